@@ -1,0 +1,244 @@
+"""Coordinate look-up and map building in plain torch: the CPU's way, and any device's where Triton does not run.
+
+A sorted array of int64 keys takes the place of the GPU's hash table. Pair lists come out directly; neighbour tables are
+derived from them only when something asks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from .conv_spec import Box, Offsets
+
+__all__ = ["HostIndex", "PairLists", "expand", "lookup"]
+
+
+@dataclasses.dataclass(eq=False)
+class PairLists:
+    """(in row, out row) pairs grouped by offset, each group ascending in its out or in rows.
+
+    in_rows, out_rows: int32 [P].  starts: host integers [L + 1]; list v is [starts[v], starts[v + 1]).
+    mirrored: lists of offsets 0..V/2 only; offset V - 1 - v has those of v with in and out swapped.
+    """
+
+    in_rows: torch.Tensor
+    out_rows: torch.Tensor
+    starts: list[int]
+    mirrored: bool
+
+
+def _keys(coords: torch.Tensor, box: Box, halo: tuple[int, ...]) -> torch.Tensor:
+    """Row-major int64 keys in `box` widened by `halo` cells on both sides of every spatial axis."""
+    key = coords[:, 0].long() - box.lo[0]
+    for axis, reach in enumerate(halo):
+        low, extent = box.lo[axis + 1], box.size[axis + 1]
+        key = key * (extent + 2 * reach) + (coords[:, axis + 1].long() + (reach - low))
+    return key
+
+
+def _key_steps(offsets: Offsets, box: Box, halo: tuple[int, ...]) -> list[int]:
+    """What each offset adds to such a key."""
+    steps = []
+    for offset in offsets.values:
+        step = 0
+        for axis, reach in enumerate(halo):
+            step = step * (box.size[axis + 1] + 2 * reach) + offset[axis]
+        steps.append(step)
+    return steps
+
+
+class HostIndex:
+    """Live, distinct coordinates in key order.
+
+    rows: int64 [U], the first row of each.  coords: the coordinates [U, 1 + D] in that order.
+    """
+
+    def __init__(self, coords: torch.Tensor, rows: torch.Tensor, box: Box) -> None:
+        self.coords, self.rows, self.box = coords, rows, box
+        self._sorted: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def keys(self, halo: tuple[int, ...]) -> torch.Tensor:
+        """Ascending keys of the box widened by `halo`; the order does not depend on the halo."""
+        found = self._sorted.get(halo)
+        if found is None:
+            found = _keys(self.coords, self.box, halo)
+            if len(self._sorted) > 8:
+                self._sorted.clear()
+            self._sorted[halo] = found
+        return found
+
+    def find(self, query: torch.Tensor, halo: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        """(positions in `query` that are present, the sorted place of each), int64."""
+        keys = self.keys(halo)
+        if keys.shape[0] == 0:
+            nothing = query.new_empty(0)
+            return nothing, nothing
+        place = torch.searchsorted(keys, query).clamp_(max=keys.shape[0] - 1)
+        hits = (keys.index_select(0, place) == query).nonzero().squeeze(1)
+        return hits, place.index_select(0, hits)
+
+
+@dataclasses.dataclass(eq=False)
+class Indexed:
+    """index, plus what was seen on the way: alive int32 [N] (row or -1; None if all live), inverse int64 [N] (sorted
+    place of each row's coordinate, -1 if dead)."""
+
+    index: HostIndex
+    alive: torch.Tensor | None
+    unique: bool
+    inverse: torch.Tensor
+
+
+def build(coords: torch.Tensor, box: Box) -> Indexed:
+    """Index the rows of `coords` [N, 1 + D] that lie in `box`; of equal coordinates the first row counts."""
+    lo = torch.tensor(box.lo, dtype=torch.int64, device=coords.device)
+    size = torch.tensor(box.size, dtype=torch.int64, device=coords.device)
+    shifted = coords.long() - lo
+    inside = ((shifted >= 0) & (shifted < size)).all(1)
+    all_alive = bool(inside.all())
+    live = (
+        torch.arange(coords.shape[0], device=coords.device)
+        if all_alive
+        else inside.nonzero().squeeze(1)
+    )
+    keys = _keys(coords.index_select(0, live), box, (0,) * box.dimension)
+    keys, order = torch.sort(keys, stable=True)
+    rows = live.index_select(0, order)
+    first = torch.ones_like(keys, dtype=torch.bool)
+    first[1:] = keys[1:] != keys[:-1]
+    unique = bool(first.all())
+    inverse = torch.full((coords.shape[0],), -1, dtype=torch.int64, device=coords.device)
+    inverse[rows] = first.cumsum(0) - 1
+    if not unique:
+        rows = rows[first]
+    alive = None if all_alive else torch.where(inside, 0, -1).int()
+    return Indexed(HostIndex(coords.index_select(0, rows), rows, box), alive, unique, inverse)
+
+
+def _collect(found: list[tuple[torch.Tensor, torch.Tensor]], mirrored: bool) -> PairLists:
+    starts = [0]
+    for in_rows, _ in found:
+        starts.append(starts[-1] + in_rows.shape[0])
+    return PairLists(
+        torch.cat([pair[0] for pair in found]).int(),
+        torch.cat([pair[1] for pair in found]).int(),
+        starts,
+        mirrored,
+    )
+
+
+def submanifold(index: HostIndex, offsets: Offsets, n_rows: int, keep_center: bool) -> PairLists:
+    """Pairs among the rows of `index`; symmetric offsets are looked up by half and mirrored.
+
+    keep_center: pair every one of the `n_rows` rows with itself at the zero offset (dead rows too), else none.
+    """
+    halo = tuple(offsets.reach(axis) for axis in range(offsets.dimension))
+    keys = index.keys(halo)
+    mirrored = offsets.symmetric
+    found = []
+    steps = _key_steps(offsets, index.box, halo)
+    for v in range(len(offsets) // 2 + 1 if mirrored else len(offsets)):
+        if v == offsets.center:
+            every = torch.arange(n_rows if keep_center else 0, device=keys.device)
+            found.append((every, every))
+            continue
+        hits, place = index.find(keys + steps[v], halo)
+        found.append((index.rows.index_select(0, place), index.rows.index_select(0, hits)))
+    return _collect(found, mirrored)
+
+
+def lookup(
+    index: HostIndex,
+    coords: torch.Tensor,
+    alive: torch.Tensor | None,
+    offsets: Offsets,
+    stride: tuple[int, ...],
+) -> PairLists:
+    """Pairs (row of `index`, row of `coords`): coordinate * stride + offset, for every offset."""
+    box = index.box
+    halo = tuple(offsets.reach(axis) for axis in range(offsets.dimension))
+    low = torch.tensor(
+        [box.lo[0], *(box.lo[a + 1] - h for a, h in enumerate(halo))], device=coords.device
+    )
+    high = torch.tensor(
+        [
+            box.lo[0] + box.size[0],
+            *(box.lo[a + 1] + box.size[a + 1] + h for a, h in enumerate(halo)),
+        ],
+        device=coords.device,
+    )
+    scaled = coords.long() * torch.tensor([1, *stride], device=coords.device)
+    inside = ((scaled >= low) & (scaled < high)).all(1)
+    if alive is not None:
+        inside &= alive >= 0
+    rows = inside.nonzero().squeeze(1)
+    query = _keys(scaled.index_select(0, rows), box, halo)
+    found = []
+    for step in _key_steps(offsets, box, halo):
+        hits, place = index.find(query + step, halo)
+        found.append((index.rows.index_select(0, place), rows.index_select(0, hits)))
+    return _collect(found, False)
+
+
+def expand(
+    coords: torch.Tensor, alive: torch.Tensor | None, offsets: Offsets, multiplier: tuple[int, ...],
+    divisor: tuple[int, ...], sign: int, out_box: Box,
+) -> tuple[torch.Tensor, HostIndex, PairLists]:  # fmt: skip
+    """New coordinates (c * multiplier + sign * offset) / divisor that are whole and lie in `out_box`.
+
+    Returns them ([M, 1 + D] int32, ordered by the first row of `coords` that reaches each, then by offset), their
+    index, and the pairs (row of coords, new row). Rows of `coords` must be distinct.
+    """
+    device, n_offsets = coords.device, len(offsets)
+    batch = coords[:, 0].long() - out_box.lo[0]
+    base = (batch >= 0) & (batch < out_box.size[0])
+    if alive is not None:
+        base &= alive >= 0
+    axes: list[dict[int, tuple[torch.Tensor, torch.Tensor]]] = []
+    for axis in range(offsets.dimension):
+        scaled = coords[:, axis + 1].long() * multiplier[axis]
+        low, extent = out_box.lo[axis + 1], out_box.size[axis + 1]
+        table = {}
+        for shift in {offset[axis] for offset in offsets.values}:
+            reached = scaled + sign * shift
+            whole = torch.div(reached, divisor[axis], rounding_mode="floor")
+            ok = (whole * divisor[axis] == reached) & (whole >= low) & (whole < low + extent)
+            table[shift] = (ok, whole - low)
+        axes.append(table)
+    keys, rows = [], []
+    for offset in offsets.values:
+        ok = base
+        for axis, shift in enumerate(offset):
+            ok = ok & axes[axis][shift][0]
+        hit = ok.nonzero().squeeze(1)
+        key = batch.index_select(0, hit)
+        for axis, shift in enumerate(offset):
+            key = key * out_box.size[axis + 1] + axes[axis][shift][1].index_select(0, hit)
+        keys.append(key)
+        rows.append(hit)
+    in_rows = torch.cat(rows)
+    distinct, inverse = torch.unique(torch.cat(keys), return_inverse=True)
+    # A key's discoverer: the smallest (row, offset) that reaches it.
+    rank = torch.cat([hit * n_offsets + v for v, hit in enumerate(rows)])
+    first = torch.full_like(distinct, torch.iinfo(torch.int64).max).scatter_reduce_(
+        0, inverse, rank, "amin"
+    )
+    order = torch.argsort(first)
+    number = torch.empty_like(order)
+    number[order] = torch.arange(order.shape[0], device=device)
+    new = _coordinates(distinct.index_select(0, order), out_box)
+    starts = [0]
+    for hit in rows:
+        starts.append(starts[-1] + hit.shape[0])
+    pairs = PairLists(in_rows.int(), number.index_select(0, inverse).int(), starts, False)
+    return new, HostIndex(new.index_select(0, number), number, out_box), pairs
+
+
+def _coordinates(keys: torch.Tensor, box: Box) -> torch.Tensor:
+    columns = []
+    for low, extent in zip(reversed(box.lo), reversed(box.size), strict=True):
+        columns.append((keys % extent + low).int())
+        keys = torch.div(keys, extent, rounding_mode="floor")
+    return torch.stack(columns[::-1], 1)

@@ -1,0 +1,197 @@
+"""Kernel maps (rulebooks): which input row meets which output row at which kernel offset.
+
+A `Relation` is immutable geometry with lazily built views: a neighbour table and mask-ordered tiles for each direction,
+pair lists per offset. A `KernelMap` is a relation read in one direction; `transposed` reads it in the other at no cost.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..kernels.target import Target
+from .coordinate_map import Duplicates
+from .host_index import PairLists
+
+if TYPE_CHECKING:
+    from ..kernels.mask_order import TileList
+    from ..kernels.neighbor_table import NeighborTable
+
+__all__ = ["DevicePairs", "KernelMap", "Relation"]
+
+
+@dataclasses.dataclass(eq=False)
+class DevicePairs:
+    """Pair lists with their starts on the device (int64 [L + 1]); see `PairLists` for the rest."""
+
+    in_rows: torch.Tensor
+    out_rows: torch.Tensor
+    starts: torch.Tensor
+    mirrored: bool
+
+
+class Relation:
+    """Pairs (x row, y row) of V offsets. Side 0 gathers x rows for every y row, side 1 y rows for every x row.
+
+    symmetric: submanifold; x and y rows are the same rows, and side 1 is side 0 with its offsets reversed.
+    regular: an offset meets each row at most once, so tables can hold it; false only for pair lists of the user.
+    """
+
+    def __init__(
+        self, n_x: int, n_y: int, n_offsets: int, device: torch.device, *, symmetric: bool = False,
+        center: int = -1, tables: tuple[NeighborTable | None, NeighborTable | None] = (None, None),
+        lists: PairLists | None = None, regular: bool = True,
+    ) -> None:  # fmt: skip
+        self.n_rows = (n_y, n_x)
+        self.n_offsets, self.device, self.symmetric, self.center = (
+            n_offsets,
+            device,
+            symmetric,
+            center,
+        )
+        self._tables: list[NeighborTable | None] = list(tables)
+        self._tiles: list[TileList | None] = [None, None]
+        self._lists = lists
+        self._pairs: DevicePairs | None = None
+        self.regular = regular
+        self.plans: dict[Any, Any] = {}
+
+    def table(self, side: int) -> tuple[NeighborTable, bool]:
+        """(neighbour table [V, n_rows[side]], whether its offsets run backwards)."""
+        if side == 1 and self.symmetric:
+            return self.table(0)[0], True
+        found = self._tables[side]
+        if found is None:
+            found = self._tables[side] = self._scatter(side)
+        return found, False
+
+    def _scatter(self, side: int) -> NeighborTable:
+        from ..kernels.neighbor_table import NeighborTable
+
+        nbr = torch.full(
+            (self.n_offsets, self.n_rows[side]), -1, dtype=torch.int32, device=self.device
+        )
+        for v in range(self.n_offsets):
+            x_rows, y_rows = self.pair_list(v)
+            where, what = (y_rows, x_rows) if side == 0 else (x_rows, y_rows)
+            nbr[v].index_copy_(0, where.long(), what)
+        return NeighborTable(nbr)
+
+    def tiles(self, side: int, target: Target) -> tuple[TileList, bool]:
+        """(mask-ordered tiles of `side`, whether their offsets run backwards)."""
+        table, reverse = self.table(side)
+        side = 0 if reverse else side
+        found = self._tiles[side]
+        if found is None:
+            from ..kernels.mask_order import mask_order, pack_tiles
+
+            found = self._tiles[side] = pack_tiles(table, mask_order(table, target), target)
+        return found, reverse
+
+    def lists(self) -> PairLists:
+        """Pair lists with host starts; waits for the device where only tables exist."""
+        if self._lists is None:
+            side = 0 if self._tables[0] is not None else 1
+            table = self._tables[side]
+            assert table is not None
+            n_lists = self.n_offsets // 2 + 1 if self.symmetric else self.n_offsets
+            present = table.nbr[:n_lists] >= 0
+            rows = present.nonzero()[:, 1].int()
+            found = table.nbr[:n_lists][present]
+            x_rows, y_rows = (found, rows) if side == 0 else (rows, found)
+            starts = [0, *present.sum(1).cumsum(0).tolist()]
+            self._lists = PairLists(x_rows, y_rows, starts, self.symmetric)
+        return self._lists
+
+    def pair_list(self, v: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(x rows, y rows) int32 of offset v."""
+        lists = self.lists()
+        mirror = lists.mirrored and v > self.n_offsets - 1 - v
+        index = self.n_offsets - 1 - v if mirror else v
+        part = slice(lists.starts[index], lists.starts[index + 1])
+        x_rows, y_rows = lists.in_rows[part], lists.out_rows[part]
+        return (y_rows, x_rows) if mirror else (x_rows, y_rows)
+
+    def device_pairs(self, target: Target) -> DevicePairs:
+        """Pair lists for kernels. Building them from a table waits for the device once."""
+        if self._pairs is None:
+            if self._lists is not None:
+                lists = self._lists
+                starts = torch.tensor(lists.starts, dtype=torch.int64, device=self.device)
+                self._pairs = DevicePairs(lists.in_rows, lists.out_rows, starts, lists.mirrored)
+            else:
+                self._pairs = self._compact(target)
+        return self._pairs
+
+    def _compact(self, target: Target) -> DevicePairs:
+        from ..kernels.neighbor_table import compact_pairs
+
+        side = (
+            0 if self._tables[0] is not None and (self.symmetric or self._tables[1] is None) else 1
+        )
+        table = self._tables[side]
+        assert table is not None
+        n_lists = self.n_offsets // 2 + 1 if self.symmetric else self.n_offsets
+        found, rows, starts = compact_pairs(table, n_lists, target)
+        x_rows, y_rows = (found, rows) if side == 0 else (rows, found)
+        return DevicePairs(x_rows, y_rows, starts, self.symmetric)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class KernelMap:
+    """A relation in one direction: y[r] = sum over offsets v and present x rows of x @ w[v].
+
+    flipped: reads the relation's other direction.  x_fold, y_fold: equal coordinates folded on that end; the relation
+    then speaks of distinct coordinates: x rows are summed into them, y rows copied from them.
+    self_offset: for folded submanifold maps, the offset at which every row also meets itself, outside the relation;
+    there the first of equal x rows stands for all instead of their sum.
+    """
+
+    relation: Relation
+    flipped: bool = False
+    x_fold: Duplicates | None = None
+    y_fold: Duplicates | None = None
+    self_offset: int = -1
+
+    @property
+    def n_offsets(self) -> int:
+        return self.relation.n_offsets
+
+    @property
+    def n_in(self) -> int:
+        """Rows of x (before folding)."""
+        return (
+            self.relation.n_rows[0 if self.flipped else 1]
+            if self.x_fold is None
+            else len(self.x_fold.inverse)
+        )
+
+    @property
+    def n_out(self) -> int:
+        """Rows of y (after unfolding)."""
+        return (
+            self.relation.n_rows[1 if self.flipped else 0]
+            if self.y_fold is None
+            else len(self.y_fold.inverse)
+        )
+
+    @property
+    def device(self) -> torch.device:
+        return self.relation.device
+
+    def transposed(self) -> KernelMap:
+        """The same pairs with x and y exchanged: inverse layers, dgrad."""
+        return dataclasses.replace(
+            self, flipped=not self.flipped, x_fold=self.y_fold, y_fold=self.x_fold
+        )
+
+    @property
+    def side(self) -> int:
+        return int(self.flipped)
+
+    def pair_list(self, v: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(x rows, y rows) int32 of offset v, among distinct coordinates."""
+        x_rows, y_rows = self.relation.pair_list(v)
+        return (y_rows, x_rows) if self.flipped else (x_rows, y_rows)

@@ -1,0 +1,94 @@
+"""Plans: a GEMM problem resolved once per (map, direction, channels, dtype, epilogue) and then only launched.
+
+A plan is kept by the relation it belongs to, so it lives exactly as long as the map.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .. import settings
+from ..kernels.target import Target
+from .device import TRITON_DATAFLOWS, kernel_target
+from .kernel_map import KernelMap
+from .weights import WeightLayout
+
+__all__ = ["choose_dataflow", "triton_gather", "triton_wgrad"]
+
+KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def choose_dataflow(
+    device: torch.device, dtype: torch.dtype, kmap: KernelMap
+) -> tuple[str, Target | None]:
+    """(dataflow, target of its kernels or None). fp64 and irregular pair lists take the per-offset dataflow."""
+    forced = settings.get().dataflow
+    if forced in ("per_offset", "explicit"):
+        return (forced if kmap.relation.regular else "per_offset"), None
+    target = kernel_target(device)
+    if target is None or dtype not in KERNEL_DTYPES or not kmap.relation.regular:
+        return "per_offset", None
+    if dtype == torch.bfloat16 and not target.has_bf16:
+        return "per_offset", None
+    return (forced if forced in TRITON_DATAFLOWS else "masked"), target
+
+
+def _unit_channels(x: torch.Tensor) -> torch.Tensor:
+    return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
+
+
+def triton_gather(dataflow, target, kmap, x, weight, w: WeightLayout, epilogue, precision):  # type: ignore[no-untyped-def]
+    """`dataflows.gather_matmul` through the gather-GEMM kernel."""
+    x = _unit_channels(x)
+    bias = epilogue.bias
+    relation = kmap.relation
+    key = (
+        dataflow, kmap.side, x.dtype, w, bias is not None, epilogue.activation, epilogue.alpha, precision, target.arch
+    )  # fmt: skip
+    plan = relation.plans.get(key)
+    if plan is None:
+        plan = relation.plans[key] = _plan_gather(dataflow, target, kmap, x, w, epilogue, precision)
+    y = torch.empty((relation.n_rows[kmap.side], w.columns_out), dtype=x.dtype, device=x.device)
+    return plan(x, weight, bias, y)
+
+
+def _plan_gather(dataflow, target, kmap, x, w: WeightLayout, epilogue, precision):  # type: ignore[no-untyped-def]
+    from ..kernels.gather_gemm import GatherGemm
+    from ..kernels.tile_config import gather_tile
+
+    relation = kmap.relation
+    n_rows, n_in = relation.n_rows[kmap.side], relation.n_rows[1 - kmap.side]
+    if dataflow == "masked":
+        table, reverse = relation.tiles(kmap.side, target)
+    else:
+        found, reverse = relation.table(kmap.side)
+        table = found.nbr
+    if reverse:
+        w = w.reversed()
+    tile = gather_tile(target, x.dtype, n_rows, w.c_in, w.c_out, w.n_offsets)
+    return GatherGemm(
+        target, x.device, x.dtype, table, n_rows, n_in, w.c_in, w.c_out, w.groups, w.strides, w.shift,
+        epilogue.bias is not None, epilogue.activation, epilogue.alpha, precision, tile,
+    )  # fmt: skip
+
+
+def triton_wgrad(target, kmap, x, dy, dw, w: WeightLayout, precision):  # type: ignore[no-untyped-def]
+    """`dataflows.weight_gradient` through the wgrad kernel."""
+    x, dy = _unit_channels(x), _unit_channels(dy)
+    relation = kmap.relation
+    key = ("wgrad", kmap.side, x.dtype, dw.dtype, w, precision, target.arch)
+    plan = relation.plans.get(key)
+    if plan is None:
+        from ..kernels.tile_config import wgrad_tile
+        from ..kernels.wgrad_gemm import WgradGemm
+
+        pairs = relation.device_pairs(target)
+        lists = (pairs.in_rows, pairs.out_rows, pairs.starts)
+        if kmap.flipped:
+            lists = (lists[1], lists[0], lists[2])
+        plan = WgradGemm(
+            target, x.device, x.dtype, lists, pairs.mirrored, relation.n_offsets, x.shape[0], dy.shape[0], w.c_in,
+            w.c_out, w.groups, w.strides, w.shift, precision, wgrad_tile(target, x.dtype, w.c_in, w.c_out),
+        )  # fmt: skip
+        relation.plans[key] = plan
+    return plan(x, dy, dw)

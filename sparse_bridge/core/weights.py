@@ -1,0 +1,103 @@
+"""Weights as strided views: the frameworks' own parameter memory, never a copy."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import torch
+
+from ..errors import OverflowLimitError, ShapeError
+
+__all__ = ["LAYOUTS", "WeightLayout", "layout_of"]
+
+LAYOUTS = ("vio", "ovi")
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightLayout:
+    """w[v, i, o] of group g lies at shift + v * strides[0] + i * strides[1] + o * strides[2] + g * strides[3].
+
+    c_in, c_out: channels per group. Counted in elements from the tensor's first one.
+    """
+
+    strides: tuple[int, int, int, int]
+    shift: int
+    n_offsets: int
+    c_in: int
+    c_out: int
+    groups: int
+
+    @property
+    def columns_in(self) -> int:
+        return self.groups * self.c_in
+
+    @property
+    def columns_out(self) -> int:
+        return self.groups * self.c_out
+
+    def transposed(self) -> WeightLayout:
+        """Input and output channels exchanged: the weight of dgrad."""
+        stride_v, stride_i, stride_o, stride_g = self.strides
+        return dataclasses.replace(
+            self, strides=(stride_v, stride_o, stride_i, stride_g), c_in=self.c_out, c_out=self.c_in
+        )
+
+    def reversed(self) -> WeightLayout:
+        """Offsets in reverse order."""
+        stride_v, *rest = self.strides
+        shift = self.shift + (self.n_offsets - 1) * stride_v
+        return dataclasses.replace(self, strides=(-stride_v, *rest), shift=shift)
+
+    def matrix(self, tensor: torch.Tensor, v: int, group: int = 0) -> torch.Tensor:
+        """[c_in, c_out] of one offset and group: a view of `tensor`."""
+        stride_v, stride_i, stride_o, stride_g = self.strides
+        place = tensor.storage_offset() + self.shift + v * stride_v + group * stride_g
+        return tensor.as_strided((self.c_in, self.c_out), (stride_i, stride_o), place)
+
+
+def layout_of(tensor: torch.Tensor, layout: str, groups: int = 1) -> WeightLayout:
+    """How a parameter stores its taps.
+
+    "vio": [V, C_in / groups, C_out], any strides, V may be missing when it is 1.
+    "ovi": [C_out, *kernel, C_in / groups], contiguous, kernel row-major.
+    """
+    return _layout(tuple(tensor.shape), tensor.stride(), layout, groups)
+
+
+@functools.lru_cache(maxsize=4096)
+def _layout(
+    shape: tuple[int, ...], strides: tuple[int, ...], layout: str, groups: int
+) -> WeightLayout:
+    size = 1
+    for extent in shape:
+        size *= extent
+    if size >= 1 << 31:
+        raise OverflowLimitError(f"a weight of {size} elements; kernels take fewer than 2^31.")
+    if layout == "vio":
+        if len(shape) == 2:
+            shape, strides = (1, *shape), (0, *strides)
+        if len(shape) != 3:
+            raise ShapeError(
+                f"a weight of shape {list(shape)}; layout 'vio' takes [V, C_in, C_out]."
+            )
+        n_offsets, c_in, columns = shape
+        stride_v, stride_i, stride_o = strides
+    elif layout == "ovi":
+        if len(shape) < 2:
+            raise ShapeError(
+                f"a weight of shape {list(shape)}; layout 'ovi' takes [C_out, *kernel, C_in]."
+            )
+        columns, c_in = shape[0], shape[-1]
+        n_offsets = 1
+        for extent in shape[1:-1]:
+            n_offsets *= extent
+        stride_v, stride_i, stride_o = c_in, 1, n_offsets * c_in
+    else:
+        raise ShapeError(f"weight layout {layout!r}; expected one of {', '.join(LAYOUTS)}.")
+    if columns % groups:
+        raise ShapeError(f"{columns} output channels do not divide into {groups} groups.")
+    c_out = columns // groups
+    return WeightLayout(
+        (stride_v, stride_i, stride_o, c_out * stride_o), 0, n_offsets, c_in, c_out, groups
+    )

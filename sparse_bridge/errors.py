@@ -1,0 +1,70 @@
+"""Typed errors. Every one says what was got, what was expected and what to do about it.
+
+The subclasses also derive from the built-in exception that the bridged frameworks raise in the same situation, so that
+`except AssertionError` or `except ValueError` in existing code keeps working.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ContractError",
+    "CoordinateError",
+    "DataTypeError",
+    "DeviceError",
+    "GeometryError",
+    "KernelError",
+    "LifecycleError",
+    "OverflowLimitError",
+    "SettingError",
+    "ShapeError",
+    "SparseBridgeError",
+    "UnsupportedError",
+]
+
+
+class SparseBridgeError(Exception):
+    """Base of every error raised on purpose by sparse_bridge."""
+
+
+class ShapeError(SparseBridgeError, ValueError):
+    """A tensor has the wrong rank, row count or channel count."""
+
+
+class DataTypeError(SparseBridgeError, TypeError):
+    """A tensor has a dtype that the operation does not take."""
+
+
+class DeviceError(SparseBridgeError, RuntimeError):
+    """Tensors of one operation live on different devices, or the device cannot do the work."""
+
+
+class CoordinateError(SparseBridgeError, ValueError):
+    """Coordinates are out of range, or two coordinate sets do not belong together."""
+
+
+class GeometryError(SparseBridgeError, ValueError):
+    """Kernel size, stride, dilation or spatial shape do not fit the map or each other."""
+
+
+class OverflowLimitError(SparseBridgeError, OverflowError):
+    """A size leaves the range that can be indexed; nothing was truncated."""
+
+
+class ContractError(SparseBridgeError, AssertionError):
+    """A call breaks the framework's own rules where the framework itself asserts."""
+
+
+class KernelError(SparseBridgeError, RuntimeError):
+    """A GPU kernel could not be built or reported a failure."""
+
+
+class UnsupportedError(SparseBridgeError, NotImplementedError):
+    """The framework offers this, sparse_bridge does not (yet)."""
+
+
+class SettingError(SparseBridgeError, ValueError):
+    """An environment variable or option has a value outside its allowed set."""
+
+
+class LifecycleError(SparseBridgeError, RuntimeError):
+    """`enable` / `disable` were asked for something that contradicts the current state."""

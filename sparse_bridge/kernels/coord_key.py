@@ -1,0 +1,78 @@
+"""Packing coordinates into one integer key, inside kernels.
+
+`geometry` is an int32 table `[2 + V, D]`: per-axis multiplier, per-axis divisor, then V offsets. `bounds` is an int32
+table `[1 + D, 2]`: (lowest, extent) for the batch column and every axis. The coordinate that row `r` reaches by offset
+`v` is `(c * multiplier + offset[v]) / divisor`, and exists only if the division is exact and it lies inside `bounds`;
+its key is its row-major index in that box, so keys are never negative and never collide.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+EMPTY = tl.constexpr(-1)  # a hash slot without a key
+NEVER = tl.constexpr(-2)  # compared with a slot by lanes that must not write
+
+
+@triton.jit
+def locate(
+    coords_ptr,
+    geometry_ptr,
+    bounds_ptr,
+    row,
+    v,
+    ok,
+    D: tl.constexpr,
+    KEY64: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """(key, ok) of the coordinate reached from `row` by offset `v`; row, v and ok broadcast against each other.
+
+    WIDE: compute coordinates in 64 bits, needed when multiplier * extent can leave 32.
+    """
+    base = coords_ptr + row.to(tl.int64) * (D + 1)
+    batch = tl.load(base, mask=ok, other=-1) - tl.load(bounds_ptr)
+    ok = ok & (batch >= 0) & (batch < tl.load(bounds_ptr + 1))
+    key = batch.to(tl.int64) if KEY64 else batch
+    for axis in tl.static_range(D):
+        c = tl.load(base + 1 + axis, mask=ok, other=0)
+        offset = tl.load(geometry_ptr + (2 + v) * D + axis)
+        if WIDE:
+            c = c.to(tl.int64)
+        scaled = c * tl.load(geometry_ptr + axis) + offset
+        divisor = tl.load(geometry_ptr + D + axis)
+        index = scaled // divisor
+        exact = index * divisor == scaled
+        index = index - tl.load(bounds_ptr + 2 * axis + 2)
+        extent = tl.load(bounds_ptr + 2 * axis + 3)
+        ok = ok & exact & (index >= 0) & (index < extent)
+        key = key * extent + index
+    return tl.where(ok, key, 0), ok
+
+
+@triton.jit
+def coordinate(coords_ptr, geometry_ptr, row, v, ok, axis, D: tl.constexpr, WIDE: tl.constexpr):
+    """Coordinate along `axis` that `row` reaches by offset `v` (int32)."""
+    c = tl.load(coords_ptr + row.to(tl.int64) * (D + 1) + 1 + axis, mask=ok, other=0)
+    if WIDE:
+        c = c.to(tl.int64)
+    scaled = c * tl.load(geometry_ptr + axis) + tl.load(geometry_ptr + (2 + v) * D + axis)
+    return (scaled // tl.load(geometry_ptr + D + axis)).to(tl.int32)
+
+
+@triton.jit
+def home_slot(key, capacity, KEY64: tl.constexpr):
+    """First slot to probe. Keys that differ only in their low bits share a 32-byte group of slots, so that neighbours
+    along the last axis are found in one memory sector. `capacity` is a power of two."""
+    if KEY64:
+        mixed = ((key >> 2) * -7046029254386353131).to(
+            tl.uint64, bitcast=True
+        )  # odd(2^64 / golden ratio)
+        mixed = mixed ^ (mixed >> 32)  # the product's high half is the well mixed one
+        slot = (mixed << 2).to(tl.int64, bitcast=True) | (key & 3)
+    else:
+        mixed = ((key >> 3) * -1640531527).to(tl.uint32, bitcast=True)
+        mixed = mixed ^ (mixed >> 16)
+        slot = (mixed << 3).to(tl.int32, bitcast=True) | (key & 7)
+    return (slot & (capacity - 1)).to(tl.int32)

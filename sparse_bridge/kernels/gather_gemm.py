@@ -1,0 +1,233 @@
+"""Gather-GEMM: y[r] = act(sum_v x[nbr[v, r]] @ w[v] + bias), forward and dgrad alike.
+
+dgrad is the same product over the transposed table with the weight read through swapped strides. Two forms of one
+kernel: *packed* walks the live offsets of mask-ordered tiles, *plain* walks every offset of the table in row order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ..errors import KernelError
+from .launch import register, specialise
+from .mask_order import TileList
+from .target import Target
+from .tile_config import TileConfig
+
+ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 2, "sigmoid": 3}
+
+
+@triton.jit
+def _activate(value, alpha, ACT: tl.constexpr):
+    if ACT == 1:
+        value = tl.maximum(value, 0.0)
+    if ACT == 2:
+        value = tl.where(value >= 0, value, value * alpha)
+    if ACT == 3:
+        value = 1.0 / (1.0 + tl.exp(-value))
+    return value
+
+
+@triton.jit(do_not_specialize=["n_rows", "pitch", "n_offsets", "w_shift", "alpha"])
+def _gather_gemm(
+    x_ptr, w_ptr, bias_ptr, y_ptr, nbr_ptr, rows_ptr, live_ptr, n_live_ptr,
+    n_rows, pitch, n_offsets, c_in, c_out, w_shift, alpha,
+    stride_xn, stride_yn, stride_wv, stride_wi, stride_wo, stride_wg, stride_ys,
+    PACKED: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, PRECISION: tl.constexpr, EVEN_K: tl.constexpr,
+    ONE_K: tl.constexpr, WIDE: tl.constexpr, SPLIT_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """grid: (row tiles x column blocks, groups, SPLIT_K).
+
+    x [N_in, groups * c_in] with row stride stride_xn and unit channel stride; w read at w_shift + v * stride_wv +
+    i * stride_wi + o * stride_wo + group * stride_wg; y [n_rows, groups * c_out], or with SPLIT_K > 1 fp32 partial
+    sums, stride_ys apart. nbr: [V, pitch]; packed: rows, live [T, V], n_live [T] as in `TileList`.
+    """
+    n_blocks = tl.cdiv(c_out, BLOCK_N)
+    # The last tiles of the mask order hold the rows with rare offsets and take longest: start with them.
+    n_tiles = tl.num_programs(0) // n_blocks
+    tile = n_tiles - 1 - tl.program_id(0) // n_blocks
+    column = (tl.program_id(0) % n_blocks) * BLOCK_N
+    group = tl.program_id(1)
+    place = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = column + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    mask_n = offs_n < c_out
+    if PACKED:
+        row = tl.load(rows_ptr + place)
+        row_ok = row >= 0
+        steps = tl.load(n_live_ptr + tile)
+        live = live_ptr + tile.to(tl.int64) * n_offsets
+    else:
+        row = place
+        row_ok = row < n_rows
+        steps = n_offsets
+    if WIDE:
+        stride_xn = stride_xn.to(tl.int64)
+        stride_yn = stride_yn.to(tl.int64)
+        pitch = pitch.to(tl.int64)
+        stride_wv = stride_wv.to(tl.int64)
+    x_base = x_ptr + group * c_in + offs_k[None, :]
+    w_base = (
+        w_ptr
+        + w_shift
+        + group * stride_wg
+        + offs_k[:, None] * stride_wi
+        + offs_n[None, :] * stride_wo
+    )
+    k_blocks = 1 if ONE_K else tl.cdiv(c_in, BLOCK_K)
+    first = 0
+    end = steps * k_blocks
+    if SPLIT_K > 1:
+        share = tl.cdiv(end, SPLIT_K)
+        first = tl.program_id(2) * share
+        end = tl.minimum(end, first + share)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for step in range(first, end):
+        if ONE_K:
+            index = step
+            k = 0
+        else:
+            index = step // k_blocks
+            k = (step - index * k_blocks) * BLOCK_K
+        if PACKED:
+            v = tl.load(live + index)
+            source = tl.load(nbr_ptr + v * pitch + place)
+        else:
+            v = index
+            source = tl.load(nbr_ptr + v * pitch + place, mask=row_ok, other=-1)
+        if WIDE:
+            offset = source.to(tl.int64)[:, None] * stride_xn + k
+        else:
+            offset = source[:, None] * stride_xn + k
+        if EVEN_K:
+            a = tl.load(x_base + offset, mask=(source >= 0)[:, None], other=0.0)
+            b = tl.load(w_base + v * stride_wv + k * stride_wi, mask=mask_n[None, :], other=0.0)
+        else:
+            mask_k = offs_k < c_in - k
+            a = tl.load(x_base + offset, mask=(source >= 0)[:, None] & mask_k[None, :], other=0.0)
+            b = tl.load(
+                w_base + v * stride_wv + k * stride_wi,
+                mask=mask_k[:, None] & mask_n[None, :],
+                other=0.0,
+            )
+        acc = tl.dot(a, b, acc, input_precision=PRECISION)
+    if HAS_BIAS:
+        acc += tl.load(bias_ptr + group * c_out + offs_n, mask=mask_n, other=0.0).to(tl.float32)[
+            None, :
+        ]
+    acc = _activate(acc, alpha, ACT)
+    out = y_ptr + row[:, None] * stride_yn + (group * c_out + offs_n)[None, :]
+    if SPLIT_K > 1:
+        out += tl.program_id(2).to(tl.int64) * stride_ys
+    tl.store(out, acc.to(y_ptr.dtype.element_ty), mask=row_ok[:, None] & mask_n[None, :])
+
+
+@triton.jit(do_not_specialize=["n_values", "n_channels", "alpha"])
+def _sum_partials(
+    partial_ptr, bias_ptr, y_ptr, n_values, n_channels, alpha,
+    HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """y = act(sum of SPLIT_K partial results + bias), in order."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    ok = place < n_values
+    acc = tl.load(partial_ptr + place, mask=ok, other=0.0)
+    for part in range(1, SPLIT_K):
+        acc += tl.load(partial_ptr + part * n_values.to(tl.int64) + place, mask=ok, other=0.0)
+    if HAS_BIAS:
+        acc += tl.load(bias_ptr + place % n_channels, mask=ok, other=0.0).to(tl.float32)
+    tl.store(y_ptr + place, _activate(acc, alpha, ACT).to(y_ptr.dtype.element_ty), mask=ok)
+
+
+gather_gemm_kernel = register(_gather_gemm)
+sum_partials_kernel = register(_sum_partials)
+
+
+class GatherGemm:
+    """One problem, resolved: everything but the tensors' addresses is fixed, so `__call__` only launches.
+
+    table: `TileList` (packed) or nbr [V, N] int32 (plain).  n_rows: rows of y.  c_in, c_out: channels **per group**.
+    w_strides: (offset, input channel, output channel, group) strides in elements; w_shift: where offset 0 starts.
+    precision: "ieee" or "tf32", for fp32.
+    """
+
+    def __init__(
+        self, target: Target, device: torch.device, dtype: torch.dtype, table: TileList | torch.Tensor, n_rows: int,
+        n_in: int, c_in: int, c_out: int, groups: int, w_strides: tuple[int, int, int, int], w_shift: int, has_bias: bool,
+        activation: str | None, alpha: float, precision: str, tile: TileConfig,
+    ) -> None:  # fmt: skip
+        self.target, self.device, self.dtype, self.tile = target, device, dtype, tile
+        packed = isinstance(table, TileList)
+        nbr = table.packed if isinstance(table, TileList) else table
+        self.n_rows, self.columns = n_rows, groups * c_out
+        n_offsets, pitch = nbr.shape
+        act = ACTIVATIONS[activation]
+        split = tile.split_k
+        n_tiles = triton.cdiv(n_rows, tile.block_m)
+        n_blocks = triton.cdiv(c_out, tile.block_n)
+        if n_tiles * n_blocks >= 1 << 31:
+            raise KernelError(
+                f"gather-GEMM over {n_rows} rows needs {n_tiles * n_blocks} programs; a launch takes fewer than 2^31."
+            )
+        self.grid = (n_tiles * n_blocks, groups, split)
+        largest = max(
+            n_in * groups * c_in,
+            n_rows * self.columns,
+            n_offsets * pitch,
+            n_offsets * abs(w_strides[0]),
+        )
+        wide = largest >= 1 << 31
+        even_k = c_in % tile.block_k == 0
+        self.has_bias, self.act, self.alpha = has_bias, act, alpha
+        self.precision = precision if dtype == torch.float32 else "ieee"
+        self.constants = (
+            packed, has_bias and split == 1, act if split == 1 else 0, self.precision, even_k, c_in <= tile.block_k,
+            wide, split, tile.block_m, tile.block_n, tile.block_k,
+        )  # fmt: skip
+        rows, live, n_live = (
+            (table.rows, table.live, table.n_live) if isinstance(table, TileList) else (nbr,) * 3
+        )
+        self.lists = (nbr, rows, live, n_live)
+        self.numbers = (n_rows, pitch, n_offsets, c_in, c_out, w_shift, alpha)
+        self.w_strides = w_strides
+        self.split_stride = n_rows * self.columns
+        self.options: dict[str, Any] = tile.options(target)
+        self.key = (
+            dtype, self.constants, tile, specialise(c_in, c_out, *w_strides, self.columns, self.split_stride)
+        )  # fmt: skip
+
+    def __call__(
+        self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor
+    ) -> torch.Tensor:
+        """x [N_in, groups * c_in] (unit channel stride), w any layout, bias [groups * c_out] or None, y written whole
+        [n_rows, groups * c_out], contiguous."""
+        split = self.constants[7]
+        out = (
+            y
+            if split == 1
+            else torch.empty((split, *y.shape), dtype=torch.float32, device=self.device)
+        )
+        stride_xn = x.stride(0)
+        numbers = (*self.numbers, stride_xn, self.columns, *self.w_strides, self.split_stride)
+        placeholder = y if bias is None else bias
+        aligned = (
+            (x.data_ptr() | out.data_ptr() | placeholder.data_ptr()) % 16 == 0,
+            w.data_ptr() % 16 == 0,
+        )
+        gather_gemm_kernel.launch(
+            self.device, self.target, self.grid, (x, w, placeholder, out, *self.lists, *numbers), self.constants,
+            self.options, (self.key, aligned, w.dtype, placeholder.dtype, specialise(stride_xn)),
+        )  # fmt: skip
+        if split > 1:
+            n_values = y.numel()
+            constants = (self.has_bias, self.act, split, 1024)
+            sum_partials_kernel.launch(
+                self.device, self.target, (triton.cdiv(n_values, 1024), 1, 1),
+                (out, placeholder, y, n_values, self.columns, self.alpha), constants, {"num_warps": 4},
+                (constants, y.dtype, placeholder.dtype, y.data_ptr() % 16, placeholder.data_ptr() % 16),
+            )  # fmt: skip
+        return y

@@ -1,0 +1,119 @@
+"""Launching: the registry of every jit function, and a direct path to kernels that are already compiled.
+
+`Kernel.launch` goes through Triton's ordinary `kernel[grid](...)` the first time and whenever the target is not a real
+GPU; afterwards it calls the compiled kernel's own launcher, which skips Triton's argument analysis. The caller's `key`
+must therefore separate everything that analysis looks at: dtypes, constexprs, options, and for each pointer or integer
+that is not `do_not_specialize` its divisibility by 16 and, for integers, being 1 (`specialise` builds such keys).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+import triton
+
+from . import target as targets
+from .target import Target
+
+__all__ = ["REGISTRY", "Kernel", "register", "specialise"]
+
+REGISTRY: dict[str, Kernel] = {}
+
+_VERSION = targets.triton_version() or (0,)
+# Triton 3.3 began to pass constexpr arguments to the compiled launcher as well.
+_PASS_CONSTEXPRS = _VERSION >= (3, 3)
+
+
+def specialise(*numbers: int) -> tuple[int, ...]:
+    """Classes that Triton's specialisation tells apart: 1, divisible by 16, other; and 64-bit apart from 32-bit."""
+    return tuple(
+        (1 if n == 1 else 2 if n % 16 == 0 else 0) + (0 if -(1 << 31) <= n < 1 << 31 else 4)
+        for n in numbers
+    )
+
+
+def _hooks_installed() -> bool:
+    knobs = getattr(triton, "knobs", None)
+    if knobs is None:
+        return triton.compiler.CompiledKernel.launch_enter_hook is not None
+    hook = knobs.runtime.launch_enter_hook
+    return bool(getattr(hook, "calls", hook))
+
+
+class Kernel:
+    """A jit function with a cache of its compiled variants, per device."""
+
+    def __init__(self, fn: Any, constants: tuple[str, ...]) -> None:
+        self.fn = fn
+        self.name: str = fn.__name__.lstrip("_")
+        self.constants = constants
+        self._compiled: dict[Hashable, Any] = {}
+
+    def launch(
+        self,
+        device: torch.device,
+        target: Target,
+        grid: tuple[int, int, int],
+        args: tuple[Any, ...],
+        constants: tuple[Any, ...],
+        options: dict[str, Any],
+        key: Hashable,
+    ) -> None:
+        """Run the kernel. `args` and `constants` are positional, in signature order, constexprs last.
+
+        device: the tensors' device.  options: num_warps, num_stages and vendor options.  key: see the module's text.
+        """
+        if not target.raw:
+            self.fn[grid](*args, *constants, **options)
+            return
+        index = targets.device_index(device)
+        if index != torch.cuda.current_device():
+            with torch.cuda.device(index):
+                self._run(index, grid, args, constants, options, key)
+        else:
+            self._run(index, grid, args, constants, options, key)
+
+    def _run(
+        self,
+        index: int,
+        grid: tuple[int, int, int],
+        args: tuple[Any, ...],
+        constants: tuple[Any, ...],
+        options: dict[str, Any],
+        key: Hashable,
+    ) -> None:
+        entry = self._compiled.get((index, key))
+        if entry is None or _hooks_installed():
+            compiled = self.fn[grid](*args, *constants, **options)
+            self._compiled[(index, key)] = (
+                compiled.run,
+                compiled.function,
+                compiled.packed_metadata,
+            )
+            return
+        run, function, metadata = entry
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        if _PASS_CONSTEXPRS:
+            run(*grid, stream, function, metadata, None, None, None, *args, *constants)
+        else:
+            run(*grid, stream, function, metadata, None, None, None, *args)
+
+
+def register(fn: Any) -> Kernel:
+    """Enter a `@triton.jit` function into the registry; the result launches it."""
+    names = getattr(fn, "arg_names", None) or list(fn.signature.parameters)
+    parameters = getattr(fn, "params", None)
+    if parameters is not None:
+        constants = tuple(p.name for p in parameters if p.is_constexpr)
+    else:
+        constants = ()
+    kernel = Kernel(fn, constants)
+    if constants and tuple(names[-len(constants) :]) != constants:
+        raise TypeError(f"{kernel.name}: constexpr parameters must come last")
+    REGISTRY[kernel.name] = kernel
+    return kernel
+
+
+Jit = Callable[..., Any]

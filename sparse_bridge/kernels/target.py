@@ -1,0 +1,192 @@
+"""The one place that asks what a device is: vendor, generation, wave size, memory, and whether Triton drives it.
+
+Kernels run on CUDA and HIP tensors, and on CPU tensors whenever Triton has a driver for those: its interpreter, or any
+other runtime installed as Triton's active driver.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import re
+
+import torch
+
+__all__ = [
+    "MINIMUM_TRITON",
+    "Target",
+    "device_index",
+    "interpreted",
+    "triton_version",
+    "unavailable",
+    "of",
+]
+
+MINIMUM_TRITON = (3, 0)
+
+# Bytes of shared memory (LDS) that one workgroup may take, by architecture; the driver's answer is preferred.
+_SHARED = {"gfx950": 160 << 10, "sm_75": 64 << 10, "sm_80": 163 << 10, "sm_86": 99 << 10, "sm_87": 163 << 10,
+           "sm_89": 99 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "sm_120": 99 << 10}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What a launcher needs to know about the device behind a tensor.
+
+    backend: "cuda", "hip" or "interpreter".  arch: "sm_90", "gfx942", ... or "interpreter".
+    warp_size: lanes of a warp (wave).  compute_units: SMs / CUs.  shared_memory: bytes per workgroup.
+    raw: compiled kernels may be launched directly (a real GPU); otherwise through Triton's ordinary call.
+    """
+
+    backend: str
+    arch: str
+    warp_size: int
+    compute_units: int
+    shared_memory: int
+    raw: bool
+
+    @property
+    def family(self) -> str:
+        """Tile-table row: turing, ampere, hopper, blackwell, cdna2, cdna3, cdna4, rdna3, rdna4 or generic."""
+        return _family(self.backend, self.arch)
+
+    @property
+    def has_bf16(self) -> bool:
+        return self.arch != "sm_75"
+
+    @property
+    def has_tf32(self) -> bool:
+        return self.backend == "interpreter" or self.family in (
+            "ampere",
+            "hopper",
+            "blackwell",
+            "cdna3",
+        )
+
+
+@functools.lru_cache(maxsize=None)
+def _family(backend: str, arch: str) -> str:
+    if backend == "cuda":
+        major = int(arch[3:]) // 10
+        return {
+            7: "turing",
+            8: "ampere",
+            9: "hopper",
+            10: "blackwell",
+            11: "blackwell",
+            12: "blackwell",
+        }.get(major, "generic")
+    if backend == "hip":
+        for prefix, family in (("gfx90a", "cdna2"), ("gfx94", "cdna3"), ("gfx95", "cdna4"), ("gfx11", "rdna3"),
+                               ("gfx12", "rdna4")):  # fmt: skip
+            if arch.startswith(prefix):
+                return family
+    return "generic"
+
+
+@functools.lru_cache(maxsize=1)
+def triton_version() -> tuple[int, ...] | None:
+    """Installed Triton's version, or None when it is missing or cannot be imported."""
+    try:
+        import triton
+    except Exception:  # a broken Triton (wrong LLVM, missing driver stub) must read as "no Triton", whatever it raises
+        return None
+    return tuple(int(part) for part in re.findall(r"\d+", triton.__version__)[:3])
+
+
+def interpreted() -> bool:
+    """True when kernels of this process run in Triton's interpreter (`TRITON_INTERPRET=1` before import)."""
+    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes")
+
+
+def device_index(device: torch.device) -> int:
+    """CUDA / HIP ordinal behind `device`; -1 for the CPU."""
+    if device.type != "cuda":
+        return -1
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def unavailable(device: torch.device) -> str | None:
+    """Why Triton kernels cannot run on tensors of `device`, or None when they can."""
+    version = triton_version()
+    if version is None:
+        return "Triton is not installed or cannot be imported (torch's own Triton is the right one: reinstall torch)"
+    if version < MINIMUM_TRITON:
+        return f"Triton {'.'.join(map(str, version))} is older than 3.0"
+    if device.type == "cuda":
+        return _gpu_unavailable(device_index(device))
+    if device.type == "cpu":
+        if interpreted() or _host_driver() is not None:
+            return None
+        return "CPU tensors reach Triton kernels only under TRITON_INTERPRET=1 or another active Triton driver"
+    return f"no Triton driver for device type {device.type!r}"
+
+
+@functools.lru_cache(maxsize=None)
+def _gpu_unavailable(index: int) -> str | None:
+    if interpreted():
+        return "TRITON_INTERPRET=1 is set: kernels run on CPU tensors only"
+    if torch.version.hip is None and torch.cuda.get_device_capability(index) < (7, 5):
+        return "the GPU is older than compute capability 7.5"
+    try:
+        from triton.runtime import driver
+
+        driver.active.get_current_target()
+    except (
+        Exception
+    ) as error:  # Triton's drivers raise anything from RuntimeError to OSError for an unknown GPU
+        return f"Triton has no working driver for {torch.cuda.get_device_name(index)}: {error}"
+    return None
+
+
+def _host_driver() -> object | None:
+    """Triton's active driver when it works on CPU tensors."""
+    from triton.runtime import driver
+
+    active = driver._active  # reading `driver.active` would create a GPU driver
+    if active is None:
+        return None
+    try:
+        return active if active.get_active_torch_device().type == "cpu" else None
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def of(device: torch.device) -> Target:
+    """The target behind tensors of `device`; call only when `unavailable(device)` is None."""
+    if device.type == "cuda":
+        return _gpu_target(device_index(device))
+    if interpreted():
+        return Target("interpreter", "interpreter", 32, 4, 1 << 20, raw=False)
+    driver = _host_driver()
+    assert driver is not None
+    described = driver.get_current_target()  # type: ignore[attr-defined]
+    return _make_target(described.backend, described.arch, described.warp_size, 8, None, raw=False)
+
+
+@functools.lru_cache(maxsize=None)
+def _gpu_target(index: int) -> Target:
+    from triton.runtime import driver
+
+    with torch.cuda.device(index):
+        described = driver.active.get_current_target()
+        properties = torch.cuda.get_device_properties(index)
+        shared = getattr(properties, "shared_memory_per_block_optin", None)
+    return _make_target(
+        described.backend,
+        described.arch,
+        described.warp_size,
+        properties.multi_processor_count,
+        shared,
+        raw=True,
+    )
+
+
+def _make_target(
+    backend: str, arch: object, warp: int, units: int, shared: int | None, raw: bool
+) -> Target:
+    name = f"sm_{arch}" if backend == "cuda" else str(arch)
+    if backend == "hip" or shared is None:  # torch reports other limits than a HIP workgroup's
+        shared = _SHARED.get(name, 64 << 10 if backend == "hip" else 48 << 10)
+    return Target(backend, name, warp, units, shared, raw)

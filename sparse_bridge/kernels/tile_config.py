@@ -1,0 +1,89 @@
+"""Tiles: the knobs of one GEMM launch, and the default choice that needs no tuning."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from .target import Target
+
+__all__ = ["TileConfig", "gather_tile", "wgrad_tile"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TileConfig:
+    """block_m x block_n results per program, reduced block_k at a time.
+
+    For the gather-GEMM block_m counts rows; for wgrad it counts input channels and block_k pairs.
+    split_k: how many programs share one reduction.  vendor: extra compile options, HIP only.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    split_k: int = 1
+    vendor: tuple[tuple[str, int], ...] = ()
+
+    def options(self, target: Target) -> dict[str, Any]:
+        """Compile options for `target`."""
+        options: dict[str, Any] = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        if target.backend == "hip":
+            options.update(self.vendor)
+        return options
+
+    def shared_bytes(self, element_size: int) -> int:
+        """Upper estimate of the shared memory the operands of one program need."""
+        return (
+            (self.block_m + self.block_n)
+            * self.block_k
+            * element_size
+            * max(1, self.num_stages - 1)
+        )
+
+
+def _power(value: int, low: int, high: int) -> int:
+    """Smallest power of two that holds `value`, between low and high."""
+    return min(high, max(low, 1 << (max(1, value) - 1).bit_length()))
+
+
+def _fit(tile: TileConfig, target: Target, element_size: int) -> TileConfig:
+    """Give up stages, then depth, until the operands fit the target's shared memory."""
+    while tile.shared_bytes(element_size) > target.shared_memory:
+        if tile.num_stages > 2:
+            tile = dataclasses.replace(tile, num_stages=tile.num_stages - 1)
+        elif tile.block_k > 16:
+            tile = dataclasses.replace(tile, block_k=tile.block_k // 2)
+        else:
+            tile = dataclasses.replace(tile, block_n=tile.block_n // 2)
+    return tile
+
+
+def gather_tile(
+    target: Target, dtype: torch.dtype, n_rows: int, c_in: int, c_out: int, n_offsets: int
+) -> TileConfig:
+    """Default tile of the gather-GEMM; c_in and c_out are channels per group."""
+    half = dtype in (torch.float16, torch.bfloat16)
+    block_n = _power(c_out, 16, 128 if half else 64)
+    block_k = _power(c_in, 16, 64 if half else 32)
+    while block_k > 16 and c_in % block_k and c_in % (block_k // 2) == 0:
+        block_k //= 2  # 96 channels: three even blocks of 32 beat two ragged ones of 64
+    warps = 4
+    stages = 3 if block_k * block_n <= 32 * 32 else 2
+    split = 1
+    programs = -(-n_rows // 64) * -(-c_out // block_n)
+    depth = n_offsets * -(-c_in // block_k)
+    while programs * split * 2 <= 2 * target.compute_units and depth >= 16 * split and split < 16:
+        split *= 2
+    return _fit(TileConfig(64, block_n, block_k, warps, stages, split), target, dtype.itemsize)
+
+
+def wgrad_tile(target: Target, dtype: torch.dtype, c_in: int, c_out: int) -> TileConfig:
+    """Default tile of wgrad; split_k is left to the launcher, which knows the number of blocks."""
+    half = dtype in (torch.float16, torch.bfloat16)
+    limit = 128 if half else 64
+    tile = TileConfig(_power(c_in, 16, limit), _power(c_out, 16, limit), 64 if half else 32, 4, 3)
+    return _fit(tile, target, dtype.itemsize)

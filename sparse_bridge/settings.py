@@ -1,0 +1,101 @@
+"""Everything that can be configured from outside, validated in one place.
+
+| environment variable | values | meaning |
+|---|---|---|
+| `SPARSE_BRIDGE_DATAFLOW` | auto, masked, unmasked, per_offset, explicit | force one dataflow |
+| `SPARSE_BRIDGE_MODE` | auto, patch, standin | default `mode` of `enable()` |
+| `SPARSE_BRIDGE_STRICT` | 0, 1 | raise instead of running the original framework |
+| `SPARSE_BRIDGE_GROUPS` | 0, 1 | accept `groups > 1` in spconv layers (spconv itself refuses) |
+| `SPARSE_BRIDGE_SHARED_KEYS` | 0, 1 | spconv 1.x rule: one `indice_key` may serve kernels of other shapes |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from .errors import SettingError
+
+DATAFLOWS = ("auto", "masked", "unmasked", "per_offset", "explicit")
+MODES = ("auto", "patch", "standin")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    dataflow: str = "auto"
+    mode: str = "auto"
+    strict: bool = False
+    groups: bool = False
+    shared_keys: bool = False
+
+
+_CHOICES = {"dataflow": DATAFLOWS, "mode": MODES}
+_TRUE, _FALSE = ("1", "true", "on", "yes"), ("", "0", "false", "off", "no")
+
+
+def _check(name: str, value: object, shown: str) -> object:
+    if name in _CHOICES:
+        allowed: tuple[str, ...] = _CHOICES[name]
+        if value not in allowed:
+            raise SettingError(f"{shown} is {value!r}; expected one of {', '.join(allowed)}.")
+        return value
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in _TRUE + _FALSE:
+        return value.lower() in _TRUE
+    raise SettingError(f"{shown} is {value!r}; expected 0 or 1.")
+
+
+def from_environment(environ: Mapping[str, str]) -> Settings:
+    """Read the `SPARSE_BRIDGE_*` variables of `environ`; `SettingError` names a bad value and the allowed ones."""
+    found: dict[str, object] = {}
+    for field in dataclasses.fields(Settings):
+        variable = "SPARSE_BRIDGE_" + field.name.upper()
+        if variable in environ:
+            found[field.name] = _check(field.name, environ[variable], variable)
+    return Settings(**found)  # type: ignore[arg-type]
+
+
+_lock = threading.RLock()
+_current: Settings | None = None
+
+
+def get() -> Settings:
+    """The settings in force; the environment is read once, at first use."""
+    global _current
+    if _current is None:
+        with _lock:
+            if _current is None:
+                _current = from_environment(os.environ)
+    return _current
+
+
+def update(**changes: object) -> Settings:
+    """Change settings for the process; returns the ones in force before."""
+    global _current
+    with _lock:
+        before = get()
+        names = {field.name for field in dataclasses.fields(Settings)}
+        for name in changes:
+            if name not in names:
+                raise SettingError(
+                    f"unknown setting {name!r}; expected one of {', '.join(sorted(names))}."
+                )
+        checked = {name: _check(name, value, name) for name, value in changes.items()}
+        _current = dataclasses.replace(before, **checked)  # type: ignore[arg-type]
+    return before
+
+
+@contextmanager
+def override(**changes: object) -> Iterator[Settings]:
+    """`update` for the length of a `with` block (process-wide, like `update`)."""
+    global _current
+    before = update(**changes)
+    try:
+        yield get()
+    finally:
+        with _lock:
+            _current = before
