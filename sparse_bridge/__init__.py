@@ -1,0 +1,62 @@
+"""Run spconv, torchsparse and MinkowskiEngine models unchanged on AMD, NVIDIA and CPU.
+
+    import sparse_bridge
+    sparse_bridge.enable()
+
+Importing this package imports neither a framework nor torch nor Triton.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from . import errors, settings
+from ._version import __version__
+from .settings import override as override_settings
+from .settings import update as update_settings
+
+if TYPE_CHECKING:
+    from . import adapters
+    from .adapters.convert import convert
+    from .adapters.lifecycle import FrameworkStatus, Handle, disable, enable, report, status
+
+__all__ = [
+    "FrameworkStatus",
+    "Handle",
+    "__version__",
+    "adapters",
+    "convert",
+    "disable",
+    "enable",
+    "errors",
+    "override_settings",
+    "report",
+    "settings",
+    "status",
+    "update_settings",
+]
+
+_LAZY = {
+    "FrameworkStatus": "adapters.lifecycle",
+    "Handle": "adapters.lifecycle",
+    "convert": "adapters.convert",
+    "disable": "adapters.lifecycle",
+    "enable": "adapters.lifecycle",
+    "report": "adapters.lifecycle",
+    "status": "adapters.lifecycle",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "adapters":
+        return importlib.import_module(".adapters", __name__)
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module("." + _LAZY[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -63,7 +63,8 @@ class CoordinateMap:
             raise OverflowLimitError(
                 f"{coords.shape[0]} rows; a coordinate map takes fewer than 2^31."
             )
-        self.coords = coords.contiguous()
+        # A tensor object of our own: caches keyed by the caller's object must not keep it alive.
+        self.coords = coords.detach().contiguous()
         self.box = box
         self._host: host_index.HostIndex | None = None
         self._table: object | None = None

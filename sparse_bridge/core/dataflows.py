@@ -21,6 +21,7 @@ __all__ = ["ACTIVATIONS", "Epilogue", "gather_matmul", "weight_gradient"]
 
 ACTIVATIONS = (None, "relu", "leaky_relu", "sigmoid")
 _EXPLICIT_BYTES = 64 << 20
+_CHUNK = 4096  # pairs multiplied at a time: both buffers stay in a core's cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,25 +97,59 @@ def _per_offset(
     n_out, dtype = kmap.relation.n_rows[kmap.side], x.dtype
     accumulate = _accumulator(x)
     work = accumulate if x.device.type == "cpu" else dtype
-    x = x.to(work)
+    x, weight = x.to(work), weight.to(work)
+    lists = kmap.relation.lists()
+    if lists.order is not None:
+        x = x.index_select(0, lists.order)
     center = kmap.relation.center
+    dense = center >= 0 and kmap.place_list(center)[0].shape[0] == n_out == x.shape[0]
     y = x.new_empty((n_out, w.columns_out), dtype=accumulate)
-    dense = center >= 0 and kmap.pair_list(center)[0].shape[0] == n_out == x.shape[0]
     if dense:
         for group in range(w.groups):
-            product = _columns(x, group, w.c_in) @ w.matrix(weight, center, group).to(work)
-            _columns(y, group, w.c_out).copy_(product)
+            left, right = _columns(x, group, w.c_in), w.matrix(weight, center, group)
+            if w.groups == 1 and work == accumulate:
+                torch.mm(left, right, out=y)
+            else:
+                _columns(y, group, w.c_out).copy_(left @ right)
     else:
         y.zero_()
+    scratch = _Scratch(x, w)
     for v in range(w.n_offsets):
-        x_rows, y_rows = kmap.pair_list(v)
-        if x_rows.shape[0] == 0 or (dense and v == center):
+        if dense and v == center:
             continue
-        gathered = x.index_select(0, x_rows)
-        for group in range(w.groups):
-            product = _columns(gathered, group, w.c_in) @ w.matrix(weight, v, group).to(work)
-            _columns(y, group, w.c_out).index_add_(0, y_rows, product.to(accumulate))
+        x_rows, y_rows = kmap.place_list(v)
+        for begin in range(0, x_rows.shape[0], _CHUNK):
+            rows = slice(begin, begin + _CHUNK)
+            scratch.add(y, x, weight, w, v, x_rows[rows], y_rows[rows])
+    if lists.order is not None:
+        y = y.index_select(0, lists.inverse())
     return epilogue.finish(y).to(dtype)
+
+
+class _Scratch:
+    """Two buffers for the gathered rows and their products, reused by every chunk: fresh memory for each would cost more
+    than the products of narrow layers."""
+
+    def __init__(self, x: torch.Tensor, w: WeightLayout) -> None:
+        rows = min(_CHUNK, x.shape[0])
+        self.rows = x.new_empty((rows, w.columns_in))
+        self.product = x.new_empty((rows, w.columns_out))
+
+    def add(self, y, x, weight, w: WeightLayout, v: int, x_rows, y_rows) -> None:  # type: ignore[no-untyped-def]
+        """y[y_rows] += x[x_rows] @ w[v]"""
+        n = x_rows.shape[0]
+        if n > self.rows.shape[0]:  # a row may meet several others only in pair lists of the user
+            self.rows, self.product = (b.new_empty((n, b.shape[1])) for b in (self.rows, self.product))
+        rows, product = self.rows[:n], self.product[:n]
+        torch.index_select(x, 0, x_rows, out=rows)
+        for group in range(w.groups):
+            left = _columns(rows, group, w.c_in)
+            out = _columns(product, group, w.c_out)
+            if w.groups == 1:
+                torch.mm(left, w.matrix(weight, v), out=out)
+            else:
+                out.copy_(left @ w.matrix(weight, v, group))
+        y.index_add_(0, y_rows, product.to(y.dtype))
 
 
 def _per_offset_wgrad(
@@ -122,9 +157,12 @@ def _per_offset_wgrad(
 ) -> None:
     work = _accumulator(x) if x.device.type == "cpu" else x.dtype
     x, dy = x.to(work), dy.to(work)
+    order = kmap.relation.lists().order
+    if order is not None:
+        x, dy = x.index_select(0, order), dy.index_select(0, order)
     center = kmap.relation.center
     for v in range(w.n_offsets):
-        x_rows, y_rows = kmap.pair_list(v)
+        x_rows, y_rows = kmap.place_list(v)
         if v == center and x_rows.shape[0] == x.shape[0] == dy.shape[0]:
             left, right = x, dy
         else:

@@ -19,14 +19,35 @@ __all__ = ["HostIndex", "PairLists", "expand", "lookup"]
 class PairLists:
     """(in row, out row) pairs grouped by offset, each group ascending in its out or in rows.
 
-    in_rows, out_rows: int32 [P].  starts: host integers [L + 1]; list v is [starts[v], starts[v + 1]).
+    in_rows, out_rows: int64 [P] (torch scatters much faster by int64 on CPUs).  starts: host integers [L + 1]; list v is [starts[v], starts[v + 1]).
     mirrored: lists of offsets 0..V/2 only; offset V - 1 - v has those of v with in and out swapped.
+    order: None, or int64 [N]: in_rows and out_rows then count places of this order of the rows (place -> row), in which
+    neighbours in space are neighbours in memory.
     """
 
     in_rows: torch.Tensor
     out_rows: torch.Tensor
     starts: list[int]
     mirrored: bool
+    order: torch.Tensor | None = None
+    _inverse: torch.Tensor | None = None
+
+    def inverse(self) -> torch.Tensor:
+        """Place of every row, int64 [N]."""
+        assert self.order is not None
+        if self._inverse is None:
+            self._inverse = torch.empty_like(self.order)
+            self._inverse[self.order] = torch.arange(len(self.order), device=self.order.device)
+        return self._inverse
+
+    def rows(self, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """(in rows, out rows) of a slice of the lists, as rows whatever the order."""
+        if self.order is None:
+            return self.in_rows[part], self.out_rows[part]
+        return (
+            self.order.index_select(0, self.in_rows[part]),
+            self.order.index_select(0, self.out_rows[part]),
+        )
 
 
 def _keys(coords: torch.Tensor, box: Box, halo: tuple[int, ...]) -> torch.Tensor:
@@ -69,15 +90,29 @@ class HostIndex:
             self._sorted[halo] = found
         return found
 
-    def find(self, query: torch.Tensor, halo: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        """(positions in `query` that are present, the sorted place of each), int64."""
-        keys = self.keys(halo)
-        if keys.shape[0] == 0:
-            nothing = query.new_empty(0)
-            return nothing, nothing
-        place = torch.searchsorted(keys, query).clamp_(max=keys.shape[0] - 1)
-        hits = (keys.index_select(0, place) == query).nonzero().squeeze(1)
-        return hits, place.index_select(0, hits)
+    def find(
+        self, query: torch.Tensor, steps: list[int], halo: tuple[int, ...]
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """For every step: (positions where query + step is present, its sorted place), int64.
+
+        Steps that differ by one (neighbours along the last axis) take one search together: the place of the next key is
+        this one's, plus one if it was present (the one-shot search of Spira, MLSys 2026).
+        """
+        sentinel = torch.iinfo(torch.int64).max
+        keys = torch.cat([self.keys(halo), query.new_full((1,), sentinel)])
+        found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        last = None
+        for step in sorted(set(steps)):
+            wanted = query + step
+            if last is not None and step == last + 1:
+                place = place + present
+            else:
+                place = torch.searchsorted(keys, wanted)
+            present = keys.index_select(0, place) == wanted
+            hits = present.nonzero().squeeze(1)
+            found[step] = (hits, place.index_select(0, hits))
+            last = step
+        return [found[step] for step in steps]
 
 
 @dataclasses.dataclass(eq=False)
@@ -117,16 +152,14 @@ def build(coords: torch.Tensor, box: Box) -> Indexed:
     return Indexed(HostIndex(coords.index_select(0, rows), rows, box), alive, unique, inverse)
 
 
-def _collect(found: list[tuple[torch.Tensor, torch.Tensor]], mirrored: bool) -> PairLists:
+def _collect(
+    found: list[tuple[torch.Tensor, torch.Tensor]], mirrored: bool, order: torch.Tensor | None = None
+) -> PairLists:
     starts = [0]
     for in_rows, _ in found:
         starts.append(starts[-1] + in_rows.shape[0])
-    return PairLists(
-        torch.cat([pair[0] for pair in found]).int(),
-        torch.cat([pair[1] for pair in found]).int(),
-        starts,
-        mirrored,
-    )
+    in_all = torch.cat([pair[0] for pair in found])
+    return PairLists(in_all, torch.cat([pair[1] for pair in found]), starts, mirrored, order)
 
 
 def submanifold(index: HostIndex, offsets: Offsets, n_rows: int, keep_center: bool) -> PairLists:
@@ -135,18 +168,23 @@ def submanifold(index: HostIndex, offsets: Offsets, n_rows: int, keep_center: bo
     keep_center: pair every one of the `n_rows` rows with itself at the zero offset (dead rows too), else none.
     """
     halo = tuple(offsets.reach(axis) for axis in range(offsets.dimension))
-    keys = index.keys(halo)
-    mirrored = offsets.symmetric
-    found = []
+    keys, rows = index.keys(halo), index.rows
+    mirrored, center = offsets.symmetric, offsets.center
     steps = _key_steps(offsets, index.box, halo)
-    for v in range(len(offsets) // 2 + 1 if mirrored else len(offsets)):
-        if v == offsets.center:
+    lists = range(len(offsets) // 2 + 1 if mirrored else len(offsets))
+    searched = iter(index.find(keys, [steps[v] for v in lists if v != center], halo))
+    whole = rows.shape[0] == n_rows
+    found = []
+    for v in lists:
+        if v == center:
             every = torch.arange(n_rows if keep_center else 0, device=keys.device)
             found.append((every, every))
             continue
-        hits, place = index.find(keys + steps[v], halo)
-        found.append((index.rows.index_select(0, place), index.rows.index_select(0, hits)))
-    return _collect(found, mirrored)
+        hits, place = next(searched)
+        if not whole:  # places count live rows only
+            hits, place = rows.index_select(0, hits), rows.index_select(0, place)
+        found.append((place, hits))
+    return _collect(found, mirrored, rows if whole else None)
 
 
 def lookup(
@@ -175,10 +213,10 @@ def lookup(
         inside &= alive >= 0
     rows = inside.nonzero().squeeze(1)
     query = _keys(scaled.index_select(0, rows), box, halo)
-    found = []
-    for step in _key_steps(offsets, box, halo):
-        hits, place = index.find(query + step, halo)
-        found.append((index.rows.index_select(0, place), rows.index_select(0, hits)))
+    found = [
+        (index.rows.index_select(0, place), rows.index_select(0, hits))
+        for hits, place in index.find(query, _key_steps(offsets, box, halo), halo)
+    ]
     return _collect(found, False)
 
 
@@ -232,7 +270,7 @@ def expand(
     starts = [0]
     for hit in rows:
         starts.append(starts[-1] + hit.shape[0])
-    pairs = PairLists(in_rows.int(), number.index_select(0, inverse).int(), starts, False)
+    pairs = PairLists(in_rows, number.index_select(0, inverse), starts, False)
     return new, HostIndex(new.index_select(0, number), number, out_box), pairs
 
 

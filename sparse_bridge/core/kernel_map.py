@@ -24,7 +24,7 @@ __all__ = ["DevicePairs", "KernelMap", "Relation"]
 
 @dataclasses.dataclass(eq=False)
 class DevicePairs:
-    """Pair lists with their starts on the device (int64 [L + 1]); see `PairLists` for the rest."""
+    """Pair lists int32 with their starts int64 [L + 1] on the device; see `PairLists` for the rest."""
 
     in_rows: torch.Tensor
     out_rows: torch.Tensor
@@ -76,7 +76,7 @@ class Relation:
         for v in range(self.n_offsets):
             x_rows, y_rows = self.pair_list(v)
             where, what = (y_rows, x_rows) if side == 0 else (x_rows, y_rows)
-            nbr[v].index_copy_(0, where.long(), what)
+            nbr[v].index_copy_(0, where, what.int())
         return NeighborTable(nbr)
 
     def tiles(self, side: int, target: Target) -> tuple[TileList, bool]:
@@ -98,21 +98,29 @@ class Relation:
             assert table is not None
             n_lists = self.n_offsets // 2 + 1 if self.symmetric else self.n_offsets
             present = table.nbr[:n_lists] >= 0
-            rows = present.nonzero()[:, 1].int()
-            found = table.nbr[:n_lists][present]
+            rows = present.nonzero()[:, 1]
+            found = table.nbr[:n_lists][present].long()
             x_rows, y_rows = (found, rows) if side == 0 else (rows, found)
             starts = [0, *present.sum(1).cumsum(0).tolist()]
             self._lists = PairLists(x_rows, y_rows, starts, self.symmetric)
         return self._lists
 
     def pair_list(self, v: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(x rows, y rows) int32 of offset v."""
+        """(x rows, y rows) int64 of offset v."""
+        order = self.lists().order
+        x_rows, y_rows = self.place_list(v)
+        if order is None:
+            return x_rows, y_rows
+        return order.index_select(0, x_rows), order.index_select(0, y_rows)
+
+    def place_list(self, v: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """`pair_list` in places of `lists().order` (rows where there is none)."""
         lists = self.lists()
         mirror = lists.mirrored and v > self.n_offsets - 1 - v
         index = self.n_offsets - 1 - v if mirror else v
         part = slice(lists.starts[index], lists.starts[index + 1])
-        x_rows, y_rows = lists.in_rows[part], lists.out_rows[part]
-        return (y_rows, x_rows) if mirror else (x_rows, y_rows)
+        pair = lists.in_rows[part], lists.out_rows[part]
+        return pair[::-1] if mirror else pair
 
     def device_pairs(self, target: Target) -> DevicePairs:
         """Pair lists for kernels. Building them from a table waits for the device once."""
@@ -120,7 +128,8 @@ class Relation:
             if self._lists is not None:
                 lists = self._lists
                 starts = torch.tensor(lists.starts, dtype=torch.int64, device=self.device)
-                self._pairs = DevicePairs(lists.in_rows, lists.out_rows, starts, lists.mirrored)
+                x_rows, y_rows = lists.rows(slice(None))
+                self._pairs = DevicePairs(x_rows.int(), y_rows.int(), starts, lists.mirrored)
             else:
                 self._pairs = self._compact(target)
         return self._pairs
@@ -192,6 +201,11 @@ class KernelMap:
         return int(self.flipped)
 
     def pair_list(self, v: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(x rows, y rows) int32 of offset v, among distinct coordinates."""
+        """(x rows, y rows) int64 of offset v, among distinct coordinates."""
         x_rows, y_rows = self.relation.pair_list(v)
+        return (y_rows, x_rows) if self.flipped else (x_rows, y_rows)
+
+    def place_list(self, v: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same in places of the relation's order, see `Relation.place_list`."""
+        x_rows, y_rows = self.relation.place_list(v)
         return (y_rows, x_rows) if self.flipped else (x_rows, y_rows)

@@ -106,45 +106,31 @@ def _expand(
     geometry = offsets.geometry(device, multiplier, divisor, sign)
     wide = cmap.box.wide(offsets, multiplier) or out_box.wide(offsets, divisor)
     slots = torch.empty((n_offsets, n), dtype=torch.int32, device=device)
-    table, n_new = _insert_candidates(cmap, geometry, out_box, slots, wide, target)
+    table, owned, ends, n_new = _insert_candidates(cmap, geometry, out_box, slots, wide, target)
     coords, linked, scattered = number_new_rows(
-        table, slots, cmap.coords, geometry, n_new, wide, target
+        table, slots, owned, ends, n_new, cmap.coords, geometry, wide, target
     )
     new = CoordinateMap(coords, out_box)
     new.adopt(table=table)
     return new, Relation(n, n_new, n_offsets, device, tables=(scattered, linked))
 
 
-def _insert_candidates(
-    cmap: CoordinateMap,
-    geometry: torch.Tensor,
-    out_box: Box,
-    slots: torch.Tensor,
-    wide: bool,
-    target: Target,
-):  # type: ignore[no-untyped-def]
+def _insert_candidates(cmap, geometry, out_box: Box, slots, wide: bool, target: Target):  # type: ignore[no-untyped-def]
     """Hash every coordinate that a row reaches. The number of distinct ones is unknown beforehand, so a table sized
-    for the usual case grows until it holds them at most half full; one wait for the device per try."""
+    for the usual case grows until it holds them at most two thirds full; one wait for the device per try."""
     from ..kernels.hash_table import HashTable, hash_insert
+    from ..kernels.neighbor_table import count_new_rows
 
     n_offsets, n = slots.shape
     most = min(n_offsets * n, out_box.volume)
     guess = most if most <= 1 << 16 else min(most, 2 * n)
     while True:
         table = HashTable.allocate(capacity_for(guess), out_box.key64, cmap.device)
-        hash_insert(
-            table,
-            cmap.coords,
-            geometry,
-            out_box.bounds(cmap.device),
-            cmap.alive,
-            slots,
-            wide,
-            target,
-        )
-        inserted, _, overflow = table.counters()
-        if not overflow and (2 * inserted <= table.capacity or guess == most):
-            return table, inserted
+        bounds = out_box.bounds(cmap.device)
+        hash_insert(table, cmap.coords, geometry, bounds, cmap.alive, slots, wide, target)
+        owned, ends, total, overflow = count_new_rows(table, slots, target)
+        if not overflow and (3 * total <= 2 * table.capacity or guess == most):
+            return table, owned, ends, total
         if guess == most:
             raise KernelError(
                 f"the hash table of {table.capacity} slots ran out of probes for {most} candidates."
@@ -220,8 +206,8 @@ def from_pairs(
         if x_rows.dtype not in (torch.int32, torch.int64):
             raise DataTypeError(f"pair lists are {x_rows.dtype}; expected int32 or int64.")
         starts.append(starts[-1] + x_rows.shape[0])
-    x_all = torch.cat([pair[0] for pair in pairs]).int()
-    y_all = torch.cat([pair[1] for pair in pairs]).int()
+    x_all = torch.cat([pair[0] for pair in pairs]).long()
+    y_all = torch.cat([pair[1] for pair in pairs]).long()
     lists = PairLists(x_all, y_all, starts, False)
     center = len(pairs) // 2 if submanifold else -1
     regular = device.type == "cpu" or _is_regular(lists, n_x, n_y)

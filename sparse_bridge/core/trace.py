@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .kernel_map import KernelMap
 
-__all__ = ["Event", "emit", "record"]
+__all__ = ["Event", "emit", "emit_linear", "record"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +36,14 @@ def emit(kind: str, dataflow: str, kmap: KernelMap, c_in: int, c_out: int) -> No
     """Report an operation; costs a comparison when nobody listens."""
     if _recorders and (sinks := getattr(_local, "sinks", None)):
         event = Event(kind, dataflow, kmap.n_in, kmap.n_out, c_in, c_out, kmap.n_offsets)
+        for sink in sinks:
+            sink.append(event)
+
+
+def emit_linear(dataflow: str, n_rows: int, c_in: int, c_out: int) -> None:
+    """Report a layer that is one matrix product over all rows."""
+    if _recorders and (sinks := getattr(_local, "sinks", None)):
+        event = Event("linear", dataflow, n_rows, n_rows, c_in, c_out, 1)
         for sink in sinks:
             sink.append(event)
 

@@ -32,7 +32,7 @@ def _activate(value, alpha, ACT: tl.constexpr):
     return value
 
 
-@triton.jit(do_not_specialize=["n_rows", "pitch", "n_offsets", "w_shift", "alpha"])
+@triton.jit(do_not_specialize=["n_rows", "pitch", "n_offsets", "alpha"])
 def _gather_gemm(
     x_ptr, w_ptr, bias_ptr, y_ptr, nbr_ptr, rows_ptr, live_ptr, n_live_ptr,
     n_rows, pitch, n_offsets, c_in, c_out, w_shift, alpha,
@@ -197,7 +197,7 @@ class GatherGemm:
         self.split_stride = n_rows * self.columns
         self.options: dict[str, Any] = tile.options(target)
         self.key = (
-            dtype, self.constants, tile, specialise(c_in, c_out, *w_strides, self.columns, self.split_stride)
+            dtype, self.constants, tile, specialise(c_in, c_out, w_shift, *w_strides, self.columns, self.split_stride)
         )  # fmt: skip
 
     def __call__(

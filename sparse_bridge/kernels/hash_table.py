@@ -3,7 +3,7 @@
 Memory of a table with `capacity` slots (a power of two), one int32 tensor filled with -1:
 keys (int32 or int64), then values (int32), then `FLAGS` counters. A value stores `n_rows - 1 - row` under an atomic
 maximum, so the smallest row of equal keys wins whatever the order of execution; -1 means none. The counters start at
--1: keys inserted, candidates seen (meaningful for one offset only), and whether a key ran out of probes.
+-1: keys inserted, live rows (both only where COUNT asks for them), and whether a key ran out of probes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ MAX_PROBES = 512
 def _hash_insert(
     coords_ptr, geometry_ptr, bounds_ptr, alive_ptr, keys_ptr, values_ptr, flags_ptr, slots_ptr,
     n_rows, capacity, max_probes,
-    HAS_ALIVE: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_ALIVE: tl.constexpr, COUNT: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Insert the key that every row reaches by offset `program_id(1)`; slots [V, n_rows] gets the slot or -1.
 
@@ -38,7 +39,8 @@ def _hash_insert(
     if HAS_ALIVE:
         ok = ok & (tl.load(alive_ptr + row, mask=ok, other=-1) >= 0)
     key, ok = locate(coords_ptr, geometry_ptr, bounds_ptr, row, v, ok, D, KEY64, WIDE)
-    slot = home_slot(key, capacity, KEY64)
+    # Every lane takes part in each compare-and-swap; those without a key do so where they meet nobody.
+    slot = tl.where(ok, home_slot(key, capacity, KEY64), row & (capacity - 1))
     pending = ok
     fresh = ok & False
     probes = 0
@@ -55,9 +57,12 @@ def _hash_insert(
     tl.store(
         slots_ptr + v.to(tl.int64) * n_rows + row, tl.where(placed, slot, -1), mask=row < n_rows
     )
-    tl.atomic_add(flags_ptr, tl.sum(fresh.to(tl.int32), 0))
-    tl.atomic_add(flags_ptr + 1, tl.sum(ok.to(tl.int32), 0))
-    tl.atomic_max(flags_ptr + 2, tl.max(pending.to(tl.int32), 0))
+    if COUNT:
+        tl.atomic_add(flags_ptr, tl.sum(fresh.to(tl.int32), 0))
+        tl.atomic_add(flags_ptr + 1, tl.sum(ok.to(tl.int32), 0))
+    lost = tl.max(pending.to(tl.int32), 0)
+    if lost > 0:
+        tl.atomic_max(flags_ptr + 2, lost)
 
 
 @triton.jit
@@ -108,9 +113,9 @@ class HashTable:
         return self.keys.dtype == torch.int64
 
     def counters(self) -> tuple[int, int, bool]:
-        """(keys inserted, candidates seen, overflow); waits for the device."""
-        inserted, seen, overflow, _ = self.flags.tolist()
-        return inserted + 1, seen + 1, overflow > 0
+        """(keys inserted, live rows, overflow); waits for the device."""
+        inserted, live, overflow, _ = self.flags.tolist()
+        return inserted + 1, live + 1, overflow > 0
 
 
 def hash_insert(
@@ -125,19 +130,22 @@ def hash_insert(
 ) -> None:
     """Insert the coordinates that the rows of `coords` reach by every offset of `geometry`.
 
+    With a single offset the table's counters count; with several only the overflow flag means something.
+
     coords: [N, 1 + D] int32, contiguous.  geometry, bounds: see `coord_key`.  alive: [N] int32, rows below 0 are
     skipped.  slots: [V, N] int32, written.  The table's counters and values are updated; the caller reads them.
     """
     n_rows, columns = coords.shape
     n_offsets = slots.numel() // n_rows
-    block = 4 * 32 if target.warp_size == 32 else 2 * target.warp_size
-    constants = (alive is not None, columns - 1, table.key64, wide, block)
+    # Several offsets leave most lanes without a key: one warp per program keeps its rounds of probing few.
+    warps = 4 if n_offsets == 1 else 1
+    constants = (alive is not None, n_offsets == 1, columns - 1, table.key64, wide, warps * target.warp_size)
     max_probes = min(MAX_PROBES, table.capacity)
     args = (
         coords, geometry, bounds, slots if alive is None else alive, table.keys, table.values, table.flags, slots,
         n_rows, table.capacity, max_probes,
     )  # fmt: skip
     hash_insert_kernel.launch(
-        coords.device, target, (triton.cdiv(n_rows, block), n_offsets, 1), args, constants,
-        {"num_warps": block // target.warp_size}, (constants, specialise(coords.data_ptr())),
+        coords.device, target, (triton.cdiv(n_rows, constants[-1]), n_offsets, 1), args, constants,
+        {"num_warps": warps}, (constants, specialise(coords.data_ptr())),
     )  # fmt: skip

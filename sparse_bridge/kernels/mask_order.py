@@ -18,7 +18,7 @@ from .launch import register
 from .neighbor_table import NeighborTable, table_stats
 from .target import Target
 
-TILE = 64  # rows of a packed tile
+TILE = 64  # rows of the smallest packed tile; the other lists pair them up
 KEY_BITS = 31
 _DENSE = 0.2  # share of present entries from which single offsets serve the rank better than groups
 
@@ -62,33 +62,44 @@ def _order_key(
     tl.store(key_ptr + row, key.to(key_ptr.dtype.element_ty), mask=row < n_rows)
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_offsets", "n_tiles"])
+@triton.jit
+def _list_live(value, v, word, list_ptr, tile, count, n_offsets):
+    """Append the offsets v that are present in `value` [32, rows] to the tile's list; returns its new length."""
+    live = (tl.max(value, 1) >= 0).to(tl.int32)
+    slot = count + tl.cumsum(live, 0) - live
+    tl.store(list_ptr + tile.to(tl.int64) * n_offsets + slot, v, mask=live > 0)
+    return count + tl.sum(live, 0)
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_offsets", "n_pairs"])
 def _pack_tiles(
-    nbr_ptr, order_ptr, rows_ptr, packed_ptr, live_ptr, n_live_ptr, n_rows, n_offsets, n_tiles,
+    nbr_ptr, order_ptr, rows_ptr, packed_ptr, live_ptr, n_live_ptr, live2_ptr, n_live2_ptr, n_rows, n_offsets, n_pairs,
     BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Permute the table into tile order and list the offsets that are live in each tile."""
-    tile = tl.program_id(0)
-    place = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    """Permute the table into tile order and list the offsets that are live in each tile and each pair of tiles."""
+    pair = tl.program_id(0)
+    lane = tl.arange(0, 2 * BLOCK_M)
+    place = pair * 2 * BLOCK_M + lane
     row = tl.load(order_ptr + place, mask=place < n_rows, other=-1).to(tl.int32)
     tl.store(rows_ptr + place, row)
-    pitch = n_tiles.to(tl.int64) * BLOCK_M
-    count = 0
+    pitch = n_pairs.to(tl.int64) * 2 * BLOCK_M
+    first = 0
+    second = 0
+    both = 0
     for word in range((n_offsets + 31) // 32):
         v1 = word * 32 + tl.arange(0, 32)
         v = v1[:, None]
         inside = (v < n_offsets) & (row[None, :] >= 0)
         value = tl.load(nbr_ptr + v.to(tl.int64) * n_rows + row[None, :], mask=inside, other=-1)
-        tl.store(
-            packed_ptr + v * pitch + place[None, :],
-            value,
-            mask=(v < n_offsets) & (place[None, :] >= 0),
-        )
-        live = (tl.max(value, 1) >= 0).to(tl.int32)
-        slot = count + tl.cumsum(live, 0) - live
-        tl.store(live_ptr + tile.to(tl.int64) * n_offsets + slot, v1, mask=live > 0)
-        count += tl.sum(live, 0)
-    tl.store(n_live_ptr + tile, count)
+        tl.store(packed_ptr + v * pitch + place[None, :], value, mask=(v < n_offsets) & (place[None, :] >= 0))
+        low = tl.where(lane[None, :] < BLOCK_M, value, -1)
+        high = tl.where(lane[None, :] >= BLOCK_M, value, -1)
+        first = _list_live(low, v1, word, live_ptr, 2 * pair, first, n_offsets)
+        second = _list_live(high, v1, word, live_ptr, 2 * pair + 1, second, n_offsets)
+        both = _list_live(value, v1, word, live2_ptr, pair, both, n_offsets)
+    tl.store(n_live_ptr + 2 * pair, first)
+    tl.store(n_live_ptr + 2 * pair + 1, second)
+    tl.store(n_live2_ptr + pair, both)
 
 
 key_kernel = register(_order_key)
@@ -99,18 +110,21 @@ pack_kernel = register(_pack_tiles)
 class TileList:
     """A neighbour table permuted into tiles of `TILE` rows.
 
-    rows [T * TILE] int32: table row of each place, -1 past the end.  packed [V, T * TILE] int32: the table in that
-    order.  live [T, V] int32 and n_live [T]: the offsets present in each tile, ascending.
+    rows [T * TILE] int32: table row of each place, -1 past the end; T is even.  packed [V, T * TILE] int32: the table
+    in that order.  live [T, V] int32 and n_live [T]: the offsets present in each tile, ascending; live2 [T / 2, V] and
+    n_live2 [T / 2]: those of each pair of tiles.
     """
 
     rows: torch.Tensor
     packed: torch.Tensor
     live: torch.Tensor
     n_live: torch.Tensor
+    live2: torch.Tensor
+    n_live2: torch.Tensor
 
-    @property
-    def n_tiles(self) -> int:
-        return self.n_live.shape[0]
+    def lists(self, block_m: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(live, n_live) for tiles of `block_m` rows: TILE or twice that."""
+        return (self.live, self.n_live) if block_m == TILE else (self.live2, self.n_live2)
 
 
 def mask_order(table: NeighborTable, target: Target) -> torch.Tensor:
@@ -135,17 +149,15 @@ def mask_order(table: NeighborTable, target: Target) -> torch.Tensor:
 def pack_tiles(table: NeighborTable, order: torch.Tensor, target: Target) -> TileList:
     """Tiles of `table` in the row order `order` (int64 [N])."""
     n_offsets, n_rows = table.nbr.shape
-    n_tiles = triton.cdiv(n_rows, TILE)
-    new = table.nbr.new_empty
+    n_pairs = triton.cdiv(n_rows, 2 * TILE)
+    new, places = table.nbr.new_empty, 2 * n_pairs * TILE
     tiles = TileList(
-        new(n_tiles * TILE),
-        new((n_offsets, n_tiles * TILE)),
-        new((n_tiles, n_offsets)),
-        new(n_tiles),
-    )
+        new(places), new((n_offsets, places)), new((2 * n_pairs, n_offsets)), new(2 * n_pairs),
+        new((n_pairs, n_offsets)), new(n_pairs),
+    )  # fmt: skip
     pack_kernel.launch(
-        order.device, target, (n_tiles, 1, 1),
-        (table.nbr, order, tiles.rows, tiles.packed, tiles.live, tiles.n_live, n_rows, n_offsets, n_tiles), (TILE,),
-        {"num_warps": 4}, (),
+        order.device, target, (n_pairs, 1, 1),
+        (table.nbr, order, tiles.rows, tiles.packed, tiles.live, tiles.n_live, tiles.live2, tiles.n_live2, n_rows,
+         n_offsets, n_pairs), (TILE,), {"num_warps": 4}, (),
     )  # fmt: skip
     return tiles

@@ -255,30 +255,38 @@ def table_stats(table: NeighborTable, target: Target) -> None:
     )
 
 
+def count_new_rows(
+    table: HashTable, slots: torch.Tensor, target: Target
+) -> tuple[torch.Tensor, torch.Tensor, int, bool]:
+    """(new coordinates discovered by each row, their running sum, how many in all, overflow) after `hash_insert`.
+
+    slots: [V, N].  Waits for the device once.
+    """
+    n_offsets, n_rows = slots.shape
+    owned = slots.new_empty(n_rows)
+    count_kernel.launch(
+        slots.device, target, (triton.cdiv(n_rows, ROWS), 1, 1), (slots, table.values, owned, n_rows, n_offsets), (),
+        _OPTIONS, (),
+    )  # fmt: skip
+    ends = owned.cumsum(0, dtype=torch.int32)
+    table.flags[3:].copy_(ends[-1:])
+    _, _, overflow, total = table.flags.tolist()
+    return owned, ends, total, overflow > 0
+
+
 def number_new_rows(
-    table: HashTable, slots: torch.Tensor, coords: torch.Tensor, geometry: torch.Tensor, n_new: int, wide: bool,
-    target: Target,
+    table: HashTable, slots: torch.Tensor, owned: torch.Tensor, ends: torch.Tensor, n_new: int, coords: torch.Tensor,
+    geometry: torch.Tensor, wide: bool, target: Target,
 ) -> tuple[torch.Tensor, NeighborTable, NeighborTable]:  # fmt: skip
     """Give the `n_new` distinct keys that `hash_insert` left in `table` their rows.
 
     Order: by the smallest input row that reaches a key, then by offset; the same on every run and device.
-    slots: [V, N] from `hash_insert`, reused for the result.  Returns the new coordinates [n_new, 1 + D], the table
-    input row -> new row [V, N] with masks and counts, and its transpose [V, n_new] without. `table` then maps keys to
-    the new rows.
+    slots: [V, N] from `hash_insert`, reused for the result; owned, ends: from `count_new_rows`.  Returns the new
+    coordinates [n_new, 1 + D], the table input row -> new row [V, N] with masks and counts, and its transpose
+    [V, n_new] without. `table` then maps keys to the new rows.
     """
     (n_offsets, n_rows), device = slots.shape, slots.device
     blocks, words, _ = _grid(n_rows, n_offsets)
-    owned = slots.new_empty(n_rows)
-    count_kernel.launch(
-        device,
-        target,
-        (blocks, 1, 1),
-        (slots, table.values, owned, n_rows, n_offsets),
-        (),
-        _OPTIONS,
-        (),
-    )
-    ends = owned.cumsum(0, dtype=torch.int32)
     rows = slots.new_empty(table.capacity)
     new = slots.new_empty((n_new, coords.shape[1]))
     constants = (coords.shape[1] - 1, wide)
@@ -288,9 +296,7 @@ def number_new_rows(
         (constants, specialise(coords.data_ptr())),
     )  # fmt: skip
     transposed = torch.full((n_offsets, n_new), -1, dtype=torch.int32, device=device)
-    linked = NeighborTable(
-        slots, slots.new_empty((words, n_rows)), slots.new_empty((n_offsets, blocks))
-    )
+    linked = NeighborTable(slots, slots.new_empty((words, n_rows)), slots.new_empty((n_offsets, blocks)))
     link_kernel.launch(
         device, target, (blocks, words, 1),
         (slots, rows, slots, transposed, linked.mask, linked.counts, n_rows, n_offsets, n_new, blocks), (), _OPTIONS,

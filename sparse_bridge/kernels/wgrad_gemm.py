@@ -43,7 +43,7 @@ def _pick(vector, index, V_BLOCK: tl.constexpr):
     return tl.sum(tl.where(tl.arange(0, V_BLOCK) == index, vector, 0), 0)
 
 
-@triton.jit(do_not_specialize=["n_offsets", "dw_shift"])
+@triton.jit(do_not_specialize=["n_offsets"])
 def _wgrad_gemm(
     x_ptr, dy_ptr, dw_ptr, in_ptr, out_ptr, starts_ptr,
     n_offsets, c_in, c_out, dw_shift, stride_xn, stride_dyn, stride_dv, stride_di, stride_do, stride_dg,
@@ -133,11 +133,11 @@ def _wgrad_gemm(
         v += 1
 
 
-@triton.jit(do_not_specialize=["n_offsets", "c_in", "c_out", "n_columns", "shares", "dw_shift"])
+@triton.jit(do_not_specialize=["n_offsets", "c_in", "c_out", "n_columns", "shares"])
 def _sum_shares(
     partial_ptr, dw_ptr, starts_ptr, n_offsets, c_in, c_out, n_columns, shares, dw_shift,
     stride_dv, stride_di, stride_do, stride_dg,
-    MIRRORED: tl.constexpr, V_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
+    MIRRORED: tl.constexpr, V_BLOCK: tl.constexpr, SHARES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """dw[v] = sum of the partials p + v of the shares p that touch offset v. partial: [shares + V, n_columns, c_in]."""
     v = tl.program_id(1)
@@ -154,13 +154,15 @@ def _sum_shares(
         first = begin * shares // total
         while total * (first + 1) // shares <= begin:
             first += 1
-        p = first
-        while (p < shares) & (total * p // shares < end):
-            if total * (p + 1) // shares > total * p // shares:
-                acc += tl.load(
-                    partial_ptr + (p + v).to(tl.int64) * size + place, mask=ok, other=0.0
-                )
-            p += 1
+        # Few offsets hold most shares: adding SHARES partials at a time keeps their loads in flight.
+        p0 = first
+        while (p0 < shares) & (total * p0 // shares < end):
+            p = p0 + tl.arange(0, SHARES)
+            low = total * p // shares
+            used = (p < shares) & (low < end) & (total * (p + 1) // shares > low)
+            address = partial_ptr + (p + v).to(tl.int64)[:, None] * size + place[None, :]
+            acc += tl.sum(tl.load(address, mask=used[:, None] & ok[None, :], other=0.0), 0)
+            p0 += SHARES
     i = place % c_in
     o = place // c_in
     out = dw_ptr + dw_shift + v.to(tl.int64) * stride_dv + i * stride_di
@@ -202,7 +204,7 @@ class WgradGemm:
         self.dw_place = (dw_shift, *dw_strides)
         self.place = self.dw_place if direct else (0, c_in * self.columns, 1, c_in, c_in * c_out)
         self.options = tile.options(target)
-        self.key = (dtype, self.constants, tile, specialise(c_in, c_out, *self.place[1:]))
+        self.key = (dtype, self.constants, tile, specialise(c_in, c_out, *self.place))
 
     def __call__(self, x: torch.Tensor, dy: torch.Tensor, dw: torch.Tensor) -> torch.Tensor:
         """x [N_in, groups * c_in], dy [N_out, groups * c_out] (unit channel strides); dw written whole."""
@@ -221,12 +223,12 @@ class WgradGemm:
             (self.key, aligned, out.dtype, specialise(*strides)),
         )  # fmt: skip
         if not self.direct:
-            constants = (self.mirrored, self.constants[5], 1024)
+            constants = (self.mirrored, self.constants[5], 16, 256)
             size = self.c_in * self.columns
             sum_shares_kernel.launch(
-                self.device, self.target, (triton.cdiv(size, 1024), self.n_offsets, 1),
+                self.device, self.target, (triton.cdiv(size, 256), self.n_offsets, 1),
                 (out, dw, self.pairs[2], self.n_offsets, self.c_in, c_out, self.columns, self.shares, *self.dw_place),
                 constants, {"num_warps": 4},
-                (constants, dw.dtype, specialise(*self.dw_place[1:]), dw.data_ptr() % 16),
+                (constants, dw.dtype, specialise(*self.dw_place), dw.data_ptr() % 16),
             )  # fmt: skip
         return dw

@@ -1,0 +1,158 @@
+"""The command line: `python -m sparse_bridge run train.py ...`, `doctor`, `demo`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from . import settings
+from ._version import __version__
+from .errors import SparseBridgeError, UnsupportedError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["main"]
+
+_RUN_HELP = """\
+Run a script or module with the bridge enabled, as python would run it.
+
+  python -m sparse_bridge run train.py --cfg model.yaml
+  python -m sparse_bridge run --report -m mypackage.train --cfg model.yaml
+
+Options of `run` come before the script; everything after it belongs to the script."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status.
+
+    0: done.  1: sparse_bridge refused, in one line on stderr.  2: wrong usage.
+    `run` passes on whatever the script raises or exits with.
+    """
+    argv = sys.argv[1:] if argv is None else list(argv)
+    args = argparse.Namespace()
+    try:
+        parser = _parser(with_demo=argv[:1] == ["demo"])
+        args = parser.parse_args(argv)
+        return args.func(args) or 0
+    except SparseBridgeError as error:
+        if getattr(args, "in_script", False):
+            raise  # the script's author wants to see where
+        _console(stderr=True).print(f"sparse_bridge: {error}", style="red", soft_wrap=True)
+        return 1
+
+
+def _console(stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=stderr, markup=False, highlight=False)
+
+
+def _parser(with_demo: bool) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m sparse_bridge",
+        description="Run spconv, torchsparse and MinkowskiEngine models on one Triton engine.",
+    )
+    parser.add_argument("--version", action="version", version=f"sparse_bridge {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_run(commands)
+    _add_doctor(commands)
+    _add_demo(commands, with_demo)
+    return parser
+
+
+def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    run = commands.add_parser(
+        "run",
+        help="run a script or module with the bridge enabled",
+        description=_RUN_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    run.add_argument("--framework", metavar="A,B", help="which to bridge (default: all)")
+    run.add_argument("--mode", choices=settings.MODES, help="default: SPARSE_BRIDGE_MODE, or auto")
+    run.add_argument(
+        "--strict", action="store_true", help="raise where a layer would run in the original"
+    )
+    run.add_argument("--report", action="store_true", help="print what ran to stderr at the end")
+    run.add_argument("-m", dest="module", action="store_true", help="target names a module")
+    run.add_argument("target", help="script, or with -m a module")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
+    run.set_defaults(func=_run)
+
+
+def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        help="show devices, versions, settings and what enable() would do",
+        description="Show devices, versions, settings, and per framework what enable() would do.",
+    )
+    doctor.add_argument("--json", action="store_true", help="machine-readable output")
+    doctor.set_defaults(func=_doctor)
+
+
+def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser], wanted: bool) -> None:
+    """The demo brings its own options; it is imported only when it is asked for."""
+    if not wanted:
+        commands.add_parser("demo", help="run a model on a synthetic scene", add_help=False)
+        return
+    try:
+        demo = importlib.import_module(".demo.cli", __package__)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith(f"{__package__}.demo"):
+            raise UnsupportedError(
+                "this installation of sparse_bridge has no demo; install the full package."
+            ) from None
+        raise
+    demo.add_parser(commands)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from .adapters import lifecycle
+
+    if not args.module and not os.path.exists(args.target):
+        _console(stderr=True).print(f"sparse_bridge: can't find {args.target!r}", style="red")
+        return 2
+    names = [name for name in (args.framework or "").split(",") if name]
+    handle = lifecycle.enable(*names, mode=args.mode, strict=True if args.strict else None)
+    args.in_script = True
+    try:
+        _execute(args.target, args.arguments, args.module)
+    finally:
+        if args.report:
+            sys.stdout.flush()
+            _console(stderr=True).print(str(handle.report()), soft_wrap=True)
+    return 0
+
+
+def _execute(target: str, arguments: list[str], is_module: bool) -> None:
+    """As `python target arguments` or `python -m target arguments`, in this process."""
+    sys.argv[:] = [target, *arguments]
+    first = os.getcwd() if is_module else os.path.dirname(os.path.realpath(target))
+    if not getattr(sys.flags, "safe_path", False):  # under -P python adds no folder either
+        sys.path[0] = first
+    if is_module:
+        runpy.run_module(target, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(target, run_name="__main__")
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from . import doctor
+
+    facts = doctor.collect()
+    console = _console()
+    if args.json:
+        console.print_json(data=facts)
+    else:
+        doctor.show(facts, console)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

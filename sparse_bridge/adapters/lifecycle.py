@@ -1,0 +1,283 @@
+"""`enable()` and `disable()`: how frameworks come to be answered by the bridge, and cease to be.
+
+A framework that imports is patched; one that is missing or broken is answered by its stand-in.
+Enabling holds a framework: it stays enabled until every holder has let go, or until `disable()`.
+Processes started by fork inherit the state; those started by spawn run the main module's top
+level, so call `enable()` there rather than under `if __name__ == "__main__"`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import Callable
+
+from .. import settings
+from ..errors import LifecycleError, SettingError, UnsupportedError
+from ..log import logger
+from . import base, ledger
+from .base import Adapter, FrameworkStatus
+from .import_hook import StandinFinder, choose, really_imported
+from .patching import PatchSet
+
+__all__ = ["FrameworkStatus", "Handle", "disable", "enable", "report", "status"]
+
+
+@dataclasses.dataclass
+class _Active:
+    """One enabled framework. holders: handles that have not let go."""
+
+    adapter: Adapter
+    mode: str
+    reason: str
+    version: str | None
+    undo: Callable[[], None]
+    holders: int = 0
+
+
+_lock = threading.RLock()
+_active: dict[str, _Active] = {}
+_left_out: dict[str, str] = {}  # why an enable() of everything passed a framework over
+_finders: dict[str, StandinFinder] = {}  # kept: they own the stand-ins' module objects
+
+
+def _renew_lock() -> None:
+    """A fork may happen while another thread enables; the child has no such thread to release."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+class Handle:
+    """What one `enable()` holds. As a context manager it lets go at the end of the block."""
+
+    def __init__(self, held: tuple[_Active, ...], baseline: ledger.Tally) -> None:
+        self._held = held
+        self._released = False
+        self._baseline = baseline
+        self._final: ledger.Tally | None = None
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.disable()
+
+    def __repr__(self) -> str:
+        names = ", ".join(f"{held.adapter.name}: {held.mode}" for held in self._held)
+        return f"<sparse_bridge.Handle {names}{' (disabled)' if self._released else ''}>"
+
+    def disable(self) -> None:
+        """Undo what this `enable()` added; frameworks that others still hold stay enabled."""
+        with _lock:
+            if self._released:
+                return
+            self._released = True
+            self._final = ledger.snapshot()
+            for held in reversed(self._held):
+                _let_go(held)
+
+    def status(self) -> dict[str, FrameworkStatus]:
+        """Status of this handle's frameworks, as long as it holds them."""
+        with _lock:
+            return {held.adapter.name: _describe(held.adapter.name) for held in self._held}
+
+    def report(self) -> ledger.Report:
+        """Layers that ran while this handle was held, and how its frameworks were answered."""
+        tally = ledger.since(self._baseline, self._final)
+        names = [held.adapter.name for held in self._held]
+        layers = {name: found for name, found in ledger.counts(tally).items() if name in names}
+        with _lock:
+            return ledger.Report(tuple(_described(held) for held in self._held), layers)
+
+
+def enable(*frameworks: str, mode: str | None = None, strict: bool | None = None) -> Handle:
+    """Bridge `frameworks` ("spconv", ...); without names, all that this installation knows.
+
+    Args:
+        mode: "patch" keeps the real framework and replaces what its layers compute; "standin"
+            answers its imports; "auto" patches what imports and stands in for the rest.
+            None: the setting.
+        strict: raise where a layer would be left to the original framework. None: the setting.
+
+    Returns:
+        A handle with `report()`, `status()` and `disable()`, usable as a context manager.
+
+    Raises:
+        SettingError: an unknown framework or mode.
+        UnsupportedError: the adapter, its stand-in or the installed version is not supported.
+        LifecycleError: `mode` cannot be had, or contradicts how the framework is enabled already.
+    """
+    if mode is not None and mode not in settings.MODES:
+        raise SettingError(
+            f"mode is {mode!r}; expected one of {', '.join(settings.MODES)} or None."
+        )
+    if strict not in (None, True, False):
+        raise SettingError(f"strict is {strict!r}; expected True, False or None.")
+    with _lock:
+        baseline = ledger.snapshot()
+        held: list[_Active] = []
+        try:
+            for name in dict.fromkeys(frameworks or base.ADAPTERS):
+                if frameworks:
+                    held.append(_hold(name, mode, strict))
+                else:
+                    held.extend(_hold_if_possible(name, mode, strict))
+        except BaseException:
+            for one in reversed(held):
+                _let_go(one)
+            raise
+        if not held:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in _left_out.items())
+            raise LifecycleError(f"enable() found no framework that it can bridge ({reasons}).")
+        return Handle(tuple(held), baseline)
+
+
+def disable(*frameworks: str) -> None:
+    """Turn `frameworks` off, all enabled ones without names, whoever holds them.
+
+    Raises:
+        SettingError: an unknown framework.
+    """
+    for name in frameworks:
+        base.load(name)
+    with _lock:
+        for name in frameworks or tuple(reversed(_active)):
+            if name in _active:
+                _deactivate(_active[name])
+
+
+def status() -> dict[str, FrameworkStatus]:
+    """How each known framework is answered now."""
+    with _lock:
+        return {name: _describe(name) for name in base.ADAPTERS}
+
+
+def report() -> ledger.Report:
+    """Layers that ran in this process, and how the enabled frameworks are answered."""
+    with _lock:
+        return ledger.Report(tuple(map(_described, _active.values())), ledger.counts())
+
+
+def _hold(name: str, mode: str | None, strict: bool | None) -> _Active:
+    active = _active.get(name)
+    if active is None:
+        active = _activate(base.load(name), mode or settings.get().mode, strict)
+    else:
+        _check_same(active, mode, strict)
+    active.holders += 1
+    return active
+
+
+def _hold_if_possible(name: str, mode: str | None, strict: bool | None) -> list[_Active]:
+    """As `_hold`, but a framework out of reach is passed over, and `status()` says why.
+
+    Never where the real framework is imported: it would run unbridged without a word.
+    """
+    adapter = None
+    try:
+        adapter = base.load(name)
+        return [_hold(name, mode, strict)]
+    except (LifecycleError, UnsupportedError) as error:
+        if name in _active or (adapter is not None and really_imported(adapter)):
+            raise
+        _left_out[name] = str(error)
+        logger.warning("%s is not bridged: %s", name, error)
+        return []
+
+
+def _check_same(active: _Active, mode: str | None, strict: bool | None) -> None:
+    """Refuse options that differ from those in force; None and "auto" go along with any."""
+    name = active.adapter.name
+    wrong = []
+    if mode in ("patch", "standin") and mode != active.mode:
+        wrong.append(f"mode={mode!r} (it is {active.mode!r})")
+    if strict is not None and strict != ledger.is_strict(name):
+        wrong.append(f"strict={strict} (it is {ledger.is_strict(name)})")
+    if wrong:
+        raise LifecycleError(
+            f"{name} is enabled already with other options than {' and '.join(wrong)}. "
+            f"Call sparse_bridge.disable({name!r}) first, or leave the option out."
+        )
+
+
+def _activate(adapter: Adapter, mode: str, strict: bool | None) -> _Active:
+    name = adapter.name
+    chosen, reason = choose(adapter, mode)
+    undo: Callable[[], None]
+    if chosen == "patch":
+        patches = PatchSet(adapter.patches())
+        patches.apply()
+        undo, version = patches.undo, adapter.version()
+    else:
+        finder = _finders.setdefault(name, StandinFinder(adapter))
+        finder.install()
+        undo, version = finder.uninstall, finder.version()
+    ledger.set_strict(name, strict)
+    _left_out.pop(name, None)
+    _active[name] = active = _Active(adapter, chosen, reason, version, undo)
+    logger.info("%s is bridged, mode %s (%s)", name, chosen, reason)
+    return active
+
+
+def _let_go(active: _Active) -> None:
+    active.holders -= 1
+    if active.holders <= 0:
+        _deactivate(active)
+
+
+def _deactivate(active: _Active) -> None:
+    """Undo, unless `disable()` has done so before a handle let go."""
+    name = active.adapter.name
+    if _active.get(name) is active:
+        del _active[name]
+        ledger.set_strict(name, None)
+        active.undo()
+        logger.info("%s is no longer bridged", name)
+
+
+def _describe(name: str) -> FrameworkStatus:
+    if name in _active:
+        return _described(_active[name])
+    reason = _left_out.get(name, "enable() was not called for it")
+    return FrameworkStatus(name, False, None, None, reason, *_place())
+
+
+def _described(active: _Active) -> FrameworkStatus:
+    """The status of a framework as enabled by `active`, still or formerly."""
+    adapter = active.adapter
+    enabled = _active.get(adapter.name) is active
+    version = active.version or adapter.version()
+    return FrameworkStatus(
+        adapter.name,
+        enabled,
+        active.mode,
+        version,
+        active.reason,
+        *_place(),
+        tuple(adapter.notes()),
+    )
+
+
+def _place() -> tuple[str, str]:
+    """Default dataflow and device, without waking a GPU that the process has not used yet.
+
+    Waking it would forbid forking worker processes afterwards.
+    """
+    import torch
+
+    forced = settings.get().dataflow
+    if not torch.cuda.is_available():
+        return ("per_offset" if forced == "auto" else forced), "cpu"
+    if not torch.cuda.is_initialized():
+        return forced, "cuda (not used yet)"
+    from ..core.device import kernel_target
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    if forced == "auto":
+        forced = "per_offset" if kernel_target(device) is None else "auto"
+    return forced, f"{device} {torch.cuda.get_device_name(device)}"

@@ -1,0 +1,34 @@
+"""spconv 2.3 (with the conveniences of 1.x)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ..base import Adapter, Patch
+
+__all__ = ["ADAPTER", "SpconvAdapter"]
+
+
+class SpconvAdapter(Adapter):
+    """What the life cycle needs to know about spconv."""
+
+    name = "spconv"
+    packages = ("spconv", "cumm")
+    main = "spconv.pytorch"
+    standin_root = Path(__file__).parent / "standin"
+    versions = ">=2.2,<2.4"
+
+    def patches(self) -> list[Patch]:
+        """Seams of the installed spconv. Raises UnsupportedError outside the supported versions."""
+        from .patch import patches
+
+        return patches()
+
+    def version(self) -> str | None:
+        """Version of the spconv that is imported, real or stand-in."""
+        module = sys.modules.get("spconv")
+        return getattr(module, "__version__", None)
+
+
+ADAPTER = SpconvAdapter()

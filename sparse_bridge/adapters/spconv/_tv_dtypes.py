@@ -1,0 +1,94 @@
+"""dtype codes of `cumm.tensorview` and their numpy and torch counterparts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...errors import DataTypeError
+
+__all__ = ["CODES", "TvDataTypeError", "code_of", "itemsize", "to_numpy_dtype", "to_torch_dtype"]
+
+
+class TvDataTypeError(DataTypeError, RuntimeError, ValueError):
+    """A dtype that a tv.Tensor cannot hold here; RuntimeError or ValueError upstream."""
+
+
+CODES = {
+    "float32": 0,
+    "int32": 1,
+    "int16": 2,
+    "int8": 3,
+    "float64": 4,
+    "bool_": 5,
+    "uint8": 6,
+    "float16": 7,
+    "int64": 8,
+    "uint16": 9,
+    "uint32": 10,
+    "uint64": 11,
+    "bfloat16": 12,
+    "tf32": 13,
+    "custom16": 100,
+    "custom32": 101,
+    "custom48": 102,
+    "custom64": 103,
+    "custom80": 104,
+    "custom96": 105,
+    "custom128": 106,
+    "unknown": -1,
+}
+
+_NAMES = {code: name for name, code in CODES.items()}
+_NUMPY = {
+    code: np.dtype(name.rstrip("_"))
+    for name, code in CODES.items()
+    if name not in ("bfloat16", "tf32", "unknown") and not name.startswith("custom")
+}
+_FROM_NUMPY = {dtype: code for code, dtype in _NUMPY.items()}
+_TORCH = {
+    code: getattr(torch, dtype.name)
+    for code, dtype in _NUMPY.items()
+    if hasattr(torch, dtype.name)  # the wider unsigned types came to torch late
+}
+_TORCH[CODES["bfloat16"]] = torch.bfloat16
+_FROM_TORCH = {dtype: code for code, dtype in _TORCH.items()}
+
+
+def code_of(dtype: Any) -> int:
+    """The code of a code, a torch dtype or anything numpy takes for a dtype."""
+    if isinstance(dtype, int) and not isinstance(dtype, bool) and dtype in _NAMES:
+        return dtype
+    code = _FROM_TORCH.get(dtype) if isinstance(dtype, torch.dtype) else None
+    if code is None and not isinstance(dtype, (int, torch.dtype)):
+        code = _FROM_NUMPY.get(np.dtype(dtype))
+    if code is None:
+        raise TvDataTypeError(
+            f"unknown dtype {dtype!r}; a tv.Tensor holds {', '.join(_NAMES[c] for c in _NUMPY)}"
+        )
+    return code
+
+
+def to_numpy_dtype(code: int) -> np.dtype[Any]:
+    # tf32 is float32 storage.
+    found = _NUMPY.get(CODES["float32"] if code == CODES["tf32"] else code)
+    if found is None:
+        raise TvDataTypeError(f"dtype {_NAMES.get(code, code)!r} has no numpy counterpart")
+    return found
+
+
+def to_torch_dtype(code: int) -> torch.dtype:
+    found = _TORCH.get(CODES["float32"] if code == CODES["tf32"] else code)
+    if found is None:
+        raise TvDataTypeError(f"dtype {_NAMES.get(code, code)!r} has no torch counterpart")
+    return found
+
+
+def itemsize(code: int) -> int:
+    """Bytes per element."""
+    name = _NAMES.get(code, "unknown")
+    if name.startswith("custom"):
+        return int(name[len("custom") :]) // 8
+    return 2 if name == "bfloat16" else to_numpy_dtype(code).itemsize

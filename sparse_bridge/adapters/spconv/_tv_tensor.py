@@ -1,0 +1,256 @@
+"""The tensor of `cumm.tensorview`: a numpy array or a torch tensor under upstream's names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from ...errors import DeviceError, GeometryError
+from ._tv_dtypes import CODES, TvDataTypeError, code_of, itemsize, to_numpy_dtype, to_torch_dtype
+
+__all__ = ["Tensor", "TvArgumentError", "from_numpy", "from_torch", "to_torch"]
+
+Array: TypeAlias = "np.ndarray[Any, Any] | torch.Tensor"
+
+
+class TvArgumentError(GeometryError, TypeError):
+    """An argument is not what the tv function takes; a TypeError upstream."""
+
+
+def _device(code: int) -> torch.device:
+    return torch.device("cpu") if code < 0 else torch.device("cuda", code)
+
+
+class Tensor:
+    """An array of [*shape] on one device; `Tensor(shape, dtype, device)` allocates without filling.
+
+    dtype: int code (`tv.float32` ...).  device: -1 for the CPU, else the index of the GPU.
+    """
+
+    __slots__ = ("_array", "_code")
+
+    def __init__(
+        self,
+        shape: Sequence[int] = (0,),
+        dtype: Any = CODES["float32"],
+        device: int = -1,
+        pinned: bool = False,
+        managed: bool = False,
+    ) -> None:
+        if not isinstance(shape, Sequence):
+            raise TvArgumentError(f"shape is {shape!r}; pass a list of integers")
+        self._code = code_of(dtype)
+        sizes = [int(size) for size in shape]
+        self._array: Array
+        if device < 0:
+            self._array = np.empty(sizes, to_numpy_dtype(self._code))
+        else:
+            kind = to_torch_dtype(self._code)
+            self._array = torch.empty(sizes, dtype=kind, device=_device(device))
+
+    @classmethod
+    def _wrap(cls, array: Array, code: int | None = None) -> Tensor:
+        made = cls.__new__(cls)
+        made._array = array
+        made._code = code_of(array.dtype) if code is None else code
+        return made
+
+    # What it is
+
+    @property
+    def shape(self) -> list[int]:
+        return list(self._array.shape)
+
+    @property
+    def dtype(self) -> int:
+        return self._code
+
+    @property
+    def device(self) -> int:
+        if isinstance(self._array, np.ndarray) or self._array.device.type == "cpu":
+            return -1
+        return self._array.device.index or 0
+
+    @property
+    def ndim(self) -> int:
+        return self._array.ndim
+
+    @property
+    def size(self) -> int:
+        return math.prod(self._array.shape)
+
+    @property
+    def itemsize(self) -> int:
+        return itemsize(self._code)
+
+    @property
+    def stride(self) -> list[int]:
+        """Elements from one index to the next, per axis."""
+        if isinstance(self._array, torch.Tensor):
+            return list(self._array.stride())
+        return [step // self._array.itemsize for step in self._array.strides]
+
+    def dim(self, axis: int) -> int:
+        return self.shape[axis]
+
+    def bytesize(self) -> int:
+        return self.size * self.itemsize
+
+    def empty(self) -> bool:
+        return self.size == 0
+
+    def is_contiguous(self) -> bool:
+        if isinstance(self._array, torch.Tensor):
+            return self._array.is_contiguous()
+        return bool(self._array.flags.c_contiguous)
+
+    def byte_pointer(self) -> int:
+        """The address of the first element."""
+        if isinstance(self._array, torch.Tensor):
+            return self._array.data_ptr()
+        return self._array.ctypes.data
+
+    def __repr__(self) -> str:
+        return f"tv.Tensor(shape={self.shape}, dtype={self.dtype}, device={self.device})"
+
+    # Elsewhere and elsewise
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """A copy as a numpy array, from any device."""
+        return np.array(self.cpu().numpy_view(), order="C", copy=True)
+
+    def numpy_view(self) -> np.ndarray[Any, Any]:
+        """The CPU tensor's own memory as a numpy array; DeviceError for a device tensor."""
+        if isinstance(self._array, np.ndarray):
+            return self._array
+        if self.device >= 0:
+            raise DeviceError(
+                f"numpy_view of a tv.Tensor on device {self.device}; use .cpu().numpy_view()"
+            )
+        raise TvDataTypeError("a bfloat16 tv.Tensor has no numpy view; use tv.to_torch")
+
+    def cpu(self) -> Tensor:
+        """This tensor if it is on the CPU, else a copy there."""
+        if self.device < 0:
+            return self
+        return from_torch(self._array.cpu())  # type: ignore[union-attr]
+
+    def cuda(self) -> Tensor:
+        """This tensor if it is on a GPU, else a copy on torch's current GPU."""
+        return self if self.device >= 0 else from_torch(to_torch(self).cuda())
+
+    def clone(self, pinned: bool = False, use_cpu_copy: bool = False) -> Tensor:
+        """A contiguous copy on the same device."""
+        if isinstance(self._array, torch.Tensor):
+            copied = self._array.clone(memory_format=torch.contiguous_format)
+            return Tensor._wrap(copied, self._code)
+        return Tensor._wrap(np.array(self._array, order="C", copy=True), self._code)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        found = self.cpu().numpy_view()
+        if dtype is not None and np.dtype(dtype) != found.dtype:
+            return found.astype(dtype)
+        return np.array(found, copy=True) if copy else found
+
+    # Views
+
+    def __getitem__(self, index: Any) -> Tensor:
+        # A tuple, so that a full index of a numpy array stays an array and not a scalar.
+        places = index if isinstance(index, tuple) else (index,)
+        if isinstance(self._array, np.ndarray) and Ellipsis not in places:
+            places = (*places, Ellipsis)
+        return Tensor._wrap(self._array[places], self._code)
+
+    def slice_first_axis(self, start: int, end: int) -> Tensor:
+        return self[start:end]
+
+    def slice_axis(self, dim: int, start: Any, stop: Any, step: Any = None) -> Tensor:
+        return self[(slice(None),) * dim + (slice(start, stop, step),)]
+
+    def select(self, dim: int, index: int) -> Tensor:
+        return self[(slice(None),) * dim + (index,)]
+
+    def view(self, shape: Sequence[int]) -> Tensor:
+        """The same elements as [*shape]; one size may be -1."""
+        if not self.is_contiguous():
+            raise TvArgumentError(
+                f"view of a non-contiguous tv.Tensor {self.shape}; clone it first"
+            )
+        return Tensor._wrap(self._array.reshape(tuple(shape)), self._code)
+
+    def unsqueeze(self, axis: int) -> Tensor:
+        shape = self.shape
+        shape.insert(axis, 1)
+        return Tensor._wrap(self._array.reshape(tuple(shape)), self._code)
+
+    def squeeze(self, axis: int | None = None) -> Tensor:
+        shape = [s for a, s in enumerate(self.shape) if s != 1 or axis not in (None, a)]
+        return Tensor._wrap(self._array.reshape(tuple(shape)), self._code)
+
+    def transpose(self, axis0: int, axis1: int) -> Tensor:
+        return Tensor._wrap(self._array.swapaxes(axis0, axis1), self._code)
+
+    @property
+    def T(self) -> Tensor:
+        return self.transpose(0, 1)
+
+    # In place
+
+    def zero_(self) -> Tensor:
+        self._array[...] = 0
+        return self
+
+    def fill_int_(self, val: int) -> Tensor:
+        self._array[...] = int(val)
+        return self
+
+    def fill_float_(self, val: float) -> Tensor:
+        self._array[...] = float(val)
+        return self
+
+    def copy_(self, other: Tensor) -> None:
+        """Overwrite the elements with those of `other` (same shape and dtype, any device)."""
+        if self.shape != other.shape or self.dtype != other.dtype:
+            raise TvArgumentError(f"cannot copy {other!r} into {self!r}; shape and dtype differ")
+        if isinstance(self._array, np.ndarray):
+            self._array[...] = other.cpu().numpy_view()
+        else:
+            self._array.copy_(to_torch(other))
+
+
+def from_numpy(arr: np.ndarray[Any, Any]) -> Tensor:
+    """Wrap a numpy array without a copy. Raises TvArgumentError or TvDataTypeError."""
+    if not isinstance(arr, np.ndarray):
+        raise TvArgumentError(f"from_numpy takes a numpy array, got {type(arr).__name__}")
+    return Tensor._wrap(arr)
+
+
+def from_torch(tensor: torch.Tensor) -> Tensor:
+    """Wrap a torch tensor without a copy; it is detached."""
+    detached = tensor.detach()
+    code = code_of(detached.dtype)
+    if detached.device.type == "cpu" and detached.dtype != torch.bfloat16:
+        return Tensor._wrap(detached.numpy(), code)
+    return Tensor._wrap(detached, code)
+
+
+def to_torch(tensor: Any) -> torch.Tensor:
+    """The memory of a tv.Tensor as a torch tensor; read-only arrays and views that torch cannot
+    express are copied. Tensors of the real cumm are taken through their numpy copy.
+    """
+    if not isinstance(tensor, Tensor):
+        if not all(hasattr(tensor, name) for name in ("numpy_view", "numpy", "byte_pointer")):
+            raise TvArgumentError(
+                f"expected a tv.Tensor, got {type(tensor).__name__}; wrap arrays with tv.from_numpy"
+            )
+        return torch.from_numpy(tensor.numpy())
+    array = tensor._array
+    if isinstance(array, torch.Tensor):
+        return array
+    if not array.flags.writeable or any(step < 0 for step in array.strides):
+        array = array.copy()
+    return torch.from_numpy(array)

@@ -1,0 +1,84 @@
+"""spconv's geometry rules as offset lists and boxes of the core."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from ...core.conv_spec import Offsets, box_offsets
+from ...errors import GeometryError
+
+__all__ = [
+    "EvenKernelError",
+    "OutputSizeError",
+    "conv_output_size",
+    "deconv_output_size",
+    "strided_offsets",
+    "submanifold_offsets",
+]
+
+
+class OutputSizeError(GeometryError, RuntimeError):
+    """A layer would produce a grid without cells."""
+
+
+class EvenKernelError(GeometryError, RuntimeError):
+    """A submanifold layer with an even kernel size."""
+
+
+def conv_output_size(
+    input_size: Sequence[int],
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> list[int]:
+    """Per axis floor((I + 2p - d(k - 1) - 1) / s) + 1; k == -1 collapses an axis to 1."""
+    sizes = zip(input_size, kernel_size, stride, padding, dilation, strict=True)
+    return [
+        1 if k == -1 else (size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in sizes
+    ]
+
+
+def deconv_output_size(
+    input_size: Sequence[int],
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    output_padding: Sequence[int],
+) -> list[int]:
+    """Per axis (I - 1)s - 2p + k + output_padding. spconv leaves dilation out, so this does too."""
+    if -1 in kernel_size:
+        raise GeometryError("a transposed convolution has no output size for kernel size -1.")
+    sizes = zip(input_size, kernel_size, stride, padding, output_padding, strict=True)
+    return [(size - 1) * s - 2 * p + k + extra for size, k, s, p, extra in sizes]
+
+
+def check_output_size(size: Sequence[int], what: str, input_size: Sequence[int]) -> None:
+    """Raise OutputSizeError when an axis vanished."""
+    if min(size) <= 0:
+        raise OutputSizeError(
+            f"{what} turns a grid of {list(input_size)} into {list(size)}; every axis needs at "
+            "least one cell. Use a larger grid, less stride or more padding."
+        )
+
+
+@functools.lru_cache(maxsize=None)
+def strided_offsets(
+    kernel_size: tuple[int, ...], dilation: tuple[int, ...], padding: tuple[int, ...]
+) -> Offsets:
+    """Input coordinate = s * output + offset, offset = r * d - p (regular, transposed, inverse)."""
+    return box_offsets(kernel_size, dilation, padding)
+
+
+@functools.lru_cache(maxsize=None)
+def submanifold_offsets(kernel_size: tuple[int, ...], dilation: tuple[int, ...]) -> Offsets:
+    """offset = (r - k // 2) * d. Raises EvenKernelError; stride and padding play no part."""
+    if any(k % 2 == 0 for k in kernel_size):
+        raise EvenKernelError(
+            f"submanifold kernel size {list(kernel_size)}; only odd sizes have a centre. "
+            "Use an odd kernel size, or SparseConv for an even one."
+        )
+    origin = tuple(k // 2 * d for k, d in zip(kernel_size, dilation, strict=True))
+    return box_offsets(kernel_size, dilation, origin)

@@ -1,0 +1,62 @@
+"""From a SparseConvTensor's index tensor to coordinate and kernel maps."""
+
+from __future__ import annotations
+
+import torch
+
+from ...core import map_builder, map_cache
+from ...core.conv_spec import Box, Offsets
+from ...core.coordinate_map import CoordinateMap
+from ...core.kernel_map import KernelMap
+from ...core.map_cache import MapStore
+
+__all__ = ["generative_map", "strided_map", "submanifold_map"]
+
+
+def _coordinates(store: MapStore, indices: torch.Tensor, box: Box) -> CoordinateMap:
+    return store.get(("coordinates", box), lambda: CoordinateMap(indices, box))
+
+
+def submanifold_map(
+    indices: torch.Tensor, box: Box, offsets: Offsets
+) -> tuple[torch.Tensor, KernelMap, MapStore]:
+    """(output indices, map, store). The output indices alias `indices` as an object of ours, which
+    keeps the maps alive from layer to layer; the user's own tensor does not."""
+    store = map_cache.store_of(indices)
+    kmap = store.get(
+        ("submanifold", box, offsets),
+        lambda: map_builder.submanifold(_coordinates(store, indices, box), offsets),
+    )
+    return store.alias(indices), kmap, store
+
+
+def _expanded(kind: str, indices, box: Box, offsets: Offsets, stride, out_box: Box):  # type: ignore[no-untyped-def]
+    store = map_cache.store_of(indices)
+    build = map_builder.strided if kind == "strided" else map_builder.generative
+
+    def make() -> tuple[torch.Tensor, KernelMap]:
+        new, kmap = build(_coordinates(store, indices, box), offsets, stride, out_box)
+        coords = new.coords
+        if coords.is_inference():
+            coords = map_cache.normal_tensor(coords.clone)
+        made = MapStore()
+        made.put(("coordinates", out_box), new)
+        map_cache.adopt(coords, made)
+        return coords, kmap
+
+    coords, kmap = store.get((kind, box, offsets, stride, out_box), make)
+    return coords, kmap, store
+
+
+def strided_map(
+    indices: torch.Tensor, box: Box, offsets: Offsets, stride: tuple[int, ...], out_box: Box
+) -> tuple[torch.Tensor, KernelMap, MapStore]:
+    """(output indices, map, store) of a regular convolution or pool."""
+    return _expanded("strided", indices, box, offsets, stride, out_box)
+
+
+def generative_map(
+    indices: torch.Tensor, box: Box, offsets: Offsets, stride: tuple[int, ...], out_box: Box
+) -> tuple[torch.Tensor, KernelMap, MapStore]:
+    """(output indices, map, store) of a transposed convolution."""
+    return _expanded("generative", indices, box, offsets, stride, out_box)

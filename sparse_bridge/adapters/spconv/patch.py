@@ -1,0 +1,97 @@
+"""Seams of an installed spconv: methods looked up at call time, so live models keep their classes."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+from ...errors import UnsupportedError
+from ..base import Patch
+from ..ledger import note
+from . import pools, sums
+from .translate import conv_forward
+
+__all__ = ["patches"]
+
+_VERSIONS = ">=2.2,<2.4"
+
+
+def _refusal(x: Any) -> str | None:
+    """Why a call must run in spconv itself, decided before any work."""
+    if getattr(x, "is_quantized", False):
+        return "int8 features"
+    if getattr(x, "benchmark", False):
+        return "benchmark mode records spconv's own timings"
+    return None
+
+
+def _convolution(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def bridged(self: Any, training: bool, input: Any, *args: Any, **kwargs: Any) -> Any:
+        reason = _refusal(input)
+        if reason is None and kwargs.get("channel_scale") is not None:
+            reason = "int8 scales"
+        if reason is not None:
+            note("spconv", type(self).__name__, reason)
+            return original(self, training, input, *args, **kwargs)
+        return conv_forward(self, training, input, *args, **kwargs)
+
+    return bridged
+
+
+def _pool(forward: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    def factory(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def bridged(self: Any, input: Any) -> Any:
+            reason = _refusal(input)
+            if reason is not None:
+                note("spconv", type(self).__name__, reason)
+                return original(self, input)
+            return forward(self, input)
+
+        return bridged
+
+    return factory
+
+
+def _assignable(original: property) -> property:
+    def assign(self: Any, value: Any) -> None:
+        self._features = value
+
+    return property(original.fget, assign, None, "Features [N, C]; assignable as in spconv 1.x.")
+
+
+def patches() -> list[Patch]:
+    """Patches for the spconv that is imported. Raises UnsupportedError outside 2.2 .. 2.3."""
+    import spconv
+    from spconv.pytorch import conv, core, functional, pool
+
+    found = tuple(int(part) for part in re.findall(r"\d+", spconv.__version__)[:2])
+    if not (2, 2) <= found < (2, 4):
+        raise UnsupportedError(
+            f"spconv {spconv.__version__} is installed; the patches are written for {_VERSIONS}. "
+            "Use enable('spconv', mode='standin') before importing spconv."
+        )
+
+    def seam(owner: Any, name: str, replacement: Any, reason: str, wraps: bool = True) -> Patch:
+        return Patch(owner, name, replacement, reason, _VERSIONS, wraps)
+
+    average = "averages divide by the active inputs on every device"
+    return [
+        seam(conv.SparseConvolutionBase, "_conv_forward", _convolution, "all convolutions"),
+        seam(pool.SparseMaxPool, "forward", _pool(pools.max_pool_forward), "max pooling"),
+        seam(pool.SparseAvgPool, "forward", _pool(pools.avg_pool_forward), average),
+        seam(
+            pool.SparseGlobalMaxOrAvgPool, "forward", _pool(pools.global_pool_forward), "all devices"
+        ),
+        seam(
+            functional, "sparse_add_hash_based", sums.sparse_add_hash_based,
+            "spconv's needs its compiled hash table", wraps=False,
+        ),
+        seam(
+            core.SparseConvTensor, "features", _assignable(core.SparseConvTensor.features),
+            "spconv 1.x code assigns features", wraps=False,
+        ),
+    ]  # fmt: skip

@@ -1,0 +1,67 @@
+"""Local and global pooling layers of spconv, on the core."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...core import pool as core_pool
+from ...core.conv_spec import Box
+from ..ledger import note
+from . import geometry, maps
+from .keys import KeyTakenError
+from .layers import box_of, check_input, output, record_of
+
+__all__ = ["avg_pool_forward", "global_pool_forward", "max_pool_forward"]
+
+
+def max_pool_forward(layer: Any, x: Any) -> Any:
+    """Local max pooling, at least 0 as in spconv; the gradient goes to every input that ties."""
+    return _pool(layer, x, "max")
+
+
+def avg_pool_forward(layer: Any, x: Any) -> Any:
+    """Mean over the active inputs of each window."""
+    return _pool(layer, x, "avg")
+
+
+def _pool(layer: Any, x: Any, mode: str) -> Any:
+    what, key = type(layer).__name__, layer.indice_key
+    features = check_input(x, what)
+    if key is not None and x.find_indice_pair(key) is not None:
+        raise KeyTakenError(f"{what}: indice_key {key!r} exists already; pools never reuse a key.")
+    box, kernel, dilation = box_of(x), tuple(layer.kernel_size), tuple(layer.dilation)
+    if layer.subm:
+        shape = list(x.spatial_shape)
+        indices, kmap, store = maps.submanifold_map(
+            x.indices, box, geometry.submanifold_offsets(kernel, dilation)
+        )
+    else:
+        shape = geometry.conv_output_size(
+            x.spatial_shape, kernel, layer.stride, layer.padding, dilation
+        )
+        geometry.check_output_size(shape, what, x.spatial_shape)
+        offsets = geometry.strided_offsets(kernel, dilation, tuple(layer.padding))
+        out_box = Box.of(box.lo, (box.size[0], *shape))
+        indices, kmap, store = maps.strided_map(
+            x.indices, box, offsets, tuple(layer.stride), out_box
+        )
+    entries = dict(x.indice_dict)
+    if key is not None:
+        entries[key] = record_of(x, layer, indices, shape, kmap, store)
+    y = core_pool.pool(features, kmap, mode, floor=0.0)
+    if layer.record_voxel_count and hasattr(layer, "max_num_voxels_during_training"):
+        layer.max_num_voxels_during_training.clamp_(min=y.shape[0])
+    note("spconv", what)
+    return output(x, y, indices, shape, entries)
+
+
+def global_pool_forward(layer: Any, x: Any) -> torch.Tensor:
+    """[batch_size, C]: maximum or mean of each batch item's rows; rows outside the batch take no part."""
+    what = type(layer).__name__
+    features = check_input(x, what)
+    mode = "avg" if layer.is_mean else "max"
+    y = core_pool.global_pool(features, x.indices[:, 0], int(x.batch_size), mode)
+    note("spconv", what)
+    return y

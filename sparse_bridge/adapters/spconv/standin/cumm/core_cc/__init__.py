@@ -1,0 +1,1 @@
+"""Where pickles of the original look for the activation enum."""

@@ -1,0 +1,1 @@
+"""Nothing is compiled ahead of time."""

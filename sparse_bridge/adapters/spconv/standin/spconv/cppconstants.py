@@ -1,0 +1,8 @@
+"""Facts about a compiled build; here there is none, and every GPU that Triton knows is served."""
+
+CPU_ONLY_BUILD = False
+BUILD_CUMM_VERSION = "0.7.11"
+BUILD_PCCM_VERSION = "0.4.16"
+HAS_BOOST = False
+COMPILED_CUDA_ARCHS: list = []
+COMPILED_CUDA_GEMM_ARCHS: list = []

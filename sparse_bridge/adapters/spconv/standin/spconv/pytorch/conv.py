@@ -1,0 +1,292 @@
+"""Convolution layers. They hold parameters and geometry; the work is done by the shared adapter functions."""
+
+import math
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import init
+
+from cumm import tensorview as tv
+from sparse_bridge import settings
+from sparse_bridge.adapters.spconv import weights
+from sparse_bridge.adapters.spconv.translate import conv_forward
+from sparse_bridge.errors import ContractError
+from spconv import constants
+from spconv.core import ConvAlgo
+from spconv.pytorch.core import SparseConvTensor, expand_nd
+from spconv.pytorch.modules import SparseModule
+
+FILTER_HWIO = constants.FILTER_HWIO
+_MAX_NUM_VOXELS_DURING_TRAINING = "max_num_voxels_during_training"
+
+
+class SparseConvolutionBase:
+    """Geometry and forward logic, without parameters."""
+
+    def __init__(
+        self, ndim, in_channels, out_channels, kernel_size=3, stride=1, padding=0, dilation=1, groups=1, bias=True,
+        subm=False, output_padding=0, transposed=False, inverse=False, indice_key=None, algo=None, fp32_accum=None,
+        record_voxel_count=False, act_type=tv.gemm.Activation.None_, act_alpha=0, act_beta=0,
+        large_kernel_fast_algo=False,
+    ):  # fmt: skip
+        _check_groups(groups, in_channels, out_channels)
+        self.ndim = ndim
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.kernel_size = expand_nd(ndim, kernel_size)
+        self.stride = expand_nd(ndim, stride)
+        self.dilation = expand_nd(ndim, dilation)
+        self.padding = expand_nd(ndim, padding)
+        self.output_padding = expand_nd(ndim, output_padding)
+        kv = math.prod(self.kernel_size)
+        # With one tap and no stride the layer is a matrix product; grouped weights do not fit that short cut.
+        self.conv1x1 = kv == 1 and groups == 1 and (subm or math.prod(self.stride) == 1)
+        if self.conv1x1 and not subm and any(self.padding):
+            raise ContractError(f"a convolution of kernel size 1 takes no padding, got {self.padding}.")
+        self.transposed = transposed
+        self.inverse = inverse
+        self.groups = groups
+        self.subm = subm
+        self.indice_key = indice_key
+        self.record_voxel_count = record_voxel_count
+        if algo is None:
+            limit = 128 if large_kernel_fast_algo else 32
+            algo = ConvAlgo.MaskImplicitGemm if kv <= limit else ConvAlgo.Native
+        if algo == ConvAlgo.MaskSplitImplicitGemm and kv > 32:
+            raise ContractError(f"MaskSplitImplicitGemm takes kernels of at most 32 taps, got {kv}.")
+        self.algo = algo
+        self.fp32_accum = fp32_accum
+        self.weight_shape = [out_channels, *self.kernel_size, in_channels // groups]
+        self.act_type = act_type
+        self.act_alpha = act_alpha
+        self.act_beta = act_beta
+        if self.conv1x1 and act_type != tv.gemm.Activation.None_:
+            raise ContractError("a convolution of kernel size 1 takes no fused activation.")
+        self.scale = 1.0
+        self.zero_point = 0
+
+    def is_inverseable(self):
+        return self.indice_key is not None and not self.subm
+
+    def _conv_forward(
+        self, training, input, weight, bias, add_input=None, channel_scale=None, output_scale=None, name=None,
+        sparse_unique_name="", act_type=tv.gemm.Activation.None_, act_alpha=0, act_beta=0,
+    ):  # fmt: skip
+        return conv_forward(
+            self, training, input, weight, bias, add_input, channel_scale, output_scale, name, sparse_unique_name,
+            act_type, act_alpha, act_beta,
+        )  # fmt: skip
+
+
+def _check_groups(groups, in_channels, out_channels):
+    if groups == 1:
+        return
+    if not settings.get().groups:
+        raise ContractError(
+            f"groups is {groups}; spconv takes only 1. Set SPARSE_BRIDGE_GROUPS=1 to allow grouped convolutions, "
+            "which spconv itself cannot run."
+        )
+    if in_channels % groups or out_channels % groups:
+        raise ContractError(f"{groups} groups do not divide {in_channels} input and {out_channels} output channels.")
+
+
+class SparseConvolution(SparseConvolutionBase, SparseModule):
+    """A convolution with parameters `weight` [C_out, *kernel, C_in] and `bias` [C_out] or None."""
+
+    def __init__(
+        self, ndim, in_channels, out_channels, kernel_size=3, stride=1, padding=0, dilation=1, groups=1, bias=True,
+        subm=False, output_padding=0, transposed=False, inverse=False, indice_key=None, algo=None, fp32_accum=None,
+        record_voxel_count=False, act_type=tv.gemm.Activation.None_, act_alpha=0, act_beta=0,
+        large_kernel_fast_algo=False, name=None, device=None, dtype=None,
+    ):  # fmt: skip
+        SparseModule.__init__(self, name=name)
+        SparseConvolutionBase.__init__(
+            self, ndim, in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, subm,
+            output_padding, transposed, inverse, indice_key, algo, fp32_accum, record_voxel_count, act_type, act_alpha,
+            act_beta, large_kernel_fast_algo,
+        )  # fmt: skip
+        kwargs = {"device": device, "dtype": dtype}
+        if record_voxel_count and not self.subm and not self.inverse:
+            count = torch.zeros(1, dtype=torch.int32, device=device)
+            self.register_buffer(_MAX_NUM_VOXELS_DURING_TRAINING, count)
+        self.weight = nn.Parameter(torch.zeros(*self.weight_shape, **kwargs))
+        if bias:
+            self.bias = nn.Parameter(torch.zeros(out_channels, **kwargs))
+        else:
+            self.register_parameter("bias", None)
+        self.reset_parameters()
+        self._register_load_state_dict_pre_hook(self._load_weight_different_layout)
+
+    def get_max_num_voxels(self):
+        return getattr(self, _MAX_NUM_VOXELS_DURING_TRAINING, None)
+
+    def _load_weight_different_layout(
+        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+    ):
+        name = prefix + _MAX_NUM_VOXELS_DURING_TRAINING
+        if hasattr(self, _MAX_NUM_VOXELS_DURING_TRAINING) and name not in state_dict:
+            state_dict[name] = torch.zeros(1, dtype=torch.int32)
+        if constants.SAVED_WEIGHT_LAYOUT in ("RSKC", "RSCK"):
+            weights.convert_layout(state_dict, prefix + "weight", constants.SAVED_WEIGHT_LAYOUT, self)
+
+    def extra_repr(self):
+        text = (
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
+            f"padding={self.padding}, dilation={self.dilation}, output_padding={self.output_padding}"
+        )
+        if self.groups != 1:
+            text += f", groups={self.groups}"
+        if self.bias is None:
+            text += ", bias=False"
+        text += f", algo={self.algo}"
+        if self.act_type != tv.gemm.Activation.None_:
+            text += f", act_type={self.act_type}"
+        return text
+
+    def _fan_in(self):
+        return self.in_channels // self.groups * int(np.prod(self.kernel_size))
+
+    def reset_parameters(self):
+        """Kaiming-uniform as torch's own convolutions have it: bound 1 / sqrt(fan_in), fan_in = C_in * V."""
+        slope = math.sqrt(0.005) if constants.SPCONV_DEBUG_WEIGHT else math.sqrt(5)
+        fan_in = self._fan_in()
+        if fan_in == 0:
+            return
+        bound = math.sqrt(3.0) * init.calculate_gain("leaky_relu", slope) / math.sqrt(fan_in)
+        with torch.no_grad():
+            self.weight.uniform_(-bound, bound)
+            if self.bias is not None:
+                init.uniform_(self.bias, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
+
+    def forward(self, input: SparseConvTensor, add_input: SparseConvTensor = None):
+        return self._conv_forward(
+            self.training, input, self.weight, self.bias, add_input, name=self.name,
+            sparse_unique_name=self._sparse_unique_name, act_type=self.act_type, act_alpha=self.act_alpha,
+            act_beta=self.act_beta,
+        )  # fmt: skip
+
+
+class _Regular(SparseConvolution):
+    """Outputs wherever the kernel meets an active site."""
+
+    _ndim: int
+    _transposed = False
+
+    def __init__(
+        self, in_channels, out_channels, kernel_size, stride=1, padding=0, dilation=1, groups=1, bias=True,
+        indice_key=None, algo=None, fp32_accum=None, record_voxel_count=False, large_kernel_fast_algo=False, name=None,
+    ):  # fmt: skip
+        super().__init__(
+            self._ndim, in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
+            transposed=self._transposed, indice_key=indice_key, algo=algo, fp32_accum=fp32_accum,
+            record_voxel_count=record_voxel_count, large_kernel_fast_algo=large_kernel_fast_algo, name=name,
+        )  # fmt: skip
+
+
+class _Transposed(_Regular):
+    """Every active site spreads over its kernel, onto new sites."""
+
+    _transposed = True
+
+
+class _Submanifold(SparseConvolution):
+    """Outputs = inputs; stride and padding are accepted and ignored."""
+
+    _ndim: int
+
+    def __init__(
+        self, in_channels, out_channels, kernel_size, stride=1, padding=0, dilation=1, groups=1, bias=True,
+        indice_key=None, algo=None, fp32_accum=None, large_kernel_fast_algo=False, name=None,
+    ):  # fmt: skip
+        super().__init__(
+            self._ndim, in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, subm=True,
+            indice_key=indice_key, algo=algo, fp32_accum=fp32_accum, large_kernel_fast_algo=large_kernel_fast_algo,
+            name=name,
+        )  # fmt: skip
+
+
+class _Inverse(SparseConvolution):
+    """The pairs of the layer that made `indice_key`, read backwards: outputs are that layer's inputs."""
+
+    _ndim: int
+
+    def __init__(
+        self, in_channels, out_channels, kernel_size, indice_key, bias=True, algo=None, fp32_accum=None,
+        large_kernel_fast_algo=False, name=None,
+    ):  # fmt: skip
+        super().__init__(
+            self._ndim, in_channels, out_channels, kernel_size, bias=bias, inverse=True, indice_key=indice_key,
+            algo=algo, fp32_accum=fp32_accum, large_kernel_fast_algo=large_kernel_fast_algo, name=name,
+        )  # fmt: skip
+
+
+class SparseConv1d(_Regular):
+    _ndim = 1
+
+
+class SparseConv2d(_Regular):
+    _ndim = 2
+
+
+class SparseConv3d(_Regular):
+    _ndim = 3
+
+
+class SparseConv4d(_Regular):
+    _ndim = 4
+
+
+class SparseConvTranspose1d(_Transposed):
+    _ndim = 1
+
+
+class SparseConvTranspose2d(_Transposed):
+    _ndim = 2
+
+
+class SparseConvTranspose3d(_Transposed):
+    _ndim = 3
+
+
+class SparseConvTranspose4d(_Transposed):
+    _ndim = 4
+
+
+class SparseInverseConv1d(_Inverse):
+    _ndim = 1
+
+
+class SparseInverseConv2d(_Inverse):
+    _ndim = 2
+
+
+class SparseInverseConv3d(_Inverse):
+    _ndim = 3
+
+
+class SparseInverseConv4d(_Inverse):
+    _ndim = 4
+
+
+class SubMConv1d(_Submanifold):
+    _ndim = 1
+
+
+class SubMConv2d(_Submanifold):
+    _ndim = 2
+
+
+class SubMConv3d(_Submanifold):
+    _ndim = 3
+
+
+class SubMConv4d(_Submanifold):
+    _ndim = 4
+
+
+DEFAULT_SPARSE_CONV_TYPES = {
+    SparseConv1d, SparseConv2d, SparseConv3d, SparseConv4d, SubMConv1d, SubMConv2d, SubMConv3d, SubMConv4d,
+    SparseInverseConv1d, SparseInverseConv2d, SparseInverseConv3d, SparseInverseConv4d, SparseConvTranspose1d,
+    SparseConvTranspose2d, SparseConvTranspose3d, SparseConvTranspose4d,
+}  # fmt: skip

@@ -1,0 +1,254 @@
+"""`SparseConvTensor` and the records of `indice_dict`."""
+
+import numpy as np
+import torch
+
+from sparse_bridge.errors import ContractError, ShapeError, UnsupportedError
+from spconv import constants
+from spconv.tools import CUDAKernelTimer
+
+
+class SpConvTensorMeta(type):
+    """Metaclass of `SparseConvTensor` (torch.fx proxies are not made by it)."""
+
+
+class ThrustSortAllocator:
+    """Growable scratch memory. `alloc(nbytes)` returns an address that is valid until the next call."""
+
+    def __init__(self, device):
+        self.device = device
+        self.alloced_objs = {}
+
+    def alloc(self, n):
+        buffer = self.alloced_objs.get("buffer")
+        if buffer is None or buffer.numel() < n:
+            buffer = self.alloced_objs["buffer"] = torch.empty(n, dtype=torch.uint8, device=self.device)
+        return buffer.data_ptr()
+
+
+class IndiceData:
+    """A kernel map as pair lists: indice_pairs int32 [2, V, N] padded with -1, indice_pair_num int32 [V]."""
+
+    def __init__(
+        self, out_indices, indices, indice_pairs, indice_pair_num, spatial_shape, out_spatial_shape, is_subm, algo, ksize,
+        stride, dilation, padding, voxel_num=None,
+    ):  # fmt: skip
+        self.out_indices = out_indices
+        self.indices = indices
+        self.indice_pairs = indice_pairs
+        self.indice_pair_num = indice_pair_num
+        self.spatial_shape = spatial_shape
+        self.out_spatial_shape = out_spatial_shape
+        self.is_subm = is_subm
+        self.algo = algo
+        self.ksize = ksize
+        self.stride = stride
+        self.dilation = dilation
+        self.padding = padding
+        self.voxel_num = voxel_num
+
+
+class ImplicitGemmIndiceData:
+    """A kernel map as tables: pair_fwd [V, M] input row of each output row, pair_bwd [V, N] the reverse, masks."""
+
+    def __init__(
+        self, out_indices, indices, pair_fwd, pair_bwd, pair_mask_fwd_splits, pair_mask_bwd_splits,
+        mask_argsort_fwd_splits, mask_argsort_bwd_splits, masks, spatial_shape, out_spatial_shape, is_subm, algo, ksize,
+        stride, dilation, padding, in_voxel_num=None, out_voxel_num=None,
+    ):  # fmt: skip
+        self.out_indices = out_indices
+        self.indices = indices
+        self.pair_fwd = pair_fwd
+        self.pair_bwd = pair_bwd
+        self.pair_mask_fwd_splits = pair_mask_fwd_splits
+        self.pair_mask_bwd_splits = pair_mask_bwd_splits
+        self.mask_argsort_fwd_splits = mask_argsort_fwd_splits
+        self.mask_argsort_bwd_splits = mask_argsort_bwd_splits
+        self.masks = masks
+        self.spatial_shape = spatial_shape
+        self.out_spatial_shape = out_spatial_shape
+        self.is_subm = is_subm
+        self.algo = algo
+        self.ksize = ksize
+        self.stride = stride
+        self.dilation = dilation
+        self.padding = padding
+        self.in_voxel_num = in_voxel_num
+        self.out_voxel_num = out_voxel_num
+
+
+def scatter_nd(indices, updates, shape):
+    """Zeros of `shape` with `updates` written at `indices` [..., k]; of equal indices the last write wins."""
+    result = torch.zeros(*shape, dtype=updates.dtype, device=updates.device)
+    places = indices.reshape(-1, indices.shape[-1]).long()
+    result[tuple(places.t())] = updates.reshape(places.shape[0], *shape[indices.shape[-1] :])
+    return result
+
+
+def expand_nd(ndim, val):
+    """`val` as a list of `ndim` ints: an int is repeated, a sequence must have that length."""
+    if isinstance(val, int):
+        return [val] * ndim
+    if isinstance(val, np.ndarray):
+        val = val.tolist()
+    if not isinstance(val, (list, tuple)):
+        raise TypeError(f"expected an int or a sequence of {ndim} ints, got {type(val).__name__}: {val!r}")
+    if len(val) != ndim:
+        raise ContractError(f"expected {ndim} values, got {len(val)}: {list(val)}")
+    return [int(item) for item in val]
+
+
+def _spatial_list(shape):
+    return [int(size) for size in (shape.tolist() if hasattr(shape, "tolist") else shape)]
+
+
+class SparseConvTensor(metaclass=SpConvTensorMeta):
+    """Sparse features on a grid.
+
+    features: [N, C].  indices: int32 [N, 1 + nd], batch index first.  spatial_shape: nd sizes, any kind of sequence.
+    batch_size: number of batch items.  indice_dict: kernel maps by `indice_key`.
+    """
+
+    def __init__(
+        self, features, indices, spatial_shape, batch_size, grid=None, voxel_num=None, indice_dict=None, benchmark=False,
+        permanent_thrust_allocator=False, enable_timer=False, force_algo=None,
+    ):  # fmt: skip
+        spatial_shape = _spatial_list(spatial_shape)
+        if not constants.SPCONV_FX_TRACE_MODE:
+            _check(features, indices, spatial_shape, batch_size)
+        self._features = features
+        self.indices = indices
+        self.spatial_shape = spatial_shape
+        self.batch_size = batch_size
+        self.indice_dict = {} if indice_dict is None else indice_dict
+        self.grid = torch.Tensor() if grid is None else grid
+        self.voxel_num = voxel_num
+        self.benchmark = benchmark
+        self.benchmark_record = {}
+        self.thrust_allocator = ThrustSortAllocator(features.device) if permanent_thrust_allocator else None
+        self._timer = CUDAKernelTimer(enable_timer)
+        self.force_algo = force_algo
+        self.int8_scale = None
+
+    def __repr__(self):
+        return f"SparseConvTensor[shape={self._features.shape}]"
+
+    @property
+    def features(self):
+        return self._features
+
+    @features.setter
+    def features(self, value):
+        # spconv 2.x refuses; 1.x projects assign, and nothing can depend on the refusal.
+        self._features = value
+
+    @property
+    def is_quantized(self):
+        return self._features.dtype == torch.qint8
+
+    @property
+    def spatial_size(self):
+        return np.prod(self.spatial_shape)
+
+    @property
+    def sparity(self):
+        """Share of active cells (the name is spconv 1.x's)."""
+        return self.indices.shape[0] / np.prod(self.spatial_shape) / self.batch_size
+
+    def q_scale(self):
+        if not self.is_quantized:
+            raise ValueError("q_scale() is for quantised tensors.")
+        return self._features.q_scale()
+
+    def dequantize(self):
+        return self.replace_feature(self._features.dequantize())
+
+    def replace_feature(self, feature):
+        """The same sites with other features; the row count may differ. Shares `indices` and `indice_dict`."""
+        twin = SparseConvTensor.__new__(SparseConvTensor)
+        twin._features = feature
+        twin.indices = self.indices
+        twin.spatial_shape = list(self.spatial_shape)
+        twin.batch_size = self.batch_size
+        twin.indice_dict = self.indice_dict
+        twin.grid = self.grid
+        twin.voxel_num = self.voxel_num
+        twin.benchmark = self.benchmark
+        twin.benchmark_record = self.benchmark_record
+        twin.thrust_allocator = self.thrust_allocator
+        twin._timer = self._timer
+        twin.force_algo = self.force_algo
+        twin.int8_scale = self.int8_scale
+        return twin
+
+    def shadow_copy(self):
+        return self.replace_feature(self._features)
+
+    def select_by_index(self, valid_indices):
+        """The chosen rows, with no kernel maps."""
+        twin = self.replace_feature(self._features[valid_indices])
+        twin.indices = self.indices[valid_indices]
+        twin.indice_dict = {}
+        return twin
+
+    def minus(self):
+        return self.replace_feature(-self._features)
+
+    @classmethod
+    def from_dense(cls, x):
+        """Channels-last dense [B, *shape, C] -> the sites with any value that is not zero, in lexicographic order."""
+        sparse = x.to_sparse(x.ndim - 1)
+        indices = sparse.indices().permute(1, 0).contiguous().int()
+        return cls(sparse.values(), indices, x.shape[1:-1], x.shape[0])
+
+    def find_indice_pair(self, key):
+        if key is None:
+            return None
+        return self.indice_dict.get(key)
+
+    def dense(self, channels_first=True):
+        """[B, C, *shape], or [B, *shape, C]; differentiable. Sites must be distinct and inside the grid."""
+        features = self._features
+        shape = [int(self.batch_size), *self.spatial_shape]
+        result = features.new_zeros((*shape, features.shape[1]))
+        result = result.index_put(tuple(self.indices.long().t()), features)
+        if not channels_first:
+            return result
+        return result.permute(0, -1, *range(1, len(shape))).contiguous()
+
+    def _added(self, other):
+        if isinstance(other, SparseConvTensor):
+            return self._features + other.features
+        if isinstance(other, torch.Tensor):
+            return self._features + other
+        raise ContractError(f"a SparseConvTensor adds to another one or to a tensor, got {type(other).__name__}.")
+
+    def __add__(self, other):
+        return self.replace_feature(self._added(other))
+
+    __radd__ = __add__
+
+    def __iadd__(self, other):
+        self._features = self._added(other)
+        return self
+
+
+def _check(features, indices, spatial_shape, batch_size):
+    if features.ndim != 2 or indices.ndim != 2:
+        raise _ShapeContract(
+            f"features {list(features.shape)} and indices {list(indices.shape)}; expected [N, C] and [N, 1 + nd]."
+        )
+    if len(spatial_shape) != indices.shape[1] - 1:
+        raise _ShapeContract(
+            f"spatial_shape {spatial_shape} must equal ndim: indices have {indices.shape[1] - 1} spatial columns."
+        )
+    if indices.dtype != torch.int32:
+        raise ContractError(f"only int32 indices are supported, got {indices.dtype}; use indices.int().")
+    if not batch_size > 0:
+        raise ContractError(f"batch_size is {batch_size}; expected at least 1.")
+    if features.dtype == torch.qint8:
+        raise UnsupportedError("int8 features are not supported; dequantise them first.")
+
+
+class _ShapeContract(ContractError, ShapeError):
+    """A tensor of the wrong rank or a spatial shape of the wrong length."""

@@ -1,0 +1,3 @@
+"""A hash table from integer keys to numbers."""
+
+from sparse_bridge.adapters.spconv.voxel_hash import HashTable  # noqa: F401

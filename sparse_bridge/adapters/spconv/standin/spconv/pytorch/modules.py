@@ -1,0 +1,133 @@
+"""`SparseModule`, containers and wrappers of ordinary layers."""
+
+import sys
+import time
+from collections import OrderedDict
+
+import torch
+from torch import nn
+
+from sparse_bridge.errors import ContractError
+from spconv.pytorch.core import SparseConvTensor
+
+
+def is_spconv_module(module):
+    """Whether a container hands this module the sparse tensor itself."""
+    return isinstance(module, (SparseModule, SparseBatchNorm, SparseReLU))
+
+
+def is_sparse_conv(module):
+    from spconv.pytorch.conv import SparseConvolution
+
+    return isinstance(module, SparseConvolution)
+
+
+class SparseModule(nn.Module):
+    """Base of every layer that takes a `SparseConvTensor`."""
+
+    def __init__(self, name=None):
+        super().__init__()
+        self.name = name
+        self._sparse_unique_name = ""
+
+
+class _NameTaken(ContractError, ValueError):
+    """Two children of a container have one name."""
+
+
+class SparseSequential(SparseModule):
+    """Runs its children in order; ordinary modules act on the features and are skipped when there are no rows.
+
+    Children: positional (named "0", "1", ...), or one OrderedDict, plus keywords.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__()
+        if len(args) == 1 and isinstance(args[0], OrderedDict):
+            for key, module in args[0].items():
+                self.add_module(key, module)
+        else:
+            for index, module in enumerate(args):
+                self.add_module(str(index), module)
+        for name, module in kwargs.items():
+            if name in self._modules:
+                raise _NameTaken(f"a child named {name!r} exists already.")
+            self.add_module(name, module)
+
+    def __getitem__(self, idx):
+        if not -len(self) <= idx < len(self):
+            raise IndexError(f"index {idx} is out of range")
+        return list(self._modules.values())[idx]
+
+    def __len__(self):
+        return len(self._modules)
+
+    def add(self, module, name=None):
+        if name is None:
+            name = str(len(self._modules))
+            if name in self._modules:
+                raise KeyError("name exists")
+        self.add_module(name, module)
+
+    def forward(self, input):
+        for module in self._modules.values():
+            if is_spconv_module(module):
+                input = module(input)
+            elif isinstance(input, SparseConvTensor):
+                if input.indices.shape[0] != 0:
+                    input = input.replace_feature(module(input.features))
+            else:
+                input = module(input)
+        return input
+
+
+def assign_name_for_sparse_modules(module):
+    """Write every sparse module's qualified name into `_sparse_unique_name`."""
+    for name, child in module.named_modules():
+        if isinstance(child, SparseModule):
+            child._sparse_unique_name = name
+
+
+def _on_features(forward, input):
+    if isinstance(input, SparseConvTensor):
+        return input.replace_feature(forward(input.features))
+    return forward(input)
+
+
+class SparseBatchNorm(nn.BatchNorm1d):
+    def forward(self, input):
+        return _on_features(super().forward, input)
+
+
+class SparseSyncBatchNorm(nn.SyncBatchNorm):
+    def forward(self, input):
+        return _on_features(super().forward, input)
+
+
+class SparseReLU(nn.ReLU):
+    def forward(self, input):
+        return _on_features(super().forward, input)
+
+
+class SparseIdentity(nn.Identity):
+    def forward(self, input):
+        return _on_features(super().forward, input)
+
+
+class PrintTensorMeta(nn.Module):
+    """Writes shape and range of the features to stdout."""
+
+    def forward(self, x):
+        features = x.features if isinstance(x, SparseConvTensor) else x
+        sys.stdout.write(f"{tuple(features.shape)} {features.dtype} min {features.min()} max {features.max()}\n")
+        return x
+
+
+class PrintCurrentTime(nn.Module):
+    """Writes the time in seconds to stdout, after waiting for the GPU."""
+
+    def forward(self, x):
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        sys.stdout.write(f"{time.time():.6f}\n")
+        return x

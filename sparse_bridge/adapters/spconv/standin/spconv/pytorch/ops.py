@@ -1,0 +1,154 @@
+"""Map building and raw products on tensors."""
+
+import numpy as np
+import torch
+
+from sparse_bridge.adapters.spconv import low_level, records
+from sparse_bridge.adapters.spconv.geometry import conv_output_size as get_conv_output_size  # noqa: F401
+from sparse_bridge.adapters.spconv.geometry import deconv_output_size as get_deconv_output_size  # noqa: F401
+from sparse_bridge.errors import UnsupportedError
+from spconv.constants import SPCONV_USE_DIRECT_TABLE  # noqa: F401
+from spconv.core import AlgoHint, ConvAlgo  # noqa: F401
+
+DEBUG_INT64_HASH_K = False
+INT32_MAX = (1 << 31) - 1
+
+
+def get_indice_pairs(
+    indices, batch_size, spatial_shape, algo, ksize, stride, padding, dilation, out_padding, subm=False, transpose=False,
+    num_out_act_bound=-1,
+):  # fmt: skip
+    """(out_inds int32 [M, nd + 1], pairs int32 [2, V, N], num_per_loc int32 [V])."""
+    _no_bound(num_out_act_bound)
+    out, kmap = low_level.build_map(
+        indices, batch_size, spatial_shape, ksize, stride, padding, dilation, out_padding, subm, transpose
+    )
+    return (out, *records.indice_pairs(kmap, indices.shape[0], subm))
+
+
+def get_indice_pairs_implicit_gemm(
+    indices, batch_size, spatial_shape, algo, ksize, stride, padding, dilation, out_padding, subm=False, transpose=False,
+    is_train=True, alloc=None, timer=None, num_out_act_bound=-1, direct_table=None, do_sort=None,
+):  # fmt: skip
+    """(out_inds, num_per_loc, pair_fwd [V, M], pair_bwd [V, N], mask_fwd splits, mask_bwd splits, argsort_fwd splits,
+    argsort_bwd splits, masks)."""
+    _no_bound(num_out_act_bound)
+    out, kmap = low_level.build_map(
+        indices, batch_size, spatial_shape, ksize, stride, padding, dilation, out_padding, subm, transpose
+    )
+    fwd, bwd = low_level.tables_of(kmap)
+    counts = (fwd >= 0).sum(1, dtype=torch.int32)
+    mask_fwd, order_fwd = records.masks_and_order(fwd)
+    mask_bwd, order_bwd = records.masks_and_order(bwd)
+    masks = [np.array([(1 << min(32, fwd.shape[0])) - 1], dtype=np.uint32)]
+    return out, counts, fwd, bwd, [mask_fwd], [mask_bwd], [order_fwd], [order_bwd], masks
+
+
+def _no_bound(bound):
+    if bound > 0:
+        raise UnsupportedError("num_out_act_bound limits the output of spconv's TensorRT build; leave it at -1.")
+
+
+def indice_conv(
+    features, filters, indice_pairs, indice_pair_num, num_activate_out, inverse=False, subm=False, algo=ConvAlgo.Native,
+    timer=None, bias=None, act_alpha=0.0, act_beta=0.0, act_type=None,
+):  # fmt: skip
+    """features [N, C], filters KRSC -> [M, K]."""
+    return low_level.conv_by_pairs(
+        features, filters, indice_pairs, indice_pair_num, num_activate_out, inverse, subm, bias, act_alpha, act_type
+    )
+
+
+def indice_conv_backward(
+    features, filters, out_bp, indice_pairs, indice_pair_num, inverse=False, subm=False, algo=ConvAlgo.Native, timer=None
+):
+    """(gradient of features, gradient of filters)."""
+
+    def forward(x, w):
+        return low_level.conv_by_pairs(x, w, indice_pairs, indice_pair_num, out_bp.shape[0], inverse, subm)
+
+    return low_level.conv_backward(forward, features, filters, out_bp)
+
+
+def implicit_gemm(
+    features, filters, pair_fwd, pair_mask_fwd_splits, mask_argsort_fwd_splits, num_activate_out, masks, is_train, is_subm,
+    timer=None, fp32_accum=None, bias=None, act_alpha=0.0, act_beta=0.0, act_type=None, output_scale=1.0, scale=None,
+    output_add=None, output_add_scale=0.0, output_dtype=None,
+):  # fmt: skip
+    """([M, K], mask_out, mask_width)."""
+    if scale is not None or output_add is not None:
+        raise UnsupportedError("quantisation scales are not supported; int8 inference is not bridged.")
+    out = low_level.conv_by_table(features, filters, pair_fwd, num_activate_out, bias, act_alpha, act_type)
+    return out if output_dtype is None else out.to(output_dtype), torch.empty(0, dtype=torch.int32), -1
+
+
+def implicit_gemm_backward(
+    features, filters, out_bp, pair_fwd, pair_bwd, pair_mask_fwd_splits, pair_mask_bwd_splits, mask_argsort_fwd_splits,
+    mask_argsort_bwd_splits, mask_output_fwd, masks, mask_width, is_subm, timer=None, fp32_accum=None,
+):  # fmt: skip
+    """(gradient of features, gradient of filters)."""
+
+    def forward(x, w):
+        return low_level.conv_by_table(x, w, pair_fwd, out_bp.shape[0])
+
+    return low_level.conv_backward(forward, features, filters, out_bp)
+
+
+def indice_maxpool(features, indice_pairs, indice_pair_num, num_activate_out):
+    kmap = low_level.map_from_pairs(indice_pairs, indice_pair_num, features.shape[0], num_activate_out, False)
+    return low_level.max_pool(features, kmap)
+
+
+def indice_maxpool_backward(features, out_features, out_bp, indice_pairs, indice_pair_num):
+    with torch.enable_grad():
+        leaf = features.detach().requires_grad_()
+        out = indice_maxpool(leaf, indice_pairs, indice_pair_num, out_bp.shape[0])
+        return torch.autograd.grad(out, leaf, out_bp)[0]
+
+
+def indice_maxpool_implicit_gemm(features, indice_pairs, num_activate_out):
+    return low_level.max_pool(features, low_level.map_from_table(indice_pairs, features.shape[0], num_activate_out))
+
+
+def indice_maxpool_implicit_gemm_backward(features, out_features, out_bp, indice_pairs_bwd):
+    """indice_pairs_bwd [V, N]: window of every input row."""
+    gradient = torch.zeros_like(features, dtype=torch.promote_types(features.dtype, torch.float32))
+    for column in indice_pairs_bwd:
+        rows = (column >= 0).nonzero().squeeze(1)
+        windows = column.index_select(0, rows)
+        share = out_bp.index_select(0, windows)
+        equal = features.index_select(0, rows) == out_features.index_select(0, windows)
+        gradient.index_add_(0, rows, (share * equal).to(gradient.dtype))
+    return gradient.to(features.dtype)
+
+
+def indice_avgpool_implicit_gemm(features, indice_pairs, num_activate_out, calc_count):
+    """([M, C], present inputs int32 [M], empty without calc_count)."""
+    kmap = low_level.map_from_table(indice_pairs, features.shape[0], num_activate_out)
+    counts = low_level.counts_of(indice_pairs) if calc_count else torch.empty(0, dtype=torch.int32)
+    return low_level.avg_pool(features, kmap), counts
+
+
+def indice_avgpool_implicit_gemm_backward(out_bp, indice_pairs_bwd, count_out):
+    """indice_pairs_bwd [V, N]; every input takes 1 / count of its windows' gradients."""
+    share = out_bp / count_out.clamp(min=1).unsqueeze(1).to(out_bp.dtype)
+    n_rows = indice_pairs_bwd.shape[1]
+    gradient = out_bp.new_zeros((n_rows, out_bp.shape[1]), dtype=torch.promote_types(out_bp.dtype, torch.float32))
+    for column in indice_pairs_bwd:
+        rows = (column >= 0).nonzero().squeeze(1)
+        gradient.index_add_(0, rows, share.index_select(0, column.index_select(0, rows)).to(gradient.dtype))
+    return gradient.to(out_bp.dtype)
+
+
+def maximum_value_int_(ten, value):
+    """ten = max(ten, value), in place."""
+    return ten.clamp_(min=value)
+
+
+def global_pool_rearrange(coords, batch_size):
+    return low_level.global_pool_rearrange(coords, batch_size)
+
+
+def fused_indice_conv(*args, **kwargs):
+    raise UnsupportedError("fused_indice_conv does not exist in spconv 2.x either; use indice_conv.")
+

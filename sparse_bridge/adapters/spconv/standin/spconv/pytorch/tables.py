@@ -1,0 +1,80 @@
+"""Layers over lists of sparse tensors."""
+
+import torch
+
+from sparse_bridge.errors import ContractError
+from spconv.pytorch.modules import SparseModule
+
+
+def _check(inputs):
+    first, second = inputs[0], inputs[1]
+    for other in inputs[1:]:
+        for what in ("spatial_shape", "batch_size"):
+            if getattr(first, what) != getattr(other, what):
+                raise ContractError(f"{what} differs: {getattr(first, what)} and {getattr(other, what)}.")
+        if first.features.shape[1] != other.features.shape[1]:
+            raise ContractError(
+                f"channel counts differ: {first.features.shape[1]} and {other.features.shape[1]}."
+            )
+        if first.features.shape[0] != other.features.shape[0]:
+            raise ContractError(
+                "different indices: the tensors have "
+                f"{first.features.shape[0]} and {other.features.shape[0]} rows; they must share their sites."
+            )
+    return first, second
+
+
+def _like_first(first, second, features):
+    result = first.replace_feature(features)
+    result.benchmark_record = second.benchmark_record
+    result.thrust_allocator = second.thrust_allocator
+    result._timer = second._timer
+    return result
+
+
+class JoinTable(SparseModule):
+    """Concatenates the features of tensors that share their sites."""
+
+    def forward(self, input):
+        first, second = _check(input)
+        return _like_first(first, second, torch.cat([x.features for x in input], 1))
+
+    def input_spatial_size(self, out_size):
+        return out_size
+
+
+class AddTable(SparseModule):
+    """Adds the features of tensors that share their sites."""
+
+    def forward(self, input):
+        first, second = _check(input)
+        return _like_first(first, second, sum(x.features for x in input))
+
+    def input_spatial_size(self, out_size):
+        return out_size
+
+
+class AddTableMisaligned(SparseModule):
+    """Adds tensors whose sites differ; the result has the union of the sites."""
+
+    def forward(self, input):
+        from spconv.pytorch import functional
+
+        return functional.sparse_add_hash_based(*input)
+
+    def input_spatial_size(self, out_size):
+        return out_size
+
+
+class ConcatTable(SparseModule):
+    """Applies every child to the same input: a list of results."""
+
+    def forward(self, input):
+        return [module(input) for module in self._modules.values()]
+
+    def add(self, module):
+        self._modules[str(len(self._modules))] = module
+        return self
+
+    def input_spatial_size(self, out_size):
+        return self._modules["0"].input_spatial_size(out_size)

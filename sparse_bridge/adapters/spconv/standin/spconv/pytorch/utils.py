@@ -1,0 +1,3 @@
+"""Voxelisation of point clouds."""
+
+from sparse_bridge.adapters.spconv.voxelizer import PointToVoxel, gather_features_by_pc_voxel_id  # noqa: F401

@@ -1,0 +1,46 @@
+"""Helpers that spconv's own tests use."""
+
+import itertools
+import unittest
+
+import numpy as np
+import torch
+
+
+class TestCase(unittest.TestCase):
+    def assertAllEqual(self, a, b):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+    def assertAllClose(self, a, b, rtol=1e-6, atol=1e-6):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=rtol, atol=atol)
+
+
+def params_grid(*params):
+    """Every combination of the given lists."""
+    return list(itertools.product(*params))
+
+
+def generate_sparse_data(
+    shape, num_points, num_channels, integer=False, data_range=(-1, 1), with_dense=True, dtype=np.float32, shape_scale=1
+):
+    """Random features at distinct coordinates: dict of features [N, C], indices [N, nd + 1] (batch id last) and, with
+    `with_dense`, features_dense [B, C, *shape]."""
+    size = int(np.prod(shape))
+    coords, features = [], []
+    for batch, count in enumerate(num_points):
+        flat = np.random.choice(size, count, replace=False)
+        cells = np.stack(np.unravel_index(flat, shape), 1) * shape_scale
+        coords.append(np.concatenate([cells, np.full((count, 1), batch)], 1))
+        draw = np.random.randint if integer else np.random.uniform
+        features.append(draw(*data_range, size=(count, num_channels)).astype(dtype))
+    result = {"features": np.concatenate(features), "indices": np.concatenate(coords).astype(np.int32)}
+    if with_dense:
+        dense = np.zeros((len(num_points), *(s * shape_scale for s in shape), num_channels), dtype=dtype)
+        places = result["indices"]
+        dense[(places[:, -1], *places[:, :-1].T)] = result["features"]
+        result["features_dense"] = np.ascontiguousarray(np.moveaxis(dense, -1, 1))
+    return result
+
+
+def assert_close(a: torch.Tensor, b: torch.Tensor, **options):
+    torch.testing.assert_close(a, b, **options)

@@ -1,0 +1,205 @@
+"""What user code takes from `cumm.tensorview`: a small tensor, dtype codes, an enum and timers."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from ._tv_dtypes import CODES, TvDataTypeError, itemsize, to_numpy_dtype
+from ._tv_tensor import Tensor, TvArgumentError, from_numpy, from_torch, to_torch
+from ._tv_timers import (
+    CUDAKernelTimer,
+    KernelTimer,
+    measure_and_print,
+    measure_and_print_cpu,
+    measure_duration,
+    measure_duration_cpu,
+)
+
+# The dtype constants, such as tv.float32.
+bfloat16, bool_, float16, float32, float64 = (
+    CODES[name] for name in ("bfloat16", "bool_", "float16", "float32", "float64")
+)
+int8, int16, int32, int64 = (CODES[name] for name in ("int8", "int16", "int32", "int64"))
+uint8, uint16, uint32, uint64 = (CODES[name] for name in ("uint8", "uint16", "uint32", "uint64"))
+tf32, unknown = CODES["tf32"], CODES["unknown"]
+custom16, custom32, custom48, custom64, custom80, custom96, custom128 = (
+    CODES[f"custom{bits}"] for bits in (16, 32, 48, 64, 80, 96, 128)
+)
+
+__all__ = [
+    "Activation",
+    "CUDAKernelTimer",
+    "KernelTimer",
+    "Tensor",
+    "TvArgumentError",
+    "TvDataTypeError",
+    "bfloat16",
+    "bool_",
+    "custom16",
+    "custom32",
+    "custom48",
+    "custom64",
+    "custom80",
+    "custom96",
+    "custom128",
+    "div_up",
+    "empty",
+    "float16",
+    "float32",
+    "float64",
+    "from_numpy",
+    "from_torch",
+    "full",
+    "gemm",
+    "get_npdtype_from_tvdtype",
+    "get_numpy_view",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "is_cpu_only",
+    "measure_and_print",
+    "measure_and_print_cpu",
+    "measure_duration",
+    "measure_duration_cpu",
+    "numpy_view",
+    "tf32",
+    "to_torch",
+    "tvdtype_itemsize",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "unknown",
+    "zeros",
+]
+
+
+class Activation:
+    """The activation fused into a convolution: None_, ReLU, Sigmoid, LeakyReLU.
+
+    Like upstream's, and unlike enum.Enum, members compare by value, and pickles that carry nothing
+    but a member's number load. `Activation(1)` is the member; int() gives the number.
+    """
+
+    __slots__ = ("_value",)
+    __members__: ClassVar[dict[str, Activation]] = {}
+    None_: ClassVar[Activation]
+    ReLU: ClassVar[Activation]
+    Sigmoid: ClassVar[Activation]
+    LeakyReLU: ClassVar[Activation]
+    _value: int
+
+    def __new__(cls, value: int | None = None) -> Activation:
+        # Without a number this is the blank object that a pickle is about to fill.
+        if value is None:
+            return super().__new__(cls)
+        for member in cls.__members__.values():
+            if member._value == value:
+                return member
+        raise TvArgumentError(f"{value!r} is no Activation; known: {dict(cls.__members__)}")
+
+    @property
+    def name(self) -> str:
+        return next(name for name, member in self.__members__.items() if member == self)
+
+    @property
+    def value(self) -> int:
+        return self._value
+
+    def __int__(self) -> int:
+        return self._value
+
+    __index__ = __int__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Activation) and other._value == self._value
+
+    def __hash__(self) -> int:
+        return self._value
+
+    def __reduce__(self) -> tuple[type[Activation], tuple[int]]:
+        return Activation, (self._value,)
+
+    def __setstate__(self, state: int) -> None:
+        self._value = state
+
+    def __str__(self) -> str:
+        return f"Activation.{self.name}"
+
+    def __repr__(self) -> str:
+        return f"<{self}: {self._value}>"
+
+
+def _add_members() -> None:
+    for number, name in enumerate(("None_", "ReLU", "Sigmoid", "LeakyReLU")):
+        member = object.__new__(Activation)
+        member._value = number
+        Activation.__members__[name] = member
+        setattr(Activation, name, member)
+
+
+_add_members()
+gemm = types.SimpleNamespace(Activation=Activation)
+
+
+def empty(
+    shape: Sequence[int],
+    dtype: Any = np.float32,
+    device: int = -1,
+    pinned: bool = False,
+    managed: bool = False,
+) -> Tensor:
+    return Tensor(shape, dtype, device, pinned, managed)
+
+
+def zeros(
+    shape: Sequence[int],
+    dtype: Any = np.float32,
+    device: int = -1,
+    pinned: bool = False,
+    managed: bool = False,
+) -> Tensor:
+    return Tensor(shape, dtype, device, pinned, managed).zero_()
+
+
+def full(
+    shape: Sequence[int],
+    val: int | float,
+    dtype: Any = np.float32,
+    device: int = -1,
+    pinned: bool = False,
+    managed: bool = False,
+) -> Tensor:
+    made = Tensor(shape, dtype, device, pinned, managed)
+    # An integer stays one: large values do not survive a float.
+    return made.fill_float_(val) if isinstance(val, float) else made.fill_int_(val)
+
+
+def numpy_view(tensor: Tensor) -> np.ndarray[Any, Any]:
+    return tensor.numpy_view()
+
+
+get_numpy_view = numpy_view
+
+
+def get_npdtype_from_tvdtype(tv_dtype: int) -> np.dtype[Any]:
+    return to_numpy_dtype(tv_dtype)
+
+
+def tvdtype_itemsize(dtype: int) -> int:
+    return itemsize(dtype)
+
+
+def is_cpu_only() -> bool:
+    """Whether torch has no GPU to offer."""
+    return not torch.cuda.is_available()
+
+
+def div_up(a: int, b: int) -> int:
+    return -(-a // b)

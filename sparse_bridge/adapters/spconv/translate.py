@@ -1,0 +1,144 @@
+"""What a spconv layer does, on the core: the one implementation behind the patches and the stand-in.
+
+Functions take the layer's own attributes and a `SparseConvTensor` of either kind and return one of the same kind.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...core import trace
+from ...core.conv import conv
+from ...core.conv_spec import Box
+from ...errors import ContractError, UnsupportedError
+from ..ledger import note
+from . import geometry, maps, records
+from .keys import check_algo, check_inverse, check_reuse
+from .layers import allow_tf32, box_of, check_input, output, record_of
+
+__all__ = ["conv_forward"]
+
+_ACTIVATIONS = {"None_": None, "ReLU": "relu", "LeakyReLU": "leaky_relu", "Sigmoid": "sigmoid"}
+
+
+def conv_forward(
+    layer: Any, training: bool, x: Any, weight: torch.Tensor, bias: torch.Tensor | None, add_input: Any = None,
+    channel_scale: Any = None, output_scale: Any = None, name: str | None = None, sparse_unique_name: str = "",
+    act_type: Any = None, act_alpha: float = 0, act_beta: float = 0,
+) -> Any:  # fmt: skip
+    """`SparseConvolutionBase._conv_forward`: every convolution of the framework.
+
+    Raises the kinds of exception that the framework raises in the same situations (AssertionError for wrong use of a
+    key or channel count, ValueError for geometry, RuntimeError for vanishing grids and even submanifold kernels).
+    """
+    what = type(layer).__name__
+    if x.features.ndim == 2 and x.features.shape[1] != layer.in_channels:
+        raise ContractError(
+            f"channel size mismatch: {what} takes {layer.in_channels} channels, its input has {x.features.shape[1]}."
+        )
+    features = check_input(x, what)
+    if channel_scale is not None or output_scale is not None:
+        raise UnsupportedError(
+            f"{what} was called with quantisation scales; int8 inference is not bridged."
+        )
+    activation = _ACTIVATIONS[getattr(act_type, "name", "None_")]
+    if training and activation is not None:
+        raise ContractError(f"{what}: a fused {activation} is for inference; call .eval() first.")
+    if layer.conv1x1:
+        out = _pointwise(layer, x, features, weight, bias)
+    else:
+        out = _convolve(layer, x, features, weight, bias, activation, act_alpha)
+    if add_input is not None:
+        summed = out.features + add_input.features
+        out = out.replace_feature(_activate(summed, activation, act_alpha))
+    if layer.record_voxel_count and hasattr(layer, "max_num_voxels_during_training"):
+        layer.max_num_voxels_during_training.clamp_(min=out.features.shape[0])
+    note("spconv", what)
+    return out
+
+
+def _activate(value: torch.Tensor, activation: str | None, alpha: float) -> torch.Tensor:
+    if activation == "relu":
+        return value.relu()
+    if activation == "leaky_relu":
+        return torch.nn.functional.leaky_relu(value, alpha)
+    return value.sigmoid() if activation == "sigmoid" else value
+
+
+def _pointwise(
+    layer: Any, x: Any, features: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> Any:
+    """Kernel volume 1: the weight's memory is read as [C_in, C_out], a reshape and not a transpose, because published
+    weights were trained so; geometry stays, keys are neither read nor written."""
+    matrix = weight.reshape(layer.in_channels, layer.out_channels)
+    y = features @ matrix if bias is None else torch.addmm(bias, features, matrix)
+    trace.emit_linear("mm", features.shape[0], layer.in_channels, layer.out_channels)
+    out = x.replace_feature(y)
+    out.spatial_shape = _output_shape(layer, x)
+    return out
+
+
+def _output_shape(layer: Any, x: Any) -> list[int]:
+    shape = x.spatial_shape
+    if layer.subm:
+        return list(shape)
+    if layer.transposed:
+        size = geometry.deconv_output_size(
+            shape,
+            layer.kernel_size,
+            layer.stride,
+            layer.padding,
+            layer.dilation,
+            layer.output_padding,
+        )
+    else:
+        size = geometry.conv_output_size(
+            shape, layer.kernel_size, layer.stride, layer.padding, layer.dilation
+        )
+    geometry.check_output_size(size, type(layer).__name__, shape)
+    return size
+
+
+def _convolve(layer, x, features, weight, bias, activation, alpha):  # type: ignore[no-untyped-def]
+    key = layer.indice_key
+    entries = dict(x.indice_dict)
+    record = x.find_indice_pair(key)
+    if record is not None:
+        check_algo(layer, record)
+    if layer.inverse:
+        check_inverse(layer, x, record)
+        kmap = records.kernel_map_of(record).transposed()
+        indices, shape = record.indices, list(record.spatial_shape)
+    elif record is not None:
+        check_reuse(layer, x, record)
+        kmap = records.kernel_map_of(record)
+        indices, shape = record.out_indices, list(record.out_spatial_shape)
+    else:
+        shape = _output_shape(layer, x)
+        indices, kmap, store = _new_map(layer, x, shape)
+        if key is not None:
+            entries[key] = record_of(x, layer, indices, shape, kmap, store)
+    wants_grad = torch.is_grad_enabled() and (
+        features.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    )
+    y = conv(
+        features, weight, bias, kmap, layout="ovi", groups=layer.groups,
+        activation=None if wants_grad else activation, alpha=alpha,
+        allow_tf32=allow_tf32(),
+    )  # fmt: skip
+    if wants_grad:
+        y = _activate(y, activation, alpha)
+    return output(x, y, indices, shape, entries)
+
+
+def _new_map(layer: Any, x: Any, shape: list[int]):  # type: ignore[no-untyped-def]
+    box = box_of(x)
+    kernel, dilation = tuple(layer.kernel_size), tuple(layer.dilation)
+    if layer.subm:
+        return maps.submanifold_map(x.indices, box, geometry.submanifold_offsets(kernel, dilation))
+    offsets = geometry.strided_offsets(kernel, dilation, tuple(layer.padding))
+    out_box = Box.of(box.lo, (box.size[0], *shape))
+    build = maps.generative_map if layer.transposed else maps.strided_map
+    return build(x.indices, box, offsets, tuple(layer.stride), out_box)

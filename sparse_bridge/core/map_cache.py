@@ -1,0 +1,95 @@
+"""Maps of an index tensor, shared by the layers that see the same tensor and gone when those are.
+
+A store belongs to a coordinate tensor object. For tensors that an adapter made (outputs of layers) the tensor keeps its
+store alive; for the user's own tensors the store is only remembered as long as some map, record or output uses it, so a
+data set held on the GPU does not drag hash tables along. In-place changes of the coordinates are seen through torch's
+version counter and start a new store.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+__all__ = ["MapStore", "adopt", "normal_tensor", "store_of"]
+
+
+class MapStore:
+    """Coordinate and kernel maps over one set of coordinates, by geometry."""
+
+    __slots__ = ("__weakref__", "_alias", "_lock", "_maps")
+
+    def __init__(self) -> None:
+        self._maps: dict[Hashable, Any] = {}
+        self._lock = threading.RLock()
+        self._alias: weakref.ref[torch.Tensor] | None = None
+
+    def get(self, key: Hashable, build: Callable[[], Any]) -> Any:
+        """The map under `key`, built by the first who asks."""
+        found = self._maps.get(key)
+        if found is None:
+            with self._lock:
+                found = self._maps.get(key)
+                if found is None:
+                    found = self._maps[key] = build()
+        return found
+
+    def alias(self, coords: torch.Tensor) -> torch.Tensor:
+        """A tensor object over the same coordinates that keeps this store alive; the same one while it lives."""
+        found = None if self._alias is None else self._alias()
+        if found is None:
+            found = normal_tensor(coords.clone if coords.is_inference() else coords.detach)
+            adopt(found, self)
+            self._alias = weakref.ref(found)  # a strong one would close a cycle through `_stores`
+        return found
+
+    def put(self, key: Hashable, value: Any) -> None:
+        self._maps[key] = value
+
+
+_stores: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_lock = threading.Lock()
+
+
+def _stamp(coords: torch.Tensor) -> tuple[int, ...] | None:
+    """Changes when the coordinates do; None for inference tensors, whose changes cannot be seen."""
+    if coords.is_inference():
+        return None
+    return coords._version, coords.data_ptr(), coords.shape[0]
+
+
+def store_of(coords: torch.Tensor) -> MapStore:
+    """The store of a coordinate tensor; a new one if it has none or was changed in place since."""
+    stamp = _stamp(coords)
+    if stamp is None:
+        return MapStore()
+    with _lock:
+        entry = _stores.get(coords)
+        if entry is not None and entry[0] == stamp:
+            store = entry[1]() if isinstance(entry[1], weakref.ref) else entry[1]
+            if store is not None:
+                return store
+        store = MapStore()
+        _stores[coords] = (stamp, weakref.ref(store))
+        return store
+
+
+def adopt(coords: torch.Tensor, store: MapStore) -> None:
+    """Tie `store` to a coordinate tensor that this package made: it lives as long as the tensor."""
+    stamp = _stamp(coords)
+    if stamp is not None:
+        with _lock:
+            _stores[coords] = (stamp, store)
+
+
+def normal_tensor(build: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Run `build` so that its result has a version counter even under `torch.inference_mode()`."""
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False):
+            return build()
+    return build()

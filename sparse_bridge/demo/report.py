@@ -1,0 +1,158 @@
+"""The demo's tables."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from .. import _version
+from .points import PointCloud
+from .profile import LayerProfile, NetworkProfile
+from .training import TrainingResult
+from .voxels import VoxelGrid
+
+if TYPE_CHECKING:
+    from ..adapters.lifecycle import FrameworkStatus
+
+__all__ = ["facts_table", "layers_table", "times_table"]
+
+_FLOW_STYLE = {
+    "masked": "green",
+    "unmasked": "bright_green",
+    "per_offset": "cyan",
+    "explicit": "yellow",
+    "mm": "blue",
+    "original": "magenta",
+}
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 2**20:,.1f}"
+
+
+def _axes(values: Sequence[int]) -> str:
+    """`3x3x3`; the layer's own order of axes, z first."""
+    return "x".join(map(str, values))
+
+
+def _number(values: Sequence[int]) -> str:
+    """One number where all axes agree."""
+    return str(values[0]) if len(set(values)) == 1 else _axes(values)
+
+
+def _version_of(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"
+
+
+def facts_table(
+    cloud: PointCloud, grid: VoxelGrid, device: torch.device, dtype: str, status: FrameworkStatus
+) -> Table:
+    """The scan, its grid and the machine."""
+    table = Table(title="Scan", title_justify="left", show_header=False, box=None, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column()
+    z, y, x = grid.shape
+    size = grid.voxel_size
+    count = len(grid.features)
+    points = f"{len(cloud.points):,} points"
+    if cloud.dropped:
+        points += f" ({cloud.dropped:,} more were NaN or infinite and dropped)"
+    table.add_row("source", escape(f"{cloud.source}, {points}"))
+    table.add_row(
+        "voxels",
+        f"{count:,} of {size * 100:g} cm from {grid.points_inside:,} points inside the crop "
+        f"({grid.points_inside / count:.1f} per voxel)",
+    )
+    table.add_row(
+        "grid",
+        f"{x} x {y} x {z} cells (x, y, z), {x * size:.1f} x {y * size:.1f} x {z * size:.1f} m, "
+        f"{count / (x * y * z):.3%} occupied",
+    )
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
+    threads = "" if device.type == "cuda" else f", {torch.get_num_threads()} threads"
+    table.add_row("device", f"{device.type} {name}".strip() + threads + f", {dtype}")
+    table.add_row(
+        "versions",
+        f"sparse_bridge {_version.__version__}, torch {torch.__version__}, "
+        f"triton {_version_of('triton')}, Python {platform.python_version()}",
+    )
+    table.add_row("spconv", escape(f"{status.version}, {status.mode}: {status.reason}"))
+    return table
+
+
+def layers_table(profile: NetworkProfile, device: torch.device) -> Table:
+    """One row per sparse layer, then the sum."""
+    memory = "peak +MB" if device.type == "cuda" else "output MB"
+    table = Table(
+        title=f"{profile.title}: {len(profile.layers)} sparse layers, "
+        f"{profile.parameters / 1e6:.2f} M parameters",
+        title_justify="left",
+        caption="ms: median, with the building of kernel maps",
+        caption_justify="left",
+    )
+    table.add_column("layer", no_wrap=True)
+    table.add_column("kind", no_wrap=True)
+    for column in ("kernel", "stride", "voxels in", "voxels out", "channels"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("dataflow", no_wrap=True)
+    table.add_column("ms", justify="right", no_wrap=True)
+    table.add_column(memory, justify="right", no_wrap=True)
+    for layer in profile.layers:
+        if layer.kind not in ("SubM", "1x1"):
+            table.add_section()  # the voxels change: a new resolution begins
+        table.add_row(*_cells(layer))
+    total = sum(layer.ms for layer in profile.layers)
+    largest = max((layer.memory for layer in profile.layers), default=0)
+    table.add_section()
+    summary = [f"{total:,.2f}", f"max {_megabytes(largest)}"]
+    table.add_row("all layers", "", "", "", "", "", "", "", *summary, style="bold")
+    return table
+
+
+def _cells(layer: LayerProfile) -> list[str | Text]:
+    style = _FLOW_STYLE.get(layer.dataflow, "")
+    return [
+        layer.name,
+        layer.kind,
+        _axes(layer.kernel),
+        _number(layer.stride),
+        f"{layer.n_in:,}",
+        f"{layer.n_out:,}",
+        f"{layer.c_in} > {layer.c_out}",
+        Text(layer.dataflow, style=style),
+        f"{layer.ms:,.2f}",
+        _megabytes(layer.memory),
+    ]
+
+
+def times_table(
+    profiles: Sequence[NetworkProfile],
+    trained: Sequence[TrainingResult],
+    voxelise_ms: float,
+) -> Table:
+    """Times of whole passes."""
+    table = Table(title="Times", title_justify="left")
+    table.add_column("what")
+    table.add_column("ms", justify="right")
+    table.add_column("notes")
+    table.add_row("voxelise", f"{voxelise_ms:,.1f}", "")
+    for profile in profiles:
+        voxels = profile.layers[0].n_in
+        note = f"{voxels / profile.ms:,.0f} k voxels/s"
+        if profile.peak_memory is not None:
+            note += f", peak memory +{_megabytes(profile.peak_memory)} MB"
+        table.add_row(f"{profile.title}, inference", f"{profile.ms:,.1f}", note)
+    for result in trained:
+        shown = " > ".join(f"{loss:.3f}" for loss in result.losses)
+        table.add_row(f"{result.title}, training step", f"{result.ms:,.1f}", f"loss {shown}")
+    return table

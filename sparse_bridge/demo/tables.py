@@ -1,0 +1,62 @@
+"""What `.ply` and `.pcd` files share: named columns, of which position and brightness are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ShapeError
+
+__all__ = ["pick_columns", "read_ascii", "truncated"]
+
+_INTENSITY = ("intensity", "scalar_intensity", "reflectance", "reflectivity", "i", "remission")
+_COLOUR = (
+    ("red", "green", "blue"),
+    ("r", "g", "b"),
+    ("diffuse_red", "diffuse_green", "diffuse_blue"),
+)
+
+Floats = npt.NDArray[np.floating]
+
+
+def pick_columns(path: Path, table: Mapping[str, npt.NDArray]) -> tuple[Floats, Floats | None]:
+    """x, y, z as [N, 3] and an intensity [N] or colour [N, 3], if there is one."""
+    lower = {name.lower(): name for name in table}
+    missing = [axis for axis in "xyz" if axis not in lower]
+    if missing:
+        raise ShapeError(
+            f"{path}: field {', '.join(missing)} is missing; got {', '.join(table) or 'none'}, "
+            "expected x, y and z."
+        )
+    xyz = np.column_stack([table[lower[axis]] for axis in "xyz"]).astype(np.float64)
+    for name in _INTENSITY:
+        if name in lower:
+            return xyz, np.asarray(table[lower[name]], np.float64)
+    for names in _COLOUR:
+        if all(name in lower for name in names):
+            return xyz, np.column_stack([table[lower[n]] for n in names]).astype(np.float64)
+    return xyz, None
+
+
+def read_ascii(path: Path, text: bytes, columns: int, rows: int) -> npt.NDArray[np.float64]:
+    """The first `rows` lines of numbers as [rows, columns]."""
+    values = np.array(text.split()[: rows * columns], dtype=np.float64)
+    if values.size < rows * columns:
+        raise truncated(path, values.size // max(columns, 1), rows)
+    return values.reshape(rows, columns)
+
+
+def truncated(path: Path, got: int, expected: int) -> ShapeError:
+    """The error for a file that ends before its header says."""
+    return ShapeError(
+        f"{path}: the file holds {got} points; its header says {expected}. "
+        "It is truncated: download or export it again."
+    )
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """Names for a structured dtype: repeated ones (padding, often `_`) get a number."""
+    return [f"{name}_{i}" if names.index(name) != i else name for i, name in enumerate(names)]

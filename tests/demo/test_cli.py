@@ -1,0 +1,98 @@
+"""The demo as a user runs it, in a process of its own, with whichever spconv answers the import."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparse_bridge.demo import cli
+from sparse_bridge.demo.scene import street_scan
+from sparse_bridge.errors import SettingError
+
+
+def demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    root = str(Path(cli.__file__).parents[2])
+    path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
+    # One thread: tests share their cores, and waiting threads would spin.
+    settings = {"COLUMNS": "160", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, "-m", "sparse_bridge.demo", "--device", "cpu", *options],
+        cwd=folder,
+        env={**os.environ, **settings, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if "No module named 'spconv" in result.stderr:
+        pytest.skip("nothing answers `import spconv`")
+    return result
+
+
+def test_end_to_end(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    scan = street_scan(azimuths=120)
+    scan[np.linalg.norm(scan[:, :2], axis=1) < 25].tofile(tmp_path / "tiny.bin")
+    options = ("--points", "tiny.bin", "--small", "--repeats", "1", "--voxel-size", "0.2")
+    result = demo(tmp_path, *options, "--output", "out")
+    assert result.returncode == 0, result.stdout + result.stderr
+    text = result.stdout
+    assert "tiny.bin" in text and "SECOND encoder: 12 sparse layers" in text
+    for layer in ("conv_input.conv", "conv_out.conv", "encoder.1.down.conv", "decoder.4.up.conv"):
+        row = next(line for line in text.splitlines() if layer in line)
+        assert " > " in row
+    assert "residual U-Net, inference" in text and "picture: out/birdseye.png" in text
+    assert (tmp_path / "out" / "birdseye.png").stat().st_size > 20_000
+
+
+def test_errors_are_messages_not_tracebacks(tmp_path: Path) -> None:
+    result = demo(tmp_path, "--points", "absent.bin", "--no-picture")
+    assert result.returncode == 1
+    assert "absent.bin: no such file" in result.stderr
+    assert "Traceback" not in result.stdout + result.stderr
+
+
+def test_training_without_a_picture(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", street_scan(azimuths=24))
+    options = ("--small", "--repeats", "1", "--voxel-size", "0.4", "--train", "2", "--no-picture")
+    result = demo(tmp_path, "--points", "a.npy", *options)
+    assert result.returncode == 0, result.stdout + result.stderr
+    for network in ("SECOND encoder", "residual U-Net"):
+        row = next(line for line in result.stdout.splitlines() if network + ", training" in line)
+        first, last = row.split("loss")[1].strip(" │").split(" > ")
+        assert float(last) < float(first)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npy"]
+
+
+def test_parser_joins_other_commands() -> None:
+    parser = argparse.ArgumentParser()
+    cli.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["demo", "--train", "--range", "0", "0", "0", "1", "1", "1"])
+    assert args.func is cli.run and args.train == 3 and args.range[3] == 1.0
+    assert parser.parse_args(["demo", "--train", "5"]).train == 5
+    assert parser.parse_args(["demo"]).train == 0
+    for bad in (["--device", "tpu"], ["--dtype", "fp8"], ["--voxel-size", "wide"]):
+        with pytest.raises(SystemExit):
+            parser.parse_args(["demo", *bad])
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--output", "view.jpg"], "expected a folder"),
+        (["--repeats", "0"], "1 or more"),
+        (["--train", "-1"], "0 or more"),
+    ],
+)
+def test_bad_options(options: list[str], text: str) -> None:
+    pytest.importorskip("matplotlib")
+    parser = argparse.ArgumentParser()
+    cli.configure(parser)
+    with pytest.raises(SettingError, match=text):
+        cli.run(parser.parse_args(options))

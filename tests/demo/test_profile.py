@@ -1,0 +1,194 @@
+"""Probes, tables and training, on stand-ins for sparse layers: no framework is imported here."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+import sparse_bridge.demo
+from sparse_bridge.core import trace
+from sparse_bridge.demo import profile, report, training, voxels
+from sparse_bridge.demo.points import PointCloud
+from sparse_bridge.errors import GeometryError, SettingError
+
+CPU = torch.device("cpu")
+
+
+class FakeConv(nn.Module):
+    """Looks like a sparse convolution to the profiler and keeps every `keep`-th row."""
+
+    def __init__(self, c_in: int, c_out: int, kernel: int, stride: int, flow: str | None) -> None:
+        super().__init__()
+        self.in_channels, self.out_channels, self.flow = c_in, c_out, flow
+        self.kernel_size, self.stride = [kernel] * 3, [stride] * 3
+        self.subm, self.inverse, self.transposed = stride == 1, False, False
+        self.linear = nn.Linear(c_in, c_out)
+
+    def forward(self, x: Any) -> Any:
+        features = self.linear(x.features)[:: self.stride[0]]
+        if self.flow:
+            kmap = types.SimpleNamespace(n_in=1, n_out=1, n_offsets=27)
+            trace.emit("conv", self.flow, kmap, 1, 1)  # type: ignore[arg-type]
+        return types.SimpleNamespace(features=features)
+
+
+class FakeNet(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = FakeConv(4, 8, 3, 1, "per_offset")
+        self.down = FakeConv(8, 16, 2, 2, "masked")
+        self.proj = FakeConv(16, 6, 1, 1, None)
+        self.other = FakeConv(6, 6, 3, 1, None)
+
+
+@pytest.fixture
+def profiled(monkeypatch: pytest.MonkeyPatch) -> profile.NetworkProfile:
+    def find(model: nn.Module) -> dict[str, nn.Module]:
+        return {name: m for name, m in model.named_modules() if isinstance(m, FakeConv)}
+
+    monkeypatch.setattr(profile, "sparse_layers", find)
+    net = FakeNet()
+
+    def forward() -> object:
+        return net(types.SimpleNamespace(features=torch.zeros(100, 4)))
+
+    return profile.profile_network("a net", net, forward, CPU, repeats=2)
+
+
+def test_layers_in_order_with_their_facts(profiled: profile.NetworkProfile) -> None:
+    stem, down, proj, other = profiled.layers
+    assert [layer.name for layer in profiled.layers] == ["stem", "down", "proj", "other"]
+    assert (stem.kind, down.kind, proj.kind) == ("SubM", "conv", "1x1")
+    assert (stem.n_in, stem.n_out, down.n_out) == (100, 100, 50)
+    assert (down.c_in, down.c_out) == (8, 16)
+    assert [layer.dataflow for layer in (stem, down, proj, other)] == [
+        "per_offset",
+        "masked",
+        "mm",
+        "original",
+    ]
+    assert stem.memory == 100 * 8 * 4 and profiled.peak_memory is None
+    assert all(layer.ms > 0 for layer in profiled.layers)
+    assert profiled.ms > 0 and profiled.parameters == 40 + 144 + 102 + 42
+
+
+def test_hooks_are_gone_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = FakeNet()
+    monkeypatch.setattr(profile, "sparse_layers", lambda model: {"stem": model.stem})
+    with pytest.raises(ZeroDivisionError):
+        profile.profile_network("a net", net, lambda: 1 / 0, CPU, 1)
+    assert not net.stem._forward_hooks and not net.stem._forward_pre_hooks
+
+
+def render(*tables: object) -> str:
+    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    for table in tables:
+        console.print(table)
+    return console.export_text()
+
+
+def test_table_contents(profiled: profile.NetworkProfile) -> None:
+    layers = [dataclasses.replace(layer, ms=1.5) for layer in profiled.layers]
+    layers[0] = dataclasses.replace(layers[0], n_in=1234567, memory=3 << 20)
+    text = render(report.layers_table(dataclasses.replace(profiled, layers=layers), CPU))
+    assert "a net: 4 sparse layers" in text and "output MB" in text
+    row = next(line for line in text.splitlines() if "stem" in line)
+    for cell in ("SubM", "3x3x3", "1,234,567", "4 > 8", "per_offset", "1.50", "3.0"):
+        assert cell in row
+    total = next(line for line in text.splitlines() if "all layers" in line)
+    assert "6.00" in total and "max 3.0" in total
+
+
+def test_facts_and_times(profiled: profile.NetworkProfile) -> None:
+    cloud = PointCloud(np.zeros((9, 4), np.float32), "some [red].bin", dropped=2)
+    indices = torch.zeros(3, 4, dtype=torch.int32)
+    grid = voxels.VoxelGrid(torch.zeros(3, 4), indices, (32, 16, 48), (0, 0, 0), 0.1, 6)
+    status = types.SimpleNamespace(version="2.3.8", mode="standin", reason="no spconv here")
+    trained = training.TrainingResult("a net", [3.0, 2.5], 12.0)
+    text = render(
+        report.facts_table(cloud, grid, CPU, "fp32", status),  # type: ignore[arg-type]
+        report.times_table([profiled], [trained], 7.5),
+    )
+    for part in (
+        "some [red].bin, 9 points (2 more were NaN",
+        "3 of 10 cm from 6 points inside",
+        "48 x 16 x 32 cells",
+        "2.3.8, standin: no spconv here",
+        "a net, inference",
+        "3.000 > 2.500",
+        "7.5",
+    ):
+        assert part in text
+
+
+def test_training_lowers_the_loss() -> None:
+    torch.manual_seed(0)
+    indices = torch.zeros(200, 4, dtype=torch.int32)
+    indices[:, 1] = torch.arange(200) % 32
+    net = nn.Sequential(nn.Linear(1, 32), nn.ReLU())
+
+    def forward() -> object:
+        features = net(indices[:, 1:2] / 32)
+        return types.SimpleNamespace(features=features, indices=indices)
+
+    result = training.train("net", net, nn.Linear(32, 4), forward, 4, 12, torch.float32)
+    assert len(result.losses) == 12 and result.losses[-1] < result.losses[0]
+    assert result.ms > 0 and not net.training
+
+
+def test_height_bands_share_the_voxels() -> None:
+    indices = torch.zeros(1000, 4, dtype=torch.int32)
+    indices[:, 1] = torch.arange(1000) // 10
+    bands = training.height_bands(indices, 5)
+    assert torch.bincount(bands).tolist() == [200] * 5
+    assert (bands.diff() >= 0).all()
+
+
+def test_crop_forgets_strays_and_keeps_the_rest() -> None:
+    rng = np.random.default_rng(0)
+    points = rng.uniform(-10, 10, (5000, 4)).astype(np.float32)
+    points[:, 2] *= 0.1
+    whole = PointCloud(points, "a")
+    crop = voxels.crop_of(whole, 0.1)
+    assert (points[:, :3] >= np.array(crop[:3]) - 1e-5).all()
+    assert (points[:, :3] < np.array(crop[3:])).all()
+    stray = points.copy()
+    stray[0, :3] = 500, -500, -90
+    np.testing.assert_allclose(voxels.crop_of(PointCloud(stray, "a"), 0.1), crop, atol=0.3)
+
+
+def test_grid_fits_the_strides() -> None:
+    assert voxels._cells((0, 0, 0, 1, 3.3, 0.5), 0.1) == (32, 48, 16)
+    assert voxels._cells((0, 0, 0, 6.4, 6.4, 6.4), 0.1) == (64, 64, 64)
+    with pytest.raises(SettingError, match="lowest"):
+        voxels._cells((0, 0, 0, 1, -1, 1), 0.1)
+    with pytest.raises(GeometryError, match="--voxel-size"):
+        voxels._cells((0, 0, 0, 200, 200, 20), 0.01)
+
+
+def test_networks_know_nothing_of_the_bridge() -> None:
+    folder = Path(inspect.getfile(sparse_bridge.demo)).parent
+    tree = ast.parse((folder / "networks.py").read_text())
+    imported = {
+        name
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for name in (
+            [node.module or "."]
+            if isinstance(node, ast.ImportFrom)
+            else [alias.name for alias in node.names]
+        )
+    }
+    assert "spconv.pytorch" in imported
+    assert not [name for name in imported if name.startswith(("sparse_bridge", "."))]
+    assert all(node.level == 0 for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))

@@ -1,0 +1,106 @@
+"""What importing costs, and who may import whom."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import sparse_bridge
+
+PACKAGE = pathlib.Path(sparse_bridge.__file__).parent
+ADAPTERS = ("spconv", "torchsparse", "minkowski")
+FILES = sorted(
+    path for path in PACKAGE.rglob("*.py") if "standin" not in path.relative_to(PACKAGE).parts
+)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sparse_bridge",
+        "import sparse_bridge as sb; sb.enable; sb.adapters.base; dir(sb)",
+        "import sparse_bridge.__main__ as m; m._parser(False)",
+    ],
+)
+def test_importing_brings_no_framework_no_triton_and_no_torch(code):
+    heavy = ("torch", "triton", "spconv", "cumm", "torchsparse", "MinkowskiEngine", "numpy", "rich")
+    check = f"import sys; print([name for name in {heavy} if name in sys.modules])"
+    found = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{check}"],
+        capture_output=True,
+        text=True,
+        cwd=PACKAGE.parent,
+        check=True,
+    )
+    assert found.stdout.strip() == "[]"
+
+
+def test_public_names_exist():
+    for name in set(sparse_bridge.__all__) - {"convert"}:
+        assert getattr(sparse_bridge, name) is not None
+        assert name in dir(sparse_bridge)
+    assert sparse_bridge.adapters.base.ADAPTERS
+    with pytest.raises(AttributeError, match="no attribute 'nonesuch'"):
+        _ = sparse_bridge.nonesuch
+
+
+def imports_of(path: pathlib.Path, everywhere: bool) -> set[str]:
+    """Absolute names that a file imports; only while it is being imported unless `everywhere`."""
+    module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+    package = (
+        module.removesuffix(".__init__") if path.stem == "__init__" else module.rpartition(".")[0]
+    )
+    found: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) and not everywhere:
+            return
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            return
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            parent = package.split(".")[: len(package.split(".")) + 1 - node.level]
+            origin = ".".join([*(parent if node.level else []), *filter(None, [node.module])])
+            found.update(f"{origin}.{alias.name}" for alias in node.names)
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(ast.parse(path.read_text(encoding="utf-8")))
+    return found
+
+
+def reaches(names: set[str], *targets: str) -> list[str]:
+    return [n for n in names for t in targets if n == t or n.startswith(t + ".")]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_layer_rules(path):
+    parts = path.relative_to(PACKAGE).parts
+    everywhere, at_import = imports_of(path, True), imports_of(path, False)
+    if parts[0] == "kernels":
+        above = [f"sparse_bridge.{layer}" for layer in ("core", "adapters", "settings")]
+        assert not reaches(everywhere, *above)
+    else:
+        assert not reaches(at_import, "triton"), "only kernels import Triton at the top"
+    if parts[0] == "core":
+        assert not reaches(everywhere, "sparse_bridge.adapters")
+    if parts[0] == "adapters" and path.stem != "convert":
+        own = parts[1]
+        others = [f"sparse_bridge.adapters.{other}" for other in ADAPTERS if other != own]
+        assert not reaches(everywhere, *others), "adapters meet in adapters.convert only"
+
+
+def test_the_rules_see_relative_imports(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path / "sparse_bridge")
+    path = tmp_path / "sparse_bridge" / "core" / "x.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(
+        "from ..adapters import base\nfrom . import y\ndef f():\n    import triton.language\n"
+    )
+    assert imports_of(path, False) == {"sparse_bridge.adapters.base", "sparse_bridge.core.y"}
+    assert imports_of(path, True) >= {"triton.language"}
