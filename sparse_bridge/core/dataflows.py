@@ -8,12 +8,15 @@ All take folded (distinct-coordinate) rows; channels are contiguous, accumulatio
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 
 from ..errors import UnsupportedError
 from ..kernels.target import Target
+from . import scratch
+from .chunks import Chunks, chunks_of
 from .kernel_map import KernelMap
 from .weights import WeightLayout
 
@@ -21,7 +24,6 @@ __all__ = ["ACTIVATIONS", "Epilogue", "gather_matmul", "weight_gradient"]
 
 ACTIVATIONS = (None, "relu", "leaky_relu", "sigmoid")
 _EXPLICIT_BYTES = 64 << 20
-_CHUNK = 4096  # pairs multiplied at a time: both buffers stay in a core's cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,63 +95,68 @@ def _columns(x: torch.Tensor, group: int, width: int) -> torch.Tensor:
 def _per_offset(
     kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor, w: WeightLayout, epilogue: Epilogue
 ) -> torch.Tensor:
-    """Gather, multiply, scatter-add, one offset after another; on the CPU half precision computes in fp32."""
+    """Gather, multiply, scatter-add, one run of offsets after another; on the CPU half precision computes in fp32."""
     n_out, dtype = kmap.relation.n_rows[kmap.side], x.dtype
     accumulate = _accumulator(x)
-    work = accumulate if x.device.type == "cpu" else dtype
+    work = dtype
+    if x.device.type == "cpu":
+        scratch.keep_heap()
+        work = accumulate
     x, weight = x.to(work), weight.to(work)
-    lists = kmap.relation.lists()
-    if lists.order is not None:
-        x = x.index_select(0, lists.order)
-    center = kmap.relation.center
-    dense = center >= 0 and kmap.place_list(center)[0].shape[0] == n_out == x.shape[0]
-    y = x.new_empty((n_out, w.columns_out), dtype=accumulate)
-    if dense:
-        for group in range(w.groups):
-            left, right = _columns(x, group, w.c_in), w.matrix(weight, center, group)
-            if w.groups == 1 and work == accumulate:
-                torch.mm(left, right, out=y)
-            else:
-                _columns(y, group, w.c_out).copy_(left @ right)
+    order = kmap.relation.lists().order
+    if order is None:
+        y = x.new_empty((n_out, w.columns_out), dtype=accumulate)
     else:
-        y.zero_()
-    scratch = _Scratch(x, w)
-    for v in range(w.n_offsets):
-        if dense and v == center:
-            continue
-        x_rows, y_rows = kmap.place_list(v)
-        for begin in range(0, x_rows.shape[0], _CHUNK):
-            rows = slice(begin, begin + _CHUNK)
-            scratch.add(y, x, weight, w, v, x_rows[rows], y_rows[rows])
-    if lists.order is not None:
-        y = y.index_select(0, lists.inverse())
+        x = _in_order(x, order, "x")
+        y = scratch.take("y", n_out, w.columns_out, x, accumulate)
+    merge = _worth_merging(kmap, w)
+    chunks = chunks_of(kmap, merge)
+    for group in range(w.groups):
+        taps = w.matrices(weight, group)
+        left, right = _columns(x, group, w.c_in), _columns(y, group, w.c_out)
+        _multiply_chunks(chunks, left, taps, right)
+    if order is not None:
+        y = y.index_select(0, kmap.relation.lists().inverse())
     return epilogue.finish(y).to(dtype)
 
 
-class _Scratch:
-    """Two buffers for the gathered rows and their products, reused by every chunk: fresh memory for each would cost more
-    than the products of narrow layers."""
+def _worth_merging(kmap: KernelMap, w: WeightLayout) -> bool:
+    """Merged runs read a packed copy of the weight, which narrow layers with many pairs repay."""
+    return w.groups == 1 and len(kmap.relation.lists().in_rows) >= 2 * w.n_offsets * w.c_in
 
-    def __init__(self, x: torch.Tensor, w: WeightLayout) -> None:
-        rows = min(_CHUNK, x.shape[0])
-        self.rows = x.new_empty((rows, w.columns_in))
-        self.product = x.new_empty((rows, w.columns_out))
 
-    def add(self, y, x, weight, w: WeightLayout, v: int, x_rows, y_rows) -> None:  # type: ignore[no-untyped-def]
-        """y[y_rows] += x[x_rows] @ w[v]"""
-        n = x_rows.shape[0]
-        if n > self.rows.shape[0]:  # a row may meet several others only in pair lists of the user
-            self.rows, self.product = (b.new_empty((n, b.shape[1])) for b in (self.rows, self.product))
-        rows, product = self.rows[:n], self.product[:n]
-        torch.index_select(x, 0, x_rows, out=rows)
-        for group in range(w.groups):
-            left = _columns(rows, group, w.c_in)
-            out = _columns(product, group, w.c_out)
-            if w.groups == 1:
-                torch.mm(left, w.matrix(weight, v), out=out)
-            else:
-                out.copy_(left @ w.matrix(weight, v, group))
-        y.index_add_(0, y_rows, product.to(y.dtype))
+def _multiply_chunks(chunks: Chunks, x: torch.Tensor, taps: Sequence[torch.Tensor], y: torch.Tensor) -> None:
+    """Write y: y[out] = sum of x[in] @ taps[v] over the chunks; columns of x and y may be strided."""
+    same = x.dtype == y.dtype
+    if chunks.dense < 0:
+        y.zero_()
+    elif same and y.is_contiguous():
+        torch.mm(x, taps[chunks.dense], out=y)
+    else:
+        y.copy_(x @ taps[chunks.dense])
+    n, c_in = x.shape
+    windows, stacked = [x], [taps]
+    if chunks.widest > 1:
+        # Neighbouring rows as one wider row, neighbouring taps as one taller matrix.
+        packed = torch.stack(tuple(reversed(taps)) if chunks.reverse else taps)
+        stacked[0] = packed.unbind(0)
+        for width in range(2, chunks.widest + 1):
+            windows.append(x.as_strided((n - width + 1, width * c_in), (x.stride(0), 1)))
+            stacked.append([packed[v : v + width].flatten(0, 1) for v in range(len(taps) - width + 1)])
+    rows = [
+        scratch.take("rows", chunks.longest, window.shape[1], x, x.dtype) for window in windows
+    ]
+    product = scratch.take("product", chunks.longest, y.shape[1], x, x.dtype)
+    for tap, width, count, x_rows, y_rows in chunks.items:
+        gathered, result = rows[width - 1][:count], product[:count]
+        torch.index_select(windows[width - 1], 0, x_rows, out=gathered)
+        torch.mm(gathered, stacked[width - 1][tap], out=result)
+        y.index_add_(0, y_rows, result if same else result.to(y.dtype))
+
+
+def _in_order(x: torch.Tensor, order: torch.Tensor, name: str) -> torch.Tensor:
+    out = scratch.take(name, order.shape[0], x.shape[1], x, x.dtype)
+    return torch.index_select(x, 0, order, out=out)
 
 
 def _per_offset_wgrad(
@@ -159,17 +166,42 @@ def _per_offset_wgrad(
     x, dy = x.to(work), dy.to(work)
     order = kmap.relation.lists().order
     if order is not None:
-        x, dy = x.index_select(0, order), dy.index_select(0, order)
-    center = kmap.relation.center
-    for v in range(w.n_offsets):
-        x_rows, y_rows = kmap.place_list(v)
-        if v == center and x_rows.shape[0] == x.shape[0] == dy.shape[0]:
-            left, right = x, dy
-        else:
-            left, right = x.index_select(0, x_rows), dy.index_select(0, y_rows)
-        for group in range(w.groups):
-            product = _columns(left, group, w.c_in).t() @ _columns(right, group, w.c_out)
-            w.matrix(dw, v, group).copy_(product)
+        x, dy = _in_order(x, order, "x"), _in_order(dy, order, "y")
+    chunks = chunks_of(kmap, _worth_merging(kmap, w))
+    total = scratch.take("dw", w.n_offsets * w.c_in, w.c_out, x, _accumulator(x))
+    for group in range(w.groups):
+        left, right = _columns(x, group, w.c_in), _columns(dy, group, w.c_out)
+        _sum_chunks(chunks, left, right, total.zero_())
+        results = total.view(w.n_offsets, w.c_in, w.c_out).unbind(0)
+        if chunks.reverse:
+            results = results[::-1]
+        for tap, result in zip(w.matrices(dw, group), results, strict=True):
+            tap.copy_(result)
+
+
+def _sum_chunks(chunks: Chunks, x: torch.Tensor, dy: torch.Tensor, total: torch.Tensor) -> None:
+    """total [V * C_in, C_out] += x[in]^T dy[out] of every chunk, at its taps."""
+    n, c_in = x.shape
+    same = total.dtype == x.dtype
+    if chunks.dense >= 0:
+        _accumulate(total.narrow(0, chunks.dense * c_in, c_in), x, dy, same)
+    windows = [x]
+    for width in range(2, chunks.widest + 1):
+        windows.append(x.as_strided((n - width + 1, width * c_in), (x.stride(0), 1)))
+    rows = [scratch.take("rows", chunks.longest, part.shape[1], x, x.dtype) for part in windows]
+    other = scratch.take("product", chunks.longest, dy.shape[1], x, x.dtype)
+    for tap, width, count, x_rows, y_rows in chunks.items:
+        left, right = rows[width - 1][:count], other[:count]
+        torch.index_select(windows[width - 1], 0, x_rows, out=left)
+        torch.index_select(dy, 0, y_rows, out=right)
+        _accumulate(total.narrow(0, tap * c_in, width * c_in), left, right, same)
+
+
+def _accumulate(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, same: bool) -> None:
+    if same:
+        total.addmm_(left.t(), right)
+    else:
+        total += left.t() @ right
 
 
 def _explicit(
@@ -183,7 +215,7 @@ def _explicit(
     n_offsets, n_out = nbr.shape
     padded = torch.cat([x, x.new_zeros((1, x.shape[1]))]).to(work)
     weights = [
-        torch.stack([w.matrix(weight, v, group) for v in range(n_offsets)]).flatten(0, 1).to(work)
+        torch.stack(w.matrices(weight, group)).flatten(0, 1).to(work)
         for group in range(w.groups)
     ]
     y = padded.new_empty((n_out, w.columns_out))

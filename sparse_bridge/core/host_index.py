@@ -7,12 +7,16 @@ derived from them only when something asks.
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import torch
 
 from .conv_spec import Box, Offsets
 
 __all__ = ["HostIndex", "PairLists", "expand", "lookup"]
+
+# Bringing features into spatial order and back costs two passes; it pays from this many pairs a row.
+_ORDER_PAYS = 5
 
 
 @dataclasses.dataclass(eq=False)
@@ -23,6 +27,8 @@ class PairLists:
     mirrored: lists of offsets 0..V/2 only; offset V - 1 - v has those of v with in and out swapped.
     order: None, or int64 [N]: in_rows and out_rows then count places of this order of the rows (place -> row), in which
     neighbours in space are neighbours in memory.
+    runs: (first offset, length) of offsets that step along the last axis: where several of them are present for a row,
+    the places they meet follow one another.
     """
 
     in_rows: torch.Tensor
@@ -30,6 +36,7 @@ class PairLists:
     starts: list[int]
     mirrored: bool
     order: torch.Tensor | None = None
+    runs: tuple[tuple[int, int], ...] = ()
     _inverse: torch.Tensor | None = None
 
     def inverse(self) -> torch.Tensor:
@@ -184,7 +191,27 @@ def submanifold(index: HostIndex, offsets: Offsets, n_rows: int, keep_center: bo
         if not whole:  # places count live rows only
             hits, place = rows.index_select(0, hits), rows.index_select(0, place)
         found.append((place, hits))
-    return _collect(found, mirrored, rows if whole else None)
+    lists = _collect(found, mirrored, rows if whole else None)
+    lists.runs = _runs(offsets)
+    if whole and lists.starts[-1] * (2 if mirrored else 1) < _ORDER_PAYS * n_rows:
+        in_rows, out_rows = lists.rows(slice(None))
+        lists = PairLists(in_rows, out_rows, lists.starts, mirrored)
+    return lists
+
+
+@functools.cache
+def _runs(offsets: Offsets) -> tuple[tuple[int, int], ...]:
+    """Groups of at most three consecutive offsets, each one step further along the last axis."""
+    step = (0,) * (offsets.dimension - 1) + (1,)
+    groups: list[tuple[int, int]] = []
+    for v, offset in enumerate(offsets.values):
+        before = offsets.values[v - 1] if v else None
+        follows = before is not None and tuple(a - b for a, b in zip(offset, before, strict=True)) == step
+        if follows and groups[-1][1] < 3:
+            groups[-1] = (groups[-1][0], groups[-1][1] + 1)
+        else:
+            groups.append((v, 1))
+    return tuple(groups)
 
 
 def lookup(

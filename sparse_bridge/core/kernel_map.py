@@ -56,6 +56,7 @@ class Relation:
         self._lists = lists
         self._pairs: DevicePairs | None = None
         self.regular = regular
+        self.chunks: dict[Any, Any] = {}
         self.plans: dict[Any, Any] = {}
 
     def table(self, side: int) -> tuple[NeighborTable, bool]:

@@ -49,11 +49,17 @@ class WeightLayout:
         shift = self.shift + (self.n_offsets - 1) * stride_v
         return dataclasses.replace(self, strides=(-stride_v, *rest), shift=shift)
 
-    def matrix(self, tensor: torch.Tensor, v: int, group: int = 0) -> torch.Tensor:
-        """[c_in, c_out] of one offset and group: a view of `tensor`."""
+    def matrices(self, tensor: torch.Tensor, group: int = 0) -> tuple[torch.Tensor, ...]:
+        """[c_in, c_out] of every offset of one group: views of `tensor`."""
         stride_v, stride_i, stride_o, stride_g = self.strides
-        place = tensor.storage_offset() + self.shift + v * stride_v + group * stride_g
-        return tensor.as_strided((self.c_in, self.c_out), (stride_i, stride_o), place)
+        place = tensor.storage_offset() + self.shift + group * stride_g
+        if stride_v >= 0:
+            shape, strides = (self.n_offsets, self.c_in, self.c_out), (stride_v, stride_i, stride_o)
+            return tensor.as_strided(shape, strides, place).unbind(0)
+        shape, strides = (self.c_in, self.c_out), (stride_i, stride_o)
+        return tuple(
+            tensor.as_strided(shape, strides, place + v * stride_v) for v in range(self.n_offsets)
+        )
 
 
 def layout_of(tensor: torch.Tensor, layout: str, groups: int = 1) -> WeightLayout:

@@ -47,7 +47,8 @@ def locate(
         index = index - tl.load(bounds_ptr + 2 * axis + 2)
         extent = tl.load(bounds_ptr + 2 * axis + 3)
         ok = ok & exact & (index >= 0) & (index < extent)
-        key = key * extent + index
+        # Inside the box an index fits the key's type, whatever it was computed in.
+        key = key * extent + index.to(key.dtype)
     return tl.where(ok, key, 0), ok
 
 

@@ -182,7 +182,7 @@ class GatherGemm:
         )
         wide = largest >= 1 << 31
         even_k = c_in % tile.block_k == 0
-        self.has_bias, self.act, self.alpha = has_bias, act, alpha
+        self.has_bias, self.act, self.alpha = has_bias, act, float(alpha)  # its type is part of the signature
         self.precision = precision if dtype == torch.float32 else "ieee"
         self.constants = (
             packed, has_bias and split == 1, act if split == 1 else 0, self.precision, even_k, c_in <= tile.block_k,
@@ -192,7 +192,7 @@ class GatherGemm:
             (table.rows, table.live, table.n_live) if isinstance(table, TileList) else (nbr,) * 3
         )
         self.lists = (nbr, rows, live, n_live)
-        self.numbers = (n_rows, pitch, n_offsets, c_in, c_out, w_shift, alpha)
+        self.numbers = (n_rows, pitch, n_offsets, c_in, c_out, w_shift, self.alpha)
         self.w_strides = w_strides
         self.split_stride = n_rows * self.columns
         self.options: dict[str, Any] = tile.options(target)

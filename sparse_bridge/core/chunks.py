@@ -1,0 +1,93 @@
+"""The pairs of a map, cut and merged for a CPU: pieces that a core's cache holds, and runs of neighbours in one product."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from .kernel_map import KernelMap
+
+__all__ = ["Chunks", "chunks_of"]
+
+_CHUNK = 4096
+_RUNS_PAY = 7  # pairs a row from which merging runs beats the products it splits
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Chunks:
+    """Pieces in places of the relation's order.
+
+    items: (tap, width, pairs, x places, y places): y[y places] += [x[p], .., x[p + width - 1]] @ [tap, .., tap + width - 1].
+    Taps count offsets, from the last one down where `reverse` is set.  dense: the tap that pairs every row with itself
+    and has no items, -1 if none.  longest: most pairs of an item.  widest: largest width.
+    """
+
+    items: tuple[tuple[int, int, int, torch.Tensor, torch.Tensor], ...]
+    reverse: bool
+    dense: int
+    longest: int
+    widest: int
+
+
+def chunks_of(kmap: KernelMap, merge: bool) -> Chunks:
+    """Chunks of a map; cut once per direction and kept with the relation. merge: runs may become one item."""
+    relation = kmap.relation
+    lists = relation.lists()
+    total = lists.starts[-1] * (2 if lists.mirrored else 1)
+    merge = merge and lists.order is not None and bool(lists.runs) and total >= _RUNS_PAY * kmap.n_in
+    found = relation.chunks.get((kmap.side, merge))
+    if found is None:
+        found = relation.chunks[kmap.side, merge] = _cut(kmap, merge)
+    return found
+
+
+def _cut(kmap: KernelMap, merge: bool) -> Chunks:
+    relation, last = kmap.relation, kmap.n_offsets - 1
+    # Read backwards, a submanifold map is itself with the offsets reversed; only then do places ascend with the taps.
+    reverse = merge and kmap.flipped
+    n_y, n_x = relation.n_rows[kmap.side], relation.n_rows[1 - kmap.side]
+    center = relation.center
+    dense = center if center >= 0 and kmap.place_list(center)[0].shape[0] == n_x == n_y else -1
+
+    def pairs(tap: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return kmap.place_list(last - tap if reverse else tap)
+
+    pieces: list[tuple[int, int, torch.Tensor, torch.Tensor]] = []
+    if merge:
+        for tap, length in relation.lists().runs:
+            taps = [t for t in range(tap, tap + length) if t != dense]
+            pieces += _merge(taps, [pairs(t) for t in taps], n_y)
+    else:
+        pieces = [(tap, 1, *pairs(tap)) for tap in range(kmap.n_offsets) if tap != dense]
+    items = []
+    for tap, width, x_rows, y_rows in pieces:
+        for x_part, y_part in zip(x_rows.split(_CHUNK), y_rows.split(_CHUNK), strict=True):
+            if len(x_part):
+                items.append((tap, width, len(x_part), x_part, y_part))
+    longest = max((item[2] for item in items), default=0)
+    widest = max((item[1] for item in items), default=1)
+    return Chunks(tuple(items), reverse, dense, longest, widest)
+
+
+def _merge(taps, found, n_rows: int):  # type: ignore[no-untyped-def]
+    """Split up to three neighbouring taps into triples, doubles and singles: every pair lands in exactly one."""
+    device = found[0][0].device if found else None
+    place = [torch.full((n_rows,), -1, dtype=torch.int64, device=device) for _ in taps]
+    for where, (x_rows, y_rows) in zip(place, found, strict=True):
+        where[y_rows] = x_rows
+    pieces = []
+    for width in range(len(taps), 0, -1):
+        for first in range(len(taps) - width + 1):
+            window = place[first : first + width]
+            if taps[first + width - 1] - taps[first] != width - 1:
+                continue  # the centre is missing in between
+            present = window[0] >= 0
+            for where in window[1:]:
+                present = present & (where >= 0)
+            rows = present.nonzero().squeeze(1)
+            if len(rows):
+                pieces.append((taps[first], width, window[0].index_select(0, rows), rows))
+                for where in window:
+                    where[rows] = -1
+    return pieces

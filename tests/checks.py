@@ -1,0 +1,37 @@
+"""Comparing tensors: largest and root-mean-square error, relative to the reference's own root mean square."""
+
+from __future__ import annotations
+
+import torch
+
+# (max, RMS) by dtype of the computation, for references in fp64 from the rounded inputs
+TOLERANCE = {
+    torch.float64: (1e-10, 1e-11),
+    torch.float32: (1e-4, 1e-5),
+    "tf32": (1e-2, 1e-3),
+    torch.float16: (2e-2, 4e-3),
+    torch.bfloat16: (6e-2, 8e-3),
+}
+
+
+def assert_close(got, want, dtype=torch.float32, what="result"):
+    """Every element finite and within the dtype's tolerance of the fp64 reference `want`."""
+    assert got.shape == want.shape, f"{what}: shape {list(got.shape)}, expected {list(want.shape)}"
+    got, want = got.detach().double().cpu(), want.detach().double().cpu()
+    if want.numel() == 0:
+        return
+    bad = ~torch.isfinite(got)
+    assert not bad.any(), f"{what}: {int(bad.sum())} elements are not finite, first at {bad.nonzero()[0].tolist()}"
+    scale = want.pow(2).mean().sqrt().clamp(min=1e-12)
+    error = (got - want).abs() / scale
+    largest, rms = error.max().item(), error.pow(2).mean().sqrt().item()
+    limit_max, limit_rms = TOLERANCE[dtype]
+    place = [int(i) for i in torch.unravel_index(error.argmax(), error.shape)]
+    assert largest <= limit_max and rms <= limit_rms, (
+        f"{what}: max error {largest:.2e} (limit {limit_max:.0e}) at {place}, RMS {rms:.2e} (limit {limit_rms:.0e})"
+    )
+
+
+def rows_of(coords):
+    """Coordinates as a set of tuples."""
+    return {tuple(row) for row in coords.tolist()}

@@ -1,0 +1,98 @@
+"""Lanes: the same tests on every way a layer can run here.
+
+A test that takes the `lane` fixture runs once per lane. Kernels on CPU tensors need a process of their own (Triton picks
+its interpreter at import; the emulator is a driver), so those lanes are chosen by environment variables and started by
+`tests/lanes`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+
+import pytest
+import torch
+
+from sparse_bridge import settings
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+EMULATED = os.environ.get("SPARSE_BRIDGE_TEST_ARCH", "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Lane:
+    """device of the tensors, dataflow forced there, GPU architecture that is emulated."""
+
+    device: str
+    dataflow: str
+    arch: str = ""
+
+    @property
+    def kernels(self) -> bool:
+        """Whether Triton kernels do the work."""
+        return self.dataflow in ("masked", "unmasked")
+
+    @property
+    def slow(self) -> bool:
+        """Whether a kernel launch costs milliseconds."""
+        return INTERPRETED or bool(self.arch)
+
+
+def _lanes() -> list:
+    if EMULATED:
+        return [pytest.param(Lane("cpu", flow, EMULATED), id=f"{EMULATED}-{flow}") for flow in ("masked", "unmasked")]
+    if INTERPRETED:
+        return [pytest.param(Lane("cpu", flow), id=f"interpreter-{flow}") for flow in ("masked", "unmasked")]
+    lanes = [pytest.param(Lane("cpu", flow), id=f"cpu-{flow}") for flow in ("per_offset", "explicit")]
+    for flow in ("masked", "unmasked", "per_offset"):
+        lanes.append(pytest.param(Lane("cuda", flow), id=f"cuda-{flow}", marks=pytest.mark.gpu))
+    return lanes
+
+
+@pytest.fixture(params=_lanes())
+def lane(request):
+    """The lane in force; its dataflow is set and, where it names an architecture, its driver is active."""
+    chosen: Lane = request.param
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(settings.override(dataflow=chosen.dataflow))
+        if chosen.arch:
+            import emu
+
+            stack.enter_context(emu.patch_triton(chosen.arch))
+        yield chosen
+
+
+def pytest_collection_modifyitems(config, items):
+    """GPU tests need a GPU; the lanes of special processes run only what fits them."""
+    here = "interpreted" if INTERPRETED else "emulated" if EMULATED else None
+    no_gpu = pytest.mark.skip(reason="needs a GPU")
+    wrong_lane = pytest.mark.skip(reason="runs in a lane of its own")
+    for item in items:
+        if "gpu" in item.keywords and not torch.cuda.is_available():
+            item.add_marker(no_gpu)
+        if here and here not in item.keywords:
+            item.add_marker(wrong_lane)
+
+
+@pytest.fixture(autouse=True)
+def poison(monkeypatch, request):
+    """Fresh memory holds NaN (integers: a row that does not exist), so that one element left unwritten is seen."""
+    if "core" not in request.path.parts and "kernels" not in request.path.parts:
+        yield
+        return
+
+    def spoiled(make):
+        def wrapper(*args, **kwargs):
+            tensor = make(*args, **kwargs)
+            if tensor.device.type != "meta" and tensor.numel():
+                with torch.no_grad():
+                    tensor.fill_(float("nan") if tensor.is_floating_point() else 1 if tensor.dtype == torch.bool else 113)
+            return tensor
+
+        return wrapper
+
+    for name in ("empty", "empty_like", "empty_strided"):
+        monkeypatch.setattr(torch, name, spoiled(getattr(torch, name)))
+    monkeypatch.setattr(torch.Tensor, "new_empty", spoiled(torch.Tensor.new_empty))
+    yield
