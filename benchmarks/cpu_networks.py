@@ -41,7 +41,9 @@ def make_run(sp, name, scan, train):
 
     def infer():
         with torch.no_grad():
-            return model(sp.SparseConvTensor(scan.feats, coords, list(shape), scan.batch_size)).features
+            return model(
+                sp.SparseConvTensor(scan.feats, coords, list(shape), scan.batch_size)
+            ).features
 
     def step():
         model.zero_grad()
@@ -97,7 +99,16 @@ def main(argv=None):
         f"{scan.name}, {len(scan.coords)} voxels, fp32; spconv {spconv.__version__} CPU wheel, torch "
         f"{torch.__version__}, Python {platform.python_version()}, {platform.machine()}"
     )
-    table = Table("threads", "network", "run", "native s", "bridged s", "native / bridged", "lowest .. highest", title=title)
+    table = Table(
+        "threads",
+        "network",
+        "run",
+        "native s",
+        "bridged s",
+        "native / bridged",
+        "lowest .. highest",
+        title=title,
+    )
     rows = []
     for threads in args.threads:
         torch.set_num_threads(threads)
@@ -106,7 +117,9 @@ def main(argv=None):
                 kind = "train" if train else "infer"
                 label = f"{threads} threads, {name}, {kind}"
                 row = summary(*compare(sp, name, scan, train, args.rounds, label))
-                rows.append({"scan": scan.name, "threads": threads, "network": name, "run": kind, **row})
+                rows.append(
+                    {"scan": scan.name, "threads": threads, "network": name, "run": kind, **row}
+                )
                 table.add_row(
                     str(threads), name, kind, f"{row['native_s']:.3f}", f"{row['bridged_s']:.3f}",
                     f"{row['ratio']:.2f}", f"{row['low']:.2f} .. {row['high']:.2f}",

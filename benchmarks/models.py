@@ -24,7 +24,9 @@ class Second(nn.Module):
             return sp.SparseSequential(conv, norm(b), nn.ReLU())
 
         def down(a, b, key, kernel=3, stride=2, padding=1):
-            conv = sp.SparseConv3d(a, b, kernel, stride=stride, padding=padding, bias=False, indice_key=key)
+            conv = sp.SparseConv3d(
+                a, b, kernel, stride=stride, padding=padding, bias=False, indice_key=key
+            )
             return sp.SparseSequential(conv, norm(b), nn.ReLU())
 
         self.net = sp.SparseSequential(
@@ -50,7 +52,9 @@ def residual_block(sp, c_in, c_out, key):
             self.norm1, self.norm2, self.relu = norm(c_out), norm(c_out), nn.ReLU()
             self.skip = None
             if c_in != c_out:
-                self.skip = sp.SparseSequential(sp.SubMConv3d(c_in, c_out, 1, bias=False), norm(c_out))
+                self.skip = sp.SparseSequential(
+                    sp.SubMConv3d(c_in, c_out, 1, bias=False), norm(c_out)
+                )
 
         def forward(self, x):
             y = self.conv1(x)
@@ -75,7 +79,9 @@ class UNet(nn.Module):
             out = PLANES[level]
             conv = sp.SparseConv3d(width, out, 2, stride=2, bias=False, indice_key=f"down{level}")
             self.down.append(sp.SparseSequential(conv, norm(out), nn.ReLU()))
-            blocks = [residual_block(sp, out, out, f"level{level + 1}") for _ in range(BLOCKS[level])]
+            blocks = [
+                residual_block(sp, out, out, f"level{level + 1}") for _ in range(BLOCKS[level])
+            ]
             self.encode.append(sp.SparseSequential(*blocks))
             width = out
             skips.append(width)
@@ -84,7 +90,10 @@ class UNet(nn.Module):
             conv = sp.SparseInverseConv3d(width, out, 2, bias=False, indice_key=f"down{3 - level}")
             self.up.append(sp.SparseSequential(conv, norm(out), nn.ReLU()))
             first = residual_block(sp, out + skip, out, f"level{3 - level}")
-            rest = [residual_block(sp, out, out, f"level{3 - level}") for _ in range(BLOCKS[4 + level] - 1)]
+            rest = [
+                residual_block(sp, out, out, f"level{3 - level}")
+                for _ in range(BLOCKS[4 + level] - 1)
+            ]
             self.decode.append(sp.SparseSequential(first, *rest))
             width = out
         self.head = sp.SubMConv3d(width, classes, 1, bias=True)

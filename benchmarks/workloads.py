@@ -41,7 +41,9 @@ def _scan(name: str, voxels: np.ndarray, feats: np.ndarray, batch_size: int) -> 
             if item >> axis & 1:
                 cells[:, axis] = shape[axis] - 1 - cells[:, axis]
         items.append(torch.cat([torch.full((len(cells), 1), item, dtype=torch.int32), cells], 1))
-    return Scan(name, torch.cat(items).contiguous(), values.repeat(batch_size, 1), shape, batch_size)
+    return Scan(
+        name, torch.cat(items).contiguous(), values.repeat(batch_size, 1), shape, batch_size
+    )
 
 
 def load(spec: str, batch_size: int = 1) -> Scan:

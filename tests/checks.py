@@ -21,7 +21,9 @@ def assert_close(got, want, dtype=torch.float32, what="result"):
     if want.numel() == 0:
         return
     bad = ~torch.isfinite(got)
-    assert not bad.any(), f"{what}: {int(bad.sum())} elements are not finite, first at {bad.nonzero()[0].tolist()}"
+    assert not bad.any(), (
+        f"{what}: {int(bad.sum())} elements are not finite, first at {bad.nonzero()[0].tolist()}"
+    )
     scale = want.pow(2).mean().sqrt().clamp(min=1e-12)
     error = (got - want).abs() / scale
     largest, rms = error.max().item(), error.pow(2).mean().sqrt().item()

@@ -41,10 +41,18 @@ class Lane:
 
 def _lanes() -> list:
     if EMULATED:
-        return [pytest.param(Lane("cpu", flow, EMULATED), id=f"{EMULATED}-{flow}") for flow in ("masked", "unmasked")]
+        return [
+            pytest.param(Lane("cpu", flow, EMULATED), id=f"{EMULATED}-{flow}")
+            for flow in ("masked", "unmasked")
+        ]
     if INTERPRETED:
-        return [pytest.param(Lane("cpu", flow), id=f"interpreter-{flow}") for flow in ("masked", "unmasked")]
-    lanes = [pytest.param(Lane("cpu", flow), id=f"cpu-{flow}") for flow in ("per_offset", "explicit")]
+        return [
+            pytest.param(Lane("cpu", flow), id=f"interpreter-{flow}")
+            for flow in ("masked", "unmasked")
+        ]
+    lanes = [
+        pytest.param(Lane("cpu", flow), id=f"cpu-{flow}") for flow in ("per_offset", "explicit")
+    ]
     for flow in ("masked", "unmasked", "per_offset"):
         lanes.append(pytest.param(Lane("cuda", flow), id=f"cuda-{flow}", marks=pytest.mark.gpu))
     return lanes
@@ -87,7 +95,13 @@ def poison(monkeypatch, request):
             tensor = make(*args, **kwargs)
             if tensor.device.type != "meta" and tensor.numel():
                 with torch.no_grad():
-                    tensor.fill_(float("nan") if tensor.is_floating_point() else 1 if tensor.dtype == torch.bool else 113)
+                    tensor.fill_(
+                        float("nan")
+                        if tensor.is_floating_point()
+                        else 1
+                        if tensor.dtype == torch.bool
+                        else 113
+                    )
             return tensor
 
         return wrapper

@@ -15,7 +15,9 @@ def relation(coords, batch_size, shape, out_coords, offsets, stride):
     """{(v, in row, out row)}: in coordinate = out coordinate * stride + offset v, both inside their batch."""
     rows = {}
     for row, site in enumerate(coords.tolist()):
-        inside = 0 <= site[0] < batch_size and all(0 <= c < s for c, s in zip(site[1:], shape, strict=True))
+        inside = 0 <= site[0] < batch_size and all(
+            0 <= c < s for c, s in zip(site[1:], shape, strict=True)
+        )
         if inside:
             rows.setdefault(tuple(site), []).append(row)
     found = set()
@@ -31,7 +33,10 @@ def strided_sites(coords, batch_size, shape, offsets, stride, out_shape):
     """Output sites in the documented order: by the first input row that reaches them, then by offset."""
     seen = {}
     for site in coords.tolist():
-        if not (0 <= site[0] < batch_size and all(0 <= c < s for c, s in zip(site[1:], shape, strict=True))):
+        if not (
+            0 <= site[0] < batch_size
+            and all(0 <= c < s for c, s in zip(site[1:], shape, strict=True))
+        ):
             continue
         for offset in offsets:
             moved = [c - o for c, o in zip(site[1:], offset, strict=True)]

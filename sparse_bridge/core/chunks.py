@@ -35,7 +35,9 @@ def chunks_of(kmap: KernelMap, merge: bool) -> Chunks:
     relation = kmap.relation
     lists = relation.lists()
     total = lists.starts[-1] * (2 if lists.mirrored else 1)
-    merge = merge and lists.order is not None and bool(lists.runs) and total >= _RUNS_PAY * kmap.n_in
+    merge = (
+        merge and lists.order is not None and bool(lists.runs) and total >= _RUNS_PAY * kmap.n_in
+    )
     found = relation.chunks.get((kmap.side, merge))
     if found is None:
         found = relation.chunks[kmap.side, merge] = _cut(kmap, merge)

@@ -125,7 +125,9 @@ def _worth_merging(kmap: KernelMap, w: WeightLayout) -> bool:
     return w.groups == 1 and len(kmap.relation.lists().in_rows) >= 2 * w.n_offsets * w.c_in
 
 
-def _multiply_chunks(chunks: Chunks, x: torch.Tensor, taps: Sequence[torch.Tensor], y: torch.Tensor) -> None:
+def _multiply_chunks(
+    chunks: Chunks, x: torch.Tensor, taps: Sequence[torch.Tensor], y: torch.Tensor
+) -> None:
     """Write y: y[out] = sum of x[in] @ taps[v] over the chunks; columns of x and y may be strided."""
     same = x.dtype == y.dtype
     if chunks.dense < 0:
@@ -142,10 +144,10 @@ def _multiply_chunks(chunks: Chunks, x: torch.Tensor, taps: Sequence[torch.Tenso
         stacked[0] = packed.unbind(0)
         for width in range(2, chunks.widest + 1):
             windows.append(x.as_strided((n - width + 1, width * c_in), (x.stride(0), 1)))
-            stacked.append([packed[v : v + width].flatten(0, 1) for v in range(len(taps) - width + 1)])
-    rows = [
-        scratch.take("rows", chunks.longest, window.shape[1], x, x.dtype) for window in windows
-    ]
+            stacked.append(
+                [packed[v : v + width].flatten(0, 1) for v in range(len(taps) - width + 1)]
+            )
+    rows = [scratch.take("rows", chunks.longest, window.shape[1], x, x.dtype) for window in windows]
     product = scratch.take("product", chunks.longest, y.shape[1], x, x.dtype)
     for tap, width, count, x_rows, y_rows in chunks.items:
         gathered, result = rows[width - 1][:count], product[:count]
@@ -215,8 +217,7 @@ def _explicit(
     n_offsets, n_out = nbr.shape
     padded = torch.cat([x, x.new_zeros((1, x.shape[1]))]).to(work)
     weights = [
-        torch.stack(w.matrices(weight, group)).flatten(0, 1).to(work)
-        for group in range(w.groups)
+        torch.stack(w.matrices(weight, group)).flatten(0, 1).to(work) for group in range(w.groups)
     ]
     y = padded.new_empty((n_out, w.columns_out))
     step = max(1, _EXPLICIT_BYTES // (n_offsets * x.shape[1] * padded.element_size()))

@@ -160,7 +160,9 @@ def build(coords: torch.Tensor, box: Box) -> Indexed:
 
 
 def _collect(
-    found: list[tuple[torch.Tensor, torch.Tensor]], mirrored: bool, order: torch.Tensor | None = None
+    found: list[tuple[torch.Tensor, torch.Tensor]],
+    mirrored: bool,
+    order: torch.Tensor | None = None,
 ) -> PairLists:
     starts = [0]
     for in_rows, _ in found:
@@ -206,7 +208,9 @@ def _runs(offsets: Offsets) -> tuple[tuple[int, int], ...]:
     groups: list[tuple[int, int]] = []
     for v, offset in enumerate(offsets.values):
         before = offsets.values[v - 1] if v else None
-        follows = before is not None and tuple(a - b for a, b in zip(offset, before, strict=True)) == step
+        follows = (
+            before is not None and tuple(a - b for a, b in zip(offset, before, strict=True)) == step
+        )
         if follows and groups[-1][1] < 3:
             groups[-1] = (groups[-1][0], groups[-1][1] + 1)
         else:

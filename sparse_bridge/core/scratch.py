@@ -14,7 +14,9 @@ _LIMIT_BYTES = 64 << 20  # larger buffers are made and dropped: nobody wants the
 _local = threading.local()
 
 
-def take(name: str, rows: int, columns: int, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def take(
+    name: str, rows: int, columns: int, like: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
     """An uninitialised [rows, columns] tensor on `like`'s device; on the CPU the thread's buffer `name`, which the next
     call with that name overwrites."""
     size = rows * columns

@@ -182,7 +182,11 @@ class GatherGemm:
         )
         wide = largest >= 1 << 31
         even_k = c_in % tile.block_k == 0
-        self.has_bias, self.act, self.alpha = has_bias, act, float(alpha)  # its type is part of the signature
+        self.has_bias, self.act, self.alpha = (
+            has_bias,
+            act,
+            float(alpha),
+        )  # its type is part of the signature
         self.precision = precision if dtype == torch.float32 else "ieee"
         self.constants = (
             packed, has_bias and split == 1, act if split == 1 else 0, self.precision, even_k, c_in <= tile.block_k,

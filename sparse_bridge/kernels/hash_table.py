@@ -139,7 +139,14 @@ def hash_insert(
     n_offsets = slots.numel() // n_rows
     # Several offsets leave most lanes without a key: one warp per program keeps its rounds of probing few.
     warps = 4 if n_offsets == 1 else 1
-    constants = (alive is not None, n_offsets == 1, columns - 1, table.key64, wide, warps * target.warp_size)
+    constants = (
+        alive is not None,
+        n_offsets == 1,
+        columns - 1,
+        table.key64,
+        wide,
+        warps * target.warp_size,
+    )
     max_probes = min(MAX_PROBES, table.capacity)
     args = (
         coords, geometry, bounds, slots if alive is None else alive, table.keys, table.values, table.flags, slots,

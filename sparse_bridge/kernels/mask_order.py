@@ -91,7 +91,11 @@ def _pack_tiles(
         v = v1[:, None]
         inside = (v < n_offsets) & (row[None, :] >= 0)
         value = tl.load(nbr_ptr + v.to(tl.int64) * n_rows + row[None, :], mask=inside, other=-1)
-        tl.store(packed_ptr + v * pitch + place[None, :], value, mask=(v < n_offsets) & (place[None, :] >= 0))
+        tl.store(
+            packed_ptr + v * pitch + place[None, :],
+            value,
+            mask=(v < n_offsets) & (place[None, :] >= 0),
+        )
         low = tl.where(lane[None, :] < BLOCK_M, value, -1)
         high = tl.where(lane[None, :] >= BLOCK_M, value, -1)
         first = _list_live(low, v1, word, live_ptr, 2 * pair, first, n_offsets)

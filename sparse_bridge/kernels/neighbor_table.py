@@ -296,7 +296,9 @@ def number_new_rows(
         (constants, specialise(coords.data_ptr())),
     )  # fmt: skip
     transposed = torch.full((n_offsets, n_new), -1, dtype=torch.int32, device=device)
-    linked = NeighborTable(slots, slots.new_empty((words, n_rows)), slots.new_empty((n_offsets, blocks)))
+    linked = NeighborTable(
+        slots, slots.new_empty((words, n_rows)), slots.new_empty((n_offsets, blocks))
+    )
     link_kernel.launch(
         device, target, (blocks, words, 1),
         (slots, rows, slots, transposed, linked.mask, linked.counts, n_rows, n_offsets, n_new, blocks), (), _OPTIONS,

@@ -62,7 +62,9 @@ def test_strided(lane, geometry):
 def test_generative(lane, geometry):
     kernel, stride, padding, dilation, shape = geometry
     coords = cloud(shape, 2, 0.1, seed=2, device=lane.device)
-    outer = [(i - 1) * s - 2 * p + k for i, k, s, p in zip(shape, kernel, stride, padding, strict=True)]
+    outer = [
+        (i - 1) * s - 2 * p + k for i, k, s, p in zip(shape, kernel, stride, padding, strict=True)
+    ]
     offsets = box_offsets(kernel, dilation, padding)
     cmap = CoordinateMap(coords, Box.grid(2, shape))
     new, kmap = map_builder.generative(cmap, offsets, stride, Box.grid(2, outer))
@@ -99,7 +101,9 @@ def test_seven_cubed_kernel(lane):
     coords = cloud((9, 9, 9), 1, 0.1, seed=4, device=lane.device)
     offsets = box_offsets((7, 7, 7), (1, 1, 1), (3, 3, 3))
     kmap = map_builder.submanifold(CoordinateMap(coords, Box.grid(1, (9, 9, 9))), offsets)
-    assert every_view(kmap, lane) == oracle.relation(coords, 1, (9, 9, 9), coords, offsets.values, (1, 1, 1))
+    assert every_view(kmap, lane) == oracle.relation(
+        coords, 1, (9, 9, 9), coords, offsets.values, (1, 1, 1)
+    )
 
 
 def test_arbitrary_offsets(lane):
@@ -108,7 +112,9 @@ def test_arbitrary_offsets(lane):
     assert not offsets.symmetric
     coords = cloud((8, 9), 2, 0.3, seed=5, device=lane.device)
     kmap = map_builder.submanifold(CoordinateMap(coords, Box.grid(2, (8, 9))), offsets)
-    assert every_view(kmap, lane) == oracle.relation(coords, 2, (8, 9), coords, offsets.values, (1, 1))
+    assert every_view(kmap, lane) == oracle.relation(
+        coords, 2, (8, 9), coords, offsets.values, (1, 1)
+    )
 
 
 def test_between_given_maps(lane):
@@ -116,9 +122,14 @@ def test_between_given_maps(lane):
     coarse = cloud((4, 5), 2, 0.5, seed=7, device=lane.device)
     offsets = box_offsets((3, 3), (1, 1), (1, 1))
     kmap = map_builder.between(
-        CoordinateMap(fine, Box.grid(2, (8, 9))), CoordinateMap(coarse, Box.grid(2, (4, 5))), offsets, (2, 2)
+        CoordinateMap(fine, Box.grid(2, (8, 9))),
+        CoordinateMap(coarse, Box.grid(2, (4, 5))),
+        offsets,
+        (2, 2),
     )
-    assert every_view(kmap, lane) == oracle.relation(fine, 2, (8, 9), coarse, offsets.values, (2, 2))
+    assert every_view(kmap, lane) == oracle.relation(
+        fine, 2, (8, 9), coarse, offsets.values, (2, 2)
+    )
 
 
 @pytest.mark.parametrize("n", [0, 1, 31, 32, 33, 63, 64, 65, 127, 128, 129])
@@ -127,9 +138,13 @@ def test_row_counts_around_the_tile(lane, n):
     offsets = box_offsets((3, 3), (1, 1), (1, 1))
     cmap = CoordinateMap(coords, Box.grid(1, (12, 13)))
     kmap = map_builder.submanifold(cmap, offsets)
-    assert every_view(kmap, lane) == oracle.relation(coords, 1, (12, 13), coords, offsets.values, (1, 1))
+    assert every_view(kmap, lane) == oracle.relation(
+        coords, 1, (12, 13), coords, offsets.values, (1, 1)
+    )
     new, strided = map_builder.strided(cmap, offsets, (2, 2), Box.grid(1, (6, 7)))
-    assert every_view(strided, lane) == oracle.relation(coords, 1, (12, 13), new.coords, offsets.values, (2, 2))
+    assert every_view(strided, lane) == oracle.relation(
+        coords, 1, (12, 13), new.coords, offsets.values, (2, 2)
+    )
 
 
 def test_dead_rows_keep_their_place(lane):
@@ -163,7 +178,9 @@ def test_keys_beyond_32_bits(lane):
     box = Box.grid(1, shape)
     assert box.key64
     kmap = map_builder.submanifold(CoordinateMap(coords, box), offsets)
-    assert every_view(kmap, lane) == oracle.relation(coords, 1, shape, coords, offsets.values, (1, 1, 1))
+    assert every_view(kmap, lane) == oracle.relation(
+        coords, 1, shape, coords, offsets.values, (1, 1, 1)
+    )
 
 
 def test_strides_that_leave_32_bits(lane):

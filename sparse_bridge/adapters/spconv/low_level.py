@@ -127,8 +127,12 @@ def conv_by_pairs(
 ) -> torch.Tensor:  # fmt: skip
     """features [N, C], filters KRSC -> [n_out, K], with gradients for features, filters and bias."""
     n_in = int(features.shape[0])
-    kmap = map_from_pairs(pairs, counts, n_out if inverse else n_in, n_in if inverse else n_out, subm)
-    return _run(features, filters, bias, kmap.transposed() if inverse else kmap, act_type, act_alpha)
+    kmap = map_from_pairs(
+        pairs, counts, n_out if inverse else n_in, n_in if inverse else n_out, subm
+    )
+    return _run(
+        features, filters, bias, kmap.transposed() if inverse else kmap, act_type, act_alpha
+    )
 
 
 def conv_by_table(
@@ -140,7 +144,9 @@ def conv_by_table(
     return _run(features, filters, bias, kmap, act_type, act_alpha)
 
 
-def conv_backward(forward: Any, features: torch.Tensor, filters: torch.Tensor, out_bp: torch.Tensor):  # type: ignore[no-untyped-def]
+def conv_backward(
+    forward: Any, features: torch.Tensor, filters: torch.Tensor, out_bp: torch.Tensor
+):  # type: ignore[no-untyped-def]
     """(features' gradient, filters' gradient) of `forward(features, filters)` for the output gradient out_bp."""
     with torch.enable_grad():
         leaves = features.detach().requires_grad_(), filters.detach().requires_grad_()
@@ -162,7 +168,9 @@ def counts_of(pair_fwd: torch.Tensor) -> torch.Tensor:
     return (pair_fwd >= 0).sum(0, dtype=torch.int32)
 
 
-def global_pool_rearrange(coords: torch.Tensor, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def global_pool_rearrange(
+    coords: torch.Tensor, batch_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(row ids int32 [batch_size, N], each item's rows first, then -1; counts int32 [batch_size])."""
     batch = coords[:, 0].long()
     valid = (batch >= 0) & (batch < batch_size)

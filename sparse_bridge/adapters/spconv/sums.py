@@ -27,7 +27,10 @@ def sparse_add(*tensors: Any) -> Any:
                     f"{what} differs: {getattr(first, what)} and {getattr(other, what)}."
                 )
     indices, features = union_rows(
-        [x.indices for x in tensors], [x.features for x in tensors], first.spatial_shape, int(first.batch_size)
+        [x.indices for x in tensors],
+        [x.features for x in tensors],
+        first.spatial_shape,
+        int(first.batch_size),
     )
     result = first.replace_feature(features)
     result.indices = indices

@@ -10,7 +10,9 @@ class _Tuner:
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        raise UnsupportedError(f"spconv.algo.{self._name}.{name} tunes spconv's own kernels, which are not used here.")
+        raise UnsupportedError(
+            f"spconv.algo.{self._name}.{name} tunes spconv's own kernels, which are not used here."
+        )
 
 
 GEMM, CONV, GEMM_CPP, CONV_CPP = (_Tuner(name) for name in ("GEMM", "CONV", "GEMM_CPP", "CONV_CPP"))

@@ -4,4 +4,6 @@ from sparse_bridge.errors import UnsupportedError
 
 
 def spconv_save_debug_data(data):
-    raise UnsupportedError("spconv_save_debug_data writes spconv's internal state, which does not exist here.")
+    raise UnsupportedError(
+        "spconv_save_debug_data writes spconv's internal state, which does not exist here."
+    )

@@ -21,7 +21,14 @@ def params_grid(*params):
 
 
 def generate_sparse_data(
-    shape, num_points, num_channels, integer=False, data_range=(-1, 1), with_dense=True, dtype=np.float32, shape_scale=1
+    shape,
+    num_points,
+    num_channels,
+    integer=False,
+    data_range=(-1, 1),
+    with_dense=True,
+    dtype=np.float32,
+    shape_scale=1,
 ):
     """Random features at distinct coordinates: dict of features [N, C], indices [N, nd + 1] (batch id last) and, with
     `with_dense`, features_dense [B, C, *shape]."""
@@ -33,9 +40,14 @@ def generate_sparse_data(
         coords.append(np.concatenate([cells, np.full((count, 1), batch)], 1))
         draw = np.random.randint if integer else np.random.uniform
         features.append(draw(*data_range, size=(count, num_channels)).astype(dtype))
-    result = {"features": np.concatenate(features), "indices": np.concatenate(coords).astype(np.int32)}
+    result = {
+        "features": np.concatenate(features),
+        "indices": np.concatenate(coords).astype(np.int32),
+    }
     if with_dense:
-        dense = np.zeros((len(num_points), *(s * shape_scale for s in shape), num_channels), dtype=dtype)
+        dense = np.zeros(
+            (len(num_points), *(s * shape_scale for s in shape), num_channels), dtype=dtype
+        )
         places = result["indices"]
         dense[(places[:, -1], *places[:, :-1].T)] = result["features"]
         result["features_dense"] = np.ascontiguousarray(np.moveaxis(dense, -1, 1))

@@ -2,4 +2,6 @@
 
 from sparse_bridge.adapters.spconv.tensorview import Activation
 
-Activation.__module__ = __name__  # pickles written here load with the original, and the other way round
+Activation.__module__ = (
+    __name__  # pickles written here load with the original, and the other way round
+)

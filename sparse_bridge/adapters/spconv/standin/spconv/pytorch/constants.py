@@ -2,7 +2,10 @@
 
 import torch
 
-PYTORCH_VERSION = [int(part) for part in torch.__version__.split("+")[0].split("a")[0].split(".dev")[0].split(".")[:3]]
+PYTORCH_VERSION = [
+    int(part)
+    for part in torch.__version__.split("+")[0].split("a")[0].split(".dev")[0].split(".")[:3]
+]
 TORCH_HAS_AMP = True
 
 

@@ -43,7 +43,9 @@ class SparseConvolutionBase:
         # With one tap and no stride the layer is a matrix product; grouped weights do not fit that short cut.
         self.conv1x1 = kv == 1 and groups == 1 and (subm or math.prod(self.stride) == 1)
         if self.conv1x1 and not subm and any(self.padding):
-            raise ContractError(f"a convolution of kernel size 1 takes no padding, got {self.padding}.")
+            raise ContractError(
+                f"a convolution of kernel size 1 takes no padding, got {self.padding}."
+            )
         self.transposed = transposed
         self.inverse = inverse
         self.groups = groups
@@ -54,7 +56,9 @@ class SparseConvolutionBase:
             limit = 128 if large_kernel_fast_algo else 32
             algo = ConvAlgo.MaskImplicitGemm if kv <= limit else ConvAlgo.Native
         if algo == ConvAlgo.MaskSplitImplicitGemm and kv > 32:
-            raise ContractError(f"MaskSplitImplicitGemm takes kernels of at most 32 taps, got {kv}.")
+            raise ContractError(
+                f"MaskSplitImplicitGemm takes kernels of at most 32 taps, got {kv}."
+            )
         self.algo = algo
         self.fp32_accum = fp32_accum
         self.weight_shape = [out_channels, *self.kernel_size, in_channels // groups]
@@ -88,7 +92,9 @@ def _check_groups(groups, in_channels, out_channels):
             "which spconv itself cannot run."
         )
     if in_channels % groups or out_channels % groups:
-        raise ContractError(f"{groups} groups do not divide {in_channels} input and {out_channels} output channels.")
+        raise ContractError(
+            f"{groups} groups do not divide {in_channels} input and {out_channels} output channels."
+        )
 
 
 class SparseConvolution(SparseConvolutionBase, SparseModule):
@@ -128,7 +134,9 @@ class SparseConvolution(SparseConvolutionBase, SparseModule):
         if hasattr(self, _MAX_NUM_VOXELS_DURING_TRAINING) and name not in state_dict:
             state_dict[name] = torch.zeros(1, dtype=torch.int32)
         if constants.SAVED_WEIGHT_LAYOUT in ("RSKC", "RSCK"):
-            weights.convert_layout(state_dict, prefix + "weight", constants.SAVED_WEIGHT_LAYOUT, self)
+            weights.convert_layout(
+                state_dict, prefix + "weight", constants.SAVED_WEIGHT_LAYOUT, self
+            )
 
     def extra_repr(self):
         text = (

@@ -22,7 +22,9 @@ class ThrustSortAllocator:
     def alloc(self, n):
         buffer = self.alloced_objs.get("buffer")
         if buffer is None or buffer.numel() < n:
-            buffer = self.alloced_objs["buffer"] = torch.empty(n, dtype=torch.uint8, device=self.device)
+            buffer = self.alloced_objs["buffer"] = torch.empty(
+                n, dtype=torch.uint8, device=self.device
+            )
         return buffer.data_ptr()
 
 
@@ -92,7 +94,9 @@ def expand_nd(ndim, val):
     if isinstance(val, np.ndarray):
         val = val.tolist()
     if not isinstance(val, (list, tuple)):
-        raise TypeError(f"expected an int or a sequence of {ndim} ints, got {type(val).__name__}: {val!r}")
+        raise TypeError(
+            f"expected an int or a sequence of {ndim} ints, got {type(val).__name__}: {val!r}"
+        )
     if len(val) != ndim:
         raise ContractError(f"expected {ndim} values, got {len(val)}: {list(val)}")
     return [int(item) for item in val]
@@ -125,7 +129,9 @@ class SparseConvTensor(metaclass=SpConvTensorMeta):
         self.voxel_num = voxel_num
         self.benchmark = benchmark
         self.benchmark_record = {}
-        self.thrust_allocator = ThrustSortAllocator(features.device) if permanent_thrust_allocator else None
+        self.thrust_allocator = (
+            ThrustSortAllocator(features.device) if permanent_thrust_allocator else None
+        )
         self._timer = CUDAKernelTimer(enable_timer)
         self.force_algo = force_algo
         self.int8_scale = None
@@ -221,7 +227,9 @@ class SparseConvTensor(metaclass=SpConvTensorMeta):
             return self._features + other.features
         if isinstance(other, torch.Tensor):
             return self._features + other
-        raise ContractError(f"a SparseConvTensor adds to another one or to a tensor, got {type(other).__name__}.")
+        raise ContractError(
+            f"a SparseConvTensor adds to another one or to a tensor, got {type(other).__name__}."
+        )
 
     def __add__(self, other):
         return self.replace_feature(self._added(other))
@@ -243,7 +251,9 @@ def _check(features, indices, spatial_shape, batch_size):
             f"spatial_shape {spatial_shape} must equal ndim: indices have {indices.shape[1] - 1} spatial columns."
         )
     if indices.dtype != torch.int32:
-        raise ContractError(f"only int32 indices are supported, got {indices.dtype}; use indices.int().")
+        raise ContractError(
+            f"only int32 indices are supported, got {indices.dtype}; use indices.int()."
+        )
     if not batch_size > 0:
         raise ContractError(f"batch_size is {batch_size}; expected at least 1.")
     if features.dtype == torch.qint8:

@@ -32,7 +32,9 @@ class TorchAllocator:
     """spconv's C++ kernels allocate through this; there are none here."""
 
     def __init__(self, *args, **kwargs):
-        raise UnsupportedError("TorchAllocator serves spconv's compiled kernels, which are not used here.")
+        raise UnsupportedError(
+            "TorchAllocator serves spconv's compiled kernels, which are not used here."
+        )
 
 
 class TorchSpconvMatmul(TorchAllocator):

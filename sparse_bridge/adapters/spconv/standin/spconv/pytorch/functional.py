@@ -53,7 +53,9 @@ class SparseImplicitGemmFunction(_Entry):
         mask_argsort_bwd_splits, num_activate_out, masks, is_train, is_subm, timer=None, fp32_accum=None, bias=None,
         act_alpha=0.0, act_beta=0.0, act_type=None,
     ):  # fmt: skip
-        return low_level.conv_by_table(features, filters, pair_fwd, num_activate_out, bias, act_alpha, act_type)
+        return low_level.conv_by_table(
+            features, filters, pair_fwd, num_activate_out, bias, act_alpha, act_type
+        )
 
 
 class SparseMaxPoolFunction(_Entry):

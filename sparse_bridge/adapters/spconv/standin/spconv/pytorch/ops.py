@@ -21,7 +21,16 @@ def get_indice_pairs(
     """(out_inds int32 [M, nd + 1], pairs int32 [2, V, N], num_per_loc int32 [V])."""
     _no_bound(num_out_act_bound)
     out, kmap = low_level.build_map(
-        indices, batch_size, spatial_shape, ksize, stride, padding, dilation, out_padding, subm, transpose
+        indices,
+        batch_size,
+        spatial_shape,
+        ksize,
+        stride,
+        padding,
+        dilation,
+        out_padding,
+        subm,
+        transpose,
     )
     return (out, *records.indice_pairs(kmap, indices.shape[0], subm))
 
@@ -34,7 +43,16 @@ def get_indice_pairs_implicit_gemm(
     argsort_bwd splits, masks)."""
     _no_bound(num_out_act_bound)
     out, kmap = low_level.build_map(
-        indices, batch_size, spatial_shape, ksize, stride, padding, dilation, out_padding, subm, transpose
+        indices,
+        batch_size,
+        spatial_shape,
+        ksize,
+        stride,
+        padding,
+        dilation,
+        out_padding,
+        subm,
+        transpose,
     )
     fwd, bwd = low_level.tables_of(kmap)
     counts = (fwd >= 0).sum(1, dtype=torch.int32)
@@ -46,7 +64,9 @@ def get_indice_pairs_implicit_gemm(
 
 def _no_bound(bound):
     if bound > 0:
-        raise UnsupportedError("num_out_act_bound limits the output of spconv's TensorRT build; leave it at -1.")
+        raise UnsupportedError(
+            "num_out_act_bound limits the output of spconv's TensorRT build; leave it at -1."
+        )
 
 
 def indice_conv(
@@ -55,17 +75,36 @@ def indice_conv(
 ):  # fmt: skip
     """features [N, C], filters KRSC -> [M, K]."""
     return low_level.conv_by_pairs(
-        features, filters, indice_pairs, indice_pair_num, num_activate_out, inverse, subm, bias, act_alpha, act_type
+        features,
+        filters,
+        indice_pairs,
+        indice_pair_num,
+        num_activate_out,
+        inverse,
+        subm,
+        bias,
+        act_alpha,
+        act_type,
     )
 
 
 def indice_conv_backward(
-    features, filters, out_bp, indice_pairs, indice_pair_num, inverse=False, subm=False, algo=ConvAlgo.Native, timer=None
+    features,
+    filters,
+    out_bp,
+    indice_pairs,
+    indice_pair_num,
+    inverse=False,
+    subm=False,
+    algo=ConvAlgo.Native,
+    timer=None,
 ):
     """(gradient of features, gradient of filters)."""
 
     def forward(x, w):
-        return low_level.conv_by_pairs(x, w, indice_pairs, indice_pair_num, out_bp.shape[0], inverse, subm)
+        return low_level.conv_by_pairs(
+            x, w, indice_pairs, indice_pair_num, out_bp.shape[0], inverse, subm
+        )
 
     return low_level.conv_backward(forward, features, filters, out_bp)
 
@@ -77,9 +116,17 @@ def implicit_gemm(
 ):  # fmt: skip
     """([M, K], mask_out, mask_width)."""
     if scale is not None or output_add is not None:
-        raise UnsupportedError("quantisation scales are not supported; int8 inference is not bridged.")
-    out = low_level.conv_by_table(features, filters, pair_fwd, num_activate_out, bias, act_alpha, act_type)
-    return out if output_dtype is None else out.to(output_dtype), torch.empty(0, dtype=torch.int32), -1
+        raise UnsupportedError(
+            "quantisation scales are not supported; int8 inference is not bridged."
+        )
+    out = low_level.conv_by_table(
+        features, filters, pair_fwd, num_activate_out, bias, act_alpha, act_type
+    )
+    return (
+        out if output_dtype is None else out.to(output_dtype),
+        torch.empty(0, dtype=torch.int32),
+        -1,
+    )
 
 
 def implicit_gemm_backward(
@@ -95,7 +142,9 @@ def implicit_gemm_backward(
 
 
 def indice_maxpool(features, indice_pairs, indice_pair_num, num_activate_out):
-    kmap = low_level.map_from_pairs(indice_pairs, indice_pair_num, features.shape[0], num_activate_out, False)
+    kmap = low_level.map_from_pairs(
+        indice_pairs, indice_pair_num, features.shape[0], num_activate_out, False
+    )
     return low_level.max_pool(features, kmap)
 
 
@@ -107,7 +156,9 @@ def indice_maxpool_backward(features, out_features, out_bp, indice_pairs, indice
 
 
 def indice_maxpool_implicit_gemm(features, indice_pairs, num_activate_out):
-    return low_level.max_pool(features, low_level.map_from_table(indice_pairs, features.shape[0], num_activate_out))
+    return low_level.max_pool(
+        features, low_level.map_from_table(indice_pairs, features.shape[0], num_activate_out)
+    )
 
 
 def indice_maxpool_implicit_gemm_backward(features, out_features, out_bp, indice_pairs_bwd):
@@ -133,10 +184,14 @@ def indice_avgpool_implicit_gemm_backward(out_bp, indice_pairs_bwd, count_out):
     """indice_pairs_bwd [V, N]; every input takes 1 / count of its windows' gradients."""
     share = out_bp / count_out.clamp(min=1).unsqueeze(1).to(out_bp.dtype)
     n_rows = indice_pairs_bwd.shape[1]
-    gradient = out_bp.new_zeros((n_rows, out_bp.shape[1]), dtype=torch.promote_types(out_bp.dtype, torch.float32))
+    gradient = out_bp.new_zeros(
+        (n_rows, out_bp.shape[1]), dtype=torch.promote_types(out_bp.dtype, torch.float32)
+    )
     for column in indice_pairs_bwd:
         rows = (column >= 0).nonzero().squeeze(1)
-        gradient.index_add_(0, rows, share.index_select(0, column.index_select(0, rows)).to(gradient.dtype))
+        gradient.index_add_(
+            0, rows, share.index_select(0, column.index_select(0, rows)).to(gradient.dtype)
+        )
     return gradient.to(out_bp.dtype)
 
 
@@ -150,5 +205,6 @@ def global_pool_rearrange(coords, batch_size):
 
 
 def fused_indice_conv(*args, **kwargs):
-    raise UnsupportedError("fused_indice_conv does not exist in spconv 2.x either; use indice_conv.")
-
+    raise UnsupportedError(
+        "fused_indice_conv does not exist in spconv 2.x either; use indice_conv."
+    )

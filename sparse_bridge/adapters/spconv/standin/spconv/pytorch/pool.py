@@ -4,7 +4,11 @@ import math
 
 import torch
 
-from sparse_bridge.adapters.spconv.pools import avg_pool_forward, global_pool_forward, max_pool_forward
+from sparse_bridge.adapters.spconv.pools import (
+    avg_pool_forward,
+    global_pool_forward,
+    max_pool_forward,
+)
 from spconv.core import ConvAlgo
 from spconv.pytorch.core import expand_nd
 from spconv.pytorch.modules import SparseModule
