@@ -1,62 +1,63 @@
-"""An independent, slow truth for kernel maps: dictionaries of Python integers."""
+"""Independent truths: dense torch convolutions up to three dimensions, and maps as sets of triples."""
 
 from __future__ import annotations
 
 import itertools
 
 import torch
+import torch.nn.functional as F
+
+from tests.clouds import densify, sample
+
+_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+
+
+def dense_conv(x, x_coords, shape, weight, y_coords, stride, padding, dilation, groups=1):
+    """Rows at `y_coords` of a dense convolution in fp64; x [N, C_in] at distinct `x_coords`, weight [V, C_in / groups,
+    C_out] with its kernel as `weight.kernel`-shaped taps, see `box_weight`. y coordinates may lie outside the grid."""
+    batch_size, taps = _batches(x_coords, y_coords), box_weight(weight)
+    dense = densify(x.double(), x_coords, batch_size, shape)
+    # As much margin as the outermost output needs; where it has none, the last cells are cut.
+    margin, steps = [], zip(shape, padding, stride, dilation, taps.shape[2:], strict=True)
+    for axis, (extent, p, s, d, k) in enumerate(steps):
+        last = int(y_coords[:, axis + 1].max()) if len(y_coords) else 0
+        margin.append((p, last * s - p + d * (k - 1) + 1 - extent))
+    dense = F.pad(dense, [m for pair in reversed(margin) for m in pair])
+    dense = _CONV[len(shape)](dense, taps, stride=stride, dilation=dilation, groups=groups)
+    return sample(dense, y_coords)
+
+
+def dense_conv_transpose(x, x_coords, shape, weight, y_coords, stride, padding, dilation, groups=1):
+    """Rows at `y_coords` of a dense transposed convolution in fp64; arguments as in `dense_conv`."""
+    batch_size, taps = _batches(x_coords, y_coords), box_weight(weight)
+    # [C_out, C_in / groups, *kernel] -> [C_in, C_out / groups, *kernel]
+    taps = torch.cat([part.transpose(0, 1) for part in taps.chunk(groups, 0)], 0)
+    dense = densify(x.double(), x_coords, batch_size, shape)
+    full = _CONV_TRANSPOSE[len(shape)](
+        dense, taps, stride=stride, dilation=dilation, groups=groups
+    )
+    inside, place = torch.ones(len(y_coords), dtype=torch.bool), y_coords.clone()
+    for axis, p in enumerate(padding):
+        place[:, axis + 1] += p
+        inside &= (place[:, axis + 1] >= 0) & (place[:, axis + 1] < full.shape[axis + 2])
+    y = full.new_zeros((len(y_coords), full.shape[1]))
+    return y.index_put((inside.nonzero().squeeze(1),), sample(full, place[inside]))
+
+
+def box_weight(weight):
+    """[V, C_in, C_out] of a box kernel, row-major taps -> torch's [C_out, C_in, *kernel]; `weight` is (tensor, kernel)."""
+    tensor, kernel = weight
+    return tensor.double().reshape(*kernel, *tensor.shape[1:]).movedim((-1, -2), (0, 1))
+
+
+def _batches(*coords):
+    return 1 + max((int(c[:, 0].max()) for c in coords if len(c)), default=0)
 
 
 def box_taps(kernel):
+    """Row-major tap indices of a box kernel."""
     return list(itertools.product(*(range(k) for k in kernel)))
-
-
-def relation(coords, batch_size, shape, out_coords, offsets, stride):
-    """{(v, in row, out row)}: in coordinate = out coordinate * stride + offset v, both inside their batch."""
-    rows = {}
-    for row, site in enumerate(coords.tolist()):
-        inside = 0 <= site[0] < batch_size and all(
-            0 <= c < s for c, s in zip(site[1:], shape, strict=True)
-        )
-        if inside:
-            rows.setdefault(tuple(site), []).append(row)
-    found = set()
-    for out_row, site in enumerate(out_coords.tolist()):
-        for v, offset in enumerate(offsets):
-            want = (site[0], *(c * s + o for c, s, o in zip(site[1:], stride, offset, strict=True)))
-            for row in rows.get(want, ()):
-                found.add((v, row, out_row))
-    return found
-
-
-def strided_sites(coords, batch_size, shape, offsets, stride, out_shape):
-    """Output sites in the documented order: by the first input row that reaches them, then by offset."""
-    seen = {}
-    for site in coords.tolist():
-        if not (
-            0 <= site[0] < batch_size
-            and all(0 <= c < s for c, s in zip(site[1:], shape, strict=True))
-        ):
-            continue
-        for offset in offsets:
-            moved = [c - o for c, o in zip(site[1:], offset, strict=True)]
-            if any(m % s for m, s in zip(moved, stride, strict=True)):
-                continue
-            out = tuple(m // s for m, s in zip(moved, stride, strict=True))
-            if all(0 <= c < s for c, s in zip(out, out_shape, strict=True)):
-                seen.setdefault((site[0], *out), None)
-    return list(seen)
-
-
-def convolve(x, coords_rows, weight, n_out):
-    """fp64 y[out] += x[in] @ w[v] over a relation; weight [C_out, *kernel, C_in]."""
-    c_out, c_in = weight.shape[0], weight.shape[-1]
-    taps = weight.double().reshape(c_out, -1, c_in)
-    y = torch.zeros(n_out, c_out, dtype=torch.float64)
-    x = x.double()
-    for v, in_row, out_row in coords_rows:
-        y[out_row] += taps[:, v] @ x[in_row]
-    return y
 
 
 def triples(kmap):
@@ -68,3 +69,12 @@ def triples(kmap):
         assert len(set(pairs)) == len(pairs)
         found |= {(v, i, j) for i, j in pairs}
     return found
+
+
+def pair_triples(pairs):
+    """The same of `reference.Pairs`."""
+    return {
+        (v, i, j)
+        for v, (x_rows, y_rows) in enumerate(pairs)
+        for i, j in zip(x_rows.tolist(), y_rows.tolist(), strict=True)
+    }

@@ -48,6 +48,11 @@ class Offsets:
                 raise GeometryError(
                     f"kernel offsets repeat: {values!r}; every tap needs an offset of its own."
                 )
+            largest = max(abs(c) for offset in key for c in offset)
+            if largest >= _INT32:
+                raise OverflowLimitError(
+                    f"a kernel offset of {largest} leaves the 32-bit coordinate range; use less dilation or padding."
+                )
             found = Offsets._interned.setdefault(key, Offsets(key))
         return found
 
@@ -111,7 +116,9 @@ class Box:
         """The box from `lo` of extents `size` ([1 + D] each); checks that coordinates and keys stay in range."""
         for column, (low, extent) in enumerate(zip(lo, size, strict=True)):
             name = "the batch column" if column == 0 else f"axis {column - 1}"
-            if extent < 0 or extent >= _INT32 or low < -_INT32 or low + extent > _INT32:
+            if extent < 0:
+                raise GeometryError(f"{name} has an extent of {extent}; expected 0 or more cells.")
+            if extent >= _INT32 or low < -_INT32 or low + extent > _INT32:
                 raise OverflowLimitError(
                     f"{name} spans [{low}, {low + extent}), which leaves the 32-bit coordinate range; "
                     "shift or coarsen the coordinates."

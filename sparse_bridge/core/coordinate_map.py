@@ -6,7 +6,14 @@ import dataclasses
 
 import torch
 
-from ..errors import CoordinateError, DataTypeError, KernelError, OverflowLimitError, ShapeError
+from ..errors import (
+    CoordinateError,
+    DataTypeError,
+    DeviceError,
+    KernelError,
+    OverflowLimitError,
+    ShapeError,
+)
 from ..kernels.target import Target
 from . import host_index
 from .conv_spec import Box, Offsets
@@ -50,7 +57,7 @@ class CoordinateMap:
     """
 
     def __init__(self, coords: torch.Tensor, box: Box) -> None:
-        """coords: int32 [N, 1 + D]; box: of the same dimension. Raises ShapeError, DataTypeError."""
+        """coords: int32 [N, 1 + D]; box: of the same dimension. Raises ShapeError, DataTypeError, DeviceError."""
         if coords.ndim != 2 or coords.shape[1] != box.dimension + 1:
             raise ShapeError(
                 f"coordinates have shape {list(coords.shape)}; expected [N, {box.dimension + 1}] (batch first)."
@@ -59,6 +66,8 @@ class CoordinateMap:
             raise DataTypeError(
                 f"coordinates are {coords.dtype}; expected torch.int32 (use .int())."
             )
+        if coords.is_meta:
+            raise DeviceError("coordinates are on the meta device; a map needs their values.")
         if coords.shape[0] >= 1 << 31:
             raise OverflowLimitError(
                 f"{coords.shape[0]} rows; a coordinate map takes fewer than 2^31."

@@ -8,8 +8,10 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from .coordinate_map import Duplicates
+from .host_index import PairLists
+from .kernel_map import KernelMap, Relation
 
-__all__ = ["copy_rows", "first_rows", "max_rows", "self_product", "sum_rows"]
+__all__ = ["copy_rows", "first_rows", "max_rows", "self_product", "sum_rows", "unfolded"]
 
 
 def _sorted(fold: Duplicates) -> tuple[torch.Tensor, torch.Tensor]:
@@ -108,3 +110,35 @@ def self_product(
         return x @ matrix
     parts = zip(x.chunk(groups, 1), matrix.chunk(groups, 1), strict=True)
     return torch.cat([left @ right for left, right in parts], 1)
+
+
+def unfolded(kmap: KernelMap) -> KernelMap:
+    """A folded submanifold map as explicit pairs of its rows: every row meets itself at the zero offset and the first of
+    equal rows at the others. Made once and kept with the relation."""
+    relation, fold = kmap.relation, kmap.x_fold
+    assert fold is not None
+    found = relation.plans.get("unfolded")
+    if found is None:
+        rows, counts = _sorted(fold)
+        begins = counts.cumsum(0) - counts
+        every = torch.arange(len(fold.inverse), device=kmap.device)
+        x_parts, y_parts, starts = [], [], [0]
+        for v in range(kmap.n_offsets):
+            if v == kmap.self_offset:
+                x_rows = y_rows = every
+            else:
+                x_sites, y_sites = relation.pair_list(v)
+                lengths = counts.index_select(0, y_sites)
+                ends = lengths.cumsum(0)
+                within = torch.arange(int(lengths.sum()), device=kmap.device)
+                within -= (ends - lengths).repeat_interleave(lengths)
+                y_rows = rows[begins.index_select(0, y_sites).repeat_interleave(lengths) + within]
+                x_rows = fold.first.index_select(0, x_sites).repeat_interleave(lengths)
+            x_parts.append(x_rows)
+            y_parts.append(y_rows)
+            starts.append(starts[-1] + len(x_rows))
+        lists = PairLists(torch.cat(x_parts), torch.cat(y_parts), starts, False)
+        n = len(every)
+        found = KernelMap(Relation(n, n, kmap.n_offsets, kmap.device, lists=lists, regular=None))
+        relation.plans["unfolded"] = found
+    return found.transposed() if kmap.flipped else found

@@ -36,13 +36,14 @@ class Relation:
     """Pairs (x row, y row) of V offsets. Side 0 gathers x rows for every y row, side 1 y rows for every x row.
 
     symmetric: submanifold; x and y rows are the same rows, and side 1 is side 0 with its offsets reversed.
-    regular: an offset meets each row at most once, so tables can hold it; false only for pair lists of the user.
+    regular: an offset meets each row at most once, so tables can hold it; None (pair lists of the user) to look when
+    asked.
     """
 
     def __init__(
         self, n_x: int, n_y: int, n_offsets: int, device: torch.device, *, symmetric: bool = False,
         center: int = -1, tables: tuple[NeighborTable | None, NeighborTable | None] = (None, None),
-        lists: PairLists | None = None, regular: bool = True,
+        lists: PairLists | None = None, regular: bool | None = True,
     ) -> None:  # fmt: skip
         self.n_rows = (n_y, n_x)
         self.n_offsets, self.device, self.symmetric, self.center = (
@@ -55,9 +56,21 @@ class Relation:
         self._tiles: list[TileList | None] = [None, None]
         self._lists = lists
         self._pairs: DevicePairs | None = None
-        self.regular = regular
+        self._regular = regular
         self.chunks: dict[Any, Any] = {}
         self.plans: dict[Any, Any] = {}
+
+    @property
+    def regular(self) -> bool:
+        if self._regular is None:
+            lists = self.lists()
+            lengths = torch.tensor(lists.starts, device=self.device).diff()
+            v = torch.arange(self.n_offsets, device=self.device).repeat_interleave(lengths)
+            self._regular = all(
+                torch.unique(v * n + rows).shape[0] == rows.shape[0]
+                for rows, n in ((lists.in_rows, self.n_rows[1]), (lists.out_rows, self.n_rows[0]))
+            )
+        return self._regular
 
     def table(self, side: int) -> tuple[NeighborTable, bool]:
         """(neighbour table [V, n_rows[side]], whether its offsets run backwards)."""
@@ -193,6 +206,10 @@ class KernelMap:
 
     def transposed(self) -> KernelMap:
         """The same pairs with x and y exchanged: inverse layers, dgrad."""
+        if self.self_offset >= 0:  # "the first of equal rows" is said of x only
+            from .fold import unfolded
+
+            return unfolded(self).transposed()
         return dataclasses.replace(
             self, flipped=not self.flipped, x_fold=self.y_fold, y_fold=self.x_fold
         )

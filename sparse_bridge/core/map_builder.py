@@ -6,7 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
-from ..errors import DataTypeError, DeviceError, GeometryError, KernelError, ShapeError
+from ..errors import (
+    CoordinateError,
+    DataTypeError,
+    DeviceError,
+    GeometryError,
+    KernelError,
+    ShapeError,
+)
 from ..kernels.target import Target
 from . import host_index
 from .conv_spec import Box, Offsets
@@ -203,31 +210,29 @@ def from_pairs(
             raise ShapeError(
                 f"pair lists of shapes {list(x_rows.shape)} and {list(y_rows.shape)}; both must be [P]."
             )
-        if x_rows.dtype not in (torch.int32, torch.int64):
-            raise DataTypeError(f"pair lists are {x_rows.dtype}; expected int32 or int64.")
+        for rows, n, side in ((x_rows, n_x, "input"), (y_rows, n_y, "output")):
+            _check_rows(rows, n, side, device)
         starts.append(starts[-1] + x_rows.shape[0])
     x_all = torch.cat([pair[0] for pair in pairs]).long()
     y_all = torch.cat([pair[1] for pair in pairs]).long()
     lists = PairLists(x_all, y_all, starts, False)
     center = len(pairs) // 2 if submanifold else -1
-    regular = device.type == "cpu" or _is_regular(lists, n_x, n_y)
-    relation = Relation(
-        n_x,
-        n_y,
-        len(pairs),
-        device,
-        symmetric=submanifold and regular,
-        center=center,
-        lists=lists,
-        regular=regular,
-    )
+    relation = Relation(n_x, n_y, len(pairs), device, center=center, lists=lists, regular=None)
+    relation.symmetric = submanifold and relation.regular
     return KernelMap(relation)
 
 
-def _is_regular(lists: PairLists, n_x: int, n_y: int) -> bool:
-    lengths = torch.tensor(lists.starts).diff().to(lists.in_rows.device)
-    v = torch.arange(lengths.shape[0], device=lengths.device).repeat_interleave(lengths)
-    return all(
-        torch.unique(v * n + rows).shape[0] == rows.shape[0]
-        for rows, n in ((lists.in_rows.long(), n_x), (lists.out_rows.long(), n_y))
-    )
+def _check_rows(rows: torch.Tensor, n: int, side: str, device: torch.device) -> None:
+    """A list of rows 0 .. n - 1; kernels follow it without looking."""
+    if rows.dtype not in (torch.int32, torch.int64):
+        raise DataTypeError(f"pair lists are {rows.dtype}; expected int32 or int64.")
+    if rows.device != device:
+        raise DeviceError(
+            f"pair lists on {rows.device} and {device}; move all of them to one device."
+        )
+    if rows.numel():
+        least, most = (int(bound) for bound in rows.aminmax())
+        if least < 0 or most >= n:
+            raise CoordinateError(
+                f"a pair list names {side} row {least if least < 0 else most}; expected 0 <= row < {n}."
+            )

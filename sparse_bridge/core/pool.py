@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ..errors import DataTypeError, ShapeError, UnsupportedError
+from ..errors import DataTypeError, DeviceError, GeometryError, ShapeError, UnsupportedError
 from ..kernels.target import Target
 from . import trace
-from .fold import max_rows, sum_rows
+from .fold import copy_rows, max_rows, sum_rows, unfolded
 from .kernel_map import KernelMap
 from .plan import choose_dataflow
 
@@ -35,6 +35,9 @@ def _host_forward(kmap: KernelMap, x: torch.Tensor, mode: str, floor: float) -> 
         y = x.new_full((n_out, x.shape[1]), floor)
         for v in range(kmap.n_offsets):
             x_rows, y_rows = kmap.pair_list(v)
+            if not kmap.relation.regular:  # a list may name an output row twice
+                y.index_reduce_(0, y_rows, x.index_select(0, x_rows), "amax")
+                continue
             best = torch.maximum(y.index_select(0, y_rows), x.index_select(0, x_rows))
             y.index_copy_(0, y_rows, best)
         return y
@@ -120,7 +123,7 @@ def pool(x: torch.Tensor, kmap: KernelMap, mode: str, floor: float = float("-inf
 
     mode: "max" (at least `floor`; the gradient goes to every input that equals its window's
     maximum), "avg" (over the present inputs) or "sum".
-    Raises: ShapeError, DataTypeError, UnsupportedError.
+    Raises: ShapeError, DataTypeError, DeviceError, UnsupportedError.
     """
     if mode not in MODES:
         raise UnsupportedError(f"pooling mode {mode!r}; expected one of {', '.join(MODES)}.")
@@ -130,6 +133,12 @@ def pool(x: torch.Tensor, kmap: KernelMap, mode: str, floor: float = float("-inf
         )
     if not x.is_floating_point():
         raise DataTypeError(f"features are {x.dtype}; pooling takes floating point.")
+    if x.device != kmap.device:
+        raise DeviceError(
+            f"features are on {x.device}, the coordinates on {kmap.device}; move both to one device."
+        )
+    if kmap.self_offset >= 0:
+        kmap = unfolded(kmap)
     if kmap.x_fold is not None:
         if mode == "avg":
             ones = x.new_ones((x.shape[0], 1))
@@ -139,8 +148,6 @@ def pool(x: torch.Tensor, kmap: KernelMap, mode: str, floor: float = float("-inf
         x = max_rows(x, kmap.x_fold) if mode == "max" else sum_rows(x, kmap.x_fold)
     y = _Pool.apply(x, _plain(kmap), mode, floor)
     if kmap.y_fold is not None:
-        from .fold import copy_rows
-
         y = copy_rows(y, kmap.y_fold)
     return y
 
@@ -154,6 +161,7 @@ def global_pool(x: torch.Tensor, batch: torch.Tensor, batch_size: int, mode: str
 
     Rows whose batch index is outside 0 .. batch_size - 1 take no part; an item without rows
     gives zeros. The gradient of "max" goes to the first row that holds the maximum.
+    Raises: ShapeError, DataTypeError, DeviceError, GeometryError (batch_size below 0), UnsupportedError.
     """
     if mode not in MODES:
         raise UnsupportedError(f"pooling mode {mode!r}; expected one of {', '.join(MODES)}.")
@@ -161,6 +169,16 @@ def global_pool(x: torch.Tensor, batch: torch.Tensor, batch_size: int, mode: str
         raise ShapeError(
             f"features {list(x.shape)} and batch indices {list(batch.shape)}; expected [N, C], [N]."
         )
+    if not x.is_floating_point():
+        raise DataTypeError(f"features are {x.dtype}; pooling takes floating point.")
+    if batch.dtype not in (torch.int32, torch.int64):
+        raise DataTypeError(f"batch indices are {batch.dtype}; expected int32 or int64.")
+    if x.device != batch.device:
+        raise DeviceError(
+            f"features are on {x.device}, batch indices on {batch.device}; move both to one device."
+        )
+    if batch_size < 0:
+        raise GeometryError(f"batch_size is {batch_size}; expected 0 or more.")
     return _GlobalPool.apply(x, batch, batch_size, mode)
 
 
@@ -210,7 +228,7 @@ def _reduce(x: torch.Tensor, order: torch.Tensor, starts: torch.Tensor, mode: st
     from .plan import KERNEL_DTYPES
 
     target = kernel_target(x.device)
-    if target is None or x.dtype not in KERNEL_DTYPES or x.shape[0] == 0:
+    if target is None or x.dtype not in KERNEL_DTYPES or x.shape[0] == 0 or len(starts) == 1:
         return _host_reduce(x, order, starts, mode)
     from ..kernels.pooling import segment_reduce
 
@@ -238,4 +256,4 @@ def _host_reduce(
             results.append(rows.index_select(0, part.max(0).indices))
         else:
             results.append(rows.new_full((x.shape[1],), -1))
-    return torch.stack(results)
+    return torch.stack(results) if results else order.new_empty((0, x.shape[1]))

@@ -66,7 +66,7 @@ def layout_of(tensor: torch.Tensor, layout: str, groups: int = 1) -> WeightLayou
     """How a parameter stores its taps.
 
     "vio": [V, C_in / groups, C_out], any strides, V may be missing when it is 1.
-    "ovi": [C_out, *kernel, C_in / groups], contiguous, kernel row-major.
+    "ovi": [C_out, *kernel, C_in / groups], kernel row-major; any strides under which its axes act as one.
     """
     return _layout(tuple(tensor.shape), tensor.stride(), layout, groups)
 
@@ -95,15 +95,32 @@ def _layout(
                 f"a weight of shape {list(shape)}; layout 'ovi' takes [C_out, *kernel, C_in]."
             )
         columns, c_in = shape[0], shape[-1]
-        n_offsets = 1
-        for extent in shape[1:-1]:
-            n_offsets *= extent
-        stride_v, stride_i, stride_o = c_in, 1, n_offsets * c_in
+        stride_o, stride_i = strides[0], strides[-1]
+        n_offsets, stride_v = _joined(shape[1:-1], strides[1:-1])
     else:
         raise ShapeError(f"weight layout {layout!r}; expected one of {', '.join(LAYOUTS)}.")
+    if groups < 1:
+        raise ShapeError(f"groups is {groups}; expected at least 1.")
     if columns % groups:
         raise ShapeError(f"{columns} output channels do not divide into {groups} groups.")
     c_out = columns // groups
     return WeightLayout(
         (stride_v, stride_i, stride_o, c_out * stride_o), 0, n_offsets, c_in, c_out, groups
     )
+
+
+def _joined(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int]:
+    """(extent, stride) of several axes read as one, row-major."""
+    n, step = 1, 0
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if extent == 1:
+            continue
+        if n > 1 and stride != n * step:
+            raise ShapeError(
+                f"a weight with kernel {list(shape)} of strides {list(strides)} in memory; expected a row-major kernel "
+                "(use .contiguous())."
+            )
+        if n == 1:
+            step = stride
+        n *= extent
+    return n, step

@@ -182,19 +182,16 @@ class GatherGemm:
         )
         wide = largest >= 1 << 31
         even_k = c_in % tile.block_k == 0
-        self.has_bias, self.act, self.alpha = (
-            has_bias,
-            act,
-            float(alpha),
-        )  # its type is part of the signature
+        self.has_bias, self.act = has_bias, act
+        self.alpha = float(alpha)  # the argument's type is part of the signature
         self.precision = precision if dtype == torch.float32 else "ieee"
         self.constants = (
             packed, has_bias and split == 1, act if split == 1 else 0, self.precision, even_k, c_in <= tile.block_k,
             wide, split, tile.block_m, tile.block_n, tile.block_k,
         )  # fmt: skip
-        rows, live, n_live = (
-            (table.rows, table.live, table.n_live) if isinstance(table, TileList) else (nbr,) * 3
-        )
+        rows = live = n_live = nbr
+        if isinstance(table, TileList):
+            rows, (live, n_live) = table.rows, table.lists(tile.block_m)
         self.lists = (nbr, rows, live, n_live)
         self.numbers = (n_rows, pitch, n_offsets, c_in, c_out, w_shift, self.alpha)
         self.w_strides = w_strides
@@ -232,6 +229,6 @@ class GatherGemm:
             sum_partials_kernel.launch(
                 self.device, self.target, (triton.cdiv(n_values, 1024), 1, 1),
                 (out, placeholder, y, n_values, self.columns, self.alpha), constants, {"num_warps": 4},
-                (constants, y.dtype, placeholder.dtype, y.data_ptr() % 16, placeholder.data_ptr() % 16),
+                (constants, y.dtype, placeholder.dtype, aligned[0], n_values >= 1 << 31),
             )  # fmt: skip
         return y
