@@ -7,6 +7,8 @@
 | `SPARSE_BRIDGE_STRICT` | 0, 1 | raise instead of running the original framework |
 | `SPARSE_BRIDGE_GROUPS` | 0, 1 | accept `groups > 1` in spconv layers (spconv itself refuses) |
 | `SPARSE_BRIDGE_SHARED_KEYS` | 0, 1 | spconv 1.x rule: one `indice_key` may serve kernels of other shapes |
+| `SPARSE_BRIDGE_TORCHSPARSE_PROFILE` | auto, 2.1, 2.0, 1.4 | release whose layouts and signatures torchsparse has |
+| `SPARSE_BRIDGE_TORCHSPARSE_KEEP_TAIL` | 0, 1 | torchsparse 2.1: strided layers keep the cells that its own rule drops |
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from .errors import SettingError
 
 DATAFLOWS = ("auto", "masked", "unmasked", "per_offset", "explicit")
 MODES = ("auto", "patch", "standin")
+TORCHSPARSE_PROFILES = ("auto", "2.1", "2.0", "1.4")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,9 +33,15 @@ class Settings:
     strict: bool = False
     groups: bool = False
     shared_keys: bool = False
+    torchsparse_profile: str = "auto"
+    torchsparse_keep_tail: bool = False
 
 
-_CHOICES = {"dataflow": DATAFLOWS, "mode": MODES}
+_CHOICES = {
+    "dataflow": DATAFLOWS,
+    "mode": MODES,
+    "torchsparse_profile": TORCHSPARSE_PROFILES,
+}
 _TRUE, _FALSE = ("1", "true", "on", "yes"), ("", "0", "false", "off", "no")
 
 

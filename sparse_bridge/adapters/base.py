@@ -65,6 +65,7 @@ class Adapter(abc.ABC):
     main: the import that proves that the real framework works.
     standin_root: folder that mirrors upstream's module names, `<root>/<package>/__init__.py` first.
     versions: supported upstream versions, for humans.
+    profiles: releases with different conventions, one of which `enable(profile=...)` may choose.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Adapter(abc.ABC):
     main: str
     standin_root: pathlib.Path
     versions: str
+    profiles: tuple[str, ...] = ()
 
     @abc.abstractmethod
     def patches(self) -> list[Patch]:
@@ -80,6 +82,24 @@ class Adapter(abc.ABC):
         Raises:
             UnsupportedError: the installed version is outside `versions`.
         """
+
+    def standin_patches(self) -> list[Patch]:
+        """Patches outside the framework that its stand-in needs, for instance of torch's own modules."""
+        return []
+
+    def standin_version(self, package: str) -> str | None:
+        """`__version__` of a stand-in package, where it is not written in the package itself."""
+        return None
+
+    def begin(self, mode: str, profile: str | None) -> None:  # noqa: B027
+        """Called once when the framework is enabled, before anything is patched or answered.
+
+        mode: "patch" or "standin".  profile: what `enable()` asked for, one of `profiles`.
+        Raises LifecycleError when the installed framework contradicts `profile`.
+        """
+
+    def confirm(self, profile: str) -> None:  # noqa: B027
+        """`enable()` names a profile while the framework is enabled already: LifecycleError when it differs."""
 
     def version(self) -> str | None:
         """Version of the imported framework, real or stand-in; None when it is not imported."""
@@ -91,7 +111,10 @@ class Adapter(abc.ABC):
 
 
 # "module:attribute" of each adapter, so that a name is known before its module is imported.
-ADAPTERS: dict[str, str] = {"spconv": "sparse_bridge.adapters.spconv:ADAPTER"}
+ADAPTERS: dict[str, str] = {
+    "spconv": "sparse_bridge.adapters.spconv:ADAPTER",
+    "torchsparse": "sparse_bridge.adapters.torchsparse:ADAPTER",
+}
 
 _loaded: dict[str, Adapter] = {}
 _lock = threading.Lock()

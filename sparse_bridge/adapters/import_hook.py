@@ -111,6 +111,7 @@ class StandinFinder(importlib.metadata.DistributionFinder):
     """
 
     def __init__(self, adapter: Adapter) -> None:
+        self._adapter = adapter
         self._packages = adapter.packages
         self._root = adapter.standin_root
         self._kept: dict[str, types.ModuleType] = {}
@@ -188,7 +189,11 @@ class StandinFinder(importlib.metadata.DistributionFinder):
 
     def version(self, package: str | None = None) -> str | None:
         """`__version__` of a stand-in package, read without importing it."""
-        file = self._file(package or self._packages[0])
+        package = package or self._packages[0]
+        known = self._adapter.standin_version(package)
+        if known is not None:
+            return known
+        file = self._file(package)
         found = None if file is None else _VERSION.search(file.read_text(encoding="utf-8"))
         return found and found[1]
 

@@ -95,7 +95,12 @@ class Handle:
             return ledger.Report(tuple(_described(held) for held in self._held), layers)
 
 
-def enable(*frameworks: str, mode: str | None = None, strict: bool | None = None) -> Handle:
+def enable(
+    *frameworks: str,
+    mode: str | None = None,
+    strict: bool | None = None,
+    profile: str | None = None,
+) -> Handle:
     """Bridge `frameworks` ("spconv", ...); without names, all that this installation knows.
 
     Args:
@@ -103,14 +108,17 @@ def enable(*frameworks: str, mode: str | None = None, strict: bool | None = None
             answers its imports; "auto" patches what imports and stands in for the rest.
             None: the setting.
         strict: raise where a layer would be left to the original framework. None: the setting.
+        profile: the release whose conventions are meant, for frameworks that changed theirs
+            (torchsparse: "2.1", "2.0", "1.4"). None: the setting, the installed version or a guess.
 
     Returns:
         A handle with `report()`, `status()` and `disable()`, usable as a context manager.
 
     Raises:
-        SettingError: an unknown framework or mode.
+        SettingError: an unknown framework, mode or profile.
         UnsupportedError: the adapter, its stand-in or the installed version is not supported.
-        LifecycleError: `mode` cannot be had, or contradicts how the framework is enabled already.
+        LifecycleError: `mode` or `profile` cannot be had, or contradicts how the framework is
+            enabled already.
     """
     if mode is not None and mode not in settings.MODES:
         raise SettingError(
@@ -118,15 +126,17 @@ def enable(*frameworks: str, mode: str | None = None, strict: bool | None = None
         )
     if strict not in (None, True, False):
         raise SettingError(f"strict is {strict!r}; expected True, False or None.")
+    names = tuple(dict.fromkeys(frameworks or base.ADAPTERS))
+    _check_profile(names, profile)
     with _lock:
         baseline = ledger.snapshot()
         held: list[_Active] = []
         try:
-            for name in dict.fromkeys(frameworks or base.ADAPTERS):
+            for name in names:
                 if frameworks:
-                    held.append(_hold(name, mode, strict))
+                    held.append(_hold(name, mode, strict, profile))
                 else:
-                    held.extend(_hold_if_possible(name, mode, strict))
+                    held.extend(_hold_if_possible(name, mode, strict, profile))
         except BaseException:
             for one in reversed(held):
                 _let_go(one)
@@ -163,17 +173,41 @@ def report() -> ledger.Report:
         return ledger.Report(tuple(map(_described, _active.values())), ledger.counts())
 
 
-def _hold(name: str, mode: str | None, strict: bool | None) -> _Active:
+def _profiles(name: str) -> tuple[str, ...]:
+    try:
+        return base.load(name).profiles
+    except UnsupportedError:
+        return ()
+
+
+def _check_profile(names: tuple[str, ...], profile: str | None) -> None:
+    """SettingError for a profile that none of the frameworks has."""
+    if profile is not None and not any(profile in _profiles(name) for name in names):
+        known = [f"{name}: {', '.join(_profiles(name))}" for name in names if _profiles(name)]
+        raise SettingError(
+            f"profile is {profile!r}; expected one of {'; '.join(known)}."
+            if known
+            else f"profile is {profile!r}, but {', '.join(names)} has no profiles; leave it out."
+        )
+
+
+def _hold(name: str, mode: str | None, strict: bool | None, profile: str | None) -> _Active:
     active = _active.get(name)
+    adapter = base.load(name)
+    wanted = profile if profile in adapter.profiles else None
     if active is None:
-        active = _activate(base.load(name), mode or settings.get().mode, strict)
+        active = _activate(adapter, mode or settings.get().mode, strict, wanted)
     else:
         _check_same(active, mode, strict)
+        if wanted is not None:
+            adapter.confirm(wanted)
     active.holders += 1
     return active
 
 
-def _hold_if_possible(name: str, mode: str | None, strict: bool | None) -> list[_Active]:
+def _hold_if_possible(
+    name: str, mode: str | None, strict: bool | None, profile: str | None
+) -> list[_Active]:
     """As `_hold`, but a framework out of reach is passed over, and `status()` says why.
 
     Never where the real framework is imported: it would run unbridged without a word.
@@ -181,7 +215,7 @@ def _hold_if_possible(name: str, mode: str | None, strict: bool | None) -> list[
     adapter = None
     try:
         adapter = base.load(name)
-        return [_hold(name, mode, strict)]
+        return [_hold(name, mode, strict, profile)]
     except (LifecycleError, UnsupportedError) as error:
         if name in _active or (adapter is not None and really_imported(adapter)):
             raise
@@ -205,23 +239,38 @@ def _check_same(active: _Active, mode: str | None, strict: bool | None) -> None:
         )
 
 
-def _activate(adapter: Adapter, mode: str, strict: bool | None) -> _Active:
+def _activate(
+    adapter: Adapter, mode: str, strict: bool | None, profile: str | None = None
+) -> _Active:
     name = adapter.name
     chosen, reason = choose(adapter, mode)
-    undo: Callable[[], None]
-    if chosen == "patch":
-        patches = PatchSet(adapter.patches())
-        patches.apply()
-        undo, version = patches.undo, adapter.version()
-    else:
-        finder = _finders.setdefault(name, StandinFinder(adapter))
-        finder.install()
-        undo, version = finder.uninstall, finder.version()
+    adapter.begin(chosen, profile)
+    undo, version = _start(adapter, chosen)
     ledger.set_strict(name, strict)
     _left_out.pop(name, None)
     _active[name] = active = _Active(adapter, chosen, reason, version, undo)
     logger.info("%s is bridged, mode %s (%s)", name, chosen, reason)
     return active
+
+
+def _start(adapter: Adapter, mode: str) -> tuple[Callable[[], None], str | None]:
+    """Patch, or answer imports: (how to undo it, version of what answers)."""
+    patches = PatchSet(adapter.patches() if mode == "patch" else adapter.standin_patches())
+    patches.apply()
+    if mode == "patch":
+        return patches.undo, adapter.version()
+    finder = _finders.setdefault(adapter.name, StandinFinder(adapter))
+    try:
+        finder.install()
+    except BaseException:
+        patches.undo()
+        raise
+
+    def stop() -> None:
+        finder.uninstall()
+        patches.undo()
+
+    return stop, finder.version()
 
 
 def _let_go(active: _Active) -> None:
@@ -252,6 +301,8 @@ def _described(active: _Active) -> FrameworkStatus:
     adapter = active.adapter
     enabled = _active.get(adapter.name) is active
     version = active.version or adapter.version()
+    if active.mode == "standin":  # a profile may have been detected since
+        version = adapter.standin_version(adapter.packages[0]) or version
     return FrameworkStatus(
         adapter.name,
         enabled,

@@ -132,6 +132,19 @@ class Box:
         return box
 
     @staticmethod
+    @functools.lru_cache(maxsize=4096)
+    def spanning(lo: tuple[int, ...], size: tuple[int, ...]) -> Box:
+        """A box of any volume, for data without bounds of its own (see `oversized`)."""
+        for column, (low, extent) in enumerate(zip(lo, size, strict=True)):
+            if extent < 0 or low < -_INT32 or low + extent > _INT32:
+                name = "the batch column" if column == 0 else f"axis {column - 1}"
+                raise OverflowLimitError(
+                    f"{name} reaches [{low}, {low + extent}), outside of 32-bit coordinates; "
+                    "shift or coarsen the coordinates."
+                )
+        return Box(lo, size)
+
+    @staticmethod
     def grid(batch_size: int, spatial_shape: Sequence[int]) -> Box:
         """Coordinates 0 <= c < spatial_shape of batch items 0 .. batch_size - 1."""
         size = (batch_size, *spatial_shape)
@@ -147,6 +160,11 @@ class Box:
     @property
     def key64(self) -> bool:
         return self.volume >= _INT32
+
+    @property
+    def oversized(self) -> bool:
+        """Too large for row-major keys: searched by whole coordinates. Only from `spanning`."""
+        return self.volume >= 1 << 62 or max(self.size) >= _INT32
 
     def bounds(self, device: torch.device) -> torch.Tensor:
         """int32 [1 + D, 2] on `device`: (lo, size) per column; cached."""

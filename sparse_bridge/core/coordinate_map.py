@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 
@@ -15,7 +16,7 @@ from ..errors import (
     ShapeError,
 )
 from ..kernels.target import Target
-from . import host_index
+from . import host_index, wide_index
 from .conv_spec import Box, Offsets
 from .device import kernel_target
 
@@ -81,6 +82,7 @@ class CoordinateMap:
         self._checked = False
         self._unique = True
         self._inverse: torch.Tensor | None = None
+        self._slots: torch.Tensor | None = None
         self._duplicates: Duplicates | None = None
 
     @property
@@ -105,11 +107,17 @@ class CoordinateMap:
 
     def _check(self) -> None:
         if not self._checked:
-            target = kernel_target(self.device)
-            if target is None or self.n_rows == 0:
+            target = self.kernel_target()
+            if target is None:
                 self.host()
             else:
                 self.table(target)
+
+    def kernel_target(self) -> Target | None:
+        """The target whose kernels search this map; None where plain torch does."""
+        if self.n_rows == 0 or self.box.oversized:
+            return None
+        return kernel_target(self.device)
 
     def adopt(self, index: host_index.HostIndex | None = None, table: object | None = None) -> None:
         """Take over structures from whoever made these coordinates, which are distinct and live by construction."""
@@ -118,7 +126,8 @@ class CoordinateMap:
     def host(self) -> host_index.HostIndex:
         """The sorted index in plain torch."""
         if self._host is None:
-            built = host_index.build(self.coords, self.box)
+            search = wide_index if self.box.oversized else host_index
+            built = search.build(self.coords, self.box)
             self._host, self._inverse = built.index, built.inverse
             if not self._checked:
                 self._alive, self._unique, self._checked = built.alive, built.unique, True
@@ -150,10 +159,14 @@ class CoordinateMap:
         if not self._checked:
             self._alive = None if seen == self.n_rows else slots[0]
             self._unique, self._checked = inserted == seen, True
+            if not self._unique:
+                self._slots = slots[0]
         return table
 
     def duplicates(self) -> Duplicates:
         """The folding of equal coordinates (for maps that are not `unique`)."""
+        if self._duplicates is None and self._slots is not None:
+            self._duplicates = self._fold_table(self._slots)
         if self._duplicates is None:
             index = self.host()
             if self._inverse is None:
@@ -170,3 +183,25 @@ class CoordinateMap:
             folded.adopt()
             self._duplicates = Duplicates(folded, first, inverse)
         return self._duplicates
+
+    def _fold_table(self, slots: torch.Tensor) -> Duplicates:
+        """The folding, read from the hash table: every slot holds the first row of its key."""
+        from ..kernels.hash_table import HashTable
+
+        table: Any = self._table
+        live = slots >= 0
+        leader = self.n_rows - 1 - table.values.index_select(0, slots.clamp(min=0)).long()
+        leads = live & (leader == torch.arange(self.n_rows, device=self.device))
+        number = leads.cumsum(0) - 1
+        first = leads.nonzero().squeeze(1)
+        inverse = torch.where(
+            live, number.index_select(0, torch.where(live, leader, 0)), len(first)
+        )
+        folded = CoordinateMap(self.coords.index_select(0, first), self.box)
+        values = torch.full_like(table.values, -1)
+        values[slots.index_select(0, first)] = torch.arange(
+            len(first), dtype=values.dtype, device=self.device
+        )
+        folded.adopt(table=HashTable(table.keys, values, table.flags, table.capacity, False))
+        self._slots = None
+        return Duplicates(folded, first, inverse)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 
 import torch
 
@@ -15,14 +16,13 @@ from ..errors import (
     ShapeError,
 )
 from ..kernels.target import Target
-from . import host_index
+from . import host_index, wide_index
 from .conv_spec import Box, Offsets
 from .coordinate_map import CoordinateMap, capacity_for
-from .device import kernel_target
 from .host_index import PairLists
 from .kernel_map import KernelMap, Relation
 
-__all__ = ["between", "from_pairs", "generative", "strided", "submanifold"]
+__all__ = ["between", "expanded", "from_pairs", "generative", "strided", "submanifold"]
 
 
 def _check_dimension(cmap: CoordinateMap, offsets: Offsets, stride: Sequence[int]) -> None:
@@ -33,6 +33,14 @@ def _check_dimension(cmap: CoordinateMap, offsets: Offsets, stride: Sequence[int
         )
     if min(stride) < 1:
         raise GeometryError(f"stride {list(stride)}; every stride must be at least 1.")
+
+
+def search_of(box: Box, offsets: Offsets) -> ModuleType:
+    """The torch code that looks up `offsets` in `box`: by keys of the widened box, if they fit."""
+    widened = box.size[0]
+    for axis in range(box.dimension):
+        widened *= box.size[axis + 1] + 2 * offsets.reach(axis)
+    return wide_index if box.oversized or widened >= 1 << 62 else host_index
 
 
 def submanifold(cmap: CoordinateMap, offsets: Offsets) -> KernelMap:
@@ -51,9 +59,9 @@ def submanifold(cmap: CoordinateMap, offsets: Offsets) -> KernelMap:
 def _submanifold_relation(cmap: CoordinateMap, offsets: Offsets, keep_center: bool) -> Relation:
     n, n_offsets, device = cmap.n_rows, len(offsets), cmap.device
     options = {"symmetric": offsets.symmetric, "center": offsets.center}
-    target = kernel_target(device)
-    if target is None or n == 0:
-        lists = host_index.submanifold(cmap.host(), offsets, n, keep_center)
+    target = cmap.kernel_target()
+    if target is None:
+        lists = search_of(cmap.box, offsets).submanifold(cmap.host(), offsets, n, keep_center)
         return Relation(n, n, n_offsets, device, lists=lists, **options)  # type: ignore[arg-type]
     from ..kernels.neighbor_table import NeighborTable, neighbor_lookup
 
@@ -93,6 +101,15 @@ def generative(
     return new, KernelMap(relation, x_fold=None if cmap.unique else cmap.duplicates())
 
 
+def expanded(
+    cmap: CoordinateMap, offsets: Offsets, divisor: tuple[int, ...], out_box: Box
+) -> CoordinateMap:
+    """Every whole (c + offset) / divisor in `out_box` of a live coordinate c; order of `strided`."""
+    _check_dimension(cmap, offsets, divisor)
+    one = (1,) * offsets.dimension
+    return _expand(cmap, offsets, one, divisor, 1, out_box)[0]
+
+
 def _expand(
     cmap: CoordinateMap, offsets: Offsets, multiplier: tuple[int, ...], divisor: tuple[int, ...], sign: int,
     out_box: Box,
@@ -100,9 +117,10 @@ def _expand(
     if not cmap.unique:
         cmap = cmap.duplicates().map
     n, n_offsets, device = cmap.n_rows, len(offsets), cmap.device
-    target = kernel_target(device)
-    if target is None or n == 0:
-        coords, index, lists = host_index.expand(
+    target = None if out_box.oversized else cmap.kernel_target()
+    if target is None:
+        search = wide_index if out_box.oversized else host_index
+        coords, index, lists = search.expand(
             cmap.coords, cmap.alive, offsets, multiplier, divisor, sign, out_box
         )
         new = CoordinateMap(coords, out_box)
@@ -166,9 +184,11 @@ def _between_relation(
     x_map: CoordinateMap, y_map: CoordinateMap, offsets: Offsets, stride: tuple[int, ...]
 ) -> Relation:
     n_x, n_y, n_offsets, device = x_map.n_rows, y_map.n_rows, len(offsets), x_map.device
-    target = kernel_target(device)
-    if target is None or n_x == 0 or n_y == 0:
-        lists = host_index.lookup(x_map.host(), y_map.coords, y_map.alive, offsets, stride)
+    target = None if y_map.kernel_target() is None else x_map.kernel_target()
+    if target is None:
+        lists = search_of(x_map.box, offsets).lookup(
+            x_map.host(), y_map.coords, y_map.alive, offsets, stride
+        )
         return Relation(n_x, n_y, n_offsets, device, lists=lists)
     from ..kernels.neighbor_table import neighbor_lookup
 

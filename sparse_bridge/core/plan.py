@@ -37,9 +37,14 @@ def _unit_channels(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
 
 
+def _precision(target: Target, precision: str) -> str:
+    """TF32 is leave to round, not an order: targets without it compute IEEE fp32."""
+    return precision if target.has_tf32 else "ieee"
+
+
 def triton_gather(dataflow, target, kmap, x, weight, w: WeightLayout, epilogue, precision):  # type: ignore[no-untyped-def]
     """`dataflows.gather_matmul` through the gather-GEMM kernel."""
-    x = _unit_channels(x)
+    x, precision = _unit_channels(x), _precision(target, precision)
     bias = epilogue.bias
     relation = kmap.relation
     key = (
@@ -74,7 +79,7 @@ def _plan_gather(dataflow, target, kmap, x, w: WeightLayout, epilogue, precision
 
 def triton_wgrad(target, kmap, x, dy, dw, w: WeightLayout, precision):  # type: ignore[no-untyped-def]
     """`dataflows.weight_gradient` through the wgrad kernel."""
-    x, dy = _unit_channels(x), _unit_channels(dy)
+    x, dy, precision = _unit_channels(x), _unit_channels(dy), _precision(target, precision)
     relation = kmap.relation
     key = ("wgrad", kmap.side, x.dtype, dw.dtype, w, precision, target.arch)
     plan = relation.plans.get(key)

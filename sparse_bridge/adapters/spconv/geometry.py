@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 from ...core.conv_spec import Offsets, box_offsets
 from ...errors import GeometryError
 
 __all__ = [
+    "DimensionError",
     "EvenKernelError",
+    "KernelSizeError",
     "OutputSizeError",
+    "check_dimension",
+    "check_output_size",
     "conv_output_size",
     "deconv_output_size",
     "strided_offsets",
@@ -26,6 +31,29 @@ class EvenKernelError(GeometryError, RuntimeError):
     """A submanifold layer with an even kernel size."""
 
 
+class DimensionError(GeometryError, RuntimeError):
+    """A layer of one dimension on a tensor of another."""
+
+
+class KernelSizeError(GeometryError, ZeroDivisionError):
+    """Kernel size, stride or dilation below 1; spconv divides by zero there."""
+
+
+def check_dimension(layer: Any, x: Any) -> None:
+    """Raise DimensionError when the layer's dimension is not that of the tensor."""
+    n_axes = x.indices.shape[1] - 1
+    if layer.ndim != n_axes or len(x.spatial_shape) != n_axes:
+        raise DimensionError(
+            f"{type(layer).__name__} is {layer.ndim}-dimensional; its input has "
+            f"{n_axes} coordinate columns and a grid of {list(x.spatial_shape)}."
+        )
+
+
+def _check_positive(what: str, values: Sequence[int]) -> None:
+    if min(values) < 1:
+        raise KernelSizeError(f"{what} {list(values)}; every axis needs at least 1.")
+
+
 def conv_output_size(
     input_size: Sequence[int],
     kernel_size: Sequence[int],
@@ -34,6 +62,7 @@ def conv_output_size(
     dilation: Sequence[int],
 ) -> list[int]:
     """Per axis floor((I + 2p - d(k - 1) - 1) / s) + 1; k == -1 collapses an axis to 1."""
+    _check_positive("stride", stride)
     sizes = zip(input_size, kernel_size, stride, padding, dilation, strict=True)
     return [
         1 if k == -1 else (size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in sizes
@@ -51,6 +80,7 @@ def deconv_output_size(
     """Per axis (I - 1)s - 2p + k + output_padding. spconv leaves dilation out, so this does too."""
     if -1 in kernel_size:
         raise GeometryError("a transposed convolution has no output size for kernel size -1.")
+    _check_positive("stride", stride)
     sizes = zip(input_size, kernel_size, stride, padding, output_padding, strict=True)
     return [(size - 1) * s - 2 * p + k + extra for size, k, s, p, extra in sizes]
 
@@ -64,17 +94,21 @@ def check_output_size(size: Sequence[int], what: str, input_size: Sequence[int])
         )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def strided_offsets(
     kernel_size: tuple[int, ...], dilation: tuple[int, ...], padding: tuple[int, ...]
 ) -> Offsets:
     """Input coordinate = s * output + offset, offset = r * d - p (regular, transposed, inverse)."""
+    _check_positive("kernel size", kernel_size)
+    _check_positive("dilation", dilation)
     return box_offsets(kernel_size, dilation, padding)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def submanifold_offsets(kernel_size: tuple[int, ...], dilation: tuple[int, ...]) -> Offsets:
     """offset = (r - k // 2) * d. Raises EvenKernelError; stride and padding play no part."""
+    _check_positive("kernel size", kernel_size)
+    _check_positive("dilation", dilation)
     if any(k % 2 == 0 for k in kernel_size):
         raise EvenKernelError(
             f"submanifold kernel size {list(kernel_size)}; only odd sizes have a centre. "

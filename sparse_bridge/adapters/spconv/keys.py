@@ -9,6 +9,7 @@ import torch
 
 from ... import settings
 from ...errors import ContractError, GeometryError
+from .layers import shape_of
 
 __all__ = ["KeyReuseError", "KeyTakenError", "check_algo", "check_inverse", "check_reuse"]
 
@@ -22,7 +23,8 @@ class KeyTakenError(ContractError, GeometryError):
 
 
 def check_algo(layer: Any, record: Any) -> None:
-    # Above 32 offsets spconv's own defaults differ between pools and convolutions; below, only an explicit choice can.
+    # Above 32 offsets spconv's own defaults differ between pools and convolutions; below, only an
+    # explicit choice can.
     if (
         layer.algo != record.algo
         and math.prod(layer.kernel_size) <= 32
@@ -42,14 +44,20 @@ def check_inverse(layer: Any, x: Any, record: Any) -> None:
             f"{sorted(map(str, x.indice_dict))}."
         )
     if record.is_subm:
-        raise ContractError(f"{what}: indice_key {key!r} belongs to a submanifold layer; only regular, transposed and "
-                            "pooling layers can be inverted.")  # fmt: skip
+        raise ContractError(
+            f"{what}: indice_key {key!r} belongs to a submanifold layer; only regular, transposed "
+            "and pooling layers can be inverted."
+        )
     if list(record.ksize) != list(layer.kernel_size):
-        raise GeometryError(f"{what} has kernel size {layer.kernel_size}, indice_key {key!r} was made with "
-                            f"{list(record.ksize)}; an inverse layer needs the same kernel.")  # fmt: skip
-    if list(record.out_spatial_shape) != list(x.spatial_shape):
-        raise GeometryError(f"{what} got a grid of {list(x.spatial_shape)}, indice_key {key!r} produced "
-                            f"{list(record.out_spatial_shape)}.")  # fmt: skip
+        raise GeometryError(
+            f"{what} has kernel size {layer.kernel_size}, indice_key {key!r} was made with "
+            f"{list(record.ksize)}; an inverse layer needs the same kernel."
+        )
+    if list(record.out_spatial_shape) != shape_of(x):
+        raise GeometryError(
+            f"{what} got a grid of {shape_of(x)}, indice_key {key!r} produced "
+            f"{list(record.out_spatial_shape)}; feed it the output of that layer."
+        )
     _check_rows(what, key, x, record.out_indices)
 
 
@@ -57,29 +65,40 @@ def check_reuse(layer: Any, x: Any, record: Any) -> None:
     what, key = type(layer).__name__, layer.indice_key
     if not layer.subm or not record.is_subm:
         raise KeyReuseError(
-            f"{what}: indice_key {key!r} already holds the map of another layer; only submanifold layers share a key. "
-            "Give this layer a key of its own."
+            f"{what}: indice_key {key!r} already holds the map of another layer; only submanifold "
+            "layers share a key. Give this layer a key of its own."
         )
     if list(record.ksize) != list(layer.kernel_size) and not _shares(layer, record):
-        raise GeometryError(f"{what} has kernel size {layer.kernel_size}, indice_key {key!r} was made with "
-                            f"{list(record.ksize)}; submanifold layers of one key need one kernel size.")  # fmt: skip
+        raise GeometryError(
+            f"{what} has kernel size {layer.kernel_size}, indice_key {key!r} was made with "
+            f"{list(record.ksize)}; submanifold layers of one key need one kernel size "
+            "(SPARSE_BRIDGE_SHARED_KEYS=1 allows others of equal volume, as spconv 1.x did)."
+        )
     if list(record.dilation) != list(layer.dilation):
-        raise GeometryError(f"{what} has dilation {layer.dilation}, indice_key {key!r} was made with "
-                            f"{list(record.dilation)}.")  # fmt: skip
-    if list(record.spatial_shape) != list(x.spatial_shape):
-        raise GeometryError(f"{what} got a grid of {list(x.spatial_shape)}, indice_key {key!r} was made on "
-                            f"{list(record.spatial_shape)}.")  # fmt: skip
+        raise GeometryError(
+            f"{what} has dilation {layer.dilation}, indice_key {key!r} was made with "
+            f"{list(record.dilation)}; give it a key of its own."
+        )
+    if list(record.spatial_shape) != shape_of(x):
+        raise GeometryError(
+            f"{what} got a grid of {shape_of(x)}, indice_key {key!r} was made on "
+            f"{list(record.spatial_shape)}; give it a key of its own."
+        )
     _check_rows(what, key, x, record.indices)
 
 
 def _shares(layer: Any, record: Any) -> bool:
-    """spconv 1.x let kernels of equal volume share a key, and read the first one's map (Cylinder3D's weights need it)."""
+    """spconv 1.x let kernels of equal volume share a key and read the first one's map.
+
+    Published weights (Cylinder3D's) need that.
+    """
     return settings.get().shared_keys and math.prod(layer.kernel_size) == math.prod(record.ksize)
 
 
 def _check_rows(what: str, key: Any, x: Any, indices: torch.Tensor) -> None:
     if x.indices.shape[0] != indices.shape[0] or x.features.shape[0] != indices.shape[0]:
         raise GeometryError(
-            f"{what} got {x.features.shape[0]} rows ({x.indices.shape[0]} indices), but indice_key {key!r} was made "
-            f"for {indices.shape[0]}; the tensor changed since. Use a new key after changing rows."
+            f"{what} got {x.features.shape[0]} rows ({x.indices.shape[0]} indices), but indice_key "
+            f"{key!r} was made for {indices.shape[0]}; the tensor changed since. Use a new key "
+            "after changing rows."
         )

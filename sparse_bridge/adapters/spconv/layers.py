@@ -7,41 +7,85 @@ from typing import Any
 
 import torch
 
+from ...core.conv import autocast_dtype
 from ...core.conv_spec import Box
 from ...core.kernel_map import KernelMap
-from ...errors import DeviceError, ShapeError, UnsupportedError
+from ...errors import DataTypeError, DeviceError, ShapeError, UnsupportedError
 from . import records
 
-__all__ = ["box_of", "check_input", "output", "record_of"]
+__all__ = [
+    "FeatureTypeError",
+    "allow_tf32",
+    "box_of",
+    "check_input",
+    "check_parameters",
+    "output",
+    "record_of",
+    "shape_of",
+]
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class FeatureTypeError(DataTypeError, RuntimeError):
+    """Features of a dtype that the layer does not take, or another than its weight's."""
+
+
+def shape_of(x: Any) -> list[int]:
+    """The spatial shape as Python ints, whatever kind of sequence was assigned."""
+    shape = x.spatial_shape
+    return [int(size) for size in (shape.tolist() if hasattr(shape, "tolist") else shape)]
 
 
 def box_of(x: Any) -> Box:
-    size = (int(x.batch_size), *map(int, x.spatial_shape))
-    return Box.of((0,) * len(size), size)
+    """The cells a tensor may hold, batch first."""
+    return Box.grid(int(x.batch_size), shape_of(x))
 
 
 def check_input(x: Any, what: str) -> torch.Tensor:
+    """The features [N, C] of a layer's input.
+
+    Raises UnsupportedError (int8), FeatureTypeError, ShapeError, DeviceError.
+    """
     features = x.features
     if features.dtype == torch.qint8:
         raise UnsupportedError(
-            f"{what} got int8 features; quantised inference is not bridged. Dequantise the tensor first."
+            f"{what} got int8 features; quantised inference is not bridged. "
+            "Dequantise the tensor first."
+        )
+    if features.dtype not in _FLOATS:
+        raise FeatureTypeError(
+            f"{what} got features of {features.dtype}; expected fp16, bf16, fp32 or fp64 "
+            "(use .float())."
         )
     if features.ndim != 2:
         raise ShapeError(f"{what} got features of shape {list(features.shape)}; expected [N, C].")
     if x.indices.device != features.device:
         raise DeviceError(
-            f"{what} got features on {features.device} and indices on {x.indices.device}; move both to one device."
+            f"{what} got features on {features.device} and indices on {x.indices.device}; "
+            "move both to one device."
         )
     return features
 
 
-def _native(algo: Any) -> bool:
-    return getattr(algo, "name", None) == "Native"
+def check_parameters(features: torch.Tensor, weight: torch.Tensor, what: str) -> None:
+    """Raise DeviceError or FeatureTypeError where features and weight do not go together."""
+    if features.device != weight.device:
+        raise DeviceError(
+            f"{what} has its weight on {weight.device}, its input is on {features.device}; "
+            "move both to one device."
+        )
+    if features.dtype != weight.dtype and autocast_dtype(features.device) is None:
+        raise FeatureTypeError(
+            f"{what} has a weight of {weight.dtype}, its input has {features.dtype}; "
+            "convert one, or use torch.autocast."
+        )
 
 
 def output(
-    x: Any, features: torch.Tensor, indices: torch.Tensor, shape: list[int], entries: dict
+    x: Any, features: torch.Tensor, indices: torch.Tensor, shape: list[int], entries: dict[Any, Any]
 ) -> Any:
+    """A tensor like `x` with other features, sites, grid and kernel maps."""
     out = x.replace_feature(features)
     out.indices = indices
     out.spatial_shape = shape
@@ -55,13 +99,29 @@ def allow_tf32() -> bool:
     return constants is not None and bool(constants.SPCONV_ALLOW_TF32)
 
 
+def _namespace(x: Any) -> dict[str, Any]:
+    """Globals of the module that defines `SparseConvTensor`: the record classes live beside it.
+
+    Not through `sys.modules`, which may by now hold another spconv than the one `x` belongs to.
+    """
+    for base in type(x).__mro__:
+        if base.__name__ == "SparseConvTensor":
+            return base.__init__.__globals__  # type: ignore[misc]
+    raise UnsupportedError(
+        f"{type(x).__module__}.{type(x).__qualname__} is no SparseConvTensor; "
+        "pass one, or a subclass."
+    )
+
+
 def record_of(
     x: Any, layer: Any, out_indices: torch.Tensor, shape: list[int], kmap: KernelMap, store: Any
 ) -> Any:
-    core = sys.modules[type(x).__mro__[-2].__module__]
+    """The entry of `indice_dict` for a map that `layer` has just built on `x`."""
     values = {
-        "out_indices": out_indices, "indices": x.indices, "spatial_shape": list(x.spatial_shape),
-        "out_spatial_shape": shape, "is_subm": layer.subm, "algo": layer.algo, "ksize": list(layer.kernel_size),
-        "stride": list(layer.stride), "dilation": list(layer.dilation), "padding": list(layer.padding),
+        "out_indices": out_indices, "indices": x.indices, "spatial_shape": shape_of(x),
+        "out_spatial_shape": list(shape), "is_subm": layer.subm, "algo": layer.algo,
+        "ksize": list(layer.kernel_size), "stride": list(layer.stride),
+        "dilation": list(layer.dilation), "padding": list(layer.padding),
     }  # fmt: skip
-    return records.make_record(core, _native(layer.algo), values, kmap, store)
+    native = getattr(layer.algo, "name", None) == "Native"
+    return records.make_record(_namespace(x), native, values, kmap, store)

@@ -1,12 +1,14 @@
 """The functional layer below spconv's modules: pair tensors in, feature tensors out.
 
-Pair tensors follow spconv's layouts: `indice_pairs` int32 [2, V, N] padded with -1 plus `indice_pair_num` [V], or
-`pair_fwd` int32 [V, M] with -1 for absent. Kernel maps made from them are remembered as long as the tensors live.
+Pair tensors follow spconv's layouts: `indice_pairs` int32 [2, V, N] padded with -1 plus
+`indice_pair_num` [V], or `pair_fwd` int32 [V, M] with -1 for absent. Kernel maps made from them are
+remembered as long as the tensors live.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from ...core.kernel_map import KernelMap
 from ...core.map_builder import from_pairs
 from ...errors import ShapeError
 from . import geometry, maps, records
-from .layers import allow_tf32
+from .layers import allow_tf32, check_parameters
 
 __all__ = [
     "avg_pool",
@@ -51,11 +53,15 @@ def _remember(tensor: torch.Tensor, key: Any, build: Any) -> KernelMap:
 def map_from_pairs(
     pairs: torch.Tensor, counts: torch.Tensor, n_in: int, n_out: int, subm: bool
 ) -> KernelMap:
-    """pairs [2, V, N] and counts [V] -> kernel map. Submanifold counts cover the first half of the offsets only; the
-    centre pairs every row with itself."""
+    """pairs [2, V, N] and counts [V] -> kernel map.
+
+    Submanifold counts cover the first half of the offsets only; the centre pairs every row with
+    itself. Raises ShapeError.
+    """
     if pairs.ndim != 3 or pairs.shape[0] != 2 or counts.shape != (pairs.shape[1],):
         raise ShapeError(
-            f"indice_pairs {list(pairs.shape)} with counts {list(counts.shape)}; expected [2, V, N] and [V]."
+            f"indice_pairs {list(pairs.shape)} with counts {list(counts.shape)}; expected "
+            "[2, V, N] and [V]."
         )
 
     def build() -> KernelMap:
@@ -88,8 +94,8 @@ def map_from_table(pair_fwd: torch.Tensor, n_in: int, n_out: int) -> KernelMap:
 
 
 def build_map(
-    indices: torch.Tensor, batch_size: int, spatial_shape: Any, ksize: Any, stride: Any, padding: Any, dilation: Any,
-    out_padding: Any, subm: bool, transpose: bool,
+    indices: torch.Tensor, batch_size: int, spatial_shape: Any, ksize: Any, stride: Any,
+    padding: Any, dilation: Any, out_padding: Any, subm: bool, transpose: bool,
 ) -> tuple[torch.Tensor, KernelMap]:  # fmt: skip
     """(output indices [M, 1 + nd] int32, kernel map) of one layer geometry."""
     shape = [int(size) for size in spatial_shape]
@@ -113,19 +119,27 @@ def _activation(act_type: Any) -> str | None:
     return {"None_": None, "ReLU": "relu", "LeakyReLU": "leaky_relu", "Sigmoid": "sigmoid"}[name]
 
 
-def _run(features, filters, bias, kmap, act_type, act_alpha):  # type: ignore[no-untyped-def]
+def _run(
+    features: torch.Tensor,
+    filters: torch.Tensor,
+    bias: torch.Tensor | None,
+    kmap: KernelMap,
+    act_type: Any,
+    act_alpha: float,
+) -> torch.Tensor:
+    check_parameters(features, filters, "the convolution")
     return conv(
-        features, filters, bias, kmap, layout="ovi", activation=_activation(act_type), alpha=act_alpha,
-        allow_tf32=allow_tf32(),
+        features, filters, bias, kmap, layout="ovi", activation=_activation(act_type),
+        alpha=act_alpha, allow_tf32=allow_tf32(),
     )  # fmt: skip
 
 
 def conv_by_pairs(
-    features: torch.Tensor, filters: torch.Tensor, pairs: torch.Tensor, counts: torch.Tensor, n_out: int,
-    inverse: bool = False, subm: bool = False, bias: torch.Tensor | None = None, act_alpha: float = 0.0,
-    act_type: Any = None,
+    features: torch.Tensor, filters: torch.Tensor, pairs: torch.Tensor, counts: torch.Tensor,
+    n_out: int, inverse: bool = False, subm: bool = False, bias: torch.Tensor | None = None,
+    act_alpha: float = 0.0, act_type: Any = None,
 ) -> torch.Tensor:  # fmt: skip
-    """features [N, C], filters KRSC -> [n_out, K], with gradients for features, filters and bias."""
+    """features [N, C], filters KRSC -> [n_out, K]; features, filters and bias get gradients."""
     n_in = int(features.shape[0])
     kmap = map_from_pairs(
         pairs, counts, n_out if inverse else n_in, n_in if inverse else n_out, subm
@@ -145,9 +159,12 @@ def conv_by_table(
 
 
 def conv_backward(
-    forward: Any, features: torch.Tensor, filters: torch.Tensor, out_bp: torch.Tensor
-):  # type: ignore[no-untyped-def]
-    """(features' gradient, filters' gradient) of `forward(features, filters)` for the output gradient out_bp."""
+    forward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    features: torch.Tensor,
+    filters: torch.Tensor,
+    out_bp: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """Gradients of features and filters through `forward`, for the output gradient `out_bp`."""
     with torch.enable_grad():
         leaves = features.detach().requires_grad_(), filters.detach().requires_grad_()
         return torch.autograd.grad(forward(*leaves), leaves, out_bp)
@@ -171,7 +188,7 @@ def counts_of(pair_fwd: torch.Tensor) -> torch.Tensor:
 def global_pool_rearrange(
     coords: torch.Tensor, batch_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(row ids int32 [batch_size, N], each item's rows first, then -1; counts int32 [batch_size])."""
+    """Rows by batch item: int32 [batch_size, N], padded with -1, and counts int32 [batch_size]."""
     batch = coords[:, 0].long()
     valid = (batch >= 0) & (batch < batch_size)
     order = torch.sort(torch.where(valid, batch, batch_size), stable=True).indices

@@ -36,9 +36,9 @@ def _expanded(kind: str, indices, box: Box, offsets: Offsets, stride, out_box: B
 
     def make() -> tuple[torch.Tensor, KernelMap]:
         new, kmap = build(_coordinates(store, indices, box), offsets, stride, out_box)
+        # An object of its own: the store must not hold the tensor that keeps it alive.
         coords = new.coords
-        if coords.is_inference():
-            coords = map_cache.normal_tensor(coords.clone)
+        coords = map_cache.normal_tensor(coords.clone if coords.is_inference() else coords.detach)
         made = MapStore()
         made.put(("coordinates", out_box), new)
         map_cache.adopt(coords, made)

@@ -8,10 +8,12 @@ import torch
 
 from ...core import pool as core_pool
 from ...core.conv_spec import Box
+from ...core.kernel_map import KernelMap
+from ...core.map_cache import MapStore
 from ..ledger import note
-from . import geometry, maps
+from . import benchmark, geometry, maps
 from .keys import KeyTakenError
-from .layers import box_of, check_input, output, record_of
+from .layers import box_of, check_input, output, record_of, shape_of
 
 __all__ = ["avg_pool_forward", "global_pool_forward", "max_pool_forward"]
 
@@ -29,36 +31,45 @@ def avg_pool_forward(layer: Any, x: Any) -> Any:
 def _pool(layer: Any, x: Any, mode: str) -> Any:
     what, key = type(layer).__name__, layer.indice_key
     features = check_input(x, what)
+    geometry.check_dimension(layer, x)
     if key is not None and x.find_indice_pair(key) is not None:
         raise KeyTakenError(f"{what}: indice_key {key!r} exists already; pools never reuse a key.")
-    box, kernel, dilation = box_of(x), tuple(layer.kernel_size), tuple(layer.dilation)
-    if layer.subm:
-        shape = list(x.spatial_shape)
-        indices, kmap, store = maps.submanifold_map(
-            x.indices, box, geometry.submanifold_offsets(kernel, dilation)
-        )
-    else:
-        shape = geometry.conv_output_size(
-            x.spatial_shape, kernel, layer.stride, layer.padding, dilation
-        )
-        geometry.check_output_size(shape, what, x.spatial_shape)
-        offsets = geometry.strided_offsets(kernel, dilation, tuple(layer.padding))
-        out_box = Box.of(box.lo, (box.size[0], *shape))
-        indices, kmap, store = maps.strided_map(
-            x.indices, box, offsets, tuple(layer.stride), out_box
-        )
+    watch = None
+    if x.benchmark:
+        watch = benchmark.of_pool(x, layer, "SparseMaxPool" if mode == "max" else "SparseAvgPool")
+    indices, shape, kmap, store = _new_map(layer, x)
+    if watch is not None:
+        watch.built()
     entries = dict(x.indice_dict)
     if key is not None:
         entries[key] = record_of(x, layer, indices, shape, kmap, store)
     y = core_pool.pool(features, kmap, mode, floor=0.0)
     if layer.record_voxel_count and hasattr(layer, "max_num_voxels_during_training"):
         layer.max_num_voxels_during_training.clamp_(min=y.shape[0])
+    if watch is not None:
+        watch.finish(int(y.shape[0]))
     note("spconv", what)
     return output(x, y, indices, shape, entries)
 
 
+def _new_map(layer: Any, x: Any) -> tuple[torch.Tensor, list[int], KernelMap, MapStore]:
+    """(output indices, output shape, map, store) by the rule of regular or submanifold layers."""
+    box, kernel, dilation = box_of(x), tuple(layer.kernel_size), tuple(layer.dilation)
+    grid = shape_of(x)
+    if layer.subm:
+        offsets = geometry.submanifold_offsets(kernel, dilation)
+        indices, kmap, store = maps.submanifold_map(x.indices, box, offsets)
+        return indices, grid, kmap, store
+    shape = geometry.conv_output_size(grid, kernel, layer.stride, layer.padding, dilation)
+    geometry.check_output_size(shape, type(layer).__name__, grid)
+    offsets = geometry.strided_offsets(kernel, dilation, tuple(layer.padding))
+    out_box = Box.grid(box.size[0], shape)
+    indices, kmap, store = maps.strided_map(x.indices, box, offsets, tuple(layer.stride), out_box)
+    return indices, shape, kmap, store
+
+
 def global_pool_forward(layer: Any, x: Any) -> torch.Tensor:
-    """[batch_size, C]: maximum or mean of each batch item's rows; rows outside the batch take no part."""
+    """[batch_size, C]: maximum or mean of each batch item's rows; other rows take no part."""
     what = type(layer).__name__
     features = check_input(x, what)
     mode = "avg" if layer.is_mean else "max"

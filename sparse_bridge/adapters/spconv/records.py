@@ -1,7 +1,8 @@
-"""Entries of `indice_dict`: records of the framework's own classes whose pair tensors are made only when read.
+"""Entries of `indice_dict`: records of the framework's own classes with pair tensors made on read.
 
-A record made here satisfies the framework's `isinstance` checks, its own layers (after `disable()`) can use it, and it
-pickles as a plain record of the framework. The other way round, a record that the framework made is read here.
+A record made here satisfies the framework's `isinstance` checks, its own layers (after `disable()`)
+can use it, and it pickles as a plain record of the framework. The other way round, a record that
+the framework made is read here.
 """
 
 from __future__ import annotations
@@ -13,17 +14,31 @@ from typing import Any
 import torch
 
 from ...core.kernel_map import KernelMap
+from ...core.map_builder import from_pairs
 from ...core.map_cache import MapStore
 
-__all__ = ["dense_table", "indice_pairs", "kernel_map_of", "make_record", "masks_and_order"]
+__all__ = [
+    "dense_table",
+    "indice_pairs",
+    "kernel_map_of",
+    "make_record",
+    "masks_and_order",
+    "reordered",
+]
 
-_COMMON = ("out_indices", "indices", "spatial_shape", "out_spatial_shape", "is_subm", "algo", "ksize", "stride",
-           "dilation", "padding")  # fmt: skip
+_COMMON = (
+    "out_indices", "indices", "spatial_shape", "out_spatial_shape", "is_subm", "algo", "ksize",
+    "stride", "dilation", "padding",
+)  # fmt: skip
+_KINDS = ("IndiceData", "ImplicitGemmIndiceData")
 
 
 def indice_pairs(kmap: KernelMap, n_in: int, is_subm: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """(pairs int32 [2, V, n_in] of (input, output) rows padded with -1, counts int32 [V]) as spconv lays them out: a
-    submanifold layer counts only the offsets before the centre, the mirrored ones reuse those counts."""
+    """Pair lists as spconv lays them out.
+
+    Returns pairs int32 [2, V, n_in] of (input, output) rows padded with -1, and counts int32 [V]; a
+    submanifold layer counts only the offsets before the centre, the mirrored ones reuse those.
+    """
     n_offsets = kmap.n_offsets
     pairs = torch.full((2, n_offsets, n_in), -1, dtype=torch.int32, device=kmap.device)
     counts = torch.zeros(n_offsets, dtype=torch.int32)
@@ -37,7 +52,7 @@ def indice_pairs(kmap: KernelMap, n_in: int, is_subm: bool) -> tuple[torch.Tenso
 
 
 def _row_pairs(kmap: KernelMap, v: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x rows, y rows) of offset v in the framework's own rows: folded coordinates spread out again."""
+    """(x rows, y rows) of offset v in the framework's rows: folded coordinates spread out again."""
     if v == kmap.self_offset:
         every = torch.arange(kmap.n_in, device=kmap.device)
         return every, every
@@ -54,7 +69,7 @@ def _row_pairs(kmap: KernelMap, v: int) -> tuple[torch.Tensor, torch.Tensor]:
 def _spread(
     value: torch.Tensor, at: torch.Tensor, inverse: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`value` given at distinct coordinates `at` -> (value, row) for every row of such a coordinate."""
+    """`value` at distinct coordinates `at` -> (value, row) for every row of such a coordinate."""
     table = torch.full((int(inverse.max()) + 2 if len(inverse) else 1,), -1, device=inverse.device)
     table[at.long()] = value.long()
     found = table.index_select(0, inverse)
@@ -63,7 +78,7 @@ def _spread(
 
 
 class _Bridged:
-    """What both record kinds share. `_map` is the layer's kernel map, `_store` keeps its coordinate maps alive."""
+    """What both kinds share: the layer's kernel map and the store of its coordinate maps."""
 
     _map: KernelMap
     _store: MapStore | None
@@ -105,7 +120,7 @@ class _NativeView(_Bridged):
         return self._pairs()[1]
 
     def __getitem__(self, index: int) -> Any:
-        """spconv 1.x kept tuples: (out_indices, indices, indice_pairs, indice_pair_num, spatial_shape)."""
+        """spconv 1.x kept a tuple: out_indices, indices, pairs, pair counts, spatial_shape."""
         names = ("out_indices", "indices", "indice_pairs", "indice_pair_num", "spatial_shape")
         return getattr(self, names[index])
 
@@ -115,7 +130,7 @@ class _NativeView(_Bridged):
 
 
 class _ImplicitView(_Bridged):
-    """Lazy pair tables, masks and their orders (`pair_bwd` always, as spconv's training maps have it)."""
+    """Lazy pair tables, masks and their orders; `pair_bwd` is always there, as in training."""
 
     def _tables(self) -> dict[str, Any]:
         if not self._lazy:
@@ -145,8 +160,10 @@ class _ImplicitView(_Bridged):
     )
 
     def __reduce__(self) -> Any:
-        names = ("pair_fwd", "pair_bwd", "pair_mask_fwd_splits", "pair_mask_bwd_splits", "mask_argsort_fwd_splits",
-                 "mask_argsort_bwd_splits", "masks")  # fmt: skip
+        names = (
+            "pair_fwd", "pair_bwd", "pair_mask_fwd_splits", "pair_mask_bwd_splits",
+            "mask_argsort_fwd_splits", "mask_argsort_bwd_splits", "masks",
+        )  # fmt: skip
         head = [
             self.__dict__["out_indices"],
             self.__dict__["indices"],
@@ -157,14 +174,28 @@ class _ImplicitView(_Bridged):
 
 
 def dense_table(kmap: KernelMap, side: int) -> torch.Tensor:
-    """int32 [V, rows]: input row of every output row (side 0) or the reverse (side 1), -1 where absent."""
-    table, reverse = kmap.relation.table(side ^ kmap.side)
-    return table.nbr.flip(0) if reverse else table.nbr
+    """int32 [V, rows], -1 where absent.
+
+    side 0: input row of every output row; side 1: output row of every input row. Of several rows
+    that share a coordinate a table holds one.
+    """
+    if kmap.x_fold is None and kmap.y_fold is None:
+        table, reverse = kmap.relation.table(side ^ kmap.side)
+        return table.nbr.flip(0) if reverse else table.nbr
+    rows = kmap.n_in if side else kmap.n_out
+    nbr = torch.full((kmap.n_offsets, rows), -1, dtype=torch.int32, device=kmap.device)
+    for v in range(kmap.n_offsets):
+        pair = _row_pairs(kmap, v)
+        nbr[v].index_copy_(0, pair[1 - side], pair[side].int())
+    return nbr
 
 
 def masks_and_order(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(masks int32 [rows, ceil(V / 32)], bit t % 32 of word t // 32 set where tap t is present; row order int32 [rows]
-    by the first word)."""
+    """Which taps each row has, and the rows ordered by that.
+
+    Returns masks int32 [rows, ceil(V / 32)], bit t % 32 of word t // 32 set where tap t is present,
+    and the row order int32 [rows] by the first word.
+    """
     width = -(-table.shape[0] // 32)
     present = torch.nn.functional.pad((table >= 0).long(), (0, 0, 0, 32 * width - table.shape[0]))
     weights = torch.bitwise_left_shift(torch.tensor(1), torch.arange(32)).to(table.device)
@@ -173,8 +204,8 @@ def masks_and_order(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return masks, torch.argsort(masks[:, 0], stable=True).int()
 
 
-@functools.lru_cache(maxsize=None)
-def _record_class(base: type, view: type) -> type:
+@functools.cache
+def _record_class(base: type, view: type) -> Any:
     name = base.__name__
     return type(
         name, (view, base), {"__module__": base.__module__, "__qualname__": f"Bridged{name}"}
@@ -182,16 +213,20 @@ def _record_class(base: type, view: type) -> type:
 
 
 def make_record(
-    core: Any, native: bool, values: dict[str, Any], kmap: KernelMap, store: MapStore
+    core: dict[str, Any],
+    native: bool,
+    values: dict[str, Any],
+    kmap: KernelMap,
+    store: MapStore | None,
 ) -> Any:
-    """A record of `core`'s class (spconv.pytorch.core, real or stand-in) around a kernel map.
+    """A record of the framework's class around a kernel map.
 
-    values: out_indices, indices, spatial_shape, out_spatial_shape, is_subm, algo, ksize, stride, dilation, padding.
+    core: names of `spconv.pytorch.core`, real or stand-in.  values: out_indices, indices,
+    spatial_shape, out_spatial_shape, is_subm, algo, ksize, stride, dilation, padding.
     """
-    base, view = (
-        (core.IndiceData, _NativeView) if native else (core.ImplicitGemmIndiceData, _ImplicitView)
-    )
-    record = _record_class(base, view).__new__(_record_class(base, view))
+    view = _NativeView if native else _ImplicitView
+    kind = _record_class(core[_KINDS[0 if native else 1]], view)
+    record = kind.__new__(kind)  # upstream's constructor would want the tables
     extra = {"voxel_num": None} if native else {"in_voxel_num": None, "out_voxel_num": None}
     record._fill({**values, **extra}, kmap, store)
     return record
@@ -206,6 +241,36 @@ def kernel_map_of(record: Any) -> KernelMap:
     if kmap is None:
         kmap = record.__dict__["_bridge_map"] = _read(record)
     return kmap
+
+
+def reordered(
+    record: Any, before: torch.Tensor, after: torch.Tensor, order: torch.Tensor
+) -> Any:
+    """`record` for a tensor whose rows `before` were put in another order.
+
+    after: those rows, after[i] = before[order[i]].  order: int64 [N]. Ends of the map that are not
+    these rows stay as they are; so do records that know nothing of them.
+    """
+    ends = [name for name in ("indices", "out_indices") if _same_rows(getattr(record, name), before)]
+    if not ends:
+        return record
+    kmap = kernel_map_of(record)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(order.shape[0], device=order.device)
+    lists = []
+    for v in range(kmap.n_offsets):
+        x_rows, y_rows = (rows.long() for rows in _row_pairs(kmap, v))
+        x_rows = place.index_select(0, x_rows) if "indices" in ends else x_rows
+        y_rows = place.index_select(0, y_rows) if "out_indices" in ends else y_rows
+        lists.append((x_rows, y_rows))
+    values = {name: getattr(record, name) for name in _COMMON} | dict.fromkeys(ends, after)
+    base = next(c for c in type(record).__mro__ if c.__name__ in _KINDS)
+    new = from_pairs(lists, kmap.n_in, kmap.n_out)
+    return make_record({base.__name__: base}, base.__name__ == _KINDS[0], values, new, None)
+
+
+def _same_rows(rows: torch.Tensor, others: torch.Tensor) -> bool:
+    return rows is others or (rows.shape == others.shape and torch.equal(rows, others))
 
 
 def _read(record: Any) -> KernelMap:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ...errors import ContractError
+from . import records
 from .sparse_add import union_rows
 
 __all__ = ["sparse_add", "sparse_add_hash_based"]
 
 
 def sparse_add(*tensors: Any) -> Any:
-    """Union of the sites in lexicographic order, features summed where they coincide; differentiable.
+    """Union of the sites in lexicographic order, features summed where they coincide.
 
-    `indice_dict` is empty, unless the union has as many rows as the largest operand: then that operand's dictionary is
-    attached, which keeps its inverse layers usable if its rows were sorted.
+    Differentiable. `indice_dict` is empty, unless the union has exactly the sites of the largest
+    operand: then that operand's maps go along, so that inverse and submanifold layers can use them.
+    They are the operand's own dictionary where its rows were sorted; otherwise a copy with its
+    maps brought to the new row order.
+
     Raises ContractError when spatial shapes, batch sizes or channel counts differ.
     """
     if not tensors:
@@ -36,8 +42,28 @@ def sparse_add(*tensors: Any) -> Any:
     result.indices = indices
     largest = max(tensors, key=lambda x: x.features.shape[0])
     same = indices.shape[0] == largest.features.shape[0]
-    result.indice_dict = largest.indice_dict if same else {}
+    result.indice_dict = _maps_along(largest, indices) if same else {}
     return result
+
+
+def _maps_along(operand: Any, indices: torch.Tensor) -> dict[Any, Any]:
+    """The operand's maps for its rows in the order of `indices`, the same sites sorted."""
+    if not operand.indice_dict or torch.equal(operand.indices, indices):
+        return operand.indice_dict
+    order = _lexicographic(operand.indices)
+    return {
+        key: records.reordered(record, operand.indices, indices, order)
+        for key, record in operand.indice_dict.items()
+    }
+
+
+def _lexicographic(indices: torch.Tensor) -> torch.Tensor:
+    """int64 [N], the row of `indices` at each place of the sorted order."""
+    order = torch.arange(indices.shape[0], device=indices.device)
+    for column in reversed(range(indices.shape[1])):
+        values = indices[:, column].index_select(0, order)
+        order = order.index_select(0, torch.sort(values, stable=True).indices)
+    return order
 
 
 def sparse_add_hash_based(*tensors: Any) -> Any:

@@ -1,6 +1,7 @@
-"""What a spconv layer does, on the core: the one implementation behind the patches and the stand-in.
+"""What a spconv layer does, on the core: one implementation behind the patches and the stand-in.
 
-Functions take the layer's own attributes and a `SparseConvTensor` of either kind and return one of the same kind.
+Functions take the layer's own attributes and a `SparseConvTensor` of either kind and return one of
+the same kind.
 """
 
 from __future__ import annotations
@@ -12,11 +13,21 @@ import torch
 from ...core import trace
 from ...core.conv import conv
 from ...core.conv_spec import Box
+from ...core.kernel_map import KernelMap
+from ...core.map_cache import MapStore
 from ...errors import ContractError, UnsupportedError
 from ..ledger import note
-from . import geometry, maps, records
+from . import benchmark, geometry, maps, records
 from .keys import check_algo, check_inverse, check_reuse
-from .layers import allow_tf32, box_of, check_input, output, record_of
+from .layers import (
+    allow_tf32,
+    box_of,
+    check_input,
+    check_parameters,
+    output,
+    record_of,
+    shape_of,
+)
 
 __all__ = ["conv_forward"]
 
@@ -24,21 +35,24 @@ _ACTIVATIONS = {"None_": None, "ReLU": "relu", "LeakyReLU": "leaky_relu", "Sigmo
 
 
 def conv_forward(
-    layer: Any, training: bool, x: Any, weight: torch.Tensor, bias: torch.Tensor | None, add_input: Any = None,
-    channel_scale: Any = None, output_scale: Any = None, name: str | None = None, sparse_unique_name: str = "",
-    act_type: Any = None, act_alpha: float = 0, act_beta: float = 0,
+    layer: Any, training: bool, x: Any, weight: torch.Tensor, bias: torch.Tensor | None,
+    add_input: Any = None, channel_scale: Any = None, output_scale: Any = None,
+    name: str | None = None, sparse_unique_name: str = "", act_type: Any = None,
+    act_alpha: float = 0, act_beta: float = 0,
 ) -> Any:  # fmt: skip
     """`SparseConvolutionBase._conv_forward`: every convolution of the framework.
 
-    Raises the kinds of exception that the framework raises in the same situations (AssertionError for wrong use of a
-    key or channel count, ValueError for geometry, RuntimeError for vanishing grids and even submanifold kernels).
+    Raises the kinds of exception that the framework raises in the same situations: AssertionError
+    for wrong use of a key or channel count, ValueError for geometry, RuntimeError for grids that
+    vanish, even submanifold kernels, and dtypes or dimensions that do not go together.
     """
     what = type(layer).__name__
-    if x.features.ndim == 2 and x.features.shape[1] != layer.in_channels:
-        raise ContractError(
-            f"channel size mismatch: {what} takes {layer.in_channels} channels, its input has {x.features.shape[1]}."
-        )
     features = check_input(x, what)
+    if features.shape[1] != layer.in_channels:
+        raise ContractError(
+            f"channel size mismatch: {what} takes {layer.in_channels} channels, its input has "
+            f"{features.shape[1]}."
+        )
     if channel_scale is not None or output_scale is not None:
         raise UnsupportedError(
             f"{what} was called with quantisation scales; int8 inference is not bridged."
@@ -46,10 +60,12 @@ def conv_forward(
     activation = _ACTIVATIONS[getattr(act_type, "name", "None_")]
     if training and activation is not None:
         raise ContractError(f"{what}: a fused {activation} is for inference; call .eval() first.")
+    check_parameters(features, weight, what)
+    watch = benchmark.of_conv(x, layer, name) if x.benchmark else None
     if layer.conv1x1:
         out = _pointwise(layer, x, features, weight, bias)
     else:
-        out = _convolve(layer, x, features, weight, bias, activation, act_alpha)
+        out = _convolve(layer, x, features, weight, bias, activation, act_alpha, watch)
     if add_input is not None:
         summed = out.features + add_input.features
         out = out.replace_feature(_activate(summed, activation, act_alpha))
@@ -70,20 +86,21 @@ def _activate(value: torch.Tensor, activation: str | None, alpha: float) -> torc
 def _pointwise(
     layer: Any, x: Any, features: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> Any:
-    """Kernel volume 1: the weight's memory is read as [C_in, C_out], a reshape and not a transpose, because published
-    weights were trained so; geometry stays, keys are neither read nor written."""
+    """Kernel volume 1: the weight's memory is read as [C_in, C_out].
+
+    A reshape and not a transpose, because published weights were trained so. Rows and keys stay.
+    """
     matrix = weight.reshape(layer.in_channels, layer.out_channels)
     y = features @ matrix if bias is None else torch.addmm(bias, features, matrix)
     trace.emit_linear("mm", features.shape[0], layer.in_channels, layer.out_channels)
     out = x.replace_feature(y)
-    out.spatial_shape = _output_shape(layer, x)
+    out.spatial_shape = _output_shape(layer, shape_of(x))
     return out
 
 
-def _output_shape(layer: Any, x: Any) -> list[int]:
-    shape = x.spatial_shape
+def _output_shape(layer: Any, shape: list[int]) -> list[int]:
     if layer.subm:
-        return list(shape)
+        return shape
     if layer.transposed:
         size = geometry.deconv_output_size(
             shape,
@@ -101,7 +118,11 @@ def _output_shape(layer: Any, x: Any) -> list[int]:
     return size
 
 
-def _convolve(layer, x, features, weight, bias, activation, alpha):  # type: ignore[no-untyped-def]
+def _convolve(
+    layer: Any, x: Any, features: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+    activation: str | None, alpha: float, watch: benchmark.Stopwatch | None,
+) -> Any:  # fmt: skip
+    geometry.check_dimension(layer, x)
     key = layer.indice_key
     entries = dict(x.indice_dict)
     record = x.find_indice_pair(key)
@@ -116,8 +137,10 @@ def _convolve(layer, x, features, weight, bias, activation, alpha):  # type: ign
         kmap = records.kernel_map_of(record)
         indices, shape = record.out_indices, list(record.out_spatial_shape)
     else:
-        shape = _output_shape(layer, x)
+        shape = _output_shape(layer, shape_of(x))
         indices, kmap, store = _new_map(layer, x, shape)
+        if watch is not None:
+            watch.built()
         if key is not None:
             entries[key] = record_of(x, layer, indices, shape, kmap, store)
     wants_grad = torch.is_grad_enabled() and (
@@ -125,20 +148,21 @@ def _convolve(layer, x, features, weight, bias, activation, alpha):  # type: ign
     )
     y = conv(
         features, weight, bias, kmap, layout="ovi", groups=layer.groups,
-        activation=None if wants_grad else activation, alpha=alpha,
-        allow_tf32=allow_tf32(),
+        activation=None if wants_grad else activation, alpha=alpha, allow_tf32=allow_tf32(),
     )  # fmt: skip
     if wants_grad:
         y = _activate(y, activation, alpha)
+    if watch is not None:
+        watch.finish(int(y.shape[0]))
     return output(x, y, indices, shape, entries)
 
 
-def _new_map(layer: Any, x: Any, shape: list[int]):  # type: ignore[no-untyped-def]
+def _new_map(layer: Any, x: Any, shape: list[int]) -> tuple[torch.Tensor, KernelMap, MapStore]:
     box = box_of(x)
     kernel, dilation = tuple(layer.kernel_size), tuple(layer.dilation)
     if layer.subm:
         return maps.submanifold_map(x.indices, box, geometry.submanifold_offsets(kernel, dilation))
     offsets = geometry.strided_offsets(kernel, dilation, tuple(layer.padding))
-    out_box = Box.of(box.lo, (box.size[0], *shape))
+    out_box = Box.grid(box.size[0], shape)
     build = maps.generative_map if layer.transposed else maps.strided_map
     return build(x.indices, box, offsets, tuple(layer.stride), out_box)

@@ -2,34 +2,86 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from typing import Any
 
 import torch
 
+from ... import log
 from ...errors import ContractError
 
-__all__ = ["convert_layout"]
+__all__ = ["before_loading", "convert_layout"]
+
+_COUNTER = "max_num_voxels_during_training"
+_ORIGIN = {"RSKC": "spconv 2.0 / 2.1 (algo Native)", "RSCK": "spconv 1.x"}
+
+
+def before_loading(layer: Any, state_dict: dict[str, torch.Tensor], prefix: str) -> None:
+    """What a convolution does to a checkpoint before its own entries are loaded.
+
+    Adds the voxel counter to checkpoints that lack it. SPCONV_SAVED_WEIGHT_LAYOUT "RSKC" or "RSCK"
+    converts the weight in place; where it is not set and the weight has the shape of an older
+    layout, a warning names that layout.
+
+    Raises ContractError when a layout is set and the checkpoint has no weight.
+    """
+    counter = prefix + _COUNTER
+    if hasattr(layer, _COUNTER) and counter not in state_dict:
+        state_dict[counter] = torch.zeros(1, dtype=torch.int32)
+    constants = sys.modules.get("spconv.constants")
+    layout, key = getattr(constants, "SAVED_WEIGHT_LAYOUT", ""), prefix + "weight"
+    if layout in _ORIGIN:
+        convert_layout(state_dict, key, layout, layer)
+        log.once(
+            ("spconv-layout", layout),
+            f"loading weights saved by {_ORIGIN[layout]}: layout {layout} is converted to KRSC",
+        )
+    elif not layout and key in state_dict:
+        _hint(state_dict[key], key, layer)
+
+
+def _shapes(layer: Any) -> dict[str, tuple[int, ...]]:
+    kernel = tuple(layer.kernel_size)
+    c_in, c_out = layer.in_channels // layer.groups, layer.out_channels
+    return {"RSKC": (*kernel, c_out, c_in), "RSCK": (*kernel, c_in, c_out)}
+
+
+def _hint(weight: torch.Tensor, key: str, layer: Any) -> None:
+    shape = tuple(weight.shape)
+    if shape == tuple(layer.weight_shape):
+        return
+    fits = [layout for layout, stored in _shapes(layer).items() if stored == shape]
+    if fits:
+        log.once(
+            ("spconv-layout-hint", *fits),
+            f"{key} is stored as {list(shape)}, the layer has {list(layer.weight_shape)}. That is "
+            f"the layout {' or '.join(fits)} of "
+            f"{' or '.join(_ORIGIN[layout] for layout in fits)}; set "
+            f"SPCONV_SAVED_WEIGHT_LAYOUT={fits[-1]} before the program starts to load it.",
+            logging.WARNING,
+        )
 
 
 def convert_layout(state_dict: dict[str, torch.Tensor], key: str, layout: str, layer: Any) -> None:
-    """Permute `state_dict[key]` from `layout` ("RSKC": spconv 2.0 / 2.1 Native, "RSCK": spconv 1.x) to KRSC, in place.
+    """Permute `state_dict[key]` from `layout` ("RSKC" or "RSCK") to KRSC, in place.
 
-    A kernel of volume 1 in RSCK is reshaped: both versions read its memory as one [C_in, C_out] matrix.
-    A weight that already has the layer's shape but not the stated layout is left alone, so that loading the same
-    dictionary twice is harmless. Raises ContractError when the key is missing.
+    The weight of a layer that is one matrix product is reshaped from RSCK: both versions read its
+    memory as one [C_in, C_out] matrix. A weight that is not of the stated layout is left alone, so that loading one dictionary
+    twice is harmless; torch's own size check says the rest. Raises ContractError when the key is
+    missing.
     """
     if key not in state_dict:
         raise ContractError(
             f"SPCONV_SAVED_WEIGHT_LAYOUT={layout} is set, but the checkpoint has no {key!r}."
         )
     weight = state_dict[key]
-    ndim = len(layer.kernel_size)
-    kernel = tuple(layer.kernel_size)
-    c_in, c_out = layer.in_channels // layer.groups, layer.out_channels
-    stored = (*kernel, c_out, c_in) if layout == "RSKC" else (*kernel, c_in, c_out)
+    ndim, kernel = len(layer.kernel_size), tuple(layer.kernel_size)
+    stored = _shapes(layer)[layout]
     if tuple(weight.shape) != stored:
-        return  # torch's own size check says the rest
+        return
     if layout == "RSCK" and layer.conv1x1:
+        c_in, c_out = stored[-2:]
         state_dict[key] = weight.reshape(c_out, *kernel, c_in)
     elif layout == "RSKC":
         state_dict[key] = weight.permute(ndim, *range(ndim), ndim + 1).contiguous()

@@ -56,9 +56,5 @@ class AllocKeys:
     """Names of the scratch buffers of spconv's allocator."""
 
 
-for _key in (
-    "PairBwd IndiceNumPerLoc PairMask MaskArgSort OutIndices PairFwd PairMaskBwd MaskArgSortBwd MaskOutputFwd "
-    "OutFeatures Features Filters OutBp DIn DFilters InpBuffer OutBuffer IndicePairsUniq IndicePairsUniqBackup "
-    "HashKOrKV HashV ThrustTemp TightUniqueCount"
-).split():
+for _key in ["PairBwd", "IndiceNumPerLoc", "PairMask", "MaskArgSort", "OutIndices", "PairFwd", "PairMaskBwd", "MaskArgSortBwd", "MaskOutputFwd", "OutFeatures", "Features", "Filters", "OutBp", "DIn", "DFilters", "InpBuffer", "OutBuffer", "IndicePairsUniq", "IndicePairsUniqBackup", "HashKOrKV", "HashV", "ThrustTemp", "TightUniqueCount"]:
     setattr(AllocKeys, _key, _key)

@@ -6,7 +6,6 @@ from typing import Union
 
 import numpy as np
 import torch
-
 from spconv.core import ConvAlgo
 from spconv.pytorch import constants, cppcore, functional, ops
 from spconv.pytorch.conv import (

@@ -4,18 +4,18 @@ import math
 
 import numpy as np
 import torch
-from torch import nn
-from torch.nn import init
-
 from cumm import tensorview as tv
-from sparse_bridge import settings
-from sparse_bridge.adapters.spconv import weights
-from sparse_bridge.adapters.spconv.translate import conv_forward
-from sparse_bridge.errors import ContractError
 from spconv import constants
 from spconv.core import ConvAlgo
 from spconv.pytorch.core import SparseConvTensor, expand_nd
 from spconv.pytorch.modules import SparseModule
+from torch import nn
+from torch.nn import init
+
+from sparse_bridge import settings
+from sparse_bridge.adapters.spconv import weights
+from sparse_bridge.adapters.spconv.translate import conv_forward
+from sparse_bridge.errors import ContractError
 
 FILTER_HWIO = constants.FILTER_HWIO
 _MAX_NUM_VOXELS_DURING_TRAINING = "max_num_voxels_during_training"

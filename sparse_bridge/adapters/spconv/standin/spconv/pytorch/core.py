@@ -2,10 +2,10 @@
 
 import numpy as np
 import torch
-
-from sparse_bridge.errors import ContractError, ShapeError, UnsupportedError
 from spconv import constants
 from spconv.tools import CUDAKernelTimer
+
+from sparse_bridge.errors import ContractError, ShapeError, UnsupportedError
 
 
 class SpConvTensorMeta(type):

@@ -1,8 +1,8 @@
 """Bridges between torch and tensorview tensors."""
 
 import torch
-
 from cumm import tensorview as tv
+
 from sparse_bridge.errors import UnsupportedError
 
 

@@ -5,10 +5,10 @@ import time
 from collections import OrderedDict
 
 import torch
+from spconv.pytorch.core import SparseConvTensor
 from torch import nn
 
 from sparse_bridge.errors import ContractError
-from spconv.pytorch.core import SparseConvTensor
 
 
 def is_spconv_module(module):

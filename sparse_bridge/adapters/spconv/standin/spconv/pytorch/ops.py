@@ -2,13 +2,13 @@
 
 import numpy as np
 import torch
+from spconv.constants import SPCONV_USE_DIRECT_TABLE  # noqa: F401
+from spconv.core import AlgoHint, ConvAlgo  # noqa: F401
 
 from sparse_bridge.adapters.spconv import low_level, records
 from sparse_bridge.adapters.spconv.geometry import conv_output_size as get_conv_output_size  # noqa: F401
 from sparse_bridge.adapters.spconv.geometry import deconv_output_size as get_deconv_output_size  # noqa: F401
 from sparse_bridge.errors import UnsupportedError
-from spconv.constants import SPCONV_USE_DIRECT_TABLE  # noqa: F401
-from spconv.core import AlgoHint, ConvAlgo  # noqa: F401
 
 DEBUG_INT64_HASH_K = False
 INT32_MAX = (1 << 31) - 1

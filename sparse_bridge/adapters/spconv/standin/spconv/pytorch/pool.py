@@ -3,15 +3,15 @@
 import math
 
 import torch
+from spconv.core import ConvAlgo
+from spconv.pytorch.core import expand_nd
+from spconv.pytorch.modules import SparseModule
 
 from sparse_bridge.adapters.spconv.pools import (
     avg_pool_forward,
     global_pool_forward,
     max_pool_forward,
 )
-from spconv.core import ConvAlgo
-from spconv.pytorch.core import expand_nd
-from spconv.pytorch.modules import SparseModule
 
 _MAX_NUM_VOXELS_DURING_TRAINING = "max_num_voxels_during_training"
 

@@ -1,7 +1,6 @@
 """Rows that share a coordinate, reduced to one."""
 
 import torch
-
 from spconv.pytorch.modules import SparseModule
 
 

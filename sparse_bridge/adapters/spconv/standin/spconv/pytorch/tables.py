@@ -1,9 +1,9 @@
 """Layers over lists of sparse tensors."""
 
 import torch
+from spconv.pytorch.modules import SparseModule
 
 from sparse_bridge.errors import ContractError
-from spconv.pytorch.modules import SparseModule
 
 
 def _check(inputs):

@@ -2,12 +2,7 @@
 
 from sparse_bridge.errors import UnsupportedError
 
-_FUNCTIONS = (
-    "get_spconv_backend_config get_spconv_prepare_custom_config get_spconv_convert_custom_config "
-    "prepare_spconv_torch_inference get_default_spconv_trt_ptq_qconfig get_default_spconv_trt_qat_qconfig "
-    "get_default_spconv_qconfig_mapping get_spconv_fmod_to_qat_mapping get_spconv_qat_to_static_mapping "
-    "quantize_per_tensor remove_conv_add_dq transform_qdq"
-).split()
+_FUNCTIONS = ["get_spconv_backend_config", "get_spconv_prepare_custom_config", "get_spconv_convert_custom_config", "prepare_spconv_torch_inference", "get_default_spconv_trt_ptq_qconfig", "get_default_spconv_trt_qat_qconfig", "get_default_spconv_qconfig_mapping", "get_spconv_fmod_to_qat_mapping", "get_spconv_qat_to_static_mapping", "quantize_per_tensor", "remove_conv_add_dq", "transform_qdq"]
 
 
 def refuse(name):

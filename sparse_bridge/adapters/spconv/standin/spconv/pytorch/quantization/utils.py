@@ -3,7 +3,6 @@
 import copy
 
 import torch
-
 from spconv.pytorch.quantization import refuse
 
 
