@@ -1,8 +1,11 @@
-"""Comparing tensors: largest and root-mean-square error, relative to the reference's own root mean square."""
+"""Comparing tensors: largest and root-mean-square error, relative to the reference's own RMS."""
 
 from __future__ import annotations
 
+import pytest
 import torch
+
+from sparse_bridge.errors import SparseBridgeError
 
 # (max, RMS) by dtype of the computation, for references in fp64 from the rounded inputs
 TOLERANCE = {
@@ -30,10 +33,20 @@ def assert_close(got, want, dtype=torch.float32, what="result"):
     limit_max, limit_rms = TOLERANCE[dtype]
     place = [int(i) for i in torch.unravel_index(error.argmax(), error.shape)]
     assert largest <= limit_max and rms <= limit_rms, (
-        f"{what}: max error {largest:.2e} (limit {limit_max:.0e}) at {place}, RMS {rms:.2e} (limit {limit_rms:.0e})"
+        f"{what}: max error {largest:.2e} (limit {limit_max:.0e}) at {place}, "
+        f"RMS {rms:.2e} (limit {limit_rms:.0e})"
     )
 
 
 def rows_of(coords):
     """Coordinates as a set of tuples."""
     return {tuple(row) for row in coords.tolist()}
+
+
+def assert_error(call, error, words):
+    """`call` raises exactly `error`, one of ours, and the message holds all of `words`."""
+    with pytest.raises(error) as caught:
+        call()
+    assert type(caught.value) is error and issubclass(error, SparseBridgeError)
+    missing = [word for word in words if word not in str(caught.value)]
+    assert not missing, f"{missing} not in: {caught.value}"

@@ -6,7 +6,7 @@ import torch
 
 
 def cloud(shape, batch_size=2, share=0.3, seed=0, device="cpu", empty_items=()):
-    """Distinct coordinates int32 [N, 1 + D] in random order; batch items in `empty_items` hold none."""
+    """Distinct coordinates int32 [N, 1 + D] in random order; items in `empty_items` have none."""
     generator = torch.Generator().manual_seed(seed)
     occupied = torch.rand((batch_size, *shape), generator=generator) < share
     for item in empty_items:

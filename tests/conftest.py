@@ -1,8 +1,8 @@
 """Lanes: the same tests on every way a layer can run here.
 
-A test that takes the `lane` fixture runs once per lane. Kernels on CPU tensors need a process of their own (Triton picks
-its interpreter at import; the emulator is a driver), so those lanes are chosen by environment variables and started by
-`tests/lanes`.
+A test that takes the `lane` fixture runs once per lane. Kernels on CPU tensors need a process of
+their own (Triton picks its interpreter at import; the emulator is a driver), so those lanes are
+chosen by environment variables and started by `tests/lanes`.
 """
 
 from __future__ import annotations
@@ -58,16 +58,52 @@ def _lanes() -> list:
     return lanes
 
 
-@pytest.fixture(params=_lanes())
-def lane(request):
-    """The lane in force; its dataflow is set and, where it names an architecture, its driver is active."""
-    chosen: Lane = request.param
+def _only(wanted) -> list:
+    return [one for one in _lanes() if wanted(one.values[0])]
+
+
+def _torch_on_a_gpu(lane: Lane) -> bool:
+    return lane.device == "cuda" and not lane.kernels
+
+
+@contextlib.contextmanager
+def _in_force(chosen: Lane):
     with contextlib.ExitStack() as stack:
         stack.enter_context(settings.override(dataflow=chosen.dataflow))
         if chosen.arch:
             import emu
 
             stack.enter_context(emu.patch_triton(chosen.arch))
+        yield chosen
+
+
+@pytest.fixture(params=_only(lambda lane: not _torch_on_a_gpu(lane)))
+def lane(request):
+    """The lane in force: its dataflow is set, its architecture's driver (if any) active."""
+    with _in_force(request.param) as chosen:
+        yield chosen
+
+
+@pytest.fixture(params=_lanes())
+def any_lane(request):
+    """`lane`, and torch alone on a GPU."""
+    with _in_force(request.param) as chosen:
+        yield chosen
+
+
+@pytest.fixture(
+    params=_only(lambda lane: lane.dataflow == ("per_offset" if lane.device == "cpu" and not lane.slow else "masked"))
+)
+def map_lane(request):
+    """One lane per device, for what does not depend on the dataflow: maps and pools."""
+    with _in_force(request.param) as chosen:
+        yield chosen
+
+
+@pytest.fixture(params=_only(lambda lane: lane.dataflow == "masked"))
+def kernel_lane(request):
+    """One lane per device on which kernels run, for tests that launch them directly."""
+    with _in_force(request.param) as chosen:
         yield chosen
 
 
@@ -85,7 +121,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True)
 def poison(monkeypatch, request):
-    """Fresh memory holds NaN (integers: a row that does not exist), so that one element left unwritten is seen."""
+    """Fresh memory holds NaN (integers: 113), so that one element left unwritten is seen."""
     if "core" not in request.path.parts and "kernels" not in request.path.parts:
         yield
         return

@@ -1,8 +1,6 @@
-"""Independent truths: dense torch convolutions up to three dimensions, and maps as sets of triples."""
+"""Independent truths: dense torch convolutions up to 3-D, and maps as sets of triples."""
 
 from __future__ import annotations
-
-import itertools
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +12,10 @@ _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_trans
 
 
 def dense_conv(x, x_coords, shape, weight, y_coords, stride, padding, dilation, groups=1):
-    """Rows at `y_coords` of a dense convolution in fp64; x [N, C_in] at distinct `x_coords`, weight [V, C_in / groups,
-    C_out] with its kernel as `weight.kernel`-shaped taps, see `box_weight`. y coordinates may lie outside the grid."""
+    """Rows at `y_coords` of a dense convolution in fp64, x [N, C_in] at distinct `x_coords`.
+
+    weight: ([V, C_in / groups, C_out], kernel size). y coordinates may lie outside the grid.
+    """
     batch_size, taps = _batches(x_coords, y_coords), box_weight(weight)
     dense = densify(x.double(), x_coords, batch_size, shape)
     # As much margin as the outermost output needs; where it has none, the last cells are cut.
@@ -29,14 +29,12 @@ def dense_conv(x, x_coords, shape, weight, y_coords, stride, padding, dilation, 
 
 
 def dense_conv_transpose(x, x_coords, shape, weight, y_coords, stride, padding, dilation, groups=1):
-    """Rows at `y_coords` of a dense transposed convolution in fp64; arguments as in `dense_conv`."""
+    """Rows at `y_coords` of a dense transposed convolution in fp64; otherwise as `dense_conv`."""
     batch_size, taps = _batches(x_coords, y_coords), box_weight(weight)
     # [C_out, C_in / groups, *kernel] -> [C_in, C_out / groups, *kernel]
     taps = torch.cat([part.transpose(0, 1) for part in taps.chunk(groups, 0)], 0)
     dense = densify(x.double(), x_coords, batch_size, shape)
-    full = _CONV_TRANSPOSE[len(shape)](
-        dense, taps, stride=stride, dilation=dilation, groups=groups
-    )
+    full = _CONV_TRANSPOSE[len(shape)](dense, taps, stride=stride, dilation=dilation, groups=groups)
     inside, place = torch.ones(len(y_coords), dtype=torch.bool), y_coords.clone()
     for axis, p in enumerate(padding):
         place[:, axis + 1] += p
@@ -46,18 +44,13 @@ def dense_conv_transpose(x, x_coords, shape, weight, y_coords, stride, padding, 
 
 
 def box_weight(weight):
-    """[V, C_in, C_out] of a box kernel, row-major taps -> torch's [C_out, C_in, *kernel]; `weight` is (tensor, kernel)."""
+    """([V, C_in, C_out], kernel size), row-major taps -> torch's [C_out, C_in, *kernel]."""
     tensor, kernel = weight
     return tensor.double().reshape(*kernel, *tensor.shape[1:]).movedim((-1, -2), (0, 1))
 
 
 def _batches(*coords):
     return 1 + max((int(c[:, 0].max()) for c in coords if len(c)), default=0)
-
-
-def box_taps(kernel):
-    """Row-major tap indices of a box kernel."""
-    return list(itertools.product(*(range(k) for k in kernel)))
 
 
 def triples(kmap):

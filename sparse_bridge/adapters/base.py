@@ -11,6 +11,8 @@ import importlib
 import pathlib
 import sys
 import threading
+import types
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import SettingError, UnsupportedError
@@ -66,6 +68,9 @@ class Adapter(abc.ABC):
     standin_root: folder that mirrors upstream's module names, `<root>/<package>/__init__.py` first.
     versions: supported upstream versions, for humans.
     profiles: releases with different conventions, one of which `enable(profile=...)` may choose.
+    patchable: False where the real framework cannot be patched; its stand-in always answers then.
+    aliases: further top-level names of stand-in modules, {alias: module}.
+    weak_aliases: the same for names that others use too: answered where nobody else does.
     """
 
     name: str
@@ -74,6 +79,9 @@ class Adapter(abc.ABC):
     standin_root: pathlib.Path
     versions: str
     profiles: tuple[str, ...] = ()
+    patchable: bool = True
+    aliases: Mapping[str, str] = types.MappingProxyType({})
+    weak_aliases: Mapping[str, str] = types.MappingProxyType({})
 
     @abc.abstractmethod
     def patches(self) -> list[Patch]:
@@ -114,6 +122,7 @@ class Adapter(abc.ABC):
 ADAPTERS: dict[str, str] = {
     "spconv": "sparse_bridge.adapters.spconv:ADAPTER",
     "torchsparse": "sparse_bridge.adapters.torchsparse:ADAPTER",
+    "minkowski": "sparse_bridge.adapters.minkowski:ADAPTER",
 }
 
 _loaded: dict[str, Adapter] = {}

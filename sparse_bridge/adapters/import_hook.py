@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
 
 from ..errors import LifecycleError, UnsupportedError
+from .alias_names import AliasFinder, alias_spec
 from .base import Adapter
 
 __all__ = ["StandinFinder", "choose", "import_problem", "installed", "really_imported"]
@@ -90,6 +91,8 @@ def choose(adapter: Adapter, mode: str) -> tuple[str, str]:
                 f"(from {where}). Call enable() before its first import, or use mode='patch'."
             )
         return "standin", "mode 'standin' was asked for"
+    if not adapter.patchable:
+        return _never_patched(adapter, mode)
     was_imported = really_imported(adapter)
     problem = import_problem(adapter)
     if problem is None:
@@ -103,6 +106,21 @@ def choose(adapter: Adapter, mode: str) -> tuple[str, str]:
     return "standin", problem
 
 
+def _never_patched(adapter: Adapter, mode: str) -> tuple[str, str]:
+    if really_imported(adapter):
+        raise LifecycleError(
+            f"{adapter.name} cannot be patched, and the real {adapter.main} is imported already. "
+            f"Call sparse_bridge.enable({adapter.name!r}) before the first import of "
+            f"{adapter.main}; its stand-in answers then."
+        )
+    if mode == "patch":
+        raise LifecycleError(
+            f"mode='patch' for {adapter.name}, which cannot be patched; use mode='auto' or "
+            "'standin'."
+        )
+    return "standin", f"{adapter.packages[0]} is always answered by its stand-in"
+
+
 class StandinFinder(importlib.metadata.DistributionFinder):
     """Answers the packages of one adapter, and everything below them, from its stand-in tree.
 
@@ -113,6 +131,8 @@ class StandinFinder(importlib.metadata.DistributionFinder):
     def __init__(self, adapter: Adapter) -> None:
         self._adapter = adapter
         self._packages = adapter.packages
+        self._names = (*adapter.packages, *adapter.aliases)
+        self._weak = AliasFinder(adapter.weak_aliases, adapter.packages[0])
         self._root = adapter.standin_root
         self._kept: dict[str, types.ModuleType] = {}
         self._aside: dict[str, types.ModuleType] = {}
@@ -132,16 +152,22 @@ class StandinFinder(importlib.metadata.DistributionFinder):
                     f"there is no stand-in for {package} in this installation of sparse_bridge; "
                     f"install {package} itself, or leave it out of enable()."
                 )
-        for name in _names_below(self._packages):
+        for name in _names_below(self._names):
             self._aside[name] = sys.modules.pop(name)
         sys.modules.update(self._kept)
         sys.meta_path.insert(0, self)
+        if self._adapter.weak_aliases:
+            sys.meta_path.append(self._weak)
 
     def uninstall(self) -> None:
         """Stop answering, and leave `sys.modules` as `install` found it."""
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-        for name in _names_below(self._packages):
+        for finder in (self, self._weak):
+            if finder in sys.meta_path:
+                sys.meta_path.remove(finder)
+        for name in _names_below(tuple(self._adapter.weak_aliases)):
+            if _is_standin(sys.modules[name]):
+                del sys.modules[name]
+        for name in _names_below(self._names):
             module = sys.modules[name]
             if not _is_standin(module):
                 continue  # put there by somebody else meanwhile: theirs
@@ -165,7 +191,8 @@ class StandinFinder(importlib.metadata.DistributionFinder):
         """
         package = fullname.partition(".")[0]
         if package not in self._packages:
-            return None
+            weak = {} if "." not in fullname else self._adapter.weak_aliases
+            return alias_spec(fullname, {**self._adapter.aliases, **weak})
         file = self._file(fullname)
         if file is None:
             raise ModuleNotFoundError(

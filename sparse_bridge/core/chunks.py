@@ -51,6 +51,8 @@ def _cut(kmap: KernelMap, merge: bool) -> Chunks:
     n_y, n_x = relation.n_rows[kmap.side], relation.n_rows[1 - kmap.side]
     center = relation.center
     dense = center if center >= 0 and kmap.place_list(center)[0].shape[0] == n_x == n_y else -1
+    if dense >= 0 and reverse:
+        dense = last - dense
 
     def pairs(tap: int) -> tuple[torch.Tensor, torch.Tensor]:
         return kmap.place_list(last - tap if reverse else tap)

@@ -22,7 +22,7 @@ class Offsets:
     symmetric: offset V - 1 - v is the negative of offset v.  center: index of the zero offset, -1 if absent.
     """
 
-    __slots__ = ("_geometry", "center", "dimension", "symmetric", "values")
+    __slots__ = ("_geometry", "_reach", "center", "dimension", "symmetric", "values")
 
     _interned: dict[tuple[tuple[int, ...], ...], Offsets] = {}
 
@@ -32,6 +32,7 @@ class Offsets:
         self.symmetric = all(
             a == tuple(-c for c in b) for a, b in zip(values, reversed(values), strict=True)
         )
+        self._reach = tuple(max(map(abs, column)) for column in zip(*values, strict=True))
         zero = (0,) * self.dimension
         self.center = values.index(zero) if zero in values else -1
         self._geometry: dict[tuple[object, ...], torch.Tensor] = {}
@@ -64,7 +65,7 @@ class Offsets:
 
     def reach(self, axis: int) -> int:
         """Largest absolute offset along `axis`."""
-        return max(abs(offset[axis]) for offset in self.values)
+        return self._reach[axis]
 
     def geometry(
         self, device: torch.device, multiplier: tuple[int, ...], divisor: tuple[int, ...], sign: int

@@ -27,8 +27,8 @@ _MAX_CAPACITY = 1 << 30
 
 
 def capacity_for(n_keys: int) -> int:
-    """Slots for `n_keys` keys: a power of two, at most half full."""
-    capacity = max(_MIN_CAPACITY, 1 << (2 * n_keys - 1).bit_length())
+    """Slots for `n_keys` keys: a power of two, at most a third full."""
+    capacity = max(_MIN_CAPACITY, 1 << (3 * n_keys - 1).bit_length())
     if capacity > _MAX_CAPACITY:
         raise OverflowLimitError(
             f"a hash table for {n_keys} coordinates needs {capacity} slots; the limit is {_MAX_CAPACITY}. "
@@ -105,6 +105,11 @@ class CoordinateMap:
         self._check()
         return self._unique
 
+    @property
+    def checked(self) -> bool:
+        """Whether `alive` and `unique` are known without waiting for the device."""
+        return self._checked
+
     def _check(self) -> None:
         if not self._checked:
             target = self.kernel_target()
@@ -112,6 +117,7 @@ class CoordinateMap:
                 self.host()
             else:
                 self.table(target)
+                self._read_counters()
 
     def kernel_target(self) -> Target | None:
         """The target whose kernels search this map; None where plain torch does."""
@@ -134,7 +140,7 @@ class CoordinateMap:
         return self._host
 
     def table(self, target: Target):  # type: ignore[no-untyped-def]
-        """The hash table for kernels; its values decode to rows of this map."""
+        """The hash table for kernels; its values decode to rows of this map. Does not wait for the device."""
         if self._table is None:
             self._table = self._insert(target)
         return self._table
@@ -150,18 +156,23 @@ class CoordinateMap:
         hash_insert(
             table, self.coords, geometry, self.box.bounds(self.device), None, slots, False, target
         )
-        inserted, seen, overflow = table.counters()
+        if not self._checked:
+            self._slots = slots[0]
+            table.fetch()
+        return table
+
+    def _read_counters(self) -> None:
+        table, slots = self._table, self._slots
+        inserted, seen, overflow = table.counters()  # type: ignore[attr-defined]
         if overflow:
             raise KernelError(
-                f"the hash table of {table.capacity} slots ran out of probes for {self.n_rows} coordinates; "
-                "please report the coordinates that caused it."
+                f"the hash table ran out of probes for {self.n_rows} coordinates; please report the coordinates that "
+                "caused it."
             )
-        if not self._checked:
-            self._alive = None if seen == self.n_rows else slots[0]
-            self._unique, self._checked = inserted == seen, True
-            if not self._unique:
-                self._slots = slots[0]
-        return table
+        self._alive = None if seen == self.n_rows else slots
+        self._unique, self._checked = inserted == seen, True
+        if self._unique:
+            self._slots = None
 
     def duplicates(self) -> Duplicates:
         """The folding of equal coordinates (for maps that are not `unique`)."""

@@ -130,6 +130,7 @@ def _multiply_chunks(
 ) -> None:
     """Write y: y[out] = sum of x[in] @ taps[v] over the chunks; columns of x and y may be strided."""
     same = x.dtype == y.dtype
+    taps = tuple(reversed(taps)) if chunks.reverse else taps
     if chunks.dense < 0:
         y.zero_()
     elif same and y.is_contiguous():
@@ -140,7 +141,7 @@ def _multiply_chunks(
     windows, stacked = [x], [taps]
     if chunks.widest > 1:
         # Neighbouring rows as one wider row, neighbouring taps as one taller matrix.
-        packed = torch.stack(tuple(reversed(taps)) if chunks.reverse else taps)
+        packed = torch.stack(tuple(taps))
         stacked[0] = packed.unbind(0)
         for width in range(2, chunks.widest + 1):
             windows.append(x.as_strided((n - width + 1, width * c_in), (x.stride(0), 1)))

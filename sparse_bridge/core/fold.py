@@ -113,8 +113,8 @@ def self_product(
 
 
 def unfolded(kmap: KernelMap) -> KernelMap:
-    """A folded submanifold map as explicit pairs of its rows: every row meets itself at the zero offset and the first of
-    equal rows at the others. Made once and kept with the relation."""
+    """A folded submanifold map as explicit pairs of its rows: every row meets itself at the zero
+    offset and the first of equal rows at the others. Made once and kept with the relation."""
     relation, fold = kmap.relation, kmap.x_fold
     assert fold is not None
     found = relation.plans.get("unfolded")

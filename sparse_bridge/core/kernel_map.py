@@ -78,7 +78,9 @@ class Relation:
             return self.table(0)[0], True
         found = self._tables[side]
         if found is None:
-            found = self._tables[side] = self._scatter(side)
+            tiles = self._tiles[side]
+            found = self._scatter(side) if tiles is None else tiles.table()
+            self._tables[side] = found
         return found, False
 
     def _scatter(self, side: int) -> NeighborTable:
@@ -95,21 +97,25 @@ class Relation:
 
     def tiles(self, side: int, target: Target) -> tuple[TileList, bool]:
         """(mask-ordered tiles of `side`, whether their offsets run backwards)."""
-        table, reverse = self.table(side)
+        reverse = side == 1 and self.symmetric
         side = 0 if reverse else side
         found = self._tiles[side]
         if found is None:
             from ..kernels.mask_order import mask_order, pack_tiles
 
+            table = self.table(side)[0]
             found = self._tiles[side] = pack_tiles(table, mask_order(table, target), target)
+            self._tables[side] = None  # the tiles hold it all, in another order
         return found, reverse
+
+    def _known(self, side: int) -> bool:
+        return self._tables[side] is not None or self._tiles[side] is not None
 
     def lists(self) -> PairLists:
         """Pair lists with host starts; waits for the device where only tables exist."""
         if self._lists is None:
-            side = 0 if self._tables[0] is not None else 1
-            table = self._tables[side]
-            assert table is not None
+            side = 0 if self._known(0) else 1
+            table = self.table(side)[0]
             n_lists = self.n_offsets // 2 + 1 if self.symmetric else self.n_offsets
             present = table.nbr[:n_lists] >= 0
             rows = present.nonzero()[:, 1]
@@ -137,7 +143,7 @@ class Relation:
         return pair[::-1] if mirror else pair
 
     def device_pairs(self, target: Target) -> DevicePairs:
-        """Pair lists for kernels. Building them from a table waits for the device once."""
+        """Pair lists for kernels. Building them from tiles waits for the device once."""
         if self._pairs is None:
             if self._lists is not None:
                 lists = self._lists
@@ -149,15 +155,12 @@ class Relation:
         return self._pairs
 
     def _compact(self, target: Target) -> DevicePairs:
-        from ..kernels.neighbor_table import compact_pairs
+        from ..kernels.mask_order import compact_pairs
 
-        side = (
-            0 if self._tables[0] is not None and (self.symmetric or self._tables[1] is None) else 1
-        )
-        table = self._tables[side]
-        assert table is not None
+        ready = [tiles is not None for tiles in self._tiles]
+        side = ready.index(True) if any(ready) else 0 if self._known(0) else 1
         n_lists = self.n_offsets // 2 + 1 if self.symmetric else self.n_offsets
-        found, rows, starts = compact_pairs(table, n_lists, target)
+        found, rows, starts = compact_pairs(self.tiles(side, target)[0], n_lists, target)
         x_rows, y_rows = (found, rows) if side == 0 else (rows, found)
         return DevicePairs(x_rows, y_rows, starts, self.symmetric)
 

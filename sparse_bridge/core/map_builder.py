@@ -7,6 +7,7 @@ from types import ModuleType
 
 import torch
 
+from .. import settings
 from ..errors import (
     CoordinateError,
     DataTypeError,
@@ -19,10 +20,11 @@ from ..kernels.target import Target
 from . import host_index, wide_index
 from .conv_spec import Box, Offsets
 from .coordinate_map import CoordinateMap, capacity_for
+from .fold import unfolded
 from .host_index import PairLists
 from .kernel_map import KernelMap, Relation
 
-__all__ = ["between", "expanded", "from_pairs", "generative", "strided", "submanifold"]
+__all__ = ["between", "expanded", "from_pairs", "generative", "search_of", "strided", "submanifold"]
 
 
 def _check_dimension(cmap: CoordinateMap, offsets: Offsets, stride: Sequence[int]) -> None:
@@ -49,14 +51,32 @@ def submanifold(cmap: CoordinateMap, offsets: Offsets) -> KernelMap:
     The zero offset pairs every row with itself, dead ones too. Of equal coordinates, look-ups see the first row.
     """
     _check_dimension(cmap, offsets, (1,) * offsets.dimension)
+    if not cmap.checked:
+        relation = _hopeful_relation(cmap, offsets)
+        if relation is not None:
+            return KernelMap(relation)
     if not cmap.unique:
         fold = cmap.duplicates()
-        relation = _submanifold_relation(fold.map, offsets, keep_center=False)
-        return KernelMap(relation, x_fold=fold, y_fold=fold, self_offset=offsets.center)
-    return KernelMap(_submanifold_relation(cmap, offsets, keep_center=True))
+        relation = _submanifold_relation(fold.map, offsets, False, None)
+        folded = KernelMap(relation, x_fold=fold, y_fold=fold, self_offset=offsets.center)
+        return folded if offsets.center >= 0 else unfolded(folded)
+    return KernelMap(_submanifold_relation(cmap, offsets, True, cmap.alive))
 
 
-def _submanifold_relation(cmap: CoordinateMap, offsets: Offsets, keep_center: bool) -> Relation:
+def _hopeful_relation(cmap: CoordinateMap, offsets: Offsets) -> Relation | None:
+    """The map of distinct, live rows, queued before the device says whether they are; None when they are not."""
+    target = cmap.kernel_target()
+    if target is None:
+        return None
+    relation = _submanifold_relation(cmap, offsets, True, None)
+    if settings.get().dataflow in ("auto", "masked"):
+        relation.tiles(0, target)
+    return relation if cmap.unique and cmap.alive is None else None
+
+
+def _submanifold_relation(
+    cmap: CoordinateMap, offsets: Offsets, keep_center: bool, alive: torch.Tensor | None
+) -> Relation:
     n, n_offsets, device = cmap.n_rows, len(offsets), cmap.device
     options = {"symmetric": offsets.symmetric, "center": offsets.center}
     target = cmap.kernel_target()
@@ -66,7 +86,6 @@ def _submanifold_relation(cmap: CoordinateMap, offsets: Offsets, keep_center: bo
     from ..kernels.neighbor_table import NeighborTable, neighbor_lookup
 
     one = (1,) * offsets.dimension
-    alive = cmap.alive
     table = neighbor_lookup(
         cmap.table(target), n, cmap.coords, offsets.geometry(device, one, one, 1), cmap.box.bounds(device), alive,
         n_offsets, offsets.center if keep_center else -1, cmap.box.wide(offsets, one), target,
@@ -131,9 +150,9 @@ def _expand(
     geometry = offsets.geometry(device, multiplier, divisor, sign)
     wide = cmap.box.wide(offsets, multiplier) or out_box.wide(offsets, divisor)
     slots = torch.empty((n_offsets, n), dtype=torch.int32, device=device)
-    table, owned, ends, n_new = _insert_candidates(cmap, geometry, out_box, slots, wide, target)
+    table, owned, n_new = _insert_candidates(cmap, geometry, out_box, slots, wide, target)
     coords, linked, scattered = number_new_rows(
-        table, slots, owned, ends, n_new, cmap.coords, geometry, wide, target
+        table, slots, owned, n_new, cmap.coords, geometry, wide, target
     )
     new = CoordinateMap(coords, out_box)
     new.adopt(table=table)
@@ -148,14 +167,14 @@ def _insert_candidates(cmap, geometry, out_box: Box, slots, wide: bool, target: 
 
     n_offsets, n = slots.shape
     most = min(n_offsets * n, out_box.volume)
-    guess = most if most <= 1 << 16 else min(most, 2 * n)
+    guess = most if most <= 1 << 16 else min(most, n)
     while True:
         table = HashTable.allocate(capacity_for(guess), out_box.key64, cmap.device)
         bounds = out_box.bounds(cmap.device)
         hash_insert(table, cmap.coords, geometry, bounds, cmap.alive, slots, wide, target)
-        owned, ends, total, overflow = count_new_rows(table, slots, target)
+        owned, total, overflow = count_new_rows(table, slots, target)
         if not overflow and (3 * total <= 2 * table.capacity or guess == most):
-            return table, owned, ends, total
+            return table, owned, total
         if guess == most:
             raise KernelError(
                 f"the hash table of {table.capacity} slots ran out of probes for {most} candidates."

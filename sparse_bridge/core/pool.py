@@ -12,7 +12,7 @@ from ..kernels.target import Target
 from . import trace
 from .fold import copy_rows, max_rows, sum_rows, unfolded
 from .kernel_map import KernelMap
-from .plan import choose_dataflow
+from .plan import KERNEL_DTYPES, choose_dataflow
 
 __all__ = ["global_pool", "pool"]
 
@@ -36,7 +36,8 @@ def _host_forward(kmap: KernelMap, x: torch.Tensor, mode: str, floor: float) -> 
         for v in range(kmap.n_offsets):
             x_rows, y_rows = kmap.pair_list(v)
             if not kmap.relation.regular:  # a list may name an output row twice
-                y.index_reduce_(0, y_rows, x.index_select(0, x_rows), "amax")
+                values = x.index_select(0, x_rows)
+                y.scatter_reduce_(0, y_rows.unsqueeze(1).expand_as(values), values, "amax")
                 continue
             best = torch.maximum(y.index_select(0, y_rows), x.index_select(0, x_rows))
             y.index_copy_(0, y_rows, best)
@@ -131,8 +132,7 @@ def pool(x: torch.Tensor, kmap: KernelMap, mode: str, floor: float = float("-inf
         raise ShapeError(
             f"features have shape {list(x.shape)}, the kernel map was built for {kmap.n_in} rows."
         )
-    if not x.is_floating_point():
-        raise DataTypeError(f"features are {x.dtype}; pooling takes floating point.")
+    _check_dtype(x)
     if x.device != kmap.device:
         raise DeviceError(
             f"features are on {x.device}, the coordinates on {kmap.device}; move both to one device."
@@ -152,6 +152,13 @@ def pool(x: torch.Tensor, kmap: KernelMap, mode: str, floor: float = float("-inf
     return y
 
 
+def _check_dtype(x: torch.Tensor) -> None:
+    if x.dtype not in (*KERNEL_DTYPES, torch.float64):
+        raise DataTypeError(
+            f"features are {x.dtype}; expected one of fp16, bf16, fp32, fp64 (use .float())."
+        )
+
+
 def _plain(kmap: KernelMap) -> KernelMap:
     return KernelMap(kmap.relation, kmap.flipped)
 
@@ -169,8 +176,7 @@ def global_pool(x: torch.Tensor, batch: torch.Tensor, batch_size: int, mode: str
         raise ShapeError(
             f"features {list(x.shape)} and batch indices {list(batch.shape)}; expected [N, C], [N]."
         )
-    if not x.is_floating_point():
-        raise DataTypeError(f"features are {x.dtype}; pooling takes floating point.")
+    _check_dtype(x)
     if batch.dtype not in (torch.int32, torch.int64):
         raise DataTypeError(f"batch indices are {batch.dtype}; expected int32 or int64.")
     if x.device != batch.device:
@@ -225,7 +231,6 @@ class _GlobalPool(torch.autograd.Function):
 def _reduce(x: torch.Tensor, order: torch.Tensor, starts: torch.Tensor, mode: str) -> torch.Tensor:
     """Sums (fp32 or fp64) or rows of the maxima (int64, -1: none), [S, C]."""
     from .device import kernel_target
-    from .plan import KERNEL_DTYPES
 
     target = kernel_target(x.device)
     if target is None or x.dtype not in KERNEL_DTYPES or x.shape[0] == 0 or len(starts) == 1:

@@ -45,9 +45,10 @@ class WeightLayout:
 
     def reversed(self) -> WeightLayout:
         """Offsets in reverse order."""
-        stride_v, *rest = self.strides
+        stride_v, stride_i, stride_o, stride_g = self.strides
         shift = self.shift + (self.n_offsets - 1) * stride_v
-        return dataclasses.replace(self, strides=(-stride_v, *rest), shift=shift)
+        strides = (-stride_v, stride_i, stride_o, stride_g)
+        return dataclasses.replace(self, strides=strides, shift=shift)
 
     def matrices(self, tensor: torch.Tensor, group: int = 0) -> tuple[torch.Tensor, ...]:
         """[c_in, c_out] of every offset of one group: views of `tensor`."""
@@ -99,6 +100,10 @@ def _layout(
         n_offsets, stride_v = _joined(shape[1:-1], strides[1:-1])
     else:
         raise ShapeError(f"weight layout {layout!r}; expected one of {', '.join(LAYOUTS)}.")
+    if min(n_offsets, c_in, columns) < 1:
+        raise ShapeError(
+            f"a weight of shape {list(shape)}; expected at least one tap, one input and one output channel."
+        )
     if groups < 1:
         raise ShapeError(f"groups is {groups}; expected at least 1.")
     if columns % groups:

@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 
 EMPTY = tl.constexpr(-1)  # a hash slot without a key
-NEVER = tl.constexpr(-2)  # compared with a slot by lanes that must not write
 
 
 @triton.jit
@@ -64,16 +63,15 @@ def coordinate(coords_ptr, geometry_ptr, row, v, ok, axis, D: tl.constexpr, WIDE
 
 @triton.jit
 def home_slot(key, capacity, KEY64: tl.constexpr):
-    """First slot to probe. Keys that differ only in their low bits share a 32-byte group of slots, so that neighbours
+    """First slot to probe. Keys that differ only in their low bits share a group of four slots, so that neighbours
     along the last axis are found in one memory sector. `capacity` is a power of two."""
     if KEY64:
-        mixed = ((key >> 2) * -7046029254386353131).to(
-            tl.uint64, bitcast=True
-        )  # odd(2^64 / golden ratio)
+        mixed = (key >> 2) * -7046029254386353131  # odd(2^64 / golden ratio)
+        mixed = mixed.to(tl.uint64, bitcast=True)
         mixed = mixed ^ (mixed >> 32)  # the product's high half is the well mixed one
         slot = (mixed << 2).to(tl.int64, bitcast=True) | (key & 3)
     else:
-        mixed = ((key >> 3) * -1640531527).to(tl.uint32, bitcast=True)
+        mixed = ((key >> 2) * -1640531527).to(tl.uint32, bitcast=True)
         mixed = mixed ^ (mixed >> 16)
-        slot = (mixed << 3).to(tl.int32, bitcast=True) | (key & 7)
+        slot = (mixed << 2).to(tl.int32, bitcast=True) | (key & 3)
     return (slot & (capacity - 1)).to(tl.int32)

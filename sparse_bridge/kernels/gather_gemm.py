@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from ..errors import KernelError
-from .launch import register, specialise
+from .launch import cdiv, register, specialise
 from .mask_order import TileList
 from .target import Target
 from .tile_config import TileConfig
@@ -167,8 +167,8 @@ class GatherGemm:
         n_offsets, pitch = nbr.shape
         act = ACTIVATIONS[activation]
         split = tile.split_k
-        n_tiles = triton.cdiv(n_rows, tile.block_m)
-        n_blocks = triton.cdiv(c_out, tile.block_n)
+        n_tiles = cdiv(n_rows, tile.block_m)
+        n_blocks = cdiv(c_out, tile.block_n)
         if n_tiles * n_blocks >= 1 << 31:
             raise KernelError(
                 f"gather-GEMM over {n_rows} rows needs {n_tiles * n_blocks} programs; a launch takes fewer than 2^31."
@@ -227,7 +227,7 @@ class GatherGemm:
             n_values = y.numel()
             constants = (self.has_bias, self.act, split, 1024)
             sum_partials_kernel.launch(
-                self.device, self.target, (triton.cdiv(n_values, 1024), 1, 1),
+                self.device, self.target, (cdiv(n_values, 1024), 1, 1),
                 (out, placeholder, y, n_values, self.columns, self.alpha), constants, {"num_warps": 4},
                 (constants, y.dtype, placeholder.dtype, aligned[0], n_values >= 1 << 31),
             )  # fmt: skip

@@ -1,9 +1,14 @@
-"""A hash table on the GPU: open addressing, compare-and-swap insert, bounded linear probing.
+"""A hash table on the GPU: ordered linear probing (Amble and Knuth, 1974), filled with atomic maxima.
+
+Along every probe sequence a larger key goes before a smaller one. An insert therefore swaps its key for a smaller one
+that it meets and carries that one on, and a search ends at the first smaller key: short probes for the absent
+neighbours that most look-ups of a sparse scene ask for. Keys are never negative and free slots hold -1, so one atomic
+maximum per step does it all, and the finished table is the same whatever the order of execution.
 
 Memory of a table with `capacity` slots (a power of two), one int32 tensor filled with -1:
 keys (int32 or int64), then values (int32), then `FLAGS` counters. A value stores `n_rows - 1 - row` under an atomic
-maximum, so the smallest row of equal keys wins whatever the order of execution; -1 means none. The counters start at
--1: keys inserted, live rows (both only where COUNT asks for them), and whether a key ran out of probes.
+maximum, so the smallest row of equal keys wins; -1 means none. The counters start at -1: keys inserted, live rows (both
+only where COUNT asks for them), and whether a key ran out of probes.
 """
 
 from __future__ import annotations
@@ -14,74 +19,92 @@ import torch
 import triton
 import triton.language as tl
 
-from .coord_key import EMPTY, NEVER, home_slot, locate
-from .launch import register, specialise
+from .coord_key import EMPTY, home_slot, locate
+from .launch import cdiv, register, specialise
 from .target import Target
 
 FLAGS = 4
 MAX_PROBES = 512
 
 
-@triton.jit(do_not_specialize=["n_rows", "capacity", "max_probes"])
-def _hash_insert(
-    coords_ptr, geometry_ptr, bounds_ptr, alive_ptr, keys_ptr, values_ptr, flags_ptr, slots_ptr,
-    n_rows, capacity, max_probes,
-    HAS_ALIVE: tl.constexpr, COUNT: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Insert the key that every row reaches by offset `program_id(1)`; slots [V, n_rows] gets the slot or -1.
-
-    One lane handles one key: tensor compare-and-swap with several keys a lane does not build on every GPU.
-    """
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    v = tl.program_id(1)
-    ok = row < n_rows
+@triton.jit
+def _block(alive_ptr, n_rows, n_offsets, HAS_ALIVE: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr):
+    """(row [1, ROWS], offset [TAPS, 1], inside, live) of this program."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[None, :]
+    v = tl.program_id(1) * TAPS + tl.arange(0, TAPS)[:, None]
+    inside = (row < n_rows) & (v < n_offsets)
+    ok = inside
     if HAS_ALIVE:
-        ok = ok & (tl.load(alive_ptr + row, mask=ok, other=-1) >= 0)
-    key, ok = locate(coords_ptr, geometry_ptr, bounds_ptr, row, v, ok, D, KEY64, WIDE)
-    # Every lane takes part in each compare-and-swap; those without a key do so where they meet nobody.
-    slot = tl.where(ok, home_slot(key, capacity, KEY64), row & (capacity - 1))
+        ok = ok & (tl.load(alive_ptr + row, mask=row < n_rows, other=-1) >= 0)
+    return row, v, inside, ok
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_offsets", "capacity", "max_probes"])
+def _hash_insert(
+    coords_ptr, geometry_ptr, bounds_ptr, alive_ptr, keys_ptr, flags_ptr, n_rows, n_offsets, capacity, max_probes,
+    HAS_ALIVE: tl.constexpr, COUNT: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr, WIDE: tl.constexpr,
+    TAPS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Insert the keys that rows reach by offsets."""
+    row, v, inside, ok = _block(alive_ptr, n_rows, n_offsets, HAS_ALIVE, TAPS, ROWS)
+    tap = tl.minimum(v, n_offsets - 1)
+    key, ok = locate(coords_ptr, geometry_ptr, bounds_ptr, row, tap, ok, D, KEY64, WIDE)
+    slot = home_slot(key, capacity, KEY64)
     pending = ok
-    fresh = ok & False
+    fresh = tl.zeros_like(slot)
     probes = 0
-    while (tl.max(pending.to(tl.int32), 0) > 0) & (probes < max_probes):
-        expected = tl.where(pending, EMPTY, NEVER).to(key.dtype)
-        seen = tl.atomic_cas(keys_ptr + slot, expected, key)
-        won = pending & (seen == EMPTY)
-        fresh = fresh | won
+    while (tl.max(tl.max(pending.to(tl.int32), 1), 0) > 0) & (probes < max_probes):
+        seen = tl.atomic_max(keys_ptr + slot, key, mask=pending, sem="relaxed")
+        fresh += (pending & (seen == EMPTY)).to(tl.int32)
         pending = pending & (seen != EMPTY) & (seen != key)
-        slot = tl.where(pending, (slot + 1) & (capacity - 1), slot)
+        key = tl.where(pending, tl.minimum(key, seen), key)
+        slot = (slot + 1) & (capacity - 1)
         probes += 1
-    placed = ok & (pending == 0)
-    tl.atomic_max(values_ptr + slot, n_rows - 1 - row, mask=placed)
-    tl.store(
-        slots_ptr + v.to(tl.int64) * n_rows + row, tl.where(placed, slot, -1), mask=row < n_rows
-    )
     if COUNT:
-        tl.atomic_add(flags_ptr, tl.sum(fresh.to(tl.int32), 0))
-        tl.atomic_add(flags_ptr + 1, tl.sum(ok.to(tl.int32), 0))
-    lost = tl.max(pending.to(tl.int32), 0)
+        tl.atomic_add(flags_ptr, tl.sum(tl.sum(fresh, 1), 0), sem="relaxed")
+        tl.atomic_add(flags_ptr + 1, tl.sum(tl.sum(ok.to(tl.int32), 1), 0), sem="relaxed")
+    lost = tl.max(tl.max(pending.to(tl.int32), 1), 0)
     if lost > 0:
-        tl.atomic_max(flags_ptr + 2, lost)
+        tl.atomic_max(flags_ptr + 2, lost, sem="relaxed")
 
 
 @triton.jit
 def hash_find(keys_ptr, key, ok, capacity, max_probes, KEY64: tl.constexpr):
     """Slot of each key of a 2-D block, or -1."""
     slot = home_slot(key, capacity, KEY64)
-    found = tl.where(ok, -1, -1)
-    pending = ok
-    probes = 0
+    # The first probe settles most searches; it does not wait for the slowest of the block.
+    seen = tl.load(keys_ptr + slot, mask=ok, other=EMPTY)
+    found = tl.where(ok & (seen == key), slot, -1)
+    pending = ok & (seen > key)
+    probes = 1
     while (tl.max(tl.max(pending.to(tl.int32), 1), 0) > 0) & (probes < max_probes):
+        slot = (slot + 1) & (capacity - 1)
         seen = tl.load(keys_ptr + slot, mask=pending, other=EMPTY)
         found = tl.where(pending & (seen == key), slot, found)
-        pending = pending & (seen != key) & (seen != EMPTY)
-        slot = (slot + 1) & (capacity - 1)
+        pending = pending & (seen > key)
         probes += 1
     return found
 
 
+@triton.jit(do_not_specialize=["n_rows", "n_offsets", "capacity", "max_probes"])
+def _hash_claim(
+    coords_ptr, geometry_ptr, bounds_ptr, alive_ptr, keys_ptr, values_ptr, slots_ptr, n_rows, n_offsets, capacity,
+    max_probes,
+    HAS_ALIVE: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr, WIDE: tl.constexpr,
+    TAPS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """slots [V, n_rows]: where the inserted keys ended up, or -1; the smallest row that reaches a key claims its value."""
+    row, v, inside, ok = _block(alive_ptr, n_rows, n_offsets, HAS_ALIVE, TAPS, ROWS)
+    tap = tl.minimum(v, n_offsets - 1)
+    key, ok = locate(coords_ptr, geometry_ptr, bounds_ptr, row, tap, ok, D, KEY64, WIDE)
+    slot = hash_find(keys_ptr, key, ok, capacity, max_probes, KEY64)
+    claim = n_rows - 1 - row + tl.zeros_like(slot)
+    tl.atomic_max(values_ptr + slot, claim, mask=slot >= 0, sem="relaxed")
+    tl.store(slots_ptr + v.to(tl.int64) * n_rows + row, slot, mask=inside)
+
+
 hash_insert_kernel = register(_hash_insert)
+hash_claim_kernel = register(_hash_claim)
 
 
 @dataclasses.dataclass(eq=False)
@@ -93,6 +116,7 @@ class HashTable:
     flags: torch.Tensor
     capacity: int
     reversed: bool = True
+    _fetched: tuple[torch.Tensor, torch.cuda.Event] | None = None
 
     @staticmethod
     def allocate(capacity: int, key64: bool, device: torch.device) -> HashTable:
@@ -112,9 +136,23 @@ class HashTable:
     def key64(self) -> bool:
         return self.keys.dtype == torch.int64
 
+    def fetch(self) -> None:
+        """Start copying the counters to the host, so that `counters` waits for no later work."""
+        if self.flags.is_cuda:
+            host = torch.empty(FLAGS, dtype=torch.int32, pin_memory=True)
+            host.copy_(self.flags, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(self.flags.device))
+            self._fetched = (host, event)
+
     def counters(self) -> tuple[int, int, bool]:
         """(keys inserted, live rows, overflow); waits for the device."""
-        inserted, live, overflow, _ = self.flags.tolist()
+        flags = self.flags
+        if self._fetched is not None:
+            flags, event = self._fetched
+            event.synchronize()
+            self._fetched = None
+        inserted, live, overflow, _ = flags.tolist()
         return inserted + 1, live + 1, overflow > 0
 
 
@@ -128,7 +166,7 @@ def hash_insert(
     wide: bool,
     target: Target,
 ) -> None:
-    """Insert the coordinates that the rows of `coords` reach by every offset of `geometry`.
+    """Insert the coordinates that the rows of `coords` reach by every offset of `geometry` into an empty table.
 
     With a single offset the table's counters count; with several only the overflow flag means something.
 
@@ -137,22 +175,19 @@ def hash_insert(
     """
     n_rows, columns = coords.shape
     n_offsets = slots.numel() // n_rows
-    # Several offsets leave most lanes without a key: one warp per program keeps its rounds of probing few.
-    warps = 4 if n_offsets == 1 else 1
-    constants = (
-        alive is not None,
-        n_offsets == 1,
-        columns - 1,
-        table.key64,
-        wide,
-        warps * target.warp_size,
-    )
+    single = n_offsets == 1
+    warps, taps = (4, 1) if single else (1, 32)
+    rows = 4 * target.warp_size if single else 8
     max_probes = min(MAX_PROBES, table.capacity)
-    args = (
-        coords, geometry, bounds, slots if alive is None else alive, table.keys, table.values, table.flags, slots,
-        n_rows, table.capacity, max_probes,
-    )  # fmt: skip
+    place = (coords, geometry, bounds, slots if alive is None else alive, table.keys)
+    sizes = (n_rows, n_offsets, table.capacity, max_probes)
+    has_alive, shape = alive is not None, (columns - 1, table.key64, wide, taps, rows)
+    grid = (cdiv(n_rows, rows), cdiv(n_offsets, taps), 1)
+    key = (has_alive, shape, specialise(coords.data_ptr()))
+    options = {"num_warps": warps}
     hash_insert_kernel.launch(
-        coords.device, target, (triton.cdiv(n_rows, constants[-1]), n_offsets, 1), args, constants,
-        {"num_warps": warps}, (constants, specialise(coords.data_ptr())),
+        coords.device, target, grid, (*place, table.flags, *sizes), (has_alive, single, *shape), options, key,
+    )  # fmt: skip
+    hash_claim_kernel.launch(
+        coords.device, target, grid, (*place, table.values, slots, *sizes), (has_alive, *shape), options, key,
     )  # fmt: skip

@@ -17,13 +17,23 @@ import triton
 from . import target as targets
 from .target import Target
 
-__all__ = ["REGISTRY", "Kernel", "register", "specialise"]
+__all__ = ["REGISTRY", "Kernel", "cdiv", "power_of_2", "register", "specialise"]
 
 REGISTRY: dict[str, Kernel] = {}
 
 _VERSION = targets.triton_version() or (0,)
 # Triton 3.3 began to pass constexpr arguments to the compiled launcher as well.
 _PASS_CONSTEXPRS = _VERSION >= (3, 3)
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b rounded up. (Triton's own is a jit object and costs microseconds on the host.)"""
+    return -(-a // b)
+
+
+def power_of_2(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << max(0, n - 1).bit_length()
 
 
 def specialise(*numbers: int) -> tuple[int, ...]:

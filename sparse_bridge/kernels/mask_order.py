@@ -14,25 +14,33 @@ import torch
 import triton
 import triton.language as tl
 
-from .launch import register
-from .neighbor_table import NeighborTable, table_stats
+from .launch import cdiv, power_of_2, register
+from .neighbor_table import NeighborTable
 from .target import Target
 
 TILE = 64  # rows of the smallest packed tile; the other lists pair them up
 KEY_BITS = 31
+_SAMPLE = 1024  # rows that tell how frequent the offsets are
 _DENSE = 0.2  # share of present entries from which single offsets serve the rank better than groups
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_offsets", "n_blocks"])
+@triton.jit(do_not_specialize=["n_rows", "n_offsets"])
 def _order_key(
-    mask_ptr, ends_ptr, key_ptr, n_rows, n_offsets, n_blocks,
-    V_BLOCK: tl.constexpr, BITS: tl.constexpr, DENSE: tl.constexpr, BLOCK: tl.constexpr,
+    mask_ptr, key_ptr, n_rows, n_offsets,
+    V_BLOCK: tl.constexpr, BITS: tl.constexpr, DENSE: tl.constexpr, SAMPLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sort key of every row. ends: inclusive running sum of the counts [V, n_blocks], int64."""
+    """Sort key of every row. How frequent each offset is, SAMPLE rows spread over the table tell."""
     u = tl.arange(0, V_BLOCK)
-    last = (u.to(tl.int64) + 1) * n_blocks - 1
-    total = tl.load(ends_ptr + last, mask=u < n_offsets, other=0)
-    total -= tl.load(ends_ptr + last - n_blocks, mask=(u < n_offsets) & (u > 0), other=0)
+    width: tl.constexpr = 4096 // V_BLOCK
+    spread = tl.maximum(n_rows // SAMPLE, 1)
+    sampled = tl.minimum(n_rows, SAMPLE)
+    total = tl.zeros((V_BLOCK,), tl.int32)
+    for first in range(0, sampled, width):
+        index = first + tl.arange(0, width)
+        ok = (index < sampled)[None, :] & (u < n_offsets)[:, None]
+        place = (u // 32).to(tl.int64)[:, None] * n_rows + (index * spread)[None, :]
+        word = tl.load(mask_ptr + place, mask=ok, other=0)
+        total += tl.sum((word >> (u % 32)[:, None]) & 1, 1)
     rank = tl.zeros((V_BLOCK,), tl.int32)
     for w in range(n_offsets):
         other = tl.sum(tl.where(u == w, total, 0), 0)
@@ -44,7 +52,7 @@ def _order_key(
         place = BITS - 1 - group
         present = tl.sum(total, 0).to(tl.float32)
         first = (rank == 0) | ((rank - 1) * BITS // n_offsets != group)
-        if present > DENSE * n_offsets * n_rows:
+        if present > DENSE * n_offsets * sampled:
             place = tl.where(first, place, -1)
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     key = tl.zeros((BLOCK,), tl.int32)
@@ -73,10 +81,11 @@ def _list_live(value, v, word, list_ptr, tile, count, n_offsets):
 
 @triton.jit(do_not_specialize=["n_rows", "n_offsets", "n_pairs"])
 def _pack_tiles(
-    nbr_ptr, order_ptr, rows_ptr, packed_ptr, live_ptr, n_live_ptr, live2_ptr, n_live2_ptr, n_rows, n_offsets, n_pairs,
-    BLOCK_M: tl.constexpr,
+    nbr_ptr, order_ptr, rows_ptr, packed_ptr, live_ptr, n_live_ptr, live2_ptr, n_live2_ptr, counts_ptr,
+    n_rows, n_offsets, n_pairs, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Permute the table into tile order and list the offsets that are live in each tile and each pair of tiles."""
+    """Permute the table into tile order, list the offsets that are live in each tile and each pair of tiles, and count
+    the entries of every offset in each pair."""
     pair = tl.program_id(0)
     lane = tl.arange(0, 2 * BLOCK_M)
     place = pair * 2 * BLOCK_M + lane
@@ -96,6 +105,8 @@ def _pack_tiles(
             value,
             mask=(v < n_offsets) & (place[None, :] >= 0),
         )
+        hits = tl.sum((value >= 0).to(tl.int32), 1)
+        tl.store(counts_ptr + v1.to(tl.int64) * n_pairs + pair, hits, mask=v1 < n_offsets)
         low = tl.where(lane[None, :] < BLOCK_M, value, -1)
         high = tl.where(lane[None, :] >= BLOCK_M, value, -1)
         first = _list_live(low, v1, word, live_ptr, 2 * pair, first, n_offsets)
@@ -106,8 +117,29 @@ def _pack_tiles(
     tl.store(n_live2_ptr + pair, both)
 
 
+@triton.jit(do_not_specialize=["n_lists", "n_pairs"])
+def _compact_pairs(
+    packed_ptr, rows_ptr, ends_ptr, counts_ptr, in_ptr, out_ptr, n_lists, n_pairs, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Pair lists by offset, then place. ends: inclusive running sum of counts [n_lists, n_pairs], int64."""
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(rows_ptr + place)
+    v = tl.program_id(1) * 32 + tl.arange(0, 32)
+    block = v.to(tl.int64) * n_pairs + tl.program_id(0)
+    end = tl.load(ends_ptr + block, mask=v < n_lists, other=0)
+    begin = end - tl.load(counts_ptr + block, mask=v < n_lists, other=0)
+    pitch = n_pairs.to(tl.int64) * BLOCK
+    address = packed_ptr + v.to(tl.int64)[:, None] * pitch + place[None, :]
+    value = tl.load(address, mask=(v < n_lists)[:, None], other=-1)
+    hit = (value >= 0).to(tl.int32)
+    slot = begin[:, None] + tl.cumsum(hit, 1) - hit
+    tl.store(in_ptr + slot, value, mask=value >= 0)
+    tl.store(out_ptr + slot, row[None, :] + tl.zeros_like(value), mask=value >= 0)
+
+
 key_kernel = register(_order_key)
 pack_kernel = register(_pack_tiles)
+compact_kernel = register(_compact_pairs)
 
 
 @dataclasses.dataclass(eq=False)
@@ -116,7 +148,8 @@ class TileList:
 
     rows [T * TILE] int32: table row of each place, -1 past the end; T is even.  packed [V, T * TILE] int32: the table
     in that order.  live [T, V] int32 and n_live [T]: the offsets present in each tile, ascending; live2 [T / 2, V] and
-    n_live2 [T / 2]: those of each pair of tiles.
+    n_live2 [T / 2]: those of each pair of tiles.  counts [V, T / 2] int32: table entries in each pair of tiles.
+    n_rows: rows of the table.
     """
 
     rows: torch.Tensor
@@ -125,6 +158,14 @@ class TileList:
     n_live: torch.Tensor
     live2: torch.Tensor
     n_live2: torch.Tensor
+    counts: torch.Tensor
+    n_rows: int
+
+    def table(self) -> NeighborTable:
+        """The table these tiles were made of."""
+        nbr = torch.empty_like(self.packed[:, : self.n_rows])
+        nbr.index_copy_(1, self.rows[: self.n_rows].long(), self.packed[:, : self.n_rows])
+        return NeighborTable(nbr)
 
     def lists(self, block_m: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(live, n_live) for tiles of `block_m` rows: TILE or twice that."""
@@ -133,18 +174,15 @@ class TileList:
 
 def mask_order(table: NeighborTable, target: Target) -> torch.Tensor:
     """Rows of `table` in mask order: int64 [N]. Rows with equal masks keep their order."""
-    table_stats(table, target)
-    assert table.mask is not None and table.counts is not None
+    mask = table.masks(target)
     n_offsets, n_rows = table.nbr.shape
-    ends = table.counts.reshape(-1).cumsum(0, dtype=torch.int64)
     # Radix sorts cost by the key's bytes: few offsets take a narrow key.
     dtype = torch.uint8 if n_offsets <= 8 else torch.int16 if n_offsets <= 15 else torch.int32
     key = torch.empty(n_rows, dtype=dtype, device=table.nbr.device)
     block = 1024
-    constants = (max(16, triton.next_power_of_2(n_offsets)), KEY_BITS, _DENSE, block)
+    constants = (max(16, power_of_2(n_offsets)), KEY_BITS, _DENSE, _SAMPLE, block)
     key_kernel.launch(
-        key.device, target, (triton.cdiv(n_rows, block), 1, 1),
-        (table.mask, ends, key, n_rows, n_offsets, table.counts.shape[1]), constants, {"num_warps": 4},
+        key.device, target, (cdiv(n_rows, block), 1, 1), (mask, key, n_rows, n_offsets), constants, {"num_warps": 4},
         (constants, dtype),
     )  # fmt: skip
     return torch.sort(key, stable=True).indices
@@ -153,15 +191,37 @@ def mask_order(table: NeighborTable, target: Target) -> torch.Tensor:
 def pack_tiles(table: NeighborTable, order: torch.Tensor, target: Target) -> TileList:
     """Tiles of `table` in the row order `order` (int64 [N])."""
     n_offsets, n_rows = table.nbr.shape
-    n_pairs = triton.cdiv(n_rows, 2 * TILE)
+    n_pairs = cdiv(n_rows, 2 * TILE)
     new, places = table.nbr.new_empty, 2 * n_pairs * TILE
     tiles = TileList(
         new(places), new((n_offsets, places)), new((2 * n_pairs, n_offsets)), new(2 * n_pairs),
-        new((n_pairs, n_offsets)), new(n_pairs),
+        new((n_pairs, n_offsets)), new(n_pairs), new((n_offsets, n_pairs)), n_rows,
     )  # fmt: skip
     pack_kernel.launch(
         order.device, target, (n_pairs, 1, 1),
-        (table.nbr, order, tiles.rows, tiles.packed, tiles.live, tiles.n_live, tiles.live2, tiles.n_live2, n_rows,
-         n_offsets, n_pairs), (TILE,), {"num_warps": 4}, (),
+        (table.nbr, order, tiles.rows, tiles.packed, tiles.live, tiles.n_live, tiles.live2, tiles.n_live2,
+         tiles.counts, n_rows, n_offsets, n_pairs), (TILE,), {"num_warps": 4}, (),
     )  # fmt: skip
     return tiles
+
+
+def compact_pairs(
+    tiles: TileList, n_lists: int, target: Target
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Pair lists of the first `n_lists` offsets, ordered by offset, then place in the tiles.
+
+    Returns (table entries [P], table rows [P], starts [n_lists + 1] int64), all on the device. Waits for it once, to
+    learn P.
+    """
+    counts = tiles.counts[:n_lists]
+    n_pairs = counts.shape[1]
+    ends = counts.reshape(-1).cumsum(0, dtype=torch.int64)
+    starts = torch.cat([ends.new_zeros(1), ends.view(n_lists, n_pairs)[:, -1]])
+    total = int(starts[-1])
+    entries, rows = counts.new_empty(total), counts.new_empty(total)
+    if total:
+        compact_kernel.launch(
+            counts.device, target, (n_pairs, cdiv(n_lists, 32), 1),
+            (tiles.packed, tiles.rows, ends, counts, entries, rows, n_lists, n_pairs), (2 * TILE,), {"num_warps": 4}, (),
+        )  # fmt: skip
+    return entries, rows, starts

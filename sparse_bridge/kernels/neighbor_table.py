@@ -1,8 +1,7 @@
 """Neighbour tables: for every offset and output row the input row, or -1.
 
-`nbr` is int32 `[V, N]`, offset-major. Beside it every builder can leave what the row order needs: `mask` int32
-`[W, N]` (bit v % 32 of word v // 32 = offset v present, W = ceil(V / 32)) and `counts` int32 `[V, B]`, the present
-entries of offset v among each block of `ROWS` rows.
+`nbr` is int32 `[V, N]`, offset-major. Beside it builders leave what the row order needs: `mask` int32 `[W, N]`, bit
+v % 32 of word v // 32 = offset v present, W = ceil(V / 32).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import triton.language as tl
 
 from .coord_key import coordinate, locate
 from .hash_table import MAX_PROBES, HashTable, hash_find
-from .launch import register, specialise
+from .launch import cdiv, register, specialise
 from .target import Target
 
 OFFSETS = 32  # offsets per program: one mask word
@@ -23,38 +22,24 @@ ROWS = 32  # rows per program
 
 
 @triton.jit
-def _emit(hit, v, row, mask_ptr, counts_ptr, n_rows, n_offsets, n_blocks):
-    """Store the mask word and the per-block counts of a [OFFSETS, ROWS] block of hits (int32 0 or 1)."""
+def _store_mask(value, mask_ptr, n_rows, ROWS: tl.constexpr):
+    """The mask words of ROWS rows from a [32, ROWS] block of table entries."""
     bit = tl.arange(0, 32)[:, None]
-    word = tl.sum(hit << bit, 0)
-    row1 = tl.program_id(0) * 32 + tl.arange(0, 32)
-    tl.store(mask_ptr + tl.program_id(1).to(tl.int64) * n_rows + row1, word, mask=row1 < n_rows)
-    v1 = tl.program_id(1) * 32 + tl.arange(0, 32)
-    tl.store(
-        counts_ptr + v1.to(tl.int64) * n_blocks + tl.program_id(0),
-        tl.sum(hit, 1),
-        mask=v1 < n_offsets,
-    )
+    word = tl.sum((value >= 0).to(tl.int32) << bit, 0)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    tl.store(mask_ptr + tl.program_id(1).to(tl.int64) * n_rows + row, word, mask=row < n_rows)
 
 
 @triton.jit(
-    do_not_specialize=[
-        "n_rows",
-        "n_values",
-        "n_offsets",
-        "n_blocks",
-        "capacity",
-        "max_probes",
-        "center",
-    ]
+    do_not_specialize=["n_rows", "n_values", "n_offsets", "capacity", "max_probes", "center"]
 )
 def _neighbor_lookup(
-    coords_ptr, geometry_ptr, bounds_ptr, alive_ptr, keys_ptr, values_ptr, nbr_ptr, mask_ptr, counts_ptr,
-    n_rows, n_values, n_offsets, n_blocks, capacity, max_probes, center,
-    HAS_ALIVE: tl.constexpr, REVERSED: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr, WIDE: tl.constexpr,
+    coords_ptr, geometry_ptr, bounds_ptr, alive_ptr, keys_ptr, values_ptr, nbr_ptr, mask_ptr,
+    n_rows, n_values, n_offsets, capacity, max_probes, center,
+    HAS_ALIVE: tl.constexpr, REVERSED: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Look up what 32 rows reach by 32 offsets. Offset `center` (-1: none) is every row itself, found or not."""
-    row = tl.program_id(0) * 32 + tl.arange(0, 32)[None, :]
+    """Look up what ROWS rows reach by 32 offsets. Offset `center` (-1: none) is every row itself, found or not."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[None, :]
     v = tl.program_id(1) * 32 + tl.arange(0, 32)[:, None]
     inside = (row < n_rows) & (v < n_offsets)
     ok = inside
@@ -69,75 +54,80 @@ def _neighbor_lookup(
         value = tl.where(slot >= 0, n_values - 1 - value, -1)
     value = tl.where(inside & (v == center), row, value)
     tl.store(nbr_ptr + v.to(tl.int64) * n_rows + row, value, mask=inside)
-    _emit((value >= 0).to(tl.int32), v, row, mask_ptr, counts_ptr, n_rows, n_offsets, n_blocks)
+    _store_mask(value, mask_ptr, n_rows, ROWS)
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_offsets", "n_blocks"])
-def _table_stats(nbr_ptr, mask_ptr, counts_ptr, n_rows, n_offsets, n_blocks):
-    """Masks and counts of an existing table."""
+@triton.jit(do_not_specialize=["n_rows", "n_offsets"])
+def _table_masks(nbr_ptr, mask_ptr, n_rows, n_offsets):
+    """Masks of an existing table."""
     row = tl.program_id(0) * 32 + tl.arange(0, 32)[None, :]
     v = tl.program_id(1) * 32 + tl.arange(0, 32)[:, None]
     inside = (row < n_rows) & (v < n_offsets)
     value = tl.load(nbr_ptr + v.to(tl.int64) * n_rows + row, mask=inside, other=-1)
-    _emit((value >= 0).to(tl.int32), v, row, mask_ptr, counts_ptr, n_rows, n_offsets, n_blocks)
+    _store_mask(value, mask_ptr, n_rows, 32)
+
+
+@triton.jit
+def _owners(slots_ptr, values_ptr, row, v, n_rows, n_offsets):
+    """(slot, whether `row` is the smallest one that reaches it), [OFFSETS, rows]."""
+    inside = (row < n_rows) & (v < n_offsets)
+    slot = tl.load(slots_ptr + v.to(tl.int64) * n_rows + row, mask=inside, other=-1)
+    value = tl.load(values_ptr + slot, mask=slot >= 0, other=-1)
+    return slot, (slot >= 0) & (value == n_rows - 1 - row)
 
 
 @triton.jit(do_not_specialize=["n_rows", "n_offsets"])
-def _count_owned(slots_ptr, values_ptr, owned_ptr, n_rows, n_offsets):
-    """How many new coordinates each row discovers: those whose slot it holds the smallest row of."""
-    row = tl.program_id(0) * 32 + tl.arange(0, 32)[None, :]
-    total = tl.zeros((32,), tl.int32)
+def _count_owned(
+    slots_ptr, values_ptr, owned_ptr, total_ptr, n_rows, n_offsets, BLOCK: tl.constexpr
+):
+    """How many new coordinates each block of rows discovers, and all of them."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    count = tl.zeros((BLOCK,), tl.int32)
     for word in range((n_offsets + 31) // 32):
         v = word * 32 + tl.arange(0, 32)[:, None]
-        inside = (row < n_rows) & (v < n_offsets)
-        slot = tl.load(slots_ptr + v.to(tl.int64) * n_rows + row, mask=inside, other=-1)
-        value = tl.load(values_ptr + slot, mask=slot >= 0, other=-1)
-        total += tl.sum(((slot >= 0) & (value == n_rows - 1 - row)).to(tl.int32), 0)
-    row1 = tl.program_id(0) * 32 + tl.arange(0, 32)
-    tl.store(owned_ptr + row1, total, mask=row1 < n_rows)
+        slot, owner = _owners(slots_ptr, values_ptr, row, v, n_rows, n_offsets)
+        count += tl.sum(owner.to(tl.int32), 0)
+    total = tl.sum(count, 0)
+    tl.store(owned_ptr + tl.program_id(0), total)
+    tl.atomic_add(total_ptr, total)
 
 
 @triton.jit(do_not_specialize=["n_rows", "n_offsets"])
 def _assign_rows(
-    coords_ptr, geometry_ptr, slots_ptr, values_ptr, owned_ptr, ends_ptr, rows_ptr, out_ptr, n_rows, n_offsets,
-    D: tl.constexpr, WIDE: tl.constexpr,
+    coords_ptr, geometry_ptr, slots_ptr, values_ptr, owned_ptr, rows_ptr, out_ptr, n_rows, n_offsets,
+    D: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Number the new coordinates by (discovering row, offset) and write them; rows [capacity] maps slot to number."""
-    row = tl.program_id(0) * 32 + tl.arange(0, 32)[None, :]
-    row1 = tl.program_id(0) * 32 + tl.arange(0, 32)
-    start = tl.load(ends_ptr + row1, mask=row1 < n_rows, other=0) - tl.load(
-        owned_ptr + row1, mask=row1 < n_rows, other=0
-    )
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    before = tl.zeros((1024,), tl.int32)
+    for block in range(0, tl.program_id(0), 1024):
+        index = block + tl.arange(0, 1024)
+        before += tl.load(owned_ptr + index, mask=index < tl.program_id(0), other=0)
+    count = tl.zeros((BLOCK,), tl.int32)
     for word in range((n_offsets + 31) // 32):
         v = word * 32 + tl.arange(0, 32)[:, None]
-        inside = (row < n_rows) & (v < n_offsets)
-        slot = tl.load(slots_ptr + v.to(tl.int64) * n_rows + row, mask=inside, other=-1)
-        value = tl.load(values_ptr + slot, mask=slot >= 0, other=-1)
-        owner = (slot >= 0) & (value == n_rows - 1 - row)
-        count = owner.to(tl.int32)
-        number = start[None, :] + tl.cumsum(count, 0) - count
-        start += tl.sum(count, 0)
+        slot, owner = _owners(slots_ptr, values_ptr, row, v, n_rows, n_offsets)
+        count += tl.sum(owner.to(tl.int32), 0)
+    start = tl.sum(before, 0) + tl.cumsum(count, 0) - count
+    batch = tl.load(coords_ptr + row.to(tl.int64) * (D + 1), mask=row < n_rows, other=0)
+    for word in range((n_offsets + 31) // 32):
+        v = word * 32 + tl.arange(0, 32)[:, None]
+        slot, owner = _owners(slots_ptr, values_ptr, row, v, n_rows, n_offsets)
+        mine = owner.to(tl.int32)
+        number = start[None, :] + tl.cumsum(mine, 0) - mine
+        start += tl.sum(mine, 0)
         tl.store(rows_ptr + slot, number, mask=owner)
         target = out_ptr + number.to(tl.int64) * (D + 1)
-        batch = tl.load(coords_ptr + row.to(tl.int64) * (D + 1), mask=row < n_rows, other=0)
         tl.store(target, batch + tl.zeros_like(number), mask=owner)
+        tap = tl.minimum(v, n_offsets - 1)
         for axis in tl.static_range(D):
-            c = coordinate(
-                coords_ptr,
-                geometry_ptr,
-                row,
-                tl.minimum(v, n_offsets - 1),
-                row < n_rows,
-                axis,
-                D,
-                WIDE,
-            )
+            c = coordinate(coords_ptr, geometry_ptr, row, tap, row < n_rows, axis, D, WIDE)
             tl.store(target + 1 + axis, c, mask=owner)
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_offsets", "n_columns", "n_blocks"])
+@triton.jit(do_not_specialize=["n_rows", "n_offsets", "n_columns"])
 def _link_rows(
-    slots_ptr, rows_ptr, nbr_ptr, transposed_ptr, mask_ptr, counts_ptr, n_rows, n_offsets, n_columns, n_blocks,
+    slots_ptr, rows_ptr, nbr_ptr, transposed_ptr, mask_ptr, n_rows, n_offsets, n_columns
 ):  # fmt: skip
     """Turn slots [V, n_rows] into numbers, and scatter the transposed table [V, n_columns]."""
     row = tl.program_id(0) * 32 + tl.arange(0, 32)[None, :]
@@ -152,42 +142,26 @@ def _link_rows(
         row + tl.zeros_like(number),
         mask=number >= 0,
     )
-    _emit((number >= 0).to(tl.int32), v, row, mask_ptr, counts_ptr, n_rows, n_offsets, n_blocks)
-
-
-@triton.jit(do_not_specialize=["n_rows", "n_offsets", "n_blocks"])
-def _compact_pairs(nbr_ptr, ends_ptr, counts_ptr, in_ptr, out_ptr, n_rows, n_offsets, n_blocks):
-    """Pair lists, sorted by offset then row. ends: inclusive running sum of counts, offset-major, int64."""
-    row = tl.program_id(0) * 32 + tl.arange(0, 32)[None, :]
-    v = tl.program_id(1) * 32 + tl.arange(0, 32)[:, None]
-    inside = (row < n_rows) & (v < n_offsets)
-    value = tl.load(nbr_ptr + v.to(tl.int64) * n_rows + row, mask=inside, other=-1)
-    hit = (value >= 0).to(tl.int32)
-    block = v.to(tl.int64) * n_blocks + tl.program_id(0)
-    end = tl.load(ends_ptr + block, mask=v < n_offsets, other=0)
-    begin = end - tl.load(counts_ptr + block, mask=v < n_offsets, other=0)
-    place = begin + tl.cumsum(hit, 1) - hit
-    tl.store(in_ptr + place, value, mask=value >= 0)
-    tl.store(out_ptr + place, row + tl.zeros_like(value), mask=value >= 0)
+    _store_mask(number, mask_ptr, n_rows, 32)
 
 
 lookup_kernel = register(_neighbor_lookup)
-stats_kernel = register(_table_stats)
+masks_kernel = register(_table_masks)
 count_kernel = register(_count_owned)
 assign_kernel = register(_assign_rows)
 link_kernel = register(_link_rows)
-compact_kernel = register(_compact_pairs)
 
 _OPTIONS = {"num_warps": 4}
+_LOOKUP_ROWS = 8
+_OWNER_ROWS = 32  # rows per program that numbers new coordinates
 
 
 @dataclasses.dataclass(eq=False)
 class NeighborTable:
-    """nbr [V, N]; mask [W, N] and counts [V, B] as described above (None until `table_stats`)."""
+    """nbr [V, N] and mask [W, N] as described above (None until somebody asks for it)."""
 
     nbr: torch.Tensor
     mask: torch.Tensor | None = None
-    counts: torch.Tensor | None = None
 
     @property
     def n_rows(self) -> int:
@@ -197,135 +171,92 @@ class NeighborTable:
     def n_offsets(self) -> int:
         return self.nbr.shape[0]
 
+    def masks(self, target: Target) -> torch.Tensor:
+        """The offset masks, made if nobody left them."""
+        if self.mask is None:
+            n_offsets, n_rows = self.nbr.shape
+            grid = _grid(n_rows, n_offsets)
+            self.mask = self.nbr.new_empty((grid[1], n_rows))
+            masks_kernel.launch(
+                self.nbr.device, target, grid, (self.nbr, self.mask, n_rows, n_offsets), (),
+                _OPTIONS, specialise(self.nbr.data_ptr()),
+            )  # fmt: skip
+        return self.mask
+
 
 def _grid(n_rows: int, n_offsets: int) -> tuple[int, int, int]:
-    return triton.cdiv(n_rows, ROWS), triton.cdiv(n_offsets, OFFSETS), 1
-
-
-def _empty_table(n_offsets: int, n_rows: int, device: torch.device) -> NeighborTable:
-    blocks, words, _ = _grid(n_rows, n_offsets)
-    options = {"dtype": torch.int32, "device": device}
-    return NeighborTable(
-        torch.empty((n_offsets, n_rows), **options),
-        torch.empty((words, n_rows), **options),
-        torch.empty((n_offsets, blocks), **options),
-    )
+    return cdiv(n_rows, ROWS), cdiv(n_offsets, OFFSETS), 1
 
 
 def neighbor_lookup(
     table: HashTable, n_values: int, coords: torch.Tensor, geometry: torch.Tensor, bounds: torch.Tensor,
     alive: torch.Tensor | None, n_offsets: int, center: int, wide: bool, target: Target,
 ) -> NeighborTable:  # fmt: skip
-    """Table of what the rows of `coords` reach among the keys of `table`, with masks and counts.
+    """Table of what the rows of `coords` reach among the keys of `table`, with masks.
 
     n_values: rows that were inserted in `table`.  center: the offset that is every row itself, or -1.
     """
     n_rows, columns = coords.shape
-    out = _empty_table(n_offsets, n_rows, coords.device)
-    constants = (alive is not None, table.reversed, columns - 1, table.key64, wide)
+    # A single warp waits only for its own slowest look-up.
+    grid = (cdiv(n_rows, _LOOKUP_ROWS), cdiv(n_offsets, OFFSETS), 1)
+    nbr = torch.empty((n_offsets, n_rows), dtype=torch.int32, device=coords.device)
+    mask = torch.empty((grid[1], n_rows), dtype=torch.int32, device=coords.device)
+    constants = (alive is not None, table.reversed, columns - 1, table.key64, wide, _LOOKUP_ROWS)
     args = (
-        coords, geometry, bounds, out.nbr if alive is None else alive, table.keys, table.values, out.nbr, out.mask,
-        out.counts, n_rows, n_values, n_offsets, triton.cdiv(n_rows, ROWS), table.capacity,
-        min(MAX_PROBES, table.capacity), center,
+        coords, geometry, bounds, nbr if alive is None else alive, table.keys, table.values, nbr, mask, n_rows,
+        n_values, n_offsets, table.capacity, min(MAX_PROBES, table.capacity), center,
     )  # fmt: skip
     lookup_kernel.launch(
-        coords.device, target, _grid(n_rows, n_offsets), args, constants, _OPTIONS,
+        coords.device, target, grid, args, constants, {"num_warps": 1},
         (constants, specialise(coords.data_ptr())),
     )  # fmt: skip
-    return out
-
-
-def table_stats(table: NeighborTable, target: Target) -> None:
-    """Fill in mask and counts of a table that has none."""
-    if table.mask is not None:
-        return
-    n_offsets, n_rows = table.nbr.shape
-    blocks, words, _ = _grid(n_rows, n_offsets)
-    table.mask = table.nbr.new_empty((words, n_rows))
-    table.counts = table.nbr.new_empty((n_offsets, blocks))
-    args = (table.nbr, table.mask, table.counts, n_rows, n_offsets, blocks)
-    stats_kernel.launch(
-        table.nbr.device,
-        target,
-        (blocks, words, 1),
-        args,
-        (),
-        _OPTIONS,
-        specialise(table.nbr.data_ptr()),
-    )
+    return NeighborTable(nbr, mask)
 
 
 def count_new_rows(
     table: HashTable, slots: torch.Tensor, target: Target
-) -> tuple[torch.Tensor, torch.Tensor, int, bool]:
-    """(new coordinates discovered by each row, their running sum, how many in all, overflow) after `hash_insert`.
+) -> tuple[torch.Tensor, int, bool]:
+    """(new coordinates discovered by each block of rows, how many in all, overflow) after `hash_insert`.
 
     slots: [V, N].  Waits for the device once.
     """
     n_offsets, n_rows = slots.shape
-    owned = slots.new_empty(n_rows)
+    blocks = cdiv(n_rows, _OWNER_ROWS)
+    owned = slots.new_empty(blocks)
     count_kernel.launch(
-        slots.device, target, (triton.cdiv(n_rows, ROWS), 1, 1), (slots, table.values, owned, n_rows, n_offsets), (),
-        _OPTIONS, (),
+        slots.device, target, (blocks, 1, 1),
+        (slots, table.values, owned, table.flags[3:], n_rows, n_offsets), (_OWNER_ROWS,), _OPTIONS, (),
     )  # fmt: skip
-    ends = owned.cumsum(0, dtype=torch.int32)
-    table.flags[3:].copy_(ends[-1:])
     _, _, overflow, total = table.flags.tolist()
-    return owned, ends, total, overflow > 0
+    return owned, total + 1, overflow > 0
 
 
 def number_new_rows(
-    table: HashTable, slots: torch.Tensor, owned: torch.Tensor, ends: torch.Tensor, n_new: int, coords: torch.Tensor,
+    table: HashTable, slots: torch.Tensor, owned: torch.Tensor, n_new: int, coords: torch.Tensor,
     geometry: torch.Tensor, wide: bool, target: Target,
 ) -> tuple[torch.Tensor, NeighborTable, NeighborTable]:  # fmt: skip
     """Give the `n_new` distinct keys that `hash_insert` left in `table` their rows.
 
     Order: by the smallest input row that reaches a key, then by offset; the same on every run and device.
-    slots: [V, N] from `hash_insert`, reused for the result; owned, ends: from `count_new_rows`.  Returns the new
-    coordinates [n_new, 1 + D], the table input row -> new row [V, N] with masks and counts, and its transpose
-    [V, n_new] without. `table` then maps keys to the new rows.
+    slots: [V, N] from `hash_insert`, reused for the result; owned: from `count_new_rows`.  Returns the new coordinates
+    [n_new, 1 + D], the table input row -> new row [V, N] with masks, and its transpose [V, n_new] without. `table` then
+    maps keys to the new rows.
     """
     (n_offsets, n_rows), device = slots.shape, slots.device
-    blocks, words, _ = _grid(n_rows, n_offsets)
     rows = slots.new_empty(table.capacity)
     new = slots.new_empty((n_new, coords.shape[1]))
-    constants = (coords.shape[1] - 1, wide)
+    constants = (coords.shape[1] - 1, wide, _OWNER_ROWS)
     assign_kernel.launch(
-        device, target, (blocks, 1, 1),
-        (coords, geometry, slots, table.values, owned, ends, rows, new, n_rows, n_offsets), constants, _OPTIONS,
+        device, target, (cdiv(n_rows, _OWNER_ROWS), 1, 1),
+        (coords, geometry, slots, table.values, owned, rows, new, n_rows, n_offsets), constants, _OPTIONS,
         (constants, specialise(coords.data_ptr())),
     )  # fmt: skip
     transposed = torch.full((n_offsets, n_new), -1, dtype=torch.int32, device=device)
-    linked = NeighborTable(
-        slots, slots.new_empty((words, n_rows)), slots.new_empty((n_offsets, blocks))
-    )
+    grid = _grid(n_rows, n_offsets)
+    mask = slots.new_empty((grid[1], n_rows))
     link_kernel.launch(
-        device, target, (blocks, words, 1),
-        (slots, rows, slots, transposed, linked.mask, linked.counts, n_rows, n_offsets, n_new, blocks), (), _OPTIONS,
-        (),
+        device, target, grid, (slots, rows, slots, transposed, mask, n_rows, n_offsets, n_new), (),
+        _OPTIONS, (),
     )  # fmt: skip
     table.values, table.reversed = rows, False
-    return new, linked, NeighborTable(transposed)
-
-
-def compact_pairs(
-    table: NeighborTable, n_lists: int, target: Target
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Pair lists of the first `n_lists` offsets: (in_rows [P], out_rows [P], starts [n_lists + 1] int64, on device).
-
-    Waits for the device once, to learn P.
-    """
-    table_stats(table, target)
-    assert table.counts is not None
-    counts = table.counts[:n_lists]
-    blocks = counts.shape[1]
-    ends = counts.reshape(-1).cumsum(0, dtype=torch.int64)
-    starts = torch.cat([ends.new_zeros(1), ends.view(n_lists, blocks)[:, -1]])
-    total = int(starts[-1])
-    in_rows, out_rows = counts.new_empty(total), counts.new_empty(total)
-    if total:
-        compact_kernel.launch(
-            counts.device, target, _grid(table.n_rows, n_lists),
-            (table.nbr, ends, counts, in_rows, out_rows, table.n_rows, n_lists, blocks), (), _OPTIONS, (),
-        )  # fmt: skip
-    return in_rows, out_rows, starts
+    return new, NeighborTable(slots, mask), NeighborTable(transposed)

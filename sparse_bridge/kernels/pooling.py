@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .launch import register, specialise
+from .launch import cdiv, power_of_2, register, specialise
 from .target import Target
 
 MODES = {"sum": 0, "avg": 1, "max": 2}
@@ -129,7 +129,7 @@ segment_kernel = register(_segment_reduce)
 
 
 def _channels(n_channels: int) -> int:
-    return min(128, max(16, triton.next_power_of_2(n_channels)))
+    return min(128, max(16, power_of_2(n_channels)))
 
 
 def pool_forward(
@@ -145,7 +145,7 @@ def pool_forward(
     (n_offsets, n_rows), n_channels = nbr.shape, x.shape[1]
     constants = (MODES[mode], _ROWS, _channels(n_channels))
     pool_forward_kernel.launch(
-        x.device, target, (triton.cdiv(n_rows, _ROWS), triton.cdiv(n_channels, constants[2]), 1),
+        x.device, target, (cdiv(n_rows, _ROWS), cdiv(n_channels, constants[2]), 1),
         (x, nbr, y, count, n_rows, n_offsets, n_channels, float(floor)), constants, {"num_warps": 4},
         (constants, x.dtype, x.data_ptr() % 16, floor == 1.0, specialise(nbr.data_ptr())),
     )  # fmt: skip
@@ -160,7 +160,7 @@ def pool_backward(
     constants = (MODES[mode], _ROWS, _channels(n_channels))
     addresses = (x.data_ptr() | y.data_ptr() | dy.data_ptr()) % 16
     pool_backward_kernel.launch(
-        x.device, target, (triton.cdiv(n_rows, _ROWS), triton.cdiv(n_channels, constants[2]), 1),
+        x.device, target, (cdiv(n_rows, _ROWS), cdiv(n_channels, constants[2]), 1),
         (x, y, dy, nbr, count, dx, n_rows, n_offsets, n_channels), constants, {"num_warps": 4},
         (constants, x.dtype, addresses, nbr.data_ptr() % 16),
     )  # fmt: skip
@@ -187,7 +187,7 @@ def segment_reduce(
         device=x.device,
     )
     segment_kernel.launch(
-        x.device, target, (n_segments, triton.cdiv(n_channels, constants[3]), shares),
+        x.device, target, (n_segments, cdiv(n_channels, constants[3]), shares),
         (x, order, starts, out, out, n_channels, n_segments), constants, {"num_warps": 4},
         (constants, x.dtype, x.data_ptr() % 16),
     )  # fmt: skip

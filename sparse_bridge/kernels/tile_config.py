@@ -67,8 +67,11 @@ def gather_tile(
 ) -> TileConfig:
     """Default tile of the gather-GEMM; c_in and c_out are channels per group."""
     half = dtype in (torch.float16, torch.bfloat16)
+    roomy = half and target.shared_memory >= 128 << 10
+    if roomy and c_in % 128 == 0 and c_out % 256 == 0 and n_rows >= 256 * target.compute_units:
+        return TileConfig(128, 256, 128, 8, 2)
     block_n = _power(c_out, 16, 128 if half else 64)
-    block_k = _power(c_in, 16, 64 if half else 32)
+    block_k = _power(c_in, 16, 128 if roomy else 64 if half else 32)
     while block_k > 16 and c_in % block_k and c_in % (block_k // 2) == 0:
         block_k //= 2  # 96 channels: three even blocks of 32 beat two ragged ones of 64
     warps = 4
@@ -84,6 +87,6 @@ def gather_tile(
 def wgrad_tile(target: Target, dtype: torch.dtype, c_in: int, c_out: int) -> TileConfig:
     """Default tile of wgrad; split_k is left to the launcher, which knows the number of blocks."""
     half = dtype in (torch.float16, torch.bfloat16)
-    limit = 128 if half else 64
+    limit = 128 if half and max(c_in, c_out) > 128 else 64
     tile = TileConfig(_power(c_in, 16, limit), _power(c_out, 16, limit), 64 if half else 32, 4, 3)
     return _fit(tile, target, dtype.itemsize)

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .launch import register, specialise
+from .launch import cdiv, power_of_2, register, specialise
 from .target import Target
 from .tile_config import TileConfig
 
@@ -188,14 +188,14 @@ class WgradGemm:
     ) -> None:  # fmt: skip
         self.target, self.device = target, device
         self.pairs, self.n_offsets, self.c_in, self.columns = pairs, n_offsets, c_in, groups * c_out
-        blocks = triton.cdiv(c_in, tile.block_m) * triton.cdiv(c_out, tile.block_n)
+        blocks = cdiv(c_in, tile.block_m) * cdiv(c_out, tile.block_n)
         direct = blocks * groups * n_offsets >= 8 * target.compute_units
         shares = max(1, min(-(-4 * target.compute_units // (blocks * groups)), 4096))
         self.shares = n_offsets if direct else shares
         self.grid = (blocks, self.shares, groups)
         even = c_in % tile.block_m == 0 and c_out % tile.block_n == 0
         wide = max(n_in * groups * c_in, n_out * groups * c_out) >= 1 << 31
-        v_block = max(16, triton.next_power_of_2(n_offsets))
+        v_block = max(16, power_of_2(n_offsets))
         self.direct, self.mirrored = direct, mirrored
         self.precision = precision if dtype == torch.float32 else "ieee"
         self.constants = (
@@ -226,7 +226,7 @@ class WgradGemm:
             constants = (self.mirrored, self.constants[5], 16, 256)
             size = self.c_in * self.columns
             sum_shares_kernel.launch(
-                self.device, self.target, (triton.cdiv(size, 256), self.n_offsets, 1),
+                self.device, self.target, (cdiv(size, 256), self.n_offsets, 1),
                 (out, dw, self.pairs[2], self.n_offsets, self.c_in, c_out, self.columns, self.shares, *self.dw_place),
                 constants, {"num_warps": 4},
                 (constants, dw.dtype, specialise(*self.dw_place), dw.data_ptr() % 16),

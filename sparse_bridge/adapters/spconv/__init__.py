@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..base import Adapter, Patch
 
-__all__ = ["ADAPTER", "SpconvAdapter"]
+if TYPE_CHECKING:
+    from .interchange import from_core, to_core
+
+__all__ = ["ADAPTER", "SpconvAdapter", "from_core", "to_core"]
 
 
 class SpconvAdapter(Adapter):
@@ -32,3 +36,11 @@ class SpconvAdapter(Adapter):
 
 
 ADAPTER = SpconvAdapter()
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("from_core", "to_core"):  # at first use, because they need torch
+        from . import interchange
+
+        return getattr(interchange, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

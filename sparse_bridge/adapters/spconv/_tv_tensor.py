@@ -182,6 +182,21 @@ class Tensor:
             )
         return Tensor._wrap(self._array.reshape(tuple(shape)), self._code)
 
+    def type_view(self, dtype: Any, shape: Sequence[int] | None = None) -> Tensor:
+        """The same memory as elements of another dtype; the last axis changes with their size."""
+        code = code_of(dtype)
+        row = (self.shape or [1])[-1] * self.itemsize
+        if not self.is_contiguous() or row % itemsize(code):
+            raise TvArgumentError(
+                f"type_view of {self!r} as elements of {itemsize(code)} bytes; it must be "
+                "contiguous and its last axis hold a whole number of them"
+            )
+        if isinstance(self._array, np.ndarray):
+            seen = Tensor._wrap(self._array.view(to_numpy_dtype(code)), code)
+        else:
+            seen = Tensor._wrap(self._array.view(to_torch_dtype(code)), code)
+        return seen if shape is None else seen.view(shape)
+
     def unsqueeze(self, axis: int) -> Tensor:
         shape = self.shape
         shape.insert(axis, 1)

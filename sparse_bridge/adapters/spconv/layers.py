@@ -15,6 +15,7 @@ from . import records
 
 __all__ = [
     "FeatureTypeError",
+    "SparseInputError",
     "allow_tf32",
     "box_of",
     "check_input",
@@ -25,6 +26,10 @@ __all__ = [
 ]
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class SparseInputError(DataTypeError, AttributeError):
+    """A layer got something else than a sparse tensor."""
 
 
 class FeatureTypeError(DataTypeError, RuntimeError):
@@ -45,9 +50,15 @@ def box_of(x: Any) -> Box:
 def check_input(x: Any, what: str) -> torch.Tensor:
     """The features [N, C] of a layer's input.
 
-    Raises UnsupportedError (int8), FeatureTypeError, ShapeError, DeviceError.
+    Raises SparseInputError, UnsupportedError (int8), FeatureTypeError, ShapeError, DeviceError.
     """
-    features = x.features
+    try:
+        features = x.features
+    except AttributeError:
+        raise SparseInputError(
+            f"{what} takes a SparseConvTensor, got {type(x).__name__}. Derive the module that "
+            "holds this layer from SparseModule, or use SparseSequential."
+        ) from None
     if features.dtype == torch.qint8:
         raise UnsupportedError(
             f"{what} got int8 features; quantised inference is not bridged. "

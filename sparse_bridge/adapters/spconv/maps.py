@@ -9,8 +9,34 @@ from ...core.conv_spec import Box, Offsets
 from ...core.coordinate_map import CoordinateMap
 from ...core.kernel_map import KernelMap
 from ...core.map_cache import MapStore
+from ...errors import CoordinateError
 
-__all__ = ["generative_map", "strided_map", "submanifold_map"]
+__all__ = ["check_inside", "generative_map", "strided_map", "submanifold_map"]
+
+
+class SiteRangeError(CoordinateError, IndexError):
+    """A row that lies outside the grid it is to be written into."""
+
+
+def check_inside(indices: torch.Tensor, box: Box) -> None:
+    """Raise SiteRangeError where an index leaves -size <= index < size of `box`'s extents.
+
+    Sites that a layer made are known to lie inside; those of the user are looked at once.
+    """
+    map_cache.store_of(indices).get(("inside", box), lambda: _look_inside(indices, box.size))
+
+
+def _look_inside(indices: torch.Tensor, size: tuple[int, ...]) -> bool:
+    limit = torch.tensor(size, device=indices.device)
+    wrong = ((indices >= limit) | (indices < -limit)).nonzero()
+    if wrong.shape[0]:
+        row, column = wrong[0].tolist()
+        name = "batch index" if column == 0 else f"axis {column - 1}"
+        raise SiteRangeError(
+            f"row {row} has {name} {int(indices[row, column])}, but the grid holds {size[column]} "
+            f"({wrong.shape[0]} such entries); correct the indices or the grid first."
+        )
+    return True
 
 
 def _coordinates(store: MapStore, indices: torch.Tensor, box: Box) -> CoordinateMap:
@@ -41,6 +67,7 @@ def _expanded(kind: str, indices, box: Box, offsets: Offsets, stride, out_box: B
         coords = map_cache.normal_tensor(coords.clone if coords.is_inference() else coords.detach)
         made = MapStore()
         made.put(("coordinates", out_box), new)
+        made.put(("inside", out_box), True)
         map_cache.adopt(coords, made)
         return coords, kmap
 

@@ -1,4 +1,4 @@
-"""Seams of an installed spconv: methods looked up at call time, so live models keep their classes."""
+"""Seams of an installed spconv: attributes looked up at call time, so live models keep classes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from ...errors import UnsupportedError
 from ..base import Patch
 from ..ledger import note
-from . import pools, sums
+from . import pools, sums, weights
 from .translate import conv_forward
 
 __all__ = ["patches"]
@@ -20,11 +20,7 @@ _VERSIONS = ">=2.2,<2.4"
 
 def _refusal(x: Any) -> str | None:
     """Why a call must run in spconv itself, decided before any work."""
-    if getattr(x, "is_quantized", False):
-        return "int8 features"
-    if getattr(x, "benchmark", False):
-        return "benchmark mode records spconv's own timings"
-    return None
+    return "int8 features" if getattr(x, "is_quantized", False) else None
 
 
 def _convolution(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,6 +59,10 @@ def _assignable(original: property) -> property:
     return property(original.fget, assign, None, "Features [N, C]; assignable as in spconv 1.x.")
 
 
+def _before_loading(self: Any, state_dict: Any, prefix: str, *ignored: Any) -> None:
+    weights.before_loading(self, state_dict, prefix)
+
+
 def patches() -> list[Patch]:
     """Patches for the spconv that is imported. Raises UnsupportedError outside 2.2 .. 2.3."""
     import spconv
@@ -79,19 +79,30 @@ def patches() -> list[Patch]:
         return Patch(owner, name, replacement, reason, _VERSIONS, wraps)
 
     average = "averages divide by the active inputs on every device"
+    global_pool = _pool(pools.global_pool_forward)
+    unordered = "spconv's leaves kernel maps in the row order of the operand"
+    compiled = "spconv's needs its compiled hash table"
+    assigned = "spconv 1.x code assigns features"
+    twice = "spconv's permutes weights of older layouts twice"
     return [
         seam(conv.SparseConvolutionBase, "_conv_forward", _convolution, "all convolutions"),
         seam(pool.SparseMaxPool, "forward", _pool(pools.max_pool_forward), "max pooling"),
         seam(pool.SparseAvgPool, "forward", _pool(pools.avg_pool_forward), average),
+        seam(pool.SparseGlobalMaxOrAvgPool, "forward", global_pool, "all devices"),
+        seam(functional, "sparse_add", sums.sparse_add, unordered, wraps=False),
+        seam(functional, "sparse_add_hash_based", sums.sparse_add_hash_based, compiled, False),
         seam(
-            pool.SparseGlobalMaxOrAvgPool, "forward", _pool(pools.global_pool_forward), "all devices"
+            core.SparseConvTensor,
+            "features",
+            _assignable(core.SparseConvTensor.features),
+            assigned,
+            wraps=False,
         ),
         seam(
-            functional, "sparse_add_hash_based", sums.sparse_add_hash_based,
-            "spconv's needs its compiled hash table", wraps=False,
+            conv.SparseConvolution,
+            "_load_weight_different_layout",
+            _before_loading,
+            twice,
+            wraps=False,
         ),
-        seam(
-            core.SparseConvTensor, "features", _assignable(core.SparseConvTensor.features),
-            "spconv 1.x code assigns features", wraps=False,
-        ),
-    ]  # fmt: skip
+    ]

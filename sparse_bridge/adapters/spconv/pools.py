@@ -37,13 +37,14 @@ def _pool(layer: Any, x: Any, mode: str) -> Any:
     watch = None
     if x.benchmark:
         watch = benchmark.of_pool(x, layer, "SparseMaxPool" if mode == "max" else "SparseAvgPool")
-    indices, shape, kmap, store = _new_map(layer, x)
-    if watch is not None:
-        watch.built()
+    with benchmark.timed(x, layer._sparse_unique_name or layer.name or what):
+        indices, shape, kmap, store = _new_map(layer, x)
+        if watch is not None:
+            watch.built()
+        y = core_pool.pool(features, kmap, mode, floor=0.0)
     entries = dict(x.indice_dict)
     if key is not None:
         entries[key] = record_of(x, layer, indices, shape, kmap, store)
-    y = core_pool.pool(features, kmap, mode, floor=0.0)
     if layer.record_voxel_count and hasattr(layer, "max_num_voxels_during_training"):
         layer.max_num_voxels_during_training.clamp_(min=y.shape[0])
     if watch is not None:

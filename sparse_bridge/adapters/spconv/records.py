@@ -243,15 +243,15 @@ def kernel_map_of(record: Any) -> KernelMap:
     return kmap
 
 
-def reordered(
-    record: Any, before: torch.Tensor, after: torch.Tensor, order: torch.Tensor
-) -> Any:
+def reordered(record: Any, before: torch.Tensor, after: torch.Tensor, order: torch.Tensor) -> Any:
     """`record` for a tensor whose rows `before` were put in another order.
 
     after: those rows, after[i] = before[order[i]].  order: int64 [N]. Ends of the map that are not
     these rows stay as they are; so do records that know nothing of them.
     """
-    ends = [name for name in ("indices", "out_indices") if _same_rows(getattr(record, name), before)]
+    ends = [
+        name for name in ("indices", "out_indices") if _same_rows(getattr(record, name), before)
+    ]
     if not ends:
         return record
     kmap = kernel_map_of(record)
@@ -264,7 +264,7 @@ def reordered(
         y_rows = place.index_select(0, y_rows) if "out_indices" in ends else y_rows
         lists.append((x_rows, y_rows))
     values = {name: getattr(record, name) for name in _COMMON} | dict.fromkeys(ends, after)
-    base = next(c for c in type(record).__mro__ if c.__name__ in _KINDS)
+    base = next(c for c in reversed(type(record).__mro__) if c.__name__ in _KINDS)
     new = from_pairs(lists, kmap.n_in, kmap.n_out)
     return make_record({base.__name__: base}, base.__name__ == _KINDS[0], values, new, None)
 

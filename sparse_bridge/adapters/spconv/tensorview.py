@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -55,7 +54,6 @@ __all__ = [
     "from_numpy",
     "from_torch",
     "full",
-    "gemm",
     "get_npdtype_from_tvdtype",
     "get_numpy_view",
     "int8",
@@ -124,7 +122,7 @@ class Activation:
         return self._value
 
     def __reduce__(self) -> tuple[type[Activation], tuple[int]]:
-        return Activation, (self._value,)
+        return type(self), (self._value,)
 
     def __setstate__(self, state: int) -> None:
         self._value = state
@@ -136,16 +134,22 @@ class Activation:
         return f"<{self}: {self._value}>"
 
 
-def _add_members() -> None:
+def _add_members(kind: type[Activation]) -> type[Activation]:
     for number, name in enumerate(("None_", "ReLU", "Sigmoid", "LeakyReLU")):
-        member = object.__new__(Activation)
+        member = object.__new__(kind)
         member._value = number
-        Activation.__members__[name] = member
-        setattr(Activation, name, member)
+        kind.__members__[name] = member
+        setattr(kind, name, member)
+    return kind
 
 
-_add_members()
-gemm = types.SimpleNamespace(Activation=Activation)
+def activation_of(module: str) -> type[Activation]:
+    """An `Activation` that says it is defined in `module`, so that pickles name that place."""
+    body = {"__module__": module, "__slots__": (), "__members__": {}}
+    return _add_members(type("Activation", (Activation,), body))
+
+
+_add_members(Activation)
 
 
 def empty(

@@ -62,10 +62,11 @@ def conv_forward(
         raise ContractError(f"{what}: a fused {activation} is for inference; call .eval() first.")
     check_parameters(features, weight, what)
     watch = benchmark.of_conv(x, layer, name) if x.benchmark else None
-    if layer.conv1x1:
-        out = _pointwise(layer, x, features, weight, bias)
-    else:
-        out = _convolve(layer, x, features, weight, bias, activation, act_alpha, watch)
+    with benchmark.timed(x, sparse_unique_name or name or what):
+        if layer.conv1x1:
+            out = _pointwise(layer, x, features, weight, bias)
+        else:
+            out = _convolve(layer, x, features, weight, bias, activation, act_alpha, watch)
     if add_input is not None:
         summed = out.features + add_input.features
         out = out.replace_feature(_activate(summed, activation, act_alpha))

@@ -67,9 +67,9 @@ def convert_layout(state_dict: dict[str, torch.Tensor], key: str, layout: str, l
     """Permute `state_dict[key]` from `layout` ("RSKC" or "RSCK") to KRSC, in place.
 
     The weight of a layer that is one matrix product is reshaped from RSCK: both versions read its
-    memory as one [C_in, C_out] matrix. A weight that is not of the stated layout is left alone, so that loading one dictionary
-    twice is harmless; torch's own size check says the rest. Raises ContractError when the key is
-    missing.
+    memory as one [C_in, C_out] matrix. A weight that is not of the stated layout is left alone, so
+    that loading one dictionary twice is harmless; torch's own size check says the rest.
+    Raises ContractError when the key is missing.
     """
     if key not in state_dict:
         raise ContractError(

@@ -116,7 +116,7 @@ def test_bad_arguments():
 
 
 def test_activation_is_a_value():
-    act = tv.gemm.Activation
+    act = tv.Activation
     for name, member in act.__members__.items():
         assert getattr(act, name) is member and act(member.value) is member
         assert copy.deepcopy(member) is member and pickle.loads(pickle.dumps(member)) is member

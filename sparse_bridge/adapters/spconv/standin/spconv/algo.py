@@ -1,6 +1,6 @@
-"""spconv's run-time tuners; sparse_bridge chooses tiles by itself."""
+"""spconv's run-time tuners; sparse_bridge chooses tiles by itself. Every use raises."""
 
-from sparse_bridge.errors import UnsupportedError
+from spconv.core_cc import MissingExtensionError
 
 
 class _Tuner:
@@ -8,11 +8,11 @@ class _Tuner:
         self._name = name
 
     def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise UnsupportedError(
-            f"spconv.algo.{self._name}.{name} tunes spconv's own kernels, which are not used here."
-        )
+        raise MissingExtensionError.of(f"spconv.algo.{self._name}", name)
 
 
 GEMM, CONV, GEMM_CPP, CONV_CPP = (_Tuner(name) for name in ("GEMM", "CONV", "GEMM_CPP", "CONV_CPP"))
+
+
+def __getattr__(name):
+    raise MissingExtensionError.of(__name__, name)

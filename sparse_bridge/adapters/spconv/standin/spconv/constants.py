@@ -46,15 +46,38 @@ SPCONV_ALLOW_TF32 = False
 class NVRTCMode(enum.Enum):
     Disabled = 0
     Direct = 1
+    DynamicParallism = 2
+    KernelAndCPU = 3
     ConstantMemory = 4
+    Static = 5
 
 
-SPCONV_NVRTC_MODE = NVRTCMode.Disabled
+SPCONV_NVRTC_MODE = NVRTCMode.ConstantMemory
 
 
 class AllocKeys:
     """Names of the scratch buffers of spconv's allocator."""
 
-
-for _key in ["PairBwd", "IndiceNumPerLoc", "PairMask", "MaskArgSort", "OutIndices", "PairFwd", "PairMaskBwd", "MaskArgSortBwd", "MaskOutputFwd", "OutFeatures", "Features", "Filters", "OutBp", "DIn", "DFilters", "InpBuffer", "OutBuffer", "IndicePairsUniq", "IndicePairsUniqBackup", "HashKOrKV", "HashV", "ThrustTemp", "TightUniqueCount"]:
-    setattr(AllocKeys, _key, _key)
+    PairBwd = "PairBwd"
+    IndiceNumPerLoc = "IndiceNumPerLoc"
+    PairMask = "PairMask"
+    MaskArgSort = "MaskArgSort"
+    OutIndices = "OutIndices"
+    PairFwd = "PairFwd"
+    PairMaskBwd = "PairMaskBwd"
+    MaskArgSortBwd = "MaskArgSortBwd"
+    MaskOutputFwd = "MaskOutputFwd"
+    OutFeatures = "OutFeatures"
+    Features = "Features"
+    Filters = "Filters"
+    OutBp = "OutBp"
+    DIn = "DIn"
+    DFilters = "DFilters"
+    InpBuffer = "InpBuffer"
+    OutBuffer = "OutBuffer"
+    IndicePairsUniq = "IndicePairsUniq"
+    IndicePairsUniqBackup = "IndicePairsUniqBackup"
+    HashKOrKV = "HashKOrKV"
+    HashV = "HashV"
+    ThrustTemp = "ThrustTemp"
+    TightUniqueCount = "TightUniqueCount"

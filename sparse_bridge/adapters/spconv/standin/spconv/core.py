@@ -1,4 +1,4 @@
-"""Algorithm names. All of them run on the same engine; a layer only remembers which one it was given."""
+"""Algorithm names. All run on the same engine; a layer only remembers which it was given."""
 
 from enum import Enum
 

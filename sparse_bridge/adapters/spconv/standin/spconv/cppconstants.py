@@ -3,6 +3,6 @@
 CPU_ONLY_BUILD = False
 BUILD_CUMM_VERSION = "0.7.11"
 BUILD_PCCM_VERSION = "0.4.16"
-HAS_BOOST = False
-COMPILED_CUDA_ARCHS: list = []
-COMPILED_CUDA_GEMM_ARCHS: list = []
+HAS_BOOST = True  # the rotated box operations work
+COMPILED_CUDA_ARCHS: set = set()
+COMPILED_CUDA_GEMM_ARCHS: set = set()

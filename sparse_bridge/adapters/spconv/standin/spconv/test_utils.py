@@ -4,20 +4,19 @@ import itertools
 import unittest
 
 import numpy as np
-import torch
 
 
 class TestCase(unittest.TestCase):
     def assertAllEqual(self, a, b):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
-    def assertAllClose(self, a, b, rtol=1e-6, atol=1e-6):
-        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=rtol, atol=atol)
+    def assertAllClose(self, a, b, rtol=1e-6, atol=1e-6, msg=""):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=rtol, atol=atol, err_msg=msg)
 
 
 def params_grid(*params):
     """Every combination of the given lists."""
-    return list(itertools.product(*params))
+    return [list(choice) for choice in itertools.product(*params)]
 
 
 def generate_sparse_data(
@@ -30,13 +29,17 @@ def generate_sparse_data(
     dtype=np.float32,
     shape_scale=1,
 ):
-    """Random features at distinct coordinates: dict of features [N, C], indices [N, nd + 1] (batch id last) and, with
-    `with_dense`, features_dense [B, C, *shape]."""
-    size = int(np.prod(shape))
+    """Random features at distinct coordinates, all multiples of `shape_scale`.
+
+    Returns a dict of features [N, C], indices [N, nd + 1] (batch id last) and, with `with_dense`,
+    features_dense [B, C, *shape].
+    """
+    cells_of = [extent // shape_scale for extent in shape]
+    size = int(np.prod(cells_of))
     coords, features = [], []
     for batch, count in enumerate(num_points):
         flat = np.random.choice(size, count, replace=False)
-        cells = np.stack(np.unravel_index(flat, shape), 1) * shape_scale
+        cells = np.stack(np.unravel_index(flat, cells_of), 1) * shape_scale
         coords.append(np.concatenate([cells, np.full((count, 1), batch)], 1))
         draw = np.random.randint if integer else np.random.uniform
         features.append(draw(*data_range, size=(count, num_channels)).astype(dtype))
@@ -45,14 +48,8 @@ def generate_sparse_data(
         "indices": np.concatenate(coords).astype(np.int32),
     }
     if with_dense:
-        dense = np.zeros(
-            (len(num_points), *(s * shape_scale for s in shape), num_channels), dtype=dtype
-        )
+        dense = np.zeros((len(num_points), *shape, num_channels), dtype=dtype)
         places = result["indices"]
         dense[(places[:, -1], *places[:, :-1].T)] = result["features"]
         result["features_dense"] = np.ascontiguousarray(np.moveaxis(dense, -1, 1))
     return result
-
-
-def assert_close(a: torch.Tensor, b: torch.Tensor, **options):
-    torch.testing.assert_close(a, b, **options)

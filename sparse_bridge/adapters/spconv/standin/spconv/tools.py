@@ -1,27 +1,10 @@
 """The timer that layers carry along."""
 
-import contextlib
+from sparse_bridge.adapters.spconv.tensorview import KernelTimer
 
 
-class CUDAKernelTimer:
-    """Accepted everywhere spconv takes one; records nothing (use torch.profiler)."""
+class CUDAKernelTimer(KernelTimer):
+    """GPU times by name; does nothing where disabled or without a GPU."""
 
     def __init__(self, enable=True):
-        self.enable = enable
-        self._timer = None
-
-    @contextlib.contextmanager
-    def namespace(self, name):
-        yield
-
-    @contextlib.contextmanager
-    def record(self, name, stream=0):
-        yield
-
-    def get_all_pair_time(self):
-        return {}
-
-    @staticmethod
-    def collect_by_name(name, res):
-        """Entries of a timing dictionary whose dotted name contains `name`."""
-        return {key: value for key, value in res.items() if name in key.split(".")}
+        super().__init__(enable)

@@ -1,7 +1,6 @@
 """Where pickles of the original look for the activation enum."""
 
-from sparse_bridge.adapters.spconv.tensorview import Activation
+from sparse_bridge.adapters.spconv.tensorview import activation_of
 
-Activation.__module__ = (
-    __name__  # pickles written here load with the original, and the other way round
-)
+# Defined here by name, so pickles written here load with the original, and the other way round.
+Activation = activation_of(__name__)

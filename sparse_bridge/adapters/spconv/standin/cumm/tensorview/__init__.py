@@ -1,3 +1,7 @@
 """Tensors of the voxelizers and the activation enum, under cumm's names."""
 
+from cumm.tensorview import gemm as gemm
+
 from sparse_bridge.adapters.spconv.tensorview import *  # noqa: F403
+
+Activation = gemm.Activation

@@ -7,7 +7,21 @@ from typing import Union
 import numpy as np
 import torch
 from spconv.core import ConvAlgo
-from spconv.pytorch import constants, cppcore, functional, ops
+from spconv.pytorch import (
+    constants,
+    conv,
+    core,
+    cppcore,
+    functional,
+    hash,
+    identity,
+    modules,
+    ops,
+    pool,
+    spatial,
+    tables,
+    utils,
+)
 from spconv.pytorch.conv import (
     SparseConv1d,
     SparseConv2d,
@@ -49,7 +63,65 @@ from spconv.pytorch.pool import (
 )
 from spconv.pytorch.tables import AddTable, ConcatTable, JoinTable
 
-from . import conv, core, hash, identity, modules, pool, spatial, tables, utils
+__all__ = [
+    "AddTable",
+    "ConcatTable",
+    "ConvAlgo",
+    "Identity",
+    "JoinTable",
+    "Path",
+    "RemoveGrid",
+    "SparseAvgPool1d",
+    "SparseAvgPool2d",
+    "SparseAvgPool3d",
+    "SparseBatchNorm",
+    "SparseConv1d",
+    "SparseConv2d",
+    "SparseConv3d",
+    "SparseConv4d",
+    "SparseConvTensor",
+    "SparseConvTranspose1d",
+    "SparseConvTranspose2d",
+    "SparseConvTranspose3d",
+    "SparseConvTranspose4d",
+    "SparseGlobalAvgPool",
+    "SparseGlobalMaxPool",
+    "SparseIdentity",
+    "SparseInverseConv1d",
+    "SparseInverseConv2d",
+    "SparseInverseConv3d",
+    "SparseInverseConv4d",
+    "SparseMaxPool1d",
+    "SparseMaxPool2d",
+    "SparseMaxPool3d",
+    "SparseMaxPool4d",
+    "SparseModule",
+    "SparseReLU",
+    "SparseSequential",
+    "SubMConv1d",
+    "SubMConv2d",
+    "SubMConv3d",
+    "SubMConv4d",
+    "ToDense",
+    "Union",
+    "assign_name_for_sparse_modules",
+    "constants",
+    "conv",
+    "core",
+    "cppcore",
+    "functional",
+    "hash",
+    "identity",
+    "modules",
+    "np",
+    "ops",
+    "platform",
+    "pool",
+    "spatial",
+    "tables",
+    "torch",
+    "utils",
+]
 
 
 class ToDense(SparseModule):

@@ -1,4 +1,4 @@
-"""Convolution layers. They hold parameters and geometry; the work is done by the shared adapter functions."""
+"""Convolution layers: parameters and geometry; shared adapter functions do the work."""
 
 import math
 
@@ -14,6 +14,7 @@ from torch.nn import init
 
 from sparse_bridge import settings
 from sparse_bridge.adapters.spconv import weights
+from sparse_bridge.adapters.spconv.geometry import KernelSizeError
 from sparse_bridge.adapters.spconv.translate import conv_forward
 from sparse_bridge.errors import ContractError
 
@@ -25,10 +26,10 @@ class SparseConvolutionBase:
     """Geometry and forward logic, without parameters."""
 
     def __init__(
-        self, ndim, in_channels, out_channels, kernel_size=3, stride=1, padding=0, dilation=1, groups=1, bias=True,
-        subm=False, output_padding=0, transposed=False, inverse=False, indice_key=None, algo=None, fp32_accum=None,
-        record_voxel_count=False, act_type=tv.gemm.Activation.None_, act_alpha=0, act_beta=0,
-        large_kernel_fast_algo=False,
+        self, ndim, in_channels, out_channels, kernel_size=3, stride=1, padding=0, dilation=1,
+        groups=1, bias=True, subm=False, output_padding=0, transposed=False, inverse=False,
+        indice_key=None, algo=None, fp32_accum=None, record_voxel_count=False,
+        act_type=tv.gemm.Activation.None_, act_alpha=0, act_beta=0, large_kernel_fast_algo=False,
     ):  # fmt: skip
         _check_groups(groups, in_channels, out_channels)
         self.ndim = ndim
@@ -39,8 +40,9 @@ class SparseConvolutionBase:
         self.dilation = expand_nd(ndim, dilation)
         self.padding = expand_nd(ndim, padding)
         self.output_padding = expand_nd(ndim, output_padding)
+        _check_sizes(self)
         kv = math.prod(self.kernel_size)
-        # With one tap and no stride the layer is a matrix product; grouped weights do not fit that short cut.
+        # With one tap and no stride the layer is a matrix product; grouped weights do not fit that.
         self.conv1x1 = kv == 1 and groups == 1 and (subm or math.prod(self.stride) == 1)
         if self.conv1x1 and not subm and any(self.padding):
             raise ContractError(
@@ -57,7 +59,7 @@ class SparseConvolutionBase:
             algo = ConvAlgo.MaskImplicitGemm if kv <= limit else ConvAlgo.Native
         if algo == ConvAlgo.MaskSplitImplicitGemm and kv > 32:
             raise ContractError(
-                f"MaskSplitImplicitGemm takes kernels of at most 32 taps, got {kv}."
+                f"MaskSplitImplicitGemm takes kernels of at most 32 taps, got {kv}; leave algo out."
             )
         self.algo = algo
         self.fp32_accum = fp32_accum
@@ -74,13 +76,22 @@ class SparseConvolutionBase:
         return self.indice_key is not None and not self.subm
 
     def _conv_forward(
-        self, training, input, weight, bias, add_input=None, channel_scale=None, output_scale=None, name=None,
-        sparse_unique_name="", act_type=tv.gemm.Activation.None_, act_alpha=0, act_beta=0,
+        self, training, input, weight, bias, add_input=None, channel_scale=None, output_scale=None,
+        name=None, sparse_unique_name="", act_type=tv.gemm.Activation.None_, act_alpha=0,
+        act_beta=0,
     ):  # fmt: skip
         return conv_forward(
-            self, training, input, weight, bias, add_input, channel_scale, output_scale, name, sparse_unique_name,
-            act_type, act_alpha, act_beta,
+            self, training, input, weight, bias, add_input, channel_scale, output_scale, name,
+            sparse_unique_name, act_type, act_alpha, act_beta,
         )  # fmt: skip
+
+
+def _check_sizes(layer):
+    if min(*layer.kernel_size, layer.in_channels, layer.out_channels) < 1:
+        raise KernelSizeError(
+            f"kernel size {layer.kernel_size} for {layer.in_channels} input and "
+            f"{layer.out_channels} output channels; all of them must be at least 1."
+        )
 
 
 def _check_groups(groups, in_channels, out_channels):
@@ -88,8 +99,8 @@ def _check_groups(groups, in_channels, out_channels):
         return
     if not settings.get().groups:
         raise ContractError(
-            f"groups is {groups}; spconv takes only 1. Set SPARSE_BRIDGE_GROUPS=1 to allow grouped convolutions, "
-            "which spconv itself cannot run."
+            f"groups is {groups}; spconv takes only 1. Set SPARSE_BRIDGE_GROUPS=1 to allow grouped "
+            "convolutions, which spconv itself cannot run."
         )
     if in_channels % groups or out_channels % groups:
         raise ContractError(
@@ -101,16 +112,17 @@ class SparseConvolution(SparseConvolutionBase, SparseModule):
     """A convolution with parameters `weight` [C_out, *kernel, C_in] and `bias` [C_out] or None."""
 
     def __init__(
-        self, ndim, in_channels, out_channels, kernel_size=3, stride=1, padding=0, dilation=1, groups=1, bias=True,
-        subm=False, output_padding=0, transposed=False, inverse=False, indice_key=None, algo=None, fp32_accum=None,
-        record_voxel_count=False, act_type=tv.gemm.Activation.None_, act_alpha=0, act_beta=0,
-        large_kernel_fast_algo=False, name=None, device=None, dtype=None,
+        self, ndim, in_channels, out_channels, kernel_size=3, stride=1, padding=0, dilation=1,
+        groups=1, bias=True, subm=False, output_padding=0, transposed=False, inverse=False,
+        indice_key=None, algo=None, fp32_accum=None, record_voxel_count=False,
+        act_type=tv.gemm.Activation.None_, act_alpha=0, act_beta=0, large_kernel_fast_algo=False,
+        name=None, device=None, dtype=None,
     ):  # fmt: skip
         SparseModule.__init__(self, name=name)
         SparseConvolutionBase.__init__(
-            self, ndim, in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, subm,
-            output_padding, transposed, inverse, indice_key, algo, fp32_accum, record_voxel_count, act_type, act_alpha,
-            act_beta, large_kernel_fast_algo,
+            self, ndim, in_channels, out_channels, kernel_size, stride, padding, dilation, groups,
+            bias, subm, output_padding, transposed, inverse, indice_key, algo, fp32_accum,
+            record_voxel_count, act_type, act_alpha, act_beta, large_kernel_fast_algo,
         )  # fmt: skip
         kwargs = {"device": device, "dtype": dtype}
         if record_voxel_count and not self.subm and not self.inverse:
@@ -130,18 +142,13 @@ class SparseConvolution(SparseConvolutionBase, SparseModule):
     def _load_weight_different_layout(
         self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
     ):
-        name = prefix + _MAX_NUM_VOXELS_DURING_TRAINING
-        if hasattr(self, _MAX_NUM_VOXELS_DURING_TRAINING) and name not in state_dict:
-            state_dict[name] = torch.zeros(1, dtype=torch.int32)
-        if constants.SAVED_WEIGHT_LAYOUT in ("RSKC", "RSCK"):
-            weights.convert_layout(
-                state_dict, prefix + "weight", constants.SAVED_WEIGHT_LAYOUT, self
-            )
+        weights.before_loading(self, state_dict, prefix)
 
     def extra_repr(self):
         text = (
-            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
-            f"padding={self.padding}, dilation={self.dilation}, output_padding={self.output_padding}"
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
+            f"stride={self.stride}, padding={self.padding}, dilation={self.dilation}, "
+            f"output_padding={self.output_padding}"
         )
         if self.groups != 1:
             text += f", groups={self.groups}"
@@ -149,18 +156,16 @@ class SparseConvolution(SparseConvolutionBase, SparseModule):
             text += ", bias=False"
         text += f", algo={self.algo}"
         if self.act_type != tv.gemm.Activation.None_:
-            text += f", act_type={self.act_type}"
+            text += f", act={self.act_type}"
         return text
 
     def _fan_in(self):
         return self.in_channels // self.groups * int(np.prod(self.kernel_size))
 
     def reset_parameters(self):
-        """Kaiming-uniform as torch's own convolutions have it: bound 1 / sqrt(fan_in), fan_in = C_in * V."""
+        """Kaiming-uniform as torch's own convolutions have it: bound 1 / sqrt(C_in * V)."""
         slope = math.sqrt(0.005) if constants.SPCONV_DEBUG_WEIGHT else math.sqrt(5)
         fan_in = self._fan_in()
-        if fan_in == 0:
-            return
         bound = math.sqrt(3.0) * init.calculate_gain("leaky_relu", slope) / math.sqrt(fan_in)
         with torch.no_grad():
             self.weight.uniform_(-bound, bound)
@@ -170,8 +175,8 @@ class SparseConvolution(SparseConvolutionBase, SparseModule):
     def forward(self, input: SparseConvTensor, add_input: SparseConvTensor = None):
         return self._conv_forward(
             self.training, input, self.weight, self.bias, add_input, name=self.name,
-            sparse_unique_name=self._sparse_unique_name, act_type=self.act_type, act_alpha=self.act_alpha,
-            act_beta=self.act_beta,
+            sparse_unique_name=self._sparse_unique_name, act_type=self.act_type,
+            act_alpha=self.act_alpha, act_beta=self.act_beta,
         )  # fmt: skip
 
 
@@ -182,13 +187,15 @@ class _Regular(SparseConvolution):
     _transposed = False
 
     def __init__(
-        self, in_channels, out_channels, kernel_size, stride=1, padding=0, dilation=1, groups=1, bias=True,
-        indice_key=None, algo=None, fp32_accum=None, record_voxel_count=False, large_kernel_fast_algo=False, name=None,
+        self, in_channels, out_channels, kernel_size, stride=1, padding=0, dilation=1, groups=1,
+        bias=True, indice_key=None, algo=None, fp32_accum=None, record_voxel_count=False,
+        large_kernel_fast_algo=False, name=None,
     ):  # fmt: skip
         super().__init__(
-            self._ndim, in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
-            transposed=self._transposed, indice_key=indice_key, algo=algo, fp32_accum=fp32_accum,
-            record_voxel_count=record_voxel_count, large_kernel_fast_algo=large_kernel_fast_algo, name=name,
+            self._ndim, in_channels, out_channels, kernel_size, stride, padding, dilation, groups,
+            bias, transposed=self._transposed, indice_key=indice_key, algo=algo,
+            fp32_accum=fp32_accum, record_voxel_count=record_voxel_count,
+            large_kernel_fast_algo=large_kernel_fast_algo, name=name,
         )  # fmt: skip
 
 
@@ -204,28 +211,30 @@ class _Submanifold(SparseConvolution):
     _ndim: int
 
     def __init__(
-        self, in_channels, out_channels, kernel_size, stride=1, padding=0, dilation=1, groups=1, bias=True,
-        indice_key=None, algo=None, fp32_accum=None, large_kernel_fast_algo=False, name=None,
+        self, in_channels, out_channels, kernel_size, stride=1, padding=0, dilation=1, groups=1,
+        bias=True, indice_key=None, algo=None, fp32_accum=None, large_kernel_fast_algo=False,
+        name=None,
     ):  # fmt: skip
         super().__init__(
-            self._ndim, in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, subm=True,
-            indice_key=indice_key, algo=algo, fp32_accum=fp32_accum, large_kernel_fast_algo=large_kernel_fast_algo,
-            name=name,
+            self._ndim, in_channels, out_channels, kernel_size, stride, padding, dilation, groups,
+            bias, subm=True, indice_key=indice_key, algo=algo, fp32_accum=fp32_accum,
+            large_kernel_fast_algo=large_kernel_fast_algo, name=name,
         )  # fmt: skip
 
 
 class _Inverse(SparseConvolution):
-    """The pairs of the layer that made `indice_key`, read backwards: outputs are that layer's inputs."""
+    """The pairs of `indice_key`'s layer read backwards: outputs are that layer's inputs."""
 
     _ndim: int
 
     def __init__(
-        self, in_channels, out_channels, kernel_size, indice_key, bias=True, algo=None, fp32_accum=None,
-        large_kernel_fast_algo=False, name=None,
+        self, in_channels, out_channels, kernel_size, indice_key, bias=True, algo=None,
+        fp32_accum=None, large_kernel_fast_algo=False, name=None,
     ):  # fmt: skip
         super().__init__(
-            self._ndim, in_channels, out_channels, kernel_size, bias=bias, inverse=True, indice_key=indice_key,
-            algo=algo, fp32_accum=fp32_accum, large_kernel_fast_algo=large_kernel_fast_algo, name=name,
+            self._ndim, in_channels, out_channels, kernel_size, bias=bias, inverse=True,
+            indice_key=indice_key, algo=algo, fp32_accum=fp32_accum,
+            large_kernel_fast_algo=large_kernel_fast_algo, name=name,
         )  # fmt: skip
 
 
@@ -294,7 +303,7 @@ class SubMConv4d(_Submanifold):
 
 
 DEFAULT_SPARSE_CONV_TYPES = {
-    SparseConv1d, SparseConv2d, SparseConv3d, SparseConv4d, SubMConv1d, SubMConv2d, SubMConv3d, SubMConv4d,
-    SparseInverseConv1d, SparseInverseConv2d, SparseInverseConv3d, SparseInverseConv4d, SparseConvTranspose1d,
-    SparseConvTranspose2d, SparseConvTranspose3d, SparseConvTranspose4d,
+    SparseConv1d, SparseConv2d, SparseConv3d, SparseConv4d, SubMConv1d, SubMConv2d, SubMConv3d,
+    SubMConv4d, SparseInverseConv1d, SparseInverseConv2d, SparseInverseConv3d, SparseInverseConv4d,
+    SparseConvTranspose1d, SparseConvTranspose2d, SparseConvTranspose3d, SparseConvTranspose4d,
 }  # fmt: skip

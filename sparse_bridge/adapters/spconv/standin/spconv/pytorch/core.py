@@ -4,16 +4,24 @@ import numpy as np
 import torch
 from spconv import constants
 from spconv.tools import CUDAKernelTimer
+from torch.fx import Proxy, ProxyableClassMeta
 
-from sparse_bridge.errors import ContractError, ShapeError, UnsupportedError
+from sparse_bridge.adapters.spconv import densify
+from sparse_bridge.errors import ContractError, DataTypeError, ShapeError
 
 
-class SpConvTensorMeta(type):
-    """Metaclass of `SparseConvTensor` (torch.fx proxies are not made by it)."""
+class SpConvTensorMeta(ProxyableClassMeta):
+    """Lets torch.fx trace functions that construct a `SparseConvTensor`."""
+
+    def __call__(cls, *args, **kwargs):
+        # torch's own test for tracing complains when it is asked outside of tracing.
+        if any(isinstance(value, Proxy) for value in (*args, *kwargs.values())):
+            return super().__call__(*args, **kwargs)
+        return type.__call__(cls, *args, **kwargs)
 
 
 class ThrustSortAllocator:
-    """Growable scratch memory. `alloc(nbytes)` returns an address that is valid until the next call."""
+    """Growable scratch memory. `alloc(nbytes)` returns an address, valid until the next call."""
 
     def __init__(self, device):
         self.device = device
@@ -29,11 +37,14 @@ class ThrustSortAllocator:
 
 
 class IndiceData:
-    """A kernel map as pair lists: indice_pairs int32 [2, V, N] padded with -1, indice_pair_num int32 [V]."""
+    """A kernel map as pair lists.
+
+    indice_pairs: int32 [2, V, N], padded with -1.  indice_pair_num: int32 [V].
+    """
 
     def __init__(
-        self, out_indices, indices, indice_pairs, indice_pair_num, spatial_shape, out_spatial_shape, is_subm, algo, ksize,
-        stride, dilation, padding, voxel_num=None,
+        self, out_indices, indices, indice_pairs, indice_pair_num, spatial_shape, out_spatial_shape,
+        is_subm, algo, ksize, stride, dilation, padding, voxel_num=None,
     ):  # fmt: skip
         self.out_indices = out_indices
         self.indices = indices
@@ -51,12 +62,15 @@ class IndiceData:
 
 
 class ImplicitGemmIndiceData:
-    """A kernel map as tables: pair_fwd [V, M] input row of each output row, pair_bwd [V, N] the reverse, masks."""
+    """A kernel map as tables, with masks of the taps that are there.
+
+    pair_fwd: int32 [V, M], input row of each output row.  pair_bwd: int32 [V, N], the reverse.
+    """
 
     def __init__(
         self, out_indices, indices, pair_fwd, pair_bwd, pair_mask_fwd_splits, pair_mask_bwd_splits,
-        mask_argsort_fwd_splits, mask_argsort_bwd_splits, masks, spatial_shape, out_spatial_shape, is_subm, algo, ksize,
-        stride, dilation, padding, in_voxel_num=None, out_voxel_num=None,
+        mask_argsort_fwd_splits, mask_argsort_bwd_splits, masks, spatial_shape, out_spatial_shape,
+        is_subm, algo, ksize, stride, dilation, padding, in_voxel_num=None, out_voxel_num=None,
     ):  # fmt: skip
         self.out_indices = out_indices
         self.indices = indices
@@ -80,7 +94,7 @@ class ImplicitGemmIndiceData:
 
 
 def scatter_nd(indices, updates, shape):
-    """Zeros of `shape` with `updates` written at `indices` [..., k]; of equal indices the last write wins."""
+    """Zeros of `shape` with `updates` written at `indices` [..., k]; the last write wins."""
     result = torch.zeros(*shape, dtype=updates.dtype, device=updates.device)
     places = indices.reshape(-1, indices.shape[-1]).long()
     result[tuple(places.t())] = updates.reshape(places.shape[0], *shape[indices.shape[-1] :])
@@ -90,11 +104,11 @@ def scatter_nd(indices, updates, shape):
 def expand_nd(ndim, val):
     """`val` as a list of `ndim` ints: an int is repeated, a sequence must have that length."""
     if isinstance(val, int):
-        return [val] * ndim
+        return [int(val)] * ndim
     if isinstance(val, np.ndarray):
         val = val.tolist()
     if not isinstance(val, (list, tuple)):
-        raise TypeError(
+        raise DataTypeError(
             f"expected an int or a sequence of {ndim} ints, got {type(val).__name__}: {val!r}"
         )
     if len(val) != ndim:
@@ -109,13 +123,15 @@ def _spatial_list(shape):
 class SparseConvTensor(metaclass=SpConvTensorMeta):
     """Sparse features on a grid.
 
-    features: [N, C].  indices: int32 [N, 1 + nd], batch index first.  spatial_shape: nd sizes, any kind of sequence.
-    batch_size: number of batch items.  indice_dict: kernel maps by `indice_key`.
+    features: [N, C].  indices: int32 [N, 1 + nd], batch index first.
+    spatial_shape: nd sizes, any kind of sequence.  batch_size: number of batch items.
+    indice_dict: kernel maps by `indice_key`.
     """
 
     def __init__(
-        self, features, indices, spatial_shape, batch_size, grid=None, voxel_num=None, indice_dict=None, benchmark=False,
-        permanent_thrust_allocator=False, enable_timer=False, force_algo=None,
+        self, features, indices, spatial_shape, batch_size, grid=None, voxel_num=None,
+        indice_dict=None, benchmark=False, permanent_thrust_allocator=False, enable_timer=False,
+        force_algo=None,
     ):  # fmt: skip
         spatial_shape = _spatial_list(spatial_shape)
         if not constants.SPCONV_FX_TRACE_MODE:
@@ -170,7 +186,12 @@ class SparseConvTensor(metaclass=SpConvTensorMeta):
         return self.replace_feature(self._features.dequantize())
 
     def replace_feature(self, feature):
-        """The same sites with other features; the row count may differ. Shares `indices` and `indice_dict`."""
+        """The same sites with other features [M, C]; M may differ from the sites' N.
+
+        Shares `indices` and `indice_dict`.
+        """
+        if not constants.SPCONV_FX_TRACE_MODE and feature.ndim != 2:
+            raise _ShapeContract(f"features {list(feature.shape)}; expected [N, C].")
         twin = SparseConvTensor.__new__(SparseConvTensor)
         twin._features = feature
         twin.indices = self.indices
@@ -202,7 +223,10 @@ class SparseConvTensor(metaclass=SpConvTensorMeta):
 
     @classmethod
     def from_dense(cls, x):
-        """Channels-last dense [B, *shape, C] -> the sites with any value that is not zero, in lexicographic order."""
+        """The sites of a channels-last dense [B, *shape, C] with any value that is not zero.
+
+        Rows are in lexicographic order.
+        """
         sparse = x.to_sparse(x.ndim - 1)
         indices = sparse.indices().permute(1, 0).contiguous().int()
         return cls(sparse.values(), indices, x.shape[1:-1], x.shape[0])
@@ -213,14 +237,12 @@ class SparseConvTensor(metaclass=SpConvTensorMeta):
         return self.indice_dict.get(key)
 
     def dense(self, channels_first=True):
-        """[B, C, *shape], or [B, *shape, C]; differentiable. Sites must be distinct and inside the grid."""
-        features = self._features
-        shape = [int(self.batch_size), *self.spatial_shape]
-        result = features.new_zeros((*shape, features.shape[1]))
-        result = result.index_put(tuple(self.indices.long().t()), features)
-        if not channels_first:
-            return result
-        return result.permute(0, -1, *range(1, len(shape))).contiguous()
+        """[B, C, *shape], or [B, *shape, C]; differentiable.
+
+        Of rows that share a site one stays; negative indices count from the end, as in Python.
+        Raises an IndexError for sites outside the grid.
+        """
+        return densify.dense(self, channels_first)
 
     def _added(self, other):
         if isinstance(other, SparseConvTensor):
@@ -244,11 +266,13 @@ class SparseConvTensor(metaclass=SpConvTensorMeta):
 def _check(features, indices, spatial_shape, batch_size):
     if features.ndim != 2 or indices.ndim != 2:
         raise _ShapeContract(
-            f"features {list(features.shape)} and indices {list(indices.shape)}; expected [N, C] and [N, 1 + nd]."
+            f"features {list(features.shape)} and indices {list(indices.shape)}; "
+            "expected [N, C] and [N, 1 + nd]."
         )
     if len(spatial_shape) != indices.shape[1] - 1:
         raise _ShapeContract(
-            f"spatial_shape {spatial_shape} must equal ndim: indices have {indices.shape[1] - 1} spatial columns."
+            f"spatial_shape {spatial_shape} must equal ndim: indices have {indices.shape[1] - 1} "
+            "spatial columns."
         )
     if indices.dtype != torch.int32:
         raise ContractError(
@@ -256,8 +280,6 @@ def _check(features, indices, spatial_shape, batch_size):
         )
     if not batch_size > 0:
         raise ContractError(f"batch_size is {batch_size}; expected at least 1.")
-    if features.dtype == torch.qint8:
-        raise UnsupportedError("int8 features are not supported; dequantise them first.")
 
 
 class _ShapeContract(ContractError, ShapeError):

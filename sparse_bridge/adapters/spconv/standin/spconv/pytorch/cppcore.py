@@ -7,7 +7,7 @@ from sparse_bridge.errors import UnsupportedError
 
 
 def torch_tensor_to_tv(ten, dtype=None, shape=None, stride=None):
-    """A tensorview of a torch tensor's memory. Raises KeyError for dtypes that tensorview lacks."""
+    """A tensorview of a torch tensor's memory, with another dtype, shape or stride if given."""
     if shape is not None:
         ten = ten.as_strided(shape, stride) if stride is not None else ten.view(shape)
     view = tv.from_torch(ten)

@@ -3,7 +3,8 @@
 import torch
 
 from sparse_bridge.adapters.spconv import low_level
-from sparse_bridge.adapters.spconv.sums import sparse_add, sparse_add_hash_based  # noqa: F401
+from sparse_bridge.adapters.spconv.sums import sparse_add as sparse_add
+from sparse_bridge.adapters.spconv.sums import sparse_add_hash_based as sparse_add_hash_based
 
 
 class _Entry:
@@ -15,20 +16,19 @@ class _Entry:
 
 
 class SparseConvFunction(_Entry):
-    """features, filters, indice_pairs, indice_pair_num, num_activate_out, algo, timer, bias, act_alpha, act_beta,
-    act_type -> [num_activate_out, K]."""
+    """Convolution from pair lists -> [num_activate_out, K]."""
 
     _inverse = False
     _subm = False
 
     @classmethod
     def forward(
-        cls, features, filters, indice_pairs, indice_pair_num, num_activate_out, algo=None, timer=None, bias=None,
-        act_alpha=0.0, act_beta=0.0, act_type=None,
+        cls, features, filters, indice_pairs, indice_pair_num, num_activate_out, algo=None,
+        timer=None, bias=None, act_alpha=0.0, act_beta=0.0, act_type=None,
     ):  # fmt: skip
         return low_level.conv_by_pairs(
-            features, filters, indice_pairs, indice_pair_num, num_activate_out, cls._inverse, cls._subm, bias,
-            act_alpha, act_type,
+            features, filters, indice_pairs, indice_pair_num, num_activate_out, cls._inverse,
+            cls._subm, bias, act_alpha, act_type,
         )  # fmt: skip
 
 
@@ -49,9 +49,9 @@ class SparseImplicitGemmFunction(_Entry):
 
     @staticmethod
     def forward(
-        features, filters, pair_fwd, pair_bwd, pair_mask_fwd_splits, pair_mask_bwd_splits, mask_argsort_fwd_splits,
-        mask_argsort_bwd_splits, num_activate_out, masks, is_train, is_subm, timer=None, fp32_accum=None, bias=None,
-        act_alpha=0.0, act_beta=0.0, act_type=None,
+        features, filters, pair_fwd, pair_bwd, pair_mask_fwd_splits, pair_mask_bwd_splits,
+        mask_argsort_fwd_splits, mask_argsort_bwd_splits, num_activate_out, masks, is_train,
+        is_subm, timer=None, fp32_accum=None, bias=None, act_alpha=0.0, act_beta=0.0, act_type=None,
     ):  # fmt: skip
         return low_level.conv_by_table(
             features, filters, pair_fwd, num_activate_out, bias, act_alpha, act_type

@@ -36,7 +36,7 @@ class _NameTaken(ContractError, ValueError):
 
 
 class SparseSequential(SparseModule):
-    """Runs its children in order; ordinary modules act on the features and are skipped when there are no rows.
+    """Runs its children in order; ordinary modules act on the features, if there are any rows.
 
     Children: positional (named "0", "1", ...), or one OrderedDict, plus keywords.
     """
@@ -126,10 +126,17 @@ class PrintTensorMeta(nn.Module):
 
 
 class PrintCurrentTime(nn.Module):
-    """Writes the time in seconds to stdout, after waiting for the GPU."""
+    """Writes the seconds since its last call to stdout, after waiting for the GPU."""
 
-    def forward(self, x):
+    def __init__(self):
+        super().__init__()
+        self._last = time.time()
+
+    def forward(self, x, msg="", reset=False):
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        sys.stdout.write(f"{time.time():.6f}\n")
+        now = time.time()
+        if not reset:
+            sys.stdout.write(f"{msg} {now - self._last:.6f}\n")
+        self._last = now
         return x

@@ -2,21 +2,24 @@
 
 import numpy as np
 import torch
-from spconv.constants import SPCONV_USE_DIRECT_TABLE  # noqa: F401
-from spconv.core import AlgoHint, ConvAlgo  # noqa: F401
+from spconv.constants import SPCONV_USE_DIRECT_TABLE as SPCONV_USE_DIRECT_TABLE
+from spconv.core import AlgoHint as AlgoHint
+from spconv.core import ConvAlgo
 
-from sparse_bridge.adapters.spconv import low_level, records
-from sparse_bridge.adapters.spconv.geometry import conv_output_size as get_conv_output_size  # noqa: F401
-from sparse_bridge.adapters.spconv.geometry import deconv_output_size as get_deconv_output_size  # noqa: F401
+from sparse_bridge.adapters.spconv import geometry, low_level, records
+from sparse_bridge.adapters.spconv.boxes import nms as nms
 from sparse_bridge.errors import UnsupportedError
 
 DEBUG_INT64_HASH_K = False
 INT32_MAX = (1 << 31) - 1
 
+get_conv_output_size = geometry.conv_output_size
+get_deconv_output_size = geometry.deconv_output_size
+
 
 def get_indice_pairs(
-    indices, batch_size, spatial_shape, algo, ksize, stride, padding, dilation, out_padding, subm=False, transpose=False,
-    num_out_act_bound=-1,
+    indices, batch_size, spatial_shape, algo, ksize, stride, padding, dilation, out_padding,
+    subm=False, transpose=False, num_out_act_bound=-1,
 ):  # fmt: skip
     """(out_inds int32 [M, nd + 1], pairs int32 [2, V, N], num_per_loc int32 [V])."""
     _no_bound(num_out_act_bound)
@@ -36,11 +39,15 @@ def get_indice_pairs(
 
 
 def get_indice_pairs_implicit_gemm(
-    indices, batch_size, spatial_shape, algo, ksize, stride, padding, dilation, out_padding, subm=False, transpose=False,
-    is_train=True, alloc=None, timer=None, num_out_act_bound=-1, direct_table=None, do_sort=None,
+    indices, batch_size, spatial_shape, algo, ksize, stride, padding, dilation, out_padding,
+    subm=False, transpose=False, is_train=True, alloc=None, timer=None, num_out_act_bound=-1,
+    direct_table=None, do_sort=None,
 ):  # fmt: skip
-    """(out_inds, num_per_loc, pair_fwd [V, M], pair_bwd [V, N], mask_fwd splits, mask_bwd splits, argsort_fwd splits,
-    argsort_bwd splits, masks)."""
+    """The kernel map as tables.
+
+    Returns out_inds, num_per_loc, pair_fwd [V, M], pair_bwd [V, N], lists of the masks of both and
+    of their orders, and the masks of the splits.
+    """
     _no_bound(num_out_act_bound)
     out, kmap = low_level.build_map(
         indices,
@@ -70,8 +77,8 @@ def _no_bound(bound):
 
 
 def indice_conv(
-    features, filters, indice_pairs, indice_pair_num, num_activate_out, inverse=False, subm=False, algo=ConvAlgo.Native,
-    timer=None, bias=None, act_alpha=0.0, act_beta=0.0, act_type=None,
+    features, filters, indice_pairs, indice_pair_num, num_activate_out, inverse=False, subm=False,
+    algo=ConvAlgo.Native, timer=None, bias=None, act_alpha=0.0, act_beta=0.0, act_type=None,
 ):  # fmt: skip
     """features [N, C], filters KRSC -> [M, K]."""
     return low_level.conv_by_pairs(
@@ -110,9 +117,10 @@ def indice_conv_backward(
 
 
 def implicit_gemm(
-    features, filters, pair_fwd, pair_mask_fwd_splits, mask_argsort_fwd_splits, num_activate_out, masks, is_train, is_subm,
-    timer=None, fp32_accum=None, bias=None, act_alpha=0.0, act_beta=0.0, act_type=None, output_scale=1.0, scale=None,
-    output_add=None, output_add_scale=0.0, output_dtype=None,
+    features, filters, pair_fwd, pair_mask_fwd_splits, mask_argsort_fwd_splits, num_activate_out,
+    masks, is_train, is_subm, timer=None, fp32_accum=None, bias=None, act_alpha=0.0, act_beta=0.0,
+    act_type=None, output_scale=1.0, scale=None, output_add=None, output_add_scale=0.0,
+    output_dtype=None,
 ):  # fmt: skip
     """([M, K], mask_out, mask_width)."""
     if scale is not None or output_add is not None:
@@ -130,8 +138,9 @@ def implicit_gemm(
 
 
 def implicit_gemm_backward(
-    features, filters, out_bp, pair_fwd, pair_bwd, pair_mask_fwd_splits, pair_mask_bwd_splits, mask_argsort_fwd_splits,
-    mask_argsort_bwd_splits, mask_output_fwd, masks, mask_width, is_subm, timer=None, fp32_accum=None,
+    features, filters, out_bp, pair_fwd, pair_bwd, pair_mask_fwd_splits, pair_mask_bwd_splits,
+    mask_argsort_fwd_splits, mask_argsort_bwd_splits, mask_output_fwd, masks, mask_width, is_subm,
+    timer=None, fp32_accum=None,
 ):  # fmt: skip
     """(gradient of features, gradient of filters)."""
 
@@ -161,10 +170,10 @@ def indice_maxpool_implicit_gemm(features, indice_pairs, num_activate_out):
     )
 
 
-def indice_maxpool_implicit_gemm_backward(features, out_features, out_bp, indice_pairs_bwd):
-    """indice_pairs_bwd [V, N]: window of every input row."""
+def indice_maxpool_implicit_gemm_backward(features, out_features, out_bp, indice_pairs):
+    """indice_pairs [V, N]: window of every input row."""
     gradient = torch.zeros_like(features, dtype=torch.promote_types(features.dtype, torch.float32))
-    for column in indice_pairs_bwd:
+    for column in indice_pairs:
         rows = (column >= 0).nonzero().squeeze(1)
         windows = column.index_select(0, rows)
         share = out_bp.index_select(0, windows)
@@ -180,14 +189,14 @@ def indice_avgpool_implicit_gemm(features, indice_pairs, num_activate_out, calc_
     return low_level.avg_pool(features, kmap), counts
 
 
-def indice_avgpool_implicit_gemm_backward(out_bp, indice_pairs_bwd, count_out):
-    """indice_pairs_bwd [V, N]; every input takes 1 / count of its windows' gradients."""
+def indice_avgpool_implicit_gemm_backward(out_bp, indice_pairs, count_out):
+    """indice_pairs [V, N]; every input takes 1 / count of its windows' gradients."""
     share = out_bp / count_out.clamp(min=1).unsqueeze(1).to(out_bp.dtype)
-    n_rows = indice_pairs_bwd.shape[1]
+    n_rows = indice_pairs.shape[1]
     gradient = out_bp.new_zeros(
         (n_rows, out_bp.shape[1]), dtype=torch.promote_types(out_bp.dtype, torch.float32)
     )
-    for column in indice_pairs_bwd:
+    for column in indice_pairs:
         rows = (column >= 0).nonzero().squeeze(1)
         gradient.index_add_(
             0, rows, share.index_select(0, column.index_select(0, rows)).to(gradient.dtype)
@@ -204,7 +213,9 @@ def global_pool_rearrange(coords, batch_size):
     return low_level.global_pool_rearrange(coords, batch_size)
 
 
-def fused_indice_conv(*args, **kwargs):
+def fused_indice_conv(
+    features, filters, bias, indice_pairs, indice_pair_num, num_activate_out, inverse, subm
+):
     raise UnsupportedError(
         "fused_indice_conv does not exist in spconv 2.x either; use indice_conv."
     )

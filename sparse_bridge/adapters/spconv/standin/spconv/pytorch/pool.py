@@ -20,8 +20,8 @@ class _SparsePool(SparseModule):
     """Geometry of a local pool; outputs follow the rule of regular convolutions."""
 
     def __init__(
-        self, ndim, kernel_size=3, stride=1, padding=0, dilation=1, indice_key=None, subm=False, algo=None,
-        record_voxel_count=False, name=None,
+        self, ndim, kernel_size=3, stride=1, padding=0, dilation=1, indice_key=None, subm=False,
+        algo=None, record_voxel_count=False, name=None,
     ):  # fmt: skip
         super().__init__(name=name)
         if algo is None:
@@ -55,8 +55,8 @@ class _OfDimension:
     _ndim: int
 
     def __init__(
-        self, kernel_size, stride=None, padding=0, dilation=1, indice_key=None, algo=None, record_voxel_count=False,
-        name=None,
+        self, kernel_size, stride=None, padding=0, dilation=1, indice_key=None, algo=None,
+        record_voxel_count=False, name=None,
     ):  # fmt: skip
         super().__init__(
             self._ndim, kernel_size, stride, padding, dilation, indice_key=indice_key, algo=algo,
@@ -128,6 +128,6 @@ class SparseAvgPool3d(_OfDimension, SparseAvgPool):
 
 
 ALL_POOL_LAYERS = {
-    SparseMaxPool1d, SparseMaxPool2d, SparseMaxPool3d, SparseMaxPool4d, SparseAvgPool1d, SparseAvgPool2d,
-    SparseAvgPool3d, SparseGlobalMaxPool, SparseGlobalAvgPool,
+    SparseMaxPool1d, SparseMaxPool2d, SparseMaxPool3d, SparseMaxPool4d, SparseAvgPool1d,
+    SparseAvgPool2d, SparseAvgPool3d, SparseGlobalMaxPool, SparseGlobalAvgPool,
 }  # fmt: skip

@@ -21,7 +21,8 @@ def _check(inputs):
         if first.features.shape[0] != other.features.shape[0]:
             raise ContractError(
                 "different indices: the tensors have "
-                f"{first.features.shape[0]} and {other.features.shape[0]} rows; they must share their sites."
+                f"{first.features.shape[0]} and {other.features.shape[0]} rows; they must share "
+                "their sites."
             )
     return first, second
 

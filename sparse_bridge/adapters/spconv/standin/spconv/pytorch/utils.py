@@ -1,3 +1,5 @@
 """Voxelisation of point clouds."""
 
-from sparse_bridge.adapters.spconv.voxelizer import PointToVoxel, gather_features_by_pc_voxel_id  # noqa: F401
+from sparse_bridge.adapters.spconv.voxelizer import PointToVoxel, gather_features_by_pc_voxel_id
+
+__all__ = ["PointToVoxel", "gather_features_by_pc_voxel_id"]

@@ -1,18 +1,21 @@
-"""Voxelizers and box operations. `VoxelGenerator` (spconv 1.x) is absent on purpose: projects probe for it first."""
+"""Voxelizers and box operations.
+
+`VoxelGenerator` (spconv 1.x) is absent on purpose: projects probe for it first.
+"""
 
 from contextlib import AbstractContextManager
 
-import numpy as np  # noqa: F401
-from cumm import tensorview as tv  # noqa: F401
+import numpy as np
+from cumm import tensorview as tv
 
-from sparse_bridge.adapters.spconv.boxes import (  # noqa: F401
+from sparse_bridge.adapters.spconv.boxes import (
     non_max_suppression_cpu,
     rbbox_intersection,
     rbbox_iou,
     rbbox_iou_loss,
     rotate_non_max_suppression_cpu,
 )
-from sparse_bridge.adapters.spconv.voxelizer import (  # noqa: F401
+from sparse_bridge.adapters.spconv.voxelizer import (
     Point2VoxelCPU1d,
     Point2VoxelCPU2d,
     Point2VoxelCPU3d,
@@ -22,6 +25,25 @@ from sparse_bridge.adapters.spconv.voxelizer import (  # noqa: F401
     Point2VoxelGPU3d,
     Point2VoxelGPU4d,
 )
+
+__all__ = [
+    "Point2VoxelCPU1d",
+    "Point2VoxelCPU2d",
+    "Point2VoxelCPU3d",
+    "Point2VoxelCPU4d",
+    "Point2VoxelGPU1d",
+    "Point2VoxelGPU2d",
+    "Point2VoxelGPU3d",
+    "Point2VoxelGPU4d",
+    "non_max_suppression_cpu",
+    "np",
+    "nullcontext",
+    "rbbox_intersection",
+    "rbbox_iou",
+    "rbbox_iou_loss",
+    "rotate_non_max_suppression_cpu",
+    "tv",
+]
 
 
 class nullcontext(AbstractContextManager):

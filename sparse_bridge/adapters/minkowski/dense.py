@@ -1,0 +1,97 @@
+"""Dense tensors from sparse ones and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ...errors import ContractError
+from .errors import ArgumentValueError, DenseIndexError
+
+__all__ = ["dense_coordinates", "nonzero_cells", "to_dense"]
+
+
+def to_dense(
+    features: torch.Tensor, coords: torch.Tensor, stride: Sequence[int],
+    shape: Sequence[int] | None, minimum: torch.Tensor | None, contract: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(dense [B, C, X_1 .. X_D], the minimum that is reported, int32 [1, D]).
+
+    shape: [B, any, X_1 .. X_D] or None for the data's own.  minimum: int32 [D], subtracted first,
+    or None.  contract: divide by the tensor stride.
+    Raises: ArgumentValueError (negative coordinates without a minimum), ContractError,
+        DenseIndexError (a coordinate below the minimum or outside of the shape).
+    """
+    dimension = coords.shape[1] - 1
+    axes = coords[:, 1:]
+    step = coords.new_tensor([max(1, int(s)) for s in stride])
+    if minimum is None:
+        if bool((axes < 0).any()):
+            raise ArgumentValueError(
+                "dense() of negative coordinates needs min_coordinate, an IntTensor that is "
+                "subtracted first."
+            )
+        reported = axes.amin(0, keepdim=True)
+    else:
+        reported = _check_minimum(minimum, step, dimension).to(coords)
+        axes = axes - reported
+    if contract:
+        axes = torch.div(axes, step, rounding_mode="floor")
+    index = torch.cat([coords[:, :1], axes], 1).long()
+    if shape is None:
+        size = [int(c) + 1 for c in index.amax(0)]
+    else:
+        if len(shape) != dimension + 2:
+            raise ContractError(
+                f"shape {list(shape)}; expected [batch, channels, and {dimension} axes]."
+            )
+        size = [int(shape[0]), *(int(c) for c in shape[2:])]
+    outside = (index < 0) | (index >= index.new_tensor(size))
+    if bool(outside.any()):
+        row = coords[outside.any(1)][0].tolist()
+        raise DenseIndexError(
+            f"the coordinate {row} falls outside of the dense shape {size} (batch first); "
+            "use a larger shape or a smaller min_coordinate."
+        )
+    dense = features.new_zeros((*size, features.shape[1]))
+    dense = dense.index_put(tuple(index.t()), features)
+    return dense.permute(0, dimension + 1, *range(1, dimension + 1)).contiguous(), reported
+
+
+def _check_minimum(minimum: torch.Tensor, step: torch.Tensor, dimension: int) -> torch.Tensor:
+    if not isinstance(minimum, torch.Tensor) or minimum.dtype != torch.int32:
+        raise ContractError(f"min_coordinate is {minimum!r}; expected a torch.IntTensor.")
+    if minimum.numel() != dimension:
+        raise ContractError(f"min_coordinate has {minimum.numel()} entries; expected {dimension}.")
+    minimum = minimum.reshape(1, dimension)
+    if bool((minimum % step.to(minimum.device)).any()):
+        raise ContractError(
+            f"min_coordinate {minimum[0].tolist()} is not a multiple of the tensor stride "
+            f"{step.tolist()}."
+        )
+    return minimum
+
+
+def dense_coordinates(shape: Sequence[int], device: torch.device | None = None) -> torch.Tensor:
+    """Every position of a dense [B, C, X_1 .. X_D]: int32 [B * prod X, 1 + D], row-major."""
+    if len(shape) < 3:
+        raise ContractError(f"shape {list(shape)}; expected [batch, channels, axes ..].")
+    ranges = [torch.arange(int(n), device=device) for n in (shape[0], *shape[2:])]
+    return torch.cartesian_prod(*ranges).int().reshape(-1, len(ranges))
+
+
+def nonzero_cells(x: torch.Tensor, layout: str | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions of a dense tensor where any channel is not 0: (int32 [N, 1 + D], features [N, C]).
+
+    layout: like "BCXX" or "BXXC"; None for "BCX..". Raises: ContractError.
+    """
+    layout = layout or "BC" + "X" * (x.ndim - 2)
+    if len(layout) != x.ndim:
+        raise ContractError(f"format {layout!r} for a tensor of {x.ndim} axes.")
+    if layout[0] != "B" or layout.count("C") != 1 or layout.count("B") != 1:
+        raise ContractError(f"format {layout!r}; expected B first, exactly one C, and X elsewhere.")
+    channel = layout.index("C")
+    last = x.movedim(channel, -1)
+    coords = (last != 0).any(-1).nonzero()
+    return coords.int().contiguous(), last[tuple(coords.t())]

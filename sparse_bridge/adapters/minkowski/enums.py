@@ -1,0 +1,110 @@
+"""The enumerations of MinkowskiEngine, with their integer values."""
+
+from __future__ import annotations
+
+import enum
+
+__all__ = [
+    "BroadcastMode",
+    "ConvolutionMode",
+    "CoordinateMapType",
+    "GPUMemoryAllocatorType",
+    "MinkowskiAlgorithm",
+    "PoolingMode",
+    "RegionType",
+    "SparseTensorOperationMode",
+    "SparseTensorQuantizationMode",
+    "base_mode",
+]
+
+_BACKEND = "MinkowskiEngineBackend._C"
+
+
+class MinkowskiAlgorithm(enum.IntEnum):
+    DEFAULT = 0
+    MEMORY_EFFICIENT = 1
+    SPEED_OPTIMIZED = 2
+
+
+class GPUMemoryAllocatorType(enum.IntEnum):
+    PYTORCH = 0
+    CUDA = 1
+
+
+class CoordinateMapType(enum.IntEnum):
+    CPU = 0
+    CUDA = 1
+
+
+class RegionType(enum.IntEnum):
+    """Kernel shapes. HYPERCUBE, HYPERCROSS and HYBRID are names of 0.4; HYBRID cannot be used."""
+
+    HYPER_CUBE = 0
+    HYPER_CROSS = 1
+    CUSTOM = 2
+    HYBRID = 3
+    HYPERCUBE = 0
+    HYPERCROSS = 1
+
+
+class ConvolutionMode(enum.IntEnum):
+    DEFAULT = 0
+    DIRECT_GEMM = 1
+    COPY_GEMM = 2
+
+
+class PoolingMode(enum.IntEnum):
+    LOCAL_SUM_POOLING = 0
+    LOCAL_AVG_POOLING = 1
+    LOCAL_MAX_POOLING = 2
+    GLOBAL_SUM_POOLING_DEFAULT = 3
+    GLOBAL_AVG_POOLING_DEFAULT = 4
+    GLOBAL_MAX_POOLING_DEFAULT = 5
+    GLOBAL_SUM_POOLING_KERNEL = 6
+    GLOBAL_AVG_POOLING_KERNEL = 7
+    GLOBAL_MAX_POOLING_KERNEL = 8
+    GLOBAL_SUM_POOLING_PYTORCH_INDEX = 9
+    GLOBAL_AVG_POOLING_PYTORCH_INDEX = 10
+    GLOBAL_MAX_POOLING_PYTORCH_INDEX = 11
+
+
+class BroadcastMode(enum.IntEnum):
+    ELEMENTWISE_ADDITON = 0  # upstream's spelling
+    ELEMENTWISE_MULTIPLICATION = 1
+
+
+class SparseTensorOperationMode(enum.Enum):
+    SEPARATE_COORDINATE_MANAGER = 0
+    SHARE_COORDINATE_MANAGER = 1
+
+
+class SparseTensorQuantizationMode(enum.Enum):
+    RANDOM_SUBSAMPLE = 0
+    UNWEIGHTED_AVERAGE = 1
+    UNWEIGHTED_SUM = 2
+    NO_QUANTIZATION = 3
+    MAX_POOL = 4
+    SPLAT_LINEAR_INTERPOLATION = 5
+
+
+for _enum in (
+    MinkowskiAlgorithm,
+    GPUMemoryAllocatorType,
+    CoordinateMapType,
+    RegionType,
+    ConvolutionMode,
+    PoolingMode,
+    BroadcastMode,
+):
+    _enum.__module__ = _BACKEND  # where pickles look for them
+    # Upstream's are pybind11 enumerations, whose table of members some projects read.
+    setattr(
+        _enum, "__entries", {name: (member, None) for name, member in _enum.__members__.items()}
+    )
+SparseTensorOperationMode.__module__ = "MinkowskiEngine.MinkowskiTensor"
+SparseTensorQuantizationMode.__module__ = "MinkowskiEngine.MinkowskiTensor"
+
+
+def base_mode(mode: PoolingMode) -> str:
+    """ "sum", "avg" or "max"."""
+    return ("sum", "avg", "max")[int(mode) % 3]

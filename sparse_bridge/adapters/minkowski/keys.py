@@ -1,0 +1,98 @@
+"""`CoordinateMapKey`: the name of a coordinate map inside its manager."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...errors import ContractError, DataTypeError
+from .errors import KeyStateError
+from .registry import Key
+
+__all__ = ["CoordinateMapKey"]
+
+
+class CoordinateMapKey:
+    """(tensor stride, string id), compared by value; may be made unset and filled in by a layer.
+
+    CoordinateMapKey(D + 1) is unset; CoordinateMapKey([1, 1, 1], "") is set.
+    """
+
+    __slots__ = ("_key", "_size")
+
+    def __init__(self, *args: Any) -> None:
+        self._key: Key | None = None
+        if len(args) == 1 and isinstance(args[0], int):
+            self._size = args[0]
+        elif len(args) == 2:
+            self._size = len(args[0]) + 1
+            self.set_key(*args)
+        else:
+            raise DataTypeError(
+                f"CoordinateMapKey{args}; expected a coordinate size, or a tensor stride and a "
+                "string id."
+            )
+
+    @classmethod
+    def of(cls, key: Key) -> CoordinateMapKey:
+        made = cls(len(key[0]) + 1)
+        made._key = key
+        return made
+
+    @property
+    def key(self) -> Key:
+        """What the registry calls this map. Raises KeyStateError if unset."""
+        if self._key is None:
+            raise KeyStateError("the coordinate map key is not set.")
+        return self._key
+
+    def is_key_set(self) -> bool:
+        return self._key is not None
+
+    def get_key(self) -> tuple[list[int], str]:
+        """(tensor stride, string id). Raises KeyStateError (a RuntimeError) if unset."""
+        stride, name = self.key
+        return list(stride), name
+
+    def set_key(self, key: Any, name: str | None = None) -> None:
+        """Accepts (tensor_stride, string_id) as two arguments or one pair."""
+        stride: Sequence[int]
+        stride, name = (key, name) if name is not None else key
+        if len(stride) + 1 != self._size:
+            raise ContractError(
+                f"tensor stride {list(stride)} for a key of coordinate size {self._size}; "
+                f"expected {self._size - 1} entries."
+            )
+        self._key = (tuple(int(s) for s in stride), str(name))
+
+    def get_tensor_stride(self) -> list[int]:
+        return list(self.key[0])
+
+    def get_coordinate_size(self) -> int:
+        """D + 1."""
+        return self._size
+
+    def __getstate__(self) -> tuple[Key | None, int]:
+        return self._key, self._size
+
+    def __setstate__(self, state: tuple[Key | None, int]) -> None:
+        self._key, self._size = state
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, CoordinateMapKey):
+            raise DataTypeError(
+                f"a coordinate map key compared with {type(other).__name__}; compare keys only."
+            )
+        return self._key is not None and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key) if self._key is not None else hash(self._size)
+
+    def __repr__(self) -> str:
+        if self._key is None:
+            return f"coordinate map key: unset, size {self._size}"
+        stride, name = self._key
+        return f"coordinate map key:{list(stride)}" + (f":{name}" if name else "")
+
+
+CoordinateMapKey.__module__ = "MinkowskiEngineBackend._C"

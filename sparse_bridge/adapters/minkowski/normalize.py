@@ -1,0 +1,26 @@
+"""Instance normalisation over batch items."""
+
+from __future__ import annotations
+
+import torch
+
+from ...core.spread import spread
+from .pools import pool_items
+
+__all__ = ["instance_norm"]
+
+
+def instance_norm(
+    features: torch.Tensor, rows: torch.Tensor, n_items: int, eps: float
+) -> torch.Tensor:
+    """(x - mean) / sqrt(var + eps) per batch item and channel; biased variance.
+
+    features: [N, C]; half types are computed in float32.  rows: int64 [N], item of every row.
+    """
+    if features.shape[0] == 0:
+        return features.clone()
+    half = features.dtype in (torch.float16, torch.bfloat16)
+    x = features.float() if half else features
+    centred = x - spread(pool_items(x, rows, n_items, "avg"), rows)
+    variance = pool_items(centred * centred, rows, n_items, "avg")
+    return (centred * spread((variance + eps).rsqrt(), rows)).to(features.dtype)

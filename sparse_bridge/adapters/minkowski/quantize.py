@@ -1,0 +1,75 @@
+"""Merging the features of points that share a voxel."""
+
+from __future__ import annotations
+
+import torch
+
+from ...core.max_rows import list_max
+from ...core.row_matrix import RowMatrix
+from .enums import SparseTensorQuantizationMode as Mode
+from .errors import FeatureTypeError
+
+__all__ = ["reduce_onto", "reduce_points", "vote_labels"]
+
+
+def reduce_points(
+    features: torch.Tensor,
+    mode: Mode,
+    first: torch.Tensor | None,
+    inverse: torch.Tensor,
+    n_voxels: int,
+) -> torch.Tensor:
+    """Features [N, C] of points -> [n_voxels, C], always a new tensor.
+
+    first: int64 [n_voxels], the first point of every voxel; None when every point has its own, in
+    order.  inverse: int64 [N], the voxel of every point.
+    Raises: FeatureTypeError.
+    """
+    if first is None:
+        return features.clone()
+    if mode is Mode.RANDOM_SUBSAMPLE:
+        return features.index_select(0, first)
+    if not features.is_floating_point():
+        raise FeatureTypeError(
+            f"{mode.name} of {features.dtype} features; only RANDOM_SUBSAMPLE takes them."
+        )
+    points = torch.arange(inverse.shape[0], device=inverse.device)
+    if mode is Mode.MAX_POOL:
+        return list_max(features, points, inverse, n_voxels)
+    matrix = RowMatrix(inverse, points, None, n_voxels, inverse.shape[0])
+    if mode is Mode.UNWEIGHTED_SUM:
+        return matrix.multiply(features)
+    half = features.dtype in (torch.float16, torch.bfloat16)
+    total = matrix.multiply(features.float() if half else features)
+    return (total / matrix.counts().unsqueeze(1).to(total.dtype)).to(features.dtype)
+
+
+def reduce_onto(
+    features: torch.Tensor, mode: Mode, rows: torch.Tensor, n_voxels: int
+) -> torch.Tensor:
+    """`reduce_points` onto voxels that exist: rows int64 [N]; a voxel without points gives 0."""
+    points = torch.arange(rows.shape[0], device=rows.device)
+    if mode is Mode.RANDOM_SUBSAMPLE:
+        first = torch.full((n_voxels,), rows.shape[0], dtype=torch.int64, device=rows.device)
+        first.scatter_reduce_(0, rows, points, "amin")
+        padded = torch.cat([features, features.new_zeros((1, features.shape[1]))])
+        return padded.index_select(0, first)
+    if mode is Mode.MAX_POOL:
+        return list_max(features, points, rows, n_voxels)
+    matrix = RowMatrix(rows, points, None, n_voxels, rows.shape[0])
+    total = matrix.multiply(features)
+    if mode is Mode.UNWEIGHTED_SUM:
+        return total
+    return total / matrix.counts().clamp(min=1).unsqueeze(1).to(total.dtype)
+
+
+def vote_labels(
+    labels: torch.Tensor, first: torch.Tensor, inverse: torch.Tensor, ignore_label: int
+) -> torch.Tensor:
+    """Label of every voxel: that of its points if they agree, otherwise `ignore_label`.
+
+    labels: integers [N].  first, inverse: as in `reduce_points`.
+    """
+    voted = labels.index_select(0, first)
+    wrong = inverse[labels != voted.index_select(0, inverse)]
+    return voted.index_fill(0, wrong, ignore_label)

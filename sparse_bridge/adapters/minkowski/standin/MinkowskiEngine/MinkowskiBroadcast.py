@@ -1,0 +1,118 @@
+"""Joining a global tensor, one row per batch item, with every row of its item."""
+
+import torch
+from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
+from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor
+from MinkowskiEngine.sparse_matrix_functions import ComposedFunction
+from MinkowskiEngineBackend._C import BroadcastMode
+
+from sparse_bridge.adapters.ledger import note
+from sparse_bridge.adapters.minkowski.arguments import drop_old
+from sparse_bridge.adapters.minkowski.errors import FeatureShapeError, FeatureTypeError
+from sparse_bridge.adapters.minkowski.rows import broadcast
+from sparse_bridge.errors import ContractError
+
+__all__ = [
+    "MinkowskiBroadcast",
+    "MinkowskiBroadcastAddition",
+    "MinkowskiBroadcastBase",
+    "MinkowskiBroadcastConcatenation",
+    "MinkowskiBroadcastFunction",
+    "MinkowskiBroadcastMultiplication",
+]
+
+
+class MinkowskiBroadcastFunction(ComposedFunction):
+    """apply(features, glob_features, broadcast_mode, in_key, glob_key, manager)."""
+
+    @staticmethod
+    def compute(
+        input_features, input_features_global, operation_type, in_coords_key, glob_coords_key,
+        coords_manager,
+    ):  # fmt: skip
+        if input_features.shape[1] != input_features_global.shape[1]:
+            raise FeatureShapeError(
+                f"a global tensor of {input_features_global.shape[1]} channels for one of "
+                f"{input_features.shape[1]}; both must agree."
+            )
+        if input_features.dtype != input_features_global.dtype and not torch.is_autocast_enabled(
+            input_features.device.type
+        ):
+            raise FeatureTypeError(
+                f"features are {input_features.dtype} and {input_features_global.dtype}; "
+                "both must agree."
+            )
+        spread = broadcast(
+            coords_manager._manager, input_features_global, in_coords_key.key, glob_coords_key.key
+        )
+        if BroadcastMode(operation_type) is BroadcastMode.ELEMENTWISE_MULTIPLICATION:
+            return input_features * spread
+        return input_features + spread
+
+
+class MinkowskiBroadcastBase(MinkowskiModuleBase):
+    """forward(input, input_glob): SparseTensors of one manager.
+
+    Raises: ContractError, FeatureShapeError, FeatureTypeError, CoordinateError.
+    """
+
+    def __init__(self, **old):
+        super().__init__()
+        drop_old(type(self).__name__, old)
+
+    def forward(self, input, input_glob):
+        for part in (input, input_glob):
+            if not isinstance(part, SparseTensor):
+                raise ContractError(
+                    f"{type(self).__name__} takes SparseTensors, got {type(part).__name__}."
+                )
+        if input._manager is not input_glob._manager:
+            raise ContractError("both tensors must share one coordinate manager.")
+        out = self._join(input, input_glob)
+        note("minkowski", type(self).__name__)
+        return SparseTensor(
+            out, coordinate_map_key=input.coordinate_map_key, coordinate_manager=input._manager
+        )
+
+    def _spread(self, input, input_glob):
+        return broadcast(
+            input._manager._manager, input_glob.F, input.coordinate_map_key.key,
+            input_glob.coordinate_map_key.key,
+        )  # fmt: skip
+
+    def _apply_function(self, input, input_glob, mode):
+        return MinkowskiBroadcastFunction.apply(
+            input.F, input_glob.F, mode, input.coordinate_map_key, input_glob.coordinate_map_key,
+            input._manager,
+        )  # fmt: skip
+
+    def __repr__(self):
+        return self.__class__.__name__ + "()"
+
+
+class MinkowskiBroadcastAddition(MinkowskiBroadcastBase):
+    """x + g of the row's batch item."""
+
+    def _join(self, input, input_glob):
+        return self._apply_function(input, input_glob, BroadcastMode.ELEMENTWISE_ADDITON)
+
+
+class MinkowskiBroadcastMultiplication(MinkowskiBroadcastBase):
+    """x * g of the row's batch item."""
+
+    def _join(self, input, input_glob):
+        return self._apply_function(input, input_glob, BroadcastMode.ELEMENTWISE_MULTIPLICATION)
+
+
+class MinkowskiBroadcast(MinkowskiBroadcastBase):
+    """g of the row's batch item."""
+
+    def _join(self, input, input_glob):
+        return self._spread(input, input_glob)
+
+
+class MinkowskiBroadcastConcatenation(MinkowskiBroadcastBase):
+    """[x, g of the row's batch item] along the channels."""
+
+    def _join(self, input, input_glob):
+        return torch.cat([input.F, self._spread(input, input_glob)], 1)

@@ -1,0 +1,52 @@
+"""torch.nn.functional on the features of SparseTensors and TensorFields."""
+
+from torch.nn import functional as _F
+
+_FEATURE_WISE = (
+    "threshold", "relu", "hardtanh", "hardswish", "relu6", "elu", "selu", "celu", "leaky_relu",
+    "prelu", "rrelu", "glu", "gelu", "logsigmoid", "hardshrink", "tanhshrink", "softsign",
+    "softplus", "softmin", "softmax", "softshrink", "gumbel_softmax", "log_softmax", "tanh",
+    "sigmoid", "hardsigmoid", "silu", "batch_norm", "normalize", "linear", "dropout",
+    "alpha_dropout",
+)  # fmt: skip
+_LOSSES = (
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "poisson_nll_loss",
+    "cross_entropy", "hinge_embedding_loss", "kl_div", "l1_loss", "mse_loss",
+    "multilabel_margin_loss", "multilabel_soft_margin_loss", "multi_margin_loss", "nll_loss",
+    "smooth_l1_loss", "soft_margin_loss",
+)  # fmt: skip
+_TENSOR_METHODS = ("tanh", "sigmoid")  # deprecated in torch.nn.functional
+
+
+def _feature_wise(name):
+    function = getattr(_F, name)
+
+    def wrapper(input, *args, **kwargs):
+        if name in _TENSOR_METHODS:
+            return input._with(getattr(input.F, name)(*args, **kwargs))
+        return input._with(function(input.F, *args, **kwargs))
+
+    return _named(wrapper, name, f"torch.nn.functional.{name} on the features; the same kind back.")
+
+
+def _loss(name):
+    function = getattr(_F, name)
+
+    def wrapper(input, target, *args, **kwargs):
+        return function(input.F, target, *args, **kwargs)
+
+    return _named(wrapper, name, f"torch.nn.functional.{name} of the features and a torch target.")
+
+
+def _named(function, name, text):
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = text
+    return function
+
+
+for _name in _FEATURE_WISE:
+    globals()[_name] = _feature_wise(_name)
+for _name in _LOSSES:
+    globals()[_name] = _loss(_name)
+
+__all__ = [*_FEATURE_WISE, *_LOSSES]

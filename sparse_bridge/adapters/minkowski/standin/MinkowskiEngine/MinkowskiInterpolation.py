@@ -1,0 +1,61 @@
+"""Interpolation of sparse tensors at float positions."""
+
+from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
+from MinkowskiEngine.sparse_matrix_functions import ComposedFunction
+
+from sparse_bridge.adapters.ledger import note
+from sparse_bridge.adapters.minkowski.errors import FeatureTypeError
+from sparse_bridge.adapters.minkowski.interpolate import interpolation_matrix
+
+__all__ = ["MinkowskiInterpolation", "MinkowskiInterpolationFunction"]
+
+
+def interpolate_at(x, query):
+    """(features [M, C] at positions [M, D + 1], the interpolation matrix)."""
+    matrix = interpolation_matrix(x._manager._manager, x.coordinate_map_key.key, query)
+    return matrix.multiply(x._F), matrix
+
+
+class MinkowskiInterpolationFunction(ComposedFunction):
+    """apply(features, query, in_key, coordinate_manager) -> (out, in_map, out_map, weights)."""
+
+    @staticmethod
+    def compute(features, query, in_coordinate_map_key, coordinate_manager=None):
+        if not query.is_floating_point():
+            raise FeatureTypeError(f"positions are {query.dtype}; expected floating point.")
+        if query.dtype != features.dtype and features.dtype.itemsize > 2:
+            raise FeatureTypeError(
+                f"positions are {query.dtype}, features {features.dtype}; expected one dtype."
+            )
+        matrix = interpolation_matrix(coordinate_manager._manager, in_coordinate_map_key.key, query)
+        out = matrix.multiply(features)
+        weights = matrix.weights.to(query.dtype)
+        return out, matrix.in_rows.int(), matrix.out_rows.int(), weights
+
+
+class MinkowskiInterpolation(MinkowskiModuleBase):
+    """Multilinear interpolation at float positions [M, D + 1], absolute, batch index first.
+
+    Returns the features [M, C], or a tuple with (in_map, out_map) and weights as asked for.
+    Absent voxels count as 0. Raises: FeatureTypeError, CoordinateError.
+    """
+
+    def __init__(self, return_kernel_map=False, return_weights=False):
+        super().__init__()
+        self.return_kernel_map = return_kernel_map
+        self.return_weights = return_weights
+
+    def forward(self, input, tfield):
+        out, in_map, out_map, weights = MinkowskiInterpolationFunction.apply(
+            input.F, tfield, input.coordinate_map_key, input._manager
+        )
+        note("minkowski", type(self).__name__)
+        returned = [out]
+        if self.return_kernel_map:
+            returned.append((in_map, out_map))
+        if self.return_weights:
+            returned.append(weights)
+        return tuple(returned) if len(returned) > 1 else out
+
+    def __repr__(self):
+        return self.__class__.__name__ + "()"

@@ -1,0 +1,73 @@
+"""torch's activations on features, each in a child `module`."""
+
+import torch
+from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
+from MinkowskiEngine.MinkowskiTensor import Tensor
+from torch import nn
+
+from sparse_bridge.adapters.ledger import note
+from sparse_bridge.errors import ContractError
+
+_NAMES = (
+    "ELU", "Hardshrink", "Hardsigmoid", "Hardtanh", "Hardswish", "LeakyReLU", "LogSigmoid",
+    "PReLU", "ReLU", "ReLU6", "RReLU", "SELU", "CELU", "GELU", "Sigmoid", "SiLU", "Softplus",
+    "Softshrink", "Softsign", "Tanh", "Tanhshrink", "Threshold", "Softmin", "Softmax",
+    "LogSoftmax", "AdaptiveLogSoftmaxWithLoss", "Dropout", "AlphaDropout",
+)  # fmt: skip
+
+
+class MinkowskiNonlinearityBase(MinkowskiModuleBase):
+    """Applies `MODULE(*args, **kwargs)` to the features of a SparseTensor or TensorField."""
+
+    MODULE = None
+
+    def __init__(self, *args, **kwargs):
+        super().__init__()
+        self.module = self.MODULE(*args, **kwargs)
+
+    def forward(self, input):
+        if not isinstance(input, Tensor):
+            raise ContractError(
+                f"{type(self).__name__} takes a SparseTensor or TensorField, got "
+                f"{type(input).__name__}."
+            )
+        out = self.module(input.F)
+        note("minkowski", type(self).__name__)
+        return input._with(out)
+
+    def __repr__(self):
+        return self.__class__.__name__ + "()"
+
+
+def _define(name):
+    text = f"torch.nn.{name} on the features."
+    body = {"MODULE": getattr(nn, name), "__doc__": text, "__module__": __name__}
+    return type(f"Minkowski{name}", (MinkowskiNonlinearityBase,), body)
+
+
+for _name in _NAMES:
+    globals()[f"Minkowski{_name}"] = _define(_name)
+
+
+class MinkowskiSinusoidal(MinkowskiModuleBase):
+    """sin(x @ kernel + bias) * coef: `kernel` [in, out], `bias` and `coef` [1, out], U(0, 1)."""
+
+    def __init__(self, in_channel, out_channel):
+        super().__init__()
+        self.in_channel = in_channel
+        self.out_channel = out_channel
+        self.kernel = nn.Parameter(torch.rand(in_channel, out_channel))
+        self.bias = nn.Parameter(torch.rand(1, out_channel))
+        self.coef = nn.Parameter(torch.rand(1, out_channel))
+
+    def forward(self, input):
+        out = torch.sin(input.F.mm(self.kernel) + self.bias) * self.coef
+        note("minkowski", type(self).__name__)
+        return input._with(out)
+
+    def __repr__(self):
+        return f"{self.__class__.__name__}({self.in_channel}, {self.out_channel})"
+
+
+__all__ = ["MinkowskiNonlinearityBase", "MinkowskiSinusoidal"]
+__all__ += [f"Minkowski{name}" for name in _NAMES]

@@ -1,0 +1,178 @@
+"""Normalisation layers."""
+
+import torch
+from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
+from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor
+from MinkowskiEngine.MinkowskiTensor import Tensor
+from MinkowskiEngine.sparse_matrix_functions import ComposedFunction
+from MinkowskiEngineBackend._C import CoordinateMapKey, PoolingMode
+from torch import nn
+
+from sparse_bridge.adapters.ledger import note
+from sparse_bridge.adapters.minkowski import managing
+from sparse_bridge.adapters.minkowski.arguments import drop_old
+from sparse_bridge.adapters.minkowski.layers import check_features
+from sparse_bridge.adapters.minkowski.normalize import instance_norm
+from sparse_bridge.adapters.minkowski.relations import batch_rows
+from sparse_bridge.errors import ContractError
+
+__all__ = [
+    "MinkowskiBatchNorm",
+    "MinkowskiInstanceNorm",
+    "MinkowskiInstanceNormFunction",
+    "MinkowskiStableInstanceNorm",
+    "MinkowskiSyncBatchNorm",
+]
+
+
+class MinkowskiBatchNorm(MinkowskiModuleBase):
+    """torch's BatchNorm1d over all rows of all batch items, in child `bn`.
+
+    Takes SparseTensors and TensorFields.
+    """
+
+    def __init__(
+        self, num_features, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True, **old
+    ):  # fmt: skip
+        super().__init__()
+        drop_old(type(self).__name__, old)
+        self.bn = nn.BatchNorm1d(
+            num_features, eps=eps, momentum=momentum, affine=affine,
+            track_running_stats=track_running_stats,
+        )  # fmt: skip
+
+    def forward(self, input):
+        if not isinstance(input, Tensor):
+            raise ContractError(
+                f"{type(self).__name__} takes a SparseTensor or TensorField, got "
+                f"{type(input).__name__}."
+            )
+        # torch refuses to train on fewer than two rows; no rows leave statistics as they are.
+        out = input.F.clone() if len(input) == 0 else self.bn(input.F)
+        note("minkowski", type(self).__name__)
+        return input._with(out)
+
+    def __repr__(self):
+        bn = self.bn
+        return (
+            f"{self.__class__.__name__}({bn.num_features}, eps={bn.eps}, momentum={bn.momentum}, "
+            f"affine={bn.affine}, track_running_stats={bn.track_running_stats})"
+        )
+
+
+class MinkowskiSyncBatchNorm(MinkowskiBatchNorm):
+    """`MinkowskiBatchNorm` with statistics over all processes; `bn` is torch's SyncBatchNorm."""
+
+    def __init__(
+        self, num_features, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True,
+        process_group=None, **old,
+    ):  # fmt: skip
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, **old)
+        self.bn = nn.SyncBatchNorm(
+            num_features, eps=eps, momentum=momentum, affine=affine,
+            track_running_stats=track_running_stats, process_group=process_group,
+        )  # fmt: skip
+
+    def forward(self, input):
+        if not isinstance(input, Tensor):
+            raise ContractError(
+                f"{type(self).__name__} takes a SparseTensor or TensorField, got "
+                f"{type(input).__name__}."
+            )
+        out = self.bn(input.F)  # every process takes part, also with no rows
+        note("minkowski", type(self).__name__)
+        return input._with(out)
+
+    @classmethod
+    def convert_sync_batchnorm(cls, module, process_group=None):
+        """The module with every MinkowskiBatchNorm replaced; parameters and buffers are shared."""
+        converted = module
+        if isinstance(module, MinkowskiBatchNorm) and not isinstance(module, cls):
+            bn = module.bn
+            converted = cls(
+                bn.num_features, bn.eps, bn.momentum, bn.affine, bn.track_running_stats,
+                process_group,
+            )  # fmt: skip
+            if bn.affine:
+                converted.bn.weight = bn.weight
+                converted.bn.bias = bn.bias
+            converted.bn.running_mean = bn.running_mean
+            converted.bn.running_var = bn.running_var
+            converted.bn.num_batches_tracked = bn.num_batches_tracked
+            converted.training = module.training
+            converted.bn.training = bn.training
+            return converted
+        for name, child in module.named_children():
+            replacement = cls.convert_sync_batchnorm(child, process_group)
+            if replacement is not child:
+                module.add_module(name, replacement)
+        return converted
+
+
+def _normalized(features, registry, key, eps):
+    check_features(registry, key, features, "instance norm")
+    origin = registry.origin()
+    items = batch_rows(registry, key, origin)
+    return instance_norm(features, items, registry.grid(origin).n_rows, eps), origin
+
+
+class MinkowskiInstanceNormFunction(ComposedFunction):
+    """apply(features, in_key, glob_key=None, manager=None, gpooling_mode=...)."""
+
+    @staticmethod
+    def compute(
+        in_feat, in_coords_key, glob_coords_key=None, coords_manager=None,
+        gpooling_mode=PoolingMode.GLOBAL_AVG_POOLING_KERNEL,
+    ):  # fmt: skip
+        registry = coords_manager._manager
+        out, origin = _normalized(in_feat, registry, in_coords_key.key, 1e-8)
+        if isinstance(glob_coords_key, CoordinateMapKey) and not glob_coords_key.is_key_set():
+            glob_coords_key.set_key(*origin)
+        return out
+
+
+class MinkowskiInstanceNorm(MinkowskiModuleBase):
+    """w * (x - mean) / sqrt(var + 1e-8) + b per batch item and channel; biased variance.
+
+    `weight` [1, C], `bias` [1, C]. An item of one row gives the bias.
+    """
+
+    _eps = 1e-8
+
+    def __init__(self, num_features, **old):
+        super().__init__()
+        drop_old(type(self).__name__, old)
+        self.num_features = num_features
+        self.weight = nn.Parameter(torch.ones(1, num_features))
+        self.bias = nn.Parameter(torch.zeros(1, num_features))
+
+    def reset_parameters(self):
+        with torch.no_grad():
+            self.weight.fill_(1)
+            self.bias.zero_()
+
+    def forward(self, input):
+        registry = getattr(getattr(input, "_manager", None), "_manager", None)
+        if isinstance(input, SparseTensor):
+            out, _ = _normalized(input.F, registry, input.coordinate_map_key.key, self._eps)
+        elif isinstance(input, Tensor):
+            origin = registry.origin()
+            items = managing.field_items(registry, input.coordinate_field_map_key.key, origin)
+            out = instance_norm(input.F, items, registry.grid(origin).n_rows, self._eps)
+        else:
+            raise ContractError(
+                f"{type(self).__name__} takes a SparseTensor or TensorField, got "
+                f"{type(input).__name__}."
+            )
+        out = out * self.weight.to(out.dtype) + self.bias.to(out.dtype)
+        note("minkowski", type(self).__name__)
+        return input._with(out)
+
+    def __repr__(self):
+        return f"{self.__class__.__name__}(nchannels={self.num_features})"
+
+
+class MinkowskiStableInstanceNorm(MinkowskiInstanceNorm):
+    """`MinkowskiInstanceNorm` with an epsilon of 1e-6."""
+
+    _eps = 1e-6

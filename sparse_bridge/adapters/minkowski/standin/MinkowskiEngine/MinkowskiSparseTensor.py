@@ -1,0 +1,311 @@
+"""`SparseTensor`: features [N, C] at integer coordinates."""
+
+import warnings
+
+import torch
+from MinkowskiEngine.MinkowskiCommon import convert_to_int_list
+from MinkowskiEngine.MinkowskiCoordinateManager import CoordinateManager
+from MinkowskiEngine.MinkowskiTensor import (
+    COORDINATE_KEY_DIFFERENT_ERROR,
+    COORDINATE_MANAGER_DIFFERENT_ERROR,
+    SparseTensorOperationMode,
+    SparseTensorQuantizationMode,
+    Tensor,
+    choose_manager,
+    clear_global_coordinate_manager,
+    global_coordinate_manager,
+    set_global_coordinate_manager,
+    set_sparse_tensor_operation_mode,
+    sparse_tensor_operation_mode,
+)
+from MinkowskiEngineBackend._C import CoordinateMapKey, CoordinateMapType
+
+from sparse_bridge.adapters.minkowski import densify, managing, rows
+from sparse_bridge.adapters.minkowski.arguments import (
+    check_features,
+    check_pair,
+    moved,
+    old_names,
+)
+from sparse_bridge.adapters.minkowski.errors import (
+    AbsentError,
+    ArgumentValueError,
+    CoordinateTypeError,
+    ReadOnlyError,
+)
+from sparse_bridge.adapters.minkowski.fields import integral
+from sparse_bridge.adapters.minkowski.quantize import reduce_points
+from sparse_bridge.errors import ContractError
+
+__all__ = [
+    "COORDINATE_KEY_DIFFERENT_ERROR",
+    "COORDINATE_MANAGER_DIFFERENT_ERROR",
+    "SparseTensor",
+    "SparseTensorOperationMode",
+    "SparseTensorQuantizationMode",
+    "_get_coordinate_map_key",
+    "clear_global_coordinate_manager",
+    "global_coordinate_manager",
+    "set_global_coordinate_manager",
+    "set_sparse_tensor_operation_mode",
+    "sparse_tensor_operation_mode",
+]
+
+_OLD_NAMES = {
+    "feats": "features",
+    "coords": "coordinates",
+    "coords_key": "coordinate_map_key",
+    "coords_manager": "coordinate_manager",
+}
+_OLD_SWITCHES = (
+    "force_creation",
+    "allow_duplicate_coords",
+    "memory_manager_backend",
+    "is_transpose",
+)
+
+
+class SparseTensor(Tensor):
+    """A sparse tensor: features [N, C], coordinates int32 [N, D + 1] with the batch index first.
+
+    Args:
+        features: [N, C], any dtype.
+        coordinates: [N, D + 1]; other dtypes than int32 are floored. Points that share a coordinate
+            are merged by `quantization_mode`; rows keep their order, first ones stand for merged.
+        tensor_stride: int or one per axis; a label.
+        coordinate_map_key, coordinate_manager: in place of coordinates, those of another tensor.
+        device: moves features and coordinates first.  requires_grad: of the features.
+
+    Raises: ContractError (an AssertionError), ArgumentValueError, CoordinateTypeError,
+        CoordinateError.
+    """
+
+    __slots__ = ("_inverse_mapping", "_unique_index", "coordinate_map_key")
+
+    def __init__(
+        self, features=None, coordinates=None, tensor_stride=1, coordinate_map_key=None,
+        coordinate_manager=None,
+        quantization_mode=SparseTensorQuantizationMode.RANDOM_SUBSAMPLE, allocator_type=None,
+        minkowski_algorithm=None, requires_grad=None, device=None, **old,
+    ):  # fmt: skip
+        given = old_names(
+            "SparseTensor", old, _OLD_NAMES, _OLD_SWITCHES, features=features,
+            coordinates=coordinates, coordinate_map_key=coordinate_map_key,
+            coordinate_manager=coordinate_manager,
+        )  # fmt: skip
+        features, coordinates, key, manager = given
+        check_features(features)
+        features, coordinates = moved(features, coordinates, device)
+        self.quantization_mode = quantization_mode
+        self._C = None
+        if coordinates is None:
+            self._share(features, key, manager)
+        else:
+            if key is not None:
+                raise ContractError("give coordinates or a coordinate_map_key, not both.")
+            make = (allocator_type, minkowski_algorithm)
+            self._create(features, coordinates, tensor_stride, manager, make)
+        if requires_grad is not None:
+            self._F.requires_grad_(requires_grad)
+
+    def _share(self, features, key, manager):
+        if key is None:
+            raise ArgumentValueError(
+                "SparseTensor needs coordinates, or a coordinate_map_key and coordinate_manager."
+            )
+        if manager is None:
+            raise ContractError("a coordinate_map_key belongs to a coordinate_manager; give both.")
+        if not key.is_key_set():
+            raise ContractError("the coordinate_map_key is not set.")
+        self._F, self._manager, self._D = features, manager, key.get_coordinate_size() - 1
+        self.coordinate_map_key = key
+
+    def _create(self, features, coordinates, tensor_stride, manager, make):
+        check_pair(features, coordinates)
+        if coordinates.dtype != torch.int32:
+            warnings.warn(
+                f"{coordinates.dtype} coordinates are floored to torch.IntTensor.", stacklevel=4
+            )
+            coordinates = integral(coordinates)
+        self._D = coordinates.shape[1] - 1
+        self._manager = choose_manager(
+            manager, self._D, lambda: new_manager(self._D, coordinates, *make)
+        )
+        self.initialize_coordinates(
+            coordinates, features, convert_to_int_list(tensor_stride, self._D)
+        )
+
+    def initialize_coordinates(self, coordinates, features, coordinate_map_key):
+        """Enter coordinates under a key (or tensor stride) and merge the features."""
+        stride, name = coordinate_map_key, ""
+        if isinstance(coordinate_map_key, CoordinateMapKey):
+            stride, name = coordinate_map_key.get_key()
+        key, first, inverse = self._manager._manager.insert(coordinates, tuple(stride), name)
+        self.coordinate_map_key = CoordinateMapKey.of(key)
+        n_rows = self._manager._manager.grid(key).n_rows
+        self._F = reduce_points(features, self.quantization_mode, first, inverse, n_rows)
+        self._inverse_mapping = inverse
+        self._unique_index = inverse if first is None else first
+
+    @property
+    def _map_key(self):
+        return self.coordinate_map_key
+
+    def _with(self, features):
+        return SparseTensor(
+            features, coordinate_map_key=self.coordinate_map_key, coordinate_manager=self._manager
+        )
+
+    def _combined(self, other, function):
+        features, key = rows.combine(
+            self._manager._manager, self._F, other._F, self.coordinate_map_key.key,
+            other.coordinate_map_key.key, function,
+        )  # fmt: skip
+        return SparseTensor(
+            features, coordinate_map_key=CoordinateMapKey.of(key), coordinate_manager=self._manager
+        )
+
+    @property
+    def C(self):
+        """Coordinates, int32 [N, D + 1]; one tensor per object, changing it changes no map."""
+        if self._C is None:
+            self._C = self._manager.get_coordinates(self.coordinate_map_key)
+        return self._C
+
+    @property
+    def tensor_stride(self):
+        return self.coordinate_map_key.get_tensor_stride()
+
+    @tensor_stride.setter
+    def tensor_stride(self, value):
+        raise ReadOnlyError("tensor_stride cannot be assigned; it belongs to the coordinate map.")
+
+    @property
+    def inverse_mapping(self):
+        """int64 [rows given]: row of this tensor for every row of the given coordinates."""
+        return self._built("_inverse_mapping")
+
+    @property
+    def unique_index(self):
+        """int64 [N]: row of the given coordinates that each row was taken from."""
+        return self._built("_unique_index")
+
+    def _built(self, name):
+        try:
+            return getattr(self, name)
+        except AttributeError:
+            raise AbsentError(
+                f"{name[1:]} exists on tensors made from coordinates, not on results of layers."
+            ) from None
+
+    def _item_rows(self):
+        return managing.origin_rows(self._manager._manager, self.coordinate_map_key.key)[1]
+
+    def to(self, device):
+        """The tensor on another device, with a coordinate manager of its own there."""
+        device = torch.device(device)
+        if device.type == self.device.type and device.index in (None, self.device.index):
+            return self
+        return SparseTensor(self._F.to(device), self.C.to(device), tensor_stride=self.tensor_stride)
+
+    # dense and sparse torch tensors
+
+    def dense(self, shape=None, min_coordinate=None, contract_stride=True):
+        """(dense [B, C, X_1 .. X_D], min_coordinate int32 [1, D], tensor_stride int32 [D]).
+
+        Args:
+            shape: torch.Size [B, C, X_1 .. X_D]; the channels of it do not matter.
+            min_coordinate: IntTensor [D], a multiple of the tensor stride, subtracted first.
+            contract_stride: divide coordinates by the tensor stride.
+
+        Raises: ArgumentValueError (negative coordinates without a minimum), ContractError,
+            DenseIndexError (a coordinate outside of the shape).
+        """
+        return densify.dense(self, shape, min_coordinate, contract_stride)
+
+    def sparse(self, min_coords=None, max_coords=None, contract_coords=True):
+        """(torch.sparse_coo_tensor [B, X_1 .. X_D, C], min_coords int32 [1, D], tensor_stride)."""
+        return densify.coo(self, min_coords, max_coords, contract_coords)
+
+    # points
+
+    def slice(self, X):
+        """The features of the voxel that holds each point of `X`: a TensorField.
+
+        X: a TensorField, or a SparseTensor of the same key that was made from coordinates.
+        Raises: ContractError, CoordinateError (a point without voxel).
+        """
+        from MinkowskiEngine.MinkowskiTensorField import slice_tensor
+
+        return slice_tensor(self, X)
+
+    def cat_slice(self, X):
+        """`slice`, with the point's own features appended."""
+        from MinkowskiEngine.MinkowskiTensorField import cat_slice_tensor
+
+        return cat_slice_tensor(self, X)
+
+    def interpolate(self, X):
+        """Multilinear interpolation at the points of a TensorField: a TensorField."""
+        from MinkowskiEngine.MinkowskiTensorField import interpolate_tensor
+
+        return interpolate_tensor(self, X)
+
+    def features_at_coordinates(self, query_coordinates):
+        """Multilinear interpolation at float positions [M, D + 1]: [M, C]. Absent voxels are 0.
+
+        Raises: ContractError (dtype, device or shape of the positions), CoordinateError.
+        """
+        from MinkowskiEngine.MinkowskiInterpolation import interpolate_at
+
+        if query_coordinates.dtype != self.dtype and self.dtype.itemsize > 2:
+            raise ContractError(
+                f"positions are {query_coordinates.dtype}, features {self.dtype}; "
+                "expected one dtype."
+            )
+        if query_coordinates.device != self.device:
+            raise ContractError(
+                f"positions are on {query_coordinates.device}, features on {self.device}."
+            )
+        return interpolate_at(self, query_coordinates)[0]
+
+    def __repr__(self):
+        return (
+            f"{self.__class__.__name__}(\n  coordinates={self.C}\n  features={self._F}\n"
+            f"  coordinate_map_key={self.coordinate_map_key}\n"
+            f"  coordinate_manager={self._manager}  spatial dimension={self._D})"
+        )
+
+
+def new_manager(dimension, coordinates, allocator_type, minkowski_algorithm):
+    kind = CoordinateMapType.CUDA if coordinates.is_cuda else CoordinateMapType.CPU
+    return CoordinateManager(
+        D=dimension, coordinate_map_type=kind, allocator_type=allocator_type,
+        minkowski_algorithm=minkowski_algorithm,
+    )  # fmt: skip
+
+
+def _get_coordinate_map_key(input, coordinates=None, tensor_stride=1, expand_coordinates=False):
+    """The output key of a layer: that of `coordinates`, which are entered if they are a tensor.
+
+    An unset key without them; `expand_coordinates` changes nothing.
+    Raises: ContractError, CoordinateTypeError.
+    """
+    if coordinates is None:
+        return CoordinateMapKey(input.coordinate_map_key.get_coordinate_size())
+    if isinstance(coordinates, CoordinateMapKey):
+        return coordinates
+    if isinstance(coordinates, SparseTensor):
+        if coordinates._manager is not input._manager:
+            raise ContractError(COORDINATE_MANAGER_DIFFERENT_ERROR)
+        return coordinates.coordinate_map_key
+    if not isinstance(coordinates, torch.Tensor):
+        raise ContractError(
+            f"coordinates are {type(coordinates).__name__}; expected an IntTensor, a "
+            "CoordinateMapKey or a SparseTensor."
+        )
+    if coordinates.dtype != torch.int32:
+        raise CoordinateTypeError(
+            f"coordinates are {coordinates.dtype}; expected torch.int32 (use .int())."
+        )
+    return input._manager.insert_and_map(coordinates, tensor_stride)[0]

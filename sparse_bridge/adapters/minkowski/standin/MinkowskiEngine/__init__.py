@@ -1,0 +1,69 @@
+"""MinkowskiEngine, answered by sparse_bridge: the same names and rules on every GPU and the CPU."""
+
+from importlib import import_module as _import_module
+
+__version__ = "0.5.4"
+
+_LAYERS = (
+    "MinkowskiBroadcast",
+    "MinkowskiChannelwiseConvolution",
+    "MinkowskiConvolution",
+    "MinkowskiInterpolation",
+    "MinkowskiNetwork",
+    "MinkowskiNonlinearity",
+    "MinkowskiNormalization",
+    "MinkowskiPooling",
+    "MinkowskiPruning",
+    "MinkowskiUnion",
+    "sparse_matrix_functions",
+)
+_NAMES = {
+    "MinkowskiEngineBackend._C": (
+        "BroadcastMode", "CoordinateMapKey", "CoordinateMapType", "GPUMemoryAllocatorType",
+        "MinkowskiAlgorithm", "PoolingMode", "RegionType", "cuda_version", "cudart_version",
+        "get_gpu_memory_info", "is_cuda_available",
+    ),
+    "MinkowskiEngine.MinkowskiCommon": ("MinkowskiModuleBase", "convert_to_int_tensor"),
+    "MinkowskiEngine.MinkowskiCoordinateManager": (
+        "CoordinateManager", "CoordsManager", "set_gpu_allocator", "set_memory_manager_backend",
+    ),
+    "MinkowskiEngine.MinkowskiKernelGenerator": (
+        "KernelGenerator", "KernelRegion", "convert_region_type", "get_kernel_volume",
+    ),
+    "MinkowskiEngine.MinkowskiTensor": (
+        "SparseTensorOperationMode", "SparseTensorQuantizationMode",
+        "clear_global_coordinate_manager", "global_coordinate_manager",
+        "set_global_coordinate_manager", "set_sparse_tensor_operation_mode",
+        "sparse_tensor_operation_mode",
+    ),
+    "MinkowskiEngine.MinkowskiSparseTensor": ("SparseTensor",),
+    "MinkowskiEngine.MinkowskiTensorField": ("TensorField",),
+    "MinkowskiEngine.MinkowskiOps": (
+        "MinkowskiLinear", "MinkowskiStackCat", "MinkowskiStackMean", "MinkowskiStackSum",
+        "MinkowskiStackVar", "MinkowskiToDenseTensor", "MinkowskiToFeature",
+        "MinkowskiToSparseTensor", "cat", "dense_coordinates", "mean", "to_sparse",
+        "to_sparse_all", "var",
+    ),
+    "MinkowskiEngine.MinkowskiFunctional": (),
+    "MinkowskiEngine.diagnostics": ("print_diagnostics",),
+}  # fmt: skip
+
+
+def _fill():
+    """Import every submodule now: some share their name with a class, and the class must stay."""
+    found = {}
+    for name in _LAYERS:
+        module = _import_module(f"MinkowskiEngine.{name}")
+        found.update({public: getattr(module, public) for public in module.__all__})
+    for name, publics in _NAMES.items():
+        module = _import_module(name)
+        found.update({public: getattr(module, public) for public in publics})
+    found["sum"] = _import_module("MinkowskiEngine.MinkowskiOps")._sum
+    del found["ComposedFunction"]
+    return found
+
+
+globals().update(_fill())
+# These are written with the names above.
+_import_module("MinkowskiEngine.modules")
+_import_module("MinkowskiEngine.utils")

@@ -1,0 +1,29 @@
+"""Helpers for data loading, initialisation and inspection."""
+
+from MinkowskiEngine.utils.collation import (
+    SparseCollation,
+    batch_sparse_collate,
+    batched_coordinates,
+    sparse_collate,
+)
+from MinkowskiEngine.utils.init import kaiming_normal_
+from MinkowskiEngine.utils.quantization import (
+    fnv_hash_vec,
+    ravel_hash_vec,
+    sparse_quantize,
+    unique_coordinate_map,
+)
+from MinkowskiEngine.utils.summary import summary
+
+__all__ = [
+    "SparseCollation",
+    "batch_sparse_collate",
+    "batched_coordinates",
+    "fnv_hash_vec",
+    "kaiming_normal_",
+    "ravel_hash_vec",
+    "sparse_collate",
+    "sparse_quantize",
+    "summary",
+    "unique_coordinate_map",
+]

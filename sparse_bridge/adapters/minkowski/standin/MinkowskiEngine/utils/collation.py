@@ -1,0 +1,109 @@
+"""Joining samples into batches."""
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from sparse_bridge.errors import ContractError
+
+__all__ = ["SparseCollation", "batch_sparse_collate", "batched_coordinates", "sparse_collate"]
+
+
+def _tensor(value):
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+
+
+def batched_coordinates(coords, dtype=torch.int32, device=None):
+    """[N_i, D] coordinates of several samples -> [sum N_i, D + 1], sample number first.
+
+    Args:
+        coords: sequence of arrays or tensors; floats are floored for int32.
+        dtype: torch.int32 or torch.float32.
+        device: of the result; None for the CPU.
+
+    Raises: ContractError (an AssertionError).
+    """
+    if not isinstance(coords, Sequence):
+        raise ContractError("coords must be a sequence of arrays or tensors.")
+    if dtype not in (torch.int32, torch.float32):
+        raise ContractError(f"dtype is {dtype}; expected torch.int32 or torch.float32.")
+    parts = [_tensor(part) for part in coords]
+    if not parts or any(not isinstance(p, torch.Tensor) or p.ndim != 2 for p in parts):
+        raise ContractError("coords must hold arrays or tensors [N, D].")
+    dimensions = {part.shape[1] for part in parts}
+    if len(dimensions) != 1:
+        raise ContractError(f"coords of different dimensions {sorted(dimensions)}.")
+    D = dimensions.pop()
+    result = torch.zeros((sum(len(p) for p in parts), D + 1), dtype=dtype, device=device or "cpu")
+    begin = 0
+    for number, part in enumerate(parts):
+        if dtype == torch.int32 and part.is_floating_point():
+            part = part.floor()
+        result[begin : begin + len(part), 1:] = part.to(dtype)
+        result[begin : begin + len(part), 0] = number
+        begin += len(part)
+    return result
+
+
+def sparse_collate(coords, feats, labels=None, dtype=torch.int32, device=None):
+    """(coordinates [N, D + 1], features [N, C][, labels]) of several samples.
+
+    labels: concatenated if they are arrays or tensors, otherwise returned as a list.
+    device: None for that of the first coordinates.
+    Raises: ContractError (an AssertionError) where lengths differ.
+    """
+    with_labels = labels is not None
+    if not isinstance(coords, Sequence) or not isinstance(feats, Sequence):
+        raise ContractError("coords and feats must be sequences.")
+    if len(coords) != len(feats) or (with_labels and len(labels) != len(coords)):
+        raise ContractError("coords, feats and labels must have one entry per sample.")
+    coords = [_tensor(part) for part in coords]
+    feats = [_tensor(part) for part in feats]
+    for c, f in zip(coords, feats, strict=True):
+        if len(c) != len(f):
+            raise ContractError(f"{len(f)} rows of features for {len(c)} coordinates.")
+    if device is None and isinstance(coords[0], torch.Tensor):
+        device = coords[0].device
+    joined = batched_coordinates(coords, dtype=dtype, device=device)
+    features = torch.cat(feats).to(joined.device)
+    if not with_labels:
+        return joined, features
+    tensors = [_tensor(label) for label in labels]
+    if all(isinstance(label, torch.Tensor) and label.ndim for label in tensors):
+        return joined, features, torch.cat(tensors).to(joined.device)
+    return joined, features, list(labels)
+
+
+def batch_sparse_collate(data, dtype=torch.int32, device=None):
+    """`sparse_collate` of a list of (coordinates, features[, labels])."""
+    return sparse_collate(*zip(*data, strict=True), dtype=dtype, device=device)
+
+
+class SparseCollation:
+    """A collate function for samples (coordinates, features, labels).
+
+    limit_numpoints: samples that would take the batch beyond it are dropped; -1 for no limit.
+    """
+
+    def __init__(self, limit_numpoints=-1, dtype=torch.int32, device=None):
+        self.limit_numpoints = limit_numpoints
+        self.dtype = dtype
+        self.device = device
+
+    def __call__(self, list_data):
+        coords, feats, labels = list(zip(*list_data, strict=True))
+        kept, total = 0, 0
+        for part in coords:
+            total += len(part)
+            if 0 < self.limit_numpoints < total:
+                logging.getLogger(__name__).warning(
+                    "a batch of %d points was cut to its first %d of %d samples (limit %d)",
+                    sum(len(p) for p in coords), kept, len(coords), self.limit_numpoints,
+                )  # fmt: skip
+                break
+            kept += 1
+        return sparse_collate(
+            coords[:kept], feats[:kept], labels[:kept], dtype=self.dtype, device=self.device
+        )

@@ -1,0 +1,62 @@
+"""What MinkowskiEngine says about the machine."""
+
+from __future__ import annotations
+
+import platform
+import sys
+
+import torch
+
+__all__ = [
+    "cuda_version",
+    "cudart_version",
+    "diagnostics",
+    "get_gpu_memory_info",
+    "is_cuda_available",
+]
+
+
+def is_cuda_available() -> bool:
+    """Whether tensors can live on a GPU (CUDA or ROCm)."""
+    return torch.cuda.is_available()
+
+
+def cuda_version() -> int:
+    """CUDA's version as torch was built, like 12080; -1 without CUDA."""
+    version = torch.version.cuda
+    if version is None:
+        return -1
+    major, minor = (int(part) for part in version.split(".")[:2])
+    return 1000 * major + 10 * minor
+
+
+def cudart_version() -> int:
+    """The same as `cuda_version`: torch brings its own runtime."""
+    return cuda_version()
+
+
+def get_gpu_memory_info() -> tuple[int, int]:
+    """(free, total) bytes of the current GPU; (0, 0) without one."""
+    return torch.cuda.mem_get_info() if torch.cuda.is_available() else (0, 0)
+
+
+def diagnostics(version: str) -> str:
+    """A report of the platform, torch and GPUs."""
+    lines = [
+        "==========System==========",
+        platform.platform(),
+        sys.version.replace("\n", " "),
+        "==========Pytorch==========",
+        torch.__version__,
+        f"torch.cuda.is_available(): {torch.cuda.is_available()}",
+        f"CUDA {torch.version.cuda}, HIP {torch.version.hip}",
+    ]
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        lines += ["==========GPU==========", *names]
+    lines += [
+        "==========MinkowskiEngine==========",
+        f"{version}, answered by sparse_bridge; nothing is compiled at installation",
+        f"MinkowskiEngine compiled with CUDA Support: {is_cuda_available()}",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,82 @@
+"""Sparse tensors of spconv to and from the form that all adapters share."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+from ...core.sparse_data import SparseData
+from ...errors import CoordinateError, DataTypeError, GeometryError, LifecycleError
+from .layers import shape_of
+
+__all__ = ["from_core", "to_core"]
+
+
+def to_core(x: Any) -> SparseData:
+    """Features and sites of a `SparseConvTensor`, by reference.
+
+    spconv keeps no tensor stride, so that is 1 per axis.
+    Raises DataTypeError for other objects, ShapeError where rows and sites do not pair up.
+    """
+    if not any(base.__name__ == "SparseConvTensor" for base in type(x).__mro__):
+        raise DataTypeError(f"expected a SparseConvTensor, got {type(x).__name__}.")
+    shape = tuple(shape_of(x))
+    return SparseData(x.features, x.indices, (1,) * len(shape), shape, int(x.batch_size))
+
+
+def from_core(data: SparseData, like: Any = None) -> Any:
+    """A `SparseConvTensor` of the spconv that is imported, real or stand-in.
+
+    like: a `SparseConvTensor` to take grid, batch size and everything else from that `data` lacks;
+        its kernel maps too, if `data` still has its index tensor.
+
+    Without bounds in `data` or `like`, grid and batch size are the smallest that hold the sites.
+    Raises LifecycleError when spconv is not there, CoordinateError for negative coordinates
+    without bounds, GeometryError when `like` is of another dimension.
+    """
+    shape, batch_size = data.spatial_shape, data.batch_size
+    if like is not None:
+        if like.indices.shape[1] != data.coords.shape[1]:
+            raise GeometryError(
+                f"`like` has {like.indices.shape[1] - 1} axes, the data {data.dimension}."
+            )
+        shape = tuple(shape_of(like)) if shape is None else shape
+        batch_size = int(like.batch_size) if batch_size is None else batch_size
+    if shape is None or batch_size is None:
+        found = _smallest(data.coords)
+        shape = found[1:] if shape is None else shape
+        batch_size = found[0] if batch_size is None else batch_size
+    if like is None:
+        return _class()(data.feats, data.coords, list(shape), max(1, batch_size))
+    out = like.replace_feature(data.feats)
+    out.spatial_shape, out.batch_size = list(shape), batch_size
+    same_grid = out.spatial_shape == shape_of(like) and batch_size == int(like.batch_size)
+    if data.coords is not like.indices or not same_grid:
+        out.indices, out.indice_dict = data.coords, {}
+    return out
+
+
+def _class() -> Any:
+    try:
+        return importlib.import_module("spconv.pytorch").SparseConvTensor
+    except ModuleNotFoundError as error:
+        raise LifecycleError(
+            f"a SparseConvTensor needs spconv ({error}); call sparse_bridge.enable('spconv') first."
+        ) from None
+
+
+def _smallest(coords: torch.Tensor) -> tuple[int, ...]:
+    """Extents (batch first) of the smallest grid at the origin that holds `coords`."""
+    if coords.shape[0] == 0:
+        return (1,) * coords.shape[1]
+    low, high = (bound.tolist() for bound in torch.aminmax(coords, dim=0))
+    if min(low) < 0:
+        axis = low.index(min(low))
+        name = "the batch column" if axis == 0 else f"axis {axis - 1}"
+        raise CoordinateError(
+            f"{name} goes down to {low[axis]}; spconv's grids start at 0. Shift the coordinates, "
+            "or pass like= or a spatial shape."
+        )
+    return tuple(top + 1 for top in high)

@@ -1,0 +1,98 @@
+"""torchsparse 2.1, 2.0 and 1.4: three profiles of one adapter."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ... import settings
+from ...errors import LifecycleError
+from ..base import Adapter, Patch
+
+if TYPE_CHECKING:
+    from .interchange import from_core, to_core
+
+__all__ = ["ADAPTER", "TorchsparseAdapter", "from_core", "to_core"]
+
+
+class TorchsparseAdapter(Adapter):
+    """What the life cycle needs to know about torchsparse."""
+
+    name = "torchsparse"
+    packages = ("torchsparse",)
+    main = "torchsparse.nn"
+    standin_root = Path(__file__).parent / "standin"
+    versions = ">=1.4,<2.2"
+    profiles = ("2.1", "2.0", "1.4")
+
+    def patches(self) -> list[Patch]:
+        """Seams of the installed torchsparse. Raises UnsupportedError outside the supported
+        versions."""
+        from .patch import patches
+
+        return patches()
+
+    def standin_patches(self) -> list[Patch]:
+        """`convert_sync_batchnorm` puts torch's own layer where the stand-in's BatchNorm was."""
+        from .norms import sync_batch_norm_patch
+
+        return [sync_batch_norm_patch()]
+
+    def standin_version(self, package: str) -> str | None:
+        """The stand-in carries the version of the profile."""
+        from . import profile
+
+        return profile.peek().version
+
+    def begin(self, mode: str, profile: str | None) -> None:
+        """Choose the profile. Raises LifecycleError, UnsupportedError."""
+        from . import profile as profiles
+
+        configured = settings.get().torchsparse_profile
+        if mode == "patch":
+            from .patch import installed_profile
+
+            found, version = installed_profile()
+            wanted = profile or configured
+            if wanted not in ("auto", found):
+                raise LifecycleError(
+                    f"profile {wanted!r} was asked for, but torchsparse {version} is installed, "
+                    "which is profile "
+                    f"{found!r}. Leave the profile out, or use mode='standin' before torchsparse "
+                    "is imported."
+                )
+            profiles.choose(found, f"torchsparse {version} is installed")
+        elif profile is not None:
+            profiles.choose(profile, f"enable(profile={profile!r})")
+        elif configured != "auto":
+            profiles.choose(configured, "SPARSE_BRIDGE_TORCHSPARSE_PROFILE")
+        else:
+            profiles.choose(None, "")
+
+    def confirm(self, profile: str) -> None:
+        """Raises LifecycleError unless `profile` is the one in force."""
+        from .profile import confirm
+
+        confirm(profile)
+
+    def version(self) -> str | None:
+        """Version of the torchsparse that is imported, real or stand-in."""
+        return getattr(sys.modules.get("torchsparse"), "__version__", None)
+
+    def notes(self) -> list[str]:
+        """The profile and how it was chosen."""
+        from .profile import describe
+
+        return [describe()]
+
+
+ADAPTER = TorchsparseAdapter()
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("from_core", "to_core"):  # at first use, because they need torch
+        from . import interchange
+
+        return getattr(interchange, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

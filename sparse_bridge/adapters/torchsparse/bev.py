@@ -1,0 +1,100 @@
+"""Bird's-eye-view layers: one axis of the grid is folded into channels or weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...core.conv import conv
+from ...core.map_builder import from_pairs
+from ...core.voxel import voxelize
+from ...errors import CoordinateError, GeometryError
+from ..ledger import note
+from . import profile as profiles
+from .options import allow_tf32
+from .tensors import check_input, triple
+
+__all__ = ["dense_convolution", "height_compression"]
+
+
+def _cells(
+    x: Any, coords: torch.Tensor, offset: torch.Tensor, shape: Sequence[int], dim: int, what: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tuple[int, int, int]]:
+    """(cell of each row in the plane, index along `dim`, the same without offset, (B, S_u,
+    S_v))."""
+    if not 0 <= dim < 3:
+        raise GeometryError(f"{what} has dim {dim}; expected 0, 1 or 2.")
+    release = profiles.current()
+    first = release.first_axis
+    stride = torch.tensor(triple(x.stride, "the tensor stride"), device=coords.device)
+    sites = coords[:, first : first + 3].long()
+    moved = torch.div(sites - offset[0, :3].long(), stride, rounding_mode="floor")
+    u, v = (axis for axis in range(3) if axis != dim)
+    plane = (int(shape[u]), int(shape[v]))
+    batch = coords[:, release.batch_column].long()
+    n_items = 0
+    if coords.shape[0]:
+        columns = torch.stack([batch, moved[:, u], moved[:, v]])
+        (low, _, _), (n_items, most_u, most_v) = (
+            columns.amin(1).tolist(),
+            (columns.amax(1) + 1).tolist(),
+        )
+        least = int(moved[:, [u, v]].amin())
+        if low < 0 or least < 0 or most_u > plane[0] or most_v > plane[1]:
+            raise CoordinateError(
+                f"{what}: cells reach ({most_u - 1}, {most_v - 1}), the least is {least}, the "
+                "least "
+                f"batch index {low}; expected cells from 0 on below {plane}. Correct shape or "
+                "offset."
+            )
+    cell = (batch * plane[0] + moved[:, u]) * plane[1] + moved[:, v]
+    height = torch.div(sites[:, dim], stride[dim], rounding_mode="floor")
+    return cell, moved[:, dim], height, (n_items, *plane)
+
+
+def dense_convolution(
+    x: Any, kernel: torch.Tensor, bias: torch.Tensor | None, offset: torch.Tensor,
+    shape: Sequence[int], dim: int,
+) -> torch.Tensor:  # fmt: skip
+    """[B, C_out, S_u, S_v]: every site times the matrix of its height, summed over its column.
+
+    kernel: [shape[dim], C_in, C_out].  bias: [1, C_out], added once per site.
+    Raises GeometryError, CoordinateError.
+    """
+    what = "ToDenseBEVConvolution"
+    feats, coords = check_input(x, what)
+    cell, _, height, size = _cells(x, coords, offset, shape, dim, what)
+    n_cells = size[0] * size[1] * size[2]
+    if coords.shape[0] and not 0 <= int(height.min()) <= int(height.max()) < kernel.shape[0]:
+        raise CoordinateError(
+            f"{what}: heights reach {int(height.min())} to {int(height.max())}; the kernel has "
+            f"{kernel.shape[0]} of them."
+        )
+    rows = [(height == h).nonzero().squeeze(1) for h in range(kernel.shape[0])]
+    kmap = from_pairs([(r, cell.index_select(0, r)) for r in rows], feats.shape[0], n_cells)
+    tf32 = allow_tf32(profiles.current(), feats.device)
+    y = conv(feats, kernel, None, kmap, layout="vio", allow_tf32=tf32)
+    if bias is not None:
+        y = y + torch.bincount(cell, minlength=n_cells).to(y.dtype).unsqueeze(1) * bias.to(y.dtype)
+    note("torchsparse", what)
+    return y.view(*size, -1).permute(0, 3, 1, 2).contiguous()
+
+
+def height_compression(
+    x: Any, offset: torch.Tensor, shape: Sequence[int], dim: int
+) -> torch.Tensor:
+    """[B, S_dim * C, S_u, S_v]: channels of a column one above the other, height index major.
+
+    Heights outside the shape are moved to its ends. Raises GeometryError, CoordinateError.
+    """
+    what = "ToBEVHeightCompression"
+    feats, coords = check_input(x, what)
+    cell, height, _, (n_items, n_u, n_v) = _cells(x, coords, offset, shape, dim, what)
+    n_heights = int(shape[dim])
+    place = cell * n_heights + height.clamp(0, n_heights - 1)
+    ones = torch.ones(n_items * n_u * n_v * n_heights, dtype=torch.int32, device=feats.device)
+    y = voxelize(feats, place, ones).view(n_items, n_u, n_v, n_heights, feats.shape[1])
+    note("torchsparse", what)
+    return y.permute(0, 3, 4, 1, 2).reshape(n_items, -1, n_u, n_v)

@@ -1,0 +1,117 @@
+"""Operations on whole tensors: concatenation, sums, cropping, dense grids."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ...core import map_cache
+from ...core.union import union_rows
+from ...errors import ContractError, CoordinateError, DeviceError, GeometryError, ShapeError
+from . import profile as profiles
+from .maps import bounds_of, check_coords
+from .tensors import make_like, range_of
+
+__all__ = ["add", "cat", "crop", "generative_add", "to_dense"]
+
+
+def _check_rows(what: str, tensors: Sequence[Any]) -> None:
+    rows = [x.feats.shape[0] for x in tensors]
+    if len(set(rows)) > 1:
+        raise ShapeError(
+            f"{what} got tensors of {', '.join(map(str, rows))} rows; they must have the same "
+            "sites "
+            "in the same order."
+        )
+
+
+def cat(inputs: Iterable[Any]) -> Any:
+    """Channels of several tensors side by side; sites, stride and caches are the first one's.
+
+    As in torchsparse the result has no `spatial_range`. Raises ContractError, ShapeError.
+    """
+    tensors = list(inputs)
+    if not tensors:
+        raise ContractError("cat got no tensors; expected one or more.")
+    _check_rows("cat", tensors)
+    first = tensors[0]
+    feats = torch.cat([x.feats for x in tensors], 1)
+    return make_like(first, feats, first.coords, first.stride)
+
+
+def add(a: Any, b: Any) -> Any:
+    """Row by row; sites, stride, range and caches are a's. Raises ShapeError."""
+    _check_rows("+", (a, b))
+    return make_like(a, a.feats + b.feats, a.coords, a.stride, range_of(a))
+
+
+def generative_add(a: Any, b: Any) -> Any:
+    """Sum over the union of the sites, rows ascending; stride, range and caches of the larger one.
+
+    Raises ContractError (channels), ShapeError, DeviceError.
+    """
+    coords = [check_coords(x.coords, "generative_add") for x in (a, b)]
+    sites, feats = union_rows(coords, [a.feats, b.feats], (1, 1, 1), 1)
+    larger = a if a.feats.shape[0] >= b.feats.shape[0] else b
+    return make_like(larger, feats, sites, larger.stride, range_of(larger))
+
+
+def crop(x: Any, coords_min: Any = None, coords_max: Any = None) -> tuple[torch.Tensor, ...]:
+    """(feats, coords) of the rows with coords_min <= columns 0..2 < coords_max.
+
+    Those columns are x, y, z up to 2.0, and b, x, y in 2.1, where torchsparse reads them too.
+    """
+    coords = x.coords
+    keep = torch.ones(coords.shape[0], dtype=torch.bool, device=coords.device)
+    for limit, lower in ((coords_min, True), (coords_max, False)):
+        if limit is None:
+            continue
+        limit = torch.as_tensor(limit, device=coords.device)
+        if limit.numel() != 3:
+            raise ShapeError(f"a crop limit has {limit.numel()} numbers; expected three.")
+        inside = coords[:, :3] >= limit if lower else coords[:, :3] < limit
+        keep &= inside.all(1)
+    return x.feats[keep], coords[keep]
+
+
+def to_dense(
+    feats: torch.Tensor, coords: torch.Tensor, spatial_range: Sequence[int]
+) -> torch.Tensor:
+    """[B, X, Y, Z, C] with the features at their sites and zeros elsewhere; differentiable.
+
+    feats: [N, C].  coords: int32 [N, 4] as [b, x, y, z]; of equal ones the last row stays.
+    spatial_range: (B, X, Y, Z).
+    Raises ShapeError, DataTypeError, DeviceError, GeometryError, CoordinateError.
+    """
+    coords = check_coords(coords, "to_dense")
+    if feats.ndim != 2 or feats.shape[0] != coords.shape[0]:
+        raise ShapeError(
+            f"to_dense got features {list(feats.shape)} for coordinates {list(coords.shape)}; "
+            "expected [N, C] and [N, 4]."
+        )
+    if feats.device != coords.device:
+        raise DeviceError(
+            f"to_dense got features on {feats.device} and coordinates on {coords.device}."
+        )
+    shape = tuple(int(n) for n in spatial_range[:4])
+    if len(shape) < 4 or min(shape) < 0:
+        raise GeometryError(f"spatial_range is {tuple(spatial_range)}; expected (B, X, Y, Z).")
+    low, high = bounds_of(map_cache.store_of(coords), coords, profiles.PROFILES["2.1"])
+    for name, least, most, extent in zip("bxyz", low, high, shape, strict=True):
+        if most >= least and (least < 0 or most >= extent):
+            wrong = least if least < 0 else most
+            raise CoordinateError(
+                f"to_dense: column {name} holds {wrong}; the grid {shape} takes 0 <= c < {extent}."
+            )
+    place = coords[:, 0].long()
+    for axis in (1, 2, 3):
+        place = place * shape[axis] + coords[:, axis].long()
+    ordered, order = torch.sort(place, stable=True)
+    last = torch.ones_like(ordered, dtype=torch.bool)
+    last[:-1] = ordered[1:] != ordered[:-1]
+    dense = feats.new_zeros((math.prod(shape), feats.shape[1]))
+    dense = dense.index_put((ordered[last],), feats.index_select(0, order[last]))
+    return dense.view(*shape, feats.shape[1])

@@ -1,0 +1,120 @@
+"""Norms and pools over batch items, and torch's SyncBatchNorm on sparse tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...core import map_cache
+from ...core.pool import global_pool
+from ...core.spread import spread
+from ...errors import CoordinateError, ShapeError
+from ..base import Patch
+from ..ledger import note
+from . import profile as profiles
+from .maps import bounds_of, coordinate_map
+from .tensors import check_input, fapply, make_like, range_of
+
+__all__ = ["global_pool_forward", "group_norm", "instance_norm", "sync_batch_norm_patch"]
+
+
+def sync_batch_norm_patch() -> Patch:
+    """torch.nn.SyncBatchNorm.forward that also takes a sparse tensor."""
+
+    def factory(original: Any) -> Any:
+        def forward(self: Any, input: Any) -> Any:
+            if isinstance(input, torch.Tensor) or not hasattr(input, "feats"):
+                return original(self, input)
+            return fapply(input, lambda feats: original(self, feats))
+
+        return forward
+
+    reason = "convert_sync_batchnorm replaces torchsparse's BatchNorm by torch's own layer"
+    return Patch(torch.nn.SyncBatchNorm, "forward", factory, reason, ">=2.4", wraps=True)
+
+
+def _items(x: Any, coords: torch.Tensor, what: str) -> tuple[torch.Tensor, int]:
+    """(batch index of every row, a number of items that covers them)."""
+    release = profiles.current()
+    box = coordinate_map(map_cache.store_of(coords), coords, release).box
+    if box.lo[0] < 0:
+        raise CoordinateError(f"{what} got the batch index {box.lo[0]}; expected 0 or more.")
+    return coords[:, release.batch_column], box.lo[0] + box.size[0]
+
+
+def group_norm(
+    x: Any,
+    groups: int,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+) -> Any:
+    """GroupNorm over each batch item: statistics of (rows of the item) x (channels of the group).
+
+    Raises ShapeError, CoordinateError.
+    """
+    feats, coords = check_input(x, "GroupNorm")
+    if feats.shape[1] % groups or (weight is not None and weight.shape != (feats.shape[1],)):
+        raise ShapeError(
+            f"GroupNorm with {groups} groups got {feats.shape[1]} channels"
+            + ("." if weight is None else f"; its weight has {weight.shape[0]}.")
+        )
+    y = _normalise(x, feats, coords, groups, eps, "GroupNorm")
+    if weight is not None:
+        y = y * weight.to(y.dtype)
+    if bias is not None:
+        y = y + bias.to(y.dtype)
+    note("torchsparse", "GroupNorm")
+    return make_like(x, y.to(feats.dtype), x.coords, x.stride, range_of(x))
+
+
+def instance_norm(
+    x: Any, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+) -> Any:
+    """InstanceNorm over each batch item: every channel on its own."""
+    return group_norm(x, x.feats.shape[1], weight, bias, eps)
+
+
+def _normalise(
+    x: Any, feats: torch.Tensor, coords: torch.Tensor, groups: int, eps: float, what: str
+) -> torch.Tensor:
+    n, c = feats.shape
+    work = feats if feats.dtype == torch.float64 else feats.float()
+    if n == 0:
+        return work
+    batch, n_items = _items(x, coords, what)
+    rows = batch.long()
+    parts = work.view(n, groups, c // groups)
+    mean = global_pool(parts.mean(2), batch, n_items, "avg")
+    centred = parts - spread(mean, rows).unsqueeze(2)
+    variance = global_pool(centred.square().mean(2), batch, n_items, "avg")
+    return (centred * spread((variance + eps).rsqrt(), rows).unsqueeze(2)).view(n, c)
+
+
+def global_pool_forward(x: Any, mode: str) -> torch.Tensor:
+    """Mean ("avg") or maximum ("max") of each batch item, [B, C], B = largest batch index + 1.
+
+    An item without rows has a mean of NaN, as in torchsparse, and no maximum: CoordinateError.
+    """
+    what = {"avg": "GlobalAvgPool", "max": "GlobalMaxPool"}[mode]
+    feats, coords = check_input(x, what)
+    release = profiles.current()
+    low, high = bounds_of(map_cache.store_of(coords), coords, release)
+    if coords.shape[0] == 0:
+        raise ShapeError(
+            f"{what} got a tensor without rows, so it cannot tell how many batch items there are; "
+            "leave such batches out."
+        )
+    if low[0] < 0:
+        raise CoordinateError(f"{what} got the batch index {low[0]}; expected 0 or more.")
+    batch, n_items = coords[:, release.batch_column], high[0] + 1
+    y = global_pool(feats, batch, n_items, mode)
+    present = torch.bincount(batch.long(), minlength=n_items) > 0
+    note("torchsparse", what)
+    if mode == "avg":
+        return torch.where(present.unsqueeze(1), y, torch.nan)
+    if not bool(present.all()):
+        item = int((~present).nonzero()[0])
+        raise CoordinateError(f"{what}: batch item {item} has no rows, hence no maximum.")
+    return y

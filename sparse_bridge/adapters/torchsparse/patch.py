@@ -1,0 +1,82 @@
+"""Seams of an installed torchsparse: functions that its layers and its users look up when they
+call.
+
+Layers call `torchsparse.nn.functional.conv3d`, so live models keep their classes. Norms,
+activations, quantisation and collation are plain torch and numpy there, and stay. """
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ...errors import UnsupportedError
+from ..base import Patch
+from ..ledger import note
+from . import joins, norms, points
+from .signatures import conv3d_arguments
+from .translate import conv3d
+
+__all__ = ["installed_profile", "patches"]
+
+_VERSIONS = ">=1.4,<2.2"
+_POINT_FUNCTIONS = ("spcount", "spdevoxelize", "sphash", "sphashquery", "spvoxelize")
+
+
+def installed_profile() -> tuple[str, str]:
+    """(profile, version) of the torchsparse that is imported. Raises UnsupportedError."""
+    version = str(getattr(sys.modules.get("torchsparse"), "__version__", "unknown"))
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    for name in ("1.4", "2.0", "2.1"):
+        if numbers == tuple(int(part) for part in name.split(".")):
+            return name, version
+    raise UnsupportedError(
+        f"torchsparse {version} is installed; the patches are written for 1.4, 2.0 and 2.1. Use "
+        "enable('torchsparse', mode='standin', profile=...) before importing torchsparse."
+    )
+
+
+def _convolution(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def bridged(
+        input: Any, weight: Any, kernel_size: Any, bias: Any = None, stride: Any = 1, *args: Any,
+        **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        options = conv3d_arguments(args, kwargs)
+        config = options.get("config")
+        if isinstance(config, dict) and config.get("kmap_mode") == "grid":
+            note("torchsparse", "Conv3d", "kmap_mode='grid' orders the taps differently")
+            return original(input, weight, kernel_size, bias, stride, *args, **kwargs)
+        return conv3d(input, weight, kernel_size, bias, stride, **options)
+
+    return bridged
+
+
+def _dense(self: Any) -> Any:
+    """[B, X, Y, Z, C]."""
+    return joins.to_dense(self.feats, self.coords, self.spatial_range)
+
+
+def patches() -> list[Patch]:
+    """Patches for the torchsparse that is imported. Raises UnsupportedError."""
+    release, _ = installed_profile()
+    functional = sys.modules["torchsparse.nn.functional"]
+
+    def seam(owner: Any, name: str, replacement: Any, reason: str, wraps: bool = False) -> Patch:
+        return Patch(owner, name, replacement, reason, _VERSIONS, wraps)
+
+    found = [
+        seam(functional, "conv3d", _convolution, "all convolutions", wraps=True),
+        *(
+            seam(functional, name, getattr(points, name), "point-voxel operators on every device")
+            for name in _POINT_FUNCTIONS
+        ),
+        norms.sync_batch_norm_patch(),
+    ]
+    if release == "2.1":
+        dense = "its dense grids need a GPU"
+        found.append(seam(sys.modules["torchsparse.utils"], "to_dense", joins.to_dense, dense))
+        found.append(seam(sys.modules["torchsparse.tensor"].SparseTensor, "dense", _dense, dense))
+    return found

@@ -1,0 +1,85 @@
+"""Hashing and point-voxel operators with torchsparse's layouts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...core import key_search, voxel
+from ...errors import ContractError, DataTypeError
+from . import profile as profiles
+
+__all__ = [
+    "calc_ti_weights",
+    "spcount",
+    "spdevoxelize",
+    "sphash",
+    "sphashquery",
+    "spvoxelize",
+]
+
+
+class HashInputError(ContractError, DataTypeError):
+    """`sphash` asserts the shape and type of its input."""
+
+
+def sphash(coords: torch.Tensor, offsets: torch.Tensor | None = None) -> torch.Tensor:
+    """int64 keys of coordinates int32 [N, 4]: [N], or [K, N] moved by offsets int32 [K, 3].
+
+    Offsets move x, y and z: columns 0..2 up to 2.0, columns 1..3 in 2.1. Keys up to 2.0 are not
+    negative. Raises HashInputError.
+    """
+    for name, value, width in (("coordinates", coords, 4), ("offsets", offsets, 3)):
+        if value is None and name == "offsets":
+            continue
+        if value.dtype != torch.int32 or value.ndim != 2 or value.shape[1] != width:
+            raise HashInputError(
+                f"sphash got {name} of {value.dtype} {list(value.shape)}; "
+                f"expected torch.int32 [N, {width}]."
+            )
+    release = profiles.current()
+    first, fold = release.first_axis, not release.batch_first
+    return key_search.hash_rows(coords, offsets, first=first, fold=fold)
+
+
+def sphashquery(queries: torch.Tensor, references: torch.Tensor) -> torch.Tensor:
+    """First place of each query in references, -1 where it is missing; the shape of queries.
+
+    int64 up to 2.0, int32 in 2.1. Raises ShapeError, DataTypeError, DeviceError.
+    """
+    dtype = torch.int32 if profiles.current().batch_first else torch.int64
+    return key_search.find_keys(queries, references.reshape(-1), dtype)
+
+
+def spcount(coords: torch.Tensor, num: Any) -> torch.Tensor:
+    """Occurrences of 0 .. num - 1 in an int32 index, int32 [num]; other values are passed over.
+
+    Raises DataTypeError for int64, as torchsparse does.
+    """
+    if coords.dtype != torch.int32:
+        raise DataTypeError(f"spcount got indices of {coords.dtype}; expected int32 (use .int()).")
+    return voxel.count(coords, int(num))
+
+
+def spvoxelize(feats: torch.Tensor, coords: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Mean of the points of each voxel, [M, C]; see `core.voxel.voxelize`."""
+    return voxel.voxelize(feats, coords.reshape(-1) if coords.ndim != 1 else coords, counts)
+
+
+def spdevoxelize(feats: torch.Tensor, coords: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Voxels interpolated at points, [N, C]; coords and weights [N, 8]. See
+    `core.voxel.devoxelize`."""
+    return voxel.devoxelize(feats, coords, weights)
+
+
+def calc_ti_weights(
+    coords: torch.Tensor, idx_query: torch.Tensor, scale: float = 1
+) -> torch.Tensor:
+    """Trilinear weights of points whose first columns are x, y, z.
+
+    idx_query and the result: [8, N] up to 2.0, [N, 8] in 2.1. Raises ShapeError, DataTypeError.
+    """
+    if profiles.current().batch_first:
+        return voxel.trilinear_weights(coords, idx_query, scale)
+    return voxel.trilinear_weights(coords, idx_query.t(), scale).t().contiguous()

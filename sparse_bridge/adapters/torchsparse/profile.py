@@ -1,0 +1,163 @@
+"""Which torchsparse the process speaks: 2.1, 2.0 or 1.4. They differ in coordinate layout and
+signatures.
+
+Chosen by `enable("torchsparse", profile=...)`, the setting `torchsparse_profile`, or the version of
+an installed torchsparse. Without a choice it is 2.1, unless the first thing that tells the releases
+apart is a call that only the older ones take; afterwards it stays. """
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from typing import Any
+
+from ...errors import LifecycleError
+from ...log import logger
+from .errors import SignatureError
+
+__all__ = ["PROFILES", "Profile", "choose", "current", "describe", "peek", "saw_old_signature"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """A release's conventions.
+
+    version: its `__version__`.  batch_first: coordinate rows are [b, x, y, z], else [x, y, z, b].
+    divides: a strided layer's outputs are indices of the coarse grid, else multiples of the tensor
+    stride.
+    """
+
+    name: str
+    version: str
+    batch_first: bool
+    divides: bool
+
+    @property
+    def batch_column(self) -> int:
+        return 0 if self.batch_first else 3
+
+    @property
+    def first_axis(self) -> int:
+        """Column of x."""
+        return 1 if self.batch_first else 0
+
+
+PROFILES = {
+    "2.1": Profile("2.1", "2.1.0", True, True),
+    "2.0": Profile("2.0", "2.0.0b", False, False),
+    "1.4": Profile("1.4", "1.4.0", False, False),
+}
+_DEFAULT = "2.1"
+_OLD = "1.4"
+
+_lock = threading.Lock()
+_chosen: str | None = None
+_reason = ""
+_settled = False
+
+
+def choose(name: str | None, reason: str) -> None:
+    """Start with profile `name`; None: the default, open to correction until something depends on
+    it."""
+    global _chosen, _reason, _settled
+    with _lock:
+        _chosen, _reason, _settled = name, reason, name is not None
+
+
+def confirm(name: str) -> None:
+    """A second `enable()` names a profile. Raises LifecycleError when another one is in force."""
+    global _chosen, _reason, _settled
+    with _lock:
+        if name != (_chosen or _DEFAULT):
+            raise LifecycleError(
+                f"torchsparse is enabled already with profile {_chosen or _DEFAULT!r}, not "
+                f"{name!r}. Call "
+                "sparse_bridge.disable('torchsparse') first, or leave the option out."
+            )
+        if not _settled:
+            _chosen, _reason, _settled = name, f"enable(profile={name!r})", True
+
+
+def peek() -> Profile:
+    """The profile as things stand, without settling it."""
+    return PROFILES[_chosen or _DEFAULT]
+
+
+def current() -> Profile:
+    """The profile, for work whose result depends on it: settled from now on."""
+    global _settled
+    if not _settled:
+        with _lock:
+            _settled = True
+    return PROFILES[_chosen or _DEFAULT]
+
+
+def saw_old_signature(what: str) -> Profile:
+    """`what` is a call that only the signatures of 1.4 and 2.0 allow: where nothing was chosen,
+    that decides.
+
+    Raises SignatureError when 2.1 was chosen or has been worked with already.
+    """
+    global _chosen, _reason, _settled
+    with _lock:
+        name = _chosen or _DEFAULT
+        if not PROFILES[name].batch_first:
+            return PROFILES[name]
+        if _settled:
+            raise SignatureError(
+                f"{what}, as torchsparse 1.4 and 2.0 take it, but the process runs with profile "
+                f"{name} "
+                f"({_reason or 'the default, and tensors were processed with it'}). Say which "
+                "release the project is "
+                "written for: enable('torchsparse', profile='1.4'), or "
+                "SPARSE_BRIDGE_TORCHSPARSE_PROFILE=1.4."
+            )
+        _chosen, _reason, _settled = _OLD, f"detected: {what}", True
+    logger.log(
+        logging.WARNING,
+        "torchsparse profile %s was detected (%s). Set it with enable('torchsparse', profile=%r) "
+        "or "
+        "SPARSE_BRIDGE_TORCHSPARSE_PROFILE=%s, so that worker processes agree.",
+        _OLD, what, _OLD, _OLD,
+    )  # fmt: skip
+    return PROFILES[_OLD]
+
+
+def describe() -> str:
+    """One line for `status()`."""
+    name = _chosen or _DEFAULT
+    reason = _reason or "default"
+    if _chosen is None and not _settled:
+        reason += "; a call with an older release's signature changes it"
+    layout = "[b, x, y, z]" if PROFILES[name].batch_first else "[x, y, z, b]"
+    return f"profile {name} ({reason}), coordinates {layout}"
+
+
+def bind(
+    what: str, names: tuple[str, ...], given: tuple[Any, ...], keywords: dict[str, Any]
+) -> dict[str, Any]:
+    """Arguments by name: positional ones in the order of `names`, then keywords.
+
+    Raises SignatureError, a TypeError, for too many, repeated or unknown ones.
+    """
+    release = peek().name
+    if len(given) > len(names):
+        raise SignatureError(
+            f"{what} takes {len(names)} more positional arguments in torchsparse {release} "
+            f"({', '.join(names)}), "
+            f"got {len(given)}."
+        )
+    bound = dict(zip(names, given, strict=False))
+    for name, value in keywords.items():
+        if name in bound:
+            raise SignatureError(f"{what} got {name!r} twice, by position and by name.")
+        if name not in names:
+            raise SignatureError(
+                f"{what} has no argument {name!r} in torchsparse {release}; it takes "
+                f"{', '.join(names)}. "
+                "If the project is written for another release, name it: enable('torchsparse', "
+                "profile=...)."
+            )
+        bound[name] = value
+    return bound

@@ -1,0 +1,67 @@
+"""The positional arguments of `Conv3d` and `conv3d`, which mean different things in each
+release."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import profile as profiles
+from .errors import SignatureError
+from .profile import Profile, bind
+
+__all__ = ["conv3d_arguments", "layer_arguments"]
+
+_LAYER = {
+    "1.4": ("dilation", "bias", "transposed"),
+    "2.0": ("dilation", "bias", "transposed", "config"),
+    "2.1": ("padding", "dilation", "bias", "transposed", "generative", "config"),
+}
+_FUNCTION = {
+    "1.4": ("dilation", "transposed"),
+    "2.0": ("dilation", "transposed", "epsilon", "mm_thresh", "kmap_mode"),
+    "2.1": ("padding", "dilation", "config", "transposed", "generative", "training"),
+}
+
+
+def _decide(what: str, given: tuple[Any, ...], old_flag: int) -> Profile:
+    """The profile, corrected by a bool where 2.1 has a number, or the other way round.
+
+    old_flag: place among `given` of the first bool in the old signature.
+    """
+    release = profiles.peek()
+    if len(given) <= old_flag:
+        return release
+    is_old = isinstance(given[old_flag], bool)
+    if release.batch_first and is_old:
+        return profiles.saw_old_signature(f"{what} got a bool at argument {old_flag + 5}")
+    if not release.batch_first and not is_old:
+        raise SignatureError(
+            f"{what} got {given[old_flag]!r} at argument {old_flag + 5}, where torchsparse "
+            f"{release.name} takes a bool; in 2.1 a number stands there. If the project is written "
+            "for 2.1, say enable('torchsparse', profile='2.1')."
+        )
+    return release
+
+
+def layer_arguments(given: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of `Conv3d` behind (in_channels, out_channels, kernel_size, stride), by name.
+
+    Raises SignatureError.
+    """
+    release = _decide("Conv3d", given, old_flag=1)
+    return bind("Conv3d", _LAYER[release.name], given, keywords)
+
+
+def conv3d_arguments(given: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of `conv3d` behind (input, weight, kernel_size, bias, stride), by name.
+
+    Raises SignatureError.
+    """
+    release = _decide("conv3d", given, old_flag=1)
+    bound = bind("conv3d", _FUNCTION[release.name], given, keywords)
+    if release.name == "2.0":
+        bound.pop("epsilon", None)
+        bound.pop("mm_thresh", None)
+        bound["config"] = {"kmap_mode": bound.pop("kmap_mode", "hashmap")}
+    bound.pop("training", None)
+    return bound

@@ -1,0 +1,17 @@
+"""The convolution."""
+
+from sparse_bridge.adapters.torchsparse import translate
+from sparse_bridge.adapters.torchsparse.signatures import conv3d_arguments
+
+from . import conv_config
+
+__all__ = ["conv3d", "conv_config"]
+
+
+def conv3d(input, weight, kernel_size, bias=None, stride=1, *args, **kwargs):
+    """2.1: (input, weight, kernel_size, bias=None, stride=1, padding=0, dilation=1, config=None,
+    transposed=False, generative=False, training=False).  Up to 2.0: (..., stride=1, dilation=1,
+    transposed=False), and epsilon, mm_thresh, kmap_mode in 2.0.
+    """
+    options = conv3d_arguments(args, kwargs)
+    return translate.conv3d(input, weight, kernel_size, bias, stride, **options)

@@ -1,0 +1,5 @@
+"""Counting."""
+
+from sparse_bridge.adapters.torchsparse.points import spcount
+
+__all__ = ["spcount"]

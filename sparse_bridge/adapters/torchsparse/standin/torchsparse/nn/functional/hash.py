@@ -1,0 +1,5 @@
+"""Keys of coordinates."""
+
+from sparse_bridge.adapters.torchsparse.points import sphash
+
+__all__ = ["sphash"]

@@ -1,0 +1,5 @@
+"""Finding keys."""
+
+from sparse_bridge.adapters.torchsparse.points import sphashquery
+
+__all__ = ["sphashquery"]

@@ -1,0 +1,5 @@
+"""Points to voxels."""
+
+from sparse_bridge.adapters.torchsparse.points import spvoxelize
+
+__all__ = ["spvoxelize"]

@@ -1,0 +1,38 @@
+"""Norms on the features."""
+
+from torch import nn
+from torchsparse.nn.utils.apply import fapply
+
+from sparse_bridge.adapters.torchsparse import norms
+
+__all__ = ["BatchNorm", "GroupNorm", "InstanceNorm"]
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """torch's BatchNorm1d over all rows."""
+
+    def forward(self, input):
+        return fapply(input, super().forward)
+
+
+class GroupNorm(nn.GroupNorm):
+    """Statistics of every batch item on its own."""
+
+    def forward(self, input):
+        return norms.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+
+
+class InstanceNorm(nn.InstanceNorm1d):
+    """As in torchsparse, every row is normalised across its channels.
+
+    per_batch=True, which the original lacks, normalises each channel over the rows of a batch item.
+    """
+
+    def __init__(self, *args, per_batch=False, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.per_batch = per_batch
+
+    def forward(self, input):
+        if self.per_batch:
+            return norms.instance_norm(input, self.weight, self.bias, self.eps)
+        return fapply(input, super().forward)

@@ -1,0 +1,37 @@
+"""Points to voxels, in numpy."""
+
+from itertools import repeat
+
+import numpy as np
+
+from sparse_bridge.adapters.torchsparse import profile
+from sparse_bridge.errors import ContractError
+
+__all__ = ["sparse_quantize"]
+
+
+def sparse_quantize(coords, voxel_size=1, *, return_index=False, return_inverse=False):
+    """Distinct voxels of points [N, 3] in lexicographic order, int32 [M, 3].
+
+    return_index: also the first point of each voxel, int64 [M].  return_inverse: also the voxel of
+    each point, int64 [N]. Release 1.4 shifts the voxels so that each axis starts at 0.
+    """
+    if isinstance(voxel_size, (int, float)):
+        voxel_size = tuple(repeat(voxel_size, 3))
+    if not isinstance(voxel_size, tuple) or len(voxel_size) != 3:
+        raise ContractError(
+            f"voxel_size is {voxel_size!r} ({type(voxel_size).__name__}); expected an int, a float "
+            "or a tuple of three."
+        )
+    cells = np.floor(np.asarray(coords) / np.asarray(voxel_size)).astype(np.int32)
+    if cells.ndim != 2 or cells.shape[1] != 3:
+        raise ContractError(f"points have shape {cells.shape}; expected (N, 3).")
+    voxels, first, inverse = np.unique(cells, axis=0, return_index=True, return_inverse=True)
+    if profile.current().name == "1.4" and len(voxels):
+        voxels = voxels - cells.min(0)
+    outputs = [voxels.astype(np.int32)]
+    if return_index:
+        outputs.append(first)
+    if return_inverse:
+        outputs.append(inverse.reshape(-1))
+    return outputs[0] if len(outputs) == 1 else outputs

@@ -1,0 +1,102 @@
+"""Sparse matrices over rows: weighted gathers and sums with gradients and without atomics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+__all__ = ["RowMatrix"]
+
+_GATHER_BYTES = 256 << 20  # gathered rows are held at once up to this size, else by column blocks
+
+
+class _Sorted:
+    """Pairs grouped by the row they add into: cols int64 [P], weights [P] or None, lengths [R].
+
+    plain: row r adds up exactly one pair, number r.
+    """
+
+    def __init__(
+        self, rows: torch.Tensor, cols: torch.Tensor, weights: torch.Tensor | None, n_rows: int
+    ) -> None:
+        order = torch.sort(rows, stable=True).indices
+        self.cols = cols.index_select(0, order)
+        self.weights = None if weights is None else weights.index_select(0, order)
+        self.lengths = torch.bincount(rows, minlength=n_rows)
+        self.plain = rows.shape[0] == n_rows and bool((self.lengths == 1).all())
+
+
+class RowMatrix:
+    """M [n_out, n_in] given as pairs: M @ x adds weight * x[in_row] into row out_row.
+
+    out_rows, in_rows: int64 [P], any order, repeats allowed.  weights: [P] or None for ones.
+    Sums run in the order of the pairs (fp32, fp64 for fp64): bitwise repeatable everywhere.
+    """
+
+    def __init__(
+        self,
+        out_rows: torch.Tensor,
+        in_rows: torch.Tensor,
+        weights: torch.Tensor | None,
+        n_out: int,
+        n_in: int,
+    ) -> None:
+        self.out_rows, self.in_rows, self.weights = out_rows, in_rows, weights
+        self.n_out, self.n_in = n_out, n_in
+        self._sides: list[_Sorted | None] = [None, None]
+
+    def transposed(self) -> RowMatrix:
+        """The transpose; shares the sorted views made so far."""
+        other = RowMatrix(self.in_rows, self.out_rows, self.weights, self.n_in, self.n_out)
+        other._sides = self._sides[::-1]
+        return other
+
+    def side(self, transposed: bool) -> _Sorted:
+        found = self._sides[transposed]
+        if found is None:
+            rows, cols = self.out_rows, self.in_rows
+            if transposed:
+                rows, cols = cols, rows
+            n_rows = self.n_in if transposed else self.n_out
+            found = self._sides[transposed] = _Sorted(rows, cols, self.weights, n_rows)
+        return found
+
+    def counts(self) -> torch.Tensor:
+        """Pairs of every output row, int64 [n_out]."""
+        return self.side(False).lengths
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        """M @ x for x [n_in, C], any float dtype: [n_out, C] in x's dtype; differentiable in x."""
+        return _Multiply.apply(x, self)
+
+
+class _Multiply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, matrix: RowMatrix) -> torch.Tensor:
+        ctx.matrix = matrix
+        return _product(matrix.side(False), x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _product(ctx.matrix.side(True), dy), None
+
+
+def _product(pairs: _Sorted, x: torch.Tensor) -> torch.Tensor:
+    if pairs.plain:
+        y = x.index_select(0, pairs.cols)
+        return y if pairs.weights is None else (y * pairs.weights.unsqueeze(1)).to(x.dtype)
+    work = torch.float64 if x.dtype == torch.float64 else torch.float32
+    row_bytes = pairs.cols.shape[0] * work.itemsize
+    step = max(16, _GATHER_BYTES // max(1, row_bytes))
+    parts = [_columns(pairs, part, work).to(x.dtype) for part in x.split(step, dim=1)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+def _columns(pairs: _Sorted, x: torch.Tensor, work: torch.dtype) -> torch.Tensor:
+    rows = x.index_select(0, pairs.cols).to(work)
+    if pairs.weights is not None:
+        rows = rows * pairs.weights.unsqueeze(1).to(work)
+    return torch.segment_reduce(rows, "sum", lengths=pairs.lengths, axis=0, unsafe=True)

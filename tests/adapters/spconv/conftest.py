@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparse_bridge import settings
+
+from . import doors
+
+
+@pytest.fixture(params=list(doors.DOORS))
+def sp(request):
+    """`spconv.pytorch` through each door."""
+    with doors.DOORS[request.param]() as module:
+        yield module
+
+
+@pytest.fixture
+def standin():
+    """`spconv.pytorch` of the stand-in."""
+    with doors.standin() as module:
+        yield module
+
+
+@pytest.fixture
+def one_thread():
+    """The wheel's own CPU convolutions race with more than one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def plain_settings(monkeypatch):
+    """No setting of the caller's environment, and none left behind."""
+    monkeypatch.setattr(settings, "_current", settings.Settings())

@@ -1,0 +1,256 @@
+"""What spconv lacks and its users ask for; against float64 references."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sparse_bridge import settings
+from tests import checks
+
+from . import doors
+
+
+def dense_answer(x, layer, features, weight, bias):
+    """Channels-last output of a submanifold or strided layer by torch's dense convolution."""
+    shape = (int(x.batch_size), *x.spatial_shape, features.shape[1])
+    dense = features.new_zeros(shape).index_put(tuple(x.indices.long().t()), features)
+    padding = [k // 2 for k in layer.kernel_size] if layer.subm else layer.padding
+    stride = [1] * layer.ndim if layer.subm else layer.stride
+    weight = weight.movedim(-1, 1)
+    answer = F.conv3d(dense.movedim(-1, 1), weight, bias, stride, padding, groups=layer.groups)
+    return answer.movedim(1, -1)
+
+
+def check_layer(layer, x, dtype=torch.float32):
+    """Forward and every gradient of `layer` on the CPU against float64."""
+    leaf = x.features.detach().clone().requires_grad_()
+    y = layer(x.replace_feature(leaf))
+    exact = leaf.detach().double().requires_grad_()
+    double = {name: p.detach().double().requires_grad_() for name, p in layer.named_parameters()}
+    answer = dense_answer(x, layer, exact, **double)
+    want = answer[tuple(y.indices.long().t())]
+    checks.assert_close(y.features, want, dtype, "forward")
+    gradient = torch.randn(want.shape, generator=torch.Generator().manual_seed(3)).to(dtype)
+    y.features.backward(gradient.to(y.features.dtype))
+    want.backward(gradient.double())
+    checks.assert_close(leaf.grad, exact.grad, dtype, "input gradient")
+    for name, parameter in layer.named_parameters():
+        assert parameter.grad.dtype == parameter.dtype
+        checks.assert_close(parameter.grad, double[name].grad, dtype, f"{name} gradient")
+    return y
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", ["SubMConv3d", "SparseConv3d"])
+def test_bias_on_the_cpu_in_training_and_inference(sp, kind, training):
+    layer = getattr(sp, kind)(3, 5, 3).train(training)
+    check_layer(layer, doors.tensor(sp, channels=3))
+    with torch.no_grad():
+        assert layer(doors.tensor(sp, channels=3)).features.isfinite().all()
+
+
+def test_evaluation_keeps_the_graph(sp):
+    layer = sp.SubMConv3d(4, 4, 3).eval()
+    layer(doors.tensor(sp)).features.sum().backward()
+    assert layer.weight.grad.abs().sum() > 0 and layer.bias.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("kind", ["SubMConv3d", "SparseConv3d"])
+def test_every_float_type(sp, kind, dtype):
+    layer = getattr(sp, kind)(16, 17, 3, 1, 1).to(dtype)
+    y = check_layer(layer, doors.tensor(sp, channels=16, rows=200, dtype=dtype), dtype)
+    assert y.features.dtype == dtype
+
+
+@pytest.mark.parametrize("kind", ["SubMConv3d", "SparseConv3d"])
+@pytest.mark.parametrize(("c_in", "c_out", "groups"), [(4, 6, 2), (6, 6, 6), (3, 9, 3)])
+def test_groups_on_request(standin, kind, c_in, c_out, groups):
+    with settings.override(groups=True):
+        layer = getattr(standin, kind)(c_in, c_out, 3, groups=groups)
+        assert layer.weight.shape == (c_out, 3, 3, 3, c_in // groups)
+        check_layer(layer, doors.tensor(standin, channels=c_in))
+
+
+def test_groups_by_the_environment():
+    code = (
+        "import sparse_bridge; sparse_bridge.enable('spconv', mode='standin')\n"
+        "import spconv.pytorch as sp; print(sp.SubMConv3d(4, 4, 3, groups=2).groups)"
+    )
+    assert doors.python(code, SPARSE_BRIDGE_GROUPS="1").split() == ["2"]
+
+
+def every_layer(sp):
+    return {
+        "submanifold": sp.SubMConv3d(4, 5, 3, indice_key="s"),
+        "strided": sp.SparseConv3d(4, 5, 3, 2, 1, indice_key="d"),
+        "transposed": sp.SparseConvTranspose3d(4, 5, 2, 2),
+        "unit": sp.SubMConv3d(4, 5, 1),
+        "max pool": sp.SparseMaxPool3d(2),
+        "average pool": sp.SparseAvgPool3d(2),
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["submanifold", "strided", "transposed", "unit", "max pool", "average pool"]
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_no_rows(standin, name, training):
+    layer = every_layer(standin)[name].train(training)
+    x = doors.tensor(standin, rows=0)
+    leaf = x.features.requires_grad_()
+    full = layer(doors.tensor(standin))
+    y = layer(x.replace_feature(leaf))
+    assert y.features.shape == (0, full.features.shape[1]) and y.indices.shape == (0, 4)
+    assert y.indices.dtype == torch.int32 and y.spatial_shape == full.spatial_shape
+    y.features.sum().backward()
+    assert leaf.grad.shape == (0, 4)
+    for parameter in layer.parameters():
+        assert torch.equal(parameter.grad, torch.zeros_like(parameter))
+
+
+def test_no_rows_through_a_u_net(sp):
+    x = doors.tensor(sp, rows=0)
+    down = sp.SparseConv3d(4, 8, 2, 2, indice_key="d")
+    up = sp.SparseInverseConv3d(8, 4, 2, indice_key="d")
+    y = up(sp.SubMConv3d(8, 8, 3)(down(x)))
+    assert y.features.shape == (0, 4) and y.spatial_shape == [7, 8, 9]
+    assert y.dense().shape == (2, 4, 7, 8, 9) and not y.dense().any()
+
+
+@pytest.mark.parametrize("empty", [0, 1, 2])
+def test_batch_items_without_points(sp, empty):
+    x = doors.tensor(sp, batch_size=3, rows=90)
+    keep = x.indices[:, 0] != empty
+    part = sp.SparseConvTensor(x.features[keep], x.indices[keep], x.spatial_shape, 3)
+    net = sp.SparseSequential(sp.SubMConv3d(4, 4, 3), sp.SparseConv3d(4, 4, 3, 2, 1))
+    whole, y = doors.by_site(net(x)), doors.by_site(net(part))
+    assert y.keys() == {site for site in whole if site[0] != empty}
+    for site, row in y.items():
+        torch.testing.assert_close(row, whole[site], rtol=1e-5, atol=1e-6)
+    maximum = sp.SparseGlobalMaxPool()(part)
+    assert maximum.shape == (3, 4) and not maximum[empty].any()
+    assert sp.SparseGlobalAvgPool()(part).shape == (3, 4)
+
+
+def test_grids_beyond_32_bits(sp):
+    """The same scene in a corner of a grid of 3.4e14 cells."""
+    x = doors.tensor(sp)
+    huge = [70_000, 70_001, 70_002]
+    moved = x.indices + torch.tensor([0, 69_990, 69_990, 69_990], dtype=torch.int32)
+    far = sp.SparseConvTensor(x.features, moved, huge, 2)
+    net = sp.SparseSequential(
+        sp.SubMConv3d(4, 4, 3, indice_key="s"),
+        sp.SparseConv3d(4, 4, 3, 2, 1, indice_key="d"),
+        sp.SparseInverseConv3d(4, 4, 3, indice_key="d"),
+    )
+    near = sp.SparseConvTensor(x.features, x.indices + moved.new_tensor([0, 4, 4, 4]), [20] * 3, 2)
+    got, want = net(far), net(near)
+    assert torch.equal(got.indices, moved)
+    torch.testing.assert_close(got.features, want.features)
+    assert net[1](far).spatial_shape == [35_000, 35_001, 35_001]
+
+
+def windows(y, x, kernel, stride):
+    """Rows of x in each window of y (no padding)."""
+    rows = {tuple(site): row for row, site in enumerate(x.indices.tolist())}
+    for site in y.indices.tolist():
+        cells = torch.cartesian_prod(*[torch.arange(kernel)] * 3).tolist()
+        places = [
+            (site[0], *(c * stride + o for c, o in zip(site[1:], cell, strict=True)))
+            for cell in cells
+        ]
+        yield [rows[place] for place in places if place in rows]
+
+
+def test_average_pools_divide_by_active_sites(standin):
+    x = doors.tensor(standin, rows=200)
+    leaf = x.features.double().requires_grad_()
+    y = standin.SparseAvgPool3d(2)(x.replace_feature(leaf))
+    want = torch.stack([leaf[rows].mean(0) for rows in windows(y, x, 2, 2)])
+    torch.testing.assert_close(y.features, want)
+    gradient = torch.randn_like(want)
+    mine = torch.autograd.grad(y.features, leaf, gradient)[0]
+    torch.testing.assert_close(mine, torch.autograd.grad(want, leaf, gradient)[0])
+
+
+def test_average_pool_with_a_key_can_be_inverted(standin):
+    x = doors.tensor(standin)
+    y = standin.SparseAvgPool3d(2, indice_key="p")(x)
+    z = standin.SparseInverseConv3d(4, 4, 2, indice_key="p")(y)
+    assert z.indices is x.indices and z.features.shape == (60, 4)
+
+
+def test_submanifold_pools(standin):
+    x = doors.tensor(standin, rows=200)
+    y = standin.pool.SparseMaxPool(3, 3, subm=True)(x)
+    rows = doors.by_site(x)
+    assert y.spatial_shape == x.spatial_shape and torch.equal(y.indices, x.indices)
+    for site, row in doors.by_site(y).items():
+        near = [r for other, r in rows.items() if other[0] == site[0] and
+                all(abs(a - b) <= 1 for a, b in zip(other[1:], site[1:], strict=True))]  # fmt: skip
+        assert torch.equal(row, torch.stack(near).amax(0).clamp(min=0))
+
+
+@pytest.mark.parametrize(("name", "reduce"), [("Max", "amax"), ("Avg", "mean")])
+def test_global_pools(sp, name, reduce):
+    x = doors.tensor(sp, dtype=torch.float64)
+    x.features = x.features - 5  # a true maximum, not one clamped at 0
+    x.indices[:7, 0] = -1
+    leaf = x.features.requires_grad_()
+    y = getattr(sp, f"SparseGlobal{name}Pool")()(x.replace_feature(leaf))
+    items = [leaf[x.indices[:, 0] == item] for item in range(2)]
+    want = torch.stack([getattr(item, reduce)(0) for item in items])
+    torch.testing.assert_close(y, want)
+    gradient = torch.randn_like(want)
+    mine = torch.autograd.grad(y, leaf, gradient)[0]
+    torch.testing.assert_close(mine, torch.autograd.grad(want, leaf, gradient)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["submanifold", "strided", "transposed", "unit"])
+def test_autocast_gives_the_type_that_was_asked_for(sp, name, dtype):
+    layer, x = every_layer(sp)[name], doors.tensor(sp)
+    for training in (True, False):
+        layer.train(training)
+        with torch.autocast("cpu", dtype):
+            y = layer(x)
+        assert y.features.dtype == dtype
+        want = layer(x).features
+        checks.assert_close(y.features, want, dtype, name)
+        y.features.float().sum().backward()
+        assert layer.weight.grad.dtype == layer.bias.grad.dtype == torch.float32
+
+
+def test_autocast_leaves_float64_alone(sp):
+    layer = sp.SubMConv3d(4, 5, 3).double()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(doors.tensor(sp, dtype=torch.float64)).features.dtype == torch.float64
+
+
+def test_deterministic_to_the_bit(sp):
+    net = sp.SparseSequential(sp.SubMConv3d(4, 8, 3), sp.SparseConv3d(8, 8, 3, 2, 1))
+    first, second = net(doors.tensor(sp)), net(doors.tensor(sp))
+    assert torch.equal(first.indices, second.indices)
+    assert torch.equal(first.features, second.features)
+
+
+def test_select_by_index_and_in_place_addition(standin):
+    x = standin.SubMConv3d(4, 4, 3, indice_key="s")(doors.tensor(standin))
+    part = x.select_by_index(torch.arange(60) % 3 == 0)
+    assert part.features.shape == (20, 4) and part.indices.shape == (20, 4)
+    assert part.indice_dict == {} and list(x.indice_dict) == ["s"]
+    before = x.features
+    x += x
+    assert torch.equal(x.features, 2 * before)
+    assert torch.equal((before + x).features, (x + before).features)
+
+
+def test_duplicates_can_be_removed(standin):
+    x = doors.tensor(standin, rows=5)
+    twice = x.replace_feature(torch.cat([x.features, -x.features]))
+    twice.indices = torch.cat([x.indices, x.indices])
+    once = standin.spatial.RemoveDuplicate()(twice)
+    assert torch.equal(once.indices, x.indices) and torch.equal(once.features, x.features)
