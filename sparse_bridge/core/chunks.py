@@ -16,7 +16,7 @@ _RUNS_PAY = 7  # pairs a row from which merging runs beats the products it split
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Chunks:
-    """Pieces in places of the relation's order.
+    """Pieces of the pair lists: in places of `order` where runs were merged, in rows otherwise (`order` is None).
 
     items: (tap, width, pairs, x places, y places): y[y places] += [x[p], .., x[p + width - 1]] @ [tap, .., tap + width - 1].
     Taps count offsets, from the last one down where `reverse` is set.  dense: the tap that pairs every row with itself
@@ -28,6 +28,7 @@ class Chunks:
     dense: int
     longest: int
     widest: int
+    order: torch.Tensor | None
 
 
 def chunks_of(kmap: KernelMap, merge: bool) -> Chunks:
@@ -55,7 +56,8 @@ def _cut(kmap: KernelMap, merge: bool) -> Chunks:
         dense = last - dense
 
     def pairs(tap: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return kmap.place_list(last - tap if reverse else tap)
+        find = kmap.place_list if merge else kmap.pair_list
+        return find(last - tap if reverse else tap)
 
     pieces: list[tuple[int, int, torch.Tensor, torch.Tensor]] = []
     if merge:
@@ -71,7 +73,8 @@ def _cut(kmap: KernelMap, merge: bool) -> Chunks:
                 items.append((tap, width, len(x_part), x_part, y_part))
     longest = max((item[2] for item in items), default=0)
     widest = max((item[1] for item in items), default=1)
-    return Chunks(tuple(items), reverse, dense, longest, widest)
+    order = relation.lists().order if merge else None
+    return Chunks(tuple(items), reverse, dense, longest, widest, order)
 
 
 def _merge(taps, found, n_rows: int):  # type: ignore[no-untyped-def]

@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from ..errors import DataTypeError, DeviceError, ShapeError, UnsupportedError
 from . import trace
-from .dataflows import ACTIVATIONS, Epilogue, gather_matmul, weight_gradient
+from .dataflows import ACTIVATIONS, Epilogue, gather_matmul, gradients, weight_gradient
 from .kernel_map import KernelMap
 from .plan import choose_dataflow
 from .weights import WeightLayout, layout_of
@@ -66,22 +66,19 @@ class _Conv(torch.autograd.Function):
         kmap, w, precision, dataflow, target, weight_dtype, bias_dtype = ctx.problem
         dy = dy.to(x.dtype).contiguous()
         dx = dw = db = None
-        if ctx.needs_input_grad[0]:
-            dx = gather_matmul(
-                dataflow,
-                target,
-                kmap.transposed(),
-                dy,
-                weight,
-                w.transposed(),
-                Epilogue(),
-                precision,
-            )
         if ctx.needs_input_grad[1]:
             dw = torch.empty_strided(
                 weight.shape, weight.stride(), dtype=weight_dtype, device=weight.device
             )
-            weight_gradient(dataflow, target, kmap, x, dy, dw, w, precision)
+        if dw is not None and ctx.needs_input_grad[0] and dataflow == "per_offset":
+            dx = gradients(kmap, x, weight, dy, dw, w)
+        else:
+            problem = (dataflow, target)
+            if ctx.needs_input_grad[0]:
+                across = (kmap.transposed(), dy, weight, w.transposed(), Epilogue(), precision)
+                dx = gather_matmul(*problem, *across)
+            if dw is not None:
+                weight_gradient(*problem, kmap, x, dy, dw, w, precision)
         if ctx.needs_input_grad[2]:
             db = dy.sum(0, dtype=torch.float32 if dy.dtype != torch.float64 else None).to(
                 bias_dtype

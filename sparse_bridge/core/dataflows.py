@@ -20,7 +20,7 @@ from .chunks import Chunks, chunks_of
 from .kernel_map import KernelMap
 from .weights import WeightLayout
 
-__all__ = ["ACTIVATIONS", "Epilogue", "gather_matmul", "weight_gradient"]
+__all__ = ["ACTIVATIONS", "Epilogue", "gather_matmul", "gradients", "weight_gradient"]
 
 ACTIVATIONS = (None, "relu", "leaky_relu", "sigmoid")
 _EXPLICIT_BYTES = 64 << 20
@@ -103,19 +103,17 @@ def _per_offset(
         scratch.keep_heap()
         work = accumulate
     x, weight = x.to(work), weight.to(work)
-    order = kmap.relation.lists().order
-    if order is None:
+    chunks = chunks_of(kmap, _worth_merging(kmap, w))
+    if chunks.order is None:
         y = x.new_empty((n_out, w.columns_out), dtype=accumulate)
     else:
-        x = _in_order(x, order, "x")
+        x = _in_order(x, chunks.order, "x")
         y = scratch.take("y", n_out, w.columns_out, x, accumulate)
-    merge = _worth_merging(kmap, w)
-    chunks = chunks_of(kmap, merge)
     for group in range(w.groups):
         taps = w.matrices(weight, group)
         left, right = _columns(x, group, w.c_in), _columns(y, group, w.c_out)
         _multiply_chunks(chunks, left, taps, right)
-    if order is not None:
+    if chunks.order is not None:
         y = y.index_select(0, kmap.relation.lists().inverse())
     return epilogue.finish(y).to(dtype)
 
@@ -167,10 +165,9 @@ def _per_offset_wgrad(
 ) -> None:
     work = _accumulator(x) if x.device.type == "cpu" else x.dtype
     x, dy = x.to(work), dy.to(work)
-    order = kmap.relation.lists().order
-    if order is not None:
-        x, dy = _in_order(x, order, "x"), _in_order(dy, order, "y")
     chunks = chunks_of(kmap, _worth_merging(kmap, w))
+    if chunks.order is not None:
+        x, dy = _in_order(x, chunks.order, "x"), _in_order(dy, chunks.order, "y")
     total = scratch.take("dw", w.n_offsets * w.c_in, w.c_out, x, _accumulator(x))
     for group in range(w.groups):
         left, right = _columns(x, group, w.c_in), _columns(dy, group, w.c_out)
@@ -180,6 +177,56 @@ def _per_offset_wgrad(
             results = results[::-1]
         for tap, result in zip(w.matrices(dw, group), results, strict=True):
             tap.copy_(result)
+
+
+def gradients(
+    kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor, dw: torch.Tensor,
+    w: WeightLayout,
+) -> torch.Tensor:  # fmt: skip
+    """Both gradients on the per-offset dataflow: writes dw, returns dx [n_in, ...]. dy is gathered only once."""
+    if x.shape[0] == 0 or dy.shape[0] == 0 or _worth_merging(kmap, w):
+        weight_gradient("per_offset", None, kmap, x, dy, dw, w, "ieee")
+        across = (kmap.transposed(), dy, weight, w.transposed(), Epilogue(), "ieee")
+        return gather_matmul("per_offset", None, *across)
+    work = _accumulator(x) if x.device.type == "cpu" else x.dtype
+    dtype = x.dtype
+    x, weight, dy = x.to(work), weight.to(work), dy.to(work)
+    dx = x.new_empty(x.shape, dtype=_accumulator(x))
+    chunks = chunks_of(kmap, False)
+    total = scratch.take("dw", w.n_offsets * w.c_in, w.c_out, x, _accumulator(x))
+    for group in range(w.groups):
+        columns = [_columns(x, group, w.c_in), _columns(dy, group, w.c_out)]
+        _both_chunks(
+            chunks, *columns, w.matrices(weight, group), total.zero_(), _columns(dx, group, w.c_in)
+        )
+        for tap, result in zip(
+            w.matrices(dw, group), total.view(w.n_offsets, w.c_in, w.c_out), strict=True
+        ):
+            tap.copy_(result)
+    return dx.to(dtype)
+
+
+def _both_chunks(
+    chunks: Chunks, x: torch.Tensor, dy: torch.Tensor, taps: Sequence[torch.Tensor],
+    total: torch.Tensor, dx: torch.Tensor,
+) -> None:  # fmt: skip
+    """total [V * C_in, C_out] += x[in]^T dy[out], and write dx: dx[in] = sum of dy[out] @ taps[v]^T."""
+    c_in = x.shape[1]
+    same = total.dtype == x.dtype
+    if chunks.dense >= 0:
+        _accumulate(total.narrow(0, chunks.dense * c_in, c_in), x, dy, same)
+        dx.copy_(dy @ taps[chunks.dense].t())
+    else:
+        dx.zero_()
+    rows = scratch.take("rows", chunks.longest, c_in, x, x.dtype)
+    other = scratch.take("other", chunks.longest, dy.shape[1], x, x.dtype)
+    for tap, _, count, x_rows, y_rows in chunks.items:
+        left, right = rows[:count], other[:count]
+        torch.index_select(x, 0, x_rows, out=left)
+        torch.index_select(dy, 0, y_rows, out=right)
+        _accumulate(total.narrow(0, tap * c_in, c_in), left, right, same)
+        torch.mm(right, taps[tap].t(), out=left)
+        dx.index_add_(0, x_rows, left if same else left.to(dx.dtype))
 
 
 def _sum_chunks(chunks: Chunks, x: torch.Tensor, dy: torch.Tensor, total: torch.Tensor) -> None:

@@ -51,6 +51,10 @@ class MapStore:
     def put(self, key: Hashable, value: Any) -> None:
         self._maps[key] = value
 
+    def peek(self, key: Hashable) -> Any:
+        """The map under `key` if there is one, else None."""
+        return self._maps.get(key)
+
 
 _stores: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _lock = threading.Lock()

@@ -65,8 +65,12 @@ def _accumulator(x: torch.Tensor) -> torch.dtype:
 
 
 def _segment_sum(
-    x: torch.Tensor, index: torch.Tensor, weight: torch.Tensor | None, n_values: int, divisor: torch.Tensor | None
-) -> torch.Tensor:  # fmt: skip
+    x: torch.Tensor,
+    index: torch.Tensor,
+    weight: torch.Tensor | None,
+    n_values: int,
+    divisor: torch.Tensor | None,
+) -> torch.Tensor:
     """y [n_values, C]: rows x[i] times weight[i, k], added up at index[i, k], divided by divisor
     [n_values]."""
     per_row = index.shape[1]

@@ -28,7 +28,8 @@ _BLOCK = 256
 @triton.jit(do_not_specialize=["n_rows"])
 def _hash_rows(
     coords_ptr, shift_ptr, key_ptr, n_rows,
-    COLUMNS: tl.constexpr, FIRST: tl.constexpr, SHIFTED: tl.constexpr, FOLD: tl.constexpr, BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr, FIRST: tl.constexpr, SHIFTED: tl.constexpr, FOLD: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """key[k, i] of row i moved by shift[k] [K, 3] in columns FIRST .. FIRST + 2: h = (h ^ word) *
     prime per column."""
@@ -92,7 +93,8 @@ find_keys_kernel = register(_find_keys)
 
 
 def hash_rows(
-    coords: torch.Tensor, shift: torch.Tensor | None, first: int, fold: bool, key: torch.Tensor, target: Target
+    coords: torch.Tensor, shift: torch.Tensor | None, first: int, fold: bool, key: torch.Tensor,
+    target: Target,
 ) -> None:  # fmt: skip
     """Write key int64 [K, N] (K = 1 without shifts) for coords int32 [N, D] and shift int32 [K,
     3], contiguous."""
@@ -130,7 +132,8 @@ def build_table(key: torch.Tensor, capacity: int, target: Target) -> KeyTable:
     )
     block = 4 * target.warp_size
     insert_keys_kernel.launch(
-        device, target, (triton.cdiv(n_keys, block), 1, 1), (key, table.keys, table.values, n_keys, capacity), (block,),
+        device, target, (triton.cdiv(n_keys, block), 1, 1),
+        (key, table.keys, table.values, n_keys, capacity), (block,),
         {"num_warps": 4}, (block, specialise(key.data_ptr())),
     )  # fmt: skip
     return table
@@ -141,6 +144,6 @@ def find_keys(table: KeyTable, query: torch.Tensor, row: torch.Tensor, target: T
     -1."""
     find_keys_kernel.launch(
         query.device, target, (triton.cdiv(query.shape[0], _BLOCK), 1, 1),
-        (query, table.keys, table.values, row, query.shape[0], table.n_keys, table.capacity), (_BLOCK,),
-        {"num_warps": 4}, (row.dtype, specialise(query.data_ptr())),
+        (query, table.keys, table.values, row, query.shape[0], table.n_keys, table.capacity),
+        (_BLOCK,), {"num_warps": 4}, (row.dtype, specialise(query.data_ptr())),
     )  # fmt: skip

@@ -2,7 +2,8 @@
 weights, counts.
 
 The two sums are each other's gradients. Neither adds floats atomically: a voxel's points come as a
-segment of a sorted list, so results do not depend on the order of execution. """
+segment of a sorted list, so results do not depend on the order of execution.
+"""
 
 from __future__ import annotations
 
@@ -161,7 +162,8 @@ def segment_sum(
     lanes = 1 if mean < 4 else 8 if mean < 48 else 32
     channels = _channels(n_channels)
     constants = (
-        per_row, weight is not None, count is not None, x.dtype == torch.float64, _LANES_TOTAL // lanes, lanes, channels
+        per_row, weight is not None, count is not None, x.dtype == torch.float64,
+        _LANES_TOTAL // lanes, lanes, channels,
     )  # fmt: skip
     grid = (triton.cdiv(n_segments, constants[4]), triton.cdiv(n_channels, channels), 1)
     spare = starts
@@ -177,14 +179,15 @@ def segment_sum(
     )
     addresses = specialise(*(t.data_ptr() for t in (x, order, starts, weight_arg, count_arg)))
     segment_sum_kernel.launch(
-        x.device, target, grid, (x, order, starts, weight_arg, count_arg, y, n_segments, n_channels), constants,
-        _OPTIONS, (key, addresses),
+        x.device, target, grid,
+        (x, order, starts, weight_arg, count_arg, y, n_segments, n_channels), constants, _OPTIONS,
+        (key, addresses),
     )  # fmt: skip
 
 
 def gather_sum(
-    x: torch.Tensor, index: torch.Tensor, weight: torch.Tensor | None, count: torch.Tensor | None, y: torch.Tensor,
-    target: Target,
+    x: torch.Tensor, index: torch.Tensor, weight: torch.Tensor | None, count: torch.Tensor | None,
+    y: torch.Tensor, target: Target,
 ) -> None:  # fmt: skip
     """Write y [N, C]: the sum over k of weight[i, k] * x[index[i, k]] / count[index[i, k]].
 
@@ -201,8 +204,9 @@ def gather_sum(
     key = (constants, x.dtype, y.dtype, weight_arg.dtype, index.dtype, count_arg.dtype)
     addresses = specialise(*(t.data_ptr() for t in (x, index, weight_arg, count_arg)))
     gather_sum_kernel.launch(
-        x.device, target, grid, (x, index, weight_arg, count_arg, y, n_rows, x.shape[0], n_channels), constants,
-        _OPTIONS, (key, addresses),
+        x.device, target, grid,
+        (x, index, weight_arg, count_arg, y, n_rows, x.shape[0], n_channels), constants, _OPTIONS,
+        (key, addresses),
     )  # fmt: skip
 
 
@@ -215,8 +219,8 @@ def trilinear(
     key = (constants, coords.dtype, weight.dtype, index.dtype, float(scale) == 1.0)
     trilinear_kernel.launch(
         coords.device, target, (triton.cdiv(coords.shape[0], _POINTS), 1, 1),
-        (coords, index, weight, coords.shape[0], float(scale), coords.stride(0), coords.stride(1)), constants, _OPTIONS,
-        (key, specialise(coords.data_ptr(), index.data_ptr())),
+        (coords, index, weight, coords.shape[0], float(scale), coords.stride(0), coords.stride(1)),
+        constants, _OPTIONS, (key, specialise(coords.data_ptr(), index.data_ptr())),
     )  # fmt: skip
 
 

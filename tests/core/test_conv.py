@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from sparse_bridge.core import functional
+from tests.checks import assert_close
 from tests.clouds import cloud
 from tests.core.layers import KINDS, SHAPES, check, layer, leaves, tensors
 
@@ -34,6 +35,20 @@ def test_every_kind_and_dimension(any_lane, kind, dimension):
 def test_kernel_shapes(lane, kind, kernel, stride, padding, dilation, shape):
     made = layer(kind, 0, kernel, stride, padding, dilation, shape, device=lane.device, seed=3)
     check(made, 16, 32, lane)
+
+
+@pytest.mark.parametrize("kind, kernel, padding, dilation", [
+    ("submanifold", (3, 3, 3), None, 1),
+    ("submanifold", (2, 2, 4), None, 1),
+    ("submanifold", (2, 3, 4), (1, 2, 0), 1),
+    ("submanifold", (1, 2, 9), (0, 0, 9), 1),
+    ("submanifold", (3, 3, 3), None, (1, 1, 2)),
+    ("strided", (2, 3, 4), (0, 1, 2), 1),
+], ids=str)  # fmt: skip
+def test_crowded_scenes(lane, kind, kernel, padding, dilation):
+    """Most neighbours present, few channels: long runs of pairs, kernels without a middle."""
+    made = layer(kind, 3, kernel, padding=padding, dilation=dilation, share=0.8, device=lane.device)
+    check(made, 4, 16, lane)
 
 
 def test_seven_cubed_kernel(lane):
@@ -123,6 +138,19 @@ def test_weights_may_be_strided_views(lane):
     torch.testing.assert_close(got, weight64.grad, rtol=1e-4, atol=1e-3)
     gradient[2:18, :, 5:21] = 0
     assert not gradient.any()
+
+
+@pytest.mark.xfail(strict=True, reason="the gradient is written through the weight's own strides")
+def test_weights_may_be_expanded(lane):
+    """One matrix for all offsets, by stride 0: its gradient is the sum over the offsets."""
+    made = layer("submanifold", 2, device=lane.device)
+    x, weight, _, dy = tensors(made, 16, 16)
+    (shared,) = leaves([weight[:1]], lane.device)
+    y = functional.conv(x.to(lane.device), shared.expand(9, 16, 16), None, made.kmap)
+    y.backward(dy.to(lane.device))
+    (exact,) = leaves([weight[:1].double()], "cpu")
+    made.truth(x, exact.expand(9, 16, 16)).backward(dy.double())
+    assert_close(shared.grad, exact.grad)
 
 
 def test_weights_in_the_other_layout(lane):

@@ -107,7 +107,7 @@ CASES = {
     ),
     "axis of 2^31 cells": (
         OverflowLimitError,
-        ["axis 0", str(1 << 31)],
+        ["axis 0", str((1 << 31) + 9)],
         lambda: bound(COORDS, ((1 << 31) + 9, 10)),
     ),
     "box of negative extent": (GeometryError, ["axis 1", "-3"], lambda: Box.grid(2, (9, -3))),

@@ -370,7 +370,7 @@ def test_bad_input():
     with pytest.raises(ShapeError, match=r"offsets \[2, 4\]"):
         coords = torch.zeros(2, 4, dtype=torch.int32)
         key_search.hash_rows(coords, coords)
-    with pytest.raises(DataTypeError, match="queries are torch.int32"):
+    with pytest.raises(DataTypeError, match=r"queries are torch\.int32"):
         key_search.find_keys(torch.zeros(2, dtype=torch.int32), one)
     with pytest.raises(ShapeError, match=r"shape \[2, 2\]; expected \[R\]"):
         key_search.find_keys(one, one.view(2, 2))

@@ -21,9 +21,12 @@ class SiteRangeError(CoordinateError, IndexError):
 def check_inside(indices: torch.Tensor, box: Box) -> None:
     """Raise SiteRangeError where an index leaves -size <= index < size of `box`'s extents.
 
-    Sites that a layer made are known to lie inside; those of the user are looked at once.
+    Sites that a layer made or has read are known; others are looked at once.
     """
-    map_cache.store_of(indices).get(("inside", box), lambda: _look_inside(indices, box.size))
+    store = map_cache.store_of(indices)
+    sites = store.peek(("coordinates", box))
+    if sites is None or sites.alive is not None:
+        store.get(("inside", box), lambda: _look_inside(indices, box.size))
 
 
 def _look_inside(indices: torch.Tensor, size: tuple[int, ...]) -> bool:
@@ -67,7 +70,6 @@ def _expanded(kind: str, indices, box: Box, offsets: Offsets, stride, out_box: B
         coords = map_cache.normal_tensor(coords.clone if coords.is_inference() else coords.detach)
         made = MapStore()
         made.put(("coordinates", out_box), new)
-        made.put(("inside", out_box), True)
         map_cache.adopt(coords, made)
         return coords, kmap
 

@@ -27,6 +27,7 @@ __all__ = [
 ]
 
 Range = tuple[int, ...]
+_OURS = ("made here",)
 
 
 def check_coords(coords: Any, what: str) -> torch.Tensor:
@@ -119,6 +120,17 @@ def _box_bounds(box: Box) -> Bounds:
     return low, high  # type: ignore[return-value]
 
 
+def _within(store: MapStore, coords: torch.Tensor, profile: Profile, origin: Range) -> bool:
+    """Whether the range that `origin` shrank from held all rows."""
+    while origin != _OURS:
+        if _outside(bounds_of(store, coords, profile), origin) is None:
+            return True
+        origin = store.get(("own range", origin), tuple)
+        if not origin:
+            return False
+    return True
+
+
 def check_range(
     store: MapStore, coords: torch.Tensor, profile: Profile, spatial_range: Range, what: str
 ) -> bool:
@@ -133,7 +145,8 @@ def check_range(
     wrong = _outside(bounds_of(store, coords, profile), spatial_range)
     if wrong is None:
         return True
-    if store.get(("own range", spatial_range[:4]), lambda: False):
+    origin = store.get(("own range", spatial_range[:4]), tuple)
+    if origin == _OURS or (origin and _within(store, coords, profile, origin)):
         return False
     raise CoordinateError(
         f"{what}: {wrong} by spatial_range {tuple(spatial_range)} (batch, x, y, z). Correct the "
@@ -178,8 +191,8 @@ def build_record(
             return map_builder.submanifold(cmap, layer.offsets)
 
         kmap = store.get(("map", layer), submanifold)
-        if out_range is not None:
-            store.put(("own range", out_range[:4]), True)
+        if out_range is not None and spatial_range is not None and out_range != spatial_range[:4]:
+            store.put(("own range", out_range), spatial_range[:4])
         return Record(kmap, coords, coords, spatial_range, out_range, (store,))
 
     def strided() -> Any:
@@ -193,7 +206,7 @@ def build_record(
     key = ("map", layer, None if spatial_range is None else spatial_range[:4])
     out_coords, out_store, kmap = store.get(key, strided)
     if out_range is not None:
-        out_store.put(("own range", out_range[:4]), True)
+        out_store.put(("own range", out_range), _OURS)
     return Record(kmap, coords, out_coords, spatial_range, out_range, (store, out_store))
 
 

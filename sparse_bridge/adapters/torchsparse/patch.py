@@ -2,7 +2,8 @@
 call.
 
 Layers call `torchsparse.nn.functional.conv3d`, so live models keep their classes. Norms,
-activations, quantisation and collation are plain torch and numpy there, and stay. """
+activations, quantisation and collation are plain torch and numpy there, and stay.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@ signatures.
 
 Chosen by `enable("torchsparse", profile=...)`, the setting `torchsparse_profile`, or the version of
 an installed torchsparse. Without a choice it is 2.1, unless the first thing that tells the releases
-apart is a call that only the older ones take; afterwards it stays. """
+apart is a call that only the older ones take; afterwards it stays.
+"""
 
 from __future__ import annotations
 

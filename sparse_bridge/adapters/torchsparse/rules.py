@@ -72,7 +72,8 @@ class Sites:
     kind: "dense" as a dense convolution (2.1); "floor" the cells p // stride (2.1 hashmap mode);
     "cells" p // cell * cell with `cell` = tensor stride times stride (up to 2.0), towards zero if
     `truncate`; "reached" every multiple of `cell` that a tap reaches, from the lowest input
-    coordinate on (up to 2.0). """
+    coordinate on (up to 2.0).
+    """
 
     kind: Literal["dense", "floor", "cells", "reached"]
     kernel: Triple
@@ -101,14 +102,21 @@ class Layer:
 
 @functools.lru_cache(maxsize=4096)
 def layer_of(
-    release: str, kernel: Triple, stride: Triple, padding: Triple, tensor_stride: Triple, kmap_mode: str,
-    downsample_mode: str, keep_tail: bool,
-) -> Layer:  # fmt: skip
+    release: str,
+    kernel: Triple,
+    stride: Triple,
+    padding: Triple,
+    tensor_stride: Triple,
+    kmap_mode: str,
+    downsample_mode: str,
+    keep_tail: bool,
+) -> Layer:
     """The geometry of a convolution.
 
     release: "1.4", "2.0" or "2.1".  padding, kmap_mode ("hashmap_on_the_fly" or "hashmap"),
     downsample_mode ("spconv" or "minkowski") and keep_tail matter for 2.1 only, tensor_stride for
-    the older ones only. Raises GeometryError, OverflowLimitError. """
+    the older ones only. Raises GeometryError, OverflowLimitError.
+    """
     _check(kernel, stride, padding)
     if release != "2.1":
         return _old_layer(release, kernel, stride, tensor_stride)
@@ -225,7 +233,8 @@ def _dense(
     steps = torch.arange(span, device=values.device)
     candidates = torch.div(moved, s, rounding_mode="floor") - steps
     # Where the bounds prove that every candidate counts, nothing needs to be looked at.
-    inside = extent is None or (least >= 0 and most < extent)
+    limit = most + 1 if extent is None else extent
+    inside = extent is None or (least >= 0 and most < limit)
     if (
         inside
         and span == 1
@@ -236,7 +245,7 @@ def _dense(
         return candidates, None, first, last
     ok = (moved - candidates * s < k) & (candidates >= first) & (candidates <= last)
     if not inside:
-        ok &= (values >= 0) & (values < extent)
+        ok &= (values >= 0) & (values < limit)
     return candidates, ok, first, last
 
 

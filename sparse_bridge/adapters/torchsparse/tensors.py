@@ -38,7 +38,7 @@ def triple(value: Any, name: str) -> Triple:
 
 
 @functools.cache
-def _tensor_class(kind: type) -> type:
+def _tensor_class(kind: Any) -> Any:
     """The framework's own SparseTensor behind a subclass of it."""
     for base in kind.__mro__:
         if base.__name__ == "SparseTensor" and base.__module__.partition(".")[0] == "torchsparse":
@@ -65,7 +65,7 @@ def make_like(
     spatial_range: tuple[int, ...] | None = None,
 ) -> Any:
     """A SparseTensor of x's kind that shares x's caches."""
-    out = _tensor_class(type(x))(feats, coords, stride)
+    out = _tensor_class(x.__class__)(feats, coords, stride)
     if hasattr(out, "spatial_range"):
         out.spatial_range = spatial_range
     if hasattr(x, "_caches"):

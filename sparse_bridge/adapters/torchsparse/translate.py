@@ -8,7 +8,15 @@ import torch
 
 from ...core import map_builder, map_cache, trace
 from ...core.conv import autocast_dtype, conv
-from ...errors import ContractError, CoordinateError, SettingError, ShapeError
+from ...core.kernel_map import KernelMap
+from ...errors import (
+    ContractError,
+    CoordinateError,
+    DataTypeError,
+    DeviceError,
+    SettingError,
+    ShapeError,
+)
 from ...log import once
 from ..ledger import note
 from . import profile as profiles
@@ -78,7 +86,14 @@ def conv3d(
     return out
 
 
-def _pointwise(x, feats, coords, weight, bias, release: Profile):  # type: ignore[no-untyped-def]
+def _pointwise(
+    x: Any,
+    feats: torch.Tensor,
+    coords: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    release: Profile,
+) -> Any:
     """One matrix product over all rows; no map, but the sites are registered."""
     feats, weight = _same_dtype(feats, weight, release)
     if weight.ndim == 3 and weight.shape[0] == 1:
@@ -88,9 +103,18 @@ def _pointwise(x, feats, coords, weight, bias, release: Profile):  # type: ignor
             f"Input feature size and kernel size mismatch: {feats.shape[1]} channels, and a weight "
             f"of shape {list(weight.shape)}; expected [C_in, C_out]."
         )
-    y = feats @ weight
-    if bias is not None:
-        y = y + bias.to(y.dtype)
+    if feats.device != weight.device:
+        raise DeviceError(
+            f"features are on {feats.device}, the weight on {weight.device}; move both to one device."
+        )
+    if autocast_dtype(feats.device) is None:
+        if feats.dtype != weight.dtype:
+            raise DataTypeError(
+                f"features are {feats.dtype} and the weight is {weight.dtype}; convert one, or use "
+                "torch.autocast."
+            )
+        bias = None if bias is None else bias.to(feats.dtype)
+    y = feats @ weight if bias is None else torch.addmm(bias, feats, weight)
     stride = triple(x.stride, "the tensor stride")
     spatial_range = range_of(x)
     register_sites(x, release, stride, coords, spatial_range)
@@ -111,7 +135,13 @@ def _same_dtype(
     return feats, weight
 
 
-def _multiply(feats, weight, bias, kmap, release: Profile) -> torch.Tensor:  # type: ignore[no-untyped-def]
+def _multiply(
+    feats: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    kmap: KernelMap,
+    release: Profile,
+) -> torch.Tensor:
     feats, weight = _same_dtype(feats, weight, release)
     columns = weight.shape[-2] if weight.ndim >= 2 else -1
     if feats.shape[1] != columns:
@@ -153,7 +183,16 @@ def kernel_record(
     return record
 
 
-def _transposed(x, feats, weight, bias, kernel, stride, dilation, release: Profile):  # type: ignore[no-untyped-def]
+def _transposed(
+    x: Any,
+    feats: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    kernel: Triple,
+    stride: Triple,
+    dilation: Triple,
+    release: Profile,
+) -> tuple[Any, str]:
     """The map of the layer that made x's sites, read backwards; outputs are that layer's inputs."""
     coarse = triple(x.stride, "the tensor stride")
     fine: Triple = tuple(t // s for t, s in zip(coarse, stride, strict=True))  # type: ignore
@@ -193,8 +232,16 @@ def _transposed(x, feats, weight, bias, kernel, stride, dilation, release: Profi
 
 
 def _generative(
-    x, feats, weight, bias, kernel, stride, padding, release: Profile, options: Options
-):  # type: ignore[no-untyped-def]
+    x: Any,
+    feats: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    kernel: Triple,
+    stride: Triple,
+    padding: Triple,
+    release: Profile,
+    options: Options,
+) -> tuple[Any, str]:
     """New sites around every input; the shared kernel maps are dropped, as torchsparse does."""
     if options.kmap_mode != "hashmap":
         raise SettingError(
@@ -204,9 +251,8 @@ def _generative(
     given = range_of(x)
     if given is None:
         raise ContractError(
-            "a generative Conv3d needs the tensor's spatial_range (batch, x, y, z); its outputs "
-            "are "
-            "limited by it."
+            "a generative Conv3d needs the tensor's spatial_range (batch, x, y, z); it limits "
+            "the outputs."
         )
     out_range = shrunk_range(given, kernel, stride, padding)
     assert out_range is not None
@@ -226,7 +272,6 @@ def _generative(
     negated = core_offsets([(-x, -y, -z) for x, y, z in kernel_offsets(kernel)])
     kmap = map_builder.between(fine_map, coarse_map, negated, stride[::-1]).transposed()
     y = _multiply(feats, weight, bias, kmap, release)
-    out_store.put(("own range", out_range), True)
     coarse = triple(x.stride, "the tensor stride")
     fine: Triple = tuple(t // s for t, s in zip(coarse, stride, strict=True))  # type: ignore
     caches = caches_of(x)

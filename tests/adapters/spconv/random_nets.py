@@ -111,7 +111,7 @@ def _layer(
     """A layer and its output channels. made: (key, kernel size) of layers that can be inverted."""
     after, bias = rng.choice(CHANNELS), rng.random() < 0.6
     key = rng.choice([None, "key", f"key{len(made)}", f"key{rng.randrange(1 << 20)}"])
-    cls = f"{dims}d"
+    cls, native = f"{dims}d", {"algo": sp.ConvAlgo.Native}  # the one that spconv has on the CPU
     if kind == "inverse" and not made and rng.random() < 0.9:
         kind = "conv"
     if kind == "dense layer":
@@ -125,21 +125,21 @@ def _layer(
         kernel, dilation = _per_axis(rng, dims, sizes), rng.choice([1, 1, 1, 2, 3])
         stride, padding = rng.choice([1, 1, 2]), rng.choice([0, 1])
         return getattr(sp, "SubMConv" + cls)(
-            channels, after, kernel, stride, padding, dilation, bias=bias, indice_key=key
+            channels, after, kernel, stride, padding, dilation, bias=bias, indice_key=key, **native
         ), after
     if kind == "inverse":
         wanted, kernel = rng.choice(made) if made else ("missing", 3)
         if rng.random() < 0.08:
             kernel = 2
         return getattr(sp, "SparseInverseConv" + cls)(
-            channels, after, kernel, wanted, bias=bias
+            channels, after, kernel, wanted, bias=bias, **native
         ), after
     kernel = _per_axis(rng, dims, (1, 2, 3, 3, 4) if dims < 4 else (1, 2, 3))
     stride, padding = _per_axis(rng, dims, (1, 2, 2, 3)), _per_axis(rng, dims, (0, 0, 1, 2))
     dilation = _per_axis(rng, dims, (1, 1, 1, 2, 3))
     if kind == "pool":
         layer = getattr(sp, "SparseMaxPool" + cls)(
-            kernel, rng.choice([None, stride]), padding, dilation, indice_key=key
+            kernel, rng.choice([None, stride]), padding, dilation, indice_key=key, **native
         )
         after = channels
     else:
@@ -147,7 +147,7 @@ def _layer(
         unit = torch.tensor(kernel).prod() == 1 and torch.tensor(stride).prod() == 1
         layer = getattr(sp, name + cls)(
             channels, after, kernel, stride, 0 if unit else padding, dilation, bias=bias,
-            indice_key=key,
+            indice_key=key, **native,
         )  # fmt: skip
     if key is not None:
         made.append((key, kernel))

@@ -128,6 +128,6 @@ class SparseAvgPool3d(_OfDimension, SparseAvgPool):
 
 
 ALL_POOL_LAYERS = {
-    SparseMaxPool1d, SparseMaxPool2d, SparseMaxPool3d, SparseMaxPool4d, SparseAvgPool1d,
-    SparseAvgPool2d, SparseAvgPool3d, SparseGlobalMaxPool, SparseGlobalAvgPool,
+    SparseMaxPool, SparseMaxPool1d, SparseMaxPool2d, SparseMaxPool3d, SparseMaxPool4d,
+    SparseAvgPool, SparseAvgPool1d, SparseAvgPool2d, SparseAvgPool3d,
 }  # fmt: skip

@@ -1,0 +1,225 @@
+"""Which code serves a device: no Triton, old or unknown GPUs, forced dataflows."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from sparse_bridge import log, settings
+from sparse_bridge.core import functional, plan
+from sparse_bridge.core.device import kernel_target
+from sparse_bridge.errors import DeviceError, OverflowLimitError, SettingError
+from sparse_bridge.kernels import target as targets
+from sparse_bridge.kernels.target import Target
+from sparse_bridge.kernels.tile_config import TileConfig, gather_tile, wgrad_tile
+from tests.checks import assert_error
+from tests.clouds import cloud
+
+CUDA = torch.device("cuda", 0)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+WITHOUT_TRITON = """
+import sys
+sys.modules["triton"] = None
+import torch
+from sparse_bridge import settings
+from sparse_bridge.core import functional
+from sparse_bridge.errors import DeviceError
+
+coords = torch.tensor([[0, 0], [0, 1], [0, 3]], dtype=torch.int32)
+kmap = functional.submanifold(functional.coordinate_map(coords), functional.kernel_offsets((3,)))
+x = torch.ones(3, 1, requires_grad=True)
+y = functional.conv(x, torch.tensor([[[1.0]], [[10.0]], [[100.0]]]), None, kmap)
+y.sum().backward()
+print(y.flatten().tolist(), x.grad.flatten().tolist())
+print(functional.pool(x, kmap, "sum").flatten().tolist())
+with settings.override(dataflow="masked"):
+    try:
+        functional.submanifold(functional.coordinate_map(coords), functional.kernel_offsets((3,)))
+    except DeviceError as error:
+        print(error)
+assert not any(name.startswith("triton") and sys.modules[name] for name in sys.modules)
+"""
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    """Answers about devices and messages said once are kept for the process: start without them."""
+    monkeypatch.setattr(log, "_seen", set())
+    caches = (targets._gpu_unavailable, targets._gpu_target, targets.triton_version)
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    monkeypatch.undo()
+    for cache in caches:
+        cache.cache_clear()
+
+
+def test_without_triton_everything_runs_on_the_cpu():
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TRITON], capture_output=True, text=True, check=True
+    )
+    results, pooled, message = done.stdout.strip().splitlines()
+    assert results == "[110.0, 11.0, 10.0] [11.0, 110.0, 10.0]"
+    assert pooled == "[2.0, 2.0, 1.0]"
+    for word in ("SPARSE_BRIDGE_DATAFLOW=masked", "Triton is not installed", "per_offset"):
+        assert word in message
+
+
+def without_triton(monkeypatch):
+    monkeypatch.setattr(targets, "triton_version", lambda: None)
+
+
+def test_a_gpu_without_triton_takes_the_torch_dataflow_and_says_so_once(monkeypatch, caplog):
+    without_triton(monkeypatch)
+    with caplog.at_level(logging.WARNING, "sparse_bridge"):
+        assert kernel_target(CUDA) is None and kernel_target(CUDA) is None
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    for word in ("cuda:0", "Triton is not installed", "per-offset"):
+        assert word in record.getMessage()
+
+
+@pytest.mark.parametrize("flow", ["masked", "unmasked"])
+def test_a_forced_triton_dataflow_never_falls_back(monkeypatch, flow):
+    without_triton(monkeypatch)
+    with settings.override(dataflow=flow):
+        for device in (CUDA, torch.device("cpu")):
+            assert_error(
+                lambda d=device: kernel_target(d), DeviceError, [flow, str(device), "auto"]
+            )
+
+
+def test_a_triton_that_is_too_old(monkeypatch):
+    monkeypatch.setattr(targets, "triton_version", lambda: (2, 1, 0))
+    assert "2.1.0 is older than 3.0" in targets.unavailable(CUDA)
+
+
+def test_a_triton_that_breaks_on_import_reads_as_none(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert targets.triton_version() is None
+
+
+def test_a_gpu_that_is_too_old(monkeypatch):
+    monkeypatch.setattr(targets, "interpreted", lambda: False)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (6, 1))
+    assert "older than compute capability 7.5" in targets.unavailable(CUDA)
+
+
+def test_a_gpu_that_triton_does_not_know(monkeypatch):
+    class Driver:
+        @property
+        def active(self):
+            raise RuntimeError("unknown architecture gfx000")
+
+    import triton.runtime
+
+    monkeypatch.setattr(targets, "interpreted", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 9))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Mystery GPU")
+    monkeypatch.setattr(triton.runtime, "driver", Driver())
+    reason = targets.unavailable(CUDA)
+    assert "Mystery GPU" in reason and "unknown architecture gfx000" in reason
+    assert kernel_target(CUDA) is None
+    with settings.override(dataflow="masked"):
+        assert_error(lambda: kernel_target(CUDA), DeviceError, ["Mystery GPU", "per_offset"])
+
+
+def test_a_device_that_is_no_gpu():
+    assert "'xpu'" in targets.unavailable(torch.device("xpu", 0))
+
+
+def test_cpu_tensors_take_torch_unless_a_driver_serves_them():
+    with settings.override(dataflow="auto"):
+        assert kernel_target(torch.device("cpu")) is None
+    for flow in ("per_offset", "explicit"):
+        with settings.override(dataflow=flow):
+            assert kernel_target(CUDA) is None
+    if not targets.interpreted():
+        assert "TRITON_INTERPRET=1" in targets.unavailable(torch.device("cpu"))
+
+
+UNKNOWN = (
+    ("cuda", 999, None),
+    ("cuda", 130, 64 << 10),
+    ("hip", "gfx1399", None),
+    ("hip", "gfx908", None),
+)
+KNOWN = [("cuda", arch, None) for arch in (75, 80, 86, 89, 90, 100, 120)]
+KNOWN += [
+    ("hip", arch, None) for arch in ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1151", "gfx1201")
+]
+
+
+@pytest.mark.parametrize("backend, arch, shared", [*UNKNOWN, *KNOWN])
+def test_default_tiles_fit_every_target(backend, arch, shared):
+    """An architecture nobody has heard of gets generic tiles that fit the least memory there is."""
+    target = targets._make_target(backend, arch, 32, 16, shared, raw=True)
+    assert (target.family == "generic") == ((backend, arch, shared) in UNKNOWN)
+    assert 48 << 10 <= target.shared_memory <= 256 << 10
+    for dtype in DTYPES:
+        for c_in, c_out in ((1, 1), (3, 130), (64, 64), (512, 512)):
+            tiles = [wgrad_tile(target, dtype, c_in, c_out)]
+            tiles += [gather_tile(target, dtype, n, c_in, c_out, 27) for n in (1, 100, 10**6)]
+            for tile in tiles:
+                assert isinstance(tile, TileConfig)
+                assert tile.shared_bytes(dtype.itemsize) <= target.shared_memory
+                assert min(tile.block_m, tile.block_n, tile.block_k) >= 16
+
+
+def fake(monkeypatch, arch, backend="cuda"):
+    target = Target(backend, arch, 32, 16, 64 << 10, raw=True)
+    monkeypatch.setattr(plan, "kernel_target", lambda device: target)
+    return target
+
+
+def small_map():
+    coords = cloud((9, 10))
+    return functional.submanifold(
+        functional.coordinate_map(coords), functional.kernel_offsets((3, 3))
+    )
+
+
+def test_what_a_gpu_cannot_multiply_goes_to_torch(monkeypatch):
+    kmap = small_map()
+    with settings.override(dataflow="auto"):
+        turing = fake(monkeypatch, "sm_75")
+        assert plan.choose_dataflow(CUDA, torch.float16, kmap) == ("masked", turing)
+        assert plan.choose_dataflow(CUDA, torch.bfloat16, kmap) == ("per_offset", None)
+        hopper = fake(monkeypatch, "sm_90")
+        assert plan.choose_dataflow(CUDA, torch.bfloat16, kmap) == ("masked", hopper)
+        assert plan.choose_dataflow(CUDA, torch.float64, kmap) == ("per_offset", None)
+
+
+def test_tf32_is_asked_of_those_that_have_it():
+    has = {"sm_75": False, "sm_80": True, "sm_90": True, "sm_120": True}
+    for arch, answer in has.items():
+        assert Target("cuda", arch, 32, 16, 1 << 16, raw=True).has_tf32 == answer
+    has = {"gfx90a": False, "gfx942": True, "gfx950": False, "gfx1100": False, "gfx1201": False}
+    for arch, answer in has.items():
+        assert Target("hip", arch, 32, 16, 1 << 16, raw=True).has_tf32 == answer
+
+
+def test_an_unknown_dataflow():
+    with pytest.raises(SettingError, match=r"'fast'; expected one of auto, masked"):
+        settings.update(dataflow="fast")
+
+
+def test_a_launch_that_is_too_large(monkeypatch):
+    """Rows x column blocks beyond a grid's 31 bits."""
+    pytest.importorskip("triton")
+    from sparse_bridge.errors import KernelError
+    from sparse_bridge.kernels.gather_gemm import GatherGemm
+
+    target = Target("cuda", "sm_90", 32, 132, 200 << 10, raw=True)
+    nbr = torch.empty((1, (1 << 31) - 1), dtype=torch.int32, device="meta")
+    tile = TileConfig(64, 16, 16, 4, 2)
+    with pytest.raises((KernelError, OverflowLimitError), match=r"2147483647 rows.*2\^31"):
+        GatherGemm(
+            target, CUDA, torch.float16, nbr, nbr.shape[1], 1, 16, 1 << 11, 1, (1, 1, 1, 1), 0,
+            False, None, 0.0, "ieee", tile,
+        )  # fmt: skip

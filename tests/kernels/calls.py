@@ -1,0 +1,50 @@
+"""Direct calls of the kernel launchers on small problems."""
+
+from __future__ import annotations
+
+import torch
+
+from sparse_bridge.core.conv_spec import Box, Offsets
+from sparse_bridge.kernels import target as targets
+from sparse_bridge.kernels.hash_table import HashTable, hash_insert
+from sparse_bridge.kernels.neighbor_table import neighbor_lookup
+
+
+def target_of(lane):
+    return targets.of(torch.device(lane.device))
+
+
+def geometry(offsets, device, stride=None, divisor=None, sign=1):
+    one = (1,) * offsets.dimension
+    return offsets.geometry(torch.device(device), stride or one, divisor or one, sign)
+
+
+def zero(dimension):
+    return Offsets.of([(0,) * dimension])
+
+
+def insert(lane, coords, box, capacity, offsets=None, alive=None, wide=False, sign=1):
+    """(table, slots [V, N]) after inserting what `coords` reach by `offsets` (the zero offset)."""
+    offsets = zero(box.dimension) if offsets is None else offsets
+    coords = coords.to(lane.device)
+    table = HashTable.allocate(capacity, box.key64, coords.device)
+    slots = torch.empty((len(offsets), len(coords)), dtype=torch.int32, device=coords.device)
+    hash_insert(
+        table, coords, geometry(offsets, lane.device, sign=sign), box.bounds(coords.device),
+        None if alive is None else alive.to(lane.device), slots, wide, target_of(lane),
+    )  # fmt: skip
+    return table, slots
+
+
+def find(lane, table, n_values, coords, box, offsets=None, center=-1, alive=None, wide=False):
+    """Neighbour table of what `coords` reach in `table`."""
+    offsets = zero(box.dimension) if offsets is None else offsets
+    coords = coords.to(lane.device)
+    return neighbor_lookup(
+        table, n_values, coords, geometry(offsets, lane.device), box.bounds(coords.device),
+        None if alive is None else alive.to(lane.device), len(offsets), center, wide, target_of(lane),
+    )  # fmt: skip
+
+
+def lookup_box(shape, batch_size=2):
+    return Box.grid(batch_size, shape)

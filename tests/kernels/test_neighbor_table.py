@@ -1,0 +1,115 @@
+"""Neighbour tables and new coordinates against the reference; masks against the tables."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparse_bridge.core import reference
+from sparse_bridge.core.conv_spec import Box, Offsets, box_offsets
+from sparse_bridge.kernels.neighbor_table import NeighborTable, count_new_rows, number_new_rows
+from tests import oracle
+from tests.clouds import cloud
+from tests.kernels.calls import find, geometry, insert, target_of
+
+pytestmark = [pytest.mark.interpreted, pytest.mark.emulated]
+
+SHAPE = (9, 10)
+BOX = Box.grid(2, SHAPE)
+KERNELS = {1: (1, 1), 9: (3, 3), 32: (4, 8), 33: (3, 11), 65: (5, 13)}
+
+
+def kernel(n_offsets):
+    size = KERNELS[n_offsets]
+    return box_offsets(size, (1, 1), tuple(k // 2 for k in size))
+
+
+def triples(nbr):
+    v, row = (nbr >= 0).nonzero(as_tuple=True)
+    return set(zip(v.tolist(), nbr[v, row].tolist(), row.tolist(), strict=True))
+
+
+def check_masks(mask, nbr):
+    """Bit v % 32 of word v // 32 says whether the table has an entry there; no other bit is set."""
+    n_offsets, n_rows = nbr.shape
+    assert mask.shape == (-(-n_offsets // 32), n_rows) and mask.dtype == torch.int32
+    bits = torch.zeros((mask.shape[0] * 32, n_rows), dtype=torch.bool)
+    bits[:n_offsets] = (nbr >= 0).cpu()
+    for word in range(mask.shape[0]):
+        got = (mask[word].cpu()[None] >> torch.arange(32, dtype=torch.int32)[:, None]) & 1
+        assert torch.equal(got.bool(), bits[word * 32 : (word + 1) * 32])
+
+
+@pytest.mark.parametrize("n_offsets", KERNELS)
+def test_look_up(kernel_lane, n_offsets):
+    offsets, coords = kernel(n_offsets), cloud(SHAPE, 2, 0.3)
+    table, _ = insert(kernel_lane, coords, BOX, 256)
+    found = find(kernel_lane, table, len(coords), coords, BOX, offsets)
+    want = reference.submanifold_pairs(coords, BOX, offsets.values)
+    assert found.nbr.dtype == torch.int32 and triples(found.nbr) == oracle.pair_triples(want)
+    check_masks(found.mask, found.nbr)
+
+
+@pytest.mark.parametrize("n", [1, 7, 8, 9, 31, 32, 33, 64, 65])
+def test_row_counts_around_the_block(kernel_lane, n):
+    offsets, coords = kernel(9), cloud(SHAPE, 1, 1.0)[:n].contiguous()
+    table, _ = insert(kernel_lane, coords, BOX, 256)
+    found = find(kernel_lane, table, n, coords, BOX, offsets)
+    want = reference.submanifold_pairs(coords, BOX, offsets.values)
+    assert triples(found.nbr) == oracle.pair_triples(want)
+    check_masks(found.mask, found.nbr)
+
+
+def test_the_centre_is_every_row_itself(kernel_lane):
+    """Dead rows too, and nothing else of theirs."""
+    coords = cloud(SHAPE, 2, 0.4)
+    coords[::5, 0] = 7
+    table, slots = insert(kernel_lane, coords, BOX, 256)
+    found = find(kernel_lane, table, len(coords), coords, BOX, kernel(9), 4, alive=slots[0])
+    want = reference.submanifold_pairs(coords, BOX, kernel(9).values)
+    assert triples(found.nbr) == oracle.pair_triples(want)
+    assert found.nbr[4].tolist() == list(range(len(coords)))
+
+
+def test_offsets_that_leave_the_box(kernel_lane):
+    """Neighbours across a border are absent, never the cell where a row-major key would wrap to."""
+    coords = torch.cartesian_prod(torch.arange(2), torch.arange(9), torch.arange(10)).int()
+    offsets = Offsets.of([(0, 9), (0, -9), (8, 0), (-1, 1), (9, 0), (0, 10), (-20, 40)])
+    table, _ = insert(kernel_lane, coords, BOX, 512)
+    found = find(kernel_lane, table, len(coords), coords, BOX, offsets)
+    want = reference.submanifold_pairs(coords, BOX, offsets.values)
+    assert triples(found.nbr) == oracle.pair_triples(want)
+
+
+@pytest.mark.parametrize("n_offsets", KERNELS)
+def test_masks_of_a_given_table(kernel_lane, n_offsets):
+    generator = torch.Generator().manual_seed(n_offsets)
+    nbr = torch.randint(-3, 40, (n_offsets, 75), generator=generator).clamp(min=-1).int()
+    made = NeighborTable(nbr.to(kernel_lane.device))
+    check_masks(made.masks(target_of(kernel_lane)), nbr)
+    assert made.masks(target_of(kernel_lane)) is made.mask
+
+
+@pytest.mark.parametrize("n", [1, 31, 32, 33, 64, 90])
+@pytest.mark.parametrize("n_offsets", [1, 9, 33])
+def test_new_coordinates(kernel_lane, n_offsets, n):
+    """Numbered by the first row that reaches them, then by offset; both tables say the same."""
+    lane, offsets = kernel_lane, kernel(n_offsets)
+    coords = cloud(SHAPE, 1, 1.0, seed=n)[:n].contiguous()
+    out_box = Box.grid(1, SHAPE)
+    table, slots = insert(lane, coords, out_box, 512, offsets)
+    owned, n_new, overflow = count_new_rows(table, slots, target_of(lane))
+    want = reference.generative_coords(coords, out_box, offsets.values, (1, 1), out_box)
+    assert n_new == len(want) and not overflow
+    new, linked, scattered = number_new_rows(
+        table, slots, owned, n_new, coords.to(lane.device), geometry(offsets, lane.device), False,
+        target_of(lane),
+    )  # fmt: skip
+    assert torch.equal(new.cpu(), want)
+    pairs = reference.find_pairs(want, out_box, coords, out_box, offsets.values, (1, 1))
+    assert triples(linked.nbr) == oracle.pair_triples(pairs)
+    assert triples(scattered.nbr) == {(v, j, i) for v, i, j in triples(linked.nbr)}
+    assert scattered.nbr.shape == (n_offsets, n_new)
+    check_masks(linked.mask, linked.nbr)
+    found = find(lane, table, n_new, want, out_box)
+    assert found.nbr[0].tolist() == list(range(n_new)), "the table maps keys to the new rows"
