@@ -3,7 +3,8 @@
 `Kernel.launch` goes through Triton's ordinary `kernel[grid](...)` the first time and whenever the target is not a real
 GPU; afterwards it calls the compiled kernel's own launcher, which skips Triton's argument analysis. The caller's `key`
 must therefore separate everything that analysis looks at: dtypes, constexprs, options, and for each pointer or integer
-that is not `do_not_specialize` its divisibility by 16 and, for integers, being 1 (`specialise` builds such keys).
+that is not `do_not_specialize` its divisibility by 16 and, for integers, being 1 (`specialise` builds such keys);
+`Kernel.variant` adds what one backend alone looks at.
 """
 
 from __future__ import annotations
@@ -78,12 +79,25 @@ class Kernel:
         if not target.raw:
             self.fn[grid](*args, *constants, **options)
             return
+        key = self.variant(target, args, key)
         index = targets.device_index(device)
         if index != torch.cuda.current_device():
             with torch.cuda.device(index):
                 self._run(index, grid, args, constants, options, key)
         else:
             self._run(index, grid, args, constants, options, key)
+
+    @staticmethod
+    def variant(target: Target, args: tuple[Any, ...], key: Hashable) -> Hashable:
+        """The caller's key, completed by what Triton's backend adds to the specialisation on its own."""
+        if target.backend != "hip":
+            return key
+        # Tensors within 2 GiB of memory are addressed through 32-bit byte offsets there.
+        return key, tuple(
+            arg.untyped_storage().nbytes() >= 1 << 31
+            for arg in args
+            if isinstance(arg, torch.Tensor)
+        )
 
     def _run(
         self,

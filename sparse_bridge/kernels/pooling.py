@@ -158,11 +158,11 @@ def pool_backward(
     """nbr [V, N_in]: the transposed table. dx [N_in, C] is written; x and y matter only for "max", count for "avg"."""
     (n_offsets, n_rows), n_channels = nbr.shape, dx.shape[1]
     constants = (MODES[mode], _ROWS, _channels(n_channels))
-    addresses = (x.data_ptr() | y.data_ptr() | dy.data_ptr()) % 16
+    addresses = specialise(x.data_ptr(), y.data_ptr(), dy.data_ptr(), nbr.data_ptr())
     pool_backward_kernel.launch(
         x.device, target, (cdiv(n_rows, _ROWS), cdiv(n_channels, constants[2]), 1),
         (x, y, dy, nbr, count, dx, n_rows, n_offsets, n_channels), constants, {"num_warps": 4},
-        (constants, x.dtype, addresses, nbr.data_ptr() % 16),
+        (constants, x.dtype, addresses),
     )  # fmt: skip
 
 
@@ -174,7 +174,7 @@ def segment_reduce(
     shares: int,
     target: Target,
 ) -> torch.Tensor:
-    """Reduce rows order[starts[s] : starts[s + 1]] of x [N, C] for every segment s.
+    """Reduce rows order[starts[s] : starts[s + 1]] of x [N, C], ascending, for every segment s.
 
     "sum": fp32 [shares, S, C], to be added over the first axis.  "max": int64 [shares, S, C], row of the maximum of
     each share, -1 where a share holds no row.

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import torch
 
-from sparse_bridge.core.conv_spec import Box, Offsets
+from sparse_bridge.core.conv_spec import Offsets
 from sparse_bridge.kernels import target as targets
 from sparse_bridge.kernels.hash_table import HashTable, hash_insert
 from sparse_bridge.kernels.neighbor_table import neighbor_lookup
+
+
+def schedules(lane):
+    """Three runs; on an emulated GPU the waves take turns in a different order each time."""
+    for seed in (None, 1, 2):
+        if lane.arch:
+            import emu
+
+            emu.cfg.seed = seed
+        try:
+            yield seed
+        finally:
+            if lane.arch:
+                emu.cfg.seed = None
 
 
 def target_of(lane):
@@ -42,9 +56,6 @@ def find(lane, table, n_values, coords, box, offsets=None, center=-1, alive=None
     coords = coords.to(lane.device)
     return neighbor_lookup(
         table, n_values, coords, geometry(offsets, lane.device), box.bounds(coords.device),
-        None if alive is None else alive.to(lane.device), len(offsets), center, wide, target_of(lane),
+        None if alive is None else alive.to(lane.device), len(offsets), center, wide,
+        target_of(lane),
     )  # fmt: skip
-
-
-def lookup_box(shape, batch_size=2):
-    return Box.grid(batch_size, shape)

@@ -54,5 +54,5 @@ def coo(x: Any, low: Any, high: Any, contract: bool) -> tuple[torch.Tensor, torc
     n_items = 0 if empty else int(coords[:, 0].max()) + 1
     size = (n_items, *(int(e) + 1 for e in extent), x.F.shape[1])
     index = torch.cat([coords[:, :1], axes], 1).t().long()
-    sparse = torch.sparse_coo_tensor(index, x.F, size)
+    sparse = torch.sparse_coo_tensor(index, x.F, size, check_invariants=False)
     return sparse, low, torch.tensor(x.tensor_stride, dtype=torch.int32)

@@ -11,7 +11,7 @@ from ...core import map_builder, map_cache
 from ...core.conv_spec import Box
 from ...core.coordinate_map import CoordinateMap
 from ...core.map_cache import MapStore
-from ...errors import CoordinateError, DataTypeError, GeometryError, ShapeError
+from ...errors import CoordinateError, DataTypeError, ShapeError
 from .profile import Profile
 from .records import Record
 from .rules import CORE_COLUMNS, Bounds, Layer, output_sites
@@ -120,17 +120,6 @@ def _box_bounds(box: Box) -> Bounds:
     return low, high  # type: ignore[return-value]
 
 
-def _within(store: MapStore, coords: torch.Tensor, profile: Profile, origin: Range) -> bool:
-    """Whether the range that `origin` shrank from held all rows."""
-    while origin != _OURS:
-        if _outside(bounds_of(store, coords, profile), origin) is None:
-            return True
-        origin = store.get(("own range", origin), tuple)
-        if not origin:
-            return False
-    return True
-
-
 def check_range(
     store: MapStore, coords: torch.Tensor, profile: Profile, spatial_range: Range, what: str
 ) -> bool:
@@ -145,8 +134,8 @@ def check_range(
     wrong = _outside(bounds_of(store, coords, profile), spatial_range)
     if wrong is None:
         return True
-    origin = store.get(("own range", spatial_range[:4]), tuple)
-    if origin == _OURS or (origin and _within(store, coords, profile, origin)):
+    whole = store.get(("shrunk", spatial_range[:4]), tuple)
+    if whole == _OURS or (whole and _outside(bounds_of(store, coords, profile), whole) is None):
         return False
     raise CoordinateError(
         f"{what}: {wrong} by spatial_range {tuple(spatial_range)} (batch, x, y, z). Correct the "
@@ -192,7 +181,8 @@ def build_record(
 
         kmap = store.get(("map", layer), submanifold)
         if out_range is not None and spatial_range is not None and out_range != spatial_range[:4]:
-            store.put(("own range", out_range), spatial_range[:4])
+            before = store.get(("shrunk", spatial_range[:4]), tuple)
+            store.put(("shrunk", out_range), before or spatial_range[:4])
         return Record(kmap, coords, coords, spatial_range, out_range, (store,))
 
     def strided() -> Any:
@@ -206,7 +196,7 @@ def build_record(
     key = ("map", layer, None if spatial_range is None else spatial_range[:4])
     out_coords, out_store, kmap = store.get(key, strided)
     if out_range is not None:
-        out_store.put(("own range", out_range), _OURS)
+        out_store.put(("shrunk", out_range), _OURS)
     return Record(kmap, coords, out_coords, spatial_range, out_range, (store, out_store))
 
 
@@ -221,8 +211,6 @@ def _source(
     if spatial_range is None:
         cmap = coordinate_map(store, coords, profile)
         return cmap, bounds_of(store, coords, profile)
-    if len(spatial_range) < 4:
-        raise GeometryError(f"{what}: spatial_range is {spatial_range}; expected (batch, x, y, z).")
     if check_range(store, coords, profile, spatial_range, what):
         cmap = coordinate_map(store, coords, profile)
         return cmap, _box_bounds(cmap.box)

@@ -175,6 +175,8 @@ def shrunk_range(
     """`spatial_range` behind a layer (2.1): the grid of a dense convolution, even for stride 1."""
     if spatial_range is None:
         return None
+    if len(spatial_range) < 4:
+        raise GeometryError(f"spatial_range is {tuple(spatial_range)}; expected (batch, x, y, z).")
     grid = []
     for extent, k, s, p in zip(spatial_range[1:4], kernel, stride, padding, strict=True):
         size = (int(extent) + 2 * p - k) // s + 1

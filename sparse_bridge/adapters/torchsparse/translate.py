@@ -105,7 +105,8 @@ def _pointwise(
         )
     if feats.device != weight.device:
         raise DeviceError(
-            f"features are on {feats.device}, the weight on {weight.device}; move both to one device."
+            f"features are on {feats.device}, the weight on {weight.device}; move both to one "
+            "device."
         )
     if autocast_dtype(feats.device) is None:
         if feats.dtype != weight.dtype:

@@ -4,6 +4,7 @@ import importlib
 import sys
 
 import pytest
+import torch
 
 import sparse_bridge
 from sparse_bridge import settings
@@ -23,8 +24,10 @@ def ME():
 
 @pytest.fixture(autouse=True)
 def plain_settings(monkeypatch):
-    """No setting of the caller's environment, and none left behind."""
+    """No setting of the caller's environment, and none left behind; one thread for tiny tensors."""
     monkeypatch.setattr(settings, "_current", settings.Settings())
-    before = list(sys.path), list(sys.meta_path)
+    before, threads = (list(sys.path), list(sys.meta_path)), torch.get_num_threads()
+    torch.set_num_threads(1)
     yield
+    torch.set_num_threads(threads)
     assert (list(sys.path), list(sys.meta_path)) == before

@@ -186,17 +186,20 @@ FCAF = {
 }  # fmt: skip
 
 
+def minkunet18(ME):
+    return networks.MinkUNet(ME, layers=(2,) * 8)
+
+
 @pytest.mark.parametrize(
     ("network", "wanted", "count"),
     [
-        (lambda ME: networks.MinkUNet(ME), MINKUNET34C, None),
-        (lambda ME: networks.MinkUNet(ME, layers=(2,) * 8), {"block4.1.conv2.kernel": (27, 256, 256)},
-         290),
-        (lambda ME: networks.ResUNetBN2C(ME), FCGF, None),
-        (lambda ME: networks.FCAF3D(ME), FCAF, None),
+        (networks.MinkUNet, MINKUNET34C, None),
+        (minkunet18, {"block4.1.conv2.kernel": (27, 256, 256)}, 290),
+        (networks.ResUNetBN2C, FCGF, None),
+        (networks.FCAF3D, FCAF, None),
     ],
     ids=["MinkUNet34C", "MinkUNet18", "FCGF", "FCAF3D"],
-)  # fmt: skip
+)
 def test_checkpoint_names_and_shapes(ME, network, wanted, count):
     with torch.device("meta"):
         found = {name: tuple(value.shape) for name, value in network(ME).state_dict().items()}

@@ -31,9 +31,7 @@ def speaking(profile):
             F.conv_config.get_default_conv_config().update(default)
             F.conv_config.clear_global_conv_config()
             F.set_conv_mode(0)
-            tensor_cache.set_tensor_cache_mode(
-                tensor_cache.TensorCacheMode.SEPARATE_TENSOR_CACHE
-            )
+            tensor_cache.set_tensor_cache_mode(tensor_cache.TensorCacheMode.SEPARATE_TENSOR_CACHE)
             tensor_cache.clear_global_tensor_cache()
             torchsparse.backends.init()
             handle.disable()

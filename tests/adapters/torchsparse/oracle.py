@@ -42,9 +42,7 @@ def old_sites(sites, kernel, stride, ts, release):
     cell = [t * s for t, s in zip(ts, stride, strict=True)]
     if all(s in (1, k) for s, k in zip(stride, kernel, strict=True)):
         div = trunc if release == "2.0" else (lambda a, b: a // b)
-        return {
-            (b, *(div(c, w) * w for c, w in zip(p, cell, strict=True))) for b, *p in sites
-        }
+        return {(b, *(div(c, w) * w for c, w in zip(p, cell, strict=True))) for b, *p in sites}
     start = centre(kernel)
     if release == "2.0" and math.prod(kernel) % 2 == 0:
         start = (0, 0, 0)
@@ -65,9 +63,7 @@ def new_sites(sites, kernel, stride, pad, extent, mode, rule):
         return {(b, *(c // s for c, s in zip(p, stride, strict=True))) for b, *p in sites}
     if extent is None:
         extent = [max(site[a + 1] for site in sites) + 1 for a in range(3)]
-    last = [
-        (e + 2 * p - k) // s for e, p, k, s in zip(extent, pad, kernel, stride, strict=True)
-    ]
+    last = [(e + 2 * p - k) // s for e, p, k, s in zip(extent, pad, kernel, stride, strict=True)]
     found = set()
     for b, *p in sites:
         for t in taps(kernel):
@@ -105,7 +101,9 @@ def layer(sites, kernel, stride, pad, ts, release, extent=None, mode="otf", rule
     triples = []
     for j, (b, *q) in enumerate(out):
         for v, t in enumerate(taps(kernel)):
-            p = (c * m + (i - o) * w for c, m, i, o, w in zip(q, mult, t, start, scale, strict=True))
+            p = (
+                c * m + (i - o) * w for c, m, i, o, w in zip(q, mult, t, start, scale, strict=True)
+            )
             row = first.get((b, *p))
             if not strided and all(i == o for i, o in zip(t, start, strict=True)):
                 row = j
@@ -144,7 +142,6 @@ class Convolution:
         kernel, step, pad = triple(kernel_size), triple(stride), triple(padding)
         dilation = triple(dilation)
         memo = x._caches.__dict__.setdefault("oracle", {})
-        sites = memo.setdefault("sites", {})
         release, here = self.ts.release, to_sites(x.coords.cpu(), self.ts.release)
         feats = x.feats.cpu()
         params = [None if p is None else p.cpu() for p in (weight, bias)]
@@ -155,18 +152,15 @@ class Convolution:
             y = y if params[1] is None else y + params[1].double()
         elif transposed:
             stride_out = tuple(t // s for t, s in zip(x.stride, step, strict=True))
-            out, triples = memo[stride_out, kernel, step, dilation]
+            out, _, triples = memo[stride_out, kernel, step, dilation]
             y = product(feats, *params, triples, len(out), flipped=True)
         else:
             key = (x.stride, kernel, step, dilation)
             if key not in memo:
-                found = layer(here, kernel, step, pad, x.stride, release)
-                memo[key] = (here, found[1])
-                memo["out", *key] = found[0]
-            out, triples = memo["out", key[0], kernel, step, dilation], memo[key][1]
+                memo[key] = (here, *layer(here, kernel, step, pad, x.stride, release))
+            _, out, triples = memo[key]
             stride_out = tuple(t * s for t, s in zip(x.stride, step, strict=True))
             y = product(feats, *params, triples, len(out))
-        sites.setdefault(stride_out, out)
         coords = to_coords(out, release).to(x.coords.device)
         made = self.ts.SparseTensor(y.to(x.feats.device), coords, stride_out)
         made._caches = x._caches

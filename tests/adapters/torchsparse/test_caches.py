@@ -37,7 +37,9 @@ def test_layers_register_their_sites_once(ts):
     assert x.cmaps[TWO] is coarse and z._caches is other._caches is x._caches
     with_dilation = nn.Conv3d(4, 4, 3, dilation=2)(x)
     assert (ONE, (3, 3, 3), ONE, (2, 2, 2)) in x.kmaps
-    assert torch.equal(with_dilation.F, nn.functional.conv3d(x, x.F.new_zeros(27, 4, 4), 3).F) is False
+    assert (
+        torch.equal(with_dilation.F, nn.functional.conv3d(x, x.F.new_zeros(27, 4, 4), 3).F) is False
+    )
 
 
 def test_layers_of_one_geometry_share_a_map(ts):
@@ -102,7 +104,10 @@ def test_equal_coordinates_in_another_tensor_use_the_cached_map(ts):
 
 def test_transposed_without_an_earlier_layer(ts):
     nn, x = ts.nn, tensor(ts, stride=2)
-    for layer in (nn.Conv3d(4, 4, 2, stride=2, transposed=True), nn.Conv3d(4, 4, 3, transposed=True)):
+    for layer in (
+        nn.Conv3d(4, 4, 2, stride=2, transposed=True),
+        nn.Conv3d(4, 4, 3, transposed=True),
+    ):
         with pytest.raises(SparseBridgeError, match=r"needs the map of an earlier layer"):
             layer(x)
         with pytest.raises(KeyError):
@@ -188,7 +193,10 @@ def test_entries_in_full(ts):
         assert sorted(map(tuple, found)) == sorted(triples)
         if new:
             table = entry["out_in_map"]
-            assert table.dtype == torch.int32 and table.shape == (-(-len(out) // 128) * 128, kernel**3)
+            assert table.dtype == torch.int32 and table.shape == (
+                -(-len(out) // 128) * 128,
+                kernel**3,
+            )
             want = torch.full_like(table, -1)
             back = torch.full((-(-len(sites) // 128) * 128, kernel**3), -1, dtype=torch.int32)
             for v, i, j in triples:

@@ -76,7 +76,19 @@ def _detached(ts, y):
     return twin
 
 
-SUBMANIFOLD = [3, 2, 5, 4, (3, 1, 3), (1, 3, 1), (3, 1, 2), (2, 1, 1), (1, 1, 3), (2, 3, 5), (4, 1, 3)]
+SUBMANIFOLD = [
+    3,
+    2,
+    5,
+    4,
+    (3, 1, 3),
+    (1, 3, 1),
+    (3, 1, 2),
+    (2, 1, 1),
+    (1, 1, 3),
+    (2, 3, 5),
+    (4, 1, 3),
+]
 
 
 @pytest.mark.parametrize("kernel", SUBMANIFOLD, ids=str)
@@ -86,9 +98,10 @@ def test_stride_one(ts, kernel):
 
 STRIDED = [
     # kernel, stride, padding
-    (2, 2, 0), (3, 2, 1), (3, 2, 0), (3, 3, 0), (2, 1, 0), (1, 2, 0), (5, 2, 2), (4, 2, 1), (2, 3, 0), (3, 4, 2),
-    ((3, 1, 1), (2, 1, 1), 0), ((1, 3, 1), (1, 2, 1), 0), (3, (1, 2, 2), (0, 1, 1)), ((2, 2, 1), (2, 2, 1), 0),
-    ((3, 2, 1), (2, 2, 3), (1, 0, 0)), (2, (2, 1, 2), 1), ((4, 2, 3), (3, 1, 2), (2, 1, 0)), (7, 3, 3),
+    (2, 2, 0), (3, 2, 1), (3, 2, 0), (3, 3, 0), (2, 1, 0), (1, 2, 0), (5, 2, 2), (4, 2, 1),
+    (2, 3, 0), (3, 4, 2), ((3, 1, 1), (2, 1, 1), 0), ((1, 3, 1), (1, 2, 1), 0),
+    (3, (1, 2, 2), (0, 1, 1)), ((2, 2, 1), (2, 2, 1), 0), ((3, 2, 1), (2, 2, 3), (1, 0, 0)),
+    (2, (2, 1, 2), 1), ((4, 2, 3), (3, 1, 2), (2, 1, 0)), (7, 3, 3),
 ]  # fmt: skip
 
 
@@ -262,7 +275,10 @@ def test_the_tail_can_be_kept(ts21):
 
 def test_dropped_inputs_come_back_as_bias(ts21):
     coords = torch.tensor([[0, 0, 0, 0], [0, 4, 1, 1]], dtype=torch.int32)
-    down, up = ts21.nn.Conv3d(2, 3, 2, stride=2), ts21.nn.Conv3d(3, 2, 2, 2, bias=True, transposed=True)
+    down, up = (
+        ts21.nn.Conv3d(2, 3, 2, stride=2),
+        ts21.nn.Conv3d(3, 2, 2, 2, bias=True, transposed=True),
+    )
     z = up(down(ts21.SparseTensor(torch.randn(2, 2), coords)))
     assert torch.equal(z.C, coords) and torch.equal(z.F[1], up.bias.detach())
 
@@ -270,7 +286,14 @@ def test_dropped_inputs_come_back_as_bias(ts21):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kernel, stride", [(3, 1), (2, 2), (3, 2), (2, 1)])
 def test_on_devices(ts, kernel, stride, device):
-    check(ts, points(ts.release, shape=(9, 8, 10), seed=18), kernel, stride, kernel // 2, device=device)
+    check(
+        ts,
+        points(ts.release, shape=(9, 8, 10), seed=18),
+        kernel,
+        stride,
+        kernel // 2,
+        device=device,
+    )
 
 
 @pytest.mark.gpu

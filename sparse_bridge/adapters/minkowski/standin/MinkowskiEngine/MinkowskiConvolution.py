@@ -74,7 +74,8 @@ class MinkowskiConvolutionTransposeFunction(ComposedFunction):
 class MinkowskiConvolutionBase(MinkowskiModuleBase):
     """A convolution with `kernel` [V, C_in, C_out] and `bias` [1, C_out].
 
-    A kernel of volume 1 and stride 1 is [C_in, C_out], a plain matrix product (`use_mm`).
+    A kernel of volume 1 and stride 1 is [C_in, C_out], a plain matrix product (`use_mm`); with one
+    axis it has that shape at any stride.
 
     Args:
         in_channels, out_channels: channels.
@@ -117,7 +118,7 @@ class MinkowskiConvolutionBase(MinkowskiModuleBase):
             and not kernel_generator.requires_strided_coordinates
         )
         shape = (in_channels, out_channels)
-        if not self.use_mm:
+        if kernel_generator.kernel_volume > 1 or (not self.use_mm and dimension > 1):
             shape = (kernel_generator.kernel_volume, *shape)
         self.kernel = Parameter(torch.empty(shape, dtype=torch.float32))
         self.bias = Parameter(torch.empty(1, out_channels)) if bias else None

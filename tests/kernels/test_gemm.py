@@ -1,0 +1,227 @@
+"""The two GEMM kernels against fp64, tile by tile, into memory full of NaN."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from sparse_bridge.core.weights import layout_of
+from sparse_bridge.kernels.gather_gemm import GatherGemm
+from sparse_bridge.kernels.mask_order import TILE, mask_order, pack_tiles
+from sparse_bridge.kernels.neighbor_table import NeighborTable
+from sparse_bridge.kernels.tile_config import TileConfig
+from sparse_bridge.kernels.wgrad_gemm import WgradGemm
+from tests.checks import assert_close
+from tests.clouds import features
+from tests.kernels.calls import target_of
+
+pytestmark = [pytest.mark.interpreted, pytest.mark.emulated]
+
+NAN = float("nan")
+BLOCKS = list(itertools.product((64, 128), (16, 64), (16, 32)))
+
+
+def random_table(n_offsets, n_rows, n_in, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    nbr = torch.randint(0, n_in, (n_offsets, n_rows), generator=generator)
+    return torch.where(torch.rand(nbr.shape, generator=generator) < 0.4, nbr, -1).int()
+
+
+def nan_like(*shape, dtype, device):
+    return torch.full(shape, NAN, dtype=torch.float32).to(dtype).to(device)
+
+
+def gather_truth(x, weight, bias, nbr, groups):
+    padded = torch.cat([x.double(), torch.zeros(1, x.shape[1], dtype=torch.float64)])
+    parts = []
+    for rows, taps in zip(padded.chunk(groups, 1), weight.double().chunk(groups, 2), strict=True):
+        parts.append(torch.einsum("vni,vio->no", rows[nbr.long()], taps))
+    y = torch.cat(parts, 1)
+    return y if bias is None else y + bias.double()
+
+
+def run_gather(
+    lane, tile, packed, *, n=70, n_in=50, c_in=16, c_out=16, n_offsets=9, groups=1, bias=True,
+    dtype=torch.float32, activation=None, nbr=None,
+):  # fmt: skip
+    """(result, fp64 truth) of one launch."""
+    target, device = target_of(lane), torch.device(lane.device)
+    nbr = random_table(n_offsets, n, n_in) if nbr is None else nbr
+    x = features(n_in, groups * c_in, dtype=dtype)
+    weight = features(n_offsets * c_in, groups * c_out, 1, dtype) / (n_offsets * c_in) ** 0.5
+    weight = weight.view(n_offsets, c_in, groups * c_out)
+    shift = features(1, groups * c_out, 2, dtype)[0] if bias else None
+    table = nbr.to(device)
+    if packed:
+        made = NeighborTable(table)
+        table = pack_tiles(made, mask_order(made, target), target)
+    w = layout_of(weight, "vio", groups)
+    gemm = GatherGemm(
+        target, device, dtype, table, n, n_in, w.c_in, w.c_out, groups, w.strides, w.shift, bias,
+        activation, 0.1, "ieee", tile,
+    )  # fmt: skip
+    y = nan_like(n, groups * c_out, dtype=dtype, device=device)
+    operands = [None if t is None else t.to(device) for t in (x, weight, shift)]
+    assert gemm(*operands, y) is y
+    return y, gather_truth(x, weight, shift, nbr, groups)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("block_m, block_n, block_k", BLOCKS)
+def test_tiles_of_the_gather_gemm(kernel_lane, block_m, block_n, block_k, packed):
+    """Channels that fill the tile, fall short of it and overrun it."""
+    tile = TileConfig(block_m, block_n, block_k, 4, 2)
+    for c_in, c_out in ((16, 64), (40, 70), (3, 5)):
+        y, want = run_gather(kernel_lane, tile, packed, c_in=c_in, c_out=c_out)
+        assert_close(y, want)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("n", [1, TILE - 1, TILE, TILE + 1, 2 * TILE, 2 * TILE + 1])
+def test_rows_around_the_tile(kernel_lane, n, packed):
+    for block_m in (TILE, 2 * TILE):
+        y, want = run_gather(kernel_lane, TileConfig(block_m, 16, 16, 4, 2), packed, n=n)
+        assert_close(y, want)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("split", [2, 3, 8, 16])
+def test_shares_of_the_reduction(kernel_lane, split, packed):
+    """More shares than steps leave some empty; each still writes its part."""
+    tile = TileConfig(64, 16, 16, 4, 2, split)
+    for n_offsets, c_in in ((9, 40), (1, 16), (3, 16)):
+        y, want = run_gather(kernel_lane, tile, packed, n_offsets=n_offsets, c_in=c_in)
+        assert_close(y, want)
+    y, want = run_gather(kernel_lane, tile, packed, groups=2, activation="relu")
+    assert_close(y, want.relu())
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_dtypes_and_epilogues(kernel_lane, dtype, packed):
+    if dtype == torch.bfloat16 and not target_of(kernel_lane).has_bf16:
+        pytest.skip("no bf16 products here")
+    for activation, bias in (("relu", True), ("leaky_relu", False), ("sigmoid", True)):
+        y, want = run_gather(
+            kernel_lane, TileConfig(64, 32, 32, 4, 2), packed, c_in=32, c_out=32, dtype=dtype,
+            activation=activation, bias=bias,
+        )  # fmt: skip
+        act = {"leaky_relu": lambda t: torch.where(t > 0, t, 0.1 * t)}.get(
+            activation, getattr(torch, activation, None)
+        )
+        assert_close(y, act(want), dtype)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_rows_without_neighbours_hold_the_bias(kernel_lane, packed):
+    nbr = random_table(9, 70, 50)
+    nbr[:, ::3] = -1
+    y, want = run_gather(kernel_lane, TileConfig(64, 16, 16, 4, 2), packed, nbr=nbr)
+    assert_close(y, want)
+    nothing = torch.full((9, 70), -1, dtype=torch.int32)
+    y, want = run_gather(kernel_lane, TileConfig(64, 16, 16, 4, 2), packed, nbr=nothing)
+    assert_close(y, want)
+
+
+def test_tables_beyond_32_bits(kernel_lane):
+    """V x N >= 2^31 entries, of which the last offset's are read."""
+    n_offsets, pitch, n = 64, 1 << 25, 5
+    if kernel_lane.device != "cpu" and torch.cuda.mem_get_info()[0] < 24 << 30:
+        pytest.skip("needs 24 GiB of free GPU memory")
+    small = random_table(n_offsets, n, 50)
+    small[-1] = torch.arange(n)
+    try:
+        big = torch.from_numpy(np.zeros((n_offsets, pitch), np.int32))  # zero pages cost nothing
+    except MemoryError:
+        pytest.skip("the system does not promise that much memory")
+    big[:, :n] = small
+    big = big.to(kernel_lane.device)
+    target, device = target_of(kernel_lane), torch.device(kernel_lane.device)
+    x, weight = features(50, 16), features(n_offsets * 16, 16, 1).view(n_offsets, 16, 16) / 32
+    w = layout_of(weight, "vio")
+    gemm = GatherGemm(
+        target, device, torch.float32, big, n, 50, 16, 16, 1, w.strides, w.shift, False, None, 0.0,
+        "ieee", TileConfig(64, 16, 16, 4, 2),
+    )  # fmt: skip
+    y = nan_like(n, 16, dtype=torch.float32, device=device)
+    gemm(x.to(device), weight.to(device), None, y)
+    assert_close(y, gather_truth(x, weight, None, small, 1))
+
+
+def run_wgrad(
+    lane, tile, lengths, *, c_in=16, c_out=16, groups=1, dtype=torch.float32, mirrored=False
+):
+    """(result, fp64 truth) for lists of the given lengths; mirrored: of offsets 0 .. V / 2 only."""
+    target, device, n = target_of(lane), torch.device(lane.device), 60
+    generator = torch.Generator().manual_seed(len(lengths))
+    lists = [torch.randint(0, n, (2, length), generator=generator).int() for length in lengths]
+    pairs = torch.cat(lists, 1)
+    starts = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int64)
+    if mirrored:
+        lists = lists + [pair.flip(0) for pair in lists[-2::-1]]
+    x, dy = features(n, groups * c_in, 1, dtype), features(n, groups * c_out, 2, dtype)
+    dw = nan_like(len(lists), c_in, groups * c_out, dtype=torch.float32, device=device)
+    w = layout_of(dw, "vio", groups)
+    gemm = WgradGemm(
+        target, device, dtype, (pairs[0].to(device), pairs[1].to(device), starts.to(device)),
+        mirrored, len(lists), n, n, w.c_in, w.c_out, groups, w.strides, w.shift, "ieee", tile,
+    )  # fmt: skip
+    gemm(x.to(device), dy.to(device), dw)
+    want = []
+    for i, j in lists:
+        left, right = x.double()[i.long()].chunk(groups, 1), dy.double()[j.long()].chunk(groups, 1)
+        want.append(torch.cat([a.t() @ b for a, b in zip(left, right, strict=True)], 1))
+    return gemm, dw, torch.stack(want)
+
+
+LENGTHS = {
+    "even": [40] * 9,
+    "ragged": [0, 1, 33, 0, 200, 7, 64, 0, 16],
+    "one": [150],
+    "one pair": [0, 0, 1, 0],
+    "none": [0, 0, 0],
+    "many": [3] * 40,
+}
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_lists_of_the_wgrad(kernel_lane, name, mirrored):
+    tile = TileConfig(16, 16, 32, 4, 2)
+    _, dw, want = run_wgrad(kernel_lane, tile, LENGTHS[name], mirrored=mirrored)
+    assert_close(dw, want)
+
+
+@pytest.mark.parametrize("block_m, block_n, block_k", [(16, 16, 16), (64, 32, 64), (32, 64, 32)])
+def test_tiles_of_the_wgrad(kernel_lane, block_m, block_n, block_k):
+    tile = TileConfig(block_m, block_n, block_k, 4, 2)
+    for c_in, c_out in ((64, 64), (70, 40), (3, 5)):
+        _, dw, want = run_wgrad(kernel_lane, tile, LENGTHS["ragged"], c_in=c_in, c_out=c_out)
+        assert_close(dw, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_dtypes_of_the_wgrad(kernel_lane, dtype):
+    if dtype == torch.bfloat16 and not target_of(kernel_lane).has_bf16:
+        pytest.skip("no bf16 products here")
+    tile = TileConfig(32, 32, 32, 4, 2)
+    _, dw, want = run_wgrad(kernel_lane, tile, LENGTHS["ragged"], c_in=32, c_out=32, dtype=dtype)
+    assert_close(dw, want, dtype)
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_both_ways_to_share_the_wgrad(kernel_lane, mirrored):
+    """Few result blocks share the pairs evenly, many take an offset each; groups in both."""
+    tile = TileConfig(16, 16, 16, 4, 2)
+    wide = 16 if kernel_lane.slow else 400
+    few, dw, want = run_wgrad(kernel_lane, tile, LENGTHS["ragged"][:5], groups=2, mirrored=mirrored)
+    assert not few.direct
+    assert_close(dw, want)
+    many, dw, want = run_wgrad(
+        kernel_lane, tile, LENGTHS["ragged"], c_in=wide, c_out=wide, groups=8, mirrored=mirrored
+    )
+    assert many.direct
+    assert_close(dw, want)

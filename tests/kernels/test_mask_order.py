@@ -1,0 +1,107 @@
+"""Row order and tiles: every row exactly once, live lists complete, no pair lost."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from sparse_bridge.kernels.mask_order import TILE, compact_pairs, mask_order, pack_tiles
+from sparse_bridge.kernels.neighbor_table import NeighborTable
+from tests.kernels.calls import target_of
+
+pytestmark = [pytest.mark.interpreted, pytest.mark.emulated]
+
+VOLUMES = [1, 8, 9, 15, 16, 27, 32, 33, 64, 125]
+ROWS = [1, TILE - 1, TILE, TILE + 1, 2 * TILE, 2 * TILE + 1, 300]
+
+
+def table(lane, n_offsets, n_rows, share=0.3, seed=0):
+    """A random table; offsets differ in how often they are present, some rows have none."""
+    generator = torch.Generator().manual_seed(seed)
+    present = torch.rand(n_offsets, n_rows, generator=generator)
+    present = present < share * (0.2 + 1.6 * torch.rand(n_offsets, 1, generator=generator))
+    present[:, ::17] = False
+    nbr = torch.randint(0, 1000, (n_offsets, n_rows), generator=generator)
+    nbr = torch.where(present, nbr, -1).int().to(lane.device)
+    return NeighborTable(nbr)
+
+
+@pytest.mark.parametrize("n_offsets", VOLUMES)
+def test_the_order_holds_every_row_once_and_groups_equal_masks(kernel_lane, n_offsets):
+    made = table(kernel_lane, n_offsets, 300, share=0.15)
+    order = mask_order(made, target_of(kernel_lane)).tolist()
+    assert sorted(order) == list(range(300))
+    masks = [tuple(column) for column in (made.nbr.t() >= 0).tolist()]
+    runs = [masks[order[0]]]
+    for before, row in itertools.pairwise(order):
+        if masks[row] != masks[before]:
+            runs.append(masks[row])
+        else:
+            assert before < row, "rows with equal masks keep their order"
+    if n_offsets <= 31:  # above, several offsets share a bit of the rank
+        assert len(runs) == len(set(runs)), "equal masks are neighbours"
+
+
+@pytest.mark.parametrize("n_offsets", [4, 9, 27])
+def test_neighbours_in_the_order_differ_little(kernel_lane, n_offsets):
+    """What the order is for: fewer offsets live per tile than in rows as they come."""
+    made = table(kernel_lane, n_offsets, 1024, share=0.25)
+    target = target_of(kernel_lane)
+    plain = torch.arange(1024, device=made.nbr.device)
+    ordered = pack_tiles(made, mask_order(made, target), target)
+    assert ordered.n_live.sum() < pack_tiles(made, plain, target).n_live.sum()
+
+
+@pytest.mark.parametrize("n_rows", ROWS)
+@pytest.mark.parametrize("n_offsets", [1, 27, 33, 65])
+def test_tiles(kernel_lane, n_offsets, n_rows):
+    made, target = table(kernel_lane, n_offsets, n_rows), target_of(kernel_lane)
+    order = mask_order(made, target)
+    tiles = pack_tiles(made, order, target)
+    rows, nbr = tiles.rows.cpu(), made.nbr.cpu()
+    n_places = rows.shape[0]
+    assert n_places % (2 * TILE) == 0 and n_rows <= n_places < n_rows + 2 * TILE
+    assert rows[:n_rows].tolist() == order.tolist() and (rows[n_rows:] == -1).all()
+    want = torch.full((n_offsets, n_places), -1, dtype=torch.int32)
+    want[:, :n_rows] = nbr[:, rows[:n_rows].long()]
+    assert torch.equal(tiles.packed.cpu(), want)
+    for block in (TILE, 2 * TILE):
+        live, n_live = tiles.lists(block)
+        assert live.shape == (n_places // block, n_offsets)
+        for tile in range(n_places // block):
+            part = want[:, tile * block : (tile + 1) * block]
+            expected = (part >= 0).any(1).nonzero().flatten().tolist()
+            assert live[tile, : int(n_live[tile])].tolist() == expected
+    counts = (want >= 0).view(n_offsets, -1, 2 * TILE).sum(2)
+    assert torch.equal(tiles.counts.cpu().long(), counts)
+    assert torch.equal(tiles.table().nbr.cpu(), nbr), "tiles give the table back"
+
+
+@pytest.mark.parametrize("n_rows", ROWS)
+@pytest.mark.parametrize("n_offsets, n_lists", [(1, 1), (27, 14), (27, 27), (65, 65)])
+def test_pair_lists(kernel_lane, n_offsets, n_lists, n_rows):
+    """Each entry of the first offsets once, in the right list."""
+    made, target = table(kernel_lane, n_offsets, n_rows), target_of(kernel_lane)
+    tiles = pack_tiles(made, mask_order(made, target), target)
+    entries, rows, starts = compact_pairs(tiles, n_lists, target)
+    bounds = starts.tolist()
+    assert len(bounds) == n_lists + 1 and bounds[0] == 0 and bounds[-1] == len(entries)
+    nbr = made.nbr.cpu()
+    for v in range(n_lists):
+        part = slice(bounds[v], bounds[v + 1])
+        got = sorted(zip(rows[part].tolist(), entries[part].tolist(), strict=True))
+        here = (nbr[v] >= 0).nonzero().flatten()
+        assert got == list(zip(here.tolist(), nbr[v, here].tolist(), strict=True))
+
+
+def test_a_table_without_entries(kernel_lane):
+    empty = torch.full((9, 100), -1, dtype=torch.int32, device=kernel_lane.device)
+    made, target = NeighborTable(empty), target_of(kernel_lane)
+    order = mask_order(made, target)
+    assert order.tolist() == list(range(100))
+    tiles = pack_tiles(made, order, target)
+    assert not tiles.n_live.any() and not tiles.n_live2.any()
+    entries, rows, starts = compact_pairs(tiles, 9, target)
+    assert len(entries) == len(rows) == 0 and starts.tolist() == [0] * 10
