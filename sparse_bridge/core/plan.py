@@ -70,7 +70,7 @@ def _plan_gather(dataflow, target, kmap, x, w: WeightLayout, epilogue, precision
         table = found.nbr
     if reverse:
         w = w.reversed()
-    tile = gather_tile(target, x.dtype, n_rows, w.c_in, w.c_out, w.n_offsets)
+    tile = gather_tile(target, x.dtype, n_rows, w.c_in, w.c_out, w.n_offsets, precision)
     return GatherGemm(
         target, x.device, x.dtype, table, n_rows, n_in, w.c_in, w.c_out, w.groups, w.strides, w.shift,
         epilogue.bias is not None, epilogue.activation, epilogue.alpha, precision, tile,
@@ -93,7 +93,8 @@ def triton_wgrad(target, kmap, x, dy, dw, w: WeightLayout, precision):  # type: 
             lists = (lists[1], lists[0], lists[2])
         plan = WgradGemm(
             target, x.device, x.dtype, lists, pairs.mirrored, relation.n_offsets, x.shape[0], dy.shape[0], w.c_in,
-            w.c_out, w.groups, w.strides, w.shift, precision, wgrad_tile(target, x.dtype, w.c_in, w.c_out),
+            w.c_out, w.groups, w.strides, w.shift, precision,
+            wgrad_tile(target, x.dtype, w.c_in, w.c_out, precision),
         )  # fmt: skip
         relation.plans[key] = plan
     return plan(x, dy, dw)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from ..errors import KernelError
-from .launch import cdiv, register, specialise
+from .launch import alignment, cdiv, register, specialise
 from .mask_order import TileList
 from .target import Target
 from .tile_config import TileConfig
@@ -215,10 +215,7 @@ class GatherGemm:
         stride_xn = x.stride(0)
         numbers = (*self.numbers, stride_xn, self.columns, *self.w_strides, self.split_stride)
         placeholder = y if bias is None else bias
-        aligned = (
-            (x.data_ptr() | out.data_ptr() | placeholder.data_ptr()) % 16 == 0,
-            w.data_ptr() % 16 == 0,
-        )
+        aligned = alignment(x, w, placeholder, out)
         gather_gemm_kernel.launch(
             self.device, self.target, self.grid, (x, w, placeholder, out, *self.lists, *numbers), self.constants,
             self.options, (self.key, aligned, w.dtype, placeholder.dtype, specialise(stride_xn)),
@@ -229,6 +226,6 @@ class GatherGemm:
             sum_partials_kernel.launch(
                 self.device, self.target, (cdiv(n_values, 1024), 1, 1),
                 (out, placeholder, y, n_values, self.columns, self.alpha), constants, {"num_warps": 4},
-                (constants, y.dtype, placeholder.dtype, aligned[0], n_values >= 1 << 31),
+                (constants, y.dtype, placeholder.dtype, aligned, alignment(y), n_values >= 1 << 31),
             )  # fmt: skip
         return y

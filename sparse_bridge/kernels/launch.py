@@ -18,7 +18,7 @@ import triton
 from . import target as targets
 from .target import Target
 
-__all__ = ["REGISTRY", "Kernel", "cdiv", "power_of_2", "register", "specialise"]
+__all__ = ["REGISTRY", "Kernel", "alignment", "cdiv", "power_of_2", "register", "specialise"]
 
 REGISTRY: dict[str, Kernel] = {}
 
@@ -43,6 +43,11 @@ def specialise(*numbers: int) -> tuple[int, ...]:
         (1 if n == 1 else 2 if n % 16 == 0 else 0) + (0 if -(1 << 31) <= n < 1 << 31 else 4)
         for n in numbers
     )
+
+
+def alignment(*tensors: torch.Tensor) -> tuple[bool, ...]:
+    """Which tensors start at a multiple of 16 bytes; Triton's specialisation tells them apart, one by one."""
+    return tuple([tensor.data_ptr() % 16 == 0 for tensor in tensors])
 
 
 def _hooks_installed() -> bool:
@@ -81,7 +86,7 @@ class Kernel:
             return
         key = self.variant(target, args, key)
         index = targets.device_index(device)
-        if index != torch.cuda.current_device():
+        if index != torch._C._cuda_getDevice():
             with torch.cuda.device(index):
                 self._run(index, grid, args, constants, options, key)
         else:

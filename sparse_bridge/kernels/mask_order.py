@@ -81,7 +81,7 @@ def _list_live(value, v, word, list_ptr, tile, count, n_offsets):
 
 @triton.jit(do_not_specialize=["n_rows", "n_offsets", "n_pairs"])
 def _pack_tiles(
-    nbr_ptr, order_ptr, rows_ptr, packed_ptr, live_ptr, n_live_ptr, live2_ptr, n_live2_ptr, counts_ptr,
+    nbr_ptr, mask_ptr, order_ptr, rows_ptr, packed_ptr, live_ptr, n_live_ptr, live2_ptr, n_live2_ptr, counts_ptr,
     n_rows, n_offsets, n_pairs, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """Permute the table into tile order, list the offsets that are live in each tile and each pair of tiles, and count
@@ -98,7 +98,8 @@ def _pack_tiles(
     for word in range((n_offsets + 31) // 32):
         v1 = word * 32 + tl.arange(0, 32)
         v = v1[:, None]
-        inside = (v < n_offsets) & (row[None, :] >= 0)
+        bits = tl.load(mask_ptr + word * n_rows.to(tl.int64) + row, mask=row >= 0, other=0)
+        inside = ((bits[None, :] >> (v - word * 32)) & 1) != 0  # most entries of a sparse map are absent
         value = tl.load(nbr_ptr + v.to(tl.int64) * n_rows + row[None, :], mask=inside, other=-1)
         tl.store(
             packed_ptr + v * pitch + place[None, :],
@@ -199,7 +200,7 @@ def pack_tiles(table: NeighborTable, order: torch.Tensor, target: Target) -> Til
     )  # fmt: skip
     pack_kernel.launch(
         order.device, target, (n_pairs, 1, 1),
-        (table.nbr, order, tiles.rows, tiles.packed, tiles.live, tiles.n_live, tiles.live2, tiles.n_live2,
+        (table.nbr, table.masks(target), order, tiles.rows, tiles.packed, tiles.live, tiles.n_live, tiles.live2, tiles.n_live2,
          tiles.counts, n_rows, n_offsets, n_pairs), (TILE,), {"num_warps": 4}, (),
     )  # fmt: skip
     return tiles

@@ -105,7 +105,8 @@ def device_index(device: torch.device) -> int:
     """CUDA / HIP ordinal behind `device`; -1 for the CPU."""
     if device.type != "cuda":
         return -1
-    return torch.cuda.current_device() if device.index is None else device.index
+    index = device.index
+    return torch.cuda.current_device() if index is None else index
 
 
 def unavailable(device: torch.device) -> str | None:

@@ -63,30 +63,43 @@ def _fit(tile: TileConfig, target: Target, element_size: int) -> TileConfig:
 
 
 def gather_tile(
-    target: Target, dtype: torch.dtype, n_rows: int, c_in: int, c_out: int, n_offsets: int
-) -> TileConfig:
-    """Default tile of the gather-GEMM; c_in and c_out are channels per group."""
+    target: Target, dtype: torch.dtype, n_rows: int, c_in: int, c_out: int, n_offsets: int,
+    precision: str = "ieee",
+) -> TileConfig:  # fmt: skip
+    """Default tile of the gather-GEMM; c_in and c_out are channels per group, precision is that of fp32."""
     half = dtype in (torch.float16, torch.bfloat16)
     roomy = half and target.shared_memory >= 128 << 10
-    if roomy and c_in % 128 == 0 and c_out % 256 == 0 and n_rows >= 256 * target.compute_units:
+    many = n_rows >= 256 * target.compute_units
+    if roomy and many and c_in % 128 == 0 and c_out % 256 == 0:
         return TileConfig(128, 256, 128, 8, 2)
-    block_n = _power(c_out, 16, 128 if half else 64)
-    block_k = _power(c_in, 16, 128 if roomy else 64 if half else 32)
+    if precision == "ieee" and not half and many and c_in >= 256 and c_out >= 256:
+        return TileConfig(128, 128, 16, 4, 2)
+    block_n = _power(c_out, 16, 128)
+    block_k = _power(c_in, 16, 128 if roomy else 64)
     while block_k > 16 and c_in % block_k and c_in % (block_k // 2) == 0:
         block_k //= 2  # 96 channels: three even blocks of 32 beat two ragged ones of 64
-    warps = 4
+    # Without matrix units a thread wants more results to share its operands.
+    block_m = 128 if precision == "ieee" and not half and many and 32 <= block_n <= 64 else 64
     stages = 3 if block_k * block_n <= 32 * 32 else 2
     split = 1
-    programs = -(-n_rows // 64) * -(-c_out // block_n)
+    programs = -(-n_rows // block_m) * -(-c_out // block_n)
     depth = n_offsets * -(-c_in // block_k)
     while programs * split * 2 <= 2 * target.compute_units and depth >= 16 * split and split < 16:
         split *= 2
-    return _fit(TileConfig(64, block_n, block_k, warps, stages, split), target, dtype.itemsize)
+    tile = TileConfig(block_m, block_n, block_k, 4, stages, split)
+    return _fit(tile, target, dtype.itemsize)
 
 
-def wgrad_tile(target: Target, dtype: torch.dtype, c_in: int, c_out: int) -> TileConfig:
+def wgrad_tile(
+    target: Target, dtype: torch.dtype, c_in: int, c_out: int, precision: str = "ieee"
+) -> TileConfig:
     """Default tile of wgrad; split_k is left to the launcher, which knows the number of blocks."""
-    half = dtype in (torch.float16, torch.bfloat16)
-    limit = 128 if half and max(c_in, c_out) > 128 else 64
-    tile = TileConfig(_power(c_in, 16, limit), _power(c_out, 16, limit), 64 if half else 32, 4, 3)
+    if dtype in (torch.float16, torch.bfloat16):
+        limit = 128 if max(c_in, c_out) > 128 else 64
+        tile = TileConfig(_power(c_in, 16, limit), _power(c_out, 16, limit), 64, 4, 3)
+    elif precision == "tf32":
+        tile = TileConfig(_power(c_in, 16, 32), _power(c_out, 16, 128), 64, 4, 2)
+    else:
+        deep = 16 if max(c_in, c_out) > 64 else 32
+        tile = TileConfig(_power(c_in, 16, 64), _power(c_out, 16, 64), deep, 4, 3)
     return _fit(tile, target, dtype.itemsize)

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .launch import cdiv, power_of_2, register, specialise
+from .launch import alignment, cdiv, power_of_2, register, specialise
 from .target import Target
 from .tile_config import TileConfig
 
@@ -215,7 +215,7 @@ class WgradGemm:
                 (rows, self.columns, self.c_in), dtype=torch.float32, device=self.device
             )
         strides = (x.stride(0), dy.stride(0))
-        aligned = (x.data_ptr() | dy.data_ptr() | dw.data_ptr()) % 16 == 0
+        aligned = alignment(x, dy, dw)
         c_out = self.columns // self.grid[2]
         numbers = (self.n_offsets, self.c_in, c_out, self.place[0], *strides, *self.place[1:])
         wgrad_kernel.launch(
@@ -229,6 +229,6 @@ class WgradGemm:
                 self.device, self.target, (cdiv(size, 256), self.n_offsets, 1),
                 (out, dw, self.pairs[2], self.n_offsets, self.c_in, c_out, self.columns, self.shares, *self.dw_place),
                 constants, {"num_warps": 4},
-                (constants, dw.dtype, specialise(*self.dw_place), dw.data_ptr() % 16),
+                (constants, dw.dtype, specialise(*self.dw_place), alignment(dw)),
             )  # fmt: skip
         return dw

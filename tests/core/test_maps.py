@@ -166,8 +166,8 @@ def test_keys_beyond_32_bits(map_lane):
 
 def test_strides_that_leave_32_bits(map_lane):
     """Coordinate * stride is computed in 64 bits where 32 would wrap onto a live site."""
-    shape, outer = (1 << 20,), (1 << 30,)
-    coords = torch.tensor([[0, 5], [0, (1 << 20) - 1]], dtype=torch.int32, device=map_lane.device)
+    shape, outer = (1 << 21,), (1 << 30,)
+    coords = torch.tensor([[0, 5], [0, (1 << 20) + 7]], dtype=torch.int32, device=map_lane.device)
     offsets = Offsets.of([(0,), (1,)])
     cmap = CoordinateMap(coords, Box.grid(1, shape))
     new, kmap = map_builder.generative(cmap, offsets, (4096,), Box.grid(1, outer))

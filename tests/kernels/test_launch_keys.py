@@ -50,9 +50,6 @@ def shifted(tensor, by):
     return room.copy_(tensor)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="GEMM keys hold one bit for the alignment of several tensors"
-)
 @pytest.mark.parametrize("split", [False, True])
 def test_addresses(kernel_lane, keys, split):
     """x, weight, bias and gradient at aligned and odd addresses, in every combination."""

@@ -7,9 +7,11 @@ import torch
 from ...core.max_rows import list_max
 from ...core.row_matrix import RowMatrix
 from .enums import SparseTensorQuantizationMode as Mode
-from .errors import FeatureTypeError
+from .errors import ArgumentValueError, FeatureTypeError
 
 __all__ = ["reduce_onto", "reduce_points", "vote_labels"]
+
+_REDUCTIONS = (Mode.UNWEIGHTED_AVERAGE, Mode.UNWEIGHTED_SUM, Mode.MAX_POOL)
 
 
 def reduce_points(
@@ -23,12 +25,18 @@ def reduce_points(
 
     first: int64 [n_voxels], the first point of every voxel; None when every point has its own, in
     order.  inverse: int64 [N], the voxel of every point.
-    Raises: FeatureTypeError.
+    Raises: FeatureTypeError, ArgumentValueError (a mode that does not merge).
     """
     if first is None:
         return features.clone()
     if mode is Mode.RANDOM_SUBSAMPLE:
         return features.index_select(0, first)
+    if mode not in _REDUCTIONS:
+        raise ArgumentValueError(
+            f"{features.shape[0]} points lie in {n_voxels} voxels, and {mode.name} does not merge "
+            "them; choose RANDOM_SUBSAMPLE, UNWEIGHTED_AVERAGE, UNWEIGHTED_SUM or MAX_POOL "
+            "(TensorField.splat() spreads points)."
+        )
     if not features.is_floating_point():
         raise FeatureTypeError(
             f"{mode.name} of {features.dtype} features; only RANDOM_SUBSAMPLE takes them."

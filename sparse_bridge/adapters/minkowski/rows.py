@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ...core.spread import spread
-from ...errors import DeviceError
+from ...errors import CoordinateError, DeviceError
 from ...log import logger
 from .errors import FeatureShapeError, TensorDeviceError
 from .layers import check_features
 from .registry import Key, MapRegistry
-from .relations import batch_rows
+from .relations import batch_rows, rows_of
 
 __all__ = ["broadcast", "combine", "prune", "union"]
 
@@ -29,10 +29,15 @@ def broadcast(
 
 
 def prune(
-    registry: MapRegistry, features: torch.Tensor, mask: torch.Tensor, in_key: Key
+    registry: MapRegistry,
+    features: torch.Tensor,
+    mask: torch.Tensor,
+    in_key: Key,
+    given: Key | None = None,
 ) -> tuple[torch.Tensor, Key]:
     """The rows where `mask` (bool [N]) is set, in order, and the key of their map.
 
+    given: the map that an earlier call made of the same rows; None for a new one.
     Raises: FeatureShapeError, TensorDeviceError, KeyStateError.
     """
     n_rows = registry.grid(in_key).n_rows
@@ -55,15 +60,25 @@ def prune(
     rows = mask.nonzero().squeeze(1)
     if rows.shape[0] == 0:
         logger.info("MinkowskiPruning removed every row; the result is an empty tensor.")
-    return features.index_select(0, rows), registry.pruned(in_key, rows)
+    if given is not None and registry.grid(given).n_rows != rows.shape[0]:
+        raise FeatureShapeError(
+            f"MinkowskiPruning keeps {rows.shape[0]} rows, the given map has "
+            f"{registry.grid(given).n_rows}."
+        )
+    key = registry.pruned(in_key, rows) if given is None else given
+    return features.index_select(0, rows), key
 
 
 def union(
-    registry: MapRegistry, features: Sequence[torch.Tensor], keys: list[Key]
+    registry: MapRegistry,
+    features: Sequence[torch.Tensor],
+    keys: list[Key],
+    given: Key | None = None,
 ) -> tuple[torch.Tensor, Key]:
     """Sum over the present inputs at every coordinate of the union, and its key.
 
-    Raises: FeatureShapeError, DeviceError.
+    given: the map that an earlier union of the same maps made; None for a new one.
+    Raises: FeatureShapeError, DeviceError, CoordinateError.
     """
     channels = features[0].shape[1]
     for key, part in zip(keys, features, strict=True):
@@ -74,7 +89,13 @@ def union(
             )
         if part.device != features[0].device:
             raise DeviceError("MinkowskiUnion got tensors of different devices.")
-    out_key, rows = registry.merged(keys)
+    if given is None:
+        out_key, rows = registry.merged(keys)
+    else:
+        out_key = given
+        rows = [rows_of(registry.grid(given), registry.grid(key).coords) for key in keys]
+        if any(bool((part < 0).any()) for part in rows):
+            raise CoordinateError(f"the map {given} is not a union of the maps {keys}.")
     dtype = features[0].dtype
     for part in features[1:]:
         dtype = torch.promote_types(dtype, part.dtype)

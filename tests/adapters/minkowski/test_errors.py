@@ -38,6 +38,8 @@ CASES = [
         F, torch.cat([C, C[:, :1]], 1), coordinate_manager=x.coordinate_manager)),
     ("entries", AssertionError, lambda ME, x: ME.SparseTensor(F, C, tensor_stride=[1, 1, 1])),
     ("unexpected keyword", TypeError, lambda ME, x: ME.SparseTensor(F, C, colour="red")),
+    ("does not merge", ValueError, lambda ME, x: ME.SparseTensor(
+        F, C * 0, quantization_mode=ME.SparseTensorQuantizationMode.NO_QUANTIZATION)),
     ("D=0", ValueError, lambda ME, x: ME.CoordinateManager()),
     ("batch index -1", ValueError,
      lambda ME, x: ME.SparseTensor(F, C - torch.tensor([1, 0, 0]).int()).decomposed_features),

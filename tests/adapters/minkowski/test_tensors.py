@@ -271,8 +271,9 @@ def test_shared_manager(ME):
 def test_tensors_and_modules_copy_and_pickle(ME):
     x, feats, coords = make(ME)
     net = torch.nn.Sequential(
-        ME.MinkowskiConvolution(3, 4, kernel_size=3, stride=2, dimension=2), ME.MinkowskiBatchNorm(4),
-        ME.MinkowskiReLU(), ME.MinkowskiInstanceNorm(4), ME.MinkowskiMaxPooling(2, 2, dimension=2),
+        ME.MinkowskiConvolution(3, 4, kernel_size=3, stride=2, dimension=2),
+        ME.MinkowskiBatchNorm(4), ME.MinkowskiReLU(), ME.MinkowskiInstanceNorm(4),
+        ME.MinkowskiMaxPooling(2, 2, dimension=2),
         ME.MinkowskiChannelwiseConvolution(4, kernel_size=3, dimension=2), ME.MinkowskiGELU(),
         ME.MinkowskiConvolutionTranspose(4, 2, kernel_size=2, stride=2, dimension=2),
         ME.MinkowskiGlobalPooling(), ME.MinkowskiLinear(2, 3),

@@ -68,7 +68,8 @@ def test_old_names_of_the_caches(ts):
 
 
 def test_other_sites_at_the_same_stride_get_a_map_of_their_own(ts):
-    """Two strided layers make different sites; a cached map is used only for those it belongs to."""
+    """Two strided layers make different sites; a cached map is used only for those it belongs
+    to."""
     nn, x = ts.nn, tensor(ts)
     options = {"padding": 1} if ts.release == "2.1" else {}
     pair = [nn.Conv3d(4, 4, 2, stride=2)(x), nn.Conv3d(4, 4, 3, stride=2, **options)(x)]
@@ -283,7 +284,8 @@ def test_one_cache_for_all(ts21):
 
 
 def test_the_first_map_of_a_key_serves_all(ts21):
-    """Padding is no part of the key, as in torchsparse: the second layer gets the first one's sites."""
+    """Padding is no part of the key, as in torchsparse: the second layer gets the first one's
+    sites."""
     ts21.release = "2.1"
     nn, x = ts21.nn, tensor(ts21)
     first = nn.Conv3d(4, 4, 3, stride=2, padding=1)(x)

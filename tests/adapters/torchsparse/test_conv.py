@@ -159,7 +159,8 @@ def test_negative_coordinates_with_stride_in_old_releases(geometry, release):
 
 @pytest.mark.parametrize("geometry", [(2, 2, 0), (3, 2, 1), (3, 2, 0), (5, 3, 2)], ids=str)
 def test_negative_coordinates_with_stride(ts21, geometry):
-    """2.1's own answer is undefined; here the grid extends downwards: moving everything by a multiple
+    """2.1's own answer is undefined; here the grid extends downwards: moving everything by a
+    multiple
     of the stride moves the outputs along."""
     kernel, stride, padding = (triple(n) for n in geometry)
     F, coords = ts21.nn.functional, points("2.1", seed=8)

@@ -25,7 +25,9 @@ def generated(sites, kernel, stride, grid):
     out = set()
     for b, *p in sites:
         for t in itertools.product(*(range(k) for k in kernel)):
-            moved = (c * s + i - (k - 1) // 2 for c, s, i, k in zip(p, stride, t, kernel, strict=True))
+            moved = (
+                c * s + i - (k - 1) // 2 for c, s, i, k in zip(p, stride, t, kernel, strict=True)
+            )
             out.add((b, *(min(max(c, 0), g - 1) for c, g in zip(moved, grid, strict=True))))
     out = sorted(out)
     row_of = {site: row for row, site in enumerate(sites)}
@@ -51,9 +53,7 @@ def test_sites_and_values(ts, kernel, stride):
     theirs = [t.clone().requires_grad_() for t in (feats, weight)]
     x = ts.SparseTensor(ours[0], coords, (4, 4, 4), given)
     x.kmaps["anything"] = 1
-    y = ts.nn.functional.conv3d(
-        x, ours[1], kernel, stride=stride, transposed=True, generative=True
-    )
+    y = ts.nn.functional.conv3d(x, ours[1], kernel, stride=stride, transposed=True, generative=True)
     sites, triples = generated(oracle.to_sites(coords, "2.1"), kernel, stride, grid)
     assert oracle.to_sites(y.C, "2.1") == sites
     want = oracle.product(theirs[0], theirs[1], None, triples, len(sites))

@@ -1,4 +1,5 @@
-"""Constructors, parameters, norms, activations, pools, cropping, bird's-eye-view layers, backbones."""
+"""Constructors, parameters, norms, activations, pools, cropping, bird's-eye-view layers,
+backbones."""
 
 from __future__ import annotations
 
@@ -160,9 +161,18 @@ def test_configuration_objects(ts21):
     from torchsparse.nn.functional.conv.utils.collections import AttributeDict
 
     default = F.conv_config.get_default_conv_config()
-    assert F.get_default_conv_config() is default and default is F.conv_config.get_default_conv_config()
+    assert (
+        F.get_default_conv_config() is default
+        and default is F.conv_config.get_default_conv_config()
+    )
     assert default.kmap_mode == default["kmap_mode"] == "hashmap_on_the_fly"
-    assert set(default) >= {"dataflow", "ifsort", "split_mask_num", "split_mask_num_bwd", "FOD_fusion"}
+    assert set(default) >= {
+        "dataflow",
+        "ifsort",
+        "split_mask_num",
+        "split_mask_num_bwd",
+        "FOD_fusion",
+    }
     copied = default.copy()
     copied.ifsort = True
     assert isinstance(copied, AttributeDict) and default.ifsort is False
@@ -262,7 +272,9 @@ def test_group_norm(ts, groups, device):
 
 def test_norms_of_bad_tensors(ts):
     layer = ts.nn.GroupNorm(2, 6)
-    assert layer(ts.SparseTensor(torch.zeros(0, 6), torch.zeros(0, 4, dtype=torch.int32))).F.shape == (0, 6)
+    assert layer(
+        ts.SparseTensor(torch.zeros(0, 6), torch.zeros(0, 4, dtype=torch.int32))
+    ).F.shape == (0, 6)
     with pytest.raises(ValueError, match="channels"):
         layer(tensor(ts, 4))
     x = tensor(ts)
@@ -286,7 +298,9 @@ def test_instance_norm(ts21):
     x = tensor(ts21)
     with pytest.warns(UserWarning, match="num_features"):
         y = ts21.nn.InstanceNorm(6)(x)
-    want = (x.F - x.F.mean(1, keepdim=True)) / (x.F.var(1, correction=0, keepdim=True) + 1e-5).sqrt()
+    want = (x.F - x.F.mean(1, keepdim=True)) / (
+        x.F.var(1, correction=0, keepdim=True) + 1e-5
+    ).sqrt()
     torch.testing.assert_close(y.F, want)
     with pytest.raises(ValueError, match="channels|num_features"):
         ts21.nn.InstanceNorm(6, affine=True)(x)

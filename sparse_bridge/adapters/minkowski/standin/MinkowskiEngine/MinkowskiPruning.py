@@ -14,12 +14,14 @@ __all__ = ["MinkowskiPruning", "MinkowskiPruningFunction"]
 
 
 class MinkowskiPruningFunction(ComposedFunction):
-    """apply(features, mask, in_key, out_key, manager); fills in `out_key`."""
+    """apply(features, mask, in_key, out_key, manager); fills in an unset `out_key`."""
 
     @staticmethod
     def compute(in_feat, mask, in_coords_key, out_coords_key=None, coords_manager=None):
-        out, key = prune(coords_manager._manager, in_feat, mask, in_coords_key.key)
-        if out_coords_key is not None:
+        known = out_coords_key is not None and out_coords_key.is_key_set()
+        given = out_coords_key.key if known else None
+        out, key = prune(coords_manager._manager, in_feat, mask, in_coords_key.key, given)
+        if out_coords_key is not None and not known:
             out_coords_key.set_key(*key)
         return out
 

@@ -13,13 +13,16 @@ __all__ = ["MinkowskiUnion", "MinkowskiUnionFunction"]
 
 
 class MinkowskiUnionFunction(ComposedFunction):
-    """apply(in_keys, out_key, manager, *features); fills in `out_key`."""
+    """apply(in_keys, out_key, manager, *features); fills in an unset `out_key`."""
 
     @staticmethod
     def compute(in_coords_keys, out_coords_key, coordinate_manager, *in_feats):
         keys = [key.key for key in in_coords_keys]
-        out, key = union(coordinate_manager._manager, in_feats, keys)
-        out_coords_key.set_key(*key)
+        known = out_coords_key.is_key_set()
+        given = out_coords_key.key if known else None
+        out, key = union(coordinate_manager._manager, in_feats, keys, given)
+        if not known:
+            out_coords_key.set_key(*key)
         return out
 
 

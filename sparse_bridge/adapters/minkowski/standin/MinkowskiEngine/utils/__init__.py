@@ -1,5 +1,6 @@
 """Helpers for data loading, initialisation and inspection."""
 
+from MinkowskiEngine.utils import coords, gradcheck
 from MinkowskiEngine.utils.collation import (
     SparseCollation,
     batch_sparse_collate,
@@ -19,7 +20,9 @@ __all__ = [
     "SparseCollation",
     "batch_sparse_collate",
     "batched_coordinates",
+    "coords",
     "fnv_hash_vec",
+    "gradcheck",
     "kaiming_normal_",
     "ravel_hash_vec",
     "sparse_collate",

@@ -5,7 +5,7 @@ from itertools import repeat
 import numpy as np
 
 from sparse_bridge.adapters.torchsparse import profile
-from sparse_bridge.errors import ContractError
+from sparse_bridge.errors import ContractError, OverflowLimitError
 
 __all__ = ["sparse_quantize"]
 
@@ -23,9 +23,15 @@ def sparse_quantize(coords, voxel_size=1, *, return_index=False, return_inverse=
             f"voxel_size is {voxel_size!r} ({type(voxel_size).__name__}); expected an int, a float "
             "or a tuple of three."
         )
-    cells = np.floor(np.asarray(coords) / np.asarray(voxel_size)).astype(np.int32)
-    if cells.ndim != 2 or cells.shape[1] != 3:
-        raise ContractError(f"points have shape {cells.shape}; expected (N, 3).")
+    coords = np.asarray(coords)
+    if coords.ndim != 2 or coords.shape[1] != 3:
+        raise ContractError(f"points have shape {coords.shape}; expected (N, 3).")
+    cells = np.floor(coords / np.asarray(voxel_size))
+    if not (np.abs(cells) < 2**31).all():
+        raise OverflowLimitError(
+            f"points of {voxel_size} a voxel leave the 32-bit range, or are not finite; drop them."
+        )
+    cells = cells.astype(np.int32)
     voxels, first, inverse = np.unique(cells, axis=0, return_index=True, return_inverse=True)
     if profile.current().name == "1.4" and len(voxels):
         voxels = voxels - cells.min(0)
