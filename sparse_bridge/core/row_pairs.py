@@ -36,10 +36,10 @@ def _spread(
 
 
 def dense_table(kmap: KernelMap, side: int) -> torch.Tensor:
-    """int32 [V, rows]: input row of every output row (side 0) or the reverse (side 1), -1 if
-    absent.
+    """int32 [V, rows], -1 where absent.
 
-    Of several rows that share a coordinate a table holds one.
+    side 0: input row of every output row; side 1: output row of every input row. Of several rows
+    that share a coordinate a table holds one.
     """
     if kmap.x_fold is None and kmap.y_fold is None:
         table, reverse = kmap.relation.table(side ^ kmap.side)

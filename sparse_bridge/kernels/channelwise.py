@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .launch import register
+from .launch import alignment, cdiv, power_of_2, register
 from .target import Target
 
 _ROWS = 32
@@ -74,11 +74,7 @@ wgrad_kernel = register(_channelwise_wgrad)
 
 
 def _channels(n_channels: int) -> int:
-    return min(128, max(16, triton.next_power_of_2(n_channels)))
-
-
-def _aligned(*tensors: torch.Tensor) -> tuple[bool, ...]:
-    return tuple(tensor.data_ptr() % 16 == 0 for tensor in tensors)
+    return min(128, max(16, power_of_2(n_channels)))
 
 
 def channelwise_gather(
@@ -96,9 +92,9 @@ def channelwise_gather(
     (n_offsets, n_rows), n_channels = nbr.shape, x.shape[1]
     constants = (_ROWS, _channels(n_channels))
     taps = (n_offsets - 1, -1) if reverse else (0, 1)
-    grid = (triton.cdiv(n_rows, _ROWS), triton.cdiv(n_channels, constants[1]), 1)
+    grid = (cdiv(n_rows, _ROWS), cdiv(n_channels, constants[1]), 1)
     args = (x, weight, nbr, y, n_rows, n_offsets, n_channels, *weight.stride(), *taps)
-    key = (constants, x.dtype, _aligned(x, weight, nbr, y))
+    key = (constants, x.dtype, alignment(x, weight, nbr, y))
     gather_kernel.launch(x.device, target, grid, args, constants, {"num_warps": 4}, key)
 
 
@@ -108,13 +104,13 @@ def channelwise_wgrad(
     """dw [V, C] fp32 from x [n_in, C] and dy [n_rows, C], contiguous, along nbr [V, n_rows]."""
     (n_offsets, n_rows), n_channels = nbr.shape, x.shape[1]
     constants = (_ROWS, _channels(n_channels))
-    blocks = triton.cdiv(n_channels, constants[1])
-    wanted = triton.cdiv(4 * target.compute_units, n_offsets * blocks)
-    shares = max(1, min(_MAX_SHARES, wanted, triton.cdiv(n_rows, 4 * _ROWS)))
-    share_rows = triton.cdiv(triton.cdiv(n_rows, shares), _ROWS) * _ROWS
+    blocks = cdiv(n_channels, constants[1])
+    wanted = cdiv(4 * target.compute_units, n_offsets * blocks)
+    shares = max(1, min(_MAX_SHARES, wanted, cdiv(n_rows, 4 * _ROWS)))
+    share_rows = cdiv(cdiv(n_rows, shares), _ROWS) * _ROWS
     part = torch.empty((shares, n_offsets, n_channels), dtype=torch.float32, device=x.device)
     args = (x, dy, nbr, part, n_rows, n_offsets, n_channels, share_rows)
-    key = (constants, x.dtype, _aligned(x, dy, nbr, part))
+    key = (constants, x.dtype, alignment(x, dy, nbr, part))
     wgrad_kernel.launch(
         x.device, target, (blocks, n_offsets, shares), args, constants, {"num_warps": 4}, key
     )

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from .coord_key import EMPTY, home_slot
-from .launch import register, specialise
+from .launch import alignment, cdiv, register
 from .target import Target
 
 BASIS = 14695981039346656037 - (1 << 64)
@@ -102,9 +102,9 @@ def hash_rows(
     constants = (columns, first, shift is not None, fold, _BLOCK)
     shift_arg = coords if shift is None else shift
     hash_rows_kernel.launch(
-        coords.device, target, (triton.cdiv(n_rows, _BLOCK), key.numel() // n_rows, 1),
+        coords.device, target, (cdiv(n_rows, _BLOCK), key.numel() // n_rows, 1),
         (coords, shift_arg, key, n_rows), constants, {"num_warps": 4},
-        (constants, specialise(coords.data_ptr(), shift_arg.data_ptr())),
+        (constants, alignment(coords, shift_arg, key)),
     )  # fmt: skip
 
 
@@ -132,9 +132,9 @@ def build_table(key: torch.Tensor, capacity: int, target: Target) -> KeyTable:
     )
     block = 4 * target.warp_size
     insert_keys_kernel.launch(
-        device, target, (triton.cdiv(n_keys, block), 1, 1),
+        device, target, (cdiv(n_keys, block), 1, 1),
         (key, table.keys, table.values, n_keys, capacity), (block,),
-        {"num_warps": 4}, (block, specialise(key.data_ptr())),
+        {"num_warps": 4}, (block, alignment(key, table.keys, table.values)),
     )  # fmt: skip
     return table
 
@@ -143,7 +143,7 @@ def find_keys(table: KeyTable, query: torch.Tensor, row: torch.Tensor, target: T
     """Write row [M] (int32 or int64): the first row that was inserted with the key query[m], or
     -1."""
     find_keys_kernel.launch(
-        query.device, target, (triton.cdiv(query.shape[0], _BLOCK), 1, 1),
+        query.device, target, (cdiv(query.shape[0], _BLOCK), 1, 1),
         (query, table.keys, table.values, row, query.shape[0], table.n_keys, table.capacity),
-        (_BLOCK,), {"num_warps": 4}, (row.dtype, specialise(query.data_ptr())),
+        (_BLOCK,), {"num_warps": 4}, (row.dtype, alignment(query, row)),
     )  # fmt: skip

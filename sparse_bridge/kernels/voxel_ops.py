@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .launch import register, specialise
+from .launch import alignment, cdiv, power_of_2, register
 from .target import Target
 
 _LANES_TOTAL = 32  # entries a program of `_segment_sum` reads at once
@@ -75,7 +75,7 @@ def _gather_sum(
     ok_r = row < n_rows
     ok_c = channel < n_channels
     acc = tl.zeros((ROWS, CHANNELS), tl.float64 if FP64 else tl.float32)
-    for k in tl.static_range(K):
+    for k in range(K):
         place = row.to(tl.int64) * K + k
         source = tl.load(index_ptr + place, mask=ok_r, other=-1)
         present = (source >= 0) & (source < n_sources)
@@ -144,7 +144,7 @@ _OPTIONS = {"num_warps": 4}
 
 
 def _channels(n_channels: int) -> int:
-    return min(128, max(16, triton.next_power_of_2(n_channels)))
+    return min(128, max(16, power_of_2(n_channels)))
 
 
 def segment_sum(
@@ -165,7 +165,7 @@ def segment_sum(
         per_row, weight is not None, count is not None, x.dtype == torch.float64,
         _LANES_TOTAL // lanes, lanes, channels,
     )  # fmt: skip
-    grid = (triton.cdiv(n_segments, constants[4]), triton.cdiv(n_channels, channels), 1)
+    grid = (cdiv(n_segments, constants[4]), cdiv(n_channels, channels), 1)
     spare = starts
     weight_arg, count_arg = (x if weight is None else weight), (spare if count is None else count)
     key = (
@@ -177,11 +177,11 @@ def segment_sum(
         starts.dtype,
         count_arg.dtype,
     )
-    addresses = specialise(*(t.data_ptr() for t in (x, order, starts, weight_arg, count_arg)))
+    aligned = alignment(x, order, starts, weight_arg, count_arg, y)
     segment_sum_kernel.launch(
         x.device, target, grid,
         (x, order, starts, weight_arg, count_arg, y, n_segments, n_channels), constants, _OPTIONS,
-        (key, addresses),
+        (key, aligned),
     )  # fmt: skip
 
 
@@ -199,14 +199,14 @@ def gather_sum(
     constants = (
         per_row, weight is not None, count is not None, x.dtype == torch.float64, _ROWS, channels
     )  # fmt: skip
-    grid = (triton.cdiv(n_rows, _ROWS), triton.cdiv(n_channels, channels), 1)
+    grid = (cdiv(n_rows, _ROWS), cdiv(n_channels, channels), 1)
     weight_arg, count_arg = (x if weight is None else weight), (index if count is None else count)
     key = (constants, x.dtype, y.dtype, weight_arg.dtype, index.dtype, count_arg.dtype)
-    addresses = specialise(*(t.data_ptr() for t in (x, index, weight_arg, count_arg)))
+    aligned = alignment(x, index, weight_arg, count_arg, y)
     gather_sum_kernel.launch(
         x.device, target, grid,
         (x, index, weight_arg, count_arg, y, n_rows, x.shape[0], n_channels), constants, _OPTIONS,
-        (key, addresses),
+        (key, aligned),
     )  # fmt: skip
 
 
@@ -218,9 +218,9 @@ def trilinear(
     constants = (coords.dtype == torch.float64, _POINTS)
     key = (constants, coords.dtype, weight.dtype, index.dtype, float(scale) == 1.0)
     trilinear_kernel.launch(
-        coords.device, target, (triton.cdiv(coords.shape[0], _POINTS), 1, 1),
+        coords.device, target, (cdiv(coords.shape[0], _POINTS), 1, 1),
         (coords, index, weight, coords.shape[0], float(scale), coords.stride(0), coords.stride(1)),
-        constants, _OPTIONS, (key, specialise(coords.data_ptr(), index.data_ptr())),
+        constants, _OPTIONS, (key, alignment(coords, index, weight)),
     )  # fmt: skip
 
 
@@ -229,7 +229,7 @@ def count_index(index: torch.Tensor, count: torch.Tensor, target: Target) -> Non
     `index` [N]."""
     block = 1024
     count_kernel.launch(
-        index.device, target, (triton.cdiv(index.shape[0], block), 1, 1),
+        index.device, target, (cdiv(index.shape[0], block), 1, 1),
         (index, count, index.shape[0], count.shape[0]), (block,), _OPTIONS,
-        (index.dtype, specialise(index.data_ptr(), count.data_ptr())),
+        (index.dtype, alignment(index, count)),
     )  # fmt: skip

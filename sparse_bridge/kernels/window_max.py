@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .launch import register
+from .launch import alignment, cdiv, power_of_2, register
 from .target import Target
 
 _ROWS = 32
@@ -70,10 +70,9 @@ backward_kernel = register(_window_max_backward)
 
 def _launch(kernel, tensors, nbr, n_channels, target):  # type: ignore[no-untyped-def]
     n_offsets, n_rows = nbr.shape
-    constants = (_ROWS, min(128, max(16, triton.next_power_of_2(n_channels))))
-    grid = (triton.cdiv(n_rows, _ROWS), triton.cdiv(n_channels, constants[1]), 1)
-    aligned = tuple(tensor.data_ptr() % 16 == 0 for tensor in tensors)
-    key = (constants, tensors[0].dtype, aligned)
+    constants = (_ROWS, min(128, max(16, power_of_2(n_channels))))
+    grid = (cdiv(n_rows, _ROWS), cdiv(n_channels, constants[1]), 1)
+    key = (constants, tensors[0].dtype, alignment(*tensors))
     args = (*tensors, n_rows, n_offsets, n_channels)
     kernel.launch(nbr.device, target, grid, args, constants, {"num_warps": 4}, key)
 

@@ -76,9 +76,10 @@ def test_dead_rows_among_repeated_ones(lane):
     check(layer("submanifold", 2, coords=coords, dense=False, device=lane.device), 16, 16, lane)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("activation", ["relu", "leaky_relu", "sigmoid"])
-@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("activation, bias, dtype", [
+    ("relu", True, torch.float32), ("relu", False, torch.float16),
+    ("leaky_relu", False, torch.float32), ("sigmoid", True, torch.float16),
+])  # fmt: skip
 def test_fused_epilogue(lane, activation, bias, dtype):
     made = layer("submanifold", 2, device=lane.device)
     x, weight, shift, _ = tensors(made, 16, 16, dtype=dtype, bias=bias)

@@ -10,7 +10,7 @@ import torch
 from sparse_bridge.core.conv_spec import Box
 from sparse_bridge.core.coordinate_map import CoordinateMap
 from sparse_bridge.core.interpolate import interpolation
-from sparse_bridge.core.lookup import find_rows
+from sparse_bridge.core.lookup import distinct_rows, find_rows
 from sparse_bridge.core.merge import merge
 from sparse_bridge.core.row_matrix import RowMatrix
 from sparse_bridge.core.spread import spread
@@ -129,6 +129,19 @@ def test_find_rows(map_lane):
     small = query[:20].int().to(map_lane.device)
     assert find_rows(cmap, small).tolist() == want[:20]
     assert find_rows(cmap, small[:0]).tolist() == []
+
+
+@pytest.mark.parametrize("spread_out", [1, 1 << 29])
+def test_distinct_rows(spread_out):
+    generator = torch.Generator().manual_seed(4)
+    table = torch.randint(-2, 3, (90, 3), generator=generator).int() * spread_out
+    first, inverse = distinct_rows(table)
+    seen = {}
+    for row, site in enumerate(table.tolist()):
+        seen.setdefault(tuple(site), row)
+    assert first.tolist() == list(seen.values())
+    assert torch.equal(table[first][inverse], table)
+    assert [len(part) for part in distinct_rows(table[:0])] == [0, 0]
 
 
 def test_merge_keeps_the_first_map_and_adds_the_rest(map_lane):

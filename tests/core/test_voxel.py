@@ -5,12 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparse_bridge.core import key_search, voxel
-from sparse_bridge.core.conv_spec import Box, Offsets, box_offsets
-from sparse_bridge.core.coordinate_map import CoordinateMap
+from sparse_bridge.core import voxel
 from sparse_bridge.errors import DataTypeError, DeviceError, ShapeError
 from tests import checks
-from tests.clouds import cloud
 from tests.conftest import _lanes
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.emulated]
@@ -157,11 +154,6 @@ def test_nothing_to_do(lane):
         8,
     )
     assert voxel.count(none, 0).shape == (0,) and voxel.count(none, 2).tolist() == [0, 0]
-    assert key_search.hash_rows(torch.zeros(0, 4, dtype=torch.int32, device=device)).shape == (0,)
-    assert key_search.find_keys(none, none).shape == (0,)
-    assert key_search.find_keys(
-        torch.zeros(2, dtype=torch.int64, device=device), none
-    ).tolist() == [-1, -1]
 
 
 @lanes
@@ -209,78 +201,6 @@ def test_known_trilinear_weights(lane):
     got = voxel.trilinear_weights(point, index, 2)[0].tolist()
     want = [0.09375, 0.28125, 0.09375, 0.28125, 0.03125, 0.09375, 0.03125, 0.09375]
     assert got == pytest.approx(want, abs=1e-6)
-
-
-KNOWN_KEYS = [
-    ((0, 0, 0, 0), 947293587111810033, 5558979605539197941),
-    ((0, 1, 0, 0), 323128323731756366, 4934814342159144266),
-    ((0, 2, 3, 1), 849015939121114836, 4307780452941655767),
-    ((1, 0, 0, 4), 948788887119483026, -5968740140521598824),
-    ((-1, -2, 3, 0), 633509110313942177, -6284019917327139669),
-]
-
-
-@lanes
-def test_known_keys(lane):
-    rows = torch.tensor([row for row, _, _ in KNOWN_KEYS], dtype=torch.int32, device=lane.device)
-    assert key_search.hash_rows(rows).tolist() == [folded for _, folded, _ in KNOWN_KEYS]
-    assert key_search.hash_rows(rows, fold=False).tolist() == [plain for _, _, plain in KNOWN_KEYS]
-
-
-@lanes
-@pytest.mark.parametrize("first", [0, 1])
-def test_shifted_keys(lane, first):
-    rows = whole((300, 4), -50, 50, 14).int()
-    shifts = whole((5, 3), -2, 3, 15).int()
-    got = key_search.hash_rows(
-        rows.to(lane.device), shifts.to(lane.device), first=first, fold=False
-    )
-    for k, shift in enumerate(shifts.tolist()):
-        moved = rows.clone()
-        moved[:, first : first + 3] += torch.tensor(shift, dtype=torch.int32)
-        assert torch.equal(got[k].cpu(), key_search.hash_rows(moved, fold=False))
-
-
-@lanes
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_find_keys(lane, dtype):
-    """Any 64-bit values, the table's own marks and repeats included; the first of equal references
-    is found."""
-    odd = [0, -1, -2, 1, (1 << 63) - 1, -(1 << 63), 3, 3, -1, 1 << 40, (1 << 40) + 1]
-    references = torch.cat([torch.tensor(odd), whole((150,), -40, 40, 16)])
-    queries = torch.cat([torch.tensor(odd), whole((200,), -60, 60, 17)]).view(1, -1)
-    first = {}
-    for row, key in enumerate(references.tolist()):
-        first.setdefault(key, row)
-    want = [[first.get(key, -1) for key in queries[0].tolist()]]
-    got = key_search.find_keys(queries.to(lane.device), references.to(lane.device), dtype)
-    assert got.dtype == dtype and got.tolist() == want
-    none = key_search.find_keys(queries.to(lane.device), references.to(lane.device)[:1])
-    assert [place for place in none[0].tolist() if place >= 0] == [0] * queries[0].tolist().count(0)
-
-
-@lanes
-def test_find_rows(lane):
-    """Coordinates around repeated queries; the first of equal rows answers, outside the box
-    nothing does."""
-    shape = (6, 5, 7)
-    coords = cloud(shape, 2, 0.3, seed=18)
-    coords = torch.cat([coords, coords[:4]])
-    queries = torch.cat([whole((60, 1), 0, 3, 19), whole((60, 3), -3, 9, 20)], 1).int()
-    queries = torch.cat([queries, queries[:7]])
-    first = {}
-    for row, site in enumerate(coords.tolist()):
-        first.setdefault(tuple(site), row)
-    for offsets, stride in (
-        (box_offsets((2, 2, 2), (1, 1, 1), (0, 0, 0)), (1, 1, 1)),
-        (Offsets.of([(0, 0, 0), (1, 0, -1), (-2, 1, 0)]), (2, 1, 3)),
-    ):
-        cmap = CoordinateMap(coords.to(lane.device), Box.grid(2, shape))
-        got = key_search.find_rows(cmap, queries.to(lane.device), offsets, stride).tolist()
-        for v, offset in enumerate(offsets.values):
-            for i, (b, *site) in enumerate(queries.tolist()):
-                at = (b, *(c * s + o for c, s, o in zip(site, stride, offset, strict=True)))
-                assert got[v][i] == first.get(at, -1)
 
 
 @lanes
@@ -365,12 +285,3 @@ def test_bad_input():
         voxel.count(x, 3)
     with pytest.raises(ShapeError, match="-1 values"):
         voxel.count(one, -1)
-    with pytest.raises(DataTypeError, match=r"int64; expected int32"):
-        key_search.hash_rows(torch.zeros(2, 4, dtype=torch.int64))
-    with pytest.raises(ShapeError, match=r"offsets \[2, 4\]"):
-        coords = torch.zeros(2, 4, dtype=torch.int32)
-        key_search.hash_rows(coords, coords)
-    with pytest.raises(DataTypeError, match=r"queries are torch\.int32"):
-        key_search.find_keys(torch.zeros(2, dtype=torch.int32), one)
-    with pytest.raises(ShapeError, match=r"shape \[2, 2\]; expected \[R\]"):
-        key_search.find_keys(one, one.view(2, 2))

@@ -24,7 +24,8 @@ SHAPE = (9, 10)
 @pytest.fixture
 def keys(monkeypatch, kernel_lane):
     """Checks every launch of the test against those before it."""
-    pytest.importorskip("triton")
+    if not kernel_lane.arch:
+        pytest.skip("an AMD target's specialisation tells most apart; another would only compile")
     from triton.runtime import driver
 
     seen: dict = {}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from ...core.lookup import distinct_rows
 from .errors import CoordinateTypeError
 from .quantize import vote_labels
-from .registry import MapRegistry
 
 __all__ = ["quantize_labels", "quantize_points"]
 
@@ -21,11 +21,7 @@ def quantize_points(coords: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         raise CoordinateTypeError(
             f"coordinates are {coords.dtype} of shape {list(coords.shape)}; expected int32 [N, D]."
         )
-    # A constant batch column, so that every column is an axis.
-    padded = torch.cat([torch.zeros_like(coords[:, :1]), coords], 1)
-    registry = MapRegistry(coords.shape[1])
-    _, first, inverse = registry.insert(padded, (1,) * coords.shape[1])
-    return (inverse if first is None else first), inverse
+    return distinct_rows(coords)
 
 
 def quantize_labels(

@@ -62,13 +62,14 @@ class MapRegistry:
     def __getstate__(self) -> dict[str, Any]:
         """Coordinates only; everything else is found again."""
         return {"dimension": self.dimension, "grids": self.grids, "fields": self.fields,
-                "strided": self._strided, "tags": next(self._tags)}  # fmt: skip
+                "strided": self._strided, "origin": self._origin, "tags": next(self._tags)}  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["dimension"])  # type: ignore[misc]
         self.grids.update(state["grids"])
         self.fields.update(state["fields"])
         self._strided.update(state["strided"])
+        self._origin = state["origin"]
         self._tags = itertools.count(state["tags"])
         for grid in self.grids.values():
             self.device = grid.coords.device

@@ -19,8 +19,9 @@ from ...core.conv import conv
 from ...core.conv_spec import Box
 from ...core.kernel_map import KernelMap
 from ...core.map_builder import from_pairs
+from ...core.row_pairs import dense_table
 from ...errors import ShapeError
-from . import geometry, maps, records
+from . import geometry, maps
 from .layers import allow_tf32, check_parameters
 
 __all__ = [
@@ -203,4 +204,4 @@ def global_pool_rearrange(
 
 def tables_of(kmap: KernelMap) -> tuple[torch.Tensor, torch.Tensor]:
     """(pair_fwd [V, M], pair_bwd [V, N]) of a map."""
-    return records.dense_table(kmap, 0), records.dense_table(kmap, 1)
+    return dense_table(kmap, 0), dense_table(kmap, 1)

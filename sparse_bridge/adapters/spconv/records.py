@@ -16,9 +16,9 @@ import torch
 from ...core.kernel_map import KernelMap
 from ...core.map_builder import from_pairs
 from ...core.map_cache import MapStore
+from ...core.row_pairs import dense_table, row_pairs
 
 __all__ = [
-    "dense_table",
     "indice_pairs",
     "kernel_map_of",
     "make_record",
@@ -43,38 +43,12 @@ def indice_pairs(kmap: KernelMap, n_in: int, is_subm: bool) -> tuple[torch.Tenso
     pairs = torch.full((2, n_offsets, n_in), -1, dtype=torch.int32, device=kmap.device)
     counts = torch.zeros(n_offsets, dtype=torch.int32)
     for v in range(n_offsets):
-        x_rows, y_rows = _row_pairs(kmap, v)
+        x_rows, y_rows = row_pairs(kmap, v)
         pairs[0, v, : x_rows.shape[0]] = x_rows
         pairs[1, v, : y_rows.shape[0]] = y_rows
         if not is_subm or v < n_offsets // 2:
             counts[v] = x_rows.shape[0]
     return pairs, counts.to(kmap.device)
-
-
-def _row_pairs(kmap: KernelMap, v: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x rows, y rows) of offset v in the framework's rows: folded coordinates spread out again."""
-    if v == kmap.self_offset:
-        every = torch.arange(kmap.n_in, device=kmap.device)
-        return every, every
-    x_rows, y_rows = kmap.pair_list(v)
-    if kmap.x_fold is not None and kmap.self_offset < 0:
-        y_rows, x_rows = _spread(y_rows, x_rows, kmap.x_fold.inverse)
-    if kmap.y_fold is not None:
-        x_rows, y_rows = _spread(x_rows, y_rows, kmap.y_fold.inverse)
-        if kmap.self_offset >= 0:
-            x_rows = kmap.y_fold.first.index_select(0, x_rows)
-    return x_rows, y_rows
-
-
-def _spread(
-    value: torch.Tensor, at: torch.Tensor, inverse: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`value` at distinct coordinates `at` -> (value, row) for every row of such a coordinate."""
-    table = torch.full((int(inverse.max()) + 2 if len(inverse) else 1,), -1, device=inverse.device)
-    table[at.long()] = value.long()
-    found = table.index_select(0, inverse)
-    rows = (found >= 0).nonzero().squeeze(1)
-    return found.index_select(0, rows), rows
 
 
 class _Bridged:
@@ -173,23 +147,6 @@ class _ImplicitView(_Bridged):
         return type(self).__bases__[1], (*head, *self._common(), *tail)
 
 
-def dense_table(kmap: KernelMap, side: int) -> torch.Tensor:
-    """int32 [V, rows], -1 where absent.
-
-    side 0: input row of every output row; side 1: output row of every input row. Of several rows
-    that share a coordinate a table holds one.
-    """
-    if kmap.x_fold is None and kmap.y_fold is None:
-        table, reverse = kmap.relation.table(side ^ kmap.side)
-        return table.nbr.flip(0) if reverse else table.nbr
-    rows = kmap.n_in if side else kmap.n_out
-    nbr = torch.full((kmap.n_offsets, rows), -1, dtype=torch.int32, device=kmap.device)
-    for v in range(kmap.n_offsets):
-        pair = _row_pairs(kmap, v)
-        nbr[v].index_copy_(0, pair[1 - side], pair[side].int())
-    return nbr
-
-
 def masks_and_order(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Which taps each row has, and the rows ordered by that.
 
@@ -259,7 +216,7 @@ def reordered(record: Any, before: torch.Tensor, after: torch.Tensor, order: tor
     place[order] = torch.arange(order.shape[0], device=order.device)
     lists = []
     for v in range(kmap.n_offsets):
-        x_rows, y_rows = (rows.long() for rows in _row_pairs(kmap, v))
+        x_rows, y_rows = (rows.long() for rows in row_pairs(kmap, v))
         x_rows = place.index_select(0, x_rows) if "indices" in ends else x_rows
         y_rows = place.index_select(0, y_rows) if "out_indices" in ends else y_rows
         lists.append((x_rows, y_rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,7 +69,7 @@ class TorchsparseAdapter(Adapter):
         elif configured != "auto":
             profiles.choose(configured, "SPARSE_BRIDGE_TORCHSPARSE_PROFILE")
         else:
-            profiles.choose(None, "")
+            profiles.choose(*_declared())
 
     def confirm(self, profile: str) -> None:
         """Raises LifecycleError unless `profile` is the one in force."""
@@ -85,6 +86,18 @@ class TorchsparseAdapter(Adapter):
         from .profile import describe
 
         return [describe()]
+
+
+def _declared() -> tuple[str | None, str]:
+    """(profile, reason) of a torchsparse that is installed although it does not answer imports."""
+    from .profile import of_version
+
+    try:
+        version = importlib.metadata.version("torchsparse")
+    except importlib.metadata.PackageNotFoundError:
+        return None, ""
+    found = of_version(version)
+    return found, "" if found is None else f"torchsparse {version} is installed"
 
 
 ADAPTER = TorchsparseAdapter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from typing import Any
 
@@ -82,6 +83,9 @@ def allow_tf32(profile: Profile, device: torch.device) -> bool:
         return torch.backends.cuda.matmul.allow_tf32
     backends = sys.modules.get("torchsparse.backends")
     chosen = None if backends is None else vars(backends).get("allow_tf32")
-    if chosen is None:
-        return torch.cuda.get_device_capability(device) >= (8, 0)
-    return bool(chosen)
+    return _has_tf32(device) if chosen is None else bool(chosen)
+
+
+@functools.cache
+def _has_tf32(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= (8, 0)

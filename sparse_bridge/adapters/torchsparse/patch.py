@@ -8,7 +8,6 @@ activations, quantisation and collation are plain torch and numpy there, and sta
 from __future__ import annotations
 
 import functools
-import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +16,7 @@ from ...errors import UnsupportedError
 from ..base import Patch
 from ..ledger import note
 from . import joins, norms, points
+from .profile import of_version
 from .signatures import conv3d_arguments
 from .translate import conv3d
 
@@ -29,10 +29,9 @@ _POINT_FUNCTIONS = ("spcount", "spdevoxelize", "sphash", "sphashquery", "spvoxel
 def installed_profile() -> tuple[str, str]:
     """(profile, version) of the torchsparse that is imported. Raises UnsupportedError."""
     version = str(getattr(sys.modules.get("torchsparse"), "__version__", "unknown"))
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    for name in ("1.4", "2.0", "2.1"):
-        if numbers == tuple(int(part) for part in name.split(".")):
-            return name, version
+    name = of_version(version)
+    if name is not None:
+        return name, version
     raise UnsupportedError(
         f"torchsparse {version} is installed; the patches are written for 1.4, 2.0 and 2.1. Use "
         "enable('torchsparse', mode='standin', profile=...) before importing torchsparse."

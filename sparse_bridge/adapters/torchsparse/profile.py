@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 import threading
 from typing import Any
 
@@ -17,7 +18,18 @@ from ...errors import LifecycleError
 from ...log import logger
 from .errors import SignatureError
 
-__all__ = ["PROFILES", "Profile", "choose", "current", "describe", "peek", "saw_old_signature"]
+__all__ = [
+    "PROFILES",
+    "Profile",
+    "bind",
+    "choose",
+    "confirm",
+    "current",
+    "describe",
+    "of_version",
+    "peek",
+    "saw_old_signature",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +68,13 @@ _lock = threading.Lock()
 _chosen: str | None = None
 _reason = ""
 _settled = False
+
+
+def of_version(version: str) -> str | None:
+    """The profile of a torchsparse version; None for releases that have none."""
+    numbers = re.findall(r"\d+", version)[:2]
+    name = ".".join(numbers)
+    return name if name in PROFILES else None
 
 
 def choose(name: str | None, reason: str) -> None:

@@ -31,6 +31,8 @@ class Manager:
     def __init__(self):
         self.maps = {}
         self.made = 0
+        self.pruned = set()
+        self.coarser = {}
 
     def add(self, stride, sites, name=""):
         while (stride, name) in self.maps:
@@ -42,13 +44,15 @@ class Manager:
     def strided(self, key, steps):
         stride, name = key
         coarse = tuple(t * s for t, s in zip(stride, steps, strict=True))
-        if (coarse, name) not in self.maps:
+        found = self.coarser.get((key, coarse), (coarse, name))
+        if found not in self.maps or found in self.pruned:
             cells = [
                 (b, *(c // t * t for c, t in zip(u, coarse, strict=True)))
                 for b, *u in self.maps[key]
             ]
-            self.add(coarse, cells, name)
-        return coarse, name
+            found = self.add(coarse, cells, name)
+        self.coarser[key, coarse] = found
+        return found
 
     def pairs(self, fine, coarse, kernel, stride):
         """(rows of fine, rows of coarse) per tap: fine site = coarse site + tap * stride."""
@@ -88,7 +92,8 @@ class SparseTensor:
 
     @property
     def C(self):
-        return torch.tensor(list(self.sites), dtype=torch.int32)
+        columns = 1 + len(self.coordinate_map_key[0])
+        return torch.tensor(list(self.sites), dtype=torch.int32).reshape(-1, columns)
 
     @property
     def features(self):
@@ -255,7 +260,9 @@ class _Pruning(nn.Module):
     def forward(self, x, mask):
         manager = x.coordinate_manager
         kept = [site for site, keep in zip(x.sites, mask.tolist(), strict=True) if keep]
-        return x.new(x.F[mask], manager.add(x.coordinate_map_key[0], kept, "pruned"))
+        key = manager.add(x.coordinate_map_key[0], kept, "pruned")
+        manager.pruned.add(key)
+        return x.new(x.F[mask], key)
 
 
 def _activation(function):

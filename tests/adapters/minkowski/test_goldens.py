@@ -51,6 +51,11 @@ def test_every_public_case_on_the_gpu(ME, dataflow):
         assert replay(ME, "cuda") == {}
 
 
+@pytest.mark.emulated
+def test_every_public_case_on_kernels(ME, kernel_lane):
+    assert replay(ME, kernel_lane.device) == {}
+
+
 # Layers whose values are rounded inputs times weights, and nothing that a tie or a threshold moves.
 FAMILIES = ("conv", "channelwise", "transpose", "generative")
 HALVES = [

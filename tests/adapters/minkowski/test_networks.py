@@ -8,7 +8,7 @@ import torch
 from tests import checks
 from tests.clouds import cloud
 
-from . import networks, reference
+from . import generative_networks, networks, reference
 
 REF = reference.namespace()
 SMALL = (4, 6, 8, 10, 10, 8, 6, 6)
@@ -109,8 +109,8 @@ def test_fcgf(ME):
 
 def test_fcaf3d(ME):
     nets = build(
-        pair(networks.FCAF3D, ME, 3, widths=(4, 4, 6, 8, 10), counts=(1, 1, 1, 1), out=6, classes=3,
-             keep=9)
+        pair(generative_networks.FCAF3D, ME, 3, widths=(4, 4, 6, 8, 10), counts=(1, 1, 1, 1), out=6,
+             classes=3, keep=9)
     )  # fmt: skip
     coords, feats = scene((40, 36, 30), seed=3, share=0.03)
 
@@ -132,7 +132,7 @@ def test_4dmos(ME):
 
 
 def test_pcgc(ME):
-    nets = build(pair(networks.PCGC, ME, (4, 8, 8, 8, 4), (8, 8, 8)))
+    nets = build(pair(generative_networks.PCGC, ME, (4, 8, 8, 8, 4), (8, 8, 8)))
     coords, feats = scene((12, 12, 12), seed=5, channels=1, share=0.1)
 
     def run(net, x):
@@ -143,7 +143,7 @@ def test_pcgc(ME):
 
 
 def test_completion(ME):
-    nets = build(pair(networks.Completion, ME, (3, 4, 5, 6)))
+    nets = build(pair(generative_networks.Completion, ME, (3, 4, 5, 6)))
     coords, feats = scene((10, 9, 8), seed=6, channels=1, share=0.1)
     sites = {tuple(site) for site in coords.tolist()}
 
@@ -196,7 +196,7 @@ def minkunet18(ME):
         (networks.MinkUNet, MINKUNET34C, None),
         (minkunet18, {"block4.1.conv2.kernel": (27, 256, 256)}, 290),
         (networks.ResUNetBN2C, FCGF, None),
-        (networks.FCAF3D, FCAF, None),
+        (generative_networks.FCAF3D, FCAF, None),
     ],
     ids=["MinkUNet34C", "MinkUNet18", "FCGF", "FCAF3D"],
 )

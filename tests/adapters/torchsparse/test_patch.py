@@ -130,8 +130,23 @@ def test_profiles_that_contradict_the_installation(site, monkeypatch):
 def test_unsupported_versions(site, version):
     real.write(site, version)
     importlib.invalidate_caches()
-    with pytest.raises(UnsupportedError, match="patches are written for 1.4, 2.0 and 2.1"):
+    with pytest.raises(UnsupportedError, match=r"patches are written for 1\.4, 2\.0 and 2\.1"):
         sparse_bridge.enable("torchsparse")
+
+
+def test_a_broken_installation_still_says_which_release_it_is(site):
+    real.write(site, "1.4.0")
+    (site / "torchsparse" / "tensor.py").write_text("raise OSError('libcudart.so.11.0')")
+    folder = site / "torchsparse-1.4.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: torchsparse\nVersion: 1.4.0\n")
+    importlib.invalidate_caches()
+    with sparse_bridge.enable("torchsparse") as handle:
+        status = handle.status()["torchsparse"]
+        assert status.mode == "standin" and "libcudart" in status.reason
+        assert status.notes[0].startswith("profile 1.4 (torchsparse 1.4.0 is installed)")
+    with sparse_bridge.enable("torchsparse", profile="2.1") as handle:
+        assert handle.status()["torchsparse"].version == "2.1.0"
 
 
 def test_maps_that_the_original_made_are_read(site):

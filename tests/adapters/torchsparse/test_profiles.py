@@ -91,7 +91,7 @@ def test_an_old_call_comes_too_late_or_contradicts():
         assert ts.nn.Conv3d(4, 5, 3, 1, 0, 1, True).bias is not None  # TRELLIS's way
     for profile in ("1.4", "2.0"):
         with speaking(profile) as ts:
-            with pytest.raises(TypeError, match="where torchsparse .* takes a bool"):
+            with pytest.raises(TypeError, match=r"where torchsparse .* takes a bool"):
                 ts.nn.Conv3d(4, 5, 3, 1, 0, 1, True)
             with pytest.raises(TypeError, match="takes a bool"):
                 ts.nn.functional.conv3d(sample(ts, profile), torch.ones(27, 4, 4), 3, None, 1, 0, 1)
@@ -109,7 +109,7 @@ def test_wrong_profiles():
             sparse_bridge.enable("torchsparse", profile="2.1"),
         ):
             pass
-        with pytest.raises(LifecycleError, match="with profile '2.1', not '1.4'"):
+        with pytest.raises(LifecycleError, match=r"with profile '2\.1', not '1\.4'"):
             sparse_bridge.enable("torchsparse", profile="1.4")
     with speaking(None):
         sparse_bridge.enable("torchsparse", profile="2.1").disable()
@@ -156,22 +156,31 @@ def test_probing_for_the_package():
 
 
 PUBLIC = {
-    "torchsparse": "PointTensor SparseTensor backend backends cat generative_add nn operators tensor tune utils version",
-    "torchsparse.nn": "BatchNorm Conv3d GlobalAvgPool GlobalMaxPool GroupNorm InstanceNorm LeakyReLU ReLU SiLU SparseCrop "
-    "ToBEVConvolution ToBEVHeightCompression ToBEVReduction ToDenseBEVConvolution functional "
-    "modules utils",
-    "torchsparse.nn.functional": "ConvMode Dataflow build_kernel_map calc_ti_weights conv conv3d conv_config conv_mode "
-    "convert_transposed_out_in_map get_conv_mode get_default_conv_config get_downsample_mode "
-    "get_global_conv_config "
-    "get_kmap_mode global_avg_pool global_max_pool hash kmap leaky_relu relu set_conv_mode "
-    "set_downsample_mode "
-    "set_global_conv_config set_kmap_mode silu spcount spcrop spdevoxelize spdownsample sphash "
-    "sphashquery "
-    "spupsample_generative spvoxelize transpose_kernel_map utils",
-    "torchsparse.utils.tensor_cache": "TensorCache TensorCacheMode clear_global_tensor_cache get_global_tensor_cache "
-    "get_tensor_cache_mode set_global_tensor_cache set_tensor_cache_mode",
-    "torchsparse.backbones": "SparseResNet21D SparseResUNet42 modules resnet unet",
-}  # fmt: skip
+    "torchsparse": """
+        PointTensor SparseTensor backend backends cat generative_add nn operators tensor tune
+        utils version
+    """,
+    "torchsparse.nn": """
+        BatchNorm Conv3d GlobalAvgPool GlobalMaxPool GroupNorm InstanceNorm LeakyReLU ReLU SiLU
+        SparseCrop ToBEVConvolution ToBEVHeightCompression ToBEVReduction ToDenseBEVConvolution
+        functional modules utils
+    """,
+    "torchsparse.nn.functional": """
+        ConvMode Dataflow build_kernel_map calc_ti_weights conv conv3d conv_config conv_mode
+        convert_transposed_out_in_map get_conv_mode get_default_conv_config get_downsample_mode
+        get_global_conv_config get_kmap_mode global_avg_pool global_max_pool hash kmap
+        leaky_relu relu set_conv_mode set_downsample_mode set_global_conv_config set_kmap_mode
+        silu spcount spcrop spdevoxelize spdownsample sphash sphashquery spupsample_generative
+        spvoxelize transpose_kernel_map utils
+    """,
+    "torchsparse.utils.tensor_cache": """
+        TensorCache TensorCacheMode clear_global_tensor_cache get_global_tensor_cache
+        get_tensor_cache_mode set_global_tensor_cache set_tensor_cache_mode
+    """,
+    "torchsparse.backbones": """
+        SparseResNet21D SparseResUNet42 modules resnet unet
+    """,
+}
 
 
 @pytest.mark.parametrize("name", PUBLIC)

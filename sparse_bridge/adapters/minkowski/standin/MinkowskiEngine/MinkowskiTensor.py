@@ -244,6 +244,11 @@ class Tensor:
 
     # arithmetic
 
+    def _is_alike(self, other):
+        return isinstance(other, type(self)) or (
+            isinstance(other, Tensor) and isinstance(self, type(other))
+        )
+
     def _same_map(self, other):
         return self._map_key == other._map_key
 
@@ -254,7 +259,7 @@ class Tensor:
     def _binary(self, other, function):
         if isinstance(other, torch.Tensor):
             return self._with(function(self._F, other))
-        if type(other) is not type(self):
+        if not self._is_alike(other):
             raise ContractError(
                 f"{type(self).__name__} and {type(other).__name__} do not combine; expected "
                 f"another {type(self).__name__} or a torch.Tensor."
@@ -268,7 +273,7 @@ class Tensor:
         raise NotImplementedError
 
     def _in_place(self, other, function):
-        if type(other) is not type(self):
+        if not self._is_alike(other):
             raise ContractError(
                 f"an in-place operation of {type(self).__name__} with {type(other).__name__}; "
                 f"expected another {type(self).__name__}."

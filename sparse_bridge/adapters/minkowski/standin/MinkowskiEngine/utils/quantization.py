@@ -14,7 +14,6 @@ from MinkowskiEngineBackend._C import (
 from sparse_bridge.adapters.minkowski.errors import ArgumentValueError
 from sparse_bridge.adapters.minkowski.fields import integral
 from sparse_bridge.adapters.minkowski.points import quantize_points
-from sparse_bridge.adapters.minkowski.registry import MapRegistry
 from sparse_bridge.errors import ContractError
 
 __all__ = [
@@ -78,13 +77,8 @@ def quantize_label(coords, labels, ignore_label):
 
 
 def unique_coordinate_map(coordinates, tensor_stride=1):
-    """(unique rows, inverse), int64, of int32 coordinates [N, D + 1] with the batch index first."""
-    if coordinates.ndim != 2:
-        raise ContractError(f"coordinates have shape {list(coordinates.shape)}.")
-    D = coordinates.shape[1] - 1
-    stride = (tensor_stride,) * D if isinstance(tensor_stride, int) else tuple(tensor_stride)
-    _, first, inverse = MapRegistry(D).insert(coordinates, stride)
-    return (inverse if first is None else first), inverse
+    """(unique rows, inverse), int64, of int32 coordinates [N, D + 1]; the stride is a label."""
+    return quantize_points(coordinates)
 
 
 def _scaled(coordinates, size):

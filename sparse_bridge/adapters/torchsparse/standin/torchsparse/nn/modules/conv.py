@@ -95,14 +95,15 @@ class Conv3d(nn.Module):
     def forward(self, input):
         options = {"bias": self.bias, "stride": self.stride, "dilation": self.dilation}
         options["transposed"] = self.transposed
-        release = profile.peek()
+        release, state = profile.peek(), self.__dict__  # a pickle of another release lacks some
+        config = state.get("_config", state.get("config"))
         if release.divides:
             options |= {
-                "padding": self.padding,
-                "config": self._config,
-                "generative": self.generative,
+                "padding": state.get("padding", 0),
+                "config": config,
+                "generative": state.get("generative", False),
                 "training": self.training,
             }
-        elif release.name == "2.0" and self._config is not None:
-            options |= self._config
+        elif release.name == "2.0" and config is not None:
+            options |= config
         return F.conv3d(input, self.kernel, self.kernel_size, **options)
