@@ -1,4 +1,4 @@
-"""Folding rows of equal coordinates onto distinct ones and back, with gradients and without atomics."""
+"""Folding rows of equal coordinates onto distinct ones and back: with gradients, no atomics."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _Copy(torch.autograd.Function):
 
 
 class _Max(torch.autograd.Function):
-    """Every row that equals its group's maximum takes the whole gradient, as local max pooling does."""
+    """Every row that equals its group's maximum takes the whole gradient, as in local pools."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, fold: Duplicates) -> torch.Tensor:

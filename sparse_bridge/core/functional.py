@@ -18,7 +18,8 @@ layers, steps and dtypes. Gradients reach features, weight and bias; coordinates
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -53,7 +54,13 @@ Ints = int | Sequence[int]
 
 
 def _per_axis(value: Ints, dimension: int, name: str, least: int | None) -> tuple[int, ...]:
-    numbers = (value,) * dimension if isinstance(value, int) else tuple(int(n) for n in value)
+    try:
+        if isinstance(value, Iterable):
+            numbers = tuple(operator.index(number) for number in value)
+        else:
+            numbers = (operator.index(value),) * dimension
+    except TypeError:
+        raise GeometryError(f"{name} is {value!r}; expected integers.") from None
     if len(numbers) != dimension:
         raise GeometryError(
             f"{name} is {list(numbers)}; expected one number or {dimension}, one per axis."

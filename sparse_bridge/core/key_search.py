@@ -36,8 +36,9 @@ def hash_rows(
         )
     if coords.dtype != torch.int32 or (shifts is not None and shifts.dtype != torch.int32):
         raise DataTypeError(
-            f"coordinates are {coords.dtype}"
-            f"{'' if shifts is None else f', offsets {shifts.dtype}'}; expected int32 (use .int())."
+            "coordinates are "
+            f"{coords.dtype}{'' if shifts is None else f', offsets {shifts.dtype}'}; expected "
+            "int32 (use .int())."
         )
     if shifts is not None and shifts.device != coords.device:
         raise DeviceError(

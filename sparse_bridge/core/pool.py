@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -135,7 +136,8 @@ def pool(x: torch.Tensor, kmap: KernelMap, mode: str, floor: float = float("-inf
     _check_dtype(x)
     if x.device != kmap.device:
         raise DeviceError(
-            f"features are on {x.device}, the coordinates on {kmap.device}; move both to one device."
+            f"features are on {x.device}, the coordinates on {kmap.device}; "
+            "move both to one device."
         )
     if kmap.self_offset >= 0:
         kmap = unfolded(kmap)
@@ -168,7 +170,8 @@ def global_pool(x: torch.Tensor, batch: torch.Tensor, batch_size: int, mode: str
 
     Rows whose batch index is outside 0 .. batch_size - 1 take no part; an item without rows
     gives zeros. The gradient of "max" goes to the first row that holds the maximum.
-    Raises: ShapeError, DataTypeError, DeviceError, GeometryError (batch_size below 0), UnsupportedError.
+    Raises: ShapeError, DataTypeError, DeviceError, UnsupportedError, GeometryError (batch_size
+        below 0).
     """
     if mode not in MODES:
         raise UnsupportedError(f"pooling mode {mode!r}; expected one of {', '.join(MODES)}.")
@@ -252,7 +255,7 @@ def _host_reduce(
 ) -> torch.Tensor:
     bounds = starts.tolist()
     results = []
-    for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
+    for begin, end in itertools.pairwise(bounds):
         rows = order[begin:end]
         part = x.index_select(0, rows)
         if mode != "max":

@@ -205,8 +205,7 @@ def voxelize(feats: torch.Tensor, index: torch.Tensor, counts: torch.Tensor) -> 
     if index.ndim != 1 or counts.ndim != 1 or feats.shape[0] != index.shape[0]:
         raise ShapeError(
             f"voxelize got features {list(feats.shape)}, indices {list(index.shape)} and counts "
-            f"{list(counts.shape)}; "
-            "expected [N, C], [N] and [M]."
+            f"{list(counts.shape)}; expected [N, C], [N] and [M]."
         )
     _check("voxelize", feats, index, counts)
     return _Voxelize.apply(feats, _column(index), counts)
@@ -234,8 +233,7 @@ def devoxelize(feats: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) 
     if index.ndim != 2 or index.shape != weights.shape:
         raise ShapeError(
             f"devoxelize got indices {list(index.shape)} and weights {list(weights.shape)}; "
-            "expected [N, K] for both "
-            "(torchsparse 1.4 code transposes [8, N] first)."
+            "expected [N, K] for both (torchsparse 1.4 code transposes [8, N] first)."
         )
     if not weights.is_floating_point():
         raise DataTypeError(f"devoxelize got weights of {weights.dtype}; expected floating point.")
@@ -260,8 +258,7 @@ def trilinear_weights(
     if coords.ndim != 2 or coords.shape[1] < 3 or index.shape != (coords.shape[0], 8):
         raise ShapeError(
             f"trilinear weights got points {list(coords.shape)} and indices {list(index.shape)}; "
-            "expected [N, 3] or "
-            "wider, and [N, 8]."
+            "expected [N, 3] or wider, and [N, 8]."
         )
     if index.dtype not in _INTEGERS:
         raise DataTypeError(

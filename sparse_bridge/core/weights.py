@@ -16,7 +16,7 @@ LAYOUTS = ("vio", "ovi")
 
 @dataclasses.dataclass(frozen=True)
 class WeightLayout:
-    """w[v, i, o] of group g lies at shift + v * strides[0] + i * strides[1] + o * strides[2] + g * strides[3].
+    """w[v, i, o] of group g lies at shift + (v, i, o, g) . strides.
 
     c_in, c_out: channels per group. Counted in elements from the tensor's first one.
     """
@@ -57,9 +57,9 @@ class WeightLayout:
         if stride_v >= 0:
             shape, strides = (self.n_offsets, self.c_in, self.c_out), (stride_v, stride_i, stride_o)
             return tensor.as_strided(shape, strides, place).unbind(0)
-        shape, strides = (self.c_in, self.c_out), (stride_i, stride_o)
+        matrix, steps = (self.c_in, self.c_out), (stride_i, stride_o)
         return tuple(
-            tensor.as_strided(shape, strides, place + v * stride_v) for v in range(self.n_offsets)
+            tensor.as_strided(matrix, steps, place + v * stride_v) for v in range(self.n_offsets)
         )
 
 
@@ -67,7 +67,7 @@ def layout_of(tensor: torch.Tensor, layout: str, groups: int = 1) -> WeightLayou
     """How a parameter stores its taps.
 
     "vio": [V, C_in / groups, C_out], any strides, V may be missing when it is 1.
-    "ovi": [C_out, *kernel, C_in / groups], kernel row-major; any strides under which its axes act as one.
+    "ovi": [C_out, *kernel, C_in / groups], kernel row-major; its axes must act as one in memory.
     """
     return _layout(tuple(tensor.shape), tensor.stride(), layout, groups)
 
@@ -102,7 +102,8 @@ def _layout(
         raise ShapeError(f"weight layout {layout!r}; expected one of {', '.join(LAYOUTS)}.")
     if min(n_offsets, c_in, columns) < 1:
         raise ShapeError(
-            f"a weight of shape {list(shape)}; expected at least one tap, one input and one output channel."
+            f"a weight of shape {list(shape)}; expected at least one tap, one input and one output "
+            "channel."
         )
     if groups < 1:
         raise ShapeError(f"groups is {groups}; expected at least 1.")
@@ -122,8 +123,8 @@ def _joined(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int]
             continue
         if n > 1 and stride != n * step:
             raise ShapeError(
-                f"a weight with kernel {list(shape)} of strides {list(strides)} in memory; expected a row-major kernel "
-                "(use .contiguous())."
+                f"a weight with kernel {list(shape)} of strides {list(strides)} in memory; "
+                "expected a row-major kernel (use .contiguous())."
             )
         if n == 1:
             step = stride

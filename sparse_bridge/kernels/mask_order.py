@@ -20,16 +20,18 @@ from .target import Target
 
 TILE = 64  # rows of the smallest packed tile; the other lists pair them up
 KEY_BITS = 31
+_SORT_IN_BLOCKS = 32 << 10  # rows up to which blocks of _SORT_BLOCK are sorted apart
+_SORT_BLOCK = 2048
 _SAMPLE = 1024  # rows that tell how frequent the offsets are
 _DENSE = 0.2  # share of present entries from which single offsets serve the rank better than groups
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_offsets"])
-def _order_key(
-    mask_ptr, key_ptr, n_rows, n_offsets,
+@triton.jit
+def _gray_rank(
+    mask_ptr, row, n_rows, n_offsets,
     V_BLOCK: tl.constexpr, BITS: tl.constexpr, DENSE: tl.constexpr, SAMPLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sort key of every row. How frequent each offset is, SAMPLE rows spread over the table tell."""
+    """int32 key of every row. How frequent each offset is, SAMPLE rows spread over the table tell."""
     u = tl.arange(0, V_BLOCK)
     width: tl.constexpr = 4096 // V_BLOCK
     spread = tl.maximum(n_rows // SAMPLE, 1)
@@ -54,7 +56,6 @@ def _order_key(
         first = (rank == 0) | ((rank - 1) * BITS // n_offsets != group)
         if present > DENSE * n_offsets * sampled:
             place = tl.where(first, place, -1)
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     key = tl.zeros((BLOCK,), tl.int32)
     for w in range((n_offsets + 31) // 32):
         word = tl.load(mask_ptr + w * n_rows.to(tl.int64) + row, mask=row < n_rows, other=0)
@@ -67,7 +68,33 @@ def _order_key(
     key ^= key >> 4
     key ^= key >> 2
     key ^= key >> 1
+    return key
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_offsets"])
+def _order_key(
+    mask_ptr, key_ptr, n_rows, n_offsets,
+    V_BLOCK: tl.constexpr, BITS: tl.constexpr, DENSE: tl.constexpr, SAMPLE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sort key of every row."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    key = _gray_rank(mask_ptr, row, n_rows, n_offsets, V_BLOCK, BITS, DENSE, SAMPLE, BLOCK)
     tl.store(key_ptr + row, key.to(key_ptr.dtype.element_ty), mask=row < n_rows)
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_offsets"])
+def _order_chunk(
+    mask_ptr, order_ptr, n_rows, n_offsets,
+    V_BLOCK: tl.constexpr, BITS: tl.constexpr, DENSE: tl.constexpr, SAMPLE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sort one block of rows by key, stably."""
+    lane = tl.arange(0, BLOCK)
+    row = tl.program_id(0) * BLOCK + lane
+    key = _gray_rank(mask_ptr, row, n_rows, n_offsets, V_BLOCK, BITS, DENSE, SAMPLE, BLOCK)
+    pair = (key.to(tl.int64) * BLOCK) | lane
+    pair = tl.where(row < n_rows, pair, 0x7FFFFFFFFFFFFFFF)  # behind every row
+    place = (tl.sort(pair) & (BLOCK - 1)).to(tl.int32)
+    tl.store(order_ptr + row, tl.program_id(0) * BLOCK + place, mask=row < n_rows)
 
 
 @triton.jit
@@ -99,7 +126,9 @@ def _pack_tiles(
         v1 = word * 32 + tl.arange(0, 32)
         v = v1[:, None]
         bits = tl.load(mask_ptr + word * n_rows.to(tl.int64) + row, mask=row >= 0, other=0)
-        inside = ((bits[None, :] >> (v - word * 32)) & 1) != 0  # most entries of a sparse map are absent
+        inside = (
+            (bits[None, :] >> (v - word * 32)) & 1
+        ) != 0  # most entries of a sparse map are absent
         value = tl.load(nbr_ptr + v.to(tl.int64) * n_rows + row[None, :], mask=inside, other=-1)
         tl.store(
             packed_ptr + v * pitch + place[None, :],
@@ -139,6 +168,7 @@ def _compact_pairs(
 
 
 key_kernel = register(_order_key)
+chunk_kernel = register(_order_chunk)
 pack_kernel = register(_pack_tiles)
 compact_kernel = register(_compact_pairs)
 
@@ -174,23 +204,35 @@ class TileList:
 
 
 def mask_order(table: NeighborTable, target: Target) -> torch.Tensor:
-    """Rows of `table` in mask order: int64 [N]. Rows with equal masks keep their order."""
+    """Rows of `table` in mask order: int32 or int64 [N]. Rows with equal masks keep their order.
+
+    Small tables are sorted in blocks: one launch, where a sort of the whole takes ten that cost more time than the
+    slightly better order would save.
+    """
     mask = table.masks(target)
-    n_offsets, n_rows = table.nbr.shape
+    (n_offsets, n_rows), device = table.nbr.shape, table.nbr.device
+    # Triton's interpreter takes seconds for one block.
+    apart = n_rows <= _SORT_IN_BLOCKS and target.backend != "interpreter"
+    block = _SORT_BLOCK if apart else 1024
+    constants = (max(16, power_of_2(n_offsets)), KEY_BITS, _DENSE, _SAMPLE, block)
+    grid = (cdiv(n_rows, block), 1, 1)
+    if apart:
+        order = torch.empty(n_rows, dtype=torch.int32, device=device)
+        arguments = (mask, order, n_rows, n_offsets)
+        chunk_kernel.launch(device, target, grid, arguments, constants, {"num_warps": 8}, constants)
+        return order
     # Radix sorts cost by the key's bytes: few offsets take a narrow key.
     dtype = torch.uint8 if n_offsets <= 8 else torch.int16 if n_offsets <= 15 else torch.int32
-    key = torch.empty(n_rows, dtype=dtype, device=table.nbr.device)
-    block = 1024
-    constants = (max(16, power_of_2(n_offsets)), KEY_BITS, _DENSE, _SAMPLE, block)
+    key = torch.empty(n_rows, dtype=dtype, device=device)
+    arguments = (mask, key, n_rows, n_offsets)
     key_kernel.launch(
-        key.device, target, (cdiv(n_rows, block), 1, 1), (mask, key, n_rows, n_offsets), constants, {"num_warps": 4},
-        (constants, dtype),
-    )  # fmt: skip
+        device, target, grid, arguments, constants, {"num_warps": 4}, (constants, dtype)
+    )
     return torch.sort(key, stable=True).indices
 
 
 def pack_tiles(table: NeighborTable, order: torch.Tensor, target: Target) -> TileList:
-    """Tiles of `table` in the row order `order` (int64 [N])."""
+    """Tiles of `table` in the row order `order` (int32 or int64 [N])."""
     n_offsets, n_rows = table.nbr.shape
     n_pairs = cdiv(n_rows, 2 * TILE)
     new, places = table.nbr.new_empty, 2 * n_pairs * TILE
@@ -201,7 +243,7 @@ def pack_tiles(table: NeighborTable, order: torch.Tensor, target: Target) -> Til
     pack_kernel.launch(
         order.device, target, (n_pairs, 1, 1),
         (table.nbr, table.masks(target), order, tiles.rows, tiles.packed, tiles.live, tiles.n_live, tiles.live2, tiles.n_live2,
-         tiles.counts, n_rows, n_offsets, n_pairs), (TILE,), {"num_warps": 4}, (),
+         tiles.counts, n_rows, n_offsets, n_pairs), (TILE,), {"num_warps": 4}, order.dtype,
     )  # fmt: skip
     return tiles
 

@@ -104,6 +104,7 @@ def test_a_triton_that_breaks_on_import_reads_as_none(monkeypatch):
 
 
 def test_a_gpu_that_is_too_old(monkeypatch):
+    monkeypatch.setattr(targets, "triton_version", lambda: (3, 6, 0))
     monkeypatch.setattr(targets, "interpreted", lambda: False)
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (6, 1))
@@ -116,12 +117,11 @@ def test_a_gpu_that_triton_does_not_know(monkeypatch):
         def active(self):
             raise RuntimeError("unknown architecture gfx000")
 
-    import triton.runtime
-
+    runtime = pytest.importorskip("triton.runtime")
     monkeypatch.setattr(targets, "interpreted", lambda: False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 9))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Mystery GPU")
-    monkeypatch.setattr(triton.runtime, "driver", Driver())
+    monkeypatch.setattr(runtime, "driver", Driver())
     reason = targets.unavailable(CUDA)
     assert "Mystery GPU" in reason and "unknown architecture gfx000" in reason
     assert kernel_target(CUDA) is None
@@ -129,7 +129,8 @@ def test_a_gpu_that_triton_does_not_know(monkeypatch):
         assert_error(lambda: kernel_target(CUDA), DeviceError, ["Mystery GPU", "per_offset"])
 
 
-def test_a_device_that_is_no_gpu():
+def test_a_device_that_is_no_gpu(monkeypatch):
+    monkeypatch.setattr(targets, "triton_version", lambda: (3, 6, 0))
     assert "'xpu'" in targets.unavailable(torch.device("xpu", 0))
 
 
@@ -139,6 +140,7 @@ def test_cpu_tensors_take_torch_unless_a_driver_serves_them():
     for flow in ("per_offset", "explicit"):
         with settings.override(dataflow=flow):
             assert kernel_target(CUDA) is None
+    pytest.importorskip("triton")
     if not targets.interpreted():
         assert "TRITON_INTERPRET=1" in targets.unavailable(torch.device("cpu"))
 

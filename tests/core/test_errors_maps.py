@@ -40,6 +40,11 @@ def lists(x_rows, y_rows):
 
 
 CASES = {
+    "a fractional stride": (
+        GeometryError,
+        ["1.5", "integers"],
+        lambda: functional.strided(CMAP, OFFSETS, 1.5),
+    ),
     "coordinates of rank 1": (ShapeError, ["[3]", "[N, 1 + D]"], lambda: bound(COORDS[0])),
     "coordinates without axes": (
         ShapeError,

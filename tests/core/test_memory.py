@@ -10,7 +10,7 @@ from sparse_bridge import settings
 from sparse_bridge.core import functional, scratch
 from tests.clouds import cloud, features
 
-CHANNELS, SHAPE = 64, (24, 24, 24)
+CHANNELS, SHAPE, LARGE = 64, (24, 24, 24), (40, 40, 40)
 
 
 class Largest(TorchDispatchMode):
@@ -28,10 +28,10 @@ class Largest(TorchDispatchMode):
         return result
 
 
-def step(kind, device, share=0.3):
+def step(kind, device, share=0.3, shape=SHAPE):
     """(the call that runs a training step, V x N x C bytes)."""
-    coords = cloud(SHAPE, 1, share, device=device)
-    cmap = functional.coordinate_map(coords, SHAPE, 1)
+    coords = cloud(shape, 1, share, device=device)
+    cmap = functional.coordinate_map(coords, shape, 1)
     offsets = functional.kernel_offsets((3, 3, 3))
     if kind == "submanifold":
         kmap = functional.submanifold(cmap, offsets)
@@ -84,7 +84,7 @@ def test_pools_stay_small():
 def test_peak_of_a_training_step_on_a_gpu(kind, flow, monkeypatch):
     monkeypatch.undo()  # poisoned memory is filled through temporaries of its own
     with settings.override(dataflow=flow):
-        run, forbidden = step(kind, "cuda")
+        run, forbidden = step(kind, "cuda", shape=LARGE)
         run()  # maps and plans are there afterwards
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()

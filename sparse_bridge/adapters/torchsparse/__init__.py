@@ -59,9 +59,8 @@ class TorchsparseAdapter(Adapter):
             if wanted not in ("auto", found):
                 raise LifecycleError(
                     f"profile {wanted!r} was asked for, but torchsparse {version} is installed, "
-                    "which is profile "
-                    f"{found!r}. Leave the profile out, or use mode='standin' before torchsparse "
-                    "is imported."
+                    f"which is profile {found!r}. Leave the profile out, or use mode='standin' "
+                    "before torchsparse is imported."
                 )
             profiles.choose(found, f"torchsparse {version} is installed")
         elif profile is not None:

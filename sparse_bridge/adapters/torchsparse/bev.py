@@ -45,9 +45,8 @@ def _cells(
         if low < 0 or least < 0 or most_u > plane[0] or most_v > plane[1]:
             raise CoordinateError(
                 f"{what}: cells reach ({most_u - 1}, {most_v - 1}), the least is {least}, the "
-                "least "
-                f"batch index {low}; expected cells from 0 on below {plane}. Correct shape or "
-                "offset."
+                f"least batch index {low}; expected cells from 0 on below {plane}. Correct shape "
+                "or offset."
             )
     cell = (batch * plane[0] + moved[:, u]) * plane[1] + moved[:, v]
     height = torch.div(sites[:, dim], stride[dim], rounding_mode="floor")

@@ -23,8 +23,7 @@ def _check_rows(what: str, tensors: Sequence[Any]) -> None:
     if len(set(rows)) > 1:
         raise ShapeError(
             f"{what} got tensors of {', '.join(map(str, rows))} rows; they must have the same "
-            "sites "
-            "in the same order."
+            "sites in the same order."
         )
 
 

@@ -92,8 +92,8 @@ def confirm(name: str) -> None:
         if name != (_chosen or _DEFAULT):
             raise LifecycleError(
                 f"torchsparse is enabled already with profile {_chosen or _DEFAULT!r}, not "
-                f"{name!r}. Call "
-                "sparse_bridge.disable('torchsparse') first, or leave the option out."
+                f"{name!r}. Call sparse_bridge.disable('torchsparse') first, or leave the option "
+                "out."
             )
         if not _settled:
             _chosen, _reason, _settled = name, f"enable(profile={name!r})", True
@@ -127,18 +127,15 @@ def saw_old_signature(what: str) -> Profile:
         if _settled:
             raise SignatureError(
                 f"{what}, as torchsparse 1.4 and 2.0 take it, but the process runs with profile "
-                f"{name} "
-                f"({_reason or 'the default, and tensors were processed with it'}). Say which "
-                "release the project is "
-                "written for: enable('torchsparse', profile='1.4'), or "
-                "SPARSE_BRIDGE_TORCHSPARSE_PROFILE=1.4."
+                f"{name} ({_reason or 'the default, and tensors were processed with it'}). Say "
+                "which release the project is written for: enable('torchsparse', profile='1.4'), "
+                "or SPARSE_BRIDGE_TORCHSPARSE_PROFILE=1.4."
             )
         _chosen, _reason, _settled = _OLD, f"detected: {what}", True
     logger.log(
         logging.WARNING,
         "torchsparse profile %s was detected (%s). Set it with enable('torchsparse', profile=%r) "
-        "or "
-        "SPARSE_BRIDGE_TORCHSPARSE_PROFILE=%s, so that worker processes agree.",
+        "or SPARSE_BRIDGE_TORCHSPARSE_PROFILE=%s, so that worker processes agree.",
         _OLD, what, _OLD, _OLD,
     )  # fmt: skip
     return PROFILES[_OLD]
@@ -165,8 +162,7 @@ def bind(
     if len(given) > len(names):
         raise SignatureError(
             f"{what} takes {len(names)} more positional arguments in torchsparse {release} "
-            f"({', '.join(names)}), "
-            f"got {len(given)}."
+            f"({', '.join(names)}), got {len(given)}."
         )
     bound = dict(zip(names, given, strict=False))
     for name, value in keywords.items():
@@ -175,9 +171,8 @@ def bind(
         if name not in names:
             raise SignatureError(
                 f"{what} has no argument {name!r} in torchsparse {release}; it takes "
-                f"{', '.join(names)}. "
-                "If the project is written for another release, name it: enable('torchsparse', "
-                "profile=...)."
+                f"{', '.join(names)}. If the project is written for another release, name it: "
+                "enable('torchsparse', profile=...)."
             )
         bound[name] = value
     return bound

@@ -204,12 +204,10 @@ def _transposed(
         known = [k for k in caches.kmaps if k[1:] == key[1:]]
         raise MissingMapError(
             f"a transposed Conv3d (kernel {kernel}, stride {stride}, dilation {dilation}) at "
-            "tensor "
-            f"stride {coarse} needs the map of an earlier layer with the same kernel, stride and "
-            f"dilation at tensor stride {fine}; there are such maps at {[k[0] for k in known]}. "
-            "Run "
-            "the encoder on the same tensor first, and share its caches (`y._caches = x._caches`, "
-            "or cmaps and kmaps)."
+            f"tensor stride {coarse} needs the map of an earlier layer with the same kernel, "
+            f"stride and dilation at tensor stride {fine}; there are such maps at "
+            f"{[k[0] for k in known]}. Run the encoder on the same tensor first, and share its "
+            "caches (`y._caches = x._caches`, or cmaps and kmaps)."
         )
     record = record_of(entry)
     if record is None:
@@ -220,10 +218,9 @@ def _transposed(
     if not record.ends_at(x.coords):
         raise MissingMapError(
             f"the map cached for tensor strides {fine} to {coarse} ends at "
-            f"{len(record.out_coords)} "
-            f"sites, which are not the {len(x.coords)} of this tensor, so a transposed Conv3d "
-            "cannot "
-            "reverse it. Rows must stay as the encoder made them, order included."
+            f"{len(record.out_coords)} sites, which are not the {len(x.coords)} of this tensor, so "
+            "a transposed Conv3d cannot reverse it. Rows must stay as the encoder made them, order "
+            "included."
         )
     y = _multiply(feats, weight, bias, record.kmap.transposed(), release)
     # The map knows where it came from, so a raw input needs no registration in `cmaps`.
