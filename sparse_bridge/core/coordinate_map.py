@@ -24,6 +24,7 @@ __all__ = ["CoordinateMap", "Duplicates"]
 
 _MIN_CAPACITY = 64
 _MAX_CAPACITY = 1 << 30
+_FETCH_ROWS = 1 << 17  # below, waiting for all queued work costs less than an event
 
 
 def capacity_for(n_keys: int) -> int:
@@ -158,7 +159,8 @@ class CoordinateMap:
         )
         if not self._checked:
             self._slots = slots[0]
-            table.fetch()
+            if self.n_rows >= _FETCH_ROWS:
+                table.fetch()
         return table
 
     def _read_counters(self) -> None:

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from sparse_bridge import settings
 from sparse_bridge.core import functional, map_builder, reference
 from sparse_bridge.core.conv_spec import Offsets
 from sparse_bridge.errors import UnsupportedError
 from sparse_bridge.kernels import tile_config
 from tests.checks import assert_close
-from tests.clouds import cloud
+from tests.clouds import cloud, features
 from tests.core.layers import KINDS, check, layer, leaves, tensors
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.emulated]
@@ -246,6 +247,22 @@ def test_one_map_serves_many_layers(lane):
         check(made, c_in, c_out, lane, dtype=dtype)
         check(made, c_in, c_out, lane, dtype=dtype, bias=False)
     check(made, 16, 32, lane)
+
+
+@pytest.mark.parametrize("kind", ["submanifold", "strided", "inverse"])
+def test_one_map_serves_every_dataflow(lane, kind):
+    """Each view of the pairs is made from whatever others there are, in any order."""
+    flows = [lane.dataflow, "per_offset", "explicit"]
+    flows += ["unmasked", "masked", "unmasked"] if lane.kernels else []
+    for order in (flows, flows[::-1]):
+        made = layer(kind, 2, device=lane.device)
+        for flow in order:
+            with settings.override(dataflow=flow):
+                check(made, 16, 16, lane)
+                x = features(len(made.x_coords), 5, device=lane.device)
+                pooled = functional.pool(x, made.kmap, "sum")
+            assert_close(pooled, reference.pool(x.cpu(), made.pairs, len(made.y_coords), "sum"))
+        check(made, 16, 16, lane, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("taps", [

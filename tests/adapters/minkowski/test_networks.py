@@ -222,7 +222,9 @@ def test_minkunet_on_the_gpu(ME):
         results.append((y.F, leaf.grad, *(p.grad.clone() for p in net.parameters())))
     for a, b, c in zip(*results, strict=True):
         assert torch.equal(b, c)
-        checks.assert_close(b, a, "tf32")
+        # Batch norms amplify what the order of summation changes: single entries say little.
+        error = (b.cpu() - a.cpu()).square().mean().sqrt()
+        assert error <= 2e-3 * a.square().mean().sqrt().cpu()
 
 
 @pytest.mark.gpu
