@@ -2,9 +2,10 @@
 
     python -m benchmarks.cpu_networks --scan scan.npz --threads 1 2
 
-Each round runs native and bridged one after the other on the same module, weights and input, and every kernel map is
-built anew. The ratio is native / bridged per round: above 1 the bridge is faster. spconv's CPU convolutions race with
-more than one thread and then return some wrong rows; their times are still comparable.
+Each round runs native and bridged one after the other on the same module, weights and input, and
+every kernel map is built anew. The ratio is native / bridged per round: above 1 the bridge is
+faster. spconv's CPU convolutions race with more than one thread and then return some wrong rows;
+their times are still comparable.
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ def main(argv=None):
     native_backward_works()
     scan = load(args.scan)
     title = (
-        f"{scan.name}, {len(scan.coords)} voxels, fp32; spconv {spconv.__version__} CPU wheel, torch "
+        f"{scan.name}, {len(scan.coords)} voxels, fp32; spconv {spconv.__version__} CPU wheel, "
+        "torch "
         f"{torch.__version__}, Python {platform.python_version()}, {platform.machine()}"
     )
     table = Table(

@@ -1,9 +1,10 @@
 """Layers and networks on a GPU, library against library in one run.
 
-    python -m benchmarks.gpu --peers spconv bridge --scans scan.npz --markdown figures.md --json figures.json
+    python -m benchmarks.gpu --peers spconv bridge --scans scan.npz --markdown figures.md
 
-Every library runs in a process of its own, one after the other. Ratios are relative to the first one named: below 1
-is faster (or smaller) than it. The spread is the 10 % to 90 % range over the repetitions.
+Every library runs in a process of its own, one after the other. Ratios are relative to the first
+one named: below 1 is faster (or smaller) than it. The spread is the 10 % to 90 % range over the
+repetitions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Measures one library on one GPU, as a process of its own: `python -m benchmarks.gpu_peer --peer bridge ...`.
+"""Measures one library on one GPU, as a process of its own: `python -m benchmarks.gpu_peer --peer
+bridge ...`.
 
-Prints one JSON object per line. `benchmarks.gpu` starts it once per library and compares.
-Times are medians over repetitions, in ms, host time included; each comes with its 10 % and 90 % quantiles.
+Prints one JSON object per line. `benchmarks.gpu` starts it once per library and compares. Times are
+medians over repetitions, in ms, host time included; each comes with its 10 % and 90 % quantiles.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def peak_mb(function):
 
 
 def layer_rows(sp, scan, channels, dtype, seconds):
-    """One submanifold 3x3x3 layer: cached map, fresh map, and forward + backward with a cached map."""
+    """One submanifold 3x3x3 layer: cached map, fresh map, and forward + backward with a cached
+    map."""
     coords, shape = scan.coords, list(scan.shape)
     layer = sp.SubMConv3d(channels, channels, 3, bias=True, indice_key="k").cuda().to(dtype)
     feats = torch.randn(len(coords), channels, device="cuda", dtype=dtype)
@@ -100,7 +102,8 @@ def layer_rows(sp, scan, channels, dtype, seconds):
 
 
 def network_rows(sp, name, scan, dtype, seconds):
-    """A whole network on fresh maps: inference, then a training step under autocast; first calls in seconds."""
+    """A whole network on fresh maps: inference, then a training step under autocast; first calls in
+    seconds."""
     coords, shape = network_input(name, scan)
     torch.manual_seed(0)
     model = NETWORKS[name](sp).cuda().eval().to(dtype)

@@ -1,4 +1,5 @@
-"""The networks that are timed, once per user API. `sp` is `spconv.pytorch` or anything with its names."""
+"""The networks that are timed, once per user API. `sp` is `spconv.pytorch` or anything with its
+names."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ def norm(channels):
 
 
 class Second(nn.Module):
-    """SECOND's encoder: 12 sparse convolutions, strides 1, 2, 2, 2, then a (3, 1, 1) squeeze. Coordinates z, y, x."""
+    """SECOND's encoder: 12 sparse convolutions, strides 1, 2, 2, 2, then a (3, 1, 1) squeeze.
+    Coordinates z, y, x."""
 
     def __init__(self, sp, c_in=4):
         super().__init__()
@@ -33,7 +35,8 @@ class Second(nn.Module):
             subm(c_in, 16, "subm1"), subm(16, 16, "subm1"),
             down(16, 32, "spconv2"), subm(32, 32, "subm2"), subm(32, 32, "subm2"),
             down(32, 64, "spconv3"), subm(64, 64, "subm3"), subm(64, 64, "subm3"),
-            down(64, 64, "spconv4", padding=(0, 1, 1)), subm(64, 64, "subm4"), subm(64, 64, "subm4"),
+            down(64, 64, "spconv4", padding=(0, 1, 1)),
+            subm(64, 64, "subm4"), subm(64, 64, "subm4"),
             down(64, 128, "down5", (3, 1, 1), (2, 1, 1), 0),
         )  # fmt: skip
 
@@ -42,7 +45,8 @@ class Second(nn.Module):
 
 
 def residual_block(sp, c_in, c_out, key):
-    """Two 3x3x3 layers and a skip; derives from the API's own SparseModule so that containers hand it the tensor."""
+    """Two 3x3x3 layers and a skip; derives from the API's own SparseModule so that containers hand
+    it the tensor."""
 
     class Block(sp.SparseModule):
         def __init__(self):

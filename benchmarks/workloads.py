@@ -1,4 +1,5 @@
-"""Inputs of the benchmarks: recorded scans given by path, the built-in street scene, spherical shells."""
+"""Inputs of the benchmarks: recorded scans given by path, the built-in street scene, spherical
+shells."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class Scan:
-    """name; coords int32 [N, 4] (batch, x, y, z); feats float32 [N, 4]; shape: cells in x, y, z; batch items."""
+    """name; coords int32 [N, 4] (batch, x, y, z); feats float32 [N, 4]; shape: cells in x, y, z;
+    batch items."""
 
     name: str
     coords: torch.Tensor
@@ -47,7 +49,8 @@ def _scan(name: str, voxels: np.ndarray, feats: np.ndarray, batch_size: int) -> 
 
 
 def load(spec: str, batch_size: int = 1) -> Scan:
-    """`street`, `shell:RES`, or the path of an .npz with integer `coords` [N, 3] and `feats` [N, F]."""
+    """`street`, `shell:RES`, or the path of an .npz with integer `coords` [N, 3] and `feats` [N,
+    F]."""
     if spec == "street":
         return street(batch_size=batch_size)
     if spec.startswith("shell:"):
@@ -68,7 +71,8 @@ def street(voxel_size: float = 0.05, batch_size: int = 1) -> Scan:
 
 
 def shell(res: int) -> Scan:
-    """A spherical shell about 1.25 voxels thick on a res^3 grid (the workload of the FlexGEMM benchmark)."""
+    """A spherical shell about 1.25 voxels thick on a res^3 grid (the workload of the FlexGEMM
+    benchmark)."""
     line = (torch.arange(res, dtype=torch.float32) - res / 2 + 0.5) ** 2
     found = []
     for x in range(res):

@@ -99,7 +99,8 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser], wanted: bool) -> None:
     """The demo brings its own options; it is imported only when it is asked for."""
     if not wanted:
-        commands.add_parser("demo", help="run two networks on a scan or a built-in scene", add_help=False)
+        summary = "run two networks on a scan or a built-in scene"
+        commands.add_parser("demo", help=summary, add_help=False)
         return
     try:
         demo = importlib.import_module(".demo.cli", __package__)

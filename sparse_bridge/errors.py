@@ -1,7 +1,7 @@
 """Typed errors. Every one says what was got, what was expected and what to do about it.
 
-The subclasses also derive from the built-in exception that the bridged frameworks raise in the same situation, so that
-`except AssertionError` or `except ValueError` in existing code keeps working.
+The subclasses also derive from the built-in exception that the bridged frameworks raise in the same
+situation, so that `except AssertionError` or `except ValueError` in existing code keeps working.
 """
 
 from __future__ import annotations

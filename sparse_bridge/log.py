@@ -1,4 +1,5 @@
-"""The package logger. Silent unless the application configures logging; root handlers are never touched."""
+"""The package logger. Silent unless the application configures logging; root handlers are never
+touched."""
 
 from __future__ import annotations
 

@@ -59,7 +59,8 @@ def _check(name: str, value: object, shown: str) -> object:
 
 
 def from_environment(environ: Mapping[str, str]) -> Settings:
-    """Read the `SPARSE_BRIDGE_*` variables of `environ`; `SettingError` names a bad value and the allowed ones."""
+    """Read the `SPARSE_BRIDGE_*` variables of `environ`; `SettingError` names a bad value and the
+    allowed ones."""
     found: dict[str, object] = {}
     for field in dataclasses.fields(Settings):
         variable = "SPARSE_BRIDGE_" + field.name.upper()

@@ -74,7 +74,7 @@ def _one_per_device(lane: Lane) -> bool:
 
 @contextlib.contextmanager
 def _in_force(chosen: Lane):
-    # A GPU takes the masked dataflow by itself; forcing it would bind CPU references to kernels too.
+    # A GPU takes the masked dataflow by itself; forcing it would bind CPU references too.
     own_choice = chosen.device == "cuda" and chosen.dataflow == "masked"
     with contextlib.ExitStack() as stack:
         stack.enter_context(settings.override(dataflow="auto" if own_choice else chosen.dataflow))

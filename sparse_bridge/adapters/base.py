@@ -92,7 +92,8 @@ class Adapter(abc.ABC):
         """
 
     def standin_patches(self) -> list[Patch]:
-        """Patches outside the framework that its stand-in needs, for instance of torch's own modules."""
+        """Patches outside the framework that its stand-in needs, for instance of torch's own
+        modules."""
         return []
 
     def standin_version(self, package: str) -> str | None:
@@ -107,7 +108,8 @@ class Adapter(abc.ABC):
         """
 
     def confirm(self, profile: str) -> None:  # noqa: B027
-        """`enable()` names a profile while the framework is enabled already: LifecycleError when it differs."""
+        """`enable()` names a profile while the framework is enabled already: LifecycleError when it
+        differs."""
 
     def version(self) -> str | None:
         """Version of the imported framework, real or stand-in; None when it is not imported."""

@@ -1,4 +1,5 @@
-"""The pairs of a map, cut and merged for a CPU: pieces that a core's cache holds, and runs of neighbours in one product."""
+"""The pairs of a map, cut and merged for a CPU: pieces that a core's cache holds, and runs of
+neighbours in one product."""
 
 from __future__ import annotations
 
@@ -16,11 +17,13 @@ _RUNS_PAY = 7  # pairs a row from which merging runs beats the products it split
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Chunks:
-    """Pieces of the pair lists: in places of `order` where runs were merged, in rows otherwise (`order` is None).
+    """Pieces of the pair lists: in places of `order` where runs were merged, in rows otherwise
+    (`order` is None).
 
-    items: (tap, width, pairs, x places, y places): y[y places] += [x[p], .., x[p + width - 1]] @ [tap, .., tap + width - 1].
-    Taps count offsets, from the last one down where `reverse` is set.  dense: the tap that pairs every row with itself
-    and has no items, -1 if none.  longest: most pairs of an item.  widest: largest width.
+    items: (tap, width, pairs, x places, y places): y[y places] += [x[p], .., x[p + width - 1]] @
+    [tap, .., tap + width - 1]. Taps count offsets, from the last one down where `reverse` is set.
+    dense: the tap that pairs every row with itself and has no items, -1 if none.  longest: most
+    pairs of an item.  widest: largest width.
     """
 
     items: tuple[tuple[int, int, int, torch.Tensor, torch.Tensor], ...]
@@ -32,7 +35,8 @@ class Chunks:
 
 
 def chunks_of(kmap: KernelMap, merge: bool) -> Chunks:
-    """Chunks of a map; cut once per direction and kept with the relation. merge: runs may become one item."""
+    """Chunks of a map; cut once per direction and kept with the relation. merge: runs may become
+    one item."""
     relation = kmap.relation
     lists = relation.lists()
     total = lists.starts[-1] * (2 if lists.mirrored else 1)
@@ -47,7 +51,8 @@ def chunks_of(kmap: KernelMap, merge: bool) -> Chunks:
 
 def _cut(kmap: KernelMap, merge: bool) -> Chunks:
     relation, last = kmap.relation, kmap.n_offsets - 1
-    # Read backwards, a submanifold map is itself with the offsets reversed; only then do places ascend with the taps.
+    # Read backwards, a submanifold map is itself with the offsets reversed; only then do places
+    # ascend with the taps.
     reverse = merge and kmap.flipped
     n_y, n_x = relation.n_rows[kmap.side], relation.n_rows[1 - kmap.side]
     center = relation.center
@@ -78,7 +83,8 @@ def _cut(kmap: KernelMap, merge: bool) -> Chunks:
 
 
 def _merge(taps, found, n_rows: int):  # type: ignore[no-untyped-def]
-    """Split up to three neighbouring taps into triples, doubles and singles: every pair lands in exactly one."""
+    """Split up to three neighbouring taps into triples, doubles and singles: every pair lands in
+    exactly one."""
     device = found[0][0].device if found else None
     place = [torch.full((n_rows,), -1, dtype=torch.int64, device=device) for _ in taps]
     for where, (x_rows, y_rows) in zip(place, found, strict=True):

@@ -31,13 +31,22 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor if tensor.dtype in (dtype, torch.float64) else tensor.to(dtype)
 
 
+def _gradient_like(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Uninitialised memory for a gradient: laid out as the weight, unless that overlaps itself."""
+    shape, strides = weight.shape, weight.stride()
+    if any(step == 0 and size > 1 for size, step in zip(shape, strides, strict=True)):
+        return torch.empty(shape, dtype=dtype, device=weight.device)
+    return torch.empty_strided(shape, strides, dtype=dtype, device=weight.device)
+
+
 class _Conv(torch.autograd.Function):
-    """y = conv(x, weight, bias). Casts happen inside, so that gradients reach the parameters in their own dtype."""
+    """y = conv(x, weight, bias). Casts happen inside, so that gradients reach the parameters in
+    their own dtype."""
 
     @staticmethod
-    def forward(
+    def forward(  # type: ignore[no-untyped-def]
         ctx: Any, x, weight, bias, kmap, layout, groups, activation, alpha, precision, dtype
-    ):  # type: ignore[no-untyped-def]
+    ):
         if dtype is not None:
             x_cast, weight_cast = _cast(x, dtype), _cast(weight, dtype)
         else:
@@ -49,36 +58,32 @@ class _Conv(torch.autograd.Function):
         trace.emit("conv", dataflow, kmap, w.columns_in, w.columns_out)
         ctx.save_for_backward(x_cast, weight_cast)
         ctx.problem = (
-            kmap,
-            w,
-            precision,
-            dataflow,
-            target,
-            weight.dtype,
+            kmap, w, (layout, groups), precision, dataflow, target, weight.dtype,
             None if bias is None else bias.dtype,
-        )
+        )  # fmt: skip
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy):  # type: ignore[no-untyped-def]
         x, weight = ctx.saved_tensors
-        kmap, w, precision, dataflow, target, weight_dtype, bias_dtype = ctx.problem
+        kmap, w, layout, precision, dataflow, target, weight_dtype, bias_dtype = ctx.problem
         dy = dy.to(x.dtype).contiguous()
         dx = dw = db = None
         if ctx.needs_input_grad[1]:
-            dw = torch.empty_strided(
-                weight.shape, weight.stride(), dtype=weight_dtype, device=weight.device
-            )
-        if dw is not None and ctx.needs_input_grad[0] and dataflow == "per_offset":
+            dw = _gradient_like(weight, weight_dtype)
+        w_dw = w if dw is None or dw.stride() == weight.stride() else layout_of(dw, *layout)
+        both = dw is not None and ctx.needs_input_grad[0]
+        if dw is not None and both and dataflow == "per_offset" and w_dw is w:
             dx = gradients(kmap, x, weight, dy, dw, w)
         else:
-            problem = (dataflow, target)
             if ctx.needs_input_grad[0]:
-                across = (kmap.transposed(), dy, weight, w.transposed(), Epilogue(), precision)
-                dx = gather_matmul(*problem, *across)
+                back, end = kmap.transposed(), Epilogue()
+                dx = gather_matmul(
+                    dataflow, target, back, dy, weight, w.transposed(), end, precision
+                )
             if dw is not None:
-                weight_gradient(*problem, kmap, x, dy, dw, w, precision)
+                weight_gradient(dataflow, target, kmap, x, dy, dw, w_dw, precision)
         if ctx.needs_input_grad[2]:
             db = dy.sum(0, dtype=torch.float32 if dy.dtype != torch.float64 else None).to(
                 bias_dtype
@@ -102,8 +107,8 @@ def conv(
 
     Args:
         x: [N_in, C_in], fp16 / bf16 / fp32 / fp64.
-        weight: tap v belongs to offset v of the map; layout "vio" [V, C_in / groups, C_out] or "ovi"
-            [C_out, *kernel, C_in / groups]. Any strides ("vio"), never copied.
+        weight: tap v belongs to offset v of the map; layout "vio" [V, C_in / groups, C_out], any
+            strides, never copied, or "ovi" [C_out, *kernel, C_in / groups].
         bias: [C_out] or None.
         kmap: from `map_builder`; its N_in must be x's rows.
         activation: None, "relu", "leaky_relu" (slope `alpha`) or "sigmoid"; only without gradients.
@@ -114,6 +119,7 @@ def conv(
     """
     if x.ndim != 2:
         raise ShapeError(f"features have shape {list(x.shape)}; expected [N, C].")
+    _check_devices(x, weight, bias, kmap)
     dtype = autocast_dtype(x.device)
     precision = "tf32" if allow_tf32 else "ieee"
     wants_grad = torch.is_grad_enabled() and (
@@ -121,7 +127,8 @@ def conv(
     )
     if wants_grad and activation is not None:
         raise UnsupportedError(
-            f"a fused {activation} has no gradient; apply it after the convolution, or run under torch.no_grad()."
+            f"a fused {activation} has no gradient; apply it after the convolution, or run under "
+            "torch.no_grad()."
         )
     if kmap.x_fold is not None or kmap.y_fold is not None:
         return _folded(x, weight, bias, kmap, layout, groups, activation, alpha, precision, dtype)
@@ -146,7 +153,8 @@ def _apply(x, weight, bias, kmap, layout, groups, activation, alpha, precision, 
 
 
 def _folded(x, weight, bias, kmap, layout, groups, activation, alpha, precision, dtype):  # type: ignore[no-untyped-def]
-    """Equal coordinates: fold x rows, convolve the distinct ones, unfold y rows. Gradients follow by composition."""
+    """Equal coordinates: fold x rows, convolve the distinct ones, unfold y rows. Gradients follow
+    by composition."""
     from .fold import copy_rows, first_rows, self_product, sum_rows
 
     if kmap.n_in != x.shape[0]:
@@ -162,6 +170,22 @@ def _folded(x, weight, bias, kmap, layout, groups, activation, alpha, precision,
     if kmap.self_offset >= 0:
         y = y + self_product(x.to(y.dtype), weight.to(y.dtype), layout, groups, kmap.self_offset)
     return Epilogue(None if bias is None else bias.to(y.dtype), activation, alpha).finish(y.clone())
+
+
+def _check_devices(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, kmap: KernelMap
+) -> None:
+    device = kmap.device
+    if (
+        x.device != device
+        or weight.device != device
+        or (bias is not None and bias.device != device)
+    ):
+        there = "" if bias is None else f", the bias on {bias.device}"
+        raise DeviceError(
+            f"features are on {x.device}, the weight on {weight.device}{there}, the coordinates on "
+            f"{device}; move them all to one device."
+        )
 
 
 def _check(
@@ -194,15 +218,13 @@ def _check(
         )
     if x.dtype != weight.dtype:
         raise DataTypeError(
-            f"features are {x.dtype} and the weight is {weight.dtype}; convert one, or use torch.autocast."
-        )
-    if x.device != weight.device or x.device != kmap.device:
-        raise DeviceError(
-            f"features are on {x.device}, the weight on {weight.device}, the coordinates on {kmap.device}; "
-            "move all three to one device."
+            f"features are {x.dtype} and the weight is {weight.dtype}; convert one, or use "
+            "torch.autocast."
         )
     if bias is not None and bias.shape != (w.columns_out,):
         raise ShapeError(f"bias has shape {list(bias.shape)}; expected [{w.columns_out}].")
+    if bias is not None and bias.dtype not in _FLOATS:
+        raise DataTypeError(f"bias is {bias.dtype}; expected one of fp16, bf16, fp32, fp64.")
     return w
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 
@@ -18,13 +19,13 @@ _INT32 = 1 << 31
 class Offsets:
     """An ordered list of kernel offsets [V, D]; tap v of a weight belongs to offset v.
 
-    Instances are interned by `Offsets.of`, so they compare and hash by identity.
-    symmetric: offset V - 1 - v is the negative of offset v.  center: index of the zero offset, -1 if absent.
+    Instances are interned by `Offsets.of`, so they compare and hash by identity. symmetric: offset
+    V - 1 - v is the negative of offset v.  center: index of the zero offset, -1 if absent.
     """
 
     __slots__ = ("_geometry", "_reach", "center", "dimension", "symmetric", "values")
 
-    _interned: dict[tuple[tuple[int, ...], ...], Offsets] = {}
+    _interned: ClassVar[dict[tuple[tuple[int, ...], ...], Offsets]] = {}
 
     def __init__(self, values: tuple[tuple[int, ...], ...]) -> None:
         self.values = values
@@ -52,7 +53,8 @@ class Offsets:
             largest = max(abs(c) for offset in key for c in offset)
             if largest >= _INT32:
                 raise OverflowLimitError(
-                    f"a kernel offset of {largest} leaves the 32-bit coordinate range; use less dilation or padding."
+                    f"a kernel offset of {largest} leaves the 32-bit coordinate range; use less "
+                    "dilation or padding."
                 )
             found = Offsets._interned.setdefault(key, Offsets(key))
         return found
@@ -70,7 +72,8 @@ class Offsets:
     def geometry(
         self, device: torch.device, multiplier: tuple[int, ...], divisor: tuple[int, ...], sign: int
     ) -> torch.Tensor:
-        """int32 [2 + V, D] on `device`: multipliers, divisors, sign * offsets (see `kernels.coord_key`); cached."""
+        """int32 [2 + V, D] on `device`: multipliers, divisors, sign * offsets (see
+        `kernels.coord_key`); cached."""
         key = (device, multiplier, divisor, sign)
         found = self._geometry.get(key)
         if found is None:
@@ -84,11 +87,12 @@ class Offsets:
         return found
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def box_offsets(
     kernel_size: tuple[int, ...], dilation: tuple[int, ...], origin: tuple[int, ...]
 ) -> Offsets:
-    """Offsets `r * dilation - origin` of a box kernel, taps r row-major with the last axis fastest."""
+    """Offsets `r * dilation - origin` of a box kernel, taps r row-major with the last axis
+    fastest."""
     taps = itertools.product(*(range(k) for k in kernel_size))
     return Offsets.of(
         [tuple(r * d - o for r, d, o in zip(tap, dilation, origin, strict=True)) for tap in taps]
@@ -114,20 +118,23 @@ class Box:
     @staticmethod
     @functools.lru_cache(maxsize=4096)
     def of(lo: tuple[int, ...], size: tuple[int, ...]) -> Box:
-        """The box from `lo` of extents `size` ([1 + D] each); checks that coordinates and keys stay in range."""
+        """The box from `lo` of extents `size` ([1 + D] each); checks that coordinates and keys stay
+        in range."""
         for column, (low, extent) in enumerate(zip(lo, size, strict=True)):
             name = "the batch column" if column == 0 else f"axis {column - 1}"
             if extent < 0:
                 raise GeometryError(f"{name} has an extent of {extent}; expected 0 or more cells.")
             if extent >= _INT32 or low < -_INT32 or low + extent > _INT32:
                 raise OverflowLimitError(
-                    f"{name} spans [{low}, {low + extent}), which leaves the 32-bit coordinate range; "
+                    f"{name} spans [{low}, {low + extent}), which leaves the 32-bit coordinate "
+                    "range; "
                     "shift or coarsen the coordinates."
                 )
         box = Box(lo, size)
         if box.volume >= 1 << 62:
             raise OverflowLimitError(
-                f"a box of extents {list(size)} (batch first) holds {box.volume} cells; keys take at most 2^62. "
+                f"a box of extents {list(size)} (batch first) holds {box.volume} cells; keys take "
+                "at most 2^62. "
                 "Use fewer batch items per tensor or a coarser grid."
             )
         return box
@@ -177,7 +184,8 @@ class Box:
         return found
 
     def wide(self, offsets: Offsets, multiplier: tuple[int, ...]) -> bool:
-        """Whether coordinate * multiplier + offset can leave 32 bits for coordinates of this box."""
+        """Whether coordinate * multiplier + offset can leave 32 bits for coordinates of this
+        box."""
         for axis in range(self.dimension):
             low, extent = self.lo[axis + 1], self.size[axis + 1]
             largest = max(abs(low), abs(low + extent)) * multiplier[axis] + offsets.reach(axis)

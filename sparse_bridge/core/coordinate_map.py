@@ -32,7 +32,8 @@ def capacity_for(n_keys: int) -> int:
     capacity = max(_MIN_CAPACITY, 1 << (3 * n_keys - 1).bit_length())
     if capacity > _MAX_CAPACITY:
         raise OverflowLimitError(
-            f"a hash table for {n_keys} coordinates needs {capacity} slots; the limit is {_MAX_CAPACITY}. "
+            f"a hash table for {n_keys} coordinates needs {capacity} slots; the limit is "
+            f"{_MAX_CAPACITY}. "
             "Split the batch."
         )
     return capacity
@@ -42,8 +43,9 @@ def capacity_for(n_keys: int) -> int:
 class Duplicates:
     """How rows that share a coordinate fold.
 
-    map: the distinct live coordinates.  first: int64 [U], the first row of each.  inverse: int64 [N], the distinct
-    coordinate of each row, or U for rows outside the box.  groups: filled in by `fold` on first use.
+    map: the distinct live coordinates.  first: int64 [U], the first row of each.  inverse: int64
+    [N], the distinct coordinate of each row, or U for rows outside the box.  groups: filled in by
+    `fold` on first use.
     """
 
     map: CoordinateMap
@@ -53,16 +55,19 @@ class Duplicates:
 
 
 class CoordinateMap:
-    """Coordinates [N, 1 + D] int32 (batch first) inside a box, with look-up structures built on first use.
+    """Coordinates [N, 1 + D] int32 (batch first) inside a box, with look-up structures built on
+    first use.
 
     Rows outside the box are dead: they keep their place, nothing finds them and they find nothing.
     """
 
     def __init__(self, coords: torch.Tensor, box: Box) -> None:
-        """coords: int32 [N, 1 + D]; box: of the same dimension. Raises ShapeError, DataTypeError, DeviceError."""
+        """coords: int32 [N, 1 + D]; box: of the same dimension. Raises ShapeError, DataTypeError,
+        DeviceError."""
         if coords.ndim != 2 or coords.shape[1] != box.dimension + 1:
             raise ShapeError(
-                f"coordinates have shape {list(coords.shape)}; expected [N, {box.dimension + 1}] (batch first)."
+                f"coordinates have shape {list(coords.shape)}; expected [N, {box.dimension + 1}] "
+                "(batch first)."
             )
         if coords.dtype != torch.int32:
             raise DataTypeError(
@@ -102,7 +107,8 @@ class CoordinateMap:
 
     @property
     def unique(self) -> bool:
-        """No two live rows share a coordinate. Waits for the device the first time, for coordinates of the user."""
+        """No two live rows share a coordinate. Waits for the device the first time, for coordinates
+        of the user."""
         self._check()
         return self._unique
 
@@ -127,7 +133,8 @@ class CoordinateMap:
         return kernel_target(self.device)
 
     def adopt(self, index: host_index.HostIndex | None = None, table: object | None = None) -> None:
-        """Take over structures from whoever made these coordinates, which are distinct and live by construction."""
+        """Take over structures from whoever made these coordinates, which are distinct and live by
+        construction."""
         self._host, self._table, self._checked = index, table, True
 
     def host(self) -> host_index.HostIndex:
@@ -141,7 +148,8 @@ class CoordinateMap:
         return self._host
 
     def table(self, target: Target):  # type: ignore[no-untyped-def]
-        """The hash table for kernels; its values decode to rows of this map. Does not wait for the device."""
+        """The hash table for kernels; its values decode to rows of this map. Does not wait for the
+        device."""
         if self._table is None:
             self._table = self._insert(target)
         return self._table
@@ -165,10 +173,11 @@ class CoordinateMap:
 
     def _read_counters(self) -> None:
         table, slots = self._table, self._slots
-        inserted, seen, overflow = table.counters()  # type: ignore[attr-defined]
+        inserted, seen, overflow = table.counters()  # type: ignore[union-attr,attr-defined]
         if overflow:
             raise KernelError(
-                f"the hash table ran out of probes for {self.n_rows} coordinates; please report the coordinates that "
+                f"the hash table ran out of probes for {self.n_rows} coordinates; please report "
+                "the coordinates that "
                 "caused it."
             )
         self._alive = None if seen == self.n_rows else slots

@@ -1,8 +1,9 @@
 """The two products of sparse convolution on every dataflow.
 
-`gather_matmul`: y[r] = act(sum_v x[in(v, r)] @ w[v] + bias); forward, and dgrad through the transposed map and weight.
-`weight_gradient`: dw[v] = sum over the pairs (i, j) of v of x[i]^T dy[j].
-All take folded (distinct-coordinate) rows; channels are contiguous, accumulation is fp32 (fp64 for fp64).
+`gather_matmul`: y[r] = act(sum_v x[in(v, r)] @ w[v] + bias); forward, and dgrad through the
+transposed map and weight. `weight_gradient`: dw[v] = sum over the pairs (i, j) of v of x[i]^T
+dy[j]. All take folded (distinct-coordinate) rows; channels are contiguous, accumulation is fp32
+(fp64 for fp64).
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _EXPLICIT_BYTES = 64 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Epilogue:
-    """What follows the sum: bias [C_out] or none, then an activation (alpha: slope of leaky_relu)."""
+    """What follows the sum: bias [C_out] or none, then an activation (alpha: slope of
+    leaky_relu)."""
 
     bias: torch.Tensor | None = None
     activation: str | None = None
@@ -70,8 +72,8 @@ def gather_matmul(
 
 
 def weight_gradient(
-    dataflow: str, target: Target | None, kmap: KernelMap, x: torch.Tensor, dy: torch.Tensor, dw: torch.Tensor,
-    w: WeightLayout, precision: str,
+    dataflow: str, target: Target | None, kmap: KernelMap, x: torch.Tensor, dy: torch.Tensor,
+    dw: torch.Tensor, w: WeightLayout, precision: str,
 ) -> None:  # fmt: skip
     """Write dw (any float dtype) from x [n_in, ...] and dy [n_out, ...]."""
     if x.shape[0] == 0 or dy.shape[0] == 0:
@@ -95,7 +97,8 @@ def _columns(x: torch.Tensor, group: int, width: int) -> torch.Tensor:
 def _per_offset(
     kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor, w: WeightLayout, epilogue: Epilogue
 ) -> torch.Tensor:
-    """Gather, multiply, scatter-add, one run of offsets after another; on the CPU half precision computes in fp32."""
+    """Gather, multiply, scatter-add, one run of offsets after another; on the CPU half precision
+    computes in fp32."""
     n_out, dtype = kmap.relation.n_rows[kmap.side], x.dtype
     accumulate = _accumulator(x)
     work = dtype
@@ -126,7 +129,8 @@ def _worth_merging(kmap: KernelMap, w: WeightLayout) -> bool:
 def _multiply_chunks(
     chunks: Chunks, x: torch.Tensor, taps: Sequence[torch.Tensor], y: torch.Tensor
 ) -> None:
-    """Write y: y[out] = sum of x[in] @ taps[v] over the chunks; columns of x and y may be strided."""
+    """Write y: y[out] = sum of x[in] @ taps[v] over the chunks; columns of x and y may be
+    strided."""
     same = x.dtype == y.dtype
     taps = tuple(reversed(taps)) if chunks.reverse else taps
     if chunks.dense < 0:
@@ -183,11 +187,13 @@ def gradients(
     kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor, dw: torch.Tensor,
     w: WeightLayout,
 ) -> torch.Tensor:  # fmt: skip
-    """Both gradients on the per-offset dataflow: writes dw, returns dx [n_in, ...]. dy is gathered only once."""
+    """Both gradients on the per-offset dataflow: writes dw, returns dx [n_in, ...]. dy is gathered
+    only once."""
     if x.shape[0] == 0 or dy.shape[0] == 0 or _worth_merging(kmap, w):
         weight_gradient("per_offset", None, kmap, x, dy, dw, w, "ieee")
-        across = (kmap.transposed(), dy, weight, w.transposed(), Epilogue(), "ieee")
-        return gather_matmul("per_offset", None, *across)
+        return gather_matmul(
+            "per_offset", None, kmap.transposed(), dy, weight, w.transposed(), Epilogue(), "ieee"
+        )
     work = _accumulator(x) if x.device.type == "cpu" else x.dtype
     dtype = x.dtype
     x, weight, dy = x.to(work), weight.to(work), dy.to(work)
@@ -195,10 +201,9 @@ def gradients(
     chunks = chunks_of(kmap, False)
     total = scratch.take("dw", w.n_offsets * w.c_in, w.c_out, x, _accumulator(x))
     for group in range(w.groups):
-        columns = [_columns(x, group, w.c_in), _columns(dy, group, w.c_out)]
-        _both_chunks(
-            chunks, *columns, w.matrices(weight, group), total.zero_(), _columns(dx, group, w.c_in)
-        )
+        left, right = _columns(x, group, w.c_in), _columns(dy, group, w.c_out)
+        taps, out = w.matrices(weight, group), _columns(dx, group, w.c_in)
+        _both_chunks(chunks, left, right, taps, total.zero_(), out)
         for tap, result in zip(
             w.matrices(dw, group), total.view(w.n_offsets, w.c_in, w.c_out), strict=True
         ):
@@ -210,7 +215,8 @@ def _both_chunks(
     chunks: Chunks, x: torch.Tensor, dy: torch.Tensor, taps: Sequence[torch.Tensor],
     total: torch.Tensor, dx: torch.Tensor,
 ) -> None:  # fmt: skip
-    """total [V * C_in, C_out] += x[in]^T dy[out], and write dx: dx[in] = sum of dy[out] @ taps[v]^T."""
+    """total [V * C_in, C_out] += x[in]^T dy[out], and write dx: dx[in] = sum of dy[out] @
+    taps[v]^T."""
     c_in = x.shape[1]
     same = total.dtype == x.dtype
     if chunks.dense >= 0:
@@ -257,7 +263,8 @@ def _accumulate(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, sa
 def _explicit(
     kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor, w: WeightLayout, epilogue: Epilogue
 ) -> torch.Tensor:
-    """Gather all neighbours of a slice of rows into one matrix and multiply once: the slow truth."""
+    """Gather all neighbours of a slice of rows into one matrix and multiply once: the slow
+    truth."""
     table, reverse = kmap.relation.table(kmap.side)
     if reverse:
         w = w.reversed()

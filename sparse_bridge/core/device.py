@@ -1,4 +1,5 @@
-"""Which code serves a device: Triton kernels or plain torch. The answer is metadata only; nothing is tried and caught."""
+"""Which code serves a device: Triton kernels or plain torch. The answer is metadata only; nothing
+is tried and caught."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ TRITON_DATAFLOWS = ("masked", "unmasked")
 def kernel_target(device: torch.device) -> targets.Target | None:
     """The target whose kernels serve tensors of `device`, or None where plain torch does.
 
-    GPUs use Triton unless a torch dataflow is forced. CPU tensors use it only when a Triton dataflow is forced; then a
-    missing driver is an error, never a silent fallback.
+    GPUs use Triton unless a torch dataflow is forced. CPU tensors use it only when a Triton
+    dataflow is forced; then a missing driver is an error, never a silent fallback.
     """
     forced = settings.get().dataflow
     if forced in ("per_offset", "explicit"):

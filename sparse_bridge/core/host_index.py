@@ -1,7 +1,8 @@
-"""Coordinate look-up and map building in plain torch: the CPU's way, and any device's where Triton does not run.
+"""Coordinate look-up and map building in plain torch: the CPU's way, and any device's where Triton
+does not run.
 
-A sorted array of int64 keys takes the place of the GPU's hash table. Pair lists come out directly; neighbour tables are
-derived from them only when something asks.
+A sorted array of int64 keys takes the place of the GPU's hash table. Pair lists come out directly;
+neighbour tables are derived from them only when something asks.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from .conv_spec import Box, Offsets
 
 __all__ = ["HostIndex", "PairLists", "expand", "lookup"]
 
-# Bringing features into spatial order and back costs two passes; it pays from this many pairs a row.
+# Bringing features into spatial order and back costs two passes; it pays from this many pairs a
+# row.
 _ORDER_PAYS = 5
 
 
@@ -23,12 +25,12 @@ _ORDER_PAYS = 5
 class PairLists:
     """(in row, out row) pairs grouped by offset, each group ascending in its out or in rows.
 
-    in_rows, out_rows: int64 [P] (torch scatters much faster by int64 on CPUs).  starts: host integers [L + 1]; list v is [starts[v], starts[v + 1]).
-    mirrored: lists of offsets 0..V/2 only; offset V - 1 - v has those of v with in and out swapped.
-    order: None, or int64 [N]: in_rows and out_rows then count places of this order of the rows (place -> row), in which
-    neighbours in space are neighbours in memory.
-    runs: (first offset, length) of offsets that step along the last axis: where several of them are present for a row,
-    the places they meet follow one another.
+    in_rows, out_rows: int64 [P] (torch scatters much faster by int64 on CPUs).  starts: host
+    integers [L + 1]; list v is [starts[v], starts[v + 1]). mirrored: lists of offsets 0..V/2 only;
+    offset V - 1 - v has those of v with in and out swapped. order: None, or int64 [N]: in_rows and
+    out_rows then count places of this order of the rows (place -> row), in which neighbours in
+    space are neighbours in memory. runs: (first offset, length) of offsets that step along the last
+    axis: where several of them are present for a row, the places they meet follow one another.
     """
 
     in_rows: torch.Tensor
@@ -102,16 +104,18 @@ class HostIndex:
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """For every step: (positions where query + step is present, its sorted place), int64.
 
-        Steps that differ by one (neighbours along the last axis) take one search together: the place of the next key is
-        this one's, plus one if it was present (the one-shot search of Spira, MLSys 2026).
+        Steps that differ by one (neighbours along the last axis) take one search together: the
+        place of the next key is this one's, plus one if it was present (the one-shot search of
+        Spira, MLSys 2026).
         """
         sentinel = torch.iinfo(torch.int64).max
         keys = torch.cat([self.keys(halo), query.new_full((1,), sentinel)])
         found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        last = None
+        last = 0
+        place = present = None
         for step in sorted(set(steps)):
             wanted = query + step
-            if last is not None and step == last + 1:
+            if place is not None and present is not None and step == last + 1:
                 place = place + present
             else:
                 place = torch.searchsorted(keys, wanted)
@@ -124,8 +128,8 @@ class HostIndex:
 
 @dataclasses.dataclass(eq=False)
 class Indexed:
-    """index, plus what was seen on the way: alive int32 [N] (row or -1; None if all live), inverse int64 [N] (sorted
-    place of each row's coordinate, -1 if dead)."""
+    """index, plus what was seen on the way: alive int32 [N] (row or -1; None if all live), inverse
+    int64 [N] (sorted place of each row's coordinate, -1 if dead)."""
 
     index: HostIndex
     alive: torch.Tensor | None
@@ -134,7 +138,8 @@ class Indexed:
 
 
 def build(coords: torch.Tensor, box: Box) -> Indexed:
-    """Index the rows of `coords` [N, 1 + D] that lie in `box`; of equal coordinates the first row counts."""
+    """Index the rows of `coords` [N, 1 + D] that lie in `box`; of equal coordinates the first row
+    counts."""
     lo = torch.tensor(box.lo, dtype=torch.int64, device=coords.device)
     size = torch.tensor(box.size, dtype=torch.int64, device=coords.device)
     shifted = coords.long() - lo
@@ -174,17 +179,18 @@ def _collect(
 def submanifold(index: HostIndex, offsets: Offsets, n_rows: int, keep_center: bool) -> PairLists:
     """Pairs among the rows of `index`; symmetric offsets are looked up by half and mirrored.
 
-    keep_center: pair every one of the `n_rows` rows with itself at the zero offset (dead rows too), else none.
+    keep_center: pair every one of the `n_rows` rows with itself at the zero offset (dead rows too),
+    else none.
     """
     halo = tuple(offsets.reach(axis) for axis in range(offsets.dimension))
     keys, rows = index.keys(halo), index.rows
     mirrored, center = offsets.symmetric, offsets.center
     steps = _key_steps(offsets, index.box, halo)
-    lists = range(len(offsets) // 2 + 1 if mirrored else len(offsets))
-    searched = iter(index.find(keys, [steps[v] for v in lists if v != center], halo))
+    half = range(len(offsets) // 2 + 1 if mirrored else len(offsets))
+    searched = iter(index.find(keys, [steps[v] for v in half if v != center], halo))
     whole = rows.shape[0] == n_rows
     found = []
-    for v in lists:
+    for v in half:
         if v == center:
             every = torch.arange(n_rows if keep_center else 0, device=keys.device)
             found.append((every, every))
@@ -255,10 +261,11 @@ def expand(
     coords: torch.Tensor, alive: torch.Tensor | None, offsets: Offsets, multiplier: tuple[int, ...],
     divisor: tuple[int, ...], sign: int, out_box: Box,
 ) -> tuple[torch.Tensor, HostIndex, PairLists]:  # fmt: skip
-    """New coordinates (c * multiplier + sign * offset) / divisor that are whole and lie in `out_box`.
+    """New coordinates (c * multiplier + sign * offset) / divisor that are whole and lie in
+    `out_box`.
 
-    Returns them ([M, 1 + D] int32, ordered by the first row of `coords` that reaches each, then by offset), their
-    index, and the pairs (row of coords, new row). Rows of `coords` must be distinct.
+    Returns them ([M, 1 + D] int32, ordered by the first row of `coords` that reaches each, then by
+    offset), their index, and the pairs (row of coords, new row). Rows of `coords` must be distinct.
     """
     device, n_offsets = coords.device, len(offsets)
     batch = coords[:, 0].long() - out_box.lo[0]

@@ -1,7 +1,8 @@
 """Kernel maps (rulebooks): which input row meets which output row at which kernel offset.
 
-A `Relation` is immutable geometry with lazily built views: a neighbour table and mask-ordered tiles for each direction,
-pair lists per offset. A `KernelMap` is a relation read in one direction; `transposed` reads it in the other at no cost.
+A `Relation` is immutable geometry with lazily built views: a neighbour table and mask-ordered tiles
+for each direction, pair lists per offset. A `KernelMap` is a relation read in one direction;
+`transposed` reads it in the other at no cost.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ __all__ = ["DevicePairs", "KernelMap", "Relation"]
 
 @dataclasses.dataclass(eq=False)
 class DevicePairs:
-    """Pair lists int32 with their starts int64 [L + 1] on the device; see `PairLists` for the rest."""
+    """Pair lists int32 with their starts int64 [L + 1] on the device; see `PairLists` for the
+    rest."""
 
     in_rows: torch.Tensor
     out_rows: torch.Tensor
@@ -33,11 +35,12 @@ class DevicePairs:
 
 
 class Relation:
-    """Pairs (x row, y row) of V offsets. Side 0 gathers x rows for every y row, side 1 y rows for every x row.
+    """Pairs (x row, y row) of V offsets. Side 0 gathers x rows for every y row, side 1 y rows for
+    every x row.
 
-    symmetric: submanifold; x and y rows are the same rows, and side 1 is side 0 with its offsets reversed.
-    regular: an offset meets each row at most once, so tables can hold it; None (pair lists of the user) to look when
-    asked.
+    symmetric: submanifold; x and y rows are the same rows, and side 1 is side 0 with its offsets
+    reversed. regular: an offset meets each row at most once, so tables can hold it; None (pair
+    lists of the user) to look when asked.
     """
 
     def __init__(
@@ -169,10 +172,11 @@ class Relation:
 class KernelMap:
     """A relation in one direction: y[r] = sum over offsets v and present x rows of x @ w[v].
 
-    flipped: reads the relation's other direction.  x_fold, y_fold: equal coordinates folded on that end; the relation
-    then speaks of distinct coordinates: x rows are summed into them, y rows copied from them.
-    self_offset: for folded submanifold maps, the offset at which every row also meets itself, outside the relation;
-    there the first of equal x rows stands for all instead of their sum.
+    flipped: reads the relation's other direction.  x_fold, y_fold: equal coordinates folded on that
+    end; the relation then speaks of distinct coordinates: x rows are summed into them, y rows
+    copied from them. self_offset: for folded submanifold maps, the offset at which every row also
+    meets itself, outside the relation; there the first of equal x rows stands for all instead of
+    their sum.
     """
 
     relation: Relation

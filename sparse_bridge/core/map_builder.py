@@ -1,4 +1,5 @@
-"""Building kernel maps from coordinate maps: submanifold, strided, generative, between given maps, from pair lists."""
+"""Building kernel maps from coordinate maps: submanifold, strided, generative, between given maps,
+from pair lists."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ __all__ = ["between", "expanded", "from_pairs", "generative", "search_of", "stri
 def _check_dimension(cmap: CoordinateMap, offsets: Offsets, stride: Sequence[int]) -> None:
     if offsets.dimension != cmap.box.dimension or len(stride) != cmap.box.dimension:
         raise GeometryError(
-            f"a {offsets.dimension}-dimensional kernel with stride {list(stride)} on {cmap.box.dimension}-dimensional "
+            f"a {offsets.dimension}-dimensional kernel with stride {list(stride)} on "
+            f"{cmap.box.dimension}-dimensional "
             "coordinates; all three must agree."
         )
     if min(stride) < 1:
@@ -48,7 +50,8 @@ def search_of(box: Box, offsets: Offsets) -> ModuleType:
 def submanifold(cmap: CoordinateMap, offsets: Offsets) -> KernelMap:
     """Output rows = input rows, y[r] gathers the rows at coordinate + offset.
 
-    The zero offset pairs every row with itself, dead ones too. Of equal coordinates, look-ups see the first row.
+    The zero offset pairs every row with itself, dead ones too. Of equal coordinates, look-ups see
+    the first row.
     """
     _check_dimension(cmap, offsets, (1,) * offsets.dimension)
     if not cmap.checked:
@@ -64,7 +67,8 @@ def submanifold(cmap: CoordinateMap, offsets: Offsets) -> KernelMap:
 
 
 def _hopeful_relation(cmap: CoordinateMap, offsets: Offsets) -> Relation | None:
-    """The map of distinct, live rows, queued before the device says whether they are; None when they are not."""
+    """The map of distinct, live rows, queued before the device says whether they are; None when
+    they are not."""
     target = cmap.kernel_target()
     if target is None:
         return None
@@ -87,8 +91,9 @@ def _submanifold_relation(
 
     one = (1,) * offsets.dimension
     table = neighbor_lookup(
-        cmap.table(target), n, cmap.coords, offsets.geometry(device, one, one, 1), cmap.box.bounds(device), alive,
-        n_offsets, offsets.center if keep_center else -1, cmap.box.wide(offsets, one), target,
+        cmap.table(target), n, cmap.coords, offsets.geometry(device, one, one, 1),
+        cmap.box.bounds(device), alive, n_offsets, offsets.center if keep_center else -1,
+        cmap.box.wide(offsets, one), target,
     )  # fmt: skip
     if not keep_center and offsets.center >= 0:
         table.nbr[offsets.center].fill_(-1)
@@ -101,8 +106,8 @@ def strided(
 ) -> tuple[CoordinateMap, KernelMap]:
     """y[u] gathers x[s * u + o]; the outputs are all u in `out_box` that reach a live input.
 
-    Output rows are ordered by the first input row that reaches them, then by offset. Equal input coordinates are
-    summed. Returns the output coordinates and the map.
+    Output rows are ordered by the first input row that reaches them, then by offset. Equal input
+    coordinates are summed. Returns the output coordinates and the map.
     """
     _check_dimension(cmap, offsets, stride)
     one = (1,) * offsets.dimension
@@ -113,7 +118,8 @@ def strided(
 def generative(
     cmap: CoordinateMap, offsets: Offsets, stride: tuple[int, ...], out_box: Box
 ) -> tuple[CoordinateMap, KernelMap]:
-    """Transposed convolution onto new coordinates: y[s * u + o] gathers x[u], for every such site in `out_box`."""
+    """Transposed convolution onto new coordinates: y[s * u + o] gathers x[u], for every such site
+    in `out_box`."""
     _check_dimension(cmap, offsets, stride)
     one = (1,) * offsets.dimension
     new, relation = _expand(cmap, offsets, stride, one, 1, out_box)
@@ -123,15 +129,16 @@ def generative(
 def expanded(
     cmap: CoordinateMap, offsets: Offsets, divisor: tuple[int, ...], out_box: Box
 ) -> CoordinateMap:
-    """Every whole (c + offset) / divisor in `out_box` of a live coordinate c; order of `strided`."""
+    """Every whole (c + offset) / divisor in `out_box` of a live coordinate c; order of
+    `strided`."""
     _check_dimension(cmap, offsets, divisor)
     one = (1,) * offsets.dimension
     return _expand(cmap, offsets, one, divisor, 1, out_box)[0]
 
 
 def _expand(
-    cmap: CoordinateMap, offsets: Offsets, multiplier: tuple[int, ...], divisor: tuple[int, ...], sign: int,
-    out_box: Box,
+    cmap: CoordinateMap, offsets: Offsets, multiplier: tuple[int, ...], divisor: tuple[int, ...],
+    sign: int, out_box: Box,
 ) -> tuple[CoordinateMap, Relation]:  # fmt: skip
     if not cmap.unique:
         cmap = cmap.duplicates().map
@@ -160,8 +167,9 @@ def _expand(
 
 
 def _insert_candidates(cmap, geometry, out_box: Box, slots, wide: bool, target: Target):  # type: ignore[no-untyped-def]
-    """Hash every coordinate that a row reaches. The number of distinct ones is unknown beforehand, so a table sized
-    for the usual case grows until it holds them at most two thirds full; one wait for the device per try."""
+    """Hash every coordinate that a row reaches. The number of distinct ones is unknown beforehand,
+    so a table sized for the usual case grows until it holds them at most two thirds full; one wait
+    for the device per try."""
     from ..kernels.hash_table import HashTable, hash_insert
     from ..kernels.neighbor_table import count_new_rows
 
@@ -219,8 +227,8 @@ def _between_relation(
     ]
     tables = [
         neighbor_lookup(
-            there.table(target), there.n_rows, here.coords, geometry, there.box.bounds(device), here.alive, n_offsets,
-            -1, wide, target,
+            there.table(target), there.n_rows, here.coords, geometry, there.box.bounds(device),
+            here.alive, n_offsets, -1, wide, target,
         )
         for there, here, geometry in arguments
     ]  # fmt: skip
@@ -247,7 +255,8 @@ def from_pairs(
     for x_rows, y_rows in pairs:
         if x_rows.shape != y_rows.shape or x_rows.ndim != 1:
             raise ShapeError(
-                f"pair lists of shapes {list(x_rows.shape)} and {list(y_rows.shape)}; both must be [P]."
+                f"pair lists of shapes {list(x_rows.shape)} and {list(y_rows.shape)}; both must be "
+                "[P]."
             )
         for rows, n, side in ((x_rows, n_x, "input"), (y_rows, n_y, "output")):
             _check_rows(rows, n, side, device)
@@ -273,5 +282,6 @@ def _check_rows(rows: torch.Tensor, n: int, side: str, device: torch.device) -> 
         least, most = (int(bound) for bound in rows.aminmax())
         if least < 0 or most >= n:
             raise CoordinateError(
-                f"a pair list names {side} row {least if least < 0 else most}; expected 0 <= row < {n}."
+                f"a pair list names {side} row {least if least < 0 else most}; expected 0 <= row < "
+                f"{n}."
             )

@@ -1,9 +1,9 @@
 """Maps of an index tensor, shared by the layers that see the same tensor and gone when those are.
 
-A store belongs to a coordinate tensor object. For tensors that an adapter made (outputs of layers) the tensor keeps its
-store alive; for the user's own tensors the store is only remembered as long as some map, record or output uses it, so a
-data set held on the GPU does not drag hash tables along. In-place changes of the coordinates are seen through torch's
-version counter and start a new store.
+A store belongs to a coordinate tensor object. For tensors that an adapter made (outputs of layers)
+the tensor keeps its store alive; for the user's own tensors the store is only remembered as long as
+some map, record or output uses it, so a data set held on the GPU does not drag hash tables along.
+In-place changes of the coordinates are seen through torch's version counter and start a new store.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class MapStore:
         return found
 
     def alias(self, coords: torch.Tensor) -> torch.Tensor:
-        """A tensor object over the same coordinates that keeps this store alive; the same one while it lives."""
+        """A tensor object over the same coordinates that keeps this store alive; the same one while
+        it lives."""
         found = None if self._alias is None else self._alias()
         if found is None:
             found = normal_tensor(coords.clone if coords.is_inference() else coords.detach)

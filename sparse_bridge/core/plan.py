@@ -1,4 +1,5 @@
-"""Plans: a GEMM problem resolved once per (map, direction, channels, dtype, epilogue) and then only launched.
+"""Plans: a GEMM problem resolved once per (map, direction, channels, dtype, epilogue) and then only
+launched.
 
 A plan is kept by the relation it belongs to, so it lives exactly as long as the map.
 """
@@ -21,7 +22,8 @@ KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 def choose_dataflow(
     device: torch.device, dtype: torch.dtype, kmap: KernelMap
 ) -> tuple[str, Target | None]:
-    """(dataflow, target of its kernels or None). fp64 and irregular pair lists take the per-offset dataflow."""
+    """(dataflow, target of its kernels or None). fp64 and irregular pair lists take the per-offset
+    dataflow."""
     forced = settings.get().dataflow
     if forced in ("per_offset", "explicit"):
         return (forced if kmap.relation.regular else "per_offset"), None
@@ -48,7 +50,8 @@ def triton_gather(dataflow, target, kmap, x, weight, w: WeightLayout, epilogue, 
     bias = epilogue.bias
     relation = kmap.relation
     key = (
-        dataflow, kmap.side, x.dtype, w, bias is not None, epilogue.activation, epilogue.alpha, precision, target.arch
+        dataflow, kmap.side, x.dtype, w, bias is not None, epilogue.activation, epilogue.alpha,
+        precision, target.arch
     )  # fmt: skip
     plan = relation.plans.get(key)
     if plan is None:
@@ -72,8 +75,8 @@ def _plan_gather(dataflow, target, kmap, x, w: WeightLayout, epilogue, precision
         w = w.reversed()
     tile = gather_tile(target, x.dtype, n_rows, w.c_in, w.c_out, w.n_offsets, precision)
     return GatherGemm(
-        target, x.device, x.dtype, table, n_rows, n_in, w.c_in, w.c_out, w.groups, w.strides, w.shift,
-        epilogue.bias is not None, epilogue.activation, epilogue.alpha, precision, tile,
+        target, x.device, x.dtype, table, n_rows, n_in, w.c_in, w.c_out, w.groups, w.strides,
+        w.shift, epilogue.bias is not None, epilogue.activation, epilogue.alpha, precision, tile,
     )  # fmt: skip
 
 
@@ -92,8 +95,8 @@ def triton_wgrad(target, kmap, x, dy, dw, w: WeightLayout, precision):  # type: 
         if kmap.flipped:
             lists = (lists[1], lists[0], lists[2])
         plan = WgradGemm(
-            target, x.device, x.dtype, lists, pairs.mirrored, relation.n_offsets, x.shape[0], dy.shape[0], w.c_in,
-            w.c_out, w.groups, w.strides, w.shift, precision,
+            target, x.device, x.dtype, lists, pairs.mirrored, relation.n_offsets, x.shape[0],
+            dy.shape[0], w.c_in, w.c_out, w.groups, w.strides, w.shift, precision,
             wgrad_tile(target, x.dtype, w.c_in, w.c_out, precision),
         )  # fmt: skip
         relation.plans[key] = plan

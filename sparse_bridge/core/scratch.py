@@ -1,4 +1,5 @@
-"""Reusable CPU work buffers. Fresh memory costs a page fault every 4 KB, often more than the arithmetic done in it."""
+"""Reusable CPU work buffers. Fresh memory costs a page fault every 4 KB, often more than the
+arithmetic done in it."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ _local = threading.local()
 def take(
     name: str, rows: int, columns: int, like: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """An uninitialised [rows, columns] tensor on `like`'s device; on the CPU the thread's buffer `name`, which the next
-    call with that name overwrites."""
+    """An uninitialised [rows, columns] tensor on `like`'s device; on the CPU the thread's buffer
+    `name`, which the next call with that name overwrites."""
     size = rows * columns
     if like.device.type != "cpu" or size * dtype.itemsize > _LIMIT_BYTES:
         return torch.empty((rows, columns), dtype=dtype, device=like.device)
@@ -33,10 +34,11 @@ def take(
 
 @functools.cache
 def keep_heap() -> None:
-    """Teach glibc once to keep freed blocks of up to 32 MB instead of giving them back to the system.
+    """Teach glibc once to keep freed blocks of up to 32 MB instead of giving them back to the
+    system.
 
-    Its allocator adapts to the largest block it has seen released; without this, every layer's output is fresh memory.
-    Other allocators ignore it.
+    Its allocator adapts to the largest block it has seen released; without this, every layer's
+    output is fresh memory. Other allocators ignore it.
     """
     if sys.platform == "linux":
         torch.empty((32 << 20) - (64 << 10), dtype=torch.uint8)

@@ -1,4 +1,5 @@
-"""Observing what ran: a `with record() as events` block collects one event per sparse operation of this thread."""
+"""Observing what ran: a `with record() as events` block collects one event per sparse operation of
+this thread."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ __all__ = ["Event", "emit", "emit_linear", "record"]
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """One operation: what ("conv", "pool", "linear"), its dataflow, rows, channels and kernel volume."""
+    """One operation: what ("conv", "pool", "linear"), its dataflow, rows, channels and kernel
+    volume."""
 
     kind: str
     dataflow: str

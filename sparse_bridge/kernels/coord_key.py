@@ -1,9 +1,10 @@
 """Packing coordinates into one integer key, inside kernels.
 
-`geometry` is an int32 table `[2 + V, D]`: per-axis multiplier, per-axis divisor, then V offsets. `bounds` is an int32
-table `[1 + D, 2]`: (lowest, extent) for the batch column and every axis. The coordinate that row `r` reaches by offset
-`v` is `(c * multiplier + offset[v]) / divisor`, and exists only if the division is exact and it lies inside `bounds`;
-its key is its row-major index in that box, so keys are never negative and never collide.
+`geometry` is an int32 table `[2 + V, D]`: per-axis multiplier, per-axis divisor, then V offsets.
+`bounds` is an int32 table `[1 + D, 2]`: (lowest, extent) for the batch column and every axis. The
+coordinate that row `r` reaches by offset `v` is `(c * multiplier + offset[v]) / divisor`, and
+exists only if the division is exact and it lies inside `bounds`; its key is its row-major index in
+that box, so keys are never negative and never collide.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def locate(
     KEY64: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """(key, ok) of the coordinate reached from `row` by offset `v`; row, v and ok broadcast against each other.
+    """(key, ok) of the coordinate reached from `row` by offset `v`; row, v and ok broadcast against
+    each other.
 
     WIDE: compute coordinates in 64 bits, needed when multiplier * extent can leave 32.
     """
@@ -63,8 +65,9 @@ def coordinate(coords_ptr, geometry_ptr, row, v, ok, axis, D: tl.constexpr, WIDE
 
 @triton.jit
 def home_slot(key, capacity, KEY64: tl.constexpr):
-    """First slot to probe. Keys that differ only in their low bits share a group of four slots, so that neighbours
-    along the last axis are found in one memory sector. `capacity` is a power of two."""
+    """First slot to probe. Keys that differ only in their low bits share a group of four slots, so
+    that neighbours along the last axis are found in one memory sector. `capacity` is a power of
+    two."""
     if KEY64:
         mixed = (key >> 2) * -7046029254386353131  # odd(2^64 / golden ratio)
         mixed = mixed.to(tl.uint64, bitcast=True)

@@ -1,7 +1,8 @@
 """Gather-GEMM: y[r] = act(sum_v x[nbr[v, r]] @ w[v] + bias), forward and dgrad alike.
 
-dgrad is the same product over the transposed table with the weight read through swapped strides. Two forms of one
-kernel: *packed* walks the live offsets of mask-ordered tiles, *plain* walks every offset of the table in row order.
+dgrad is the same product over the transposed table with the weight read through swapped strides.
+Two forms of one kernel: *packed* walks the live offsets of mask-ordered tiles, *plain* walks every
+offset of the table in row order.
 """
 
 from __future__ import annotations
@@ -34,21 +35,22 @@ def _activate(value, alpha, ACT: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n_rows", "pitch", "n_offsets", "alpha"])
 def _gather_gemm(
-    x_ptr, w_ptr, bias_ptr, y_ptr, nbr_ptr, rows_ptr, live_ptr, n_live_ptr,
-    n_rows, pitch, n_offsets, c_in, c_out, w_shift, alpha,
-    stride_xn, stride_yn, stride_wv, stride_wi, stride_wo, stride_wg, stride_ys,
-    PACKED: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, PRECISION: tl.constexpr, EVEN_K: tl.constexpr,
-    ONE_K: tl.constexpr, WIDE: tl.constexpr, SPLIT_K: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    x_ptr, w_ptr, bias_ptr, y_ptr, nbr_ptr, rows_ptr, live_ptr, n_live_ptr, n_rows, pitch,
+    n_offsets, c_in, c_out, w_shift, alpha, stride_xn, stride_yn, stride_wv, stride_wi, stride_wo,
+    stride_wg, stride_ys, PACKED: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr,
+    PRECISION: tl.constexpr, EVEN_K: tl.constexpr, ONE_K: tl.constexpr, WIDE: tl.constexpr,
+    SPLIT_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """grid: (row tiles x column blocks, groups, SPLIT_K).
 
-    x [N_in, groups * c_in] with row stride stride_xn and unit channel stride; w read at w_shift + v * stride_wv +
-    i * stride_wi + o * stride_wo + group * stride_wg; y [n_rows, groups * c_out], or with SPLIT_K > 1 fp32 partial
-    sums, stride_ys apart. nbr: [V, pitch]; packed: rows, live [T, V], n_live [T] as in `TileList`.
+    x [N_in, groups * c_in] with row stride stride_xn and unit channel stride; w read at w_shift + v
+    * stride_wv + i * stride_wi + o * stride_wo + group * stride_wg; y [n_rows, groups * c_out], or
+    with SPLIT_K > 1 fp32 partial sums, stride_ys apart. nbr: [V, pitch]; packed: rows, live [T, V],
+    n_live [T] as in `TileList`.
     """
     n_blocks = tl.cdiv(c_out, BLOCK_N)
-    # The last tiles of the mask order hold the rows with rare offsets and take longest: start with them.
+    # The last tiles of the mask order hold the rows with rare offsets and take longest: start with
+    # them.
     n_tiles = tl.num_programs(0) // n_blocks
     tile = n_tiles - 1 - tl.program_id(0) // n_blocks
     column = (tl.program_id(0) % n_blocks) * BLOCK_N
@@ -148,16 +150,18 @@ sum_partials_kernel = register(_sum_partials)
 
 
 class GatherGemm:
-    """One problem, resolved: everything but the tensors' addresses is fixed, so `__call__` only launches.
+    """One problem, resolved: everything but the tensors' addresses is fixed, so `__call__` only
+    launches.
 
-    table: `TileList` (packed) or nbr [V, N] int32 (plain).  n_rows: rows of y.  c_in, c_out: channels **per group**.
-    w_strides: (offset, input channel, output channel, group) strides in elements; w_shift: where offset 0 starts.
-    precision: "ieee" or "tf32", for fp32.
+    table: `TileList` (packed) or nbr [V, N] int32 (plain).  n_rows: rows of y.  c_in, c_out:
+    channels **per group**. w_strides: (offset, input channel, output channel, group) strides in
+    elements; w_shift: where offset 0 starts. precision: "ieee" or "tf32", for fp32.
     """
 
     def __init__(
-        self, target: Target, device: torch.device, dtype: torch.dtype, table: TileList | torch.Tensor, n_rows: int,
-        n_in: int, c_in: int, c_out: int, groups: int, w_strides: tuple[int, int, int, int], w_shift: int, has_bias: bool,
+        self, target: Target, device: torch.device, dtype: torch.dtype,
+        table: TileList | torch.Tensor, n_rows: int, n_in: int, c_in: int, c_out: int, groups: int,
+        w_strides: tuple[int, int, int, int], w_shift: int, has_bias: bool,
         activation: str | None, alpha: float, precision: str, tile: TileConfig,
     ) -> None:  # fmt: skip
         self.target, self.device, self.dtype, self.tile = target, device, dtype, tile
@@ -171,7 +175,8 @@ class GatherGemm:
         n_blocks = cdiv(c_out, tile.block_n)
         if n_tiles * n_blocks >= 1 << 31:
             raise KernelError(
-                f"gather-GEMM over {n_rows} rows needs {n_tiles * n_blocks} programs; a launch takes fewer than 2^31."
+                f"gather-GEMM over {n_rows} rows needs {n_tiles * n_blocks} programs; a launch "
+                "takes fewer than 2^31."
             )
         self.grid = (n_tiles * n_blocks, groups, split)
         largest = max(
@@ -186,8 +191,8 @@ class GatherGemm:
         self.alpha = float(alpha)  # the argument's type is part of the signature
         self.precision = precision if dtype == torch.float32 else "ieee"
         self.constants = (
-            packed, has_bias and split == 1, act if split == 1 else 0, self.precision, even_k, c_in <= tile.block_k,
-            wide, split, tile.block_m, tile.block_n, tile.block_k,
+            packed, has_bias and split == 1, act if split == 1 else 0, self.precision, even_k,
+            c_in <= tile.block_k, wide, split, tile.block_m, tile.block_n, tile.block_k,
         )  # fmt: skip
         rows = live = n_live = nbr
         if isinstance(table, TileList):
@@ -198,14 +203,15 @@ class GatherGemm:
         self.split_stride = n_rows * self.columns
         self.options: dict[str, Any] = tile.options(target)
         self.key = (
-            dtype, self.constants, tile, specialise(c_in, c_out, w_shift, *w_strides, self.columns, self.split_stride)
+            dtype, self.constants, tile,
+            specialise(c_in, c_out, w_shift, *w_strides, self.columns, self.split_stride),
         )  # fmt: skip
 
     def __call__(
         self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor
     ) -> torch.Tensor:
-        """x [N_in, groups * c_in] (unit channel stride), w any layout, bias [groups * c_out] or None, y written whole
-        [n_rows, groups * c_out], contiguous."""
+        """x [N_in, groups * c_in] (unit channel stride), w any layout, bias [groups * c_out] or
+        None, y written whole [n_rows, groups * c_out], contiguous."""
         split = self.constants[7]
         out = (
             y
@@ -217,15 +223,17 @@ class GatherGemm:
         placeholder = y if bias is None else bias
         aligned = alignment(x, w, placeholder, out)
         gather_gemm_kernel.launch(
-            self.device, self.target, self.grid, (x, w, placeholder, out, *self.lists, *numbers), self.constants,
-            self.options, (self.key, aligned, w.dtype, placeholder.dtype, specialise(stride_xn)),
+            self.device, self.target, self.grid, (x, w, placeholder, out, *self.lists, *numbers),
+            self.constants, self.options, (self.key, aligned, w.dtype, placeholder.dtype,
+            specialise(stride_xn)),
         )  # fmt: skip
         if split > 1:
             n_values = y.numel()
             constants = (self.has_bias, self.act, split, 1024)
             sum_partials_kernel.launch(
                 self.device, self.target, (cdiv(n_values, 1024), 1, 1),
-                (out, placeholder, y, n_values, self.columns, self.alpha), constants, {"num_warps": 4},
+                (out, placeholder, y, n_values, self.columns, self.alpha), constants,
+                {"num_warps": 4},
                 (constants, y.dtype, placeholder.dtype, aligned, alignment(y), n_values >= 1 << 31),
             )  # fmt: skip
         return y

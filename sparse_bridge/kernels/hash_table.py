@@ -1,14 +1,17 @@
-"""A hash table on the GPU: ordered linear probing (Amble and Knuth, 1974), filled with atomic maxima.
+"""A hash table on the GPU: ordered linear probing (Amble and Knuth, 1974), filled with atomic
+maxima.
 
-Along every probe sequence a larger key goes before a smaller one. An insert therefore swaps its key for a smaller one
-that it meets and carries that one on, and a search ends at the first smaller key: short probes for the absent
-neighbours that most look-ups of a sparse scene ask for. Keys are never negative and free slots hold -1, so one atomic
-maximum per step does it all, and the finished table is the same whatever the order of execution.
+Along every probe sequence a larger key goes before a smaller one. An insert therefore swaps its key
+for a smaller one that it meets and carries that one on, and a search ends at the first smaller key:
+short probes for the absent neighbours that most look-ups of a sparse scene ask for. Keys are never
+negative and free slots hold -1, so one atomic maximum per step does it all, and the finished table
+is the same whatever the order of execution.
 
-Memory of a table with `capacity` slots (a power of two), one int32 tensor filled with -1:
-keys (int32 or int64), then values (int32), then `FLAGS` counters. A value stores `n_rows - 1 - row` under an atomic
-maximum, so the smallest row of equal keys wins; -1 means none. The counters start at -1: keys inserted, live rows (both
-only where COUNT asks for them), and whether a key ran out of probes.
+Memory of a table with `capacity` slots (a power of two), one int32 tensor filled with -1: keys
+(int32 or int64), then values (int32), then `FLAGS` counters. A value stores `n_rows - 1 - row`
+under an atomic maximum, so the smallest row of equal keys wins; -1 means none. The counters start
+at -1: keys inserted, live rows (both only where COUNT asks for them), and whether a key ran out of
+probes.
 """
 
 from __future__ import annotations
@@ -28,7 +31,10 @@ MAX_PROBES = 512
 
 
 @triton.jit
-def _block(alive_ptr, n_rows, n_offsets, HAS_ALIVE: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr):
+def _block(
+    alive_ptr, n_rows, n_offsets,
+    HAS_ALIVE: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """(row [1, ROWS], offset [TAPS, 1], inside, live) of this program."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[None, :]
     v = tl.program_id(1) * TAPS + tl.arange(0, TAPS)[:, None]
@@ -41,12 +47,12 @@ def _block(alive_ptr, n_rows, n_offsets, HAS_ALIVE: tl.constexpr, TAPS: tl.const
 
 @triton.jit(do_not_specialize=["n_rows", "n_offsets", "capacity", "max_probes"])
 def _hash_insert(
-    coords_ptr, geometry_ptr, bounds_ptr, alive_ptr, keys_ptr, flags_ptr, n_rows, n_offsets, capacity, max_probes,
-    HAS_ALIVE: tl.constexpr, COUNT: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr, WIDE: tl.constexpr,
-    TAPS: tl.constexpr, ROWS: tl.constexpr,
+    coords_ptr, geometry_ptr, bounds_ptr, alive_ptr, keys_ptr, flags_ptr, n_rows, n_offsets,
+    capacity, max_probes, HAS_ALIVE: tl.constexpr, COUNT: tl.constexpr, D: tl.constexpr,
+    KEY64: tl.constexpr, WIDE: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Insert the keys that rows reach by offsets."""
-    row, v, inside, ok = _block(alive_ptr, n_rows, n_offsets, HAS_ALIVE, TAPS, ROWS)
+    row, v, _, ok = _block(alive_ptr, n_rows, n_offsets, HAS_ALIVE, TAPS, ROWS)
     tap = tl.minimum(v, n_offsets - 1)
     key, ok = locate(coords_ptr, geometry_ptr, bounds_ptr, row, tap, ok, D, KEY64, WIDE)
     slot = home_slot(key, capacity, KEY64)
@@ -88,12 +94,12 @@ def hash_find(keys_ptr, key, ok, capacity, max_probes, KEY64: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n_rows", "n_offsets", "capacity", "max_probes"])
 def _hash_claim(
-    coords_ptr, geometry_ptr, bounds_ptr, alive_ptr, keys_ptr, values_ptr, slots_ptr, n_rows, n_offsets, capacity,
-    max_probes,
-    HAS_ALIVE: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr, WIDE: tl.constexpr,
-    TAPS: tl.constexpr, ROWS: tl.constexpr,
+    coords_ptr, geometry_ptr, bounds_ptr, alive_ptr, keys_ptr, values_ptr, slots_ptr, n_rows,
+    n_offsets, capacity, max_probes, HAS_ALIVE: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr,
+    WIDE: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """slots [V, n_rows]: where the inserted keys ended up, or -1; the smallest row that reaches a key claims its value."""
+    """slots [V, n_rows]: where the inserted keys ended up, or -1; the smallest row that reaches a
+    key claims its value."""
     row, v, inside, ok = _block(alive_ptr, n_rows, n_offsets, HAS_ALIVE, TAPS, ROWS)
     tap = tl.minimum(v, n_offsets - 1)
     key, ok = locate(coords_ptr, geometry_ptr, bounds_ptr, row, tap, ok, D, KEY64, WIDE)
@@ -109,7 +115,8 @@ hash_claim_kernel = register(_hash_claim)
 
 @dataclasses.dataclass(eq=False)
 class HashTable:
-    """Slots in device memory. `values` decode to rows by `n_rows - 1 - value` when `reversed`, else directly."""
+    """Slots in device memory. `values` decode to rows by `n_rows - 1 - value` when `reversed`, else
+    directly."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -166,12 +173,15 @@ def hash_insert(
     wide: bool,
     target: Target,
 ) -> None:
-    """Insert the coordinates that the rows of `coords` reach by every offset of `geometry` into an empty table.
+    """Insert the coordinates that the rows of `coords` reach by every offset of `geometry` into an
+    empty table.
 
-    With a single offset the table's counters count; with several only the overflow flag means something.
+    With a single offset the table's counters count; with several only the overflow flag means
+    something.
 
-    coords: [N, 1 + D] int32, contiguous.  geometry, bounds: see `coord_key`.  alive: [N] int32, rows below 0 are
-    skipped.  slots: [V, N] int32, written.  The table's counters and values are updated; the caller reads them.
+    coords: [N, 1 + D] int32, contiguous.  geometry, bounds: see `coord_key`.  alive: [N] int32,
+    rows below 0 are skipped.  slots: [V, N] int32, written.  The table's counters and values are
+    updated; the caller reads them.
     """
     n_rows, columns = coords.shape
     n_offsets = slots.numel() // n_rows
@@ -186,8 +196,10 @@ def hash_insert(
     key = (has_alive, shape, specialise(coords.data_ptr()))
     options = {"num_warps": warps}
     hash_insert_kernel.launch(
-        coords.device, target, grid, (*place, table.flags, *sizes), (has_alive, single, *shape), options, key,
+        coords.device, target, grid, (*place, table.flags, *sizes), (has_alive, single, *shape),
+        options, key,
     )  # fmt: skip
     hash_claim_kernel.launch(
-        coords.device, target, grid, (*place, table.values, slots, *sizes), (has_alive, *shape), options, key,
+        coords.device, target, grid, (*place, table.values, slots, *sizes), (has_alive, *shape),
+        options, key,
     )  # fmt: skip

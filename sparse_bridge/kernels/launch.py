@@ -1,10 +1,12 @@
-"""Launching: the registry of every jit function, and a direct path to kernels that are already compiled.
+"""Launching: the registry of every jit function, and a direct path to kernels that are already
+compiled.
 
-`Kernel.launch` goes through Triton's ordinary `kernel[grid](...)` the first time and whenever the target is not a real
-GPU; afterwards it calls the compiled kernel's own launcher, which skips Triton's argument analysis. The caller's `key`
-must therefore separate everything that analysis looks at: dtypes, constexprs, options, and for each pointer or integer
-that is not `do_not_specialize` its divisibility by 16 and, for integers, being 1 (`specialise` builds such keys);
-`Kernel.variant` adds what one backend alone looks at.
+`Kernel.launch` goes through Triton's ordinary `kernel[grid](...)` the first time and whenever the
+target is not a real GPU; afterwards it calls the compiled kernel's own launcher, which skips
+Triton's argument analysis. The caller's `key` must therefore separate everything that analysis
+looks at: dtypes, constexprs, options, and for each pointer or integer that is not
+`do_not_specialize` its divisibility by 16 and, for integers, being 1 (`specialise` builds such
+keys); `Kernel.variant` adds what one backend alone looks at.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ def power_of_2(n: int) -> int:
 
 
 def specialise(*numbers: int) -> tuple[int, ...]:
-    """Classes that Triton's specialisation tells apart: 1, divisible by 16, other; and 64-bit apart from 32-bit."""
+    """Classes that Triton's specialisation tells apart: 1, divisible by 16, other; and 64-bit apart
+    from 32-bit."""
     return tuple(
         (1 if n == 1 else 2 if n % 16 == 0 else 0) + (0 if -(1 << 31) <= n < 1 << 31 else 4)
         for n in numbers
@@ -46,7 +49,8 @@ def specialise(*numbers: int) -> tuple[int, ...]:
 
 
 def alignment(*tensors: torch.Tensor) -> tuple[bool, ...]:
-    """Which tensors start at a multiple of 16 bytes; Triton's specialisation tells them apart, one by one."""
+    """Which tensors start at a multiple of 16 bytes; Triton's specialisation tells them apart, one
+    by one."""
     return tuple([tensor.data_ptr() % 16 == 0 for tensor in tensors])
 
 
@@ -77,9 +81,11 @@ class Kernel:
         options: dict[str, Any],
         key: Hashable,
     ) -> None:
-        """Run the kernel. `args` and `constants` are positional, in signature order, constexprs last.
+        """Run the kernel. `args` and `constants` are positional, in signature order, constexprs
+        last.
 
-        device: the tensors' device.  options: num_warps, num_stages and vendor options.  key: see the module's text.
+        device: the tensors' device.  options: num_warps, num_stages and vendor options.  key: see
+        the module's text.
         """
         if not target.raw:
             self.fn[grid](*args, *constants, **options)
@@ -94,7 +100,8 @@ class Kernel:
 
     @staticmethod
     def variant(target: Target, args: tuple[Any, ...], key: Hashable) -> Hashable:
-        """The caller's key, completed by what Triton's backend adds to the specialisation on its own."""
+        """The caller's key, completed by what Triton's backend adds to the specialisation on its
+        own."""
         if target.backend != "hip":
             return key
         # Tensors within 2 GiB of memory are addressed through 32-bit byte offsets there.

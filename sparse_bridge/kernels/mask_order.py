@@ -1,9 +1,11 @@
-"""Row order for the masked dataflow: rows with alike offset masks become neighbours, so that a tile skips offsets.
+"""Row order for the masked dataflow: rows with alike offset masks become neighbours, so that a tile
+skips offsets.
 
-Order: rank in a Gray code of the mask after its bits were renumbered by frequency, rarest offset most significant
-(Gray order: FlexGEMM; the renumbering is ours and removes 10 to 25 % of the remaining redundant work on real scans).
-Above 31 offsets the rank has 31 bits: on sparse maps bit b stands for a group of offsets of like frequency, on dense
-maps for a single offset out of each group.
+Order: rank in a Gray code of the mask after its bits were renumbered by frequency, rarest offset
+most significant (Gray order: FlexGEMM; the renumbering is ours and removes 10 to 25 % of the
+remaining redundant work on real scans). Above 31 offsets the rank has 31 bits: on sparse maps bit b
+stands for a group of offsets of like frequency, on dense maps for a single offset out of each
+group.
 """
 
 from __future__ import annotations
@@ -28,10 +30,11 @@ _DENSE = 0.2  # share of present entries from which single offsets serve the ran
 
 @triton.jit
 def _gray_rank(
-    mask_ptr, row, n_rows, n_offsets,
-    V_BLOCK: tl.constexpr, BITS: tl.constexpr, DENSE: tl.constexpr, SAMPLE: tl.constexpr, BLOCK: tl.constexpr,
+    mask_ptr, row, n_rows, n_offsets, V_BLOCK: tl.constexpr, BITS: tl.constexpr,
+    DENSE: tl.constexpr, SAMPLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """int32 key of every row. How frequent each offset is, SAMPLE rows spread over the table tell."""
+    """int32 key of every row. How frequent each offset is, SAMPLE rows spread over the table
+    tell."""
     u = tl.arange(0, V_BLOCK)
     width: tl.constexpr = 4096 // V_BLOCK
     spread = tl.maximum(n_rows // SAMPLE, 1)
@@ -73,8 +76,8 @@ def _gray_rank(
 
 @triton.jit(do_not_specialize=["n_rows", "n_offsets"])
 def _order_key(
-    mask_ptr, key_ptr, n_rows, n_offsets,
-    V_BLOCK: tl.constexpr, BITS: tl.constexpr, DENSE: tl.constexpr, SAMPLE: tl.constexpr, BLOCK: tl.constexpr,
+    mask_ptr, key_ptr, n_rows, n_offsets, V_BLOCK: tl.constexpr, BITS: tl.constexpr,
+    DENSE: tl.constexpr, SAMPLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sort key of every row."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -84,8 +87,8 @@ def _order_key(
 
 @triton.jit(do_not_specialize=["n_rows", "n_offsets"])
 def _order_chunk(
-    mask_ptr, order_ptr, n_rows, n_offsets,
-    V_BLOCK: tl.constexpr, BITS: tl.constexpr, DENSE: tl.constexpr, SAMPLE: tl.constexpr, BLOCK: tl.constexpr,
+    mask_ptr, order_ptr, n_rows, n_offsets, V_BLOCK: tl.constexpr, BITS: tl.constexpr,
+    DENSE: tl.constexpr, SAMPLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sort one block of rows by key, stably."""
     lane = tl.arange(0, BLOCK)
@@ -99,7 +102,8 @@ def _order_chunk(
 
 @triton.jit
 def _list_live(value, v, word, list_ptr, tile, count, n_offsets):
-    """Append the offsets v that are present in `value` [32, rows] to the tile's list; returns its new length."""
+    """Append the offsets v that are present in `value` [32, rows] to the tile's list; returns its
+    new length."""
     live = (tl.max(value, 1) >= 0).to(tl.int32)
     slot = count + tl.cumsum(live, 0) - live
     tl.store(list_ptr + tile.to(tl.int64) * n_offsets + slot, v, mask=live > 0)
@@ -108,11 +112,11 @@ def _list_live(value, v, word, list_ptr, tile, count, n_offsets):
 
 @triton.jit(do_not_specialize=["n_rows", "n_offsets", "n_pairs"])
 def _pack_tiles(
-    nbr_ptr, mask_ptr, order_ptr, rows_ptr, packed_ptr, live_ptr, n_live_ptr, live2_ptr, n_live2_ptr, counts_ptr,
-    n_rows, n_offsets, n_pairs, BLOCK_M: tl.constexpr,
+    nbr_ptr, mask_ptr, order_ptr, rows_ptr, packed_ptr, live_ptr, n_live_ptr, live2_ptr,
+    n_live2_ptr, counts_ptr, n_rows, n_offsets, n_pairs, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Permute the table into tile order, list the offsets that are live in each tile and each pair of tiles, and count
-    the entries of every offset in each pair."""
+    """Permute the table into tile order, list the offsets that are live in each tile and each pair
+    of tiles, and count the entries of every offset in each pair."""
     pair = tl.program_id(0)
     lane = tl.arange(0, 2 * BLOCK_M)
     place = pair * 2 * BLOCK_M + lane
@@ -149,9 +153,11 @@ def _pack_tiles(
 
 @triton.jit(do_not_specialize=["n_lists", "n_pairs"])
 def _compact_pairs(
-    packed_ptr, rows_ptr, ends_ptr, counts_ptr, in_ptr, out_ptr, n_lists, n_pairs, BLOCK: tl.constexpr,
+    packed_ptr, rows_ptr, ends_ptr, counts_ptr, in_ptr, out_ptr, n_lists, n_pairs,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Pair lists by offset, then place. ends: inclusive running sum of counts [n_lists, n_pairs], int64."""
+    """Pair lists by offset, then place. ends: inclusive running sum of counts [n_lists, n_pairs],
+    int64."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(rows_ptr + place)
     v = tl.program_id(1) * 32 + tl.arange(0, 32)
@@ -177,10 +183,10 @@ compact_kernel = register(_compact_pairs)
 class TileList:
     """A neighbour table permuted into tiles of `TILE` rows.
 
-    rows [T * TILE] int32: table row of each place, -1 past the end; T is even.  packed [V, T * TILE] int32: the table
-    in that order.  live [T, V] int32 and n_live [T]: the offsets present in each tile, ascending; live2 [T / 2, V] and
-    n_live2 [T / 2]: those of each pair of tiles.  counts [V, T / 2] int32: table entries in each pair of tiles.
-    n_rows: rows of the table.
+    rows [T * TILE] int32: table row of each place, -1 past the end; T is even.  packed [V, T *
+    TILE] int32: the table in that order.  live [T, V] int32 and n_live [T]: the offsets present in
+    each tile, ascending; live2 [T / 2, V] and n_live2 [T / 2]: those of each pair of tiles.  counts
+    [V, T / 2] int32: table entries in each pair of tiles. n_rows: rows of the table.
     """
 
     rows: torch.Tensor
@@ -206,8 +212,8 @@ class TileList:
 def mask_order(table: NeighborTable, target: Target) -> torch.Tensor:
     """Rows of `table` in mask order: int32 or int64 [N]. Rows with equal masks keep their order.
 
-    Small tables are sorted in blocks: one launch, where a sort of the whole takes ten that cost more time than the
-    slightly better order would save.
+    Small tables are sorted in blocks: one launch, where a sort of the whole takes ten that cost
+    more time than the slightly better order would save.
     """
     mask = table.masks(target)
     (n_offsets, n_rows), device = table.nbr.shape, table.nbr.device
@@ -241,8 +247,8 @@ def pack_tiles(table: NeighborTable, order: torch.Tensor, target: Target) -> Til
         new((n_pairs, n_offsets)), new(n_pairs), new((n_offsets, n_pairs)), n_rows,
     )  # fmt: skip
     pack_kernel.launch(
-        order.device, target, (n_pairs, 1, 1),
-        (table.nbr, table.masks(target), order, tiles.rows, tiles.packed, tiles.live, tiles.n_live, tiles.live2, tiles.n_live2,
+        order.device, target, (n_pairs, 1, 1), (table.nbr, table.masks(target), order, tiles.rows,
+        tiles.packed, tiles.live, tiles.n_live, tiles.live2, tiles.n_live2,
          tiles.counts, n_rows, n_offsets, n_pairs), (TILE,), {"num_warps": 4}, order.dtype,
     )  # fmt: skip
     return tiles
@@ -253,8 +259,8 @@ def compact_pairs(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Pair lists of the first `n_lists` offsets, ordered by offset, then place in the tiles.
 
-    Returns (table entries [P], table rows [P], starts [n_lists + 1] int64), all on the device. Waits for it once, to
-    learn P.
+    Returns (table entries [P], table rows [P], starts [n_lists + 1] int64), all on the device.
+    Waits for it once, to learn P.
     """
     counts = tiles.counts[:n_lists]
     n_pairs = counts.shape[1]
@@ -265,6 +271,7 @@ def compact_pairs(
     if total:
         compact_kernel.launch(
             counts.device, target, (n_pairs, cdiv(n_lists, 32), 1),
-            (tiles.packed, tiles.rows, ends, counts, entries, rows, n_lists, n_pairs), (2 * TILE,), {"num_warps": 4}, (),
+            (tiles.packed, tiles.rows, ends, counts, entries, rows, n_lists, n_pairs),
+            (2 * TILE,), {"num_warps": 4}, (),
         )  # fmt: skip
     return entries, rows, starts

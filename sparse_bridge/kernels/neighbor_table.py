@@ -1,7 +1,7 @@
 """Neighbour tables: for every offset and output row the input row, or -1.
 
-`nbr` is int32 `[V, N]`, offset-major. Beside it builders leave what the row order needs: `mask` int32 `[W, N]`, bit
-v % 32 of word v // 32 = offset v present, W = ceil(V / 32).
+`nbr` is int32 `[V, N]`, offset-major. Beside it builders leave what the row order needs: `mask`
+int32 `[W, N]`, bit v % 32 of word v // 32 = offset v present, W = ceil(V / 32).
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ def _store_mask(value, mask_ptr, n_rows, ROWS: tl.constexpr):
 )
 def _neighbor_lookup(
     coords_ptr, geometry_ptr, bounds_ptr, alive_ptr, keys_ptr, values_ptr, nbr_ptr, mask_ptr,
-    n_rows, n_values, n_offsets, capacity, max_probes, center,
-    HAS_ALIVE: tl.constexpr, REVERSED: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
+    n_rows, n_values, n_offsets, capacity, max_probes, center, HAS_ALIVE: tl.constexpr,
+    REVERSED: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Look up what ROWS rows reach by 32 offsets. Offset `center` (-1: none) is every row itself, found or not."""
+    """Look up what ROWS rows reach by 32 offsets. Offset `center` (-1: none) is every row itself,
+    found or not."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[None, :]
     v = tl.program_id(1) * 32 + tl.arange(0, 32)[:, None]
     inside = (row < n_rows) & (v < n_offsets)
@@ -85,7 +87,7 @@ def _count_owned(
     count = tl.zeros((BLOCK,), tl.int32)
     for word in range((n_offsets + 31) // 32):
         v = word * 32 + tl.arange(0, 32)[:, None]
-        slot, owner = _owners(slots_ptr, values_ptr, row, v, n_rows, n_offsets)
+        _, owner = _owners(slots_ptr, values_ptr, row, v, n_rows, n_offsets)
         count += tl.sum(owner.to(tl.int32), 0)
     total = tl.sum(count, 0)
     tl.store(owned_ptr + tl.program_id(0), total)
@@ -94,10 +96,11 @@ def _count_owned(
 
 @triton.jit(do_not_specialize=["n_rows", "n_offsets"])
 def _assign_rows(
-    coords_ptr, geometry_ptr, slots_ptr, values_ptr, owned_ptr, rows_ptr, out_ptr, n_rows, n_offsets,
-    D: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    coords_ptr, geometry_ptr, slots_ptr, values_ptr, owned_ptr, rows_ptr, out_ptr, n_rows,
+    n_offsets, D: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Number the new coordinates by (discovering row, offset) and write them; rows [capacity] maps slot to number."""
+    """Number the new coordinates by (discovering row, offset) and write them; rows [capacity] maps
+    slot to number."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     before = tl.zeros((1024,), tl.int32)
     for block in range(0, tl.program_id(0), 1024):
@@ -106,7 +109,7 @@ def _assign_rows(
     count = tl.zeros((BLOCK,), tl.int32)
     for word in range((n_offsets + 31) // 32):
         v = word * 32 + tl.arange(0, 32)[:, None]
-        slot, owner = _owners(slots_ptr, values_ptr, row, v, n_rows, n_offsets)
+        _, owner = _owners(slots_ptr, values_ptr, row, v, n_rows, n_offsets)
         count += tl.sum(owner.to(tl.int32), 0)
     start = tl.sum(before, 0) + tl.cumsum(count, 0) - count
     batch = tl.load(coords_ptr + row.to(tl.int64) * (D + 1), mask=row < n_rows, other=0)
@@ -189,12 +192,14 @@ def _grid(n_rows: int, n_offsets: int) -> tuple[int, int, int]:
 
 
 def neighbor_lookup(
-    table: HashTable, n_values: int, coords: torch.Tensor, geometry: torch.Tensor, bounds: torch.Tensor,
-    alive: torch.Tensor | None, n_offsets: int, center: int, wide: bool, target: Target,
+    table: HashTable, n_values: int, coords: torch.Tensor, geometry: torch.Tensor,
+    bounds: torch.Tensor, alive: torch.Tensor | None, n_offsets: int, center: int, wide: bool,
+    target: Target,
 ) -> NeighborTable:  # fmt: skip
     """Table of what the rows of `coords` reach among the keys of `table`, with masks.
 
-    n_values: rows that were inserted in `table`.  center: the offset that is every row itself, or -1.
+    n_values: rows that were inserted in `table`.  center: the offset that is every row itself, or
+    -1.
     """
     n_rows, columns = coords.shape
     # A single warp waits only for its own slowest look-up.
@@ -203,8 +208,8 @@ def neighbor_lookup(
     mask = torch.empty((grid[1], n_rows), dtype=torch.int32, device=coords.device)
     constants = (alive is not None, table.reversed, columns - 1, table.key64, wide, _LOOKUP_ROWS)
     args = (
-        coords, geometry, bounds, nbr if alive is None else alive, table.keys, table.values, nbr, mask, n_rows,
-        n_values, n_offsets, table.capacity, min(MAX_PROBES, table.capacity), center,
+        coords, geometry, bounds, nbr if alive is None else alive, table.keys, table.values, nbr,
+        mask, n_rows, n_values, n_offsets, table.capacity, min(MAX_PROBES, table.capacity), center,
     )  # fmt: skip
     lookup_kernel.launch(
         coords.device, target, grid, args, constants, {"num_warps": 1},
@@ -216,7 +221,8 @@ def neighbor_lookup(
 def count_new_rows(
     table: HashTable, slots: torch.Tensor, target: Target
 ) -> tuple[torch.Tensor, int, bool]:
-    """(new coordinates discovered by each block of rows, how many in all, overflow) after `hash_insert`.
+    """(new coordinates discovered by each block of rows, how many in all, overflow) after
+    `hash_insert`.
 
     slots: [V, N].  Waits for the device once.
     """
@@ -224,8 +230,8 @@ def count_new_rows(
     blocks = cdiv(n_rows, _OWNER_ROWS)
     owned = slots.new_empty(blocks)
     count_kernel.launch(
-        slots.device, target, (blocks, 1, 1),
-        (slots, table.values, owned, table.flags[3:], n_rows, n_offsets), (_OWNER_ROWS,), _OPTIONS, (),
+        slots.device, target, (blocks, 1, 1), (slots, table.values, owned, table.flags[3:], n_rows,
+        n_offsets), (_OWNER_ROWS,), _OPTIONS, (),
     )  # fmt: skip
     _, _, overflow, total = table.flags.tolist()
     return owned, total + 1, overflow > 0
@@ -237,19 +243,19 @@ def number_new_rows(
 ) -> tuple[torch.Tensor, NeighborTable, NeighborTable]:  # fmt: skip
     """Give the `n_new` distinct keys that `hash_insert` left in `table` their rows.
 
-    Order: by the smallest input row that reaches a key, then by offset; the same on every run and device.
-    slots: [V, N] from `hash_insert`, reused for the result; owned: from `count_new_rows`.  Returns the new coordinates
-    [n_new, 1 + D], the table input row -> new row [V, N] with masks, and its transpose [V, n_new] without. `table` then
-    maps keys to the new rows.
+    Order: by the smallest input row that reaches a key, then by offset; the same on every run and
+    device. slots: [V, N] from `hash_insert`, reused for the result; owned: from `count_new_rows`.
+    Returns the new coordinates [n_new, 1 + D], the table input row -> new row [V, N] with masks,
+    and its transpose [V, n_new] without. `table` then maps keys to the new rows.
     """
     (n_offsets, n_rows), device = slots.shape, slots.device
     rows = slots.new_empty(table.capacity)
     new = slots.new_empty((n_new, coords.shape[1]))
     constants = (coords.shape[1] - 1, wide, _OWNER_ROWS)
     assign_kernel.launch(
-        device, target, (cdiv(n_rows, _OWNER_ROWS), 1, 1),
-        (coords, geometry, slots, table.values, owned, rows, new, n_rows, n_offsets), constants, _OPTIONS,
-        (constants, specialise(coords.data_ptr())),
+        device, target, (cdiv(n_rows, _OWNER_ROWS), 1, 1), (coords, geometry, slots, table.values,
+        owned, rows, new, n_rows, n_offsets), constants, _OPTIONS, (constants,
+        specialise(coords.data_ptr())),
     )  # fmt: skip
     transposed = torch.full((n_offsets, n_new), -1, dtype=torch.int32, device=device)
     grid = _grid(n_rows, n_offsets)

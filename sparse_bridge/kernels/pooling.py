@@ -18,7 +18,8 @@ def _pool_forward(
     x_ptr, nbr_ptr, y_ptr, count_ptr, n_rows, n_offsets, n_channels, floor,
     MODE: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """y[r, c] over the present x[nbr[v, r], c]: sum, mean, or max(floor, ...); count [n_rows] int32 for the mean."""
+    """y[r, c] over the present x[nbr[v, r], c]: sum, mean, or max(floor, ...); count [n_rows] int32
+    for the mean."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     ok_c = channel < n_channels
@@ -53,7 +54,8 @@ def _pool_backward(
     x_ptr, y_ptr, dy_ptr, nbr_ptr, count_ptr, dx_ptr, n_rows, n_offsets, n_channels,
     MODE: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """dx[r, c] over the transposed table: every input that equals a window's maximum takes that window's gradient."""
+    """dx[r, c] over the transposed table: every input that equals a window's maximum takes that
+    window's gradient."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     ok_c = channel < n_channels
@@ -84,7 +86,8 @@ def _segment_reduce(
 ):  # fmt: skip
     """Share program_id(2) of segment program_id(0): rows order[starts[s] : starts[s + 1]].
 
-    sum: value [SHARES, S, C] fp32.  max: index [SHARES, S, C] int64, the first row that holds the maximum, -1 if none.
+    sum: value [SHARES, S, C] fp32.  max: index [SHARES, S, C] int64, the first row that holds the
+    maximum, -1 if none.
     """
     segment = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -141,21 +144,24 @@ def pool_forward(
     floor: float,
     target: Target,
 ) -> None:
-    """x [N_in, C] contiguous, nbr [V, N_out] int32; y [N_out, C] and, for "avg", count [N_out] int32 are written."""
+    """x [N_in, C] contiguous, nbr [V, N_out] int32; y [N_out, C] and, for "avg", count [N_out]
+    int32 are written."""
     (n_offsets, n_rows), n_channels = nbr.shape, x.shape[1]
     constants = (MODES[mode], _ROWS, _channels(n_channels))
     pool_forward_kernel.launch(
         x.device, target, (cdiv(n_rows, _ROWS), cdiv(n_channels, constants[2]), 1),
-        (x, nbr, y, count, n_rows, n_offsets, n_channels, float(floor)), constants, {"num_warps": 4},
+        (x, nbr, y, count, n_rows, n_offsets, n_channels, float(floor)), constants,
+        {"num_warps": 4},
         (constants, x.dtype, x.data_ptr() % 16, floor == 1.0, specialise(nbr.data_ptr())),
     )  # fmt: skip
 
 
 def pool_backward(
-    x: torch.Tensor, y: torch.Tensor, dy: torch.Tensor, nbr: torch.Tensor, count: torch.Tensor, dx: torch.Tensor,
-    mode: str, target: Target,
+    x: torch.Tensor, y: torch.Tensor, dy: torch.Tensor, nbr: torch.Tensor, count: torch.Tensor,
+    dx: torch.Tensor, mode: str, target: Target,
 ) -> None:  # fmt: skip
-    """nbr [V, N_in]: the transposed table. dx [N_in, C] is written; x and y matter only for "max", count for "avg"."""
+    """nbr [V, N_in]: the transposed table. dx [N_in, C] is written; x and y matter only for "max",
+    count for "avg"."""
     (n_offsets, n_rows), n_channels = nbr.shape, dx.shape[1]
     constants = (MODES[mode], _ROWS, _channels(n_channels))
     addresses = specialise(x.data_ptr(), y.data_ptr(), dy.data_ptr(), nbr.data_ptr())
@@ -176,8 +182,8 @@ def segment_reduce(
 ) -> torch.Tensor:
     """Reduce rows order[starts[s] : starts[s + 1]] of x [N, C], ascending, for every segment s.
 
-    "sum": fp32 [shares, S, C], to be added over the first axis.  "max": int64 [shares, S, C], row of the maximum of
-    each share, -1 where a share holds no row.
+    "sum": fp32 [shares, S, C], to be added over the first axis.  "max": int64 [shares, S, C], row
+    of the maximum of each share, -1 where a share holds no row.
     """
     n_channels, n_segments = x.shape[1], starts.shape[0] - 1
     constants = (MODES[mode], shares, _ROWS, _channels(n_channels))

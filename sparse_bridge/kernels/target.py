@@ -1,7 +1,8 @@
-"""The one place that asks what a device is: vendor, generation, wave size, memory, and whether Triton drives it.
+"""The one place that asks what a device is: vendor, generation, wave size, memory, and whether
+Triton drives it.
 
-Kernels run on CUDA and HIP tensors, and on CPU tensors whenever Triton has a driver for those: its interpreter, or any
-other runtime installed as Triton's active driver.
+Kernels run on CUDA and HIP tensors, and on CPU tensors whenever Triton has a driver for those: its
+interpreter, or any other runtime installed as Triton's active driver.
 """
 
 from __future__ import annotations
@@ -18,16 +19,23 @@ __all__ = [
     "Target",
     "device_index",
     "interpreted",
+    "of",
     "triton_version",
     "unavailable",
-    "of",
 ]
 
 MINIMUM_TRITON = (3, 0)
 
-# Bytes of shared memory (LDS) that one workgroup may take, by architecture; the driver's answer is preferred.
-_SHARED = {"gfx950": 160 << 10, "sm_75": 64 << 10, "sm_80": 163 << 10, "sm_86": 99 << 10, "sm_87": 163 << 10,
-           "sm_89": 99 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "sm_120": 99 << 10}  # fmt: skip
+# Bytes of shared memory (LDS) that one workgroup may take, by architecture; the driver's answer is
+# preferred.
+_SHARED = {
+    "gfx950": 160 << 10, "sm_75": 64 << 10, "sm_80": 163 << 10, "sm_86": 99 << 10,
+    "sm_87": 163 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10,
+    "sm_120": 99 << 10,
+}  # fmt: skip
+_AMD_FAMILIES = {
+    "gfx90a": "cdna2", "gfx94": "cdna3", "gfx95": "cdna4", "gfx11": "rdna3", "gfx12": "rdna4"
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +43,9 @@ class Target:
     """What a launcher needs to know about the device behind a tensor.
 
     backend: "cuda", "hip" or "interpreter".  arch: "sm_90", "gfx942", ... or "interpreter".
-    warp_size: lanes of a warp (wave).  compute_units: SMs / CUs.  shared_memory: bytes per workgroup.
-    raw: compiled kernels may be launched directly (a real GPU); otherwise through Triton's ordinary call.
+    warp_size: lanes of a warp (wave).  compute_units: SMs / CUs.  shared_memory: bytes per
+    workgroup. raw: compiled kernels may be launched directly (a real GPU); otherwise through
+    Triton's ordinary call.
     """
 
     backend: str
@@ -48,7 +57,8 @@ class Target:
 
     @property
     def family(self) -> str:
-        """Tile-table row: turing, ampere, hopper, blackwell, cdna2, cdna3, cdna4, rdna3, rdna4 or generic."""
+        """Tile-table row: turing, ampere, hopper, blackwell, cdna2, cdna3, cdna4, rdna3, rdna4 or
+        generic."""
         return _family(self.backend, self.arch)
 
     @property
@@ -66,7 +76,7 @@ class Target:
         )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _family(backend: str, arch: str) -> str:
     if backend == "cuda":
         major = int(arch[3:]) // 10
@@ -79,8 +89,7 @@ def _family(backend: str, arch: str) -> str:
             12: "blackwell",
         }.get(major, "generic")
     if backend == "hip":
-        for prefix, family in (("gfx90a", "cdna2"), ("gfx94", "cdna3"), ("gfx95", "cdna4"), ("gfx11", "rdna3"),
-                               ("gfx12", "rdna4")):  # fmt: skip
+        for prefix, family in _AMD_FAMILIES.items():
             if arch.startswith(prefix):
                 return family
     return "generic"
@@ -91,13 +100,15 @@ def triton_version() -> tuple[int, ...] | None:
     """Installed Triton's version, or None when it is missing or cannot be imported."""
     try:
         import triton
-    except Exception:  # a broken Triton (wrong LLVM, missing driver stub) must read as "no Triton", whatever it raises
+    # a broken Triton (wrong LLVM, missing driver stub) must read as "no Triton", whatever it raises
+    except Exception:
         return None
     return tuple(int(part) for part in re.findall(r"\d+", triton.__version__)[:3])
 
 
 def interpreted() -> bool:
-    """True when kernels of this process run in Triton's interpreter (`TRITON_INTERPRET=1` before import)."""
+    """True when kernels of this process run in Triton's interpreter (`TRITON_INTERPRET=1` before
+    import)."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes")
 
 
@@ -113,7 +124,10 @@ def unavailable(device: torch.device) -> str | None:
     """Why Triton kernels cannot run on tensors of `device`, or None when they can."""
     version = triton_version()
     if version is None:
-        return "Triton is not installed or cannot be imported (torch's own Triton is the right one: reinstall torch)"
+        return (
+            "Triton is not installed or cannot be imported (torch's own Triton is the right one: "
+            "reinstall torch)"
+        )
     if version < MINIMUM_TRITON:
         return f"Triton {'.'.join(map(str, version))} is older than 3.0"
     if device.type == "cuda":
@@ -121,11 +135,14 @@ def unavailable(device: torch.device) -> str | None:
     if device.type == "cpu":
         if interpreted() or _host_driver() is not None:
             return None
-        return "CPU tensors reach Triton kernels only under TRITON_INTERPRET=1 or another active Triton driver"
+        return (
+            "CPU tensors reach Triton kernels only under TRITON_INTERPRET=1 or another active "
+            "Triton driver"
+        )
     return f"no Triton driver for device type {device.type!r}"
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _gpu_unavailable(index: int) -> str | None:
     if interpreted():
         return "TRITON_INTERPRET=1 is set: kernels run on CPU tensors only"
@@ -167,7 +184,7 @@ def of(device: torch.device) -> Target:
     return _make_target(described.backend, described.arch, described.warp_size, 8, None, raw=False)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _gpu_target(index: int) -> Target:
     from triton.runtime import driver
 

@@ -66,7 +66,8 @@ def gather_tile(
     target: Target, dtype: torch.dtype, n_rows: int, c_in: int, c_out: int, n_offsets: int,
     precision: str = "ieee",
 ) -> TileConfig:  # fmt: skip
-    """Default tile of the gather-GEMM; c_in and c_out are channels per group, precision is that of fp32."""
+    """Default tile of the gather-GEMM; c_in and c_out are channels per group, precision is that of
+    fp32."""
     half = dtype in (torch.float16, torch.bfloat16)
     roomy = half and target.shared_memory >= 128 << 10
     many = n_rows >= 256 * target.compute_units

@@ -1,11 +1,13 @@
 """wgrad: dw[v] = sum over the pairs (i, j) of offset v of x[i]^T dy[j], without atomics.
 
-Two ways to share the work. *Direct*: one program per offset and result block. *Balanced*: `shares` programs per result
-block, each takes an equal run of the concatenated pair lists; where a run crosses into another offset it starts a new
-fp32 partial result. Share p and offset v together number that partial p + v (along the runs one of them always grows),
-so programs need no counters, and a second kernel adds each offset's partials in order: bitwise repeatable.
+Two ways to share the work. *Direct*: one program per offset and result block. *Balanced*: `shares`
+programs per result block, each takes an equal run of the concatenated pair lists; where a run
+crosses into another offset it starts a new fp32 partial result. Share p and offset v together
+number that partial p + v (along the runs one of them always grows), so programs need no counters,
+and a second kernel adds each offset's partials in order: bitwise repeatable.
 
-With mirrored lists (submanifold maps) only offsets 0..V/2 are stored; the pairs of V - 1 - v are those of v swapped.
+With mirrored lists (submanifold maps) only offsets 0..V/2 are stored; the pairs of V - 1 - v are
+those of v swapped.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ def _list_of(v, n_offsets, MIRRORED: tl.constexpr):
 
 @triton.jit
 def _run_starts(starts_ptr, n_offsets, MIRRORED: tl.constexpr, V_BLOCK: tl.constexpr):
-    """(begin of each offset's run in the concatenation of all offsets, its length), vectors over V_BLOCK offsets."""
+    """(begin of each offset's run in the concatenation of all offsets, its length), vectors over
+    V_BLOCK offsets."""
     u = tl.arange(0, V_BLOCK)
     index = _list_of(u, n_offsets, MIRRORED)
     length = tl.load(starts_ptr + index + 1, mask=u < n_offsets, other=0)
@@ -45,15 +48,16 @@ def _pick(vector, index, V_BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n_offsets"])
 def _wgrad_gemm(
-    x_ptr, dy_ptr, dw_ptr, in_ptr, out_ptr, starts_ptr,
-    n_offsets, c_in, c_out, dw_shift, stride_xn, stride_dyn, stride_dv, stride_di, stride_do, stride_dg,
-    MIRRORED: tl.constexpr, DIRECT: tl.constexpr, PRECISION: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+    x_ptr, dy_ptr, dw_ptr, in_ptr, out_ptr, starts_ptr, n_offsets, c_in, c_out, dw_shift,
+    stride_xn, stride_dyn, stride_dv, stride_di, stride_do, stride_dg, MIRRORED: tl.constexpr,
+    DIRECT: tl.constexpr, PRECISION: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
     V_BLOCK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """grid: (blocks of c_in x blocks of c_out, shares or V, groups).
 
-    x [N_in, groups * c_in], dy [N_out, groups * c_out]; dw at dw_shift + v * stride_dv + i * stride_di +
-    o * stride_do + group * stride_dg; without DIRECT dw is the workspace of partials [shares + V, groups * c_out, c_in].
+    x [N_in, groups * c_in], dy [N_out, groups * c_out]; dw at dw_shift + v * stride_dv + i *
+    stride_di + o * stride_do + group * stride_dg; without DIRECT dw is the workspace of partials
+    [shares + V, groups * c_out, c_in].
     """
     n_blocks = tl.cdiv(c_out, BLOCK_N)
     offs_m = (tl.program_id(0) // n_blocks) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -139,7 +143,8 @@ def _sum_shares(
     stride_dv, stride_di, stride_do, stride_dg,
     MIRRORED: tl.constexpr, V_BLOCK: tl.constexpr, SHARES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """dw[v] = sum of the partials p + v of the shares p that touch offset v. partial: [shares + V, n_columns, c_in]."""
+    """dw[v] = sum of the partials p + v of the shares p that touch offset v. partial: [shares + V,
+    n_columns, c_in]."""
     v = tl.program_id(1)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     size = c_in * n_columns
@@ -154,7 +159,8 @@ def _sum_shares(
         first = begin * shares // total
         while total * (first + 1) // shares <= begin:
             first += 1
-        # Few offsets hold most shares: adding SHARES partials at a time keeps their loads in flight.
+        # Few offsets hold most shares: adding SHARES partials at a time keeps their loads in
+        # flight.
         p0 = first
         while (p0 < shares) & (total * p0 // shares < end):
             p = p0 + tl.arange(0, SHARES)
@@ -177,14 +183,16 @@ sum_shares_kernel = register(_sum_shares)
 class WgradGemm:
     """One wgrad problem, resolved.
 
-    pairs: (in_rows [P], out_rows [P], starts int64 on the device); mirrored: lists of offsets 0..V/2 only.
-    dw_strides: (offset, input channel, output channel, group) strides of the result; dw_shift: where offset 0 starts.
+    pairs: (in_rows [P], out_rows [P], starts int64 on the device); mirrored: lists of offsets
+    0..V/2 only. dw_strides: (offset, input channel, output channel, group) strides of the result;
+    dw_shift: where offset 0 starts.
     """
 
     def __init__(
         self, target: Target, device: torch.device, dtype: torch.dtype,
-        pairs: tuple[torch.Tensor, torch.Tensor, torch.Tensor], mirrored: bool, n_offsets: int, n_in: int, n_out: int,
-        c_in: int, c_out: int, groups: int, dw_strides: tuple[int, int, int, int], dw_shift: int, precision: str, tile: TileConfig,
+        pairs: tuple[torch.Tensor, torch.Tensor, torch.Tensor], mirrored: bool, n_offsets: int,
+        n_in: int, n_out: int, c_in: int, c_out: int, groups: int,
+        dw_strides: tuple[int, int, int, int], dw_shift: int, precision: str, tile: TileConfig,
     ) -> None:  # fmt: skip
         self.target, self.device = target, device
         self.pairs, self.n_offsets, self.c_in, self.columns = pairs, n_offsets, c_in, groups * c_out
@@ -199,7 +207,8 @@ class WgradGemm:
         self.direct, self.mirrored = direct, mirrored
         self.precision = precision if dtype == torch.float32 else "ieee"
         self.constants = (
-            mirrored, direct, self.precision, even, wide, v_block, tile.block_m, tile.block_n, tile.block_k
+            mirrored, direct, self.precision, even, wide, v_block, tile.block_m, tile.block_n,
+            tile.block_k
         )  # fmt: skip
         self.dw_place = (dw_shift, *dw_strides)
         self.place = self.dw_place if direct else (0, c_in * self.columns, 1, c_in, c_in * c_out)
@@ -207,7 +216,8 @@ class WgradGemm:
         self.key = (dtype, self.constants, tile, specialise(c_in, c_out, *self.place))
 
     def __call__(self, x: torch.Tensor, dy: torch.Tensor, dw: torch.Tensor) -> torch.Tensor:
-        """x [N_in, groups * c_in], dy [N_out, groups * c_out] (unit channel strides); dw written whole."""
+        """x [N_in, groups * c_in], dy [N_out, groups * c_out] (unit channel strides); dw written
+        whole."""
         out = dw
         if not self.direct:
             rows = self.shares + self.n_offsets
@@ -219,15 +229,16 @@ class WgradGemm:
         c_out = self.columns // self.grid[2]
         numbers = (self.n_offsets, self.c_in, c_out, self.place[0], *strides, *self.place[1:])
         wgrad_kernel.launch(
-            self.device, self.target, self.grid, (x, dy, out, *self.pairs, *numbers), self.constants, self.options,
-            (self.key, aligned, out.dtype, specialise(*strides)),
+            self.device, self.target, self.grid, (x, dy, out, *self.pairs, *numbers),
+            self.constants, self.options, (self.key, aligned, out.dtype, specialise(*strides)),
         )  # fmt: skip
         if not self.direct:
             constants = (self.mirrored, self.constants[5], 16, 256)
             size = self.c_in * self.columns
             sum_shares_kernel.launch(
                 self.device, self.target, (cdiv(size, 256), self.n_offsets, 1),
-                (out, dw, self.pairs[2], self.n_offsets, self.c_in, c_out, self.columns, self.shares, *self.dw_place),
+                (out, dw, self.pairs[2], self.n_offsets, self.c_in, c_out, self.columns,
+                self.shares, *self.dw_place),
                 constants, {"num_warps": 4},
                 (constants, dw.dtype, specialise(*self.dw_place), alignment(dw)),
             )  # fmt: skip

@@ -26,6 +26,11 @@ def repeated(shape, seed=0):
     return coords[order].contiguous()
 
 
+def line(n):
+    """Coordinates 0 .. n - 1 of one axis."""
+    return torch.stack([torch.zeros(n), torch.arange(n)], 1).int()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_repeated_coordinates(lane, kind):
     """Sums of equal inputs, copies of equal outputs; a submanifold look-up sees the first row."""
@@ -288,7 +293,7 @@ def test_lists_that_name_a_row_twice(lane):
     pairs = [(x_rows, y_rows), (y_rows[:2], x_rows[:2])]
     kmap = functional.kernel_map(pairs, 4, 4)
     made = dataclasses.replace(
-        layer("submanifold", 1, coords=torch.tensor([[0, i] for i in range(4)], dtype=torch.int32)),
+        layer("submanifold", 1, coords=line(4), device=lane.device),
         kmap=kmap, pairs=[(x.cpu().long(), y.cpu().long()) for x, y in pairs], dense=False,
     )  # fmt: skip
     check(made, 16, 16, lane)

@@ -66,7 +66,7 @@ def test_row_counts_around_the_tile(map_lane, n, mode):
 
 
 def test_ties_and_the_floor(map_lane):
-    """Every input that equals its window's maximum takes the gradient; below the floor none does."""
+    """Every input equal to its window's maximum takes the gradient; below the floor none does."""
     made = layer("strided", 2, device=map_lane.device)
     x = torch.randint(-2, 3, (len(made.x_coords), 16), generator=torch.Generator().manual_seed(3))
     check(made, map_lane, "max", floor=0.0, x=x.float())
@@ -99,7 +99,8 @@ def test_lists_that_name_a_row_twice(map_lane, mode):
     x_rows = torch.tensor([0, 1, 1, 2, 3], device=map_lane.device)
     y_rows = torch.tensor([2, 0, 2, 2, 1], device=map_lane.device)
     pairs = [(x_rows, y_rows), (y_rows[:2], x_rows[:2])]
-    made = layer("submanifold", 1, coords=torch.tensor([[0, i] for i in range(4)]).int())
+    coords = torch.tensor([[0, i] for i in range(4)]).int()
+    made = layer("submanifold", 1, coords=coords, device=map_lane.device)
     kmap = functional.kernel_map(pairs, 4, 4)
     host = [(x.cpu(), y.cpu()) for x, y in pairs]
     check(dataclasses.replace(made, kmap=kmap, pairs=host), map_lane, mode)

@@ -61,8 +61,10 @@ class MapRegistry:
 
     def __getstate__(self) -> dict[str, Any]:
         """Coordinates only; everything else is found again."""
-        return {"dimension": self.dimension, "grids": self.grids, "fields": self.fields,
-                "strided": self._strided, "origin": self._origin, "tags": next(self._tags)}  # fmt: skip
+        return {
+            "dimension": self.dimension, "grids": self.grids, "fields": self.fields,
+            "strided": self._strided, "origin": self._origin, "tags": next(self._tags),
+        }  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["dimension"])  # type: ignore[misc]

@@ -19,7 +19,7 @@ RUN = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], r
 def replay(tmp_path, mode, *options, **environment):
     """The runner's verdict on every public case, one dict each."""
     result = tmp_path / "result.json"
-    # Some cases end in torch's own dense convolutions, which round to TF32 on a GPU unless told not to.
+    # Some cases end in torch's own dense convolutions, which round to TF32 on a GPU by default.
     code = "import torch; torch.backends.cudnn.allow_tf32 = False; "
     code += f"import sparse_bridge; sparse_bridge.enable('spconv', mode={mode!r})"
     doors.python(

@@ -38,8 +38,10 @@ def make_layer(entry):
     cls = entry[0]
     args = entry[1] if len(entry) > 1 and isinstance(entry[1], list) else []
     kwargs = entry[-1] if isinstance(entry[-1], dict) else {}
+
     def fix(v):
         return tuple(v) if isinstance(v, list) else v
+
     if cls.startswith("torch.nn."):
         maker = getattr(torch.nn, cls[9:])
     else:
