@@ -220,11 +220,12 @@ def test_minkunet_on_the_gpu(ME):
         y.F.square().mean().backward()
         assert torch.equal(y.C.cpu(), coords)
         results.append((y.F, leaf.grad, *(p.grad.clone() for p in net.parameters())))
-    for a, b, c in zip(*results, strict=True):
+    for number, (a, b, c) in enumerate(zip(*results, strict=True)):
         assert torch.equal(b, c)
-        # Batch norms amplify what the order of summation changes: single entries say little.
-        error = (b.cpu() - a.cpu()).square().mean().sqrt()
-        assert error <= 2e-3 * a.square().mean().sqrt().cpu()
+        error = (b.cpu() - a.cpu()).square().mean().sqrt() / a.square().mean().sqrt().cpu()
+        # A few activations near zero change sides: on the CPU, fp32 and fp64 gradients already
+        # differ by 1 %, outputs by 4e-6.
+        assert error <= (3e-2 if number else 1e-4)
 
 
 @pytest.mark.gpu
