@@ -199,38 +199,40 @@ def gradients(
     x, weight, dy = x.to(work), weight.to(work), dy.to(work)
     dx = x.new_empty(x.shape, dtype=_accumulator(x))
     chunks = chunks_of(kmap, False)
-    total = scratch.take("dw", w.n_offsets * w.c_in, w.c_out, x, _accumulator(x))
+    # Products are added where the gradient lies, if it can hold them, else to a copy of it.
+    exact = dw.dtype == dx.dtype
+    total = dw if exact else torch.empty_like(dw, dtype=dx.dtype)
+    total.zero_()
     for group in range(w.groups):
         left, right = _columns(x, group, w.c_in), _columns(dy, group, w.c_out)
         taps, out = w.matrices(weight, group), _columns(dx, group, w.c_in)
-        _both_chunks(chunks, left, right, taps, total.zero_(), out)
-        for tap, result in zip(
-            w.matrices(dw, group), total.view(w.n_offsets, w.c_in, w.c_out), strict=True
-        ):
-            tap.copy_(result)
+        _both_chunks(chunks, left, right, taps, w.matrices(total, group), out)
+    if not exact:
+        dw.copy_(total)
     return dx.to(dtype)
 
 
 def _both_chunks(
     chunks: Chunks, x: torch.Tensor, dy: torch.Tensor, taps: Sequence[torch.Tensor],
-    total: torch.Tensor, dx: torch.Tensor,
+    sums: Sequence[torch.Tensor], dx: torch.Tensor,
 ) -> None:  # fmt: skip
-    """total [V * C_in, C_out] += x[in]^T dy[out], and write dx: dx[in] = sum of dy[out] @
-    taps[v]^T."""
-    c_in = x.shape[1]
-    same = total.dtype == x.dtype
+    """sums[v] [C_in, C_out] += x[in]^T dy[out]; dx[in] = the sum of dy[out] @ taps[v]^T."""
+    same = dx.dtype == x.dtype
     if chunks.dense >= 0:
-        _accumulate(total.narrow(0, chunks.dense * c_in, c_in), x, dy, same)
-        dx.copy_(dy @ taps[chunks.dense].t())
+        _accumulate(sums[chunks.dense], x, dy, same)
+        if same and dx.is_contiguous():
+            torch.mm(dy, taps[chunks.dense].t(), out=dx)
+        else:
+            dx.copy_(dy @ taps[chunks.dense].t())
     else:
         dx.zero_()
-    rows = scratch.take("rows", chunks.longest, c_in, x, x.dtype)
+    rows = scratch.take("rows", chunks.longest, x.shape[1], x, x.dtype)
     other = scratch.take("other", chunks.longest, dy.shape[1], x, x.dtype)
     for tap, _, count, x_rows, y_rows in chunks.items:
         left, right = rows[:count], other[:count]
         torch.index_select(x, 0, x_rows, out=left)
         torch.index_select(dy, 0, y_rows, out=right)
-        _accumulate(total.narrow(0, tap * c_in, c_in), left, right, same)
+        _accumulate(sums[tap], left, right, same)
         torch.mm(right, taps[tap].t(), out=left)
         dx.index_add_(0, x_rows, left if same else left.to(dx.dtype))
 
