@@ -156,7 +156,16 @@ def _multiply_chunks(
         gathered, result = rows[width - 1][:count], product[:count]
         torch.index_select(windows[width - 1], 0, x_rows, out=gathered)
         torch.mm(gathered, stacked[width - 1][tap], out=result)
-        y.index_add_(0, y_rows, result if same else result.to(y.dtype))
+        _add_rows(y, y_rows, result if same else result.to(y.dtype))
+
+
+def _add_rows(y: torch.Tensor, rows: torch.Tensor, value: torch.Tensor) -> None:
+    """y[rows] += value, rows distinct."""
+    if y.device.type == "cpu":
+        # The same sums as index_add_, but quicker on several threads.
+        y.scatter_add_(0, rows.unsqueeze(1).expand_as(value), value)
+    else:
+        y.index_add_(0, rows, value)
 
 
 def _in_order(x: torch.Tensor, order: torch.Tensor, name: str) -> torch.Tensor:
@@ -234,7 +243,7 @@ def _both_chunks(
         torch.index_select(dy, 0, y_rows, out=right)
         _accumulate(sums[tap], left, right, same)
         torch.mm(right, taps[tap].t(), out=left)
-        dx.index_add_(0, x_rows, left if same else left.to(dx.dtype))
+        _add_rows(dx, x_rows, left if same else left.to(dx.dtype))
 
 
 def _sum_chunks(chunks: Chunks, x: torch.Tensor, dy: torch.Tensor, total: torch.Tensor) -> None:
