@@ -65,7 +65,7 @@ def _echoes(image: RayImage, rng: np.random.Generator) -> npt.NDArray[np.float32
     # Far and grazing echoes are weak; weak echoes get lost.
     with np.errstate(invalid="ignore", over="ignore"):
         strength = image.reflectivity * np.sqrt(np.clip(image.cosine, 0.01, 1))
-        strength = strength / (1 + (t / 60) ** 2)
+        strength /= 1 + (t / 60) ** 2
     lost = image.dropout + 0.35 * np.exp(-strength / 0.012)
     kept = np.isfinite(t) & (t < _REACH) & (t > _NEAREST) & (rng.random(shape) > lost)
     distance = t[kept] + rng.normal(0, 0.015, int(kept.sum())).astype(np.float32)
