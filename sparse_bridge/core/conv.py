@@ -125,6 +125,7 @@ def conv(
     wants_grad = torch.is_grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     )
+    check_activation(activation)
     if wants_grad and activation is not None:
         raise UnsupportedError(
             f"a fused {activation} has no gradient; apply it after the convolution, or run under "

@@ -14,7 +14,7 @@ import torch
 
 from .conv_spec import Box, Offsets
 
-__all__ = ["HostIndex", "PairLists", "expand", "lookup"]
+__all__ = ["HostIndex", "PairLists", "collect", "expand", "lookup"]
 
 # Bringing features into spatial order and back costs two passes; it pays from this many pairs a
 # row.
@@ -164,11 +164,12 @@ def build(coords: torch.Tensor, box: Box) -> Indexed:
     return Indexed(HostIndex(coords.index_select(0, rows), rows, box), alive, unique, inverse)
 
 
-def _collect(
+def collect(
     found: list[tuple[torch.Tensor, torch.Tensor]],
-    mirrored: bool,
+    mirrored: bool = False,
     order: torch.Tensor | None = None,
 ) -> PairLists:
+    """One list of the pairs (in rows, out rows) of every offset."""
     starts = [0]
     for in_rows, _ in found:
         starts.append(starts[-1] + in_rows.shape[0])
@@ -199,7 +200,7 @@ def submanifold(index: HostIndex, offsets: Offsets, n_rows: int, keep_center: bo
         if not whole:  # places count live rows only
             hits, place = rows.index_select(0, hits), rows.index_select(0, place)
         found.append((place, hits))
-    lists = _collect(found, mirrored, rows if whole else None)
+    lists = collect(found, mirrored, rows if whole else None)
     lists.runs = _runs(offsets)
     if whole and lists.starts[-1] * (2 if mirrored else 1) < _ORDER_PAYS * n_rows:
         in_rows, out_rows = lists.rows(slice(None))
@@ -254,7 +255,7 @@ def lookup(
         (index.rows.index_select(0, place), rows.index_select(0, hits))
         for hits, place in index.find(query, _key_steps(offsets, box, halo), halo)
     ]
-    return _collect(found, False)
+    return collect(found)
 
 
 def expand(

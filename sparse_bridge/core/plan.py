@@ -16,6 +16,7 @@ from .weights import WeightLayout
 
 __all__ = ["choose_dataflow", "triton_gather", "triton_wgrad"]
 
+AUTOMATIC = "masked"  # what "auto" means where kernels run
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -32,7 +33,7 @@ def choose_dataflow(
         return "per_offset", None
     if dtype == torch.bfloat16 and not target.has_bf16:
         return "per_offset", None
-    return (forced if forced in TRITON_DATAFLOWS else "masked"), target
+    return (forced if forced in TRITON_DATAFLOWS else AUTOMATIC), target
 
 
 def _unit_channels(x: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from .conv_spec import Box, Offsets
-from .host_index import HostIndex, Indexed, PairLists
+from .host_index import HostIndex, Indexed, PairLists, collect
 
 __all__ = ["build", "expand", "lookup", "submanifold"]
 
@@ -58,14 +58,6 @@ def _match(index: HostIndex, query: torch.Tensor) -> tuple[torch.Tensor, torch.T
     return hits, found.index_select(0, hits)
 
 
-def _collect(found: list[tuple[torch.Tensor, torch.Tensor]]) -> PairLists:
-    starts = [0]
-    for in_rows, _ in found:
-        starts.append(starts[-1] + in_rows.shape[0])
-    in_all = torch.cat([pair[0] for pair in found])
-    return PairLists(in_all, torch.cat([pair[1] for pair in found]), starts, False)
-
-
 def lookup(
     index: HostIndex,
     coords: torch.Tensor,
@@ -83,7 +75,7 @@ def lookup(
     for offset in offsets.values:
         hits, x_rows = _match(index, scaled + torch.tensor([0, *offset], device=device))
         found.append((x_rows, rows.index_select(0, hits)))
-    return _collect(found)
+    return collect(found)
 
 
 def submanifold(index: HostIndex, offsets: Offsets, n_rows: int, keep_center: bool) -> PairLists:
@@ -101,7 +93,7 @@ def submanifold(index: HostIndex, offsets: Offsets, n_rows: int, keep_center: bo
         offset = torch.tensor([0, *offsets.values[v]], device=device)
         hits, x_rows = _match(index, index.coords.long() + offset)
         found.append((x_rows, index.rows.index_select(0, hits)))
-    lists = _collect(found)
+    lists = collect(found)
     lists.mirrored = mirrored
     return lists
 

@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..errors import KernelError
 from .launch import cdiv, power_of_2, register
 from .neighbor_table import NeighborTable
 from .target import Target
@@ -36,7 +37,7 @@ def _gray_rank(
     """int32 key of every row. How frequent each offset is, SAMPLE rows spread over the table
     tell."""
     u = tl.arange(0, V_BLOCK)
-    width: tl.constexpr = 4096 // V_BLOCK
+    width: tl.constexpr = 4096 // V_BLOCK if V_BLOCK < 4096 else 1
     spread = tl.maximum(n_rows // SAMPLE, 1)
     sampled = tl.minimum(n_rows, SAMPLE)
     total = tl.zeros((V_BLOCK,), tl.int32)
@@ -205,7 +206,9 @@ class TileList:
         return NeighborTable(nbr)
 
     def lists(self, block_m: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(live, n_live) for tiles of `block_m` rows: TILE or twice that."""
+        """(live, n_live) for tiles of `block_m` rows: TILE or twice that, else KernelError."""
+        if block_m not in (TILE, 2 * TILE):
+            raise KernelError(f"tiles of {block_m} rows; packed ones hold {TILE} or {2 * TILE}.")
         return (self.live, self.n_live) if block_m == TILE else (self.live2, self.n_live2)
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from sparse_bridge import settings
+from sparse_bridge.core import plan
 from tests import checks
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "goldens" / "minkowski"
@@ -44,10 +45,13 @@ def test_every_public_case(ME):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dataflow", ["auto", "per_offset"])
-def test_every_public_case_on_the_gpu(ME, dataflow):
+@pytest.mark.parametrize("dataflow", ["masked", "unmasked", "per_offset"])
+def test_every_public_case_on_the_gpu(ME, monkeypatch, dataflow):
+    """Cases that keep tensors on the CPU stay there, so kernel dataflows are chosen, not forced."""
     assert not torch.backends.cuda.matmul.allow_tf32
-    with settings.override(dataflow=dataflow):
+    forced = "per_offset" if dataflow == "per_offset" else "auto"
+    monkeypatch.setattr(plan, "AUTOMATIC", dataflow)
+    with settings.override(dataflow=forced):
         assert replay(ME, "cuda") == {}
 
 

@@ -16,11 +16,11 @@ FOLDER = doors.ROOT / "tests" / "goldens" / "spconv"
 RUN = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
-def replay(tmp_path, mode, *options, **environment):
+def replay(tmp_path, mode, *options, first="", **environment):
     """The runner's verdict on every public case, one dict each."""
     result = tmp_path / "result.json"
     # Some cases end in torch's own dense convolutions, which round to TF32 on a GPU by default.
-    code = "import torch; torch.backends.cudnn.allow_tf32 = False; "
+    code = first + "import torch; torch.backends.cudnn.allow_tf32 = False; "
     code += f"import sparse_bridge; sparse_bridge.enable('spconv', mode={mode!r})"
     doors.python(
         RUN, str(FOLDER / "run_golden.py"), "--cases", str(FOLDER / "public"), "--quiet",
@@ -39,9 +39,13 @@ def test_every_public_case(tmp_path, mode):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dataflow", ["auto", "per_offset"])
+@pytest.mark.parametrize("dataflow", ["masked", "unmasked", "per_offset"])
 def test_every_public_case_on_the_gpu(tmp_path, dataflow):
-    cases = replay(tmp_path, "standin", "--device", "cuda", SPARSE_BRIDGE_DATAFLOW=dataflow)
+    """Cases that keep tensors on the CPU stay there, so kernel dataflows are chosen, not forced."""
+    chosen = f"from sparse_bridge.core import plan; plan.AUTOMATIC = {dataflow!r}; "
+    forced = "per_offset" if dataflow == "per_offset" else "auto"
+    options = ("--device", "cuda")
+    cases = replay(tmp_path, "standin", *options, first=chosen, SPARSE_BRIDGE_DATAFLOW=forced)
     assert [case["id"] for case in cases if not case["ok"]] == []
 
 

@@ -4,7 +4,7 @@ import math
 
 import torch
 from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
-from MinkowskiEngine.MinkowskiKernelGenerator import KernelGenerator
+from MinkowskiEngine.MinkowskiKernelGenerator import generator_of
 from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor
 from MinkowskiEngineBackend._C import CoordinateMapKey
 from torch.nn import Parameter
@@ -12,7 +12,6 @@ from torch.nn import Parameter
 from sparse_bridge.adapters.ledger import note
 from sparse_bridge.adapters.minkowski.arguments import drop_old
 from sparse_bridge.adapters.minkowski.convolve import channelwise_convolution
-from sparse_bridge.adapters.minkowski.errors import DimensionError
 from sparse_bridge.errors import ContractError
 
 __all__ = ["MinkowskiChannelwiseConvolution"]
@@ -32,12 +31,7 @@ class MinkowskiChannelwiseConvolution(MinkowskiModuleBase):
         super().__init__()
         bias = old.pop("has_bias", bias)
         drop_old(type(self).__name__, old, ())
-        if dimension is None or dimension < 1:
-            raise DimensionError(f"dimension={dimension}; expected 1 or more.")
-        if kernel_generator is None:
-            if isinstance(kernel_size, int) and kernel_size < 1:
-                raise ContractError(f"kernel_size={kernel_size}; expected 1 or more.")
-            kernel_generator = KernelGenerator(kernel_size, stride, dilation, dimension=dimension)
+        kernel_generator = generator_of(kernel_generator, kernel_size, stride, dilation, dimension)
         self.in_channels = in_channels
         self.kernel_generator = kernel_generator
         self.dimension = dimension

@@ -4,7 +4,7 @@ import math
 
 import torch
 from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
-from MinkowskiEngine.MinkowskiKernelGenerator import KernelGenerator
+from MinkowskiEngine.MinkowskiKernelGenerator import KernelGenerator, generator_of
 from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor, _get_coordinate_map_key
 from MinkowskiEngine.sparse_matrix_functions import ComposedFunction
 from MinkowskiEngineBackend._C import ConvolutionMode, CoordinateMapKey
@@ -17,7 +17,6 @@ from sparse_bridge.adapters.minkowski.convolve import (
     pointwise,
     transposed_convolution,
 )
-from sparse_bridge.adapters.minkowski.errors import DimensionError
 from sparse_bridge.errors import ContractError
 
 __all__ = [
@@ -96,17 +95,8 @@ class MinkowskiConvolutionBase(MinkowskiModuleBase):
         super().__init__()
         bias = old.pop("has_bias", bias)
         drop_old(type(self).__name__, old, ())
-        if dimension is None or dimension < 1:
-            raise DimensionError(f"dimension={dimension}; expected 1 or more.")
-        if kernel_generator is None:
-            if isinstance(kernel_size, int) and kernel_size < 1:
-                raise ContractError(f"kernel_size={kernel_size}; expected 1 or more.")
-            kernel_generator = KernelGenerator(
-                kernel_size, stride, dilation, expand_coordinates=expand_coordinates,
-                dimension=dimension,
-            )  # fmt: skip
-        else:
-            kernel_generator.expand_coordinates = expand_coordinates
+        kernel_generator = generator_of(kernel_generator, kernel_size, stride, dilation, dimension)
+        kernel_generator.expand_coordinates = expand_coordinates
         self.is_transpose = is_transpose
         self.in_channels = in_channels
         self.out_channels = out_channels

@@ -4,8 +4,9 @@ from collections import namedtuple
 
 import torch
 from MinkowskiEngine.MinkowskiCommon import convert_to_int_list
-from MinkowskiEngineBackend._C import CoordinateMapKey, RegionType
+from MinkowskiEngineBackend._C import RegionType
 
+from sparse_bridge.adapters.minkowski.errors import DimensionError
 from sparse_bridge.adapters.minkowski.geometry import custom_points, kernel_region
 from sparse_bridge.adapters.minkowski.layers import KernelSpec
 from sparse_bridge.errors import ContractError, UnsupportedError
@@ -166,6 +167,15 @@ class KernelGenerator:
         )
 
 
-def unset_key(dimension):
-    """A key that a layer fills in."""
-    return CoordinateMapKey(dimension + 1)
+def generator_of(given, kernel_size, stride, dilation, dimension, **options):
+    """A layer's generator: the one it was given, or one of its sizes.
+
+    Raises: DimensionError (a TypeError and AssertionError), ContractError (an AssertionError).
+    """
+    if dimension is None or dimension < 1:
+        raise DimensionError(f"dimension={dimension}; expected 1 or more.")
+    if given is not None:
+        return given
+    if isinstance(kernel_size, int) and kernel_size < 1:
+        raise ContractError(f"kernel_size={kernel_size}; expected 1 or more.")
+    return KernelGenerator(kernel_size, stride, dilation, dimension=dimension, **options)

@@ -1,7 +1,7 @@
 """Pooling layers."""
 
 from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
-from MinkowskiEngine.MinkowskiKernelGenerator import KernelGenerator
+from MinkowskiEngine.MinkowskiKernelGenerator import generator_of
 from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor, _get_coordinate_map_key
 from MinkowskiEngine.sparse_matrix_functions import (
     ComposedFunction,
@@ -13,7 +13,6 @@ from sparse_bridge.adapters.ledger import note
 from sparse_bridge.adapters.minkowski import managing
 from sparse_bridge.adapters.minkowski.arguments import drop_old
 from sparse_bridge.adapters.minkowski.enums import base_mode
-from sparse_bridge.adapters.minkowski.errors import DimensionError
 from sparse_bridge.adapters.minkowski.pools import (
     global_pooling,
     local_pooling,
@@ -125,14 +124,9 @@ class MinkowskiPoolingBase(MinkowskiModuleBase):
         pooling_mode=PoolingMode.LOCAL_AVG_POOLING, dimension=-1,
     ):  # fmt: skip
         super().__init__()
-        if dimension is None or dimension < 1:
-            raise DimensionError(f"dimension={dimension}; expected 1 or more.")
-        if kernel_generator is None:
-            if isinstance(kernel_size, int) and kernel_size < 1:
-                raise ContractError(f"kernel_size={kernel_size}; expected 1 or more.")
-            kernel_generator = KernelGenerator(
-                kernel_size, stride, dilation, is_transpose=is_transpose, dimension=dimension
-            )
+        kernel_generator = generator_of(
+            kernel_generator, kernel_size, stride, dilation, dimension, is_transpose=is_transpose
+        )
         self.is_transpose = is_transpose
         self.kernel_generator = kernel_generator
         self.pooling_mode = pooling_mode
