@@ -1,14 +1,15 @@
-"""The command line: `python -m sparse_bridge run train.py ...`, `doctor`, `demo`."""
+"""The command line: `python -m sparse_bridge run train.py ...`, `doctor`, `demo` and the rest."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
 import os
+import pathlib
 import runpy
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import settings
 from ._version import __version__
@@ -18,6 +19,16 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = ["main"]
+
+# Commands with options of their own: imported only when they are asked for. `compat` and
+# `benchmarks` belong to the source checkout, not to the installed package.
+_LAZY = {
+    "demo": ("sparse_bridge.demo.cli", "run two networks on a scan or a built-in scene"),
+    "warm": ("sparse_bridge.commands.warm", "compile and tune kernels before they are needed"),
+    "cache": ("sparse_bridge.commands.cache", "show or clear what tuning has stored"),
+    "bench": ("benchmarks.cli", "time layers and networks, peers side by side"),
+    "compat": ("compat.cli", "run the compatibility matrix"),
+}
 
 _RUN_HELP = """\
 Run a script or module with the bridge enabled, as python would run it.
@@ -37,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     args = argparse.Namespace()
     try:
-        parser = _parser(with_demo=argv[:1] == ["demo"])
+        parser = _parser(wanted=argv[0] if argv else None)
         args = parser.parse_args(argv)
         return args.func(args) or 0
     except SparseBridgeError as error:
@@ -53,7 +64,7 @@ def _console(stderr: bool = False) -> Console:
     return Console(stderr=stderr, markup=False, highlight=False)
 
 
-def _parser(with_demo: bool) -> argparse.ArgumentParser:
+def _parser(wanted: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m sparse_bridge",
         description="Run spconv, torchsparse and MinkowskiEngine models on one Triton engine.",
@@ -62,7 +73,11 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_run(commands)
     _add_doctor(commands)
-    _add_demo(commands, with_demo)
+    for name, (module, summary) in _LAZY.items():
+        if name == wanted:
+            _command(name, module).add_parser(commands)
+        else:
+            commands.add_parser(name, help=summary, add_help=False)
     return parser
 
 
@@ -96,21 +111,21 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     doctor.set_defaults(func=_doctor)
 
 
-def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser], wanted: bool) -> None:
-    """The demo brings its own options; it is imported only when it is asked for."""
-    if not wanted:
-        summary = "run two networks on a scan or a built-in scene"
-        commands.add_parser("demo", help=summary, add_help=False)
-        return
+def _command(name: str, module: str) -> Any:
+    """The module that implements a command: it has `add_parser(commands)`."""
+    top = module.partition(".")[0]
+    checkout = pathlib.Path(__file__).resolve().parents[1]
+    if top != __package__ and (checkout / top / "cli.py").is_file():
+        sys.path.insert(0, str(checkout))
     try:
-        demo = importlib.import_module(".demo.cli", __package__)
+        return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith(f"{__package__}.demo"):
-            raise UnsupportedError(
-                "this installation of sparse_bridge has no demo; install the full package."
-            ) from None
-        raise
-    demo.add_parser(commands)
+        if not module.startswith(error.name or "?") and not (error.name or "").startswith(module):
+            raise
+        where = "a source checkout" if top != __package__ else "the full package"
+        raise UnsupportedError(
+            f"this installation of sparse_bridge has no {name!r} command; it needs {where}."
+        ) from None
 
 
 def _run(args: argparse.Namespace) -> int:
