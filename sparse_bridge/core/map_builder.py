@@ -143,7 +143,7 @@ def _expand(
     if not cmap.unique:
         cmap = cmap.duplicates().map
     n, n_offsets, device = cmap.n_rows, len(offsets), cmap.device
-    target = None if out_box.oversized else cmap.kernel_target()
+    target = None if out_box.oversized else cmap.kernel_target(out_box.key64)
     if target is None:
         search = wide_index if out_box.oversized else host_index
         coords, index, lists = search.expand(
@@ -171,13 +171,14 @@ def _insert_candidates(cmap, geometry, out_box: Box, slots, wide: bool, target: 
     so a table sized for the usual case grows until it holds them at most two thirds full; one wait
     for the device per try."""
     from ..kernels.hash_table import HashTable, hash_insert
-    from ..kernels.neighbor_table import count_new_rows
+    from ..kernels.neighbor_table import count_new_rows, owner_counters
 
     n_offsets, n = slots.shape
     most = min(n_offsets * n, out_box.volume)
     guess = most if most <= 1 << 16 else min(most, n)
+    counters = owner_counters(n)
     while True:
-        table = HashTable.allocate(capacity_for(guess), out_box.key64, cmap.device)
+        table = HashTable.allocate(capacity_for(guess), out_box.key64, cmap.device, counters)
         bounds = out_box.bounds(cmap.device)
         hash_insert(table, cmap.coords, geometry, bounds, cmap.alive, slots, wide, target)
         owned, total, overflow = count_new_rows(table, slots, target)

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from .coord_key import EMPTY, home_slot, locate
-from .launch import cdiv, register, specialise
+from .launch import carve_filled, cdiv, register, specialise
 from .target import Target
 
 FLAGS = 4
@@ -126,18 +126,12 @@ class HashTable:
     _fetched: tuple[torch.Tensor, torch.cuda.Event] | None = None
 
     @staticmethod
-    def allocate(capacity: int, key64: bool, device: torch.device) -> HashTable:
-        """An empty table; `capacity` must be a power of two of at least 64."""
+    def allocate(capacity: int, key64: bool, device: torch.device, counters: int = 0) -> HashTable:
+        """An empty table; `capacity` must be a power of two of at least 64. counters: further ones
+        that later kernels want."""
         width = 2 if key64 else 1
-        memory = torch.full(((width + 1) * capacity + FLAGS,), -1, dtype=torch.int32, device=device)
-        keys = memory[: width * capacity]
-        values = memory[width * capacity : (width + 1) * capacity]
-        return HashTable(
-            keys.view(torch.int64) if key64 else keys,
-            values,
-            memory[(width + 1) * capacity :],
-            capacity,
-        )
+        keys, values, flags = carve_filled(-1, device, width * capacity, capacity, FLAGS + counters)
+        return HashTable(keys.view(torch.int64) if key64 else keys, values, flags, capacity)
 
     @property
     def key64(self) -> bool:
@@ -146,7 +140,7 @@ class HashTable:
     def fetch(self) -> None:
         """Start copying the counters to the host, so that `counters` waits for no later work."""
         if self.flags.is_cuda:
-            host = torch.empty(FLAGS, dtype=torch.int32, pin_memory=True)
+            host = torch.empty(self.flags.shape, dtype=torch.int32, pin_memory=True)
             host.copy_(self.flags, non_blocking=True)
             event = torch.cuda.Event()
             event.record(torch.cuda.current_stream(self.flags.device))
@@ -159,7 +153,7 @@ class HashTable:
             flags, event = self._fetched
             event.synchronize()
             self._fetched = None
-        inserted, live, overflow, _ = flags.tolist()
+        inserted, live, overflow, _ = flags.tolist()[:FLAGS]
         return inserted + 1, live + 1, overflow > 0
 
 

@@ -20,9 +20,20 @@ import triton
 from . import target as targets
 from .target import Target
 
-__all__ = ["REGISTRY", "Kernel", "alignment", "cdiv", "power_of_2", "register", "specialise"]
+__all__ = [
+    "REGISTRY",
+    "Kernel",
+    "alignment",
+    "carve",
+    "carve_filled",
+    "cdiv",
+    "power_of_2",
+    "register",
+    "specialise",
+]
 
 REGISTRY: dict[str, Kernel] = {}
+Entry = tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]
 
 _VERSION = targets.triton_version() or (0,)
 # Triton 3.3 began to pass constexpr arguments to the compiled launcher as well.
@@ -48,18 +59,59 @@ def specialise(*numbers: int) -> tuple[int, ...]:
     )
 
 
+def carve(device: torch.device, *sizes: int) -> list[torch.Tensor]:
+    """Uninitialised int32 vectors of these sizes out of one allocation (each call of the allocator
+    costs the host microseconds); all start at multiples of 16 bytes."""
+    return carve_from(torch.empty, device, *sizes)
+
+
+def carve_filled(value: int, device: torch.device, *sizes: int) -> list[torch.Tensor]:
+    """`carve`, filled with `value`."""
+    return carve_from(lambda n, **options: torch.full((n,), value, **options), device, *sizes)
+
+
+def carve_from(
+    allocate: Callable[..., torch.Tensor], device: torch.device, *sizes: int
+) -> list[torch.Tensor]:
+    """`carve` from int32 memory that `allocate(n, dtype=..., device=...)` brings."""
+    cuts = [part for size in sizes for part in (size, -size % 4)]
+    memory = allocate(sum(cuts), dtype=torch.int32, device=device)
+    return list(memory.split_with_sizes(cuts)[::2])
+
+
 def alignment(*tensors: torch.Tensor) -> tuple[bool, ...]:
     """Which tensors start at a multiple of 16 bytes; Triton's specialisation tells them apart, one
     by one."""
     return tuple([tensor.data_ptr() % 16 == 0 for tensor in tensors])
 
 
+_RUNTIME = getattr(getattr(triton, "knobs", None), "runtime", None)
+
+
 def _hooks_installed() -> bool:
-    knobs = getattr(triton, "knobs", None)
-    if knobs is None:
+    if _RUNTIME is None:
         return triton.compiler.CompiledKernel.launch_enter_hook is not None
-    hook = knobs.runtime.launch_enter_hook
+    hook = _RUNTIME.launch_enter_hook
     return bool(getattr(hook, "calls", hook))
+
+
+def _entry(compiled: Any) -> Entry:
+    """How to run a compiled kernel again: (call, arguments before the grid, arguments between the
+    stream and the kernel's own)."""
+    run = compiled.run
+    between = (compiled.function, compiled.packed_metadata, None, None, None)
+    # Triton's launcher object only fetches scratch memory; kernels without any skip it. Its inner
+    # signature belongs to one release.
+    if _VERSION[:2] != (3, 6) or getattr(run, "profile_scratch_size", 1):
+        return run, (), between
+    function, metadata = between[:2]
+    if type(run).__name__ == "CudaLauncher" and not run.global_scratch_size:
+        flags = (run.launch_cooperative_grid, run.launch_pdl, None, None)
+        return run.launch, (), (function, *flags, metadata, None, None, None)
+    if type(run).__name__ == "HIPLauncher":
+        before = (run.launch_cooperative_grid,)
+        return run.launch, before, (function, None, metadata, None, None, None)
+    return run, (), between
 
 
 class Kernel:
@@ -69,7 +121,7 @@ class Kernel:
         self.fn = fn
         self.name: str = fn.__name__.lstrip("_")
         self.constants = constants
-        self._compiled: dict[Hashable, Any] = {}
+        self._compiled: dict[Hashable, Entry] = {}
 
     def launch(
         self,
@@ -123,18 +175,16 @@ class Kernel:
         entry = self._compiled.get((index, key))
         if entry is None or _hooks_installed():
             compiled = self.fn[grid](*args, *constants, **options)
-            self._compiled[(index, key)] = (
-                compiled.run,
-                compiled.function,
-                compiled.packed_metadata,
-            )
+            self._compiled[(index, key)] = _entry(compiled)
             return
-        run, function, metadata = entry
+        call, before, between = entry
         stream = torch._C._cuda_getCurrentRawStream(index)
+        # Addresses instead of tensors: the launcher asks the driver about every tensor.
+        values = [arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in args]
         if _PASS_CONSTEXPRS:
-            run(*grid, stream, function, metadata, None, None, None, *args, *constants)
+            call(*before, *grid, stream, *between, *values, *constants)
         else:
-            run(*grid, stream, function, metadata, None, None, None, *args)
+            call(*before, *grid, stream, *between, *values)
 
 
 def register(fn: Any) -> Kernel:

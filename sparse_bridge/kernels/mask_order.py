@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from ..errors import KernelError
-from .launch import cdiv, power_of_2, register
+from .launch import carve, cdiv, power_of_2, register
 from .neighbor_table import NeighborTable
 from .target import Target
 
@@ -185,9 +185,10 @@ class TileList:
     """A neighbour table permuted into tiles of `TILE` rows.
 
     rows [T * TILE] int32: table row of each place, -1 past the end; T is even.  packed [V, T *
-    TILE] int32: the table in that order.  live [T, V] int32 and n_live [T]: the offsets present in
-    each tile, ascending; live2 [T / 2, V] and n_live2 [T / 2]: those of each pair of tiles.  counts
-    [V, T / 2] int32: table entries in each pair of tiles. n_rows: rows of the table.
+    TILE] int32: the table in that order.  Flat int32 vectors: live [T * V] and n_live [T]: the
+    offsets present in each tile, ascending; live2 [T / 2 * V] and n_live2 [T / 2]: those of each
+    pair of tiles; counts [V * T / 2]: table entries of every offset in each pair of tiles. n_rows:
+    rows of the table.
     """
 
     rows: torch.Tensor
@@ -206,10 +207,12 @@ class TileList:
         return NeighborTable(nbr)
 
     def lists(self, block_m: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(live, n_live) for tiles of `block_m` rows: TILE or twice that, else KernelError."""
+        """(live [tiles, V], n_live) for tiles of `block_m` rows: TILE or twice that, else
+        KernelError."""
         if block_m not in (TILE, 2 * TILE):
             raise KernelError(f"tiles of {block_m} rows; packed ones hold {TILE} or {2 * TILE}.")
-        return (self.live, self.n_live) if block_m == TILE else (self.live2, self.n_live2)
+        live, n_live = (self.live, self.n_live) if block_m == TILE else (self.live2, self.n_live2)
+        return live.view(-1, len(self.packed)), n_live
 
 
 def mask_order(table: NeighborTable, target: Target) -> torch.Tensor:
@@ -244,15 +247,17 @@ def pack_tiles(table: NeighborTable, order: torch.Tensor, target: Target) -> Til
     """Tiles of `table` in the row order `order` (int32 or int64 [N])."""
     n_offsets, n_rows = table.nbr.shape
     n_pairs = cdiv(n_rows, 2 * TILE)
-    new, places = table.nbr.new_empty, 2 * n_pairs * TILE
-    tiles = TileList(
-        new(places), new((n_offsets, places)), new((2 * n_pairs, n_offsets)), new(2 * n_pairs),
-        new((n_pairs, n_offsets)), new(n_pairs), new((n_offsets, n_pairs)), n_rows,
+    places = 2 * n_pairs * TILE
+    rows, packed, live, n_live, live2, n_live2, counts = carve(
+        order.device, places, n_offsets * places, 2 * n_pairs * n_offsets, 2 * n_pairs,
+        n_pairs * n_offsets, n_pairs, n_offsets * n_pairs,
     )  # fmt: skip
+    packed = packed.view(n_offsets, places)
+    tiles = TileList(rows, packed, live, n_live, live2, n_live2, counts, n_rows)
     pack_kernel.launch(
-        order.device, target, (n_pairs, 1, 1), (table.nbr, table.masks(target), order, tiles.rows,
-        tiles.packed, tiles.live, tiles.n_live, tiles.live2, tiles.n_live2,
-         tiles.counts, n_rows, n_offsets, n_pairs), (TILE,), {"num_warps": 4}, order.dtype,
+        order.device, target, (n_pairs, 1, 1), (table.nbr, table.masks(target), order, rows, packed,
+        live, n_live, live2, n_live2, counts, n_rows, n_offsets, n_pairs), (TILE,),
+        {"num_warps": 4}, order.dtype,
     )  # fmt: skip
     return tiles
 
@@ -265,7 +270,7 @@ def compact_pairs(
     Returns (table entries [P], table rows [P], starts [n_lists + 1] int64), all on the device.
     Waits for it once, to learn P.
     """
-    counts = tiles.counts[:n_lists]
+    counts = tiles.counts.view(len(tiles.packed), -1)[:n_lists]
     n_pairs = counts.shape[1]
     ends = counts.reshape(-1).cumsum(0, dtype=torch.int64)
     starts = torch.cat([ends.new_zeros(1), ends.view(n_lists, n_pairs)[:, -1]])

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 from .coord_key import coordinate, locate
-from .hash_table import MAX_PROBES, HashTable, hash_find
-from .launch import cdiv, register, specialise
+from .hash_table import FLAGS, MAX_PROBES, HashTable, hash_find
+from .launch import carve, cdiv, register, specialise
 from .target import Target
 
 OFFSETS = 32  # offsets per program: one mask word
@@ -80,32 +80,40 @@ def _owners(slots_ptr, values_ptr, row, v, n_rows, n_offsets):
 
 @triton.jit(do_not_specialize=["n_rows", "n_offsets"])
 def _count_owned(
-    slots_ptr, values_ptr, owned_ptr, total_ptr, n_rows, n_offsets, BLOCK: tl.constexpr
-):
-    """How many new coordinates each block of rows discovers, and all of them."""
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    slots_ptr, values_ptr, owned_ptr, flags_ptr, n_rows, n_offsets,
+    FLAGS: tl.constexpr, CLUSTER: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """How many new coordinates each block of rows discovers, each cluster of blocks, and all of
+    them."""
+    block = tl.program_id(0)
+    row = block * BLOCK + tl.arange(0, BLOCK)[None, :]
     count = tl.zeros((BLOCK,), tl.int32)
     for word in range((n_offsets + 31) // 32):
         v = word * 32 + tl.arange(0, 32)[:, None]
         _, owner = _owners(slots_ptr, values_ptr, row, v, n_rows, n_offsets)
         count += tl.sum(owner.to(tl.int32), 0)
     total = tl.sum(count, 0)
-    tl.store(owned_ptr + tl.program_id(0), total)
-    tl.atomic_add(total_ptr, total)
+    tl.store(owned_ptr + block, total)
+    tl.atomic_add(flags_ptr + 3, total, sem="relaxed")
+    tl.atomic_add(flags_ptr + FLAGS + block // CLUSTER, total, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["n_rows", "n_offsets"])
 def _assign_rows(
-    coords_ptr, geometry_ptr, slots_ptr, values_ptr, owned_ptr, rows_ptr, out_ptr, n_rows,
-    n_offsets, D: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    coords_ptr, geometry_ptr, slots_ptr, values_ptr, owned_ptr, flags_ptr, rows_ptr, out_ptr,
+    n_rows, n_offsets, D: tl.constexpr, WIDE: tl.constexpr, FLAGS: tl.constexpr,
+    CLUSTER: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Number the new coordinates by (discovering row, offset) and write them; rows [capacity] maps
     slot to number."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    before = tl.zeros((1024,), tl.int32)
-    for block in range(0, tl.program_id(0), 1024):
-        index = block + tl.arange(0, 1024)
-        before += tl.load(owned_ptr + index, mask=index < tl.program_id(0), other=0)
+    cluster = tl.program_id(0) // CLUSTER
+    index = cluster * CLUSTER + tl.arange(0, CLUSTER)
+    before = tl.load(owned_ptr + index, mask=index < tl.program_id(0), other=0)
+    for first in range(0, cluster, CLUSTER):
+        index = first + tl.arange(0, CLUSTER)
+        # Counters start at -1.
+        before += tl.load(flags_ptr + FLAGS + index, mask=index < cluster, other=-1) + 1
     count = tl.zeros((BLOCK,), tl.int32)
     for word in range((n_offsets + 31) // 32):
         v = word * 32 + tl.arange(0, 32)[:, None]
@@ -157,6 +165,7 @@ link_kernel = register(_link_rows)
 _OPTIONS = {"num_warps": 4}
 _LOOKUP_ROWS = 8
 _OWNER_ROWS = 32  # rows per program that numbers new coordinates
+_CLUSTER = 256  # such programs per intermediate sum
 
 
 @dataclasses.dataclass(eq=False)
@@ -204,8 +213,7 @@ def neighbor_lookup(
     n_rows, columns = coords.shape
     # A single warp waits only for its own slowest look-up.
     grid = (cdiv(n_rows, _LOOKUP_ROWS), cdiv(n_offsets, OFFSETS), 1)
-    nbr = torch.empty((n_offsets, n_rows), dtype=torch.int32, device=coords.device)
-    mask = torch.empty((grid[1], n_rows), dtype=torch.int32, device=coords.device)
+    nbr, mask = carve(coords.device, n_offsets * n_rows, grid[1] * n_rows)
     constants = (alive is not None, table.reversed, columns - 1, table.key64, wide, _LOOKUP_ROWS)
     args = (
         coords, geometry, bounds, nbr if alive is None else alive, table.keys, table.values, nbr,
@@ -215,7 +223,7 @@ def neighbor_lookup(
         coords.device, target, grid, args, constants, {"num_warps": 1},
         (constants, specialise(coords.data_ptr())),
     )  # fmt: skip
-    return NeighborTable(nbr, mask)
+    return NeighborTable(nbr.view(n_offsets, n_rows), mask.view(-1, n_rows))
 
 
 def count_new_rows(
@@ -230,11 +238,16 @@ def count_new_rows(
     blocks = cdiv(n_rows, _OWNER_ROWS)
     owned = slots.new_empty(blocks)
     count_kernel.launch(
-        slots.device, target, (blocks, 1, 1), (slots, table.values, owned, table.flags[3:], n_rows,
-        n_offsets), (_OWNER_ROWS,), _OPTIONS, (),
+        slots.device, target, (blocks, 1, 1), (slots, table.values, owned, table.flags, n_rows,
+        n_offsets), (FLAGS, _CLUSTER, _OWNER_ROWS), _OPTIONS, (),
     )  # fmt: skip
-    _, _, overflow, total = table.flags.tolist()
+    _, _, overflow, total = table.flags.tolist()[:FLAGS]
     return owned, total + 1, overflow > 0
+
+
+def owner_counters(n_rows: int) -> int:
+    """Counters that `count_new_rows` needs in the table's memory beyond its own."""
+    return cdiv(n_rows, _OWNER_ROWS * _CLUSTER)
 
 
 def number_new_rows(
@@ -249,20 +262,19 @@ def number_new_rows(
     and its transpose [V, n_new] without. `table` then maps keys to the new rows.
     """
     (n_offsets, n_rows), device = slots.shape, slots.device
-    rows = slots.new_empty(table.capacity)
+    grid = _grid(n_rows, n_offsets)
+    rows, mask = carve(device, table.capacity, grid[1] * n_rows)
     new = slots.new_empty((n_new, coords.shape[1]))
-    constants = (coords.shape[1] - 1, wide, _OWNER_ROWS)
+    constants = (coords.shape[1] - 1, wide, FLAGS, _CLUSTER, _OWNER_ROWS)
     assign_kernel.launch(
         device, target, (cdiv(n_rows, _OWNER_ROWS), 1, 1), (coords, geometry, slots, table.values,
-        owned, rows, new, n_rows, n_offsets), constants, _OPTIONS, (constants,
+        owned, table.flags, rows, new, n_rows, n_offsets), constants, _OPTIONS, (constants,
         specialise(coords.data_ptr())),
     )  # fmt: skip
     transposed = torch.full((n_offsets, n_new), -1, dtype=torch.int32, device=device)
-    grid = _grid(n_rows, n_offsets)
-    mask = slots.new_empty((grid[1], n_rows))
     link_kernel.launch(
         device, target, grid, (slots, rows, slots, transposed, mask, n_rows, n_offsets, n_new), (),
         _OPTIONS, (),
     )  # fmt: skip
     table.values, table.reversed = rows, False
-    return new, NeighborTable(slots, mask), NeighborTable(transposed)
+    return new, NeighborTable(slots, mask.view(-1, n_rows)), NeighborTable(transposed)

@@ -42,6 +42,12 @@ def _run_starts(starts_ptr, n_offsets, MIRRORED: tl.constexpr, V_BLOCK: tl.const
 
 
 @triton.jit
+def _share_size(total, shares):
+    """Share p covers the pairs [p * size, (p + 1) * size) of the concatenation."""
+    return tl.maximum((total + shares - 1) // shares, 1)
+
+
+@triton.jit
 def _pick(vector, index, V_BLOCK: tl.constexpr):
     return tl.sum(tl.where(tl.arange(0, V_BLOCK) == index, vector, 0), 0)
 
@@ -87,9 +93,9 @@ def _wgrad_gemm(
         last = v + 1
     else:
         total = tl.sum(lengths, 0)
-        shares = tl.num_programs(1)
-        begin = total * share // shares
-        end = total * (share + 1) // shares
+        step = _share_size(total, tl.num_programs(1))
+        begin = tl.minimum(total, share * step)
+        end = tl.minimum(total, begin + step)
         # Offset whose run holds `begin`: the last one that starts at or before it and is not empty.
         v = tl.max(tl.where((begins <= begin) & (lengths > 0), tl.arange(0, V_BLOCK), 0), 0)
         last = n_offsets
@@ -150,25 +156,18 @@ def _sum_shares(
     size = c_in * n_columns
     ok = place < size
     begins, lengths = _run_starts(starts_ptr, n_offsets, MIRRORED, V_BLOCK)
-    total = tl.sum(lengths, 0)
     begin = _pick(begins, v, V_BLOCK)
     end = begin + _pick(lengths, v, V_BLOCK)
+    step = _share_size(tl.sum(lengths, 0), shares)
     acc = tl.zeros((BLOCK,), tl.float32)
-    if begin < end:
-        # Share p covers [total * p // shares, total * (p + 1) // shares).
-        first = begin * shares // total
-        while total * (first + 1) // shares <= begin:
-            first += 1
-        # Few offsets hold most shares: adding SHARES partials at a time keeps their loads in
-        # flight.
-        p0 = first
-        while (p0 < shares) & (total * p0 // shares < end):
-            p = p0 + tl.arange(0, SHARES)
-            low = total * p // shares
-            used = (p < shares) & (low < end) & (total * (p + 1) // shares > low)
-            address = partial_ptr + (p + v).to(tl.int64)[:, None] * size + place[None, :]
-            acc += tl.sum(tl.load(address, mask=used[:, None] & ok[None, :], other=0.0), 0)
-            p0 += SHARES
+    # Few offsets hold most shares: adding SHARES partials at a time keeps their loads in flight.
+    p0 = begin // step
+    while (begin < end) & (p0 * step < end):
+        p = p0 + tl.arange(0, SHARES)
+        address = partial_ptr + (p + v).to(tl.int64)[:, None] * size + place[None, :]
+        used = p * step < end
+        acc += tl.sum(tl.load(address, mask=used[:, None] & ok[None, :], other=0.0), 0)
+        p0 += SHARES
     i = place % c_in
     o = place // c_in
     out = dw_ptr + dw_shift + v.to(tl.int64) * stride_dv + i * stride_di
@@ -178,6 +177,7 @@ def _sum_shares(
 
 wgrad_kernel = register(_wgrad_gemm)
 sum_shares_kernel = register(_sum_shares)
+_SUM_BLOCK = 128  # results per program that adds partials
 
 
 class WgradGemm:
@@ -233,10 +233,10 @@ class WgradGemm:
             self.constants, self.options, (self.key, aligned, out.dtype, specialise(*strides)),
         )  # fmt: skip
         if not self.direct:
-            constants = (self.mirrored, self.constants[5], 16, 256)
+            constants = (self.mirrored, self.constants[5], 32, _SUM_BLOCK)
             size = self.c_in * self.columns
             sum_shares_kernel.launch(
-                self.device, self.target, (cdiv(size, 256), self.n_offsets, 1),
+                self.device, self.target, (cdiv(size, _SUM_BLOCK), self.n_offsets, 1),
                 (out, dw, self.pairs[2], self.n_offsets, self.c_in, c_out, self.columns,
                 self.shares, *self.dw_place),
                 constants, {"num_warps": 4},
