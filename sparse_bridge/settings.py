@@ -3,6 +3,10 @@
 | environment variable | values | meaning |
 |---|---|---|
 | `SPARSE_BRIDGE_DATAFLOW` | auto, masked, unmasked, per_offset, explicit | force one dataflow |
+| `SPARSE_BRIDGE_SELF_CHECK` | 0, 1 | compare a GPU's kernels with the CPU at their first use (default 1) |
+| `SPARSE_BRIDGE_TUNE` | cached, off, full, pinned | how tiles of GPU kernels are chosen: from stored and shipped winners, by rule alone, tuned when new (costs time, may change bits between steps), or from `TUNE_FILE` / shipped winners alone (same bits in every process) |
+| `SPARSE_BRIDGE_TUNE_FILE` | a path | the winners of `TUNE=pinned`, made by `python -m sparse_bridge warm --tune --export`; default: the shipped ones |
+| `SPARSE_BRIDGE_CACHE_DIR` | a path | where winners are stored; default: the platform's cache folder |
 | `SPARSE_BRIDGE_MODE` | auto, patch, standin | default `mode` of `enable()` |
 | `SPARSE_BRIDGE_STRICT` | 0, 1 | raise instead of running the original framework |
 | `SPARSE_BRIDGE_GROUPS` | 0, 1 | accept `groups > 1` in spconv layers (spconv itself refuses) |
@@ -22,6 +26,7 @@ from contextlib import contextmanager
 from .errors import SettingError
 
 DATAFLOWS = ("auto", "masked", "unmasked", "per_offset", "explicit")
+TUNE_MODES = ("cached", "off", "full", "pinned")
 MODES = ("auto", "patch", "standin")
 TORCHSPARSE_PROFILES = ("auto", "2.1", "2.0", "1.4")
 
@@ -29,6 +34,10 @@ TORCHSPARSE_PROFILES = ("auto", "2.1", "2.0", "1.4")
 @dataclasses.dataclass(frozen=True)
 class Settings:
     dataflow: str = "auto"
+    self_check: bool = True
+    tune: str = "cached"
+    tune_file: str = ""
+    cache_dir: str = ""
     mode: str = "auto"
     strict: bool = False
     groups: bool = False
@@ -39,9 +48,11 @@ class Settings:
 
 _CHOICES = {
     "dataflow": DATAFLOWS,
+    "tune": TUNE_MODES,
     "mode": MODES,
     "torchsparse_profile": TORCHSPARSE_PROFILES,
 }
+_PATHS = ("tune_file", "cache_dir")
 _TRUE, _FALSE = ("1", "true", "on", "yes"), ("", "0", "false", "off", "no")
 
 
@@ -51,6 +62,10 @@ def _check(name: str, value: object, shown: str) -> object:
         if value not in allowed:
             raise SettingError(f"{shown} is {value!r}; expected one of {', '.join(allowed)}.")
         return value
+    if name in _PATHS:
+        if not isinstance(value, (str, os.PathLike)):
+            raise SettingError(f"{shown} is {value!r}; expected a path.")
+        return os.fspath(value)
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.lower() in _TRUE + _FALSE:

@@ -310,8 +310,15 @@ def _described(active: _Active) -> FrameworkStatus:
         version,
         active.reason,
         *_place(),
-        tuple(adapter.notes()),
+        (*adapter.notes(), *_mistrusted()),
     )
+
+
+def _mistrusted() -> tuple[str, ...]:
+    """What GPUs of this process compute without kernels, because the self-check failed."""
+    from ..core import device
+
+    return device.notes()
 
 
 def _place() -> tuple[str, str]:

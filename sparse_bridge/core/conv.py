@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from ..errors import DataTypeError, DeviceError, ShapeError, UnsupportedError
 from . import trace
-from .dataflows import ACTIVATIONS, Epilogue, gather_matmul, gradients, weight_gradient
+from .dataflows import ACTIVATIONS, Epilogue, Norm, gather_matmul, gradients, weight_gradient
 from .kernel_map import KernelMap
 from .plan import choose_dataflow
 from .weights import WeightLayout, layout_of
@@ -45,15 +45,15 @@ class _Conv(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        ctx: Any, x, weight, bias, kmap, layout, groups, activation, alpha, precision, dtype
+        ctx: Any, x, weight, bias, kmap, layout, groups, precision, dtype
     ):
         if dtype is not None:
             x_cast, weight_cast = _cast(x, dtype), _cast(weight, dtype)
         else:
             x_cast, weight_cast = x, weight
-        w = _check(x_cast, weight_cast, bias, kmap, layout, groups)
+        epilogue = Epilogue(bias)
+        w = _check(x_cast, weight_cast, epilogue, kmap, layout, groups)
         dataflow, target = choose_dataflow(x.device, x_cast.dtype, kmap)
-        epilogue = Epilogue(bias, activation, alpha)
         y = gather_matmul(dataflow, target, kmap, x_cast, weight_cast, w, epilogue, precision)
         trace.emit("conv", dataflow, kmap, w.columns_in, w.columns_out)
         ctx.save_for_backward(x_cast, weight_cast)
@@ -88,7 +88,7 @@ class _Conv(torch.autograd.Function):
             db = dy.sum(0, dtype=torch.float32 if dy.dtype != torch.float64 else None).to(
                 bias_dtype
             )
-        return dx, dw, db, None, None, None, None, None, None, None
+        return dx, dw, db, None, None, None, None, None
 
 
 def conv(
@@ -101,6 +101,7 @@ def conv(
     groups: int = 1,
     activation: str | None = None,
     alpha: float = 0.0,
+    norm: Norm | None = None,
     allow_tf32: bool = False,
 ) -> torch.Tensor:
     """Convolve the rows of `x` along a kernel map.
@@ -112,6 +113,8 @@ def conv(
         bias: [C_out] or None.
         kmap: from `map_builder`; its N_in must be x's rows.
         activation: None, "relu", "leaky_relu" (slope `alpha`) or "sigmoid"; only without gradients.
+        norm: a normalisation by fixed statistics between bias and activation; only without
+            gradients.
         allow_tf32: fp32 products may round their inputs to TF32 (IEEE otherwise).
 
     Returns: [N_out, C_out] in x's dtype; under autocast in the autocast dtype (fp64 is left alone).
@@ -126,51 +129,47 @@ def conv(
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     )
     check_activation(activation)
-    if wants_grad and activation is not None:
+    if wants_grad and (activation is not None or norm is not None):
         raise UnsupportedError(
-            f"a fused {activation} has no gradient; apply it after the convolution, or run under "
-            "torch.no_grad()."
+            f"a fused {activation or 'norm'} has no gradient; apply it after the convolution, or "
+            "run under torch.no_grad()."
         )
+    epilogue = Epilogue(bias, activation, alpha, norm)
     if kmap.x_fold is not None or kmap.y_fold is not None:
-        return _folded(x, weight, bias, kmap, layout, groups, activation, alpha, precision, dtype)
-    return _apply(
-        x, weight, bias, kmap, layout, groups, activation, alpha, precision, dtype, wants_grad
-    )
+        return _folded(x, weight, epilogue, kmap, layout, groups, precision, dtype)
+    return _apply(x, weight, epilogue, kmap, layout, groups, precision, dtype, wants_grad)
 
 
-def _apply(x, weight, bias, kmap, layout, groups, activation, alpha, precision, dtype, wants_grad):  # type: ignore[no-untyped-def]
+def _apply(x, weight, epilogue, kmap, layout, groups, precision, dtype, wants_grad):  # type: ignore[no-untyped-def]
     if wants_grad:
-        return _Conv.apply(
-            x, weight, bias, kmap, layout, groups, activation, alpha, precision, dtype
-        )
+        return _Conv.apply(x, weight, epilogue.bias, kmap, layout, groups, precision, dtype)
     if dtype is not None:
         x, weight = _cast(x, dtype), _cast(weight, dtype)
-    w = _check(x, weight, bias, kmap, layout, groups)
+    w = _check(x, weight, epilogue, kmap, layout, groups)
     dataflow, target = choose_dataflow(x.device, x.dtype, kmap)
-    epilogue = Epilogue(bias, activation, alpha)
     y = gather_matmul(dataflow, target, kmap, x, weight, w, epilogue, precision)
     trace.emit("conv", dataflow, kmap, w.columns_in, w.columns_out)
     return y
 
 
-def _folded(x, weight, bias, kmap, layout, groups, activation, alpha, precision, dtype):  # type: ignore[no-untyped-def]
+def _folded(x, weight, epilogue, kmap, layout, groups, precision, dtype):  # type: ignore[no-untyped-def]
     """Equal coordinates: fold x rows, convolve the distinct ones, unfold y rows. Gradients follow
     by composition."""
     from .fold import copy_rows, first_rows, self_product, sum_rows
 
     if kmap.n_in != x.shape[0]:
-        _check(x, weight, bias, kmap, layout, groups)
+        _check(x, weight, epilogue, kmap, layout, groups)
     plain = KernelMap(kmap.relation, kmap.flipped)
     folded = x
     if kmap.x_fold is not None:
         folded = first_rows(x, kmap.x_fold) if kmap.self_offset >= 0 else sum_rows(x, kmap.x_fold)
     grad = torch.is_grad_enabled() and (folded.requires_grad or weight.requires_grad)
-    y = _apply(folded, weight, None, plain, layout, groups, None, 0.0, precision, dtype, grad)
+    y = _apply(folded, weight, Epilogue(), plain, layout, groups, precision, dtype, grad)
     if kmap.y_fold is not None:
         y = copy_rows(y, kmap.y_fold)
     if kmap.self_offset >= 0:
         y = y + self_product(x.to(y.dtype), weight.to(y.dtype), layout, groups, kmap.self_offset)
-    return Epilogue(None if bias is None else bias.to(y.dtype), activation, alpha).finish(y.clone())
+    return epilogue.finish(y.clone())
 
 
 def _check_devices(
@@ -192,7 +191,7 @@ def _check_devices(
 def _check(
     x: torch.Tensor,
     weight: torch.Tensor,
-    bias: torch.Tensor | None,
+    epilogue: Epilogue,
     kmap: KernelMap,
     layout: str,
     groups: int,
@@ -222,11 +221,25 @@ def _check(
             f"features are {x.dtype} and the weight is {weight.dtype}; convert one, or use "
             "torch.autocast."
         )
+    bias, norm = epilogue.bias, epilogue.norm
     if bias is not None and bias.shape != (w.columns_out,):
         raise ShapeError(f"bias has shape {list(bias.shape)}; expected [{w.columns_out}].")
     if bias is not None and bias.dtype not in _FLOATS:
         raise DataTypeError(f"bias is {bias.dtype}; expected one of fp16, bf16, fp32, fp64.")
+    if norm is not None:
+        _check_norm(norm, w, x.device)
     return w
+
+
+def _check_norm(norm: Norm, w: WeightLayout, device: torch.device) -> None:
+    for vector in norm[:4]:
+        if vector is not None and (vector.shape != (w.columns_out,) or vector.device != device):
+            raise ShapeError(
+                f"a vector of the norm is {list(vector.shape)} on {vector.device}; expected "
+                f"[{w.columns_out}] on {device}."
+            )
+    if (norm.weight is None) != (norm.bias is None):
+        raise ShapeError("the norm has only one of weight and bias; give both or none.")
 
 
 def check_activation(activation: str | None) -> None:

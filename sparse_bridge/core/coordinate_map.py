@@ -126,11 +126,12 @@ class CoordinateMap:
                 self.table(target)
                 self._read_counters()
 
-    def kernel_target(self) -> Target | None:
-        """The target whose kernels search this map; None where plain torch does."""
+    def kernel_target(self, key64: bool = False) -> Target | None:
+        """The target whose kernels search this map (key64: and another one with 64-bit keys); None
+        where plain torch does."""
         if self.n_rows == 0 or self.box.oversized:
             return None
-        return kernel_target(self.device)
+        return kernel_target(self.device, key64 or self.box.key64)
 
     def adopt(self, index: host_index.HostIndex | None = None, table: object | None = None) -> None:
         """Take over structures from whoever made these coordinates, which are distinct and live by

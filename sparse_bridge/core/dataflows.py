@@ -10,36 +10,70 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from ..errors import UnsupportedError
 from ..kernels.target import Target
-from . import scratch
+from . import rocm, scratch
 from .chunks import Chunks, chunks_of
 from .kernel_map import KernelMap
 from .weights import WeightLayout
 
-__all__ = ["ACTIVATIONS", "Epilogue", "gather_matmul", "gradients", "weight_gradient"]
+__all__ = ["ACTIVATIONS", "Epilogue", "Norm", "gather_matmul", "gradients", "weight_gradient"]
 
 ACTIVATIONS = (None, "relu", "leaky_relu", "sigmoid")
 _EXPLICIT_BYTES = 64 << 20
 
 
+class Norm(NamedTuple):
+    """A normalisation by fixed statistics, vectors [C_out]: (x - mean) / sqrt(var + eps) * weight +
+    bias."""
+
+    mean: torch.Tensor
+    var: torch.Tensor
+    weight: torch.Tensor | None
+    bias: torch.Tensor | None
+    eps: float
+
+
 @dataclasses.dataclass(frozen=True)
 class Epilogue:
-    """What follows the sum: bias [C_out] or none, then an activation (alpha: slope of
-    leaky_relu)."""
+    """What follows the sum: bias [C_out] or none, a norm or none, then an activation (alpha: slope
+    of leaky_relu)."""
 
     bias: torch.Tensor | None = None
     activation: str | None = None
     alpha: float = 0.0
+    norm: Norm | None = None
+
+    @property
+    def vectors(self) -> tuple[torch.Tensor | None, ...]:
+        """(bias, mean, var, weight, bias of the norm)."""
+        if self.norm is None:
+            return self.bias, None, None, None, None
+        return self.bias, *self.norm[:4]
+
+    @property
+    def tail(self) -> int:
+        """Which vectors there are: 1 for a bias, plus 2 for a norm, plus 4 for its weight and
+        bias."""
+        tail = int(self.bias is not None)
+        if self.norm is not None:
+            tail += 2 if self.norm.weight is None else 6
+        return tail
 
     def finish(self, y: torch.Tensor) -> torch.Tensor:
         """Apply to `y`, in place."""
         if self.bias is not None:
             y += self.bias.to(y.dtype)
+        if self.norm is not None:
+            mean, var, weight, bias = (
+                None if vector is None else vector.to(y.dtype) for vector in self.norm[:4]
+            )
+            y = F.batch_norm(y, mean, var, weight, bias, eps=self.norm.eps)
         if self.activation == "relu":
             y.relu_()
         elif self.activation == "leaky_relu":
@@ -136,9 +170,9 @@ def _multiply_chunks(
     if chunks.dense < 0:
         y.zero_()
     elif same and y.is_contiguous():
-        torch.mm(x, taps[chunks.dense], out=y)
+        rocm.mm(x, taps[chunks.dense], out=y)
     else:
-        y.copy_(x @ taps[chunks.dense])
+        y.copy_(rocm.linear(x, taps[chunks.dense]))
     n, c_in = x.shape
     windows, stacked = [x], [taps]
     if chunks.widest > 1:
@@ -155,7 +189,7 @@ def _multiply_chunks(
     for tap, width, count, x_rows, y_rows in chunks.items:
         gathered, result = rows[width - 1][:count], product[:count]
         torch.index_select(windows[width - 1], 0, x_rows, out=gathered)
-        torch.mm(gathered, stacked[width - 1][tap], out=result)
+        rocm.mm(gathered, stacked[width - 1][tap], out=result)
         _add_rows(y, y_rows, result if same else result.to(y.dtype))
 
 
@@ -230,9 +264,9 @@ def _both_chunks(
     if chunks.dense >= 0:
         _accumulate(sums[chunks.dense], x, dy, same)
         if same and dx.is_contiguous():
-            torch.mm(dy, taps[chunks.dense].t(), out=dx)
+            rocm.mm(dy, taps[chunks.dense].t(), out=dx)
         else:
-            dx.copy_(dy @ taps[chunks.dense].t())
+            dx.copy_(rocm.linear(dy, taps[chunks.dense].t()))
     else:
         dx.zero_()
     rows = scratch.take("rows", chunks.longest, x.shape[1], x, x.dtype)
@@ -242,7 +276,7 @@ def _both_chunks(
         torch.index_select(x, 0, x_rows, out=left)
         torch.index_select(dy, 0, y_rows, out=right)
         _accumulate(sums[tap], left, right, same)
-        torch.mm(right, taps[tap].t(), out=left)
+        rocm.mm(right, taps[tap].t(), out=left)
         _add_rows(dx, x_rows, left if same else left.to(dx.dtype))
 
 
@@ -292,5 +326,7 @@ def _explicit(
         gathered = padded[rows]  # row -1 is the row of zeros
         for group in range(w.groups):
             left = gathered[:, :, group * w.c_in : (group + 1) * w.c_in].flatten(1)
-            _columns(y[begin : begin + step], group, w.c_out).copy_(left @ weights[group])
+            _columns(y[begin : begin + step], group, w.c_out).copy_(
+                rocm.linear(left, weights[group])
+            )
     return epilogue.finish(y).to(dtype)

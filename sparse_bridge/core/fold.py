@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 from .coordinate_map import Duplicates
 from .host_index import PairLists
 from .kernel_map import KernelMap, Relation
+from .rocm import linear
 
 __all__ = ["copy_rows", "first_rows", "max_rows", "self_product", "sum_rows", "unfolded"]
 
@@ -107,9 +108,9 @@ def self_product(
     else:
         matrix = weight.reshape(weight.shape[0], -1, weight.shape[-1])[:, v].t()
     if groups == 1:
-        return x @ matrix
+        return linear(x, matrix)
     parts = zip(x.chunk(groups, 1), matrix.chunk(groups, 1), strict=True)
-    return torch.cat([left @ right for left, right in parts], 1)
+    return torch.cat([linear(left, right) for left, right in parts], 1)
 
 
 def unfolded(kmap: KernelMap) -> KernelMap:

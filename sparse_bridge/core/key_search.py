@@ -110,7 +110,7 @@ def find_keys(
     found = torch.full(queries.shape, -1, dtype=dtype, device=queries.device)
     if found.numel() == 0 or references.shape[0] == 0:
         return found
-    target = kernel_target(queries.device)
+    target = kernel_target(queries.device, key64=True)
     if target is None:
         return _host_find(queries, references).to(dtype)
     from ..kernels.key_table import build_table

@@ -6,13 +6,20 @@ A plan is kept by the relation it belongs to, so it lives exactly as long as the
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from .. import settings
 from ..kernels.target import Target
-from .device import TRITON_DATAFLOWS, kernel_target
+from .device import TRITON_DATAFLOWS, kernel_target, trusts
 from .kernel_map import KernelMap
+from .problem import gather_problem, wgrad_problem
+from .tuner import Trial, tile_for
 from .weights import WeightLayout
+
+if TYPE_CHECKING:
+    from ..kernels.tile_config import TileConfig
 
 __all__ = ["choose_dataflow", "triton_gather", "triton_wgrad"]
 
@@ -33,6 +40,8 @@ def choose_dataflow(
         return "per_offset", None
     if dtype == torch.bfloat16 and not target.has_bf16:
         return "per_offset", None
+    if not trusts(device, target, dtype):
+        return "per_offset", None
     return (forced if forced in TRITON_DATAFLOWS else AUTOMATIC), target
 
 
@@ -48,22 +57,23 @@ def _precision(target: Target, precision: str) -> str:
 def triton_gather(dataflow, target, kmap, x, weight, w: WeightLayout, epilogue, precision):  # type: ignore[no-untyped-def]
     """`dataflows.gather_matmul` through the gather-GEMM kernel."""
     x, precision = _unit_channels(x), _precision(target, precision)
-    bias = epilogue.bias
     relation = kmap.relation
+    eps = 0.0 if epilogue.norm is None else epilogue.norm.eps
     key = (
-        dataflow, kmap.side, x.dtype, w, bias is not None, epilogue.activation, epilogue.alpha,
-        precision, target.arch
+        dataflow, kmap.side, x.dtype, w, epilogue.tail, epilogue.activation, epilogue.alpha,
+        eps, precision, target.arch
     )  # fmt: skip
     plan = relation.plans.get(key)
     if plan is None:
-        plan = relation.plans[key] = _plan_gather(dataflow, target, kmap, x, w, epilogue, precision)
+        plan = relation.plans[key] = _plan_gather(
+            dataflow, target, kmap, x, weight, w, epilogue, precision
+        )
     y = torch.empty((relation.n_rows[kmap.side], w.columns_out), dtype=x.dtype, device=x.device)
-    return plan(x, weight, bias, y)
+    return plan(x, weight, epilogue.vectors, y)
 
 
-def _plan_gather(dataflow, target, kmap, x, w: WeightLayout, epilogue, precision):  # type: ignore[no-untyped-def]
+def _plan_gather(dataflow, target, kmap, x, weight, w: WeightLayout, epilogue, precision):  # type: ignore[no-untyped-def]
     from ..kernels.gather_gemm import GatherGemm
-    from ..kernels.tile_config import gather_tile
 
     relation = kmap.relation
     n_rows, n_in = relation.n_rows[kmap.side], relation.n_rows[1 - kmap.side]
@@ -74,11 +84,18 @@ def _plan_gather(dataflow, target, kmap, x, w: WeightLayout, epilogue, precision
         table = found.nbr
     if reverse:
         w = w.reversed()
-    tile = gather_tile(target, x.dtype, n_rows, w.c_in, w.c_out, w.n_offsets, precision)
-    return GatherGemm(
-        target, x.device, x.dtype, table, n_rows, n_in, w.c_in, w.c_out, w.groups, w.strides,
-        w.shift, epilogue.bias is not None, epilogue.activation, epilogue.alpha, precision, tile,
-    )  # fmt: skip
+
+    def build(tile: TileConfig) -> GatherGemm:
+        return GatherGemm(
+            target, x.device, x.dtype, table, n_rows, n_in, w.c_in, w.c_out, w.groups, w.strides,
+            w.shift, epilogue.tail, epilogue.activation, epilogue.alpha, precision, tile,
+            0.0 if epilogue.norm is None else epilogue.norm.eps,
+        )  # fmt: skip
+
+    problem = gather_problem(dataflow, target, x, n_rows, w, precision)
+    inputs, shape = (x, weight, epilogue.vectors), (n_rows, w.columns_out)
+    trial = Trial(build, inputs, lambda: x.new_empty(shape), table)
+    return build(tile_for(problem, trial))
 
 
 def triton_wgrad(target, kmap, x, dy, dw, w: WeightLayout, precision):  # type: ignore[no-untyped-def]
@@ -88,17 +105,21 @@ def triton_wgrad(target, kmap, x, dy, dw, w: WeightLayout, precision):  # type: 
     key = ("wgrad", kmap.side, x.dtype, dw.dtype, w, precision, target.arch)
     plan = relation.plans.get(key)
     if plan is None:
-        from ..kernels.tile_config import wgrad_tile
         from ..kernels.wgrad_gemm import WgradGemm
 
         pairs = relation.device_pairs(target)
         lists = (pairs.in_rows, pairs.out_rows, pairs.starts)
         if kmap.flipped:
             lists = (lists[1], lists[0], lists[2])
-        plan = WgradGemm(
-            target, x.device, x.dtype, lists, pairs.mirrored, relation.n_offsets, x.shape[0],
-            dy.shape[0], w.c_in, w.c_out, w.groups, w.strides, w.shift, precision,
-            wgrad_tile(target, x.dtype, w.c_in, w.c_out, precision),
-        )  # fmt: skip
-        relation.plans[key] = plan
+
+        def build(tile: TileConfig) -> WgradGemm:
+            return WgradGemm(
+                target, x.device, x.dtype, lists, pairs.mirrored, relation.n_offsets, x.shape[0],
+                dy.shape[0], w.c_in, w.c_out, w.groups, w.strides, w.shift, precision, tile,
+            )  # fmt: skip
+
+        n_pairs = len(pairs.in_rows) << pairs.mirrored
+        problem = wgrad_problem(target, x, dy.shape[0], n_pairs, w, precision)
+        trial = Trial(build, (x, dy), lambda: torch.empty_like(dw))
+        plan = relation.plans[key] = build(tile_for(problem, trial))
     return plan(x, dy, dw)

@@ -18,7 +18,8 @@ LAYOUTS = ("vio", "ovi")
 class WeightLayout:
     """w[v, i, o] of group g lies at shift + (v, i, o, g) . strides.
 
-    c_in, c_out: channels per group. Counted in elements from the tensor's first one.
+    c_in, c_out: channels per group. Counted in elements from the tensor's first one.  exchanged:
+    input and output channels changed places (dgrad).
     """
 
     strides: tuple[int, int, int, int]
@@ -27,6 +28,7 @@ class WeightLayout:
     c_in: int
     c_out: int
     groups: int
+    exchanged: bool = False
 
     @property
     def columns_in(self) -> int:
@@ -39,8 +41,9 @@ class WeightLayout:
     def transposed(self) -> WeightLayout:
         """Input and output channels exchanged: the weight of dgrad."""
         stride_v, stride_i, stride_o, stride_g = self.strides
+        strides = (stride_v, stride_o, stride_i, stride_g)
         return dataclasses.replace(
-            self, strides=(stride_v, stride_o, stride_i, stride_g), c_in=self.c_out, c_out=self.c_in
+            self, strides=strides, c_in=self.c_out, c_out=self.c_in, exchanged=not self.exchanged
         )
 
     def reversed(self) -> WeightLayout:

@@ -1,4 +1,4 @@
-"""Gather-GEMM: y[r] = act(sum_v x[nbr[v, r]] @ w[v] + bias), forward and dgrad alike.
+"""Gather-GEMM: y[r] = act(norm(sum_v x[nbr[v, r]] @ w[v] + bias)), forward and dgrad alike.
 
 dgrad is the same product over the transposed table with the weight read through swapped strides.
 Two forms of one kernel: *packed* walks the live offsets of mask-ordered tiles, *plain* walks every
@@ -19,6 +19,7 @@ from .mask_order import TileList
 from .target import Target
 from .tile_config import TileConfig
 
+Vectors = tuple["torch.Tensor | None", ...]
 ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 2, "sigmoid": 3}
 
 
@@ -33,20 +34,43 @@ def _activate(value, alpha, ACT: tl.constexpr):
     return value
 
 
-@triton.jit(do_not_specialize=["n_rows", "pitch", "n_offsets", "alpha"])
+@triton.jit
+def _tail(
+    bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, eps, channel, ok, TAIL: tl.constexpr
+):  # fmt: skip
+    """(scale, shift) fp32 of the channels. TAIL adds 1: a bias, 2: a norm, 4: gain and beta of
+    it."""
+    scale = tl.full(channel.shape, 1.0, tl.float32)
+    shift = tl.zeros(channel.shape, tl.float32)
+    if TAIL % 2 == 1:
+        shift += tl.load(bias_ptr + channel, mask=ok, other=0.0).to(tl.float32)
+    if TAIL >= 2:
+        var = tl.load(var_ptr + channel, mask=ok, other=1.0).to(tl.float32)
+        scale = 1.0 / tl.sqrt(var + eps)
+        if TAIL >= 4:
+            scale *= tl.load(gain_ptr + channel, mask=ok, other=0.0).to(tl.float32)
+        shift -= tl.load(mean_ptr + channel, mask=ok, other=0.0).to(tl.float32)
+        shift *= scale
+        if TAIL >= 4:
+            shift += tl.load(beta_ptr + channel, mask=ok, other=0.0).to(tl.float32)
+    return scale, shift
+
+
+@triton.jit(do_not_specialize=["n_rows", "pitch", "n_offsets", "alpha", "eps"])
 def _gather_gemm(
-    x_ptr, w_ptr, bias_ptr, y_ptr, nbr_ptr, rows_ptr, live_ptr, n_live_ptr, n_rows, pitch,
-    n_offsets, c_in, c_out, w_shift, alpha, stride_xn, stride_yn, stride_wv, stride_wi, stride_wo,
-    stride_wg, stride_ys, PACKED: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr,
-    PRECISION: tl.constexpr, EVEN_K: tl.constexpr, ONE_K: tl.constexpr, WIDE: tl.constexpr,
-    SPLIT_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    x_ptr, w_ptr, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, y_ptr, nbr_ptr, rows_ptr,
+    live_ptr, n_live_ptr, n_rows, pitch, n_offsets, c_in, c_out, w_shift, alpha, eps, stride_xn,
+    stride_yn, stride_wv, stride_wi, stride_wo, stride_wg, stride_ys, PACKED: tl.constexpr,
+    TAIL: tl.constexpr, ACT: tl.constexpr, PRECISION: tl.constexpr, EVEN_K: tl.constexpr,
+    ONE_K: tl.constexpr, WIDE: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """grid: (row tiles x column blocks, groups, SPLIT_K).
 
     x [N_in, groups * c_in] with row stride stride_xn and unit channel stride; w read at w_shift + v
     * stride_wv + i * stride_wi + o * stride_wo + group * stride_wg; y [n_rows, groups * c_out], or
     with SPLIT_K > 1 fp32 partial sums, stride_ys apart. nbr: [V, pitch]; packed: rows, live [T, V],
-    n_live [T] as in `TileList`.
+    n_live [T] as in `TileList`. bias, mean, var, gain, beta [groups * c_out] as TAIL says.
     """
     n_blocks = tl.cdiv(c_out, BLOCK_N)
     # The last tiles of the mask order hold the rows with rare offsets and take longest: start with
@@ -68,11 +92,9 @@ def _gather_gemm(
         row = place
         row_ok = row < n_rows
         steps = n_offsets
-    if WIDE:
-        stride_xn = stride_xn.to(tl.int64)
-        stride_yn = stride_yn.to(tl.int64)
+    if WIDE:  # what is multiplied by a stride: a stride of 1 is a constexpr, which has no type
+        row = row.to(tl.int64)
         pitch = pitch.to(tl.int64)
-        stride_wv = stride_wv.to(tl.int64)
     x_base = x_ptr + group * c_in + offs_k[None, :]
     w_base = (
         w_ptr
@@ -103,6 +125,7 @@ def _gather_gemm(
             v = index
             source = tl.load(nbr_ptr + v * pitch + place, mask=row_ok, other=-1)
         if WIDE:
+            v = v.to(tl.int64)
             offset = source.to(tl.int64)[:, None] * stride_xn + k
         else:
             offset = source[:, None] * stride_xn + k
@@ -118,10 +141,19 @@ def _gather_gemm(
                 other=0.0,
             )
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
-    if HAS_BIAS:
-        acc += tl.load(bias_ptr + group * c_out + offs_n, mask=mask_n, other=0.0).to(tl.float32)[
-            None, :
-        ]
+    if TAIL > 0:
+        scale, shift = _tail(
+            bias_ptr,
+            mean_ptr,
+            var_ptr,
+            gain_ptr,
+            beta_ptr,
+            eps,
+            group * c_out + offs_n,
+            mask_n,
+            TAIL,
+        )
+        acc = acc * scale[None, :] + shift[None, :]
     acc = _activate(acc, alpha, ACT)
     out = y_ptr + row[:, None] * stride_yn + (group * c_out + offs_n)[None, :]
     if SPLIT_K > 1:
@@ -129,24 +161,29 @@ def _gather_gemm(
     tl.store(out, acc.to(y_ptr.dtype.element_ty), mask=row_ok[:, None] & mask_n[None, :])
 
 
-@triton.jit(do_not_specialize=["n_values", "n_channels", "alpha"])
+@triton.jit(do_not_specialize=["n_values", "n_channels", "alpha", "eps"])
 def _sum_partials(
-    partial_ptr, bias_ptr, y_ptr, n_values, n_channels, alpha,
-    HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr,
+    partial_ptr, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, y_ptr, n_values, n_channels,
+    alpha, eps,
+    TAIL: tl.constexpr, ACT: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """y = act(sum of SPLIT_K partial results + bias), in order."""
+    """y = act(scale * (sum of SPLIT_K partial results, in order) + shift)."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     ok = place < n_values
     acc = tl.load(partial_ptr + place, mask=ok, other=0.0)
     for part in range(1, SPLIT_K):
         acc += tl.load(partial_ptr + part * n_values.to(tl.int64) + place, mask=ok, other=0.0)
-    if HAS_BIAS:
-        acc += tl.load(bias_ptr + place % n_channels, mask=ok, other=0.0).to(tl.float32)
+    if TAIL > 0:
+        scale, shift = _tail(
+            bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, eps, place % n_channels, ok, TAIL
+        )
+        acc = acc * scale + shift
     tl.store(y_ptr + place, _activate(acc, alpha, ACT).to(y_ptr.dtype.element_ty), mask=ok)
 
 
 gather_gemm_kernel = register(_gather_gemm)
 sum_partials_kernel = register(_sum_partials)
+_KEYS: dict[Any, int] = {}  # a small number for what a plan fixes: cheap to hash in every launch
 
 
 class GatherGemm:
@@ -161,8 +198,8 @@ class GatherGemm:
     def __init__(
         self, target: Target, device: torch.device, dtype: torch.dtype,
         table: TileList | torch.Tensor, n_rows: int, n_in: int, c_in: int, c_out: int, groups: int,
-        w_strides: tuple[int, int, int, int], w_shift: int, has_bias: bool,
-        activation: str | None, alpha: float, precision: str, tile: TileConfig,
+        w_strides: tuple[int, int, int, int], w_shift: int, tail: int,
+        activation: str | None, alpha: float, precision: str, tile: TileConfig, eps: float = 0.0,
     ) -> None:  # fmt: skip
         self.target, self.device, self.dtype, self.tile = target, device, dtype, tile
         packed = isinstance(table, TileList)
@@ -187,53 +224,58 @@ class GatherGemm:
         )
         wide = largest >= 1 << 31
         even_k = c_in % tile.block_k == 0
-        self.has_bias, self.act = has_bias, act
-        self.alpha = float(alpha)  # the argument's type is part of the signature
+        self.tail, self.act = int(tail), act
+        self.alpha, self.eps = float(alpha), float(eps)  # their type is part of the signature
         self.precision = precision if dtype == torch.float32 else "ieee"
         self.constants = (
-            packed, has_bias and split == 1, act if split == 1 else 0, self.precision, even_k,
-            c_in <= tile.block_k, wide, split, tile.block_m, tile.block_n, tile.block_k,
+            packed, self.tail if split == 1 else 0, act if split == 1 else 0, self.precision,
+            even_k, c_in <= tile.block_k, wide, split, tile.block_m, tile.block_n, tile.block_k,
         )  # fmt: skip
         rows = live = n_live = nbr
         if isinstance(table, TileList):
             rows, (live, n_live) = table.rows, table.lists(tile.block_m)
         self.lists = (nbr, rows, live, n_live)
-        self.numbers = (n_rows, pitch, n_offsets, c_in, c_out, w_shift, self.alpha)
+        self.numbers = (n_rows, pitch, n_offsets, c_in, c_out, w_shift, self.alpha, self.eps)
         self.w_strides = w_strides
         self.split_stride = n_rows * self.columns
         self.options: dict[str, Any] = tile.options(target)
-        self.key = (
+        key = (
             dtype, self.constants, tile,
             specialise(c_in, c_out, w_shift, *w_strides, self.columns, self.split_stride),
         )  # fmt: skip
+        self.key = _KEYS.setdefault(key, len(_KEYS))
 
     def __call__(
-        self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor
+        self, x: torch.Tensor, w: torch.Tensor, vectors: Vectors | None, y: torch.Tensor
     ) -> torch.Tensor:
-        """x [N_in, groups * c_in] (unit channel stride), w any layout, bias [groups * c_out] or
-        None, y written whole [n_rows, groups * c_out], contiguous."""
+        """x [N_in, groups * c_in] (unit channel stride), w any layout, vectors (bias, mean, var,
+        gain, beta) [groups * c_out], those that `tail` does not name None, or None where it is
+        0, y written whole [n_rows, groups * c_out], contiguous."""
         split = self.constants[7]
         out = (
             y
             if split == 1
             else torch.empty((split, *y.shape), dtype=torch.float32, device=self.device)
         )
+        if vectors is not None and self.tail:
+            extra = tuple([y if vector is None else vector for vector in vectors])
+            kinds = (alignment(*extra), *[vector.dtype for vector in extra])
+        else:
+            extra, kinds = (y,) * 5, ()
         stride_xn = x.stride(0)
         numbers = (*self.numbers, stride_xn, self.columns, *self.w_strides, self.split_stride)
-        placeholder = y if bias is None else bias
-        aligned = alignment(x, w, placeholder, out)
+        aligned = alignment(x, w, y, out)
         gather_gemm_kernel.launch(
-            self.device, self.target, self.grid, (x, w, placeholder, out, *self.lists, *numbers),
-            self.constants, self.options, (self.key, aligned, w.dtype, placeholder.dtype,
-            specialise(stride_xn)),
+            self.device, self.target, self.grid, (x, w, *extra, out, *self.lists, *numbers),
+            self.constants, self.options,
+            (self.key, aligned, w.dtype, kinds, specialise(stride_xn)),
         )  # fmt: skip
         if split > 1:
             n_values = y.numel()
-            constants = (self.has_bias, self.act, split, 1024)
+            constants = (self.tail, self.act, split, 1024)
             sum_partials_kernel.launch(
                 self.device, self.target, (cdiv(n_values, 1024), 1, 1),
-                (out, placeholder, y, n_values, self.columns, self.alpha), constants,
-                {"num_warps": 4},
-                (constants, y.dtype, placeholder.dtype, aligned, alignment(y), n_values >= 1 << 31),
+                (out, *extra, y, n_values, self.columns, self.alpha, self.eps), constants,
+                {"num_warps": 4}, (constants, y.dtype, kinds, aligned, n_values >= 1 << 31),
             )  # fmt: skip
         return y

@@ -15,9 +15,9 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
-import triton
 
 from . import target as targets
+from .features import PASS_CONSTEXPRS, Entry, hooks_installed, launcher_of
 from .target import Target
 
 __all__ = [
@@ -33,11 +33,6 @@ __all__ = [
 ]
 
 REGISTRY: dict[str, Kernel] = {}
-Entry = tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]
-
-_VERSION = targets.triton_version() or (0,)
-# Triton 3.3 began to pass constexpr arguments to the compiled launcher as well.
-_PASS_CONSTEXPRS = _VERSION >= (3, 3)
 
 
 def cdiv(a: int, b: int) -> int:
@@ -83,35 +78,6 @@ def alignment(*tensors: torch.Tensor) -> tuple[bool, ...]:
     """Which tensors start at a multiple of 16 bytes; Triton's specialisation tells them apart, one
     by one."""
     return tuple([tensor.data_ptr() % 16 == 0 for tensor in tensors])
-
-
-_RUNTIME = getattr(getattr(triton, "knobs", None), "runtime", None)
-
-
-def _hooks_installed() -> bool:
-    if _RUNTIME is None:
-        return triton.compiler.CompiledKernel.launch_enter_hook is not None
-    hook = _RUNTIME.launch_enter_hook
-    return bool(getattr(hook, "calls", hook))
-
-
-def _entry(compiled: Any) -> Entry:
-    """How to run a compiled kernel again: (call, arguments before the grid, arguments between the
-    stream and the kernel's own)."""
-    run = compiled.run
-    between = (compiled.function, compiled.packed_metadata, None, None, None)
-    # Triton's launcher object only fetches scratch memory; kernels without any skip it. Its inner
-    # signature belongs to one release.
-    if _VERSION[:2] != (3, 6) or getattr(run, "profile_scratch_size", 1):
-        return run, (), between
-    function, metadata = between[:2]
-    if type(run).__name__ == "CudaLauncher" and not run.global_scratch_size:
-        flags = (run.launch_cooperative_grid, run.launch_pdl, None, None)
-        return run.launch, (), (function, *flags, metadata, None, None, None)
-    if type(run).__name__ == "HIPLauncher":
-        before = (run.launch_cooperative_grid,)
-        return run.launch, before, (function, None, metadata, None, None, None)
-    return run, (), between
 
 
 class Kernel:
@@ -173,15 +139,15 @@ class Kernel:
         key: Hashable,
     ) -> None:
         entry = self._compiled.get((index, key))
-        if entry is None or _hooks_installed():
+        if entry is None or hooks_installed():
             compiled = self.fn[grid](*args, *constants, **options)
-            self._compiled[(index, key)] = _entry(compiled)
+            self._compiled[(index, key)] = launcher_of(compiled)
             return
         call, before, between = entry
         stream = torch._C._cuda_getCurrentRawStream(index)
         # Addresses instead of tensors: the launcher asks the driver about every tensor.
         values = [arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in args]
-        if _PASS_CONSTEXPRS:
+        if PASS_CONSTEXPRS:
             call(*before, *grid, stream, *between, *values, *constants)
         else:
             call(*before, *grid, stream, *between, *values)

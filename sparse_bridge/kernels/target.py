@@ -14,9 +14,13 @@ import re
 
 import torch
 
+from .. import log
+from ..errors import DeviceError
+
 __all__ = [
     "MINIMUM_TRITON",
     "Target",
+    "described",
     "device_index",
     "interpreted",
     "of",
@@ -31,8 +35,13 @@ MINIMUM_TRITON = (3, 0)
 _SHARED = {
     "gfx950": 160 << 10, "sm_75": 64 << 10, "sm_80": 163 << 10, "sm_86": 99 << 10,
     "sm_87": 163 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10,
-    "sm_120": 99 << 10,
+    "sm_103": 227 << 10, "sm_110": 227 << 10, "sm_120": 99 << 10, "sm_121": 99 << 10,
 }  # fmt: skip
+# First compute capability of each generation's tile row, newest first.
+_NVIDIA_FAMILIES = (
+    (130, "generic"), (100, "blackwell"), (90, "hopper"), (89, "ada"), (80, "ampere"),
+    (75, "turing"), (0, "generic"),
+)  # fmt: skip
 _AMD_FAMILIES = {
     "gfx90a": "cdna2", "gfx94": "cdna3", "gfx95": "cdna4", "gfx11": "rdna3", "gfx12": "rdna4"
 }  # fmt: skip
@@ -56,38 +65,57 @@ class Target:
     raw: bool
 
     @property
+    def vendor(self) -> str:
+        """nvidia, amd, or none for the interpreter."""
+        return {"cuda": "nvidia", "hip": "amd"}.get(self.backend, "none")
+
+    @property
+    def capability(self) -> int:
+        """NVIDIA's compute capability times ten; 0 elsewhere."""
+        return _capability(self.arch) if self.backend == "cuda" else 0
+
+    @property
     def family(self) -> str:
-        """Tile-table row: turing, ampere, hopper, blackwell, cdna2, cdna3, cdna4, rdna3, rdna4 or
-        generic."""
+        """Generation, and row of the tile tables: turing, ampere, ada, hopper, blackwell, cdna2,
+        cdna3, cdna4, rdna3, rdna4, or generic for what nobody has tabulated."""
         return _family(self.backend, self.arch)
 
     @property
     def has_bf16(self) -> bool:
+        """Whether kernels multiply bf16."""
         # Triton's interpreter keeps bf16 as bits and `tl.dot` multiplies those bits as integers.
-        return self.arch not in ("sm_75", "interpreter")
+        return self.backend == "hip" or self.capability >= 80
 
     @property
     def has_tf32(self) -> bool:
-        return self.backend == "interpreter" or self.family in (
-            "ampere",
-            "hopper",
-            "blackwell",
-            "cdna3",
-        )
+        """Whether products of fp32 may round their inputs to TF32 (AMD: xf32)."""
+        if self.backend == "hip":
+            return self.family == "cdna3"
+        return self.backend == "interpreter" or self.capability >= 80
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether matrix instructions take fp8 (no kernel here does yet)."""
+        if self.backend == "hip":
+            return self.family in ("cdna3", "cdna4", "rdna4")
+        return self.capability >= 89
+
+    @property
+    def has_matrix_units(self) -> bool:
+        """Whether Triton's `tl.dot` of half types becomes matrix instructions; Turing's are left
+        idle."""
+        return self.capability >= 80 or (self.backend == "hip" and self.family != "generic")
+
+
+@functools.cache
+def _capability(arch: str) -> int:
+    return int(re.sub(r"\D", "", arch))
 
 
 @functools.cache
 def _family(backend: str, arch: str) -> str:
     if backend == "cuda":
-        major = int(arch[3:]) // 10
-        return {
-            7: "turing",
-            8: "ampere",
-            9: "hopper",
-            10: "blackwell",
-            11: "blackwell",
-            12: "blackwell",
-        }.get(major, "generic")
+        return next(family for least, family in _NVIDIA_FAMILIES if _capability(arch) >= least)
     if backend == "hip":
         for prefix, family in _AMD_FAMILIES.items():
             if arch.startswith(prefix):
@@ -208,4 +236,25 @@ def _make_target(
     name = f"sm_{arch}" if backend == "cuda" else str(arch)
     if backend == "hip" or shared is None:  # torch reports other limits than a HIP workgroup's
         shared = _SHARED.get(name, 64 << 10 if backend == "hip" else 48 << 10)
-    return Target(backend, name, warp, units, shared, raw)
+    target = Target(backend, name, warp, units, shared, raw)
+    if target.family == "generic":
+        log.once(
+            ("unknown-gpu", name),
+            f"{name} is not in the tile tables of sparse_bridge; its kernels use tiles that fit "
+            f"{shared >> 10} KiB of shared memory on any GPU.",
+        )
+    return target
+
+
+def described(arch: str, compute_units: int = 64) -> Target:
+    """The target of an architecture that need not be there: "gfx942", "sm_90".
+
+    Raises: DeviceError for a name of neither kind.
+    """
+    if re.fullmatch(r"gfx\d+[0-9a-f]{2}", arch):
+        # Only the gfx9 line runs waves of 64 lanes.
+        wave = 64 if int(arch[3:-2]) == 9 else 32
+        return _make_target("hip", arch, wave, compute_units, None, raw=False)
+    if re.fullmatch(r"sm_\d+", arch):
+        return _make_target("cuda", int(arch[3:]), 32, compute_units, None, raw=False)
+    raise DeviceError(f"architecture {arch!r}; expected a name like gfx942 or sm_90.")

@@ -9,7 +9,7 @@ import torch
 
 from .target import Target
 
-__all__ = ["TileConfig", "gather_tile", "wgrad_tile"]
+__all__ = ["TileConfig", "fit", "gather_tile", "power", "split_for", "wgrad_tile"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +45,12 @@ class TileConfig:
         )
 
 
-def _power(value: int, low: int, high: int) -> int:
+def power(value: int, low: int, high: int) -> int:
     """Smallest power of two that holds `value`, between low and high."""
     return min(high, max(low, 1 << (max(1, value) - 1).bit_length()))
 
 
-def _fit(tile: TileConfig, target: Target, element_size: int) -> TileConfig:
+def fit(tile: TileConfig, target: Target, element_size: int) -> TileConfig:
     """Give up stages, then depth, until the operands fit the target's shared memory."""
     while tile.shared_bytes(element_size) > target.shared_memory:
         if tile.num_stages > 2:
@@ -75,20 +75,28 @@ def gather_tile(
         return TileConfig(128, 256, 128, 8, 2)
     if precision == "ieee" and not half and many and c_in >= 256 and c_out >= 256:
         return TileConfig(128, 128, 16, 4, 2)
-    block_n = _power(c_out, 16, 128)
-    block_k = _power(c_in, 16, 128 if roomy else 64)
+    block_n = power(c_out, 16, 128)
+    block_k = power(c_in, 16, 128 if roomy else 64)
     while block_k > 16 and c_in % block_k and c_in % (block_k // 2) == 0:
         block_k //= 2  # 96 channels: three even blocks of 32 beat two ragged ones of 64
     # Without matrix units a thread wants more results to share its operands.
     block_m = 128 if precision == "ieee" and not half and many and 32 <= block_n <= 64 else 64
     stages = 3 if block_k * block_n <= 32 * 32 else 2
+    tile = TileConfig(block_m, block_n, block_k, 4, stages)
+    split = split_for(target, tile, n_rows, c_in, c_out, n_offsets)
+    return fit(dataclasses.replace(tile, split_k=split), target, dtype.itemsize)
+
+
+def split_for(
+    target: Target, tile: TileConfig, n_rows: int, c_in: int, c_out: int, n_offsets: int
+) -> int:
+    """How many programs share one reduction so that a short problem fills the device."""
     split = 1
-    programs = -(-n_rows // block_m) * -(-c_out // block_n)
-    depth = n_offsets * -(-c_in // block_k)
+    programs = -(-n_rows // tile.block_m) * -(-c_out // tile.block_n)
+    depth = n_offsets * -(-c_in // tile.block_k)
     while programs * split * 2 <= 2 * target.compute_units and depth >= 16 * split and split < 16:
         split *= 2
-    tile = TileConfig(block_m, block_n, block_k, 4, stages, split)
-    return _fit(tile, target, dtype.itemsize)
+    return split
 
 
 def wgrad_tile(
@@ -97,10 +105,10 @@ def wgrad_tile(
     """Default tile of wgrad; split_k is left to the launcher, which knows the number of blocks."""
     if dtype in (torch.float16, torch.bfloat16):
         limit = 128 if max(c_in, c_out) > 128 else 64
-        tile = TileConfig(_power(c_in, 16, limit), _power(c_out, 16, limit), 64, 4, 3)
+        tile = TileConfig(power(c_in, 16, limit), power(c_out, 16, limit), 64, 4, 3)
     elif precision == "tf32":
-        tile = TileConfig(_power(c_in, 16, 32), _power(c_out, 16, 128), 64, 4, 2)
+        tile = TileConfig(power(c_in, 16, 32), power(c_out, 16, 128), 64, 4, 2)
     else:
         deep = 16 if max(c_in, c_out) > 64 else 32
-        tile = TileConfig(_power(c_in, 16, 64), _power(c_out, 16, 64), deep, 4, 3)
-    return _fit(tile, target, dtype.itemsize)
+        tile = TileConfig(power(c_in, 16, 64), power(c_out, 16, 64), deep, 4, 3)
+    return fit(tile, target, dtype.itemsize)

@@ -72,9 +72,6 @@ def _wgrad_gemm(
     offs_p = tl.arange(0, BLOCK_K)
     mask_m = offs_m < c_in
     mask_n = offs_n < c_out
-    if WIDE:
-        stride_xn = stride_xn.to(tl.int64)
-        stride_dyn = stride_dyn.to(tl.int64)
     x_base = x_ptr + group * c_in + offs_m[None, :]
     dy_base = dy_ptr + group * c_out + offs_n[None, :]
     dw_base = (

@@ -43,9 +43,21 @@ def gather_truth(x, weight, bias, nbr, groups):
     return y if bias is None else y + bias.double()
 
 
+EPS = 1e-3
+
+
+def norm_vectors(norm, channels):
+    """(mean, var, gain, beta) of a normalisation, in half or single precision."""
+    if norm == "none":
+        return [None] * 4
+    mean, var, gain, beta = (features(1, channels, seed)[0] for seed in (3, 4, 5, 6))
+    var = var.abs() + 0.1
+    return [mean.half(), var, *((gain, beta.half()) if norm == "affine" else (None, None))]
+
+
 def run_gather(
     lane, tile, packed, *, n=70, n_in=50, c_in=16, c_out=16, n_offsets=9, groups=1, bias=True,
-    dtype=torch.float32, activation=None, nbr=None,
+    dtype=torch.float32, activation=None, nbr=None, norm="none",
 ):  # fmt: skip
     """(result, fp64 truth) of one launch."""
     target, device = target_of(lane), torch.device(lane.device)
@@ -54,19 +66,24 @@ def run_gather(
     weight = features(n_offsets * c_in, groups * c_out, 1, dtype) / (n_offsets * c_in) ** 0.5
     weight = weight.view(n_offsets, c_in, groups * c_out)
     shift = features(1, groups * c_out, 2, dtype)[0] if bias else None
+    vectors = [shift, *norm_vectors(norm, groups * c_out)]
     table = nbr.to(device)
     if packed:
         made = NeighborTable(table)
         table = pack_tiles(made, mask_order(made, target), target)
     w = layout_of(weight, "vio", groups)
     gemm = GatherGemm(
-        target, device, dtype, table, n, n_in, w.c_in, w.c_out, groups, w.strides, w.shift, bias,
-        activation, 0.1, "ieee", tile,
+        target, device, dtype, table, n, n_in, w.c_in, w.c_out, groups, w.strides, w.shift,
+        bias + {"none": 0, "statistics": 2, "affine": 6}[norm], activation, 0.1, "ieee", tile, EPS,
     )  # fmt: skip
     y = nan_like(n, groups * c_out, dtype=dtype, device=device)
-    operands = [None if t is None else t.to(device) for t in (x, weight, shift)]
-    assert gemm(*operands, y) is y
-    return y, gather_truth(x, weight, shift, nbr, groups)
+    placed = [None if t is None else t.to(device) for t in vectors]
+    assert gemm(x.to(device), weight.to(device), placed, y) is y
+    want = gather_truth(x, weight, shift, nbr, groups)
+    if norm != "none":
+        mean, var, gain, beta = (None if t is None else t.to(want.dtype) for t in vectors[1:])
+        want = torch.nn.functional.batch_norm(want, mean, var, gain, beta, eps=EPS)
+    return y, want
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -117,6 +134,19 @@ def test_dtypes_and_epilogues(kernel_lane, dtype, activation, bias, packed):
         "sigmoid": want.sigmoid(),
     }[activation]
     assert_close(y, want, dtype)
+
+
+@pytest.mark.parametrize("split", [1, 4])
+@pytest.mark.parametrize("norm, bias, activation", [
+    ("affine", True, "relu"), ("affine", False, None), ("statistics", False, "leaky_relu"),
+])  # fmt: skip
+def test_norms(kernel_lane, norm, bias, activation, split):
+    y, want = run_gather(
+        kernel_lane, TileConfig(64, 16, 16, 4, 2, split), True, c_in=16, c_out=33, groups=1 + bias,
+        activation=activation, bias=bias, norm=norm,
+    )  # fmt: skip
+    leaky = torch.where(want > 0, want, 0.1 * want)
+    assert_close(y, {None: want, "relu": want.relu(), "leaky_relu": leaky}[activation])
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -8,6 +8,7 @@ from ...core import trace
 from ...core.channelwise import channelwise
 from ...core.conv import autocast_dtype, conv
 from ...core.kernel_map import KernelMap
+from ...core.rocm import linear
 from .errors import FeatureShapeError, FeatureTypeError
 from .geometry import Region
 from .layers import KernelSpec, check_features, output_key, transposed_key
@@ -96,9 +97,7 @@ def pointwise(
         raise FeatureTypeError(f"{what} got {features.dtype} features; use x.float().")
     _check_weight(features, kernel, kernel.shape[0], 1, what)
     trace.emit_linear("mm", features.shape[0], kernel.shape[0], kernel.shape[1])
-    if bias is None:
-        return features @ kernel
-    return torch.addmm(bias, features, kernel)
+    return linear(features, kernel, bias)
 
 
 def channelwise_convolution(

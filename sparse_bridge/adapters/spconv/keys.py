@@ -11,7 +11,15 @@ from ... import settings
 from ...errors import ContractError, GeometryError
 from .layers import shape_of
 
-__all__ = ["KeyReuseError", "KeyTakenError", "check_algo", "check_inverse", "check_reuse"]
+__all__ = [
+    "KeyReuseError",
+    "KeyTakenError",
+    "check_algo",
+    "check_inverse",
+    "check_reuse",
+    "entries_of",
+    "taps_of",
+]
 
 
 class KeyReuseError(ContractError):
@@ -72,7 +80,7 @@ def check_reuse(layer: Any, x: Any, record: Any) -> None:
         raise GeometryError(
             f"{what} has kernel size {layer.kernel_size}, indice_key {key!r} was made with "
             f"{list(record.ksize)}; submanifold layers of one key need one kernel size "
-            "(SPARSE_BRIDGE_SHARED_KEYS=1 allows others of equal volume, as spconv 1.x did)."
+            "(SPARSE_BRIDGE_SHARED_KEYS=1 allows others of no smaller volume, as spconv 1.x did)."
         )
     if list(record.dilation) != list(layer.dilation):
         raise GeometryError(
@@ -88,11 +96,31 @@ def check_reuse(layer: Any, x: Any, record: Any) -> None:
 
 
 def _shares(layer: Any, record: Any) -> bool:
-    """spconv 1.x let kernels of equal volume share a key and read the first one's map.
+    """spconv 1.x let submanifold layers of a key read its map whatever their kernels were.
 
-    Published weights (Cylinder3D's) need that.
+    Published weights (Cylinder3D's) need that. A smaller kernel read beyond its own weight there.
     """
-    return settings.get().shared_keys and math.prod(layer.kernel_size) == math.prod(record.ksize)
+    return settings.get().shared_keys and math.prod(layer.kernel_size) >= math.prod(record.ksize)
+
+
+def taps_of(weight: torch.Tensor, layer: Any, record: Any) -> torch.Tensor:
+    """The part of a weight [C_out, *kernel, C_in] that a shared map has use for.
+
+    As in spconv 1.x that is the first taps in row-major order, as many as the map has.
+    """
+    if list(record.ksize) == list(layer.kernel_size):
+        return weight
+    return weight.flatten(1, -2)[:, : math.prod(record.ksize)]
+
+
+def entries_of(x: Any) -> dict[Any, Any]:
+    """The maps that a layer's output carries: a copy of its input's.
+
+    In spconv 1.x all tensors that come of one input share one dictionary, and so do they while
+    keys are shared: branches see each other's maps.
+    """
+    entries: dict[Any, Any] = x.indice_dict
+    return entries if settings.get().shared_keys else dict(entries)
 
 
 def _check_rows(what: str, key: Any, x: Any, indices: torch.Tensor) -> None:

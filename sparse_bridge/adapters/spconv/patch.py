@@ -8,9 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from ...errors import UnsupportedError
+from .. import fusion
 from ..base import Patch
 from ..ledger import note
 from . import pools, sums, weights
+from .containers import run_sequential
 from .translate import conv_forward
 
 __all__ = ["patches"]
@@ -52,6 +54,23 @@ def _pool(forward: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return factory
 
 
+def _sequential(original: Callable[..., Any]) -> Callable[..., Any]:
+    from spconv.pytorch.conv import SparseConvolution
+    from spconv.pytorch.core import SparseConvTensor
+    from spconv.pytorch.modules import is_spconv_module
+
+    @functools.wraps(original)
+    def bridged(self: Any, input: Any) -> Any:
+        if not fusion.allowed() or _refusal(input) is not None:
+            return original(self, input)
+        children = list(self._modules.values())
+        return run_sequential(
+            children, input, is_spconv_module, SparseConvTensor, SparseConvolution
+        )
+
+    return bridged
+
+
 def _assignable(original: property) -> property:
     def assign(self: Any, value: Any) -> None:
         self._features = value
@@ -66,7 +85,7 @@ def _before_loading(self: Any, state_dict: Any, prefix: str, *ignored: Any) -> N
 def patches() -> list[Patch]:
     """Patches for the spconv that is imported. Raises UnsupportedError outside 2.2 .. 2.3."""
     import spconv
-    from spconv.pytorch import conv, core, functional, pool
+    from spconv.pytorch import conv, core, functional, modules, pool
 
     found = tuple(int(part) for part in re.findall(r"\d+", spconv.__version__)[:2])
     if not (2, 2) <= found < (2, 4):
@@ -86,6 +105,7 @@ def patches() -> list[Patch]:
     twice = "spconv's permutes weights of older layouts twice"
     return [
         seam(conv.SparseConvolutionBase, "_conv_forward", _convolution, "all convolutions"),
+        seam(modules.SparseSequential, "forward", _sequential, "fused inference"),
         seam(pool.SparseMaxPool, "forward", _pool(pools.max_pool_forward), "max pooling"),
         seam(pool.SparseAvgPool, "forward", _pool(pools.avg_pool_forward), average),
         seam(pool.SparseGlobalMaxOrAvgPool, "forward", global_pool, "all devices"),

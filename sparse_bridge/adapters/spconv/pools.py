@@ -12,7 +12,7 @@ from ...core.kernel_map import KernelMap
 from ...core.map_cache import MapStore
 from ..ledger import note
 from . import benchmark, geometry, maps
-from .keys import KeyTakenError
+from .keys import KeyTakenError, entries_of
 from .layers import box_of, check_input, output, record_of, shape_of
 
 __all__ = ["avg_pool_forward", "global_pool_forward", "max_pool_forward"]
@@ -42,7 +42,7 @@ def _pool(layer: Any, x: Any, mode: str) -> Any:
         if watch is not None:
             watch.built()
         y = core_pool.pool(features, kmap, mode, floor=0.0)
-    entries = dict(x.indice_dict)
+    entries = entries_of(x)
     if key is not None:
         entries[key] = record_of(x, layer, indices, shape, kmap, store)
     if layer.record_voxel_count and hasattr(layer, "max_num_voxels_during_training"):

@@ -13,12 +13,15 @@ import torch
 from ...core import trace
 from ...core.conv import conv
 from ...core.conv_spec import Box
+from ...core.dataflows import Norm
 from ...core.kernel_map import KernelMap
 from ...core.map_cache import MapStore
+from ...core.rocm import linear
 from ...errors import ContractError, UnsupportedError
+from ..fusion import Tail
 from ..ledger import note
 from . import benchmark, geometry, maps, records
-from .keys import check_algo, check_inverse, check_reuse
+from .keys import check_algo, check_inverse, check_reuse, entries_of, taps_of
 from .layers import (
     allow_tf32,
     box_of,
@@ -38,9 +41,11 @@ def conv_forward(
     layer: Any, training: bool, x: Any, weight: torch.Tensor, bias: torch.Tensor | None,
     add_input: Any = None, channel_scale: Any = None, output_scale: Any = None,
     name: str | None = None, sparse_unique_name: str = "", act_type: Any = None,
-    act_alpha: float = 0, act_beta: float = 0,
+    act_alpha: float = 0, act_beta: float = 0, *, tail: Tail | None = None,
 ) -> Any:  # fmt: skip
     """`SparseConvolutionBase._conv_forward`: every convolution of the framework.
+
+    tail: a norm and activation that follow the layer, to be fused; not for kernel volume 1.
 
     Raises the kinds of exception that the framework raises in the same situations: AssertionError
     for wrong use of a key or channel count, ValueError for geometry, RuntimeError for grids that
@@ -57,7 +62,10 @@ def conv_forward(
         raise UnsupportedError(
             f"{what} was called with quantisation scales; int8 inference is not bridged."
         )
-    activation = _ACTIVATIONS[getattr(act_type, "name", "None_")]
+    if tail is None:
+        activation = _ACTIVATIONS[getattr(act_type, "name", "None_")]
+    else:
+        activation, act_alpha = tail.activation, tail.alpha
     if training and activation is not None:
         raise ContractError(f"{what}: a fused {activation} is for inference; call .eval() first.")
     check_parameters(features, weight, what)
@@ -66,7 +74,8 @@ def conv_forward(
         if layer.conv1x1:
             out = _pointwise(layer, x, features, weight, bias)
         else:
-            out = _convolve(layer, x, features, weight, bias, activation, act_alpha, watch)
+            norm = None if tail is None else tail.values
+            out = _convolve(layer, x, features, weight, bias, activation, act_alpha, norm, watch)
     if add_input is not None:
         summed = out.features + add_input.features
         out = out.replace_feature(_activate(summed, activation, act_alpha))
@@ -92,7 +101,7 @@ def _pointwise(
     A reshape and not a transpose, because published weights were trained so. Rows and keys stay.
     """
     matrix = weight.reshape(layer.in_channels, layer.out_channels)
-    y = features @ matrix if bias is None else torch.addmm(bias, features, matrix)
+    y = linear(features, matrix, bias)
     trace.emit_linear("mm", features.shape[0], layer.in_channels, layer.out_channels)
     out = x.replace_feature(y)
     out.spatial_shape = _output_shape(layer, shape_of(x))
@@ -121,11 +130,11 @@ def _output_shape(layer: Any, shape: list[int]) -> list[int]:
 
 def _convolve(
     layer: Any, x: Any, features: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
-    activation: str | None, alpha: float, watch: benchmark.Stopwatch | None,
+    activation: str | None, alpha: float, norm: Norm | None, watch: benchmark.Stopwatch | None,
 ) -> Any:  # fmt: skip
     geometry.check_dimension(layer, x)
     key = layer.indice_key
-    entries = dict(x.indice_dict)
+    entries = entries_of(x)
     record = x.find_indice_pair(key)
     if record is not None:
         check_algo(layer, record)
@@ -135,6 +144,7 @@ def _convolve(
         indices, shape = record.indices, list(record.spatial_shape)
     elif record is not None:
         check_reuse(layer, x, record)
+        weight = taps_of(weight, layer, record)
         kmap = records.kernel_map_of(record)
         indices, shape = record.out_indices, list(record.out_spatial_shape)
     else:
@@ -149,7 +159,8 @@ def _convolve(
     )
     y = conv(
         features, weight, bias, kmap, layout="ovi", groups=layer.groups,
-        activation=None if wants_grad else activation, alpha=alpha, allow_tf32=allow_tf32(),
+        activation=None if wants_grad else activation, alpha=alpha, norm=norm,
+        allow_tf32=allow_tf32(),
     )  # fmt: skip
     if wants_grad:
         y = _activate(y, activation, alpha)

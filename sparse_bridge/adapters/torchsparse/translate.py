@@ -9,6 +9,7 @@ import torch
 from ...core import map_builder, map_cache, trace
 from ...core.conv import autocast_dtype, conv
 from ...core.kernel_map import KernelMap
+from ...core.rocm import linear
 from ...errors import (
     ContractError,
     CoordinateError,
@@ -115,7 +116,7 @@ def _pointwise(
                 "torch.autocast."
             )
         bias = None if bias is None else bias.to(feats.dtype)
-    y = feats @ weight if bias is None else torch.addmm(bias, feats, weight)
+    y = linear(feats, weight, bias)
     stride = triple(x.stride, "the tensor stride")
     spatial_range = range_of(x)
     register_sites(x, release, stride, coords, spatial_range)

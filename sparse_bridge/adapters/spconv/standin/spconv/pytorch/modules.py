@@ -8,6 +8,7 @@ import torch
 from spconv.pytorch.core import SparseConvTensor
 from torch import nn
 
+from sparse_bridge.adapters.spconv.containers import run_sequential
 from sparse_bridge.errors import ContractError
 
 
@@ -70,15 +71,12 @@ class SparseSequential(SparseModule):
         self.add_module(name, module)
 
     def forward(self, input):
-        for module in self._modules.values():
-            if is_spconv_module(module):
-                input = module(input)
-            elif isinstance(input, SparseConvTensor):
-                if input.indices.shape[0] != 0:
-                    input = input.replace_feature(module(input.features))
-            else:
-                input = module(input)
-        return input
+        from spconv.pytorch.conv import SparseConvolution
+
+        children = list(self._modules.values())
+        return run_sequential(
+            children, input, is_spconv_module, SparseConvTensor, SparseConvolution
+        )
 
 
 def assign_name_for_sparse_modules(module):

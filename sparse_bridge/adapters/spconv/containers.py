@@ -1,0 +1,60 @@
+"""`SparseSequential`: children in order, with inference fused where nobody could notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from .. import fusion
+from .translate import conv_forward
+
+__all__ = ["run_sequential"]
+
+
+def run_sequential(
+    children: Sequence[Any], x: Any, takes_sparse: Callable[[nn.Module], bool], tensor: Any,
+    convolution: Any,
+) -> Any:  # fmt: skip
+    """What a container's forward returns.
+
+    takes_sparse: whether a child takes the sparse tensor itself; the others act on its features,
+    if there are any rows.  tensor: the framework's SparseConvTensor.  convolution: its
+    SparseConvolution.
+    """
+    fusing = fusion.allowed()
+    index, count = 0, len(children)
+    while index < count:
+        module = children[index]
+        index += 1
+        if takes_sparse(module):
+            tail = None
+            if fusing and isinstance(module, convolution) and _bare(module, convolution, x):
+                tail = fusion.tail_after(children, index)
+            if tail is None:
+                x = module(x)
+            else:
+                x = conv_forward(
+                    module, False, x, module.weight, module.bias, name=module.name,
+                    sparse_unique_name=module._sparse_unique_name, tail=tail,
+                )  # fmt: skip
+                index += tail.length
+        elif isinstance(x, tensor):
+            if x.indices.shape[0] != 0:
+                x = x.replace_feature(module(x.features))
+        else:
+            x = module(x)
+    return x
+
+
+def _bare(module: Any, convolution: Any, x: Any) -> bool:
+    """A convolution in eval mode that nothing watches and whose call would add nothing."""
+    return (
+        not module.training
+        and type(module).forward is convolution.forward
+        and fusion.plain(module)
+        and not module.conv1x1
+        and getattr(module.act_type, "name", "None_") == "None_"
+        and not getattr(x, "benchmark", True)
+    )

@@ -1,0 +1,61 @@
+"""What differs between releases of Triton, asked once: the one file that compares versions.
+
+Triton 3.0 (torch 2.4) to the newest. Each answer says which release it is about.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import triton
+
+from . import target as targets
+
+__all__ = ["PASS_CONSTEXPRS", "VERSION", "Entry", "hooks_installed", "launcher_of", "triton_cache"]
+
+# (call, arguments before the grid, arguments between the stream and the kernel's own)
+Entry = tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]
+
+VERSION = targets.triton_version() or (0,)
+# Triton 3.3 began to pass constexpr arguments to the compiled launcher as well.
+PASS_CONSTEXPRS = VERSION >= (3, 3)
+# `triton.knobs` came with Triton 3.4; before, switches were environment variables and attributes.
+_KNOBS = getattr(triton, "knobs", None)
+_RUNTIME = getattr(_KNOBS, "runtime", None)
+
+
+def hooks_installed() -> bool:
+    """Whether somebody (a profiler) wants to hear of launches, which only Triton's own call
+    tells."""
+    if _RUNTIME is None:
+        return triton.compiler.CompiledKernel.launch_enter_hook is not None
+    hook = _RUNTIME.launch_enter_hook
+    return bool(getattr(hook, "calls", hook))
+
+
+def launcher_of(compiled: Any) -> Entry:
+    """How to run a compiled kernel again."""
+    run = compiled.run
+    between = (compiled.function, compiled.packed_metadata, None, None, None)
+    # Triton's launcher object only fetches scratch memory; kernels without any skip it. Its inner
+    # signature belongs to one release.
+    if VERSION[:2] != (3, 6) or getattr(run, "profile_scratch_size", 1):
+        return run, (), between
+    function, metadata = between[:2]
+    if type(run).__name__ == "CudaLauncher" and not run.global_scratch_size:
+        flags = (run.launch_cooperative_grid, run.launch_pdl, None, None)
+        return run.launch, (), (function, *flags, metadata, None, None, None)
+    if type(run).__name__ == "HIPLauncher":
+        before = (run.launch_cooperative_grid,)
+        return run.launch, before, (function, None, metadata, None, None, None)
+    return run, (), between
+
+
+def triton_cache() -> pathlib.Path:
+    """Where Triton keeps compiled kernels."""
+    folder = getattr(getattr(_KNOBS, "cache", None), "dir", None)
+    folder = folder or os.environ.get("TRITON_CACHE_DIR") or "~/.triton/cache"
+    return pathlib.Path(folder).expanduser()

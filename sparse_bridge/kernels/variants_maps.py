@@ -1,0 +1,121 @@
+"""Forms of the kernels that build maps: hash table, neighbour tables, row order, keys."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+
+from . import hash_table, key_table, mask_order, neighbor_table
+from .launch import Kernel
+from .target import Target
+from .variants import PLACES, Space, Variant, make
+from .variants_gemm import OFFSET_BLOCKS
+
+__all__ = ["declare"]
+
+DIMENSIONS = (3, 1, 2, 4, 5, 6)
+_FLAG = (False, True)
+_KEYS: Mapping[str, tuple] = {"alive": _FLAG, "dimension": DIMENSIONS, "key64": (True, False)}
+_SILENT = ("place",)
+
+
+def _insert(
+    target: Target, kernel: Kernel, single: bool, alive: bool, dimension: int, key64: bool,
+    wide: bool, place: str,
+) -> Variant:  # fmt: skip
+    warps, taps = (4, 1) if single else (1, 32)
+    rows = 4 * target.warp_size if single else 8
+    shape = (dimension, key64, wide, taps, rows)
+    counts = kernel is hash_table.hash_insert_kernel
+    constants = (alive, single, *shape) if counts else (alive, *shape)
+    return make(kernel, constants, {"num_warps": warps}, place=place, keys=_key(key64))
+
+
+def _key(key64: bool) -> str:
+    return "i64" if key64 else "i32"
+
+
+def _lookup(
+    alive: bool, reversed: bool, dimension: int, key64: bool, wide: bool, place: str
+) -> Variant:
+    constants = (alive, reversed, dimension, key64, wide, neighbor_table._LOOKUP_ROWS)
+    kernel = neighbor_table.lookup_kernel
+    return make(kernel, constants, {"num_warps": 1}, place=place, keys=_key(key64))
+
+
+def _owner_constants() -> tuple[int, int, int]:
+    return hash_table.FLAGS, neighbor_table._CLUSTER, neighbor_table._OWNER_ROWS
+
+
+def _assign(dimension: int, wide: bool, place: str) -> Variant:
+    constants = (dimension, wide, *_owner_constants())
+    return make(neighbor_table.assign_kernel, constants, neighbor_table._OPTIONS, place=place)
+
+
+def _fixed(kernel: Kernel, *constants: int, **types: str) -> tuple[Kernel, list[Space]]:
+    """A kernel whose constexprs never change."""
+
+    def build(place: str) -> Variant:
+        return make(kernel, constants, {"num_warps": 4}, place=place, **types)
+
+    return kernel, [Space({"place": PLACES}, build, silent=_SILENT)]
+
+
+def _rank_constants(v_block: int, block: int) -> tuple:
+    return (v_block, mask_order.KEY_BITS, mask_order._DENSE, mask_order._SAMPLE, block)
+
+
+def _order_key(v_block: int, key: str, place: str) -> Variant:
+    constants = _rank_constants(v_block, 1024)
+    return make(mask_order.key_kernel, constants, {"num_warps": 4}, place=place, key=key)
+
+
+def _order_chunk(v_block: int, place: str) -> Variant:
+    constants = _rank_constants(v_block, mask_order._SORT_BLOCK)
+    return make(mask_order.chunk_kernel, constants, {"num_warps": 8}, place=place)
+
+
+def _pack(order: str, place: str) -> Variant:
+    constants, options = (mask_order.TILE,), {"num_warps": 4}
+    return make(mask_order.pack_kernel, constants, options, place=place, order=order)
+
+
+def _hash_rows(columns: int, first: int, shifted: bool, fold: bool, place: str) -> Variant:
+    constants = (columns, first, shifted, fold, key_table._BLOCK)
+    kernel = key_table.hash_rows_kernel
+    return make(kernel, constants, {"num_warps": 4}, place=place, key="i64")
+
+
+def _find_keys(row: str, place: str) -> Variant:
+    types = {"query": "i64", "table": "i64", "row": row}
+    constants, options = (key_table._BLOCK,), {"num_warps": 4}
+    return make(key_table.find_keys_kernel, constants, options, place=place, **types)
+
+
+def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
+    """The spaces of each kernel that builds maps."""
+    places: dict[str, tuple] = {"place": PLACES}
+    factors = {"single": _FLAG, **_KEYS, "wide": _FLAG, **places}
+    for kernel in (hash_table.hash_insert_kernel, hash_table.hash_claim_kernel):
+        insert = functools.partial(_insert, target, kernel)
+        yield kernel, [Space(factors, insert, silent=_SILENT)]
+    factors = {**_KEYS, "reversed": (True, False), "wide": _FLAG, **places}
+    yield neighbor_table.lookup_kernel, [Space(factors, _lookup, silent=_SILENT)]
+    factors = {"dimension": DIMENSIONS, "wide": _FLAG, **places}
+    yield neighbor_table.assign_kernel, [Space(factors, _assign, silent=_SILENT)]
+    yield _fixed(neighbor_table.masks_kernel)
+    yield _fixed(neighbor_table.count_kernel, *_owner_constants())
+    yield _fixed(neighbor_table.link_kernel)
+    blocks = {"v_block": OFFSET_BLOCKS}
+    factors = {**blocks, "key": ("i32", "i16", "u8"), **places}
+    yield mask_order.key_kernel, [Space(factors, _order_key, silent=_SILENT)]
+    yield mask_order.chunk_kernel, [Space({**blocks, **places}, _order_chunk, silent=_SILENT)]
+    orders = {"order": ("i64", "i32"), **places}
+    yield mask_order.pack_kernel, [Space(orders, _pack, silent=_SILENT)]
+    yield _fixed(mask_order.compact_kernel, 2 * mask_order.TILE, ends="i64")
+    factors = {"columns": (4, 3, 5, 2, 6, 7), "first": (1, 0), "shifted": _FLAG, "fold": _FLAG}
+    yield key_table.hash_rows_kernel, [Space({**factors, **places}, _hash_rows, silent=_SILENT)]
+    lanes = 4 * target.warp_size
+    yield _fixed(key_table.insert_keys_kernel, lanes, key="i64", table="i64")
+    rows = {"row": ("i64", "i32"), **places}
+    yield key_table.find_keys_kernel, [Space(rows, _find_keys, silent=_SILENT)]
