@@ -1,7 +1,11 @@
-"""The networks that are timed, once per user API. `sp` is `spconv.pytorch` or anything with its
-names."""
+"""The networks that are timed, once per user API.
+
+`sp` is `spconv.pytorch` or anything with its names; `ts` is `torchsparse`.
+"""
 
 from __future__ import annotations
+
+import itertools
 
 import torch
 from torch import nn
@@ -120,3 +124,64 @@ NETWORKS = {"second": Second, "unet": UNet}
 def network_input(name, scan):
     """(coords, spatial shape) in the axis order the network expects."""
     return scan.zyx() if name == "second" else (scan.coords, scan.shape)
+
+
+class TorchSparseBlock(nn.Module):
+    """The residual block in the torchsparse API."""
+
+    def __init__(self, ts, c_in, c_out):
+        super().__init__()
+        spnn = ts.nn
+        self.main = nn.Sequential(
+            spnn.Conv3d(c_in, c_out, 3), spnn.BatchNorm(c_out), spnn.ReLU(True),
+            spnn.Conv3d(c_out, c_out, 3), spnn.BatchNorm(c_out),
+        )  # fmt: skip
+        self.skip = nn.Identity()
+        if c_in != c_out:
+            self.skip = nn.Sequential(spnn.Conv3d(c_in, c_out, 1), spnn.BatchNorm(c_out))
+        self.relu = spnn.ReLU(True)
+
+    def forward(self, x):
+        return self.relu(self.main(x) + self.skip(x))
+
+
+class TorchSparseUNet(nn.Module):
+    """The residual U-Net in the torchsparse API."""
+
+    def __init__(self, ts, c_in=4, classes=20):
+        super().__init__()
+        self.cat = ts.cat
+
+        def conv(a, b, kernel, **more):
+            layer = ts.nn.Conv3d(a, b, kernel, **more)
+            return nn.Sequential(layer, ts.nn.BatchNorm(b), ts.nn.ReLU(True))
+
+        def blocks(a, b, count):
+            widths = [a, *[b] * count]
+            return nn.Sequential(
+                *[TorchSparseBlock(ts, *pair) for pair in itertools.pairwise(widths)]
+            )
+
+        self.stem = conv(c_in, 32, 5)
+        self.down, self.encode, self.up, self.decode = (nn.ModuleList() for _ in range(4))
+        width, skips = 32, [32]
+        for out, count in zip(PLANES[:4], BLOCKS[:4], strict=True):
+            self.down.append(conv(width, out, 2, stride=2))
+            self.encode.append(blocks(out, out, count))
+            width = out
+            skips.append(width)
+        for level, (out, count) in enumerate(zip(PLANES[4:], BLOCKS[4:], strict=True)):
+            self.up.append(conv(width, out, 2, stride=2, transposed=True))
+            self.decode.append(blocks(out + skips[3 - level], out, count))
+            width = out
+        self.head = ts.nn.Conv3d(width, classes, 1, bias=True)
+
+    def forward(self, x):
+        x = self.stem(x)
+        skips = [x]
+        for down, encode in zip(self.down, self.encode, strict=True):
+            x = encode(down(x))
+            skips.append(x)
+        for level, (up, decode) in enumerate(zip(self.up, self.decode, strict=True)):
+            x = decode(self.cat([up(x), skips[3 - level]]))
+        return self.head(x)

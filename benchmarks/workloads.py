@@ -1,19 +1,36 @@
-"""Inputs of the benchmarks: recorded scans given by path, the built-in street scene, spherical
-shells."""
+"""Inputs of the benchmarks: scans given by path, the built-in street, shells and sheets.
+
+| source | what it is |
+|---|---|
+| `street`, `street:0.2` | the demo's ray-cast street, at 5 cm or the given voxel size in metres |
+| `shell:RES` | a spherical shell about 1.25 voxels thick on a RES^3 grid (FlexGEMM's workload) |
+| `sheet:N` | a rolling surface of exactly N voxels, for curves over the number of voxels |
+| a path | `.npz` with `coords` [N, 3] and `feats`; or points: what the demo's `load_points` reads |
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 import numpy as np
 import torch
 
+VOXEL_SIZE = 0.05  # metres, for points
+
 
 @dataclasses.dataclass(frozen=True)
 class Scan:
-    """name; coords int32 [N, 4] (batch, x, y, z); feats float32 [N, 4]; shape: cells in x, y, z;
-    batch items."""
+    """One input.
+
+    Attributes:
+        name: for tables.
+        coords: int32 [N, 4], (batch, x, y, z).
+        feats: float32 [N, 4].
+        shape: cells in x, y, z.
+        batch_size: batch items.
+    """
 
     name: str
     coords: torch.Tensor
@@ -21,63 +38,124 @@ class Scan:
     shape: tuple[int, int, int]
     batch_size: int
 
-    def to(self, device: str) -> Scan:
+    def to(self, device: str | torch.device) -> Scan:
         return dataclasses.replace(self, coords=self.coords.to(device), feats=self.feats.to(device))
 
     def zyx(self) -> tuple[torch.Tensor, tuple[int, ...]]:
-        """(coords with the axes reversed, shape reversed): what SECOND takes."""
+        """Coordinates and shape with the axes reversed: what SECOND takes."""
         return self.coords[:, [0, 3, 2, 1]].contiguous(), self.shape[::-1]
 
 
-def _scan(name: str, voxels: np.ndarray, feats: np.ndarray, batch_size: int) -> Scan:
-    """Batch items are mirror images of the scan, so that each has another row order."""
-    base = torch.from_numpy(voxels.astype(np.int32))
+def scene_name(source: str, batch: int = 1) -> str:
+    """How tables call a source: no folders, no suffix."""
+    built_in = source.partition(":")[0] in ("street", "shell", "sheet")
+    name = source.replace(":", "_") if built_in else Path(source).name.partition(".")[0]
+    return name if batch == 1 else f"{name}_x{batch}"
+
+
+def load(
+    source: str,
+    batch: int = 1,
+    voxel_size: float = VOXEL_SIZE,
+    device: str | torch.device = "cpu",
+) -> Scan:
+    """Read or make an input.
+
+    Args:
+        source: see the table above.
+        batch: items; each is a mirror image of the scan, so that each has another row order.
+        voxel_size: metres, for files that hold points.
+
+    Raises:
+        SparseBridgeError: the file cannot be read; says why.
+        ValueError: a shell or sheet without a usable number.
+    """
+    kind, _, number = source.partition(":")
+    name = scene_name(source, batch)
+    if kind == "street":
+        from sparse_bridge.demo.scene import street_scan
+
+        cells, feats = _voxelize(street_scan(), float(number or VOXEL_SIZE))
+    elif kind == "shell":
+        return shell(int(number), device)
+    elif kind == "sheet":
+        cells, feats = _sheet(int(number))
+    elif source.endswith(".npz") and "coords" in (archive := np.load(source)):
+        cells, feats = archive["coords"], archive["feats"]
+    else:
+        from sparse_bridge.demo.points import load_points
+
+        cells, feats = _voxelize(load_points(source).points, voxel_size)
+    return _batched(name, cells, feats, batch).to(device)
+
+
+def _voxelize(points: np.ndarray, size: float) -> tuple[np.ndarray, np.ndarray]:
+    """Cells [V, 3] and the first point of each [V, F], in the order of the points [N, F]."""
+    cells = np.floor((points[:, :3] - points[:, :3].min(0)) / size).astype(np.int64)
+    extent = cells.max(0) + 1
+    key = (cells[:, 0] * extent[1] + cells[:, 1]) * extent[2] + cells[:, 2]
+    first = np.sort(np.unique(key, return_index=True)[1])
+    return cells[first], points[first]
+
+
+def _batched(name: str, cells: np.ndarray, feats: np.ndarray, batch: int) -> Scan:
+    base = torch.from_numpy(np.ascontiguousarray(cells, dtype=np.int32))
     values = torch.zeros(len(base), 4)
     width = min(4, feats.shape[1])
     values[:, :width] = torch.from_numpy(feats[:, :width].astype(np.float32))
-    shape = tuple((int(s) + 17 + 31) // 32 * 32 for s in base.max(0).values)
+    # Room for strided layers, in a multiple of what the networks divide by.
+    x, y, z = (math.ceil((int(top) + 17) / 32) * 32 for top in base.max(0).values)
     items = []
-    for item in range(batch_size):
-        cells = base.clone()
-        for axis in (0, 1):
+    for item in range(batch):
+        mirrored = base.clone()
+        for axis, extent in enumerate((x, y)):
             if item >> axis & 1:
-                cells[:, axis] = shape[axis] - 1 - cells[:, axis]
-        items.append(torch.cat([torch.full((len(cells), 1), item, dtype=torch.int32), cells], 1))
-    return Scan(
-        name, torch.cat(items).contiguous(), values.repeat(batch_size, 1), shape, batch_size
-    )
+                mirrored[:, axis] = extent - 1 - mirrored[:, axis]
+        column = torch.full((len(base), 1), item, dtype=torch.int32)
+        items.append(torch.cat([column, mirrored], 1))
+    coords = torch.cat(items).contiguous()
+    return Scan(name, coords, values.repeat(batch, 1), (x, y, z), batch)
 
 
-def load(spec: str, batch_size: int = 1) -> Scan:
-    """`street`, `shell:RES`, or the path of an .npz with integer `coords` [N, 3] and `feats` [N,
-    F]."""
-    if spec == "street":
-        return street(batch_size=batch_size)
-    if spec.startswith("shell:"):
-        return shell(int(spec.split(":")[1]))
-    with np.load(spec) as data:
-        return _scan(Path(spec).stem, data["coords"], data["feats"], batch_size)
-
-
-def street(voxel_size: float = 0.05, batch_size: int = 1) -> Scan:
-    """The demo's ray-cast street at `voxel_size` metres, one row per voxel in scan order."""
-    from sparse_bridge.demo.scene import street_scan
-
-    points = street_scan()
-    cells = np.floor((points[:, :3] - points[:, :3].min(0)) / voxel_size).astype(np.int64)
-    _, first = np.unique(cells, axis=0, return_index=True)
-    first.sort()
-    return _scan(f"street_{round(voxel_size * 100):03d}cm", cells[first], points[first], batch_size)
-
-
-def shell(res: int) -> Scan:
-    """A spherical shell about 1.25 voxels thick on a res^3 grid (the workload of the FlexGEMM
-    benchmark)."""
-    line = (torch.arange(res, dtype=torch.float32) - res / 2 + 0.5) ** 2
+def shell(res: int, device: str | torch.device = "cpu") -> Scan:
+    """A spherical shell on a res^3 grid; exact integer arithmetic, so equal on every device."""
+    line = (2 * torch.arange(res, device=device, dtype=torch.int64) + 1 - res) ** 2
+    outer, inner = res**2, max(2 * res - 5, 0) ** 2  # squared diameters; the inner one times 4
     found = []
     for x in range(res):
-        radius = (line[x] + line[:, None] + line[None, :]).sqrt()
-        cells = ((radius <= res / 2) & (radius >= res / 2 - 1.25)).nonzero().int()
+        square = line[x] + line[:, None] + line[None, :]
+        cells = ((square <= outer) & (4 * square >= inner)).nonzero().int()
         found.append(torch.cat([cells.new_tensor([[0, x]]).expand(len(cells), 2), cells], 1))
     coords = torch.cat(found).contiguous()
-    return Scan(f"shell{res}", coords, torch.ones(len(coords), 4), (res, res, res), 1)
+    feats = torch.ones(len(coords), 4, device=device)
+    return Scan(scene_name(f"shell:{res}"), coords, feats, (res, res, res), 1)
+
+
+def _sheet(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """One voxel per column of a square, on a surface of slope 1 at most, row after row."""
+    side = math.ceil(math.sqrt(rows))
+    x, y = np.divmod(np.arange(rows, dtype=np.int32), side)
+    z = np.rint(20 + 8 * np.sin(x / 11) + 7 * np.cos(y / 9)).astype(np.int32)
+    feats = np.stack([x / side, y / side, z / 40, np.ones(rows)], 1)
+    return np.stack([x, y, z], 1), feats
+
+
+def pair_count(scan: Scan) -> int:
+    """Pairs (input row, output row) of a 3x3x3 submanifold layer: its multiply-adds per channel
+    pair."""
+    extent = [size + 2 for size in scan.shape]
+    item, x, y, z = scan.coords.long().unbind(1)
+    key = ((item * extent[0] + x + 1) * extent[1] + y + 1) * extent[2] + z + 1
+    ordered = key.sort().values
+    steps = [
+        (i * extent[1] + j) * extent[2] + k
+        for i in (-1, 0, 1)
+        for j in (-1, 0, 1)
+        for k in (-1, 0, 1)
+    ]
+    found = 0
+    for step in steps[14:]:  # the other half mirrors it
+        wanted = ordered + step
+        place = torch.searchsorted(ordered, wanted).clamp_(max=len(ordered) - 1)
+        found += int((ordered[place] == wanted).sum())
+    return len(ordered) + 2 * found

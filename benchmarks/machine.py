@@ -1,0 +1,66 @@
+"""What the figures were measured on."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+__all__ = ["describe"]
+
+
+def describe(device: str) -> dict[str, Any]:
+    """Names of the processors, their number, system, driver and the commit that was measured."""
+    found: dict[str, Any] = {
+        "cpu": _processor(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "system": platform.platform(),
+        "sparse_bridge": _version(),
+    }
+    if device == "cuda":
+        query = [
+            "nvidia-smi",
+            "--query-gpu=name,driver_version,memory.total",
+            "--format=csv,noheader",
+        ]
+        found["gpu"] = _answer(query) or "unknown to nvidia-smi"
+    commit = _answer(["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"])
+    if commit:
+        changed = _answer(
+            ["git", "-C", str(Path(__file__).parent), "status", "--porcelain", "-uno"]
+        )
+        found["commit"] = commit + (" with changes" if changed else "")
+    return found
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("sparse-bridge")
+    except importlib.metadata.PackageNotFoundError:
+        from sparse_bridge import __version__
+
+        return __version__
+
+
+def _answer(command: list[str]) -> str:
+    """The first line that a tool prints; empty where it is missing or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip().partition("\n")[0]

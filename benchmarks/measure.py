@@ -1,0 +1,113 @@
+"""Clocks and memory gauges of a device. Times are wall-clock and end with the device idle."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import time
+from pathlib import Path
+
+import torch
+
+from .works import Work
+
+__all__ = ["first_call", "issue_times", "peak_memory", "synchronize", "times"]
+
+MB = 1 << 20
+_CALLS_IN_FLIGHT = 40  # below the length of a GPU's launch queue, so that the host never waits
+_MOST_SAMPLES = 50  # of one round
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def first_call(work: Work, device: torch.device) -> tuple[float, torch.Tensor]:
+    """Seconds of a call, and its result."""
+    synchronize(device)
+    start = time.perf_counter()
+    result = work.run()
+    synchronize(device)
+    return time.perf_counter() - start, result
+
+
+def times(work: Work, device: torch.device, seconds: float, settle: bool = True) -> list[float]:
+    """Milliseconds of one or more calls, started until `seconds` have passed.
+
+    `settle`: an untimed call comes first, since another process may have had the device.
+    """
+    begin = time.perf_counter()
+    if settle:
+        first_call(work, device)
+    found: list[float] = []
+    while len(found) < _MOST_SAMPLES and (not found or time.perf_counter() - begin < seconds):
+        start = time.perf_counter()
+        work.run()
+        synchronize(device)
+        found.append((time.perf_counter() - start) * 1e3)
+    return found
+
+
+def issue_times(
+    work: Work, device: torch.device, seconds: float, settle: bool = True
+) -> list[float]:
+    """Milliseconds of host time per part of a call: until it returns, the device still working.
+
+    Calls of one part are issued in a row; a call of many parts alone.
+    """
+    calls = 1 if work.parts > 1 else _CALLS_IN_FLIGHT
+    begin = time.perf_counter()
+    if settle:
+        first_call(work, device)
+    found: list[float] = []
+    while len(found) < _MOST_SAMPLES and (not found or time.perf_counter() - begin < seconds):
+        synchronize(device)
+        start = time.perf_counter()
+        for _ in range(calls):
+            work.run()
+        found.append((time.perf_counter() - start) * 1e3 / (calls * work.parts))
+    synchronize(device)
+    return found
+
+
+def peak_memory(work: Work, device: torch.device) -> tuple[float, float] | None:
+    """MB that one call needs on top of its inputs and weights, and MB in all.
+
+    CUDA: what torch's allocator handed out. Linux: resident memory of the process. Elsewhere None.
+    """
+    work.clear()
+    gc.collect()
+    synchronize(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        base = torch.cuda.memory_allocated(device)
+        work.run()
+        synchronize(device)
+        peak = torch.cuda.max_memory_allocated(device)
+    else:
+        try:
+            _return_freed_memory()
+            _CLEAR.write_text("5")  # forget the high-water mark
+            base = _resident("VmRSS")
+            work.run()
+            peak = _resident("VmHWM")
+        except OSError:
+            return None
+    return max(peak - base, 0) / MB, peak / MB
+
+
+def _return_freed_memory() -> None:
+    """What the C library keeps for reuse would hide what a call needs."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc
+    if trim is not None:
+        trim(0)
+
+
+def _resident(field: str) -> int:
+    """Bytes of a field of /proc/self/status."""
+    for line in _STATUS.read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) << 10
+    raise OSError(f"{_STATUS} has no {field}")

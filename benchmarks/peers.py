@@ -1,0 +1,239 @@
+"""The libraries that are compared, behind one small interface.
+
+Each runs in a process of its own: the stand-in answers the names of the library it replaces, and
+two builds of one library do not load together.
+"""
+
+from __future__ import annotations
+
+import abc
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+from .models import NETWORKS, TorchSparseUNet, norm
+from .workloads import Scan
+
+__all__ = ["PEERS", "Peer", "installed", "load"]
+
+
+class Peer(abc.ABC):
+    """How one library spells a layer, a tensor, and the reuse of a kernel map.
+
+    `api`: peers of one API get equal weights, so their results can be compared.
+    """
+
+    api: str
+
+    def __init__(self, name: str, package: str):
+        self.name, self.package = name, package
+
+    @abc.abstractmethod
+    def layer(self, channels: int, bias: bool = True) -> nn.Module:
+        """A 3x3x3 submanifold convolution."""
+
+    def block(self, channels: int) -> nn.Module:
+        """That layer without bias, norm and ReLU in the library's own sequential container."""
+        raise NotImplementedError(f"{self.name} has no sequential container")
+
+    def network(self, name: str) -> nn.Module:
+        """One of `models.NETWORKS`."""
+        raise NotImplementedError(f"no {name} in the API of {self.name}")
+
+    @abc.abstractmethod
+    def maps(self, layer: nn.Module, feats: torch.Tensor, scan: Scan) -> Any:
+        """Run `layer`; returns what `call` needs in order to reuse the kernel map."""
+
+    @abc.abstractmethod
+    def call(
+        self, layer: nn.Module, feats: torch.Tensor, scan: Scan, maps: Any = None
+    ) -> torch.Tensor:
+        """Output features [N, C] of a layer, block or network on a new sparse tensor; without
+        `maps` every kernel map is built."""
+
+    def allow_tf32(self, allowed: bool) -> None:
+        """TF32 for fp32 products, or IEEE."""
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+
+    def fans(self, weight: torch.Tensor) -> tuple[int, int]:
+        """(C_in, kernel volume) of a weight."""
+        c_out, c_in = weight.shape[0], weight.shape[-1]
+        return c_in, weight.numel() // (c_in * c_out)
+
+    def version(self) -> str:
+        module = sys.modules[self.package]
+        try:
+            return str(getattr(module, "__version__", "")) or importlib.metadata.version(
+                self.package
+            )
+        except importlib.metadata.PackageNotFoundError:
+            return "unknown"
+
+
+class _Spconv(Peer):
+    """`spconv.pytorch` and whatever has its names."""
+
+    api = "spconv"
+
+    def __init__(self, name: str, package: str):
+        super().__init__(name, package)
+        self.sp = importlib.import_module(f"{package}.pytorch")
+        self.constants = importlib.import_module(f"{package}.constants")
+        if name == "spconv":
+            _let_cpu_gradients_run()
+
+    def layer(self, channels, bias=True):
+        return self.sp.SubMConv3d(channels, channels, 3, bias=bias, indice_key="k")
+
+    def block(self, channels):
+        return self.sp.SparseSequential(self.layer(channels, False), norm(channels), nn.ReLU())
+
+    def network(self, name):
+        return NETWORKS[name](self.sp)
+
+    def _tensor(self, feats, coords, scan):
+        return self.sp.SparseConvTensor(feats, coords, list(scan.shape), scan.batch_size)
+
+    def maps(self, layer, feats, scan):
+        return layer(self._tensor(feats, scan.coords, scan)).indice_dict
+
+    def call(self, layer, feats, scan, maps=None):
+        # A new tensor of coordinates, so that nothing found by its identity is reused.
+        coords = scan.coords.clone() if maps is None else scan.coords
+        x = self._tensor(feats, coords, scan)
+        if maps is not None:
+            x.indice_dict = dict(maps)
+        return layer(x).features
+
+    def allow_tf32(self, allowed):
+        super().allow_tf32(allowed)
+        self.constants.SPCONV_ALLOW_TF32 = allowed
+
+
+class _TorchSparse(Peer):
+    """`torchsparse` 2.1: coordinates (batch, x, y, z), transposed layers reuse the map."""
+
+    api = "torchsparse"
+
+    def __init__(self, name: str, package: str):
+        super().__init__(name, package)
+        self.ts = importlib.import_module(package)
+        importlib.import_module(f"{package}.nn")
+
+    def layer(self, channels, bias=True):
+        return self.ts.nn.Conv3d(channels, channels, 3, bias=bias)
+
+    def block(self, channels):
+        spnn = self.ts.nn
+        return nn.Sequential(self.layer(channels, False), spnn.BatchNorm(channels), spnn.ReLU(True))
+
+    def network(self, name):
+        return TorchSparseUNet(self.ts) if name == "unet" else super().network(name)
+
+    def _tensor(self, feats, coords, scan):
+        extent = (scan.batch_size, *scan.shape)
+        return self.ts.SparseTensor(feats, coords, spatial_range=extent)
+
+    def maps(self, layer, feats, scan):
+        x = self._tensor(feats, scan.coords, scan)
+        layer(x)
+        return x._caches
+
+    def call(self, layer, feats, scan, maps=None):
+        coords = scan.coords.clone() if maps is None else scan.coords
+        x = self._tensor(feats, coords, scan)
+        if maps is not None:
+            x._caches = maps
+        return layer(x).feats
+
+    def allow_tf32(self, allowed):
+        super().allow_tf32(allowed)
+        self.ts.backends.allow_tf32 = allowed
+
+    def fans(self, weight):  # [C_in, C_out] or [V, C_in, C_out]
+        return weight.shape[-2], weight.numel() // (weight.shape[-2] * weight.shape[-1])
+
+
+class _FlexGemm(Peer):
+    """`flex_gemm`: submanifold layers alone, as functions."""
+
+    api = "flexgemm"
+
+    def __init__(self, name: str, package: str):
+        super().__init__(name, package)
+        self.ops = importlib.import_module(f"{package}.ops.spconv")
+        self.config = importlib.import_module(f"{package}.kernels.triton.spconv.config")
+        self.ops.set_algorithm(self.ops.Algorithm.MASKED_IMPLICIT_GEMM_SPLITK)
+
+    def layer(self, channels, bias=True):
+        class Layer(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.empty(channels, 3, 3, 3, channels))
+                self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
+
+        return Layer()
+
+    def maps(self, layer, feats, scan):
+        extent = torch.Size([scan.batch_size, feats.shape[1], *scan.shape])
+        compute = self.ops.SubMConv3dFunction._compute_neighbor_cache
+        return compute(scan.coords, extent, (3, 3, 3), (1, 1, 1), torch.is_grad_enabled())
+
+    def call(self, layer, feats, scan, maps=None):
+        maps = self.maps(layer, feats, scan) if maps is None else maps
+        extent = torch.Size([scan.batch_size, feats.shape[1], *scan.shape])
+        conv = self.ops.sparse_submanifold_conv3d
+        return conv(feats, scan.coords, extent, layer.weight, layer.bias, maps)[0]
+
+    def allow_tf32(self, allowed):
+        super().allow_tf32(allowed)
+        self.config.allow_tf32 = allowed
+
+
+def _let_cpu_gradients_run() -> None:
+    """The spconv wheel's CPU backward asks for a CUDA stream handle that it never uses."""
+    if torch.cuda.is_available():
+        return
+    for name, module in list(sys.modules.items()):
+        if name.startswith("spconv") and hasattr(module, "get_current_stream"):
+            module.get_current_stream = lambda: 0
+
+
+# name -> (interface, package, framework to bridge and how)
+PEERS: dict[str, tuple[type[Peer], str, tuple[str, str] | None]] = {
+    "spconv": (_Spconv, "spconv", None),
+    "bridge": (_Spconv, "spconv", ("spconv", "standin")),
+    "bridge_patch": (_Spconv, "spconv", ("spconv", "patch")),
+    "spconv_triton": (_Spconv, "spconv_triton", None),
+    "torchsparse": (_TorchSparse, "torchsparse", None),
+    "bridge_torchsparse": (_TorchSparse, "torchsparse", ("torchsparse", "standin")),
+    "flexgemm": (_FlexGemm, "flex_gemm", None),
+}
+
+
+def installed(name: str) -> bool:
+    """Whether a peer's own package can be found; a stand-in needs none."""
+    _, package, bridged = PEERS[name]
+    return (
+        bool(bridged and bridged[1] == "standin") or importlib.util.find_spec(package) is not None
+    )
+
+
+def load(name: str) -> Peer:
+    """Import a peer into this process.
+
+    Raises:
+        ImportError: its package is missing or cannot load here.
+        SparseBridgeError: the bridge refuses; says why.
+    """
+    interface, package, bridged = PEERS[name]
+    if bridged is not None:
+        import sparse_bridge
+
+        sparse_bridge.enable(bridged[0], mode=bridged[1])
+    return interface(name, package)

@@ -1,0 +1,167 @@
+"""One peer in a process of its own: `python -m benchmarks.worker PEER`, driven line by line.
+
+Requests and answers are JSON objects, one per line of standard input and of a private copy of
+standard output; whatever the libraries print goes to standard error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import platform
+import sys
+import time
+import traceback
+from typing import Any
+
+import torch
+
+from . import floor, measure, peers
+from .registry import Case
+from .workloads import Scan, load, pair_count
+from .works import Work, build
+
+__all__ = ["Session", "serve"]
+
+_WARM_CALLS, _WARM_SECONDS = 4, 0.5
+_LONG_SECONDS = 0.25  # a call that hides what taking over the device costs
+
+
+class Session:
+    """What a worker holds: its peer, the last scene, and the case that is open."""
+
+    def __init__(self, peer: peers.Peer):
+        self.peer = peer
+        self._threads = torch.get_num_threads()
+        self._scene: tuple[tuple[Any, ...], Scan] | None = None
+        self._work: Work | None = None
+        self._case: Case | None = None
+        self._call_seconds = 0.0
+
+    def handle(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Answer one request; `op` names a method below."""
+        arguments = {key: value for key, value in request.items() if key != "op"}
+        return getattr(self, "op_" + request["op"])(**arguments)
+
+    def op_hello(self, device: str) -> dict[str, Any]:
+        """Versions of what runs here."""
+        found = {"torch": torch.__version__, "python": platform.python_version()}
+        for name in ("triton", "numpy"):
+            module = sys.modules.get(name)
+            if module is not None:
+                found[name] = module.__version__
+        if self.peer.name.startswith("bridge"):
+            import sparse_bridge
+
+            found["sparse_bridge"] = sparse_bridge.__version__
+        else:
+            found[self.peer.package] = self.peer.version()
+        if device == "cuda":
+            found["gpu"] = torch.cuda.get_device_name()
+        return {"versions": found}
+
+    def op_probe(self, dtype: str, device: str) -> dict[str, Any]:
+        """How fast the device is: see `floor`."""
+        rates = floor.probe(dtype, torch.device(device))
+        self._empty_cache()
+        return dataclasses.asdict(rates)
+
+    def op_open(
+        self, case: dict[str, Any], pairs: bool, warm: bool = True, check: bool = True
+    ) -> dict[str, Any]:
+        """Make a case ready; its first call is timed alone, then it is warmed up.
+
+        Args:
+            case: fields of a `registry.Case`.
+            pairs: also count the pairs of a layer.
+            warm: False stops after the first call.
+            check: also describe the result, for a comparison between peers.
+        """
+        self.op_close()
+        self._case = one = Case(**case)
+        torch.set_num_threads(one.threads or self._threads)
+        scan = self._scan(one)
+        self._work = build(self.peer, one, scan)
+        device = scan.coords.device
+        first, result = measure.first_call(self._work, device)
+        found: dict[str, Any] = {"rows": len(scan.coords), "first_s": first}
+        if check:
+            found["check"] = {"api": self.peer.api, **_fingerprint(result)}
+        del result
+        if pairs and one.channels:
+            found["pairs"] = pair_count(scan)
+        if warm:
+            begin = time.perf_counter()
+            for _ in range(_WARM_CALLS):
+                self._call_seconds, _ = measure.first_call(self._work, device)
+                if time.perf_counter() - begin > _WARM_SECONDS:
+                    break
+        return found
+
+    def op_round(self, seconds: float) -> dict[str, Any]:
+        """Milliseconds of the calls of one round."""
+        work, case = self._opened()
+        clock = measure.issue_times if case.work.startswith("issue-") else measure.times
+        settle = self._call_seconds < _LONG_SECONDS
+        return {"ms": clock(work, torch.device(case.device), seconds, settle)}
+
+    def op_memory(self) -> dict[str, Any]:
+        """MB of one call: on top of its inputs, and in all."""
+        work, case = self._opened()
+        found = measure.peak_memory(work, torch.device(case.device))
+        return {} if found is None else {"peak_mb": found[0], "total_mb": found[1]}
+
+    def op_close(self) -> dict[str, Any]:
+        """Give the memory of the open case back."""
+        self._work = self._case = None
+        self._empty_cache()
+        return {}
+
+    def _opened(self) -> tuple[Work, Case]:
+        assert self._work is not None and self._case is not None, "no case is open"
+        return self._work, self._case
+
+    def _scan(self, case: Case) -> Scan:
+        key = (case.source, case.batch, case.voxel_size, case.device)
+        if self._scene is None or self._scene[0] != key:
+            self._scene = None  # first, so that two large scenes never share the memory
+            self._scene = key, load(case.source, case.batch, case.voxel_size, case.device)
+        return self._scene[1]
+
+    def _empty_cache(self) -> None:
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+
+def _fingerprint(result: torch.Tensor) -> dict[str, Any]:
+    """Rows and root mean square: what does not depend on the order of the rows."""
+    norm = torch.linalg.vector_norm(result, dtype=torch.float32).item()
+    rms = norm / max(result.numel(), 1) ** 0.5
+    rows = len(result) if result.dim() else 1
+    return {"rows": rows, "rms": rms if math.isfinite(rms) else None}
+
+
+def serve(name: str) -> int:
+    """Answer requests until standard input ends. An error is an answer; the driver decides."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print must not mix with the answers
+    session: Session | None = None
+    for line in sys.stdin:
+        try:
+            if session is None:
+                session = Session(peers.load(name))
+            answer = session.handle(json.loads(line))
+        except Exception as error:  # whatever a library raises belongs into the results
+            traceback.print_exc()
+            answer = {
+                "error": f"{type(error).__name__}: {error}"[:400],
+                "usable": isinstance(error, NotImplementedError),
+            }
+        print(json.dumps(answer), file=answers)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(serve(sys.argv[1]))
