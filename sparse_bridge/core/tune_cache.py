@@ -32,7 +32,6 @@ from .. import log, settings
 from .._version import __version__
 from ..errors import SettingError
 from ..kernels import target as targets
-from ..kernels.target import Target
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable
@@ -57,7 +56,7 @@ __all__ = [
 FORMAT = 1
 DIRECTIONS = ("fwd", "dgrad", "wgrad")  # a namespace each
 WRITE_WAIT = 2.0  # seconds for the lock of the file; a winner not stored is tuned again some day
-_SIZES = ("block_m", "block_n", "block_k", "num_warps", "num_stages", "split_k")
+_SIZES = ("block_m", "block_n", "block_k", "num_warps", "split_k")
 
 
 class CacheFileError(Exception):
@@ -92,7 +91,7 @@ class Stamp:
     format: int = FORMAT
 
     @staticmethod
-    def of(device: torch.device, target: Target) -> Stamp:
+    def of(device: torch.device, target: targets.Target) -> Stamp:
         """The stamp of this process for tensors of `device`."""
         version = ".".join(map(str, targets.triton_version() or ()))
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else target.arch
@@ -149,9 +148,7 @@ def encode(stamp: Stamp, winners: Winners) -> str:
 
 
 def _encode_winner(winner: Winner) -> dict[str, Any]:
-    tile = {name: getattr(winner.tile, name) for name in _SIZES}
-    if winner.tile.vendor:
-        tile["vendor"] = dict(winner.tile.vendor)
+    tile = dataclasses.asdict(winner.tile) | {"vendor": dict(winner.tile.vendor)}
     return {
         "tile": tile,
         "us": round(winner.microseconds, 2),
@@ -187,15 +184,15 @@ def decode(text: str) -> tuple[Stamp, Winners]:
 def _decode_winner(raw: dict[str, Any]) -> Winner:
     from ..kernels.tile_config import TileConfig
 
-    sizes = [raw["tile"][name] for name in _SIZES]
-    vendor = tuple(sorted((str(k), int(v)) for k, v in raw["tile"].get("vendor", {}).items()))
-    if not all(type(size) is int and 1 <= size <= 1 << 12 for size in sizes):
-        raise CacheFileError(f"a tile of {sizes}")
-    if any(size & (size - 1) or size < 16 for size in sizes[:3]) or sizes[3] & (sizes[3] - 1):
-        raise CacheFileError(f"a tile of {sizes}, not of powers of two")
+    tile, names = raw["tile"], {field.name for field in dataclasses.fields(TileConfig)}
+    sizes = [tile[name] for name in _SIZES]
+    vendor = tuple(sorted((str(k), int(v)) for k, v in tile["vendor"].items()))
+    if set(tile) != names or not all(type(v) is int for k, v in tile.items() if k != "vendor"):
+        raise CacheFileError(f"a tile of {tile}")
+    if any(not 1 <= size <= 1 << 12 or size & (size - 1) for size in sizes) or min(sizes[:3]) < 16:
+        raise CacheFileError(f"a tile of {sizes}; expected powers of two")
     times = float(raw["us"]), float(raw["default_us"])
-    tile = dataclasses.replace(TileConfig(*sizes), vendor=vendor)
-    return Winner(tile, *times, int(raw["tested"]))
+    return Winner(TileConfig(**{**tile, "vendor": vendor}), *times, int(raw["tested"]))
 
 
 def shipped_folder() -> Traversable:

@@ -40,7 +40,7 @@ from .tune_cache import Stamp, TuneCache, Winner, Winners, folder, pinned, shipp
 if TYPE_CHECKING:
     from ..kernels.tile_config import TileConfig
 
-__all__ = ["Result", "Trial", "Tuner", "tile_for", "use"]
+__all__ = ["Result", "Trial", "Tuner", "final", "tile_for", "use"]
 
 BUDGET = 0.3  # seconds that a bucket may cost the layers that meet it, all told
 WAIT = 0.3  # seconds to wait for another process that tunes the same bucket
@@ -283,12 +283,17 @@ def _warn_about_processes() -> None:
         )
 
 
-_tuner = Tuner()
+_tuner = _DEFAULT = Tuner()
 
 
 def tile_for(problem: Problem, trial: Trial | None = None) -> TileConfig:
     """The tile that serves `problem` in this process."""
     return _tuner.tile_for(problem, trial)
+
+
+def final() -> bool:
+    """Whether what `tile_for` answers will hold as long as the settings do."""
+    return _tuner is _DEFAULT and settings.get().tune != "full"
 
 
 @contextlib.contextmanager

@@ -1,0 +1,170 @@
+"""`python -m sparse_bridge cache show|clear`: the winners of tuning on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import filelock
+from rich.console import Console
+from rich.table import Table
+
+from ..core.tune_cache import (
+    DIRECTIONS,
+    CacheFileError,
+    Stamp,
+    Winners,
+    decode,
+    folder,
+    kernel_hash,
+    shipped_folder,
+)
+from ..kernels import target as targets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from importlib.abc import Traversable
+
+__all__ = ["add_parser", "collect", "run_clear", "run_show"]
+
+_SUMMARY = "show or clear what tuning has stored"
+_PATTERNS = ("*.json", "*.json.aside", ".*.json.tmp")
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Add the `cache` command; `args.func` becomes `run_show` or `run_clear`."""
+    parser = subparsers.add_parser("cache", help=_SUMMARY, description=_SUMMARY)
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    show = actions.add_parser("show", help="what is stored, and what comes with the package")
+    show.add_argument("--buckets", action="store_true", help="every winner")
+    show.add_argument("--json", action="store_true", help="machine-readable output")
+    show.set_defaults(func=run_show)
+    clear = actions.add_parser(
+        "clear", help="delete what is stored; Triton's own cache of compiled kernels stays"
+    )
+    clear.add_argument(
+        "--stale", action="store_true", help="only what this version does not read any more"
+    )
+    clear.set_defaults(func=run_clear)
+    return parser
+
+
+def collect() -> dict[str, Any]:
+    """What `show` shows, as JSON values."""
+    version = ".".join(map(str, targets.triton_version() or ()))
+    tuned = sorted(shipped_folder().iterdir(), key=lambda path: path.name)
+    place = folder()
+    return {
+        "folder": str(place),
+        "kernels": kernel_hash(),
+        "triton": version,
+        "stored": [_facts(path) for path in _files(place)],
+        "shipped": [_facts(path) for path in tuned if path.name.endswith(".json")],
+    }
+
+
+def _files(place: Path) -> list[Path]:
+    return sorted(path for pattern in _PATTERNS for path in place.glob(pattern))
+
+
+def _facts(path: Path | Traversable) -> dict[str, Any]:
+    facts: dict[str, Any] = {"file": path.name, "problem": None, "winners": {}}
+    try:
+        text = path.read_text(encoding="utf-8")
+        facts["bytes"] = len(text.encode())
+        stamp, winners = decode(text)
+    except (OSError, UnicodeDecodeError, CacheFileError) as error:
+        return {**facts, "problem": str(error)}
+    facts |= dataclasses.asdict(stamp)
+    facts["current"] = _current(stamp)
+    facts["winners"] = _plain(winners)
+    return facts
+
+
+def _current(stamp: Stamp) -> bool:
+    """Whether the kernels and Triton of this process made it."""
+    version = ".".join(map(str, targets.triton_version() or ()))
+    return (stamp.kernels, stamp.triton) == (kernel_hash(), version)
+
+
+def _plain(winners: Winners) -> dict[str, Any]:
+    return {
+        direction: {bucket: dataclasses.asdict(one) for bucket, one in buckets.items()}
+        for direction, buckets in winners.items()
+        if buckets
+    }
+
+
+def run_show(args: argparse.Namespace) -> int:
+    """Print the stored and the shipped winners."""
+    console = Console()
+    facts = collect()
+    if args.json:
+        console.print_json(json.dumps(facts))
+        return 0
+    console.print(f"folder: {facts['folder']}", markup=False, soft_wrap=True)
+    versions = f"kernels {facts['kernels']}, Triton {facts['triton'] or 'missing'}"
+    console.print(f"this process: {versions}", markup=False, highlight=False)
+    for name, title in (("stored", "Stored"), ("shipped", "Shipped with the package")):
+        if not facts[name]:
+            console.print(f"{title}: nothing.")
+            continue
+        console.print(_files_table(title, facts[name]))
+        if args.buckets:
+            console.print(_buckets_table(facts[name]))
+    return 0
+
+
+def _files_table(title: str, files: Iterable[dict[str, Any]]) -> Table:
+    table = Table(
+        "file", "device", "units", "Triton", "kernels", *DIRECTIONS, "KiB", "state", title=title,
+        title_justify="left",
+    )  # fmt: skip
+    for one in files:
+        size = f"{one.get('bytes', 0) / 1024:.1f}"
+        if one["problem"]:
+            table.add_row(one["file"], *["-"] * 7, size, f"unusable: {one['problem']}")
+            continue
+        counts = [str(len(one["winners"].get(direction, ()))) for direction in DIRECTIONS]
+        device = f"{one['device']} ({one['arch']})"
+        made = (str(one["compute_units"]), one["triton"], one["kernels"][:8])
+        state = "current" if one["current"] else "made by another version"
+        table.add_row(one["file"], device, *made, *counts, size, state)
+    return table
+
+
+def _buckets_table(files: Iterable[dict[str, Any]]) -> Table:
+    table = Table("device", "direction", "bucket", "tile", "us", "default us", "timed")
+    for one in files:
+        for direction, buckets in one["winners"].items():
+            for bucket, winner in buckets.items():
+                tile = " ".join(f"{k}={v}" for k, v in winner["tile"].items() if v)
+                times = [f"{winner[key]:.1f}" for key in ("microseconds", "default_microseconds")]
+                table.add_row(one["device"], direction, bucket, tile, *times, str(winner["tested"]))
+    return table
+
+
+def run_clear(args: argparse.Namespace) -> int:
+    """Delete stored winners."""
+    place = folder()
+    files = [path for path in _files(place) if not args.stale or not _facts(path).get("current")]
+    size = 0
+    for path in files:
+        with contextlib.suppress(FileNotFoundError):  # another process clears, too
+            size += path.stat().st_size
+            path.unlink()
+    if not args.stale:
+        for path in (place / "locks").glob("*.lock"):
+            with contextlib.suppress(filelock.Timeout, OSError), filelock.FileLock(path, timeout=0):
+                path.unlink(missing_ok=True)
+    Console().print(
+        f"{len(files)} files deleted ({size / 1024:.1f} KiB) in {place}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    return 0

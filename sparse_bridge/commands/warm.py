@@ -1,0 +1,257 @@
+"""`python -m sparse_bridge warm`: compile kernels, and tune their tiles, before they are needed."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from .. import settings
+from ..core import tuner as tuners
+from ..core.tune_cache import DIRECTIONS, Stamp, TuneCache, Winners, encode, folder, shipped
+from ..errors import DeviceError, SettingError
+from ..kernels import target as targets
+from .warm_jobs import DTYPES, MODELS, LayerJob, ModelJob, layer_jobs
+
+__all__ = ["add_parser", "run"]
+
+_SUMMARY = "compile and tune kernels before they are needed"
+_TEXT = """\
+Run layers and networks once, so that their kernels lie compiled in Triton's cache and the first
+inference of the next process is fast. With --tune also time tiles, and keep the winners that
+SPARSE_BRIDGE_TUNE=cached (the default) finds.
+
+  python -m sparse_bridge warm --models second --dtypes fp16
+  python -m sparse_bridge warm --channels 16 32 64 --kernels 3 2 --tune --export mine.json"""
+_MOST_JOBS = 8
+_BUDGET = 1.0  # seconds of timing per bucket: nobody waits for a layer
+
+Job = LayerJob | ModelJob
+Timer = Callable[[Callable[[], object], float], float]
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Add the `warm` command; `args.func` becomes `run`."""
+    parser = subparsers.add_parser(
+        "warm",
+        help=_SUMMARY,
+        description=_TEXT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    what = parser.add_argument_group("what to run")
+    what.add_argument("--models", nargs="*", choices=MODELS, help="networks (default: all)")
+    what.add_argument("--channels", nargs="+", type=int, metavar="C", help="layers of these widths")
+    what.add_argument("--kernels", nargs="+", type=int, default=[3, 2], metavar="K")
+    what.add_argument("--dtypes", nargs="+", choices=tuple(DTYPES), default=["fp16"])
+    what.add_argument(
+        "--rows", nargs="+", type=int, default=[20_000, 100_000], metavar="N", help="voxels"
+    )
+    what.add_argument(
+        "--layouts",
+        nargs="+",
+        choices=("ovi", "vio"),
+        default=["ovi", "vio"],
+        help="weights of layers: spconv's, and those of torchsparse and MinkowskiEngine",
+    )
+    what.add_argument("--inference", action="store_true", help="no gradients")
+    how = parser.add_argument_group("how")
+    how.add_argument("--tune", action="store_true", help="time tiles and store the winners")
+    how.add_argument("--again", action="store_true", help="tune what has a winner already, too")
+    how.add_argument(
+        "--budget", type=float, default=_BUDGET, metavar="S", help="timing per problem (seconds)"
+    )
+    how.add_argument("--export", type=Path, metavar="FILE", help="also write all winners there")
+    how.add_argument("--jobs", type=int, metavar="N", help="processes (default: by CPU cores)")
+    how.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
+    parser.set_defaults(func=run)
+    return parser
+
+
+def run(args: argparse.Namespace, timer: Timer | None = None) -> int:
+    """Run the command; 0 on success. timer: how tiles are timed, None by events of the GPU.
+
+    Raises: DeviceError where no kernels run, SettingError for options that contradict each other.
+    """
+    _check(args)
+    device = _device(args.device)
+    jobs = _jobs(args)
+    console = Console()
+    setup = _Setup(device, args.tune)
+    start = time.perf_counter()
+    _compile(jobs, setup, args.jobs or _processes(len(jobs)), console)
+    console.print(f"compiled in {time.perf_counter() - start:.1f} s", highlight=False)
+    if args.tune:
+        _tune(jobs, setup, args, timer, console)
+    if args.export:
+        _export(args.export, device, console)
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    jobs = 1 if args.jobs is None else args.jobs
+    numbers = [*args.rows, *args.kernels, *(args.channels or ()), jobs]
+    if min(numbers) < 1 or args.budget <= 0:
+        raise SettingError("--rows, --kernels, --channels, --jobs and --budget must be above 0.")
+    if args.again and not args.tune:
+        raise SettingError("--again is about --tune; pass both, or neither.")
+
+
+def _jobs(args: argparse.Namespace) -> list[Job]:
+    """Networks, layers, or if neither is named, all networks."""
+    models = MODELS if args.models is None and not args.channels else args.models or ()
+    rows, train = tuple(args.rows), not args.inference
+    jobs: list[Job] = [ModelJob(m, dtype, rows, train) for m in models for dtype in args.dtypes]
+    if args.channels:
+        jobs += layer_jobs(args.channels, args.kernels, args.dtypes, args.layouts, args.rows, train)
+    if not jobs:
+        raise SettingError("nothing to run; name --models or --channels.")
+    return jobs
+
+
+def _device(wanted: str) -> torch.device:
+    """The device whose kernels are warmed."""
+    there = torch.cuda.is_available()
+    if wanted == "cuda" and not there:
+        raise DeviceError(
+            "--device cuda: torch finds no CUDA or ROCm device; expected one. "
+            "Install a GPU build of torch, or run this where the GPU is."
+        )
+    gpu = there and wanted != "cpu"
+    device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
+    reason = targets.unavailable(device)
+    if reason is not None:
+        without = "" if gpu else "torch finds no CUDA or ROCm device, and "
+        raise DeviceError(
+            f"there is nothing to compile: {without}{reason}. Layers on {device} run in plain "
+            "torch and need no warming; run this where the GPU is."
+        )
+    return device
+
+
+def _processes(jobs: int) -> int:
+    return max(1, min(jobs, _MOST_JOBS, os.cpu_count() or 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Setup:
+    """What a process needs before it runs jobs."""
+
+    device: torch.device
+    tune: bool
+
+    @contextlib.contextmanager
+    def in_force(self, tuner: tuners.Tuner) -> Iterator[None]:
+        forced = settings.get().dataflow
+        # CPU tensors take kernels (interpreted or emulated ones) only if told to.
+        flow = "masked" if self.device.type == "cpu" and forced == "auto" else forced
+        mode = "full" if self.tune else settings.get().tune
+        with settings.override(dataflow=flow, tune=mode), tuners.use(tuner):
+            yield
+
+
+def _compile_one(job: Job, setup: _Setup) -> None:
+    """Run a job, and with tuning ahead every candidate of its problems."""
+    timer = None if targets.of(setup.device).raw else _untimed
+    with setup.in_force(tuners.Tuner(timer, how="compile")):
+        job.run(setup.device)
+
+
+def _untimed(run: Callable[[], object], limit: float) -> float:
+    raise AssertionError("compiling times nothing")
+
+
+def _compile(jobs: Sequence[Job], setup: _Setup, processes: int, console: Console) -> None:
+    with _progress(console) as bar:
+        task = bar.add_task("compile", total=len(jobs))
+        if processes == 1:
+            for job in jobs:
+                bar.update(task, description=f"compile {job}")
+                _compile_one(job, setup)
+                bar.advance(task)
+            return
+        context = multiprocessing.get_context("spawn")  # a GPU context does not survive a fork
+        with ProcessPoolExecutor(processes, mp_context=context) as pool:
+            futures = [pool.submit(_compile_one, job, setup) for job in jobs]
+            try:
+                for future in as_completed(futures):
+                    future.result()
+                    bar.advance(task)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+
+def _tune(
+    jobs: Sequence[Job],
+    setup: _Setup,
+    args: argparse.Namespace,
+    timer: Timer | None,
+    console: Console,
+) -> None:
+    """One after the other: a GPU that does two things at a time cannot be timed."""
+    if timer is None and not targets.of(setup.device).raw:
+        raise DeviceError(f"--tune: tiles cannot be timed on {setup.device}; expected a real GPU.")
+    tuner = tuners.Tuner(timer, how="blocking", budget=args.budget, again=args.again)
+    with _progress(console) as bar, setup.in_force(tuner):
+        task = bar.add_task("tune", total=len(jobs))
+        for job in jobs:
+            bar.update(task, description=f"tune {job}")
+            job.run(setup.device)
+            bar.advance(task)
+    console.print(_results(tuner.results))
+
+
+def _progress(console: Console) -> Progress:
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
+    return Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
+
+
+def _results(results: Sequence[tuners.Result]) -> Table:
+    table = Table(
+        "direction", "problem", "default us", "best us", "gain", "tile", title="Tuned",
+        title_justify="left",
+    )  # fmt: skip
+    for result in results:
+        names = (result.bucket.direction, str(result.bucket))
+        winner = result.winner
+        if winner is None:
+            table.add_row(*names, "-", "-", "-", result.why)
+            continue
+        before, after = winner.default_microseconds, winner.microseconds
+        tile = dataclasses.astuple(winner.tile)
+        shown = "x".join(map(str, tile[:3])) + f", {tile[3]} warps, {tile[4]} stages"
+        shown += f", split {tile[5]}" if tile[5] > 1 else ""
+        shown += f", {dict(tile[6])}" if tile[6] else ""
+        gain = f"{100 * (1 - after / before):.0f} %" if before else "-"
+        table.add_row(*names, f"{before:.1f}", f"{after:.1f}", gain, shown)
+    return table
+
+
+def _export(path: Path, device: torch.device, console: Console) -> None:
+    """The winners of this device in force: shipped ones, and over them those of the disk."""
+    stamp = Stamp.of(device, targets.of(device))
+    sources = [*reversed(shipped(stamp)), TuneCache(folder(), stamp).load()]
+    winners: Winners = {direction: {} for direction in DIRECTIONS}
+    for source in sources:
+        for direction, buckets in source.items():
+            winners[direction].update(buckets)
+    try:
+        path.write_text(encode(stamp, winners), encoding="utf-8")
+    except OSError as error:
+        raise SettingError(
+            f"--export {path}: {error}; expected a file that can be written."
+        ) from None
+    count = sum(map(len, winners.values()))
+    console.print(f"{count} winners in {path}", highlight=False, soft_wrap=True, markup=False)

@@ -1,0 +1,52 @@
+"""The cost model that picks the tiles to time."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparse_bridge.core import tile_cost
+from tests.core.tuning import (
+    problem,
+    tile,
+)
+
+pytest.importorskip("triton")
+
+
+def test_the_cost_model_prefers_what_wastes_less():
+    def order(one, *tiles, live=None):
+        visits = live or (lambda block_m: 27 * -(-one.n_rows // block_m))
+        return sorted(tiles, key=lambda t: tile_cost.predicted(one, t, visits))
+
+    wide, narrow = tile(block_n=128), tile(block_n=32)
+    assert order(problem(c_out=32), wide, narrow) == [narrow, wide], "half of 128 columns is idle"
+    assert order(problem(c_out=128), wide, narrow) == [wide, narrow], "rows are gathered once"
+    few = problem(n_rows=800, n_in=800, c=512)
+    whole, split = tile(block_n=128), tile(block_n=128, split_k=8)
+    assert order(few, whole, split) == [split, whole], "28 programs leave 132 units idle"
+    many = problem(n_rows=400_000, n_in=400_000, c=128)
+    assert order(many, whole, split) == [whole, split], "partial sums cost memory traffic"
+    deep, shallow = tile(block_k=128), tile(block_k=16)
+    assert order(problem(c=128), shallow, deep) == [deep, shallow], "fewer steps"
+    tall, low = tile(block_m=128), tile(block_m=64)
+    redundant = {64: 10_000, 128: 10_000}
+    assert order(problem(), tall, low, live=redundant.get) == [low, tall]
+    one = problem("wgrad", c_in=16, c_out=16)
+    small, large = tile(16, 16, 64), tile(128, 128, 64)
+    assert order(one, large, small) == [small, large]
+
+
+def test_the_shortlist_holds_the_default_and_the_most_promising():
+    one = problem(c=256)
+    calls = []
+
+    def live(block_m):
+        calls.append(block_m)
+        return 27 * -(-one.n_rows // block_m)
+
+    found = tile_cost.shortlist(one, live, 4)
+    costs = [tile_cost.predicted(one, t, live) for t in found[1:]]
+    assert found[0] == one.default() and len(found) == len(set(found)) == 4
+    assert costs == sorted(costs)
+    rest = set(one.candidates()) - set(found)
+    assert rest and min(tile_cost.predicted(one, t, live) for t in rest) >= costs[-1]

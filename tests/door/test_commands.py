@@ -1,0 +1,290 @@
+"""`warm` and `cache`: what they run, store, show and delete."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from sparse_bridge import __main__ as command_line
+from sparse_bridge import settings
+from sparse_bridge.commands import cache, warm, warm_jobs
+from sparse_bridge.core import trace, tune_cache
+from sparse_bridge.core.tune_cache import Stamp, TuneCache, decode, encode
+from sparse_bridge.errors import DeviceError, GeometryError, SettingError
+from sparse_bridge.kernels import target as targets
+
+CPU = torch.device("cpu")
+ROOT = pathlib.Path(__file__).parents[2]
+no_kernels = pytest.mark.skipif(
+    torch.cuda.is_available() or targets.unavailable(CPU) is None, reason="kernels run here"
+)
+
+
+@pytest.fixture
+def stored(tmp_path, monkeypatch):
+    """A folder with a current, an older and a damaged file, and two shipped winners."""
+    pytest.importorskip("triton")
+    from sparse_bridge.kernels.tile_config import TileConfig
+
+    winner = tune_cache.Winner(TileConfig(64, 32, 16, 4, 2), 12.5, 20.0, 5)
+    version = ".".join(map(str, targets.triton_version()))
+    stamp = Stamp(tune_cache.kernel_hash(), version, "NVIDIA H200", "sm_90", 132)
+    place = tmp_path / "cache"
+    TuneCache(place, stamp).store("fwd", "bucket-a", winner)
+    TuneCache(place, stamp).store("wgrad", "bucket-b", winner)
+    old = dataclasses.replace(stamp, kernels="0" * 16, device="AMD Instinct MI300X", arch="gfx942")
+    TuneCache(place, old).store("dgrad", "bucket-c", winner)
+    (place / "broken.json").write_text("{")
+    tuned = tmp_path / "tuned"
+    tuned.mkdir()
+    (tuned / "sm_90.json").write_text(encode(stamp, {"fwd": {"bucket-d": winner}}))
+    for module in (tune_cache, cache):
+        monkeypatch.setattr(module, "shipped_folder", lambda: tuned)
+    monkeypatch.setenv("COLUMNS", "220")
+    with settings.override(cache_dir=place):
+        yield place, stamp
+
+
+def files_of(place):
+    return sorted(path.name for path in place.iterdir() if path.is_file())
+
+
+def test_cache_show_as_json(stored, capsys):
+    place, stamp = stored
+    assert command_line.main(["cache", "show", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["folder"] == str(place) and facts["kernels"] == stamp.kernels
+    by_device = {one.get("device"): one for one in facts["stored"]}
+    h200, amd, broken = by_device["NVIDIA H200"], by_device["AMD Instinct MI300X"], by_device[None]
+    assert h200["current"] and not amd["current"] and "JSONDecodeError" in broken["problem"]
+    assert h200["winners"]["fwd"]["bucket-a"]["tile"]["block_n"] == 32
+    assert set(h200["winners"]) == {"fwd", "wgrad"} and set(amd["winners"]) == {"dgrad"}
+    assert h200["bytes"] == (place / stamp.file_name).stat().st_size
+    (shipped,) = facts["shipped"]
+    assert shipped["file"] == "sm_90.json" and set(shipped["winners"]["fwd"]) == {"bucket-d"}
+
+
+def test_cache_show_as_tables(stored, capsys):
+    place, _ = stored
+    assert command_line.main(["cache", "show"]) == 0
+    shown = capsys.readouterr().out
+    for words in (str(place), "NVIDIA H200 (sm_90)", "made by another version", "unusable", "132"):
+        assert words in shown
+    assert "bucket-a" not in shown
+    assert command_line.main(["cache", "show", "--buckets"]) == 0
+    shown = capsys.readouterr().out
+    for words in ("bucket-a", "bucket-b", "bucket-c", "bucket-d", "block_n=32", "12.5", "20.0"):
+        assert words in shown
+    with settings.override(cache_dir=place / "empty"):
+        assert command_line.main(["cache", "show"]) == 0
+    assert "Stored: nothing" in capsys.readouterr().out
+
+
+def test_cache_clear(stored, capsys):
+    place, stamp = stored
+    (place / "mine.txt").write_text("not ours")
+    assert command_line.main(["cache", "clear", "--stale"]) == 0
+    assert files_of(place) == ["mine.txt", stamp.file_name]
+    assert "2 files deleted" in capsys.readouterr().out
+    assert command_line.main(["cache", "clear"]) == 0
+    assert files_of(place) == ["mine.txt"]
+    assert not list((place / "locks").iterdir())
+    assert command_line.main(["cache", "clear"]) == 0
+    assert "0 files deleted" in capsys.readouterr().out
+    with settings.override(cache_dir=place / "never-made"):
+        assert command_line.main(["cache", "clear"]) == 0
+
+
+def test_clearing_leaves_the_locks_of_others(stored):
+    place, stamp = stored
+    with TuneCache(place, stamp).claim("fwd", "x", 1.0) as mine:
+        assert mine and command_line.main(["cache", "clear"]) == 0
+        assert len(list((place / "locks").iterdir())) == 1
+
+
+@no_kernels
+def test_warm_without_a_gpu_says_so(capsys):
+    assert command_line.main(["warm", "--channels", "16"]) == 1
+    refusal = capsys.readouterr().err
+    assert "torch finds no CUDA or ROCm device" in refusal and "need no warming" in refusal
+    assert command_line.main(["warm", "--device", "cuda"]) == 1
+    assert "--device cuda" in capsys.readouterr().err
+
+
+def options(*words):
+    parser = argparse.ArgumentParser()
+    warm.add_parser(parser.add_subparsers())
+    return parser.parse_args(["warm", *words])
+
+
+@pytest.mark.parametrize("words", [
+    ["--rows", "0"], ["--channels", "-1"], ["--jobs", "0"], ["--budget", "0"], ["--again"],
+    ["--models"],
+], ids=" ".join)  # fmt: skip
+def test_warm_refuses_what_makes_no_sense(words, monkeypatch):
+    monkeypatch.setattr(warm, "_device", lambda wanted: CPU)
+    with pytest.raises(SettingError):
+        warm.run(options(*words))
+
+
+def test_what_warm_runs():
+    assert [job.model for job in warm._jobs(options())] == ["second", "unet"]
+    assert len(warm._jobs(options("--models", "unet", "--dtypes", "fp16", "fp32"))) == 2
+    jobs = warm._jobs(options("--channels", "16", "32", "--layouts", "vio", "--rows", "7", "9"))
+    layers = {(job.kind, job.c_in, job.c_out, job.kernel) for job in jobs}
+    assert layers == {
+        ("submanifold", 16, 16, 3), ("submanifold", 32, 32, 3),
+        *((kind, c, c, k) for kind in ("strided", "inverse") for c in (16, 32) for k in (3, 2)),
+        *(("strided", 16, 32, k) for k in (3, 2)), *(("inverse", 32, 16, k) for k in (3, 2)),
+    }  # fmt: skip
+    assert len(jobs) == len(layers) and all(job.rows == (7, 9) and job.train for job in jobs)
+    assert not any(job.train for job in warm._jobs(options("--inference")))
+    assert len({str(job) for job in jobs}) == len(jobs)
+
+
+def test_layers_take_every_turn():
+    """On the CPU in plain torch: the same calls as on a GPU."""
+    for job in warm_jobs.layer_jobs([4, 8], [3, 2], ["fp32", "bf16"], ["ovi", "vio"], [60], True):
+        with trace.record() as events:
+            job.run(CPU)
+        assert len(events) == 7, "inference with every end of a layer, two steps"
+        assert {(e.c_in, e.c_out, e.n_offsets) for e in events} == {
+            (job.c_in, job.c_out, job.kernel**3)
+        }
+        rows = {"submanifold": {60}, "strided": {events[0].n_in}, "inverse": {events[0].n_out}}
+        assert rows[job.kind] == {60}
+    with trace.record() as events:
+        dataclasses.replace(job, train=False).run(CPU)
+    assert len(events) == 5
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_network_runs_forward_and_backward(train):
+    with trace.record() as events:
+        warm_jobs.ModelJob("second", "fp32", (300, 200), train).run(CPU)
+    assert [e.n_in for e in events if e.c_in == 4] == [300] * (1 + train) + [200] * (1 + train)
+
+
+def test_a_street_of_any_size(monkeypatch):
+    coords, shape, batch_size = warm_jobs.street_voxels(5000)
+    assert coords.dtype == torch.int32 and batch_size == 1
+    assert len(torch.unique(coords, dim=0)) == len(coords) == 5000
+    assert (coords[:, 1:] >= 0).all() and (coords[:, 1:] < torch.tensor(shape)).all()
+    assert all(cells % 16 == 0 for cells in shape) and shape[0] >= 32
+    few = warm_jobs.street_voxels(500)[0]
+    assert len(few) == 500
+    from sparse_bridge.demo import scene
+
+    def small(seed):
+        return np.random.default_rng(seed).uniform(-5, 5, (400, 4)).astype(np.float32)
+
+    monkeypatch.setattr(scene, "street_scan", small)
+    coords, shape, batch_size = warm_jobs.street_voxels.__wrapped__(1000)
+    assert batch_size == 3 and torch.bincount(coords[:, 0]).tolist()[2] < 400
+    assert len(torch.unique(coords, dim=0)) == 1000
+
+
+WARM = """
+import argparse, dataclasses, functools, itertools, sys, warnings
+warnings.simplefilter("ignore")
+from sparse_bridge.commands import warm
+interpreter = warm.targets.of
+# Programs of the interpreter run one after another, and each takes a while.
+warm.targets.of = lambda device: dataclasses.replace(interpreter(device), compute_units=1)
+every = warm._jobs
+warm._jobs = lambda args: every(args)[:1]
+warm.tuners.Tuner = functools.partial(warm.tuners.Tuner, count=2)
+order = itertools.count()
+
+def timer(run, limit):  # every tile is faster than the one before
+    run()
+    return 1e-3 * 0.5 ** next(order)
+
+parser = argparse.ArgumentParser()
+warm.add_parser(parser.add_subparsers())
+raise SystemExit(warm.run(parser.parse_args(["warm", *sys.argv[1:]]), timer))
+"""
+
+
+def interpreted(place, *words):
+    """`warm` where kernels run in Triton's interpreter."""
+    return subprocess.run(
+        [sys.executable, "-c", WARM, *map(str, words)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=300,
+        env={
+            **os.environ,
+            "TRITON_INTERPRET": "1",
+            "SPARSE_BRIDGE_CACHE_DIR": str(place),
+            "COLUMNS": "250",
+        },
+    )
+
+
+def test_warm_tunes_stores_and_exports(tmp_path):
+    """One layer, forward and backward, through the real kernels in the interpreter."""
+    pytest.importorskip("triton")
+    layer = ["--channels", "16", "--kernels", "2", "--dtypes", "fp32", "--layouts", "vio"]
+    how = ["--rows", "30", "--jobs", "1", "--tune", "--budget", "100"]
+    export = tmp_path / "mine.json"
+    done = interpreted(tmp_path, *layer, *how, "--export", export)
+    assert done.returncode == 0, done.stderr[-3000:]
+    stamp, winners = decode(export.read_text())
+    assert (stamp.device, stamp.arch) == ("interpreter", "interpreter")
+    assert {direction: len(found) for direction, found in winners.items()} == {
+        "fwd": 1, "dgrad": 1, "wgrad": 1,
+    }, done.stdout  # fmt: skip
+    for found in winners.values():
+        for bucket, winner in found.items():
+            assert "/float32/ieee/" in bucket and "/c16x16/g1/v8/" in bucket
+            assert winner.tested > 1 and winner.microseconds < winner.default_microseconds
+    assert f"3 winners in {export}" in done.stdout and "compiled in" in done.stdout
+    assert [line for line in done.stdout.splitlines() if "wgrad" in line and "pairs" in line]
+    with settings.override(cache_dir=tmp_path):
+        assert TuneCache(tmp_path, stamp).load() == winners
+
+
+@pytest.mark.slow
+def test_warm_in_several_processes(monkeypatch):
+    """Jobs reach other processes, and what stops one of them comes back."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.chdir(ROOT)
+    setup = warm._Setup(CPU, tune=False)
+    jobs = [
+        warm_jobs.LayerJob("strided", 4, 4, kernel, "fp32", "vio", (8,), False)
+        for kernel in (1, -1)
+    ]
+    with pytest.raises(GeometryError, match="-1"):
+        warm._compile(jobs, setup, 2, Console(quiet=True))
+
+
+def test_warm_refuses_to_time_where_time_means_nothing(monkeypatch):
+    monkeypatch.setattr(warm, "_device", lambda wanted: CPU)
+    monkeypatch.setattr(warm, "_compile", lambda *arguments: None)
+    interpreter = targets.Target("interpreter", "interpreter", 32, 4, 1 << 20, raw=False)
+    monkeypatch.setattr(warm.targets, "of", lambda device: interpreter)
+    with pytest.raises(DeviceError, match="cannot be timed"):
+        warm.run(options("--tune"))
+    with pytest.raises(SettingError, match="--export"):
+        warm.run(options("--export", "/nonexistent/folder/mine.json"))
+
+
+def test_help_of_the_commands(capsys):
+    for words in (["warm"], ["cache"], ["cache", "show"], ["cache", "clear"]):
+        with pytest.raises(SystemExit) as left:
+            command_line.main([*words, "--help"])
+        assert left.value.code == 0 and "usage: " in capsys.readouterr().out
+    assert cache.collect()["folder"]
