@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from . import adapters
     from .adapters.convert import convert
     from .adapters.lifecycle import FrameworkStatus, Handle, disable, enable, report, status
+    from .optimization import optimize, restore
 
 __all__ = [
     "FrameworkStatus",
@@ -30,8 +31,10 @@ __all__ = [
     "disable",
     "enable",
     "errors",
+    "optimize",
     "override_settings",
     "report",
+    "restore",
     "settings",
     "status",
     "update_settings",
@@ -43,6 +46,8 @@ _LAZY = {
     "convert": "adapters.convert",
     "disable": "adapters.lifecycle",
     "enable": "adapters.lifecycle",
+    "optimize": "optimization",
+    "restore": "optimization",
     "report": "adapters.lifecycle",
     "status": "adapters.lifecycle",
 }

@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 from ..errors import DataTypeError, DeviceError, ShapeError, UnsupportedError
 from . import trace
 from .dataflows import ACTIVATIONS, Epilogue, Norm, gather_matmul, gradients, weight_gradient
+from .fused_call import produced, take
 from .kernel_map import KernelMap
 from .plan import choose_dataflow
 from .weights import WeightLayout, layout_of
@@ -129,6 +130,9 @@ def conv(
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     )
     check_activation(activation)
+    offered = None if wants_grad or activation is not None or norm is not None else take()
+    if offered is not None:
+        norm, activation, alpha = offered[0]
     if wants_grad and (activation is not None or norm is not None):
         raise UnsupportedError(
             f"a fused {activation or 'norm'} has no gradient; apply it after the convolution, or "
@@ -136,8 +140,12 @@ def conv(
         )
     epilogue = Epilogue(bias, activation, alpha, norm)
     if kmap.x_fold is not None or kmap.y_fold is not None:
-        return _folded(x, weight, epilogue, kmap, layout, groups, precision, dtype)
-    return _apply(x, weight, epilogue, kmap, layout, groups, precision, dtype, wants_grad)
+        y = _folded(x, weight, epilogue, kmap, layout, groups, precision, dtype)
+    else:
+        y = _apply(x, weight, epilogue, kmap, layout, groups, precision, dtype, wants_grad)
+    if offered is not None:
+        offered[1].append(y)
+    return produced(y)
 
 
 def _apply(x, weight, epilogue, kmap, layout, groups, precision, dtype, wants_grad):  # type: ignore[no-untyped-def]

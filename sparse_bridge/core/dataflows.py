@@ -8,7 +8,6 @@ dy[j]. All take folded (distinct-coordinate) rows; channels are contiguous, accu
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -39,8 +38,7 @@ class Norm(NamedTuple):
     eps: float
 
 
-@dataclasses.dataclass(frozen=True)
-class Epilogue:
+class Epilogue(NamedTuple):
     """What follows the sum: bias [C_out] or none, a norm or none, then an activation (alpha: slope
     of leaky_relu)."""
 

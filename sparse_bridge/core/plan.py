@@ -6,7 +6,8 @@ A plan is kept by the relation it belongs to, so it lives exactly as long as the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,7 +16,7 @@ from ..kernels.target import Target
 from .device import TRITON_DATAFLOWS, kernel_target, trusts
 from .kernel_map import KernelMap
 from .problem import gather_problem, wgrad_problem
-from .tuner import Trial, tile_for
+from .tuner import Trial, final, tile_for
 from .weights import WeightLayout
 
 if TYPE_CHECKING:
@@ -27,16 +28,43 @@ AUTOMATIC = "masked"  # what "auto" means where kernels run
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
+# What was decided under the settings in force, so that a layer asks once.
+_decided: dict[Any, Any] = {}
+_settings: settings.Settings | None = None
+
+
+def _memory() -> dict[Any, Any]:
+    """The decisions made under the present settings and tuner."""
+    global _settings
+    now = settings.get()
+    if now is not _settings or len(_decided) > 1 << 16:
+        _decided.clear()
+        _settings = now
+    return _decided
+
+
 def choose_dataflow(
     device: torch.device, dtype: torch.dtype, kmap: KernelMap
 ) -> tuple[str, Target | None]:
     """(dataflow, target of its kernels or None). fp64 and irregular pair lists take the per-offset
     dataflow."""
+    if not kmap.relation.regular:
+        return "per_offset", None
+    if device.type != "cuda":
+        return _choose_dataflow(device, dtype)
+    memory, key = _memory(), (device, dtype, AUTOMATIC)
+    found = memory.get(key)
+    if found is None:
+        found = memory[key] = _choose_dataflow(device, dtype)
+    return found
+
+
+def _choose_dataflow(device: torch.device, dtype: torch.dtype) -> tuple[str, Target | None]:
     forced = settings.get().dataflow
     if forced in ("per_offset", "explicit"):
-        return (forced if kmap.relation.regular else "per_offset"), None
+        return forced, None
     target = kernel_target(device)
-    if target is None or dtype not in KERNEL_DTYPES or not kmap.relation.regular:
+    if target is None or dtype not in KERNEL_DTYPES:
         return "per_offset", None
     if dtype == torch.bfloat16 and not target.has_bf16:
         return "per_offset", None
@@ -92,10 +120,20 @@ def _plan_gather(dataflow, target, kmap, x, weight, w: WeightLayout, epilogue, p
             0.0 if epilogue.norm is None else epilogue.norm.eps,
         )  # fmt: skip
 
-    problem = gather_problem(dataflow, target, x, n_rows, w, precision)
-    inputs, shape = (x, weight, epilogue.vectors), (n_rows, w.columns_out)
-    trial = Trial(build, inputs, lambda: x.new_empty(shape), table)
-    return build(tile_for(problem, trial))
+    # Rows matter by tiles while those are few, and by octaves.
+    few = min(-(-n_rows // 64), 4 * target.compute_units)
+    octaves = (n_rows // target.compute_units).bit_length(), round(math.log2(n_in / n_rows))
+    key = (dataflow, x.device, x.dtype, w, precision, few, octaves)
+    memory = _memory()
+    tile = memory.get(key)
+    if tile is None:
+        problem = gather_problem(dataflow, target, x, n_rows, w, precision)
+        inputs, shape = (x, weight, epilogue.vectors), (n_rows, w.columns_out)
+        trial = Trial(build, inputs, lambda: x.new_empty(shape), table)
+        tile = tile_for(problem, trial)
+        if final():
+            memory[key] = tile
+    return build(tile)
 
 
 def triton_wgrad(target, kmap, x, dy, dw, w: WeightLayout, precision):  # type: ignore[no-untyped-def]

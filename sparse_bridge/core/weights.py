@@ -30,6 +30,15 @@ class WeightLayout:
     groups: int
     exchanged: bool = False
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        """Layouts are keys in every layer's call."""
+        sizes = (self.n_offsets, self.c_in, self.c_out, self.groups, self.exchanged)
+        return hash((self.strides, self.shift, sizes))
+
     @property
     def columns_in(self) -> int:
         return self.groups * self.c_in
@@ -38,6 +47,7 @@ class WeightLayout:
     def columns_out(self) -> int:
         return self.groups * self.c_out
 
+    @functools.lru_cache(maxsize=4096)  # noqa: B019 - few, small values
     def transposed(self) -> WeightLayout:
         """Input and output channels exchanged: the weight of dgrad."""
         stride_v, stride_i, stride_o, stride_g = self.strides
@@ -46,6 +56,7 @@ class WeightLayout:
             self, strides=strides, c_in=self.c_out, c_out=self.c_in, exchanged=not self.exchanged
         )
 
+    @functools.lru_cache(maxsize=4096)  # noqa: B019
     def reversed(self) -> WeightLayout:
         """Offsets in reverse order."""
         stride_v, stride_i, stride_o, stride_g = self.strides

@@ -32,7 +32,8 @@ def locate(
 
     WIDE: compute coordinates in 64 bits, needed when multiplier * extent can leave 32.
     """
-    base = coords_ptr + row.to(tl.int64) * (D + 1)
+    # Triton 3.0 does not widen a pointer to its mask.
+    base, _ = tl.broadcast(coords_ptr + row.to(tl.int64) * (D + 1), ok)
     batch = tl.load(base, mask=ok, other=-1) - tl.load(bounds_ptr)
     ok = ok & (batch >= 0) & (batch < tl.load(bounds_ptr + 1))
     key = batch.to(tl.int64) if KEY64 else batch

@@ -14,7 +14,15 @@ import triton
 
 from . import target as targets
 
-__all__ = ["PASS_CONSTEXPRS", "VERSION", "Entry", "hooks_installed", "launcher_of", "triton_cache"]
+__all__ = [
+    "PASS_CONSTEXPRS",
+    "VERSION",
+    "Entry",
+    "hooks_installed",
+    "launcher_of",
+    "name_constexprs",
+    "triton_cache",
+]
 
 # (call, arguments before the grid, arguments between the stream and the kernel's own)
 Entry = tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]
@@ -42,7 +50,7 @@ def launcher_of(compiled: Any) -> Entry:
     between = (compiled.function, compiled.packed_metadata, None, None, None)
     # Triton's launcher object only fetches scratch memory; kernels without any skip it. Its inner
     # signature belongs to one release.
-    if VERSION[:2] != (3, 6) or getattr(run, "profile_scratch_size", 1):
+    if VERSION[:2] != (3, 6) or getattr(run, "profile_scratch_size", True):
         return run, (), between
     function, metadata = between[:2]
     if type(run).__name__ == "CudaLauncher" and not run.global_scratch_size:
@@ -52,6 +60,17 @@ def launcher_of(compiled: Any) -> Entry:
         before = (run.launch_cooperative_grid,)
         return run.launch, before, (function, None, metadata, None, None, None)
     return run, (), between
+
+
+def name_constexprs(fn: Any) -> None:
+    """Triton 3.0's interpreter knows constexprs by their annotation, and only by the class itself;
+    under `from __future__ import annotations` it finds a string."""
+    if VERSION < (3, 1) and targets.interpreted():
+        raw = fn.fn
+        raw.__annotations__ = {
+            name: triton.language.constexpr if kind == "tl.constexpr" else kind
+            for name, kind in raw.__annotations__.items()
+        }
 
 
 def triton_cache() -> pathlib.Path:

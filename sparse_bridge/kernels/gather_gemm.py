@@ -7,7 +7,8 @@ offset of the table in row order.
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -186,13 +187,44 @@ sum_partials_kernel = register(_sum_partials)
 _KEYS: dict[Any, int] = {}  # a small number for what a plan fixes: cheap to hash in every launch
 
 
+class _Form(NamedTuple):
+    """What of a problem does not depend on its map; see `GatherGemm`."""
+
+    constants: tuple[Any, ...]
+    options: dict[str, Any]
+    numbers: tuple[Any, ...]
+    key: int
+
+
+@functools.lru_cache(maxsize=4096)
+def _form(
+    target: Target, dtype: torch.dtype, packed: bool, wide: bool, c_in: int, c_out: int,
+    groups: int, w_strides: tuple[int, int, int, int], w_shift: int, tail: int,
+    activation: str | None, alpha: float, eps: float, precision: str, tile: TileConfig,
+    split_stride: int,
+) -> _Form:  # fmt: skip
+    split, columns, act = tile.split_k, groups * c_out, ACTIVATIONS[activation]
+    constants = (
+        packed, tail if split == 1 else 0, act if split == 1 else 0,
+        precision if dtype == torch.float32 else "ieee", c_in % tile.block_k == 0,
+        c_in <= tile.block_k, wide, split, tile.block_m, tile.block_n, tile.block_k,
+    )  # fmt: skip
+    kinds = specialise(c_in, c_out, w_shift, *w_strides, columns, split_stride)
+    key = (dtype, constants, tile, kinds)
+    # The type of a float is part of the signature.
+    numbers = (c_in, c_out, w_shift, float(alpha), float(eps))
+    return _Form(constants, tile.options(target), numbers, _KEYS.setdefault(key, len(_KEYS)))
+
+
 class GatherGemm:
     """One problem, resolved: everything but the tensors' addresses is fixed, so `__call__` only
     launches.
 
     table: `TileList` (packed) or nbr [V, N] int32 (plain).  n_rows: rows of y.  c_in, c_out:
     channels **per group**. w_strides: (offset, input channel, output channel, group) strides in
-    elements; w_shift: where offset 0 starts. precision: "ieee" or "tf32", for fp32.
+    elements; w_shift: where offset 0 starts. precision: "ieee" or "tf32", for fp32. tail: which
+    vectors follow the sum, 1: a bias, + 2: a norm's mean and variance (and eps), + 4: its gain and
+    beta.
     """
 
     def __init__(
@@ -201,49 +233,58 @@ class GatherGemm:
         w_strides: tuple[int, int, int, int], w_shift: int, tail: int,
         activation: str | None, alpha: float, precision: str, tile: TileConfig, eps: float = 0.0,
     ) -> None:  # fmt: skip
-        self.target, self.device, self.dtype, self.tile = target, device, dtype, tile
+        self.target, self.device, self.tile, self.table = target, device, tile, table
         packed = isinstance(table, TileList)
-        nbr = table.packed if isinstance(table, TileList) else table
-        self.n_rows, self.columns = n_rows, groups * c_out
-        n_offsets, pitch = nbr.shape
-        act = ACTIVATIONS[activation]
-        split = tile.split_k
-        n_tiles = cdiv(n_rows, tile.block_m)
-        n_blocks = cdiv(c_out, tile.block_n)
-        if n_tiles * n_blocks >= 1 << 31:
+        if isinstance(table, TileList):
+            n_offsets, pitch = table.n_offsets, table.pitch
+        else:
+            n_offsets, pitch = table.shape
+        self.columns, self.tail, self.activation = groups * c_out, int(tail), activation
+        programs = cdiv(n_rows, tile.block_m) * cdiv(c_out, tile.block_n)
+        if programs >= 1 << 31:
             raise KernelError(
-                f"gather-GEMM over {n_rows} rows needs {n_tiles * n_blocks} programs; a launch "
-                "takes fewer than 2^31."
+                f"gather-GEMM over {n_rows} rows needs {programs} programs; a launch takes fewer "
+                "than 2^31."
             )
-        self.grid = (n_tiles * n_blocks, groups, split)
+        self.grid = (programs, groups, tile.split_k)
         largest = max(
             n_in * groups * c_in,
             n_rows * self.columns,
             n_offsets * pitch,
             n_offsets * abs(w_strides[0]),
         )
-        wide = largest >= 1 << 31
-        even_k = c_in % tile.block_k == 0
-        self.tail, self.act = int(tail), act
-        self.alpha, self.eps = float(alpha), float(eps)  # their type is part of the signature
-        self.precision = precision if dtype == torch.float32 else "ieee"
-        self.constants = (
-            packed, self.tail if split == 1 else 0, act if split == 1 else 0, self.precision,
-            even_k, c_in <= tile.block_k, wide, split, tile.block_m, tile.block_n, tile.block_k,
+        split_stride = n_rows * self.columns if tile.split_k > 1 else 0
+        self.form = _form(
+            target, dtype, packed, largest >= 1 << 31, c_in, c_out, groups, w_strides, w_shift,
+            self.tail, activation, alpha, eps, precision, tile, split_stride,
         )  # fmt: skip
-        rows = live = n_live = nbr
-        if isinstance(table, TileList):
-            rows, (live, n_live) = table.rows, table.lists(tile.block_m)
-        self.lists = (nbr, rows, live, n_live)
-        self.numbers = (n_rows, pitch, n_offsets, c_in, c_out, w_shift, self.alpha, self.eps)
-        self.w_strides = w_strides
-        self.split_stride = n_rows * self.columns
-        self.options: dict[str, Any] = tile.options(target)
-        key = (
-            dtype, self.constants, tile,
-            specialise(c_in, c_out, w_shift, *w_strides, self.columns, self.split_stride),
-        )  # fmt: skip
-        self.key = _KEYS.setdefault(key, len(_KEYS))
+        self.sizes = (n_rows, pitch, n_offsets, *self.form.numbers)
+        self.strides = (self.columns, *w_strides, split_stride)
+        # Addresses serve a compiled kernel as well as views do, and cost nothing.
+        self.addressed = packed and target.takes_addresses
+        self._lists: tuple[Any, ...] | None = None
+
+    @property
+    def constants(self) -> tuple[Any, ...]:
+        """The kernel's constexprs."""
+        return self.form.constants
+
+    def _views(self) -> tuple[torch.Tensor, ...]:
+        """(nbr, rows, live, n_live)."""
+        if isinstance(self.table, TileList):
+            return self.table.packed, self.table.rows, *self.table.lists(self.tile.block_m)
+        return (self.table,) * 4
+
+    def _places(self) -> tuple[Any, ...]:
+        """The same, or their addresses."""
+        if self._lists is None:
+            if self.addressed and isinstance(self.table, TileList):
+                base = self.table.memory.data_ptr()
+                places = self.table.places(self.tile.block_m)
+                self._lists = tuple([base + 4 * place for place in places])
+            else:
+                self._lists = self._views()
+        return self._lists
 
     def __call__(
         self, x: torch.Tensor, w: torch.Tensor, vectors: Vectors | None, y: torch.Tensor
@@ -251,31 +292,30 @@ class GatherGemm:
         """x [N_in, groups * c_in] (unit channel stride), w any layout, vectors (bias, mean, var,
         gain, beta) [groups * c_out], those that `tail` does not name None, or None where it is
         0, y written whole [n_rows, groups * c_out], contiguous."""
-        split = self.constants[7]
-        out = (
-            y
-            if split == 1
-            else torch.empty((split, *y.shape), dtype=torch.float32, device=self.device)
-        )
+        form, split = self.form, self.tile.split_k
+        out = y
+        if split > 1:
+            out = torch.empty((split, *y.shape), dtype=torch.float32, device=self.device)
+        extra: tuple[torch.Tensor, ...] = (y,) * 5
+        kinds: tuple[object, ...] = ()
         if vectors is not None and self.tail:
             extra = tuple([y if vector is None else vector for vector in vectors])
             kinds = (alignment(*extra), *[vector.dtype for vector in extra])
-        else:
-            extra, kinds = (y,) * 5, ()
         stride_xn = x.stride(0)
-        numbers = (*self.numbers, stride_xn, self.columns, *self.w_strides, self.split_stride)
         aligned = alignment(x, w, y, out)
+        key = (form.key, aligned, w.dtype, kinds, specialise(stride_xn))
+        known = not self.addressed or gather_gemm_kernel.knows(self.device, key)
+        lists = self._places() if known else self._views()
+        args = (x, w, *extra, out, *lists, *self.sizes, stride_xn, *self.strides)
         gather_gemm_kernel.launch(
-            self.device, self.target, self.grid, (x, w, *extra, out, *self.lists, *numbers),
-            self.constants, self.options,
-            (self.key, aligned, w.dtype, kinds, specialise(stride_xn)),
-        )  # fmt: skip
+            self.device, self.target, self.grid, args, form.constants, form.options, key
+        )
         if split > 1:
             n_values = y.numel()
-            constants = (self.tail, self.act, split, 1024)
+            constants = (self.tail, ACTIVATIONS[self.activation], split, 1024)
             sum_partials_kernel.launch(
                 self.device, self.target, (cdiv(n_values, 1024), 1, 1),
-                (out, *extra, y, n_values, self.columns, self.alpha, self.eps), constants,
+                (out, *extra, y, n_values, self.columns, *form.numbers[-2:]), constants,
                 {"num_warps": 4}, (constants, y.dtype, kinds, aligned, n_values >= 1 << 31),
             )  # fmt: skip
         return y

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from .coord_key import EMPTY, home_slot, locate
-from .launch import carve_filled, cdiv, register, specialise
+from .launch import carve, cdiv, register, specialise
 from .target import Target
 
 FLAGS = 4
@@ -130,7 +130,9 @@ class HashTable:
         """An empty table; `capacity` must be a power of two of at least 64. counters: further ones
         that later kernels want."""
         width = 2 if key64 else 1
-        keys, values, flags = carve_filled(-1, device, width * capacity, capacity, FLAGS + counters)
+        sizes = width * capacity, capacity, FLAGS + counters
+        memory = torch.full((sum(sizes),), -1, dtype=torch.int32, device=device)
+        keys, values, flags = carve(memory, *sizes)
         return HashTable(keys.view(torch.int64) if key64 else keys, values, flags, capacity)
 
     @property

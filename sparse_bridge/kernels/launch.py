@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from . import target as targets
-from .features import PASS_CONSTEXPRS, Entry, hooks_installed, launcher_of
+from .features import PASS_CONSTEXPRS, Entry, hooks_installed, launcher_of, name_constexprs
 from .target import Target
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "Kernel",
     "alignment",
     "carve",
-    "carve_filled",
     "cdiv",
     "power_of_2",
     "register",
@@ -48,30 +47,20 @@ def power_of_2(n: int) -> int:
 def specialise(*numbers: int) -> tuple[int, ...]:
     """Classes that Triton's specialisation tells apart: 1, divisible by 16, other; and 64-bit apart
     from 32-bit."""
-    return tuple(
+    return tuple([
         (1 if n == 1 else 2 if n % 16 == 0 else 0) + (0 if -(1 << 31) <= n < 1 << 31 else 4)
         for n in numbers
-    )
+    ])  # fmt: skip
 
 
-def carve(device: torch.device, *sizes: int) -> list[torch.Tensor]:
-    """Uninitialised int32 vectors of these sizes out of one allocation (each call of the allocator
-    costs the host microseconds); all start at multiples of 16 bytes."""
-    return carve_from(torch.empty, device, *sizes)
-
-
-def carve_filled(value: int, device: torch.device, *sizes: int) -> list[torch.Tensor]:
-    """`carve`, filled with `value`."""
-    return carve_from(lambda n, **options: torch.full((n,), value, **options), device, *sizes)
-
-
-def carve_from(
-    allocate: Callable[..., torch.Tensor], device: torch.device, *sizes: int
-) -> list[torch.Tensor]:
-    """`carve` from int32 memory that `allocate(n, dtype=..., device=...)` brings."""
-    cuts = [part for size in sizes for part in (size, -size % 4)]
-    memory = allocate(sum(cuts), dtype=torch.int32, device=device)
-    return list(memory.split_with_sizes(cuts)[::2])
+def carve(memory: torch.Tensor, *sizes: int) -> list[torch.Tensor]:
+    """A vector cut into vectors of these sizes, which must be multiples of 4 but for the last: all
+    start at multiples of 16 bytes. (A view costs the host half of what an allocation does.)"""
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(memory.narrow(0, start, size))
+        start += size
+    return parts
 
 
 def alignment(*tensors: torch.Tensor) -> tuple[bool, ...]:
@@ -108,13 +97,20 @@ class Kernel:
         if not target.raw:
             self.fn[grid](*args, *constants, **options)
             return
-        key = self.variant(target, args, key)
-        index = targets.device_index(device)
-        if index != torch._C._cuda_getDevice():
+        if target.backend == "hip":
+            key = self.variant(target, args, key)
+        index = targets.device_index(device) if device.index is None else device.index
+        entry = self._compiled.get((index, key))
+        if entry is None or hooks_installed() or index != torch._C._cuda_getDevice():
             with torch.cuda.device(index):
-                self._run(index, grid, args, constants, options, key)
-        else:
-            self._run(index, grid, args, constants, options, key)
+                self._launch_slowly(index, grid, args, constants, options, key)
+            return
+        _call(entry, index, grid, args, constants)
+
+    def knows(self, device: torch.device, key: Hashable) -> bool:
+        """Whether a variant is compiled, so that addresses may stand for tensors; on CUDA, with an
+        indexed device."""
+        return (device.index, key) in self._compiled and not hooks_installed()
 
     @staticmethod
     def variant(target: Target, args: tuple[Any, ...], key: Hashable) -> Hashable:
@@ -129,7 +125,7 @@ class Kernel:
             if isinstance(arg, torch.Tensor)
         )
 
-    def _run(
+    def _launch_slowly(
         self,
         index: int,
         grid: tuple[int, int, int],
@@ -142,15 +138,26 @@ class Kernel:
         if entry is None or hooks_installed():
             compiled = self.fn[grid](*args, *constants, **options)
             self._compiled[(index, key)] = launcher_of(compiled)
-            return
-        call, before, between = entry
-        stream = torch._C._cuda_getCurrentRawStream(index)
-        # Addresses instead of tensors: the launcher asks the driver about every tensor.
-        values = [arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in args]
-        if PASS_CONSTEXPRS:
-            call(*before, *grid, stream, *between, *values, *constants)
         else:
-            call(*before, *grid, stream, *between, *values)
+            _call(entry, index, grid, args, constants)
+
+
+_NUMBERS = frozenset({int, float, bool})
+
+
+def _call(
+    entry: Entry, index: int, grid: tuple[int, int, int], args: tuple[Any, ...],
+    constants: tuple[Any, ...],
+) -> None:  # fmt: skip
+    """Run a compiled kernel on the current stream of the current device, `index`."""
+    call, before, between = entry
+    stream = torch._C._cuda_getCurrentRawStream(index)
+    # Addresses instead of tensors: the launcher asks the driver about every tensor.
+    values = [arg if type(arg) in _NUMBERS else arg.data_ptr() for arg in args]
+    if PASS_CONSTEXPRS:
+        call(*before, *grid, stream, *between, *values, *constants)
+    else:
+        call(*before, *grid, stream, *between, *values)
 
 
 def register(fn: Any) -> Kernel:
@@ -159,9 +166,11 @@ def register(fn: Any) -> Kernel:
     parameters = getattr(fn, "params", None)
     if parameters is not None:
         constants = tuple(p.name for p in parameters if p.is_constexpr)
-    else:
-        constants = ()
+    else:  # interpreted functions keep no more than the Python function
+        kinds = fn.fn.__annotations__
+        constants = tuple(n for n in names if "constexpr" in str(kinds.get(n, "")))
     kernel = Kernel(fn, constants)
+    name_constexprs(fn)
     if constants and tuple(names[-len(constants) :]) != constants:
         raise TypeError(f"{kernel.name}: constexpr parameters must come last")
     REGISTRY[kernel.name] = kernel

@@ -10,14 +10,14 @@ group.
 
 from __future__ import annotations
 
-import dataclasses
+import math
 
 import torch
 import triton
 import triton.language as tl
 
 from ..errors import KernelError
-from .launch import carve, cdiv, power_of_2, register
+from .launch import cdiv, power_of_2, register
 from .neighbor_table import NeighborTable
 from .target import Target
 
@@ -113,17 +113,25 @@ def _list_live(value, v, word, list_ptr, tile, count, n_offsets):
 
 @triton.jit(do_not_specialize=["n_rows", "n_offsets", "n_pairs"])
 def _pack_tiles(
-    nbr_ptr, mask_ptr, order_ptr, rows_ptr, packed_ptr, live_ptr, n_live_ptr, live2_ptr,
-    n_live2_ptr, counts_ptr, n_rows, n_offsets, n_pairs, BLOCK_M: tl.constexpr,
+    nbr_ptr, mask_ptr, order_ptr, tiles_ptr, n_rows, n_offsets, n_pairs, BLOCK_M: tl.constexpr
 ):  # fmt: skip
     """Permute the table into tile order, list the offsets that are live in each tile and each pair
-    of tiles, and count the entries of every offset in each pair."""
+    of tiles, and count the entries of every offset in each pair. tiles: laid out as `TileList`."""
     pair = tl.program_id(0)
+    pairs = n_pairs.to(tl.int64)
+    rows_ptr = tiles_ptr
+    packed_ptr = rows_ptr + pairs * 2 * BLOCK_M
+    live_ptr = packed_ptr + pairs * 2 * BLOCK_M * n_offsets
+    quads = (pairs + 3) // 4 * 4  # whatever follows starts at a multiple of 16 bytes
+    live2_ptr = live_ptr + quads * 2 * n_offsets
+    n_live_ptr = live2_ptr + quads * n_offsets
+    n_live2_ptr = n_live_ptr + quads * 2
+    counts_ptr = n_live2_ptr + quads
     lane = tl.arange(0, 2 * BLOCK_M)
     place = pair * 2 * BLOCK_M + lane
     row = tl.load(order_ptr + place, mask=place < n_rows, other=-1).to(tl.int32)
     tl.store(rows_ptr + place, row)
-    pitch = n_pairs.to(tl.int64) * 2 * BLOCK_M
+    pitch = pairs * 2 * BLOCK_M
     first = 0
     second = 0
     both = 0
@@ -180,39 +188,73 @@ pack_kernel = register(_pack_tiles)
 compact_kernel = register(_compact_pairs)
 
 
-@dataclasses.dataclass(eq=False)
 class TileList:
     """A neighbour table permuted into tiles of `TILE` rows.
 
-    rows [T * TILE] int32: table row of each place, -1 past the end; T is even.  packed [V, T *
-    TILE] int32: the table in that order.  Flat int32 vectors: live [T * V] and n_live [T]: the
-    offsets present in each tile, ascending; live2 [T / 2 * V] and n_live2 [T / 2]: those of each
-    pair of tiles; counts [V * T / 2]: table entries of every offset in each pair of tiles. n_rows:
-    rows of the table.
+    memory: int32, the views below one after another.  n_rows: rows of the table.  T: tiles, an even
+    number.
     """
 
-    rows: torch.Tensor
-    packed: torch.Tensor
-    live: torch.Tensor
-    n_live: torch.Tensor
-    live2: torch.Tensor
-    n_live2: torch.Tensor
-    counts: torch.Tensor
-    n_rows: int
+    def __init__(self, memory: torch.Tensor, n_offsets: int, n_pairs: int, n_rows: int) -> None:
+        self.memory, self.n_offsets, self.n_pairs, self.n_rows = memory, n_offsets, n_pairs, n_rows
+
+    @staticmethod
+    def size(n_offsets: int, n_pairs: int) -> int:
+        """Elements of `memory`."""
+        quads = cdiv(n_pairs, 4) * 4
+        return n_pairs * (2 * TILE * (1 + n_offsets) + n_offsets) + quads * 3 * (n_offsets + 1)
+
+    def _view(self, start: int, *shape: int) -> torch.Tensor:
+        return self.memory.narrow(0, start, math.prod(shape)).view(shape)
+
+    @property
+    def pitch(self) -> int:
+        """T * TILE, places in the tiles."""
+        return 2 * TILE * self.n_pairs
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """[T * TILE]: table row of each place, -1 past the end."""
+        return self._view(0, self.pitch)
+
+    @property
+    def packed(self) -> torch.Tensor:
+        """[V, T * TILE]: the table in the order of `rows`."""
+        return self._view(self.pitch, self.n_offsets, self.pitch)
+
+    def places(self, block_m: int) -> tuple[int, int, int, int]:
+        """Where in `memory` packed, rows, and the lists live and n_live for tiles of `block_m` rows
+        start; TILE or twice that, else KernelError."""
+        if block_m not in (TILE, 2 * TILE):
+            raise KernelError(f"tiles of {block_m} rows; packed ones hold {TILE} or {2 * TILE}.")
+        v, quads, start = self.n_offsets, cdiv(self.n_pairs, 4) * 4, self._books
+        if block_m == TILE:
+            return self.pitch, 0, start, start + 3 * quads * v
+        return self.pitch, 0, start + 2 * quads * v, start + 3 * quads * v + 2 * quads
+
+    def lists(self, block_m: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(live [tiles, V], n_live [tiles]): the offsets present in each tile of `block_m` rows,
+        ascending."""
+        _, _, live, n_live = self.places(block_m)
+        n_tiles = self.n_pairs * 2 * TILE // block_m
+        return self._view(live, n_tiles, self.n_offsets), self._view(n_live, n_tiles)
+
+    @property
+    def _books(self) -> int:
+        return self.pitch * (1 + self.n_offsets)
+
+    @property
+    def counts(self) -> torch.Tensor:
+        """[V, T / 2]: table entries of every offset in each pair of tiles."""
+        start = self._books + cdiv(self.n_pairs, 4) * 4 * 3 * (self.n_offsets + 1)
+        return self._view(start, self.n_offsets, self.n_pairs)
 
     def table(self) -> NeighborTable:
         """The table these tiles were made of."""
-        nbr = torch.empty_like(self.packed[:, : self.n_rows])
-        nbr.index_copy_(1, self.rows[: self.n_rows].long(), self.packed[:, : self.n_rows])
+        packed = self.packed[:, : self.n_rows]
+        nbr = torch.empty_like(packed)
+        nbr.index_copy_(1, self.rows[: self.n_rows].long(), packed)
         return NeighborTable(nbr)
-
-    def lists(self, block_m: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(live [tiles, V], n_live) for tiles of `block_m` rows: TILE or twice that, else
-        KernelError."""
-        if block_m not in (TILE, 2 * TILE):
-            raise KernelError(f"tiles of {block_m} rows; packed ones hold {TILE} or {2 * TILE}.")
-        live, n_live = (self.live, self.n_live) if block_m == TILE else (self.live2, self.n_live2)
-        return live.view(-1, len(self.packed)), n_live
 
 
 def mask_order(table: NeighborTable, target: Target) -> torch.Tensor:
@@ -247,19 +289,12 @@ def pack_tiles(table: NeighborTable, order: torch.Tensor, target: Target) -> Til
     """Tiles of `table` in the row order `order` (int32 or int64 [N])."""
     n_offsets, n_rows = table.nbr.shape
     n_pairs = cdiv(n_rows, 2 * TILE)
-    places = 2 * n_pairs * TILE
-    rows, packed, live, n_live, live2, n_live2, counts = carve(
-        order.device, places, n_offsets * places, 2 * n_pairs * n_offsets, 2 * n_pairs,
-        n_pairs * n_offsets, n_pairs, n_offsets * n_pairs,
-    )  # fmt: skip
-    packed = packed.view(n_offsets, places)
-    tiles = TileList(rows, packed, live, n_live, live2, n_live2, counts, n_rows)
+    memory = torch.empty(TileList.size(n_offsets, n_pairs), dtype=torch.int32, device=order.device)
     pack_kernel.launch(
-        order.device, target, (n_pairs, 1, 1), (table.nbr, table.masks(target), order, rows, packed,
-        live, n_live, live2, n_live2, counts, n_rows, n_offsets, n_pairs), (TILE,),
-        {"num_warps": 4}, order.dtype,
+        order.device, target, (n_pairs, 1, 1), (table.nbr, table.masks(target), order, memory,
+        n_rows, n_offsets, n_pairs), (TILE,), {"num_warps": 4}, order.dtype,
     )  # fmt: skip
-    return tiles
+    return TileList(memory, n_offsets, n_pairs, n_rows)
 
 
 def compact_pairs(
@@ -270,8 +305,7 @@ def compact_pairs(
     Returns (table entries [P], table rows [P], starts [n_lists + 1] int64), all on the device.
     Waits for it once, to learn P.
     """
-    counts = tiles.counts.view(len(tiles.packed), -1)[:n_lists]
-    n_pairs = counts.shape[1]
+    counts, n_pairs = tiles.counts[:n_lists], tiles.n_pairs
     ends = counts.reshape(-1).cumsum(0, dtype=torch.int64)
     starts = torch.cat([ends.new_zeros(1), ends.view(n_lists, n_pairs)[:, -1]])
     total = int(starts[-1])

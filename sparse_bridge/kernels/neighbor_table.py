@@ -14,7 +14,7 @@ import triton.language as tl
 
 from .coord_key import coordinate, locate
 from .hash_table import FLAGS, MAX_PROBES, HashTable, hash_find
-from .launch import carve, cdiv, register, specialise
+from .launch import cdiv, register, specialise
 from .target import Target
 
 OFFSETS = 32  # offsets per program: one mask word
@@ -213,7 +213,8 @@ def neighbor_lookup(
     n_rows, columns = coords.shape
     # A single warp waits only for its own slowest look-up.
     grid = (cdiv(n_rows, _LOOKUP_ROWS), cdiv(n_offsets, OFFSETS), 1)
-    nbr, mask = carve(coords.device, n_offsets * n_rows, grid[1] * n_rows)
+    nbr = torch.empty((n_offsets, n_rows), dtype=torch.int32, device=coords.device)
+    mask = nbr.new_empty((grid[1], n_rows))
     constants = (alive is not None, table.reversed, columns - 1, table.key64, wide, _LOOKUP_ROWS)
     args = (
         coords, geometry, bounds, nbr if alive is None else alive, table.keys, table.values, nbr,
@@ -223,7 +224,7 @@ def neighbor_lookup(
         coords.device, target, grid, args, constants, {"num_warps": 1},
         (constants, specialise(coords.data_ptr())),
     )  # fmt: skip
-    return NeighborTable(nbr.view(n_offsets, n_rows), mask.view(-1, n_rows))
+    return NeighborTable(nbr, mask)
 
 
 def count_new_rows(
@@ -263,7 +264,7 @@ def number_new_rows(
     """
     (n_offsets, n_rows), device = slots.shape, slots.device
     grid = _grid(n_rows, n_offsets)
-    rows, mask = carve(device, table.capacity, grid[1] * n_rows)
+    rows, mask = slots.new_empty(table.capacity), slots.new_empty((grid[1], n_rows))
     new = slots.new_empty((n_new, coords.shape[1]))
     constants = (coords.shape[1] - 1, wide, FLAGS, _CLUSTER, _OWNER_ROWS)
     assign_kernel.launch(
@@ -277,4 +278,4 @@ def number_new_rows(
         _OPTIONS, (),
     )  # fmt: skip
     table.values, table.reversed = rows, False
-    return new, NeighborTable(slots, mask.view(-1, n_rows)), NeighborTable(transposed)
+    return new, NeighborTable(slots, mask), NeighborTable(transposed)

@@ -63,14 +63,14 @@ def _pool_backward(
     here = row.to(tl.int64)[:, None] * n_channels + channel[None, :]
     acc = tl.zeros((ROWS, CHANNELS), tl.float32)
     if MODE == 2:
-        x = tl.load(x_ptr + here, mask=inside, other=0.0)
+        x = tl.load(x_ptr + here, mask=inside, other=0.0).to(tl.float32)
     for v in range(n_offsets):
         window = tl.load(nbr_ptr + v * n_rows.to(tl.int64) + row, mask=row < n_rows, other=-1)
         ok = (window >= 0)[:, None] & ok_c[None, :]
         there = window.to(tl.int64)[:, None] * n_channels + channel[None, :]
         gradient = tl.load(dy_ptr + there, mask=ok, other=0.0).to(tl.float32)
         if MODE == 2:
-            y = tl.load(y_ptr + there, mask=ok, other=0.0)
+            y = tl.load(y_ptr + there, mask=ok, other=0.0).to(tl.float32)
             gradient = tl.where(ok & (x == y), gradient, 0.0)
         if MODE == 1:
             count = tl.load(count_ptr + window, mask=window >= 0, other=1)

@@ -75,6 +75,12 @@ class Target:
         return _capability(self.arch) if self.backend == "cuda" else 0
 
     @property
+    def takes_addresses(self) -> bool:
+        """Whether a compiled kernel runs the same on an address as on its tensor. On HIP the size
+        of a tensor's memory is part of the specialisation."""
+        return self.raw and self.backend == "cuda"
+
+    @property
     def family(self) -> str:
         """Generation, and row of the tile tables: turing, ampere, ada, hopper, blackwell, cdna2,
         cdna3, cdna4, rdna3, rdna4, or generic for what nobody has tabulated."""

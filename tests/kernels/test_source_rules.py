@@ -90,3 +90,68 @@ def test_no_warp_size_is_written_down(path):
         body = ast.unparse(function)
         for word in ("inline_asm", "tl.extra", "libdevice", "shfl", "ballot", "warp", "wave_size"):
             assert word not in body.split('"""')[-1], f"{function.name}: {word}"
+
+
+PRODUCTS = ("torch.mm", "torch.addmm", "torch.matmul", "torch.nn.functional.linear", "F.linear")
+OURS = [path for path in FILES if "gate" not in path.parts]  # it looks for such words
+
+
+def plain_products(path):
+    """Products of many rows that go to BLAS directly. `rows.t() @ rows` sums over them instead."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+            if not ast.unparse(node.left).endswith(".t()"):
+                yield ast.unparse(node)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in PRODUCTS:
+            yield ast.unparse(node)
+
+
+@pytest.mark.parametrize("path", [*CORE, *ADAPTERS], ids=name_of)
+def test_products_of_many_rows_go_through_one_file(path):
+    """ROCm computes more than 2^19 rows of fp32 wrongly; `core.rocm` takes them in parts."""
+    if path.name == "rocm.py":
+        assert len(list(plain_products(path))) >= 3, "the rule sees them"
+    elif path.name not in ("reference.py", "self_check.py"):  # on the CPU
+        assert list(plain_products(path)) == []
+
+
+# What runs on NVIDIA alone; everything else of `torch.cuda` exists under ROCm too.
+CUDA_ONLY = re.compile(
+    r"inline_asm|load_inline|cpp_extension|libdevice|__nv_|__shfl|__ballot|mma\.sync|cp\.async"
+    r"|\b(cupy|numba|pycuda|pynvml|cudart|nvtx|nvrtc|ptx)\b",
+    re.IGNORECASE,
+)
+
+
+@pytest.mark.parametrize("path", OURS, ids=name_of)
+def test_nothing_on_the_path_is_for_one_vendor(path):
+    """Names and strings of the code itself; prose may speak of them."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    docs = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    words = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            words.append(node.id)
+        elif isinstance(node, ast.Attribute):
+            words.append(node.attr)
+        elif isinstance(node, ast.alias):
+            words.append(node.name)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            words += [] if id(node) in docs else re.findall(r"[\w.]+", node.value)
+    assert [word for word in words if CUDA_ONLY.search(word)] == []
+
+
+@pytest.mark.parametrize("path", CORE, ids=name_of)
+def test_the_core_asks_no_vendor_questions(path):
+    """`kernels.target` does; `core.rocm` knows faults of ROCm that torch alone can have."""
+    if path.name == "rocm.py":
+        pytest.skip("faults of one vendor")
+    source = path.read_text(encoding="utf-8")
+    for word in DEVICE_WORDS[:-1]:
+        assert not re.search(word, source), word

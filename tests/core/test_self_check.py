@@ -1,0 +1,272 @@
+"""The self-check: it passes on kernels that work, and finds wrong ones, by part; what then runs."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from sparse_bridge import log, settings
+from sparse_bridge.core import device as devices
+from sparse_bridge.core import functional, plan, self_check
+from sparse_bridge.errors import DeviceError
+from sparse_bridge.kernels import target as targets
+from sparse_bridge.kernels.target import Target
+from tests.checks import assert_close, assert_error
+from tests.core.layers import layer, tensors
+
+CUDA = torch.device("cuda", 0)
+HOPPER = Target("cuda", "sm_90", 32, 132, 227 << 10, raw=True)
+HALF, SINGLE = torch.float16, torch.float32
+kernels = [pytest.mark.interpreted, pytest.mark.emulated]
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    monkeypatch.setattr(self_check, "_verdicts", {})
+    monkeypatch.setattr(log, "_seen", set())
+
+
+def lane_target(lane):
+    device = torch.device(lane.device, 0) if lane.device == "cuda" else torch.device("cpu")
+    return device, targets.of(device)
+
+
+def parts_of(target):
+    return [*self_check.KEYS, *self_check.products_of(target)]
+
+
+@pytest.mark.usefixtures("kernel_lane")
+class TestOnKernels:
+    """Where kernels run: interpreter, emulated GPUs, GPUs."""
+
+    pytestmark = kernels
+
+    def test_everything_passes(self, kernel_lane):
+        device, target = lane_target(kernel_lane)
+        verdicts = [self_check.run(device, target, part) for part in parts_of(target)]
+        assert [v.problem for v in verdicts] == [None] * len(parts_of(target))
+        assert self_check.failures() == () and devices.notes() == ()
+
+    @pytest.mark.parametrize("part", ["fp16", "fp32"])
+    def test_a_wrong_product_is_found(self, kernel_lane, monkeypatch, part):
+        from sparse_bridge.kernels.gather_gemm import GatherGemm
+
+        device, target = lane_target(kernel_lane)
+        right = GatherGemm.__call__
+
+        def one_element_off(self, x, w, bias, y, *rest):
+            y = right(self, x, w, bias, y, *rest)
+            y[77, 5] += 0.5 * y.float().square().mean().sqrt().to(y.dtype)
+            return y
+
+        monkeypatch.setattr(GatherGemm, "__call__", one_element_off)
+        problem = self_check.run(device, target, part).problem
+        for word in (part, "self-check", "row 77", "channel 5"):
+            assert word in problem
+        assert [v.part for v in self_check.failures()] == [part]
+
+    def test_rounding_to_tf32_is_found(self, kernel_lane, monkeypatch):
+        """What a compiler does that ignores the asked-for precision."""
+        from sparse_bridge.kernels.gather_gemm import GatherGemm
+
+        device, target = lane_target(kernel_lane)
+        right = GatherGemm.__call__
+
+        def rounded(t):
+            return (t.view(torch.int32) & -(1 << 13)).view(torch.float32)
+
+        monkeypatch.setattr(
+            GatherGemm, "__call__", lambda self, x, w, *rest: right(self, rounded(x), w, *rest)
+        )
+        assert "largest error" in self_check.run(device, target, "fp32").problem
+
+    def test_a_kernel_that_leaves_rows_unwritten_is_found(self, kernel_lane, monkeypatch):
+        from sparse_bridge.kernels.gather_gemm import GatherGemm
+
+        device, target = lane_target(kernel_lane)
+        monkeypatch.setattr(GatherGemm, "__call__", lambda self, x, w, bias, y, *rest: y)
+        assert "4800 of 4800 results are not finite" in (
+            self_check.run(device, target, "fp32").problem
+        )
+
+    @pytest.mark.parametrize("part", self_check.KEYS)
+    def test_a_hash_table_that_loses_keys_is_found(self, kernel_lane, monkeypatch, part):
+        from sparse_bridge.kernels import hash_table
+
+        device, target = lane_target(kernel_lane)
+        right = hash_table.hash_insert
+
+        def losing(table, *rest):
+            right(table, *rest)
+            table.keys[table.keys.argmax()] = -1
+
+        monkeypatch.setattr(hash_table, "hash_insert", losing)
+        problem = self_check.run(device, target, part).problem
+        assert part in problem and "neighbours are wrong" in problem
+
+    def test_counters_without_atomics_are_found(self, kernel_lane, monkeypatch):
+        from sparse_bridge.kernels import hash_table
+
+        device, target = lane_target(kernel_lane)
+        right = hash_table.hash_insert
+
+        def racing(table, *rest):
+            right(table, *rest)
+            table.flags[1] -= 32
+
+        monkeypatch.setattr(hash_table, "hash_insert", racing)
+        assert "counted" in self_check.run(device, target, "int32 keys").problem
+
+    def test_a_dtype_that_fails_computes_in_torch(self, kernel_lane, monkeypatch, caplog):
+        """On maps that kernels made; other dtypes keep their kernels."""
+        device, target = lane_target(kernel_lane)
+        made = layer("submanifold", 2, device=kernel_lane.device)
+        monkeypatch.setattr(self_check, "_applies", lambda device: True)
+        monkeypatch.setattr(plan, "kernel_target", lambda device: target)
+        verdict = self_check.Verdict(str(device), "fp16", "fp16 products failed the self-check", 1)
+        self_check._verdicts[device, target.arch, "fp16"] = verdict
+        with settings.override(dataflow="auto"), caplog.at_level(logging.WARNING, "sparse_bridge"):
+            assert plan.choose_dataflow(device, HALF, made.kmap) == ("per_offset", None)
+            assert plan.choose_dataflow(device, SINGLE, made.kmap)[1] is target
+            x, weight, _, _ = tensors(made, 16, 32, dtype=HALF)
+            y = functional.conv(
+                x.to(kernel_lane.device), weight.to(kernel_lane.device), None, made.kmap
+            )
+        assert_close(y, made.truth(x, weight), HALF)
+        (record,) = [r for r in caplog.records if "fp16" in r.getMessage()]
+        for word in (str(device), target.arch, "per-offset", "doctor --json"):
+            assert word in record.getMessage()
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU that is not there; `gpu[part] = problem` makes a part fail, `gpu.asked` lists them."""
+
+    class Problems(dict):
+        asked: tuple = ()
+
+    problems = Problems()
+
+    def find(device, target, part):
+        problems.asked += (part,)
+        return problems.get(part)
+
+    monkeypatch.setattr(self_check, "_find", find)
+    monkeypatch.setattr(targets, "unavailable", lambda device: None)
+    monkeypatch.setattr(targets, "of", lambda device: HOPPER)
+    with settings.override(dataflow="auto", self_check=True):
+        yield problems
+
+
+def small_map():
+    with settings.override(dataflow="per_offset"):
+        return layer("submanifold", 2).kmap
+
+
+def test_a_part_is_checked_when_it_is_first_needed_and_once(gpu):
+    kmap = small_map()
+    assert gpu.asked == ()
+    for _ in range(2):
+        assert plan.choose_dataflow(CUDA, HALF, kmap) == ("masked", HOPPER)
+    assert gpu.asked == ("int32 keys", "fp16")
+    devices.kernel_target(CUDA, key64=True)
+    plan.choose_dataflow(CUDA, SINGLE, kmap)
+    plan.choose_dataflow(CUDA, torch.float64, kmap)
+    assert gpu.asked == ("int32 keys", "fp16", "int64 keys", "fp32")
+    devices.kernel_target(torch.device("cuda", 1))
+    assert gpu.asked[4:] == ("int32 keys",), "every device by itself"
+
+
+def test_a_hash_table_that_fails_takes_all_kernels_away(gpu, caplog):
+    gpu["int32 keys"] = "looking up coordinates by int32 keys failed the self-check (7 are wrong)"
+    kmap = small_map()
+    with caplog.at_level(logging.WARNING, "sparse_bridge"):
+        assert plan.choose_dataflow(CUDA, HALF, kmap) == ("per_offset", None)
+        assert devices.kernel_target(CUDA) is None
+    (record,) = caplog.records
+    for word in ("cuda:0", "int32 keys", "7 are wrong", "per-offset"):
+        assert word in record.getMessage()
+    assert devices.kernel_target(CUDA, key64=True) is HOPPER
+    (note,) = devices.notes()
+    assert "cuda:0" in note and "int32 keys" in note
+
+
+def test_a_dtype_that_fails_is_the_only_one_to_fall_back(gpu, caplog):
+    gpu["fp16"] = "fp16 products failed the self-check (largest error 3)"
+    kmap = small_map()
+    with caplog.at_level(logging.WARNING, "sparse_bridge"):
+        for _ in range(2):
+            assert plan.choose_dataflow(CUDA, HALF, kmap) == ("per_offset", None)
+        assert plan.choose_dataflow(CUDA, torch.bfloat16, kmap) == ("masked", HOPPER)
+    (record,) = caplog.records
+    assert "fp16 products failed" in record.getMessage() and "sm_90" in record.getMessage()
+
+
+@pytest.mark.parametrize("part, dtype", [("int32 keys", HALF), ("fp16", HALF), ("fp32", SINGLE)])
+@pytest.mark.parametrize("flow", ["masked", "unmasked"])
+def test_a_forced_dataflow_raises_instead(gpu, flow, part, dtype):
+    kmap = small_map()
+    gpu[part] = f"{part} failed the self-check (wrong)"
+    with settings.override(dataflow=flow):
+        assert_error(
+            lambda: plan.choose_dataflow(CUDA, dtype, kmap), DeviceError,
+            [flow, part, "cuda:0", "per_offset"],
+        )  # fmt: skip
+
+
+def test_the_check_can_be_turned_off(gpu):
+    gpu["fp16"] = "wrong"
+    with settings.override(self_check=False):
+        assert plan.choose_dataflow(CUDA, HALF, small_map()) == ("masked", HOPPER)
+    assert gpu.asked == ()
+
+
+def test_nothing_is_checked_on_cpu_tensors_or_for_torch_dataflows(gpu):
+    kmap = small_map()
+    plan.choose_dataflow(torch.device("cpu"), HALF, kmap)
+    with settings.override(dataflow="masked"):
+        plan.choose_dataflow(torch.device("cpu"), HALF, kmap)
+    with settings.override(dataflow="per_offset"):
+        plan.choose_dataflow(CUDA, HALF, kmap)
+    assert gpu.asked == ()
+
+
+def test_a_kernel_that_raises_is_a_failure_and_memory_is_not(monkeypatch):
+    def broken(device, target, part):
+        raise RuntimeError("PassManager::run failed\nsecond line")
+
+    monkeypatch.setitem(self_check._CHECKS, "products", ("{} products", broken))
+    verdict = self_check.run(CUDA, HOPPER, "bf16")
+    assert verdict.problem == (
+        "bf16 products failed the self-check (RuntimeError: PassManager::run failed)"
+    )
+
+    def full(device, target, part):
+        raise torch.cuda.OutOfMemoryError("2 GiB")
+
+    monkeypatch.setitem(self_check._CHECKS, "keys", ("{}", full))
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        self_check.run(CUDA, HOPPER, "int32 keys")
+    assert [v.part for v in self_check.failures()] == ["bf16"], "to be asked again later"
+
+
+def test_the_parts_of_a_target():
+    turing = Target("cuda", "sm_75", 32, 40, 64 << 10, raw=True)
+    assert self_check.products_of(turing) == ["fp16", "fp32"]
+    assert self_check.products_of(HOPPER) == ["fp16", "bf16", "fp32", "tf32"]
+    self_check._verdicts["x"] = None
+    self_check.forget()
+    assert self_check._verdicts == {}
+
+
+@pytest.mark.gpu
+def test_on_this_gpu_at_first_use():
+    """All parts pass, and once its kernels are compiled the check takes less than half a second."""
+    device, target = CUDA, targets.of(CUDA)
+    for _ in range(2):
+        self_check.forget()
+        verdicts = [self_check.run(device, target, part) for part in parts_of(target)]
+        assert [v.problem for v in verdicts] == [None] * len(verdicts)
+    assert sum(v.milliseconds for v in verdicts) < 500

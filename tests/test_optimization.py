@@ -1,0 +1,256 @@
+"""`optimize(model)`: the same answers from fewer passes, in all three frameworks, and undone."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+
+import sparse_bridge
+from sparse_bridge.core import dataflows
+from tests.checks import assert_close
+
+
+@pytest.fixture(params=["spconv", "torchsparse", "minkowski"])
+def case(request):
+    """(model, its inputs, rows of an output) of one framework."""
+    torch.manual_seed(0)
+    coords = torch.unique(torch.randint(0, 7, (150, 4)) % torch.tensor([2, 7, 7, 7]), dim=0).int()
+    feats = torch.randn(len(coords), 4)
+    with sparse_bridge.enable(request.param, mode="standin"):
+        model = settle(MODELS[request.param]())
+        yield model, INPUTS[request.param](coords, feats), ROWS[request.param]
+
+
+def settle(model):
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            nn.init.normal_(module.running_mean)
+            nn.init.uniform_(module.running_var, 0.5, 2)
+            nn.init.uniform_(module.weight, -1, 1)
+            nn.init.normal_(module.bias)
+    return model.eval()
+
+
+def spconv_model(peek=False):
+    import spconv.pytorch as sp
+
+    class Block(sp.SparseModule):
+        def __init__(self):
+            super().__init__()
+            self.stem = sp.SubMConv3d(4, 8, 3, bias=True, indice_key="a")
+            self.conv1 = sp.SubMConv3d(8, 8, 3, bias=False, indice_key="a")
+            self.conv2 = sp.SubMConv3d(8, 8, 3, bias=False, indice_key="a")
+            self.norms = nn.ModuleList(nn.BatchNorm1d(8) for _ in range(3))
+            self.relu = nn.ReLU()
+
+        def forward(self, x):
+            x = self.stem(x)
+            x = x.replace_feature(self.relu(self.norms[0](x.features)))
+            y = self.conv1(x)
+            raw = y.features
+            y = self.conv2(y.replace_feature(self.relu(self.norms[1](y.features))))
+            y = y.replace_feature(self.norms[2](y.features))
+            total = y.features + x.features
+            return y.replace_feature(self.relu(total + raw if peek else total))
+
+    return Block()
+
+
+def torchsparse_model():
+    import torchsparse.nn as spnn
+
+    return nn.Sequential(
+        spnn.Conv3d(4, 8, 3, bias=True), spnn.BatchNorm(8), spnn.ReLU(True),
+        spnn.Conv3d(8, 8, 2, stride=2), spnn.BatchNorm(8), spnn.LeakyReLU(0.1),
+        spnn.Conv3d(8, 5, 1), spnn.BatchNorm(5),
+    )  # fmt: skip
+
+
+def minkowski_model():
+    import MinkowskiEngine as ME
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv1 = ME.MinkowskiConvolution(4, 8, kernel_size=3, bias=True, dimension=3)
+            self.conv2 = ME.MinkowskiConvolution(8, 8, kernel_size=3, stride=2, dimension=3)
+            self.norm1, self.norm2 = ME.MinkowskiBatchNorm(8), ME.MinkowskiBatchNorm(8)
+            self.relu = ME.MinkowskiReLU(inplace=True)
+
+        def forward(self, x):
+            return self.norm2(self.conv2(self.relu(self.norm1(self.conv1(x)))))
+
+    return Block()
+
+
+def spconv_input(coords, feats):
+    import spconv.pytorch as sp
+
+    return sp.SparseConvTensor(feats, coords, [7, 7, 7], 2)
+
+
+def torchsparse_input(coords, feats):
+    import torchsparse
+
+    return torchsparse.SparseTensor(feats, coords)
+
+
+def minkowski_input(coords, feats):
+    import MinkowskiEngine as ME
+
+    return ME.SparseTensor(feats, coords)
+
+
+MODELS = {"spconv": spconv_model, "torchsparse": torchsparse_model, "minkowski": minkowski_model}
+INPUTS = {"spconv": spconv_input, "torchsparse": torchsparse_input, "minkowski": minkowski_input}
+ROWS = {
+    "spconv": lambda x: x.features, "torchsparse": lambda x: x.feats, "minkowski": lambda x: x.F,
+}  # fmt: skip
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """(norms fused, activations fused, norms run apart), counted."""
+    counts = {"norm": 0, "activation": 0, "apart": 0}
+    finish, alone = dataflows.Epilogue.finish, nn.functional.batch_norm
+
+    def counted(epilogue, y):
+        counts["norm"] += epilogue.norm is not None
+        counts["activation"] += epilogue.activation is not None
+        before = counts["apart"]
+        y = finish(epilogue, y)
+        counts["apart"] = before
+        return y
+
+    def apart(*args, **kwargs):
+        counts["apart"] += 1
+        return alone(*args, **kwargs)
+
+    monkeypatch.setattr(dataflows.Epilogue, "finish", counted)
+    monkeypatch.setattr(nn.functional, "batch_norm", apart)
+    return counts
+
+
+WANTED = {"Block": {"norm": 3, "activation": 2, "apart": 0},
+          "Sequential": {"norm": 2, "activation": 2, "apart": 1},
+          "minkowski": {"norm": 2, "activation": 1, "apart": 0}}  # fmt: skip
+
+
+def wanted(model):
+    two = sum(isinstance(module, nn.BatchNorm1d) for module in model.modules()) == 2
+    return WANTED["minkowski" if two else type(model).__name__]
+
+
+@pytest.mark.parametrize("how", ["example", "first call"])
+def test_fused_equals_plain(case, passes, how):
+    model, x, rows = case
+    with torch.no_grad():
+        want = rows(model(x)).double()
+        assert sparse_bridge.optimize(model, *([x] if how == "example" else [])) is model
+        if how == "first call":
+            assert_close(rows(model(x)), want)
+        passes.update(dict.fromkeys(passes, 0))
+        found = rows(model(x))
+    assert passes == wanted(model)
+    assert_close(found, want)
+
+
+def test_training_and_gradients_stay(case, passes):
+    model, x, rows = case
+    twin = copy.deepcopy(model)
+    sparse_bridge.optimize(model, x)
+    passes.update(dict.fromkeys(passes, 0))
+    for mode in (True, False):
+        model.train(mode), twin.train(mode)
+        for net in (model, twin):
+            net.zero_grad()
+            rows(net(x)).square().sum().backward()
+        for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad)
+    assert passes["norm"] == passes["activation"] == 0
+
+
+def test_later_parameters_count(case):
+    model, x, rows = case
+    sparse_bridge.optimize(model, x)
+    state = {name: value * 1.5 for name, value in model.state_dict().items() if "num" not in name}
+    model.load_state_dict(state, strict=False)
+    with torch.no_grad():
+        fused = rows(model(x))
+        assert_close(fused, rows(sparse_bridge.restore(model)(x)).double())
+
+
+def test_copies_pickles_and_undoing(case, passes):
+    model, x, rows = case
+    before = {name: sorted(module.__dict__) for name, module in model.named_modules()}
+    names = list(model.state_dict())
+    sparse_bridge.optimize(model, x)
+    assert list(model.state_dict()) == names
+    with torch.no_grad():
+        want = rows(model(x))
+        passes.update(dict.fromkeys(passes, 0))
+        twin = copy.deepcopy(model)
+        assert torch.equal(rows(twin(x)), want)
+        assert passes == wanted(model)
+        for parameter in model.parameters():
+            parameter.zero_()
+        assert torch.equal(rows(twin(x)), want), "the copy has parameters of its own"
+    with pytest.raises(ValueError, match="already"):
+        sparse_bridge.optimize(twin)
+    sparse_bridge.restore(twin)
+    passes.update(dict.fromkeys(passes, 0))
+    with torch.no_grad():
+        assert_close(rows(twin(x)), want.double())
+    assert passes["norm"] == 0
+    assert {name: sorted(module.__dict__) for name, module in twin.named_modules()} == before
+
+
+def test_a_pickled_model_stays_optimised(passes):
+    with sparse_bridge.enable("torchsparse", mode="standin"):
+        torch.manual_seed(0)
+        coords = torch.unique(torch.randint(0, 6, (90, 4)) % torch.tensor([1, 6, 6, 6]), dim=0)
+        x = torchsparse_input(coords.int(), torch.randn(len(coords), 4))
+        model = sparse_bridge.optimize(settle(torchsparse_model()), x)
+        memory = io.BytesIO()
+        torch.save(model, memory)
+        memory.seek(0)
+        loaded = torch.load(memory, weights_only=False)
+        with torch.no_grad():
+            want = model(x).feats
+            passes.update(dict.fromkeys(passes, 0))
+            assert torch.equal(loaded(x).feats, want)
+        assert passes == WANTED["Sequential"]
+
+
+def test_whoever_reads_between_keeps_the_layers_apart(passes, caplog):
+    with sparse_bridge.enable("spconv", mode="standin"):
+        torch.manual_seed(0)
+        model = settle(spconv_model(peek=True))
+        coords = torch.unique(torch.randint(0, 7, (150, 4)) % torch.tensor([2, 7, 7, 7]), dim=0)
+        x = spconv_input(coords.int(), torch.randn(len(coords), 4))
+        with torch.no_grad():
+            want = model(x).features
+            assert torch.equal(sparse_bridge.optimize(model)(x).features, want)
+            passes.update(dict.fromkeys(passes, 0))
+            assert torch.equal(model(x).features, want)
+        assert passes == {"norm": 0, "activation": 0, "apart": 3}
+        assert "its output differs" in caplog.text
+
+
+def test_hooked_layers_stay_apart(passes):
+    with sparse_bridge.enable("spconv", mode="standin"):
+        torch.manual_seed(0)
+        model, seen = settle(spconv_model()), []
+        coords = torch.unique(torch.randint(0, 7, (150, 4)) % torch.tensor([2, 7, 7, 7]), dim=0)
+        x = spconv_input(coords.int(), torch.randn(len(coords), 4))
+        model.norms[1].register_forward_hook(lambda m, i, o: seen.append(o))
+        sparse_bridge.optimize(model, x)
+        passes.update(dict.fromkeys(passes, 0))
+        seen.clear()
+        with torch.no_grad():
+            model(x)
+        assert len(seen) == 1 and passes["norm"] == 2 and passes["apart"] == 1
