@@ -8,33 +8,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import SettingError, ShapeError
+from ..errors import ShapeError
+from .drawing import (
+    Extent,
+    check_png,
+    colour_bar,
+    metric_panel,
+    new_figure,
+    require_matplotlib,
+    save,
+)
 from .voxels import VoxelGrid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw_birdseye", "require_matplotlib"]
+__all__ = ["draw_birdseye", "raster", "require_matplotlib"]
 
-_BACKGROUND, _PANEL, _INK, _FAINT = "#0b0f17", "#05070c", "#e6edf3", "#8b98a9"
 _PIXELS = 620  # raster cells along the longer side of a panel
 
 Array = npt.NDArray[Any]
-Extent = tuple[float, float, float, float]  # x low, x high, y low, y high in metres
 
 
-def require_matplotlib() -> None:
-    """Raise before any work is done if the picture cannot be drawn."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise SettingError(
-            "the bird's-eye view needs matplotlib, which is not installed; "
-            'run pip install "sparse-bridge[viz]", or pass --no-picture.'
-        ) from error
-
-
-def _raster(
+def raster(
     centers: Array, value: Array, extent: Extent, voxel_size: float
 ) -> npt.NDArray[np.float64]:
     """Values of the topmost voxels as an image [y, x] of cells no finer than a voxel.
@@ -78,33 +74,25 @@ def draw_birdseye(
         ShapeError: `bev` or `outputs` do not belong to `grid`.
     """
     require_matplotlib()
-    if path.suffix.lower() != ".png":
-        raise SettingError(f"{path}: expected a file name that ends in .png.")
+    check_png(path)
     if bev.ndim != 3 or outputs.ndim != 2 or len(outputs) != len(grid.indices):
         raise ShapeError(
             f"got bev {list(bev.shape)} and outputs {list(outputs.shape)}; "
             f"expected [C, H, W] and [{len(grid.indices)}, classes]."
         )
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     extent = _extent(grid.centers(), grid.voxel_size)
     aspect = float(np.clip((extent[3] - extent[2]) / (extent[1] - extent[0]), 0.4, 1.5))
     # One large panel as high as two small ones with the titles and axes between them.
     small = (13.4 - 1.2 / aspect) / 3
     large = 13.4 - small
-    figure = Figure(figsize=(16.5, large * aspect + 1.9), facecolor=_BACKGROUND)
-    FigureCanvasAgg(figure)
-    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.1)
+    figure = new_figure((16.5, large * aspect + 1.9), title)
     panels = figure.subplot_mosaic(
         [["heights", "energy"], ["heights", "outputs"]], width_ratios=[large, small]
     )
     _draw_heights(panels["heights"], grid, extent)
     _draw_energy(panels["energy"], grid, bev, extent)
     _draw_outputs(panels["outputs"], grid, outputs, extent, output_title)
-    figure.suptitle(title, color=_INK, fontsize=17, fontweight="bold")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, facecolor=_BACKGROUND)
+    save(figure, path)
 
 
 def _extent(centers: Array, voxel_size: float) -> Extent:
@@ -113,27 +101,6 @@ def _extent(centers: Array, voxel_size: float) -> Extent:
     margin = 0.03 * float((high - low).max()) + 4 * voxel_size
     low, high = low - margin, high + margin
     return float(low[0]), float(high[0]), float(low[1]), float(high[1])
-
-
-def _panel(axes: Axes, title: str, extent: Extent) -> None:
-    axes.set_title(title, color=_INK, fontsize=14, pad=10)
-    axes.set_facecolor(_PANEL)
-    axes.set_xlim(extent[0], extent[1])
-    axes.set_ylim(extent[2], extent[3])
-    axes.set_aspect("equal")
-    axes.set_xlabel("x, m", color=_FAINT)
-    axes.set_ylabel("y, m", color=_FAINT)
-    axes.tick_params(colors=_FAINT, labelsize=9)
-    for spine in axes.spines.values():
-        spine.set_color("#222b38")
-
-
-def _colour_bar(axes: Axes, image: Any, label: str) -> None:
-    """A bar exactly as high as the panel."""
-    bar = axes.figure.colorbar(image, cax=axes.inset_axes((1.02, 0.0, 0.028, 1.0)))
-    bar.set_label(label, color=_FAINT)
-    bar.ax.tick_params(colors=_FAINT, labelsize=9)
-    bar.outline.set_edgecolor("#222b38")  # type: ignore[operator]
 
 
 def _draw_voxels(
@@ -153,7 +120,7 @@ def _draw_voxels(
 
     name, start = colours
     return axes.imshow(
-        _raster(grid.centers(), value, extent, grid.voxel_size),
+        raster(grid.centers(), value, extent, grid.voxel_size),
         extent=extent,
         origin="lower",
         cmap=ListedColormap(colormaps[name](np.linspace(start, 1.0, 256))),
@@ -167,8 +134,8 @@ def _draw_heights(axes: Axes, grid: VoxelGrid, extent: Extent) -> None:
     z = grid.centers()[:, 2]
     low, high = (float(value) for value in np.percentile(z, [1, 99]))
     image = _draw_voxels(axes, grid, z, extent, ("turbo", 0.12), (low, high))
-    _panel(axes, f"{len(z):,} voxels by height", extent)
-    _colour_bar(axes, image, "height z, m")
+    metric_panel(axes, f"{len(z):,} voxels by height", extent)
+    colour_bar(axes, image, "height z, m")
 
 
 def _draw_outputs(axes: Axes, grid: VoxelGrid, outputs: Array, extent: Extent, title: str) -> None:
@@ -176,8 +143,8 @@ def _draw_outputs(axes: Axes, grid: VoxelGrid, outputs: Array, extent: Extent, t
     # Ranks, since the norms of a few voxels are far above the rest.
     rank = norm.argsort(kind="stable").argsort(kind="stable") * (100 / max(len(norm) - 1, 1))
     image = _draw_voxels(axes, grid, rank, extent, ("viridis", 0.2), (0.0, 100.0))
-    _panel(axes, title, extent)
-    _colour_bar(axes, image, "output norm, percentile")
+    metric_panel(axes, title, extent)
+    colour_bar(axes, image, "output norm, percentile")
 
 
 def _draw_energy(axes: Axes, grid: VoxelGrid, bev: Array, extent: Extent) -> None:
@@ -201,5 +168,5 @@ def _draw_energy(axes: Axes, grid: VoxelGrid, bev: Array, extent: Extent) -> Non
         interpolation="nearest",
     )
     share = len(filled) / energy.size
-    _panel(axes, f"SECOND: {bev.shape[0]} x {bev.shape[1]} x {bev.shape[2]} features", extent)
-    _colour_bar(axes, image, f"feature norm ({share:.0%} of cells filled)")
+    metric_panel(axes, f"SECOND: {bev.shape[0]} x {bev.shape[1]} x {bev.shape[2]} features", extent)
+    colour_bar(axes, image, f"feature norm ({share:.0%} of cells filled)")

@@ -199,7 +199,7 @@ def _run(
 
 
 def _picture_path(output: Path) -> Path:
-    require_matplotlib()
+    require_matplotlib(", or pass --no-picture")
     if output.suffix and output.suffix.lower() != ".png":
         raise SettingError(f"--output {output}: expected a folder or a file ending in .png.")
     return output if output.suffix else output / "birdseye.png"

@@ -1,0 +1,105 @@
+"""The look that all pictures share: dark panels, metric axes, legends, colour bars."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import SettingError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "BACKGROUND",
+    "FAINT",
+    "GRID",
+    "INK",
+    "Extent",
+    "check_png",
+    "colour_bar",
+    "legend",
+    "metric_panel",
+    "new_figure",
+    "plain_panel",
+    "require_matplotlib",
+    "save",
+]
+
+BACKGROUND, _PANEL, INK, FAINT, GRID = "#0b0f17", "#05070c", "#e6edf3", "#8b98a9", "#222b38"
+
+Extent = tuple[float, float, float, float]  # x low, x high, y low, y high in metres
+
+
+def require_matplotlib(instead: str = "") -> None:
+    """Raise before any work is done if a picture cannot be drawn; `instead` ends the advice."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise SettingError(
+            "the picture needs matplotlib, which is not installed; "
+            f'run pip install "sparse-bridge[viz]"{instead}.'
+        ) from error
+
+
+def check_png(path: Path) -> None:
+    """SettingError unless `path` names a `.png` file."""
+    if path.suffix.lower() != ".png":
+        raise SettingError(f"{path}: expected a file name that ends in .png.")
+
+
+def new_figure(size: tuple[float, float], title: str) -> Figure:
+    """A dark figure of `size` inches whose panels keep clear of each other."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, facecolor=BACKGROUND)
+    FigureCanvasAgg(figure)
+    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.1)
+    figure.suptitle(title, color=INK, fontsize=17, fontweight="bold")
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write `figure`; missing folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110, facecolor=BACKGROUND)
+
+
+def plain_panel(axes: Axes, title: str, xlabel: str = "", ylabel: str = "") -> None:
+    """Title, colours and axis labels of a panel."""
+    axes.set_title(title, color=INK, fontsize=14, pad=10)
+    axes.set_facecolor(_PANEL)
+    axes.set_xlabel(xlabel, color=FAINT)
+    axes.set_ylabel(ylabel, color=FAINT)
+    axes.tick_params(colors=FAINT, labelsize=9)
+    for spine in axes.spines.values():
+        spine.set_color(GRID)
+
+
+def metric_panel(axes: Axes, title: str, extent: Extent) -> None:
+    """A panel seen from above, equal scales, in metres."""
+    plain_panel(axes, title, "x, m", "y, m")
+    axes.set_xlim(extent[0], extent[1])
+    axes.set_ylim(extent[2], extent[3])
+    axes.set_aspect("equal")
+
+
+def colour_bar(axes: Axes, image: Any, label: str) -> None:
+    """A bar exactly as high as the panel."""
+    bar = axes.figure.colorbar(image, cax=axes.inset_axes((1.02, 0.0, 0.028, 1.0)))
+    bar.set_label(label, color=FAINT)
+    bar.ax.tick_params(colors=FAINT, labelsize=9)
+    bar.outline.set_edgecolor(GRID)  # type: ignore[operator]
+
+
+def legend(where: Axes | Figure, colours: Mapping[str, Any], **place: Any) -> None:
+    """Coloured squares with names; colours and `place` (`loc`, `ncols`, ...) are matplotlib's."""
+    from matplotlib.patches import Patch
+
+    squares = [Patch(color=colour, label=name) for name, colour in colours.items()]
+    where.legend(
+        handles=squares, facecolor=_PANEL, edgecolor=GRID, labelcolor=INK, fontsize=11, **place
+    )

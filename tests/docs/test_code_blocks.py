@@ -1,0 +1,105 @@
+"""Every Python block of the README and the docs runs, page by page, as a reader would type it."""
+
+from __future__ import annotations
+
+import ast
+import multiprocessing
+import os
+import re
+import shlex
+import traceback
+from pathlib import Path
+
+import pytest
+
+from sparse_bridge import __main__ as command_line
+from sparse_bridge import settings
+
+from .pages import PAGES, ROOT, Block, blocks, name_of, programs
+
+COMMANDS = {"run", "doctor", *command_line._LAZY}
+
+
+def run_blocks(page: str, blocks: list[Block], folder: str, answer) -> None:
+    """In a process of its own: blocks of a page in one namespace, in their order."""
+    os.chdir(folder)
+    space: dict[str, object] = {"__name__": "__main__"}
+    try:
+        for block in blocks:
+            # Blank lines in front, so that a traceback has the page's line numbers.
+            exec(compile("\n" * (block.line - 1) + block.text, page, "exec"), space)
+        answer.send(None)
+    except BaseException:
+        answer.send(traceback.format_exc())
+
+
+@pytest.fixture(scope="module")
+def fresh():
+    """Processes without any framework enabled, in which torch is imported already."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        pytest.skip("this platform has no forkserver")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "numpy", __name__])
+    return context
+
+
+@pytest.mark.parametrize(
+    ("page", "program"),
+    [
+        pytest.param(page, program, id=f"{name_of(page)}:{program[0].line}")
+        for page in PAGES
+        for program in programs(page)
+    ],
+)
+def test_python_blocks_run(page: Path, program: list[Block], fresh, tmp_path: Path) -> None:
+    mine, theirs = fresh.Pipe()
+    args = (str(page), program, str(tmp_path), theirs)
+    process = fresh.Process(target=run_blocks, args=args)
+    process.start()
+    theirs.close()
+    try:
+        assert mine.poll(300), "no answer in five minutes"
+        failure = mine.recv()
+    finally:
+        process.kill()
+        process.join()
+    assert failure is None, failure
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_blocks_parse_and_name_their_language(page: Path) -> None:
+    for block in blocks(page):
+        assert block.language in ("python", "bash", "text"), f"{page}:{block.line}"
+        if block.language == "python":
+            ast.parse(block.text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_exist(page: Path) -> None:
+    for block in blocks(page):
+        if block.language != "bash":
+            continue
+        for command in block.text.replace("&&", "\n").splitlines():
+            words = shlex.split(command, comments=True)
+            if words[:3] == ["python", "-m", "sparse_bridge"]:
+                assert words[3] in COMMANDS, command
+            elif words[:1] == ["python"] and words[1].endswith(".py"):
+                exists = (ROOT / words[1]).is_file()
+                assert exists or words[1] == "train.py", command
+
+
+def test_ci_runs_the_readmes_test_command() -> None:
+    commands = [b.text.strip() for b in blocks(ROOT / "README.md") if b.language == "bash"]
+    script = (ROOT / ".ci" / "run").read_text()
+    tested = [command for command in commands if "pytest" in command]
+    assert len(tested) == 1 and tested[0] in script.splitlines()
+    assert 'pip install ".[viz]" && python -m sparse_bridge demo' in commands
+
+
+def test_settings_in_blocks_exist() -> None:
+    known = {f"SPARSE_BRIDGE_{name.upper()}" for name in settings.Settings.__dataclass_fields__}
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        # Variables of the test-suite are no settings.
+        found = set(re.findall(r"SPARSE_BRIDGE_(?!TEST_)[A-Z_]*[A-Z]", text))
+        assert found <= known, f"{name_of(page)}: {sorted(found - known)}"

@@ -1,0 +1,93 @@
+"""Links lead somewhere, tables agree with the code, figures are what their programs draw."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from sparse_bridge import settings
+
+from .pages import PAGES, ROOT, anchor, name_of, prose
+
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(prose(page)):
+        if target.startswith(("http://", "https://")):
+            continue
+        path, _, fragment = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists(), f"{target}: no such file"
+        assert ROOT in [found, *found.parents], f"{target} leads out of the repository"
+        if fragment:
+            headings = re.findall(r"^#+ (.+)$", prose(found), flags=re.M)
+            assert fragment in map(anchor, headings), f"{target}: no such heading"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_named_in_the_text_exist(page: Path) -> None:
+    named = re.findall(
+        r"`((?:sparse_bridge|examples|docs|tests|benchmarks|compat)/[\w/.]+)`", prose(page)
+    )
+    for path in named:
+        assert (ROOT / path).exists(), f"{path}: no such file"
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    linked = {target.partition("#")[0] for target in LINK.findall(index)}
+    pages = {page.name for page in PAGES if page.parent.name == "docs"} - {"README.md"}
+    assert pages <= linked, f"not in docs/README.md: {sorted(pages - linked)}"
+
+
+def table_of_settings() -> dict[str, list[str]]:
+    """Variables of docs/environment.md and the quoted values of each."""
+    rows = re.findall(
+        r"^\| `SPARSE_BRIDGE_(\w+)` \| ([^|]*) \|",
+        (ROOT / "docs" / "environment.md").read_text(encoding="utf-8"),
+        flags=re.M,
+    )
+    assert len(rows) == len({name for name, _ in rows})
+    return {name.lower(): re.findall(r"`([^`]+)`", values) for name, values in rows}
+
+
+def test_the_settings_page_is_complete() -> None:
+    fields = {field.name: field for field in dataclasses.fields(settings.Settings)}
+    table = table_of_settings()
+    assert table.keys() == fields.keys()
+    for name, values in table.items():
+        default = fields[name].default
+        if name in settings._CHOICES:
+            assert sorted(values) == sorted(settings._CHOICES[name])
+            assert values[0] == default
+        elif isinstance(default, bool):
+            assert values == (["1", "0"] if default else ["0", "1"])
+        else:
+            assert default == "" and values == [], f"{name}: a path, empty by default"
+
+
+def test_the_module_docstring_names_every_setting() -> None:
+    for field in dataclasses.fields(settings.Settings):
+        assert f"| `SPARSE_BRIDGE_{field.name.upper()}` |" in settings.__doc__
+
+
+def test_the_architecture_figure_is_drawn_by_its_program(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    import matplotlib.image
+    import numpy as np
+
+    program = runpy.run_path(str(ROOT / "docs" / "figures" / "architecture.py"))
+    program["draw"](tmp_path / "again.png")
+    again, kept = (
+        matplotlib.image.imread(path)[..., :3]
+        for path in (tmp_path / "again.png", ROOT / "docs" / "figures" / "architecture.png")
+    )
+    assert again.shape == kept.shape
+    # Other versions of matplotlib and FreeType set letters a little differently.
+    assert np.abs(again - kept).mean() < 0.02

@@ -1,0 +1,60 @@
+"""Each example runs, improves what it measures, and draws."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from .launch import ROOT, start, wait
+
+pytest.importorskip("matplotlib")
+import matplotlib.image
+
+# The example, its picture's share of coloured pixels at least, and the gain of the full run.
+EXAMPLES = {"detection": (0.005, 0.3), "segmentation": (0.02, 0.4), "generation": (0.02, 0.3)}
+
+
+def run(name: str, folder: Path, *options: str) -> tuple[dict[str, list[float]], np.ndarray]:
+    output = wait(start(f"examples/{name}.py", "--out", folder, *options))
+    assert f"{name}.png" in output
+    metrics = json.loads((folder / f"{name}.json").read_text())
+    return metrics, matplotlib.image.imread(folder / f"{name}.png")[..., :3]
+
+
+def check_picture(picture: np.ndarray, coloured: float) -> None:
+    height, width = picture.shape[:2]
+    assert height > 800 and width > 1200
+    assert picture[0, 0].max() < 0.2, "the background is dark"
+    assert (picture.max(-1) - picture.min(-1) > 0.25).mean() > coloured
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_quick_run_on_the_cpu(name: str, tmp_path: Path) -> None:
+    metrics, picture = run(name, tmp_path, "--quick", "--device", "cpu")
+    for metric, (before, after) in metrics.items():
+        assert after > before, f"{metric}: {before} before training, {after} after"
+    check_picture(picture, EXAMPLES[name][0])
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_full_run_on_a_gpu(name: str, tmp_path: Path) -> None:
+    metrics, picture = run(name, tmp_path, "--device", "cuda")
+    coloured, gain = EXAMPLES[name]
+    for metric, (before, after) in metrics.items():
+        assert after > before + gain, f"{metric}: {before} before training, {after} after"
+    check_picture(picture, coloured)
+
+
+def test_missing_device_is_one_clear_line(monkeypatch, capsys) -> None:
+    shared = runpy.run_path(str(ROOT / "examples" / "shared.py"))
+    monkeypatch.setattr("sys.argv", ["example.py", "--device", "cuda:99"])
+    with pytest.raises(SystemExit) as stopped:
+        shared["parse"]("an example", "example", steps=8)
+    assert stopped.value.code == 2
+    assert "--device cuda:99: " in capsys.readouterr().err

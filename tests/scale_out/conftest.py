@@ -1,0 +1,21 @@
+"""The networks, with their frameworks answered by the bridge."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import sparse_bridge
+
+from .networks import NETWORKS
+
+
+@pytest.fixture(params=NETWORKS)
+def network(request):
+    """One network with fixed weights; its framework is enabled while the test runs."""
+    torch.manual_seed(0)
+    if request.param == "functional":
+        yield NETWORKS[request.param]()
+        return
+    with sparse_bridge.enable(request.param):
+        yield NETWORKS[request.param]()
