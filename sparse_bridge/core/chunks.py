@@ -4,15 +4,19 @@ neighbours in one product."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import torch
 
 from .kernel_map import KernelMap
 
-__all__ = ["Chunks", "chunks_of"]
+__all__ = ["Chunks", "Item", "RowSums", "chunks_of"]
+
+Item = tuple[int, int, int, torch.Tensor, torch.Tensor]  # see `Chunks`
 
 _CHUNK = 4096
-_RUNS_PAY = 7  # pairs a row from which merging runs beats the products it splits
+_HELD = 2  # products held at a time, per row
+_RUNS_PAY = 12  # pairs a row from which merging runs beats the products it splits
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,12 +30,57 @@ class Chunks:
     pairs of an item.  widest: largest width.
     """
 
-    items: tuple[tuple[int, int, int, torch.Tensor, torch.Tensor], ...]
+    items: tuple[Item, ...]
     reverse: bool
     dense: int
     longest: int
     widest: int
     order: torch.Tensor | None
+    n_rows: tuple[int, int]  # of y and of x
+    _sums: dict[int, tuple[RowSums, ...]] = dataclasses.field(default_factory=dict)
+
+    def sums(self, side: int) -> tuple[RowSums, ...]:
+        """How the products of all pairs add up to the rows of y (side 0) or of x (side 1): one
+        after another, as few as memory allows."""
+        found = self._sums.get(side)
+        if found is None:
+            found = self._sums[side] = tuple(_row_sums(self, side))
+        return found
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowSums:
+    """Sums over a run of items: row r is the sum of the products bags[starts[r] : starts[r + 1]].
+
+    items: slice of `Chunks.items`; their products lie one after another, behind those of the dense
+    tap (rows of its own, in order) where `dense` is set.  products: how many.
+    """
+
+    items: slice
+    dense: bool
+    products: int
+    bags: torch.Tensor
+    starts: torch.Tensor
+
+
+def _row_sums(chunks: Chunks, side: int) -> Iterator[RowSums]:
+    n_rows = chunks.n_rows[side]
+    rows = [item[3] if side else item[4] for item in chunks.items]
+    begin, dense = 0, chunks.dense >= 0
+    while begin < len(rows) or dense:
+        end, size = begin, 0
+        while end < len(rows) and (end == begin or size + len(rows[end]) <= _HELD * n_rows):
+            size += len(rows[end])
+            end += 1
+        parts = rows[begin:end]
+        if dense:
+            parts.insert(0, torch.arange(n_rows))
+        targets = torch.cat(parts)
+        starts = torch.zeros(n_rows + 1, dtype=torch.int64)
+        torch.cumsum(torch.bincount(targets, minlength=n_rows), 0, out=starts[1:])
+        bags = torch.sort(targets, stable=True).indices
+        yield RowSums(slice(begin, end), dense, len(targets), bags, starts)
+        begin, dense = end, False
 
 
 def chunks_of(kmap: KernelMap, merge: bool) -> Chunks:
@@ -79,7 +128,7 @@ def _cut(kmap: KernelMap, merge: bool) -> Chunks:
     longest = max((item[2] for item in items), default=0)
     widest = max((item[1] for item in items), default=1)
     order = relation.lists().order if merge else None
-    return Chunks(tuple(items), reverse, dense, longest, widest, order)
+    return Chunks(tuple(items), reverse, dense, longest, widest, order, (n_y, n_x))
 
 
 def _merge(taps, found, n_rows: int):  # type: ignore[no-untyped-def]

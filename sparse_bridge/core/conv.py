@@ -9,9 +9,10 @@ from torch.autograd.function import once_differentiable
 
 from ..errors import DataTypeError, DeviceError, ShapeError, UnsupportedError
 from . import trace
-from .dataflows import ACTIVATIONS, Epilogue, Norm, gather_matmul, gradients, weight_gradient
+from .dataflows import ACTIVATIONS, Epilogue, Norm, gather_matmul, weight_gradient
 from .fused_call import produced, take
 from .kernel_map import KernelMap
+from .per_offset import gradients
 from .plan import choose_dataflow
 from .weights import WeightLayout, layout_of
 
