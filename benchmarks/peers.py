@@ -45,6 +45,10 @@ class Peer(abc.ABC):
         """One of `models.NETWORKS`."""
         raise NotImplementedError(f"no {name} in the API of {self.name}")
 
+    def for_inference(self, model: nn.Module) -> nn.Module:
+        """What a user does to a network in eval mode before running it often."""
+        return model
+
     @abc.abstractmethod
     def maps(self, layer: nn.Module, feats: torch.Tensor, scan: Scan) -> Any:
         """Run `layer`; returns what `call` needs in order to reuse the kernel map."""
@@ -113,6 +117,15 @@ class _Spconv(Peer):
     def allow_tf32(self, allowed):
         super().allow_tf32(allowed)
         self.constants.SPCONV_ALLOW_TF32 = allowed
+
+
+class _Optimized(_Spconv):
+    """The bridge after `sparse_bridge.optimize(model)`."""
+
+    def for_inference(self, model):
+        import sparse_bridge
+
+        return sparse_bridge.optimize(model)
 
 
 class _TorchSparse(Peer):
@@ -208,6 +221,7 @@ def _let_cpu_gradients_run() -> None:
 PEERS: dict[str, tuple[type[Peer], str, tuple[str, str] | None]] = {
     "spconv": (_Spconv, "spconv", None),
     "bridge": (_Spconv, "spconv", ("spconv", "standin")),
+    "bridge_optimized": (_Optimized, "spconv", ("spconv", "standin")),
     "bridge_patch": (_Spconv, "spconv", ("spconv", "patch")),
     "spconv_triton": (_Spconv, "spconv_triton", None),
     "torchsparse": (_TorchSparse, "torchsparse", None),

@@ -128,6 +128,8 @@ def _network(peer: Peer, case: Case, scan: Scan) -> Work:
     else:
         model, feats, casting = model.eval().to(dtype), scan.feats.to(dtype), _no_autocast
 
+    model = peer.for_inference(model)
+
     def run() -> torch.Tensor:
         with torch.no_grad(), casting():
             return peer.call(model, feats, scan)
