@@ -58,6 +58,8 @@ def _fill(peer: Peer, model: nn.Module) -> None:
                 parameter.copy_(_random(parameter.shape, parameter.device, seed=index) * scale)
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)
+        elif name.endswith("norm2.weight"):
+            nn.init.constant_(parameter, 0.3)  # or residual sums outgrow fp16 in eval mode
 
 
 def _random(

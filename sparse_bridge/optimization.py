@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -226,13 +227,27 @@ def _watch(
         module for module, outputs in watch.outputs.items()
         if type(module).__module__.startswith(_FRAMEWORKS) and made.issuperset(outputs)
     ]  # fmt: skip
-    return list(_pairs(watch, convolutions)), out
+    return list(_pairs(watch, convolutions, _contained(model))), out
 
 
-def _pairs(watch: _Watch, convolutions: list[nn.Module]) -> Iterator[_Fused]:
+def _contained(model: nn.Module) -> set[nn.Module]:
+    """Convolutions that a container of spconv's fuses by itself, more cheaply."""
+    found: set[nn.Module] = set()
+    for container in model.modules():
+        if any(kind.__name__ == "SparseSequential" for kind in type(container).__mro__):
+            children = list(container.children())
+            found.update(a for a, b in itertools.pairwise(children) if type(b) is nn.BatchNorm1d)
+    return found
+
+
+def _pairs(
+    watch: _Watch, convolutions: list[nn.Module], contained: set[nn.Module]
+) -> Iterator[_Fused]:
     known = set(convolutions)
     for module in convolutions:
         norm = watch.taker(module)
+        if module in contained:
+            continue
         if norm is None or not _ours(norm, nn.BatchNorm1d) or not fusion.foldable(norm):
             continue
         assert isinstance(norm, nn.BatchNorm1d)

@@ -254,3 +254,22 @@ def test_hooked_layers_stay_apart(passes):
         with torch.no_grad():
             model(x)
         assert len(seen) == 1 and passes["norm"] == 2 and passes["apart"] == 1
+
+
+def test_containers_fuse_by_themselves(passes):
+    """Their convolutions keep the shorter way; whatever lies outside is fused all the same."""
+    with sparse_bridge.enable("spconv", mode="standin"):
+        import spconv.pytorch as sp
+
+        torch.manual_seed(0)
+        inner = sp.SparseSequential(sp.SubMConv3d(8, 8, 3), nn.BatchNorm1d(8), nn.ReLU())
+        model = settle(sp.SparseSequential(spconv_model(), inner))
+        coords = torch.unique(torch.randint(0, 7, (150, 4)) % torch.tensor([2, 7, 7, 7]), dim=0)
+        x = spconv_input(coords.int(), torch.randn(len(coords), 4))
+        with torch.no_grad():
+            want = model(x).features.double()
+            sparse_bridge.optimize(model, x)
+            passes.update(dict.fromkeys(passes, 0))
+            assert_close(model(x).features, want)
+        assert passes == {"norm": 4, "activation": 3, "apart": 0}
+        assert "forward" not in inner[0].__dict__
