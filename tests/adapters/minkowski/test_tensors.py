@@ -128,6 +128,18 @@ def test_names_of_0_4(ME):
     ].name == "HYPER_CROSS"
     conv = ME.MinkowskiConvolution(3, 4, kernel_size=3, has_bias=True, dimension=2)
     assert conv.bias is not None
+    grow = ME.MinkowskiConvolutionTranspose(
+        3, 4, kernel_size=2, stride=2, has_bias=True, generate_new_coords=True, dimension=2
+    )
+    cells = coords * torch.tensor([1, 2, 2], dtype=torch.int32)
+    coarse = ME.SparseTensor(feats, coords=cells, tensor_stride=2)
+    assert len(grow(coarse)) == 4 * len(coarse)
+    with pytest.raises(TypeError, match="generate_new_coords"):
+        ME.MinkowskiConvolution(3, 4, kernel_size=2, generate_new_coords=True, dimension=2)
+    sites, kept = ME.utils.sparse_quantize(
+        coords=coords[:, 1:], feats=feats, quantization_size=1, hash_type="fnv"
+    )
+    assert len(sites) == len(kept) == len(coords[:, 1:].unique(dim=0))
     for layer in (
         ME.MinkowskiInstanceNorm(3, dimension=2), ME.MinkowskiGlobalPooling(dimension=2),
         ME.MinkowskiBroadcastAddition(dimension=2), ME.MinkowskiPruning(D=2),

@@ -183,6 +183,40 @@ def test_first_generation_key_sharing_on_request(sp):
     torch.testing.assert_close(got.features, same_map(fresh).features)
 
 
+def test_branches_share_first_generation_keys(sp):
+    """In spconv 1.x tensors of one origin had one `indice_dict`: a branch reads its sibling's."""
+    x = doors.tensor(sp)
+    one = sp.SubMConv3d(4, 4, (1, 3, 3), indice_key="bef", bias=False)
+    other = sp.SubMConv3d(4, 4, (3, 1, 3), indice_key="bef", bias=False)
+    with settings.override(shared_keys=True):
+        y = one(x)
+        assert y.indice_dict is x.indice_dict
+        got = other(x)
+    same_map = sp.SubMConv3d(4, 4, (1, 3, 3), bias=False)
+    same_map.weight.data = other.weight.data.reshape(4, 1, 3, 3, 4)
+    fresh = sp.SparseConvTensor(x.features, x.indices, x.spatial_shape, 2)
+    torch.testing.assert_close(got.features, same_map(fresh).features)
+
+
+def test_larger_kernels_read_a_shared_map_with_their_first_taps(sp):
+    """Cylinder3D's decoder: (3, 3, 3) under the key of a (1, 3, 3)."""
+    x = doors.tensor(sp)
+    first = sp.SubMConv3d(4, 4, (1, 3, 3), indice_key="up", bias=False)
+    large = sp.SubMConv3d(4, 4, 3, indice_key="up", bias=False)
+    with settings.override(shared_keys=True):
+        got = large(first(x))
+        small = sp.SubMConv3d(4, 4, (1, 1, 3), indice_key="up", bias=False)
+        with pytest.raises(ValueError, match="no smaller volume"):
+            small(first(x))
+    got.features.sum().backward()
+    taps = large.weight.grad.flatten(1, -2)
+    assert taps[:, :9].abs().sum() > 0 and taps[:, 9:].eq(0).all()
+    nine = sp.SubMConv3d(4, 4, (1, 3, 3), bias=False)
+    nine.weight.data = large.weight.data.flatten(1, -2)[:, :9].reshape(4, 1, 3, 3, 4)
+    fresh = sp.SparseConvTensor(first(x).features, x.indices, x.spatial_shape, 2)
+    torch.testing.assert_close(got.features, nine(fresh).features)
+
+
 def test_native_records_show_padded_pair_lists(sp):
     """SphereFormer averages positions along `indice_pairs`."""
     x = doors.tensor(sp)

@@ -94,6 +94,8 @@ class MinkowskiConvolutionBase(MinkowskiModuleBase):
     ):  # fmt: skip
         super().__init__()
         bias = old.pop("has_bias", bias)
+        if is_transpose:
+            expand_coordinates = old.pop("generate_new_coords", expand_coordinates)
         drop_old(type(self).__name__, old, ())
         kernel_generator = generator_of(kernel_generator, kernel_size, stride, dilation, dimension)
         kernel_generator.expand_coordinates = expand_coordinates

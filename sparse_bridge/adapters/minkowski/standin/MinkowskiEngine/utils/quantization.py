@@ -11,6 +11,7 @@ from MinkowskiEngineBackend._C import (
     quantize_th,
 )
 
+from sparse_bridge.adapters.minkowski.arguments import old_names
 from sparse_bridge.adapters.minkowski.errors import ArgumentValueError
 from sparse_bridge.adapters.minkowski.fields import integral
 from sparse_bridge.adapters.minkowski.points import quantize_points
@@ -113,8 +114,8 @@ def _check(coordinates, features, labels):
 
 
 def sparse_quantize(
-    coordinates, features=None, labels=None, ignore_label=-100, return_index=False,
-    return_inverse=False, return_maps_only=False, quantization_size=None, device="cpu",
+    coordinates=None, features=None, labels=None, ignore_label=-100, return_index=False,
+    return_inverse=False, return_maps_only=False, quantization_size=None, device="cpu", **old,
 ):  # fmt: skip
     """Voxels of points [N, D] (no batch column): floor(coordinates / quantization_size), distinct.
 
@@ -132,6 +133,10 @@ def sparse_quantize(
     Raises: ContractError (an AssertionError), ArgumentValueError, CoordinateError (ValueErrors),
         CoordinateTypeError (a RuntimeError).
     """
+    coordinates, features = old_names(
+        "sparse_quantize", old, {"coords": "coordinates", "feats": "features"}, ("hash_type",),
+        coordinates=coordinates, features=features,
+    )  # fmt: skip
     _check(coordinates, features, labels)
     if return_inverse and not return_index:
         raise ContractError("return_inverse needs return_index.")

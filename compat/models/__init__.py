@@ -1,0 +1,1 @@
+"""Networks as projects write them, by framework."""

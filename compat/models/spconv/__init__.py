@@ -1,0 +1,1 @@
+"""Models of projects that use spconv, written as those projects write them."""

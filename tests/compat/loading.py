@@ -1,0 +1,62 @@
+"""Models of the matrix on a stand-in, imported anew, since they bind its classes at import."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+
+import torch
+
+import sparse_bridge
+from sparse_bridge import settings
+
+
+@contextlib.contextmanager
+def models(framework, profile=None):
+    """Gives `load(name)`: the module of a model, or the framework's own for the name "" ."""
+    folder = f"compat.models.{framework}"
+    sparse_bridge.disable()
+    _forget(folder)
+    with (
+        settings.override(torchsparse_profile="auto"),
+        sparse_bridge.enable(framework, mode="standin", profile=profile),
+    ):
+        try:
+            yield lambda name: importlib.import_module(f"{folder}.{name}")
+        finally:
+            _forget(folder)
+
+
+def _forget(folder):
+    for name in [name for name in sys.modules if name.startswith(f"{folder}.")]:
+        del sys.modules[name]
+
+
+def shapes(build, **options):
+    """{name: shape} of a network's state, without computing anything."""
+    with torch.device("meta"):
+        network = build(**options)
+    return {name: tuple(value.shape) for name, value in network.state_dict().items()}
+
+
+def count(state):
+    """Millions of learned numbers in `shapes`, rounded to two places."""
+    learned = {n: s for n, s in state.items() if "running" not in n and "num_batches" not in n}
+    return round(sum(torch.Size(shape).numel() for shape in learned.values()) / 1e6, 2)
+
+
+def copy_weights(source, target, rename=lambda name: name):
+    """Load the state of one network into another whose names differ; returns the second."""
+    state = {rename(name): value for name, value in source.state_dict().items()}
+    target.load_state_dict(state, strict=True)
+    return target
+
+
+def stir(network, seed=0):
+    """Norms that do something: random scales, shifts and running statistics."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, value in network.state_dict().items():
+        if value.ndim == 1 and value.is_floating_point() and "mask" not in name:
+            value.copy_(torch.rand(value.shape, generator=generator).to(value) + 0.5)
+    return network

@@ -1,0 +1,63 @@
+"""How tests meet the spconv models of the matrix: imported once, on the wheel or the stand-in."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import sys
+
+import pytest
+import torch
+
+from tests.adapters.spconv import doors
+
+PATCHED = ("_version", "_load_from_state_dict", "_save_to_state_dict")
+
+
+@contextlib.contextmanager
+def put_back(owner, names):
+    """Attributes of a class as they were, whatever models assign."""
+    before = {name: vars(owner)[name] for name in names if name in vars(owner)}
+    try:
+        yield
+    finally:
+        for name in names:
+            if name in before:
+                setattr(owner, name, before[name])
+            elif name in vars(owner):
+                delattr(owner, name)
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    """(spconv as models import it, its door): the wheel where there is one, else the stand-in."""
+    _forget_models()
+    installed = importlib.util.find_spec("spconv") is not None
+    with contextlib.ExitStack() as stack:
+        sp = doors.wheel() if installed else stack.enter_context(doors.standin())
+        stack.enter_context(put_back(sp.SparseModule, PATCHED))
+        yield sp, "patch" if installed else "standin"
+    _forget_models()
+
+
+def _forget_models():
+    for name in [name for name in sys.modules if name.startswith("compat.models.spconv")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def library(loaded):
+    """`spconv.pytorch`, bridged."""
+    sp, door = loaded
+    with doors.patched() if door == "patch" else contextlib.nullcontext():
+        yield sp
+
+
+@pytest.fixture
+def one_thread():
+    """The wheel's own CPU convolutions race with more than one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
