@@ -85,19 +85,21 @@ class _Fused:
     norm: nn.BatchNorm1d
     following: nn.Module | None = None
 
-    def _pending(self) -> fused_call.Pending:
+    def __post_init__(self) -> None:
         kind = None if self.following is None else _activation(self.following)
-        return fused_call.Pending(fusion.Tail(self.norm).values, *(kind or (None, 0.0)))
+        self.kind = kind or (None, 0.0)
+
+    def _pending(self) -> fused_call.Pending:
+        return fused_call.Pending(fusion.values_of(self.norm), *self.kind)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         forward = type(self.module).forward
         if torch.is_grad_enabled() or self.module.training or self.norm.training:
             return forward(self.module, *args, **kwargs)
-        with fused_call.offer(self._pending()) as taken:
-            out = forward(self.module, *args, **kwargs)
-        if taken:
+        out, taken = fused_call.offer(self._pending(), forward, self.module, *args, **kwargs)
+        if taken is not None:
             rows = _rows(out)
-            if rows is not taken[0]:
+            if rows is not taken:
                 raise RuntimeError(
                     f"{type(self.module).__name__} changed its features after the convolution "
                     "that optimize() fused a norm into; call sparse_bridge.restore(model)."

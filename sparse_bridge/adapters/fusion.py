@@ -18,7 +18,7 @@ from torch.nn.modules import module as torch_module
 
 from ..core.dataflows import Norm
 
-__all__ = ["Tail", "allowed", "plain", "tail_after"]
+__all__ = ["Tail", "allowed", "plain", "tail_after", "values_of"]
 
 _NORM_FORWARD = nn.BatchNorm1d.forward
 _ACTIVATIONS: dict[type, tuple[str, Any]] = {
@@ -40,13 +40,22 @@ class Tail:
     @property
     def values(self) -> Norm:
         """The norm's present statistics and parameters."""
-        norm = self.norm
-        assert norm.running_mean is not None and norm.running_var is not None
-        return Norm(norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps)
+        return values_of(self.norm)
 
     @property
     def length(self) -> int:
         return 1 if self.activation is None else 2
+
+
+def values_of(norm: nn.BatchNorm1d) -> Norm:
+    """The present statistics and parameters of a foldable norm. (Attributes of a module are looked
+    up five times slower than its dictionaries.)"""
+    buffers: dict[str, Any] = norm._buffers
+    parameters = norm._parameters
+    return Norm(
+        buffers["running_mean"], buffers["running_var"], parameters["weight"], parameters["bias"],
+        norm.eps,
+    )  # fmt: skip
 
 
 def allowed() -> bool:

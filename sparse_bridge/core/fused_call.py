@@ -4,9 +4,9 @@ own layer code."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,9 +14,8 @@ from .dataflows import Norm
 
 __all__ = ["Pending", "collect", "offer", "produced", "take"]
 
-_users = 0  # how many offers and collectors there are in all threads
+_listening = False  # whether anybody in this process ever offered or collected
 _local = threading.local()
-_lock = threading.Lock()
 
 
 class Pending(NamedTuple):
@@ -27,47 +26,39 @@ class Pending(NamedTuple):
     alpha: float
 
 
-@contextmanager
-def _counted() -> Iterator[None]:
-    global _users
-    with _lock:
-        _users += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _users -= 1
-
-
-@contextmanager
-def offer(pending: Pending) -> Iterator[list[torch.Tensor]]:
-    """The first convolution in this block takes `pending`; the list then holds its result."""
+def offer(
+    pending: Pending, run: Callable[..., Any], *args: Any, **kwargs: Any
+) -> tuple[Any, torch.Tensor | None]:
+    """(what `run` returns, the result of the first convolution in it, which took `pending`)."""
+    global _listening
+    _listening = True
     before = getattr(_local, "offer", None)
     taken: list[torch.Tensor] = []
-    with _counted():
-        _local.offer = (pending, taken)
-        try:
-            yield taken
-        finally:
-            _local.offer = before
+    _local.offer = (pending, taken)
+    try:
+        out = run(*args, **kwargs)
+    finally:
+        _local.offer = before
+    return out, taken[0] if taken else None
 
 
 @contextmanager
 def collect() -> Iterator[list[torch.Tensor]]:
     """The results of every convolution in this block, in order."""
+    global _listening
+    _listening = True
     before = getattr(_local, "results", None)
     results: list[torch.Tensor] = []
-    with _counted():
-        _local.results = results
-        try:
-            yield results
-        finally:
-            _local.results = before
+    _local.results = results
+    try:
+        yield results
+    finally:
+        _local.results = before
 
 
 def take() -> tuple[Pending, list[torch.Tensor]] | None:
     """The offer in force, which is then gone; costs a comparison where there is none."""
-    if not _users:
+    if not _listening:
         return None
     found = getattr(_local, "offer", None)
     _local.offer = None
@@ -76,7 +67,7 @@ def take() -> tuple[Pending, list[torch.Tensor]] | None:
 
 def produced(y: torch.Tensor) -> torch.Tensor:
     """Tell a collector of a convolution's result."""
-    if _users:
+    if _listening:
         results = getattr(_local, "results", None)
         if results is not None:
             results.append(y)

@@ -45,8 +45,9 @@ class PairLists:
         """Place of every row, int64 [N]."""
         assert self.order is not None
         if self._inverse is None:
-            self._inverse = torch.empty_like(self.order)
-            self._inverse[self.order] = torch.arange(len(self.order), device=self.order.device)
+            place = torch.empty_like(self.order)
+            place[self.order] = torch.arange(len(self.order), device=self.order.device)
+            self._inverse = place  # only when it is whole: memory may run out, threads may look
         return self._inverse
 
     def rows(self, part: slice) -> tuple[torch.Tensor, torch.Tensor]:

@@ -121,7 +121,7 @@ def _sum_products(
         at = 0
         if part.dense:
             at = y.shape[0]
-            torch.mm(dense_x, taps[chunks.dense], out=products[:at])
+            rocm.mm(dense_x, taps[chunks.dense], out=products[:at])
         for item in chunks.items[part.items]:
             multiply(item, products[at : at + item[2]])
             at += item[2]

@@ -111,12 +111,13 @@ class _ImplicitView(_Bridged):
             import numpy as np
 
             fwd, bwd = dense_table(self._map, 0), dense_table(self._map, 1)
-            self._lazy = {"pair_fwd": fwd, "pair_bwd": bwd}
+            tables: dict[str, Any] = {"pair_fwd": fwd, "pair_bwd": bwd}
             for name, table in (("fwd", fwd), ("bwd", bwd)):
                 mask, order = masks_and_order(table)
-                self._lazy[f"pair_mask_{name}_splits"] = [mask]
-                self._lazy[f"mask_argsort_{name}_splits"] = [order]
-            self._lazy["masks"] = [np.array([(1 << min(32, fwd.shape[0])) - 1], dtype=np.uint32)]
+                tables[f"pair_mask_{name}_splits"] = [mask]
+                tables[f"mask_argsort_{name}_splits"] = [order]
+            tables["masks"] = [np.array([(1 << min(32, fwd.shape[0])) - 1], dtype=np.uint32)]
+            self._lazy = tables  # only when all are there: memory may run out on the way
         return self._lazy
 
     pair_fwd = property(lambda self: self._tables()["pair_fwd"])

@@ -116,9 +116,11 @@ class HashTable:
         added = self._values.new_zeros(rows.shape[0])
         if values is not None:
             added = values.detach().index_select(0, rows)
-        self._keys = torch.cat((self._keys, keys.detach().index_select(0, rows)))
-        self._values = torch.cat((self._values, added))
-        self._sorted, self._entry = torch.sort(self._keys)
+        whole = torch.cat((self._keys, keys.detach().index_select(0, rows)))
+        added = torch.cat((self._values, added))
+        found, entry = torch.sort(whole)
+        # All or nothing: memory may run out on the way.
+        self._keys, self._values, self._sorted, self._entry = whole, added, found, entry
 
     def query(
         self, keys: torch.Tensor, values: torch.Tensor | None = None

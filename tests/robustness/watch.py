@@ -1,0 +1,95 @@
+"""What a process holds: tensors, map stores, cache entries, memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Callable
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sparse_bridge.core import map_cache, plan, scratch
+from sparse_bridge.core.conv_spec import Box, Offsets
+
+__all__ = ["RunsOut", "box_bounds", "cache_sizes", "live_tensors", "resident_bytes"]
+
+
+def live_tensors() -> int:
+    """Tensors that Python code can reach. Pieces that only a C++ graph holds are not among them."""
+    gc.collect()
+    return sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects())
+
+
+def box_bounds(device: str) -> int:
+    """Tensors of bounds that boxes of coordinates keep on `device`."""
+    gc.collect()
+    boxes = [one for one in gc.get_objects() if type(one) is Box]
+    return sum(where.type == device for box in boxes for where in box._bounds)
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM; 0 where the system does not tell (not Linux)."""
+    if not os.path.exists("/proc/self/statm"):
+        return 0
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _memos() -> dict[str, Callable]:
+    """Every function of the package that remembers its results."""
+    found = {}
+    for name, module in list(sys.modules.items()):
+        if module is None or not name.startswith("sparse_bridge"):
+            continue
+        owners = [vars(module), *(vars(o) for o in vars(module).values() if isinstance(o, type))]
+        for owner in owners:
+            for value in list(owner.values()):
+                value = value.__func__ if isinstance(value, staticmethod) else value
+                if hasattr(value, "cache_info"):
+                    found[f"{value.__module__}.{value.__qualname__}"] = value
+    return found
+
+
+def cache_sizes() -> dict[str, tuple[int, int | None]]:
+    """(entries, most entries or None) of every cache of the package that lives with the process."""
+    sizes = {}
+    for name, function in _memos().items():
+        info = function.cache_info()
+        sizes[name] = (info.currsize, info.maxsize)
+    sizes["map stores"] = (len(map_cache._stores), None)
+    sizes["decisions"] = (len(plan._decided), 1 << 16)
+    sizes["offset lists"] = (len(Offsets._interned), None)
+    geometry = sum(len(offsets._geometry) for offsets in Offsets._interned.values())
+    sizes["offset lists on devices"] = (geometry, None)
+    sizes["work buffers"] = (len(scratch._local.__dict__.get("buffers", ())), None)
+    gemm = sys.modules.get("sparse_bridge.kernels.gather_gemm")
+    launch = sys.modules.get("sparse_bridge.kernels.launch")
+    if gemm is not None:
+        sizes["launch keys"] = (len(gemm._KEYS), None)
+    if launch is not None:
+        compiled = sum(len(kernel._compiled) for kernel in launch.REGISTRY.values())
+        sizes["compiled kernels"] = (compiled, None)
+    return sizes
+
+
+class RunsOut(TorchDispatchMode):
+    """Memory runs out at the `after`-th tensor that an operator would make (from 0); -1: never.
+
+    made: how many were asked for.
+    """
+
+    def __init__(self, after: int = -1):
+        super().__init__()
+        self.after, self.made = after, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        fresh = any(
+            one.alias_info is None and "Tensor" in str(one.type) for one in func._schema.returns
+        )
+        if fresh:
+            self.made += 1
+            if self.made - 1 == self.after:
+                raise torch.OutOfMemoryError(f"no memory for {func}, the {self.after}th tensor")
+        return func(*args, **(kwargs or {}))
