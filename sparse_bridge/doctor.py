@@ -1,9 +1,15 @@
-"""`python -m sparse_bridge doctor`: what this machine offers, and what `enable()` does on it."""
+"""`python -m sparse_bridge doctor`: what this machine offers, and what `enable()` does on it.
+
+The answer is what a bug report needs: versions, devices and whether their kernels compute right,
+frameworks, caches, settings and the environment variables that bear on any of it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import os
+import pathlib
 import platform
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +24,27 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from .kernels.target import Target
+
 __all__ = ["collect", "show"]
 
 _PREFIX = "SPARSE_BRIDGE_"
+# Variables that change which device, library, compiler switch or allocator is used.
+_BEARING = (
+    _PREFIX + "*", "TRITON_*", "AMDGCN_*", "PYTORCH_*", "TORCH_*", "CUDA_*", "CUBLAS_*",
+    "NVIDIA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE", "HIP_*", "HSA_*", "ROCM_*", "ROCR_*",
+    "ROCBLAS_*", "HIPBLASLT_*", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "XDG_CACHE_HOME",
+)  # fmt: skip
 
 
 def collect() -> dict[str, Any]:
-    """Everything that `doctor` knows, as JSON values; imports torch and installed frameworks."""
-    environment = {k: v for k, v in sorted(os.environ.items()) if k.startswith(_PREFIX)}
+    """Everything that `doctor` knows, as JSON values; imports torch and installed frameworks, and
+    runs the self-check of every GPU."""
+    environment = {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in _BEARING)
+    }
     known = {_PREFIX + field.name.upper() for field in dataclasses.fields(settings.Settings)}
     in_force = dataclasses.asdict(settings.get())
     return {
@@ -34,9 +53,12 @@ def collect() -> dict[str, Any]:
         "platform": platform.platform(),
         **_torch_facts(),
         "frameworks": [_framework(name) for name in base.ADAPTERS],
+        "caches": [_cache(name, folder) for name, folder in _cache_folders().items()],
         "settings": in_force,
         "environment": environment,
-        "unknown_variables": [name for name in environment if name not in known],
+        "unknown_variables": [
+            name for name in environment if name.startswith(_PREFIX) and name not in known
+        ],
     }
 
 
@@ -45,9 +67,12 @@ def _torch_facts() -> dict[str, Any]:
     try:
         import torch
 
+        from .core import rocm
         from .kernels import target
     except ImportError as error:
-        return {"torch": None, "torch_problem": str(error), "triton": None, "devices": []}
+        return {"torch": None, "torch_problem": str(error), "triton": None, "devices": []} | {
+            "warnings": []
+        }
     triton = target.triton_version()
     devices = [torch.device("cpu")]
     devices += [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
@@ -57,6 +82,7 @@ def _torch_facts() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "rocm": torch.version.hip,
         "triton": triton and ".".join(map(str, triton)),
+        "warnings": [warning for warning in [rocm.allocator_warning()] if warning],
         "devices": [_device(device) for device in devices],
     }
 
@@ -80,8 +106,59 @@ def _device(device: torch.device) -> dict[str, Any]:
         "memory_bytes": memory,
         "architecture": found and found.arch,
         "family": found and found.family,
+        "warp_size": found and found.warp_size,
+        "compute_units": found and found.compute_units,
+        "shared_memory_bytes": found and found.shared_memory,
         "triton_problem": problem,
+        "self_check": [] if found is None else _self_check(device, found),
     }
+
+
+def _self_check(device: torch.device, found: Target) -> list[dict[str, Any]]:
+    """The verdict on every part of a GPU; nothing where a CPU merely plays one."""
+    import torch
+
+    from .core import self_check
+
+    if device.type == "cpu":
+        return []
+    verdicts = []
+    for part in (*self_check.KEYS, *self_check.products_of(found)):
+        try:
+            verdict = self_check.run(device, found, part)
+        except torch.cuda.OutOfMemoryError:
+            reason = "not checked: the GPU has no memory left"
+            verdict = self_check.Verdict(str(device), part, reason, 0.0)
+        verdicts.append(dataclasses.asdict(verdict))
+    return verdicts
+
+
+def _cache_folders() -> dict[str, pathlib.Path]:
+    """Where compiled kernels and the winners of tuning are kept."""
+    try:
+        from .core import tune_cache
+        from .kernels import target
+    except ImportError:  # no torch: nothing is kept
+        return {}
+    folders = {"tuning": tune_cache.folder()}
+    if target.triton_version() is not None:
+        from .kernels import features
+
+        folders["Triton"] = features.triton_cache()
+    return folders
+
+
+def _cache(name: str, folder: pathlib.Path) -> dict[str, Any]:
+    """Place, number of files and bytes of a cache; files may come and go meanwhile."""
+    files = size = 0
+    for path, _, names in os.walk(folder):
+        for file in names:
+            try:
+                size += os.stat(os.path.join(path, file)).st_size
+            except OSError:
+                continue
+            files += 1
+    return {"cache": name, "folder": str(folder), "files": files, "bytes": size}
 
 
 def _framework(name: str) -> dict[str, Any]:
@@ -103,8 +180,15 @@ def _framework(name: str) -> dict[str, Any]:
 def show(facts: dict[str, Any], console: Console) -> None:
     """Print `collect()`'s answer as tables."""
     console.print(_machine_table(facts))
+    if any(device["self_check"] for device in facts["devices"]):
+        console.print(_check_table(facts))
     console.print(_framework_table(facts))
+    console.print(_cache_table(facts))
     console.print(_settings_table(facts))
+    if facts["environment"]:
+        console.print(_environment_table(facts))
+    for warning in facts["warnings"]:
+        console.print(warning, style="yellow")
     for name in facts["unknown_variables"]:
         console.print(f"{name} is set, but sparse_bridge has no such setting.", style="yellow")
 
@@ -133,7 +217,35 @@ def _machine_table(facts: dict[str, Any]) -> Table:
             words.append(f"served by plain torch: {device['triton_problem']}")
         else:
             words.append(f"Triton kernels for {device['architecture']}, {device['family']} tiles")
+            words.append(
+                f"{device['compute_units']} compute units, waves of {device['warp_size']}, "
+                f"{device['shared_memory_bytes'] >> 10} KiB shared memory"
+            )
         table.add_row(device["device"], "; ".join(words))
+    return table
+
+
+def _check_table(facts: dict[str, Any]) -> Table:
+    table = _table("Self-check", "device", "part", "result", "time")
+    for verdict in (verdict for device in facts["devices"] for verdict in device["self_check"]):
+        result = verdict["problem"] or "passed"
+        took = f"{verdict['milliseconds']:.0f} ms"
+        table.add_row(verdict["device"], verdict["part"], result, took)
+    return table
+
+
+def _cache_table(facts: dict[str, Any]) -> Table:
+    table = _table("Caches", "cache", "files", "MiB", "folder")
+    for one in facts["caches"]:
+        mebibytes = f"{one['bytes'] / 2**20:.1f}"
+        table.add_row(one["cache"], str(one["files"]), mebibytes, one["folder"])
+    return table
+
+
+def _environment_table(facts: dict[str, Any]) -> Table:
+    table = _table("Environment", "variable", "value")
+    for name, value in facts["environment"].items():
+        table.add_row(name, value)
     return table
 
 

@@ -113,12 +113,20 @@ def kernel_lane(request):
         yield chosen
 
 
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow, too")
+
+
 def pytest_collection_modifyitems(config, items):
-    """GPU tests need a GPU; the lanes of special processes run only what fits them."""
+    """GPU tests need a GPU, slow ones a word; lanes of special processes run what fits them."""
     here = "interpreted" if INTERPRETED else "emulated" if EMULATED else None
     no_gpu = pytest.mark.skip(reason="needs a GPU")
     wrong_lane = pytest.mark.skip(reason="runs in a lane of its own")
+    slow = pytest.mark.skip(reason="slow: run with --slow or -m slow")
+    slow_wanted = config.getoption("--slow") or "slow" in (config.option.markexpr or "")
     for item in items:
+        if "slow" in item.keywords and not slow_wanted:
+            item.add_marker(slow)
         if "gpu" in item.keywords and not torch.cuda.is_available():
             item.add_marker(no_gpu)
         if here and here not in item.keywords:

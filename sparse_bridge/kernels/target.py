@@ -197,8 +197,9 @@ def _host_driver() -> object | None:
     """Triton's active driver when it works on CPU tensors."""
     from triton.runtime import driver
 
-    active = driver._active  # reading `driver.active` would create a GPU driver
-    if active is None:
+    # Reading `driver.active` would create a GPU driver; Triton 3.0 keeps it as a lazy proxy.
+    active = driver._active if hasattr(driver, "_active") else driver.active
+    if active is None or type(active).__name__ == "LazyProxy":
         return None
     try:
         return active if active.get_active_torch_device().type == "cpu" else None

@@ -7,7 +7,7 @@ import torch
 from sparse_bridge.core.conv_spec import Offsets
 from sparse_bridge.kernels import target as targets
 from sparse_bridge.kernels.hash_table import HashTable, hash_insert
-from sparse_bridge.kernels.neighbor_table import neighbor_lookup
+from sparse_bridge.kernels.neighbor_table import neighbor_lookup, owner_counters
 
 
 def schedules(lane):
@@ -41,7 +41,8 @@ def insert(lane, coords, box, capacity, offsets=None, alive=None, wide=False, si
     """(table, slots [V, N]) after inserting what `coords` reach by `offsets` (the zero offset)."""
     offsets = zero(box.dimension) if offsets is None else offsets
     coords = coords.to(lane.device)
-    table = HashTable.allocate(capacity, box.key64, coords.device)
+    counters = owner_counters(len(coords))  # for tests that number new coordinates
+    table = HashTable.allocate(capacity, box.key64, coords.device, counters)
     slots = torch.empty((len(offsets), len(coords)), dtype=torch.int32, device=coords.device)
     hash_insert(
         table, coords, geometry(offsets, lane.device, sign=sign), box.bounds(coords.device),

@@ -9,6 +9,7 @@ import re
 import pytest
 
 import sparse_bridge
+from sparse_bridge.gate.warp_rule import fixed_warp_sizes
 from tests.door.test_imports import FILES, imports_of, reaches
 
 PACKAGE = pathlib.Path(sparse_bridge.__file__).parent
@@ -78,18 +79,7 @@ def test_one_file_knows_devices(path):
 @pytest.mark.parametrize("path", KERNELS, ids=name_of)
 def test_no_warp_size_is_written_down(path):
     """Threads are counted as num_warps x target.warp_size; no instruction of one vendor."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.BinOp) and isinstance(
-            node.op, (ast.Mult, ast.FloorDiv, ast.LShift)
-        ):
-            sides = [ast.unparse(side) for side in (node.left, node.right)]
-            if any("warps" in side for side in sides):
-                assert not any(side in ("32", "64", "5", "6") for side in sides), ast.unparse(node)
-    for function in jit_functions(path):
-        body = ast.unparse(function)
-        for word in ("inline_asm", "tl.extra", "libdevice", "shfl", "ballot", "warp", "wave_size"):
-            assert word not in body.split('"""')[-1], f"{function.name}: {word}"
+    assert fixed_warp_sizes(path.read_text(encoding="utf-8")) == []
 
 
 PRODUCTS = ("torch.mm", "torch.addmm", "torch.matmul", "torch.nn.functional.linear", "F.linear")
@@ -155,3 +145,24 @@ def test_the_core_asks_no_vendor_questions(path):
     source = path.read_text(encoding="utf-8")
     for word in DEVICE_WORDS[:-1]:
         assert not re.search(word, source), word
+
+
+RELEASES = r"triton\.__version__|\bVERSION\b\[?|(hasattr|getattr)\((triton|tl|torch)\b"
+
+
+@pytest.mark.parametrize("path", [*KERNELS, *CORE], ids=name_of)
+def test_releases_are_told_apart_in_one_file(path):
+    """Features of Triton and torch releases: `kernels.features`; whether there is a Triton at all:
+    `kernels.target`."""
+    found = re.search(RELEASES, path.read_text(encoding="utf-8"))
+    if path.name in ("features.py", "target.py"):
+        assert found, "the rule sees them"
+    else:
+        assert not found
+
+
+def test_the_rule_of_vendors_sees_their_words():
+    for word in ("tl.inline_asm_elementwise", "torch.cuda.cudart", "import cupy", "libdevice.exp"):
+        assert CUDA_ONLY.search(word)
+    for word in ("cudart_version", "torch.cuda.current_device", "ptx_words"):
+        assert not CUDA_ONLY.search(word)

@@ -1,9 +1,10 @@
 """Kernels without a GPU: part of the suite again, in Triton's interpreter and on emulated AMD GPUs.
 
-Each lane is a process of its own. The whole of it runs by hand:
+Each lane is a process of its own. A quick part runs by default; `pytest tests/lanes -m slow`
+runs the whole of it on all architectures (minutes each). By hand, any test that takes a `lane`:
 
-    TRITON_INTERPRET=1 python -m pytest tests/core tests/kernels
-    SPARSE_BRIDGE_TEST_ARCH=gfx942 python -m pytest tests/core tests/kernels  # on PYTHONPATH: emu
+    TRITON_INTERPRET=1 python -m pytest tests/core tests/kernels tests/emulated
+    SPARSE_BRIDGE_TEST_ARCH=gfx942 python -m pytest tests/core  # with the emulator on PYTHONPATH
 """
 
 from __future__ import annotations
@@ -31,6 +32,31 @@ KERNELS = [
     "tests/core/test_voxel.py",
     "tests/core/test_key_search.py",
 ]
+ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
+CONV = ("every_kind_and_dimension", "kernel_shapes", "crowded_scenes", "dtypes",
+        "half_precision_with_odd_channels", "ieee_where_tf32_is_not_allowed", "groups",
+        "row_counts_around_the_tile", "empty_batch_items")  # fmt: skip
+EDGES = ("split_k", "repeated_coordinates", "repeated_coordinates_under_other_kernels")
+WHOLE = [
+    "tests/kernels/test_hash_table.py",
+    "tests/kernels/test_neighbor_table.py",
+    "tests/kernels/test_mask_order.py",
+    "tests/kernels/test_gemm.py",
+    "tests/kernels/test_pooling.py",
+    "tests/core/test_maps.py",
+    "tests/core/test_impulse.py",
+    "tests/core/test_pool.py",
+    "tests/core/test_voxel.py",
+    "tests/core/test_key_search.py",
+    "tests/core/test_row_matrix.py",
+    "tests/core/test_channelwise.py",
+    "tests/core/test_self_check.py",
+    *(f"tests/core/test_conv.py::test_{name}" for name in CONV),
+    *(f"tests/core/test_conv_edges.py::test_{name}" for name in EDGES),
+    "tests/emulated/test_networks.py",
+    "tests/emulated/test_schedules.py",
+    "tests/emulated/test_shapes.py",
+]
 
 
 def convolutions(lane):
@@ -48,8 +74,19 @@ def convolutions(lane):
     return nodes
 
 
+def networks(lane, *names):
+    """Small networks, one of each framework, and the self-check of the device."""
+    file = "tests/emulated/test_networks.py::test_network"
+    check = "tests/core/test_self_check.py::TestOnKernels::test_everything_passes"
+    return [f"{check}[{lane}-masked]", *(f"{file}[{lane}-masked-{name}]" for name in names)]
+
+
+SMALL = ("spconv-prog_unet_k3_head", "torchsparse-p21_unet_b2", "minkowski-net_dense_decoder")
+
+
 def run(nodes, at_least, **environment):
-    """The nodes pass in a process with `environment`, and no fewer than `at_least` of them ran."""
+    """The nodes pass in a process with `environment`, and no fewer than `at_least` of them ran;
+    how many did."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *nodes],
         capture_output=True,
@@ -60,13 +97,23 @@ def run(nodes, at_least, **environment):
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed and int(passed[1]) >= at_least, done.stdout[-2000:]
+    return int(passed[1])
 
 
 @HERE
 def test_interpreter():
     if importlib.util.find_spec("triton") is None:
         pytest.skip("Triton is not installed")
-    run([*KERNELS, *convolutions("interpreter")], 100, TRITON_INTERPRET="1")
+    launches = "tests/gate/test_launches.py"
+    run([*KERNELS, launches, *convolutions("interpreter")], 105, TRITON_INTERPRET="1")
+
+
+@HERE
+def test_networks_in_the_interpreter():
+    """Whole networks of all three frameworks, forward and backward, along the launch path."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("Triton is not installed")
+    run(networks("interpreter", *SMALL), 4, TRITON_INTERPRET="1")
 
 
 def emulator_there():
@@ -76,10 +123,30 @@ def emulator_there():
     return any((pathlib.Path(folder) / "triton_driver.py").exists() for folder in folders)
 
 
+needs_emulator = pytest.mark.skipif(
+    not emulator_there(), reason="the emulator is not on PYTHONPATH"
+)
+
+
 @HERE
 @pytest.mark.emulated
-@pytest.mark.skipif(not emulator_there(), reason="the emulator is not on PYTHONPATH")
+@needs_emulator
 @pytest.mark.parametrize("arch", ["gfx942", "gfx1100"])
 def test_emulated_gpu(arch):
-    """The hash table and a convolution, forward and backward, as machine code of that GPU."""
-    run([KERNELS[0], *convolutions(arch)], 40, SPARSE_BRIDGE_TEST_ARCH=arch)
+    """The hash table, a convolution and a network, forward and backward, as machine code of that
+    GPU, and one problem under shuffled schedules."""
+    nodes = [KERNELS[0], *convolutions(arch), *networks(arch, SMALL[1])]
+    nodes.append(f"tests/emulated/test_schedules.py::test_layers[{arch}-masked-submanifold-3-"
+                 "torch.float16]")  # fmt: skip
+    run(nodes, 43, SPARSE_BRIDGE_TEST_ARCH=arch)
+
+
+@HERE
+@pytest.mark.slow
+@pytest.mark.emulated
+@needs_emulator
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_whole_of_an_emulated_gpu(arch, record_property):
+    """Every kernel and map builder, every dtype, networks of all frameworks; bounds checks are on
+    and many schedules are tried."""
+    record_property("cases", run(WHOLE, 700, SPARSE_BRIDGE_TEST_ARCH=arch))

@@ -1,0 +1,101 @@
+"""The matrix of versions, runnable on one machine: `nox -l`, `nox -s oldest newest lint`.
+
+    pip install nox
+    nox -s oldest            # the oldest releases that are supported, a short meaningful part
+    nox -s newest            # the newest that the index has, the whole suite
+    nox -s "pairs(torch='2.6')"
+    nox -s gpu               # in an environment that has the GPU's own torch already
+
+Python versions that are not installed are passed over (`--error-on-missing-interpreters` insists).
+torch's CPU builds come from its own index; NOX_TORCH_INDEX names another one.
+"""
+
+from __future__ import annotations
+
+import os
+
+import nox
+
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.reuse_existing_virtualenvs = True
+nox.options.error_on_missing_interpreters = False
+nox.options.sessions = ["lint", "oldest", "newest"]
+
+PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14"]
+# torch -> (Triton that its GPU builds bring, numpy, newest Python with wheels of it)
+PAIRS = {
+    "2.4": ("3.0.0", "numpy<2", "3.12"),
+    "2.5": ("3.1.0", "numpy<2", "3.12"),
+    "2.6": ("3.2.0", "numpy<2.3", "3.13"),
+    "2.7": ("3.3.1", "numpy<2.3", "3.13"),
+    "2.8": ("3.4.0", "numpy", "3.13"),
+    "2.9": ("3.5.1", "numpy", "3.14"),
+    "2.10": ("3.6.0", "numpy", "3.14"),
+}
+INDEX = os.environ.get("NOX_TORCH_INDEX", "https://download.pytorch.org/whl/cpu")
+TOOLS = ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "matplotlib>=3.7"]
+# Every kernel compiled, layers in plain torch, all three frameworks: minutes on two cores.
+SHORT = [
+    "tests/kernels/test_old_triton.py",
+    "tests/core/test_conv.py",
+    "tests/core/test_maps.py",
+    "tests/core/test_pool.py",
+    "tests/core/test_self_check.py",
+    "tests/core/test_rocm.py",
+    "tests/core/test_device.py",
+    "tests/door",
+    "tests/adapters/spconv/test_functional.py",
+    "tests/adapters/torchsparse/test_conv.py",
+    "tests/adapters/minkowski/test_convolutions.py",
+]
+
+
+def _install(session: nox.Session, torch: str) -> None:
+    triton, numpy, newest = PAIRS[torch]
+    version = str(session.python or "3.10")
+    if tuple(map(int, version.split("."))) > tuple(map(int, newest.split("."))):
+        session.skip(f"torch {torch} has no wheels for Python {version}")
+    session.install(f"torch=={torch}.*", "--index-url", INDEX)
+    session.install(f"triton=={triton}", numpy, *TOOLS)
+    session.install("--no-deps", "-e", ".")
+    session.install("rich>=13", "filelock>=3.12")
+
+
+@nox.session(python=PYTHONS)
+@nox.parametrize("torch", list(PAIRS))
+def pairs(session: nox.Session, torch: str) -> None:
+    """One release of torch with its Triton, on every Python."""
+    _install(session, torch)
+    session.run("python", "-m", "pytest", "-q", "-n", "auto", *(session.posargs or SHORT))
+
+
+@nox.session(python="3.10")
+def oldest(session: nox.Session) -> None:
+    """The lower ends of the ranges in pyproject.toml."""
+    _install(session, next(iter(PAIRS)))
+    session.run("python", "-m", "pytest", "-q", "-n", "auto", *(session.posargs or SHORT))
+
+
+@nox.session(python=["3.12", "3.13", "3.14"])
+def newest(session: nox.Session) -> None:
+    """What an installation gets today: the README's own command."""
+    session.install("torch", "--index-url", INDEX)
+    session.install("-e", ".[test]")
+    session.run("python", "-m", "pytest", "-n", "auto", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def gpu(session: nox.Session) -> None:
+    """The tests of a GPU and what `doctor` says, in the environment nox was started from."""
+    session.run("python", "-m", "sparse_bridge", "doctor", "--json")
+    session.run("python", "-m", "pytest", "-m", "gpu", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style and types."""
+    session.install("torch", "--index-url", INDEX)
+    session.install("-e", ".[test]")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")

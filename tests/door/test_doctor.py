@@ -1,0 +1,152 @@
+"""`doctor`: what it gathers, and that a bug report made of it says what went wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+import torch
+from rich.console import Console
+
+import sparse_bridge
+from sparse_bridge import __main__ as command_line
+from sparse_bridge import doctor, settings
+from sparse_bridge.adapters import base
+from sparse_bridge.core import rocm, self_check
+from sparse_bridge.kernels import target as targets
+from sparse_bridge.kernels.target import Target
+
+HOPPER = Target("cuda", "sm_90", 32, 132, 227 << 10, raw=True)
+
+
+@pytest.fixture
+def no_frameworks(monkeypatch):
+    """Nothing to try out: these tests are about the machine."""
+    monkeypatch.setattr(base, "ADAPTERS", {})
+    monkeypatch.setattr(settings, "_current", settings.Settings())
+
+
+@pytest.fixture
+def gpu(monkeypatch, no_frameworks):
+    """A GPU that is not there; `gpu[part] = problem` makes a part of its self-check fail."""
+    problems = {}
+
+    class Properties:
+        name, total_memory = "NVIDIA H200", 141 << 30
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+    monkeypatch.setattr(targets, "of", lambda device: HOPPER)
+    reason = "CPU tensors take torch"
+    monkeypatch.setattr(
+        targets, "unavailable", lambda device: reason if device.type == "cpu" else None
+    )
+    monkeypatch.setattr(self_check, "_verdicts", {})
+    monkeypatch.setattr(self_check, "_find", lambda device, target, part: problems.get(part))
+    return problems
+
+
+def shown(facts):
+    stream = io.StringIO()
+    doctor.show(facts, Console(file=stream, width=200, markup=False, highlight=False))
+    return stream.getvalue()
+
+
+def test_a_gpu_that_passes(gpu):
+    facts = doctor.collect()
+    cpu, device = facts["devices"]
+    assert (cpu["device"], cpu["self_check"]) == ("cpu", [])
+    assert (device["device"], device["name"]) == ("cuda:0", "NVIDIA H200")
+    assert (device["warp_size"], device["compute_units"]) == (32, 132)
+    parts = {verdict["part"]: verdict["problem"] for verdict in device["self_check"]}
+    assert parts == dict.fromkeys([*self_check.KEYS, *self_check.PRODUCTS])
+    text = shown(facts)
+    for word in ("Self-check", "passed", "NVIDIA H200", "132 compute units", "227 KiB", "sm_90"):
+        assert word in text
+    assert json.loads(json.dumps(facts)) == facts
+
+
+def test_a_part_that_fails_is_told(gpu):
+    gpu["bf16"] = "bf16 products failed the self-check (largest error 3.0e+00)"
+    facts = doctor.collect()
+    (verdict,) = [v for v in facts["devices"][1]["self_check"] if v["problem"]]
+    assert verdict["part"] == "bf16" and verdict["problem"] == gpu["bf16"]
+    assert gpu["bf16"] in shown(facts)
+
+
+def test_a_gpu_without_memory_can_still_be_reported(gpu, monkeypatch):
+    def full(device, target, part):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(self_check, "_find", full)
+    problems = {v["problem"] for v in doctor.collect()["devices"][1]["self_check"]}
+    assert problems == {"not checked: the GPU has no memory left"}
+    assert self_check.failures() == ()
+
+
+def test_status_and_report_tell_of_a_failed_part(gpu, world):
+    """In words, for every framework that is bridged."""
+    name = world.framework("working").name
+    with sparse_bridge.enable(name) as handle:
+        before = handle.status()[name].notes
+        gpu["fp16"] = "fp16 products failed the self-check (wrong)"
+        self_check.run(torch.device("cuda", 0), HOPPER, "fp16")
+        *others, note = handle.status()[name].notes
+        assert tuple(others) == before
+        for text in (note, str(handle.report()), str(sparse_bridge.report())):
+            for word in ("cuda:0", "fp16 products failed the self-check", "per-offset"):
+                assert word in text
+
+
+def test_caches(no_frameworks, monkeypatch, tmp_path):
+    tuning, compiled = tmp_path / "tuning", tmp_path / "compiled" / "deep"
+    tuning.mkdir()
+    compiled.mkdir(parents=True)
+    (tuning / "h200.json").write_bytes(b"x" * 100)
+    for number in range(3):
+        (compiled / f"{number}.cubin").write_bytes(b"x" * 1000)
+    folders = {"tuning": tuning, "Triton": tmp_path / "compiled", "none": tmp_path / "missing"}
+    monkeypatch.setattr(doctor, "_cache_folders", lambda: folders)
+    found = {one["cache"]: (one["files"], one["bytes"]) for one in doctor.collect()["caches"]}
+    assert found == {"tuning": (1, 100), "Triton": (3, 3000), "none": (0, 0)}
+
+
+def test_the_folders_of_the_caches(monkeypatch, tmp_path):
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "t"))
+    with settings.override(cache_dir=str(tmp_path / "s")):
+        folders = doctor._cache_folders()
+    assert folders == {"tuning": tmp_path / "s", "Triton": tmp_path / "t"}
+
+
+def test_variables_that_bear_on_a_result(no_frameworks, monkeypatch):
+    given = {
+        "HSA_OVERRIDE_GFX_VERSION": "11.0.0", "PYTORCH_HIP_ALLOC_CONF": "expandable_segments:True",
+        "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": "1", "SPARSE_BRIDGE_SPEED": "11",
+    }  # fmt: skip
+    for name, value in {**given, "SECRET_TOKEN": "abc"}.items():
+        monkeypatch.setenv(name, value)
+    facts = doctor.collect()
+    assert facts["environment"].items() >= given.items()
+    assert "SECRET_TOKEN" not in facts["environment"]
+    assert facts["unknown_variables"] == ["SPARSE_BRIDGE_SPEED"]
+    text = shown(facts)
+    assert "HSA_OVERRIDE_GFX_VERSION" in text and "no such setting" in text
+
+
+def test_expandable_segments_on_rocm(no_frameworks, monkeypatch):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    assert doctor.collect()["warnings"] == []
+    monkeypatch.setattr(torch.version, "hip", "7.2.1")
+    (warning,) = doctor.collect()["warnings"]
+    assert warning == rocm.allocator_warning() and "PYTORCH_CUDA_ALLOC_CONF" in warning
+    assert warning[:60] in shown(doctor.collect())
+
+
+@pytest.mark.gpu
+def test_on_this_gpu(capsys):
+    assert command_line.main(["doctor", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    checked = [v for device in facts["devices"] for v in device["self_check"]]
+    assert len(checked) >= 4 and not any(verdict["problem"] for verdict in checked)

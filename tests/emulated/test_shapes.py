@@ -1,0 +1,47 @@
+"""Every dtype at every usual kernel volume, with channels that fill no tile, as machine code."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparse_bridge.kernels import target as targets
+from tests.core.layers import check, layer
+
+pytestmark = [pytest.mark.emulated]
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+VOLUMES = {8: ("strided", (2, 2, 2), 0), 27: ("submanifold", (3, 3, 3), None),
+           125: ("submanifold", (5, 5, 5), None)}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("volume", VOLUMES)
+def test_forward_and_gradients(kernel_lane, volume, dtype):
+    """150 to 200 rows: several workgroups, the last one partly filled."""
+    kind, kernel, padding = VOLUMES[volume]
+    shape = (8, 8, 7) if volume == 8 else (7, 6, 6)
+    made = layer(
+        kind, 3, kernel, padding=padding, shape=shape, device=kernel_lane.device, seed=volume
+    )
+    assert made.volume == volume and len(made.x_coords) > 128
+    check(made, 17, 33, kernel_lane, dtype=dtype)
+
+
+def test_accesses_out_of_bounds_are_seen(kernel_lane):
+    """The emulator's checks are on: a look-up table that names a row beyond the features."""
+    import emu
+
+    from sparse_bridge.kernels.gather_gemm import GatherGemm
+    from sparse_bridge.kernels.tile_config import TileConfig
+
+    assert emu.cfg.check
+    device = torch.device("cpu")
+    nbr = torch.full((1, 64), 1 << 20, dtype=torch.int32)
+    gemm = GatherGemm(
+        targets.of(device), device, torch.float32, nbr, 64, 64, 16, 16, 1, (256, 16, 1, 16), 0,
+        False, None, 0.0, "ieee", TileConfig(64, 16, 16, 4, 2),
+    )  # fmt: skip
+    x, w, y = torch.ones(64, 16), torch.ones(1, 16, 16), torch.empty(64, 16)
+    with pytest.raises(emu.MemoryFault):
+        gemm(x, w, None, y)
