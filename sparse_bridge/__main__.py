@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from . import settings
 from ._version import __version__
 from .errors import SparseBridgeError, UnsupportedError
+from .gate import command as gate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -108,6 +109,7 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         description="Show devices, versions, settings, and per framework what enable() would do.",
     )
     doctor.add_argument("--json", action="store_true", help="machine-readable output")
+    gate.add_options(doctor)
     doctor.set_defaults(func=_doctor)
 
 
@@ -159,6 +161,8 @@ def _execute(target: str, arguments: list[str], is_module: bool) -> None:
 
 
 def _doctor(args: argparse.Namespace) -> int:
+    if args.targets is not None:
+        return gate.main(args, _console())
     from . import doctor
 
     facts = doctor.collect()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 
 import pytest
@@ -11,7 +12,14 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge.core import dataflows
+from tests.adapters.spconv import doors
 from tests.checks import assert_close
+
+DOORS = {
+    "spconv": doors.standin,  # another test may have imported the wheel
+    "torchsparse": functools.partial(sparse_bridge.enable, "torchsparse", mode="standin"),
+    "minkowski": functools.partial(sparse_bridge.enable, "minkowski", mode="standin"),
+}
 
 
 @pytest.fixture(params=["spconv", "torchsparse", "minkowski"])
@@ -20,7 +28,7 @@ def case(request):
     torch.manual_seed(0)
     coords = torch.unique(torch.randint(0, 7, (150, 4)) % torch.tensor([2, 7, 7, 7]), dim=0).int()
     feats = torch.randn(len(coords), 4)
-    with sparse_bridge.enable(request.param, mode="standin"):
+    with DOORS[request.param]():
         model = settle(MODELS[request.param]())
         yield model, INPUTS[request.param](coords, feats), ROWS[request.param]
 
@@ -227,7 +235,7 @@ def test_a_pickled_model_stays_optimised(passes):
 
 
 def test_whoever_reads_between_keeps_the_layers_apart(passes, caplog):
-    with sparse_bridge.enable("spconv", mode="standin"):
+    with doors.standin():
         torch.manual_seed(0)
         model = settle(spconv_model(peek=True))
         coords = torch.unique(torch.randint(0, 7, (150, 4)) % torch.tensor([2, 7, 7, 7]), dim=0)
@@ -242,7 +250,7 @@ def test_whoever_reads_between_keeps_the_layers_apart(passes, caplog):
 
 
 def test_hooked_layers_stay_apart(passes):
-    with sparse_bridge.enable("spconv", mode="standin"):
+    with doors.standin():
         torch.manual_seed(0)
         model, seen = settle(spconv_model()), []
         coords = torch.unique(torch.randint(0, 7, (150, 4)) % torch.tensor([2, 7, 7, 7]), dim=0)
@@ -258,7 +266,7 @@ def test_hooked_layers_stay_apart(passes):
 
 def test_containers_fuse_by_themselves(passes):
     """Their convolutions keep the shorter way; whatever lies outside is fused all the same."""
-    with sparse_bridge.enable("spconv", mode="standin"):
+    with doors.standin():
         import spconv.pytorch as sp
 
         torch.manual_seed(0)

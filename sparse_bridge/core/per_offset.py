@@ -48,10 +48,10 @@ def gather_matmul(
         taps = w.matrices(weight, group)
         left, right = columns(x, group, w.c_in), columns(y, group, w.c_out)
         result = _multiply_chunks(chunks, left, taps, right)
-        if w.groups == 1:
-            y = result
-        elif result is not right:
+        if w.groups > 1 and result is not right:
             right.copy_(result)
+        elif result is not right:
+            y = result
     if chunks.order is not None:
         y = y.index_select(0, kmap.relation.lists().inverse())
     return y
@@ -188,10 +188,10 @@ def gradients(
         left, right = columns(x, group, w.c_in), columns(dy, group, w.c_out)
         taps, out = w.matrices(weight, group), columns(dx, group, w.c_in)
         result = _both_chunks(chunks, left, right, taps, w.matrices(total, group), out)
-        if w.groups == 1:
-            dx = result
-        elif result is not out:
+        if w.groups > 1 and result is not out:
             out.copy_(result)
+        elif result is not out:
+            dx = result
     if not exact:
         dw.copy_(total)
     return dx.to(dtype)

@@ -18,7 +18,7 @@ from ..errors import KernelError
 from .launch import alignment, cdiv, register, specialise
 from .mask_order import TileList
 from .target import Target
-from .tile_config import TileConfig
+from .tile_config import TileConfig, in_reach
 
 Vectors = tuple["torch.Tensor | None", ...]
 ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 2, "sigmoid": 3}
@@ -233,13 +233,21 @@ class GatherGemm:
         w_strides: tuple[int, int, int, int], w_shift: int, tail: int,
         activation: str | None, alpha: float, precision: str, tile: TileConfig, eps: float = 0.0,
     ) -> None:  # fmt: skip
-        self.target, self.device, self.tile, self.table = target, device, tile, table
+        self.target, self.device, self.table = target, device, table
         packed = isinstance(table, TileList)
         if isinstance(table, TileList):
             n_offsets, pitch = table.n_offsets, table.pitch
         else:
             n_offsets, pitch = table.shape
         self.columns, self.tail, self.activation = groups * c_out, int(tail), activation
+        largest = max(
+            n_in * groups * c_in,
+            n_rows * self.columns,
+            n_offsets * pitch,
+            n_offsets * abs(w_strides[0]),
+        )
+        wide = largest >= 1 << 31
+        self.tile = tile = in_reach(tile, target, dtype, precision, c_in, wide, self.tail)
         programs = cdiv(n_rows, tile.block_m) * cdiv(c_out, tile.block_n)
         if programs >= 1 << 31:
             raise KernelError(
@@ -247,15 +255,9 @@ class GatherGemm:
                 "than 2^31."
             )
         self.grid = (programs, groups, tile.split_k)
-        largest = max(
-            n_in * groups * c_in,
-            n_rows * self.columns,
-            n_offsets * pitch,
-            n_offsets * abs(w_strides[0]),
-        )
         split_stride = n_rows * self.columns if tile.split_k > 1 else 0
         self.form = _form(
-            target, dtype, packed, largest >= 1 << 31, c_in, c_out, groups, w_strides, w_shift,
+            target, dtype, packed, wide, c_in, c_out, groups, w_strides, w_shift,
             self.tail, activation, alpha, eps, precision, tile, split_stride,
         )  # fmt: skip
         self.sizes = (n_rows, pitch, n_offsets, *self.form.numbers)

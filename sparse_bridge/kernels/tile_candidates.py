@@ -12,7 +12,7 @@ import dataclasses
 import torch
 
 from .target import Target
-from .tile_config import TileConfig, fit, gather_tile, power, split_for, wgrad_tile
+from .tile_config import TileConfig, fit, gather_tile, in_registers, power, split_for, wgrad_tile
 
 __all__ = ["DIRECTIONS", "candidates"]
 
@@ -150,7 +150,9 @@ def candidates(
             tiles.append(dataclasses.replace(largest, vendor=vendor))
     # What has to shrink for the shared memory is in the list already, or not worth timing.
     tiles = [tile for tile in tiles if fit(tile, target, dtype.itemsize) == tile]
-    if direction != "wgrad":
+    wgrad = direction == "wgrad"
+    tiles = [in_registers(tile, target, dtype, precision, wgrad) for tile in tiles]
+    if not wgrad:
         problem = (n_rows, c_in, c_out, n_offsets)
         tiles = [
             dataclasses.replace(tile, split_k=split_for(target, tile, *problem)) for tile in tiles

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from .target import Target
 
-__all__ = ["TileConfig", "fit", "gather_tile", "power", "split_for", "wgrad_tile"]
+__all__ = [
+    "TileConfig",
+    "fit",
+    "gather_tile",
+    "in_reach",
+    "in_registers",
+    "power",
+    "split_for",
+    "wgrad_tile",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +71,88 @@ def fit(tile: TileConfig, target: Target, element_size: int) -> TileConfig:
     return tile
 
 
+class Limit(NamedTuple):
+    """What keeps a product in registers: block_k, results per thread, stages, at most."""
+
+    depth: int
+    results: int
+    stages: int
+
+
+class _Limits(NamedTuple):
+    """By kind of product; None: the tiles as they are chosen stay in registers."""
+
+    plain: Limit | None = None  # without matrix instructions
+    gather: Limit | None = None  # of halves, with them
+    wgrad: Limit | None = None
+    tf32: Limit | None = None
+
+
+# Without matrix instructions a whole block_k of both operands lies in registers; RDNA's also take
+# their operands from there.
+_SMALL = _Limits(Limit(16, 32, 2))
+_AMPERE = _Limits(Limit(32, 32, 2), None, Limit(32, 64, 3), Limit(32, 32, 2))
+_RDNA = _Limits(Limit(16, 16, 2), Limit(64, 32, 3), Limit(32, 32, 2))
+_LIMITS = {
+    "turing": _SMALL,
+    "generic": _SMALL,
+    "ampere": _AMPERE,
+    "ada": _AMPERE,
+    "blackwell": _AMPERE,
+    "rdna3": _RDNA,
+    "rdna4": _RDNA,
+}
+_WARPS = 8
+
+
+def in_registers(
+    tile: TileConfig, target: Target, dtype: torch.dtype, precision: str, wgrad: bool
+) -> TileConfig:
+    """The tile, made shallower, then spread over more warps, then smaller, until its family keeps
+    it in registers. wgrad: block_m counts channels, so it may shrink below the packed tiles."""
+    limits = _LIMITS.get(target.family, _Limits())
+    half = dtype != torch.float32
+    if half and target.has_matrix_units:
+        limit = limits.wgrad if wgrad else limits.gather
+    else:
+        limit = limits.plain if half or precision == "ieee" else limits.tf32
+    if limit is None:
+        return tile
+    m, n, warps = tile.block_m, tile.block_n, tile.num_warps
+    while m * n > limit.results * warps * target.warp_size:
+        if warps < _WARPS:
+            warps *= 2
+        elif m > (32 if wgrad else 64):
+            m //= 2
+        else:
+            n //= 2
+    depth, stages = min(tile.block_k, limit.depth), min(tile.num_stages, limit.stages)
+    return dataclasses.replace(
+        tile, block_m=m, block_n=n, block_k=depth, num_warps=warps, num_stages=stages
+    )
+
+
+def in_reach(
+    tile: TileConfig, target: Target, dtype: torch.dtype, precision: str, c_in: int, wide: bool,
+    tail: int,
+) -> TileConfig:  # fmt: skip
+    """The gather-GEMM's tile, made smaller where one problem takes more registers than others.
+
+    Under 64-bit offsets (wide) a thread holds fewer results, and where rows are ragged (c_in no
+    multiple of block_k), so that every element has an address of its own, fewer channels. Hopper
+    holds fewer channels for IEEE fp32 that a norm follows (tail >= 2, as `gather_gemm` counts).
+    """
+    single, n = dtype == torch.float32, tile.block_n
+    most = (32 if single else 64) * tile.num_warps * target.warp_size
+    while wide and tile.block_m * n > most and n > 16:
+        n //= 2
+    ragged = wide and c_in % tile.block_k != 0
+    plain = single and precision == "ieee" and target.family == "hopper"
+    normed = plain and tail >= 2 and tile.split_k == 1
+    depth = min(tile.block_k, 32) if ragged or normed else tile.block_k
+    return dataclasses.replace(tile, block_n=n, block_k=depth)
+
+
 def gather_tile(
     target: Target, dtype: torch.dtype, n_rows: int, c_in: int, c_out: int, n_offsets: int,
     precision: str = "ieee",
@@ -74,7 +165,7 @@ def gather_tile(
     if roomy and many and c_in % 128 == 0 and c_out % 256 == 0:
         return TileConfig(128, 256, 128, 8, 2)
     if precision == "ieee" and not half and many and c_in >= 256 and c_out >= 256:
-        return TileConfig(128, 128, 16, 4, 2)
+        return in_registers(TileConfig(128, 128, 16, 4, 2), target, dtype, precision, wgrad=False)
     block_n = power(c_out, 16, 128)
     block_k = power(c_in, 16, 128 if roomy else 64)
     while block_k > 16 and c_in % block_k and c_in % (block_k // 2) == 0:
@@ -83,8 +174,9 @@ def gather_tile(
     block_m = 128 if precision == "ieee" and not half and many and 32 <= block_n <= 64 else 64
     stages = 3 if block_k * block_n <= 32 * 32 else 2
     tile = TileConfig(block_m, block_n, block_k, 4, stages)
+    tile = in_registers(fit(tile, target, dtype.itemsize), target, dtype, precision, wgrad=False)
     split = split_for(target, tile, n_rows, c_in, c_out, n_offsets)
-    return fit(dataclasses.replace(tile, split_k=split), target, dtype.itemsize)
+    return dataclasses.replace(tile, split_k=split)
 
 
 def split_for(
@@ -111,4 +203,4 @@ def wgrad_tile(
     else:
         deep = 16 if max(c_in, c_out) > 64 else 32
         tile = TileConfig(power(c_in, 16, 64), power(c_out, 16, 64), deep, 4, 3)
-    return fit(tile, target, dtype.itemsize)
+    return in_registers(fit(tile, target, dtype.itemsize), target, dtype, precision, wgrad=True)

@@ -111,6 +111,8 @@ class Space:
     def holds(self, variant: Variant) -> bool:
         """Whether a launch, as `as_launched` gives it, is one of the forms."""
         sides = {n: s[:1] if n in self.silent else s for n, s in self.factors.items()}
+        if not all(sides.values()):
+            return False
         if self.main:
             first = {name: side[0] for name, side in sides.items()}
             sides[self.main] = [

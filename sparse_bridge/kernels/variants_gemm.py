@@ -15,7 +15,7 @@ from .gather_gemm import ACTIVATIONS, gather_gemm_kernel, sum_partials_kernel
 from .launch import Kernel
 from .target import Target
 from .tile_candidates import candidates
-from .tile_config import TileConfig, gather_tile, wgrad_tile
+from .tile_config import TileConfig, gather_tile, in_reach, wgrad_tile
 from .variants import PLACES, POINTED, Space, Variant, make
 from .wgrad_gemm import sum_shares_kernel, wgrad_kernel
 
@@ -117,14 +117,19 @@ def _gather(
 ) -> Variant:  # fmt: skip
     """end: (tail, activation, split).  vector: what bias and norm hold.  size: "int32", "wide"
     offsets, or "far": more than 2^31 result elements too."""
-    held, tile, (tail, act, split) = case.holds, case.tile, end
+    held, (tail, act, split) = case.holds, end
     even, one, c_in = _DEPTHS[depth]
+    wide, whole = size != "int32", case.tile.block_k
+    tile = dataclasses.replace(case.tile, split_k=split)
+    tile = in_reach(
+        tile, target, case.dtype, case.precision, whole if even else whole + 1, wide, tail
+    )
     divisible, ones = _strides(gather_gemm_kernel, layout, "stride_wi", "stride_wo")
     for names, channels in ((("c_in", "stride_xn"), c_in), (("c_out", "stride_yn"), columns)):
         divisible += names if channels == 16 else ()
         ones += names if channels == 1 else ()
     constants = (
-        packed, tail, act, case.precision, even, one, size != "int32", split, tile.block_m,
+        packed, tail, act, case.precision, even, one, wide, split, tile.block_m,
         tile.block_n, tile.block_k,
     )  # fmt: skip
     found = make(

@@ -12,7 +12,7 @@ from .variants import PLACES, Space, Variant, make
 
 __all__ = ["declare"]
 
-_BLOCKS = (128, 16, 32, 64)  # channels of a program
+_BLOCKS = (128, 64, 32, 16)  # channels of a program
 _SHARES = (1, 2, 4, 8, 16, 32, 64)
 _OPTIONS = {"num_warps": 4}
 _SILENT = ("place",)
@@ -53,9 +53,11 @@ def _by_channel(kernel: Kernel, held: str, channels: int, place: str) -> Variant
 
 
 def _segment_sum(
-    held: str, per_row: int, weight: str | None, count: str | None, lanes: int, index: str,
-    channels: int, place: str,
+    rows: tuple[str, int], per_row: int, weight: str | None, count: str | None, lanes: int,
+    index: str, place: str,
 ) -> Variant:  # fmt: skip
+    """rows: what they hold, and channels of a program."""
+    held, channels = rows
     types = {"x": held, "order": index, "starts": index, "y": held}
     types |= {"weight": weight or held, "count": count or index}
     constants = (
@@ -66,9 +68,11 @@ def _segment_sum(
 
 
 def _gather_sum(
-    held: str, per_row: int, weight: str | None, count: str | None, index: str, channels: int,
+    rows: tuple[str, int], per_row: int, weight: str | None, count: str | None, index: str,
     place: str,
 ) -> Variant:  # fmt: skip
+    """rows: as for `_segment_sum`."""
+    held, channels = rows
     types = {"x": held, "index": index, "weight": weight or held, "count": count or index}
     types["y"] = held
     constants = (
@@ -105,8 +109,9 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
         build = functools.partial(_by_channel, kernel)
         yield kernel, [Space(rows, build, silent=_SILENT)]
     voxels = {
-        **rows,
-        "held": ("fp64", *floats),
+        **places,
+        # fp64 has narrower programs.
+        "rows": [(held, c) for held in ("fp64", *floats) for c in _BLOCKS[held == "fp64" :]],
         "per_row": _PER_ROW,
         "weight": ("fp32", None, "fp16", "bf16", "fp64"),
         "count": ("i32", None, "i64", "fp32"),

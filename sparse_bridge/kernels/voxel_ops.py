@@ -143,8 +143,9 @@ count_kernel = register(_count_index)
 _OPTIONS = {"num_warps": 4}
 
 
-def _channels(n_channels: int) -> int:
-    return min(128, max(16, power_of_2(n_channels)))
+def _channels(n_channels: int, dtype: torch.dtype) -> int:
+    """Channels of a program; sums of fp64 take twice the registers."""
+    return min(64 if dtype == torch.float64 else 128, max(16, power_of_2(n_channels)))
 
 
 def segment_sum(
@@ -160,7 +161,7 @@ def segment_sum(
     n_segments, n_channels = y.shape
     mean = order.shape[0] / max(1, n_segments)
     lanes = 1 if mean < 4 else 8 if mean < 48 else 32
-    channels = _channels(n_channels)
+    channels = _channels(n_channels, x.dtype)
     constants = (
         per_row, weight is not None, count is not None, x.dtype == torch.float64,
         _LANES_TOTAL // lanes, lanes, channels,
@@ -195,7 +196,7 @@ def gather_sum(
     nothing.
     """
     (n_rows, n_channels), per_row = y.shape, index.shape[1]
-    channels = _channels(n_channels)
+    channels = _channels(n_channels, x.dtype)
     constants = (
         per_row, weight is not None, count is not None, x.dtype == torch.float64, _ROWS, channels
     )  # fmt: skip

@@ -1,0 +1,101 @@
+"""`python -m sparse_bridge doctor --targets`: the compile gate in a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .architectures import ARCHITECTURES
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from .running import Result
+
+__all__ = ["add_options", "main"]
+
+_SHOWN = 20  # failures that are printed
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `doctor` that concern the gate."""
+    gate = parser.add_argument_group(
+        "compile gate", "compile the kernels for GPUs that need not be there and check the code"
+    )
+    gate.add_argument(
+        "--targets", nargs="*", metavar="ARCH", help=f"which (default: {' '.join(ARCHITECTURES)})"
+    )
+    gate.add_argument(
+        "--full", action="store_true", help="every form that ships; some hundred per target"
+    )
+    gate.add_argument("--write", metavar="PATH", help="also write the tables there, as Markdown")
+    gate.add_argument("--workers", type=int, metavar="N", help="processes (default: one per CPU)")
+
+
+def main(args: argparse.Namespace, console: Console) -> int:
+    """Run the gate; 1 if a form may not ship."""
+    from .running import failures, jobs_for
+    from .summary import as_json, markdown
+
+    archs = tuple(args.targets) or ARCHITECTURES
+    jobs = jobs_for(archs, args.full)
+    results = _run(jobs, args.workers, console if not args.json else None)
+    if args.write:
+        pathlib.Path(args.write).write_text(markdown(results, args.full), encoding="utf-8")
+    if args.json:
+        console.print_json(data=as_json(results))
+    else:
+        _show(results, console)
+    return 1 if any(failures(results)) else 0
+
+
+def _run(jobs: Sequence, workers: int | None, console: Console | None) -> list[Result]:
+    from .running import run
+
+    if console is None:
+        return run(jobs, workers)
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    )  # fmt: skip
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("compiling", total=len(jobs))
+        failed = 0
+
+        def count(result: Result) -> None:
+            nonlocal failed
+            failed += bool(result.problems)
+            progress.update(task, advance=1, description=f"{result.arch}, {failed} failed")
+
+        return run(jobs, workers, count)
+
+
+def _show(results: Sequence[Result], console: Console) -> None:
+    from rich.table import Table
+
+    from .running import failures
+    from .summary import summaries
+
+    table = Table(
+        "target", "family", "fp16", "bf16", "fp32", "TF32", "forms", "registers", "shared KiB",
+        "failed", title="Compiled for", title_justify="left", title_style="bold",
+    )  # fmt: skip
+    for s in summaries(results):
+        shared = f"{s.shared / 1024:.0f} / {s.target.shared_memory >> 10}"
+        cells = [s.target.arch, s.target.family, *s.products.values(), s.forms, s.registers]
+        cells += [shared, s.failed]
+        table.add_row(*map(str, cells), style="red" if s.failed else None)
+    console.print(table)
+    failed = list(failures(results))
+    for result in failed[:_SHOWN]:
+        variant = result.variant
+        console.print(
+            f"{result.arch} {variant.kernel}{variant.named} {dict(variant.options)}: "
+            f"{'; '.join(result.problems)}",
+            style="red", soft_wrap=True,
+        )  # fmt: skip
+    if len(failed) > _SHOWN:
+        console.print(f"... and {len(failed) - _SHOWN} more; --json lists all.", style="red")

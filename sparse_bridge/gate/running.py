@@ -1,0 +1,107 @@
+"""Compiling many forms in parallel processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+
+from ..errors import DeviceError
+from ..kernels.target import described
+from ..kernels.variants import Variant
+from .checks import problems
+from .compiling import Code, compile_variant, require_triton
+from .selection import selected
+
+__all__ = ["Result", "examine", "jobs_for", "run"]
+
+_CHUNK = 8  # forms a process takes at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """One form on one target. code: None where it did not compile; problems: () if it may ship."""
+
+    arch: str
+    variant: Variant
+    code: Code | None
+    problems: tuple[str, ...]
+    seconds: float
+
+
+def examine(arch: str, variant: Variant) -> Result:
+    """Compile one form in this process, afresh, and check it."""
+    target, begin = described(arch), time.perf_counter()
+    code = None
+    with tempfile.TemporaryDirectory() as folder:
+        before = os.environ.get("TRITON_CACHE_DIR")
+        os.environ["TRITON_CACHE_DIR"] = folder
+        try:
+            code = compile_variant(variant, target)
+            found = tuple(problems(variant, target, code))
+        # Triton's compilers raise whatever they like; that is the finding.
+        except Exception as error:
+            last = str(error).strip().splitlines() or [""]
+            found = (f"does not compile: {type(error).__name__}: {last[-1]}",)
+        finally:
+            if before is None:
+                del os.environ["TRITON_CACHE_DIR"]
+            else:
+                os.environ["TRITON_CACHE_DIR"] = before
+    return Result(arch, variant, code, found, time.perf_counter() - begin)
+
+
+def jobs_for(archs: Sequence[str], full: bool) -> list[tuple[str, Variant]]:
+    """(architecture, form) of a whole run.
+
+    Raises: DeviceError for a name that is no architecture, UnsupportedError without Triton 3.3.
+    """
+    require_triton()
+    if not archs:
+        raise DeviceError("no architecture was named; expected names like gfx942 or sm_90.")
+    return [
+        (arch, variant)
+        for place, arch in enumerate(archs)
+        for variant in selected(described(arch), place, full)
+    ]
+
+
+def run(
+    jobs: Sequence[tuple[str, Variant]],
+    workers: int | None = None,
+    on_result: Callable[[Result], None] = lambda result: None,
+) -> list[Result]:
+    """Examine all jobs; results in the order of the jobs, `on_result` as they come.
+
+    workers: processes (default: one per CPU that this process may use).
+    """
+    workers = workers or len(os.sched_getaffinity(0))
+    results: dict[int, Result] = {}
+    chunks = [range(i, min(i + _CHUNK, len(jobs))) for i in range(0, len(jobs), _CHUNK)]
+    if workers == 1 or len(chunks) == 1:
+        for place, job in enumerate(jobs):
+            results[place] = examine(*job)
+            on_result(results[place])
+        return [results[place] for place in range(len(jobs))]
+    # A forked child of a process with threads may hang.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(workers, len(chunks)), mp_context=context) as pool:
+        waiting = {pool.submit(_examine_all, [jobs[i] for i in chunk]): chunk for chunk in chunks}
+        for done in as_completed(waiting):
+            for place, result in zip(waiting[done], done.result(), strict=True):
+                results[place] = result
+                on_result(result)
+    return [results[place] for place in range(len(jobs))]
+
+
+def _examine_all(jobs: Sequence[tuple[str, Variant]]) -> list[Result]:
+    return [examine(*job) for job in jobs]
+
+
+def failures(results: Sequence[Result]) -> Iterator[Result]:
+    """Those that may not ship."""
+    return (result for result in results if result.problems)

@@ -1,0 +1,46 @@
+"""What a run of the gate compiles for a target: everything, or a quick representative part."""
+
+from __future__ import annotations
+
+from ..kernels.target import Target
+from ..kernels.variants import Variant, covering, spaces
+from ..kernels.variants_gemm import products
+from .checks import product_of
+
+__all__ = ["representative", "selected"]
+
+_TURNS = 3  # architectures that share the kernels other than products among them
+
+
+def selected(target: Target, place: int, full: bool) -> list[Variant]:
+    """Forms to compile. place: of the target among the architectures of the run."""
+    return covering(target) if full else representative(target, place)
+
+
+def representative(target: Target, place: int) -> list[Variant]:
+    """One product of every dtype and precision, with its largest default tile, forward and wgrad
+    taking turns, and every third other kernel."""
+    forms = {name: declared[0].covering() for name, declared in spaces(target).items()}
+    multiply = sorted(name for name in forms if product_of(forms[name][0]) is not None)
+    found = []
+    for turn, (dtype, precision) in enumerate(products(target)):
+        of_kind = [
+            form
+            for form in forms[multiply[(turn + place) % len(multiply)]]
+            if product_of(form) == product_name(dtype, precision)
+        ]
+        found.append(max(of_kind, key=_size))
+    others = sorted(set(forms) - set(multiply))
+    return found + [forms[name][0] for name in others[place % _TURNS :: _TURNS]]
+
+
+def product_name(dtype: object, precision: str) -> str:
+    """What `product_of` says of forms with this dtype and precision."""
+    from ..kernels.variants import POINTED
+
+    return "tf32" if precision == "tf32" else POINTED[dtype]  # type: ignore[index]
+
+
+def _size(form: Variant) -> int:
+    named = form.named
+    return named["BLOCK_M"] * named["BLOCK_N"] * named["BLOCK_K"]

@@ -1,0 +1,212 @@
+"""Nothing is launched that the list of forms does not hold: networks and layers of every kind run
+with the tiles of real GPUs, and each launch is looked up.
+
+Kernels run in Triton's interpreter; only what asks for the device gets the answer of another one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+
+import pytest
+import torch
+
+import sparse_bridge
+from sparse_bridge import settings
+from sparse_bridge.core import channelwise, functional, key_search, max_rows, voxel
+from sparse_bridge.kernels import mask_order
+from sparse_bridge.kernels import target as targets
+from sparse_bridge.kernels.launch import REGISTRY, Kernel
+from sparse_bridge.kernels.variants import as_launched, declarations, launchable
+from tests.adapters.spconv import doors
+from tests.adapters.torchsparse.conftest import speaking
+from tests.clouds import cloud, features
+from tests.conftest import INTERPRETED
+from tests.core.layers import KINDS, layer
+
+pytestmark = [
+    pytest.mark.interpreted,
+    pytest.mark.skipif(not INTERPRETED, reason="runs in the interpreter lane"),
+]
+
+# Their results decide nothing that is launched later, and interpreting them takes the time.
+UNREAD = ("gather_gemm", "sum_partials", "wgrad_gemm", "sum_shares")
+
+
+class Recorder:
+    """Launches of one test: the distinct ones, and those that nobody declared."""
+
+    def __init__(self, target):
+        self.target, self.seen = target, set()
+        self.launch = Kernel.launch
+
+    def __call__(self, kernel, device, target, grid, args, constants, options, key):
+        assert target is self.target
+        self.seen.add(as_launched(kernel, args, constants, options))
+        if kernel.name == "order_chunk":
+            # Any order of rows is right; sorting in the interpreter takes seconds.
+            args[1].copy_(torch.arange(len(args[1])))
+        elif kernel.name not in UNREAD:
+            self.launch(kernel, device, target, grid, args, constants, options, key)
+
+    def undeclared(self):
+        return [one for one in self.seen if not launchable(self.target, one)]
+
+
+@pytest.fixture
+def recorder(monkeypatch, request):
+    """Launches as on the GPU that the test names."""
+    target = targets.described(request.param)
+    made = Recorder(target)
+    monkeypatch.setattr(targets, "of", lambda device: target)
+    monkeypatch.setattr(Kernel, "launch", lambda kernel, *args: made(kernel, *args))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with settings.override(dataflow="masked"):
+        yield made
+    torch.set_num_threads(threads)
+
+
+def spconv_network():
+    with doors.standin() as sp:
+        net = sp.SparseSequential(
+            sp.SubMConv3d(4, 16, 3, indice_key="s"), sp.SparseConv3d(16, 32, 3, 2, 1),
+            sp.SparseConv3d(32, 48, 2, 2, indice_key="d", bias=False),
+            sp.SparseInverseConv3d(48, 32, 2, "d"), sp.SparseMaxPool3d(2, 2),
+        )  # fmt: skip
+        coords = cloud((4, 5, 4))
+        x = sp.SparseConvTensor(features(len(coords), 4), coords, [4, 5, 4], 2)
+        net(x).features.sum().backward()
+
+
+def torchsparse_network():
+    with speaking("2.1") as ts:
+        net = torch.nn.Sequential(
+            ts.nn.Conv3d(4, 16, 3), ts.nn.Conv3d(16, 32, 2, stride=2),
+            ts.nn.Conv3d(32, 16, 2, stride=2, transposed=True), ts.nn.GlobalAvgPool(),
+        )  # fmt: skip
+        coords = cloud((4, 5, 4))
+        net(ts.SparseTensor(features(len(coords), 4), coords)).sum().backward()
+
+
+def minkowski_network():
+    with sparse_bridge.enable("minkowski"):
+        ME = importlib.import_module("MinkowskiEngine")
+        coords = cloud((4, 5, 4))
+        x = ME.SparseTensor(features(len(coords), 4), coords)
+        net = torch.nn.Sequential(
+            ME.MinkowskiConvolution(4, 16, kernel_size=3, dimension=3),
+            ME.MinkowskiChannelwiseConvolution(16, kernel_size=3, dimension=3),
+            ME.MinkowskiConvolution(16, 32, kernel_size=2, stride=2, dimension=3),
+            ME.MinkowskiMaxPooling(kernel_size=2, stride=2, dimension=3),
+            ME.MinkowskiGenerativeConvolutionTranspose(32, 16, 2, stride=2, dimension=3),
+            ME.MinkowskiGlobalMaxPooling(),
+        )
+        net(x).F.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "recorder, run",
+    [
+        ("gfx1100", spconv_network),
+        ("sm_80", torchsparse_network),
+        ("gfx950", minkowski_network),
+    ],
+    indirect=["recorder"],
+)
+def test_networks(recorder, run):
+    """A network of each framework, forward and backward."""
+    run()
+    assert {"gather_gemm", "wgrad_gemm", "neighbor_lookup"} <= {one.kernel for one in recorder.seen}
+    assert recorder.undeclared() == []
+
+
+def convolve(made, c_in, c_out, dtype, tf32, bias):
+    x = features(made.kmap.n_in, c_in, dtype=dtype).requires_grad_()
+    weight = torch.ones(made.volume, c_in, c_out, dtype=dtype, requires_grad=True)
+    shift = torch.ones(c_out, dtype=dtype) if bias else None
+    functional.conv(x, weight, shift, made.kmap, allow_tf32=tf32).sum().backward()
+    with torch.no_grad(), torch.autocast("cpu", torch.float16, enabled=dtype == torch.float32):
+        functional.conv(x, weight, shift, made.kmap, activation="relu", allow_tf32=tf32)
+
+
+def every_row_kernel(made):
+    """Pools, depthwise products, maxima and voxel operators."""
+    n = made.kmap.n_in
+    for channels, dtype in ((1, torch.float32), (40, torch.float16)):
+        x = features(n, channels, dtype=dtype).requires_grad_()
+        for mode in ("max", "avg", "sum"):
+            functional.pool(x, made.kmap, mode).sum().backward()
+            item = torch.arange(n) % 2
+            functional.global_pool(x, item, 2, mode).sum().backward()
+        taps = torch.ones(made.volume, channels, dtype=dtype, requires_grad=True)
+        channelwise.channelwise(x, taps, made.kmap).sum().backward()
+        max_rows.window_max(x, made.kmap).sum().backward()
+    points = features(50, 3) * 3
+    cells = torch.arange(50) % 7
+    counts = voxel.count(cells, 7)
+    for dtype in (torch.float64, torch.float16):
+        means = voxel.voxelize(features(50, 5, dtype=dtype).requires_grad_(), cells, counts)
+        means.sum().backward()
+    index = (torch.arange(400) % 9 - 1).view(50, 8)
+    weights = voxel.trilinear_weights(points, index)
+    voxel.devoxelize(features(7, 5).requires_grad_(), index, weights).sum().backward()
+    keys = key_search.hash_rows(cells.int().view(-1, 1).repeat(1, 4))
+    key_search.hash_rows(cells.int().view(-1, 1).repeat(1, 4), torch.ones(2, 3).int(), first=1)
+    key_search.find_keys(keys[:9], keys[5:])
+
+
+TINY = {1: (12,), 2: (5, 4), 3: (3, 4, 3)}
+
+
+@pytest.mark.parametrize(
+    "recorder",
+    ["gfx90a", *(pytest.param(a, marks=pytest.mark.slow) for a in ("gfx1201", "sm_75", "sm_90"))],
+    indirect=True,
+)
+def test_layers(recorder, monkeypatch):
+    """Layers of every kind, dimension and dtype, odd and large channels; every kernel is met."""
+    channels = itertools.cycle([(1, 1), (16, 33), (64, 64), (96, 256), (130, 20), (256, 256)])
+    dtypes = [(torch.float16, False), (torch.float32, False), (torch.float32, True)]
+    dtypes += [(torch.bfloat16, False)] if recorder.target.has_bf16 else []
+    products = itertools.cycle(dtypes)
+    for dimension, kind in zip((1, 2, 3, 1, 2), KINDS, strict=True):
+        made = layer(kind, shape=TINY[dimension], share=0.4)
+        for _ in range(5):
+            convolve(made, *next(channels), *next(products), bias=kind == "strided")
+    convolve(layer("submanifold", shape=TINY[2], kernel=7), 32, 32, torch.float16, False, True)
+    every_row_kernel(layer("strided", shape=TINY[2]))
+    coords = cloud(TINY[2], 1)
+    repeated = functional.coordinate_map(torch.cat([coords, coords[:3]]), TINY[2], 1)
+    convolve_map(functional.submanifold(repeated, functional.kernel_offsets((3, 3))))
+    with settings.override(dataflow="unmasked"):
+        convolve_map(layer("strided", shape=TINY[1]).kmap)
+    monkeypatch.setattr(mask_order, "_SORT_IN_BLOCKS", 0)
+    convolve_map(layer("strided", shape=TINY[1]).kmap)
+    assert recorder.undeclared() == []
+    declarations()
+    assert {one.kernel for one in recorder.seen} == set(REGISTRY)
+    assert len(recorder.seen) > 80
+
+
+def convolve_map(kmap):
+    x = features(kmap.n_in, 16).requires_grad_()
+    weight = torch.ones(kmap.n_offsets, 16, 16, requires_grad=True)
+    functional.conv(x, weight, None, kmap).sum().backward()
+
+
+@pytest.mark.parametrize("recorder", ["sm_90"], indirect=True)
+def test_an_undeclared_launch_is_seen(recorder, monkeypatch):
+    """Two warps instead of four: no such form is on the list."""
+    launch = Recorder.__call__
+
+    def with_two(self, kernel, device, target, grid, args, constants, options, key):
+        if kernel.name == "pool_forward":
+            options = {"num_warps": 2}
+        launch(self, kernel, device, target, grid, args, constants, options, key)
+
+    monkeypatch.setattr(Recorder, "__call__", with_two)
+    made = layer("strided", shape=TINY[1])
+    functional.pool(features(made.kmap.n_in, 4), made.kmap, "sum")
+    assert {one.kernel for one in recorder.undeclared()} == {"pool_forward"}

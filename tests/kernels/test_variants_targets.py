@@ -1,0 +1,63 @@
+"""What `kernels.target` answers about GPUs that are not here."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from sparse_bridge import log
+from sparse_bridge.errors import DeviceError
+from sparse_bridge.kernels import target as targets
+
+# arch: vendor, family, lanes, KiB of shared memory, bf16, TF32, fp8, matrix units
+FACTS = {
+    "gfx90a": ("amd", "cdna2", 64, 64, True, False, False, True),
+    "gfx942": ("amd", "cdna3", 64, 64, True, True, True, True),
+    "gfx950": ("amd", "cdna4", 64, 160, True, False, True, True),
+    "gfx1100": ("amd", "rdna3", 32, 64, True, False, False, True),
+    "gfx1151": ("amd", "rdna3", 32, 64, True, False, False, True),
+    "gfx1201": ("amd", "rdna4", 32, 64, True, False, True, True),
+    "sm_75": ("nvidia", "turing", 32, 64, False, False, False, False),
+    "sm_80": ("nvidia", "ampere", 32, 163, True, True, False, True),
+    "sm_86": ("nvidia", "ampere", 32, 99, True, True, False, True),
+    "sm_89": ("nvidia", "ada", 32, 99, True, True, True, True),
+    "sm_90": ("nvidia", "hopper", 32, 227, True, True, True, True),
+    "sm_100": ("nvidia", "blackwell", 32, 227, True, True, True, True),
+    "sm_120": ("nvidia", "blackwell", 32, 99, True, True, True, True),
+    # Nobody has tabulated these: what their capability promises, in the least memory there is.
+    "gfx908": ("amd", "generic", 64, 64, True, False, False, False),
+    "gfx1030": ("amd", "generic", 32, 64, True, False, False, False),
+    "sm_130": ("nvidia", "generic", 32, 48, True, True, True, True),
+}
+
+
+@pytest.mark.parametrize("arch", FACTS)
+def test_facts(arch):
+    t = targets.described(arch, compute_units=7)
+    assert (t.arch, t.compute_units, t.raw) == (arch, 7, False)
+    kib = t.shared_memory >> 10
+    units = (t.has_bf16, t.has_tf32, t.has_fp8, t.has_matrix_units)
+    assert (t.vendor, t.family, t.warp_size, kib, *units) == FACTS[arch]
+
+
+def test_the_interpreter_is_no_vendor():
+    t = targets.Target("interpreter", "interpreter", 32, 4, 1 << 20, raw=False)
+    assert (t.vendor, t.family, t.capability) == ("none", "generic", 0)
+    assert t.has_tf32 and not (t.has_bf16 or t.has_fp8)
+
+
+def test_an_unknown_gpu_is_told_once(caplog, monkeypatch):
+    monkeypatch.setattr(log, "_seen", set())
+    with caplog.at_level(logging.INFO, "sparse_bridge"):
+        targets.described("sm_140")
+        targets.described("sm_140")
+        targets.described("sm_90")
+    (record,) = caplog.records
+    assert "sm_140 is not in the tile tables" in record.message and "48 KiB" in record.message
+
+
+@pytest.mark.parametrize("name", ["gfx", "gfx9", "sm90", "sm_", "h200", "", "gfx942 "])
+def test_what_is_no_architecture(name):
+    with pytest.raises(DeviceError, match="expected a name like gfx942 or sm_90"):
+        targets.described(name)
