@@ -13,8 +13,8 @@ _CDNA = ("cdna2", "cdna3", "cdna4")
 _LEAST_ROWS = 64  # rows of one warpgroup's product
 _NVIDIA_REGISTERS = 255  # of a thread, at most
 _BY_CHOICE = 64  # bytes
-# (family, kernel, BLOCK_M, BLOCK_N, BLOCK_K, warps): bytes. Tuned on an H200 as they are; they spill
-# where channels are ragged or offsets many.
+# (family, kernel, BLOCK_M, BLOCK_N, BLOCK_K, warps): bytes. Tuned on an H200 as they are; they
+# spill where channels are ragged or offsets many.
 ACCEPTED: dict[tuple[object, ...], int] = {
     ("hopper", "wgrad_gemm", 128, 128, 64, 4): 400,
     ("hopper", "wgrad_gemm", 32, 64, 64, 4): 160,
