@@ -263,10 +263,11 @@ def test_the_parts_of_a_target():
 
 @pytest.mark.gpu
 def test_on_this_gpu_at_first_use():
-    """All parts pass, and once its kernels are compiled the check takes less than half a second."""
+    """All parts pass, and once its kernels are compiled the check is a matter of milliseconds; the
+    limit leaves room for other processes on the GPU."""
     device, target = CUDA, targets.of(CUDA)
     for _ in range(2):
         self_check.forget()
         verdicts = [self_check.run(device, target, part) for part in parts_of(target)]
         assert [v.problem for v in verdicts] == [None] * len(verdicts)
-    assert sum(v.milliseconds for v in verdicts) < 500
+    assert sum(v.milliseconds for v in verdicts) < 2000
