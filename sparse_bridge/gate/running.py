@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 
 from ..errors import DeviceError
 from ..kernels.target import described
@@ -81,21 +82,54 @@ def run(
     """
     workers = workers or len(os.sched_getaffinity(0))
     results: dict[int, Result] = {}
-    chunks = [range(i, min(i + _CHUNK, len(jobs))) for i in range(0, len(jobs), _CHUNK)]
-    if workers == 1 or len(chunks) == 1:
+
+    def keep(place: int, result: Result) -> None:
+        results[place] = result
+        on_result(result)
+
+    if workers == 1 or len(jobs) <= _CHUNK:
         for place, job in enumerate(jobs):
-            results[place] = examine(*job)
-            on_result(results[place])
-        return [results[place] for place in range(len(jobs))]
-    # A forked child of a process with threads may hang.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(chunks)), mp_context=context) as pool:
-        waiting = {pool.submit(_examine_all, [jobs[i] for i in chunk]): chunk for chunk in chunks}
-        for done in as_completed(waiting):
-            for place, result in zip(waiting[done], done.result(), strict=True):
-                results[place] = result
-                on_result(result)
+            keep(place, examine(*job))
+    else:
+        _run_chunks(jobs, workers, keep)
+        for place in range(len(jobs)):  # what was lost with a compiler that crashed
+            if place not in results:
+                keep(place, _examine_apart(*jobs[place]))
     return [results[place] for place in range(len(jobs))]
+
+
+def _run_chunks(
+    jobs: Sequence[tuple[str, Variant]], workers: int, keep: Callable[[int, Result], None]
+) -> None:
+    """Examine the jobs in a pool; a crash of one process loses what the pool was working on."""
+    chunks = [range(i, min(i + _CHUNK, len(jobs))) for i in range(0, len(jobs), _CHUNK)]
+    while chunks:
+        # A forked child of a process with threads may hang.
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(min(workers, len(chunks)), mp_context=context) as pool:
+            waiting = {pool.submit(_examine_all, [jobs[i] for i in c]): c for c in chunks}
+            broken = []
+            for done in as_completed(waiting):
+                try:
+                    found = done.result()
+                except BrokenProcessPool:
+                    broken.append(waiting[done])
+                    continue
+                for place, result in zip(waiting[done], found, strict=True):
+                    keep(place, result)
+        # A pool works through its chunks in order: the first of the rest were under way.
+        broken.sort(key=lambda chunk: chunk.start)
+        chunks = broken[2 * workers :]
+
+
+def _examine_apart(arch: str, variant: Variant) -> Result:
+    """`examine` in a process of its own, which may crash."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        try:
+            return pool.submit(examine, arch, variant).result()
+        except BrokenProcessPool:
+            return Result(arch, variant, None, ("the compiler crashed",), 0.0)
 
 
 def _examine_all(jobs: Sequence[tuple[str, Variant]]) -> list[Result]:

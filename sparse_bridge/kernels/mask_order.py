@@ -314,6 +314,6 @@ def compact_pairs(
         compact_kernel.launch(
             counts.device, target, (n_pairs, cdiv(n_lists, 32), 1),
             (tiles.packed, tiles.rows, ends, counts, entries, rows, n_lists, n_pairs),
-            (2 * TILE,), {"num_warps": 4}, (),
+            (2 * TILE,), {"num_warps": 8}, (),
         )  # fmt: skip
     return entries, rows, starts

@@ -91,14 +91,14 @@ class _Limits(NamedTuple):
 # Without matrix instructions a whole block_k of both operands lies in registers; RDNA's also take
 # their operands from there.
 _SMALL = _Limits(Limit(16, 32, 2))
-_AMPERE = _Limits(Limit(32, 32, 2), None, Limit(32, 64, 3), Limit(32, 32, 2))
+_AMPERE = _Limits(Limit(32, 32, 2), Limit(64, 128, 3), Limit(32, 64, 3), Limit(32, 32, 2))
 _RDNA = _Limits(Limit(16, 16, 2), Limit(64, 32, 3), Limit(32, 32, 2))
 _LIMITS = {
     "turing": _SMALL,
     "generic": _SMALL,
     "ampere": _AMPERE,
     "ada": _AMPERE,
-    "blackwell": _AMPERE,
+    "blackwell": _AMPERE._replace(gather=Limit(64, 64, 3)),
     "rdna3": _RDNA,
     "rdna4": _RDNA,
 }
@@ -163,7 +163,7 @@ def gather_tile(
     roomy = half and target.shared_memory >= 128 << 10
     many = n_rows >= 256 * target.compute_units
     if roomy and many and c_in % 128 == 0 and c_out % 256 == 0:
-        return TileConfig(128, 256, 128, 8, 2)
+        return in_registers(TileConfig(128, 256, 128, 8, 2), target, dtype, precision, wgrad=False)
     if precision == "ieee" and not half and many and c_in >= 256 and c_out >= 256:
         return in_registers(TileConfig(128, 128, 16, 4, 2), target, dtype, precision, wgrad=False)
     block_n = power(c_out, 16, 128)

@@ -52,11 +52,13 @@ def _assign(dimension: int, wide: bool, place: str) -> Variant:
     return make(neighbor_table.assign_kernel, constants, neighbor_table._OPTIONS, place=place)
 
 
-def _fixed(kernel: Kernel, *constants: int, **types: str) -> tuple[Kernel, list[Space]]:
+def _fixed(
+    kernel: Kernel, *constants: int, num_warps: int = 4, **types: str
+) -> tuple[Kernel, list[Space]]:
     """A kernel whose constexprs never change."""
 
     def build(place: str) -> Variant:
-        return make(kernel, constants, {"num_warps": 4}, place=place, **types)
+        return make(kernel, constants, {"num_warps": num_warps}, place=place, **types)
 
     return kernel, [Space({"place": PLACES}, build, silent=_SILENT)]
 
@@ -112,7 +114,7 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     yield mask_order.chunk_kernel, [Space({**blocks, **places}, _order_chunk, silent=_SILENT)]
     orders = {"order": ("i64", "i32"), **places}
     yield mask_order.pack_kernel, [Space(orders, _pack, silent=_SILENT)]
-    yield _fixed(mask_order.compact_kernel, 2 * mask_order.TILE, ends="i64")
+    yield _fixed(mask_order.compact_kernel, 2 * mask_order.TILE, num_warps=8, ends="i64")
     factors = {"columns": (4, 3, 5, 2, 6, 7), "first": (1, 0), "shifted": _FLAG, "fold": _FLAG}
     yield key_table.hash_rows_kernel, [Space({**factors, **places}, _hash_rows, silent=_SILENT)]
     lanes = 4 * target.warp_size

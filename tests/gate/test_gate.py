@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ if (triton_version() or (0,)) < (3, 3) or INTERPRETED or EMULATED:
 from sparse_bridge.gate import checks, running, selection, summary
 from sparse_bridge.gate.compiling import Code, compile_variant, source
 from sparse_bridge.kernels.tile_config import TileConfig
-from sparse_bridge.kernels.variants import covering, make, spaces
+from sparse_bridge.kernels.variants import Variant, covering, make, spaces
 from sparse_bridge.kernels.variants_gemm import Case
 
 GOOD = Code("MFMA", "v_mfma_f32_16x16x16_f16", 80, 0, 0, 16384, 64)
@@ -255,3 +256,23 @@ def test_processes(monkeypatch):
     results = running.run(jobs, 2, told.append)
     assert [(r.arch, r.variant) for r in results] == jobs and len(told) == 4
     assert not any(running.failures(results))
+
+
+def end_the_process(self):
+    os._exit(11)
+
+
+class Fatal(Variant):
+    """Its compilation ends the process, as an assertion in LLVM does."""
+
+    tile = property(end_the_process)
+    jit = property(end_the_process)
+
+
+def test_a_compiler_that_crashes(monkeypatch):
+    """It is that form's failure; the others are examined all the same."""
+    monkeypatch.setattr(running, "_CHUNK", 1)
+    form = spaces(described("gfx942"))["table_masks"][0].covering()[0]
+    fields = {f.name: getattr(form, f.name) for f in dataclasses.fields(form)}
+    results = running.run([("gfx942", form), ("gfx942", Fatal(**fields))], 2)
+    assert [r.problems for r in results] == [(), ("the compiler crashed",)]
