@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import torch
 
 from .kernel_map import KernelMap
+from .products import BLOCK
 
 __all__ = ["Chunks", "Item", "RowSums", "chunks_of"]
 
 Item = tuple[int, int, int, torch.Tensor, torch.Tensor]  # see `Chunks`
 
-_CHUNK = 4096
 _HELD = 2  # products held at a time, per row
 _RUNS_PAY = 12  # pairs a row from which merging runs beats the products it splits
 
@@ -78,7 +78,7 @@ def _row_sums(chunks: Chunks, side: int) -> Iterator[RowSums]:
         targets = torch.cat(parts)
         starts = torch.zeros(n_rows + 1, dtype=torch.int64)
         torch.cumsum(torch.bincount(targets, minlength=n_rows), 0, out=starts[1:])
-        bags = torch.sort(targets, stable=True).indices
+        bags = torch.sort(targets.int(), stable=True).indices  # 32 bits: half the passes
         yield RowSums(slice(begin, end), dense, len(targets), bags, starts)
         begin, dense = end, False
 
@@ -122,7 +122,7 @@ def _cut(kmap: KernelMap, merge: bool) -> Chunks:
         pieces = [(tap, 1, *pairs(tap)) for tap in range(kmap.n_offsets) if tap != dense]
     items = []
     for tap, width, x_rows, y_rows in pieces:
-        for x_part, y_part in zip(x_rows.split(_CHUNK), y_rows.split(_CHUNK), strict=True):
+        for x_part, y_part in zip(x_rows.split(BLOCK), y_rows.split(BLOCK), strict=True):
             if len(x_part):
                 items.append((tap, width, len(x_part), x_part, y_part))
     longest = max((item[2] for item in items), default=0)

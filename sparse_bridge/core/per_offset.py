@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from . import rocm, scratch
 from .chunks import Chunks, Item, chunks_of
 from .kernel_map import KernelMap
+from .products import STEP, add_transposed, mm
 from .weights import WeightLayout
 
 __all__ = ["accumulator", "columns", "gather_matmul", "gradients", "weight_gradient"]
@@ -80,20 +81,20 @@ def _multiply_chunks(
             stacked.append(
                 [packed[v : v + width].flatten(0, 1) for v in range(len(taps) - width + 1)]
             )
-    rows = [scratch.take("rows", chunks.longest, window.shape[1], x, x.dtype) for window in windows]
+    rows = [_gathered("rows", chunks, window) for window in windows]
 
     def multiply(item: Item, result: torch.Tensor) -> None:
         tap, width, count, x_rows, _ = item
         gathered = rows[width - 1][:count]
         torch.index_select(windows[width - 1], 0, x_rows, out=gathered)
-        rocm.mm(gathered, stacked[width - 1][tap], out=result)
+        mm(rows[width - 1], stacked[width - 1][tap], out=result)
 
     if _sums_rows(y) and same:
         return _sum_products(chunks, 0, x, taps, multiply, y)
     if chunks.dense < 0:
         y.zero_()
     elif same and y.is_contiguous():
-        rocm.mm(x, taps[chunks.dense], out=y)
+        mm(x, taps[chunks.dense], out=y)
     else:
         y.copy_(rocm.linear(x, taps[chunks.dense]))
     product = scratch.take("product", chunks.longest, y.shape[1], x, x.dtype)
@@ -102,6 +103,12 @@ def _multiply_chunks(
         multiply(item, result)
         _add_rows(y, item[4], result if same else result.to(y.dtype))
     return y
+
+
+def _gathered(name: str, chunks: Chunks, x: torch.Tensor) -> torch.Tensor:
+    """Room for the rows of `x` that any chunk gathers, rounded up to what products like."""
+    n_rows = -(-chunks.longest // STEP) * STEP
+    return scratch.take(name, n_rows, x.shape[1], x, x.dtype)
 
 
 def _sums_rows(y: torch.Tensor) -> bool:
@@ -121,7 +128,7 @@ def _sum_products(
         at = 0
         if part.dense:
             at = y.shape[0]
-            rocm.mm(dense_x, taps[chunks.dense], out=products[:at])
+            mm(dense_x, taps[chunks.dense], out=products[:at])
         for item in chunks.items[part.items]:
             multiply(item, products[at : at + item[2]])
             at += item[2]
@@ -205,25 +212,23 @@ def _both_chunks(
     new memory."""
     same = dx.dtype == x.dtype
     if chunks.dense >= 0:
-        _accumulate(sums[chunks.dense], x, dy, same)
-    rows = scratch.take("rows", chunks.longest, x.shape[1], x, x.dtype)
-    other = scratch.take("other", chunks.longest, dy.shape[1], x, x.dtype)
+        _accumulate(sums[chunks.dense], x, dy, len(x), same)
+    rows, other = _gathered("rows", chunks, x), _gathered("other", chunks, dy)
     back = [tap.t() for tap in taps]
 
     def multiply(item: Item, result: torch.Tensor) -> None:
         tap, _, count, x_rows, y_rows = item
-        left, right = rows[:count], other[:count]
-        torch.index_select(x, 0, x_rows, out=left)
-        torch.index_select(dy, 0, y_rows, out=right)
-        _accumulate(sums[tap], left, right, same)
-        rocm.mm(right, back[tap], out=result)
+        torch.index_select(x, 0, x_rows, out=rows[:count])
+        torch.index_select(dy, 0, y_rows, out=other[:count])
+        _accumulate(sums[tap], rows, other, count, same)
+        mm(other, back[tap], out=result)
 
     if _sums_rows(dx) and same:
         return _sum_products(chunks, 1, dy, back, multiply, dx)
     if chunks.dense < 0:
         dx.zero_()
     elif same and dx.is_contiguous():
-        rocm.mm(dy, back[chunks.dense], out=dx)
+        mm(dy, back[chunks.dense], out=dx)
     else:
         dx.copy_(rocm.linear(dy, back[chunks.dense]))
     product = scratch.take("product", chunks.longest, x.shape[1], x, x.dtype)
@@ -239,21 +244,23 @@ def _sum_chunks(chunks: Chunks, x: torch.Tensor, dy: torch.Tensor, total: torch.
     n, c_in = x.shape
     same = total.dtype == x.dtype
     if chunks.dense >= 0:
-        _accumulate(total.narrow(0, chunks.dense * c_in, c_in), x, dy, same)
+        _accumulate(total.narrow(0, chunks.dense * c_in, c_in), x, dy, n, same)
     windows = [x]
     for width in range(2, chunks.widest + 1):
         windows.append(x.as_strided((n - width + 1, width * c_in), (x.stride(0), 1)))
-    rows = [scratch.take("rows", chunks.longest, part.shape[1], x, x.dtype) for part in windows]
-    other = scratch.take("product", chunks.longest, dy.shape[1], x, x.dtype)
+    rows = [_gathered("rows", chunks, part) for part in windows]
+    other = _gathered("other", chunks, dy)
     for tap, width, count, x_rows, y_rows in chunks.items:
-        left, right = rows[width - 1][:count], other[:count]
-        torch.index_select(windows[width - 1], 0, x_rows, out=left)
-        torch.index_select(dy, 0, y_rows, out=right)
-        _accumulate(total.narrow(0, tap * c_in, width * c_in), left, right, same)
+        left = rows[width - 1]
+        torch.index_select(windows[width - 1], 0, x_rows, out=left[:count])
+        torch.index_select(dy, 0, y_rows, out=other[:count])
+        _accumulate(total.narrow(0, tap * c_in, width * c_in), left, other, count, same)
 
 
-def _accumulate(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, same: bool) -> None:
+def _accumulate(
+    total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, n_rows: int, same: bool
+) -> None:
     if same:
-        total.addmm_(left.t(), right)
+        add_transposed(total, left, right, n_rows)
     else:
-        total += left.t() @ right
+        total += left[:n_rows].t() @ right[:n_rows]
