@@ -173,8 +173,11 @@ class CoordinateMap:
         return table
 
     def _read_counters(self) -> None:
-        table, slots = self._table, self._slots
-        inserted, seen, overflow = table.counters()  # type: ignore[union-attr,attr-defined]
+        self.judge(*self._table.counters())  # type: ignore[union-attr,attr-defined]
+
+    def judge(self, inserted: int, seen: int, overflow: bool) -> None:
+        """Learn from the table's counters whether rows are distinct and live."""
+        slots = self._slots
         if overflow:
             raise KernelError(
                 f"the hash table ran out of probes for {self.n_rows} coordinates; please report "

@@ -8,6 +8,7 @@ for each direction, pair lists per offset. A `KernelMap` is a relation read in o
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,6 +48,7 @@ class Relation:
         self, n_x: int, n_y: int, n_offsets: int, device: torch.device, *, symmetric: bool = False,
         center: int = -1, tables: tuple[NeighborTable | None, NeighborTable | None] = (None, None),
         lists: PairLists | None = None, regular: bool | None = True,
+        views: Sequence[NeighborTable | TileList | None] = (None, None),
     ) -> None:  # fmt: skip
         self.n_rows = (n_y, n_x)
         self.n_offsets, self.device, self.symmetric, self.center = (
@@ -57,11 +59,26 @@ class Relation:
         )
         self._tables: list[NeighborTable | None] = list(tables)
         self._tiles: list[TileList | None] = [None, None]
+        self.tiled: set[int] = set()  # sides whose tiles were asked for
         self._lists = lists
         self._pairs: DevicePairs | None = None
         self._regular = regular
         self.chunks: dict[Any, Any] = {}
         self.plans: dict[Any, Any] = {}
+        for side, view in enumerate(views):
+            self._adopt(side, view)
+
+    def _adopt(self, side: int, view: NeighborTable | TileList | None) -> None:
+        """Take over a table, perhaps with columns that are not in use, or tiles of one."""
+        if view is None:
+            return
+        from ..kernels.mask_order import TileList
+
+        if isinstance(view, TileList):
+            view.n_rows = self.n_rows[side]
+            self._tiles[side] = view
+        else:
+            self._tables[side] = view
 
     @property
     def regular(self) -> bool:
@@ -84,6 +101,8 @@ class Relation:
             tiles = self._tiles[side]
             found = self._scatter(side) if tiles is None else tiles.table()
             self._tables[side] = found
+        elif found.count is not None:
+            found = self._tables[side] = found.used(self.n_rows[side])
         return found, False
 
     def _scatter(self, side: int) -> NeighborTable:
@@ -103,11 +122,14 @@ class Relation:
         reverse = side == 1 and self.symmetric
         side = 0 if reverse else side
         found = self._tiles[side]
+        self.tiled.add(side)
         if found is None:
             from ..kernels.mask_order import mask_order, pack_tiles
 
-            table = self.table(side)[0]
-            found = self._tiles[side] = pack_tiles(table, mask_order(table, target), target)
+            table = self._tables[side] or self.table(side)[0]
+            found = pack_tiles(table, mask_order(table, target), target)
+            found.n_rows = self.n_rows[side]
+            self._tiles[side] = found
             self._tables[side] = None  # the tiles hold it all, in another order
         return found, reverse
 

@@ -152,15 +152,14 @@ def _expand(
         new = CoordinateMap(coords, out_box)
         new.adopt(index=index)
         return new, Relation(n, new.n_rows, n_offsets, device, lists=lists)
-    from ..kernels.neighbor_table import number_new_rows
+    from ..kernels.neighbor_table import link_new_rows, number_new_rows
 
     geometry = offsets.geometry(device, multiplier, divisor, sign)
     wide = cmap.box.wide(offsets, multiplier) or out_box.wide(offsets, divisor)
     slots = torch.empty((n_offsets, n), dtype=torch.int32, device=device)
     table, owned, n_new = _insert_candidates(cmap, geometry, out_box, slots, wide, target)
-    coords, linked, scattered = number_new_rows(
-        table, slots, owned, n_new, cmap.coords, geometry, wide, target
-    )
+    coords = number_new_rows(table, slots, owned, n_new, cmap.coords, geometry, wide, target)
+    linked, scattered = link_new_rows(table, slots, n_new, target)
     new = CoordinateMap(coords, out_box)
     new.adopt(table=table)
     return new, Relation(n, n_new, n_offsets, device, tables=(scattered, linked))

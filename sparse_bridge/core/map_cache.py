@@ -22,12 +22,13 @@ __all__ = ["MapStore", "adopt", "normal_tensor", "store_of"]
 class MapStore:
     """Coordinate and kernel maps over one set of coordinates, by geometry."""
 
-    __slots__ = ("__weakref__", "_alias", "_lock", "_maps")
+    __slots__ = ("__weakref__", "_alias", "_lock", "_maps", "trail")
 
     def __init__(self) -> None:
         self._maps: dict[Hashable, Any] = {}
         self._lock = threading.RLock()
         self._alias: weakref.ref[torch.Tensor] | None = None
+        self.trail: Any = None  # see `ahead`
 
     def get(self, key: Hashable, build: Callable[[], Any]) -> Any:
         """The map under `key`, built by the first who asks."""

@@ -1,15 +1,18 @@
 """Matrix products on plain tensors, without gradients, by the quickest library there is.
 
 torch multiplies fp32 matrices on CPUs by MKL, which keeps to AVX2 on processors of other makers
-than its own. oneDNN, which torch carries too, takes what the processor has (1.8 to 2.5 times as
-fast with AVX-512); behind `torch.mm` it only serves half precision. It prepares every shape it
-meets for about a millisecond, for factors with gaps up to half a second: it gets few shapes and
-dense factors.
+than its own. oneDNN, which torch carries too, takes what the processor has (with AVX-512: 1.8 to
+2.5 times as fast on AMD Zen 4, 0.7 to 0.9 times on Intel); behind `torch.mm` it only serves half
+precision. One product, timed once per process, decides. oneDNN prepares every shape it meets for
+about a millisecond, for factors with gaps up to half a second: it gets few shapes and dense
+factors.
 """
 
 from __future__ import annotations
 
 import functools
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,15 +28,31 @@ STEP = 512  # row counts given to oneDNN are multiples
 _PAYS = 1 << 21
 _PAYS_TRANSPOSED = 1 << 23
 _LARGE = 64 * 64
+_CLEARLY = 1.3  # how much faster it has to be, so that every run of a machine decides alike
 
 
 @functools.cache
 def _onednn() -> Any:
     """oneDNN's (x [M, K], w [N, K], ...) -> x @ w^T, or None where it is no gain or not there."""
-    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+    found = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    linear = getattr(found, "default", None) if torch.backends.mkldnn.is_available() else None
+    if linear is None:
         return None
-    linear = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-    return getattr(linear, "default", None) if torch.backends.mkldnn.is_available() else None
+    x, w = torch.ones(BLOCK, 64), torch.ones(64, 64)
+    out = torch.empty(BLOCK, 64)
+    torch_s = _quickest(lambda: torch.mm(x, w, out=out))
+    onednn_s = _quickest(lambda: out.copy_(linear(x, w, None, "none", [], "")))
+    return linear if _CLEARLY * onednn_s < torch_s else None
+
+
+def _quickest(run: Callable[[], object]) -> float:
+    """Seconds of the quickest of some runs."""
+    times = []
+    for _ in range(9):
+        begin = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - begin)
+    return min(times)
 
 
 def _wanted(x: torch.Tensor) -> bool:

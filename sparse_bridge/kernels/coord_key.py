@@ -16,6 +16,16 @@ EMPTY = tl.constexpr(-1)  # a hash slot without a key
 
 
 @triton.jit
+def live_rows(count_ptr, n_rows, COUNTED: tl.constexpr):
+    """How many of `n_rows` rows there are: all, or with COUNTED as many as a counter that started
+    at -1 says."""
+    if COUNTED:
+        return tl.minimum(tl.load(count_ptr) + 1, n_rows)
+    else:
+        return n_rows
+
+
+@triton.jit
 def locate(
     coords_ptr,
     geometry_ptr,

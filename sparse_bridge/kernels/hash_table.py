@@ -17,12 +17,13 @@ probes.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 import triton
 import triton.language as tl
 
-from .coord_key import EMPTY, home_slot, locate
+from .coord_key import EMPTY, home_slot, live_rows, locate
 from .launch import carve, cdiv, register, specialise
 from .target import Target
 
@@ -32,13 +33,13 @@ MAX_PROBES = 512
 
 @triton.jit
 def _block(
-    alive_ptr, n_rows, n_offsets,
-    HAS_ALIVE: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr,
+    alive_ptr, count_ptr, n_rows, n_offsets, HAS_ALIVE: tl.constexpr, COUNTED: tl.constexpr,
+    TAPS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """(row [1, ROWS], offset [TAPS, 1], inside, live) of this program."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[None, :]
     v = tl.program_id(1) * TAPS + tl.arange(0, TAPS)[:, None]
-    inside = (row < n_rows) & (v < n_offsets)
+    inside = (row < live_rows(count_ptr, n_rows, COUNTED)) & (v < n_offsets)
     ok = inside
     if HAS_ALIVE:
         ok = ok & (tl.load(alive_ptr + row, mask=row < n_rows, other=-1) >= 0)
@@ -47,12 +48,13 @@ def _block(
 
 @triton.jit(do_not_specialize=["n_rows", "n_offsets", "capacity", "max_probes"])
 def _hash_insert(
-    coords_ptr, geometry_ptr, bounds_ptr, alive_ptr, keys_ptr, flags_ptr, n_rows, n_offsets,
-    capacity, max_probes, HAS_ALIVE: tl.constexpr, COUNT: tl.constexpr, D: tl.constexpr,
-    KEY64: tl.constexpr, WIDE: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr,
+    coords_ptr, geometry_ptr, bounds_ptr, alive_ptr, count_ptr, keys_ptr, flags_ptr, n_rows,
+    n_offsets, capacity, max_probes, HAS_ALIVE: tl.constexpr, COUNTED: tl.constexpr,
+    COUNT: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr, WIDE: tl.constexpr,
+    TAPS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Insert the keys that rows reach by offsets."""
-    row, v, _, ok = _block(alive_ptr, n_rows, n_offsets, HAS_ALIVE, TAPS, ROWS)
+    row, v, _, ok = _block(alive_ptr, count_ptr, n_rows, n_offsets, HAS_ALIVE, COUNTED, TAPS, ROWS)
     tap = tl.minimum(v, n_offsets - 1)
     key, ok = locate(coords_ptr, geometry_ptr, bounds_ptr, row, tap, ok, D, KEY64, WIDE)
     slot = home_slot(key, capacity, KEY64)
@@ -94,13 +96,16 @@ def hash_find(keys_ptr, key, ok, capacity, max_probes, KEY64: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n_rows", "n_offsets", "capacity", "max_probes"])
 def _hash_claim(
-    coords_ptr, geometry_ptr, bounds_ptr, alive_ptr, keys_ptr, values_ptr, slots_ptr, n_rows,
-    n_offsets, capacity, max_probes, HAS_ALIVE: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr,
-    WIDE: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr,
+    coords_ptr, geometry_ptr, bounds_ptr, alive_ptr, count_ptr, keys_ptr, values_ptr, slots_ptr,
+    n_rows, n_offsets, capacity, max_probes, HAS_ALIVE: tl.constexpr, COUNTED: tl.constexpr,
+    D: tl.constexpr, KEY64: tl.constexpr, WIDE: tl.constexpr, TAPS: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
     """slots [V, n_rows]: where the inserted keys ended up, or -1; the smallest row that reaches a
     key claims its value."""
-    row, v, inside, ok = _block(alive_ptr, n_rows, n_offsets, HAS_ALIVE, TAPS, ROWS)
+    row, v, inside, ok = _block(
+        alive_ptr, count_ptr, n_rows, n_offsets, HAS_ALIVE, COUNTED, TAPS, ROWS
+    )
     tap = tl.minimum(v, n_offsets - 1)
     key, ok = locate(coords_ptr, geometry_ptr, bounds_ptr, row, tap, ok, D, KEY64, WIDE)
     slot = hash_find(keys_ptr, key, ok, capacity, max_probes, KEY64)
@@ -123,40 +128,78 @@ class HashTable:
     flags: torch.Tensor
     capacity: int
     reversed: bool = True
-    _fetched: tuple[torch.Tensor, torch.cuda.Event] | None = None
+    _fetched: Fetched | None = None
 
     @staticmethod
     def allocate(capacity: int, key64: bool, device: torch.device, counters: int = 0) -> HashTable:
         """An empty table; `capacity` must be a power of two of at least 64. counters: further ones
         that later kernels want."""
-        width = 2 if key64 else 1
-        sizes = width * capacity, capacity, FLAGS + counters
-        memory = torch.full((sum(sizes),), -1, dtype=torch.int32, device=device)
-        keys, values, flags = carve(memory, *sizes)
-        return HashTable(keys.view(torch.int64) if key64 else keys, values, flags, capacity)
+        return HashTable.allocate_all([(capacity, key64, counters)], device)[0][0]
+
+    @staticmethod
+    def allocate_all(
+        wanted: Sequence[tuple[int, bool, int]], device: torch.device
+    ) -> tuple[list[HashTable], torch.Tensor]:
+        """Empty tables of (capacity, key64, counters) in one piece of memory, and the flags and
+        counters of all of them, which lie one after another."""
+        sizes, books = [], [4 * cdiv(FLAGS + counters, 4) for _, _, counters in wanted]
+        for capacity, key64, _ in wanted:
+            sizes += [2 * capacity if key64 else capacity, capacity]
+        memory = torch.full((sum(books) + sum(sizes),), -1, dtype=torch.int32, device=device)
+        parts = carve(memory, *books, *sizes)
+        tables = []
+        for place, (capacity, key64, _) in enumerate(wanted):
+            keys, values = parts[len(books) + 2 * place : len(books) + 2 * place + 2]
+            keys = keys.view(torch.int64) if key64 else keys
+            tables.append(HashTable(keys, values, parts[place], capacity))
+        return tables, memory.narrow(0, 0, sum(books))
 
     @property
     def key64(self) -> bool:
         return self.keys.dtype == torch.int64
 
+    @property
+    def total(self) -> torch.Tensor:
+        """The counter of new rows, see `neighbor_table.count_owners`."""
+        return self.flags[FLAGS - 1 : FLAGS]
+
     def fetch(self) -> None:
         """Start copying the counters to the host, so that `counters` waits for no later work."""
-        if self.flags.is_cuda:
-            host = torch.empty(self.flags.shape, dtype=torch.int32, pin_memory=True)
-            host.copy_(self.flags, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(self.flags.device))
-            self._fetched = (host, event)
+        if self._fetched is None:
+            self._fetched = Fetched([self.flags])
 
     def counters(self) -> tuple[int, int, bool]:
         """(keys inserted, live rows, overflow); waits for the device."""
-        flags = self.flags
-        if self._fetched is not None:
-            flags, event = self._fetched
-            event.synchronize()
-            self._fetched = None
-        inserted, live, overflow, _ = flags.tolist()[:FLAGS]
-        return inserted + 1, live + 1, overflow > 0
+        flags = self.flags.tolist() if self._fetched is None else self._fetched.read()[0]
+        self._fetched = None
+        return live_flags(flags)
+
+
+def live_flags(flags: Sequence[int]) -> tuple[int, int, bool]:
+    """(keys inserted, live rows, overflow) from a table's counters."""
+    return flags[0] + 1, flags[1] + 1, flags[2] > 0
+
+
+class Fetched:
+    """Small int32 vectors of one device on their way to the host; later work is not waited for."""
+
+    def __init__(self, vectors: Sequence[torch.Tensor]) -> None:
+        self._vectors, self._event = list(vectors), None
+        if not vectors[0].is_cuda:
+            return
+        sizes = [len(vector) for vector in vectors]
+        host = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=True)
+        self._vectors = list(host.split(sizes))
+        for mine, vector in zip(self._vectors, vectors, strict=True):
+            mine.copy_(vector, non_blocking=True)
+        self._event = torch.cuda.Event()
+        self._event.record(torch.cuda.current_stream(vectors[0].device))
+
+    def read(self) -> list[list[int]]:
+        """Their values."""
+        if self._event is not None:
+            self._event.synchronize()
+        return [vector.tolist() for vector in self._vectors]
 
 
 def hash_insert(
@@ -168,6 +211,7 @@ def hash_insert(
     slots: torch.Tensor,
     wide: bool,
     target: Target,
+    count: torch.Tensor | None = None,
 ) -> None:
     """Insert the coordinates that the rows of `coords` reach by every offset of `geometry` into an
     empty table.
@@ -177,7 +221,7 @@ def hash_insert(
 
     coords: [N, 1 + D] int32, contiguous.  geometry, bounds: see `coord_key`.  alive: [N] int32,
     rows below 0 are skipped.  slots: [V, N] int32, written.  The table's counters and values are
-    updated; the caller reads them.
+    updated; the caller reads them.  count: int32, one less than the rows in use, if not all are.
     """
     n_rows, columns = coords.shape
     n_offsets = slots.numel() // n_rows
@@ -185,17 +229,22 @@ def hash_insert(
     warps, taps = (4, 1) if single else (1, 32)
     rows = 4 * target.warp_size if single else 8
     max_probes = min(MAX_PROBES, table.capacity)
-    place = (coords, geometry, bounds, slots if alive is None else alive, table.keys)
+    unused = geometry  # stands for a pointer that is not followed
+    place = (
+        coords, geometry, bounds, unused if alive is None else alive,
+        unused if count is None else count, table.keys,
+    )  # fmt: skip
     sizes = (n_rows, n_offsets, table.capacity, max_probes)
-    has_alive, shape = alive is not None, (columns - 1, table.key64, wide, taps, rows)
+    flags = (alive is not None, count is not None)
+    shape = (columns - 1, table.key64, wide, taps, rows)
     grid = (cdiv(n_rows, rows), cdiv(n_offsets, taps), 1)
-    key = (has_alive, shape, specialise(coords.data_ptr()))
+    key = (flags, shape, specialise(coords.data_ptr(), 0 if count is None else count.data_ptr()))
     options = {"num_warps": warps}
     hash_insert_kernel.launch(
-        coords.device, target, grid, (*place, table.flags, *sizes), (has_alive, single, *shape),
+        coords.device, target, grid, (*place, table.flags, *sizes), (*flags, single, *shape),
         options, key,
     )  # fmt: skip
     hash_claim_kernel.launch(
-        coords.device, target, grid, (*place, table.values, slots, *sizes), (has_alive, *shape),
+        coords.device, target, grid, (*place, table.values, slots, *sizes), (*flags, *shape),
         options, key,
     )  # fmt: skip

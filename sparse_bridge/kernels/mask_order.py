@@ -17,13 +17,14 @@ import triton
 import triton.language as tl
 
 from ..errors import KernelError
+from .coord_key import live_rows
 from .launch import cdiv, power_of_2, register
 from .neighbor_table import NeighborTable
 from .target import Target
 
 TILE = 64  # rows of the smallest packed tile; the other lists pair them up
 KEY_BITS = 31
-_SORT_IN_BLOCKS = 32 << 10  # rows up to which blocks of _SORT_BLOCK are sorted apart
+SORTED_APART = 32 << 10  # rows up to which blocks of _SORT_BLOCK are sorted apart
 _SORT_BLOCK = 2048
 _SAMPLE = 1024  # rows that tell how frequent the offsets are
 _DENSE = 0.2  # share of present entries from which single offsets serve the rank better than groups
@@ -31,15 +32,15 @@ _DENSE = 0.2  # share of present entries from which single offsets serve the ran
 
 @triton.jit
 def _gray_rank(
-    mask_ptr, row, n_rows, n_offsets, V_BLOCK: tl.constexpr, BITS: tl.constexpr,
+    mask_ptr, row, live, n_rows, n_offsets, V_BLOCK: tl.constexpr, BITS: tl.constexpr,
     DENSE: tl.constexpr, SAMPLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """int32 key of every row. How frequent each offset is, SAMPLE rows spread over the table
+    """int32 key of every row. How frequent each offset is, SAMPLE rows spread over the `live` ones
     tell."""
     u = tl.arange(0, V_BLOCK)
     width: tl.constexpr = 4096 // V_BLOCK if V_BLOCK < 4096 else 1
-    spread = tl.maximum(n_rows // SAMPLE, 1)
-    sampled = tl.minimum(n_rows, SAMPLE)
+    spread = tl.maximum(live // SAMPLE, 1)
+    sampled = tl.minimum(live, SAMPLE)
     total = tl.zeros((V_BLOCK,), tl.int32)
     for first in range(0, sampled, width):
         index = first + tl.arange(0, width)
@@ -62,7 +63,7 @@ def _gray_rank(
             place = tl.where(first, place, -1)
     key = tl.zeros((BLOCK,), tl.int32)
     for w in range((n_offsets + 31) // 32):
-        word = tl.load(mask_ptr + w * n_rows.to(tl.int64) + row, mask=row < n_rows, other=0)
+        word = tl.load(mask_ptr + w * n_rows.to(tl.int64) + row, mask=row < live, other=0)
         for bit in range(tl.minimum(n_offsets - w * 32, 32)):
             shift = tl.sum(tl.where(u == w * 32 + bit, place, 0), 0)
             if shift >= 0:
@@ -77,26 +78,31 @@ def _gray_rank(
 
 @triton.jit(do_not_specialize=["n_rows", "n_offsets"])
 def _order_key(
-    mask_ptr, key_ptr, n_rows, n_offsets, V_BLOCK: tl.constexpr, BITS: tl.constexpr,
-    DENSE: tl.constexpr, SAMPLE: tl.constexpr, BLOCK: tl.constexpr,
+    mask_ptr, count_ptr, key_ptr, n_rows, n_offsets, COUNTED: tl.constexpr, V_BLOCK: tl.constexpr,
+    BITS: tl.constexpr, DENSE: tl.constexpr, SAMPLE: tl.constexpr, BLOCK: tl.constexpr,
+    LAST: tl.constexpr,
 ):  # fmt: skip
-    """Sort key of every row."""
+    """Sort key of every row; LAST, the largest, for rows that are not in use."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    key = _gray_rank(mask_ptr, row, n_rows, n_offsets, V_BLOCK, BITS, DENSE, SAMPLE, BLOCK)
+    live = live_rows(count_ptr, n_rows, COUNTED)
+    key = _gray_rank(mask_ptr, row, live, n_rows, n_offsets, V_BLOCK, BITS, DENSE, SAMPLE, BLOCK)
+    key = tl.where(row < live, key, LAST)
     tl.store(key_ptr + row, key.to(key_ptr.dtype.element_ty), mask=row < n_rows)
 
 
 @triton.jit(do_not_specialize=["n_rows", "n_offsets"])
 def _order_chunk(
-    mask_ptr, order_ptr, n_rows, n_offsets, V_BLOCK: tl.constexpr, BITS: tl.constexpr,
-    DENSE: tl.constexpr, SAMPLE: tl.constexpr, BLOCK: tl.constexpr,
+    mask_ptr, count_ptr, order_ptr, n_rows, n_offsets, COUNTED: tl.constexpr,
+    V_BLOCK: tl.constexpr, BITS: tl.constexpr, DENSE: tl.constexpr, SAMPLE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sort one block of rows by key, stably."""
     lane = tl.arange(0, BLOCK)
     row = tl.program_id(0) * BLOCK + lane
-    key = _gray_rank(mask_ptr, row, n_rows, n_offsets, V_BLOCK, BITS, DENSE, SAMPLE, BLOCK)
+    live = live_rows(count_ptr, n_rows, COUNTED)
+    key = _gray_rank(mask_ptr, row, live, n_rows, n_offsets, V_BLOCK, BITS, DENSE, SAMPLE, BLOCK)
     pair = (key.to(tl.int64) * BLOCK) | lane
-    pair = tl.where(row < n_rows, pair, 0x7FFFFFFFFFFFFFFF)  # behind every row
+    pair = tl.where(row < live, pair, 0x7FFFFFFFFFFFFFFF)  # behind every row
     place = (tl.sort(pair) & (BLOCK - 1)).to(tl.int32)
     tl.store(order_ptr + row, tl.program_id(0) * BLOCK + place, mask=row < n_rows)
 
@@ -113,7 +119,8 @@ def _list_live(value, v, word, list_ptr, tile, count, n_offsets):
 
 @triton.jit(do_not_specialize=["n_rows", "n_offsets", "n_pairs"])
 def _pack_tiles(
-    nbr_ptr, mask_ptr, order_ptr, tiles_ptr, n_rows, n_offsets, n_pairs, BLOCK_M: tl.constexpr
+    nbr_ptr, mask_ptr, order_ptr, count_ptr, tiles_ptr, n_rows, n_offsets, n_pairs,
+    COUNTED: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """Permute the table into tile order, list the offsets that are live in each tile and each pair
     of tiles, and count the entries of every offset in each pair. tiles: laid out as `TileList`."""
@@ -129,7 +136,8 @@ def _pack_tiles(
     counts_ptr = n_live2_ptr + quads
     lane = tl.arange(0, 2 * BLOCK_M)
     place = pair * 2 * BLOCK_M + lane
-    row = tl.load(order_ptr + place, mask=place < n_rows, other=-1).to(tl.int32)
+    live = live_rows(count_ptr, n_rows, COUNTED)
+    row = tl.load(order_ptr + place, mask=place < live, other=-1).to(tl.int32)
     tl.store(rows_ptr + place, row)
     pitch = pairs * 2 * BLOCK_M
     first = 0
@@ -266,22 +274,25 @@ def mask_order(table: NeighborTable, target: Target) -> torch.Tensor:
     mask = table.masks(target)
     (n_offsets, n_rows), device = table.nbr.shape, table.nbr.device
     # Triton's interpreter takes seconds for one block.
-    apart = n_rows <= _SORT_IN_BLOCKS and target.backend != "interpreter"
+    apart = n_rows <= SORTED_APART and target.backend != "interpreter"
     block = _SORT_BLOCK if apart else 1024
-    constants = (max(16, power_of_2(n_offsets)), KEY_BITS, _DENSE, _SAMPLE, block)
+    counted = table.count is not None
+    count = mask if table.count is None else table.count
+    constants = (counted, max(16, power_of_2(n_offsets)), KEY_BITS, _DENSE, _SAMPLE, block)
     grid = (cdiv(n_rows, block), 1, 1)
     if apart:
         order = torch.empty(n_rows, dtype=torch.int32, device=device)
-        arguments = (mask, order, n_rows, n_offsets)
+        arguments = (mask, count, order, n_rows, n_offsets)
         chunk_kernel.launch(device, target, grid, arguments, constants, {"num_warps": 8}, constants)
         return order
     # Radix sorts cost by the key's bytes: few offsets take a narrow key.
     dtype = torch.uint8 if n_offsets <= 8 else torch.int16 if n_offsets <= 15 else torch.int32
     key = torch.empty(n_rows, dtype=dtype, device=device)
-    arguments = (mask, key, n_rows, n_offsets)
+    arguments = (mask, count, key, n_rows, n_offsets)
     key_kernel.launch(
-        device, target, grid, arguments, constants, {"num_warps": 4}, (constants, dtype)
-    )
+        device, target, grid, arguments, (*constants, torch.iinfo(dtype).max), {"num_warps": 4},
+        (constants, dtype),
+    )  # fmt: skip
     return torch.sort(key, stable=True).indices
 
 
@@ -290,9 +301,11 @@ def pack_tiles(table: NeighborTable, order: torch.Tensor, target: Target) -> Til
     n_offsets, n_rows = table.nbr.shape
     n_pairs = cdiv(n_rows, 2 * TILE)
     memory = torch.empty(TileList.size(n_offsets, n_pairs), dtype=torch.int32, device=order.device)
+    masks, counted = table.masks(target), table.count is not None
     pack_kernel.launch(
-        order.device, target, (n_pairs, 1, 1), (table.nbr, table.masks(target), order, memory,
-        n_rows, n_offsets, n_pairs), (TILE,), {"num_warps": 4}, order.dtype,
+        order.device, target, (n_pairs, 1, 1), (table.nbr, masks, order, masks if table.count is
+        None else table.count, memory, n_rows, n_offsets, n_pairs), (counted, TILE),
+        {"num_warps": 4}, (order.dtype, counted),
     )  # fmt: skip
     return TileList(memory, n_offsets, n_pairs, n_rows)
 

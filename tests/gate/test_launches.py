@@ -182,7 +182,7 @@ def test_layers(recorder, monkeypatch):
     convolve_map(functional.submanifold(repeated, functional.kernel_offsets((3, 3))))
     with settings.override(dataflow="unmasked"):
         convolve_map(layer("strided", shape=TINY[1]).kmap)
-    monkeypatch.setattr(mask_order, "_SORT_IN_BLOCKS", 0)
+    monkeypatch.setattr(mask_order, "SORTED_APART", 0)
     convolve_map(layer("strided", shape=TINY[1]).kmap)
     assert recorder.undeclared() == []
     declarations()

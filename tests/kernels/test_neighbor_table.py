@@ -7,7 +7,12 @@ import torch
 
 from sparse_bridge.core import reference
 from sparse_bridge.core.conv_spec import Box, Offsets, box_offsets
-from sparse_bridge.kernels.neighbor_table import NeighborTable, count_new_rows, number_new_rows
+from sparse_bridge.kernels.neighbor_table import (
+    NeighborTable,
+    count_new_rows,
+    link_new_rows,
+    number_new_rows,
+)
 from tests import oracle
 from tests.clouds import cloud
 from tests.kernels.calls import find, geometry, insert, target_of
@@ -101,10 +106,11 @@ def test_new_coordinates(kernel_lane, n_offsets, n):
     owned, n_new, overflow = count_new_rows(table, slots, target_of(lane))
     want = reference.generative_coords(coords, out_box, offsets.values, (1, 1), out_box)
     assert n_new == len(want) and not overflow
-    new, linked, scattered = number_new_rows(
+    new = number_new_rows(
         table, slots, owned, n_new, coords.to(lane.device), geometry(offsets, lane.device), False,
         target_of(lane),
     )  # fmt: skip
+    linked, scattered = link_new_rows(table, slots, n_new, target_of(lane))
     assert torch.equal(new.cpu(), want)
     pairs = reference.find_pairs(want, out_box, coords, out_box, offsets.values, (1, 1))
     assert triples(linked.nbr) == oracle.pair_triples(pairs)

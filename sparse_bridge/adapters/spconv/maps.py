@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...core import map_builder, map_cache
+from ...core import ahead, map_builder, map_cache
 from ...core.conv_spec import Box, Offsets
 from ...core.coordinate_map import CoordinateMap
 from ...core.kernel_map import KernelMap
@@ -52,23 +52,35 @@ def submanifold_map(
     """(output indices, map, store). The output indices alias `indices` as an object of ours, which
     keeps the maps alive from layer to layer; the user's own tensor does not."""
     store = map_cache.store_of(indices)
-    kmap = store.get(
-        ("submanifold", box, offsets),
-        lambda: map_builder.submanifold(_coordinates(store, indices, box), offsets),
-    )
+
+    def make() -> KernelMap:
+        cmap = _coordinates(store, indices, box)
+        kmap, _ = ahead.resolve(
+            store, cmap, lambda: map_builder.submanifold(cmap, offsets), "submanifold", offsets
+        )
+        return kmap
+
+    kmap = store.get(("submanifold", box, offsets), make)
     return store.alias(indices), kmap, store
 
 
 def _expanded(kind: str, indices, box: Box, offsets: Offsets, stride, out_box: Box):  # type: ignore[no-untyped-def]
     store = map_cache.store_of(indices)
-    build = map_builder.strided if kind == "strided" else map_builder.generative
 
     def make() -> tuple[torch.Tensor, KernelMap]:
-        new, kmap = build(_coordinates(store, indices, box), offsets, stride, out_box)
+        cmap, trail = _coordinates(store, indices, box), None
+        if kind == "strided":
+            (new, kmap), trail = ahead.resolve(
+                store, cmap, lambda: map_builder.strided(cmap, offsets, stride, out_box), kind,
+                offsets, stride, out_box,
+            )  # fmt: skip
+        else:
+            new, kmap = map_builder.generative(cmap, offsets, stride, out_box)
         # An object of its own: the store must not hold the tensor that keeps it alive.
         coords = new.coords
         coords = map_cache.normal_tensor(coords.clone if coords.is_inference() else coords.detach)
         made = MapStore()
+        made.trail = trail
         made.put(("coordinates", out_box), new)
         map_cache.adopt(coords, made)
         return coords, kmap

@@ -1,0 +1,152 @@
+"""Maps built ahead are the maps that would have been built one by one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparse_bridge.core import ahead, functional, map_builder, map_cache
+from sparse_bridge.core.conv_spec import Box
+from sparse_bridge.core.coordinate_map import CoordinateMap
+from tests.clouds import cloud, features
+
+pytestmark = [pytest.mark.emulated, pytest.mark.interpreted]
+
+SHAPE, HALF, QUARTER = (12, 10, 14), (6, 5, 7), (3, 3, 4)
+THREE = functional.kernel_offsets((3, 3, 3))
+DOWN = functional.kernel_offsets((3, 3, 3), padding=(1, 1, 1))
+PAIR = functional.kernel_offsets((2, 2, 2), padding=(0, 0, 0))
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    ahead.forget()
+    yield
+    ahead.forget()
+
+
+class Scene:
+    """A scene whose maps are asked for as an adapter asks, and compared with those built alone."""
+
+    def __init__(self, coords):
+        self.root = self.level(CoordinateMap(coords, Box.grid(2, SHAPE)), map_cache.MapStore())
+        self.built = 0
+
+    @staticmethod
+    def level(cmap, store):
+        return cmap, store
+
+    def resolve(self, level, build, *question):
+        cmap, store = level
+
+        def counted():
+            self.built += 1
+            return build()
+
+        found, trail = ahead.resolve(store, cmap, counted, *question)
+        return found, trail
+
+    def submanifold(self, level, offsets=THREE):
+        cmap = level[0]
+        build = lambda: map_builder.submanifold(cmap, offsets)  # noqa: E731
+        kmap, _ = self.resolve(level, build, "submanifold", offsets)
+        same(kmap, map_builder.submanifold(CoordinateMap(cmap.coords.clone(), cmap.box), offsets))
+        return kmap
+
+    def strided(self, level, shape, offsets=DOWN):
+        cmap, stride, box = level[0], (2, 2, 2), Box.grid(2, shape)
+        build = lambda: map_builder.strided(cmap, offsets, stride, box)  # noqa: E731
+        (new, kmap), trail = self.resolve(level, build, "strided", offsets, stride, box)
+        alone = CoordinateMap(cmap.coords.clone(), cmap.box)
+        expected, other = map_builder.strided(alone, offsets, stride, box)
+        assert torch.equal(new.coords, expected.coords)
+        same(kmap, other)
+        store = map_cache.MapStore()
+        store.trail = trail
+        return (new, store), kmap
+
+    def network(self, pooled=False):
+        """Two levels down, with a map of its own at each; returns how many were built alone."""
+        self.submanifold(self.root)
+        half, _ = self.strided(self.root, HALF)
+        self.submanifold(half)
+        self.submanifold(half, PAIR)
+        self.strided(half, QUARTER, PAIR)[0]
+        return self.built
+
+
+def same(found, expected):
+    """Pairs, and products through tiles in both directions, to the last bit."""
+    assert (found.n_in, found.n_out) == (expected.n_in, expected.n_out)
+    n_offsets, device = found.n_offsets, found.device
+    weight = features(n_offsets * 8, 16, seed=3).view(n_offsets, 8, 16).to(device)
+    back = weight.transpose(1, 2).contiguous()
+    for kmap, other, w in (
+        (found, expected, weight),
+        (found.transposed(), expected.transposed(), back),
+    ):
+        x = features(kmap.n_in, w.shape[1], seed=kmap.n_in).to(device)
+        assert torch.equal(functional.conv(x, w, None, kmap), functional.conv(x, w, None, other))
+    for v in range(n_offsets):
+        mine, theirs = sorted_pairs(found, v), sorted_pairs(expected, v)
+        assert torch.equal(mine, theirs)
+
+
+def sorted_pairs(kmap, v):
+    pairs = torch.stack(kmap.pair_list(v), 1).cpu()
+    return pairs[torch.argsort(pairs[:, 0] * (kmap.n_out + 1) + pairs[:, 1])]
+
+
+def scene(lane, seed, share=0.2, **kwargs):
+    return Scene(cloud(SHAPE, share=share, seed=seed, device=lane.device, **kwargs))
+
+
+def test_the_third_scene_is_built_ahead(kernel_lane):
+    assert scene(kernel_lane, 1).network() == 5
+    assert scene(kernel_lane, 2).network() == 5
+    for seed in (3, 4):
+        assert scene(kernel_lane, seed, share=0.19 + 0.01 * seed).network() == 0
+
+
+def test_a_scene_that_outgrows_the_estimate(kernel_lane):
+    """Sparse scenes grow more from level to level than dense ones do."""
+    for seed in (1, 2):
+        scene(kernel_lane, seed, share=0.9).network()
+    outgrown = scene(kernel_lane, 3, share=0.9)
+    habit = next(iter(ahead._habits.values()))
+    habit.record.rows = {place: 1 for place in habit.record.rows}
+    habit.record.n_rows = 1 << 20
+    assert outgrown.network() == 5
+    assert habit.failures == 1 and habit.wait == 2
+
+
+@pytest.mark.parametrize("spoil", ["equal", "outside"])
+def test_equal_and_outlying_rows(kernel_lane, spoil):
+    for seed in (1, 2):
+        scene(kernel_lane, seed).network()
+    coords = cloud(SHAPE, share=0.2, seed=3)
+    coords[5] = coords[9] if spoil == "equal" else torch.tensor([0, 0, 10, 0], dtype=torch.int32)
+    spoiled = Scene(coords.to(kernel_lane.device))
+    assert spoiled.network() == 5
+    for seed in (4, 5):  # two scenes pass before the next attempt
+        assert scene(kernel_lane, seed).network() == 5
+    assert scene(kernel_lane, 6).network() == 0
+
+
+def test_another_order_of_questions(kernel_lane):
+    for seed in (1, 2):
+        scene(kernel_lane, seed).network()
+    other = scene(kernel_lane, 3)
+    other.submanifold(other.root)
+    half, _ = other.strided(other.root, QUARTER)
+    other.submanifold(half)
+    assert other.built == 2, "only the first question was expected"
+    assert scene(kernel_lane, 4).network() == 5, "one scene of a kind is no habit"
+
+
+def test_empty_items_and_few_rows(kernel_lane):
+    for seed in (1, 2, 3):
+        built = scene(kernel_lane, seed, empty_items=(seed % 2,)).network()
+    assert built == 0
+    coords = cloud(SHAPE, share=0.2, seed=3)[:1].contiguous().to(kernel_lane.device)
+    assert Scene(coords).network() == 0
