@@ -96,7 +96,7 @@ def triton_gather(dataflow, target, kmap, x, weight, w: WeightLayout, epilogue, 
         plan = relation.plans[key] = _plan_gather(
             dataflow, target, kmap, x, weight, w, epilogue, precision
         )
-    y = torch.empty((relation.n_rows[kmap.side], w.columns_out), dtype=x.dtype, device=x.device)
+    y = x.new_empty((relation.n_rows[kmap.side], w.columns_out))
     return plan(x, weight, epilogue.vectors, y)
 
 

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ..errors import KernelError
-from .launch import alignment, cdiv, register, specialise
+from .launch import alignment, cdiv, register, run, specialise
 from .mask_order import TileList
 from .target import Target
 from .tile_config import TileConfig, in_reach
@@ -264,7 +264,8 @@ class GatherGemm:
         self.strides = (self.columns, *w_strides, split_stride)
         # Addresses serve a compiled kernel as well as views do, and cost nothing.
         self.addressed = packed and target.takes_addresses
-        self._lists: tuple[Any, ...] | None = None
+        self._lists: tuple[torch.Tensor, ...] | None = None
+        self._lists_at: tuple[int, ...] | None = None
 
     @property
     def constants(self) -> tuple[Any, ...]:
@@ -273,20 +274,21 @@ class GatherGemm:
 
     def _views(self) -> tuple[torch.Tensor, ...]:
         """(nbr, rows, live, n_live)."""
-        if isinstance(self.table, TileList):
-            return self.table.packed, self.table.rows, *self.table.lists(self.tile.block_m)
-        return (self.table,) * 4
-
-    def _places(self) -> tuple[Any, ...]:
-        """The same, or their addresses."""
+        if not isinstance(self.table, TileList):
+            return (self.table,) * 4
         if self._lists is None:
-            if self.addressed and isinstance(self.table, TileList):
-                base = self.table.memory.data_ptr()
-                places = self.table.places(self.tile.block_m)
-                self._lists = tuple([base + 4 * place for place in places])
-            else:
-                self._lists = self._views()
+            lists = self.table.lists(self.tile.block_m)
+            self._lists = (self.table.packed, self.table.rows, *lists)
         return self._lists
+
+    def _addresses(self) -> tuple[int, ...]:
+        """Where they lie in the memory of a `TileList`."""
+        if self._lists_at is None:
+            assert isinstance(self.table, TileList)
+            base = self.table.memory.data_ptr()
+            places = self.table.places(self.tile.block_m)
+            self._lists_at = tuple([base + 4 * place for place in places])
+        return self._lists_at
 
     def __call__(
         self, x: torch.Tensor, w: torch.Tensor, vectors: Vectors | None, y: torch.Tensor
@@ -306,12 +308,20 @@ class GatherGemm:
         stride_xn = x.stride(0)
         aligned = alignment(x, w, y, out)
         key = (form.key, aligned, w.dtype, kinds, specialise(stride_xn))
-        known = not self.addressed or gather_gemm_kernel.knows(self.device, key)
-        lists = self._places() if known else self._views()
-        args = (x, w, *extra, out, *lists, *self.sizes, stride_xn, *self.strides)
-        gather_gemm_kernel.launch(
-            self.device, self.target, self.grid, args, form.constants, form.options, key
-        )
+        entry = gather_gemm_kernel.ready(self.device, key) if self.addressed else None
+        if entry is not None:
+            to = y.data_ptr()
+            vectors_at = [to if e is y else e.data_ptr() for e in extra] if kinds else (to,) * 5
+            values = (
+                x.data_ptr(), w.data_ptr(), *vectors_at, to if out is y else out.data_ptr(),
+                *self._addresses(), *self.sizes, stride_xn, *self.strides,
+            )  # fmt: skip
+            run(entry, self.device.index, self.grid, values, form.constants)
+        else:
+            args = (x, w, *extra, out, *self._views(), *self.sizes, stride_xn, *self.strides)
+            gather_gemm_kernel.launch(
+                self.device, self.target, self.grid, args, form.constants, form.options, key
+            )
         if split > 1:
             n_values = y.numel()
             constants = (self.tail, ACTIVATIONS[self.activation], split, 1024)

@@ -11,7 +11,7 @@ keys); `Kernel.variant` adds what one backend alone looks at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ __all__ = [
     "cdiv",
     "power_of_2",
     "register",
+    "run",
     "specialise",
 ]
 
@@ -107,10 +108,13 @@ class Kernel:
             return
         _call(entry, index, grid, args, constants)
 
-    def knows(self, device: torch.device, key: Hashable) -> bool:
-        """Whether a variant is compiled, so that addresses may stand for tensors; on CUDA, with an
-        indexed device."""
-        return (device.index, key) in self._compiled and not hooks_installed()
+    def ready(self, device: torch.device, key: Hashable) -> Entry | None:
+        """A compiled variant for `run`; on CUDA, with an indexed device that is the current one,
+        and where nobody listens to launches."""
+        entry = self._compiled.get((device.index, key))
+        if entry is None or device.index != torch._C._cuda_getDevice() or hooks_installed():
+            return None
+        return entry
 
     @staticmethod
     def variant(target: Target, args: tuple[Any, ...], key: Hashable) -> Hashable:
@@ -150,10 +154,18 @@ def _call(
     constants: tuple[Any, ...],
 ) -> None:  # fmt: skip
     """Run a compiled kernel on the current stream of the current device, `index`."""
-    call, before, between = entry
-    stream = torch._C._cuda_getCurrentRawStream(index)
     # Addresses instead of tensors: the launcher asks the driver about every tensor.
     values = [arg if type(arg) in _NUMBERS else arg.data_ptr() for arg in args]
+    run(entry, index, grid, values, constants)
+
+
+def run(
+    entry: Entry, index: int, grid: tuple[int, int, int], values: Sequence[Any],
+    constants: tuple[Any, ...],
+) -> None:  # fmt: skip
+    """Run a compiled kernel; `values` are numbers, and addresses for tensors."""
+    call, before, between = entry
+    stream = torch._C._cuda_getCurrentRawStream(index)
     if PASS_CONSTEXPRS:
         call(*before, *grid, stream, *between, *values, *constants)
     else:

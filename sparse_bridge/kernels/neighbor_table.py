@@ -14,7 +14,7 @@ import triton.language as tl
 
 from .coord_key import coordinate, live_rows, locate
 from .hash_table import FLAGS, MAX_PROBES, HashTable, hash_find
-from .launch import cdiv, register, specialise
+from .launch import cdiv, register
 from .target import Target
 
 OFFSETS = 32  # offsets per program: one mask word
@@ -200,7 +200,7 @@ class NeighborTable:
             self.mask = self.nbr.new_empty((grid[1], n_rows))
             masks_kernel.launch(
                 self.nbr.device, target, grid, (self.nbr, self.mask, n_rows, n_offsets), (),
-                _OPTIONS, specialise(self.nbr.data_ptr()),
+                _OPTIONS, self.nbr.data_ptr() % 16,
             )  # fmt: skip
         return self.mask
 
@@ -242,7 +242,7 @@ def neighbor_lookup(
     )  # fmt: skip
     lookup_kernel.launch(
         coords.device, target, grid, args, constants, {"num_warps": 1},
-        (constants, specialise(coords.data_ptr())),
+        (constants, coords.data_ptr() % 16),
     )  # fmt: skip
     return NeighborTable(nbr, mask, count)
 
@@ -305,7 +305,7 @@ def number_new_rows(
     )  # fmt: skip
     assign_kernel.launch(
         slots.device, target, (cdiv(n_rows, _OWNER_ROWS), 1, 1), args, constants, _OPTIONS,
-        (constants, specialise(coords.data_ptr())),
+        (constants, coords.data_ptr() % 16),
     )  # fmt: skip
     table.values, table.reversed = rows, False
     return new

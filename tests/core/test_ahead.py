@@ -114,7 +114,7 @@ def test_a_scene_that_outgrows_the_estimate(kernel_lane):
         scene(kernel_lane, seed, share=0.9).network()
     outgrown = scene(kernel_lane, 3, share=0.9)
     habit = next(iter(ahead._habits.values()))
-    habit.record.rows = {place: 1 for place in habit.record.rows}
+    habit.record.rows = dict.fromkeys(habit.record.rows, 1)
     habit.record.n_rows = 1 << 20
     assert outgrown.network() == 5
     assert habit.failures == 1 and habit.wait == 2
