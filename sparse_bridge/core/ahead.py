@@ -232,14 +232,14 @@ class _Chain:
         return dict(zip(rooms, tables, strict=True)), books
 
     def _counters(self, place: int, rooms: dict[int, int]) -> int:
-        from ..kernels.neighbor_table import owner_counters
+        from ..kernels.new_rows import owner_counters
 
         level = self.steps[place].level
         return owner_counters(self.cmap.n_rows if level == 0 else rooms[level - 1])
 
     def _expand(self, place: int, step: Step, room: int, table: Any) -> None:
         from ..kernels.hash_table import hash_insert
-        from ..kernels.neighbor_table import count_owners, number_new_rows
+        from ..kernels.new_rows import count_owners, number_new_rows
 
         below, offsets, out_box = self.levels[step.level], step.offsets, step.out_box
         assert out_box is not None
@@ -261,7 +261,8 @@ class _Chain:
     def _queue(self, place: int, step: Step) -> tuple[Any, ...]:
         """(tiles or table of side 0, of side 1) of a step; None where there is nothing."""
         from ..kernels.mask_order import mask_order, pack_tiles
-        from ..kernels.neighbor_table import link_new_rows, neighbor_lookup
+        from ..kernels.neighbor_table import neighbor_lookup
+        from ..kernels.new_rows import link_new_rows
 
         level, target = self.levels[step.level], self.target
         if step.kind == "strided":

@@ -152,7 +152,7 @@ def _expand(
         new = CoordinateMap(coords, out_box)
         new.adopt(index=index)
         return new, Relation(n, new.n_rows, n_offsets, device, lists=lists)
-    from ..kernels.neighbor_table import link_new_rows, number_new_rows
+    from ..kernels.new_rows import link_new_rows, number_new_rows
 
     geometry = offsets.geometry(device, multiplier, divisor, sign)
     wide = cmap.box.wide(offsets, multiplier) or out_box.wide(offsets, divisor)
@@ -170,7 +170,7 @@ def _insert_candidates(cmap, geometry, out_box: Box, slots, wide: bool, target: 
     so a table sized for the usual case grows until it holds them at most two thirds full; one wait
     for the device per try."""
     from ..kernels.hash_table import HashTable, hash_insert
-    from ..kernels.neighbor_table import count_new_rows, owner_counters
+    from ..kernels.new_rows import count_new_rows, owner_counters
 
     n_offsets, n = slots.shape
     most = min(n_offsets * n, out_box.volume)

@@ -160,7 +160,7 @@ class HashTable:
 
     @property
     def total(self) -> torch.Tensor:
-        """The counter of new rows, see `neighbor_table.count_owners`."""
+        """The counter of new rows, see `new_rows.count_owners`."""
         return self.flags[FLAGS - 1 : FLAGS]
 
     def fetch(self) -> None:

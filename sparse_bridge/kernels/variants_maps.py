@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 
-from . import hash_table, key_table, mask_order, neighbor_table
+from . import hash_table, key_table, mask_order, neighbor_table, new_rows
 from .launch import Kernel
 from .target import Target
 from .variants import PLACES, Space, Variant, make
@@ -46,12 +46,17 @@ def _lookup(
 
 
 def _owner_constants() -> tuple[int, int, int]:
-    return hash_table.FLAGS, neighbor_table._CLUSTER, neighbor_table._OWNER_ROWS
+    return hash_table.FLAGS, new_rows._CLUSTER, new_rows._OWNER_ROWS
 
 
-def _assign(counted: bool, dimension: int, wide: bool, place: str) -> Variant:
-    constants = (counted, dimension, wide, *_owner_constants())
-    return make(neighbor_table.assign_kernel, constants, neighbor_table._OPTIONS, place=place)
+def _assign(counted: bool, dimension: int, place: str) -> Variant:
+    constants = (counted, dimension, *_owner_constants())
+    return make(new_rows.assign_kernel, constants, neighbor_table.OPTIONS, place=place)
+
+
+def _place(dimension: int, wide: bool, place: str) -> Variant:
+    constants = (dimension, wide, new_rows._PLACE_ROWS)
+    return make(new_rows.place_kernel, constants, neighbor_table.OPTIONS, place=place)
 
 
 def _fixed(
@@ -66,12 +71,12 @@ def _fixed(
 
 
 def _count(counted: bool, place: str) -> Variant:
-    constants, options = (counted, *_owner_constants()), neighbor_table._OPTIONS
-    return make(neighbor_table.count_kernel, constants, options, place=place)
+    constants, options = (counted, *_owner_constants()), neighbor_table.OPTIONS
+    return make(new_rows.count_kernel, constants, options, place=place)
 
 
 def _link(counted: bool, place: str) -> Variant:
-    return make(neighbor_table.link_kernel, (counted,), neighbor_table._OPTIONS, place=place)
+    return make(new_rows.link_kernel, (counted,), neighbor_table.OPTIONS, place=place)
 
 
 def _rank_constants(counted: bool, v_block: int, block: int) -> tuple:
@@ -114,12 +119,14 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
         yield kernel, [Space(factors, insert, silent=_SILENT)]
     factors = {**_COUNTED, **_KEYS, "reversed": (True, False), "wide": _FLAG, **places}
     yield neighbor_table.lookup_kernel, [Space(factors, _lookup, silent=_SILENT)]
-    factors = {**_COUNTED, "dimension": DIMENSIONS, "wide": _FLAG, **places}
-    yield neighbor_table.assign_kernel, [Space(factors, _assign, silent=_SILENT)]
+    factors = {"dimension": DIMENSIONS, "wide": _FLAG, **places}
+    yield new_rows.place_kernel, [Space(factors, _place, silent=_SILENT)]
+    factors = {**_COUNTED, "dimension": DIMENSIONS, **places}
+    yield new_rows.assign_kernel, [Space(factors, _assign, silent=_SILENT)]
     yield _fixed(neighbor_table.masks_kernel)
     factors = {**_COUNTED, **places}
-    yield neighbor_table.count_kernel, [Space(factors, _count, silent=_SILENT)]
-    yield neighbor_table.link_kernel, [Space(factors, _link, silent=_SILENT)]
+    yield new_rows.count_kernel, [Space(factors, _count, silent=_SILENT)]
+    yield new_rows.link_kernel, [Space(factors, _link, silent=_SILENT)]
     blocks = {"v_block": OFFSET_BLOCKS, **_COUNTED}
     factors = {**blocks, "key": ("i32", "i16", "u8"), **places}
     yield mask_order.key_kernel, [Space(factors, _order_key, silent=_SILENT)]

@@ -7,7 +7,8 @@ import torch
 from sparse_bridge.core.conv_spec import Offsets
 from sparse_bridge.kernels import target as targets
 from sparse_bridge.kernels.hash_table import HashTable, hash_insert
-from sparse_bridge.kernels.neighbor_table import neighbor_lookup, owner_counters
+from sparse_bridge.kernels.neighbor_table import neighbor_lookup
+from sparse_bridge.kernels.new_rows import owner_counters
 
 
 def schedules(lane):

@@ -7,12 +7,8 @@ import torch
 
 from sparse_bridge.core import reference
 from sparse_bridge.core.conv_spec import Box, Offsets, box_offsets
-from sparse_bridge.kernels.neighbor_table import (
-    NeighborTable,
-    count_new_rows,
-    link_new_rows,
-    number_new_rows,
-)
+from sparse_bridge.kernels.neighbor_table import NeighborTable
+from sparse_bridge.kernels.new_rows import count_new_rows, link_new_rows, number_new_rows
 from tests import oracle
 from tests.clouds import cloud
 from tests.kernels.calls import find, geometry, insert, target_of

@@ -31,6 +31,7 @@ KERNELS = [
     "tests/kernels/test_pooling.py",
     "tests/core/test_voxel.py",
     "tests/core/test_key_search.py",
+    "tests/core/test_ahead.py::test_the_third_scene_is_built_ahead",
 ]
 ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 CONV = ("every_kind_and_dimension", "kernel_shapes", "crowded_scenes", "dtypes",
@@ -44,6 +45,7 @@ WHOLE = [
     "tests/kernels/test_gemm.py",
     "tests/kernels/test_pooling.py",
     "tests/core/test_maps.py",
+    "tests/core/test_ahead.py",
     "tests/core/test_impulse.py",
     "tests/core/test_pool.py",
     "tests/core/test_voxel.py",
