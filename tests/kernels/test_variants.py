@@ -207,6 +207,57 @@ def test_fewer_results_under_wide_offsets():
         assert found == dataclasses.replace(tile, block_n=columns)
 
 
+@pytest.mark.parametrize(
+    "arch, tile, dtype, precision, tail, found",
+    [
+        ("sm_100", (64, 64, 32, 4, 3), torch.float16, "ieee", 7, (64, 64, 32, 8, 3)),
+        ("sm_100", (64, 128, 64, 8, 2), torch.float16, "ieee", 2, (64, 64, 64, 8, 2)),
+        ("sm_100", (128, 64, 64, 4, 2), torch.bfloat16, "ieee", 3, (128, 32, 64, 8, 2)),
+        ("sm_100", (64, 64, 32, 4, 2), torch.float32, "tf32", 6, (64, 64, 32, 8, 2)),
+        ("sm_100", (64, 16, 64, 4, 2), torch.float16, "ieee", 7, (64, 16, 64, 4, 2)),
+        ("sm_100", (64, 128, 64, 8, 2), torch.float16, "ieee", 1, (64, 128, 64, 8, 2)),
+        ("sm_100", (64, 64, 32, 4, 2), torch.float32, "ieee", 7, (64, 64, 32, 4, 2)),
+        ("sm_120", (64, 128, 64, 4, 2), torch.float16, "ieee", 7, (64, 128, 64, 4, 2)),
+    ],
+)
+def test_a_norm_behind_tensor_memory(arch, tile, dtype, precision, tail, found):
+    """A thread holds whole rows, with a scale and a shift for each column; a reduction that is
+    split leaves the norm to another kernel."""
+    target = targets.described(arch)
+    tile = TileConfig(*tile)
+    assert in_reach(tile, target, dtype, precision, 64, False, tail) == TileConfig(*found)
+    split = dataclasses.replace(tile, split_k=4)
+    assert in_reach(split, target, dtype, precision, 64, False, tail) == split
+
+
+def test_fewer_results_of_rows_in_tensor_memory():
+    large = TileConfig(128, 256, 64, 8, 2)
+    for arch, most in (("sm_100", 32), ("sm_103", 32), ("sm_120", 64)):
+        target = targets.described(arch)
+        tile = in_registers(large, target, torch.float16, "ieee", wgrad=False)
+        assert tile.block_m * tile.block_n == most * 8 * 32
+
+
+@pytest.mark.parametrize("n_rows", [100, 10**6])
+def test_two_buffers_fit_cdna4(n_rows):
+    """Whatever the stages: newer Triton keeps two buffers, and pads them."""
+    target = targets.described("gfx950")
+    for dtype, c_in, c_out in ((torch.float16, 512, 512), (torch.float32, 256, 256)):
+        sizes = (c_in, c_out, 27, "ieee")
+        for tile in candidates(target, dtype, *sizes, "fwd", n_rows):
+            one = dataclasses.replace(tile, num_stages=2).shared_bytes(dtype.itemsize)
+            assert 2 * one < target.shared_memory * 16 / 17
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_what_is_compiled_can_be_launched(arch):
+    """Also where offsets or a norm make a tile smaller."""
+    target = targets.described(arch)
+    products = [form for form in covering(target) if form.kernel == "gather_gemm"]
+    assert len(products) > 100
+    assert [form for form in products if not launchable(target, form.launched)] == []
+
+
 @pytest.mark.parametrize("wgrad", [False, True])
 def test_tiles_stay_in_registers(wgrad):
     """fp32 without matrix instructions: in_reach, more warps, then fewer rows or columns."""
