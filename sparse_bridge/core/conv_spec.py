@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
 from ..errors import GeometryError, OverflowLimitError
+
+if TYPE_CHECKING:
+    from ..kernels.coord_key import Geometry
 
 __all__ = ["Box", "Offsets", "box_offsets"]
 
@@ -36,7 +39,7 @@ class Offsets:
         self._reach = tuple(max(map(abs, column)) for column in zip(*values, strict=True))
         zero = (0,) * self.dimension
         self.center = values.index(zero) if zero in values else -1
-        self._geometry: dict[tuple[object, ...], torch.Tensor] = {}
+        self._geometry: dict[tuple[object, ...], Geometry] = {}
 
     @staticmethod
     def of(values: Sequence[Sequence[int]]) -> Offsets:
@@ -71,19 +74,24 @@ class Offsets:
 
     def geometry(
         self, device: torch.device, multiplier: tuple[int, ...], divisor: tuple[int, ...], sign: int
-    ) -> torch.Tensor:
+    ) -> Geometry:
         """int32 [2 + V, D] on `device`: multipliers, divisors, sign * offsets (see
         `kernels.coord_key`); cached."""
+        from ..kernels.coord_key import Geometry
+
         key = (device, multiplier, divisor, sign)
         found = self._geometry.get(key)
         if found is None:
+            shifts = tuple(step.bit_length() - 1 for step in divisor)
+            shifted = all(1 << shift == step for shift, step in zip(shifts, divisor, strict=True))
+            division = 0 if max(divisor) == 1 else 1 if shifted else 2
             rows = [
                 multiplier,
-                divisor,
+                shifts if shifted else divisor,
                 *(tuple(sign * c for c in offset) for offset in self.values),
             ]
-            found = torch.tensor(rows, dtype=torch.int32, device=device)
-            self._geometry[key] = found
+            table = torch.tensor(rows, dtype=torch.int32, device=device)
+            found = self._geometry[key] = Geometry(table, division)
         return found
 
 

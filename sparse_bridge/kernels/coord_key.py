@@ -1,6 +1,7 @@
 """Packing coordinates into one integer key, inside kernels.
 
-`geometry` is an int32 table `[2 + V, D]`: per-axis multiplier, per-axis divisor, then V offsets.
+`geometry` is an int32 table `[2 + V, D]`: per-axis multiplier, per-axis divisor (or its logarithm,
+see `Geometry`), then V offsets.
 `bounds` is an int32 table `[1 + D, 2]`: (lowest, extent) for the batch column and every axis. The
 coordinate that row `r` reaches by offset `v` is `(c * multiplier + offset[v]) / divisor`, and
 exists only if the division is exact and it lies inside `bounds`; its key is its row-major index in
@@ -9,10 +10,21 @@ that box, so keys are never negative and never collide.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
 import triton
 import triton.language as tl
 
 EMPTY = tl.constexpr(-1)  # a hash slot without a key
+
+
+class Geometry(NamedTuple):
+    """table: as above.  division: 0 where every divisor is 1; 1 where all are powers of two, and
+    the table holds their logarithms; 2 otherwise. (A division costs as much as all the rest.)"""
+
+    table: torch.Tensor
+    division: int
 
 
 @triton.jit
@@ -26,6 +38,17 @@ def live_rows(count_ptr, n_rows, COUNTED: tl.constexpr):
 
 
 @triton.jit
+def _divided(scaled, geometry_ptr, axis, D: tl.constexpr, DIVISION: tl.constexpr):
+    """`scaled` over the axis' divisor; rounded somehow where that is not whole."""
+    if DIVISION == 0:
+        return scaled
+    elif DIVISION == 1:
+        return scaled >> tl.load(geometry_ptr + D + axis)
+    else:
+        return scaled // tl.load(geometry_ptr + D + axis)
+
+
+@triton.jit
 def locate(
     coords_ptr,
     geometry_ptr,
@@ -36,6 +59,7 @@ def locate(
     D: tl.constexpr,
     KEY64: tl.constexpr,
     WIDE: tl.constexpr,
+    DIVISION: tl.constexpr,
 ):
     """(key, ok) of the coordinate reached from `row` by offset `v`; row, v and ok broadcast against
     each other.
@@ -53,25 +77,30 @@ def locate(
         if WIDE:
             c = c.to(tl.int64)
         scaled = c * tl.load(geometry_ptr + axis) + offset
-        divisor = tl.load(geometry_ptr + D + axis)
-        index = scaled // divisor
-        exact = index * divisor == scaled
+        index = _divided(scaled, geometry_ptr, axis, D, DIVISION)
+        if DIVISION == 1:
+            ok = ok & (index << tl.load(geometry_ptr + D + axis) == scaled)
+        if DIVISION == 2:
+            ok = ok & (index * tl.load(geometry_ptr + D + axis) == scaled)
         index = index - tl.load(bounds_ptr + 2 * axis + 2)
         extent = tl.load(bounds_ptr + 2 * axis + 3)
-        ok = ok & exact & (index >= 0) & (index < extent)
+        ok = ok & (index >= 0) & (index < extent)
         # Inside the box an index fits the key's type, whatever it was computed in.
         key = key * extent + index.to(key.dtype)
     return tl.where(ok, key, 0), ok
 
 
 @triton.jit
-def coordinate(coords_ptr, geometry_ptr, row, v, ok, axis, D: tl.constexpr, WIDE: tl.constexpr):
+def coordinate(
+    coords_ptr, geometry_ptr, row, v, ok, axis, D: tl.constexpr, WIDE: tl.constexpr,
+    DIVISION: tl.constexpr,
+):  # fmt: skip
     """Coordinate along `axis` that `row` reaches by offset `v` (int32)."""
     c = tl.load(coords_ptr + row.to(tl.int64) * (D + 1) + 1 + axis, mask=ok, other=0)
     if WIDE:
         c = c.to(tl.int64)
     scaled = c * tl.load(geometry_ptr + axis) + tl.load(geometry_ptr + (2 + v) * D + axis)
-    return (scaled // tl.load(geometry_ptr + D + axis)).to(tl.int32)
+    return _divided(scaled, geometry_ptr, axis, D, DIVISION).to(tl.int32)
 
 
 @triton.jit

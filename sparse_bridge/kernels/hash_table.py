@@ -23,7 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .coord_key import EMPTY, home_slot, live_rows, locate
+from .coord_key import EMPTY, Geometry, home_slot, live_rows, locate
 from .launch import carve, cdiv, register
 from .target import Target
 
@@ -51,12 +51,12 @@ def _hash_insert(
     coords_ptr, geometry_ptr, bounds_ptr, alive_ptr, count_ptr, keys_ptr, flags_ptr, n_rows,
     n_offsets, capacity, max_probes, HAS_ALIVE: tl.constexpr, COUNTED: tl.constexpr,
     COUNT: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr, WIDE: tl.constexpr,
-    TAPS: tl.constexpr, ROWS: tl.constexpr,
+    DIVISION: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Insert the keys that rows reach by offsets."""
     row, v, _, ok = _block(alive_ptr, count_ptr, n_rows, n_offsets, HAS_ALIVE, COUNTED, TAPS, ROWS)
     tap = tl.minimum(v, n_offsets - 1)
-    key, ok = locate(coords_ptr, geometry_ptr, bounds_ptr, row, tap, ok, D, KEY64, WIDE)
+    key, ok = locate(coords_ptr, geometry_ptr, bounds_ptr, row, tap, ok, D, KEY64, WIDE, DIVISION)
     slot = home_slot(key, capacity, KEY64)
     pending = ok
     fresh = tl.zeros_like(slot)
@@ -98,8 +98,8 @@ def hash_find(keys_ptr, key, ok, capacity, max_probes, KEY64: tl.constexpr):
 def _hash_claim(
     coords_ptr, geometry_ptr, bounds_ptr, alive_ptr, count_ptr, keys_ptr, values_ptr, slots_ptr,
     n_rows, n_offsets, capacity, max_probes, HAS_ALIVE: tl.constexpr, COUNTED: tl.constexpr,
-    D: tl.constexpr, KEY64: tl.constexpr, WIDE: tl.constexpr, TAPS: tl.constexpr,
-    ROWS: tl.constexpr,
+    D: tl.constexpr, KEY64: tl.constexpr, WIDE: tl.constexpr, DIVISION: tl.constexpr,
+    TAPS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """slots [V, n_rows]: where the inserted keys ended up, or -1; the smallest row that reaches a
     key claims its value."""
@@ -107,7 +107,7 @@ def _hash_claim(
         alive_ptr, count_ptr, n_rows, n_offsets, HAS_ALIVE, COUNTED, TAPS, ROWS
     )
     tap = tl.minimum(v, n_offsets - 1)
-    key, ok = locate(coords_ptr, geometry_ptr, bounds_ptr, row, tap, ok, D, KEY64, WIDE)
+    key, ok = locate(coords_ptr, geometry_ptr, bounds_ptr, row, tap, ok, D, KEY64, WIDE, DIVISION)
     slot = hash_find(keys_ptr, key, ok, capacity, max_probes, KEY64)
     claim = n_rows - 1 - row + tl.zeros_like(slot)
     tl.atomic_max(values_ptr + slot, claim, mask=slot >= 0, sem="relaxed")
@@ -205,7 +205,7 @@ class Fetched:
 def hash_insert(
     table: HashTable,
     coords: torch.Tensor,
-    geometry: torch.Tensor,
+    geometry: Geometry,
     bounds: torch.Tensor,
     alive: torch.Tensor | None,
     slots: torch.Tensor,
@@ -229,14 +229,14 @@ def hash_insert(
     warps, taps = (4, 1) if single else (1, 32)
     rows = 4 * target.warp_size if single else 8
     max_probes = min(MAX_PROBES, table.capacity)
-    unused = geometry  # stands for a pointer that is not followed
+    unused = bounds  # stands for a pointer that is not followed
     place = (
-        coords, geometry, bounds, unused if alive is None else alive,
+        coords, geometry.table, bounds, unused if alive is None else alive,
         unused if count is None else count, table.keys,
     )  # fmt: skip
     sizes = (n_rows, n_offsets, table.capacity, max_probes)
     flags = (alive is not None, count is not None)
-    shape = (columns - 1, table.key64, wide, taps, rows)
+    shape = (columns - 1, table.key64, wide, geometry.division, taps, rows)
     grid = (cdiv(n_rows, rows), cdiv(n_offsets, taps), 1)
     key = (flags, shape, coords.data_ptr() % 16)  # no counter is aligned
     options = {"num_warps": warps}

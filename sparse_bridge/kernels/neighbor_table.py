@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .coord_key import live_rows, locate
+from .coord_key import Geometry, live_rows, locate
 from .hash_table import MAX_PROBES, HashTable, hash_find
 from .launch import cdiv, register
 from .target import Target
@@ -37,7 +37,7 @@ def _neighbor_lookup(
     coords_ptr, geometry_ptr, bounds_ptr, alive_ptr, count_ptr, keys_ptr, values_ptr, nbr_ptr,
     mask_ptr, n_rows, n_values, n_offsets, capacity, max_probes, center, HAS_ALIVE: tl.constexpr,
     COUNTED: tl.constexpr, REVERSED: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr,
-    WIDE: tl.constexpr, ROWS: tl.constexpr,
+    WIDE: tl.constexpr, DIVISION: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Look up what ROWS rows reach by 32 offsets. Offset `center` (-1: none) is every row itself,
     found or not."""
@@ -48,8 +48,9 @@ def _neighbor_lookup(
     if HAS_ALIVE:
         ok = ok & (tl.load(alive_ptr + row, mask=row < n_rows, other=-1) >= 0)
     key, ok = locate(
-        coords_ptr, geometry_ptr, bounds_ptr, row, tl.minimum(v, n_offsets - 1), ok, D, KEY64, WIDE
-    )
+        coords_ptr, geometry_ptr, bounds_ptr, row, tl.minimum(v, n_offsets - 1), ok, D, KEY64, WIDE,
+        DIVISION,
+    )  # fmt: skip
     slot = hash_find(keys_ptr, key, ok, capacity, max_probes, KEY64)
     value = tl.load(values_ptr + slot, mask=slot >= 0, other=-1)
     if REVERSED:
@@ -121,7 +122,7 @@ def grid_of(n_rows: int, n_offsets: int) -> tuple[int, int, int]:
 
 
 def neighbor_lookup(
-    table: HashTable, n_values: int, coords: torch.Tensor, geometry: torch.Tensor,
+    table: HashTable, n_values: int, coords: torch.Tensor, geometry: Geometry,
     bounds: torch.Tensor, alive: torch.Tensor | None, n_offsets: int, center: int, wide: bool,
     target: Target, count: torch.Tensor | None = None,
 ) -> NeighborTable:  # fmt: skip
@@ -137,11 +138,11 @@ def neighbor_lookup(
     mask = nbr.new_empty((grid[1], n_rows))
     constants = (
         alive is not None, count is not None, table.reversed, columns - 1, table.key64, wide,
-        _LOOKUP_ROWS,
+        geometry.division, _LOOKUP_ROWS,
     )  # fmt: skip
     args = (
-        coords, geometry, bounds, geometry if alive is None else alive,
-        geometry if count is None else count, table.keys, table.values, nbr, mask, n_rows, n_values,
+        coords, geometry.table, bounds, bounds if alive is None else alive,
+        bounds if count is None else count, table.keys, table.values, nbr, mask, n_rows, n_values,
         n_offsets, table.capacity, min(MAX_PROBES, table.capacity), center,
     )  # fmt: skip
     lookup_kernel.launch(

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .coord_key import coordinate, live_rows
+from .coord_key import Geometry, coordinate, live_rows
 from .hash_table import FLAGS, HashTable
 from .launch import cdiv, register
 from .neighbor_table import OPTIONS, NeighborTable, grid_of, store_mask
@@ -86,7 +86,7 @@ def _assign_rows(
 @triton.jit(do_not_specialize=["n_out"])
 def _place_rows(
     coords_ptr, geometry_ptr, flags_ptr, out_ptr, n_out, D: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    DIVISION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The coordinates of new rows in place of their (discovering row, offset)."""
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -97,7 +97,7 @@ def _place_rows(
     batch = tl.load(coords_ptr + row.to(tl.int64) * (D + 1), mask=ok, other=0)
     tl.store(target, batch, mask=ok)
     for axis in tl.static_range(D):
-        c = coordinate(coords_ptr, geometry_ptr, row, v, ok, axis, D, WIDE)
+        c = coordinate(coords_ptr, geometry_ptr, row, v, ok, axis, D, WIDE, DIVISION)
         tl.store(target + 1 + axis, c, mask=ok)
 
 
@@ -171,7 +171,7 @@ def owner_counters(n_rows: int) -> int:
 
 def number_new_rows(
     table: HashTable, slots: torch.Tensor, owned: torch.Tensor, n_new: int, coords: torch.Tensor,
-    geometry: torch.Tensor, wide: bool, target: Target, count: torch.Tensor | None = None,
+    geometry: Geometry, wide: bool, target: Target, count: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Give the distinct keys that `hash_insert` left in `table` their rows: the new coordinates
     [n_new, 1 + D].
@@ -193,11 +193,11 @@ def number_new_rows(
         slots.device, target, (cdiv(n_rows, _OWNER_ROWS), 1, 1), args, constants, OPTIONS,
         constants,
     )  # fmt: skip
-    shape = (dimension, wide, _PLACE_ROWS)
+    shape = (dimension, wide, geometry.division, _PLACE_ROWS)
     if n_new:
         place_kernel.launch(
-            slots.device, target, (cdiv(n_new, _PLACE_ROWS), 1, 1), (coords, geometry, table.flags,
-            new, n_new), shape, OPTIONS, (shape, coords.data_ptr() % 16),
+            slots.device, target, (cdiv(n_new, _PLACE_ROWS), 1, 1), (coords, geometry.table,
+            table.flags, new, n_new), shape, OPTIONS, (shape, coords.data_ptr() % 16),
         )  # fmt: skip
     table.values, table.reversed = rows, False
     return new

@@ -15,6 +15,7 @@ __all__ = ["declare"]
 
 DIMENSIONS = (3, 1, 2, 4, 5, 6)
 _FLAG = (False, True)
+_DIVISION = (2, 1, 0)
 _KEYS: Mapping[str, tuple] = {"alive": _FLAG, "dimension": DIMENSIONS, "key64": (True, False)}
 _SILENT = ("place",)
 _COUNTED: Mapping[str, tuple] = {"counted": _FLAG}
@@ -23,11 +24,11 @@ _LARGEST = {"i32": (1 << 31) - 1, "i16": (1 << 15) - 1, "u8": 255}
 
 def _insert(
     target: Target, kernel: Kernel, single: bool, alive: bool, counted: bool, dimension: int,
-    key64: bool, wide: bool, place: str,
+    key64: bool, wide: bool, division: int, place: str,
 ) -> Variant:  # fmt: skip
     warps, taps = (4, 1) if single else (1, 32)
     rows = 4 * target.warp_size if single else 8
-    shape = (dimension, key64, wide, taps, rows)
+    shape = (dimension, key64, wide, division, taps, rows)
     counts = kernel is hash_table.hash_insert_kernel
     constants = (alive, counted, single, *shape) if counts else (alive, counted, *shape)
     return make(kernel, constants, {"num_warps": warps}, place=place, keys=_key(key64))
@@ -38,9 +39,11 @@ def _key(key64: bool) -> str:
 
 
 def _lookup(
-    alive: bool, counted: bool, reversed: bool, dimension: int, key64: bool, wide: bool, place: str
-) -> Variant:
-    constants = (alive, counted, reversed, dimension, key64, wide, neighbor_table._LOOKUP_ROWS)
+    alive: bool, counted: bool, reversed: bool, dimension: int, key64: bool, wide: bool,
+    division: int, place: str,
+) -> Variant:  # fmt: skip
+    rows = neighbor_table._LOOKUP_ROWS
+    constants = (alive, counted, reversed, dimension, key64, wide, division, rows)
     kernel = neighbor_table.lookup_kernel
     return make(kernel, constants, {"num_warps": 1}, place=place, keys=_key(key64))
 
@@ -54,8 +57,8 @@ def _assign(counted: bool, dimension: int, place: str) -> Variant:
     return make(new_rows.assign_kernel, constants, neighbor_table.OPTIONS, place=place)
 
 
-def _place(dimension: int, wide: bool, place: str) -> Variant:
-    constants = (dimension, wide, new_rows._PLACE_ROWS)
+def _place(dimension: int, wide: bool, division: int, place: str) -> Variant:
+    constants = (dimension, wide, division, new_rows._PLACE_ROWS)
     return make(new_rows.place_kernel, constants, neighbor_table.OPTIONS, place=place)
 
 
@@ -113,13 +116,20 @@ def _find_keys(row: str, place: str) -> Variant:
 def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     """The spaces of each kernel that builds maps."""
     places: dict[str, tuple] = {"place": PLACES}
-    factors = {"single": _FLAG, **_COUNTED, **_KEYS, "wide": _FLAG, **places}
+    factors = {"single": _FLAG, **_COUNTED, **_KEYS, "wide": _FLAG, "division": _DIVISION, **places}
     for kernel in (hash_table.hash_insert_kernel, hash_table.hash_claim_kernel):
         insert = functools.partial(_insert, target, kernel)
         yield kernel, [Space(factors, insert, silent=_SILENT)]
-    factors = {**_COUNTED, **_KEYS, "reversed": (True, False), "wide": _FLAG, **places}
+    factors = {
+        **_COUNTED,
+        **_KEYS,
+        "reversed": (True, False),
+        "wide": _FLAG,
+        "division": _DIVISION,
+        **places,
+    }
     yield neighbor_table.lookup_kernel, [Space(factors, _lookup, silent=_SILENT)]
-    factors = {"dimension": DIMENSIONS, "wide": _FLAG, **places}
+    factors = {"dimension": DIMENSIONS, "wide": _FLAG, "division": _DIVISION, **places}
     yield new_rows.place_kernel, [Space(factors, _place, silent=_SILENT)]
     factors = {**_COUNTED, "dimension": DIMENSIONS, **places}
     yield new_rows.assign_kernel, [Space(factors, _assign, silent=_SILENT)]
