@@ -128,7 +128,8 @@ def _begin(cmap: CoordinateMap, first: Step) -> Trail:
     scenes of the grid were asked the same."""
     record = _Record(cmap.n_rows)
     target = cmap.kernel_target()
-    if target is None or settings.get().dataflow not in ("auto", "masked"):
+    now = settings.get()
+    if target is None or not now.ahead or now.dataflow not in ("auto", "masked"):
         return Trail(record, {})
     with _lock:
         if len(_habits) >= _GRIDS:

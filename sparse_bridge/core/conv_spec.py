@@ -77,11 +77,11 @@ class Offsets:
     ) -> Geometry:
         """int32 [2 + V, D] on `device`: multipliers, divisors, sign * offsets (see
         `kernels.coord_key`); cached."""
-        from ..kernels.coord_key import Geometry
-
         key = (device, multiplier, divisor, sign)
         found = self._geometry.get(key)
         if found is None:
+            from ..kernels.coord_key import Geometry
+
             shifts = tuple(step.bit_length() - 1 for step in divisor)
             shifted = all(1 << shift == step for shift, step in zip(shifts, divisor, strict=True))
             division = 0 if max(divisor) == 1 else 1 if shifted else 2

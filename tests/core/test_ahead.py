@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sparse_bridge import settings
 from sparse_bridge.core import ahead, functional, map_builder, map_cache
 from sparse_bridge.core.conv_spec import Box
 from sparse_bridge.core.coordinate_map import CoordinateMap
@@ -142,6 +143,12 @@ def test_another_order_of_questions(kernel_lane):
     other.submanifold(half)
     assert other.built == 2, "only the first question was expected"
     assert scene(kernel_lane, 4).network() == 5, "one scene of a kind is no habit"
+
+
+def test_the_switch(kernel_lane):
+    with settings.override(ahead=False):
+        for seed in (1, 2, 3):
+            assert scene(kernel_lane, seed).network() == 5
 
 
 def test_empty_items_and_few_rows(kernel_lane):

@@ -89,6 +89,18 @@ def test_candidates_fit_their_target(arch):
                     assert tile.block_m in (64, 128), "rows of a packed tile"
 
 
+@pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx950", "gfx1100"])
+def test_crowded_waves_keep_their_registers(arch):
+    """128 x 128 results in 4 waves of 64 lanes leave no room for a second wave."""
+    target, seen = targets.described(arch), 0
+    for c_in, c_out in itertools.product((16, 64, 128), (64, 128)):
+        for tile in candidates(target, torch.float16, c_in, c_out, 27, "ieee", "fwd"):
+            if dict(tile.vendor).get("waves_per_eu"):
+                seen += 1
+                assert tile.block_m * tile.block_n <= 32 * tile.num_warps * target.warp_size
+    assert seen > 0
+
+
 def test_candidates_refuse_what_is_no_direction():
     with pytest.raises(ValueError, match="'up'; expected one of"):
         candidates(targets.described("sm_90"), torch.float16, 16, 16, 27, "ieee", "up")
