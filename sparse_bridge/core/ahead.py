@@ -75,15 +75,17 @@ _lock = threading.Lock()
 
 
 class Trail:
-    """The questions that one scene is asked, and answers that are ready."""
+    """The questions that one scene is asked, and answers that are ready, for one stream."""
 
-    def __init__(self, record: _Record, ready: dict[Step, Any]) -> None:
-        self.record, self._ready = record, ready
+    def __init__(self, record: _Record, ready: dict[Step, Any], stream: int) -> None:
+        self.record, self._ready, self._stream = record, ready, stream
 
-    def ask(self, step: Step) -> tuple[int, Any]:
+    def ask(self, step: Step, stream: int) -> tuple[int, Any]:
         """(place of the step, its answer if there is one)."""
         self.record.steps.append(step)
-        return len(self.record.steps) - 1, self._ready.pop(step, None)
+        found = self._ready.pop(step, None)
+        # Another stream may run before the work that was queued here.
+        return len(self.record.steps) - 1, found if stream == self._stream else None
 
     def answer(self, place: int, kmap: KernelMap, new: CoordinateMap | None = None) -> None:
         """Remember the map that a step got, and the level that it made."""
@@ -115,7 +117,7 @@ def resolve(
     trail: Trail = store.trail[0]
     if len(trail.record.steps) >= _STEPS:
         return build(), (trail, level)
-    place, found = trail.ask(step)
+    place, found = trail.ask(step, _stream(cmap.device))
     if found is None:
         found = build()
     new, kmap = found if kind == "strided" else (None, found)
@@ -130,7 +132,7 @@ def _begin(cmap: CoordinateMap, first: Step) -> Trail:
     target = cmap.kernel_target()
     now = settings.get()
     if target is None or not now.ahead or now.dataflow not in ("auto", "masked"):
-        return Trail(record, {})
+        return Trail(record, {}, 0)
     with _lock:
         if len(_habits) >= _GRIDS:
             _habits.clear()
@@ -141,13 +143,18 @@ def _begin(cmap: CoordinateMap, first: Step) -> Trail:
         habit.record, habit.steps = record, steps
         habit.wait = max(0, habit.wait - 1)
     if last is None or not trusted or steps[:1] != (first,) or not _worthwhile(steps):
-        return Trail(record, {})
+        return Trail(record, {}, 0)
     answers = _Chain(cmap, target, steps, last).answers()
     with _lock:
         habit.failures = 0 if answers is not None else habit.failures + 1
         if answers is None:
             habit.wait = min(_LONGEST_WAIT, 1 << habit.failures)
-    return Trail(record, answers or {})
+    return Trail(record, answers or {}, _stream(cmap.device))
+
+
+def _stream(device: torch.device) -> int:
+    """The current stream of a GPU; 0 elsewhere."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
 def _worthwhile(steps: tuple[Step, ...]) -> bool:

@@ -145,6 +145,20 @@ def test_another_order_of_questions(kernel_lane):
     assert scene(kernel_lane, 4).network() == 5, "one scene of a kind is no habit"
 
 
+@pytest.mark.gpu
+def test_another_stream_builds_its_own():
+    for seed in (1, 2):
+        Scene(cloud(SHAPE, share=0.2, seed=seed, device="cuda")).network()
+    branched = Scene(cloud(SHAPE, share=0.2, seed=3, device="cuda"))
+    branched.submanifold(branched.root)
+    assert branched.built == 0
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        branched.strided(branched.root, HALF)
+    torch.cuda.synchronize()
+    assert branched.built == 1
+
+
 def test_the_switch(kernel_lane):
     with settings.override(ahead=False):
         for seed in (1, 2, 3):
