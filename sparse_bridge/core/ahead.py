@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import settings
+from ..kernels import target as targets
 from ..kernels.target import Target
 from .conv_spec import Box, Offsets
 from .coordinate_map import CoordinateMap, capacity_for
@@ -154,7 +155,10 @@ def _begin(cmap: CoordinateMap, first: Step) -> Trail:
 
 def _stream(device: torch.device) -> int:
     """The current stream of a GPU; 0 elsewhere."""
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    if device.type != "cuda":
+        return 0
+    stream: int = torch._C._cuda_getCurrentRawStream(targets.device_index(device))
+    return stream
 
 
 def _worthwhile(steps: tuple[Step, ...]) -> bool:
