@@ -59,7 +59,9 @@ class Relation:
         )
         self._tables: list[NeighborTable | None] = list(tables)
         self._tiles: list[TileList | None] = [None, None]
-        self.tiled: set[int] = set()  # sides whose tiles were asked for
+        # Sides whose tiles were asked for, and those of which anything was.
+        self.tiled: set[int] = set()
+        self.asked: set[int] = set()
         self._lists = lists
         self._pairs: DevicePairs | None = None
         self._regular = regular
@@ -97,6 +99,7 @@ class Relation:
         if side == 1 and self.symmetric:
             return self.table(0)[0], True
         found = self._tables[side]
+        self.asked.add(side)
         if found is None:
             tiles = self._tiles[side]
             found = self._scatter(side) if tiles is None else tiles.table()
@@ -123,6 +126,7 @@ class Relation:
         side = 0 if reverse else side
         found = self._tiles[side]
         self.tiled.add(side)
+        self.asked.add(side)
         if found is None:
             from ..kernels.mask_order import mask_order, pack_tiles
 

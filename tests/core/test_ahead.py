@@ -29,7 +29,8 @@ def fresh():
 class Scene:
     """A scene whose maps are asked for as an adapter asks, and compared with those built alone."""
 
-    def __init__(self, coords):
+    def __init__(self, coords, both=True):
+        self.both = both
         self.root = self.level(CoordinateMap(coords, Box.grid(2, SHAPE)), map_cache.MapStore())
         self.built = 0
 
@@ -51,7 +52,8 @@ class Scene:
         cmap = level[0]
         build = lambda: map_builder.submanifold(cmap, offsets)  # noqa: E731
         kmap, _ = self.resolve(level, build, "submanifold", offsets)
-        same(kmap, map_builder.submanifold(CoordinateMap(cmap.coords.clone(), cmap.box), offsets))
+        alone = CoordinateMap(cmap.coords.clone(), cmap.box)
+        same(kmap, map_builder.submanifold(alone, offsets), self.both)
         return kmap
 
     def strided(self, level, shape, offsets=DOWN):
@@ -61,7 +63,7 @@ class Scene:
         alone = CoordinateMap(cmap.coords.clone(), cmap.box)
         expected, other = map_builder.strided(alone, offsets, stride, box)
         assert torch.equal(new.coords, expected.coords)
-        same(kmap, other)
+        same(kmap, other, self.both)
         store = map_cache.MapStore()
         store.trail = trail
         return (new, store), kmap
@@ -76,8 +78,8 @@ class Scene:
         return self.built
 
 
-def same(found, expected):
-    """Pairs, and products through tiles in both directions, to the last bit."""
+def same(found, expected, both):
+    """Products through tiles in one direction, or in both and the pairs, to the last bit."""
     assert (found.n_in, found.n_out) == (expected.n_in, expected.n_out)
     n_offsets, device = found.n_offsets, found.device
     weight = features(n_offsets * 8, 16, seed=3).view(n_offsets, 8, 16).to(device)
@@ -85,10 +87,10 @@ def same(found, expected):
     for kmap, other, w in (
         (found, expected, weight),
         (found.transposed(), expected.transposed(), back),
-    ):
+    )[: 1 + both]:
         x = features(kmap.n_in, w.shape[1], seed=kmap.n_in).to(device)
         assert torch.equal(functional.conv(x, w, None, kmap), functional.conv(x, w, None, other))
-    for v in range(n_offsets):
+    for v in range(n_offsets if both else 0):
         mine, theirs = sorted_pairs(found, v), sorted_pairs(expected, v)
         assert torch.equal(mine, theirs)
 
@@ -98,8 +100,8 @@ def sorted_pairs(kmap, v):
     return pairs[torch.argsort(pairs[:, 0] * (kmap.n_out + 1) + pairs[:, 1])]
 
 
-def scene(lane, seed, share=0.2, **kwargs):
-    return Scene(cloud(SHAPE, share=share, seed=seed, device=lane.device, **kwargs))
+def scene(lane, seed, share=0.2, both=True, **kwargs):
+    return Scene(cloud(SHAPE, share=share, seed=seed, device=lane.device, **kwargs), both)
 
 
 def test_the_third_scene_is_built_ahead(kernel_lane):
@@ -107,6 +109,15 @@ def test_the_third_scene_is_built_ahead(kernel_lane):
     assert scene(kernel_lane, 2).network() == 5
     for seed in (3, 4):
         assert scene(kernel_lane, seed, share=0.19 + 0.01 * seed).network() == 0
+
+
+def test_training_after_inference(kernel_lane):
+    """What inference did not ask for is not kept, and made when somebody asks."""
+    for seed in (1, 2, 3):
+        built = scene(kernel_lane, seed, both=False).network()
+    assert built == 0
+    assert scene(kernel_lane, 4, both=True).network() == 0
+    assert scene(kernel_lane, 5, both=True).network() == 0
 
 
 def test_a_scene_that_outgrows_the_estimate(kernel_lane):
