@@ -49,8 +49,7 @@ def expected_matrix(variant: Variant, target: Target) -> tuple[str, ...]:
         return kinds
     if target.family == "hopper":
         return ("WGMMA",)
-    # tcgen05 belongs to Blackwell's data-centre parts, compute capability 10.x.
-    return ("TCGEN05",) if 100 <= target.capability < 110 else ("MMA",)
+    return ("TCGEN05",) if target.has_tensor_memory else ("MMA",)
 
 
 def _fills_a_warpgroup(variant: Variant) -> bool:

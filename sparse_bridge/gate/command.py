@@ -30,6 +30,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     gate.add_argument(
         "--full", action="store_true", help="every form that ships; some hundred per target"
     )
+    gate.add_argument(
+        "--kernel", action="append", default=[], metavar="NAME",
+        help="only this one; may be repeated (default: all)",
+    )  # fmt: skip
     gate.add_argument("--write", metavar="PATH", help="also write the tables there, as Markdown")
     gate.add_argument("--workers", type=int, metavar="N", help="processes (default: one per CPU)")
 
@@ -40,7 +44,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
     from .summary import as_json, markdown
 
     archs = tuple(args.targets) or ARCHITECTURES
-    jobs = jobs_for(archs, args.full)
+    jobs = jobs_for(archs, args.full, args.kernel)
     results = _run(jobs, args.workers, console if not args.json else None)
     if args.write:
         pathlib.Path(args.write).write_text(markdown(results, args.full), encoding="utf-8")

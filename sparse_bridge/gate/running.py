@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 
-from ..errors import DeviceError
+from ..errors import DeviceError, UnsupportedError
 from ..kernels.target import described
-from ..kernels.variants import Variant
+from ..kernels.variants import Variant, spaces
 from .checks import problems
 from .compiling import Code, compile_variant, require_triton
 from .selection import selected
@@ -56,18 +56,29 @@ def examine(arch: str, variant: Variant) -> Result:
     return Result(arch, variant, code, found, time.perf_counter() - begin)
 
 
-def jobs_for(archs: Sequence[str], full: bool) -> list[tuple[str, Variant]]:
-    """(architecture, form) of a whole run.
+def jobs_for(
+    archs: Sequence[str], full: bool, kernels: Sequence[str] = ()
+) -> list[tuple[str, Variant]]:
+    """(architecture, form) of a whole run. kernels: only those with these names; (): all.
 
-    Raises: DeviceError for a name that is no architecture, UnsupportedError without Triton 3.3.
+    Raises: DeviceError for a name that is no architecture, UnsupportedError for one that is no
+    kernel, and without Triton 3.3.
     """
     require_triton()
     if not archs:
         raise DeviceError("no architecture was named; expected names like gfx942 or sm_90.")
+    targets = [described(arch) for arch in archs]
+    known = set().union(*map(spaces, targets))
+    unknown = sorted(set(kernels) - known)
+    if unknown:
+        raise UnsupportedError(
+            f"no kernel is named {', '.join(unknown)}; expected some of {', '.join(sorted(known))}."
+        )
     return [
-        (arch, variant)
-        for place, arch in enumerate(archs)
-        for variant in selected(described(arch), place, full)
+        (target.arch, variant)
+        for place, target in enumerate(targets)
+        for variant in selected(target, place, full)
+        if not kernels or variant.kernel in kernels
     ]
 
 

@@ -107,6 +107,12 @@ class Target:
         return self.capability >= 89
 
     @property
+    def has_tensor_memory(self) -> bool:
+        """Whether products of halves and TF32 add up in tensor memory (tcgen05), of which a thread
+        reads whole rows: Blackwell's data-centre parts, compute capability 10.x."""
+        return 100 <= self.capability < 110
+
+    @property
     def has_matrix_units(self) -> bool:
         """Whether Triton's `tl.dot` of half types becomes matrix instructions; Turing's are left
         idle."""

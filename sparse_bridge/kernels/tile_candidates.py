@@ -94,7 +94,7 @@ _CDNA = Family(
 )  # fmt: skip
 _CDNA4 = dataclasses.replace(
     _CDNA,
-    gather_half=(*_CDNA.gather_half, (128, 128, 64, 8, 3), (128, 128, 128, 8, 2)),
+    gather_half=(*_CDNA.gather_half, (128, 128, 128, 8, 2)),
     # Its matrix instructions are twice as deep, and it packs operands by itself.
     vendor_half=((("matrix_instr_nonkdim", 16),), (("waves_per_eu", 2),)),
 )
@@ -124,6 +124,8 @@ FAMILIES = {
     "generic": _SAFE,
 }
 
+_SHARED_RESULTS = 32  # of a thread, at most, under waves_per_eu > 1
+
 
 def candidates(
     target: Target, dtype: torch.dtype, c_in: int, c_out: int, n_offsets: int, precision: str,
@@ -144,7 +146,7 @@ def candidates(
     else:
         default = gather_tile(target, dtype, n_rows, c_in, c_out, n_offsets, precision)
         tiles = _shapes(family.gather_half if half else family.gather_single, None, c_out, c_in)
-    largest = max(tiles, key=lambda tile: tile.block_m * tile.block_n * tile.block_k)
+    largest = max(tiles, key=lambda t: (t.block_m * t.block_n * t.block_k, t.num_warps))
     if largest.block_m * largest.block_n >= 64 * 64:
         for vendor in family.vendor_half if half else family.vendor_single:
             tiles.append(dataclasses.replace(largest, vendor=vendor))
@@ -152,12 +154,19 @@ def candidates(
     tiles = [tile for tile in tiles if fit(tile, target, dtype.itemsize) == tile]
     wgrad = direction == "wgrad"
     tiles = [in_registers(tile, target, dtype, precision, wgrad) for tile in tiles]
+    tiles = [tile for tile in tiles if not _crowded(tile, target)]
     if not wgrad:
         problem = (n_rows, c_in, c_out, n_offsets)
         tiles = [
             dataclasses.replace(tile, split_k=split_for(target, tile, *problem)) for tile in tiles
         ]
     return list(dict.fromkeys([default, *tiles]))
+
+
+def _crowded(tile: TileConfig, target: Target) -> bool:
+    """Whether waves that share their registers with others hold too many results for it."""
+    results = tile.block_m * tile.block_n // (tile.num_warps * target.warp_size)
+    return results > _SHARED_RESULTS and dict(tile.vendor).get("waves_per_eu", 1) > 1
 
 
 def _shapes(

@@ -59,9 +59,19 @@ def power(value: int, low: int, high: int) -> int:
     return min(high, max(low, 1 << (max(1, value) - 1).bit_length()))
 
 
+def _taken(tile: TileConfig, target: Target, element_size: int) -> int:
+    """Bytes of shared memory to reckon with. CDNA4 loads straight into it: Triton 3.7 and newer
+    keep two buffers there from two stages on, with up to a sixteenth of padding."""
+    taken = tile.shared_bytes(element_size)
+    if target.family != "cdna4":
+        return taken
+    buffers = dataclasses.replace(tile, num_stages=3).shared_bytes(element_size)
+    return max(taken, buffers) * 17 // 16
+
+
 def fit(tile: TileConfig, target: Target, element_size: int) -> TileConfig:
     """Give up stages, then depth, until the operands fit the target's shared memory."""
-    while tile.shared_bytes(element_size) > target.shared_memory:
+    while _taken(tile, target, element_size) > target.shared_memory:
         if tile.num_stages > 2:
             tile = dataclasses.replace(tile, num_stages=tile.num_stages - 1)
         elif tile.block_k > 16:
@@ -102,6 +112,9 @@ _LIMITS = {
     "rdna3": _RDNA,
     "rdna4": _RDNA,
 }
+# Blackwell with tensor memory: a thread takes whole rows out of it.
+_TENSOR_MEMORY = _LIMITS["blackwell"]._replace(gather=Limit(64, 32, 3))
+_NORMED_RESULTS = 16  # of a thread; each has a column of its own, of up to five fp64 vectors
 _WARPS = 8
 
 
@@ -111,6 +124,8 @@ def in_registers(
     """The tile, made shallower, then spread over more warps, then smaller, until its family keeps
     it in registers. wgrad: block_m counts channels, so it may shrink below the packed tiles."""
     limits = _LIMITS.get(target.family, _Limits())
+    if target.has_tensor_memory:
+        limits = _TENSOR_MEMORY
     half = dtype != torch.float32
     if half and target.has_matrix_units:
         limit = limits.wgrad if wgrad else limits.gather
@@ -139,18 +154,23 @@ def in_reach(
     """The gather-GEMM's tile, made smaller where one problem takes more registers than others.
 
     Under 64-bit offsets (wide) a thread holds fewer results, and where rows are ragged (c_in no
-    multiple of block_k), so that every element has an address of its own, fewer channels. Hopper
-    holds fewer channels for IEEE fp32 that a norm follows (tail >= 2, as `gather_gemm` counts).
+    multiple of block_k), so that every element has an address of its own, fewer channels. Where a
+    norm follows (tail >= 2, as `gather_gemm` counts), Hopper holds fewer channels for IEEE fp32,
+    and a thread that takes rows out of tensor memory holds few columns.
     """
-    single, n = dtype == torch.float32, tile.block_n
+    single, n, warps = dtype == torch.float32, tile.block_n, tile.num_warps
     most = (32 if single else 64) * tile.num_warps * target.warp_size
     while wide and tile.block_m * n > most and n > 16:
         n //= 2
     ragged = wide and c_in % tile.block_k != 0
-    plain = single and precision == "ieee" and target.family == "hopper"
-    normed = plain and tail >= 2 and tile.split_k == 1
-    depth = min(tile.block_k, 32) if ragged or normed else tile.block_k
-    return dataclasses.replace(tile, block_n=n, block_k=depth)
+    normed, plain = tail >= 2 and tile.split_k == 1, single and precision == "ieee"
+    if normed and target.has_tensor_memory and not plain:
+        most = _NORMED_RESULTS * target.warp_size
+        while tile.block_m * n > most * warps and n > 16:
+            n, warps = (n, 2 * warps) if warps < _WARPS else (n // 2, warps)
+    shallow = ragged or (normed and plain and target.family == "hopper")
+    depth = min(tile.block_k, 32) if shallow else tile.block_k
+    return dataclasses.replace(tile, block_n=n, block_k=depth, num_warps=warps)
 
 
 def gather_tile(
@@ -163,7 +183,8 @@ def gather_tile(
     roomy = half and target.shared_memory >= 128 << 10
     many = n_rows >= 256 * target.compute_units
     if roomy and many and c_in % 128 == 0 and c_out % 256 == 0:
-        return in_registers(TileConfig(128, 256, 128, 8, 2), target, dtype, precision, wgrad=False)
+        tile = fit(TileConfig(128, 256, 128, 8, 2), target, dtype.itemsize)
+        return in_registers(tile, target, dtype, precision, wgrad=False)
     if precision == "ieee" and not half and many and c_in >= 256 and c_out >= 256:
         return in_registers(TileConfig(128, 128, 16, 4, 2), target, dtype, precision, wgrad=False)
     block_n = power(c_out, 16, 128)

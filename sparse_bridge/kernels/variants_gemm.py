@@ -186,6 +186,26 @@ def _sum_shares(held: str, mirrored: bool, v_block: int, layout: str) -> Variant
     )  # fmt: skip
 
 
+class _GatherSpace(Space):
+    """Forms of the gather-GEMM. Constants tell the flags on which `in_reach` decides, so that its
+    tile is compared with tiles made under the same ones."""
+
+    def holds(self, variant: Variant) -> bool:
+        """As `Space.holds`."""
+        named = variant.named
+        told = {
+            "depth": [name for name, (even, one, _) in _DEPTHS.items()
+                      if (even, one) == (named["EVEN_K"], named["ONE_K"])],
+            "size": ("wide", "far") if named["WIDE"] else ("int32",),
+            "end": [(named["TAIL"], named["ACT"], named["SPLIT_K"])],
+        }  # fmt: skip
+        sides = {
+            name: [level for level in levels if level in told.get(name, levels)]
+            for name, levels in self.factors.items()
+        }
+        return Space(sides, self.build, self.main, silent=self.silent).holds(variant)
+
+
 def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     """The spaces of each kernel of the two products."""
     held = sorted({POINTED[dtype] for dtype, _ in products(target)})
@@ -194,7 +214,7 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     ends = [(tail, act, 1) for tail in TAILS for act in acts]
     ends += [(0, 0, split) for split in SPLITS]
     gather = functools.partial(
-        Space, build=functools.partial(_gather, target), main="case",
+        _GatherSpace, build=functools.partial(_gather, target), main="case",
         silent=("layout", "columns", "vector"),
     )  # fmt: skip
     default, tuned = gather_tiles(target)
