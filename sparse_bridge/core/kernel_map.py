@@ -62,7 +62,7 @@ class Relation:
         # Sides whose tiles were asked for, and those of which anything was.
         self.tiled: set[int] = set()
         self.asked: set[int] = set()
-        self._lists = lists
+        self._lists, self._given = lists, lists is not None
         self._pairs: DevicePairs | None = None
         self._regular = regular
         self.chunks: dict[Any, Any] = {}
@@ -172,9 +172,10 @@ class Relation:
         return pair[::-1] if mirror else pair
 
     def device_pairs(self, target: Target) -> DevicePairs:
-        """Pair lists for kernels. Building them from tiles waits for the device once."""
+        """Pair lists for kernels. Building them from tiles waits for the device once; their order
+        does not depend on what else was asked."""
         if self._pairs is None:
-            if self._lists is not None:
+            if self._given and self._lists is not None:
                 lists = self._lists
                 starts = torch.tensor(lists.starts, dtype=torch.int64, device=self.device)
                 x_rows, y_rows = lists.rows(slice(None))
