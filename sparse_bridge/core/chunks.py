@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from .kernel_map import KernelMap
-from .products import block
+from .products import BLOCK
 
 __all__ = ["Chunks", "Item", "RowSums", "chunks_of"]
 
@@ -120,9 +120,9 @@ def _cut(kmap: KernelMap, merge: bool) -> Chunks:
             pieces += _merge(taps, [pairs(t) for t in taps], n_y)
     else:
         pieces = [(tap, 1, *pairs(tap)) for tap in range(kmap.n_offsets) if tap != dense]
-    items, most = [], block()
+    items = []
     for tap, width, x_rows, y_rows in pieces:
-        for x_part, y_part in zip(x_rows.split(most), y_rows.split(most), strict=True):
+        for x_part, y_part in zip(x_rows.split(BLOCK), y_rows.split(BLOCK), strict=True):
             if len(x_part):
                 items.append((tap, width, len(x_part), x_part, y_part))
     longest = max((item[2] for item in items), default=0)

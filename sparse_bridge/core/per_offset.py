@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from . import rocm, scratch
 from .chunks import Chunks, Item, chunks_of
 from .kernel_map import KernelMap
-from .products import add_transposed, mm, padded
+from .products import STEP, add_transposed, mm
 from .weights import WeightLayout
 
 __all__ = ["accumulator", "columns", "gather_matmul", "gradients", "weight_gradient"]
@@ -107,7 +107,8 @@ def _multiply_chunks(
 
 def _gathered(name: str, chunks: Chunks, x: torch.Tensor) -> torch.Tensor:
     """Room for the rows of `x` that any chunk gathers, rounded up to what products like."""
-    return scratch.take(name, padded(chunks.longest), x.shape[1], x, x.dtype)
+    n_rows = -(-chunks.longest // STEP) * STEP
+    return scratch.take(name, n_rows, x.shape[1], x, x.dtype)
 
 
 def _sums_rows(y: torch.Tensor) -> bool:

@@ -19,28 +19,16 @@ import torch
 
 from . import rocm
 
-__all__ = ["add_transposed", "block", "mm", "padded"]
+__all__ = ["BLOCK", "STEP", "add_transposed", "mm"]
 
-_BLOCK = 8192  # rows of a product per thread: what it reads and writes stays in a core's cache
-_THREADS = 4  # beyond, blocks do not grow
+BLOCK = 4096  # rows of a product: what it reads and writes stays in a core's cache
+STEP = 512  # row counts given to oneDNN are multiples
 # Multiply-adds from which oneDNN's fixed cost (15 us, and a copy, for it only returns new memory)
 # is repaid; and, for transposed factors, which it has to turn, also how large the result must be.
 _PAYS = 1 << 21
 _PAYS_TRANSPOSED = 1 << 23
 _LARGE = 64 * 64
 _CLEARLY = 1.3  # how much faster it has to be, so that every run of a machine decides alike
-
-
-def block() -> int:
-    """Rows to multiply at a time."""
-    return _BLOCK * min(_THREADS, torch.get_num_threads())
-
-
-def padded(n_rows: int) -> int:
-    """`n_rows` rounded up to one of few counts: multiples of 512, or above 4096 of an eighth of
-    the next power of two."""
-    step = max(512, (1 << (n_rows - 1).bit_length()) // 8)
-    return -(-n_rows // step) * step
 
 
 @functools.cache
@@ -50,8 +38,8 @@ def _onednn() -> Any:
     linear = getattr(found, "default", None) if torch.backends.mkldnn.is_available() else None
     if linear is None:
         return None
-    x, w = torch.ones(4096, 64), torch.ones(64, 64)
-    out = torch.empty(4096, 64)
+    x, w = torch.ones(BLOCK, 64), torch.ones(64, 64)
+    out = torch.empty(BLOCK, 64)
     torch_s = _quickest(lambda: torch.mm(x, w, out=out))
     onednn_s = _quickest(lambda: out.copy_(linear(x, w, None, "none", [], "")))
     return linear if _CLEARLY * onednn_s < torch_s else None
@@ -80,13 +68,12 @@ def _wanted(x: torch.Tensor) -> bool:
 def mm(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """x [M, K] @ w [K, N] into `out`. `x` may go on past `out`'s rows, into scrap."""
     n_rows = out.shape[0]
-    most = block()
-    if min(n_rows, most) * w.numel() < _PAYS or not _wanted(x):
+    if min(n_rows, BLOCK) * w.numel() < _PAYS or not _wanted(x):
         return rocm.mm(x[:n_rows], w, out=out)
     turned = w.t().contiguous()
-    for begin in range(0, n_rows, most):
-        size = min(most, n_rows - begin)
-        whole = padded(size)
+    for begin in range(0, n_rows, BLOCK):
+        size = min(BLOCK, n_rows - begin)
+        whole = -(-size // STEP) * STEP
         part = out[begin : begin + size]
         if begin + whole <= x.shape[0]:
             result = _onednn()(x[begin : begin + whole], turned, None, "none", [], "")
@@ -101,9 +88,9 @@ def add_transposed(
 ) -> None:
     """total [K, N] += left [M, K]^T @ right [M, N] of the first `n_rows` rows, of `left`'s dtype.
     Rows behind them are scrap, and may be overwritten."""
-    whole = padded(n_rows)
+    whole = -(-n_rows // STEP) * STEP
     pays = total.numel() >= _LARGE and n_rows * total.numel() >= _PAYS_TRANSPOSED
-    if not pays or whole > min(len(left), len(right), block()) or not _wanted(left):
+    if not pays or whole > min(len(left), len(right), BLOCK) or not _wanted(left):
         total.addmm_(left[:n_rows].t(), right[:n_rows])
         return
     left[n_rows:whole].zero_()
