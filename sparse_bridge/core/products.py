@@ -34,13 +34,15 @@ _CLEARLY = 1.3  # how much faster it has to be, so that every run of a machine d
 @functools.cache
 def _onednn() -> Any:
     """oneDNN's (x [M, K], w [N, K], ...) -> x @ w^T, or None where it is no gain or not there."""
-    found = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-    linear = getattr(found, "default", None) if torch.backends.mkldnn.is_available() else None
-    if linear is None:
+    if not torch.backends.mkldnn.is_available():
+        return None
+    try:
+        linear = torch.ops.mkldnn._linear_pointwise.default
+    except AttributeError:  # a build that registers oneDNN's operators otherwise
         return None
     x, w = torch.ones(BLOCK, 64), torch.ones(64, 64)
     out = torch.empty(BLOCK, 64)
-    torch_s = _quickest(lambda: torch.mm(x, w, out=out))
+    torch_s = _quickest(lambda: rocm.mm(x, w, out=out))
     onednn_s = _quickest(lambda: out.copy_(linear(x, w, None, "none", [], "")))
     return linear if _CLEARLY * onednn_s < torch_s else None
 
@@ -79,7 +81,7 @@ def mm(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
             result = _onednn()(x[begin : begin + whole], turned, None, "none", [], "")
             part.copy_(result[:size])
         else:
-            torch.mm(x[begin : begin + size], w, out=part)
+            rocm.mm(x[begin : begin + size], w, out=part)
     return out
 
 
