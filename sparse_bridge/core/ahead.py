@@ -25,7 +25,7 @@ from .conv_spec import Box, Offsets
 from .coordinate_map import CoordinateMap
 from .kernel_map import KernelMap
 from .map_cache import MapStore
-from .map_chain import Chain, Record, Step
+from .map_chain import Answers, Chain, Record, Step
 
 __all__ = ["Step", "Trail", "forget", "resolve"]
 
@@ -51,15 +51,20 @@ _lock = threading.Lock()
 class Trail:
     """The questions that one scene is asked, and answers that are ready, for one stream."""
 
-    def __init__(self, record: Record, ready: dict[Step, Any], stream: int) -> None:
+    def __init__(self, record: Record, ready: Answers, stream: int) -> None:
         self.record, self._ready, self._stream = record, ready, stream
 
-    def ask(self, step: Step, stream: int) -> tuple[int, Any]:
+    def ask(self, step: Step, cmap: CoordinateMap, stream: int) -> tuple[int, Any]:
         """(place of the step, its answer if there is one)."""
         self.record.steps.append(step)
-        found = self._ready.pop(step, None)
-        # Another stream may run before the work that was queued here.
-        return len(self.record.steps) - 1, found if stream == self._stream else None
+        place = len(self.record.steps) - 1
+        over, found = self._ready.get(step, (None, None))
+        # Levels are counted, and questions that nobody expected shift the count: what tells levels
+        # apart are their coordinates. Another stream may run before the work that was queued here.
+        if over is not cmap or stream != self._stream:
+            return place, None
+        del self._ready[step]
+        return place, found
 
     def answer(self, place: int, kmap: KernelMap, new: CoordinateMap | None = None) -> None:
         """Remember the map that a step got, and the level that it made."""
@@ -92,7 +97,7 @@ def resolve(
     trail: Trail = store.trail[0]
     if len(trail.record.steps) >= _STEPS:
         return build(), (trail, level)
-    place, found = trail.ask(step, _stream(cmap.device))
+    place, found = trail.ask(step, cmap, _stream(cmap.device))
     if found is None:
         found = build()
     new, kmap = found if kind == "strided" else (None, found)
@@ -119,7 +124,10 @@ def _begin(cmap: CoordinateMap, first: Step) -> Trail:
         habit.wait = max(0, habit.wait - 1)
     if last is None or not trusted or steps[:1] != (first,) or not _worthwhile(steps):
         return Trail(record, {}, 0)
-    answers = Chain(cmap, target, steps, last).answers()
+    try:
+        answers = Chain(cmap, target, steps, last).answers()
+    except torch.OutOfMemoryError:  # map by map it takes less
+        answers = None
     with _lock:
         habit.failures = 0 if answers is not None else habit.failures + 1
         if answers is None:

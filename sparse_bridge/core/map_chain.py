@@ -16,7 +16,7 @@ from .conv_spec import Box, Offsets
 from .coordinate_map import CoordinateMap, capacity_for
 from .kernel_map import KernelMap, Relation
 
-__all__ = ["Chain", "Record", "Step"]
+__all__ = ["Answers", "Chain", "Record", "Step"]
 
 _ROOM = 1.25  # memory of a level over the estimate
 
@@ -63,6 +63,10 @@ class _Level:
         return self.coords.shape[0]
 
 
+# The coordinates over which a step was asked, and its answer.
+Answers = dict[Step, tuple[CoordinateMap, Any]]
+
+
 class Chain:
     """All maps of a scene in one go."""
 
@@ -74,7 +78,7 @@ class Chain:
         self.levels: dict[int, _Level] = {}
         self.slots: dict[int, torch.Tensor] = {}
 
-    def answers(self) -> dict[Step, Any] | None:
+    def answers(self) -> Answers | None:
         """The answer of every step; None where this scene is not like the last."""
         rooms = self._rooms()
         if rooms is None:
@@ -186,7 +190,7 @@ class Chain:
 
     def _finish(
         self, made: list[tuple[Any, ...]], rooms: dict[int, int], counters: list[list[int]]
-    ) -> dict[Step, Any] | None:
+    ) -> Answers | None:
         """Cut everything to size, now that the sizes are known."""
         from ..kernels.hash_table import FLAGS, live_flags
         from ..kernels.mask_order import SORTED_APART
@@ -205,9 +209,13 @@ class Chain:
             if overflow > 0 or n_new > room or n_new <= SORTED_APART < room:
                 return None
             rows[place + 1] = n_new
-        answers: dict[Step, Any] = {}
+        answers: Answers = {}
+        maps = {0: cmap}
         for place, (step, sides) in enumerate(zip(self.steps, made, strict=True)):
-            answers[step] = self._answer(place, step, sides, rows)
+            found = self._answer(place, step, sides, rows)
+            if step.kind == "strided":
+                maps[place + 1] = found[0]
+            answers[step] = maps[step.level], found
         return answers
 
     def _answer(self, place: int, step: Step, sides: tuple[Any, ...], rows: dict[int, int]) -> Any:

@@ -186,6 +186,35 @@ def test_the_switch(kernel_lane):
             assert scene(kernel_lane, seed).network() == 5
 
 
+def test_levels_that_were_counted_otherwise(kernel_lane):
+    """Two branches end on grids of one shape; a question more, and the numbers of the levels name
+    the other branch."""
+
+    def branches(here, more):
+        here.submanifold(here.root)
+        if more:
+            here.submanifold(here.root, PAIR)
+        wide, _ = here.strided(here.root, HALF)
+        if not more:
+            here.submanifold(here.strided(here.root, HALF, PAIR)[0])
+        here.submanifold(wide)
+        return here.built
+
+    assert [branches(scene(kernel_lane, seed), False) for seed in (1, 2, 3)] == [5, 5, 0]
+    assert branches(scene(kernel_lane, 4), True) >= 1  # every map is compared with its own
+
+
+def test_memory_for_all_levels_at_once_is_not_there(kernel_lane, monkeypatch):
+    for seed in (1, 2):
+        scene(kernel_lane, seed).network()
+
+    def full(self):
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(ahead.Chain, "answers", full)
+    assert scene(kernel_lane, 3).network() == 5
+
+
 def test_empty_items_and_few_rows(kernel_lane):
     for seed in (1, 2, 3):
         built = scene(kernel_lane, seed, empty_items=(seed % 2,)).network()

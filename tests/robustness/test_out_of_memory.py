@@ -3,6 +3,7 @@ is kept, and the next call gives the right answer."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 
 import pytest
@@ -35,10 +36,11 @@ def places(made: int, every: bool) -> list[int]:
     return sorted({made * step // SOME for step in range(SOME)} | {made - 1})
 
 
-def survives(start, work, every: bool) -> int:
+def survives(start, work, every: bool, passes: bool = False) -> int:
     """Run `work(start())` with memory running out at place after place; returns how many there are.
 
     start: makes what outlives the failure.  work: -> tensors, the same bits whenever it succeeds.
+    passes: it may get along with less memory instead of failing.
     """
     want = work(start())
     state = start()
@@ -49,11 +51,16 @@ def survives(start, work, every: bool) -> int:
     stores, tensors = len(map_cache._stores), live_tensors()
     for place in places(whole.made, every):
         state = start()
-        with pytest.raises(torch.OutOfMemoryError) as caught, RunsOut(place):
-            work(state)
-        caught.value.__traceback__ = None  # its frames hold tensors
+        if passes:
+            with contextlib.suppress(torch.OutOfMemoryError), RunsOut(place):
+                bitwise(work(state), want)
+        else:
+            with pytest.raises(torch.OutOfMemoryError) as caught, RunsOut(place):
+                work(state)
+            caught.value.__traceback__ = None  # its frames hold tensors
+            del caught
         bitwise(work(state), want)
-        del state, caught
+        del state
     gc.collect()
     assert len(map_cache._stores) == stores, "map stores were left behind"
     assert live_tensors() <= tensors, "tensors were left behind"
@@ -85,7 +92,7 @@ def check_network(framework, scene, device, every, habit=False):
                 work(tensor_of(framework, there, x))
             return tensor_of(framework, there, x)
 
-        return survives(start, work, every)
+        return survives(start, work, every, passes=habit)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
