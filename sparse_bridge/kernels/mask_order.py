@@ -24,6 +24,7 @@ from .target import Target
 
 TILE = 64  # rows of the smallest packed tile; the other lists pair them up
 KEY_BITS = 31
+LEAST_OFFSETS = 32  # smaller kernels share one form: the sort takes long to compile
 SORTED_APART = 32 << 10  # rows up to which blocks of _SORT_BLOCK are sorted apart
 _SORT_BLOCK = 2048
 _SAMPLE = 1024  # rows that tell how frequent the offsets are
@@ -278,7 +279,8 @@ def mask_order(table: NeighborTable, target: Target) -> torch.Tensor:
     block = _SORT_BLOCK if apart else 1024
     counted = table.count is not None
     count = mask if table.count is None else table.count
-    constants = (counted, max(16, power_of_2(n_offsets)), KEY_BITS, _DENSE, _SAMPLE, block)
+    v_block = max(LEAST_OFFSETS, power_of_2(n_offsets))
+    constants = (counted, v_block, KEY_BITS, _DENSE, _SAMPLE, block)
     grid = (cdiv(n_rows, block), 1, 1)
     if apart:
         order = torch.empty(n_rows, dtype=torch.int32, device=device)

@@ -137,7 +137,8 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     factors = {**_COUNTED, **places}
     yield new_rows.count_kernel, [Space(factors, _count, silent=_SILENT)]
     yield new_rows.link_kernel, [Space(factors, _link, silent=_SILENT)]
-    blocks = {"v_block": OFFSET_BLOCKS, **_COUNTED}
+    held = tuple(block for block in OFFSET_BLOCKS if block >= mask_order.LEAST_OFFSETS)
+    blocks = {"v_block": held, **_COUNTED}
     factors = {**blocks, "key": ("i32", "i16", "u8"), **places}
     yield mask_order.key_kernel, [Space(factors, _order_key, silent=_SILENT)]
     yield mask_order.chunk_kernel, [Space({**blocks, **places}, _order_chunk, silent=_SILENT)]
