@@ -113,6 +113,15 @@ def kernel_lane(request):
         yield chosen
 
 
+@pytest.fixture
+def one_thread():
+    """The wheel's own CPU convolutions race with more than one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the tests marked slow, too")
 

@@ -126,7 +126,7 @@ def _begin(cmap: CoordinateMap, first: Step) -> Trail:
         return Trail(record, {}, 0)
     try:
         answers = Chain(cmap, target, steps, last).answers()
-    except torch.OutOfMemoryError:  # map by map it takes less
+    except torch.cuda.OutOfMemoryError:  # map by map it takes less
         answers = None
     with _lock:
         habit.failures = 0 if answers is not None else habit.failures + 1

@@ -74,9 +74,9 @@ def _row_sums(chunks: Chunks, side: int) -> Iterator[RowSums]:
             end += 1
         parts = rows[begin:end]
         if dense:
-            parts.insert(0, torch.arange(n_rows))
+            parts.insert(0, torch.arange(n_rows, device="cpu"))
         targets = torch.cat(parts)
-        starts = torch.zeros(n_rows + 1, dtype=torch.int64)
+        starts = torch.zeros(n_rows + 1, dtype=torch.int64, device="cpu")
         torch.cumsum(torch.bincount(targets, minlength=n_rows), 0, out=starts[1:])
         bags = torch.sort(targets.int(), stable=True).indices  # 32 bits: half the passes
         yield RowSums(slice(begin, end), dense, len(targets), bags, starts)

@@ -88,10 +88,10 @@ class Chain:
         cmap = self.cmap
         root = cmap.table(self.target)
         self.levels[0] = _Level(cmap.coords, cmap.box, root, None)
-        tables, books = self._tables(rooms)
+        tables, memory = self._tables(rooms)
         for place, table in tables.items():
             self._expand(place, self.steps[place], rooms[place], table)
-        fetched = Fetched([books, root.flags])
+        fetched = Fetched([memory.narrow(0, 0, sum(self._books())), root.flags])
         made = [self._queue(place, step) for place, step in enumerate(self.steps)]
         return self._finish(made, rooms, fetched.read())
 
@@ -99,7 +99,7 @@ class Chain:
         """Rows to make room for at every new level, by the place of its step."""
         from ..kernels.mask_order import SORTED_APART
 
-        growth = _ROOM * self.cmap.n_rows / max(1, self.last.n_rows)
+        growth = self.cmap.n_rows / max(1, self.last.n_rows)
         rooms: dict[int, int] = {}
         for place, step in enumerate(self.steps):
             if step.kind != "strided":
@@ -111,32 +111,31 @@ class Chain:
             if self.cmap.kernel_target(step.out_box.key64) is None or step.out_box.oversized:
                 return None
             most = min(below * len(step.offsets), max(1, step.out_box.volume))
-            likely = rows * growth / _ROOM
+            likely = rows * growth
             if likely <= SORTED_APART:  # with more room the rows would be ordered otherwise
                 most = min(most, SORTED_APART)
-            rooms[place] = min(most, _rounded(int(rows * growth) + 256))
+            rooms[place] = min(most, _rounded(int(_ROOM * likely) + 256))
         return rooms
 
     def _tables(self, rooms: dict[int, int]) -> tuple[dict[int, Any], torch.Tensor]:
-        """(empty hash tables of the new levels, the flags of all of them)."""
+        """(empty hash tables of the new levels, their memory)."""
         from ..kernels.hash_table import HashTable
+        from ..kernels.new_rows import owner_counters
 
         wanted = []
         for place, room in rooms.items():
             out_box = self.steps[place].out_box
             assert out_box is not None
             # Half full at worst; for the room alone it would be a third.
-            wanted.append(
-                (capacity_for(-(-2 * room // 3)), out_box.key64, self._counters(place, rooms))
-            )
-        tables, books = HashTable.allocate_all(wanted, self.device)
-        return dict(zip(rooms, tables, strict=True)), books
+            level = self.steps[place].level
+            counters = owner_counters(self.cmap.n_rows if level == 0 else rooms[level - 1])
+            wanted.append((capacity_for(-(-2 * room // 3)), out_box.key64, counters))
+        tables, memory = HashTable.allocate_all(wanted, self.device)
+        return dict(zip(rooms, tables, strict=True)), memory
 
-    def _counters(self, place: int, rooms: dict[int, int]) -> int:
-        from ..kernels.new_rows import owner_counters
-
-        level = self.steps[place].level
-        return owner_counters(self.cmap.n_rows if level == 0 else rooms[level - 1])
+    def _books(self) -> list[int]:
+        """Lengths of the new tables' flags and counters, which lie one after another."""
+        return [len(level.table.flags) for place, level in self.levels.items() if place]
 
     def _expand(self, place: int, step: Step, room: int, table: Any) -> None:
         from ..kernels.hash_table import hash_insert
@@ -202,9 +201,9 @@ class Chain:
         if not cmap.unique or cmap.alive is not None:
             return None
         rows, at = {0: cmap.n_rows}, 0
-        for place, room in rooms.items():
+        for (place, room), length in zip(rooms.items(), self._books(), strict=True):
             _, _, overflow, total = books[at : at + FLAGS]
-            at += 4 * -(-(FLAGS + self._counters(place, rooms)) // 4)
+            at += length
             n_new = total + 1
             if overflow > 0 or n_new > room or n_new <= SORTED_APART < room:
                 return None

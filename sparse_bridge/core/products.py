@@ -40,8 +40,9 @@ def _onednn() -> Any:
         linear = torch.ops.mkldnn._linear_pointwise.default
     except AttributeError:  # a build that registers oneDNN's operators otherwise
         return None
-    x, w = torch.ones(BLOCK, 64), torch.ones(64, 64)
-    out = torch.empty(BLOCK, 64)
+    # Whatever the caller's default dtype, device and inference mode are.
+    with torch.device("cpu"), torch.inference_mode(False):
+        x, w, out = (torch.ones(n, 64, dtype=torch.float32) for n in (BLOCK, 64, BLOCK))
     torch_s = _quickest(lambda: rocm.mm(x, w, out=out))
     onednn_s = _quickest(lambda: out.copy_(linear(x, w, None, "none", [], "")))
     return linear if _CLEARLY * onednn_s < torch_s else None

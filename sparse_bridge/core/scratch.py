@@ -32,7 +32,7 @@ def take(
     buffer = buffers.get((name, dtype))
     if buffer is None or buffer.numel() < size:
         with torch.inference_mode(False):  # it must serve calls outside inference mode too
-            buffer = torch.empty(size, dtype=dtype)
+            buffer = torch.empty(size, dtype=dtype, device="cpu")
         buffers[name, dtype] = buffer
     return buffer[:size].view(rows, columns)
 

@@ -146,7 +146,7 @@ def _nvidia_registers(cubin: bytes, ptx: str) -> tuple[int, int]:
             return registers, 0
         # A stack may hold something else; the assembler tells, in time that most kernels save.
         (folder / "code.ptx").write_text(ptx, encoding="utf-8")
-        target = "--gpu-name=" + _text(r"\.target (sm_\w+)", ptx)
+        target = "--gpu-name=" + _groups(r"\.target (sm_\w+)", ptx)[0]
         told = _assembled("-v", target, str(folder / "code.ptx"), "-o", str(folder / "again"))
         stores, loads = _numbers(r"(\d+) bytes spill stores, (\d+) bytes spill loads", told)
     return registers, max(stores, loads)
@@ -174,13 +174,12 @@ def _tool(name: str, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-def _text(pattern: str, told: str) -> str:
+def _groups(pattern: str, told: str) -> tuple[str, ...]:
     found = re.search(pattern, told)
     if found is None:
         raise UnsupportedError(f"NVIDIA's tools no longer say {pattern!r}: {told[:300]!r}.")
-    return found[1]
+    return found.groups()
 
 
 def _numbers(pattern: str, told: str) -> tuple[int, ...]:
-    _text(pattern, told)
-    return tuple(map(int, re.search(pattern, told).groups()))  # type: ignore[union-attr]
+    return tuple(map(int, _groups(pattern, told)))

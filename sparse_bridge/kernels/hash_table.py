@@ -140,8 +140,8 @@ class HashTable:
     def allocate_all(
         wanted: Sequence[tuple[int, bool, int]], device: torch.device
     ) -> tuple[list[HashTable], torch.Tensor]:
-        """Empty tables of (capacity, key64, counters) in one piece of memory, and the flags and
-        counters of all of them, which lie one after another."""
+        """Empty tables of (capacity, key64, counters), and the memory they share: first the flags
+        and counters of all of them, one after another."""
         sizes, books = [], [4 * cdiv(FLAGS + counters, 4) for _, _, counters in wanted]
         for capacity, key64, _ in wanted:
             sizes += [2 * capacity if key64 else capacity, capacity]
@@ -152,7 +152,7 @@ class HashTable:
             keys, values = parts[len(books) + 2 * place : len(books) + 2 * place + 2]
             keys = keys.view(torch.int64) if key64 else keys
             tables.append(HashTable(keys, values, parts[place], capacity))
-        return tables, memory.narrow(0, 0, sum(books))
+        return tables, memory
 
     @property
     def key64(self) -> bool:

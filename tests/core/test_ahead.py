@@ -32,12 +32,8 @@ class Scene:
 
     def __init__(self, coords, both=True):
         self.both = both
-        self.root = self.level(CoordinateMap(coords, Box.grid(2, SHAPE)), map_cache.MapStore())
+        self.root = CoordinateMap(coords, Box.grid(2, SHAPE)), map_cache.MapStore()
         self.built = 0
-
-    @staticmethod
-    def level(cmap, store):
-        return cmap, store
 
     def resolve(self, level, build, *question):
         cmap, store = level

@@ -70,3 +70,18 @@ def test_other_memory_takes_torch(monkeypatch):
     assert not products._wanted(torch.randn(600, 16)[:, :8])
     monkeypatch.setattr(products, "_onednn", refuse)
     close(products.mm(x, w, out=torch.empty(600, 4, dtype=torch.float64)), x @ w)
+
+
+def test_the_defaults_of_the_caller_do_not_matter(monkeypatch):
+    """The library is chosen by fp32 products on the CPU, whatever tensors are made by default."""
+    monkeypatch.setattr(products, "_PAYS", 1)
+    x, w, out = torch.randn(600, 32), torch.randn(32, 16), torch.empty(600, 16)
+    products._onednn.cache_clear()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"), torch.inference_mode():
+            products.mm(x, w, out=out)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        products._onednn.cache_clear()
+    close(out, x.double() @ w.double())

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from sparse_bridge import settings
 
@@ -20,15 +19,6 @@ def standin():
     """`spconv.pytorch` of the stand-in."""
     with doors.standin() as module:
         yield module
-
-
-@pytest.fixture
-def one_thread():
-    """The wheel's own CPU convolutions race with more than one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

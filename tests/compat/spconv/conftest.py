@@ -8,7 +8,6 @@ import importlib.util
 import sys
 
 import pytest
-import torch
 
 from tests.adapters.spconv import doors
 
@@ -52,12 +51,3 @@ def library(loaded):
     sp, door = loaded
     with doors.patched() if door == "patch" else contextlib.nullcontext():
         yield sp
-
-
-@pytest.fixture
-def one_thread():
-    """The wheel's own CPU convolutions race with more than one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
