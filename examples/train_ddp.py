@@ -18,6 +18,7 @@ import sparse_bridge
 sparse_bridge.enable("spconv")
 
 import argparse
+import gc
 import hashlib
 import itertools
 import json
@@ -207,6 +208,7 @@ def main() -> None:
     finally:
         if args.world > 1:
             dist.destroy_process_group()
+            gc.collect()  # DDP is part of a cycle; gloo's threads must end before Python does
 
 
 if __name__ == "__main__":
