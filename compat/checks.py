@@ -29,6 +29,8 @@ from .trace import Task, trace
 
 __all__ = ["TABLE", "Bench"]
 
+_SCALES = 5  # loss scales to try, 2^16 first
+
 
 @dataclasses.dataclass
 class Bench:
@@ -116,17 +118,36 @@ def _autocast(dtype: torch.dtype) -> Callable[[Bench], str]:
             raise NotRun("autocast starts from float32 parameters")
         subject = bench.subject
         network = subject.network().train(bench.cell.model.train)
-        with torch.autocast(bench.cell.device, dtype):
-            result = subject.run(network)
-            outputs = subject.outputs(result)
-            assert_finite(outputs, "output")
-            loss = subject.loss(result) if bench.cell.model.train else None
-        if loss is not None:
-            loss.backward()
+        # As training code does it: in fp16 the gradients of a mean over many rows vanish.
+        scaled = dtype == torch.float16 and all(
+            parameter.dtype == torch.float32 for parameter in network.parameters()
+        )
+        scaler = torch.amp.GradScaler(bench.cell.device, backoff_factor=1 / 16, enabled=scaled)
+        sgd = torch.optim.SGD(network.parameters(), lr=0.0) if bench.cell.model.train else None
+        for _ in range(_SCALES):
+            with torch.autocast(bench.cell.device, dtype):
+                result = subject.run(network)
+                outputs = subject.outputs(result)
+                assert_finite(outputs, "output")
+                loss = None if sgd is None else subject.loss(result)
+            if sgd is None or loss is None or _descends(loss, sgd, scaler):
+                break
+        if sgd is not None:
             subject.gradients(network)
         return ", ".join(sorted({str(one.dtype).removeprefix("torch.") for one in outputs}))
 
     return check
+
+
+def _descends(loss: torch.Tensor, sgd: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> bool:
+    """Whether the gradients of the scaled loss are finite; if not, the scale is lowered."""
+    sgd.zero_grad(set_to_none=True)
+    scaler.scale(loss).backward()
+    before = scaler.get_scale()
+    scaler.unscale_(sgd)
+    scaler.step(sgd)
+    scaler.update()
+    return scaler.get_scale() >= before
 
 
 def _eval(bench: Bench) -> str:

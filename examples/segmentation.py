@@ -184,7 +184,7 @@ def main() -> None:
     before = predict(model, unseen, args.device)
     train(model, loader, args)
     after = predict(model, unseen, args.device)
-    draw(args, unseen["input"].C[:, 1:].numpy(), voxel_size, truth, before, after)
+    draw(args, unseen["input"].C[:, 1:].cpu().numpy(), voxel_size, truth, before, after)
     finish(args, {"mean IoU": (iou(before, truth).mean(), iou(after, truth).mean())})
 
 

@@ -202,6 +202,8 @@ def main() -> None:
     args = arguments()
     device = device_of(args)
     if args.world > 1:
+        if args.fsdp and device.type == "cuda":
+            torch.cuda.set_device(device)  # FSDP gathers parameters on the current device
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         train(args, device)

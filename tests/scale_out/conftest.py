@@ -18,4 +18,11 @@ def network(request):
         yield NETWORKS[request.param]()
         return
     with sparse_bridge.enable(request.param):
-        yield NETWORKS[request.param]()
+        if request.param == "torchsparse":
+            import torchsparse
+
+            torchsparse.backends.allow_tf32 = False  # the CPU multiplies in full precision
+            yield NETWORKS[request.param]()
+            torchsparse.backends.init()
+        else:
+            yield NETWORKS[request.param]()

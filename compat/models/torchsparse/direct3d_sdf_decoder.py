@@ -134,7 +134,7 @@ def batch(scene, device, dtype):
     cells[:, 1:] //= 8
     coords, inverse = torch.unique(cells, dim=0, return_inverse=True)
     latents = scene.features.new_zeros((len(coords), scene.features.shape[1]))
-    latents = latents.index_copy(0, inverse, scene.features)
+    latents = latents.index_reduce(0, inverse, scene.features, "amax", include_self=False)
     return latents.to(device, dtype), coords.to(device)
 
 
