@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import queue
-import threading
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future, TimeoutError
 
 import torch
 
 from .. import log
+from ..workers import Workers
 
 __all__ = ["Compiler"]
 
@@ -21,69 +20,44 @@ class Compiler:
     """Runs what has to be compiled once, on a stream of its own; results are thrown away."""
 
     def __init__(self) -> None:
-        self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(_PENDING)
-        self._done: dict[Hashable, threading.Event] = {}
-        self._thread: threading.Thread | None = None
-        self._closed = False
-        self._lock = threading.Lock()
+        self._workers = Workers(1, "sparse_bridge-tuner")
+        self._runs: dict[Hashable, Future[None]] = {}
 
     def takes(self, key: Hashable) -> bool:
         """Whether `submit` would do anything."""
-        return key not in self._done and not self._closed and not self._queue.full()
+        waiting = sum(not run.done() for run in list(self._runs.values()))
+        return key not in self._runs and not self._workers.closed and waiting < _PENDING
 
     def ready(self, key: Hashable) -> bool:
         """Whether what was submitted as `key` has run."""
-        done = self._done.get(key)
-        return done is not None and done.is_set()
+        return self.wait(key, 0)
 
     def wait(self, key: Hashable, seconds: float) -> bool:
         """`ready`, after waiting for it."""
-        return key in self._done and self._done[key].wait(seconds)
+        run = self._runs.get(key)
+        if run is None or run.cancelled():
+            return False
+        with contextlib.suppress(TimeoutError):
+            run.exception(seconds)
+            return True
+        return False
 
     def submit(
         self, key: Hashable, device: torch.device, runs: Sequence[Callable[[], object]]
     ) -> None:
-        """Run each of `runs` once, later. Nothing happens if `key` is known or the queue is full;
+        """Run each of `runs` once, later. Nothing happens if `key` is known or much waits already;
         a later call may have more luck."""
-        with self._lock:
-            if key in self._done or self._closed:
-                return
-            ready = None
-            if device.type == "cuda":
-                ready = torch.cuda.Event()
-                ready.record(torch.cuda.current_stream(device))
-            done = threading.Event()
-
-            def work() -> None:
-                try:
-                    self._work(device, ready, runs)
-                finally:
-                    done.set()
-
-            with contextlib.suppress(queue.Full):
-                self._queue.put_nowait(work)
-                self._done[key] = done
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._loop, name="sparse_bridge-compiler", daemon=True
-                )
-                self._thread.start()
-                atexit.register(self.close)
+        if not self.takes(key):
+            return
+        ready = None
+        if device.type == "cuda":
+            ready = torch.cuda.Event()
+            ready.record(torch.cuda.current_stream(device))
+        self._runs[key] = self._workers.submit(lambda: self._work(device, ready, runs))
 
     def close(self) -> None:
         """Drop what waits, finish what runs."""
-        self._closed = True
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._queue.get_nowait()
-        if self._thread is not None:
-            self._queue.put(None)
-            self._thread.join(timeout=30)
-
-    def _loop(self) -> None:
-        while (work := self._queue.get()) is not None:
-            work()
-            del work  # or its tensors live until the next one comes
+        self._workers.close()
 
     def _work(
         self,
@@ -101,7 +75,7 @@ class Compiler:
                     stream.wait_event(ready)
                 stack.callback(stream.synchronize)
             for run in runs:
-                if self._closed:
+                if self._workers.closed:
                     return
                 try:
                     run()

@@ -32,6 +32,8 @@ def kernel_target(device: torch.device, key64: bool = False) -> targets.Target |
     reason = targets.unavailable(device)
     if reason is None:
         target = targets.of(device)
+        if (device, key64) not in _prepared:
+            _prepare(device, target, key64)
         reason = self_check.problem(device, target, "int64 keys" if key64 else "int32 keys")
         if reason is None:
             return target
@@ -46,6 +48,17 @@ def kernel_target(device: torch.device, key64: bool = False) -> targets.Target |
         level=30,
     )
     return None
+
+
+_prepared: set[tuple[torch.device, bool]] = set()
+
+
+def _prepare(device: torch.device, target: targets.Target, key64: bool) -> None:
+    """Before the first question to a device: compile what will be needed, side by side."""
+    from .first_use import prepare
+
+    _prepared.add((device, key64))
+    prepare(device, target, key64)
 
 
 def trusts(device: torch.device, target: targets.Target, dtype: torch.dtype) -> bool:

@@ -12,10 +12,12 @@ keys); `Kernel.variant` adds what one backend alone looks at.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import torch
 
+from . import rehearsal
 from . import target as targets
 from .features import PASS_CONSTEXPRS, Entry, hooks_installed, launcher_of, name_constexprs
 from .target import Target
@@ -78,6 +80,7 @@ class Kernel:
         self.name: str = fn.__name__.lstrip("_")
         self.constants = constants
         self._compiled: dict[Hashable, Entry] = {}
+        self._coming: dict[Hashable, Future[Any]] = {}
 
     def launch(
         self,
@@ -95,12 +98,17 @@ class Kernel:
         device: the tensors' device.  options: num_warps, num_stages and vendor options.  key: see
         the module's text.
         """
+        rehearsed = rehearsal.mine()
         if not target.raw:
-            self.fn[grid](*args, *constants, **options)
+            if rehearsed is None:
+                self.fn[grid](*args, *constants, **options)
             return
         if target.backend == "hip":
             key = self.variant(target, args, key)
         index = targets.device_index(device) if device.index is None else device.index
+        if rehearsed is not None:
+            self._rehearse(index, grid, args, constants, options, key, rehearsed)
+            return
         entry = self._compiled.get((index, key))
         if entry is None or hooks_installed() or index != torch._C._cuda_getDevice():
             with torch.cuda.device(index):
@@ -114,7 +122,7 @@ class Kernel:
         entry = self._compiled.get((device.index, key))
         if entry is None or device.index != torch._C._cuda_getDevice() or hooks_installed():
             return None
-        return entry
+        return entry if rehearsal.mine() is None else None
 
     @staticmethod
     def variant(target: Target, args: tuple[Any, ...], key: Hashable) -> Hashable:
@@ -138,12 +146,39 @@ class Kernel:
         options: dict[str, Any],
         key: Hashable,
     ) -> None:
+        coming = self._coming.pop((index, key), None)
+        if coming is not None and not coming.cancel():
+            coming.exception()  # waits; what failed there fails again below, to the caller's face
         entry = self._compiled.get((index, key))
         if entry is None or hooks_installed():
             compiled = self.fn[grid](*args, *constants, **options)
             self._compiled[(index, key)] = launcher_of(compiled)
         else:
             _call(entry, index, grid, args, constants)
+
+    def _rehearse(
+        self,
+        index: int,
+        grid: tuple[int, int, int],
+        args: tuple[Any, ...],
+        constants: tuple[Any, ...],
+        options: dict[str, Any],
+        key: Hashable,
+        futures: list[Future[Any]],
+    ) -> None:
+        """Have a variant compiled in the background."""
+        place = (index, key)
+        if place in self._compiled:
+            return
+
+        def compile_it() -> None:
+            with torch.cuda.device(index):
+                compiled = self.fn.warmup(*args, *constants, grid=grid, **options)
+                self._compiled[place] = launcher_of(compiled)
+
+        if place not in self._coming:
+            self._coming[place] = rehearsal.submit(compile_it)
+        futures.append(self._coming[place])
 
 
 _NUMBERS = frozenset({int, float, bool})

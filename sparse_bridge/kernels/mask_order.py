@@ -326,9 +326,17 @@ def compact_pairs(
     total = int(starts[-1])
     entries, rows = counts.new_empty(total), counts.new_empty(total)
     if total:
-        compact_kernel.launch(
-            counts.device, target, (n_pairs, cdiv(n_lists, 32), 1),
-            (tiles.packed, tiles.rows, ends, counts, entries, rows, n_lists, n_pairs),
-            (2 * TILE,), {"num_warps": 8}, (),
-        )  # fmt: skip
+        write_pairs(tiles, ends, counts, entries, rows, n_lists, target)
     return entries, rows, starts
+
+
+def write_pairs(
+    tiles: TileList, ends: torch.Tensor, counts: torch.Tensor, entries: torch.Tensor,
+    rows: torch.Tensor, n_lists: int, target: Target,
+) -> None:  # fmt: skip
+    """Fill the lists `entries` and `rows`; see the kernel."""
+    compact_kernel.launch(
+        counts.device, target, (tiles.n_pairs, cdiv(n_lists, 32), 1),
+        (tiles.packed, tiles.rows, ends, counts, entries, rows, n_lists, tiles.n_pairs),
+        (2 * TILE,), {"num_warps": 8}, (),
+    )  # fmt: skip

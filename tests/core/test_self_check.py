@@ -156,7 +156,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(self_check, "_find", find)
     monkeypatch.setattr(targets, "unavailable", lambda device: None)
     monkeypatch.setattr(targets, "of", lambda device: HOPPER)
-    with settings.override(dataflow="auto", self_check=True):
+    with settings.override(dataflow="auto", self_check=True, ahead=False):
         yield problems
 
 

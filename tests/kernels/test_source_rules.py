@@ -13,7 +13,7 @@ from sparse_bridge.gate.warp_rule import fixed_warp_sizes
 from tests.door.test_imports import FILES, imports_of, reaches
 
 PACKAGE = pathlib.Path(sparse_bridge.__file__).parent
-BASE = ("errors.py", "log.py", "settings.py")
+BASE = ("errors.py", "log.py", "settings.py", "workers.py")
 KERNELS = sorted((PACKAGE / "kernels").glob("*.py"))
 CORE = [path for path in FILES if path.parent.name == "core"]
 ADAPTERS = [path for path in FILES if "adapters" in path.relative_to(PACKAGE).parts]
@@ -49,7 +49,8 @@ def test_the_base_imports_nothing_of_the_package_but_itself(name):
 
 @pytest.mark.parametrize("path", KERNELS, ids=name_of)
 def test_kernels_stand_on_the_base_alone(path):
-    allowed = ("sparse_bridge.errors", "sparse_bridge.log", "sparse_bridge.kernels")
+    base = (f"sparse_bridge.{name.removesuffix('.py')}" for name in BASE if name != "settings.py")
+    allowed = (*base, "sparse_bridge.kernels")
     ours = {n for n in imports_of(path, True) if n.startswith("sparse_bridge")}
     assert ours == set(reaches(ours, *allowed))
 

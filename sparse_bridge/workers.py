@@ -1,0 +1,77 @@
+"""Threads for work beside the program."""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+__all__ = ["Work", "Workers"]
+
+Work = Callable[[], Any]
+
+
+class Workers:
+    """Daemon threads that run what is submitted, first come, first served. When the interpreter
+    ends, what waits is dropped and what runs is finished."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._limit, self._name = threads, name
+        self._queue: collections.deque[tuple[Future[Any], Work]] = collections.deque()
+        self._threads: list[threading.Thread] = []
+        self._news = threading.Condition()
+        self._idle = 0
+        self.closed = False
+
+    def submit(self, work: Work) -> Future[Any]:
+        """Run `work` in a thread; the future is cancelled where that will not happen."""
+        future: Future[Any] = Future()
+        with self._news:
+            if self.closed:
+                future.cancel()
+                return future
+            self._queue.append((future, work))
+            if self._idle >= len(self._queue):
+                self._news.notify()
+            elif len(self._threads) < self._limit:
+                self._start()
+        return future
+
+    def _start(self) -> None:
+        if not self._threads:
+            atexit.register(self.close)
+        name = f"{self._name}-{len(self._threads)}"
+        thread = threading.Thread(target=self._loop, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def close(self) -> None:
+        """Drop what waits, finish what runs."""
+        with self._news:
+            self.closed = True
+            while self._queue:
+                self._queue.popleft()[0].cancel()
+            self._news.notify_all()
+        for thread in self._threads:
+            thread.join(timeout=30)
+
+    def _next(self) -> tuple[Future[Any], Work] | None:
+        with self._news:
+            self._idle += 1
+            self._news.wait_for(lambda: self._queue or self.closed)
+            self._idle -= 1
+            return self._queue.popleft() if self._queue else None
+
+    def _loop(self) -> None:
+        while (found := self._next()) is not None:
+            future, work = found
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work())
+                # Whoever waits for it gets it.
+                except BaseException as error:
+                    future.set_exception(error)
+            del found, future, work  # or their tensors live until the next comes

@@ -1,0 +1,149 @@
+"""What is compiled ahead is what layers then ask for."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+import sparse_bridge
+from sparse_bridge.core import ahead, device, first_use
+from sparse_bridge.kernels import launch
+
+CPU = torch.device("cpu")
+HALF = torch.float16
+
+
+def products(where=CPU):
+    """(C_in, C_out, dtype, activation, has a norm, trains) of what known layers will ask for."""
+    return {
+        (
+            one.weight.shape[-1] if one.layout == "ovi" else one.weight.shape[1],
+            one.weight.shape[0] if one.layout == "ovi" else one.weight.shape[2],
+            dtype,
+            one.epilogue.activation,
+            one.epilogue.norm is not None,
+            one.trains,
+        )
+        for one, dtype in first_use._products(where)
+        if one.layer is not None
+    }
+
+
+def encoder():
+    import spconv.pytorch as spconv
+
+    def block(c_in, c_out, **options):
+        kind = spconv.SparseConv3d if "stride" in options else spconv.SubMConv3d
+        conv = kind(c_in, c_out, 3, padding=1, bias=False, **options)
+        return spconv.SparseSequential(conv, torch.nn.BatchNorm1d(c_out), torch.nn.ReLU())
+
+    class Encoder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = spconv.SparseSequential(
+                block(4, 48, indice_key="a"), block(48, 48, indice_key="a"),
+                block(48, 80, stride=2), block(80, 80, indice_key="b"),
+            )  # fmt: skip
+            self.point = spconv.SubMConv3d(80, 8, 1, bias=True)
+
+        def forward(self, x):
+            return self.point(self.net(x)).features
+
+    return Encoder()
+
+
+@pytest.fixture
+def spconv(monkeypatch):
+    first_use._described.clear()
+    with sparse_bridge.enable("spconv", mode="standin"):
+        import spconv.pytorch
+
+        yield spconv.pytorch
+    first_use._described.clear()
+
+
+class TestProducts:
+    def test_layers_of_sequences_are_fused_in_inference(self, spconv):
+        network = encoder().half().eval()
+        assert network.point.conv1x1
+        with torch.no_grad():
+            found = products()
+        assert found == {
+            (4, 48, HALF, "relu", True, False), (48, 48, HALF, "relu", True, False),
+            (48, 80, HALF, "relu", True, False), (80, 80, HALF, "relu", True, False),
+        }  # fmt: skip
+
+    def test_training_asks_for_gradients_in_the_dtype_of_autocast(self, spconv, monkeypatch):
+        network = encoder().train()
+        assert {one[2:] for one in products()} == {(torch.float32, None, False, True)}
+        monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
+        monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: torch.bfloat16)
+        assert {one[2:] for one in products()} == {(torch.bfloat16, None, False, True)}
+        assert {one[:2] for one in products()} == {(4, 48), (48, 48), (48, 80), (80, 80)}
+        del network
+
+    def test_networks_that_are_gone_or_elsewhere_are_not_asked(self, spconv):
+        network = encoder()
+        assert products() and not products(torch.device("cuda", 0))
+        del network
+        gc.collect()
+        assert products() == set()
+
+    def test_the_other_frameworks(self):
+        first_use._described.clear()
+        with sparse_bridge.enable("torchsparse", "minkowski", mode="standin"):
+            import MinkowskiEngine as ME
+            import torchsparse.nn as spnn
+
+            layers = [
+                spnn.Conv3d(4, 24, 3), spnn.Conv3d(24, 8, 1),
+                ME.MinkowskiConvolution(6, 40, kernel_size=3, dimension=3, bias=True),
+            ]  # fmt: skip
+            found = first_use._products(CPU)
+        own = {tuple(one.weight.shape): one for one, _ in found if one.layer is not None}
+        assert set(own) == {(27, 4, 24), (27, 6, 40)} and len(layers) == 3
+        assert own[27, 6, 40].epilogue.bias.shape == (40,)
+        assert all(one.symmetric and one.trains for one in own.values())
+
+
+def forms():
+    return {(kernel.name, key) for kernel in launch.REGISTRY.values() for key in kernel._compiled}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [3000, 60_000])
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_network_meets_no_kernel_that_is_not_on_its_way(spconv, rows, trains):
+    where = torch.device("cuda", 0)
+    torch.manual_seed(0)
+    network = encoder().to(where).train(trains)
+    network = network if trains else network.half()
+    shape = (41, 400, 400)
+    cells = torch.randperm(41 * 400 * 400)[:rows]
+    coords = torch.stack([cells * 0, cells // 160_000, cells // 400 % 400, cells % 400], 1).int()
+    x = torch.randn(rows, 4, device=where, dtype=torch.float32 if trains else HALF)
+    before = {kernel: kernel._compiled for kernel in launch.REGISTRY.values()}
+    for kernel in before:
+        kernel._compiled, kernel._coming = {}, {}
+    ahead.forget()
+    first_use._devices.clear()
+    device._prepared.clear()
+    try:
+        with torch.set_grad_enabled(trains), torch.autocast("cuda", HALF, enabled=trains):
+            target = device.kernel_target(where)
+            coming = [run for kernel in before for run in kernel._coming.values()]
+            for run in coming:
+                assert run.cancelled() or run.exception(60) is None
+            expected = forms()
+            y = network(spconv.SparseConvTensor(x, coords.to(where), list(shape), 1))
+        if trains:
+            y.float().square().mean().backward()
+        torch.cuda.synchronize()
+        assert target is not None and len(expected) > 15
+        missed = sorted({name for name, _ in forms() - expected})
+        assert missed == []
+    finally:
+        for kernel, compiled in before.items():
+            kernel._compiled = compiled

@@ -1,0 +1,172 @@
+"""Kernels compile in the background, and launches find them there."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from sparse_bridge.kernels import launch, rehearsal
+from sparse_bridge.kernels.target import Target
+from sparse_bridge.workers import Workers
+
+HOPPER = Target("cuda", "sm_90", 32, 132, 227 << 10, raw=True)
+NOWHERE = Target("interpreter", "interpreter", 32, 4, 1 << 20, raw=False)
+
+
+@pytest.fixture
+def workers():
+    made = Workers(2, "test")
+    yield made
+    made.close()
+
+
+class TestWorkers:
+    def test_results_and_errors_reach_whoever_waits(self, workers):
+        def broken():
+            raise ValueError("as asked")
+
+        good, bad = workers.submit(lambda: 7), workers.submit(broken)
+        assert good.result(10) == 7
+        with pytest.raises(ValueError, match="as asked"):
+            bad.result(10)
+
+    def test_two_run_side_by_side_and_no_more(self, workers):
+        meeting, names = threading.Barrier(2), set()
+
+        def meet():
+            names.add(threading.current_thread().name)
+            return meeting.wait(10)
+
+        assert sorted(run.result(10) for run in [workers.submit(meet) for _ in range(6)]) == [
+            0, 0, 0, 1, 1, 1,
+        ]  # fmt: skip
+        assert len(names) == 2
+
+    def test_what_waits_is_dropped_at_the_end_and_what_runs_is_finished(self, workers):
+        go = threading.Event()
+        running = [workers.submit(lambda: go.wait(10)) for _ in range(2)]
+        waiting = workers.submit(lambda: 1)
+        threading.Timer(0.1, go.set).start()
+        workers.close()
+        assert all(run.result(0) for run in running) and waiting.cancelled()
+        assert workers.submit(lambda: 1).cancelled()
+
+
+class Jit:
+    """What a kernel needs of a jit function; `compiled` counts by thread."""
+
+    __name__ = "_pretended"
+
+    def __init__(self):
+        self.compiled, self.ran = [], []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.fails = False
+
+    def warmup(self, *args, grid, **options):
+        self.gate.wait(10)
+        self.compiled.append(threading.current_thread().name)
+        if self.fails:
+            raise RuntimeError("does not compile")
+        return args
+
+    def __getitem__(self, grid):
+        def run(*args, **options):
+            self.compiled.append(threading.current_thread().name)
+            if self.fails:
+                raise RuntimeError("does not compile")
+            self.ran.append(args)
+            return args
+
+        return run
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """A kernel on a GPU that is not there."""
+
+    class Here:
+        def __init__(self, index):
+            pass
+
+        def __enter__(self):
+            pass
+
+        def __exit__(self, *error):
+            pass
+
+    jit = Jit()
+    monkeypatch.setattr(torch.cuda, "device", Here)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(launch, "launcher_of", lambda compiled: ("entry", compiled))
+    monkeypatch.setattr(
+        launch, "_call", lambda entry, index, grid, args, constants: jit.ran.append(args)
+    )
+    return launch.Kernel(jit, ("BLOCK",))
+
+
+def start(kernel, key="a", target=HOPPER):
+    device = torch.device("cuda", 0)
+    kernel.launch(device, target, (1, 1, 1), (1, 2), (16,), {"num_warps": 4}, key)
+
+
+MAIN = threading.main_thread().name
+
+
+class TestLaunches:
+    def test_a_rehearsed_form_is_compiled_elsewhere_and_does_not_run(self, kernel):
+        with rehearsal.rehearsing() as futures:
+            start(kernel)
+            start(kernel)
+        assert len(futures) == 2 and futures[0] is futures[1]
+        futures[0].result(10)
+        assert kernel.fn.ran == [] and len(kernel.fn.compiled) == 1
+        assert MAIN not in kernel.fn.compiled
+        start(kernel)
+        assert kernel.fn.ran == [(1, 2)] and len(kernel.fn.compiled) == 1
+
+    def test_a_launch_waits_for_the_form_that_is_being_compiled(self, kernel):
+        kernel.fn.gate.clear()
+        with rehearsal.rehearsing() as futures:
+            start(kernel)
+        threading.Timer(0.1, kernel.fn.gate.set).start()
+        start(kernel)
+        assert futures[0].done() and kernel.fn.compiled == [kernel.fn.compiled[0]] != [MAIN]
+        assert kernel.fn.ran == [(1, 2)]
+
+    def test_a_launch_does_itself_what_nobody_has_begun(self, kernel, monkeypatch):
+        busy = Workers(1, "busy")
+        monkeypatch.setattr(rehearsal, "_workers", busy)
+        go = threading.Event()
+        busy.submit(lambda: go.wait(10))
+        with rehearsal.rehearsing() as futures:
+            start(kernel)
+        start(kernel)
+        go.set()
+        busy.close()
+        assert kernel.fn.compiled == [MAIN] and futures[0].cancelled()
+
+    def test_other_forms_and_other_threads_are_left_alone(self, kernel):
+        with rehearsal.rehearsing() as futures:
+            thread = threading.Thread(target=start, args=(kernel, "b"))
+            thread.start()
+            thread.join()
+            start(kernel)
+        futures[0].result(10)
+        assert len(kernel.fn.ran) == 1 and len(futures) == 1 and rehearsal.mine() is None
+
+    def test_what_failed_there_fails_where_it_is_wanted(self, kernel):
+        kernel.fn.fails = True
+        with rehearsal.rehearsing():
+            start(kernel)
+        with pytest.raises(RuntimeError, match="does not compile"):
+            start(kernel)
+
+    def test_nothing_runs_where_nothing_is_compiled(self, kernel):
+        with rehearsal.rehearsing() as futures:
+            start(kernel, target=NOWHERE)
+        assert kernel.fn.ran == kernel.fn.compiled == futures == []
+        start(kernel, target=NOWHERE)
+        assert len(kernel.fn.ran) == 1
