@@ -42,7 +42,6 @@ class _Habit:
     steps: tuple[Step, ...] = ()
     wait: int = 0  # scenes to let pass
     failures: int = 0
-    rehearsed: bool = False  # whether the kernels that only `Chain` uses are on their way
 
 
 _habits: dict[Any, _Habit] = {}
@@ -123,16 +122,10 @@ def _begin(cmap: CoordinateMap, first: Step) -> Trail:
         trusted = steps == habit.steps and habit.wait == 0
         habit.record, habit.steps = record, steps
         habit.wait = max(0, habit.wait - 1)
-    if last is None or steps[:1] != (first,) or not _worthwhile(steps):
+    if last is None or not trusted or steps[:1] != (first,) or not _worthwhile(steps):
         return Trail(record, {}, 0)
-    chain = Chain(cmap, target, steps, last)
     try:
-        if not trusted:
-            if target.raw and not habit.rehearsed:
-                habit.rehearsed = True
-                chain.rehearse()
-            return Trail(record, {}, 0)
-        answers = chain.answers()
+        answers = Chain(cmap, target, steps, last).answers()
     except torch.cuda.OutOfMemoryError:  # map by map it takes less
         answers = None
     with _lock:

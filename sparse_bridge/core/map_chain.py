@@ -85,32 +85,15 @@ class Chain:
             return None
         from ..kernels.hash_table import Fetched
 
-        root = self.cmap.table(self.target)
-        memory = self._levels(rooms, root)
-        fetched = Fetched([memory.narrow(0, 0, sum(self._books())), root.flags])
-        made = [self._queue(place, step) for place, step in enumerate(self.steps)]
-        return self._finish(made, rooms, fetched.read())
-
-    def rehearse(self) -> None:
-        """Have the kernels of `answers` compiled in the background."""
-        rooms = self._rooms()
-        if rooms is None:
-            return
-        from ..kernels.rehearsal import rehearsing
-
-        root = self.cmap.table(self.target)
-        with rehearsing():
-            self._levels(rooms, root)
-            for place, step in enumerate(self.steps):
-                self._queue(place, step)
-
-    def _levels(self, rooms: dict[int, int], root: Any) -> torch.Tensor:
-        """Queue the coordinates of all levels; the memory of the new tables."""
-        self.levels[0] = _Level(self.cmap.coords, self.cmap.box, root, None)
+        cmap = self.cmap
+        root = cmap.table(self.target)
+        self.levels[0] = _Level(cmap.coords, cmap.box, root, None)
         tables, memory = self._tables(rooms)
         for place, table in tables.items():
             self._expand(place, self.steps[place], rooms[place], table)
-        return memory
+        fetched = Fetched([memory.narrow(0, 0, sum(self._books())), root.flags])
+        made = [self._queue(place, step) for place, step in enumerate(self.steps)]
+        return self._finish(made, rooms, fetched.read())
 
     def _rooms(self) -> dict[int, int] | None:
         """Rows to make room for at every new level, by the place of its step."""

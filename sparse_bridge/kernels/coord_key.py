@@ -28,13 +28,11 @@ class Geometry(NamedTuple):
 
 
 @triton.jit
-def live_rows(count_ptr, n_rows, COUNTED: tl.constexpr):
-    """How many of `n_rows` rows there are: all, or with COUNTED as many as a counter that started
-    at -1 says."""
-    if COUNTED:
-        return tl.minimum(tl.load(count_ptr) + 1, n_rows)
-    else:
-        return n_rows
+def live_rows(count_ptr, n_rows, counted):
+    """How many of `n_rows` rows there are: all, or where `counted` as many as a counter that
+    started at -1 says. (A number, not a constexpr: one form of each kernel serves both.)"""
+    there = tl.load(count_ptr, mask=counted != 0, other=0) + 1
+    return tl.where(counted != 0, tl.minimum(there, n_rows), n_rows)
 
 
 @triton.jit

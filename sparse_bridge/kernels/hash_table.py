@@ -33,28 +33,30 @@ MAX_PROBES = 512
 
 @triton.jit
 def _block(
-    alive_ptr, count_ptr, n_rows, n_offsets, HAS_ALIVE: tl.constexpr, COUNTED: tl.constexpr,
+    alive_ptr, count_ptr, n_rows, counted, n_offsets, HAS_ALIVE: tl.constexpr,
     TAPS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """(row [1, ROWS], offset [TAPS, 1], inside, live) of this program."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[None, :]
     v = tl.program_id(1) * TAPS + tl.arange(0, TAPS)[:, None]
-    inside = (row < live_rows(count_ptr, n_rows, COUNTED)) & (v < n_offsets)
+    inside = (row < live_rows(count_ptr, n_rows, counted)) & (v < n_offsets)
     ok = inside
     if HAS_ALIVE:
         ok = ok & (tl.load(alive_ptr + row, mask=row < n_rows, other=-1) >= 0)
     return row, v, inside, ok
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_offsets", "capacity", "max_probes"])
+@triton.jit(
+    do_not_specialize=["count_ptr", "n_rows", "counted", "n_offsets", "capacity", "max_probes"]
+)
 def _hash_insert(
     coords_ptr, geometry_ptr, bounds_ptr, alive_ptr, count_ptr, keys_ptr, flags_ptr, n_rows,
-    n_offsets, capacity, max_probes, HAS_ALIVE: tl.constexpr, COUNTED: tl.constexpr,
+    counted, n_offsets, capacity, max_probes, HAS_ALIVE: tl.constexpr,
     COUNT: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr, WIDE: tl.constexpr,
     DIVISION: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Insert the keys that rows reach by offsets."""
-    row, v, _, ok = _block(alive_ptr, count_ptr, n_rows, n_offsets, HAS_ALIVE, COUNTED, TAPS, ROWS)
+    row, v, _, ok = _block(alive_ptr, count_ptr, n_rows, counted, n_offsets, HAS_ALIVE, TAPS, ROWS)
     tap = tl.minimum(v, n_offsets - 1)
     key, ok = locate(coords_ptr, geometry_ptr, bounds_ptr, row, tap, ok, D, KEY64, WIDE, DIVISION)
     slot = home_slot(key, capacity, KEY64)
@@ -94,17 +96,19 @@ def hash_find(keys_ptr, key, ok, capacity, max_probes, KEY64: tl.constexpr):
     return found
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_offsets", "capacity", "max_probes"])
+@triton.jit(
+    do_not_specialize=["count_ptr", "n_rows", "counted", "n_offsets", "capacity", "max_probes"]
+)
 def _hash_claim(
     coords_ptr, geometry_ptr, bounds_ptr, alive_ptr, count_ptr, keys_ptr, values_ptr, slots_ptr,
-    n_rows, n_offsets, capacity, max_probes, HAS_ALIVE: tl.constexpr, COUNTED: tl.constexpr,
+    n_rows, counted, n_offsets, capacity, max_probes, HAS_ALIVE: tl.constexpr,
     D: tl.constexpr, KEY64: tl.constexpr, WIDE: tl.constexpr, DIVISION: tl.constexpr,
     TAPS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """slots [V, n_rows]: where the inserted keys ended up, or -1; the smallest row that reaches a
     key claims its value."""
     row, v, inside, ok = _block(
-        alive_ptr, count_ptr, n_rows, n_offsets, HAS_ALIVE, COUNTED, TAPS, ROWS
+        alive_ptr, count_ptr, n_rows, counted, n_offsets, HAS_ALIVE, TAPS, ROWS
     )
     tap = tl.minimum(v, n_offsets - 1)
     key, ok = locate(coords_ptr, geometry_ptr, bounds_ptr, row, tap, ok, D, KEY64, WIDE, DIVISION)
@@ -234,17 +238,17 @@ def hash_insert(
         coords, geometry.table, bounds, unused if alive is None else alive,
         unused if count is None else count, table.keys,
     )  # fmt: skip
-    sizes = (n_rows, n_offsets, table.capacity, max_probes)
-    flags = (alive is not None, count is not None)
+    sizes = (n_rows, int(count is not None), n_offsets, table.capacity, max_probes)
+    dead = alive is not None
     shape = (columns - 1, table.key64, wide, geometry.division, taps, rows)
     grid = (cdiv(n_rows, rows), cdiv(n_offsets, taps), 1)
-    key = (flags, shape, coords.data_ptr() % 16)  # no counter is aligned
+    key = (dead, shape, coords.data_ptr() % 16)
     options = {"num_warps": warps}
     hash_insert_kernel.launch(
-        coords.device, target, grid, (*place, table.flags, *sizes), (*flags, single, *shape),
+        coords.device, target, grid, (*place, table.flags, *sizes), (dead, single, *shape),
         options, key,
     )  # fmt: skip
     hash_claim_kernel.launch(
-        coords.device, target, grid, (*place, table.values, slots, *sizes), (*flags, *shape),
+        coords.device, target, grid, (*place, table.values, slots, *sizes), (dead, *shape),
         options, key,
     )  # fmt: skip

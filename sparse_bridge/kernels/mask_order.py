@@ -77,30 +77,30 @@ def _gray_rank(
     return key
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_offsets"])
+@triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted", "n_offsets"])
 def _order_key(
-    mask_ptr, count_ptr, key_ptr, n_rows, n_offsets, COUNTED: tl.constexpr, V_BLOCK: tl.constexpr,
+    mask_ptr, count_ptr, key_ptr, n_rows, counted, n_offsets, V_BLOCK: tl.constexpr,
     BITS: tl.constexpr, DENSE: tl.constexpr, SAMPLE: tl.constexpr, BLOCK: tl.constexpr,
     LAST: tl.constexpr,
 ):  # fmt: skip
     """Sort key of every row; LAST, the largest, for rows that are not in use."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    live = live_rows(count_ptr, n_rows, COUNTED)
+    live = live_rows(count_ptr, n_rows, counted)
     key = _gray_rank(mask_ptr, row, live, n_rows, n_offsets, V_BLOCK, BITS, DENSE, SAMPLE, BLOCK)
     key = tl.where(row < live, key, LAST)
     tl.store(key_ptr + row, key.to(key_ptr.dtype.element_ty), mask=row < n_rows)
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_offsets"])
+@triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted", "n_offsets"])
 def _order_chunk(
-    mask_ptr, count_ptr, order_ptr, n_rows, n_offsets, COUNTED: tl.constexpr,
+    mask_ptr, count_ptr, order_ptr, n_rows, counted, n_offsets,
     V_BLOCK: tl.constexpr, BITS: tl.constexpr, DENSE: tl.constexpr, SAMPLE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sort one block of rows by key, stably."""
     lane = tl.arange(0, BLOCK)
     row = tl.program_id(0) * BLOCK + lane
-    live = live_rows(count_ptr, n_rows, COUNTED)
+    live = live_rows(count_ptr, n_rows, counted)
     key = _gray_rank(mask_ptr, row, live, n_rows, n_offsets, V_BLOCK, BITS, DENSE, SAMPLE, BLOCK)
     pair = (key.to(tl.int64) * BLOCK) | lane
     pair = tl.where(row < live, pair, 0x7FFFFFFFFFFFFFFF)  # behind every row
@@ -118,10 +118,10 @@ def _list_live(value, v, word, list_ptr, tile, count, n_offsets):
     return count + tl.sum(live, 0)
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_offsets", "n_pairs"])
+@triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted", "n_offsets", "n_pairs"])
 def _pack_tiles(
-    nbr_ptr, mask_ptr, order_ptr, count_ptr, tiles_ptr, n_rows, n_offsets, n_pairs,
-    COUNTED: tl.constexpr, BLOCK_M: tl.constexpr,
+    nbr_ptr, mask_ptr, order_ptr, count_ptr, tiles_ptr, n_rows, counted, n_offsets,
+    n_pairs, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """Permute the table into tile order, list the offsets that are live in each tile and each pair
     of tiles, and count the entries of every offset in each pair. tiles: laid out as `TileList`."""
@@ -137,7 +137,7 @@ def _pack_tiles(
     counts_ptr = n_live2_ptr + quads
     lane = tl.arange(0, 2 * BLOCK_M)
     place = pair * 2 * BLOCK_M + lane
-    live = live_rows(count_ptr, n_rows, COUNTED)
+    live = live_rows(count_ptr, n_rows, counted)
     row = tl.load(order_ptr + place, mask=place < live, other=-1).to(tl.int32)
     tl.store(rows_ptr + place, row)
     pitch = pairs * 2 * BLOCK_M
@@ -277,20 +277,20 @@ def mask_order(table: NeighborTable, target: Target) -> torch.Tensor:
     # Triton's interpreter takes seconds for one block.
     apart = n_rows <= SORTED_APART and target.backend != "interpreter"
     block = _SORT_BLOCK if apart else 1024
-    counted = table.count is not None
+    counted = int(table.count is not None)
     count = mask if table.count is None else table.count
     v_block = max(LEAST_OFFSETS, power_of_2(n_offsets))
-    constants = (counted, v_block, KEY_BITS, _DENSE, _SAMPLE, block)
+    constants = (v_block, KEY_BITS, _DENSE, _SAMPLE, block)
     grid = (cdiv(n_rows, block), 1, 1)
     if apart:
         order = torch.empty(n_rows, dtype=torch.int32, device=device)
-        arguments = (mask, count, order, n_rows, n_offsets)
+        arguments = (mask, count, order, n_rows, counted, n_offsets)
         chunk_kernel.launch(device, target, grid, arguments, constants, {"num_warps": 8}, constants)
         return order
     # Radix sorts cost by the key's bytes: few offsets take a narrow key.
     dtype = torch.uint8 if n_offsets <= 8 else torch.int16 if n_offsets <= 15 else torch.int32
     key = torch.empty(n_rows, dtype=dtype, device=device)
-    arguments = (mask, count, key, n_rows, n_offsets)
+    arguments = (mask, count, key, n_rows, counted, n_offsets)
     key_kernel.launch(
         device, target, grid, arguments, (*constants, torch.iinfo(dtype).max), {"num_warps": 4},
         (constants, dtype),
@@ -303,11 +303,11 @@ def pack_tiles(table: NeighborTable, order: torch.Tensor, target: Target) -> Til
     n_offsets, n_rows = table.nbr.shape
     n_pairs = cdiv(n_rows, 2 * TILE)
     memory = torch.empty(TileList.size(n_offsets, n_pairs), dtype=torch.int32, device=order.device)
-    masks, counted = table.masks(target), table.count is not None
+    masks, counted = table.masks(target), int(table.count is not None)
     pack_kernel.launch(
         order.device, target, (n_pairs, 1, 1), (table.nbr, masks, order, masks if table.count is
-        None else table.count, memory, n_rows, n_offsets, n_pairs), (counted, TILE),
-        {"num_warps": 4}, (order.dtype, counted),
+        None else table.count, memory, n_rows, counted, n_offsets, n_pairs), (TILE,),
+        {"num_warps": 4}, order.dtype,
     )  # fmt: skip
     return TileList(memory, n_offsets, n_pairs, n_rows)
 

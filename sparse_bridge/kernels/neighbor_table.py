@@ -31,19 +31,28 @@ def store_mask(value, mask_ptr, n_rows, ROWS: tl.constexpr):
 
 
 @triton.jit(
-    do_not_specialize=["n_rows", "n_values", "n_offsets", "capacity", "max_probes", "center"]
+    do_not_specialize=[
+        "count_ptr",
+        "n_rows",
+        "counted",
+        "n_values",
+        "n_offsets",
+        "capacity",
+        "max_probes",
+        "center",
+    ]
 )
 def _neighbor_lookup(
     coords_ptr, geometry_ptr, bounds_ptr, alive_ptr, count_ptr, keys_ptr, values_ptr, nbr_ptr,
-    mask_ptr, n_rows, n_values, n_offsets, capacity, max_probes, center, HAS_ALIVE: tl.constexpr,
-    COUNTED: tl.constexpr, REVERSED: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr,
+    mask_ptr, n_rows, counted, n_values, n_offsets, capacity, max_probes, center,
+    HAS_ALIVE: tl.constexpr, REVERSED: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr,
     WIDE: tl.constexpr, DIVISION: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Look up what ROWS rows reach by 32 offsets. Offset `center` (-1: none) is every row itself,
     found or not."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[None, :]
     v = tl.program_id(1) * 32 + tl.arange(0, 32)[:, None]
-    inside = (row < live_rows(count_ptr, n_rows, COUNTED)) & (v < n_offsets)
+    inside = (row < live_rows(count_ptr, n_rows, counted)) & (v < n_offsets)
     ok = inside
     if HAS_ALIVE:
         ok = ok & (tl.load(alive_ptr + row, mask=row < n_rows, other=-1) >= 0)
@@ -137,13 +146,14 @@ def neighbor_lookup(
     nbr = torch.empty((n_offsets, n_rows), dtype=torch.int32, device=coords.device)
     mask = nbr.new_empty((grid[1], n_rows))
     constants = (
-        alive is not None, count is not None, table.reversed, columns - 1, table.key64, wide,
-        geometry.division, _LOOKUP_ROWS,
+        alive is not None, table.reversed, columns - 1, table.key64, wide, geometry.division,
+        _LOOKUP_ROWS,
     )  # fmt: skip
     args = (
         coords, geometry.table, bounds, bounds if alive is None else alive,
-        bounds if count is None else count, table.keys, table.values, nbr, mask, n_rows, n_values,
-        n_offsets, table.capacity, min(MAX_PROBES, table.capacity), center,
+        bounds if count is None else count, table.keys, table.values, nbr, mask, n_rows,
+        int(count is not None), n_values, n_offsets, table.capacity,
+        min(MAX_PROBES, table.capacity), center,
     )  # fmt: skip
     lookup_kernel.launch(
         coords.device, target, grid, args, constants, {"num_warps": 1},

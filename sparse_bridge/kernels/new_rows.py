@@ -26,16 +26,16 @@ def _owners(slots_ptr, values_ptr, row, v, live, n_rows, n_offsets):
     return slot, (slot >= 0) & (value == n_rows - 1 - row)
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_offsets"])
+@triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted", "n_offsets"])
 def _count_owned(
-    slots_ptr, values_ptr, count_ptr, owned_ptr, flags_ptr, n_rows, n_offsets,
-    COUNTED: tl.constexpr, FLAGS: tl.constexpr, CLUSTER: tl.constexpr, BLOCK: tl.constexpr,
+    slots_ptr, values_ptr, count_ptr, owned_ptr, flags_ptr, n_rows, counted, n_offsets,
+    FLAGS: tl.constexpr, CLUSTER: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """How many new coordinates each block of rows discovers, each cluster of blocks, and all of
     them."""
     block = tl.program_id(0)
     row = block * BLOCK + tl.arange(0, BLOCK)[None, :]
-    live = live_rows(count_ptr, n_rows, COUNTED)
+    live = live_rows(count_ptr, n_rows, counted)
     count = tl.zeros((BLOCK,), tl.int32)
     for word in range((n_offsets + 31) // 32):
         v = word * 32 + tl.arange(0, 32)[:, None]
@@ -47,16 +47,16 @@ def _count_owned(
     tl.atomic_add(flags_ptr + FLAGS + block // CLUSTER, total, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_offsets", "n_out"])
+@triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted", "n_offsets", "n_out"])
 def _assign_rows(
-    slots_ptr, values_ptr, count_ptr, owned_ptr, flags_ptr, rows_ptr, out_ptr, n_rows, n_offsets,
-    n_out, COUNTED: tl.constexpr, D: tl.constexpr, FLAGS: tl.constexpr, CLUSTER: tl.constexpr,
+    slots_ptr, values_ptr, count_ptr, owned_ptr, flags_ptr, rows_ptr, out_ptr, n_rows, counted,
+    n_offsets, n_out, D: tl.constexpr, FLAGS: tl.constexpr, CLUSTER: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Number the new coordinates by (discovering row, offset), and leave these two in the first
     columns of out [n_out, D + 1], as far as it takes them; rows [capacity] maps slot to number."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    live = live_rows(count_ptr, n_rows, COUNTED)
+    live = live_rows(count_ptr, n_rows, counted)
     cluster = tl.program_id(0) // CLUSTER
     index = cluster * CLUSTER + tl.arange(0, CLUSTER)
     before = tl.load(owned_ptr + index, mask=index < tl.program_id(0), other=0)
@@ -90,7 +90,7 @@ def _place_rows(
 ):  # fmt: skip
     """The coordinates of new rows in place of their (discovering row, offset)."""
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    ok = number < live_rows(flags_ptr + 3, n_out, True)
+    ok = number < live_rows(flags_ptr + 3, n_out, 1)
     target = out_ptr + number.to(tl.int64) * (D + 1)
     row = tl.load(target, mask=ok, other=0)
     v = tl.load(target + 1, mask=ok, other=0)
@@ -101,15 +101,15 @@ def _place_rows(
         tl.store(target + 1 + axis, c, mask=ok)
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_offsets", "n_columns"])
+@triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted", "n_offsets", "n_columns"])
 def _link_rows(
-    slots_ptr, rows_ptr, count_ptr, nbr_ptr, transposed_ptr, mask_ptr, n_rows, n_offsets,
-    n_columns, COUNTED: tl.constexpr,
+    slots_ptr, rows_ptr, count_ptr, nbr_ptr, transposed_ptr, mask_ptr, n_rows, counted,
+    n_offsets, n_columns,
 ):  # fmt: skip
     """Turn slots [V, n_rows] into numbers, and scatter the transposed table [V, n_columns]."""
     row = tl.program_id(0) * 32 + tl.arange(0, 32)[None, :]
     v = tl.program_id(1) * 32 + tl.arange(0, 32)[:, None]
-    inside = (row < live_rows(count_ptr, n_rows, COUNTED)) & (v < n_offsets)
+    inside = (row < live_rows(count_ptr, n_rows, counted)) & (v < n_offsets)
     place = v.to(tl.int64) * n_rows + row
     slot = tl.load(slots_ptr + place, mask=inside, other=-1)
     number = tl.load(rows_ptr + slot, mask=slot >= 0, other=-1)
@@ -143,10 +143,11 @@ def count_owners(
     n_offsets, n_rows = slots.shape
     blocks = cdiv(n_rows, _OWNER_ROWS)
     owned = slots.new_empty(blocks)
-    constants = (count is not None, FLAGS, _CLUSTER, _OWNER_ROWS)
+    constants = (FLAGS, _CLUSTER, _OWNER_ROWS)
     count_kernel.launch(
         slots.device, target, (blocks, 1, 1), (slots, table.values, slots if count is None else
-        count, owned, table.flags, n_rows, n_offsets), constants, OPTIONS, constants[0],
+        count, owned, table.flags, n_rows, int(count is not None), n_offsets), constants, OPTIONS,
+        (),
     )  # fmt: skip
     return owned
 
@@ -184,10 +185,10 @@ def number_new_rows(
     n_offsets, n_rows = slots.shape
     rows, new = slots.new_empty(table.capacity), slots.new_empty((n_new, coords.shape[1]))
     dimension = coords.shape[1] - 1
-    constants = (count is not None, dimension, FLAGS, _CLUSTER, _OWNER_ROWS)
+    constants = (dimension, FLAGS, _CLUSTER, _OWNER_ROWS)
     args = (
         slots, table.values, slots if count is None else count, owned, table.flags, rows, new,
-        n_rows, n_offsets, n_new,
+        n_rows, int(count is not None), n_offsets, n_new,
     )  # fmt: skip
     assign_kernel.launch(
         slots.device, target, (cdiv(n_rows, _OWNER_ROWS), 1, 1), args, constants, OPTIONS,
@@ -215,8 +216,7 @@ def link_new_rows(
     transposed = torch.full((n_offsets, n_new), -1, dtype=torch.int32, device=slots.device)
     args = (
         slots, table.values, slots if count is None else count, slots, transposed, mask, n_rows,
-        n_offsets, n_new,
+        int(count is not None), n_offsets, n_new,
     )  # fmt: skip
-    counted = count is not None
-    link_kernel.launch(slots.device, target, grid, args, (counted,), OPTIONS, counted)
+    link_kernel.launch(slots.device, target, grid, args, (), OPTIONS, ())
     return NeighborTable(slots, mask, count), NeighborTable(transposed, None, count_new)

@@ -175,7 +175,8 @@ def make(
             f"{constants}."
         )
     if place in ("small", "large"):
-        divisible = [name for name in names if name.endswith("_ptr")]
+        general = {p.name for p in getattr(kernel.fn, "params", ()) if p.do_not_specialize}
+        divisible = [name for name in names if name.endswith("_ptr") and name not in general]
     return Variant(
         kernel.name, tuple(given), constants, tuple(sorted(options.items())), frozenset(divisible),
         frozenset(ones), place == "large",

@@ -18,19 +18,18 @@ _FLAG = (False, True)
 _DIVISION = (2, 1, 0)
 _KEYS: Mapping[str, tuple] = {"alive": _FLAG, "dimension": DIMENSIONS, "key64": (True, False)}
 _SILENT = ("place",)
-_COUNTED: Mapping[str, tuple] = {"counted": _FLAG}
 _LARGEST = {"i32": (1 << 31) - 1, "i16": (1 << 15) - 1, "u8": 255}
 
 
 def _insert(
-    target: Target, kernel: Kernel, single: bool, alive: bool, counted: bool, dimension: int,
+    target: Target, kernel: Kernel, single: bool, alive: bool, dimension: int,
     key64: bool, wide: bool, division: int, place: str,
 ) -> Variant:  # fmt: skip
     warps, taps = (4, 1) if single else (1, 32)
     rows = 4 * target.warp_size if single else 8
     shape = (dimension, key64, wide, division, taps, rows)
     counts = kernel is hash_table.hash_insert_kernel
-    constants = (alive, counted, single, *shape) if counts else (alive, counted, *shape)
+    constants = (alive, single, *shape) if counts else (alive, *shape)
     return make(kernel, constants, {"num_warps": warps}, place=place, keys=_key(key64))
 
 
@@ -39,11 +38,11 @@ def _key(key64: bool) -> str:
 
 
 def _lookup(
-    alive: bool, counted: bool, reversed: bool, dimension: int, key64: bool, wide: bool,
+    alive: bool, reversed: bool, dimension: int, key64: bool, wide: bool,
     division: int, place: str,
 ) -> Variant:  # fmt: skip
     rows = neighbor_table._LOOKUP_ROWS
-    constants = (alive, counted, reversed, dimension, key64, wide, division, rows)
+    constants = (alive, reversed, dimension, key64, wide, division, rows)
     kernel = neighbor_table.lookup_kernel
     return make(kernel, constants, {"num_warps": 1}, place=place, keys=_key(key64))
 
@@ -52,8 +51,8 @@ def _owner_constants() -> tuple[int, int, int]:
     return hash_table.FLAGS, new_rows._CLUSTER, new_rows._OWNER_ROWS
 
 
-def _assign(counted: bool, dimension: int, place: str) -> Variant:
-    constants = (counted, dimension, *_owner_constants())
+def _assign(dimension: int, place: str) -> Variant:
+    constants = (dimension, *_owner_constants())
     return make(new_rows.assign_kernel, constants, neighbor_table.OPTIONS, place=place)
 
 
@@ -73,31 +72,22 @@ def _fixed(
     return kernel, [Space({"place": PLACES}, build, silent=_SILENT)]
 
 
-def _count(counted: bool, place: str) -> Variant:
-    constants, options = (counted, *_owner_constants()), neighbor_table.OPTIONS
-    return make(new_rows.count_kernel, constants, options, place=place)
+def _rank_constants(v_block: int, block: int) -> tuple:
+    return (v_block, mask_order.KEY_BITS, mask_order._DENSE, mask_order._SAMPLE, block)
 
 
-def _link(counted: bool, place: str) -> Variant:
-    return make(new_rows.link_kernel, (counted,), neighbor_table.OPTIONS, place=place)
-
-
-def _rank_constants(counted: bool, v_block: int, block: int) -> tuple:
-    return (counted, v_block, mask_order.KEY_BITS, mask_order._DENSE, mask_order._SAMPLE, block)
-
-
-def _order_key(counted: bool, v_block: int, key: str, place: str) -> Variant:
-    constants = (*_rank_constants(counted, v_block, 1024), _LARGEST[key])
+def _order_key(v_block: int, key: str, place: str) -> Variant:
+    constants = (*_rank_constants(v_block, 1024), _LARGEST[key])
     return make(mask_order.key_kernel, constants, {"num_warps": 4}, place=place, key=key)
 
 
-def _order_chunk(counted: bool, v_block: int, place: str) -> Variant:
-    constants = _rank_constants(counted, v_block, mask_order._SORT_BLOCK)
+def _order_chunk(v_block: int, place: str) -> Variant:
+    constants = _rank_constants(v_block, mask_order._SORT_BLOCK)
     return make(mask_order.chunk_kernel, constants, {"num_warps": 8}, place=place)
 
 
-def _pack(counted: bool, order: str, place: str) -> Variant:
-    constants, options = (counted, mask_order.TILE), {"num_warps": 4}
+def _pack(order: str, place: str) -> Variant:
+    constants, options = (mask_order.TILE,), {"num_warps": 4}
     return make(mask_order.pack_kernel, constants, options, place=place, order=order)
 
 
@@ -116,12 +106,11 @@ def _find_keys(row: str, place: str) -> Variant:
 def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     """The spaces of each kernel that builds maps."""
     places: dict[str, tuple] = {"place": PLACES}
-    factors = {"single": _FLAG, **_COUNTED, **_KEYS, "wide": _FLAG, "division": _DIVISION, **places}
+    factors = {"single": _FLAG, **_KEYS, "wide": _FLAG, "division": _DIVISION, **places}
     for kernel in (hash_table.hash_insert_kernel, hash_table.hash_claim_kernel):
         insert = functools.partial(_insert, target, kernel)
         yield kernel, [Space(factors, insert, silent=_SILENT)]
     factors = {
-        **_COUNTED,
         **_KEYS,
         "reversed": (True, False),
         "wide": _FLAG,
@@ -131,18 +120,17 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     yield neighbor_table.lookup_kernel, [Space(factors, _lookup, silent=_SILENT)]
     factors = {"dimension": DIMENSIONS, "wide": _FLAG, "division": _DIVISION, **places}
     yield new_rows.place_kernel, [Space(factors, _place, silent=_SILENT)]
-    factors = {**_COUNTED, "dimension": DIMENSIONS, **places}
+    factors = {"dimension": DIMENSIONS, **places}
     yield new_rows.assign_kernel, [Space(factors, _assign, silent=_SILENT)]
     yield _fixed(neighbor_table.masks_kernel)
-    factors = {**_COUNTED, **places}
-    yield new_rows.count_kernel, [Space(factors, _count, silent=_SILENT)]
-    yield new_rows.link_kernel, [Space(factors, _link, silent=_SILENT)]
+    yield _fixed(new_rows.count_kernel, *_owner_constants())
+    yield _fixed(new_rows.link_kernel)
     held = tuple(block for block in OFFSET_BLOCKS if block >= mask_order.LEAST_OFFSETS)
-    blocks = {"v_block": held, **_COUNTED}
+    blocks = {"v_block": held}
     factors = {**blocks, "key": ("i32", "i16", "u8"), **places}
     yield mask_order.key_kernel, [Space(factors, _order_key, silent=_SILENT)]
     yield mask_order.chunk_kernel, [Space({**blocks, **places}, _order_chunk, silent=_SILENT)]
-    orders = {**_COUNTED, "order": ("i64", "i32"), **places}
+    orders = {"order": ("i64", "i32"), **places}
     yield mask_order.pack_kernel, [Space(orders, _pack, silent=_SILENT)]
     yield _fixed(mask_order.compact_kernel, 2 * mask_order.TILE, num_warps=8, ends="i64")
     factors = {"columns": (4, 3, 5, 2, 6, 7), "first": (1, 0), "shifted": _FLAG, "fold": _FLAG}
