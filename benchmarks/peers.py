@@ -122,10 +122,18 @@ class _Spconv(Peer):
 class _Optimized(_Spconv):
     """The bridge after `sparse_bridge.optimize(model)`."""
 
+    graphs = False
+
     def for_inference(self, model):
         import sparse_bridge
 
-        return sparse_bridge.optimize(model)
+        return sparse_bridge.optimize(model, graphs=self.graphs)
+
+
+class _Replayed(_Optimized):
+    """The same, with whole inferences replayed from captured graphs."""
+
+    graphs = True
 
 
 class _TorchSparse(Peer):
@@ -222,6 +230,7 @@ PEERS: dict[str, tuple[type[Peer], str, tuple[str, str] | None]] = {
     "spconv": (_Spconv, "spconv", None),
     "bridge": (_Spconv, "spconv", ("spconv", "standin")),
     "bridge_optimized": (_Optimized, "spconv", ("spconv", "standin")),
+    "bridge_replayed": (_Replayed, "spconv", ("spconv", "standin")),
     "bridge_patch": (_Spconv, "spconv", ("spconv", "patch")),
     "spconv_triton": (_Spconv, "spconv_triton", None),
     "torchsparse": (_TorchSparse, "torchsparse", None),

@@ -13,6 +13,7 @@ from torch import nn
 
 from . import log
 from .adapters import fusion
+from .adapters.spconv.replay import Replayer
 from .core import fused_call
 
 __all__ = ["optimize", "restore"]
@@ -24,7 +25,7 @@ _MARK = "_sparse_bridge_optimized"
 _LIMITS = {torch.float16: 2e-2, torch.bfloat16: 1e-1, torch.float32: 1e-3, torch.float64: 1e-9}
 
 
-def optimize(model: nn.Module, *example: Any, **keywords: Any) -> nn.Module:
+def optimize(model: nn.Module, *example: Any, graphs: bool = False, **keywords: Any) -> nn.Module:
     """Fuse BatchNorm and activation into the sparse convolutions of `model`, in place.
 
     It works on models of any shape and framework. The first inference call (eval mode, no
@@ -36,6 +37,15 @@ def optimize(model: nn.Module, *example: Any, **keywords: Any) -> nn.Module:
     The model must treat its layers alike in every call: whoever reads a convolution's features
     before the norm in later calls alone gets them after it.
 
+    graphs: on a GPU, also capture inference as a graph of launches and replay it, which takes
+    Python out of the way. For models that take one SparseConvTensor, alone, and return such
+    tensors or their features, in any structure of lists and dicts; other calls run as ever. A graph
+    serves scenes of about one size, and is captured when the third of them comes, if the model
+    computes the same over a scene whose missing rows are NaN. Results have no kernel maps
+    (`indice_dict`), a result's rows are known only when all is computed, and the memory of an
+    inference stays taken for each of up to six sizes. Modules must not be added or exchanged
+    afterwards, nor their behaviour changed but by parameters and buffers.
+
     Returns `model`. Raises: ValueError when it is optimised already.
     """
     if _MARK in model.__dict__:
@@ -43,7 +53,7 @@ def optimize(model: nn.Module, *example: Any, **keywords: Any) -> nn.Module:
     if not fusion.plain(model):
         raise ValueError("this model's forward is replaced or hooked; optimise it before.")
     model.__dict__[_MARK] = []
-    model.__dict__["forward"] = _Learner(model)
+    model.__dict__["forward"] = _Learner(model, graphs)
     if example or keywords:
         with torch.no_grad():
             model(*example, **keywords)
@@ -54,7 +64,7 @@ def restore(model: nn.Module) -> nn.Module:
     """Undo `optimize`; returns `model`."""
     for module in model.__dict__.pop(_MARK, ()):
         module.__dict__.pop("forward", None)
-    if isinstance(model.__dict__.get("forward"), _Learner):
+    if isinstance(model.__dict__.get("forward"), (_Learner, Replayer)):
         del model.__dict__["forward"]
     return model
 
@@ -133,6 +143,7 @@ class _Learner:
     """The model's forward until its first inference call."""
 
     model: nn.Module
+    graphs: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         forward = functools.partial(type(self.model).forward, self.model)
@@ -140,6 +151,8 @@ class _Learner:
             return forward(*args, **kwargs)
         pairs, plain = _watch(self.model, forward, args, kwargs)
         del self.model.__dict__["forward"]
+        if self.graphs:
+            self.model.__dict__["forward"] = Replayer(self.model, forward, _agree)
         for activations in (True, False):
             _install(self.model, pairs, activations)
             if not pairs or _agree(plain, forward(*args, **kwargs)):

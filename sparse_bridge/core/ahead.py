@@ -21,13 +21,16 @@ import torch
 
 from .. import settings
 from ..kernels import target as targets
+from ..kernels.target import Target
+from . import padded
 from .conv_spec import Box, Offsets
 from .coordinate_map import CoordinateMap
 from .kernel_map import KernelMap
 from .map_cache import MapStore
 from .map_chain import Answers, Chain, Record, Step
+from .padded import PaddedScene
 
-__all__ = ["Step", "Trail", "forget", "resolve"]
+__all__ = ["Step", "Trail", "forget", "habit_of", "resolve"]
 
 _STEPS = 64  # questions remembered of a scene
 _GRIDS = 256  # grids remembered
@@ -99,7 +102,7 @@ def resolve(
         return build(), (trail, level)
     place, found = trail.ask(step, cmap, _stream(cmap.device))
     if found is None:
-        found = build()
+        found = build()  # raises for a padded scene
     new, kmap = found if kind == "strided" else (None, found)
     trail.answer(place, kmap, new)
     return found, (trail, place + 1)
@@ -110,6 +113,9 @@ def _begin(cmap: CoordinateMap, first: Step) -> Trail:
     scenes of the grid were asked the same."""
     record = Record(cmap.n_rows)
     target = cmap.kernel_target()
+    scene = padded.current()
+    if scene is not None:
+        return Trail(record, _padded(cmap, target, scene), _stream(cmap.device))
     now = settings.get()
     if target is None or not now.ahead or now.dataflow not in ("auto", "masked"):
         return Trail(record, {}, 0)
@@ -133,6 +139,25 @@ def _begin(cmap: CoordinateMap, first: Step) -> Trail:
         if answers is None:
             habit.wait = min(_LONGEST_WAIT, 1 << habit.failures)
     return Trail(record, answers or {}, _stream(cmap.device))
+
+
+def habit_of(device: torch.device, box: Box) -> Record | None:
+    """What the last two scenes of a grid were asked alike, if maps are built ahead for it."""
+    with _lock:
+        habit = _habits.get((device, box))
+        if habit is None or habit.record is None or habit.wait or habit.failures:
+            return None
+        steps = tuple(habit.record.steps)
+        return habit.record if steps == habit.steps and _worthwhile(steps) else None
+
+
+def _padded(cmap: CoordinateMap, target: Target | None, scene: PaddedScene) -> Answers:
+    """The maps of a padded scene, of which `cmap` must be the coordinates."""
+    if target is None or cmap.coords.data_ptr() != scene.coords.data_ptr():
+        return {}
+    cmap.count = scene.count
+    cmap.adopt()
+    return Chain(cmap, target, tuple(scene.record.steps), scene.record).padded(scene) or {}
 
 
 def _stream(device: torch.device) -> int:

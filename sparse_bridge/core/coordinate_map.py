@@ -16,7 +16,7 @@ from ..errors import (
     ShapeError,
 )
 from ..kernels.target import Target
-from . import host_index, wide_index
+from . import host_index, padded, wide_index
 from .conv_spec import Box, Offsets
 from .device import kernel_target
 
@@ -90,6 +90,7 @@ class CoordinateMap:
         self._inverse: torch.Tensor | None = None
         self._slots: torch.Tensor | None = None
         self._duplicates: Duplicates | None = None
+        self.count: torch.Tensor | None = None  # one less than the rows in use, see `padded`
 
     @property
     def n_rows(self) -> int:
@@ -119,6 +120,7 @@ class CoordinateMap:
 
     def _check(self) -> None:
         if not self._checked:
+            padded.forbid("Looking for equal rows")
             target = self.kernel_target()
             if target is None:
                 self.host()
@@ -164,8 +166,9 @@ class CoordinateMap:
         slots = torch.empty((1, self.n_rows), dtype=torch.int32, device=self.device)
         geometry = origin.geometry(self.device, one, one, 1)
         hash_insert(
-            table, self.coords, geometry, self.box.bounds(self.device), None, slots, False, target
-        )
+            table, self.coords, geometry, self.box.bounds(self.device), None, slots, False, target,
+            self.count,
+        )  # fmt: skip
         if not self._checked:
             self._slots = slots[0]
             if self.n_rows >= _FETCH_ROWS:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..kernels.target import Target
+from . import padded
 from .coordinate_map import Duplicates
 from .host_index import PairLists
 
@@ -143,6 +144,7 @@ class Relation:
     def lists(self) -> PairLists:
         """Pair lists with host starts; waits for the device where only tables exist."""
         if self._lists is None:
+            padded.forbid("A list of pairs")
             side = 0 if self._known(0) else 1
             table = self.table(side)[0]
             n_lists = self.n_offsets // 2 + 1 if self.symmetric else self.n_offsets
@@ -187,6 +189,7 @@ class Relation:
     def _compact(self, target: Target) -> DevicePairs:
         from ..kernels.mask_order import compact_pairs
 
+        padded.forbid("A list of pairs")
         ready = [tiles is not None for tiles in self._tiles]
         side = ready.index(True) if any(ready) else 0 if self._known(0) else 1
         n_lists = self.n_offsets // 2 + 1 if self.symmetric else self.n_offsets

@@ -18,7 +18,7 @@ from ..errors import (
     ShapeError,
 )
 from ..kernels.target import Target
-from . import host_index, wide_index
+from . import host_index, padded, wide_index
 from .conv_spec import Box, Offsets
 from .coordinate_map import CoordinateMap, capacity_for
 from .fold import unfolded
@@ -29,6 +29,7 @@ __all__ = ["between", "expanded", "from_pairs", "generative", "search_of", "stri
 
 
 def _check_dimension(cmap: CoordinateMap, offsets: Offsets, stride: Sequence[int]) -> None:
+    padded.forbid("A kernel map that scenes before were not asked for")
     if offsets.dimension != cmap.box.dimension or len(stride) != cmap.box.dimension:
         raise GeometryError(
             f"a {offsets.dimension}-dimensional kernel with stride {list(stride)} on "

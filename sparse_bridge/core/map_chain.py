@@ -15,6 +15,7 @@ from ..kernels.target import Target
 from .conv_spec import Box, Offsets
 from .coordinate_map import CoordinateMap, capacity_for
 from .kernel_map import KernelMap, Relation
+from .padded import PaddedScene
 
 __all__ = ["Answers", "Chain", "Record", "Step"]
 
@@ -85,15 +86,38 @@ class Chain:
             return None
         from ..kernels.hash_table import Fetched
 
+        books, root = self._expanded(rooms)
+        fetched = Fetched([books, root.flags])
+        made = [self._queue(place, step) for place, step in enumerate(self.steps)]
+        return self._finish(made, rooms, fetched.read())
+
+    def padded(self, scene: PaddedScene) -> Answers | None:
+        """The same, as large as there is room; nothing waits for the device."""
+        rooms = self._rooms()
+        if rooms is None:
+            return None
+        taken = {self.cmap.n_rows}
+        for place in rooms:  # each its own, so that rows tell which level they are of
+            while rooms[place] in taken:
+                rooms[place] += 8
+            taken.add(rooms[place])
+        scene.books, root = self._expanded(rooms)
+        lengths = self._books()
+        scene.places = tuple(sum(lengths[:index]) for index in range(len(lengths)))
+        scene.flags = root.flags
+        scene.rooms = {0: self.cmap.n_rows, **{place + 1: room for place, room in rooms.items()}}
+        made = [self._queue(place, step) for place, step in enumerate(self.steps)]
+        return self._answers(made, scene.rooms)
+
+    def _expanded(self, rooms: dict[int, int]) -> tuple[torch.Tensor, Any]:
+        """Queue the coordinates of all levels; (counters of the new tables, table of the root)."""
         cmap = self.cmap
         root = cmap.table(self.target)
-        self.levels[0] = _Level(cmap.coords, cmap.box, root, None)
+        self.levels[0] = _Level(cmap.coords, cmap.box, root, cmap.count)
         tables, memory = self._tables(rooms)
         for place, table in tables.items():
             self._expand(place, self.steps[place], rooms[place], table)
-        fetched = Fetched([memory.narrow(0, 0, sum(self._books())), root.flags])
-        made = [self._queue(place, step) for place, step in enumerate(self.steps)]
-        return self._finish(made, rooms, fetched.read())
+        return memory.narrow(0, 0, sum(self._books())), root
 
     def _rooms(self) -> dict[int, int] | None:
         """Rows to make room for at every new level, by the place of its step."""
@@ -153,8 +177,9 @@ class Chain:
         )  # fmt: skip
         owned = count_owners(table, slots, self.target, below.count)
         coords = number_new_rows(
-            table, slots, owned, room, below.coords, geometry, wide, self.target, below.count
-        )
+            table, slots, owned, room, below.coords, geometry, wide, self.target, below.count,
+            blank=self.cmap.count is not None,
+        )  # fmt: skip
         self.slots[place] = slots
         self.levels[place + 1] = _Level(coords, out_box, table, table.total)
 
@@ -208,8 +233,11 @@ class Chain:
             if overflow > 0 or n_new > room or n_new <= SORTED_APART < room:
                 return None
             rows[place + 1] = n_new
+        return self._answers(made, rows)
+
+    def _answers(self, made: list[tuple[Any, ...]], rows: dict[int, int]) -> Answers:
         answers: Answers = {}
-        maps = {0: cmap}
+        maps = {0: self.cmap}
         for place, (step, sides) in enumerate(zip(self.steps, made, strict=True)):
             found = self._answer(place, step, sides, rows)
             if step.kind == "strided":

@@ -13,6 +13,7 @@ import torch
 
 from .. import settings
 from ..kernels.target import Target
+from . import padded
 from .device import TRITON_DATAFLOWS, kernel_target, trusts
 from .kernel_map import KernelMap
 from .problem import gather_problem, wgrad_problem
@@ -96,7 +97,8 @@ def triton_gather(dataflow, target, kmap, x, weight, w: WeightLayout, epilogue, 
         plan = relation.plans[key] = _plan_gather(
             dataflow, target, kmap, x, weight, w, epilogue, precision
         )
-    y = x.new_empty((relation.n_rows[kmap.side], w.columns_out))
+    shape = (relation.n_rows[kmap.side], w.columns_out)
+    y = padded.fresh(shape, x) if padded.active else x.new_empty(shape)
     return plan(x, weight, epilogue.vectors, y)
 
 

@@ -121,6 +121,9 @@ class NeighborTable:
     def used(self, n_rows: int) -> NeighborTable:
         """The table of its first `n_rows` rows, those in use."""
         if n_rows == self.n_rows:
+            if self.count is not None:
+                rows = torch.arange(n_rows, device=self.nbr.device)
+                self.nbr.masked_fill_(rows > self.count, -1)
             return NeighborTable(self.nbr, self.mask)
         mask = None if self.mask is None else self.mask[:, :n_rows].contiguous()
         return NeighborTable(self.nbr[:, :n_rows].contiguous(), mask)

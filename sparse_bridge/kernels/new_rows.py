@@ -54,7 +54,8 @@ def _assign_rows(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Number the new coordinates by (discovering row, offset), and leave these two in the first
-    columns of out [n_out, D + 1], as far as it takes them; rows [capacity] maps slot to number."""
+    columns of out [n_out, D + 1], as far as it takes them; rows [capacity] maps slot to number, or
+    to -1 beyond that."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     live = live_rows(count_ptr, n_rows, counted)
     cluster = tl.program_id(0) // CLUSTER
@@ -76,8 +77,8 @@ def _assign_rows(
         mine = owner.to(tl.int32)
         number = start[None, :] + tl.cumsum(mine, 0) - mine
         start += tl.sum(mine, 0)
-        tl.store(rows_ptr + slot, number, mask=owner)
         fits = owner & (number < n_out)
+        tl.store(rows_ptr + slot, tl.where(fits, number, -1), mask=owner)
         target = out_ptr + number.to(tl.int64) * (D + 1)
         tl.store(target, row + tl.zeros_like(number), mask=fits)
         tl.store(target + 1, v + tl.zeros_like(number), mask=fits)
@@ -173,6 +174,7 @@ def owner_counters(n_rows: int) -> int:
 def number_new_rows(
     table: HashTable, slots: torch.Tensor, owned: torch.Tensor, n_new: int, coords: torch.Tensor,
     geometry: Geometry, wide: bool, target: Target, count: torch.Tensor | None = None,
+    blank: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """Give the distinct keys that `hash_insert` left in `table` their rows: the new coordinates
     [n_new, 1 + D].
@@ -180,10 +182,11 @@ def number_new_rows(
     Order: by the smallest input row that reaches a key, then by offset; the same on every run and
     device. slots: [V, N] from `hash_insert`; owned: from `count_owners`.  n_new: how many keys
     there are, or at most; what exceeds it is not written.  count: of the rows in use, see
-    `NeighborTable`.  `table` then maps keys to the new rows.
+    `NeighborTable`.  blank: zeros where no key is.  `table` then maps keys to the new rows.
     """
     n_offsets, n_rows = slots.shape
-    rows, new = slots.new_empty(table.capacity), slots.new_empty((n_new, coords.shape[1]))
+    rows, shape = slots.new_empty(table.capacity), (n_new, coords.shape[1])
+    new = slots.new_zeros(shape) if blank else slots.new_empty(shape)
     dimension = coords.shape[1] - 1
     constants = (dimension, FLAGS, _CLUSTER, _OWNER_ROWS)
     args = (
@@ -194,11 +197,11 @@ def number_new_rows(
         slots.device, target, (cdiv(n_rows, _OWNER_ROWS), 1, 1), args, constants, OPTIONS,
         constants,
     )  # fmt: skip
-    shape = (dimension, wide, geometry.division, _PLACE_ROWS)
+    form = (dimension, wide, geometry.division, _PLACE_ROWS)
     if n_new:
         place_kernel.launch(
             slots.device, target, (cdiv(n_new, _PLACE_ROWS), 1, 1), (coords, geometry.table,
-            table.flags, new, n_new), shape, OPTIONS, (shape, coords.data_ptr() % 16),
+            table.flags, new, n_new), form, OPTIONS, (form, coords.data_ptr() % 16),
         )  # fmt: skip
     table.values, table.reversed = rows, False
     return new

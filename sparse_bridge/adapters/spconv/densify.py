@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ...core import padded
 from .layers import box_of
 from .maps import check_inside
 
@@ -18,6 +19,7 @@ def dense(x: Any, channels_first: bool) -> torch.Tensor:
     Of rows that share a site one stays. Negative indices count from the end, as in Python.
     Raises SiteRangeError for rows beyond the grid.
     """
+    padded.forbid("dense()")
     features, box = x._features, box_of(x)
     check_inside(x.indices, box)
     result = features.new_zeros((*box.size, features.shape[1]))

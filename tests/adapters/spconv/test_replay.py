@@ -1,0 +1,234 @@
+"""Models replayed from a captured graph compute what they compute ordinarily."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import sparse_bridge
+from sparse_bridge.adapters.spconv import replay
+from sparse_bridge.core import ahead
+from tests.checks import assert_close
+from tests.clouds import cloud, features
+
+from . import doors
+
+SHAPE = (20, 60, 60)
+
+
+@pytest.fixture
+def sp():
+    ahead.forget()
+    with doors.standin() as module:
+        yield module
+    ahead.forget()
+
+
+def network(sp, more=None):
+    """An encoder and decoder with residual blocks, 1x1x1 layers and a concatenation."""
+
+    class Block(sp.SparseModule):
+        def __init__(self, width, key):
+            super().__init__()
+            self.conv1 = sp.SubMConv3d(width, width, 3, bias=False, indice_key=key)
+            self.conv2 = sp.SubMConv3d(width, width, 3, bias=True, indice_key=key)
+            self.norm1, self.norm2 = nn.BatchNorm1d(width), nn.BatchNorm1d(width)
+            self.relu = nn.ReLU()
+
+        def forward(self, x):
+            y = self.conv1(x)
+            y = self.conv2(y.replace_feature(self.relu(self.norm1(y.features))))
+            return y.replace_feature(self.relu(self.norm2(y.features) + x.features))
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem = sp.SparseSequential(
+                sp.SubMConv3d(4, 16, 3, bias=False, indice_key="a"), nn.BatchNorm1d(16), nn.ReLU()
+            )
+            self.down = sp.SparseConv3d(16, 32, 3, 2, padding=1, bias=False, indice_key="d")
+            self.block = Block(32, "b")
+            self.last = sp.SparseConv3d(32, 32, (3, 1, 1), (2, 1, 1), bias=False, indice_key="e")
+            self.up = sp.SparseInverseConv3d(32, 16, 3, indice_key="d")
+            self.head = sp.SubMConv3d(32, 8, 1)
+
+        def forward(self, x):
+            x = self.stem(x)
+            y = self.block(self.down(x))
+            up = self.up(y)
+            out = self.head(up.replace_feature(torch.cat([up.features, x.features], 1)))
+            if more is not None:
+                out = more(out)
+            return {"out": out, "levels": [y, self.last(y).features]}
+
+    torch.manual_seed(0)
+    made = Network().eval()
+    for module in made.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            nn.init.normal_(module.running_mean, std=0.1)
+            nn.init.uniform_(module.running_var, 0.5, 2)
+    return made
+
+
+def scene(sp, seed, share=0.1, dtype=torch.float16, batch_size=2):
+    coords = cloud(SHAPE, batch_size, share=share, seed=seed, device="cuda")
+    x = features(len(coords), 4, seed, dtype, "cuda")
+    return sp.SparseConvTensor(x, coords, list(SHAPE), batch_size)
+
+
+def compare(found, expected):
+    assert list(found) == ["out", "levels"]
+    for one, other in (
+        (found["out"], expected["out"]),
+        (found["levels"][0], expected["levels"][0]),
+    ):
+        assert torch.equal(one.indices, other.indices)
+        assert one.spatial_shape == other.spatial_shape and one.batch_size == other.batch_size
+        assert_close(one.features, other.features, torch.float16)
+    assert_close(found["levels"][1], expected["levels"][1], torch.float16)
+
+
+def replayer(model):
+    return model.__dict__["forward"]
+
+
+@pytest.fixture
+def no_grad():
+    with torch.no_grad():
+        yield
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("no_grad")
+class TestOnAGpu:
+    @pytest.fixture
+    def pair(self, sp):
+        """(a model that is replayed, its double that is not), in fp16."""
+        plain = network(sp).cuda().half()
+        return sparse_bridge.optimize(copy.deepcopy(plain), graphs=True), plain
+
+    def warm(self, model, sp, count=4, **how):
+        for seed in range(count):
+            model(scene(sp, seed, **how))
+
+    def test_other_scenes_of_about_the_size(self, sp, pair):
+        model, plain = pair
+        self.warm(model, sp)
+        assert len(replayer(model).graphs) == 1 and replayer(model).failures == 0
+        runs = [graph.run for graph in replayer(model).graphs.values()]
+        for seed in range(10, 16):
+            x = scene(sp, seed, share=0.1 + 0.0005 * seed)
+            found = model(x)
+            compare(found, plain(scene(sp, seed, share=0.1 + 0.0005 * seed)))
+            assert found["out"].indices is x.indices and not found["out"].indice_dict
+        assert runs
+
+    def test_results_stay_when_the_graph_runs_again(self, sp, pair):
+        model, plain = pair
+        self.warm(model, sp)
+        first = model(scene(sp, 20))
+        model(scene(sp, 21))
+        compare(first, plain(scene(sp, 20)))
+
+    def test_other_sizes_types_and_grids_run_ordinarily(self, sp, pair):
+        model, plain = pair
+        self.warm(model, sp)
+        for how in ({"share": 0.02}, {"batch_size": 1}, {"share": 0.3}):
+            compare(model(scene(sp, 30, **how)), plain(scene(sp, 30, **how)))
+        assert len(replayer(model).graphs) == 1
+        self.warm(model, sp, share=0.3)
+        assert len(replayer(model).graphs) == 2
+        compare(model(scene(sp, 31)), plain(scene(sp, 31)))
+        compare(model(scene(sp, 31, share=0.3)), plain(scene(sp, 31, share=0.3)))
+
+    def test_equal_and_outlying_rows(self, sp, pair):
+        model, plain = pair
+        self.warm(model, sp)
+        x = scene(sp, 40)
+        x.indices[7] = x.indices[1009]
+        x.indices[4, 2] = SHAPE[1]
+        double = sp.SparseConvTensor(x.features, x.indices.clone(), list(SHAPE), 2)
+        compare(model(x), plain(double))
+
+    def test_changed_weights_count(self, sp, pair):
+        model, plain = pair
+        self.warm(model, sp)
+        for one in (model, plain):
+            one.stem[0].weight.mul_(0.5)
+            one.block.norm1.bias.add_(0.25)
+        compare(model(scene(sp, 50)), plain(scene(sp, 50)))
+        for one in (model, plain):  # other memory
+            one.up.weight = nn.Parameter(one.up.weight * 2)
+        compare(model(scene(sp, 51)), plain(scene(sp, 51)))
+        self.warm(model, sp)
+        compare(model(scene(sp, 52)), plain(scene(sp, 52)))
+
+    def test_training_hooks_and_gradients_run_ordinarily(self, sp, pair):
+        model, _ = pair
+        self.warm(model, sp)
+        before = len(replayer(model).calls)
+        with torch.enable_grad():
+            assert model(scene(sp, 60))["out"].features.requires_grad
+        heard = []
+        handle = model.block.register_forward_hook(lambda *_: heard.append(1))
+        model(scene(sp, 61))
+        assert heard == [1]
+        handle.remove()
+        model.train()
+        model(scene(sp, 62))
+        model.eval()
+        assert len(replayer(model).calls) == before
+
+    def test_autocast_and_single_precision(self, sp):
+        plain = network(sp).cuda()
+        model = sparse_bridge.optimize(copy.deepcopy(plain), graphs=True)
+        for dtype in (torch.float16, None):
+            with torch.autocast("cuda", dtype, enabled=dtype is not None):
+                self.warm(model, sp, dtype=torch.float32)
+                compare(
+                    model(scene(sp, 70, dtype=torch.float32)),
+                    plain(scene(sp, 70, dtype=torch.float32)),
+                )
+        assert len(replayer(model).graphs) == 2
+
+    def test_restore(self, sp, pair):
+        model, plain = pair
+        self.warm(model, sp)
+        sparse_bridge.restore(model)
+        assert "forward" not in model.__dict__
+        compare(model(scene(sp, 80)), plain(scene(sp, 80)))
+
+    @pytest.mark.parametrize(
+        "mixing",
+        [
+            lambda x: x.replace_feature(x.features - x.features.mean(0)),
+            lambda x: x.replace_feature(x.features + x.indices[:, :1].max()),
+            lambda x: x.replace_feature(x.features + x.dense().mean()),
+            lambda x: x.replace_feature(x.features * (len(x.features) > 5)),
+            lambda x: x.replace_feature(x.features + float(x.features.abs().max())),
+        ],
+        ids=["mean", "indices", "dense", "length", "host"],
+    )
+    def test_models_that_mix_rows_are_left_alone_or_served(self, sp, mixing):
+        plain = network(sp, mixing).cuda().half()
+        model = sparse_bridge.optimize(copy.deepcopy(plain), graphs=True)
+        self.warm(model, sp, 8)
+        for seed in (90, 91):
+            compare(model(scene(sp, seed)), plain(scene(sp, seed)))
+        torch.cuda.synchronize()
+
+
+def test_only_what_can_be_captured_is_considered(sp):
+    """Tensors on a CPU run as ever."""
+    model = sparse_bridge.optimize(network(sp), graphs=True)
+    coords = cloud(SHAPE, 2, share=0.01, seed=1)
+    x = sp.SparseConvTensor(features(len(coords), 4), coords, list(SHAPE), 2)
+    with torch.no_grad():
+        for _ in range(4):
+            model(x)
+    assert isinstance(replayer(model), replay.Replayer) and not replayer(model).calls
+    sparse_bridge.restore(model)
+    assert "forward" not in model.__dict__

@@ -1,0 +1,157 @@
+"""A network over a scene with room to spare computes what it computes over the scene itself."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from sparse_bridge.core import ahead, padded
+from sparse_bridge.core.conv_spec import Box
+from sparse_bridge.core.padded import PaddedScene, UnpaddedError, room_for
+from tests.adapters.spconv import doors
+from tests.clouds import cloud, features
+
+pytestmark = pytest.mark.emulated
+
+SHAPE = (12, 10, 14)
+BOX = Box.grid(2, SHAPE)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    ahead.forget()
+    yield
+    ahead.forget()
+
+
+@pytest.fixture
+def sp():
+    with doors.standin() as module:
+        yield module
+
+
+class Network(torch.nn.Module):
+    """Two levels, an inverse layer and a pool."""
+
+    def __init__(self, sp, pooled=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = sp.SubMConv3d(4, 8, 3, bias=True, indice_key="a")
+        self.down = sp.SparseConv3d(8, 8, 3, 2, padding=1, bias=False, indice_key="d")
+        self.norm = torch.nn.BatchNorm1d(8)
+        self.deep = sp.SubMConv3d(8, 8, 3, bias=False, indice_key="b")
+        self.up = sp.SparseInverseConv3d(8, 4, 3, indice_key="d")
+        self.pool = sp.SparseMaxPool3d(3, 2, padding=1, indice_key="p") if pooled else None
+
+    def forward(self, x):
+        x = self.stem(x)
+        y = self.down(x)
+        y = y.replace_feature(self.norm(y.features).relu())
+        y = self.deep(y)
+        pooled = None if self.pool is None else self.pool(y)
+        return self.up(y), y, pooled
+
+
+def spread(coords, room):
+    """(padded coordinates, count)."""
+    more = coords.new_zeros((room, 4))
+    more[: len(coords)] = coords
+    return more, torch.full((1,), len(coords) - 1, dtype=torch.int32, device=coords.device)
+
+
+def tensor(sp, coords, x=None):
+    x = features(len(coords), 4, seed=len(coords), device=coords.device) if x is None else x
+    return sp.SparseConvTensor(x, coords, list(SHAPE), 2)
+
+
+def learnt(sp, network, lane, seeds=(1, 2, 3)):
+    for seed in seeds:
+        network(tensor(sp, cloud(SHAPE, share=0.2, seed=seed, device=lane.device)))
+    return ahead.habit_of(torch.zeros(1, device=lane.device).device, BOX)
+
+
+def over_padded(sp, network, coords, record, room):
+    wide, count = spread(coords, room)
+    scene = PaddedScene(wide, count, record, poison=True)
+    x = torch.full((room, 4), float("nan"), device=coords.device)
+    x[: len(coords)] = features(len(coords), 4, seed=len(coords), device=coords.device)
+    with padded.using(scene):
+        found = network(tensor(sp, wide.detach(), x))
+    return found, scene
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+@torch.no_grad()
+def test_rows_are_those_of_the_scene(sp, kernel_lane, pooled):
+    network = Network(sp, pooled).eval().to(kernel_lane.device)
+    record = learnt(sp, network, kernel_lane)
+    coords = cloud(SHAPE, share=0.22, seed=7, device=kernel_lane.device)
+    expected = network(tensor(sp, coords))
+    found, scene = over_padded(sp, network, coords, record, len(coords) + 200)
+    rows = scene.rows(len(coords))
+    assert rows is not None and len(set(scene.rooms.values())) == len(scene.rooms) == 2 + pooled
+    levels = (*sorted(rows), -1)[:3]
+    for level, one, other in zip(levels, found, expected, strict=True):
+        if other is None:
+            assert not pooled
+            continue
+        n_rows = rows[level]
+        assert n_rows == len(other.indices) <= len(one.indices) == scene.rooms[level]
+        assert torch.equal(one.indices[:n_rows], other.indices)
+        assert torch.equal(one.features[:n_rows], other.features)
+        if level:
+            assert not one.indices[n_rows:].any()  # harmless as addresses
+
+
+@torch.no_grad()
+def test_counters_tell_what_cannot_be_served(sp, kernel_lane):
+    network = Network(sp).eval().to(kernel_lane.device)
+    record = learnt(sp, network, kernel_lane)
+    coords = cloud(SHAPE, share=0.2, seed=8, device=kernel_lane.device)
+    equal, outside = coords.clone(), coords.clone()
+    equal[5] = equal[17]
+    outside[3, 1] = SHAPE[0]
+    lone = coords[::9].contiguous()  # grows more from level to level than the estimate
+    for case, served in ((coords, True), (equal, False), (outside, False), (lone, True)):
+        _, scene = over_padded(sp, network, case, record, len(coords) + 64)
+        assert (scene.rows(len(case)) is not None) == served
+
+
+@torch.no_grad()
+def test_a_level_that_outgrows_its_room(sp, kernel_lane):
+    network = Network(sp).eval().to(kernel_lane.device)
+    record = learnt(sp, network, kernel_lane)
+    coords = cloud(SHAPE, share=0.5, seed=9, device=kernel_lane.device)
+    small = dataclasses.replace(record, rows=dict.fromkeys(record.rows, 1))
+    assert over_padded(sp, network, coords, record, len(coords))[1].rows(len(coords)) is not None
+    assert over_padded(sp, network, coords, small, len(coords))[1].rows(len(coords)) is None
+
+
+@torch.no_grad()
+def test_what_needs_the_rows_says_so(sp, kernel_lane):
+    network = Network(sp).eval().to(kernel_lane.device)
+    record = learnt(sp, network, kernel_lane)
+    coords = cloud(SHAPE, share=0.2, seed=8, device=kernel_lane.device)
+    other = sp.SubMConv3d(4, 4, 5, indice_key="z").to(kernel_lane.device)
+    for use in (other, lambda x: x.dense()):
+        with pytest.raises(UnpaddedError, match="number of rows"):
+            over_padded(sp, use, coords, record, len(coords) + 64)
+    assert padded.current() is None and padded.active == 0
+    other(tensor(sp, coords)).dense()
+
+
+def test_a_habit_is_two_scenes_alike(sp, kernel_lane):
+    network = Network(sp).eval().to(kernel_lane.device)
+    with torch.no_grad():
+        assert learnt(sp, network, kernel_lane, seeds=(1,)) is None
+        assert learnt(sp, network, kernel_lane, seeds=(2, 3)) is not None
+
+
+def test_rooms_come_in_few_sizes():
+    sizes = [room_for(rows) for rows in range(1, 100_000, 7)]
+    assert all(size >= rows for size, rows in zip(sizes, range(1, 100_000, 7), strict=True))
+    assert sizes == sorted(sizes) and len(set(sizes)) < 40
+    assert all(size <= 1.26 * rows for size, rows in zip(sizes, range(1, 100_000, 7), strict=True)
+               if rows > 5000)  # fmt: skip
