@@ -10,6 +10,7 @@ not exist and has to agree with what it computes ordinarily.
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -105,13 +106,27 @@ class Replayer:
         self, model: nn.Module, forward: Callable[..., Any], agree: Callable[[Any, Any], bool]
     ) -> None:
         self.model, self.forward, self.agree = model, forward, agree
-        self.modules = list(model.modules())
+        self._forget()
+
+    def _forget(self) -> None:
+        self.modules: list[nn.Module] = []  # of the model, once it is called
         self.graphs: dict[_Kind, _Graph] = {}
         self.calls: dict[_Kind, int] = {}
         self.failures = 0
         self.pool: Any = None
+        self.stream: torch.cuda.Stream | None = None  # of the last replay
+        self.lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles of a model begin anew."""
+        return {"model": self.model, "forward": self.forward, "agree": self.agree}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.modules = self.modules or list(self.model.modules())
         kind = self._kind(*args) if len(args) == 1 and not kwargs else None
         if kind is None:
             return self.forward(*args, **kwargs)
@@ -120,13 +135,22 @@ class Replayer:
         if graph is not None and graph.parameters != self._addresses():
             graph = None
             self.graphs.clear()
-        out = None if graph is None else graph.run(x)
+        out = None if graph is None else self._run(graph, x)
         if out is not None:
             return out
         out = self.forward(x)
         if graph is None:
             self._consider(kind, x, out)
         return out
+
+    def _run(self, graph: _Graph, x: Any) -> Any:
+        """One at a time: all graphs of a model share their memory."""
+        with self.lock, torch.cuda.device(x.features.device):
+            stream = torch.cuda.current_stream()
+            if self.stream is not None and stream != self.stream:
+                stream.wait_stream(self.stream)
+            self.stream = stream
+            return graph.run(x)
 
     def _kind(self, x: Any) -> _Kind | None:
         """What would have to be captured for `x`; None where it may not be."""
@@ -208,4 +232,6 @@ class Replayer:
         twin.indices = scene.coords.detach()  # an object of its own, which has no maps yet
         twin.indice_dict = {}
         with padded.using(scene):
-            return self.forward(twin)
+            out = self.forward(twin)
+        scene.join()
+        return out

@@ -230,5 +230,10 @@ def test_only_what_can_be_captured_is_considered(sp):
         for _ in range(4):
             model(x)
     assert isinstance(replayer(model), replay.Replayer) and not replayer(model).calls
+    twin = copy.deepcopy(model)
+    assert replayer(twin).model is twin and replayer(twin).forward.args == (twin,)
+    with torch.no_grad():
+        assert_close(twin(x)["out"].features, model(x)["out"].features)
+    assert set(replayer(twin).modules) == set(twin.modules())
     sparse_bridge.restore(model)
     assert "forward" not in model.__dict__
