@@ -170,6 +170,8 @@ def in_reach(
             n, warps = (n, 2 * warps) if warps < _WARPS else (n // 2, warps)
     shallow = ragged or (normed and plain and target.family == "hopper")
     depth = min(tile.block_k, 32) if shallow else tile.block_k
+    if (n, depth, warps) == (tile.block_n, tile.block_k, tile.num_warps):
+        return tile
     return dataclasses.replace(tile, block_n=n, block_k=depth, num_warps=warps)
 
 

@@ -50,11 +50,14 @@ class Stopwatch:
         self._entry["num_out_points"].append(n_out)
 
 
+_NOTHING = contextlib.nullcontext()
+
+
 def timed(x: Any, name: str) -> contextlib.AbstractContextManager[Any]:
     """Records the layer `name` where the tensor's timer is on."""
     timer = x._timer
     if timer is None or not timer.enable:
-        return contextlib.nullcontext()
+        return _NOTHING
     return timer.record(name)
 
 

@@ -87,6 +87,7 @@ class Activation:
 
     __slots__ = ("_value",)
     __members__: ClassVar[dict[str, Activation]] = {}
+    _names: ClassVar[dict[int, str]] = {}
     None_: ClassVar[Activation]
     ReLU: ClassVar[Activation]
     Sigmoid: ClassVar[Activation]
@@ -104,7 +105,9 @@ class Activation:
 
     @property
     def name(self) -> str:
-        return next(name for name, member in self.__members__.items() if member == self)
+        if not self._names:  # layers ask at every call
+            self._names.update({member._value: name for name, member in self.__members__.items()})
+        return self._names[self._value]
 
     @property
     def value(self) -> int:
