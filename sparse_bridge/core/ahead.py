@@ -21,7 +21,6 @@ import torch
 
 from .. import settings
 from ..kernels import target as targets
-from ..kernels.target import Target
 from . import padded
 from .conv_spec import Box, Offsets
 from .coordinate_map import CoordinateMap
@@ -154,7 +153,7 @@ def habit_of(device: torch.device, box: Box) -> Record | None:
         return habit.record if steps == habit.steps and _worthwhile(steps) else None
 
 
-def _padded(cmap: CoordinateMap, target: Target | None, scene: PaddedScene) -> Answers:
+def _padded(cmap: CoordinateMap, target: targets.Target | None, scene: PaddedScene) -> Answers:
     """The maps of a padded scene, of which `cmap` must be the coordinates."""
     if target is None or cmap.coords.data_ptr() != scene.coords.data_ptr():
         return {}

@@ -247,9 +247,7 @@ class KernelMap:
             from .fold import unfolded
 
             return unfolded(self).transposed()
-        return dataclasses.replace(
-            self, flipped=not self.flipped, x_fold=self.y_fold, y_fold=self.x_fold
-        )
+        return KernelMap(self.relation, not self.flipped, self.y_fold, self.x_fold)
 
     @property
     def side(self) -> int:

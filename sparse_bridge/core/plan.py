@@ -95,14 +95,14 @@ def triton_gather(dataflow, target, kmap, x, weight, w: WeightLayout, epilogue, 
     plan = relation.plans.get(key)
     if plan is None:
         plan = relation.plans[key] = _plan_gather(
-            dataflow, target, kmap, x, weight, w, epilogue, precision
+            key, dataflow, target, kmap, x, weight, w, epilogue, precision
         )
     shape = (relation.n_rows[kmap.side], w.columns_out)
     y = padded.fresh(shape, x) if padded.active else x.new_empty(shape)
     return plan(x, weight, epilogue.vectors, y)
 
 
-def _plan_gather(dataflow, target, kmap, x, weight, w: WeightLayout, epilogue, precision):  # type: ignore[no-untyped-def]
+def _plan_gather(key, dataflow, target, kmap, x, weight, w: WeightLayout, epilogue, precision):  # type: ignore[no-untyped-def]
     from ..kernels.gather_gemm import GatherGemm
 
     relation = kmap.relation
@@ -112,30 +112,40 @@ def _plan_gather(dataflow, target, kmap, x, weight, w: WeightLayout, epilogue, p
     else:
         found, reverse = relation.table(kmap.side)
         table = found.nbr
-    if reverse:
-        w = w.reversed()
-
-    def build(tile: TileConfig) -> GatherGemm:
-        return GatherGemm(
-            target, x.device, x.dtype, table, n_rows, n_in, w.c_in, w.c_out, w.groups, w.strides,
-            w.shift, epilogue.tail, epilogue.activation, epilogue.alpha, precision, tile,
-            0.0 if epilogue.norm is None else epilogue.norm.eps,
-        )  # fmt: skip
-
     # Rows matter by tiles while those are few, and by octaves.
     few = min(-(-n_rows // 64), 4 * target.compute_units)
-    octaves = (n_rows // target.compute_units).bit_length(), round(math.log2(n_in / n_rows))
-    key = (dataflow, x.device, x.dtype, w, precision, few, octaves)
-    memory = _memory()
-    tile = memory.get(key)
-    if tile is None:
+    memory, known = _memory(), (key, reverse, x.device, few, _octaves(target, n_rows, n_in))
+    spec = memory.get(known)
+    if spec is None:
+        if reverse:
+            w = w.reversed()
         problem = gather_problem(dataflow, target, x, n_rows, w, precision)
         inputs, shape = (x, weight, epilogue.vectors), (n_rows, w.columns_out)
-        trial = Trial(build, inputs, lambda: x.new_empty(shape), table)
-        tile = tile_for(problem, trial)
+        trial = Trial(
+            lambda tile: GatherGemm.of(
+                _spec(x, target, w, epilogue, precision, tile), table, n_rows, n_in
+            ),
+            inputs, lambda: x.new_empty(shape), table,
+        )  # fmt: skip
+        spec = _spec(x, target, w, epilogue, precision, tile_for(problem, trial))
         if final():
-            memory[key] = tile
-    return build(tile)
+            memory[known] = spec
+    return GatherGemm.of(spec, table, n_rows, n_in)
+
+
+def _octaves(target: Target, n_rows: int, many: int) -> tuple[int, int]:
+    """How many rows there are and how much there is for each, roughly."""
+    return (n_rows // target.compute_units).bit_length(), round(math.log2(max(many, 1) / n_rows))
+
+
+def _spec(x, target, w: WeightLayout, epilogue, precision, tile: TileConfig):  # type: ignore[no-untyped-def]
+    from ..kernels.gemm_spec import GemmSpec
+
+    return GemmSpec(
+        target, x.device, x.dtype, w.c_in, w.c_out, w.groups, w.strides, w.shift, epilogue.tail,
+        epilogue.activation, epilogue.alpha, precision, tile,
+        0.0 if epilogue.norm is None else epilogue.norm.eps,
+    )  # fmt: skip
 
 
 def triton_wgrad(target, kmap, x, dy, dw, w: WeightLayout, precision):  # type: ignore[no-untyped-def]
@@ -159,7 +169,13 @@ def triton_wgrad(target, kmap, x, dy, dw, w: WeightLayout, precision):  # type: 
             )  # fmt: skip
 
         n_pairs = len(pairs.in_rows) << pairs.mirrored
-        problem = wgrad_problem(target, x, dy.shape[0], n_pairs, w, precision)
-        trial = Trial(build, (x, dy), lambda: torch.empty_like(dw))
-        plan = relation.plans[key] = build(tile_for(problem, trial))
+        memory = _memory()
+        known = (key, x.device, _octaves(target, dy.shape[0], n_pairs))
+        tile = memory.get(known)
+        if tile is None:
+            problem = wgrad_problem(target, x, dy.shape[0], n_pairs, w, precision)
+            tile = tile_for(problem, Trial(build, (x, dy), lambda: torch.empty_like(dw)))
+            if final():
+                memory[known] = tile
+        plan = relation.plans[key] = build(tile)
     return plan(x, dy, dw)

@@ -7,21 +7,20 @@ offset of the table in row order.
 
 from __future__ import annotations
 
-import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from ..errors import KernelError
+from .gemm_spec import ACTIVATIONS, GemmSpec
 from .launch import alignment, cdiv, register, run, specialise
 from .mask_order import TileList
 from .target import Target
-from .tile_config import TileConfig, in_reach
+from .tile_config import TileConfig
 
 Vectors = tuple["torch.Tensor | None", ...]
-ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 2, "sigmoid": 3}
 
 
 @triton.jit
@@ -184,47 +183,14 @@ def _sum_partials(
 
 gather_gemm_kernel = register(_gather_gemm)
 sum_partials_kernel = register(_sum_partials)
-_KEYS: dict[Any, int] = {}  # a small number for what a plan fixes: cheap to hash in every launch
-
-
-class _Form(NamedTuple):
-    """What of a problem does not depend on its map; see `GatherGemm`."""
-
-    constants: tuple[Any, ...]
-    options: dict[str, Any]
-    numbers: tuple[Any, ...]
-    key: int
-
-
-@functools.lru_cache(maxsize=4096)
-def _form(
-    target: Target, dtype: torch.dtype, packed: bool, wide: bool, c_in: int, c_out: int,
-    groups: int, w_strides: tuple[int, int, int, int], w_shift: int, tail: int,
-    activation: str | None, alpha: float, eps: float, precision: str, tile: TileConfig,
-    split_stride: int,
-) -> _Form:  # fmt: skip
-    split, columns, act = tile.split_k, groups * c_out, ACTIVATIONS[activation]
-    constants = (
-        packed, tail if split == 1 else 0, act if split == 1 else 0,
-        precision if dtype == torch.float32 else "ieee", c_in % tile.block_k == 0,
-        c_in <= tile.block_k, wide, split, tile.block_m, tile.block_n, tile.block_k,
-    )  # fmt: skip
-    kinds = specialise(c_in, c_out, w_shift, *w_strides, columns, split_stride)
-    key = (dtype, constants, tile, kinds)
-    # The type of a float is part of the signature.
-    numbers = (c_in, c_out, w_shift, float(alpha), float(eps))
-    return _Form(constants, tile.options(target), numbers, _KEYS.setdefault(key, len(_KEYS)))
 
 
 class GatherGemm:
     """One problem, resolved: everything but the tensors' addresses is fixed, so `__call__` only
     launches.
 
-    table: `TileList` (packed) or nbr [V, N] int32 (plain).  n_rows: rows of y.  c_in, c_out:
-    channels **per group**. w_strides: (offset, input channel, output channel, group) strides in
-    elements; w_shift: where offset 0 starts. precision: "ieee" or "tf32", for fp32. tail: which
-    vectors follow the sum, 1: a bias, + 2: a norm's mean and variance (and eps), + 4: its gain and
-    beta.
+    table: `TileList` (packed) or nbr [V, N] int32 (plain).  n_rows: rows of y.  The other
+    arguments: see `GemmSpec`.
     """
 
     def __init__(
@@ -233,37 +199,49 @@ class GatherGemm:
         w_strides: tuple[int, int, int, int], w_shift: int, tail: int,
         activation: str | None, alpha: float, precision: str, tile: TileConfig, eps: float = 0.0,
     ) -> None:  # fmt: skip
-        self.target, self.device, self.table = target, device, table
+        spec = GemmSpec(
+            target, device, dtype, c_in, c_out, groups, w_strides, w_shift, tail, activation, alpha,
+            precision, tile, eps,
+        )  # fmt: skip
+        self._bind(spec, table, n_rows, n_in)
+
+    @classmethod
+    def of(
+        cls, spec: GemmSpec, table: TileList | torch.Tensor, n_rows: int, n_in: int
+    ) -> GatherGemm:
+        """A problem of which all but the map is known."""
+        made = cls.__new__(cls)
+        made._bind(spec, table, n_rows, n_in)
+        return made
+
+    def _bind(self, spec: GemmSpec, table: TileList | torch.Tensor, n_rows: int, n_in: int) -> None:
+        self.target, self.device, self.table = spec.target, spec.device, table
+        self.columns, self.tail, self.activation = spec.columns, spec.tail, spec.activation
         packed = isinstance(table, TileList)
         if isinstance(table, TileList):
             n_offsets, pitch = table.n_offsets, table.pitch
         else:
             n_offsets, pitch = table.shape
-        self.columns, self.tail, self.activation = groups * c_out, int(tail), activation
         largest = max(
-            n_in * groups * c_in,
-            n_rows * self.columns,
+            n_in * spec.groups * spec.c_in,
+            n_rows * spec.columns,
             n_offsets * pitch,
-            n_offsets * abs(w_strides[0]),
+            n_offsets * abs(spec.w_strides[0]),
         )
-        wide = largest >= 1 << 31
-        self.tile = tile = in_reach(tile, target, dtype, precision, c_in, wide, self.tail)
-        programs = cdiv(n_rows, tile.block_m) * cdiv(c_out, tile.block_n)
+        split_stride = n_rows * spec.columns if spec.tile.split_k > 1 else 0
+        self.form = form = spec.form(packed, largest >= 1 << 31, split_stride)
+        self.tile = tile = form.tile
+        programs = cdiv(n_rows, tile.block_m) * cdiv(spec.c_out, tile.block_n)
         if programs >= 1 << 31:
             raise KernelError(
                 f"gather-GEMM over {n_rows} rows needs {programs} programs; a launch takes fewer "
                 "than 2^31."
             )
-        self.grid = (programs, groups, tile.split_k)
-        split_stride = n_rows * self.columns if tile.split_k > 1 else 0
-        self.form = _form(
-            target, dtype, packed, wide, c_in, c_out, groups, w_strides, w_shift,
-            self.tail, activation, alpha, eps, precision, tile, split_stride,
-        )  # fmt: skip
-        self.sizes = (n_rows, pitch, n_offsets, *self.form.numbers)
-        self.strides = (self.columns, *w_strides, split_stride)
+        self.grid = (programs, spec.groups, tile.split_k)
+        self.sizes = (n_rows, pitch, n_offsets, *form.numbers)
+        self.strides = (spec.columns, *spec.w_strides, split_stride)
         # Addresses serve a compiled kernel as well as views do, and cost nothing.
-        self.addressed = packed and target.takes_addresses
+        self.addressed = packed and spec.target.takes_addresses
         self._lists: tuple[torch.Tensor, ...] | None = None
         self._lists_at: tuple[int, ...] | None = None
 
