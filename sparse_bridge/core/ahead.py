@@ -100,11 +100,8 @@ def resolve(
     if len(trail.record.steps) >= _STEPS:
         return build(), (trail, level)
     place, found = trail.ask(step, cmap, _stream(cmap.device))
-    scene = padded.current()
     if found is None:
         found = build()  # raises for a padded scene
-    elif scene is not None:
-        scene.wait(step)
     new, kmap = found if kind == "strided" else (None, found)
     trail.answer(place, kmap, new)
     return found, (trail, place + 1)

@@ -7,8 +7,6 @@ the counters of all levels. See `ahead` for when this is done.
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -108,11 +106,8 @@ class Chain:
         scene.places = tuple(sum(lengths[:index]) for index in range(len(lengths)))
         scene.flags = root.flags
         scene.rooms = {0: self.cmap.n_rows, **{place + 1: room for place, room in rooms.items()}}
-        jobs: dict[Any, Callable[[], Any]] = {
-            step: functools.partial(self._queue, place, step)
-            for place, step in enumerate(self.steps)
-        }
-        return self._answers(scene.side_by_side(jobs, self), scene.rooms)
+        made = [self._queue(place, step) for place, step in enumerate(self.steps)]
+        return self._answers(made, scene.rooms)
 
     def _expanded(self, rooms: dict[int, int]) -> tuple[torch.Tensor, Any]:
         """Queue the coordinates of all levels; (counters of the new tables, table of the root)."""

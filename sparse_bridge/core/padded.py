@@ -10,9 +10,8 @@ shows. Maps that the scenes before were not asked for cannot be had.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,6 @@ __all__ = ["PaddedScene", "UnpaddedError", "current", "forbid", "room_for", "usi
 
 _STEPS_PER_OCTAVE = 4
 _LEAST = 1024
-_BRANCHES = 4  # streams for maps, which occupy few multiprocessors each
 
 
 class UnpaddedError(UnsupportedError):
@@ -51,44 +49,10 @@ class PaddedScene:
     books: torch.Tensor | None = None
     places: tuple[int, ...] = ()  # of the levels' counters in the books
     flags: torch.Tensor | None = None
-    _ready: dict[Any, torch.cuda.Event] = dataclasses.field(default_factory=dict)
-    _kept: list[Any] = dataclasses.field(default_factory=list)
 
     @property
     def room(self) -> int:
         return self.coords.shape[0]
-
-    def side_by_side(self, jobs: dict[Any, Callable[[], Any]], keep: Any) -> list[Any]:
-        """Results of independent jobs that queue work, each on one of a few streams. What a job
-        made may be used after `wait` for its name; all of it, and `keep`, which they read, live
-        until `join`."""
-        device = self.coords.device
-        if device.type != "cuda":
-            return [job() for job in jobs.values()]
-        streams = _streams(device)
-        start = torch.cuda.current_stream(device).record_event()
-        self._kept.append(keep)
-        made = []
-        for place, (name, job) in enumerate(jobs.items()):
-            stream = streams[place % len(streams)]
-            with torch.cuda.stream(stream):
-                stream.wait_event(start)
-                made.append(job())
-                self._ready[name] = stream.record_event()
-        return made
-
-    def wait(self, name: Any) -> None:
-        """Let the current stream wait for what a job queued."""
-        event = self._ready.get(name)
-        if event is not None:
-            torch.cuda.current_stream(self.coords.device).wait_event(event)
-
-    def join(self) -> None:
-        """Let the current stream wait for all jobs."""
-        for name in list(self._ready):
-            self.wait(name)
-        self._ready.clear()
-        self._kept.clear()
 
     def rows(self, n_rows: int) -> dict[int, int] | None:
         """Rows of every level, once the kernels have run, which this waits for; None where rows are
@@ -108,11 +72,6 @@ class PaddedScene:
                 return None
             found[level] = last + 1
         return found
-
-
-@functools.cache
-def _streams(device: torch.device) -> tuple[torch.cuda.Stream, ...]:
-    return tuple(torch.cuda.Stream(device) for _ in range(_BRANCHES))
 
 
 _local = threading.local()
