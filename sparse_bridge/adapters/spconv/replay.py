@@ -207,10 +207,10 @@ class Replayer:
         features = x.features.new_full((kind.room, kind.channels), float("nan"))
         coords = x.indices.new_zeros((kind.room, x.indices.shape[1]))
         count = coords.new_zeros(1)
-        side = torch.cuda.Stream(kind.device)
-        side.wait_stream(torch.cuda.current_stream(kind.device))
         trial = PaddedScene(coords, count, record, poison=True)
         _fill(trial, features, x)
+        side = torch.cuda.Stream(kind.device)
+        side.wait_stream(torch.cuda.current_stream(kind.device))
         with torch.cuda.stream(side):
             found = self._padded(trial, features, x)
             rows = trial.rows(x.features.shape[0])
