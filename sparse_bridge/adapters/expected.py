@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ from ..core.dataflows import Epilogue
 from ..core.first_use import Expected, expect
 from . import fusion
 
-__all__ = ["expect", "of_minkowski", "of_spconv", "of_spconv_sequence", "of_torchsparse"]
+__all__ = ["Expected", "expect", "of_kernel", "of_minkowski", "of_spconv", "of_spconv_sequence"]
 
 _ACTIVATIONS = {"ReLU": "relu", "LeakyReLU": "leaky_relu", "Sigmoid": "sigmoid"}
 
@@ -48,7 +47,8 @@ def of_spconv_sequence(container: Any) -> Iterator[Expected]:
             yield _spconv(child, Epilogue(child.bias, tail.activation, tail.alpha, tail.values))
 
 
-def _plain(layer: Any, symmetric: bool, tf32: bool) -> Iterator[Expected]:
+def of_kernel(layer: Any, symmetric: bool, tf32: bool) -> Iterator[Expected]:
+    """The product of a layer with `kernel` [V, C_in, C_out]; others are plain matrix products."""
     if layer.kernel.ndim == 3:
         bias = None if layer.bias is None else layer.bias.view(-1)
         precision = "tf32" if tf32 else "ieee"
@@ -58,18 +58,9 @@ def _plain(layer: Any, symmetric: bool, tf32: bool) -> Iterator[Expected]:
         )  # fmt: skip
 
 
-def of_torchsparse(layer: Any) -> Iterator[Expected]:
-    """The product of a `torchsparse.nn.Conv3d`."""
-    from .torchsparse import options, profile
-
-    odd = all(size % 2 for size in layer.kernel_size) and math.prod(layer.stride) == 1
-    tf32 = options.allow_tf32(profile.peek(), layer.kernel.device)
-    yield from _plain(layer, odd, tf32)
-
-
 def of_minkowski(layer: Any) -> Iterator[Expected]:
     """The product of a MinkowskiEngine convolution."""
     generator = layer.kernel_generator
     odd = all(size % 2 for size in generator.kernel_size)
     same = odd and not generator.requires_strided_coordinates
-    yield from _plain(layer, same, torch.backends.cuda.matmul.allow_tf32)
+    yield from of_kernel(layer, same, torch.backends.cuda.matmul.allow_tf32)

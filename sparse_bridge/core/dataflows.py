@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from ..errors import UnsupportedError
 from ..kernels.target import Target
-from . import per_offset, rocm
+from . import per_offset, plan, rocm
 from .kernel_map import KernelMap
 from .per_offset import accumulator, columns
 from .weights import WeightLayout
@@ -94,9 +94,7 @@ def gather_matmul(
         y = x.new_zeros((n_out, w.columns_out))
         return epilogue.finish(y)
     if target is not None and dataflow in ("masked", "unmasked"):
-        from .plan import triton_gather
-
-        return triton_gather(dataflow, target, kmap, x, weight, w, epilogue, precision)
+        return plan.triton_gather(dataflow, target, kmap, x, weight, w, epilogue, precision)
     if dataflow == "explicit":
         return _explicit(kmap, x, weight, w, epilogue)
     return epilogue.finish(per_offset.gather_matmul(kmap, x, weight, w)).to(x.dtype)
@@ -110,9 +108,7 @@ def weight_gradient(
     if x.shape[0] == 0 or dy.shape[0] == 0:
         dw.zero_()
     elif target is not None and dataflow in ("masked", "unmasked"):
-        from .plan import triton_wgrad
-
-        triton_wgrad(target, kmap, x, dy, dw, w, precision)
+        plan.triton_wgrad(target, kmap, x, dy, dw, w, precision)
     else:
         per_offset.weight_gradient(kmap, x, dy, dw, w)
 

@@ -11,6 +11,7 @@ import sparse_bridge
 from sparse_bridge import settings
 from sparse_bridge.core import ahead, device, first_use
 from sparse_bridge.kernels import launch
+from tests.adapters.spconv import doors
 
 CPU = torch.device("cpu")
 HALF = torch.float16
@@ -58,10 +59,8 @@ def encoder():
 @pytest.fixture
 def spconv(monkeypatch):
     first_use._described.clear()
-    with sparse_bridge.enable("spconv", mode="standin"):
-        import spconv.pytorch
-
-        yield spconv.pytorch
+    with doors.standin() as module:
+        yield module
     first_use._described.clear()
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from ... import settings
 from ...errors import ContractError, SettingError, UnsupportedError
-from .profile import Profile
+from ..expected import Expected, of_kernel
+from .profile import Profile, peek
 
-__all__ = ["Options", "allow_tf32", "resolve"]
+__all__ = ["Options", "allow_tf32", "expected", "resolve"]
 
 _CONFIG = "torchsparse.nn.functional.conv.conv_config"
 _MODES = ("hashmap_on_the_fly", "hashmap")
@@ -84,6 +87,12 @@ def allow_tf32(profile: Profile, device: torch.device) -> bool:
     backends = sys.modules.get("torchsparse.backends")
     chosen = None if backends is None else vars(backends).get("allow_tf32")
     return _has_tf32(device) if chosen is None else bool(chosen)
+
+
+def expected(layer: Any) -> Iterator[Expected]:
+    """What a `torchsparse.nn.Conv3d` will ask the engine to multiply."""
+    odd = all(size % 2 for size in layer.kernel_size) and math.prod(layer.stride) == 1
+    return of_kernel(layer, odd, allow_tf32(peek(), layer.kernel.device))
 
 
 @functools.cache

@@ -7,8 +7,9 @@ from torch import nn
 from torchsparse.nn import functional as F
 from torchsparse.utils.utils import make_ntuple
 
-from sparse_bridge.adapters import expected
+from sparse_bridge.adapters.expected import expect
 from sparse_bridge.adapters.torchsparse import profile
+from sparse_bridge.adapters.torchsparse.options import expected
 from sparse_bridge.adapters.torchsparse.signatures import layer_arguments
 from sparse_bridge.errors import ContractError
 
@@ -60,7 +61,7 @@ class Conv3d(nn.Module):
         else:
             self.register_parameter("bias", None)
         self.reset_parameters()
-        expected.expect(self, expected.of_torchsparse)
+        expect(self, expected)
 
     @property
     def config(self):
