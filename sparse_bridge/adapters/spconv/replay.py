@@ -9,19 +9,21 @@ not exist and has to agree with what it computes ordinarily.
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
 
 from ... import log
 from ...core import ahead, padded
 from ...core.conv import autocast_dtype
 from ...core.padded import PaddedScene, UnpaddedError
+from .. import fusion
 from .layers import box_of
 
 __all__ = ["Replayer"]
@@ -79,8 +81,8 @@ def _cut(value: Any, scene: PaddedScene, rows: dict[int, int], x: Any) -> Any:
         out.indices = x.indices if level == 0 else value.indices[: rows[level]].clone()
         out.indice_dict = {}
         return out
-    if isinstance(value, Mapping):
-        return {name: _cut(one, scene, rows, x) for name, one in value.items()}
+    if type(value) in (dict, collections.OrderedDict):
+        return type(value)((name, _cut(one, scene, rows, x)) for name, one in value.items())
     if isinstance(value, (list, tuple)):
         parts = [_cut(one, scene, rows, x) for one in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
@@ -135,6 +137,7 @@ class Replayer:
         if graph is not None and graph.parameters != self._addresses():
             graph = None
             self.graphs.clear()
+            self.pool = None
         out = None if graph is None else self._run(graph, x)
         if out is not None:
             return out
@@ -159,12 +162,15 @@ class Replayer:
             return None
         if not features.is_cuda or not hasattr(x, "indice_dict") or x.indice_dict or x.benchmark:
             return None
+        columns = (indices.device, indices.dtype, indices.ndim, indices.shape[-1])
+        if columns != (features.device, torch.int32, 2, 1 + len(x.spatial_shape)):
+            return None
         if features.ndim != 2 or not 0 < features.shape[0] == indices.shape[0]:
             return None
-        if torch.is_grad_enabled() or torch.cuda.is_current_stream_capturing():
+        if not fusion.allowed() or torch.cuda.is_current_stream_capturing():
             return None
-        if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
-            return None
+        if padded.active and padded.current() is not None:
+            return None  # inside another model that is being captured
         if any(m.training or m._forward_hooks or m._forward_pre_hooks for m in self.modules):
             return None
         return _Kind(
@@ -192,7 +198,7 @@ class Replayer:
         if record is None:
             return
         try:
-            with torch.cuda.device(kind.device):
+            with self.lock, torch.cuda.device(kind.device):
                 self.graphs[kind] = self._capture(kind, x, out, record)
         # A model may do anything at all in there; it runs as it did.
         except Exception as error:
@@ -231,5 +237,13 @@ class Replayer:
         twin = x.replace_feature(features)
         twin.indices = scene.coords.detach()  # an object of its own, which has no maps yet
         twin.indice_dict = {}
-        with padded.using(scene):
+        with padded.using(scene), _uncached_autocast(features.device):
             return self.forward(twin)
+
+
+def _uncached_autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """The autocast in force, without the casts of weights that it keeps and soon lets go of."""
+    dtype = autocast_dtype(device)
+    if dtype is None:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype, cache_enabled=False)
