@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .. import settings
+from .. import log, settings
 from ..kernels.target import Target
 from .conv_spec import Box, Offsets, box_offsets
 from .dataflows import Epilogue
@@ -70,6 +70,14 @@ def prepare(device: torch.device, target: Target, key64: bool) -> None:
     """
     if not target.raw or not settings.get().ahead:
         return
+    try:
+        _prepare(device, target, key64)
+    # Guesses about layers of any kind, and memory for them: the layers themselves will complain.
+    except Exception as error:
+        log.logger.debug("nothing more is compiled ahead: %s", error)
+
+
+def _prepare(device: torch.device, target: Target, key64: bool) -> None:
     from ..kernels.rehearsal import rehearsing
 
     with _lock:

@@ -11,6 +11,7 @@ import sparse_bridge
 from sparse_bridge import settings
 from sparse_bridge.core import ahead, device, first_use
 from sparse_bridge.kernels import launch
+from sparse_bridge.kernels.target import Target
 from tests.adapters.spconv import doors
 
 CPU = torch.device("cpu")
@@ -106,6 +107,20 @@ class TestProducts:
         assert set(own) == {(27, 4, 24), (27, 6, 40)} and len(layers) == 3
         assert own[27, 6, 40].epilogue.bias.shape == (40,)
         assert all(one.symmetric and one.trains for one in own.values())
+
+
+def test_layers_that_cannot_be_described_do_no_harm(spconv, monkeypatch, caplog):
+    def broken(module):
+        raise AttributeError("no weight")
+
+    first_use.expect(torch.nn.ReLU(), broken)
+    layer = torch.nn.ReLU()
+    first_use.expect(layer, broken)
+    monkeypatch.setattr(first_use, "_map_kernels", lambda *_: None)
+    target = Target("cuda", "sm_90", 32, 132, 227 << 10, raw=True)
+    with caplog.at_level("DEBUG", "sparse_bridge"):
+        first_use.prepare(torch.device("cuda", 7), target, False)
+    assert "no weight" in caplog.text
 
 
 def forms():
