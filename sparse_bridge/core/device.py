@@ -22,9 +22,35 @@ def kernel_target(device: torch.device, key64: bool = False) -> targets.Target |
     those by 64-bit keys). CPU tensors use it only when a Triton dataflow is forced. A forced Triton
     dataflow that cannot be had is an error, never a silent fallback.
     """
-    forced = settings.get().dataflow
-    if device.type == "cuda":
+    if device.type != "cuda":
+        return _kernel_target(device, key64)
+    known, key = _known(), (device, key64)
+    found = known.get(key)
+    if found is None:
         rocm.warn_about_allocator()
+        found = _kernel_target(device, key64)
+        if found is not None:
+            known[key] = found
+    return found
+
+
+_targets: dict[tuple[torch.device, bool], targets.Target] = {}
+_verdicts: tuple[settings.Settings | None, int] = (None, 0)
+
+
+def _known() -> dict[tuple[torch.device, bool], targets.Target]:
+    """GPUs whose kernels serve, under the present settings and verdicts: layers ask several
+    times."""
+    global _verdicts
+    now = settings.get()
+    if now is not _verdicts[0] or self_check.generation != _verdicts[1]:
+        _targets.clear()
+        _verdicts = now, self_check.generation
+    return _targets
+
+
+def _kernel_target(device: torch.device, key64: bool) -> targets.Target | None:
+    forced = settings.get().dataflow
     if forced in ("per_offset", "explicit"):
         return None
     if device.type == "cpu" and forced == "auto":

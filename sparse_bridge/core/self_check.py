@@ -45,6 +45,7 @@ class Verdict:
 
 
 _verdicts: dict[tuple[torch.device, str, str], Verdict] = {}
+generation = 0  # counts how often verdicts were dropped
 _lock = threading.RLock()
 
 
@@ -89,8 +90,10 @@ def failures() -> tuple[Verdict, ...]:
 
 def forget() -> None:
     """Drop all verdicts: everything is checked again when it is next used."""
+    global generation
     with _lock:
         _verdicts.clear()
+        generation += 1
 
 
 def _find(device: torch.device, target: Target, part: str) -> str | None:

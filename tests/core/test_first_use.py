@@ -145,6 +145,7 @@ def test_a_network_meets_no_kernel_that_is_not_on_its_way(spconv, rows, trains):
     ahead.forget()
     first_use._devices.clear()
     device._prepared.clear()
+    device._targets.clear()
     try:
         # Winners of the tuner are for one size; the rule is the same for all that are not small.
         with (
