@@ -64,7 +64,7 @@ def cache_sizes() -> dict[str, tuple[int, int | None]]:
     geometry = sum(len(offsets._geometry) for offsets in Offsets._interned.values())
     sizes["offset lists on devices"] = (geometry, None)
     sizes["work buffers"] = (len(scratch._local.__dict__.get("buffers", ())), None)
-    gemm = sys.modules.get("sparse_bridge.kernels.gather_gemm")
+    gemm = sys.modules.get("sparse_bridge.kernels.gemm_spec")
     launch = sys.modules.get("sparse_bridge.kernels.launch")
     if gemm is not None:
         sizes["launch keys"] = (len(gemm._KEYS), None)
