@@ -16,7 +16,8 @@ Work = Callable[[], Any]
 
 class Workers:
     """Daemon threads that run what is submitted, first come, first served. When the interpreter
-    ends, what waits is dropped and what runs is finished."""
+    ends, what waits is dropped and what runs is finished. (`concurrent.futures` has its threads run
+    all that waits first, which would keep a short script alive for seconds.)"""
 
     def __init__(self, threads: int, name: str) -> None:
         self._limit, self._name = threads, name

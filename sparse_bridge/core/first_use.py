@@ -21,6 +21,7 @@ from .. import log, settings
 from ..kernels.target import Target
 from .conv_spec import Box, Offsets, box_offsets
 from .dataflows import Epilogue
+from .plan import spec_of
 from .problem import gather_problem, wgrad_problem
 from .self_check import CHANNELS, KEYS
 from .tuner import tile_for
@@ -175,29 +176,26 @@ def _product_kernels(
     if dtype not in (torch.float16, torch.bfloat16, torch.float32):
         return
     w = layout_of(expected.weight, expected.layout, expected.groups)
-    _gather_kernel(device, target, dtype, w, expected.epilogue, expected.precision)
+    _gather_kernel(target, dtype, w, expected.epilogue, expected.precision)
     if expected.trains:
         back = w.transposed().reversed() if expected.symmetric else w.transposed()
-        _gather_kernel(device, target, dtype, back, Epilogue(), expected.precision)
+        _gather_kernel(target, dtype, back, Epilogue(), expected.precision)
         _wgrad_kernel(device, target, dtype, w, expected)
 
 
 def _gather_kernel(
-    device: torch.device, target: Target, dtype: torch.dtype, w: WeightLayout, end: Epilogue,
-    precision: str,
-) -> None:  # fmt: skip
+    target: Target, dtype: torch.dtype, w: WeightLayout, end: Epilogue, precision: str
+) -> None:
     from ..kernels.gather_gemm import GatherGemm
     from ..kernels.mask_order import TileList
 
     precision = precision if target.has_tf32 else "ieee"
     x, y = (torch.empty((1, n), dtype=dtype) for n in (w.columns_in, w.columns_out))
     memory = torch.empty(TileList.size(w.n_offsets, 1), dtype=torch.int32)
+    tiles = TileList(memory, w.n_offsets, 1, _ROWS)
     problem = gather_problem("masked", target, x, _ROWS, w, precision)._replace(n_in=_ROWS)
-    gemm = GatherGemm(
-        target, device, dtype, TileList(memory, w.n_offsets, 1, _ROWS), _ROWS, _ROWS, w.c_in,
-        w.c_out, w.groups, w.strides, w.shift, end.tail, end.activation, end.alpha, precision,
-        tile_for(problem), 0.0 if end.norm is None else end.norm.eps,
-    )  # fmt: skip
+    spec = spec_of(x, target, w, end, precision, tile_for(problem))
+    gemm = GatherGemm.of(spec, tiles, _ROWS, _ROWS)
     gemm(x, x.new_empty(1), end.vectors, y)
 
 

@@ -15,7 +15,7 @@ from ..kernels.target import Target
 from .conv_spec import Box, Offsets
 from .coordinate_map import CoordinateMap, capacity_for
 from .kernel_map import KernelMap, Relation
-from .padded import PaddedScene
+from .padded import PaddedScene, rows_found
 
 __all__ = ["Answers", "Chain", "Record", "Step"]
 
@@ -102,9 +102,7 @@ class Chain:
                 rooms[place] += 8
             taken.add(rooms[place])
         scene.books, root = self._expanded(rooms)
-        lengths = self._books()
-        scene.places = tuple(sum(lengths[:index]) for index in range(len(lengths)))
-        scene.flags = root.flags
+        scene.lengths, scene.flags = tuple(self._books()), root.flags
         scene.rooms = {0: self.cmap.n_rows, **{place + 1: room for place, room in rooms.items()}}
         made = [self._queue(place, step) for place, step in enumerate(self.steps)]
         return self._answers(made, scene.rooms)
@@ -216,7 +214,7 @@ class Chain:
         self, made: list[tuple[Any, ...]], rooms: dict[int, int], counters: list[list[int]]
     ) -> Answers | None:
         """Cut everything to size, now that the sizes are known."""
-        from ..kernels.hash_table import FLAGS, live_flags
+        from ..kernels.hash_table import live_flags
         from ..kernels.mask_order import SORTED_APART
 
         books, root = counters
@@ -225,15 +223,11 @@ class Chain:
             cmap.judge(*live_flags(root))
         if not cmap.unique or cmap.alive is not None:
             return None
-        rows, at = {0: cmap.n_rows}, 0
-        for (place, room), length in zip(rooms.items(), self._books(), strict=True):
-            _, _, overflow, total = books[at : at + FLAGS]
-            at += length
-            n_new = total + 1
-            if overflow > 0 or n_new > room or n_new <= SORTED_APART < room:
-                return None
-            rows[place + 1] = n_new
-        return self._answers(made, rows)
+        levels = {place + 1: room for place, room in rooms.items()}
+        rows = rows_found(books, self._books(), levels)
+        if rows is None or any(rows[n] <= SORTED_APART < room for n, room in levels.items()):
+            return None
+        return self._answers(made, {0: cmap.n_rows, **rows})
 
     def _answers(self, made: list[tuple[Any, ...]], rows: dict[int, int]) -> Answers:
         answers: Answers = {}

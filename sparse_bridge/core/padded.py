@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,9 @@ from ..errors import UnsupportedError
 if TYPE_CHECKING:
     from .map_chain import Record
 
-__all__ = ["PaddedScene", "UnpaddedError", "current", "forbid", "room_for", "using"]
+__all__ = [
+    "PaddedScene", "UnpaddedError", "current", "forbid", "fresh", "room_for", "rows_found", "using",
+]  # fmt: skip
 
 _STEPS_PER_OCTAVE = 4
 _LEAST = 1024
@@ -47,31 +49,42 @@ class PaddedScene:
     poison: bool = False
     rooms: dict[int, int] = dataclasses.field(default_factory=dict)
     books: torch.Tensor | None = None
-    places: tuple[int, ...] = ()  # of the levels' counters in the books
+    lengths: tuple[int, ...] = ()  # of the levels' counters in the books
     flags: torch.Tensor | None = None
-
-    @property
-    def room(self) -> int:
-        return self.coords.shape[0]
 
     def rows(self, n_rows: int) -> dict[int, int] | None:
         """Rows of every level, once the kernels have run, which this waits for; None where rows are
         equal, lie outside, or do not fit."""
-        from ..kernels.hash_table import FLAGS, Fetched, live_flags
+        from ..kernels.hash_table import Fetched, live_flags
 
         assert self.books is not None and self.flags is not None
         books, flags = Fetched([self.books, self.flags]).read()
         inserted, seen, overflow = live_flags(flags)
         if overflow or not inserted == seen == n_rows:
             return None
-        found = {0: n_rows}
-        levels = [level for level in self.rooms if level]
-        for level, place in zip(levels, self.places, strict=True):
-            _, _, lost, last = books[place : place + FLAGS]
-            if lost > 0 or last + 1 > self.rooms[level]:
-                return None
-            found[level] = last + 1
-        return found
+        deeper = {level: room for level, room in self.rooms.items() if level}
+        found = rows_found(books, self.lengths, deeper)
+        return None if found is None else {0: n_rows, **found}
+
+
+def rows_found(
+    books: Sequence[int], lengths: Sequence[int], rooms: dict[int, int]
+) -> dict[int, int] | None:
+    """Rows of new levels, by level, from the flags and counters of their tables, which lie one
+    after another; None where one has more than there is room for.
+
+    lengths: of the flags and counters of each.
+    """
+    from ..kernels.hash_table import FLAGS
+
+    found, at = {}, 0
+    for (level, room), length in zip(rooms.items(), lengths, strict=True):
+        _, _, overflow, last = books[at : at + FLAGS]
+        at += length
+        if overflow > 0 or last + 1 > room:
+            return None
+        found[level] = last + 1
+    return found
 
 
 _local = threading.local()
@@ -103,7 +116,7 @@ def current() -> PaddedScene | None:
 def forbid(what: str) -> None:
     """Raise UnpaddedError where the rows of this thread's scene are padded."""
     if active and current() is not None:
-        raise UnpaddedError(f"{what} needs to know the number of rows.")
+        raise UnpaddedError(f"{what} needs the number of rows on the host.")
 
 
 def fresh(shape: tuple[int, int], like: torch.Tensor) -> Any:

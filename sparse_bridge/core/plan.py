@@ -21,9 +21,13 @@ from .tuner import Trial, final, tile_for
 from .weights import WeightLayout
 
 if TYPE_CHECKING:
+    from ..kernels.gather_gemm import GatherGemm
+    from ..kernels.gemm_spec import GemmSpec
+    from ..kernels.mask_order import TileList
     from ..kernels.tile_config import TileConfig
+    from .dataflows import Epilogue
 
-__all__ = ["choose_dataflow", "triton_gather", "triton_wgrad"]
+__all__ = ["choose_dataflow", "spec_of", "triton_gather", "triton_wgrad"]
 
 AUTOMATIC = "masked"  # what "auto" means where kernels run
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -102,11 +106,15 @@ def triton_gather(dataflow, target, kmap, x, weight, w: WeightLayout, epilogue, 
     return plan(x, weight, epilogue.vectors, y)
 
 
-def _plan_gather(key, dataflow, target, kmap, x, weight, w: WeightLayout, epilogue, precision):  # type: ignore[no-untyped-def]
+def _plan_gather(
+    key: Any, dataflow: str, target: Target, kmap: KernelMap, x: torch.Tensor,
+    weight: torch.Tensor, w: WeightLayout, epilogue: Epilogue, precision: str,
+) -> GatherGemm:  # fmt: skip
     from ..kernels.gather_gemm import GatherGemm
 
     relation = kmap.relation
     n_rows, n_in = relation.n_rows[kmap.side], relation.n_rows[1 - kmap.side]
+    table: TileList | torch.Tensor
     if dataflow == "masked":
         table, reverse = relation.tiles(kmap.side, target)
     else:
@@ -123,11 +131,11 @@ def _plan_gather(key, dataflow, target, kmap, x, weight, w: WeightLayout, epilog
         inputs, shape = (x, weight, epilogue.vectors), (n_rows, w.columns_out)
         trial = Trial(
             lambda tile: GatherGemm.of(
-                _spec(x, target, w, epilogue, precision, tile), table, n_rows, n_in
+                spec_of(x, target, w, epilogue, precision, tile), table, n_rows, n_in
             ),
             inputs, lambda: x.new_empty(shape), table,
         )  # fmt: skip
-        spec = _spec(x, target, w, epilogue, precision, tile_for(problem, trial))
+        spec = spec_of(x, target, w, epilogue, precision, tile_for(problem, trial))
         if final():
             memory[known] = spec
     return GatherGemm.of(spec, table, n_rows, n_in)
@@ -138,7 +146,11 @@ def _octaves(target: Target, n_rows: int, many: int) -> tuple[int, int]:
     return (n_rows // target.compute_units).bit_length(), round(math.log2(max(many, 1) / n_rows))
 
 
-def _spec(x, target, w: WeightLayout, epilogue, precision, tile: TileConfig):  # type: ignore[no-untyped-def]
+def spec_of(
+    x: torch.Tensor, target: Target, w: WeightLayout, epilogue: Epilogue, precision: str,
+    tile: TileConfig,
+) -> GemmSpec:  # fmt: skip
+    """The gather-GEMM of features like `x`, but for its map."""
     from ..kernels.gemm_spec import GemmSpec
 
     return GemmSpec(

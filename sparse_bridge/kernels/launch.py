@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -72,6 +72,17 @@ def alignment(*tensors: torch.Tensor) -> tuple[bool, ...]:
     return tuple([tensor.data_ptr() % 16 == 0 for tensor in tensors])
 
 
+class _Launch(NamedTuple):
+    """What `Kernel.launch` was called with.  device: its number."""
+
+    device: int
+    grid: tuple[int, int, int]
+    args: tuple[Any, ...]
+    constants: tuple[Any, ...]
+    options: dict[str, Any]
+    key: Hashable
+
+
 class Kernel:
     """A jit function with a cache of its compiled variants, per device."""
 
@@ -107,12 +118,12 @@ class Kernel:
             key = self.variant(target, args, key)
         index = targets.device_index(device) if device.index is None else device.index
         if rehearsed is not None:
-            self._rehearse(index, grid, args, constants, options, key, rehearsed)
+            self._rehearse(_Launch(index, grid, args, constants, options, key), rehearsed)
             return
         entry = self._compiled.get((index, key))
         if entry is None or hooks_installed() or index != torch._C._cuda_getDevice():
             with torch.cuda.device(index):
-                self._launch_slowly(index, grid, args, constants, options, key)
+                self._launch_slowly(_Launch(index, grid, args, constants, options, key))
             return
         _call(entry, index, grid, args, constants)
 
@@ -137,43 +148,27 @@ class Kernel:
             if isinstance(arg, torch.Tensor)
         )
 
-    def _launch_slowly(
-        self,
-        index: int,
-        grid: tuple[int, int, int],
-        args: tuple[Any, ...],
-        constants: tuple[Any, ...],
-        options: dict[str, Any],
-        key: Hashable,
-    ) -> None:
-        coming = self._coming.pop((index, key), None)
+    def _launch_slowly(self, it: _Launch) -> None:
+        place = (it.device, it.key)
+        coming = self._coming.pop(place, None)
         if coming is not None and not coming.cancel():
             coming.exception()  # waits; what failed there fails again below, to the caller's face
-        entry = self._compiled.get((index, key))
+        entry = self._compiled.get(place)
         if entry is None or hooks_installed():
-            compiled = self.fn[grid](*args, *constants, **options)
-            self._compiled[(index, key)] = launcher_of(compiled)
+            compiled = self.fn[it.grid](*it.args, *it.constants, **it.options)
+            self._compiled[place] = launcher_of(compiled)
         else:
-            _call(entry, index, grid, args, constants)
+            _call(entry, it.device, it.grid, it.args, it.constants)
 
-    def _rehearse(
-        self,
-        index: int,
-        grid: tuple[int, int, int],
-        args: tuple[Any, ...],
-        constants: tuple[Any, ...],
-        options: dict[str, Any],
-        key: Hashable,
-        futures: list[Future[Any]],
-    ) -> None:
+    def _rehearse(self, it: _Launch, futures: list[Future[Any]]) -> None:
         """Have a variant compiled in the background."""
-        place = (index, key)
+        place = (it.device, it.key)
         if place in self._compiled:
             return
 
         def compile_it() -> None:
-            with torch.cuda.device(index):
-                compiled = self.fn.warmup(*args, *constants, grid=grid, **options)
+            with torch.cuda.device(it.device):
+                compiled = self.fn.warmup(*it.args, *it.constants, grid=it.grid, **it.options)
                 self._compiled[place] = launcher_of(compiled)
 
         if place not in self._coming:

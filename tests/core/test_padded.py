@@ -136,7 +136,7 @@ def test_what_needs_the_rows_says_so(sp, kernel_lane):
     coords = cloud(SHAPE, share=0.2, seed=8, device=kernel_lane.device)
     other = sp.SubMConv3d(4, 4, 5, indice_key="z").to(kernel_lane.device)
     for use in (other, lambda x: x.dense()):
-        with pytest.raises(UnpaddedError, match="number of rows"):
+        with pytest.raises(UnpaddedError, match="number of rows on the host"):
             over_padded(sp, use, coords, record, len(coords) + 64)
     assert padded.current() is None and padded.active == 0
     other(tensor(sp, coords)).dense()

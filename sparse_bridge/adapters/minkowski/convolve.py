@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 
 from ...core import trace
@@ -9,13 +12,16 @@ from ...core.channelwise import channelwise
 from ...core.conv import autocast_dtype, conv
 from ...core.kernel_map import KernelMap
 from ...core.rocm import linear
+from ..expected import Expected, of_kernel
 from .errors import FeatureShapeError, FeatureTypeError
 from .geometry import Region
 from .layers import KernelSpec, check_features, output_key, transposed_key
 from .registry import Key, MapRegistry
 from .relations import relation
 
-__all__ = ["channelwise_convolution", "convolution", "pointwise", "transposed_convolution"]
+__all__ = [
+    "channelwise_convolution", "convolution", "expected", "pointwise", "transposed_convolution",
+]  # fmt: skip
 
 
 def _check_weight(
@@ -43,8 +49,20 @@ def _run(
     features: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None, kmap: KernelMap
 ) -> torch.Tensor:
     flat = None if bias is None else bias.reshape(-1)
-    allow_tf32 = torch.backends.cuda.matmul.allow_tf32
-    return conv(features, kernel, flat, kmap, layout="vio", allow_tf32=allow_tf32)
+    return conv(features, kernel, flat, kmap, layout="vio", allow_tf32=_allow_tf32())
+
+
+def _allow_tf32() -> bool:
+    """fp32 products follow torch's own switch."""
+    return torch.backends.cuda.matmul.allow_tf32
+
+
+def expected(layer: Any) -> Iterator[Expected]:
+    """What a convolution layer will ask the engine to multiply."""
+    generator = layer.kernel_generator
+    odd = all(size % 2 for size in generator.kernel_size)
+    same = odd and not generator.requires_strided_coordinates
+    return of_kernel(layer, same, _allow_tf32())
 
 
 def convolution(

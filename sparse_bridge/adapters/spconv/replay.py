@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ... import log
+from ... import log, settings
 from ...core import ahead, padded
 from ...core.conv import autocast_dtype
 from ...core.padded import PaddedScene, UnpaddedError
 from .. import fusion
-from .layers import box_of
+from .layers import allow_tf32, box_of
 
 __all__ = ["Replayer"]
 
@@ -34,7 +34,7 @@ _FAILURES = 3  # until a model is left alone
 
 
 class _Kind(NamedTuple):
-    """What a graph was captured for."""
+    """What a graph was captured for; switches: what else layers look at."""
 
     device: torch.device
     dtype: torch.dtype
@@ -43,6 +43,7 @@ class _Kind(NamedTuple):
     shape: tuple[int, ...]
     batch_size: int
     room: int
+    switches: tuple[Any, ...]
 
 
 @dataclasses.dataclass(eq=False)
@@ -88,14 +89,19 @@ def _cut(value: Any, scene: PaddedScene, rows: dict[int, int], x: Any) -> Any:
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise UnpaddedError(f"An output of type {type(value).__name__}")
+    raise UnpaddedError(
+        f"its output holds a {type(value).__name__}; expected sparse tensors, their features, "
+        "numbers and text, in lists, tuples and dicts."
+    )
 
 
 def _level(value: torch.Tensor, scene: PaddedScene) -> int:
     for level, room in scene.rooms.items():
         if value.ndim and value.shape[0] == room:
             return level
-    raise UnpaddedError(f"An output of shape {list(value.shape)}, which has no row per site,")
+    raise UnpaddedError(
+        f"its output holds a tensor of shape {list(value.shape)}; expected a row for every site."
+    )
 
 
 class Replayer:
@@ -176,6 +182,7 @@ class Replayer:
         return _Kind(
             features.device, features.dtype, autocast_dtype(features.device), features.shape[1],
             tuple(x.spatial_shape), int(x.batch_size), padded.room_for(features.shape[0]),
+            (settings.get(), allow_tf32(), torch.backends.cuda.matmul.allow_tf32),
         )  # fmt: skip
 
     def _addresses(self) -> tuple[int, ...]:
@@ -199,7 +206,9 @@ class Replayer:
             return
         try:
             with self.lock, torch.cuda.device(kind.device):
-                self.graphs[kind] = self._capture(kind, x, out, record)
+                graph = self._capture(kind, x, out, record)
+                if graph is not None:
+                    self.graphs[kind] = graph
         # A model may do anything at all in there; it runs as it did.
         except Exception as error:
             self.failures += 1
@@ -209,7 +218,7 @@ class Replayer:
                 level=30,
             )
 
-    def _capture(self, kind: _Kind, x: Any, out: Any, record: Any) -> _Graph:
+    def _capture(self, kind: _Kind, x: Any, out: Any, record: Any) -> _Graph | None:
         features = x.features.new_full((kind.room, kind.channels), float("nan"))
         coords = x.indices.new_zeros((kind.room, x.indices.shape[1]))
         count = coords.new_zeros(1)
@@ -220,8 +229,10 @@ class Replayer:
         with torch.cuda.stream(side):
             found = self._padded(trial, features, x)
             rows = trial.rows(x.features.shape[0])
-        if rows is None or not self.agree(out, _cut(found, trial, rows, x)):
-            raise UnpaddedError("It mixes rows outside its sparse layers, which")
+        if rows is None:
+            return None  # this scene is not like the others
+        if not self.agree(out, _cut(found, trial, rows, x)):
+            raise UnpaddedError("it mixes rows outside its sparse layers.")
         del found
         torch.cuda.current_stream(kind.device).wait_stream(side)
         scene, graph = PaddedScene(coords, count, record), torch.cuda.CUDAGraph()

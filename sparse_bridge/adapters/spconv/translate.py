@@ -32,9 +32,9 @@ from .layers import (
     shape_of,
 )
 
-__all__ = ["conv_forward"]
+__all__ = ["ACTIVATIONS", "conv_forward"]
 
-_ACTIVATIONS = {"None_": None, "ReLU": "relu", "LeakyReLU": "leaky_relu", "Sigmoid": "sigmoid"}
+ACTIVATIONS = {"None_": None, "ReLU": "relu", "LeakyReLU": "leaky_relu", "Sigmoid": "sigmoid"}
 
 
 def conv_forward(
@@ -63,7 +63,7 @@ def conv_forward(
             f"{what} was called with quantisation scales; int8 inference is not bridged."
         )
     if tail is None:
-        activation = _ACTIVATIONS[getattr(act_type, "name", "None_")]
+        activation = ACTIVATIONS[getattr(act_type, "name", "None_")]
     else:
         activation, act_alpha = tail.activation, tail.alpha
     if training and activation is not None:

@@ -10,11 +10,12 @@ from MinkowskiEngine.sparse_matrix_functions import ComposedFunction
 from MinkowskiEngineBackend._C import ConvolutionMode, CoordinateMapKey
 from torch.nn import Parameter
 
-from sparse_bridge.adapters import expected
+from sparse_bridge.adapters.expected import expect
 from sparse_bridge.adapters.ledger import note
 from sparse_bridge.adapters.minkowski.arguments import drop_old
 from sparse_bridge.adapters.minkowski.convolve import (
     convolution,
+    expected,
     pointwise,
     transposed_convolution,
 )
@@ -116,7 +117,7 @@ class MinkowskiConvolutionBase(MinkowskiModuleBase):
         self.kernel = Parameter(torch.empty(shape, dtype=torch.float32))
         self.bias = Parameter(torch.empty(1, out_channels)) if bias else None
         self.reset_parameters(is_transpose)
-        expected.expect(self, expected.of_minkowski)
+        expect(self, expected)
 
     def reset_parameters(self, is_transpose=False):
         """Uniform in +-1 / sqrt(channels * volume); output channels for transposed layers."""

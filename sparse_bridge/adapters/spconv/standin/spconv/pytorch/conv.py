@@ -13,8 +13,7 @@ from torch import nn
 from torch.nn import init
 
 from sparse_bridge import settings
-from sparse_bridge.adapters import expected
-from sparse_bridge.adapters.spconv import weights
+from sparse_bridge.adapters.spconv import expected, weights
 from sparse_bridge.adapters.spconv.geometry import KernelSizeError
 from sparse_bridge.adapters.spconv.translate import conv_forward
 from sparse_bridge.errors import ContractError
@@ -136,7 +135,7 @@ class SparseConvolution(SparseConvolutionBase, SparseModule):
             self.register_parameter("bias", None)
         self.reset_parameters()
         self._register_load_state_dict_pre_hook(self._load_weight_different_layout)
-        expected.expect(self, expected.of_spconv)
+        expected.expect(self, expected.of_layer)
 
     def get_max_num_voxels(self):
         return getattr(self, _MAX_NUM_VOXELS_DURING_TRAINING, None)

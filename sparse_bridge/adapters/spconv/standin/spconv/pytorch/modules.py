@@ -8,7 +8,7 @@ import torch
 from spconv.pytorch.core import SparseConvTensor
 from torch import nn
 
-from sparse_bridge.adapters import expected
+from sparse_bridge.adapters.spconv import expected
 from sparse_bridge.adapters.spconv.containers import run_sequential
 from sparse_bridge.errors import ContractError
 
@@ -55,7 +55,7 @@ class SparseSequential(SparseModule):
             if name in self._modules:
                 raise _NameTaken(f"a child named {name!r} exists already.")
             self.add_module(name, module)
-        expected.expect(self, expected.of_spconv_sequence)
+        expected.expect(self, expected.of_sequence)
 
     def __getitem__(self, idx):
         if not -len(self) <= idx < len(self):
