@@ -27,6 +27,7 @@ from .coordinate_map import CoordinateMap
 from .kernel_map import KernelMap
 from .map_cache import MapStore
 from .map_chain import Answers, Chain, Record, Step
+from .map_graph import MapGraphs
 from .padded import PaddedScene
 
 __all__ = ["Step", "Trail", "forget", "habit_of", "resolve"]
@@ -44,6 +45,7 @@ class _Habit:
     steps: tuple[Step, ...] = ()
     wait: int = 0  # scenes to let pass
     failures: int = 0
+    graphs: MapGraphs = dataclasses.field(default_factory=MapGraphs)
 
 
 _habits: dict[Any, _Habit] = {}
@@ -129,15 +131,29 @@ def _begin(cmap: CoordinateMap, first: Step) -> Trail:
         habit.wait = max(0, habit.wait - 1)
     if last is None or not trusted or steps[:1] != (first,) or not _worthwhile(steps):
         return Trail(record, {}, 0)
-    try:
-        answers = Chain(cmap, target, steps, last).answers()
-    except torch.cuda.OutOfMemoryError:  # map by map it takes less
-        answers = None
+    answers = _answers(habit.graphs, cmap, target, steps, last)
     with _lock:
         habit.failures = 0 if answers is not None else habit.failures + 1
         if answers is None:
             habit.wait = min(_LONGEST_WAIT, 1 << habit.failures)
     return Trail(record, answers or {}, _stream(cmap.device))
+
+
+def _answers(
+    graphs: MapGraphs, cmap: CoordinateMap, target: targets.Target, steps: tuple[Step, ...],
+    last: Record,
+) -> Answers | None:  # fmt: skip
+    """The maps of a scene, replayed or queued; None where this scene is not like the last."""
+    try:
+        answers = graphs.answers(cmap, steps, last)
+        if answers is None:
+            answers = Chain(cmap, target, steps, last).answers()
+            if answers is not None:
+                graphs.consider(cmap, target, steps, last)
+    except torch.cuda.OutOfMemoryError:  # map by map it takes less
+        graphs.clear()
+        return None
+    return answers
 
 
 def habit_of(device: torch.device, box: Box) -> Record | None:

@@ -17,7 +17,7 @@ from .coordinate_map import CoordinateMap, capacity_for
 from .kernel_map import KernelMap, Relation
 from .padded import PaddedScene, rows_found
 
-__all__ = ["Answers", "Chain", "Record", "Step"]
+__all__ = ["Answers", "Chain", "Record", "Sides", "Step", "ordered_alike"]
 
 _ROOM = 1.25  # memory of a level over the estimate
 
@@ -67,14 +67,20 @@ class _Level:
 # The coordinates over which a step was asked, and its answer.
 Answers = dict[Step, tuple[CoordinateMap, Any]]
 
+# Tiles or table of side 0 and of side 1 of a step; None where there is nothing.
+Sides = tuple[Any, ...]
+
 
 class Chain:
     """All maps of a scene in one go."""
 
     def __init__(
-        self, cmap: CoordinateMap, target: Target, steps: tuple[Step, ...], last: Record
-    ) -> None:
+        self, cmap: CoordinateMap, target: Target, steps: tuple[Step, ...], last: Record,
+        slack: float = _ROOM,
+    ) -> None:  # fmt: skip
+        """slack: memory of a level over the estimate."""
         self.cmap, self.target, self.steps, self.last = cmap, target, steps, last
+        self.slack = slack
         self.device = cmap.device
         self.levels: dict[int, _Level] = {}
         self.slots: dict[int, torch.Tensor] = {}
@@ -88,24 +94,41 @@ class Chain:
 
         books, root = self._expanded(rooms)
         fetched = Fetched([books, root.flags])
-        made = [self._queue(place, step) for place, step in enumerate(self.steps)]
+        made = self.queued()
         return self._finish(made, rooms, fetched.read())
 
     def padded(self, scene: PaddedScene) -> Answers | None:
         """The same, as large as there is room; nothing waits for the device."""
+        if not self.lay_out(scene, distinct=True):
+            return None
+        return self.assembled(self.queued(), scene.rooms, self.coords())
+
+    def lay_out(self, scene: PaddedScene, distinct: bool = False) -> bool:
+        """Queue the coordinates of all levels of a padded scene, which learns where its counters
+        are; False where the last scene does not tell how large they get.
+
+        distinct: rows tell which level they are of.
+        """
         rooms = self._rooms()
         if rooms is None:
-            return None
+            return False
         taken = {self.cmap.n_rows}
-        for place in rooms:  # each its own, so that rows tell which level they are of
-            while rooms[place] in taken:
+        for place in rooms:
+            while distinct and rooms[place] in taken:
                 rooms[place] += 8
             taken.add(rooms[place])
         scene.books, root = self._expanded(rooms)
         scene.lengths, scene.flags = tuple(self._books()), root.flags
         scene.rooms = {0: self.cmap.n_rows, **{place + 1: room for place, room in rooms.items()}}
-        made = [self._queue(place, step) for place, step in enumerate(self.steps)]
-        return self._answers(made, scene.rooms)
+        return True
+
+    def queued(self) -> list[Sides]:
+        """Queue the maps over these coordinates: the sides of every step."""
+        return [self._queue(place, step) for place, step in enumerate(self.steps)]
+
+    def coords(self) -> dict[int, torch.Tensor]:
+        """The coordinates of the new levels, by level."""
+        return {level: made.coords for level, made in self.levels.items() if level}
 
     def _expanded(self, rooms: dict[int, int]) -> tuple[torch.Tensor, Any]:
         """Queue the coordinates of all levels; (counters of the new tables, table of the root)."""
@@ -136,7 +159,7 @@ class Chain:
             likely = rows * growth
             if likely <= SORTED_APART:  # with more room the rows would be ordered otherwise
                 most = min(most, SORTED_APART)
-            rooms[place] = min(most, _rounded(int(_ROOM * likely) + 256))
+            rooms[place] = min(most, _rounded(int(self.slack * likely) + 256))
         return rooms
 
     def _tables(self, rooms: dict[int, int]) -> tuple[dict[int, Any], torch.Tensor]:
@@ -181,8 +204,7 @@ class Chain:
         self.slots[place] = slots
         self.levels[place + 1] = _Level(coords, out_box, table, table.total)
 
-    def _queue(self, place: int, step: Step) -> tuple[Any, ...]:
-        """(tiles or table of side 0, of side 1) of a step; None where there is nothing."""
+    def _queue(self, place: int, step: Step) -> Sides:
         from ..kernels.mask_order import mask_order, pack_tiles
         from ..kernels.neighbor_table import neighbor_lookup
         from ..kernels.new_rows import link_new_rows
@@ -211,11 +233,10 @@ class Chain:
         return tuple(sides)
 
     def _finish(
-        self, made: list[tuple[Any, ...]], rooms: dict[int, int], counters: list[list[int]]
+        self, made: list[Sides], rooms: dict[int, int], counters: list[list[int]]
     ) -> Answers | None:
         """Cut everything to size, now that the sizes are known."""
         from ..kernels.hash_table import live_flags
-        from ..kernels.mask_order import SORTED_APART
 
         books, root = counters
         cmap = self.cmap
@@ -225,21 +246,27 @@ class Chain:
             return None
         levels = {place + 1: room for place, room in rooms.items()}
         rows = rows_found(books, self._books(), levels)
-        if rows is None or any(rows[n] <= SORTED_APART < room for n, room in levels.items()):
+        if rows is None or not ordered_alike(rows, levels):
             return None
-        return self._answers(made, {0: cmap.n_rows, **rows})
+        return self.assembled(made, {0: cmap.n_rows, **rows}, self.coords())
 
-    def _answers(self, made: list[tuple[Any, ...]], rows: dict[int, int]) -> Answers:
+    def assembled(
+        self, made: list[Sides], rows: dict[int, int], coords: dict[int, torch.Tensor]
+    ) -> Answers:
+        """The answers made of these sides and the new levels' coordinates, cut to `rows`."""
         answers: Answers = {}
         maps = {0: self.cmap}
         for place, (step, sides) in enumerate(zip(self.steps, made, strict=True)):
-            found = self._answer(place, step, sides, rows)
+            found = self._answer(place, step, sides, rows, coords)
             if step.kind == "strided":
                 maps[place + 1] = found[0]
             answers[step] = maps[step.level], found
         return answers
 
-    def _answer(self, place: int, step: Step, sides: tuple[Any, ...], rows: dict[int, int]) -> Any:
+    def _answer(
+        self, place: int, step: Step, sides: Sides, rows: dict[int, int],
+        coords: dict[int, torch.Tensor],
+    ) -> Any:  # fmt: skip
         strided = step.kind == "strided"
         n_x, n_y = rows[step.level], rows[place + 1 if strided else step.level]
         symmetric, center = (
@@ -254,9 +281,16 @@ class Chain:
         if not strided:
             return kmap
         assert step.out_box is not None
-        new = CoordinateMap(self.levels[place + 1].coords[:n_y], step.out_box)
+        new = CoordinateMap(coords[place + 1][:n_y], step.out_box)
         new.adopt()
         return new, kmap
+
+
+def ordered_alike(rows: dict[int, int], rooms: dict[int, int]) -> bool:
+    """Whether the rows of every level are ordered as they would be without room to spare."""
+    from ..kernels.mask_order import SORTED_APART
+
+    return not any(rows[level] <= SORTED_APART < rooms[level] for level in rows)
 
 
 def _rounded(rows: int) -> int:

@@ -55,10 +55,18 @@ class PaddedScene:
     def rows(self, n_rows: int) -> dict[int, int] | None:
         """Rows of every level, once the kernels have run, which this waits for; None where rows are
         equal, lie outside, or do not fit."""
-        from ..kernels.hash_table import Fetched, live_flags
+        from ..kernels.hash_table import Fetched
 
         assert self.books is not None and self.flags is not None
         books, flags = Fetched([self.books, self.flags]).read()
+        return self.judged(books, flags, n_rows)
+
+    def judged(
+        self, books: Sequence[int], flags: Sequence[int], n_rows: int
+    ) -> dict[int, int] | None:
+        """The same from the values of `books` and `flags`."""
+        from ..kernels.hash_table import live_flags
+
         inserted, seen, overflow = live_flags(flags)
         if overflow or not inserted == seen == n_rows:
             return None

@@ -1,0 +1,174 @@
+"""Maps replayed from captured graphs are the maps that would have been built one by one."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from sparse_bridge import settings
+from sparse_bridge.core import ahead, functional, map_graph
+from tests.clouds import cloud
+
+from .test_ahead import HALF, PAIR, QUARTER, SHAPE, Scene, features, same
+
+pytestmark = pytest.mark.gpu
+
+UNTIL_CAPTURED = 5  # two scenes make a habit, three built ahead alike are enough
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    ahead.forget()
+    with settings.override(map_graphs=True, tune="off"):
+        yield
+    ahead.forget()
+
+
+def scene(seed, share=0.2, **kwargs):
+    return Scene(cloud(SHAPE, share=share, seed=seed, device="cuda", **kwargs))
+
+
+def graphs():
+    (habit,) = ahead._habits.values()
+    return habit.graphs
+
+
+def captured(share=0.2, **kwargs):
+    """The graphs of a grid, with one in them."""
+    for seed in range(UNTIL_CAPTURED):
+        scene(seed, share, **kwargs).network()
+    assert len(graphs().graphs) == 1
+    return graphs()
+
+
+@pytest.fixture
+def replays(monkeypatch):
+    """How often a graph answered."""
+    found = []
+    answers = map_graph._MapGraph.answers
+
+    def counted(self, *args):
+        found.append(answers(self, *args))
+        return found[-1]
+
+    monkeypatch.setattr(map_graph._MapGraph, "answers", counted)
+    return found
+
+
+def test_scenes_of_other_sizes(replays):
+    captured()
+    for seed, share in ((11, 0.2), (12, 0.19), (13, 0.205), (14, 0.12)):
+        assert scene(seed, share).network() == 0  # which compares every map
+    assert scene(15, empty_items=(1,)).network() == 0
+    assert len(replays) == 5 and None not in replays
+
+
+def test_maps_outlive_later_replays(replays):
+    captured()
+    first = scene(21)
+    kmap = first.submanifold(first.root)
+    half, down = first.strided(first.root, HALF)
+    first.submanifold(half)
+    first.submanifold(half, PAIR)
+    first.strided(half, QUARTER, PAIR)
+    x = features(kmap.n_in, 8, seed=1).mul(4).round().cuda()
+    weight = features(27 * 8, 16, seed=3).mul(4).round().view(27, 8, 16).cuda()
+    before = [functional.conv(x, weight, None, one) for one in (kmap, down)]
+    coords = half[0].coords.clone()
+    for seed in (22, 23):
+        scene(seed).network()
+    assert len(replays) == 3
+    after = [functional.conv(x, weight, None, one) for one in (kmap, down)]
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+    assert torch.equal(coords, half[0].coords)
+
+
+@pytest.mark.parametrize("spoil", ["equal", "outside"])
+def test_equal_and_outlying_rows(replays, spoil):
+    captured()
+    coords = cloud(SHAPE, share=0.2, seed=31)
+    coords[5] = coords[9] if spoil == "equal" else torch.tensor([0, 0, 10, 0], dtype=torch.int32)
+    assert Scene(coords.cuda()).network() == 5
+    assert replays == [None]
+
+
+def test_a_scene_that_outgrows_the_graph(replays):
+    """Level 1 takes more rows than there is room for."""
+    held = captured(share=0.9)
+    rows = dict(held.graphs[0].scene.rooms)
+    sparse = cloud(SHAPE, share=0.9, seed=41)[::7].contiguous()  # few rows, nearly all of HALF
+    built = Scene(sparse.cuda()).network()
+    assert built in (0, 5)
+    held.graphs[0].scene.rooms = dict.fromkeys(rows, 1)
+    assert scene(42, 0.9).network() == 0  # queued instead
+    assert replays[-1] is None and not held.graphs
+
+
+def test_streams_and_inference_mode(replays):
+    with torch.inference_mode():
+        captured()
+    assert scene(51).network() == 0
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        assert scene(52).network() == 0
+    torch.cuda.current_stream().wait_stream(side)
+    assert scene(53).network() == 0
+    with torch.inference_mode():
+        assert scene(54).network() == 0
+    assert len(replays) == 4 and None not in replays
+
+
+def test_the_switch(replays):
+    captured()
+    with settings.override(map_graphs=False):
+        assert scene(61).network() == 0
+    assert not replays
+
+
+def test_a_capture_that_fails(monkeypatch, replays):
+    def fail(*args):
+        raise RuntimeError("this allocator cannot")
+
+    monkeypatch.setattr(map_graph, "_captured", fail)
+    for seed in range(UNTIL_CAPTURED + 4):
+        built = scene(seed).network()
+    assert built == 0 and not graphs().graphs and not replays
+
+
+def test_a_full_memory_gives_the_graphs_back(monkeypatch):
+    held = captured()
+
+    def full(self, *args):
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(map_graph._MapGraph, "answers", full)
+    assert scene(71).network() == 5
+    assert not held.graphs
+
+
+def test_threads():
+    """Scenes of several threads take turns."""
+    captured()
+    failures = []
+
+    def work(thread):
+        try:
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                for turn in range(4):
+                    here = scene(100 + 10 * thread + turn)
+                    kmap = here.submanifold(here.root)
+                    same(kmap, kmap, False)
+            stream.synchronize()
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
