@@ -5,8 +5,12 @@ Triton 3.0 (torch 2.4) to the newest. Each answer says which release it is about
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import pathlib
+import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +24,7 @@ __all__ = [
     "Entry",
     "hooks_installed",
     "launcher_of",
+    "loading",
     "name_constexprs",
     "triton_cache",
 ]
@@ -44,9 +49,45 @@ def hooks_installed() -> bool:
     return bool(getattr(hook, "calls", hook))
 
 
+_loading = threading.RLock()
+
+
+def load_apart(build: Any) -> bool:
+    """Let launchers be loaded by several threads at once; whether `build`, Triton's module that
+    loads them, has the place for it.
+
+    Triton up to 3.7 compiles a C module per signature and loads all of them under one name. CPython
+    keeps one module object per name for such modules: where a second kernel of a signature is
+    loaded, the object that another thread has just been given is filled with that one's function,
+    and a kernel ends up with the launcher of another. Here every load gets an object of its own.
+    """
+    load = getattr(build, "_load_module_from_path", None)  # from 3.4 on
+    if load is None or getattr(load, "apart", False):
+        return load is not None
+
+    def load_one(name: str, path: str) -> types.ModuleType:
+        with _loading:
+            found = types.ModuleType(name)
+            found.__dict__.update(load(name, path).__dict__)
+        return found
+
+    load_one.apart = True  # type: ignore[attr-defined]
+    build._load_module_from_path = load_one
+    return True
+
+
+_APART = load_apart(importlib.import_module("triton.runtime.build"))
+
+
+def loading() -> contextlib.AbstractContextManager[Any]:
+    """Around whatever may load a launcher."""
+    return contextlib.nullcontext() if _APART else _loading
+
+
 def launcher_of(compiled: Any) -> Entry:
     """How to run a compiled kernel again."""
-    run = compiled.run
+    with loading():
+        run = compiled.run
     between = (compiled.function, compiled.packed_metadata, None, None, None)
     # Triton's launcher object only fetches scratch memory; kernels without any skip it. Its inner
     # signature belongs to one release.

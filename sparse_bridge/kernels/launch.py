@@ -19,7 +19,14 @@ import torch
 
 from . import rehearsal
 from . import target as targets
-from .features import PASS_CONSTEXPRS, Entry, hooks_installed, launcher_of, name_constexprs
+from .features import (
+    PASS_CONSTEXPRS,
+    Entry,
+    hooks_installed,
+    launcher_of,
+    loading,
+    name_constexprs,
+)
 from .target import Target
 
 __all__ = [
@@ -155,7 +162,8 @@ class Kernel:
             coming.exception()  # waits; what failed there fails again below, to the caller's face
         entry = self._compiled.get(place)
         if entry is None or hooks_installed():
-            compiled = self.fn[it.grid](*it.args, *it.constants, **it.options)
+            with loading():
+                compiled = self.fn[it.grid](*it.args, *it.constants, **it.options)
             self._compiled[place] = launcher_of(compiled)
         else:
             _call(entry, it.device, it.grid, it.args, it.constants)
