@@ -21,7 +21,7 @@ import torch
 
 from .. import settings
 from ..kernels import target as targets
-from . import padded
+from . import map_graph, padded
 from .conv_spec import Box, Offsets
 from .coordinate_map import CoordinateMap
 from .kernel_map import KernelMap
@@ -129,7 +129,9 @@ def _begin(cmap: CoordinateMap, first: Step) -> Trail:
         trusted = steps == habit.steps and habit.wait == 0
         habit.record, habit.steps = record, steps
         habit.wait = max(0, habit.wait - 1)
-    if last is None or not trusted or steps[:1] != (first,) or not _worthwhile(steps):
+    if last is None or not trusted or steps[:1] != (first,):
+        return Trail(record, {}, 0)
+    if not (_several(steps) or (len(steps) < _STEPS and map_graph.possible(cmap, target))):
         return Trail(record, {}, 0)
     answers = _answers(habit.graphs, cmap, target, steps, last)
     with _lock:
@@ -156,14 +158,19 @@ def _answers(
     return answers
 
 
-def habit_of(device: torch.device, box: Box) -> Record | None:
-    """What the last two scenes of a grid were asked alike, if maps are built ahead for it."""
+def habit_of(device: torch.device, box: Box, training: bool = False) -> Record | None:
+    """What the last two scenes of a grid were asked alike, if maps are built ahead for it.
+
+    training: with what a backward pass asks as well, which of the last scene is still to come.
+    """
     with _lock:
         habit = _habits.get((device, box))
         if habit is None or habit.record is None or habit.wait or habit.failures:
             return None
         steps = tuple(habit.record.steps)
-        return habit.record if steps == habit.steps and _worthwhile(steps) else None
+        if steps != habit.steps or not 0 < len(steps) < _STEPS:
+            return None
+        return habit.record.both_ways() if training else habit.record
 
 
 def _padded(cmap: CoordinateMap, target: targets.Target | None, scene: PaddedScene) -> Answers:
@@ -172,7 +179,11 @@ def _padded(cmap: CoordinateMap, target: targets.Target | None, scene: PaddedSce
         return {}
     cmap.count = scene.count
     cmap.adopt()
-    return Chain(cmap, target, tuple(scene.record.steps), scene.record).padded(scene) or {}
+    chain = Chain(cmap, target, tuple(scene.record.steps), scene.record)
+    if scene.prepared is None:
+        return chain.padded(scene) or {}
+    made, coords = scene.prepared
+    return chain.assembled(made, scene.rooms, coords, scene)
 
 
 def _stream(device: torch.device) -> int:
@@ -183,6 +194,6 @@ def _stream(device: torch.device) -> int:
     return stream
 
 
-def _worthwhile(steps: tuple[Step, ...]) -> bool:
+def _several(steps: tuple[Step, ...]) -> bool:
     """Several maps, strided ones among them, which would each wait for the device."""
     return 1 < len(steps) < _STEPS and any(step.kind == "strided" for step in steps)

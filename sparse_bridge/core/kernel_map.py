@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..kernels.target import Target
-from . import padded
 from .coordinate_map import Duplicates
 from .host_index import PairLists
+from .padded import PaddedScene, UnpaddedError
 
 if TYPE_CHECKING:
     from ..kernels.mask_order import TileList
@@ -28,12 +28,16 @@ __all__ = ["DevicePairs", "KernelMap", "Relation"]
 @dataclasses.dataclass(eq=False)
 class DevicePairs:
     """Pair lists int32 with their starts int64 [L + 1] on the device; see `PairLists` for the
-    rest."""
+    rest. The lists of a padded scene have room for more pairs than they hold.
+
+    likely: about how many pairs they hold.
+    """
 
     in_rows: torch.Tensor
     out_rows: torch.Tensor
     starts: torch.Tensor
     mirrored: bool
+    likely: int
 
 
 class Relation:
@@ -42,7 +46,7 @@ class Relation:
 
     symmetric: submanifold; x and y rows are the same rows, and side 1 is side 0 with its offsets
     reversed. regular: an offset meets each row at most once, so tables can hold it; None (pair
-    lists of the user) to look when asked.
+    lists of the user) to look when asked.  scene: the padded scene it is of, if it is.
     """
 
     def __init__(
@@ -50,8 +54,9 @@ class Relation:
         center: int = -1, tables: tuple[NeighborTable | None, NeighborTable | None] = (None, None),
         lists: PairLists | None = None, regular: bool | None = True,
         views: Sequence[NeighborTable | TileList | None] = (None, None),
+        scene: PaddedScene | None = None,
     ) -> None:  # fmt: skip
-        self.n_rows = (n_y, n_x)
+        self.n_rows, self.scene = (n_y, n_x), scene
         self.n_offsets, self.device, self.symmetric, self.center = (
             n_offsets,
             device,
@@ -144,7 +149,8 @@ class Relation:
     def lists(self) -> PairLists:
         """Pair lists with host starts; waits for the device where only tables exist."""
         if self._lists is None:
-            padded.forbid("A list of pairs")
+            if self.scene is not None:
+                raise UnpaddedError("A list of pairs needs the number of rows on the host.")
             side = 0 if self._known(0) else 1
             table = self.table(side)[0]
             n_lists = self.n_offsets // 2 + 1 if self.symmetric else self.n_offsets
@@ -181,7 +187,9 @@ class Relation:
                 lists = self._lists
                 starts = torch.tensor(lists.starts, dtype=torch.int64, device=self.device)
                 x_rows, y_rows = lists.rows(slice(None))
-                self._pairs = DevicePairs(x_rows.int(), y_rows.int(), starts, lists.mirrored)
+                self._pairs = DevicePairs(
+                    x_rows.int(), y_rows.int(), starts, lists.mirrored, len(x_rows)
+                )
             else:
                 self._pairs = self._compact(target)
         return self._pairs
@@ -189,13 +197,14 @@ class Relation:
     def _compact(self, target: Target) -> DevicePairs:
         from ..kernels.mask_order import compact_pairs
 
-        padded.forbid("A list of pairs")
         ready = [tiles is not None for tiles in self._tiles]
         side = ready.index(True) if any(ready) else 0 if self._known(0) else 1
         n_lists = self.n_offsets // 2 + 1 if self.symmetric else self.n_offsets
-        found, rows, starts = compact_pairs(self.tiles(side, target)[0], n_lists, target)
+        room = None if self.scene is None else n_lists * self.n_rows[side]
+        found, rows, starts = compact_pairs(self.tiles(side, target)[0], n_lists, target, room)
         x_rows, y_rows = (found, rows) if side == 0 else (rows, found)
-        return DevicePairs(x_rows, y_rows, starts, self.symmetric)
+        likely = len(rows) if room is None else room // 3
+        return DevicePairs(x_rows, y_rows, starts, self.symmetric, likely)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

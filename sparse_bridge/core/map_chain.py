@@ -7,6 +7,7 @@ the counters of all levels. See `ahead` for when this is done.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -47,6 +48,13 @@ class Record:
     rows: dict[int, int] = dataclasses.field(default_factory=dict)
     tiled: dict[int, set[int]] = dataclasses.field(default_factory=dict)
     asked: dict[int, set[int]] = dataclasses.field(default_factory=dict)
+
+    def both_ways(self) -> Record:
+        """The same with both sides of every strided map wanted, as tiles where one is."""
+        strided = [place for place, step in enumerate(self.steps) if step.kind == "strided"]
+        tiled = {**self.tiled, **{place: {0, 1} for place in strided if self.tiled.get(place)}}
+        asked = {**self.asked, **{place: {0, 1} for place in strided}}
+        return dataclasses.replace(self, tiled=tiled, asked=asked)
 
 
 @dataclasses.dataclass(eq=False)
@@ -101,7 +109,7 @@ class Chain:
         """The same, as large as there is room; nothing waits for the device."""
         if not self.lay_out(scene, distinct=True):
             return None
-        return self.assembled(self.queued(), scene.rooms, self.coords())
+        return self.assembled(self.queued(), scene.rooms, self.coords(), scene)
 
     def lay_out(self, scene: PaddedScene, distinct: bool = False) -> bool:
         """Queue the coordinates of all levels of a padded scene, which learns where its counters
@@ -109,22 +117,44 @@ class Chain:
 
         distinct: rows tell which level they are of.
         """
+        from ..kernels.mask_order import SORTED_APART
+
         rooms = self._rooms()
         if rooms is None:
             return False
         taken = {self.cmap.n_rows}
         for place in rooms:
+            step = -8 if rooms[place] == SORTED_APART else 8
             while distinct and rooms[place] in taken:
-                rooms[place] += 8
+                rooms[place] += step
             taken.add(rooms[place])
         scene.books, root = self._expanded(rooms)
         scene.lengths, scene.flags = tuple(self._books()), root.flags
         scene.rooms = {0: self.cmap.n_rows, **{place + 1: room for place, room in rooms.items()}}
+        scene.counts = {
+            level: scene.count if made.count is None else made.count
+            for level, made in self.levels.items()
+        }
         return True
 
     def queued(self) -> list[Sides]:
         """Queue the maps over these coordinates: the sides of every step."""
         return [self._queue(place, step) for place, step in enumerate(self.steps)]
+
+    def queued_apart(self, streams: Sequence[torch.cuda.Stream]) -> list[Sides]:
+        """The same, side by side: a map keeps few multiprocessors busy. What one stream makes,
+        others read only after all have joined the current one, and what they all read stays."""
+        here, made = torch.cuda.current_stream(self.device), []
+        kept = dict(self.slots)
+        for stream in streams:
+            stream.wait_stream(here)
+        for place, step in enumerate(self.steps):
+            with torch.cuda.stream(streams[place % len(streams)]):
+                made.append(self._queue(place, step))
+        for stream in streams:
+            here.wait_stream(stream)
+        self.slots = kept
+        return made
 
     def coords(self) -> dict[int, torch.Tensor]:
         """The coordinates of the new levels, by level."""
@@ -251,13 +281,17 @@ class Chain:
         return self.assembled(made, {0: cmap.n_rows, **rows}, self.coords())
 
     def assembled(
-        self, made: list[Sides], rows: dict[int, int], coords: dict[int, torch.Tensor]
-    ) -> Answers:
-        """The answers made of these sides and the new levels' coordinates, cut to `rows`."""
+        self, made: list[Sides], rows: dict[int, int], coords: dict[int, torch.Tensor],
+        scene: PaddedScene | None = None,
+    ) -> Answers:  # fmt: skip
+        """The answers made of these sides and the new levels' coordinates, cut to `rows`.
+
+        scene: the padded scene whose they are, if they are cut to its rooms.
+        """
         answers: Answers = {}
         maps = {0: self.cmap}
         for place, (step, sides) in enumerate(zip(self.steps, made, strict=True)):
-            found = self._answer(place, step, sides, rows, coords)
+            found = self._answer(place, step, sides, rows, coords, scene)
             if step.kind == "strided":
                 maps[place + 1] = found[0]
             answers[step] = maps[step.level], found
@@ -265,7 +299,7 @@ class Chain:
 
     def _answer(
         self, place: int, step: Step, sides: Sides, rows: dict[int, int],
-        coords: dict[int, torch.Tensor],
+        coords: dict[int, torch.Tensor], scene: PaddedScene | None,
     ) -> Any:  # fmt: skip
         strided = step.kind == "strided"
         n_x, n_y = rows[step.level], rows[place + 1 if strided else step.level]
@@ -275,7 +309,7 @@ class Chain:
         kmap = KernelMap(
             Relation(
                 n_x, n_y, len(step.offsets), self.device, symmetric=symmetric, center=center,
-                views=sides,
+                views=sides, scene=scene,
             )
         )  # fmt: skip
         if not strided:

@@ -9,22 +9,26 @@ scene, so only scenes whose host time matters get one.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from .. import log, settings
+from ..kernels import target as targets
 from ..kernels.target import Target
+from .conv_spec import Box
 from .coordinate_map import CoordinateMap
 from .map_chain import Answers, Chain, Record, Sides, Step, ordered_alike
 from .padded import PaddedScene, room_for
 
-__all__ = ["MapGraphs"]
+__all__ = ["CapturedMaps", "MapGraphs", "apart", "captured", "padded_scene", "possible"]
 
 _STEADY = 2  # scenes alike before a graph is captured
 _MOST_ROWS = 1 << 17  # above, the GPU takes longer than the host
+_STREAMS = 4  # on which maps are built side by side
 _GRAPHS = 3  # of a grid
 _CAPTURES = 16  # of a grid, in all
 _SPARE = 1.125  # room of level 0 over the scene that is captured
@@ -72,7 +76,7 @@ class MapGraphs:
                 if self.stream is not None and stream != self.stream:
                     stream.wait_stream(self.stream)
                 self.stream = stream
-                found = graph.answers(cmap, stream)
+                found = graph.answers(cmap)
             if found is None:  # too small, or the scene is not like the others
                 self.graphs.remove(graph)
                 self.steady = 0
@@ -82,7 +86,7 @@ class MapGraphs:
         self, cmap: CoordinateMap, target: Target, steps: tuple[Step, ...], last: Record
     ) -> None:
         """Capture a graph where scenes like this one, just built without, keep coming."""
-        if not _possible(cmap, target) or self.captures >= _CAPTURES:
+        if not possible(cmap, target) or self.captures >= _CAPTURES:
             return
         wants = _wants(last)
         self.steady = self.steady + 1 if wants == self.wants else 0
@@ -92,7 +96,7 @@ class MapGraphs:
         with self.lock, torch.cuda.device(cmap.device):
             self.captures += 1
             self.steady = 0
-            if self.pool is None:
+            if not self.graphs:  # a pool lasts as long as its graphs
                 self.pool = torch.cuda.graph_pool_handle()
             try:
                 graph = _MapGraph(cmap, target, steps, last, wants, self.pool)
@@ -111,7 +115,7 @@ def _capturing() -> bool:
     return torch.cuda.is_current_stream_capturing()
 
 
-def _possible(cmap: CoordinateMap, target: Target) -> bool:
+def possible(cmap: CoordinateMap, target: Target) -> bool:
     """Whether maps over `cmap` may be replayed: a scene of few rows on an NVIDIA GPU."""
     return (
         cmap.device.type == "cuda"
@@ -121,59 +125,141 @@ def _possible(cmap: CoordinateMap, target: Target) -> bool:
     )
 
 
+class CapturedMaps:
+    """The maps of a padded scene as two graphs, of the coordinates of all levels and of the maps
+    over them: the host learns how many rows there are as soon as the first is through.
+
+    scene: with the coordinates of a scene like those to come in place; its maps are `prepared`.
+    box: of the coordinates.  distinct: see `Chain.lay_out`.  The current stream must not be the
+    default one. Raises RuntimeError where nothing can be captured.
+    """
+
+    def __init__(
+        self, scene: PaddedScene, box: Box, target: Target, steps: tuple[Step, ...], pool: Any,
+        distinct: bool = False,
+    ) -> None:  # fmt: skip
+        self.scene = scene
+
+        def chain() -> Chain:
+            root = CoordinateMap(scene.coords, box)
+            root.count = scene.count
+            root.adopt()
+            return Chain(root, target, steps, scene.record, _SLACK)
+
+        rehearsal = chain()  # whatever is compiled or loaded is so before
+        if not rehearsal.lay_out(scene, distinct):
+            raise RuntimeError("the last scene does not tell how large the levels get")
+        rehearsal.queued()
+        assert scene.books is not None and scene.flags is not None
+        self.lengths = [len(scene.books), len(scene.flags)]
+        self.host = torch.empty(sum(self.lengths), dtype=torch.int32, pin_memory=True)
+        torch.cuda.current_stream().synchronize()
+        del rehearsal
+        self._chain = chain()  # its tables are read by the second graph
+        self.first, _ = captured(lambda: self._coordinates(distinct), pool)
+        streams = [torch.cuda.Stream(scene.coords.device) for _ in range(_STREAMS)]
+        self.second, made = captured(lambda: self._chain.queued_apart(streams), pool)
+        scene.prepared = made, self._chain.coords()
+        self.event = torch.cuda.Event()
+
+    def _coordinates(self, distinct: bool) -> None:
+        scene = self.scene
+        self._chain.lay_out(scene, distinct)
+        assert scene.books is not None and scene.flags is not None
+        mine = self.host.split(self.lengths)
+        mine[0].copy_(scene.books, non_blocking=True)
+        mine[1].copy_(scene.flags, non_blocking=True)
+
+    def start(self, coords: torch.Tensor) -> None:
+        """Queue the maps over these coordinates, of which there must be room for."""
+        n_rows = coords.shape[0]
+        self.scene.coords[:n_rows].copy_(coords)
+        self.scene.count.fill_(n_rows - 1)
+        self.first.replay()
+        self.event.record(torch.cuda.current_stream())
+        self.second.replay()
+
+    def rows(self, n_rows: int) -> dict[int, int] | None:
+        """Rows of every level; None where the scene cannot be served, or would be ordered
+        otherwise. Waits for the first graph."""
+        self.event.synchronize()
+        books, flags = (part.tolist() for part in self.host.split(self.lengths))
+        rows = self.scene.judged(books, flags, n_rows)
+        return rows if rows is not None and ordered_alike(rows, self.scene.rooms) else None
+
+
+def padded_scene(coords: torch.Tensor, room: int, record: Record) -> PaddedScene:
+    """A scene with room for `room` rows, and `coords` [N, 1 + D] in place."""
+    wide = coords.new_zeros((room, coords.shape[1]))
+    wide[: coords.shape[0]].copy_(coords)
+    return PaddedScene(wide, coords.new_full((1,), coords.shape[0] - 1), record)
+
+
+@contextlib.contextmanager
+def apart(device: torch.device) -> Iterator[None]:
+    """A stream of its own, between what came before and what comes after, and other random
+    numbers."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    try:
+        with _random_numbers_apart(device), torch.cuda.stream(stream):
+            yield
+    finally:
+        torch.cuda.current_stream(device).wait_stream(stream)
+
+
+def captured(work: Callable[[], Any], pool: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """(the graph of what `work` launches on the current stream, what it returns).
+
+    torch's own context manager would collect garbage and empty the allocator's cache before.
+    """
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    try:
+        made = work()
+        graph.capture_end()
+    except BaseException:
+        _abandon(graph, pool)
+        raise
+    return graph, made
+
+
+def _abandon(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
+    """End a capture that failed, in the allocator as well, which torch leaves out then."""
+    with contextlib.suppress(RuntimeError):
+        graph.capture_end()
+    with contextlib.suppress(RuntimeError, AttributeError):
+        torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+
+
+@contextlib.contextmanager
+def _random_numbers_apart(device: torch.device) -> Iterator[None]:
+    """A GPU's random numbers from another generator: a capture that fails leaves the one that was
+    in use unusable, and trials must not move the user's."""
+    generator = torch.cuda.default_generators[targets.device_index(device)]
+    own = generator.graphsafe_get_state()
+    generator.graphsafe_set_state(torch.Generator(device).graphsafe_get_state())
+    try:
+        yield
+    finally:
+        generator.graphsafe_set_state(own)
+
+
 class _MapGraph:
-    """Two graphs, of the coordinates of all levels and of the maps over them: the host learns how
-    many rows there are as soon as the first is through."""
+    """Captured maps, and copies of them for every scene."""
 
     def __init__(
         self, cmap: CoordinateMap, target: Target, steps: tuple[Step, ...], last: Record,
         wants: _Wants, pool: Any,
     ) -> None:  # fmt: skip
         self.target, self.steps, self.last, self.wants = target, steps, last, wants
-        with torch.inference_mode(False), torch.no_grad():
-            coords = torch.zeros(
-                (_room(cmap.n_rows), cmap.coords.shape[1]), dtype=torch.int32, device=cmap.device
-            )
-            coords[: cmap.n_rows].copy_(cmap.coords)
-            count = torch.full((1,), cmap.n_rows - 1, dtype=torch.int32, device=cmap.device)
-            self.scene = PaddedScene(coords, count, last)
-            stream = torch.cuda.Stream(cmap.device)
-            stream.wait_stream(torch.cuda.current_stream(cmap.device))
-            with torch.cuda.stream(stream):
-                self._capture(cmap, pool)
-            torch.cuda.current_stream(cmap.device).wait_stream(stream)
-        self.event = torch.cuda.Event()
-
-    def _chain(self, cmap: CoordinateMap) -> Chain:
-        """Over the padded scene."""
-        root = CoordinateMap(self.scene.coords, cmap.box)
-        root.count = self.scene.count
-        root.adopt()
-        return Chain(root, self.target, self.steps, self.last, _SLACK)
-
-    def _capture(self, cmap: CoordinateMap, pool: Any) -> None:
-        rehearsal = self._chain(cmap)  # whatever is compiled or loaded is so before
-        rehearsal.lay_out(self.scene)
-        rehearsal.queued()
-        assert self.scene.books is not None and self.scene.flags is not None
-        self.lengths = [len(self.scene.books), len(self.scene.flags)]
-        self.host = torch.empty(sum(self.lengths), dtype=torch.int32, pin_memory=True)
-        parts = self.host.split(self.lengths)
-        torch.cuda.current_stream().synchronize()
-        del rehearsal
-        chain = self._chain(cmap)
-
-        def coordinates() -> None:
-            chain.lay_out(self.scene)
-            for mine, vector in zip(parts, (self.scene.books, self.scene.flags), strict=True):
-                assert vector is not None
-                mine.copy_(vector, non_blocking=True)
-
-        self.first, _ = _captured(coordinates, pool)
-        self.second, made = _captured(chain.queued, pool)
-        self.made, self.coords = made, chain.coords()
-        self._memory = chain  # its tables are read by the second graph
-        self.sources = _tensors(made, self.coords)
+        with torch.inference_mode(False), torch.no_grad(), apart(cmap.device):
+            scene = padded_scene(cmap.coords, _room(cmap.n_rows), last)
+            self.maps = CapturedMaps(scene, cmap.box, target, steps, pool)
+        self.scene = scene
+        assert scene.prepared is not None
+        self.made, self.coords = scene.prepared
+        self.sources = _tensors(self.made, self.coords)
 
     def serves(self, cmap: CoordinateMap, steps: tuple[Step, ...], last: Record) -> bool:
         """Whether this scene is of the graph's kind and size."""
@@ -185,22 +271,15 @@ class _MapGraph:
             and steps == self.steps
         )
 
-    def answers(self, cmap: CoordinateMap, stream: torch.cuda.Stream) -> Answers | None:
-        n_rows, scene = cmap.n_rows, self.scene
-        scene.coords[:n_rows].copy_(cmap.coords)
-        scene.count.fill_(n_rows - 1)
-        self.first.replay()
-        self.event.record(stream)
-        self.second.replay()
+    def answers(self, cmap: CoordinateMap) -> Answers | None:
+        self.maps.start(cmap.coords)
         copies = {id(source): torch.empty_like(source) for source in self.sources}
         torch._foreach_copy_(list(copies.values()), self.sources)
-        self.event.synchronize()
-        books, flags = (part.tolist() for part in self.host.split(self.lengths))
-        rows = scene.judged(books, flags, n_rows)
-        if rows is None or not ordered_alike(rows, scene.rooms):
+        rows = self.maps.rows(cmap.n_rows)
+        if rows is None:
             return None
         if not cmap.checked:
-            cmap.judge(n_rows, n_rows, False)
+            cmap.judge(cmap.n_rows, cmap.n_rows, False)
         made = [tuple(_copied(side, copies) for side in sides) for sides in self.made]
         coords = {level: copies[id(one)] for level, one in self.coords.items()}
         return Chain(cmap, self.target, self.steps, self.last).assembled(made, rows, coords)
@@ -212,20 +291,6 @@ def _room(n_rows: int) -> int:
 
     room = room_for(int(_SPARE * n_rows))
     return min(room, SORTED_APART) if n_rows <= SORTED_APART else room
-
-
-def _captured(work: Callable[[], Any], pool: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """(the graph of what `work` launches on the current stream, what it returns).
-
-    torch's own context manager would collect garbage and empty the allocator's cache before.
-    """
-    graph = torch.cuda.CUDAGraph()
-    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-    try:
-        made = work()
-    finally:
-        graph.capture_end()
-    return graph, made
 
 
 def _tensors(made: list[Sides], coords: dict[int, torch.Tensor]) -> list[torch.Tensor]:

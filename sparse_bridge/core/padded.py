@@ -3,8 +3,9 @@
 A captured graph of launches repeats addresses and sizes, but scenes differ in rows. So a scene
 lies in memory for more rows than it has, all its maps are built by a `Chain` that leaves them that
 large, and kernels read the number of rows of every level from the device. What lies behind the last
-row is never gathered by a convolution; `poison` makes it NaN, so that whatever else mixes rows
-shows. Maps that the scenes before were not asked for cannot be had.
+row is never gathered by a convolution; NaN there shows whatever else mixes rows. Training asks for
+more: sums over rows are right where what lies behind is finite in features and zero in their
+gradients. Maps that the scenes before were not asked for cannot be had.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from .map_chain import Record
 
 __all__ = [
-    "PaddedScene", "UnpaddedError", "current", "forbid", "fresh", "room_for", "rows_found", "using",
+    "PaddedScene", "UnpaddedError", "current", "forbid", "room_for", "rows_found", "using",
 ]  # fmt: skip
 
 _STEPS_PER_OCTAVE = 4
@@ -37,20 +38,41 @@ class UnpaddedError(UnsupportedError):
 @dataclasses.dataclass(eq=False)
 class PaddedScene:
     """coords: int32 [room, 1 + D], zeros behind the last row.  count: int32 [1], one less than the
-    rows there are.  record: what scenes of this grid are asked.  poison: see the module's text.
+    rows there are.  record: what scenes of this grid are asked.  fill: what layers leave behind the
+    last row of a result; None: anything.
 
-    Once the maps are built: rooms, rows that each level has room for, by level; books and flags,
-    the counters to read, see `rows`.
+    Once the maps are built: rooms, rows that each level has room for, by level; counts, by level
+    like `count`; books and flags, the counters to read, see `rows`.  prepared: the maps, where they
+    were built beforehand: sides of every step and coordinates by level.
     """
 
     coords: torch.Tensor
     count: torch.Tensor
     record: Record
-    poison: bool = False
+    fill: float | None = None
     rooms: dict[int, int] = dataclasses.field(default_factory=dict)
+    counts: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     books: torch.Tensor | None = None
     lengths: tuple[int, ...] = ()  # of the levels' counters in the books
     flags: torch.Tensor | None = None
+    prepared: tuple[list[Any], dict[int, torch.Tensor]] | None = None
+
+    def fresh(self, shape: tuple[int, int], like: torch.Tensor) -> torch.Tensor:
+        """Memory for a layer's result, or in the backward pass, which is not in the scene's
+        context, for its gradient."""
+        y = like.new_empty(shape)
+        if current() is not self:
+            return y.zero_()
+        return y if self.fill is None else y.fill_(self.fill)
+
+    def level_of(self, value: torch.Tensor) -> int:
+        """The level whose rows `value` has, room included. Raises UnpaddedError."""
+        for level, room in self.rooms.items():
+            if value.ndim and value.shape[0] == room:
+                return level
+        raise UnpaddedError(
+            f"a tensor of shape {list(value.shape)} has not a row for every site of a level."
+        )
 
     def rows(self, n_rows: int) -> dict[int, int] | None:
         """Rows of every level, once the kernels have run, which this waits for; None where rows are
@@ -125,13 +147,6 @@ def forbid(what: str) -> None:
     """Raise UnpaddedError where the rows of this thread's scene are padded."""
     if active and current() is not None:
         raise UnpaddedError(f"{what} needs the number of rows on the host.")
-
-
-def fresh(shape: tuple[int, int], like: torch.Tensor) -> Any:
-    """Memory for a layer's result."""
-    scene = current()
-    y = like.new_empty(shape)
-    return y.fill_(float("nan")) if scene is not None and scene.poison else y
 
 
 def room_for(rows: int) -> int:

@@ -13,7 +13,6 @@ import torch
 
 from .. import settings
 from ..kernels.target import Target
-from . import padded
 from .device import TRITON_DATAFLOWS, kernel_target, trusts
 from .kernel_map import KernelMap
 from .problem import gather_problem, wgrad_problem
@@ -102,7 +101,7 @@ def triton_gather(dataflow, target, kmap, x, weight, w: WeightLayout, epilogue, 
             key, dataflow, target, kmap, x, weight, w, epilogue, precision
         )
     shape = (relation.n_rows[kmap.side], w.columns_out)
-    y = padded.fresh(shape, x) if padded.active else x.new_empty(shape)
+    y = x.new_empty(shape) if relation.scene is None else relation.scene.fresh(shape, x)
     return plan(x, weight, epilogue.vectors, y)
 
 
@@ -138,7 +137,9 @@ def _plan_gather(
         spec = spec_of(x, target, w, epilogue, precision, tile_for(problem, trial))
         if final():
             memory[known] = spec
-    return GatherGemm.of(spec, table, n_rows, n_in)
+    made = GatherGemm.of(spec, table, n_rows, n_in)
+    made.blank = relation.scene is not None and relation.scene.fill is not None
+    return made
 
 
 def _octaves(target: Target, n_rows: int, many: int) -> tuple[int, int]:
@@ -178,9 +179,10 @@ def triton_wgrad(target, kmap, x, dy, dw, w: WeightLayout, precision):  # type: 
             return WgradGemm(
                 target, x.device, x.dtype, lists, pairs.mirrored, relation.n_offsets, x.shape[0],
                 dy.shape[0], w.c_in, w.c_out, w.groups, w.strides, w.shift, precision, tile,
+                pairs.likely,
             )  # fmt: skip
 
-        n_pairs = len(pairs.in_rows) << pairs.mirrored
+        n_pairs = pairs.likely << pairs.mirrored
         memory = _memory()
         known = (key, x.device, _octaves(target, dy.shape[0], n_pairs))
         tile = memory.get(known)

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["predicted", "shortlist"]
 
-# Operations per byte of memory traffic at which the matrix units of current GPUs are balanced.
-_INTENSITY = {"half": 200.0, "tf32": 100.0, "ieee": 14.0}
 _CACHE = 2.5  # bytes out of the cache per byte of memory traffic
 _STEP = 0.25e-6  # seconds one step of a program waits for its operands
 _LAUNCH = 3e-6  # seconds of one more kernel
@@ -59,13 +57,22 @@ def _gather(problem: Problem, tile: TileConfig, live: Callable[[int], int]) -> f
 
 
 def _wgrad(problem: Problem, tile: TileConfig) -> float:
+    from ..kernels.tile_config import wgrad_shares
+
     size, groups = problem.dtype.itemsize, problem.groups
     blocks = _cdiv(problem.c_in, tile.block_m) * _cdiv(problem.c_out, tile.block_n) * groups
     steps = (_cdiv(problem.work, tile.block_k) + problem.n_offsets) * blocks
-    programs = max(4 * problem.target.compute_units, blocks)
-    taps = problem.n_offsets * problem.c_in * problem.c_out * groups * 4
+    taps = (problem.n_offsets, problem.c_in, problem.c_out)
+    shares = wgrad_shares(
+        problem.target, tile, problem.dtype, problem.precision, taps, groups, problem.work,
+        min(problem.n_in, problem.n_rows),
+    )  # fmt: skip
+    results = problem.c_in * problem.c_out * groups * 4
+    partials = (2 * (shares + problem.n_offsets) if shares else problem.n_offsets) * results
     rows = problem.n_in * problem.c_in + problem.n_rows * problem.c_out
-    return _launch(problem, tile, programs, steps, rows * groups * size + 2 * taps)
+    programs = blocks * (shares or problem.n_offsets)
+    cost = _launch(problem, tile, programs, steps, rows * groups * size + partials)
+    return cost + (_bandwidth(problem) * _LAUNCH if shares else 0.0)
 
 
 def _bandwidth(problem: Problem) -> float:
@@ -75,9 +82,11 @@ def _bandwidth(problem: Problem) -> float:
 def _launch(
     problem: Problem, tile: TileConfig, programs: int, steps: int, memory: float
 ) -> float:  # fmt: skip
+    from ..kernels.tile_config import INTENSITY
+
     size, units = problem.dtype.itemsize, problem.target.compute_units
     half = problem.dtype in (torch.float16, torch.bfloat16)
-    intensity = _INTENSITY["half" if half else problem.precision]
+    intensity = INTENSITY["half" if half else problem.precision]
     products = 2 * steps * tile.block_m * tile.block_n * tile.block_k / intensity
     traffic = steps * (tile.block_m + tile.block_n) * tile.block_k * size / _CACHE
     resident = _resident(problem, tile)

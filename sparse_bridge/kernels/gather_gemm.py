@@ -193,6 +193,8 @@ class GatherGemm:
     arguments: see `GemmSpec`.
     """
 
+    blank = False  # rows that no tile names are to be what an empty sum makes them
+
     def __init__(
         self, target: Target, device: torch.device, dtype: torch.dtype,
         table: TileList | torch.Tensor, n_rows: int, n_in: int, c_in: int, c_out: int, groups: int,
@@ -277,7 +279,8 @@ class GatherGemm:
         form, split = self.form, self.tile.split_k
         out = y
         if split > 1:
-            out = torch.empty((split, *y.shape), dtype=torch.float32, device=self.device)
+            fresh = torch.zeros if self.blank else torch.empty
+            out = fresh((split, *y.shape), dtype=torch.float32, device=self.device)
         extra: tuple[torch.Tensor, ...] = (y,) * 5
         kinds: tuple[object, ...] = ()
         if vectors is not None and self.tail:

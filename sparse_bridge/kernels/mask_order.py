@@ -1,11 +1,5 @@
 """Row order for the masked dataflow: rows with alike offset masks become neighbours, so that a tile
-skips offsets.
-
-Order: rank in a Gray code of the mask after its bits were renumbered by frequency, rarest offset
-most significant (Gray order: FlexGEMM; the renumbering is ours and removes 10 to 25 % of the
-remaining redundant work on real scans). Above 31 offsets the rank has 31 bits: on sparse maps bit b
-stands for a group of offsets of like frequency, on dense maps for a single offset out of each
-group.
+skips offsets; and the tiles. Rows are ordered by the key of `gray_rank`.
 """
 
 from __future__ import annotations
@@ -18,63 +12,14 @@ import triton.language as tl
 
 from ..errors import KernelError
 from .coord_key import live_rows
-from .launch import cdiv, power_of_2, register
+from .gray_rank import DENSE, KEY_BITS, SAMPLE, gray_rank, key_places, offset_block
+from .launch import cdiv, register
 from .neighbor_table import NeighborTable
 from .target import Target
 
 TILE = 64  # rows of the smallest packed tile; the other lists pair them up
-KEY_BITS = 31
-LEAST_OFFSETS = 32  # smaller kernels share one form: the sort takes long to compile
 SORTED_APART = 32 << 10  # rows up to which blocks of _SORT_BLOCK are sorted apart
 _SORT_BLOCK = 2048
-_SAMPLE = 1024  # rows that tell how frequent the offsets are
-_DENSE = 0.2  # share of present entries from which single offsets serve the rank better than groups
-
-
-@triton.jit
-def _gray_rank(
-    mask_ptr, row, live, n_rows, n_offsets, V_BLOCK: tl.constexpr, BITS: tl.constexpr,
-    DENSE: tl.constexpr, SAMPLE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """int32 key of every row. How frequent each offset is, SAMPLE rows spread over the `live` ones
-    tell."""
-    u = tl.arange(0, V_BLOCK)
-    width: tl.constexpr = 4096 // V_BLOCK if V_BLOCK < 4096 else 1
-    spread = tl.maximum(live // SAMPLE, 1)
-    sampled = tl.minimum(live, SAMPLE)
-    total = tl.zeros((V_BLOCK,), tl.int32)
-    for first in range(0, sampled, width):
-        index = first + tl.arange(0, width)
-        ok = (index < sampled)[None, :] & (u < n_offsets)[:, None]
-        place = (u // 32).to(tl.int64)[:, None] * n_rows + (index * spread)[None, :]
-        word = tl.load(mask_ptr + place, mask=ok, other=0)
-        total += tl.sum((word >> (u % 32)[:, None]) & 1, 1)
-    rank = tl.zeros((V_BLOCK,), tl.int32)
-    for w in range(n_offsets):
-        other = tl.sum(tl.where(u == w, total, 0), 0)
-        rank += ((other < total) | ((other == total) & (w < u))).to(tl.int32)
-    if V_BLOCK <= 32:
-        place = tl.minimum(n_offsets, BITS) - 1 - rank
-    else:
-        group = rank * BITS // n_offsets
-        place = BITS - 1 - group
-        present = tl.sum(total, 0).to(tl.float32)
-        first = (rank == 0) | ((rank - 1) * BITS // n_offsets != group)
-        if present > DENSE * n_offsets * sampled:
-            place = tl.where(first, place, -1)
-    key = tl.zeros((BLOCK,), tl.int32)
-    for w in range((n_offsets + 31) // 32):
-        word = tl.load(mask_ptr + w * n_rows.to(tl.int64) + row, mask=row < live, other=0)
-        for bit in range(tl.minimum(n_offsets - w * 32, 32)):
-            shift = tl.sum(tl.where(u == w * 32 + bit, place, 0), 0)
-            if shift >= 0:
-                key |= ((word >> bit) & 1) << shift
-    key ^= key >> 16
-    key ^= key >> 8
-    key ^= key >> 4
-    key ^= key >> 2
-    key ^= key >> 1
-    return key
 
 
 @triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted", "n_offsets"])
@@ -86,7 +31,8 @@ def _order_key(
     """Sort key of every row; LAST, the largest, for rows that are not in use."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = live_rows(count_ptr, n_rows, counted)
-    key = _gray_rank(mask_ptr, row, live, n_rows, n_offsets, V_BLOCK, BITS, DENSE, SAMPLE, BLOCK)
+    places = key_places(mask_ptr, live, n_rows, n_offsets, V_BLOCK, BITS, DENSE, SAMPLE)
+    key = gray_rank(mask_ptr, row, live, n_rows, n_offsets, places, V_BLOCK)
     key = tl.where(row < live, key, LAST)
     tl.store(key_ptr + row, key.to(key_ptr.dtype.element_ty), mask=row < n_rows)
 
@@ -101,7 +47,8 @@ def _order_chunk(
     lane = tl.arange(0, BLOCK)
     row = tl.program_id(0) * BLOCK + lane
     live = live_rows(count_ptr, n_rows, counted)
-    key = _gray_rank(mask_ptr, row, live, n_rows, n_offsets, V_BLOCK, BITS, DENSE, SAMPLE, BLOCK)
+    places = key_places(mask_ptr, live, n_rows, n_offsets, V_BLOCK, BITS, DENSE, SAMPLE)
+    key = gray_rank(mask_ptr, row, live, n_rows, n_offsets, places, V_BLOCK)
     pair = (key.to(tl.int64) * BLOCK) | lane
     pair = tl.where(row < live, pair, 0x7FFFFFFFFFFFFFFF)  # behind every row
     place = (tl.sort(pair) & (BLOCK - 1)).to(tl.int32)
@@ -270,7 +217,7 @@ def mask_order(table: NeighborTable, target: Target) -> torch.Tensor:
     """Rows of `table` in mask order: int32 or int64 [N]. Rows with equal masks keep their order.
 
     Small tables are sorted in blocks: one launch, where a sort of the whole takes ten that cost
-    more time than the slightly better order would save.
+    more time than the better order would save.
     """
     mask = table.masks(target)
     (n_offsets, n_rows), device = table.nbr.shape, table.nbr.device
@@ -279,8 +226,7 @@ def mask_order(table: NeighborTable, target: Target) -> torch.Tensor:
     block = _SORT_BLOCK if apart else 1024
     counted = int(table.count is not None)
     count = mask if table.count is None else table.count
-    v_block = max(LEAST_OFFSETS, power_of_2(n_offsets))
-    constants = (v_block, KEY_BITS, _DENSE, _SAMPLE, block)
+    constants = (offset_block(n_offsets), KEY_BITS, DENSE, SAMPLE, block)
     grid = (cdiv(n_rows, block), 1, 1)
     if apart:
         order = torch.empty(n_rows, dtype=torch.int32, device=device)
@@ -292,7 +238,7 @@ def mask_order(table: NeighborTable, target: Target) -> torch.Tensor:
     key = torch.empty(n_rows, dtype=dtype, device=device)
     arguments = (mask, count, key, n_rows, counted, n_offsets)
     key_kernel.launch(
-        device, target, grid, arguments, (*constants, torch.iinfo(dtype).max), {"num_warps": 4},
+        device, target, grid, arguments, (*constants, torch.iinfo(dtype).max), {"num_warps": 8},
         (constants, dtype),
     )  # fmt: skip
     return torch.sort(key, stable=True).indices
@@ -313,17 +259,17 @@ def pack_tiles(table: NeighborTable, order: torch.Tensor, target: Target) -> Til
 
 
 def compact_pairs(
-    tiles: TileList, n_lists: int, target: Target
+    tiles: TileList, n_lists: int, target: Target, room: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Pair lists of the first `n_lists` offsets, ordered by offset, then place in the tiles.
 
     Returns (table entries [P], table rows [P], starts [n_lists + 1] int64), all on the device.
-    Waits for it once, to learn P.
+    Waits for it once, to learn P; not with `room` for more pairs than there can be.
     """
     counts, n_pairs = tiles.counts[:n_lists], tiles.n_pairs
     ends = counts.reshape(-1).cumsum(0, dtype=torch.int64)
     starts = torch.cat([ends.new_zeros(1), ends.view(n_lists, n_pairs)[:, -1]])
-    total = int(starts[-1])
+    total = int(starts[-1]) if room is None else room
     entries, rows = counts.new_empty(total), counts.new_empty(total)
     if total:
         write_pairs(tiles, ends, counts, entries, rows, n_lists, target)

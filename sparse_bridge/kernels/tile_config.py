@@ -17,6 +17,7 @@ __all__ = [
     "in_registers",
     "power",
     "split_for",
+    "wgrad_shares",
     "wgrad_tile",
 ]
 
@@ -227,3 +228,38 @@ def wgrad_tile(
         deep = 16 if max(c_in, c_out) > 64 else 32
         tile = TileConfig(power(c_in, 16, 64), power(c_out, 16, 64), deep, 4, 3)
     return in_registers(fit(tile, target, dtype.itemsize), target, dtype, precision, wgrad=True)
+
+
+# Operations per byte of memory traffic at which the matrix units of current GPUs are balanced.
+INTENSITY = {"half": 200.0, "tf32": 100.0, "ieee": 14.0}
+# What a device does in a microsecond; only their ratios matter.
+_STEP = 0.25  # microseconds that a step of a program waits for its operands
+_CACHED, _MOVED = 75e3, 30e3  # bytes per compute unit out of the cache, out of memory
+_LAUNCH = 4.0  # microseconds of one more kernel
+_RESULTS = 32 << 10  # of programs that a compute unit holds at a time
+
+
+def wgrad_shares(
+    target: Target, tile: TileConfig, dtype: torch.dtype, precision: str,
+    taps: tuple[int, int, int], groups: int, n_pairs: int, longest: int,
+) -> int:  # fmt: skip
+    """Programs per result block among which wgrad shares the pairs; 0 where one per offset, which
+    leaves nothing to add up, is as fast.
+
+    taps: (V, c_in, c_out) of a group.  longest: pairs of the offset that has most, about. A share
+    more shortens the others' way and costs a partial result, written and read.
+    """
+    n_offsets, c_in, c_out = taps
+    m, n, depth, units = tile.block_m, tile.block_n, tile.block_k, target.compute_units
+    blocks = groups * -(-c_in // m) * -(-c_out // n)
+    half = dtype != torch.float32 and target.has_matrix_units
+    products = 2 * m * n * depth / (INTENSITY["half" if half else precision] * _MOVED)
+    busy = max((m + n) * depth * dtype.itemsize / _CACHED, products)
+    steps, step = -(-n_pairs // depth), _STEP + busy
+    partial = 8 * groups * c_in * c_out / (_MOVED * units)
+    fill = -(-max(1, min(4, _RESULTS // (m * n))) * units // blocks)
+    shares = max(1, min(round((steps * step / partial) ** 0.5), fill, 4096))
+    least = (steps + n_offsets) * blocks * busy / units  # of all programs together
+    apart = max(-(-longest // depth) * step, least)
+    shared = max(steps / shares * step, least) + (shares + n_offsets) * partial + _LAUNCH
+    return 0 if apart <= shared else shares

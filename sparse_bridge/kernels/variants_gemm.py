@@ -177,8 +177,8 @@ def _wgrad(
     return dataclasses.replace(found, large=size != "int32")
 
 
-def _sum_shares(held: str, mirrored: bool, v_block: int, layout: str) -> Variant:
-    constants = (mirrored, v_block, 32, wgrad_gemm._SUM_BLOCK)
+def _sum_shares(held: str, mirrored: bool, v_block: int, block: int, layout: str) -> Variant:
+    constants = (mirrored, v_block, wgrad_gemm.SUM_LOADS // block, block)
     marks = _strides(sum_shares_kernel, layout, "stride_di", "stride_do")
     return make(
         sum_shares_kernel, constants, {"num_warps": 4}, *marks,
@@ -248,5 +248,8 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
             wgrad({"case": tuned, **flags}, rows=1, lone=False),
         ],
     )
-    flags = {"held": results, "mirrored": (True, False), "v_block": OFFSET_BLOCKS}
+    flags = {
+        "held": results, "mirrored": (True, False), "v_block": OFFSET_BLOCKS,
+        "block": wgrad_gemm.SUM_BLOCKS,
+    }  # fmt: skip
     yield sum_shares_kernel, [Space({**flags, "layout": _LAYOUTS}, _sum_shares, silent=("layout",))]

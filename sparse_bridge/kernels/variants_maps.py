@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 
-from . import hash_table, key_table, mask_order, neighbor_table, new_rows
+from . import gray_rank, hash_table, key_table, mask_order, neighbor_table, new_rows
 from .launch import Kernel
 from .target import Target
 from .variants import PLACES, Space, Variant, make
@@ -73,12 +73,12 @@ def _fixed(
 
 
 def _rank_constants(v_block: int, block: int) -> tuple:
-    return (v_block, mask_order.KEY_BITS, mask_order._DENSE, mask_order._SAMPLE, block)
+    return (v_block, gray_rank.KEY_BITS, gray_rank.DENSE, gray_rank.SAMPLE, block)
 
 
 def _order_key(v_block: int, key: str, place: str) -> Variant:
     constants = (*_rank_constants(v_block, 1024), _LARGEST[key])
-    return make(mask_order.key_kernel, constants, {"num_warps": 4}, place=place, key=key)
+    return make(mask_order.key_kernel, constants, {"num_warps": 8}, place=place, key=key)
 
 
 def _order_chunk(v_block: int, place: str) -> Variant:
@@ -125,7 +125,7 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     yield _fixed(neighbor_table.masks_kernel)
     yield _fixed(new_rows.count_kernel, *_owner_constants())
     yield _fixed(new_rows.link_kernel)
-    held = tuple(block for block in OFFSET_BLOCKS if block >= mask_order.LEAST_OFFSETS)
+    held = tuple(block for block in OFFSET_BLOCKS if block >= gray_rank.LEAST_OFFSETS)
     blocks = {"v_block": held}
     factors = {**blocks, "key": ("i32", "i16", "u8"), **places}
     yield mask_order.key_kernel, [Space(factors, _order_key, silent=_SILENT)]
@@ -137,5 +137,5 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     yield key_table.hash_rows_kernel, [Space({**factors, **places}, _hash_rows, silent=_SILENT)]
     lanes = 4 * target.warp_size
     yield _fixed(key_table.insert_keys_kernel, lanes, key="i64", table="i64")
-    rows = {"row": ("i64", "i32"), **places}
-    yield key_table.find_keys_kernel, [Space(rows, _find_keys, silent=_SILENT)]
+    factors = {"row": ("i64", "i32"), **places}
+    yield key_table.find_keys_kernel, [Space(factors, _find_keys, silent=_SILENT)]

@@ -4,7 +4,8 @@ Two ways to share the work. *Direct*: one program per offset and result block. *
 programs per result block, each takes an equal run of the concatenated pair lists; where a run
 crosses into another offset it starts a new fp32 partial result. Share p and offset v together
 number that partial p + v (along the runs one of them always grows), so programs need no counters,
-and a second kernel adds each offset's partials in order: bitwise repeatable.
+and a second kernel adds each offset's partials in order: bitwise repeatable. `wgrad_shares` chooses
+by what the partials cost.
 
 With mirrored lists (submanifold maps) only offsets 0..V/2 are stored; the pairs of V - 1 - v are
 those of v swapped.
@@ -18,7 +19,7 @@ import triton.language as tl
 
 from .launch import alignment, cdiv, power_of_2, register, specialise
 from .target import Target
-from .tile_config import TileConfig
+from .tile_config import TileConfig, wgrad_shares
 
 
 @triton.jit
@@ -140,48 +141,57 @@ def _wgrad_gemm(
         v += 1
 
 
-@triton.jit(do_not_specialize=["n_offsets", "c_in", "c_out", "n_columns", "shares"])
+@triton.jit(do_not_specialize=["n_offsets", "c_in", "c_out", "n_columns", "quads", "shares"])
 def _sum_shares(
-    partial_ptr, dw_ptr, starts_ptr, n_offsets, c_in, c_out, n_columns, shares, dw_shift,
+    partial_ptr, dw_ptr, starts_ptr, n_offsets, c_in, c_out, n_columns, quads, shares, dw_shift,
     stride_dv, stride_di, stride_do, stride_dg,
     MIRRORED: tl.constexpr, V_BLOCK: tl.constexpr, SHARES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """dw[v] = sum of the partials p + v of the shares p that touch offset v. partial: [shares + V,
-    n_columns, c_in]."""
+    4 * quads], of which n_columns * c_in are used."""
     v = tl.program_id(1)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    size = c_in * n_columns
-    ok = place < size
+    pitch = quads * 4  # so that loads take 16 bytes
     begins, lengths = _run_starts(starts_ptr, n_offsets, MIRRORED, V_BLOCK)
     begin = _pick(begins, v, V_BLOCK)
     end = begin + _pick(lengths, v, V_BLOCK)
     step = _share_size(tl.sum(lengths, 0), shares)
-    acc = tl.zeros((BLOCK,), tl.float32)
-    # Few offsets hold most shares: adding SHARES partials at a time keeps their loads in flight.
+    acc = tl.zeros((SHARES, BLOCK), tl.float32)
     p0 = begin // step
     while (begin < end) & (p0 * step < end):
         p = p0 + tl.arange(0, SHARES)
-        address = partial_ptr + (p + v).to(tl.int64)[:, None] * size + place[None, :]
-        used = p * step < end
-        acc += tl.sum(tl.load(address, mask=used[:, None] & ok[None, :], other=0.0), 0)
+        address = partial_ptr + (p + v).to(tl.int64)[:, None] * pitch + place[None, :]
+        used = (p * step < end)[:, None] & (place < pitch)[None, :]
+        acc += tl.load(address, mask=used, other=0.0)
         p0 += SHARES
     i = place % c_in
     o = place // c_in
     out = dw_ptr + dw_shift + v.to(tl.int64) * stride_dv + i * stride_di
     out += (o % c_out) * stride_do + (o // c_out) * stride_dg
-    tl.store(out, acc.to(dw_ptr.dtype.element_ty), mask=ok)
+    result = tl.sum(acc, 0).to(dw_ptr.dtype.element_ty)
+    tl.store(out, result, mask=place < c_in * n_columns)
 
 
 wgrad_kernel = register(_wgrad_gemm)
 sum_shares_kernel = register(_sum_shares)
-_SUM_BLOCK = 128  # results per program that adds partials
+SUM_BLOCKS = (64, 128, 256, 512, 1024)  # results per program that adds partials
+SUM_LOADS = 4096  # partial results that such a program loads at a time
+
+
+def sum_shape(results: int, n_offsets: int, compute_units: int) -> tuple[int, int]:
+    """(shares that a program adds at a time, results of it): few programs, since each first finds
+    the shares of its offset, but enough to draw on the whole memory."""
+    wanted = results * n_offsets // (16 * compute_units)
+    block = next((block for block in SUM_BLOCKS if block >= wanted), SUM_BLOCKS[-1])
+    return SUM_LOADS // block, block
 
 
 class WgradGemm:
     """One wgrad problem, resolved.
 
     pairs: (in_rows [P], out_rows [P], starts int64 on the device); mirrored: lists of offsets
-    0..V/2 only. dw_strides: (offset, input channel, output channel, group) strides of the result;
+    0..V/2 only; likely: about how many pairs the lists hold where they have room for more.
+    dw_strides: (offset, input channel, output channel, group) strides of the result;
     dw_shift: where offset 0 starts.
     """
 
@@ -190,12 +200,20 @@ class WgradGemm:
         pairs: tuple[torch.Tensor, torch.Tensor, torch.Tensor], mirrored: bool, n_offsets: int,
         n_in: int, n_out: int, c_in: int, c_out: int, groups: int,
         dw_strides: tuple[int, int, int, int], dw_shift: int, precision: str, tile: TileConfig,
+        likely: int | None = None,
     ) -> None:  # fmt: skip
         self.target, self.device = target, device
         self.pairs, self.n_offsets, self.c_in, self.columns = pairs, n_offsets, c_in, groups * c_out
         blocks = cdiv(c_in, tile.block_m) * cdiv(c_out, tile.block_n)
-        direct = blocks * groups * n_offsets >= 8 * target.compute_units
-        shares = max(1, min(-(-4 * target.compute_units // (blocks * groups)), 4096))
+        n_pairs, longest = len(pairs[0]) if likely is None else likely, min(n_in, n_out)
+        if mirrored:  # the centre meets every row, and its list is stored once
+            n_pairs = max(n_pairs, 2 * n_pairs - longest)
+        else:
+            longest = min(longest, cdiv(2 * n_pairs, n_offsets))
+        shares = wgrad_shares(
+            target, tile, dtype, precision, (n_offsets, c_in, c_out), groups, n_pairs, longest
+        )
+        direct = shares == 0
         self.shares = n_offsets if direct else shares
         self.grid = (blocks, self.shares, groups)
         even = c_in % tile.block_m == 0 and c_out % tile.block_n == 0
@@ -208,7 +226,8 @@ class WgradGemm:
             tile.block_k
         )  # fmt: skip
         self.dw_place = (dw_shift, *dw_strides)
-        self.place = self.dw_place if direct else (0, c_in * self.columns, 1, c_in, c_in * c_out)
+        self.quads = cdiv(c_in * self.columns, 4)
+        self.place = self.dw_place if direct else (0, 4 * self.quads, 1, c_in, c_in * c_out)
         self.options = tile.options(target)
         self.key = (dtype, self.constants, tile, specialise(c_in, c_out, *self.place))
 
@@ -218,9 +237,7 @@ class WgradGemm:
         out = dw
         if not self.direct:
             rows = self.shares + self.n_offsets
-            out = torch.empty(
-                (rows, self.columns, self.c_in), dtype=torch.float32, device=self.device
-            )
+            out = torch.empty((rows, 4 * self.quads), dtype=torch.float32, device=self.device)
         strides = (x.stride(0), dy.stride(0))
         aligned = alignment(x, dy, dw)
         c_out = self.columns // self.grid[2]
@@ -230,12 +247,13 @@ class WgradGemm:
             self.constants, self.options, (self.key, aligned, out.dtype, specialise(*strides)),
         )  # fmt: skip
         if not self.direct:
-            constants = (self.mirrored, self.constants[5], 32, _SUM_BLOCK)
             size = self.c_in * self.columns
+            shape = sum_shape(size, self.n_offsets, self.target.compute_units)
+            constants = (self.mirrored, self.constants[5], *shape)
             sum_shares_kernel.launch(
-                self.device, self.target, (cdiv(size, _SUM_BLOCK), self.n_offsets, 1),
+                self.device, self.target, (cdiv(size, shape[1]), self.n_offsets, 1),
                 (out, dw, self.pairs[2], self.n_offsets, self.c_in, c_out, self.columns,
-                self.shares, *self.dw_place),
+                self.quads, self.shares, *self.dw_place),
                 constants, {"num_warps": 4},
                 (constants, dw.dtype, specialise(*self.dw_place), alignment(dw)),
             )  # fmt: skip

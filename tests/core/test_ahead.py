@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sparse_bridge import settings
-from sparse_bridge.core import ahead, functional, map_builder, map_cache
+from sparse_bridge.core import ahead, functional, map_builder, map_cache, map_graph
 from sparse_bridge.core.conv_spec import Box
 from sparse_bridge.core.coordinate_map import CoordinateMap
 from sparse_bridge.core.device import kernel_target
@@ -215,3 +215,13 @@ def test_empty_items_and_few_rows(kernel_lane):
     assert built == 0
     coords = cloud(SHAPE, share=0.2, seed=3)[:1].contiguous().to(kernel_lane.device)
     assert Scene(coords).network() == 0
+
+
+def test_a_lone_map_where_graphs_replay_it(kernel_lane, monkeypatch):
+    """It is queued like several, until its graph is there."""
+    monkeypatch.setattr(map_graph, "possible", lambda cmap, target: True)
+    monkeypatch.setattr(map_graph.MapGraphs, "consider", lambda *_: None)
+    for seed, built in ((1, 1), (2, 1), (3, 0), (4, 0)):
+        here = scene(kernel_lane, seed)
+        here.submanifold(here.root)
+        assert here.built == built

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -9,10 +10,12 @@ import pytest
 import torch
 
 from sparse_bridge.core.weights import layout_of
+from sparse_bridge.kernels import target as targets
+from sparse_bridge.kernels import wgrad_gemm
 from sparse_bridge.kernels.gather_gemm import GatherGemm
 from sparse_bridge.kernels.mask_order import TILE, mask_order, pack_tiles
 from sparse_bridge.kernels.neighbor_table import NeighborTable
-from sparse_bridge.kernels.tile_config import TileConfig
+from sparse_bridge.kernels.tile_config import TileConfig, wgrad_shares
 from sparse_bridge.kernels.wgrad_gemm import WgradGemm
 from tests.checks import assert_close
 from tests.clouds import features
@@ -186,10 +189,10 @@ def test_tables_beyond_32_bits(kernel_lane):
 
 
 def run_wgrad(
-    lane, tile, lengths, *, c_in=16, c_out=16, groups=1, dtype=torch.float32, mirrored=False
+    lane, tile, lengths, *, n=60, c_in=16, c_out=16, groups=1, dtype=torch.float32, mirrored=False
 ):
     """(result, fp64 truth) for lists of the given lengths; mirrored: of offsets 0 .. V / 2 only."""
-    target, device, n = target_of(lane), torch.device(lane.device), 60
+    target, device = target_of(lane), torch.device(lane.device)
     generator = torch.Generator().manual_seed(len(lengths))
     lists = [torch.randint(0, n, (2, length), generator=generator).int() for length in lengths]
     pairs = torch.cat(lists, 1)
@@ -221,24 +224,36 @@ LENGTHS = {
 }
 
 
+@pytest.fixture
+def shared(monkeypatch):
+    """Call it with how many programs shall share the pairs; 0: one per offset."""
+    return lambda n: monkeypatch.setattr(wgrad_gemm, "wgrad_shares", lambda *_: n)
+
+
+@pytest.mark.parametrize("shares", [0, 40])
 @pytest.mark.parametrize("name", LENGTHS)
 @pytest.mark.parametrize("mirrored", [False, True])
-def test_lists_of_the_wgrad(kernel_lane, name, mirrored):
+def test_lists_of_the_wgrad(kernel_lane, name, mirrored, shares, shared):
+    shared(shares)
     tile = TileConfig(16, 16, 32, 4, 2)
-    _, dw, want = run_wgrad(kernel_lane, tile, LENGTHS[name], mirrored=mirrored)
+    gemm, dw, want = run_wgrad(kernel_lane, tile, LENGTHS[name], mirrored=mirrored)
+    assert gemm.direct == (shares == 0)
     assert_close(dw, want)
 
 
 @pytest.mark.parametrize("block_m, block_n, block_k", [(16, 16, 16), (64, 32, 64), (32, 64, 32)])
-def test_tiles_of_the_wgrad(kernel_lane, block_m, block_n, block_k):
+def test_tiles_of_the_wgrad(kernel_lane, block_m, block_n, block_k, shared):
     tile = TileConfig(block_m, block_n, block_k, 4, 2)
-    for c_in, c_out in ((64, 64), (70, 5)):
+    for c_in, c_out, shares in ((64, 64, 6), (70, 5, 6), (64, 64, 0), (3, 5, 2)):
+        shared(shares)
         _, dw, want = run_wgrad(kernel_lane, tile, LENGTHS["ragged"], c_in=c_in, c_out=c_out)
         assert_close(dw, want)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_dtypes_of_the_wgrad(kernel_lane, dtype):
+@pytest.mark.parametrize("shares", [0, 5])
+def test_dtypes_of_the_wgrad(kernel_lane, dtype, shares, shared):
+    shared(shares)
     if dtype == torch.bfloat16 and not target_of(kernel_lane).has_bf16:
         pytest.skip("no bf16 products here")
     tile = TileConfig(32, 32, 32, 4, 2)
@@ -246,16 +261,51 @@ def test_dtypes_of_the_wgrad(kernel_lane, dtype):
     assert_close(dw, want, dtype)
 
 
+@pytest.mark.parametrize("shares", [0, 3])
 @pytest.mark.parametrize("mirrored", [False, True])
-def test_both_ways_to_share_the_wgrad(kernel_lane, mirrored):
-    """Few result blocks share the pairs evenly, many take an offset each; groups in both."""
+def test_groups_of_the_wgrad(kernel_lane, mirrored, shares, shared):
+    shared(shares)
     tile = TileConfig(16, 16, 16, 4, 2)
-    wide = 16 if kernel_lane.slow else 400
-    few, dw, want = run_wgrad(kernel_lane, tile, LENGTHS["ragged"][:5], groups=2, mirrored=mirrored)
-    assert not few.direct
+    for channels in (7, 20):
+        _, dw, want = run_wgrad(
+            kernel_lane, tile, LENGTHS["ragged"], c_in=channels, c_out=9, groups=2,
+            mirrored=mirrored,
+        )  # fmt: skip
+        assert_close(dw, want)
+
+
+def test_who_shares_the_wgrad(kernel_lane):
+    """Short lists are not cut up; long ones are, into no more parts than fill the device."""
+    tile = TileConfig(16, 16, 16, 4, 2)
+    units = target_of(kernel_lane).compute_units
+    gemm, dw, want = run_wgrad(kernel_lane, tile, [3] * 9)
+    assert gemm.direct
     assert_close(dw, want)
-    many, dw, want = run_wgrad(
-        kernel_lane, tile, LENGTHS["ragged"], c_in=wide, c_out=wide, groups=8, mirrored=mirrored
-    )
-    assert many.direct
+    gemm, dw, want = run_wgrad(kernel_lane, tile, [0, 6000, 7], n=6000)
+    assert not gemm.direct and 1 < gemm.shares <= 4 * units
     assert_close(dw, want)
+
+
+def test_shares_of_the_wgrad():
+    h200 = dataclasses.replace(targets.described("sm_90"), compute_units=132)
+
+    def shares(tile, channels, n_pairs, longest, n_offsets=27):
+        taps = (n_offsets, channels, channels)
+        return wgrad_shares(h200, tile, torch.float16, "ieee", taps, 1, n_pairs, longest)
+
+    small, large = TileConfig(32, 32, 64, 4, 3), TileConfig(128, 128, 64, 4, 3)
+    assert shares(small, 32, 284_298, 94_444) == 4 * 132
+    # A partial result of many channels costs more than the few steps that it saves.
+    assert 20 <= shares(large, 256, 17_916, 2_310) <= 60
+    assert shares(large, 256, 82_412, 9_504) == 66  # two programs of such a tile per unit
+    assert shares(large, 256, 1_000, 200) == 0
+    assert shares(small, 32, 40, 3) == 0
+    assert shares(large, 1024, 190_000, 15_192) == 0  # 64 blocks of 27 offsets fill it
+
+
+@pytest.mark.parametrize("results, n_offsets", [(15, 1), (1024, 27), (65536, 27), (1 << 20, 125)])
+def test_shape_of_the_sum(results, n_offsets):
+    shares, block = wgrad_gemm.sum_shape(results, n_offsets, 132)
+    assert shares * block == wgrad_gemm.SUM_LOADS and block in wgrad_gemm.SUM_BLOCKS
+    programs = -(-results // block) * n_offsets
+    assert programs < 32 * 132 or block == wgrad_gemm.SUM_BLOCKS[-1]
