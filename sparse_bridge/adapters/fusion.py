@@ -1,9 +1,10 @@
-"""Fused inference: normalisation and activation in the convolution's own store.
+"""Fused layers: normalisation and activation in the convolution's own store, or in one operation.
 
 In eval mode a BatchNorm is a multiplication and an addition per channel. Behind a convolution both,
-and an activation, cost nothing: the kernel applies them to its fp32 sums. That happens only where
-nobody could notice but by the clock: no gradients, no hooks, no overridden `forward`, running
-statistics in use.
+and an activation, cost nothing: the kernel applies them to its fp32 sums. In training a BatchNorm
+and a ReLU behind it are one operation with one gradient. That happens only where nobody could
+notice but by the clock: no hooks, no overridden `forward`; in inference also no gradients, and
+running statistics in use.
 """
 
 from __future__ import annotations
@@ -14,13 +15,19 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
 
+from ..core.batch_norm import batch_norm, serves
 from ..core.dataflows import Norm
 
-__all__ = ["Tail", "allowed", "plain", "tail_after", "values_of"]
+__all__ = [
+    "Tail", "allowed", "learner_after", "learning", "normalised", "normalises", "plain",
+    "tail_after", "values_of",
+]  # fmt: skip
 
 _NORM_FORWARD = nn.BatchNorm1d.forward
+_RELU_FORWARD = nn.ReLU.forward
 _ACTIVATIONS: dict[type, tuple[str, Any]] = {
     nn.ReLU: ("relu", nn.ReLU.forward),
     nn.LeakyReLU: ("leaky_relu", nn.LeakyReLU.forward),
@@ -104,3 +111,82 @@ def tail_after(modules: Sequence[nn.Module], index: int) -> Tail | None:
         return None
     following = activation_of(modules[index + 1]) if index + 1 < len(modules) else None
     return Tail(norm) if following is None else Tail(norm, *following)
+
+
+def learning(x: torch.Tensor) -> bool:
+    """Whether layers that normalise features `x` in training may be one operation now: kernels
+    there, and nobody who watches every module or every operation."""
+    return (
+        not (
+            torch.compiler.is_compiling()
+            or torch._C._get_tracing_state()
+            or torch_module._global_forward_hooks
+            or torch_module._global_forward_pre_hooks
+            or torch_module._global_backward_hooks
+            or torch_module._global_backward_pre_hooks
+            or torch._C._functorch.peek_interpreter_stack()
+            or torch._C._len_torch_dispatch_stack()
+            or forward_ad._current_level >= 0
+        )
+        and type(x) is torch.Tensor
+        and serves(x) is not None
+    )
+
+
+def _unwatched(module: nn.Module) -> bool:
+    """`plain`, and no hooks on the gradient."""
+    return plain(module) and not (module._backward_hooks or module._backward_pre_hooks)
+
+
+def normalises(modules: Sequence[nn.Module], index: int, x: torch.Tensor) -> int:
+    """How many modules from `modules[index]` on `normalised` may replace: 2 for torch's own
+    BatchNorm1d in training and a ReLU, 1 for the norm alone, else 0."""
+    norm = modules[index]
+    if not (_learns(norm) and learning(x)):
+        return 0
+    after = modules[index + 1] if index + 1 < len(modules) else None
+    rectifies = type(after) is nn.ReLU and nn.ReLU.forward is _RELU_FORWARD and _unwatched(after)
+    return 2 if rectifies else 1
+
+
+def _learns(norm: nn.Module) -> bool:
+    """Whether this is torch's own BatchNorm1d in training, which nothing watches."""
+    return (
+        type(norm) is nn.BatchNorm1d
+        and norm.training
+        and nn.BatchNorm1d.forward is _NORM_FORWARD
+        and len(norm._parameters) == 2  # none is an attribute of another kind
+        and len(norm._buffers) == 3
+        and _unwatched(norm)
+    )
+
+
+def learner_after(
+    modules: Sequence[nn.Module], index: int
+) -> tuple[torch.Tensor | None, ...] | None:
+    """Weight, bias, running mean and variance and number of batches of the norm in training at
+    `modules[index]`, if `normalised` may replace it."""
+    norm = modules[index] if index < len(modules) else None
+    if norm is None or not _learns(norm):
+        return None
+    held: dict[str, Any] = {**norm._parameters, **norm._buffers}
+    names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    return tuple([held[name] for name in names])
+
+
+def normalised(norm: nn.BatchNorm1d, x: torch.Tensor, relu: bool) -> torch.Tensor:
+    """What a BatchNorm1d in training makes of x [N, C], and with `relu` a ReLU of that."""
+    parameters: dict[str, Any] = norm._parameters
+    buffers: dict[str, Any] = norm._buffers
+    mean = var = batches = None
+    momentum = norm.momentum
+    if norm.track_running_stats:
+        mean, var = buffers["running_mean"], buffers["running_var"]
+        batches = buffers["num_batches_tracked"]
+        if momentum is None and batches is not None:  # the average over all batches
+            batches.add_(1)
+            momentum, batches = 1.0 / float(batches), None
+    return batch_norm(
+        x, parameters["weight"], parameters["bias"], mean, var,
+        momentum=0.0 if momentum is None else momentum, eps=norm.eps, relu=relu, batches=batches,
+    )  # fmt: skip

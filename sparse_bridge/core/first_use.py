@@ -38,8 +38,9 @@ class Expected:
     """A product that a layer will ask for.
 
     weight, layout, groups: see `conv`.  epilogue: what follows it.  symmetric: submanifold.
-    trains: gradients will be asked for.  layer: whose product it is; of several that speak for one
-    layer the last is right.
+    trains: gradients will be asked for.  norm: weight, bias, running mean and variance and number
+    of batches of a batch norm in training behind it.  layer: whose product it is; of several that
+    speak for one layer the last is right.
     """
 
     layer: Any
@@ -50,6 +51,7 @@ class Expected:
     symmetric: bool = False
     trains: bool = False
     precision: str = "ieee"
+    norm: tuple[torch.Tensor | None, ...] | None = None
 
 
 Describe = Callable[[Any], Iterable[Expected]]
@@ -121,8 +123,8 @@ def _map_kernels(device: torch.device, target: Target, key64: bool) -> None:
     _expansion_kernels(coords, box, taps, target)
     table.reversed = False
     look_up()
-    large = NeighborTable(nbr.new_empty((len(taps), SORTED_APART + 1)), nbr)
-    pack_tiles(large, mask_order(large, target), target)
+    large = NeighborTable(nbr[:, :1].expand(-1, SORTED_APART + 1), nbr)
+    pack_tiles(NeighborTable(nbr, nbr), mask_order(large, target)[:_FEW], target)
     write_pairs(tiles, order.long(), tiles.counts, order, order, len(taps), target)
 
 
@@ -156,7 +158,8 @@ def _products(device: torch.device) -> list[tuple[Expected, torch.dtype]]:
     forms: dict[Any, tuple[Expected, torch.dtype]] = {}
     for one in (*checks, *found.values()):
         shape, end = (tuple(one.weight.shape), one.weight.stride()), one.epilogue
-        about = (one.layout, one.groups, one.symmetric, one.trains, one.precision)
+        normed = None if one.norm is None else [v is None or v.dtype for v in one.norm]
+        about = (one.layout, one.groups, one.symmetric, one.trains, one.precision, str(normed))
         dtype = _dtype(one)
         forms.setdefault((shape, dtype, end.tail, end.activation, about), (one, dtype))
     return list(forms.values())
@@ -181,6 +184,11 @@ def _product_kernels(
         back = w.transposed().reversed() if expected.symmetric else w.transposed()
         _gather_kernel(target, dtype, back, Epilogue(), expected.precision)
         _wgrad_kernel(device, target, dtype, w, expected)
+    if expected.norm is not None:
+        from .batch_norm import rehearse
+
+        features = torch.empty((1, w.columns_out), dtype=dtype).expand(_ROWS, -1)
+        rehearse(features, expected.norm, target)
 
 
 def _gather_kernel(
@@ -213,5 +221,6 @@ def _wgrad_kernel(
     gemm = WgradGemm(
         target, device, dtype, (*pairs, starts), expected.symmetric, w.n_offsets, _ROWS, _ROWS,
         w.c_in, w.c_out, w.groups, w.strides, w.shift, precision, tile_for(problem),
+        n_pairs >> expected.symmetric,
     )  # fmt: skip
     gemm(x, dy, torch.empty(1, dtype=expected.weight.dtype))

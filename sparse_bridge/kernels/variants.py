@@ -200,9 +200,9 @@ def as_launched(
 
 def declarations() -> tuple[ModuleType, ...]:
     """The modules that declare the forms of every kernel."""
-    from . import variants_gemm, variants_maps, variants_pools
+    from . import variants_gemm, variants_maps, variants_norms, variants_pools
 
-    return variants_maps, variants_gemm, variants_pools
+    return variants_maps, variants_gemm, variants_pools, variants_norms
 
 
 @functools.lru_cache(maxsize=16)

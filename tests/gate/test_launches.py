@@ -14,8 +14,8 @@ import torch
 
 import sparse_bridge
 from sparse_bridge import settings
-from sparse_bridge.core import channelwise, functional, key_search, max_rows, voxel
-from sparse_bridge.kernels import mask_order
+from sparse_bridge.core import batch_norm, channelwise, functional, key_search, max_rows, voxel
+from sparse_bridge.kernels import mask_order, wgrad_gemm
 from sparse_bridge.kernels import target as targets
 from sparse_bridge.kernels.launch import REGISTRY, Kernel
 from sparse_bridge.kernels.variants import as_launched, declarations, launchable
@@ -143,6 +143,7 @@ def every_row_kernel(made):
         taps = torch.ones(made.volume, channels, dtype=dtype, requires_grad=True)
         channelwise.channelwise(x, taps, made.kmap).sum().backward()
         max_rows.window_max(x, made.kmap).sum().backward()
+        normalise(x)
     points = features(50, 3) * 3
     cells = torch.arange(50) % 7
     counts = voxel.count(cells, 7)
@@ -155,6 +156,21 @@ def every_row_kernel(made):
     keys = key_search.hash_rows(cells.int().view(-1, 1).repeat(1, 4))
     key_search.hash_rows(cells.int().view(-1, 1).repeat(1, 4), torch.ones(2, 3).int(), first=1)
     key_search.find_keys(keys[:9], keys[5:])
+
+
+def normalise(x):
+    """By layers in x's dtype, in fp32, and without anything of their own."""
+    channels, count = x.shape[1], torch.tensor([x.shape[0] - 2], dtype=torch.int32)
+    norm = torch.nn.BatchNorm1d(channels)
+    for one in (norm, torch.nn.BatchNorm1d(channels).to(x.dtype)):
+        steps = one.num_batches_tracked
+        for batches, relu, live in ((steps, True, None), (None, False, count)):
+            batch_norm.batch_norm(
+                x, one.weight, one.bias, one.running_mean, one.running_var, momentum=0.1,
+                eps=1e-5, relu=relu, count=live, batches=batches,
+            ).sum().backward()  # fmt: skip
+    batch_norm.batch_norm(x, None, None, None, None, momentum=0.1, eps=1e-5).sum().backward()
+    batch_norm.batch_norm(x, norm.weight, None, None, None, momentum=0.1, eps=1e-5).sum().backward()
 
 
 TINY = {1: (12,), 2: (5, 4), 3: (3, 4, 3)}
@@ -183,6 +199,8 @@ def test_layers(recorder, monkeypatch):
     with settings.override(dataflow="unmasked"):
         convolve_map(layer("strided", shape=TINY[1]).kmap)
     monkeypatch.setattr(mask_order, "SORTED_APART", 0)
+    convolve_map(layer("strided", shape=TINY[1]).kmap)
+    monkeypatch.setattr(wgrad_gemm, "wgrad_shares", lambda *_: 3)
     convolve_map(layer("strided", shape=TINY[1]).kmap)
     assert recorder.undeclared() == []
     declarations()

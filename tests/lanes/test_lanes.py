@@ -29,6 +29,8 @@ KERNELS = [
     "tests/kernels/test_gemm.py::test_rows_around_the_tile",
     "tests/kernels/test_gemm.py::test_lists_of_the_wgrad",
     "tests/kernels/test_pooling.py",
+    "tests/kernels/test_batch_norm.py",
+    "tests/core/test_batch_norm.py",
     "tests/core/test_voxel.py",
     "tests/core/test_key_search.py",
     "tests/core/test_ahead.py::test_the_third_scene_is_built_ahead",
@@ -44,6 +46,9 @@ WHOLE = [
     "tests/kernels/test_mask_order.py",
     "tests/kernels/test_gemm.py",
     "tests/kernels/test_pooling.py",
+    "tests/kernels/test_batch_norm.py",
+    "tests/core/test_batch_norm.py",
+    "tests/adapters/spconv/test_fused_training.py",
     "tests/core/test_maps.py",
     "tests/core/test_ahead.py",
     "tests/core/test_impulse.py",
@@ -107,7 +112,7 @@ def test_interpreter():
     if importlib.util.find_spec("triton") is None:
         pytest.skip("Triton is not installed")
     launches = "tests/gate/test_launches.py"
-    run([*KERNELS, launches, *convolutions("interpreter")], 105, TRITON_INTERPRET="1")
+    run([*KERNELS, launches, *convolutions("interpreter")], 160, TRITON_INTERPRET="1")
 
 
 @HERE
@@ -138,9 +143,10 @@ def test_emulated_gpu(arch):
     """The hash table, a convolution and a network, forward and backward, as machine code of that
     GPU, and one problem under shuffled schedules."""
     nodes = [KERNELS[0], *convolutions(arch), *networks(arch, SMALL[1])]
+    nodes.append("tests/core/test_batch_norm.py::test_three_steps")
     nodes.append(f"tests/emulated/test_schedules.py::test_layers[{arch}-masked-submanifold-3-"
                  "torch.float16]")  # fmt: skip
-    run(nodes, 43, SPARSE_BRIDGE_TEST_ARCH=arch)
+    run(nodes, 57, SPARSE_BRIDGE_TEST_ARCH=arch)
 
 
 @HERE

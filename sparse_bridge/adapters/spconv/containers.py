@@ -1,4 +1,4 @@
-"""`SparseSequential`: children in order, with inference fused where nobody could notice."""
+"""`SparseSequential`: children in order, with layers fused where nobody could notice."""
 
 from __future__ import annotations
 
@@ -42,7 +42,13 @@ def run_sequential(
                 index += tail.length
         elif isinstance(x, tensor):
             if x.indices.shape[0] != 0:
-                x = x.replace_feature(module(x.features))
+                features = x.features
+                fused = fusion.normalises(children, index - 1, features)
+                if fused:
+                    x = x.replace_feature(fusion.normalised(module, features, fused == 2))
+                    index += fused - 1
+                else:
+                    x = x.replace_feature(module(features))
         else:
             x = module(x)
     return x

@@ -16,11 +16,11 @@ from .translate import ACTIVATIONS
 __all__ = ["expect", "of_layer", "of_sequence"]
 
 
-def _product(layer: Any, end: Epilogue) -> Expected:
+def _product(layer: Any, end: Epilogue, norm: Any = None) -> Expected:
     odd = all(size % 2 for size in layer.kernel_size)
     return Expected(
         layer, layer.weight, "ovi", end, layer.groups, layer.subm and odd, trains(layer.weight),
-        "tf32" if allow_tf32() else "ieee",
+        "tf32" if allow_tf32() else "ieee", norm,
     )  # fmt: skip
 
 
@@ -32,11 +32,15 @@ def of_layer(layer: Any) -> Iterator[Expected]:
 
 
 def of_sequence(container: Any) -> Iterator[Expected]:
-    """The products of a `SparseSequential` that end in a norm and activation of its own."""
-    if torch.is_grad_enabled():
-        return
+    """The products of a `SparseSequential` that end in a norm and activation of its own, or that a
+    norm in training takes."""
     children = list(container.children())
     for place, child in enumerate(children):
+        if torch.is_grad_enabled():
+            norm = fusion.learner_after(children, place + 1)
+            if norm is not None and not getattr(child, "conv1x1", True):
+                yield _product(child, Epilogue(child.bias), norm)
+            continue
         tail = fusion.tail_after(children, place + 1)
         if tail is not None and not child.training and not getattr(child, "conv1x1", True):
             yield _product(child, Epilogue(child.bias, tail.activation, tail.alpha, tail.values))

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from ...errors import UnsupportedError
 from .. import fusion
 from ..base import Patch
@@ -54,6 +56,11 @@ def _pool(forward: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return factory
 
 
+def _learning(x: Any) -> bool:
+    features = getattr(x, "features", None)
+    return isinstance(features, torch.Tensor) and fusion.learning(features)
+
+
 def _sequential(original: Callable[..., Any]) -> Callable[..., Any]:
     from spconv.pytorch.conv import SparseConvolution
     from spconv.pytorch.core import SparseConvTensor
@@ -61,7 +68,7 @@ def _sequential(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def bridged(self: Any, input: Any) -> Any:
-        if not fusion.allowed() or _refusal(input) is not None:
+        if _refusal(input) is not None or not (fusion.allowed() or _learning(input)):
             return original(self, input)
         children = list(self._modules.values())
         return run_sequential(
@@ -105,7 +112,7 @@ def patches() -> list[Patch]:
     twice = "spconv's permutes weights of older layouts twice"
     return [
         seam(conv.SparseConvolutionBase, "_conv_forward", _convolution, "all convolutions"),
-        seam(modules.SparseSequential, "forward", _sequential, "fused inference"),
+        seam(modules.SparseSequential, "forward", _sequential, "fused layers"),
         seam(pool.SparseMaxPool, "forward", _pool(pools.max_pool_forward), "max pooling"),
         seam(pool.SparseAvgPool, "forward", _pool(pools.avg_pool_forward), average),
         seam(pool.SparseGlobalMaxOrAvgPool, "forward", global_pool, "all devices"),
