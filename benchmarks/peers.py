@@ -49,6 +49,10 @@ class Peer(abc.ABC):
         """What a user does to a network in eval mode before running it often."""
         return model
 
+    def for_training(self, model: nn.Module) -> nn.Module:
+        """The same before training it."""
+        return model
+
     @abc.abstractmethod
     def maps(self, layer: nn.Module, feats: torch.Tensor, scan: Scan) -> Any:
         """Run `layer`; returns what `call` needs in order to reuse the kernel map."""
@@ -131,9 +135,12 @@ class _Optimized(_Spconv):
 
 
 class _Replayed(_Optimized):
-    """The same, with whole inferences replayed from captured graphs."""
+    """The same, with whole inferences and training steps replayed from captured graphs."""
 
     graphs = True
+
+    def for_training(self, model):
+        return self.for_inference(model)
 
 
 class _TorchSparse(Peer):

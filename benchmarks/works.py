@@ -124,7 +124,7 @@ def _network(peer: Peer, case: Case, scan: Scan) -> Work:
     _fill(peer, model)
     layers = sum(parameter.dim() >= 2 for parameter in model.parameters())
     if case.trains:
-        return _training_step(peer, case, scan, model.train())
+        return _training_step(peer, case, scan, peer.for_training(model.train()))
     if case.work == "autocast":
         model, feats, casting = model.eval(), scan.feats, _autocast(device, dtype)
     else:

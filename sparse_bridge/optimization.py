@@ -14,6 +14,7 @@ from torch import nn
 from . import log
 from .adapters import fusion
 from .adapters.spconv.replay import Replayer
+from .adapters.spconv.replay_training import TrainingReplayer
 from .core import fused_call
 
 __all__ = ["optimize", "restore"]
@@ -37,14 +38,16 @@ def optimize(model: nn.Module, *example: Any, graphs: bool = False, **keywords: 
     The model must treat its layers alike in every call: whoever reads a convolution's features
     before the norm in later calls alone gets them after it.
 
-    graphs: on a GPU, also capture inference as a graph of launches and replay it, which takes
-    Python out of the way. For models that take one SparseConvTensor, alone, and return such
-    tensors or their features, in any structure of lists and dicts; other calls run as ever. A graph
-    serves scenes of about one size, and is captured when the third of them comes, if the model
-    computes the same over a scene whose missing rows are NaN. Results have no kernel maps
-    (`indice_dict`), a result's rows are known only when all is computed, and the memory of an
-    inference stays taken for each of up to six sizes. Modules must not be added or exchanged
-    afterwards, nor their behaviour changed but by parameters and buffers.
+    graphs: on a GPU, also capture inference and training steps as graphs of launches and replay
+    them, which takes Python out of the way. For models that take one SparseConvTensor, alone, and
+    return such tensors or their features, in any structure of lists and dicts; other calls run as
+    ever. A graph serves scenes of about one size, and is captured when the third of them comes, if
+    the model computes the same over a scene with rows that do not exist. Results have no kernel
+    maps (`indice_dict`), and the memory of an inference stays taken for each of up to six sizes,
+    that of a training step for each of up to three. In training loss and optimizer stay outside; a
+    step goes backward once, and a second forward before it runs as ever. Modules must not be added
+    or exchanged afterwards, nor their behaviour changed but by parameters, buffers, `train` and
+    `requires_grad`.
 
     Returns `model`. Raises: ValueError when it is optimised already.
     """
@@ -53,7 +56,10 @@ def optimize(model: nn.Module, *example: Any, graphs: bool = False, **keywords: 
     if not fusion.plain(model):
         raise ValueError("this model's forward is replaced or hooked; optimise it before.")
     model.__dict__[_MARK] = []
-    model.__dict__["forward"] = _Learner(model, graphs)
+    own = functools.partial(type(model).forward, model)
+    model.__dict__["forward"] = _Learner(
+        model, own, TrainingReplayer(model, own) if graphs else None
+    )
     if example or keywords:
         with torch.no_grad():
             model(*example, **keywords)
@@ -143,16 +149,19 @@ class _Learner:
     """The model's forward until its first inference call."""
 
     model: nn.Module
-    graphs: bool = False
+    forward: Callable[..., Any]
+    training: TrainingReplayer | None  # where models are replayed from graphs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        forward = functools.partial(type(self.model).forward, self.model)
+        forward = self.forward
+        if torch.is_grad_enabled() and self.training is not None:
+            return self.training(*args, **kwargs)
         if torch.is_grad_enabled() or self.model.training:
             return forward(*args, **kwargs)
         pairs, plain = _watch(self.model, forward, args, kwargs)
         del self.model.__dict__["forward"]
-        if self.graphs:
-            self.model.__dict__["forward"] = Replayer(self.model, forward, _agree)
+        if self.training is not None:
+            self.model.__dict__["forward"] = Replayer(self.model, forward, _agree, self.training)
         for activations in (True, False):
             _install(self.model, pairs, activations)
             if not pairs or _agree(plain, forward(*args, **kwargs)):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 import pytest
 import torch
 
+from sparse_bridge.adapters.spconv.replay_trial import PaddedModel
 from sparse_bridge.core import ahead, padded
 from sparse_bridge.core.conv_spec import Box
 from sparse_bridge.core.padded import PaddedScene, UnpaddedError, room_for
@@ -74,7 +76,7 @@ def learnt(sp, network, lane, seeds=(1, 2, 3)):
 
 def over_padded(sp, network, coords, record, room):
     wide, count = spread(coords, room)
-    scene = PaddedScene(wide, count, record, poison=True)
+    scene = PaddedScene(wide, count, record, fill=float("nan"))
     x = torch.full((room, 4), float("nan"), device=coords.device)
     x[: len(coords)] = features(len(coords), 4, seed=len(coords), device=coords.device)
     with padded.using(scene):
@@ -155,3 +157,51 @@ def test_rooms_come_in_few_sizes():
     assert sizes == sorted(sizes) and len(set(sizes)) < 40
     assert all(size <= 1.26 * rows for size, rows in zip(sizes, range(1, 100_000, 7), strict=True)
                if rows > 5000)  # fmt: skip
+
+
+class Block(torch.nn.Module):
+    """Norms in training, a residual sum and layers of one tap beside the network."""
+
+    def __init__(self, sp):
+        super().__init__()
+        self.body, self.mix = Network(sp), sp.SubMConv3d(4, 6, 1)
+        self.norm, self.relu = torch.nn.BatchNorm1d(6), torch.nn.ReLU()
+        self.head = torch.nn.Linear(6, 5)
+
+    def forward(self, x):
+        up, deep, _ = self.body(x)
+        y = self.mix(up.replace_feature(up.features + x.features))
+        y = y.replace_feature(self.head(self.relu(self.norm(y.features))))
+        return {"y": y, "deep": deep.features}
+
+
+class Mixing(Block):
+    """What must not be replayed: every row hears of all others."""
+
+    def forward(self, x):
+        found = super().forward(x)
+        y = found["y"]
+        return {**found, "y": y.replace_feature(y.features - y.features.mean(0))}
+
+
+@pytest.mark.parametrize("kind", [Block, Mixing])
+def test_training_over_a_padded_scene(sp, kernel_lane, kind):
+    """Outputs, gradients and running statistics are those of the scene alone."""
+    model = kind(sp).train().to(kernel_lane.device)
+    for seed in (1, 2, 3):
+        x = tensor(sp, cloud(SHAPE, share=0.2, seed=seed, device=kernel_lane.device))
+        found = model(x)
+        (found["y"].features.sum() + found["deep"].sum()).backward()
+    record = ahead.habit_of(x.features.device, BOX, training=True)
+    coords = cloud(SHAPE, share=0.22, seed=7, device=kernel_lane.device)
+    wide, count = spread(coords, len(coords) + 130)
+    x = tensor(sp, coords)
+    x.features.requires_grad_()
+    copy = PaddedModel(model, x)
+    scene = PaddedScene(wide, count, record, fill=0.0)
+    with torch.no_grad():
+        copy.over(scene, torch.zeros(len(wide), 4, device=coords.device))
+    rows = scene.rows(len(coords))
+    expected = contextlib.nullcontext() if kind is Block else pytest.raises(UnpaddedError)
+    with expected:
+        copy.try_out(PaddedScene(wide, count, record), rows)

@@ -185,6 +185,15 @@ class TestOnAGpu:
         model.eval()
         assert len(replayer(model).calls) == before
 
+    def test_captured_in_inference_mode_and_used_outside(self, sp, pair):
+        model, plain = pair
+        with torch.inference_mode():
+            self.warm(model, sp)
+        assert len(replayer(model).graphs) == 1
+        compare(model(scene(sp, 63)), plain(scene(sp, 63)))
+        with torch.inference_mode():
+            compare(model(scene(sp, 64)), plain(scene(sp, 64)))
+
     def test_autocast_and_single_precision(self, sp):
         plain = network(sp).cuda()
         model = sparse_bridge.optimize(copy.deepcopy(plain), graphs=True)

@@ -1,0 +1,200 @@
+"""What captured models have in common: which calls may be replayed, and the graphs so far."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ... import log, settings
+from ...core import padded
+from ...core.conv import autocast_dtype
+from ...core.padded import PaddedScene, UnpaddedError
+from .layers import allow_tf32
+
+__all__ = ["Kind", "Replays", "addresses", "cutter", "kind_of", "over_padded", "rebuilt"]
+
+_EAGER_CALLS = 2  # of a size before it is captured
+_FAILURES = 3  # until a model is left alone
+
+
+class Kind(NamedTuple):
+    """What a graph was captured for; switches: what else layers look at."""
+
+    device: torch.device
+    dtype: torch.dtype
+    autocast: torch.dtype | None
+    channels: int
+    shape: tuple[int, ...]
+    batch_size: int
+    room: int
+    switches: tuple[Any, ...]
+
+
+def addresses(modules: Sequence[nn.Module]) -> tuple[int, ...]:
+    """Where parameters and buffers lie: a graph reads them there."""
+    return tuple([
+        tensor.data_ptr()
+        for module in modules
+        for held in (module._parameters, module._buffers)
+        for tensor in held.values() if tensor is not None
+    ])  # fmt: skip
+
+
+def kind_of(x: Any) -> Kind | None:
+    """What would have to be captured for `x`; None where it may not be."""
+    features, indices = getattr(x, "features", None), getattr(x, "indices", None)
+    if not isinstance(features, torch.Tensor) or not isinstance(indices, torch.Tensor):
+        return None
+    if not features.is_cuda or not hasattr(x, "indice_dict") or x.indice_dict or x.benchmark:
+        return None
+    columns = (indices.device, indices.dtype, indices.ndim, indices.shape[-1])
+    if columns != (features.device, torch.int32, 2, 1 + len(x.spatial_shape)):
+        return None
+    if features.ndim != 2 or not 0 < features.shape[0] == indices.shape[0]:
+        return None
+    if torch.cuda.is_current_stream_capturing() or padded.current() is not None:
+        return None  # inside another model that is being captured
+    return Kind(
+        features.device, features.dtype, autocast_dtype(features.device), features.shape[1],
+        tuple(x.spatial_shape), int(x.batch_size), padded.room_for(features.shape[0]),
+        (settings.get(), allow_tf32(), torch.backends.cuda.matmul.allow_tf32),
+    )  # fmt: skip
+
+
+class Replays:
+    """The graphs of a model, by what they were captured for, and when to capture another.
+
+    forward: the model's own.  most: graphs, of which each holds memory.
+    """
+
+    most: int
+
+    def __init__(self, model: nn.Module, forward: Callable[..., Any]) -> None:
+        self.model, self.forward = model, forward
+        self._forget()
+
+    def _forget(self) -> None:
+        self.modules: list[nn.Module] = []  # of the model, once it is called
+        self.graphs: dict[Kind, Any] = {}
+        self.calls: dict[Kind, int] = {}
+        self.failures = 0
+        self.pool: Any = None
+        self.stream: torch.cuda.Stream | None = None  # of the last replay
+        self.lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles of a model begin anew."""
+        mine = {"model", "forward", *self._carried}
+        return {name: value for name, value in self.__dict__.items() if name in mine}
+
+    _carried: tuple[str, ...] = ()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def held(self, kind: Kind) -> Any:
+        """The graph for `kind`, unless what it reads has moved."""
+        graph = self.graphs.get(kind)
+        if graph is not None and graph.parameters != addresses(self.modules):
+            self.graphs.clear()
+            self.calls.clear()
+            return None
+        return graph
+
+    def follow(self) -> None:
+        """All graphs of a model share their memory: the current stream goes on where the last
+        replay was queued."""
+        stream = torch.cuda.current_stream()
+        if self.stream is not None and stream != self.stream:
+            stream.wait_stream(self.stream)
+        self.stream = stream
+
+    def consider(self, kind: Kind, capture: Callable[[], Any]) -> None:
+        """Capture a graph where scenes of this size keep coming. capture: returns it, or None for
+        this time."""
+        calls = self.calls[kind] = self.calls.get(kind, 0) + 1
+        late = calls - _EAGER_CALLS
+        if late <= 0 or late & (late - 1):  # less and less often
+            return
+        if self.failures >= _FAILURES or len(self.graphs) >= self.most or kind in self.graphs:
+            return
+        try:
+            with self.lock, torch.cuda.device(kind.device):
+                if not self.graphs:  # a pool lasts as long as its graphs
+                    self.pool = torch.cuda.graph_pool_handle()
+                graph = capture()
+                if graph is not None:
+                    self.graphs[kind] = graph
+                    torch.cuda.empty_cache()  # what the trial took on a stream of its own
+        # A model may do anything at all in there; it runs as it did.
+        except Exception as error:
+            self.failures += 1
+            log.once(
+                ("replay", type(self).__name__, type(self.model).__name__),
+                f"{type(self.model).__name__} is not replayed from a graph: {error}",
+                level=30,
+            )
+
+
+def rebuilt(value: Any, cut: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A model's output with `cut` of every tensor, in its own structure. Sparse tensors lose their
+    maps. Raises UnpaddedError."""
+    if isinstance(value, torch.Tensor):
+        return cut(value)
+    if hasattr(value, "indice_dict"):
+        out = value.replace_feature(cut(value.features))
+        out.indices = cut(value.indices)
+        out.indice_dict = {}
+        return out
+    if type(value) in (dict, collections.OrderedDict):
+        return type(value)((name, rebuilt(one, cut)) for name, one in value.items())
+    if isinstance(value, (list, tuple)):
+        parts = [rebuilt(one, cut) for one in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise UnpaddedError(
+        f"its output holds a {type(value).__name__}; expected sparse tensors, their features, "
+        "numbers and text, in lists, tuples and dicts."
+    )
+
+
+def cutter(
+    scene: PaddedScene, rows: dict[int, int], x: Any
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What cuts a tensor of a padded scene to copies of the rows that there are; the scene's own
+    coordinates are those of `x`."""
+
+    def cut(tensor: torch.Tensor) -> torch.Tensor:
+        level = scene.level_of(tensor)
+        if level == 0 and tensor.data_ptr() == scene.coords.data_ptr():
+            return x.indices  # type: ignore[no-any-return]
+        return tensor[: rows[level]].clone()
+
+    return cut
+
+
+def over_padded(
+    forward: Callable[[Any], Any], scene: PaddedScene, features: torch.Tensor, x: Any
+) -> Any:
+    """A model over a padded scene that is otherwise like `x`."""
+    twin = x.replace_feature(features)
+    twin.indices = scene.coords.detach()  # an object of its own, which has no maps yet
+    twin.indice_dict = {}
+    with padded.using(scene), _uncached_autocast(features.device):
+        return forward(twin)
+
+
+def _uncached_autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """The autocast in force, without the casts of weights that it keeps and soon lets go of."""
+    dtype = autocast_dtype(device)
+    if dtype is None:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype, cache_enabled=False)

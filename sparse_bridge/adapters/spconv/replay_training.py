@@ -1,0 +1,208 @@
+"""Training steps of whole models as captured graphs: forward and backward without a line of Python.
+
+As `replay` does for inference, over a scene with room to spare. Three graphs: the maps, after which
+the host knows whether the scene fits; the forward pass; the backward pass, which torch's autograd
+starts where it would have walked through the model. Batch norms divide by the rows that there are.
+Losses, optimizers, scalers and whatever hangs on the parameters' gradients see no difference.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.nn.modules import module as torch_module
+
+from ...core import ahead
+from ...core.device import kernel_target
+from ...core.map_graph import CapturedMaps, apart, captured, padded_scene
+from .layers import box_of
+from .replay_parts import Kind, Replays, addresses, cutter, kind_of, rebuilt
+from .replay_trial import PaddedModel, gradients_of, leaves_of
+
+__all__ = ["TrainingReplayer"]
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = tuple("_global" + name for name in _HOOKS)
+
+
+class TrainingReplayer(Replays):
+    """The forward of a model where gradients are wanted.
+
+    forward: the model's own. Between a replayed forward and its backward pass, other scenes run as
+    ever: the graphs of a model share their memory.
+    """
+
+    most = 3
+
+    def _forget(self) -> None:
+        super()._forget()
+        self.capturing = False
+        self.pending: Callable[[], _Run | None] = lambda: None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.modules = self.modules or list(self.model.modules())
+        kind = self._kind(*args) if len(args) == 1 and not kwargs else None
+        if kind is None:
+            return self.forward(*args, **kwargs)
+        (x,) = args
+        graph = self.held(kind)
+        if graph is None:
+            out = self.forward(x)
+            self.consider(kind, lambda: self._capture(kind, x))
+            return out
+        with self.lock, torch.cuda.device(kind.device):
+            run = self._begin(graph, x)
+        return self.forward(x) if run is None else graph.output_of(run, x)
+
+    def _kind(self, x: Any) -> Kind | None:
+        before = self.pending()
+        if self.capturing or (before is not None and before.open) or _watched(self.modules):
+            return None
+        kind = kind_of(x)
+        if kind is None or torch._C._get_tracing_state() or torch.compiler.is_compiling():
+            return None
+        modes = tuple([module.training for module in self.modules])
+        wanted = tuple([p.requires_grad for p in self.model.parameters()])
+        more = (x.features.requires_grad, modes, wanted)
+        return kind._replace(switches=(*kind.switches, *more))
+
+    def _begin(self, graph: _Graph, x: Any) -> _Run | None:
+        """Replay the maps; None where the graph cannot serve this scene."""
+        before = self.pending()
+        if before is not None and before.open:  # another thread's, by now
+            return None
+        self.follow()
+        graph.maps.start(x.indices)
+        rows = graph.maps.rows(x.indices.shape[0])
+        if rows is None:
+            return None
+        run = _Run(self, graph, rows)
+        self.pending = weakref.ref(run)
+        return run
+
+    def _capture(self, kind: Kind, x: Any) -> _Graph | None:
+        record = ahead.habit_of(kind.device, box_of(x), training=True)
+        target = kernel_target(kind.device)
+        if record is None or target is None:
+            return None
+        self.capturing = True
+        try:
+            with torch.autograd.set_multithreading_enabled(False), apart(kind.device):
+                scene = padded_scene(x.indices, kind.room, record)
+                maps = CapturedMaps(
+                    scene, box_of(x), target, tuple(record.steps), self.pool, distinct=True
+                )
+                maps.start(x.indices)
+                rows = maps.rows(x.indices.shape[0])
+                if rows is None:
+                    return None
+                copy = PaddedModel(self.model, x)
+                copy.try_out(scene, rows)
+                return _Graph(copy, self.modules, maps, self.pool)
+        finally:
+            self.capturing = False
+
+
+def _watched(modules: Sequence[nn.Module]) -> bool:
+    """Whether a hook would notice that modules are not called."""
+    return any(getattr(torch_module, name, None) for name in _GLOBAL_HOOKS) or any(
+        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
+        for m in modules
+    )
+
+
+class _Graph:
+    """A captured training step, but for the loss and the optimizer."""
+
+    def __init__(
+        self, copy: PaddedModel, modules: Sequence[nn.Module], maps: CapturedMaps, pool: Any
+    ) -> None:
+        self.maps, self.scene = maps, maps.scene
+        self.model = copy.model
+        self.features = copy.room(self.scene)
+        self.forward, self.output = captured(lambda: copy.over(self.scene, self.features), pool)
+        self.leaves = leaves_of(self.output)
+        self.levels = [self.scene.level_of(leaf) for leaf in self.leaves]
+        self.cotangents = [torch.zeros_like(leaf) for leaf in self.leaves]
+        inputs = copy.inputs(self.features)
+        self.backward, self.gradients = captured(
+            lambda: gradients_of(self.leaves, inputs, self.cotangents), pool
+        )
+        self.parameters = addresses(modules)
+
+    def output_of(self, run: _Run, x: Any) -> Any:
+        """The model's output for `x`, whose maps are replayed already."""
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        found = _Replay.apply(run, x.features, *trained)
+        made = {id(leaf): one for leaf, one in zip(self.leaves, found, strict=True)}
+        cut = cutter(self.scene, run.rows, x)
+
+        def one_of(tensor: torch.Tensor) -> torch.Tensor:
+            mine = made.get(id(tensor))
+            return cut(tensor.detach()) if mine is None else mine
+
+        return rebuilt(self.output, one_of)
+
+
+class _Run:
+    """One training step."""
+
+    def __init__(self, owner: TrainingReplayer, graph: _Graph, rows: dict[int, int]) -> None:
+        self.owner, self.graph, self.rows = owner, graph, rows
+        self.open = True  # until the backward pass
+
+    def forward(self, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        graph = self.graph
+        with self.owner.lock:
+            self.owner.follow()
+            graph.features.detach()[: features.shape[0]].copy_(features)
+            graph.forward.replay()
+            pairs = zip(graph.leaves, graph.levels, strict=True)
+            return tuple([leaf.detach()[: self.rows[level]].clone() for leaf, level in pairs])
+
+    def backward(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """Of the features, if those are wanted, and the trained parameters."""
+        if not self.open:
+            raise RuntimeError(
+                "a training step replayed from a graph goes backward once; call "
+                "sparse_bridge.restore(model) for more."
+            )
+        graph = self.graph
+        with self.owner.lock:
+            self.owner.follow()
+            for wide, one, level in zip(graph.cotangents, gradients, graph.levels, strict=True):
+                rows = self.rows[level]
+                wide[:rows].copy_(one)
+                wide[rows:].zero_()
+            graph.backward.replay()
+            found = [one for one in graph.gradients if one is not None]
+            copies = [torch.empty_like(one) for one in found]
+            torch._foreach_copy_(copies, found)
+            self.open = False
+        given = iter(copies)
+        return [None if one is None else next(given) for one in graph.gradients]
+
+
+class _Replay(torch.autograd.Function):
+    """The model as one node of autograd's graph."""
+
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx: Any, run: _Run, features: torch.Tensor, *parameters: torch.Tensor
+    ):
+        ctx.run, ctx.rows = run, features.shape[0]
+        return run.forward(features)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor):  # type: ignore[no-untyped-def]
+        found = ctx.run.backward(gradients)
+        if not ctx.needs_input_grad[1]:
+            return None, None, *found
+        first, *others = found
+        return None, None if first is None else first[: ctx.rows], *others
