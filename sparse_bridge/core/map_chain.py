@@ -84,11 +84,12 @@ class Chain:
 
     def __init__(
         self, cmap: CoordinateMap, target: Target, steps: tuple[Step, ...], last: Record,
-        slack: float = _ROOM,
+        slack: float = _ROOM, n_rows: int | None = None,
     ) -> None:  # fmt: skip
-        """slack: memory of a level over the estimate."""
+        """slack: memory of a level over the estimate.  n_rows: rows of `cmap` that scenes use,
+        about, if not all."""
         self.cmap, self.target, self.steps, self.last = cmap, target, steps, last
-        self.slack = slack
+        self.slack, self.n_rows = slack, cmap.n_rows if n_rows is None else n_rows
         self.device = cmap.device
         self.levels: dict[int, _Level] = {}
         self.slots: dict[int, torch.Tensor] = {}
@@ -187,7 +188,8 @@ class Chain:
                 return None
             most = min(below * len(step.offsets), max(1, step.out_box.volume))
             likely = rows * growth
-            if likely <= SORTED_APART:  # with more room the rows would be ordered otherwise
+            # With more room the rows would be ordered otherwise.
+            if rows * self.n_rows <= SORTED_APART * max(1, self.last.n_rows):
                 most = min(most, SORTED_APART)
             rooms[place] = min(most, _rounded(int(self.slack * likely) + 256))
         return rooms

@@ -18,7 +18,6 @@ import torch
 
 from .. import log, settings
 from ..kernels import target as targets
-from ..kernels.target import Target
 from .conv_spec import Box
 from .coordinate_map import CoordinateMap
 from .map_chain import Answers, Chain, Record, Sides, Step, ordered_alike
@@ -31,6 +30,7 @@ _MOST_ROWS = 1 << 17  # above, the GPU takes longer than the host
 _STREAMS = 4  # on which maps are built side by side
 _GRAPHS = 3  # of a grid
 _CAPTURES = 16  # of a grid, in all
+_REFUSALS = 3  # in a row until a graph is dropped
 _SPARE = 1.125  # room of level 0 over the scene that is captured
 _SLACK = 1.125  # room of the other levels over the estimate
 _WIDEST = 1.7  # room over the rows of a scene it serves, unless the room is
@@ -54,6 +54,7 @@ class MapGraphs:
     def __init__(self) -> None:
         self.graphs: list[_MapGraph] = []
         self.steady, self.captures = 0, 0
+        self.refusals, self.rest = 0, 0  # in a row; scenes to let pass before another capture
         self.wants: _Wants | None = None
         self.pool: Any = None
         self.stream: torch.cuda.Stream | None = None  # of the last replay
@@ -77,13 +78,18 @@ class MapGraphs:
                     stream.wait_stream(self.stream)
                 self.stream = stream
                 found = graph.answers(cmap)
-            if found is None:  # too small, or the scene is not like the others
+            if found is not None:
+                self.refusals = 0
+                return found
+            # Too small, or the scene is not like the others; in a row, graphs are of no use.
+            self.refusals += 1
+            self.steady, self.rest = 0, 1 << min(self.refusals, 10)
+            if self.refusals >= _REFUSALS:
                 self.graphs.remove(graph)
-                self.steady = 0
-            return found
+            return None
 
     def consider(
-        self, cmap: CoordinateMap, target: Target, steps: tuple[Step, ...], last: Record
+        self, cmap: CoordinateMap, target: targets.Target, steps: tuple[Step, ...], last: Record
     ) -> None:
         """Capture a graph where scenes like this one, just built without, keep coming."""
         if not possible(cmap, target) or self.captures >= _CAPTURES:
@@ -91,7 +97,8 @@ class MapGraphs:
         wants = _wants(last)
         self.steady = self.steady + 1 if wants == self.wants else 0
         self.wants = wants
-        if self.steady < _STEADY or _capturing():
+        self.rest = max(0, self.rest - 1)
+        if self.steady < _STEADY or self.rest or _capturing():
             return
         with self.lock, torch.cuda.device(cmap.device):
             self.captures += 1
@@ -115,7 +122,7 @@ def _capturing() -> bool:
     return torch.cuda.is_current_stream_capturing()
 
 
-def possible(cmap: CoordinateMap, target: Target) -> bool:
+def possible(cmap: CoordinateMap, target: targets.Target) -> bool:
     """Whether maps over `cmap` may be replayed: a scene of few rows on an NVIDIA GPU."""
     return (
         cmap.device.type == "cuda"
@@ -129,14 +136,14 @@ class CapturedMaps:
     """The maps of a padded scene as two graphs, of the coordinates of all levels and of the maps
     over them: the host learns how many rows there are as soon as the first is through.
 
-    scene: with the coordinates of a scene like those to come in place; its maps are `prepared`.
-    box: of the coordinates.  distinct: see `Chain.lay_out`.  The current stream must not be the
-    default one. Raises RuntimeError where nothing can be captured.
+    scene: with the `n_rows` coordinates of a scene like those to come in place; its maps are
+    `prepared`. box: of the coordinates.  distinct: see `Chain.lay_out`.  The current stream must
+    not be the default one. Raises RuntimeError where nothing can be captured.
     """
 
     def __init__(
-        self, scene: PaddedScene, box: Box, target: Target, steps: tuple[Step, ...], pool: Any,
-        distinct: bool = False,
+        self, scene: PaddedScene, box: Box, target: targets.Target, steps: tuple[Step, ...],
+        pool: Any, n_rows: int, distinct: bool = False,
     ) -> None:  # fmt: skip
         self.scene = scene
 
@@ -144,7 +151,7 @@ class CapturedMaps:
             root = CoordinateMap(scene.coords, box)
             root.count = scene.count
             root.adopt()
-            return Chain(root, target, steps, scene.record, _SLACK)
+            return Chain(root, target, steps, scene.record, _SLACK, n_rows)
 
         rehearsal = chain()  # whatever is compiled or loaded is so before
         if not rehearsal.lay_out(scene, distinct):
@@ -249,13 +256,13 @@ class _MapGraph:
     """Captured maps, and copies of them for every scene."""
 
     def __init__(
-        self, cmap: CoordinateMap, target: Target, steps: tuple[Step, ...], last: Record,
+        self, cmap: CoordinateMap, target: targets.Target, steps: tuple[Step, ...], last: Record,
         wants: _Wants, pool: Any,
     ) -> None:  # fmt: skip
         self.target, self.steps, self.last, self.wants = target, steps, last, wants
         with torch.inference_mode(False), torch.no_grad(), apart(cmap.device):
             scene = padded_scene(cmap.coords, _room(cmap.n_rows), last)
-            self.maps = CapturedMaps(scene, cmap.box, target, steps, pool)
+            self.maps = CapturedMaps(scene, cmap.box, target, steps, pool, cmap.n_rows)
         self.scene = scene
         assert scene.prepared is not None
         self.made, self.coords = scene.prepared

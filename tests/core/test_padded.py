@@ -11,7 +11,11 @@ import torch
 from sparse_bridge.adapters.spconv.replay_trial import PaddedModel
 from sparse_bridge.core import ahead, padded
 from sparse_bridge.core.conv_spec import Box
+from sparse_bridge.core.coordinate_map import CoordinateMap
+from sparse_bridge.core.device import kernel_target
+from sparse_bridge.core.map_chain import Chain
 from sparse_bridge.core.padded import PaddedScene, UnpaddedError, room_for
+from sparse_bridge.kernels import mask_order
 from tests.adapters.spconv import doors
 from tests.clouds import cloud, features
 
@@ -129,6 +133,23 @@ def test_a_level_that_outgrows_its_room(sp, kernel_lane):
     small = dataclasses.replace(record, rows=dict.fromkeys(record.rows, 1))
     assert over_padded(sp, network, coords, record, len(coords))[1].rows(len(coords)) is not None
     assert over_padded(sp, network, coords, small, len(coords))[1].rows(len(coords)) is None
+
+
+@torch.no_grad()
+def test_room_to_spare_does_not_change_the_order(sp, kernel_lane, monkeypatch):
+    """Up to so many rows are sorted apart: a level that has fewer gets no more room than that."""
+    network = Network(sp).eval().to(kernel_lane.device)
+    record = learnt(sp, network, kernel_lane)
+    coords = cloud(SHAPE, share=0.2, seed=3, device=kernel_lane.device)
+    wide, _ = spread(coords, 2 * len(coords))
+    record = dataclasses.replace(record, n_rows=len(coords), rows=dict.fromkeys(record.rows, 100))
+    monkeypatch.setattr(mask_order, "SORTED_APART", 120)
+    steps, target = tuple(record.steps), kernel_target(wide.device)
+    rooms = [
+        Chain(CoordinateMap(wide, BOX), target, steps, record, 1.1, used)._rooms()
+        for used in (len(coords), None)
+    ]
+    assert [next(iter(room.values())) > 120 for room in rooms] == [False, True]
 
 
 @torch.no_grad()

@@ -107,7 +107,13 @@ class Replayer(Replays):
         with torch.inference_mode(False), torch.no_grad(), apart(kind.device):
             scene = padded_scene(x.indices, kind.room, record)
             maps = CapturedMaps(
-                scene, box_of(x), target, tuple(record.steps), self.pool, distinct=True
+                scene,
+                box_of(x),
+                target,
+                tuple(record.steps),
+                self.pool,
+                x.indices.shape[0],
+                distinct=True,
             )
             maps.start(x.indices)
             rows = maps.rows(x.indices.shape[0])

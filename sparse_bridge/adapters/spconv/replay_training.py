@@ -95,7 +95,13 @@ class TrainingReplayer(Replays):
             with torch.autograd.set_multithreading_enabled(False), apart(kind.device):
                 scene = padded_scene(x.indices, kind.room, record)
                 maps = CapturedMaps(
-                    scene, box_of(x), target, tuple(record.steps), self.pool, distinct=True
+                    scene,
+                    box_of(x),
+                    target,
+                    tuple(record.steps),
+                    self.pool,
+                    x.indices.shape[0],
+                    distinct=True,
                 )
                 maps.start(x.indices)
                 rows = maps.rows(x.indices.shape[0])
