@@ -5,7 +5,7 @@
 | `SPARSE_BRIDGE_DATAFLOW` | auto, masked, unmasked, per_offset, explicit | force one dataflow |
 | `SPARSE_BRIDGE_SELF_CHECK` | 0, 1 | compare a GPU's kernels with the CPU at their first use (default 1) |
 | `SPARSE_BRIDGE_AHEAD` | 0, 1 | on a GPU, build all maps that the last scenes of a grid were asked for at the first question, and compile side by side at first use (default 1) |
-| `SPARSE_BRIDGE_MAP_GRAPHS` | 0, 1 | on an NVIDIA GPU, replay the maps built ahead from captured graphs, for scenes of up to 131,072 voxels; each grid's graphs hold memory for the maps of up to three scenes (default 1) |
+| `SPARSE_BRIDGE_MAP_GRAPHS` | 0, 1 | on an NVIDIA GPU, replay the maps built ahead from captured graphs, for scenes of up to 131,072 voxels; the graphs of a device hold up to 1/64 of its memory (default 1) |
 | `SPARSE_BRIDGE_TUNE` | cached, off, full, pinned | how tiles of GPU kernels are chosen: from stored and shipped winners, by rule alone, tuned when new (costs time, may change bits between steps), or from `TUNE_FILE` / shipped winners alone (same bits in every process) |
 | `SPARSE_BRIDGE_TUNE_FILE` | a path | the winners of `TUNE=pinned`, made by `python -m sparse_bridge warm --tune --export`; default: the shipped ones |
 | `SPARSE_BRIDGE_CACHE_DIR` | a path | where winners are stored; default: the platform's cache folder |

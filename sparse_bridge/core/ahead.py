@@ -82,6 +82,7 @@ def forget() -> None:
     """Drop what was learnt."""
     with _lock:
         _habits.clear()
+    map_graph.forget()
 
 
 def resolve(
@@ -123,6 +124,7 @@ def _begin(cmap: CoordinateMap, first: Step) -> Trail:
     with _lock:
         if len(_habits) >= _GRIDS:
             _habits.clear()
+            map_graph.forget()
         habit = _habits.setdefault((cmap.device, cmap.box), _Habit())
         last = habit.record
         steps = () if last is None else tuple(last.steps)

@@ -4,35 +4,34 @@ Queueing the maps of all levels costs the host more time than building them cost
 scenes of a grid keep asking the same, the launches are captured over a scene with room to spare
 (see `padded`) and replayed for every later scene: its coordinates are copied in, the maps copied
 out. Rows are numbered and ordered exactly as without. A graph holds the memory of the maps of one
-scene, so only scenes whose host time matters get one.
+scene, so only scenes whose host time matters get one, and all of a device together have a small
+share of its memory: the one that has not been used for longest gives way.
 """
 
 from __future__ import annotations
 
-import contextlib
+import collections
 import threading
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from .. import log, settings
 from ..kernels import target as targets
-from .conv_spec import Box
+from .captured_maps import CapturedMaps, padded_scene
 from .coordinate_map import CoordinateMap
 from .map_chain import Answers, Chain, Record, Sides, Step, ordered_alike
-from .padded import PaddedScene, room_for
+from .padded import room_for
 
-__all__ = ["CapturedMaps", "MapGraphs", "apart", "captured", "padded_scene", "possible"]
+__all__ = ["MapGraphs", "forget", "possible"]
 
 _STEADY = 2  # scenes alike before a graph is captured
 _MOST_ROWS = 1 << 17  # above, the GPU takes longer than the host
-_STREAMS = 4  # on which maps are built side by side
 _GRAPHS = 3  # of a grid
 _CAPTURES = 16  # of a grid, in all
 _REFUSALS = 3  # in a row until a graph is dropped
+_SHARE = 64  # of a device's memory that all graphs may take is one part of so many
 _SPARE = 1.125  # room of level 0 over the scene that is captured
-_SLACK = 1.125  # room of the other levels over the estimate
 _WIDEST = 1.7  # room over the rows of a scene it serves, unless the room is
 _SMALL = 1 << 12
 
@@ -62,7 +61,9 @@ class MapGraphs:
 
     def clear(self) -> None:
         """Give the memory back; no more graphs."""
-        self.graphs, self.captures = [], _CAPTURES
+        for graph in self.graphs:
+            self.drop(graph)
+        self.captures = _CAPTURES
 
     def answers(self, cmap: CoordinateMap, steps: tuple[Step, ...], last: Record) -> Answers | None:
         """The answers of every step, from a graph; None where none serves this scene."""
@@ -80,12 +81,13 @@ class MapGraphs:
                 found = graph.answers(cmap)
             if found is not None:
                 self.refusals = 0
+                _shelf.touch(graph)
                 return found
             # Too small, or the scene is not like the others; in a row, graphs are of no use.
             self.refusals += 1
             self.steady, self.rest = 0, 1 << min(self.refusals, 10)
             if self.refusals >= _REFUSALS:
-                self.graphs.remove(graph)
+                self.drop(graph)
             return None
 
     def consider(
@@ -115,7 +117,62 @@ class MapGraphs:
                     level=30,
                 )
                 return
-            self.graphs = [graph, *self.graphs[: _GRAPHS - 1]]
+            if not _shelf.holds(graph, self, _share(cmap.device)):
+                self.captures = _CAPTURES
+                return
+            for old in self.graphs[_GRAPHS - 1 :]:
+                self.drop(old)
+            self.graphs = [graph, *self.graphs]
+
+    def drop(self, graph: _MapGraph) -> None:
+        """Let go of a graph, which may be at work in another thread."""
+        self.graphs = [one for one in self.graphs if one is not graph]
+        _shelf.remove(graph)
+
+
+class _Shelf:
+    """All graphs there are, the one used last at the end, with their owners."""
+
+    def __init__(self) -> None:
+        self._held: collections.OrderedDict[_MapGraph, MapGraphs] = collections.OrderedDict()
+        self._lock = threading.RLock()
+
+    def holds(self, graph: _MapGraph, owner: MapGraphs, limit: int) -> bool:
+        """Whether a new graph may stay; for it others of its device may have to go."""
+        if graph.bytes > limit:
+            return False
+        with self._lock:
+            self._held[graph] = owner
+            while True:
+                here = [one for one in self._held if one.device == graph.device]
+                if sum(one.bytes for one in here) <= limit:
+                    return True
+                self._held[here[0]].drop(here[0])
+
+    def touch(self, graph: _MapGraph) -> None:
+        with self._lock:
+            if graph in self._held:
+                self._held.move_to_end(graph)
+
+    def remove(self, graph: _MapGraph) -> None:
+        with self._lock:
+            self._held.pop(graph, None)
+
+
+_shelf = _Shelf()
+
+
+def forget() -> None:
+    """Drop all graphs."""
+    with _shelf._lock:
+        for graph, owner in list(_shelf._held.items()):
+            owner.drop(graph)
+
+
+def _share(device: torch.device) -> int:
+    """Bytes that the graphs of a device may take."""
+    total: int = torch.cuda.mem_get_info(device)[1]
+    return total // _SHARE
 
 
 def _capturing() -> bool:
@@ -132,126 +189,6 @@ def possible(cmap: CoordinateMap, target: targets.Target) -> bool:
     )
 
 
-class CapturedMaps:
-    """The maps of a padded scene as two graphs, of the coordinates of all levels and of the maps
-    over them: the host learns how many rows there are as soon as the first is through.
-
-    scene: with the `n_rows` coordinates of a scene like those to come in place; its maps are
-    `prepared`. box: of the coordinates.  distinct: see `Chain.lay_out`.  The current stream must
-    not be the default one. Raises RuntimeError where nothing can be captured.
-    """
-
-    def __init__(
-        self, scene: PaddedScene, box: Box, target: targets.Target, steps: tuple[Step, ...],
-        pool: Any, n_rows: int, distinct: bool = False,
-    ) -> None:  # fmt: skip
-        self.scene = scene
-
-        def chain() -> Chain:
-            root = CoordinateMap(scene.coords, box)
-            root.count = scene.count
-            root.adopt()
-            return Chain(root, target, steps, scene.record, _SLACK, n_rows)
-
-        rehearsal = chain()  # whatever is compiled or loaded is so before
-        if not rehearsal.lay_out(scene, distinct):
-            raise RuntimeError("the last scene does not tell how large the levels get")
-        rehearsal.queued()
-        assert scene.books is not None and scene.flags is not None
-        self.lengths = [len(scene.books), len(scene.flags)]
-        self.host = torch.empty(sum(self.lengths), dtype=torch.int32, pin_memory=True)
-        torch.cuda.current_stream().synchronize()
-        del rehearsal
-        self._chain = chain()  # its tables are read by the second graph
-        self.first, _ = captured(lambda: self._coordinates(distinct), pool)
-        streams = [torch.cuda.Stream(scene.coords.device) for _ in range(_STREAMS)]
-        self.second, made = captured(lambda: self._chain.queued_apart(streams), pool)
-        scene.prepared = made, self._chain.coords()
-        self.event = torch.cuda.Event()
-
-    def _coordinates(self, distinct: bool) -> None:
-        scene = self.scene
-        self._chain.lay_out(scene, distinct)
-        assert scene.books is not None and scene.flags is not None
-        mine = self.host.split(self.lengths)
-        mine[0].copy_(scene.books, non_blocking=True)
-        mine[1].copy_(scene.flags, non_blocking=True)
-
-    def start(self, coords: torch.Tensor) -> None:
-        """Queue the maps over these coordinates, of which there must be room for."""
-        n_rows = coords.shape[0]
-        self.scene.coords[:n_rows].copy_(coords)
-        self.scene.count.fill_(n_rows - 1)
-        self.first.replay()
-        self.event.record(torch.cuda.current_stream())
-        self.second.replay()
-
-    def rows(self, n_rows: int) -> dict[int, int] | None:
-        """Rows of every level; None where the scene cannot be served, or would be ordered
-        otherwise. Waits for the first graph."""
-        self.event.synchronize()
-        books, flags = (part.tolist() for part in self.host.split(self.lengths))
-        rows = self.scene.judged(books, flags, n_rows)
-        return rows if rows is not None and ordered_alike(rows, self.scene.rooms) else None
-
-
-def padded_scene(coords: torch.Tensor, room: int, record: Record) -> PaddedScene:
-    """A scene with room for `room` rows, and `coords` [N, 1 + D] in place."""
-    wide = coords.new_zeros((room, coords.shape[1]))
-    wide[: coords.shape[0]].copy_(coords)
-    return PaddedScene(wide, coords.new_full((1,), coords.shape[0] - 1), record)
-
-
-@contextlib.contextmanager
-def apart(device: torch.device) -> Iterator[None]:
-    """A stream of its own, between what came before and what comes after, and other random
-    numbers."""
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    try:
-        with _random_numbers_apart(device), torch.cuda.stream(stream):
-            yield
-    finally:
-        torch.cuda.current_stream(device).wait_stream(stream)
-
-
-def captured(work: Callable[[], Any], pool: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """(the graph of what `work` launches on the current stream, what it returns).
-
-    torch's own context manager would collect garbage and empty the allocator's cache before.
-    """
-    graph = torch.cuda.CUDAGraph()
-    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-    try:
-        made = work()
-        graph.capture_end()
-    except BaseException:
-        _abandon(graph, pool)
-        raise
-    return graph, made
-
-
-def _abandon(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
-    """End a capture that failed, in the allocator as well, which torch leaves out then."""
-    with contextlib.suppress(RuntimeError):
-        graph.capture_end()
-    with contextlib.suppress(RuntimeError, AttributeError):
-        torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
-
-
-@contextlib.contextmanager
-def _random_numbers_apart(device: torch.device) -> Iterator[None]:
-    """A GPU's random numbers from another generator: a capture that fails leaves the one that was
-    in use unusable, and trials must not move the user's."""
-    generator = torch.cuda.default_generators[targets.device_index(device)]
-    own = generator.graphsafe_get_state()
-    generator.graphsafe_set_state(torch.Generator(device).graphsafe_get_state())
-    try:
-        yield
-    finally:
-        generator.graphsafe_set_state(own)
-
-
 class _MapGraph:
     """Captured maps, and copies of them for every scene."""
 
@@ -260,10 +197,10 @@ class _MapGraph:
         wants: _Wants, pool: Any,
     ) -> None:  # fmt: skip
         self.target, self.steps, self.last, self.wants = target, steps, last, wants
-        with torch.inference_mode(False), torch.no_grad(), apart(cmap.device):
+        with torch.inference_mode(False), torch.no_grad():
             scene = padded_scene(cmap.coords, _room(cmap.n_rows), last)
             self.maps = CapturedMaps(scene, cmap.box, target, steps, pool, cmap.n_rows)
-        self.scene = scene
+        self.scene, self.device, self.bytes = scene, cmap.device, self.maps.bytes
         assert scene.prepared is not None
         self.made, self.coords = scene.prepared
         self.sources = _tensors(self.made, self.coords)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sparse_bridge import settings
-from sparse_bridge.core import ahead, functional, map_graph
+from sparse_bridge.core import ahead, captured_maps, functional, map_graph
 from tests.clouds import cloud
 
 from .test_ahead import HALF, PAIR, QUARTER, SHAPE, Scene, features, same
@@ -134,7 +134,7 @@ def test_a_capture_that_fails(monkeypatch, replays):
     def fail(*args):
         raise RuntimeError("this allocator cannot")
 
-    monkeypatch.setattr(map_graph, "captured", fail)
+    monkeypatch.setattr(captured_maps, "captured", fail)
     for seed in range(UNTIL_CAPTURED + 4):
         built = scene(seed).network()
     assert built == 0 and not graphs().graphs and not replays

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from ...core import ahead
+from ...core.captured_maps import CapturedMaps, apart, captured, padded_scene
 from ...core.device import kernel_target
-from ...core.map_graph import CapturedMaps, apart, captured, padded_scene
 from ...core.padded import UnpaddedError
 from .. import fusion
 from .layers import box_of

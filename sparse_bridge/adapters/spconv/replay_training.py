@@ -18,8 +18,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules import module as torch_module
 
 from ...core import ahead
+from ...core.captured_maps import CapturedMaps, apart, captured, padded_scene
 from ...core.device import kernel_target
-from ...core.map_graph import CapturedMaps, apart, captured, padded_scene
 from .layers import box_of
 from .replay_parts import Kind, Replays, addresses, cutter, kind_of, rebuilt
 from .replay_trial import PaddedModel, gradients_of, leaves_of
