@@ -51,6 +51,8 @@ WHOLE = [
     "tests/adapters/spconv/test_fused_training.py",
     "tests/core/test_maps.py",
     "tests/core/test_ahead.py",
+    "tests/core/test_map_graph.py",
+    "tests/core/test_padded.py",
     "tests/core/test_impulse.py",
     "tests/core/test_pool.py",
     "tests/core/test_voxel.py",
@@ -144,9 +146,10 @@ def test_emulated_gpu(arch):
     GPU, and one problem under shuffled schedules."""
     nodes = [KERNELS[0], *convolutions(arch), *networks(arch, SMALL[1])]
     nodes.append("tests/core/test_batch_norm.py::test_three_steps")
+    nodes.append("tests/core/test_map_graph.py::test_a_single_map")
     nodes.append(f"tests/emulated/test_schedules.py::test_layers[{arch}-masked-submanifold-3-"
                  "torch.float16]")  # fmt: skip
-    run(nodes, 57, SPARSE_BRIDGE_TEST_ARCH=arch)
+    run(nodes, 58, SPARSE_BRIDGE_TEST_ARCH=arch)
 
 
 @HERE
