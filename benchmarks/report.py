@@ -29,7 +29,7 @@ case is marked **slower** when the quartiles agree, *even* when they lie on both
 include the host and end with the device idle. Floor: the share of the measured device limit that a
 peer reaches (multiply-adds at the probed matrix rate or traffic at the probed bandwidth, whichever
 takes longer), {base} first. Memory: peak of one call on top of its inputs and weights, divided by
-{base}'s."""
+{base}'s; what a peer holds between calls, as captured graphs do, is not in it."""
 
 Table = tuple[list[str], list[list[str]]]
 
