@@ -237,12 +237,18 @@ class TestOnAGpu:
 def test_only_what_can_be_captured_is_considered(sp):
     """Tensors on a CPU run as ever."""
     model = sparse_bridge.optimize(network(sp), graphs=True)
+    assert replayer(model).training is not None
     coords = cloud(SHAPE, 2, share=0.01, seed=1)
     x = sp.SparseConvTensor(features(len(coords), 4), coords, list(SHAPE), 2)
     with torch.no_grad():
         for _ in range(4):
             model(x)
     assert isinstance(replayer(model), replay.Replayer) and not replayer(model).calls
+    model.train()
+    for _ in range(4):
+        model(x)["out"].features.sum().backward()
+    assert not replayer(model).training.calls and model.stem[0].weight.grad is not None
+    model.eval()
     twin = copy.deepcopy(model)
     assert replayer(twin).model is twin and replayer(twin).forward.args == (twin,)
     with torch.no_grad():
