@@ -127,10 +127,12 @@ def captured(work: Callable[[], Any], pool: Any) -> tuple[torch.cuda.CUDAGraph, 
 
 def _abandon(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
     """End a capture that failed, in the allocator as well, which torch leaves out then."""
+    from ..kernels.features import end_pool
+
     with contextlib.suppress(RuntimeError):
         graph.capture_end()
-    with contextlib.suppress(RuntimeError, AttributeError):
-        torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+    with contextlib.suppress(RuntimeError):
+        end_pool(torch.cuda.current_device(), pool)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import triton
 
 from . import target as targets
@@ -22,6 +23,7 @@ __all__ = [
     "PASS_CONSTEXPRS",
     "VERSION",
     "Entry",
+    "end_pool",
     "hooks_installed",
     "launcher_of",
     "loading",
@@ -101,6 +103,13 @@ def launcher_of(compiled: Any) -> Entry:
         before = (run.launch_cooperative_grid,)
         return run.launch, before, (function, None, metadata, None, None, None)
     return run, (), between
+
+
+def end_pool(device: int, pool: tuple[int, int]) -> None:
+    """Have torch's allocator end what a capture into `pool` began. torch 2.4 has another name."""
+    names = ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool")
+    end = next(getattr(torch._C, name) for name in names if hasattr(torch._C, name))
+    end(device, pool)
 
 
 def name_constexprs(fn: Any) -> None:

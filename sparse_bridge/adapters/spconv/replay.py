@@ -16,13 +16,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...core import ahead
-from ...core.captured_maps import CapturedMaps, apart, captured, padded_scene
-from ...core.device import kernel_target
+from ...core.captured_maps import CapturedMaps, apart, captured
 from ...core.padded import UnpaddedError
 from .. import fusion
-from .layers import box_of
-from .replay_parts import Kind, Replays, addresses, cutter, kind_of, over_padded, rebuilt
+from .replay_parts import (
+    Kind,
+    Replays,
+    addresses,
+    cutter,
+    kind_of,
+    maps_like,
+    over_padded,
+    rebuilt,
+)
 from .replay_training import TrainingReplayer
 
 __all__ = ["Replayer"]
@@ -99,33 +105,20 @@ class Replayer(Replays):
         return kind_of(x)
 
     def _capture(self, kind: Kind, x: Any, out: Any) -> _Graph | None:
-        record = ahead.habit_of(kind.device, box_of(x))
-        target = kernel_target(kind.device)
-        if record is None or target is None:
-            return None
         # What is made in inference mode could not be written to outside of it.
         with torch.inference_mode(False), torch.no_grad(), apart(kind.device):
-            scene = padded_scene(x.indices, kind.room, record)
-            maps = CapturedMaps(
-                scene,
-                box_of(x),
-                target,
-                tuple(record.steps),
-                self.pool,
-                x.indices.shape[0],
-                distinct=True,
-            )
-            maps.start(x.indices)
-            rows = maps.rows(x.indices.shape[0])
-            if rows is None:
-                return None  # this scene is not like the others
+            found = maps_like(x, kind, self.pool)
+            if found is None:
+                return None
+            maps, rows = found
+            scene = maps.scene
             features = torch.full(
                 (kind.room, kind.channels), float("nan"), dtype=kind.dtype, device=kind.device
             )
             features[: x.features.shape[0]].copy_(x.features)
             scene.fill = float("nan")
-            found = rebuilt(over_padded(self.forward, scene, features, x), cutter(scene, rows, x))
-            if not self.agree(out, found):
+            output = rebuilt(over_padded(self.forward, scene, features, x), cutter(scene, rows, x))
+            if not self.agree(out, output):
                 raise UnpaddedError("it mixes rows outside its sparse layers.")
             scene.fill = None
             return _Graph(maps, self.forward, self.modules, features, x, self.pool)

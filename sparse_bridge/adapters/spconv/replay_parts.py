@@ -12,12 +12,17 @@ import torch
 from torch import nn
 
 from ... import log, settings
-from ...core import padded
+from ...core import ahead, padded
+from ...core.captured_maps import CapturedMaps, padded_scene
 from ...core.conv import autocast_dtype
+from ...core.device import kernel_target
 from ...core.padded import PaddedScene, UnpaddedError
-from .layers import allow_tf32
+from .layers import allow_tf32, box_of
 
-__all__ = ["Kind", "Replays", "addresses", "cutter", "kind_of", "over_padded", "rebuilt"]
+__all__ = [
+    "Kind", "Replays", "addresses", "cutter", "kind_of", "maps_like", "over_padded",
+    "rebuilt",
+]  # fmt: skip
 
 _EAGER_CALLS = 2  # of a size before it is captured
 _FAILURES = 3  # until a model is left alone
@@ -65,6 +70,23 @@ def kind_of(x: Any) -> Kind | None:
         tuple(x.spatial_shape), int(x.batch_size), padded.room_for(features.shape[0]),
         (settings.get(), allow_tf32(), torch.backends.cuda.matmul.allow_tf32),
     )  # fmt: skip
+
+
+def maps_like(
+    x: Any, kind: Kind, pool: Any, training: bool = False
+) -> tuple[CapturedMaps, dict[int, int]] | None:
+    """(captured maps, built for `x`; the rows of its levels); None where scenes of its grid are not
+    asked the same, or this one is not like the others."""
+    record = ahead.habit_of(kind.device, box_of(x), training)
+    target = kernel_target(kind.device)
+    if record is None or target is None:
+        return None
+    n_rows, steps = x.indices.shape[0], tuple(record.steps)
+    scene = padded_scene(x.indices, kind.room, record)
+    maps = CapturedMaps(scene, box_of(x), target, steps, pool, n_rows, distinct=True)
+    maps.start(x.indices)
+    rows = maps.rows(n_rows)
+    return None if rows is None else (maps, rows)
 
 
 class Replays:

@@ -17,11 +17,8 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules import module as torch_module
 
-from ...core import ahead
-from ...core.captured_maps import CapturedMaps, apart, captured, padded_scene
-from ...core.device import kernel_target
-from .layers import box_of
-from .replay_parts import Kind, Replays, addresses, cutter, kind_of, rebuilt
+from ...core.captured_maps import CapturedMaps, apart, captured
+from .replay_parts import Kind, Replays, addresses, cutter, kind_of, maps_like, rebuilt
 from .replay_trial import PaddedModel, gradients_of, leaves_of
 
 __all__ = ["TrainingReplayer"]
@@ -86,29 +83,15 @@ class TrainingReplayer(Replays):
         return run
 
     def _capture(self, kind: Kind, x: Any) -> _Graph | None:
-        record = ahead.habit_of(kind.device, box_of(x), training=True)
-        target = kernel_target(kind.device)
-        if record is None or target is None:
-            return None
         self.capturing = True
         try:
             with torch.autograd.set_multithreading_enabled(False), apart(kind.device):
-                scene = padded_scene(x.indices, kind.room, record)
-                maps = CapturedMaps(
-                    scene,
-                    box_of(x),
-                    target,
-                    tuple(record.steps),
-                    self.pool,
-                    x.indices.shape[0],
-                    distinct=True,
-                )
-                maps.start(x.indices)
-                rows = maps.rows(x.indices.shape[0])
-                if rows is None:
+                found = maps_like(x, kind, self.pool, training=True)
+                if found is None:
                     return None
+                maps, rows = found
                 copy = PaddedModel(self.model, x)
-                copy.try_out(scene, rows)
+                copy.try_out(maps.scene, rows)
                 return _Graph(copy, self.modules, maps, self.pool)
         finally:
             self.capturing = False
