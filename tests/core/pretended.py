@@ -9,7 +9,10 @@ import types
 import torch
 
 from sparse_bridge import settings
-from sparse_bridge.core import captured_maps, map_graph
+from sparse_bridge.adapters.spconv import replay, replay_parts, replay_training
+from sparse_bridge.adapters.spconv.replay_parts import rebuilt
+from sparse_bridge.adapters.spconv.replay_trial import leaves_of
+from sparse_bridge.core import captured_maps, map_graph, padded
 from sparse_bridge.core.captured_maps import CapturedMaps
 
 
@@ -24,24 +27,60 @@ class Stream:
         pass
 
 
+def tensors(made):
+    """All tensors of what a capture made: maps, a model's output, or gradients."""
+    found = []
+    if isinstance(made, (list, tuple)):
+        return [tensor for one in made for tensor in tensors(one)]
+    if isinstance(made, dict) or hasattr(made, "indice_dict"):
+        rebuilt(made, lambda tensor: found.append(tensor) or tensor)
+        return found
+    return [made] if isinstance(made, torch.Tensor) else map_graph._parts(made)
+
+
 class Graph:
     def __init__(self, work):
         self.work, self.made = work, work()
 
+    @torch.no_grad()
     def replay(self):
-        again = self.work()
-        for old, new in zip(self.made or (), again or (), strict=True):
-            for one, other in zip(old, new, strict=True):
-                for mine, theirs in zip(
-                    map_graph._parts(one), map_graph._parts(other), strict=True
-                ):
-                    mine.copy_(theirs)
+        with torch.enable_grad():
+            again = self.work()
+        for mine, theirs in zip(tensors(self.made), tensors(again), strict=True):
+            mine.copy_(theirs)
 
 
 def capture(work, pool):
     assert pool is not None
     graph = Graph(work)
     return graph, graph.made
+
+
+def forward(self, features):
+    """A step's forward pass, run once more for a backward pass of its own."""
+    graph = self.graph
+    graph.features.detach()[: features.shape[0]].copy_(features)
+    with torch.enable_grad():
+        graph.output = graph.forward.work()
+    graph.leaves = leaves_of(graph.output)
+    pairs = zip(graph.leaves, graph.levels, strict=True)
+    return tuple(leaf.detach()[: self.rows[level]].clone() for leaf, level in pairs)
+
+
+def kind_of(x):
+    return replay_parts.Kind(
+        x.features.device, x.features.dtype, None, x.features.shape[1], tuple(x.spatial_shape),
+        x.batch_size, padded.room_for(x.features.shape[0]), (),
+    )  # fmt: skip
+
+
+def replays_on_the_cpu(monkeypatch):
+    """Let models over CPU tensors be replayed, besides."""
+    graphs_on_the_cpu(monkeypatch)
+    for module in (replay, replay_training):
+        monkeypatch.setattr(module, "captured", capture)
+        monkeypatch.setattr(module, "kind_of", kind_of)
+    monkeypatch.setattr(replay_training._Run, "forward", forward)
 
 
 def start(self, coords, own=CapturedMaps.start):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 
 import pytest
 import torch
 
+import sparse_bridge
 from sparse_bridge.adapters.spconv.replay_trial import PaddedModel
 from sparse_bridge.core import ahead, padded
 from sparse_bridge.core.conv_spec import Box
@@ -18,6 +20,8 @@ from sparse_bridge.core.padded import PaddedScene, UnpaddedError, room_for
 from sparse_bridge.kernels import mask_order
 from tests.adapters.spconv import doors
 from tests.clouds import cloud, features
+
+from .pretended import replays_on_the_cpu
 
 pytestmark = pytest.mark.emulated
 
@@ -226,3 +230,38 @@ def test_training_over_a_padded_scene(sp, kernel_lane, kind):
     expected = contextlib.nullcontext() if kind is Block else pytest.raises(UnpaddedError)
     with expected:
         copy.try_out(PaddedScene(wide, count, record), rows)
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_replayed_model(sp, kernel_lane, monkeypatch, trains):
+    """Where kernels are emulated a replay runs what was captured once more."""
+    if kernel_lane.device == "cpu":
+        replays_on_the_cpu(monkeypatch)
+    monkeypatch.setattr(padded, "_LEAST", 64)
+    plain = Block(sp).to(kernel_lane.device).train(trains)
+    model = sparse_bridge.optimize(copy.deepcopy(plain), graphs=True)
+    for seed in range(5):
+        coords = cloud(SHAPE, share=0.2 + 0.002 * seed, seed=seed, device=kernel_lane.device)
+        found = []
+        for one in (model, plain):
+            one.zero_grad(set_to_none=True)
+            with torch.set_grad_enabled(trains):
+                out = one(tensor(sp, coords))
+            if trains:
+                (out["y"].features.square().sum() + out["deep"].sum()).backward()
+            found.append(out)
+        mine, theirs = found
+        assert torch.equal(mine["y"].indices, theirs["y"].indices)
+        torch.testing.assert_close(mine["y"].features, theirs["y"].features, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(mine["deep"], theirs["deep"], rtol=1e-3, atol=1e-4)
+        held = zip(model.named_parameters(), plain.parameters(), strict=True)
+        for (name, p), q in held if trains else ():
+            scale = float(q.grad.abs().max()) + 1
+            assert float((p.grad - q.grad).abs().max()) <= 2e-3 * scale, name
+        if kernel_lane.device == "cpu":
+            continue  # a pretended capture moves the statistics, as a real one does not
+        for one, other in zip(model.buffers(), plain.buffers(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+    replayer = model.__dict__["forward"]
+    replayer = replayer.training if trains else replayer
+    assert replayer.failures == 0 and len(replayer.graphs) >= 1
