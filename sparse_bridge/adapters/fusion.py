@@ -22,8 +22,8 @@ from ..core.batch_norm import batch_norm, serves
 from ..core.dataflows import Norm
 
 __all__ = [
-    "Tail", "allowed", "learner_after", "learning", "normalised", "normalises", "plain",
-    "tail_after", "values_of",
+    "Tail", "allowed", "hooked", "hooked_everywhere", "learner_after", "learning", "normalised",
+    "normalises", "plain", "tail_after", "values_of",
 ]  # fmt: skip
 
 _NORM_FORWARD = nn.BatchNorm1d.forward
@@ -120,10 +120,7 @@ def learning(x: torch.Tensor) -> bool:
         not (
             torch.compiler.is_compiling()
             or torch._C._get_tracing_state()
-            or torch_module._global_forward_hooks
-            or torch_module._global_forward_pre_hooks
-            or torch_module._global_backward_hooks
-            or torch_module._global_backward_pre_hooks
+            or hooked_everywhere()
             or torch._C._functorch.peek_interpreter_stack()
             or torch._C._len_torch_dispatch_stack()
             or forward_ad._current_level >= 0
@@ -133,9 +130,29 @@ def learning(x: torch.Tensor) -> bool:
     )
 
 
+def hooked_everywhere() -> bool:
+    """Whether somebody listens to every module, or to its gradients."""
+    return bool(
+        torch_module._global_forward_hooks
+        or torch_module._global_forward_pre_hooks
+        or torch_module._global_backward_hooks
+        or torch_module._global_backward_pre_hooks
+    )
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether somebody listens to this one, or to its gradients."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
+
+
 def _unwatched(module: nn.Module) -> bool:
     """`plain`, and no hooks on the gradient."""
-    return plain(module) and not (module._backward_hooks or module._backward_pre_hooks)
+    return not hooked(module) and "forward" not in module.__dict__
 
 
 def normalises(modules: Sequence[nn.Module], index: int, x: torch.Tensor) -> int:

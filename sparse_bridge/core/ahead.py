@@ -177,13 +177,12 @@ def habit_of(device: torch.device, box: Box, training: bool = False) -> Record |
 
 def _padded(cmap: CoordinateMap, target: targets.Target | None, scene: PaddedScene) -> Answers:
     """The maps of a padded scene, of which `cmap` must be the coordinates."""
-    if target is None or cmap.coords.data_ptr() != scene.coords.data_ptr():
+    elsewhere = cmap.coords.data_ptr() != scene.coords.data_ptr()
+    if target is None or elsewhere or scene.prepared is None:
         return {}
     cmap.count = scene.count
     cmap.adopt()
     chain = Chain(cmap, target, tuple(scene.record.steps), scene.record)
-    if scene.prepared is None:
-        return chain.padded(scene) or {}
     made, coords = scene.prepared
     return chain.assembled(made, scene.rooms, coords, scene)
 

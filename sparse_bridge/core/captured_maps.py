@@ -14,7 +14,7 @@ from .coordinate_map import CoordinateMap
 from .map_chain import Chain, Record, Step, ordered_alike
 from .padded import PaddedScene
 
-__all__ = ["CapturedMaps", "apart", "captured", "padded_scene"]
+__all__ = ["CapturedMaps", "apart", "captured", "chain_over", "padded_scene"]
 
 _STREAMS = 4  # on which maps are built side by side
 _SLACK = 1.125  # room of the levels over the estimate
@@ -36,14 +36,7 @@ class CapturedMaps:
         pool: Any, n_rows: int, distinct: bool = False,
     ) -> None:  # fmt: skip
         self.scene = scene
-
-        def chain() -> Chain:
-            root = CoordinateMap(scene.coords, box)
-            root.count = scene.count
-            root.adopt()
-            return Chain(root, target, steps, scene.record, _SLACK, n_rows)
-
-        rehearsal = chain()  # whatever is compiled or loaded is so before
+        rehearsal = chain_over(scene, box, target, steps, n_rows)  # compiles and loads beforehand
         if not rehearsal.lay_out(scene, distinct):
             raise RuntimeError("the last scene does not tell how large the levels get")
         rehearsal.queued()
@@ -54,7 +47,8 @@ class CapturedMaps:
         device = scene.coords.device
         torch.cuda.current_stream(device).synchronize()
         before = torch.cuda.memory_reserved(device)
-        self._chain = chain()  # its tables are read by the second graph
+        # Its tables are read by the second graph.
+        self._chain = chain_over(scene, box, target, steps, n_rows)
         streams = [torch.cuda.Stream(device) for _ in range(_STREAMS)]
         with apart(device):
             self.first, _ = captured(lambda: self._coordinates(distinct), pool)
@@ -87,6 +81,16 @@ class CapturedMaps:
         books, flags = (part.tolist() for part in self.host.split(self.lengths))
         rows = self.scene.judged(books, flags, n_rows)
         return rows if rows is not None and ordered_alike(rows, self.scene.rooms) else None
+
+
+def chain_over(
+    scene: PaddedScene, box: Box, target: targets.Target, steps: tuple[Step, ...], n_rows: int
+) -> Chain:
+    """The chain of a padded scene, of whose coordinates about `n_rows` are used."""
+    root = CoordinateMap(scene.coords, box)
+    root.count = scene.count
+    root.adopt()
+    return Chain(root, target, steps, scene.record, _SLACK, n_rows)
 
 
 def padded_scene(coords: torch.Tensor, room: int, record: Record) -> PaddedScene:

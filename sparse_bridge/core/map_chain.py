@@ -106,12 +106,6 @@ class Chain:
         made = self.queued()
         return self._finish(made, rooms, fetched.read())
 
-    def padded(self, scene: PaddedScene) -> Answers | None:
-        """The same, as large as there is room; nothing waits for the device."""
-        if not self.lay_out(scene, distinct=True):
-            return None
-        return self.assembled(self.queued(), scene.rooms, self.coords(), scene)
-
     def lay_out(self, scene: PaddedScene, distinct: bool = False) -> bool:
         """Queue the coordinates of all levels of a padded scene, which learns where its counters
         are; False where the last scene does not tell how large they get.

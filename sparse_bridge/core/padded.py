@@ -42,8 +42,8 @@ class PaddedScene:
     last row of a result; None: anything.
 
     Once the maps are built: rooms, rows that each level has room for, by level; counts, by level
-    like `count`; books and flags, the counters to read, see `rows`.  prepared: the maps, where they
-    were built beforehand: sides of every step and coordinates by level.
+    like `count`; books and flags, the counters to read, see `judged`.  prepared: the maps: sides of
+    every step and coordinates by level.
     """
 
     coords: torch.Tensor
@@ -74,19 +74,11 @@ class PaddedScene:
             f"a tensor of shape {list(value.shape)} has not a row for every site of a level."
         )
 
-    def rows(self, n_rows: int) -> dict[int, int] | None:
-        """Rows of every level, once the kernels have run, which this waits for; None where rows are
-        equal, lie outside, or do not fit."""
-        from ..kernels.hash_table import Fetched
-
-        assert self.books is not None and self.flags is not None
-        books, flags = Fetched([self.books, self.flags]).read()
-        return self.judged(books, flags, n_rows)
-
     def judged(
         self, books: Sequence[int], flags: Sequence[int], n_rows: int
     ) -> dict[int, int] | None:
-        """The same from the values of `books` and `flags`."""
+        """Rows of every level, from the values of `books` and `flags` once the kernels have run;
+        None where rows are equal, lie outside, or do not fit."""
         from ..kernels.hash_table import live_flags
 
         inserted, seen, overflow = live_flags(flags)

@@ -54,6 +54,19 @@ def hooks_installed() -> bool:
 _loading = threading.RLock()
 
 
+class _Apart:
+    """Triton's loading of a module, one at a time and each into an object of its own."""
+
+    def __init__(self, load: Callable[[str, str], types.ModuleType]) -> None:
+        self.load = load
+
+    def __call__(self, name: str, path: str) -> types.ModuleType:
+        found = types.ModuleType(name)
+        with _loading:
+            found.__dict__.update(self.load(name, path).__dict__)
+        return found
+
+
 def load_apart(build: Any) -> bool:
     """Let launchers be loaded by several threads at once; whether `build`, Triton's module that
     loads them, has the place for it.
@@ -64,18 +77,9 @@ def load_apart(build: Any) -> bool:
     and a kernel ends up with the launcher of another. Here every load gets an object of its own.
     """
     load = getattr(build, "_load_module_from_path", None)  # from 3.4 on
-    if load is None or getattr(load, "apart", False):
-        return load is not None
-
-    def load_one(name: str, path: str) -> types.ModuleType:
-        with _loading:
-            found = types.ModuleType(name)
-            found.__dict__.update(load(name, path).__dict__)
-        return found
-
-    load_one.apart = True  # type: ignore[attr-defined]
-    build._load_module_from_path = load_one
-    return True
+    if load is not None and not isinstance(load, _Apart):
+        build._load_module_from_path = _Apart(load)
+    return load is not None
 
 
 _APART = load_apart(importlib.import_module("triton.runtime.build"))

@@ -12,7 +12,7 @@ from sparse_bridge.core import ahead, captured_maps, functional, map_graph
 from tests.clouds import cloud
 
 from .pretended import graphs_on_the_cpu
-from .test_ahead import HALF, PAIR, QUARTER, SHAPE, Scene, features, same
+from .test_ahead import HALF, PAIR, QUARTER, SHAPE, Scene, features
 
 pytestmark = pytest.mark.emulated
 
@@ -112,7 +112,8 @@ def test_a_scene_that_outgrows_the_graph(replays):
     """Few rows, in nearly all cells of the next level."""
     captured(share=0.9)
     sparse = cloud(SHAPE, share=0.9, seed=41, device=DEVICE[0])[::7].contiguous()
-    assert Scene(sparse).network() in (0, 5)
+    assert Scene(sparse).network() in (0, 5)  # which compares every map
+    assert len(replays) == 1
 
 
 def test_graphs_that_serve_nobody_are_dropped(replays, monkeypatch):
@@ -180,8 +181,7 @@ def test_threads(streams):
             with torch.cuda.stream(stream):
                 for turn in range(4):
                     here = scene(100 + 10 * thread + turn)
-                    kmap = here.submanifold(here.root)
-                    same(kmap, kmap, False)
+                    here.submanifold(here.root)  # which compares it
             stream.synchronize()
         except Exception as error:
             failures.append(error)

@@ -12,6 +12,7 @@ import torch
 import sparse_bridge
 from sparse_bridge.adapters.spconv.replay_trial import PaddedModel
 from sparse_bridge.core import ahead, padded
+from sparse_bridge.core.captured_maps import chain_over
 from sparse_bridge.core.conv_spec import Box
 from sparse_bridge.core.coordinate_map import CoordinateMap
 from sparse_bridge.core.device import kernel_target
@@ -82,14 +83,24 @@ def learnt(sp, network, lane, seeds=(1, 2, 3)):
     return ahead.habit_of(torch.zeros(1, device=lane.device).device, BOX)
 
 
+def prepared(coords, record, room, **how):
+    """A padded scene whose maps are built, and the rows of its levels."""
+    scene = PaddedScene(*spread(coords, room), record, **how)
+    target = kernel_target(coords.device)
+    chain = chain_over(scene, BOX, target, tuple(record.steps), len(coords))
+    assert chain.lay_out(scene, distinct=True)
+    scene.prepared = chain.queued(), chain.coords()
+    return scene, scene.judged(scene.books.tolist(), scene.flags.tolist(), len(coords))
+
+
 def over_padded(sp, network, coords, record, room):
-    wide, count = spread(coords, room)
-    scene = PaddedScene(wide, count, record, fill=float("nan"))
+    """(output, padded scene, rows of its levels)."""
+    scene, rows = prepared(coords, record, room, fill=float("nan"))
     x = torch.full((room, 4), float("nan"), device=coords.device)
     x[: len(coords)] = features(len(coords), 4, seed=len(coords), device=coords.device)
     with padded.using(scene):
-        found = network(tensor(sp, wide.detach(), x))
-    return found, scene
+        found = network(tensor(sp, scene.coords.detach(), x))
+    return found, scene, rows
 
 
 @pytest.mark.parametrize("pooled", [False, True])
@@ -99,8 +110,7 @@ def test_rows_are_those_of_the_scene(sp, kernel_lane, pooled):
     record = learnt(sp, network, kernel_lane)
     coords = cloud(SHAPE, share=0.22, seed=7, device=kernel_lane.device)
     expected = network(tensor(sp, coords))
-    found, scene = over_padded(sp, network, coords, record, len(coords) + 200)
-    rows = scene.rows(len(coords))
+    found, scene, rows = over_padded(sp, network, coords, record, len(coords) + 200)
     assert rows is not None and len(set(scene.rooms.values())) == len(scene.rooms) == 2 + pooled
     levels = (*sorted(rows), -1)[:3]
     for level, one, other in zip(levels, found, expected, strict=True):
@@ -125,8 +135,8 @@ def test_counters_tell_what_cannot_be_served(sp, kernel_lane):
     outside[3, 1] = SHAPE[0]
     lone = coords[::9].contiguous()  # grows more from level to level than the estimate
     for case, served in ((coords, True), (equal, False), (outside, False), (lone, True)):
-        _, scene = over_padded(sp, network, case, record, len(coords) + 64)
-        assert (scene.rows(len(case)) is not None) == served
+        _, rows = prepared(case, record, len(coords) + 64)
+        assert (rows is not None) == served
 
 
 @torch.no_grad()
@@ -135,8 +145,8 @@ def test_a_level_that_outgrows_its_room(sp, kernel_lane):
     record = learnt(sp, network, kernel_lane)
     coords = cloud(SHAPE, share=0.5, seed=9, device=kernel_lane.device)
     small = dataclasses.replace(record, rows=dict.fromkeys(record.rows, 1))
-    assert over_padded(sp, network, coords, record, len(coords))[1].rows(len(coords)) is not None
-    assert over_padded(sp, network, coords, small, len(coords))[1].rows(len(coords)) is None
+    assert prepared(coords, record, len(coords))[1] is not None
+    assert prepared(coords, small, len(coords))[1] is None
 
 
 @torch.no_grad()
@@ -209,9 +219,52 @@ class Mixing(Block):
         return {**found, "y": y.replace_feature(y.features - y.features.mean(0))}
 
 
-@pytest.mark.parametrize("kind", [Block, Mixing])
-def test_training_over_a_padded_scene(sp, kernel_lane, kind):
-    """Outputs, gradients and running statistics are those of the scene alone."""
+class Replacing(Block):
+    """A buffer that is another tensor after each call."""
+
+    def __init__(self, sp):
+        super().__init__(sp)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x):
+        self.calls = self.calls + 1
+        return super().forward(x)
+
+
+class Counting(Block):
+    """A buffer of whole numbers that hears of the rows."""
+
+    def __init__(self, sp):
+        super().__init__(sp)
+        self.register_buffer("most", torch.zeros(1, dtype=torch.int64))
+
+    def forward(self, x):
+        self.most.clamp_(min=len(x.features))
+        return super().forward(x)
+
+
+class Recording(Block):
+    """spconv's own way to do that."""
+
+    def __init__(self, sp):
+        super().__init__(sp)
+        self.body.down = sp.SparseConv3d(
+            8, 8, 3, 2, padding=1, bias=False, indice_key="d", record_voxel_count=True
+        )
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (Block, None),
+        (Mixing, "mixes rows"),
+        (Replacing, "place of calls"),
+        (Counting, "most differs"),
+        (Recording, "Recording the number of voxels"),
+    ],
+)
+def test_training_over_a_padded_scene(sp, kernel_lane, kind, words):
+    """Outputs, gradients and buffers are those of the scene alone, or it is said why not."""
     model = kind(sp).train().to(kernel_lane.device)
     for seed in (1, 2, 3):
         x = tensor(sp, cloud(SHAPE, share=0.2, seed=seed, device=kernel_lane.device))
@@ -219,17 +272,14 @@ def test_training_over_a_padded_scene(sp, kernel_lane, kind):
         (found["y"].features.sum() + found["deep"].sum()).backward()
     record = ahead.habit_of(x.features.device, BOX, training=True)
     coords = cloud(SHAPE, share=0.22, seed=7, device=kernel_lane.device)
-    wide, count = spread(coords, len(coords) + 130)
     x = tensor(sp, coords)
     x.features.requires_grad_()
-    copy = PaddedModel(model, x)
-    scene = PaddedScene(wide, count, record, fill=0.0)
-    with torch.no_grad():
-        copy.over(scene, torch.zeros(len(wide), 4, device=coords.device))
-    rows = scene.rows(len(coords))
-    expected = contextlib.nullcontext() if kind is Block else pytest.raises(UnpaddedError)
+    scene, rows = prepared(coords, record, len(coords) + 130)
+    expected = contextlib.nullcontext()
+    if words is not None:
+        expected = pytest.raises(UnpaddedError, match=words)
     with expected:
-        copy.try_out(PaddedScene(wide, count, record), rows)
+        PaddedModel(model, x).try_out(scene, rows)
 
 
 @pytest.mark.parametrize("trains", [False, True])

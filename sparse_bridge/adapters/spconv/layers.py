@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ...core import padded
 from ...core.conv import autocast_dtype
 from ...core.conv_spec import Box
 from ...core.kernel_map import KernelMap
@@ -22,6 +23,7 @@ __all__ = [
     "check_parameters",
     "output",
     "record_of",
+    "record_voxels",
     "shape_of",
 ]
 
@@ -122,6 +124,13 @@ def _namespace(x: Any) -> dict[str, Any]:
         f"{type(x).__module__}.{type(x).__qualname__} is no SparseConvTensor; "
         "pass one, or a subclass."
     )
+
+
+def record_voxels(layer: Any, y: torch.Tensor) -> None:
+    """Remember the most rows that a layer made, where it was built to."""
+    if layer.record_voxel_count and hasattr(layer, "max_num_voxels_during_training"):
+        padded.forbid("Recording the number of voxels")
+        layer.max_num_voxels_during_training.clamp_(min=y.shape[0])
 
 
 def record_of(

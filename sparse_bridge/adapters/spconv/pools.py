@@ -13,7 +13,7 @@ from ...core.map_cache import MapStore
 from ..ledger import note
 from . import benchmark, geometry, maps
 from .keys import KeyTakenError, entries_of
-from .layers import box_of, check_input, output, record_of, shape_of
+from .layers import box_of, check_input, output, record_of, record_voxels, shape_of
 
 __all__ = ["avg_pool_forward", "global_pool_forward", "max_pool_forward"]
 
@@ -45,8 +45,7 @@ def _pool(layer: Any, x: Any, mode: str) -> Any:
     entries = entries_of(x)
     if key is not None:
         entries[key] = record_of(x, layer, indices, shape, kmap, store)
-    if layer.record_voxel_count and hasattr(layer, "max_num_voxels_during_training"):
-        layer.max_num_voxels_during_training.clamp_(min=y.shape[0])
+    record_voxels(layer, y)
     if watch is not None:
         watch.finish(int(y.shape[0]))
     note("spconv", what)

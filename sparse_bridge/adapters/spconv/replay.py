@@ -77,11 +77,9 @@ class Replayer(Replays):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled():
             return self.training(*args, **kwargs)
-        self.modules = self.modules or list(self.model.modules())
-        kind = self._kind(*args) if len(args) == 1 and not kwargs else None
-        if kind is None:
-            return self.forward(*args, **kwargs)
-        (x,) = args
+        return super().__call__(*args, **kwargs)
+
+    def _serve(self, kind: Kind, x: Any) -> Any:
         graph = self.held(kind)
         out = None if graph is None else self._run(graph, x)
         if out is not None:

@@ -121,6 +121,19 @@ class Replays:
         self.__dict__.update(state)
         self._forget()
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.modules = self.modules or list(self.model.modules())
+        kind = self._kind(*args) if len(args) == 1 and not kwargs else None
+        return self.forward(*args, **kwargs) if kind is None else self._serve(kind, *args)
+
+    def _kind(self, x: Any) -> Kind | None:
+        """What would have to be captured for `x`; None where it may not be."""
+        raise NotImplementedError
+
+    def _serve(self, kind: Kind, x: Any) -> Any:
+        """The model's output, replayed where a graph can."""
+        raise NotImplementedError
+
     def held(self, kind: Kind) -> Any:
         """The graph for `kind`, unless what it reads has moved."""
         graph = self.graphs.get(kind)
@@ -197,7 +210,8 @@ def cutter(
     def cut(tensor: torch.Tensor) -> torch.Tensor:
         level = scene.level_of(tensor)
         if level == 0 and tensor.data_ptr() == scene.coords.data_ptr():
-            return x.indices  # type: ignore[no-any-return]
+            own: torch.Tensor = x.indices
+            return own
         return tensor[: rows[level]].clone()
 
     return cut

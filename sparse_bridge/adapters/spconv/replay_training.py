@@ -15,16 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
-from torch.nn.modules import module as torch_module
 
 from ...core.captured_maps import CapturedMaps, apart, captured
+from .. import fusion
 from .replay_parts import Kind, Replays, addresses, cutter, kind_of, maps_like, rebuilt
 from .replay_trial import PaddedModel, gradients_of, leaves_of
 
 __all__ = ["TrainingReplayer"]
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_GLOBAL_HOOKS = tuple("_global" + name for name in _HOOKS)
 
 
 class TrainingReplayer(Replays):
@@ -41,12 +38,7 @@ class TrainingReplayer(Replays):
         self.capturing = False
         self.pending: Callable[[], _Run | None] = lambda: None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.modules = self.modules or list(self.model.modules())
-        kind = self._kind(*args) if len(args) == 1 and not kwargs else None
-        if kind is None:
-            return self.forward(*args, **kwargs)
-        (x,) = args
+    def _serve(self, kind: Kind, x: Any) -> Any:
         graph = self.held(kind)
         if graph is None:
             out = self.forward(x)
@@ -58,7 +50,9 @@ class TrainingReplayer(Replays):
 
     def _kind(self, x: Any) -> Kind | None:
         before = self.pending()
-        if self.capturing or (before is not None and before.open) or _watched(self.modules):
+        if self.capturing or (before is not None and before.open):
+            return None
+        if fusion.hooked_everywhere() or any(fusion.hooked(module) for module in self.modules):
             return None
         kind = kind_of(x)
         if kind is None or torch._C._get_tracing_state() or torch.compiler.is_compiling():
@@ -95,14 +89,6 @@ class TrainingReplayer(Replays):
                 return _Graph(copy, self.modules, maps, self.pool)
         finally:
             self.capturing = False
-
-
-def _watched(modules: Sequence[nn.Module]) -> bool:
-    """Whether a hook would notice that modules are not called."""
-    return any(getattr(torch_module, name, None) for name in _GLOBAL_HOOKS) or any(
-        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
-        for m in modules
-    )
 
 
 class _Graph:
@@ -181,15 +167,15 @@ class _Replay(torch.autograd.Function):
     """The model as one node of autograd's graph."""
 
     @staticmethod
-    def forward(  # type: ignore[no-untyped-def]
+    def forward(
         ctx: Any, run: _Run, features: torch.Tensor, *parameters: torch.Tensor
-    ):
+    ) -> tuple[torch.Tensor, ...]:
         ctx.run, ctx.rows = run, features.shape[0]
         return run.forward(features)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: torch.Tensor):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         found = ctx.run.backward(gradients)
         if not ctx.needs_input_grad[1]:
             return None, None, *found

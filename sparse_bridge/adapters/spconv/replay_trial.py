@@ -51,7 +51,13 @@ class PaddedModel:
         return ([features] if features.requires_grad else []) + list(self.trained.values())
 
     def __call__(self, x: Any) -> Any:
-        return torch.func.functional_call(self.model, {**self.aliases, **self.buffers}, (x,))
+        given = {**self.aliases, **self.buffers}
+        held = dict(given)
+        out = torch.func.functional_call(self.model, held, (x,))
+        for name, one in given.items():  # torch tells in `held` what was put in their place
+            if held[name] is not one:
+                raise UnpaddedError(f"it puts another tensor in the place of {name}.")
+        return out
 
     def over(self, scene: PaddedScene, features: torch.Tensor) -> Any:
         with _counted_norms(list(self.model.modules())):
@@ -86,6 +92,7 @@ class PaddedModel:
             cotangents = [torch.randn_like(leaf) * 0.1 for leaf in leaves]
             theirs = gradients_of(leaves, self.inputs(features), cotangents)
             theirs += [*leaves, *self._statistics().values()]
+            numbers = self._numbers()
             self._begin(own)
             again, features = self.alone(nudge=_ROUNDING.get(self._precision(), 1e-6))
             wide = leaves_of(again)
@@ -103,6 +110,9 @@ class PaddedModel:
             mine += self._statistics().values()
             if features.requires_grad and mine[0] is not None:
                 mine[0] = mine[0][: self.x.features.shape[0]]
+            for name, one in self._numbers().items():
+                if not torch.equal(one, numbers[name]):
+                    raise UnpaddedError(f"{name} differs over a scene with room to spare.")
             names = self._names(features, len(wide))
             _compare(names, mine, theirs, nudged, self._precision())
         finally:
@@ -123,12 +133,16 @@ class PaddedModel:
 
     def _precision(self) -> torch.dtype:
         """What rounding to expect."""
-        features = self.x.features
-        return autocast_dtype(features.device) or features.dtype  # type: ignore[no-any-return]
+        own: torch.dtype = self.x.features.dtype
+        return autocast_dtype(self.x.features.device) or own
 
     def _statistics(self) -> dict[str, torch.Tensor]:
-        """The buffers that are not numbers of something."""
+        """The buffers that know rounding."""
         return {name: one for name, one in self.buffers.items() if one.is_floating_point()}
+
+    def _numbers(self) -> dict[str, torch.Tensor]:
+        """The other buffers."""
+        return {name: one for name, one in self.buffers.items() if not one.is_floating_point()}
 
 
 def leaves_of(value: Any) -> list[torch.Tensor]:
@@ -216,8 +230,8 @@ def _normalise(module: nn.BatchNorm1d, forward: Any, x: torch.Tensor) -> torch.T
     scene = padded.current()
     mean, var = module.running_mean, module.running_var
     if scene is None or not (module.training or (mean is None and var is None)):
-        own = nn.BatchNorm1d.forward(module, x) if forward is None else forward(x)
-        return own  # type: ignore[no-any-return]
+        own: torch.Tensor = nn.BatchNorm1d.forward(module, x) if forward is None else forward(x)
+        return own
     if module.momentum is None:
         raise UnpaddedError("momentum=None of a batch norm counts batches on the host.")
     tracked = module.training and module.track_running_stats

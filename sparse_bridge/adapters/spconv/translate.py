@@ -29,6 +29,7 @@ from .layers import (
     check_parameters,
     output,
     record_of,
+    record_voxels,
     shape_of,
 )
 
@@ -79,8 +80,7 @@ def conv_forward(
     if add_input is not None:
         summed = out.features + add_input.features
         out = out.replace_feature(_activate(summed, activation, act_alpha))
-    if layer.record_voxel_count and hasattr(layer, "max_num_voxels_during_training"):
-        layer.max_num_voxels_during_training.clamp_(min=out.features.shape[0])
+    record_voxels(layer, out.features)
     note("spconv", what)
     return out
 

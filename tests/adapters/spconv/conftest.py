@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sparse_bridge import settings
+from sparse_bridge.core import ahead
 
 from . import doors
 
@@ -19,6 +20,14 @@ def standin():
     """`spconv.pytorch` of the stand-in."""
     with doors.standin() as module:
         yield module
+
+
+@pytest.fixture
+def untaught(standin):
+    """The stand-in, where no scene has been seen yet."""
+    ahead.forget()
+    yield standin
+    ahead.forget()
 
 
 @pytest.fixture(autouse=True)

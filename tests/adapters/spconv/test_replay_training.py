@@ -10,10 +10,8 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge.adapters.spconv import replay_training
-from sparse_bridge.core import ahead
 from tests.checks import assert_close
 
-from . import doors
 from .test_replay import network, scene
 
 pytestmark = pytest.mark.gpu
@@ -22,11 +20,8 @@ WARM = 4  # scenes of a size until its graph is there
 
 
 @pytest.fixture
-def sp():
-    ahead.forget()
-    with doors.standin() as module:
-        yield module
-    ahead.forget()
+def sp(untaught):
+    return untaught
 
 
 @pytest.fixture
