@@ -11,7 +11,7 @@ import torch
 
 from .works import Work
 
-__all__ = ["first_call", "issue_times", "peak_memory", "synchronize", "times"]
+__all__ = ["first_call", "issue_times", "kept_memory", "peak_memory", "synchronize", "times"]
 
 MB = 1 << 20
 _CALLS_IN_FLIGHT = 40  # below the length of a GPU's launch queue, so that the host never waits
@@ -96,6 +96,17 @@ def peak_memory(work: Work, device: torch.device) -> tuple[float, float] | None:
         except OSError:
             return None
     return max(peak - base, 0) / MB, peak / MB
+
+
+def kept_memory(device: torch.device) -> float | None:
+    """MB that torch's allocator cannot give back to a GPU, captured graphs included; elsewhere
+    None."""
+    if device.type != "cuda":
+        return None
+    gc.collect()
+    synchronize(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved(device) / MB
 
 
 def _return_freed_memory() -> None:

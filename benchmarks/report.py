@@ -28,8 +28,8 @@ rounds (the peers take turns, every other round in reverse order), with its quar
 case is marked **slower** when the quartiles agree, *even* when they lie on both sides of 1. Times
 include the host and end with the device idle. Floor: the share of the measured device limit that a
 peer reaches (multiply-adds at the probed matrix rate or traffic at the probed bandwidth, whichever
-takes longer), {base} first. Memory: peak of one call on top of its inputs and weights, divided by
-{base}'s; what a peer holds between calls, as captured graphs do, is not in it."""
+takes longer), {base} first. Memory: peak of one call on top of its inputs and weights and, where
+the record has it, what a peer holds between calls, as captured graphs do; divided by {base}'s."""
 
 Table = tuple[list[str], list[list[str]]]
 
@@ -133,7 +133,7 @@ def _suites(run: Run) -> list[str]:
 
 
 def _value(figure: Figure | None, timed: bool, factor: float) -> str:
-    value = None if figure is None else figure.ms if timed else figure.peak_mb
+    value = None if figure is None else figure.ms if timed else figure.memory_mb
     if value is None:
         return "-"
     return _digits(value * factor if timed else value)

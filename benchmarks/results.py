@@ -46,6 +46,7 @@ class Figure:
         ms: median over all calls, milliseconds; `low`, `high`: its quartiles.
         rounds: median of each round; round i of all peers ran one after the other.
         peak_mb, total_mb: memory of one call on top of its inputs, and in all.
+        held_mb: what stays between calls on top of inputs and weights; None where not known.
         first_s: the first call of the process, seconds.
         floor_ms: see `floor`.
         check: what the result looked like: api, rows, root mean square.
@@ -71,6 +72,7 @@ class Figure:
     samples: int = 0
     peak_mb: float | None = None
     total_mb: float | None = None
+    held_mb: float | None = None
     first_s: float | None = None
     floor_ms: float | None = None
     check: dict[str, Any] | None = None
@@ -84,6 +86,11 @@ class Figure:
             self.low, self.ms, self.high = quartiles(calls)
             self.rounds = [statistics.median(found) for found in rounds]
             self.samples = len(calls)
+
+    @property
+    def memory_mb(self) -> float | None:
+        """Peak of a call and what is held between calls."""
+        return None if self.peak_mb is None else self.peak_mb + (self.held_mb or 0.0)
 
     @property
     def floor_share(self) -> float | None:
@@ -111,10 +118,9 @@ class Comparison:
         return Ratio(middle, low, high)
 
     def memory(self, other: Figure) -> float | None:
-        """Peak memory of `other` divided by the base's."""
-        if not self.base.peak_mb or other.peak_mb is None:
-            return None
-        return other.peak_mb / self.base.peak_mb
+        """Peak memory of `other`, with what it holds between calls, divided by the base's."""
+        base, mine = self.base.memory_mb, other.memory_mb
+        return None if not base or mine is None else mine / base
 
     def disagrees(self, other: Figure) -> bool:
         """Whether the two results cannot be the same answer."""

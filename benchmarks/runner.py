@@ -48,6 +48,7 @@ class Runner:
         self.run, self._limits, self._store = run, limits, store
         self._workers: dict[str, Worker] = {}
         self._broken: dict[str, str] = {}
+        self._dtype = ""  # of the last case
         self._end = time.monotonic() + limits.budget
 
     def measure(self, cases: Sequence[Case]) -> None:
@@ -61,14 +62,25 @@ class Runner:
                     self._store()
                     progress.done(_summary(case, figures))
             finally:
-                for worker in self._workers.values():
-                    worker.close()
-                self._workers.clear()
+                self._close()
 
     def _left(self) -> float:
         return self._end - time.monotonic()
 
+    def _begin(self, dtype: str) -> None:
+        """New processes for another dtype: peers remember what they tuned for one, and spconv runs
+        in TF32 what it is to run in fp32 after that."""
+        if dtype != self._dtype:
+            self._close()
+        self._dtype = dtype
+
+    def _close(self) -> None:
+        for worker in self._workers.values():
+            worker.close()
+        self._workers.clear()
+
     def _figures(self, case: Case, progress: Progress) -> list[Figure]:
+        self._begin(case.dtype)
         figures = {peer: _empty(case, peer) for peer in self.run.peers}
         for peer, figure in figures.items():
             figure.error = self._broken.get(peer)
@@ -133,6 +145,7 @@ class Runner:
                 found = self._try(figure, lambda peer=peer: self._ask(peer, "memory"))
             if found:
                 figure.peak_mb, figure.total_mb = found["peak_mb"], found["total_mb"]
+                figure.held_mb = found["held_mb"]
             self._try(figure, lambda peer=peer: self._ask(peer, "close"))
         self._add_floors(case, figures)
 
@@ -254,5 +267,5 @@ def _words(case: Case, figures: Sequence[Figure]) -> Iterator[str]:
             yield f"{figure.peer}{again} {figure.error}"
         elif figure.ms is not None:
             yield f"{figure.peer}{again} {figure.ms:.3f} ms{compared}"
-        elif figure.peak_mb is not None:
-            yield f"{figure.peer} {figure.peak_mb:.0f} MB"
+        elif figure.memory_mb is not None:
+            yield f"{figure.peer} {figure.memory_mb:.0f} MB"
