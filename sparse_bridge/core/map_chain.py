@@ -137,8 +137,11 @@ class Chain:
         return [self._queue(place, step) for place, step in enumerate(self.steps)]
 
     def queued_apart(self, streams: Sequence[torch.cuda.Stream]) -> list[Sides]:
-        """The same, side by side: a map keeps few multiprocessors busy. What one stream makes,
-        others read only after all have joined the current one, and what they all read stays."""
+        """The same, side by side on these streams (none: the current one): a map keeps few
+        multiprocessors busy. What one stream makes, others read only after all have joined the
+        current one, and what they all read stays."""
+        if not streams:
+            return self.queued()
         here, made = torch.cuda.current_stream(self.device), []
         kept = dict(self.slots)
         for stream in streams:

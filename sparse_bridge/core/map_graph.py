@@ -199,7 +199,10 @@ class _MapGraph:
         self.target, self.steps, self.last, self.wants = target, steps, last, wants
         with torch.inference_mode(False), torch.no_grad():
             scene = padded_scene(cmap.coords, _room(cmap.n_rows), last)
-            self.maps = CapturedMaps(scene, cmap.box, target, steps, pool, cmap.n_rows)
+            # The host is busy with layers meanwhile: what counts is memory.
+            self.maps = CapturedMaps(
+                scene, cmap.box, target, steps, pool, cmap.n_rows, abreast=False
+            )
         self.scene, self.device, self.bytes = scene, cmap.device, self.maps.bytes
         assert scene.prepared is not None
         self.made, self.coords = scene.prepared
