@@ -3,6 +3,7 @@
 | environment variable | values | meaning |
 |---|---|---|
 | `SPARSE_BRIDGE_DATAFLOW` | auto, masked, unmasked, per_offset, explicit | force one dataflow |
+| `SPARSE_BRIDGE_FP32` | auto, ieee | fp32 products that may not be rounded to TF32: on NVIDIA's data-centre GPUs (A100, H100, B200 and relatives) as three TF32 products, whose sum is as exact as fp32, or always by IEEE multiply-adds, several times slower there |
 | `SPARSE_BRIDGE_SELF_CHECK` | 0, 1 | compare a GPU's kernels with the CPU at their first use (default 1) |
 | `SPARSE_BRIDGE_AHEAD` | 0, 1 | on a GPU, build all maps that the last scenes of a grid were asked for at the first question, and compile side by side at first use (default 1) |
 | `SPARSE_BRIDGE_MAP_GRAPHS` | 0, 1 | on an NVIDIA GPU, replay the maps built ahead from captured graphs, for scenes of up to 131,072 voxels; the graphs of a device hold up to 1/64 of its memory (default 1) |
@@ -27,6 +28,7 @@ from contextlib import contextmanager
 
 from .errors import SettingError
 
+FP32_MODES = ("auto", "ieee")
 DATAFLOWS = ("auto", "masked", "unmasked", "per_offset", "explicit")
 TUNE_MODES = ("cached", "off", "full", "pinned")
 MODES = ("auto", "patch", "standin")
@@ -36,6 +38,7 @@ TORCHSPARSE_PROFILES = ("auto", "2.1", "2.0", "1.4")
 @dataclasses.dataclass(frozen=True)
 class Settings:
     dataflow: str = "auto"
+    fp32: str = "auto"
     self_check: bool = True
     ahead: bool = True
     map_graphs: bool = True
@@ -52,6 +55,7 @@ class Settings:
 
 _CHOICES = {
     "dataflow": DATAFLOWS,
+    "fp32": FP32_MODES,
     "tune": TUNE_MODES,
     "mode": MODES,
     "torchsparse_profile": TORCHSPARSE_PROFILES,

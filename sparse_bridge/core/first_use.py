@@ -22,7 +22,7 @@ from ..kernels.target import Target
 from .conv_spec import Box, Offsets, box_offsets
 from .dataflows import Epilogue
 from .plan import spec_of
-from .problem import gather_problem, wgrad_problem
+from .problem import gather_problem, product_precision, reads_rows, wgrad_problem
 from .self_check import CHANNELS, KEYS
 from .tuner import tile_for
 from .weights import WeightLayout, layout_of
@@ -197,7 +197,9 @@ def _gather_kernel(
     from ..kernels.gather_gemm import GatherGemm
     from ..kernels.mask_order import TileList
 
-    precision = precision if target.has_tf32 else "ieee"
+    precision = product_precision(target, dtype, precision)
+    if reads_rows(target, precision, w):
+        w = w.in_rows()
     x, y = (torch.empty((1, n), dtype=dtype) for n in (w.columns_in, w.columns_out))
     memory = torch.empty(TileList.size(w.n_offsets, 1), dtype=torch.int32)
     tiles = TileList(memory, w.n_offsets, 1, _ROWS)
@@ -212,7 +214,7 @@ def _wgrad_kernel(
 ) -> None:
     from ..kernels.wgrad_gemm import WgradGemm
 
-    precision = expected.precision if target.has_tf32 else "ieee"
+    precision = product_precision(target, dtype, expected.precision, wgrad=True)
     x, dy = (torch.empty((1, n), dtype=dtype) for n in (w.columns_in, w.columns_out))
     pairs = (torch.empty(1, dtype=torch.int32),) * 2
     starts = torch.empty(w.n_offsets + 1, dtype=torch.int64)

@@ -15,7 +15,7 @@ from .. import settings
 from ..kernels.target import Target
 from .device import TRITON_DATAFLOWS, kernel_target, trusts
 from .kernel_map import KernelMap
-from .problem import gather_problem, wgrad_problem
+from .problem import gather_problem, product_precision, reads_rows, wgrad_problem
 from .tuner import Trial, final, tile_for
 from .weights import WeightLayout
 
@@ -81,14 +81,11 @@ def _unit_channels(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
 
 
-def _precision(target: Target, precision: str) -> str:
-    """TF32 is leave to round, not an order: targets without it compute IEEE fp32."""
-    return precision if target.has_tf32 else "ieee"
-
-
 def triton_gather(dataflow, target, kmap, x, weight, w: WeightLayout, epilogue, precision):  # type: ignore[no-untyped-def]
     """`dataflows.gather_matmul` through the gather-GEMM kernel."""
-    x, precision = _unit_channels(x), _precision(target, precision)
+    x, precision = _unit_channels(x), product_precision(target, x.dtype, precision)
+    if reads_rows(target, precision, w):
+        weight, w = w.rows_of(weight), w.in_rows()
     relation = kmap.relation
     eps = 0.0 if epilogue.norm is None else epilogue.norm.eps
     key = (
@@ -163,7 +160,8 @@ def spec_of(
 
 def triton_wgrad(target, kmap, x, dy, dw, w: WeightLayout, precision):  # type: ignore[no-untyped-def]
     """`dataflows.weight_gradient` through the wgrad kernel."""
-    x, dy, precision = _unit_channels(x), _unit_channels(dy), _precision(target, precision)
+    x, dy = _unit_channels(x), _unit_channels(dy)
+    precision = product_precision(target, x.dtype, precision, wgrad=True)
     relation = kmap.relation
     key = ("wgrad", kmap.side, x.dtype, dw.dtype, w, precision, target.arch)
     plan = relation.plans.get(key)

@@ -25,6 +25,7 @@ _LIMITS = {
     torch.float16: (2e-2, 4e-3),
     torch.bfloat16: (6e-2, 8e-3),
     "tf32": (1e-2, 1e-3),
+    "tf32x3": (1e-4, 1e-5),
     "ieee": (1e-4, 1e-5),
 }
 _CHUNK = 1 << 22  # elements compared at a time

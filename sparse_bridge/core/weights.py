@@ -64,6 +64,24 @@ class WeightLayout:
         strides = (-stride_v, stride_i, stride_o, stride_g)
         return dataclasses.replace(self, strides=strides, shift=shift)
 
+    @functools.lru_cache(maxsize=4096)  # noqa: B019
+    def in_rows(self) -> WeightLayout:
+        """The layout of what `rows_of` returns."""
+        if self.strides[0] < 0:
+            return self.reversed().in_rows().reversed()
+        n, i = self.n_offsets, self.c_in
+        return dataclasses.replace(self, strides=(i, 1, n * i, self.c_out * n * i), shift=0)
+
+    def rows_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy [groups, c_out, V, c_in] of the weight: input channels next to each other."""
+        if self.strides[0] < 0:
+            return self.reversed().rows_of(tensor)
+        stride_v, stride_i, stride_o, stride_g = self.strides
+        shape = (self.groups, self.c_out, self.n_offsets, self.c_in)
+        place = tensor.storage_offset() + self.shift
+        strides = (stride_g, stride_o, stride_v, stride_i)
+        return tensor.as_strided(shape, strides, place).contiguous()
+
     def matrices(self, tensor: torch.Tensor, group: int = 0) -> tuple[torch.Tensor, ...]:
         """[c_in, c_out] of every offset of one group: views of `tensor`."""
         stride_v, stride_i, stride_o, stride_g = self.strides

@@ -13,19 +13,22 @@ _CDNA = ("cdna2", "cdna3", "cdna4")
 _LEAST_ROWS = 64  # rows of one warpgroup's product
 _NVIDIA_REGISTERS = 255  # of a thread, at most
 _BY_CHOICE = 64  # bytes
-# (family, kernel, BLOCK_M, BLOCK_N, BLOCK_K, warps): bytes. Tuned on an H200 as they are; they
-# spill where channels are ragged or offsets many.
+# (family, kernel, product or "" for all, BLOCK_M, BLOCK_N, BLOCK_K, warps): bytes. Tuned on an H200
+# as they are; they spill where channels are ragged or offsets many.
 ACCEPTED: dict[tuple[object, ...], int] = {
-    ("hopper", "wgrad_gemm", 128, 128, 64, 4): 400,
-    ("hopper", "wgrad_gemm", 32, 64, 64, 4): 160,
+    ("hopper", "wgrad_gemm", "", 128, 128, 64, 4): 400,
+    ("hopper", "wgrad_gemm", "", 32, 64, 64, 4): 160,
+    ("hopper", "gather_gemm", "tf32x3", 64, 128, 64, 4): 64,
+    ("hopper", "gather_gemm", "tf32x3", 128, 128, 16, 8): 16,
 }
 
 
 def product_of(variant: Variant) -> str | None:
-    """fp16, bf16, fp32 or tf32 for a kernel that multiplies matrices, else None."""
+    """fp16, bf16, fp32, tf32 or tf32x3 for a kernel that multiplies matrices, else None."""
     if variant.kernel not in _PRODUCTS:
         return None
-    return "tf32" if variant.named["PRECISION"] == "tf32" else variant.types[0].lstrip("*")
+    precision = variant.named["PRECISION"]
+    return variant.types[0].lstrip("*") if precision == "ieee" else str(precision)
 
 
 def expected_kinds(target: Target, product: str) -> tuple[str, ...]:
@@ -45,7 +48,7 @@ def expected_matrix(variant: Variant, target: Target) -> tuple[str, ...]:
     warpgroup are held to its own instructions."""
     product = product_of(variant)
     kinds = () if product is None else expected_kinds(target, product)
-    if "WGMMA" not in kinds or product == "tf32" or not _fills_a_warpgroup(variant):
+    if "WGMMA" not in kinds or product in ("tf32", "tf32x3") or not _fills_a_warpgroup(variant):
         return kinds
     if target.family == "hopper":
         return ("WGMMA",)
@@ -65,7 +68,9 @@ def tolerated(variant: Variant, target: Target, code: Code) -> int:
     """
     named, warps = variant.named, dict(variant.options).get("num_warps")
     blocks = tuple(named.get(f"BLOCK_{side}") for side in "MNK")
-    accepted = ACCEPTED.get((target.family, variant.kernel, *blocks, warps), 0)
+    kinds = ("", product_of(variant))
+    keys = [(target.family, variant.kernel, kind, *blocks, warps) for kind in kinds]
+    accepted = max(ACCEPTED.get(key, 0) for key in keys)
     by_choice = target.backend == "cuda" and code.registers < _NVIDIA_REGISTERS
     return max(accepted, _BY_CHOICE if by_choice else 0)
 

@@ -24,10 +24,12 @@ def representative(target: Target, place: int) -> list[Variant]:
     multiply = sorted(name for name in forms if product_of(forms[name][0]) is not None)
     found = []
     for turn, (dtype, precision) in enumerate(products(target)):
+        name = product_name(dtype, precision)
+        kernels = [k for k in multiply if any(product_of(form) == name for form in forms[k])]
         of_kind = [
             form
-            for form in forms[multiply[(turn + place) % len(multiply)]]
-            if product_of(form) == product_name(dtype, precision)
+            for form in forms[kernels[(turn + place) % len(kernels)]]
+            if product_of(form) == name
         ]
         found.append(max(of_kind, key=_size))
     others = sorted(set(forms) - set(multiply))
@@ -38,7 +40,7 @@ def product_name(dtype: object, precision: str) -> str:
     """What `product_of` says of forms with this dtype and precision."""
     from ..kernels.variants import POINTED
 
-    return "tf32" if precision == "tf32" else POINTED[dtype]  # type: ignore[index]
+    return POINTED[dtype] if precision == "ieee" else precision  # type: ignore[index]
 
 
 def _size(form: Variant) -> int:

@@ -14,9 +14,10 @@ from .running import Result
 
 __all__ = ["TargetSummary", "as_json", "kernel_rows", "markdown", "summaries"]
 
-PRODUCTS = ("fp16", "bf16", "fp32", "tf32")
+PRODUCTS = ("fp16", "bf16", "fp32", "tf32", "tf32x3")
 _NO_BF16 = "per-offset dataflow"
 _NO_TF32 = "IEEE fp32 instead"
+_NO_SPLIT = "-"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +62,8 @@ def _computed_by(target: Target, product: str, results: Sequence[Result]) -> str
         return _NO_BF16
     if product == "tf32" and not target.has_tf32:
         return _NO_TF32
+    if product == "tf32x3" and not target.splits_fp32:
+        return _NO_SPLIT
     of_kind = [r for r in results if r.code is not None and product_of(r.variant) == product]
     if not of_kind:
         return "not in this run"
@@ -133,8 +136,10 @@ below its limit of 255 registers, to run more warps. Any other spill is a failur
 that were tuned on hardware as they are: {accepted}.
 
 "multiply-add": the dtype has no matrix instruction there, or Triton makes none (Turing). fp32 is
-IEEE; TF32 takes part only where the framework's or torch's switch allows it. fp64 and what a target
-lacks run in the per-offset dataflow of torch.
+IEEE; TF32 takes part only where the framework's or torch's switch allows it. "3 x TF32": fp32
+products as three of TF32 that add up to fp32's accuracy, where those are faster and
+SPARSE_BRIDGE_FP32 is not "ieee". fp64 and what a target lacks run in the per-offset dataflow of
+torch.
 
 ## Kernels
 
@@ -150,7 +155,7 @@ _PART = "A representative part of it (`--full` compiles all): the largest defaul
 def markdown(results: Sequence[Result], full: bool) -> str:
     """The page `docs/targets.md`."""
     targets = _table(
-        ("target", "GPUs", "family", "lanes", "fp16", "bf16", "fp32", "TF32", "forms",
+        ("target", "GPUs", "family", "lanes", "fp16", "bf16", "fp32", "TF32", "3 x TF32", "forms",
          "most registers", "shared memory", "parked", "failed"),
         [
             (
@@ -178,8 +183,9 @@ def markdown(results: Sequence[Result], full: bool) -> str:
 
 
 def _accepted(tile: tuple[object, ...], most: int) -> str:
-    family, kernel, m, n, k, warps = tile
-    return f"{kernel} {m} x {n} x {k} of {warps} warps on {family} (at most {most} bytes)"
+    family, kernel, product, m, n, k, warps = tile
+    of = f" in {product}" if product else ""
+    return f"{kernel}{of} {m} x {n} x {k} of {warps} warps on {family} (at most {most} bytes)"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

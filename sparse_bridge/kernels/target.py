@@ -100,6 +100,12 @@ class Target:
         return self.backend == "interpreter" or self.capability >= 80
 
     @property
+    def splits_fp32(self) -> bool:
+        """Whether an fp32 product is faster as three of TF32 (an operand's leading bits and what is
+        left of it) than by multiply-adds: NVIDIA's data-centre parts."""
+        return self.capability in (80, 90, 100, 103)
+
+    @property
     def has_fp8(self) -> bool:
         """Whether matrix instructions take fp8 (no kernel here does yet)."""
         if self.backend == "hip":

@@ -129,13 +129,14 @@ _SHARED_RESULTS = 32  # of a thread, at most, under waves_per_eu > 1
 
 def candidates(
     target: Target, dtype: torch.dtype, c_in: int, c_out: int, n_offsets: int, precision: str,
-    direction: str, n_rows: int = 1 << 17,
+    direction: str, n_rows: int = 1 << 17, order: str = "oi",
 ) -> list[TileConfig]:  # fmt: skip
     """Distinct tiles worth timing for one problem, the default first.
 
     c_in, c_out: channels per group of the product itself: for "dgrad" c_in counts the columns of
     dy.  n_rows: result rows, which decide how many programs share a reduction; wgrad ignores it.
-    precision: "ieee" or "tf32", for fp32.  direction: one of `DIRECTIONS`.
+    precision: "ieee", "tf32" or "tf32x3", for fp32.  direction: one of `DIRECTIONS`.
+    order: see `gather_tile`.
     """
     if direction not in DIRECTIONS:
         raise ValueError(f"direction {direction!r}; expected one of {DIRECTIONS}.")
@@ -144,7 +145,8 @@ def candidates(
         default = wgrad_tile(target, dtype, c_in, c_out, precision)
         tiles = _shapes(family.wgrad_half if half else family.wgrad_single, c_in, c_out, None)
     else:
-        default = gather_tile(target, dtype, n_rows, c_in, c_out, n_offsets, precision)
+        problem = (n_rows, c_in, c_out, n_offsets)
+        default = gather_tile(target, dtype, *problem, precision, order)
         tiles = _shapes(family.gather_half if half else family.gather_single, None, c_out, c_in)
     largest = max(tiles, key=lambda t: (t.block_m * t.block_n * t.block_k, t.num_warps))
     if largest.block_m * largest.block_n >= 64 * 64:
@@ -156,7 +158,6 @@ def candidates(
     tiles = [in_registers(tile, target, dtype, precision, wgrad) for tile in tiles]
     tiles = [tile for tile in tiles if not _crowded(tile, target)]
     if not wgrad:
-        problem = (n_rows, c_in, c_out, n_offsets)
         tiles = [
             dataclasses.replace(tile, split_k=split_for(target, tile, *problem)) for tile in tiles
         ]

@@ -176,27 +176,46 @@ def in_reach(
     return dataclasses.replace(tile, block_n=n, block_k=depth, num_warps=warps)
 
 
+_MOST_ROWS = 1536  # per compute unit: above, rows of one tile are alike enough for larger tiles
+_CACHED_WEIGHT = 40 << 20  # bytes
+
+
+def _wide(target: Target, n_rows: int, c_in: int, c_out: int, weight: int) -> bool:
+    """Whether the widest tiles pay: they fill the device, or the weight, of so many bytes, does not
+    fit the cache and is read again for every tile of rows."""
+    if c_in % 128 or c_out % 256:
+        return False
+    programs = -(-n_rows // 128) * (c_out // 256)
+    return weight > _CACHED_WEIGHT or 4 * programs >= 7 * target.compute_units
+
+
 def gather_tile(
     target: Target, dtype: torch.dtype, n_rows: int, c_in: int, c_out: int, n_offsets: int,
-    precision: str = "ieee",
+    precision: str = "ieee", order: str = "oi",
 ) -> TileConfig:  # fmt: skip
     """Default tile of the gather-GEMM; c_in and c_out are channels per group, precision is that of
-    fp32."""
+    fp32, order says which channels of the weight are next to each other ("oi": the input's)."""
     half = dtype in (torch.float16, torch.bfloat16)
     roomy = half and target.shared_memory >= 128 << 10
+    if roomy and _wide(target, n_rows, c_in, c_out, n_offsets * c_in * c_out * dtype.itemsize):
+        tile = TileConfig(128, 256, 128, 8, 2) if order == "oi" else TileConfig(128, 128, 64, 4, 4)
+        tile = fit(tile, target, dtype.itemsize)
+        tile = in_registers(tile, target, dtype, precision, wgrad=False)
+        split = split_for(target, tile, n_rows, c_in, c_out, n_offsets)
+        return dataclasses.replace(tile, split_k=split)
     many = n_rows >= 256 * target.compute_units
-    if roomy and many and c_in % 128 == 0 and c_out % 256 == 0:
-        tile = fit(TileConfig(128, 256, 128, 8, 2), target, dtype.itemsize)
-        return in_registers(tile, target, dtype, precision, wgrad=False)
+    most = roomy and n_rows >= _MOST_ROWS * target.compute_units
     if precision == "ieee" and not half and many and c_in >= 256 and c_out >= 256:
         return in_registers(TileConfig(128, 128, 16, 4, 2), target, dtype, precision, wgrad=False)
     block_n = power(c_out, 16, 128)
-    block_k = power(c_in, 16, 128 if roomy else 64)
+    block_k = power(c_in, 16, 128 if roomy and not most else 64)
     while block_k > 16 and c_in % block_k and c_in % (block_k // 2) == 0:
         block_k //= 2  # 96 channels: three even blocks of 32 beat two ragged ones of 64
     # Without matrix units a thread wants more results to share its operands.
-    block_m = 128 if precision == "ieee" and not half and many and 32 <= block_n <= 64 else 64
-    stages = 3 if block_k * block_n <= 32 * 32 else 2
+    taller = most or (precision == "ieee" and not half and many)
+    block_m = 128 if taller and 32 <= block_n <= 64 else 64
+    staged = most or (precision == "tf32x3" and block_n == 128)
+    stages = 3 if staged or block_k * block_n <= 32 * 32 else 2
     tile = TileConfig(block_m, block_n, block_k, 4, stages)
     tile = in_registers(fit(tile, target, dtype.itemsize), target, dtype, precision, wgrad=False)
     split = split_for(target, tile, n_rows, c_in, c_out, n_offsets)
@@ -207,10 +226,11 @@ def split_for(
     target: Target, tile: TileConfig, n_rows: int, c_in: int, c_out: int, n_offsets: int
 ) -> int:
     """How many programs share one reduction so that a short problem fills the device."""
-    split = 1
+    split, held = 1, 1 if tile.block_m * tile.block_n >= 128 * 256 else 2
     programs = -(-n_rows // tile.block_m) * -(-c_out // tile.block_n)
     depth = n_offsets * -(-c_in // tile.block_k)
-    while programs * split * 2 <= 2 * target.compute_units and depth >= 16 * split and split < 16:
+    most = held * target.compute_units
+    while programs * split * 2 <= most and depth >= 16 * split and split < 16:
         split *= 2
     return split
 
@@ -231,7 +251,7 @@ def wgrad_tile(
 
 
 # Operations per byte of memory traffic at which the matrix units of current GPUs are balanced.
-INTENSITY = {"half": 200.0, "tf32": 100.0, "ieee": 14.0}
+INTENSITY = {"half": 200.0, "tf32": 100.0, "tf32x3": 33.0, "ieee": 14.0}
 # What a device does in a microsecond; only their ratios matter.
 _STEP = 0.25  # microseconds that a step of a program waits for its operands
 _CACHED, _MOVED = 75e3, 30e3  # bytes per compute unit out of the cache, out of memory

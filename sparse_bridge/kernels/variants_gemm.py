@@ -54,6 +54,8 @@ def products(target: Target) -> list[tuple[torch.dtype, str]]:
         found.append((torch.bfloat16, "ieee"))
     if target.has_tf32:
         found.append((torch.float32, "tf32"))
+    if target.splits_fp32:
+        found.append((torch.float32, "tf32x3"))
     return found
 
 
@@ -67,10 +69,10 @@ def gather_tiles(target: Target) -> tuple[list[Case], list[Case]]:
     """(cases of the default tiles, of the tuner's other candidates) of the gather-GEMM."""
     default: dict[Case, None] = {}
     tuned: dict[Case, None] = {}
-    rows = (1, 256 * target.compute_units)
+    rows = (1, 256 * target.compute_units, 2048 * target.compute_units)
     for (dtype, precision), c_in, c_out in itertools.product(products(target), CHANNELS, CHANNELS):
-        for n in rows:
-            tile = gather_tile(target, dtype, n, c_in, c_out, _OFFSETS, precision)
+        for n, order in itertools.product(rows, ("oi", "io")):
+            tile = gather_tile(target, dtype, n, c_in, c_out, _OFFSETS, precision, order)
             default[Case(_whole(tile), dtype, precision)] = None
         for tile in candidates(target, dtype, c_in, c_out, _OFFSETS, precision, "fwd", rows[1]):
             tuned[Case(_whole(tile), dtype, precision)] = None
@@ -83,6 +85,8 @@ def wgrad_tiles(target: Target) -> tuple[list[Case], list[Case]]:
     default: dict[Case, None] = {}
     tuned: dict[Case, None] = {}
     for (dtype, precision), c_in, c_out in itertools.product(products(target), CHANNELS, CHANNELS):
+        if precision == "tf32x3":
+            continue  # see `product_precision`
         tile = wgrad_tile(target, dtype, c_in, c_out, precision)
         default[Case(tile, dtype, precision)] = None
         for tile in candidates(target, dtype, c_in, c_out, _OFFSETS, precision, "wgrad"):

@@ -214,7 +214,7 @@ def test_summaries():
     assert (cdna.target.arch, cdna.forms, cdna.failed, cdna.parked) == ("gfx942", 2, 1, 1)
     assert cdna.products == {
         "fp16": "MFMA", "bf16": "not in this run", "fp32": "not in this run",
-        "tf32": "not in this run",
+        "tf32": "not in this run", "tf32x3": "-",
     }  # fmt: skip
     assert turing.products["bf16"] == "per-offset dataflow"
     assert turing.products["tf32"] == "IEEE fp32 instead"

@@ -45,8 +45,14 @@ class TestWorkers:
         assert len(names) == 2
 
     def test_what_waits_is_dropped_at_the_end_and_what_runs_is_finished(self, workers):
-        go = threading.Event()
-        running = [workers.submit(lambda: go.wait(10)) for _ in range(2)]
+        go, begun = threading.Event(), threading.Barrier(3)
+
+        def run():
+            begun.wait(10)
+            return go.wait(10)
+
+        running = [workers.submit(run) for _ in range(2)]
+        begun.wait(10)
         waiting = workers.submit(lambda: 1)
         threading.Timer(0.1, go.set).start()
         workers.close()
