@@ -47,15 +47,28 @@ def _count_owned(
     tl.atomic_add(flags_ptr + FLAGS + block // CLUSTER, total, sem="relaxed")
 
 
+@triton.jit
+def _number(rows_ptr, out_ptr, slot, owner, row, v, start, n_out, D: tl.constexpr):
+    """Store the numbers of these [32, rows] new coordinates, of which each row's begin at `start`,
+    and who discovered them."""
+    mine = owner.to(tl.int32)
+    number = start[None, :] + tl.cumsum(mine, 0) - mine
+    fits = owner & (number < n_out)
+    tl.store(rows_ptr + slot, tl.where(fits, number, -1), mask=owner)
+    target = out_ptr + number.to(tl.int64) * (D + 1)
+    tl.store(target, row + tl.zeros_like(number), mask=fits)
+    tl.store(target + 1, v + tl.zeros_like(number), mask=fits)
+
+
 @triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted", "n_offsets", "n_out"])
 def _assign_rows(
     slots_ptr, values_ptr, count_ptr, owned_ptr, flags_ptr, rows_ptr, out_ptr, n_rows, counted,
     n_offsets, n_out, D: tl.constexpr, FLAGS: tl.constexpr, CLUSTER: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, ONE: tl.constexpr,
 ):  # fmt: skip
     """Number the new coordinates by (discovering row, offset), and leave these two in the first
     columns of out [n_out, D + 1], as far as it takes them; rows [capacity] maps slot to number, or
-    to -1 beyond that."""
+    to -1 beyond that. ONE: there are at most 32 offsets, which are looked at once."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     live = live_rows(count_ptr, n_rows, counted)
     cluster = tl.program_id(0) // CLUSTER
@@ -65,23 +78,25 @@ def _assign_rows(
         index = first + tl.arange(0, CLUSTER)
         # Counters start at -1.
         before += tl.load(flags_ptr + FLAGS + index, mask=index < cluster, other=-1) + 1
-    count = tl.zeros((BLOCK,), tl.int32)
-    for word in range((n_offsets + 31) // 32):
-        v = word * 32 + tl.arange(0, 32)[:, None]
-        _, owner = _owners(slots_ptr, values_ptr, row, v, live, n_rows, n_offsets)
-        count += tl.sum(owner.to(tl.int32), 0)
-    start = tl.sum(before, 0) + tl.cumsum(count, 0) - count
-    for word in range((n_offsets + 31) // 32):
-        v = word * 32 + tl.arange(0, 32)[:, None]
+    begin = tl.sum(before, 0)
+    if ONE:
+        v = tl.arange(0, 32)[:, None]
         slot, owner = _owners(slots_ptr, values_ptr, row, v, live, n_rows, n_offsets)
-        mine = owner.to(tl.int32)
-        number = start[None, :] + tl.cumsum(mine, 0) - mine
-        start += tl.sum(mine, 0)
-        fits = owner & (number < n_out)
-        tl.store(rows_ptr + slot, tl.where(fits, number, -1), mask=owner)
-        target = out_ptr + number.to(tl.int64) * (D + 1)
-        tl.store(target, row + tl.zeros_like(number), mask=fits)
-        tl.store(target + 1, v + tl.zeros_like(number), mask=fits)
+        count = tl.sum(owner.to(tl.int32), 0)
+        start = begin + tl.cumsum(count, 0) - count
+        _number(rows_ptr, out_ptr, slot, owner, row, v, start, n_out, D)
+    else:
+        count = tl.zeros((BLOCK,), tl.int32)
+        for word in range((n_offsets + 31) // 32):
+            v = word * 32 + tl.arange(0, 32)[:, None]
+            _, owner = _owners(slots_ptr, values_ptr, row, v, live, n_rows, n_offsets)
+            count += tl.sum(owner.to(tl.int32), 0)
+        start = begin + tl.cumsum(count, 0) - count
+        for word in range((n_offsets + 31) // 32):
+            v = word * 32 + tl.arange(0, 32)[:, None]
+            slot, owner = _owners(slots_ptr, values_ptr, row, v, live, n_rows, n_offsets)
+            _number(rows_ptr, out_ptr, slot, owner, row, v, start, n_out, D)
+            start += tl.sum(owner.to(tl.int32), 0)
 
 
 @triton.jit(do_not_specialize=["n_out"])
@@ -188,7 +203,7 @@ def number_new_rows(
     rows, shape = slots.new_empty(table.capacity), (n_new, coords.shape[1])
     new = slots.new_zeros(shape) if blank else slots.new_empty(shape)
     dimension = coords.shape[1] - 1
-    constants = (dimension, FLAGS, _CLUSTER, _OWNER_ROWS)
+    constants = (dimension, FLAGS, _CLUSTER, _OWNER_ROWS, n_offsets <= 32)
     args = (
         slots, table.values, slots if count is None else count, owned, table.flags, rows, new,
         n_rows, int(count is not None), n_offsets, n_new,

@@ -51,8 +51,8 @@ def _owner_constants() -> tuple[int, int, int]:
     return hash_table.FLAGS, new_rows._CLUSTER, new_rows._OWNER_ROWS
 
 
-def _assign(dimension: int, place: str) -> Variant:
-    constants = (dimension, *_owner_constants())
+def _assign(dimension: int, one: bool, place: str) -> Variant:
+    constants = (dimension, *_owner_constants(), one)
     return make(new_rows.assign_kernel, constants, neighbor_table.OPTIONS, place=place)
 
 
@@ -120,7 +120,7 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     yield neighbor_table.lookup_kernel, [Space(factors, _lookup, silent=_SILENT)]
     factors = {"dimension": DIMENSIONS, "wide": _FLAG, "division": _DIVISION, **places}
     yield new_rows.place_kernel, [Space(factors, _place, silent=_SILENT)]
-    factors = {"dimension": DIMENSIONS, **places}
+    factors = {"dimension": DIMENSIONS, "one": (True, False), **places}
     yield new_rows.assign_kernel, [Space(factors, _assign, silent=_SILENT)]
     yield _fixed(neighbor_table.masks_kernel)
     yield _fixed(new_rows.count_kernel, *_owner_constants())

@@ -67,11 +67,12 @@ class Jit:
 
     def __init__(self):
         self.compiled, self.ran = [], []
-        self.gate = threading.Event()
+        self.gate, self.begun = threading.Event(), threading.Event()
         self.gate.set()
         self.fails = False
 
     def warmup(self, *args, grid, **options):
+        self.begun.set()
         self.gate.wait(10)
         self.compiled.append(threading.current_thread().name)
         if self.fails:
@@ -137,6 +138,7 @@ class TestLaunches:
         kernel.fn.gate.clear()
         with rehearsal.rehearsing() as futures:
             start(kernel)
+        assert kernel.fn.begun.wait(10)
         threading.Timer(0.1, kernel.fn.gate.set).start()
         start(kernel)
         assert futures[0].done() and kernel.fn.compiled == [kernel.fn.compiled[0]] != [MAIN]
