@@ -175,22 +175,36 @@ def _untimed(run: Callable[[], object], limit: float) -> float:
 def _compile(jobs: Sequence[Job], setup: _Setup, processes: int, console: Console) -> None:
     with _progress(console) as bar:
         task = bar.add_task("compile", total=len(jobs))
-        if processes == 1:
-            for job in jobs:
-                bar.update(task, description=f"compile {job}")
-                _compile_one(job, setup)
-                bar.advance(task)
-            return
-        context = multiprocessing.get_context("spawn")  # a GPU context does not survive a fork
-        with ProcessPoolExecutor(processes, mp_context=context) as pool:
-            futures = [pool.submit(_compile_one, job, setup) for job in jobs]
-            try:
-                for future in as_completed(futures):
+        left = jobs
+        if processes > 1:
+            left = _compile_side_by_side(jobs, setup, processes, lambda: bar.advance(task))
+        for job in left:
+            bar.update(task, description=f"compile {job}")
+            _compile_one(job, setup)
+            bar.advance(task)
+
+
+def _compile_side_by_side(
+    jobs: Sequence[Job], setup: _Setup, processes: int, done: Callable[[], object]
+) -> list[Job]:
+    """Run jobs in several processes; those for which the device's memory was too small beside the
+    others."""
+    crowded = []
+    context = multiprocessing.get_context("spawn")  # a GPU context does not survive a fork
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        futures = {pool.submit(_compile_one, job, setup): job for job in jobs}
+        try:
+            for future in as_completed(futures):
+                try:
                     future.result()
-                    bar.advance(task)
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+                except torch.OutOfMemoryError:
+                    crowded.append(futures[future])
+                else:
+                    done()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return crowded
 
 
 def _tune(

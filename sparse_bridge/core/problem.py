@@ -96,7 +96,7 @@ class Problem(NamedTuple):
 
         target, dtype, precision = self.target, self.dtype, self.precision
         if self.direction == "wgrad":
-            return wgrad_tile(target, dtype, self.c_in, self.c_out, precision)
+            return wgrad_tile(target, dtype, self.c_in, self.c_out, precision, self.work)
         return gather_tile(
             target, dtype, self.n_rows, self.c_in, self.c_out, self.n_offsets, precision, self.order
         )

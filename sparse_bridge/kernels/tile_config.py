@@ -235,13 +235,21 @@ def split_for(
     return split
 
 
+_FEW_PAIRS = 40_000
+
+
 def wgrad_tile(
-    target: Target, dtype: torch.dtype, c_in: int, c_out: int, precision: str = "ieee"
-) -> TileConfig:
+    target: Target, dtype: torch.dtype, c_in: int, c_out: int, precision: str = "ieee",
+    n_pairs: int = 1 << 20,
+) -> TileConfig:  # fmt: skip
     """Default tile of wgrad; split_k is left to the launcher, which knows the number of blocks."""
     if dtype in (torch.float16, torch.bfloat16):
-        limit = 128 if max(c_in, c_out) > 128 else 64
-        tile = TileConfig(power(c_in, 16, limit), power(c_out, 16, limit), 64, 4, 3)
+        roomy = target.backend == "cuda" and target.shared_memory >= 128 << 10
+        few = roomy and n_pairs < _FEW_PAIRS  # which large tiles leave to a few programs
+        limit = 128 if max(c_in, c_out) > 128 and not few else 64
+        m, n = power(c_in, 16, limit), power(c_out, 16, limit)
+        deep = max(m, n) <= 64 and (few or (roomy and m * n <= 32 * 64))
+        tile = TileConfig(m, n, 128, 4, 2) if deep else TileConfig(m, n, 64, 4, 3)
     elif precision == "tf32":
         tile = TileConfig(power(c_in, 16, 32), power(c_out, 16, 128), 64, 4, 2)
     else:

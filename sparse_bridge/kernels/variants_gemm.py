@@ -87,8 +87,9 @@ def wgrad_tiles(target: Target) -> tuple[list[Case], list[Case]]:
     for (dtype, precision), c_in, c_out in itertools.product(products(target), CHANNELS, CHANNELS):
         if precision == "tf32x3":
             continue  # see `product_precision`
-        tile = wgrad_tile(target, dtype, c_in, c_out, precision)
-        default[Case(tile, dtype, precision)] = None
+        for pairs in (1, 1 << 20):
+            tile = wgrad_tile(target, dtype, c_in, c_out, precision, pairs)
+            default[Case(tile, dtype, precision)] = None
         for tile in candidates(target, dtype, c_in, c_out, _OFFSETS, precision, "wgrad"):
             tuned[Case(tile, dtype, precision)] = None
     return list(default), [case for case in tuned if case not in default]

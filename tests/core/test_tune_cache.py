@@ -253,6 +253,29 @@ def test_files_that_come_with_the_package():
             assert any(winners.values())
 
 
+def test_the_gate_compiles_every_tile_that_comes_with_the_package():
+    pytest.importorskip("triton")
+    from sparse_bridge.kernels import variants_gemm
+    from sparse_bridge.kernels.target import described
+
+    def shape(tile):
+        return tile.block_m, tile.block_n, tile.block_k, tile.num_warps, tile.num_stages
+
+    for path in tune_cache.shipped_folder().iterdir():
+        if not path.name.endswith(".json"):
+            continue
+        stamp, winners = decode(path.read_text(encoding="utf-8"))
+        target = described(stamp.arch)
+        tiles = {
+            "fwd": variants_gemm.gather_tiles(target), "wgrad": variants_gemm.wgrad_tiles(target)
+        }  # fmt: skip
+        tiles["dgrad"] = tiles["fwd"]
+        for direction, found in winners.items():
+            compiled = {shape(case.tile) for cases in tiles[direction] for case in cases}
+            missing = [b for b, winner in found.items() if shape(winner.tile) not in compiled]
+            assert not missing, f"{direction} of {path.name}"
+
+
 def test_the_kernel_hash_follows_the_source(tmp_path, monkeypatch):
     original = tune_cache.kernel_hash()
     monkeypatch.setattr(tune_cache.resources, "files", lambda package: tmp_path)

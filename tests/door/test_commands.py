@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import multiprocessing
 import os
 import pathlib
 import subprocess
@@ -270,6 +271,28 @@ def test_warm_in_several_processes(monkeypatch):
     ]
     with pytest.raises(GeometryError, match="-1"):
         warm._compile(jobs, setup, 2, Console(quiet=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class Large:
+    """A job that fits into memory only alone."""
+
+    told: str
+
+    def run(self, device):
+        if multiprocessing.parent_process() is not None:
+            raise torch.OutOfMemoryError("beside the others")
+        pathlib.Path(self.told).write_text("ran alone")
+
+
+@pytest.mark.slow
+def test_warm_jobs_that_need_the_memory_for_themselves(monkeypatch, tmp_path):
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.chdir(ROOT)
+    told = tmp_path / "told"
+    warm._compile([Large(str(told))], warm._Setup(CPU, tune=False), 2, Console(quiet=True))
+    assert told.read_text() == "ran alone"
 
 
 def test_warm_refuses_to_time_where_time_means_nothing(monkeypatch):
