@@ -253,8 +253,8 @@ def wgrad_tile(
     elif precision == "tf32":
         tile = TileConfig(power(c_in, 16, 32), power(c_out, 16, 128), 64, 4, 2)
     else:
-        deep = 16 if max(c_in, c_out) > 64 else 32
-        tile = TileConfig(power(c_in, 16, 64), power(c_out, 16, 64), deep, 4, 3)
+        depth = 16 if max(c_in, c_out) > 64 else 32
+        tile = TileConfig(power(c_in, 16, 64), power(c_out, 16, 64), depth, 4, 3)
     return in_registers(fit(tile, target, dtype.itemsize), target, dtype, precision, wgrad=True)
 
 
