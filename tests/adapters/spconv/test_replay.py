@@ -21,7 +21,7 @@ def sp(untaught):
     return untaught
 
 
-def network(sp, more=None):
+def network(sp, more=None, width=32):
     """An encoder and decoder with residual blocks, 1x1x1 layers and a concatenation."""
 
     class Block(sp.SparseModule):
@@ -43,10 +43,12 @@ def network(sp, more=None):
             self.stem = sp.SparseSequential(
                 sp.SubMConv3d(4, 16, 3, bias=False, indice_key="a"), nn.BatchNorm1d(16), nn.ReLU()
             )
-            self.down = sp.SparseConv3d(16, 32, 3, 2, padding=1, bias=False, indice_key="d")
-            self.block = Block(32, "b")
-            self.last = sp.SparseConv3d(32, 32, (3, 1, 1), (2, 1, 1), bias=False, indice_key="e")
-            self.up = sp.SparseInverseConv3d(32, 16, 3, indice_key="d")
+            self.down = sp.SparseConv3d(16, width, 3, 2, padding=1, bias=False, indice_key="d")
+            self.block = Block(width, "b")
+            self.last = sp.SparseConv3d(
+                width, width, (3, 1, 1), (2, 1, 1), bias=False, indice_key="e"
+            )
+            self.up = sp.SparseInverseConv3d(width, 16, 3, indice_key="d")
             self.head = sp.SubMConv3d(32, 8, 1)
             self.mix = nn.Linear(8, 8)  # whose weight autocast keeps a copy of
 

@@ -276,6 +276,25 @@ class TestModels:
         same(*pair)
         assert pair[0].__dict__["forward"].graphs and len(replays) >= 3
 
+    @pytest.mark.parametrize("allow", [False, True], ids=["fp32", "tf32"])
+    def test_weights_that_are_copied_for_the_matrix_units(self, sp, replays, allow, monkeypatch):
+        """Wide layers in fp32: a graph copies what the optimizer has changed since."""
+        from spconv import constants
+
+        monkeypatch.setattr(constants, "SPCONV_ALLOW_TF32", allow)
+        pair = twins(network(sp, width=96))
+        for one in pair:
+            optimizer = torch.optim.SGD(one.parameters(), 0.05)
+            for seed in range(WARM + 4):
+                found, loss = step(one, sp, seed)
+                if seed < WARM + 3:
+                    optimizer.step()
+            one.expected, one.loss = found["out"].features, float(loss)
+        assert len(replays) >= 3
+        assert_close(pair[0].expected, pair[1].expected, "tf32")
+        assert abs(pair[0].loss - pair[1].loss) <= 2e-3 * abs(pair[1].loss)
+        same(*pair, tight=torch.float16 if allow else torch.float32)
+
     @pytest.mark.parametrize(
         "mixing",
         [
