@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -80,13 +80,12 @@ class Relation:
         """Take over a table, perhaps with columns that are not in use, or tiles of one."""
         if view is None:
             return
-        from ..kernels.mask_order import TileList
-
-        if isinstance(view, TileList):
-            view.n_rows = self.n_rows[side]
-            self._tiles[side] = view
+        if view.tiled:
+            tiles = cast("TileList", view)
+            tiles.n_rows = self.n_rows[side]
+            self._tiles[side] = tiles
         else:
-            self._tables[side] = view
+            self._tables[side] = cast("NeighborTable", view)
 
     @property
     def regular(self) -> bool:

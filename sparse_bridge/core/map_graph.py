@@ -245,29 +245,11 @@ def _tensors(made: list[Sides], coords: dict[int, torch.Tensor]) -> list[torch.T
     found = {id(one): one for one in coords.values()}
     for sides in made:
         for side in sides:
-            for one in _parts(side):
+            for one in () if side is None else side.parts:
                 found[id(one)] = one
     return list(found.values())
 
 
-def _parts(side: Any) -> list[torch.Tensor]:
-    from ..kernels.mask_order import TileList
-
-    if side is None:
-        return []
-    if isinstance(side, TileList):
-        return [side.memory]
-    return [side.nbr] if side.count is None else [side.nbr, side.count]
-
-
 def _copied(side: Any, copies: dict[int, torch.Tensor]) -> Any:
     """The same over the copies. (Masks of a table that nobody wanted as tiles stay behind.)"""
-    from ..kernels.mask_order import TileList
-    from ..kernels.neighbor_table import NeighborTable
-
-    if side is None:
-        return None
-    if isinstance(side, TileList):
-        return TileList(copies[id(side.memory)], side.n_offsets, side.n_pairs, side.n_rows)
-    count = None if side.count is None else copies[id(side.count)]
-    return NeighborTable(copies[id(side.nbr)], None, count)
+    return None if side is None else side.over(*[copies[id(part)] for part in side.parts])

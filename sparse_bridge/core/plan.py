@@ -6,6 +6,7 @@ A plan is kept by the relation it belongs to, so it lives exactly as long as the
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -102,13 +103,18 @@ def triton_gather(dataflow, target, kmap, x, weight, w: WeightLayout, epilogue, 
     return plan(x, weight, epilogue.vectors, y)
 
 
+@functools.cache
+def _gather_gemm() -> type[GatherGemm]:
+    from ..kernels.gather_gemm import GatherGemm
+
+    return GatherGemm
+
+
 def _plan_gather(
     key: Any, dataflow: str, target: Target, kmap: KernelMap, x: torch.Tensor,
     weight: torch.Tensor, w: WeightLayout, epilogue: Epilogue, precision: str,
 ) -> GatherGemm:  # fmt: skip
-    from ..kernels.gather_gemm import GatherGemm
-
-    relation = kmap.relation
+    gemm, relation = _gather_gemm(), kmap.relation
     n_rows, n_in = relation.n_rows[kmap.side], relation.n_rows[1 - kmap.side]
     table: TileList | torch.Tensor
     if dataflow == "masked":
@@ -126,7 +132,7 @@ def _plan_gather(
         problem = gather_problem(dataflow, target, x, n_rows, w, precision)
         inputs, shape = (x, weight, epilogue.vectors), (n_rows, w.columns_out)
         trial = Trial(
-            lambda tile: GatherGemm.of(
+            lambda tile: gemm.of(
                 spec_of(x, target, w, epilogue, precision, tile), table, n_rows, n_in
             ),
             inputs, lambda: x.new_empty(shape), table,
@@ -134,7 +140,7 @@ def _plan_gather(
         spec = spec_of(x, target, w, epilogue, precision, tile_for(problem, trial))
         if final():
             memory[known] = spec
-    made = GatherGemm.of(spec, table, n_rows, n_in)
+    made = gemm.of(spec, table, n_rows, n_in)
     made.blank = relation.scene is not None and relation.scene.fill is not None
     return made
 

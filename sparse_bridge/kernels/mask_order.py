@@ -151,8 +151,19 @@ class TileList:
     number.
     """
 
+    tiled = True  # unlike a `NeighborTable`
+
     def __init__(self, memory: torch.Tensor, n_offsets: int, n_pairs: int, n_rows: int) -> None:
         self.memory, self.n_offsets, self.n_pairs, self.n_rows = memory, n_offsets, n_pairs, n_rows
+
+    @property
+    def parts(self) -> tuple[torch.Tensor, ...]:
+        """What holds the tiles."""
+        return (self.memory,)
+
+    def over(self, memory: torch.Tensor) -> TileList:
+        """The same tiles, held by a copy."""
+        return TileList(memory, self.n_offsets, self.n_pairs, self.n_rows)
 
     @staticmethod
     def size(n_offsets: int, n_pairs: int) -> int:

@@ -7,6 +7,7 @@ int32 `[W, N]`, bit v % 32 of word v // 32 = offset v present, W = ceil(V / 32).
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import torch
 import triton
@@ -97,6 +98,16 @@ class NeighborTable:
     nbr: torch.Tensor
     mask: torch.Tensor | None = None
     count: torch.Tensor | None = None
+    tiled: ClassVar[bool] = False  # unlike a `TileList`
+
+    @property
+    def parts(self) -> tuple[torch.Tensor, ...]:
+        """What holds the table; masks can be made again."""
+        return (self.nbr,) if self.count is None else (self.nbr, self.count)
+
+    def over(self, nbr: torch.Tensor, count: torch.Tensor | None = None) -> NeighborTable:
+        """The same table, held by copies of its parts."""
+        return NeighborTable(nbr, None, count)
 
     @property
     def n_rows(self) -> int:

@@ -1,5 +1,6 @@
 """`SparseModule`, containers and wrappers of ordinary layers."""
 
+import functools
 import sys
 import time
 from collections import OrderedDict
@@ -18,10 +19,16 @@ def is_spconv_module(module):
     return isinstance(module, (SparseModule, SparseBatchNorm, SparseReLU))
 
 
-def is_sparse_conv(module):
+@functools.cache
+def _convolution():
+    """The class of all convolutions, whose module imports this one."""
     from spconv.pytorch.conv import SparseConvolution
 
-    return isinstance(module, SparseConvolution)
+    return SparseConvolution
+
+
+def is_sparse_conv(module):
+    return isinstance(module, _convolution())
 
 
 class SparseModule(nn.Module):
@@ -73,12 +80,8 @@ class SparseSequential(SparseModule):
         self.add_module(name, module)
 
     def forward(self, input):
-        from spconv.pytorch.conv import SparseConvolution
-
         children = list(self._modules.values())
-        return run_sequential(
-            children, input, is_spconv_module, SparseConvTensor, SparseConvolution
-        )
+        return run_sequential(children, input, is_spconv_module, SparseConvTensor, _convolution())
 
 
 def assign_name_for_sparse_modules(module):
