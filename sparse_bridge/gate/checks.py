@@ -19,6 +19,7 @@ ACCEPTED: dict[tuple[object, ...], int] = {
     ("hopper", "wgrad_gemm", "", 128, 128, 64, 4): 400,
     ("hopper", "wgrad_gemm", "", 32, 64, 64, 4): 160,
     ("hopper", "wgrad_gemm", "", 64, 64, 128, 4): 160,
+    ("hopper", "wgrad_gemm", "", 128, 64, 64, 4): 64,
     ("hopper", "gather_gemm", "tf32x3", 64, 128, 64, 4): 64,
     ("hopper", "gather_gemm", "tf32x3", 128, 128, 16, 8): 16,
 }

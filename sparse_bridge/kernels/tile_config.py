@@ -97,12 +97,15 @@ class _Limits(NamedTuple):
     gather: Limit | None = None  # of halves, with them
     wgrad: Limit | None = None
     tf32: Limit | None = None
+    split: Limit | None = None  # of fp32 as three of TF32
 
 
 # Without matrix instructions a whole block_k of both operands lies in registers; RDNA's also take
 # their operands from there.
 _SMALL = _Limits(Limit(16, 32, 2))
-_AMPERE = _Limits(Limit(32, 32, 2), Limit(64, 128, 3), Limit(32, 64, 3), Limit(32, 32, 2))
+_AMPERE = _Limits(
+    Limit(32, 32, 2), Limit(64, 128, 3), Limit(32, 64, 3), Limit(32, 32, 2), Limit(32, 16, 2)
+)
 _RDNA = _Limits(Limit(16, 16, 2), Limit(64, 32, 3), Limit(32, 32, 2))
 _LIMITS = {
     "turing": _SMALL,
@@ -130,8 +133,10 @@ def in_registers(
     half = dtype != torch.float32
     if half and target.has_matrix_units:
         limit = limits.wgrad if wgrad else limits.gather
+    elif half or precision == "ieee":
+        limit = limits.plain
     else:
-        limit = limits.plain if half or precision == "ieee" else limits.tf32
+        limit = limits.split if precision == "tf32x3" else limits.tf32
     if limit is None:
         return tile
     m, n, warps = tile.block_m, tile.block_n, tile.num_warps
@@ -154,23 +159,27 @@ def in_reach(
 ) -> TileConfig:  # fmt: skip
     """The gather-GEMM's tile, made smaller where one problem takes more registers than others.
 
-    Under 64-bit offsets (wide) a thread holds fewer results, and where rows are ragged (c_in no
-    multiple of block_k), so that every element has an address of its own, fewer channels. Where a
-    norm follows (tail >= 2, as `gather_gemm` counts), Hopper holds fewer channels for IEEE fp32,
-    and a thread that takes rows out of tensor memory holds few columns.
+    Under 64-bit offsets (wide) a thread holds fewer results, on Ampere fewer still before a norm.
+    Where rows are ragged (c_in no multiple of block_k), so that every element has an address of its
+    own, it holds fewer channels then, and fewer results in the largest tiles. Where a norm follows
+    (tail >= 2, as `gather_gemm` counts), Hopper holds fewer channels and results for IEEE fp32, and
+    a thread that takes rows out of tensor memory holds few columns.
     """
     single, n, warps = dtype == torch.float32, tile.block_n, tile.num_warps
-    most = (32 if single else 64) * tile.num_warps * target.warp_size
-    while wide and tile.block_m * n > most and n > 16:
-        n //= 2
-    ragged = wide and c_in % tile.block_k != 0
     normed, plain = tail >= 2 and tile.split_k == 1, single and precision == "ieee"
+    held = (32 if single else 64) // (2 if normed and target.family == "ampere" else 1)
+    narrow = normed and plain and target.family == "hopper"
+    most = held * tile.num_warps * target.warp_size
+    while (wide or narrow) and tile.block_m * n > most and n > 16:
+        n //= 2
+    ragged = c_in % tile.block_k != 0
+    if ragged and tile.block_m * n >= 128 * 256:
+        n //= 2
     if normed and target.has_tensor_memory and not plain:
         most = _NORMED_RESULTS * target.warp_size
         while tile.block_m * n > most * warps and n > 16:
             n, warps = (n, 2 * warps) if warps < _WARPS else (n // 2, warps)
-    shallow = ragged or (normed and plain and target.family == "hopper")
-    depth = min(tile.block_k, 32) if shallow else tile.block_k
+    depth = min(tile.block_k, 32) if narrow or (ragged and wide) else tile.block_k
     if (n, depth, warps) == (tile.block_n, tile.block_k, tile.num_warps):
         return tile
     return dataclasses.replace(tile, block_n=n, block_k=depth, num_warps=warps)
@@ -198,7 +207,8 @@ def gather_tile(
     half = dtype in (torch.float16, torch.bfloat16)
     roomy = half and target.shared_memory >= 128 << 10
     if roomy and _wide(target, n_rows, c_in, c_out, n_offsets * c_in * c_out * dtype.itemsize):
-        tile = TileConfig(128, 256, 128, 8, 2) if order == "oi" else TileConfig(128, 128, 64, 4, 4)
+        turned = order == "io" and target.family == "hopper"
+        tile = TileConfig(128, 128, 64, 4, 4) if turned else TileConfig(128, 256, 128, 8, 2)
         tile = fit(tile, target, dtype.itemsize)
         tile = in_registers(tile, target, dtype, precision, wgrad=False)
         split = split_for(target, tile, n_rows, c_in, c_out, n_offsets)
