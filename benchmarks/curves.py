@@ -16,7 +16,7 @@ __all__ = ["draw_curves"]
 
 Measure = Callable[[Figure], float | None]
 _TIME: tuple[str, Measure] = ("time, ms", lambda figure: figure.ms)
-_MEMORY: tuple[str, Measure] = ("peak memory, MB", lambda figure: figure.memory_mb)
+_MEMORY: tuple[str, Measure] = ("memory, peak and held, MB", lambda figure: figure.memory_mb)
 
 
 def draw_curves(

@@ -67,7 +67,7 @@ def _ratios(
     if suite in _BAR_SUITES:
         kinds.append(("ratios", "time", _time_ratio, ("faster", "slower")))
     if suite in ("memory", "networks"):
-        kinds.append(("memory", "peak memory", _memory_ratio, ("less", "more")))
+        kinds.append(("memory", "peak and held memory", _memory_ratio, ("less", "more")))
     for stem, what, values, words in kinds:
         title = f"{_TITLES[suite]}: {what} of {peer} / {run.peers[0]}"
         found = [
