@@ -35,7 +35,9 @@ def tensors(made):
     if isinstance(made, dict) or hasattr(made, "indice_dict"):
         rebuilt(made, lambda tensor: found.append(tensor) or tensor)
         return found
-    return [made] if isinstance(made, torch.Tensor) else map_graph._parts(made)
+    if isinstance(made, torch.Tensor):
+        return [made]
+    return [] if made is None else list(made.parts)
 
 
 class Graph:
