@@ -46,5 +46,5 @@ def _load() -> None:
 
 
 def _finish() -> None:
-    if _thread is not None and _thread is not threading.current_thread():
+    if _thread is not None and _thread.is_alive() and _thread is not threading.current_thread():
         _thread.join(_LONGEST)

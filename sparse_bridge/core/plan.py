@@ -188,7 +188,7 @@ def triton_wgrad(target, kmap, x, dy, dw, w: WeightLayout, precision):  # type: 
 
         n_pairs = pairs.likely << pairs.mirrored
         memory = _memory()
-        known = (key, x.device, _octaves(target, dy.shape[0], n_pairs))
+        known = (key, x.device, _octaves(target, dy.shape[0], n_pairs), n_pairs.bit_length())
         tile = memory.get(known)
         if tile is None:
             problem = wgrad_problem(target, x, dy.shape[0], n_pairs, w, precision)

@@ -185,7 +185,9 @@ def in_reach(
     return dataclasses.replace(tile, block_n=n, block_k=depth, num_warps=warps)
 
 
-_MOST_ROWS = 1536  # per compute unit: above, rows of one tile are alike enough for larger tiles
+# Per compute unit: from here on rows of one tile are alike enough for larger tiles. A power of two,
+# because plans decide once per octave.
+_MOST_ROWS = 2048
 _CACHED_WEIGHT = 40 << 20  # bytes
 
 
@@ -245,7 +247,7 @@ def split_for(
     return split
 
 
-_FEW_PAIRS = 40_000
+_FEW_PAIRS = 1 << 15  # a power of two, as above
 
 
 def wgrad_tile(

@@ -11,7 +11,7 @@ from sparse_bridge import settings
 from sparse_bridge.core import functional, plan, problem
 from sparse_bridge.core.weights import layout_of
 from sparse_bridge.kernels.target import described
-from sparse_bridge.kernels.tile_config import gather_tile
+from sparse_bridge.kernels.tile_config import gather_tile, wgrad_tile
 from tests.checks import assert_close
 from tests.core.layers import check, layer, leaves, tensors
 
@@ -154,3 +154,24 @@ def test_tiles_of_wide_layers():
     assert blocks(100_000, 128)[:3] == (64, 128, 128)
     assert blocks(1_000_000, 128)[:3] == (64, 128, 64)
     assert blocks(1_000_000, 64)[:3] == (128, 64, 64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_tiles_depend_on_no_more_than_plans_remember(dtype):
+    """A plan's tile is decided once per octave of rows, or number of tiles while those are few: a
+    scene that comes first must not decide otherwise than another of its kind."""
+    hopper = dataclasses.replace(described("sm_90"), compute_units=132)
+    rows = [round(1.13**power) for power in range(135)]
+    rows += [132 * 2**power + step for power in range(14) for step in (-1, 0, 1)]
+    sizes = ((32, 64, "oi"), (128, 128, "io"), (256, 512, "oi"), (1024, 1024, "io"))
+    for c_in, c_out, order in sizes:
+        found = {}
+        for n in rows:
+            few = min(-(-n // 64), 4 * hopper.compute_units)
+            kind = few, plan._octaves(hopper, n, n)
+            tile = gather_tile(hopper, dtype, n, c_in, c_out, 27, "ieee", order)
+            assert found.setdefault(kind, tile) == tile, (n, c_in)
+        found = {}
+        for pairs in rows:
+            tile = wgrad_tile(hopper, dtype, c_in, c_out, "ieee", pairs)
+            assert found.setdefault(pairs.bit_length(), tile) == tile, (pairs, c_in)
