@@ -146,8 +146,9 @@ def reads_rows(target: Target, precision: str, w: WeightLayout) -> bool:
     Hopper's matrix instructions read the second operand of TF32 products only so; anything else is
     turned around block by block, which costs more than the product.
     """
-    turned = abs(w.strides[1]) != 1 and target.family == "hopper"
-    return turned and precision != "ieee" and w.c_in * w.c_out >= _ROWS_PAY
+    if precision == "ieee" or abs(w.strides[1]) == 1:
+        return False
+    return target.family == "hopper" and w.c_in * w.c_out >= _ROWS_PAY
 
 
 def _order(w: WeightLayout) -> str:

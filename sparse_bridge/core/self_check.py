@@ -23,7 +23,7 @@ __all__ = ["KEYS", "PRODUCTS", "Verdict", "failures", "forget", "problem", "prod
 ROWS, CHANNELS, OFFSETS = 150, 32, 27
 LARGE_SCENE = 1 << 20  # rows whose default tile is checked
 KEYS = {"int32 keys": (16, 16, 16), "int64 keys": (1 << 20, 1 << 15, 16)}
-# Largest error relative to the RMS of the result; IEEE fp32 must not round its inputs to TF32.
+# Largest error relative to the RMS of the result; fp32 must not round its inputs to TF32.
 PRODUCTS: dict[str, tuple[torch.dtype, str, float]] = {
     "fp16": (torch.float16, "ieee", 1e-2),
     "bf16": (torch.bfloat16, "ieee", 6e-2),
@@ -61,13 +61,13 @@ def problem(device: torch.device, target: Target, part: str) -> str | None:
     """
     if not _applies(device):
         return None
-    verdict = _verdicts.get((device, target.arch, part))
+    verdict = _verdicts.get((device, target.arch, _form(target, part)))
     return (verdict or run(device, target, part)).problem
 
 
 def run(device: torch.device, target: Target, part: str) -> Verdict:
     """The verdict on `part`, reached now unless the process has one."""
-    key = (device, target.arch, part)
+    key = (device, target.arch, _form(target, part))
     with _lock:
         if key not in _verdicts:
             start = time.perf_counter()
@@ -75,6 +75,20 @@ def run(device: torch.device, target: Target, part: str) -> Verdict:
             took = 1e3 * (time.perf_counter() - start)
             _verdicts[key] = Verdict(str(device), part, found, took)
         return _verdicts[key]
+
+
+def _form(target: Target, part: str) -> str:
+    """What a verdict is about: fp32 may be computed in two ways, see `product_precision`."""
+    split = part in PRODUCTS and _precision(target, part) == "tf32x3"
+    return "tf32x3" if split else part
+
+
+def _precision(target: Target, part: str) -> str:
+    """How layers multiply what `part` names."""
+    from .problem import product_precision
+
+    dtype, precision, _ = PRODUCTS[part]
+    return product_precision(target, dtype, precision)
 
 
 def products_of(target: Target) -> list[str]:
@@ -157,7 +171,8 @@ def _check_keys(device: torch.device, target: Target, part: str) -> str | None:
 
 def _check_products(device: torch.device, target: Target, part: str) -> str | None:
     """The gather-GEMM over mask-ordered tiles, as forward and dgrad run it."""
-    dtype, precision, limit = PRODUCTS[part]
+    dtype, _, limit = PRODUCTS[part]
+    precision = _precision(target, part)
     generator = torch.Generator().manual_seed(1)
     nbr = torch.randint(-ROWS, ROWS, (OFFSETS, ROWS), generator=generator, dtype=torch.int32)
     nbr.clamp_(min=-1)

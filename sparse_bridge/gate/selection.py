@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from ..kernels.target import Target
 from ..kernels.variants import Variant, covering, spaces
 from ..kernels.variants_gemm import products
@@ -36,11 +38,11 @@ def representative(target: Target, place: int) -> list[Variant]:
     return found + [forms[name][0] for name in others[place % _TURNS :: _TURNS]]
 
 
-def product_name(dtype: object, precision: str) -> str:
+def product_name(dtype: torch.dtype, precision: str) -> str:
     """What `product_of` says of forms with this dtype and precision."""
     from ..kernels.variants import POINTED
 
-    return POINTED[dtype] if precision == "ieee" else precision  # type: ignore[index]
+    return POINTED[dtype] if precision == "ieee" else precision
 
 
 def _size(form: Variant) -> int:

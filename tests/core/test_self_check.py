@@ -261,6 +261,22 @@ def test_the_parts_of_a_target():
     assert self_check._verdicts == {}
 
 
+def test_fp32_is_checked_as_layers_compute_it(monkeypatch):
+    """Three TF32 products and IEEE each have a verdict of their own."""
+    asked = []
+
+    def spoilt(device, target, precision, nbr, x, weight):
+        asked.append(precision)
+        return x * float("nan")
+
+    monkeypatch.setattr(self_check, "_multiply", spoilt)
+    for mode in ("auto", "ieee", "auto"):
+        with settings.override(fp32=mode):
+            assert "not finite" in self_check.run(CUDA, HOPPER, "fp32").problem
+    self_check.run(CUDA, HOPPER, "tf32")
+    assert asked == ["tf32x3", "ieee", "tf32"]
+
+
 @pytest.mark.gpu
 def test_on_this_gpu_at_first_use():
     """All parts pass, and once its kernels are compiled the check is a matter of milliseconds; the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import collections
 import contextlib
 import threading
@@ -89,7 +90,7 @@ def maps_like(
     return None if rows is None else (maps, rows)
 
 
-class Replays:
+class Replays(abc.ABC):
     """The graphs of a model, by what they were captured for, and when to capture another.
 
     forward: the model's own.  most: graphs, of which each holds memory.
@@ -126,13 +127,13 @@ class Replays:
         kind = self._kind(*args) if len(args) == 1 and not kwargs else None
         return self.forward(*args, **kwargs) if kind is None else self._serve(kind, *args)
 
+    @abc.abstractmethod
     def _kind(self, x: Any) -> Kind | None:
         """What would have to be captured for `x`; None where it may not be."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _serve(self, kind: Kind, x: Any) -> Any:
         """The model's output, replayed where a graph can."""
-        raise NotImplementedError
 
     def held(self, kind: Kind) -> Any:
         """The graph for `kind`, unless what it reads has moved."""
