@@ -24,7 +24,6 @@ __all__ = [
     "VERSION",
     "Entry",
     "end_pool",
-    "hash_files",
     "hooks_installed",
     "launcher_of",
     "loading",
@@ -108,16 +107,6 @@ def launcher_of(compiled: Any) -> Entry:
         before = (run.launch_cooperative_grid,)
         return run.launch, before, (function, None, metadata, None, None, None)
     return run, (), between
-
-
-def hash_files() -> None:
-    """Have Triton hash its own files, which every compilation asks for and the process remembers.
-    The function has moved between releases."""
-    for place in ("triton.compiler.compiler", "triton.runtime.cache"):
-        key = getattr(importlib.import_module(place), "triton_key", None)
-        if key is not None:
-            key()
-            return
 
 
 def end_pool(device: int, pool: tuple[int, int]) -> None:

@@ -22,7 +22,6 @@ __all__ = [
     "Target",
     "described",
     "device_index",
-    "gpu_build",
     "interpreted",
     "of",
     "triton_version",
@@ -151,11 +150,6 @@ def triton_version() -> tuple[int, ...] | None:
     except Exception:
         return None
     return tuple(int(part) for part in re.findall(r"\d+", triton.__version__)[:3])
-
-
-def gpu_build() -> bool:
-    """Whether this torch is built for GPUs; says nothing about whether there is one."""
-    return bool(torch.version.cuda or torch.version.hip)
 
 
 def interpreted() -> bool:
