@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Box", "Offsets", "box_offsets"]
 
 _INT32 = 1 << 31
+_CLASSES = 1 << 12  # of remainders behind a stride, for which offsets are listed
 
 
 class Offsets:
@@ -91,8 +93,28 @@ class Offsets:
                 *(tuple(sign * c for c in offset) for offset in self.values),
             ]
             table = torch.tensor(rows, dtype=torch.int32, device=device)
-            found = self._geometry[key] = Geometry(table, division)
+            found = Geometry(table, division, self._classes(device, divisor, sign))
+            self._geometry[key] = found
         return found
+
+    def _classes(
+        self, device: torch.device, divisor: tuple[int, ...], sign: int
+    ) -> torch.Tensor | None:
+        """`Geometry.taps`, where a class has fewer offsets than there are."""
+        n_classes = math.prod(divisor)
+        if n_classes == 1 or n_classes > _CLASSES:
+            return None
+        taps: list[list[int]] = [[] for _ in range(n_classes)]
+        for v, offset in enumerate(self.values):
+            kind = 0
+            for c, step in zip(offset, divisor, strict=True):
+                kind = kind * step + -sign * c % step
+            taps[kind].append(v)
+        most = max(map(len, taps))
+        if most == len(self):
+            return None
+        rows = [one + [-1] * (most - len(one)) for one in taps]
+        return torch.tensor(rows, dtype=torch.int32, device=device)
 
 
 @functools.cache
@@ -191,6 +213,7 @@ class Box:
             self._bounds[device] = found
         return found
 
+    @functools.lru_cache(maxsize=4096)  # noqa: B019 - boxes and offsets are interned
     def wide(self, offsets: Offsets, multiplier: tuple[int, ...]) -> bool:
         """Whether coordinate * multiplier + offset can leave 32 bits for coordinates of this
         box."""

@@ -228,9 +228,8 @@ class CoordinateMap:
         )
         folded = CoordinateMap(self.coords.index_select(0, first), self.box)
         values = torch.full_like(table.values, -1)
-        values[slots.index_select(0, first)] = torch.arange(
-            len(first), dtype=values.dtype, device=self.device
-        )
+        rows = torch.arange(len(first), dtype=values.dtype, device=self.device)
+        values[slots.index_select(0, first)] = -2 - rows
         folded.adopt(table=HashTable(table.keys, values, table.flags, table.capacity, False))
         self._slots = None
         return Duplicates(folded, first, inverse)

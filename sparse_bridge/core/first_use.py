@@ -137,11 +137,12 @@ def _expansion_kernels(coords: torch.Tensor, box: Box, taps: Offsets, target: Ta
     geometry = taps.geometry(device, (1, 1, 1), two, -1)
     wide = box.wide(taps, (1, 1, 1)) or box.wide(taps, two)
     table = HashTable.allocate(1 << 9, box.key64, device, owner_counters(_FEW))
-    slots = coords.new_empty((len(taps), _FEW))
+    slots = coords.new_empty((geometry.n_taps, _FEW))
     hash_insert(table, coords, geometry, box.bounds(device), None, slots, wide, target)
     owned = count_owners(table, slots, target)
     number_new_rows(table, slots, owned, _FEW, coords, geometry, wide, target)
-    link_new_rows(table, slots, _FEW, target)
+    for link in (False, True):
+        link_new_rows(table, slots, _FEW, coords, geometry, wide, target, link=link)
 
 
 def _products(device: torch.device) -> list[tuple[Expected, torch.dtype]]:

@@ -157,10 +157,10 @@ def _expand(
 
     geometry = offsets.geometry(device, multiplier, divisor, sign)
     wide = cmap.box.wide(offsets, multiplier) or out_box.wide(offsets, divisor)
-    slots = torch.empty((n_offsets, n), dtype=torch.int32, device=device)
+    slots = torch.empty((geometry.n_taps, n), dtype=torch.int32, device=device)
     table, owned, n_new = _insert_candidates(cmap, geometry, out_box, slots, wide, target)
     coords = number_new_rows(table, slots, owned, n_new, cmap.coords, geometry, wide, target)
-    linked, scattered = link_new_rows(table, slots, n_new, target)
+    linked, scattered = link_new_rows(table, slots, n_new, cmap.coords, geometry, wide, target)
     new = CoordinateMap(coords, out_box)
     new.adopt(table=table)
     return new, Relation(n, n_new, n_offsets, device, tables=(scattered, linked))
@@ -173,8 +173,8 @@ def _insert_candidates(cmap, geometry, out_box: Box, slots, wide: bool, target: 
     from ..kernels.hash_table import HashTable, hash_insert
     from ..kernels.new_rows import count_new_rows, owner_counters
 
-    n_offsets, n = slots.shape
-    most = min(n_offsets * n, out_box.volume)
+    n_taps, n = slots.shape
+    most = min(n_taps * n, out_box.volume)
     guess = most if most <= 1 << 16 else min(most, n)
     counters = owner_counters(n)
     while True:

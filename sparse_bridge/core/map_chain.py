@@ -215,12 +215,10 @@ class Chain:
         from ..kernels.hash_table import hash_insert
         from ..kernels.new_rows import count_owners, number_new_rows
 
-        below, offsets, out_box = self.levels[step.level], step.offsets, step.out_box
+        below, out_box = self.levels[step.level], step.out_box
         assert out_box is not None
-        one = (1,) * offsets.dimension
-        geometry = offsets.geometry(self.device, one, step.stride, -1)
-        wide = below.box.wide(offsets, one) or out_box.wide(offsets, step.stride)
-        slots = below.coords.new_empty((len(offsets), below.room))
+        geometry, wide = self._geometry(step, below, out_box)
+        slots = below.coords.new_empty((geometry.n_taps, below.room))
         hash_insert(
             table, below.coords, geometry, out_box.bounds(self.device), None, slots, wide,
             self.target, below.count,
@@ -233,6 +231,12 @@ class Chain:
         self.slots[place] = slots
         self.levels[place + 1] = _Level(coords, out_box, table, table.total)
 
+    def _geometry(self, step: Step, below: _Level, out_box: Box) -> tuple[Any, bool]:
+        """(geometry of a strided step, whether it needs 64 bits)."""
+        offsets, one = step.offsets, (1,) * step.offsets.dimension
+        wide = below.box.wide(offsets, one) or out_box.wide(offsets, step.stride)
+        return offsets.geometry(self.device, one, step.stride, -1), wide
+
     def _queue(self, place: int, step: Step) -> Sides:
         from ..kernels.mask_order import mask_order, pack_tiles
         from ..kernels.neighbor_table import neighbor_lookup
@@ -241,11 +245,12 @@ class Chain:
         level, target = self.levels[step.level], self.target
         if step.kind == "strided":
             new = self.levels[place + 1]
-            made, table = link_new_rows(
-                new.table, self.slots.pop(place), new.room, target, level.count, new.count
-            )
             # Inference has no use for the other side, which is as large.
-            linked = made if 1 in self.last.asked.get(place, ()) else None
+            linked, table = link_new_rows(
+                new.table, self.slots.pop(place), new.room, level.coords,
+                *self._geometry(step, level, new.box), target, level.count, new.count,
+                1 in self.last.asked.get(place, ()),
+            )  # fmt: skip
         else:
             linked, offsets = None, step.offsets
             one = (1,) * offsets.dimension

@@ -21,10 +21,26 @@ EMPTY = tl.constexpr(-1)  # a hash slot without a key
 
 class Geometry(NamedTuple):
     """table: as above.  division: 0 where every divisor is 1; 1 where all are powers of two, and
-    the table holds their logarithms; 2 otherwise. (A division costs as much as all the rest.)"""
+    the table holds their logarithms; 2 otherwise. (A division costs as much as all the rest.)
+
+    taps: int32 [classes, W] on the device, or None. What a coordinate leaves behind its divisors
+    decides which offsets lead to a whole one: the class, row-major over the remainders, lists
+    them in ascending order, padded with -1. (Of a kernel of 3x3x3 with stride 2 at most 8 of 27.)
+    """
 
     table: torch.Tensor
     division: int
+    taps: torch.Tensor | None = None
+
+    @property
+    def n_taps(self) -> int:
+        """Offsets that may lead to a whole coordinate from one row, at most."""
+        return self.table.shape[0] - 2 if self.taps is None else self.taps.shape[1]
+
+    @property
+    def classes(self) -> torch.Tensor:
+        """`taps`, or something that stands for a pointer that is not followed."""
+        return self.table if self.taps is None else self.taps
 
 
 @triton.jit
@@ -44,6 +60,35 @@ def _divided(scaled, geometry_ptr, axis, D: tl.constexpr, DIVISION: tl.constexpr
         return scaled >> tl.load(geometry_ptr + D + axis)
     else:
         return scaled // tl.load(geometry_ptr + D + axis)
+
+
+@triton.jit
+def tap_of(
+    coords_ptr, geometry_ptr, taps_ptr, row, place, ok, n_taps, D: tl.constexpr,
+    WIDE: tl.constexpr, DIVISION: tl.constexpr, CLASSES: tl.constexpr,
+):  # fmt: skip
+    """The offset at `place` among those that may lead from `row` to a whole coordinate, or -1; row,
+    place and ok broadcast against each other. ok: of the rows.
+
+    CLASSES: `Geometry.taps` lists them. Otherwise all offsets may.
+    """
+    if CLASSES:
+        kind = tl.zeros_like(row)
+        for axis in tl.static_range(D):
+            c = tl.load(coords_ptr + row.to(tl.int64) * (D + 1) + 1 + axis, mask=ok, other=0)
+            if WIDE:
+                c = c.to(tl.int64)
+            scaled = c * tl.load(geometry_ptr + axis)
+            step = tl.load(geometry_ptr + D + axis)
+            if DIVISION == 1:
+                kind = (kind << step) + (scaled & ((1 << step) - 1)).to(tl.int32)
+            else:
+                left = (scaled % step).to(tl.int32)  # of the sign of `scaled`
+                kind = kind * step + tl.where(left < 0, left + step, left)
+        v = tl.load(taps_ptr + kind * n_taps + place, mask=ok & (place < n_taps), other=-1)
+    else:
+        v = tl.where(place < n_taps, place, -1)
+    return v
 
 
 @triton.jit

@@ -56,13 +56,9 @@ def _order_chunk(
 
 
 @triton.jit
-def _list_live(value, v, word, list_ptr, tile, count, n_offsets):
-    """Append the offsets v that are present in `value` [32, rows] to the tile's list; returns its
-    new length."""
-    live = (tl.max(value, 1) >= 0).to(tl.int32)
-    slot = count + tl.cumsum(live, 0) - live
+def _list_live(live, slot, v, list_ptr, tile, n_offsets):
+    """Write the offsets v that are `live` to their slots of the tile's list."""
     tl.store(list_ptr + tile.to(tl.int64) * n_offsets + slot, v, mask=live > 0)
-    return count + tl.sum(live, 0)
 
 
 @triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted", "n_offsets", "n_pairs"])
@@ -71,7 +67,10 @@ def _pack_tiles(
     n_pairs, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """Permute the table into tile order, list the offsets that are live in each tile and each pair
-    of tiles, and count the entries of every offset in each pair. tiles: laid out as `TileList`."""
+    of tiles, and count the entries of every offset in each pair. tiles: laid out as `TileList`.
+
+    Sums and running sums of both tiles are taken at once, in parts of one word.
+    """
     pair = tl.program_id(0)
     pairs = n_pairs.to(tl.int64)
     rows_ptr = tiles_ptr
@@ -99,18 +98,28 @@ def _pack_tiles(
             (bits[None, :] >> (v - word * 32)) & 1
         ) != 0  # most entries of a sparse map are absent
         value = tl.load(nbr_ptr + v.to(tl.int64) * n_rows + row[None, :], mask=inside, other=-1)
+        hit = (value >= 0).to(tl.int32)
+        hits = tl.sum(tl.where(lane[None, :] < BLOCK_M, hit, hit << 16), 1)
+        low = ((hits & 0xFFFF) > 0).to(tl.int32)
+        high = ((hits >> 16) > 0).to(tl.int32)
+        either = low | high
+        marks = low | (high << 8) | (either << 16)
+        slot = tl.cumsum(marks, 0) - marks
+        # Nobody reads an offset of a pair of tiles that lacks it.
         tl.store(
             packed_ptr + v * pitch + place[None, :],
             value,
-            mask=(v < n_offsets) & (place[None, :] >= 0),
+            mask=(either[:, None] > 0) & (place[None, :] >= 0),
         )
-        hits = tl.sum((value >= 0).to(tl.int32), 1)
-        tl.store(counts_ptr + v1.to(tl.int64) * n_pairs + pair, hits, mask=v1 < n_offsets)
-        low = tl.where(lane[None, :] < BLOCK_M, value, -1)
-        high = tl.where(lane[None, :] >= BLOCK_M, value, -1)
-        first = _list_live(low, v1, word, live_ptr, 2 * pair, first, n_offsets)
-        second = _list_live(high, v1, word, live_ptr, 2 * pair + 1, second, n_offsets)
-        both = _list_live(value, v1, word, live2_ptr, pair, both, n_offsets)
+        total = (hits & 0xFFFF) + (hits >> 16)
+        tl.store(counts_ptr + v1.to(tl.int64) * n_pairs + pair, total, mask=v1 < n_offsets)
+        _list_live(low, first + (slot & 0xFF), v1, live_ptr, 2 * pair, n_offsets)
+        _list_live(high, second + ((slot >> 8) & 0xFF), v1, live_ptr, 2 * pair + 1, n_offsets)
+        _list_live(either, both + (slot >> 16), v1, live2_ptr, pair, n_offsets)
+        added = tl.sum(marks, 0)
+        first += added & 0xFF
+        second += (added >> 8) & 0xFF
+        both += added >> 16
     tl.store(n_live_ptr + 2 * pair, first)
     tl.store(n_live_ptr + 2 * pair + 1, second)
     tl.store(n_live2_ptr + pair, both)
@@ -128,10 +137,11 @@ def _compact_pairs(
     v = tl.program_id(1) * 32 + tl.arange(0, 32)
     block = v.to(tl.int64) * n_pairs + tl.program_id(0)
     end = tl.load(ends_ptr + block, mask=v < n_lists, other=0)
-    begin = end - tl.load(counts_ptr + block, mask=v < n_lists, other=0)
+    count = tl.load(counts_ptr + block, mask=v < n_lists, other=0)
+    begin = end - count
     pitch = n_pairs.to(tl.int64) * BLOCK
     address = packed_ptr + v.to(tl.int64)[:, None] * pitch + place[None, :]
-    value = tl.load(address, mask=(v < n_lists)[:, None], other=-1)
+    value = tl.load(address, mask=(count > 0)[:, None], other=-1)
     hit = (value >= 0).to(tl.int32)
     slot = begin[:, None] + tl.cumsum(hit, 1) - hit
     tl.store(in_ptr + slot, value, mask=value >= 0)
@@ -186,7 +196,8 @@ class TileList:
 
     @property
     def packed(self) -> torch.Tensor:
-        """[V, T * TILE]: the table in the order of `rows`."""
+        """[V, T * TILE]: the table in the order of `rows`; anything where a pair of tiles lacks the
+        offset."""
         return self._view(self.pitch, self.n_offsets, self.pitch)
 
     def places(self, block_m: int) -> tuple[int, int, int, int]:
@@ -218,7 +229,8 @@ class TileList:
 
     def table(self) -> NeighborTable:
         """The table these tiles were made of."""
-        packed = self.packed[:, : self.n_rows]
+        there = self.counts.repeat_interleave(2 * TILE, 1)[:, : self.n_rows] > 0
+        packed = torch.where(there, self.packed[:, : self.n_rows], -1)
         nbr = torch.empty_like(packed)
         nbr.index_copy_(1, self.rows[: self.n_rows].long(), packed)
         return NeighborTable(nbr)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from .coord_key import Geometry, live_rows, locate
-from .hash_table import MAX_PROBES, HashTable, hash_find
+from .hash_table import MAX_PROBES, HashTable, hash_find, value_at
 from .launch import cdiv, register
 from .target import Target
 
@@ -34,6 +34,8 @@ def store_mask(value, mask_ptr, n_rows, ROWS: tl.constexpr):
 @triton.jit(
     do_not_specialize=[
         "count_ptr",
+        "values_ptr",
+        "step",
         "n_rows",
         "counted",
         "n_values",
@@ -45,7 +47,7 @@ def store_mask(value, mask_ptr, n_rows, ROWS: tl.constexpr):
 )
 def _neighbor_lookup(
     coords_ptr, geometry_ptr, bounds_ptr, alive_ptr, count_ptr, keys_ptr, values_ptr, nbr_ptr,
-    mask_ptr, n_rows, counted, n_values, n_offsets, capacity, max_probes, center,
+    mask_ptr, step, n_rows, counted, n_values, n_offsets, capacity, max_probes, center,
     HAS_ALIVE: tl.constexpr, REVERSED: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr,
     WIDE: tl.constexpr, DIVISION: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -62,9 +64,11 @@ def _neighbor_lookup(
         DIVISION,
     )  # fmt: skip
     slot = hash_find(keys_ptr, key, ok, capacity, max_probes, KEY64)
-    value = tl.load(values_ptr + slot, mask=slot >= 0, other=-1)
+    value = tl.load(value_at(values_ptr, slot, step), mask=slot >= 0, other=-1)
     if REVERSED:
         value = tl.where(slot >= 0, n_values - 1 - value, -1)
+    else:
+        value = -2 - value
     value = tl.where(inside & (v == center), row, value)
     tl.store(nbr_ptr + v.to(tl.int64) * n_rows + row, value, mask=inside)
     store_mask(value, mask_ptr, n_rows, ROWS)
@@ -165,7 +169,7 @@ def neighbor_lookup(
     )  # fmt: skip
     args = (
         coords, geometry.table, bounds, bounds if alive is None else alive,
-        bounds if count is None else count, table.keys, table.values, nbr, mask, n_rows,
+        bounds if count is None else count, table.keys, table.values, nbr, mask, table.step, n_rows,
         int(count is not None), n_values, n_offsets, table.capacity,
         min(MAX_PROBES, table.capacity), center,
     )  # fmt: skip

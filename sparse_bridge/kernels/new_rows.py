@@ -10,26 +10,26 @@ import torch
 import triton
 import triton.language as tl
 
-from .coord_key import Geometry, coordinate, live_rows
-from .hash_table import FLAGS, HashTable
+from .coord_key import Geometry, coordinate, live_rows, tap_of
+from .hash_table import FLAGS, HashTable, taps_at_once, value_at
 from .launch import cdiv, register
-from .neighbor_table import OPTIONS, NeighborTable, grid_of, store_mask
+from .neighbor_table import OPTIONS, NeighborTable, store_mask
 from .target import Target
 
 
 @triton.jit
-def _owners(slots_ptr, values_ptr, row, v, live, n_rows, n_offsets):
-    """(slot, whether `row` is the smallest one that reaches it), [OFFSETS, rows]."""
-    inside = (row < live) & (v < n_offsets)
-    slot = tl.load(slots_ptr + v.to(tl.int64) * n_rows + row, mask=inside, other=-1)
-    value = tl.load(values_ptr + slot, mask=slot >= 0, other=-1)
+def _owners(slots_ptr, values_ptr, step, row, place, live, n_rows, n_taps):
+    """(slot, whether `row` is the smallest one that reaches it), [TAPS, rows]."""
+    inside = (row < live) & (place < n_taps)
+    slot = tl.load(slots_ptr + place.to(tl.int64) * n_rows + row, mask=inside, other=-1)
+    value = tl.load(value_at(values_ptr, slot, step), mask=slot >= 0, other=-1)
     return slot, (slot >= 0) & (value == n_rows - 1 - row)
 
 
-@triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted", "n_offsets"])
+@triton.jit(do_not_specialize=["values_ptr", "count_ptr", "step", "n_rows", "counted", "n_taps"])
 def _count_owned(
-    slots_ptr, values_ptr, count_ptr, owned_ptr, flags_ptr, n_rows, counted, n_offsets,
-    FLAGS: tl.constexpr, CLUSTER: tl.constexpr, BLOCK: tl.constexpr,
+    slots_ptr, values_ptr, count_ptr, owned_ptr, flags_ptr, step, n_rows, counted, n_taps,
+    FLAGS: tl.constexpr, CLUSTER: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """How many new coordinates each block of rows discovers, each cluster of blocks, and all of
     them."""
@@ -37,9 +37,9 @@ def _count_owned(
     row = block * BLOCK + tl.arange(0, BLOCK)[None, :]
     live = live_rows(count_ptr, n_rows, counted)
     count = tl.zeros((BLOCK,), tl.int32)
-    for word in range((n_offsets + 31) // 32):
-        v = word * 32 + tl.arange(0, 32)[:, None]
-        _, owner = _owners(slots_ptr, values_ptr, row, v, live, n_rows, n_offsets)
+    for first in range(0, n_taps, TAPS):
+        place = first + tl.arange(0, TAPS)[:, None]
+        _, owner = _owners(slots_ptr, values_ptr, step, row, place, live, n_rows, n_taps)
         count += tl.sum(owner.to(tl.int32), 0)
     total = tl.sum(count, 0)
     tl.store(owned_ptr + block, total)
@@ -48,27 +48,30 @@ def _count_owned(
 
 
 @triton.jit
-def _number(rows_ptr, out_ptr, slot, owner, row, v, start, n_out, D: tl.constexpr):
-    """Store the numbers of these [32, rows] new coordinates, of which each row's begin at `start`,
-    and who discovered them."""
+def _number(values_ptr, step, out_ptr, slot, owner, row, place, start, n_out, D: tl.constexpr):
+    """Store the numbers of these [TAPS, rows] new coordinates, of which each row's begin at
+    `start`, and who discovered them. Numbers take the place of claims, with which no reader can
+    confuse them: those are never negative."""
     mine = owner.to(tl.int32)
     number = start[None, :] + tl.cumsum(mine, 0) - mine
     fits = owner & (number < n_out)
-    tl.store(rows_ptr + slot, tl.where(fits, number, -1), mask=owner)
+    tl.store(value_at(values_ptr, slot, step), tl.where(fits, -2 - number, -1), mask=owner)
     target = out_ptr + number.to(tl.int64) * (D + 1)
     tl.store(target, row + tl.zeros_like(number), mask=fits)
-    tl.store(target + 1, v + tl.zeros_like(number), mask=fits)
+    tl.store(target + 1, place + tl.zeros_like(number), mask=fits)
 
 
-@triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted", "n_offsets", "n_out"])
+@triton.jit(
+    do_not_specialize=["values_ptr", "count_ptr", "step", "n_rows", "counted", "n_taps", "n_out"]
+)
 def _assign_rows(
-    slots_ptr, values_ptr, count_ptr, owned_ptr, flags_ptr, rows_ptr, out_ptr, n_rows, counted,
-    n_offsets, n_out, D: tl.constexpr, FLAGS: tl.constexpr, CLUSTER: tl.constexpr,
-    BLOCK: tl.constexpr, ONE: tl.constexpr,
+    slots_ptr, values_ptr, count_ptr, owned_ptr, flags_ptr, out_ptr, step, n_rows, counted,
+    n_taps, n_out, D: tl.constexpr, FLAGS: tl.constexpr, CLUSTER: tl.constexpr,
+    TAPS: tl.constexpr, BLOCK: tl.constexpr, ONE: tl.constexpr,
 ):  # fmt: skip
-    """Number the new coordinates by (discovering row, offset), and leave these two in the first
-    columns of out [n_out, D + 1], as far as it takes them; rows [capacity] maps slot to number, or
-    to -1 beyond that. ONE: there are at most 32 offsets, which are looked at once."""
+    """Number the new coordinates by (discovering row, place of the offset), and leave these two in
+    the first columns of out [n_out, D + 1], as far as it takes them; values become numbers, -1
+    beyond that. ONE: there are at most TAPS places, which are looked at once."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     live = live_rows(count_ptr, n_rows, counted)
     cluster = tl.program_id(0) // CLUSTER
@@ -80,36 +83,40 @@ def _assign_rows(
         before += tl.load(flags_ptr + FLAGS + index, mask=index < cluster, other=-1) + 1
     begin = tl.sum(before, 0)
     if ONE:
-        v = tl.arange(0, 32)[:, None]
-        slot, owner = _owners(slots_ptr, values_ptr, row, v, live, n_rows, n_offsets)
+        place = tl.arange(0, TAPS)[:, None]
+        slot, owner = _owners(slots_ptr, values_ptr, step, row, place, live, n_rows, n_taps)
         count = tl.sum(owner.to(tl.int32), 0)
         start = begin + tl.cumsum(count, 0) - count
-        _number(rows_ptr, out_ptr, slot, owner, row, v, start, n_out, D)
+        _number(values_ptr, step, out_ptr, slot, owner, row, place, start, n_out, D)
     else:
         count = tl.zeros((BLOCK,), tl.int32)
-        for word in range((n_offsets + 31) // 32):
-            v = word * 32 + tl.arange(0, 32)[:, None]
-            _, owner = _owners(slots_ptr, values_ptr, row, v, live, n_rows, n_offsets)
+        for least in range(0, n_taps, TAPS):
+            place = least + tl.arange(0, TAPS)[:, None]
+            _, owner = _owners(slots_ptr, values_ptr, step, row, place, live, n_rows, n_taps)
             count += tl.sum(owner.to(tl.int32), 0)
         start = begin + tl.cumsum(count, 0) - count
-        for word in range((n_offsets + 31) // 32):
-            v = word * 32 + tl.arange(0, 32)[:, None]
-            slot, owner = _owners(slots_ptr, values_ptr, row, v, live, n_rows, n_offsets)
-            _number(rows_ptr, out_ptr, slot, owner, row, v, start, n_out, D)
+        for least in range(0, n_taps, TAPS):
+            place = least + tl.arange(0, TAPS)[:, None]
+            slot, owner = _owners(slots_ptr, values_ptr, step, row, place, live, n_rows, n_taps)
+            _number(values_ptr, step, out_ptr, slot, owner, row, place, start, n_out, D)
             start += tl.sum(owner.to(tl.int32), 0)
 
 
-@triton.jit(do_not_specialize=["n_out"])
+@triton.jit(do_not_specialize=["n_out", "n_taps"])
 def _place_rows(
-    coords_ptr, geometry_ptr, flags_ptr, out_ptr, n_out, D: tl.constexpr, WIDE: tl.constexpr,
-    DIVISION: tl.constexpr, BLOCK: tl.constexpr,
+    coords_ptr, geometry_ptr, taps_ptr, flags_ptr, out_ptr, n_out, n_taps, D: tl.constexpr,
+    WIDE: tl.constexpr, DIVISION: tl.constexpr, CLASSES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The coordinates of new rows in place of their (discovering row, offset)."""
+    """The coordinates of new rows instead of (discovering row, place of the offset)."""
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = number < live_rows(flags_ptr + 3, n_out, 1)
     target = out_ptr + number.to(tl.int64) * (D + 1)
     row = tl.load(target, mask=ok, other=0)
-    v = tl.load(target + 1, mask=ok, other=0)
+    place = tl.load(target + 1, mask=ok, other=0)
+    v = tap_of(
+        coords_ptr, geometry_ptr, taps_ptr, row, place, ok, n_taps, D, WIDE, DIVISION, CLASSES
+    )
+    v = tl.maximum(v, 0)  # where there is no row
     batch = tl.load(coords_ptr + row.to(tl.int64) * (D + 1), mask=ok, other=0)
     tl.store(target, batch, mask=ok)
     for axis in tl.static_range(D):
@@ -117,25 +124,42 @@ def _place_rows(
         tl.store(target + 1 + axis, c, mask=ok)
 
 
-@triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted", "n_offsets", "n_columns"])
+@triton.jit(
+    do_not_specialize=[
+        "values_ptr", "count_ptr", "step", "n_rows", "counted", "n_taps", "n_columns"
+    ]
+)  # fmt: skip
 def _link_rows(
-    slots_ptr, rows_ptr, count_ptr, nbr_ptr, transposed_ptr, mask_ptr, n_rows, counted,
-    n_offsets, n_columns,
+    coords_ptr, geometry_ptr, taps_ptr, slots_ptr, values_ptr, count_ptr, nbr_ptr, transposed_ptr,
+    mask_ptr, step, n_rows, counted, n_taps, n_columns, LINK: tl.constexpr, D: tl.constexpr,
+    WIDE: tl.constexpr, DIVISION: tl.constexpr, CLASSES: tl.constexpr, TAPS: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Turn slots [V, n_rows] into numbers, and scatter the transposed table [V, n_columns]."""
-    row = tl.program_id(0) * 32 + tl.arange(0, 32)[None, :]
-    v = tl.program_id(1) * 32 + tl.arange(0, 32)[:, None]
-    inside = (row < live_rows(count_ptr, n_rows, counted)) & (v < n_offsets)
-    place = v.to(tl.int64) * n_rows + row
-    slot = tl.load(slots_ptr + place, mask=inside, other=-1)
-    number = tl.load(rows_ptr + slot, mask=slot >= 0, other=-1)
-    tl.store(nbr_ptr + place, number, mask=inside)
+    """Turn slots [n_taps, n_rows] into numbers and scatter the table of the new rows [V,
+    n_columns]. LINK: that of the old ones [V, n_rows] too; where it does not take the place of the
+    slots, what it does not name must be there.
+    Masks of the latter are left where every place is an offset."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[None, :]
+    place = tl.program_id(1) * TAPS + tl.arange(0, TAPS)[:, None]
+    there = row < live_rows(count_ptr, n_rows, counted)
+    inside = there & (place < n_taps)
+    at = place.to(tl.int64) * n_rows + row
+    slot = tl.load(slots_ptr + at, mask=inside, other=-1)
+    number = -2 - tl.load(value_at(values_ptr, slot, step), mask=slot >= 0, other=-1)
+    v = tap_of(
+        coords_ptr, geometry_ptr, taps_ptr, row, place, there, n_taps, D, WIDE, DIVISION, CLASSES
+    ).to(tl.int64)
     tl.store(
-        transposed_ptr + v.to(tl.int64) * n_columns + number,
+        transposed_ptr + v * n_columns + number,
         row + tl.zeros_like(number),
         mask=(number >= 0) & (number < n_columns),
     )
-    store_mask(number, mask_ptr, n_rows, 32)
+    if LINK:
+        if CLASSES:
+            tl.store(nbr_ptr + v * n_rows + row, number, mask=number >= 0)
+        else:
+            tl.store(nbr_ptr + at, number, mask=inside)
+            store_mask(number, mask_ptr, n_rows, ROWS)
 
 
 count_kernel = register(_count_owned)
@@ -143,9 +167,15 @@ assign_kernel = register(_assign_rows)
 place_kernel = register(_place_rows)
 link_kernel = register(_link_rows)
 
-_OWNER_ROWS = 32  # rows per program that numbers new coordinates
+_BLOCK = 1024  # places times rows of a program that numbers new coordinates
 _CLUSTER = 256  # such programs per intermediate sum
 _PLACE_ROWS = 256  # rows per program that writes new coordinates
+
+
+def _shape(n_taps: int) -> tuple[int, int]:
+    """(places, rows) of a program."""
+    taps = taps_at_once(n_taps)
+    return taps, _BLOCK // taps
 
 
 def count_owners(
@@ -154,16 +184,17 @@ def count_owners(
     """New coordinates discovered by each block of rows, after `hash_insert`; their sum goes to the
     table's counters.
 
-    slots: [V, N].  count: of the rows in use, see `NeighborTable`.
+    slots: [n_taps, N].  count: of the rows in use, see `NeighborTable`.
     """
-    n_offsets, n_rows = slots.shape
-    blocks = cdiv(n_rows, _OWNER_ROWS)
+    n_taps, n_rows = slots.shape
+    taps, rows = _shape(n_taps)
+    blocks = cdiv(n_rows, rows)
     owned = slots.new_empty(blocks)
-    constants = (FLAGS, _CLUSTER, _OWNER_ROWS)
+    constants = (FLAGS, _CLUSTER, taps, rows)
     count_kernel.launch(
         slots.device, target, (blocks, 1, 1), (slots, table.values, slots if count is None else
-        count, owned, table.flags, n_rows, int(count is not None), n_offsets), constants, OPTIONS,
-        (),
+        count, owned, table.flags, table.step, n_rows, int(count is not None), n_taps), constants,
+        OPTIONS, constants,
     )  # fmt: skip
     return owned
 
@@ -174,7 +205,7 @@ def count_new_rows(
     """(new coordinates discovered by each block of rows, how many in all, overflow) after
     `hash_insert`.
 
-    slots: [V, N].  Waits for the device once.
+    slots: [n_taps, N].  Waits for the device once.
     """
     owned = count_owners(table, slots, target)
     _, _, overflow, total = table.flags.tolist()[:FLAGS]
@@ -182,8 +213,8 @@ def count_new_rows(
 
 
 def owner_counters(n_rows: int) -> int:
-    """Counters that `count_owners` needs in the table's memory beyond its own."""
-    return cdiv(n_rows, _OWNER_ROWS * _CLUSTER)
+    """Counters that `count_owners` needs at most in the table's memory beyond its own."""
+    return cdiv(n_rows, _shape(32)[1] * _CLUSTER)
 
 
 def number_new_rows(
@@ -195,46 +226,63 @@ def number_new_rows(
     [n_new, 1 + D].
 
     Order: by the smallest input row that reaches a key, then by offset; the same on every run and
-    device. slots: [V, N] from `hash_insert`; owned: from `count_owners`.  n_new: how many keys
+    device. slots: [n_taps, N] from `hash_insert`; owned: from `count_owners`.  n_new: how many keys
     there are, or at most; what exceeds it is not written.  count: of the rows in use, see
     `NeighborTable`.  blank: zeros where no key is.  `table` then maps keys to the new rows.
     """
-    n_offsets, n_rows = slots.shape
-    rows, shape = slots.new_empty(table.capacity), (n_new, coords.shape[1])
+    n_taps, n_rows = slots.shape
+    taps, block = _shape(n_taps)
+    shape = (n_new, coords.shape[1])
     new = slots.new_zeros(shape) if blank else slots.new_empty(shape)
     dimension = coords.shape[1] - 1
-    constants = (dimension, FLAGS, _CLUSTER, _OWNER_ROWS, n_offsets <= 32)
+    constants = (dimension, FLAGS, _CLUSTER, taps, block, n_taps <= taps)
     args = (
-        slots, table.values, slots if count is None else count, owned, table.flags, rows, new,
-        n_rows, int(count is not None), n_offsets, n_new,
+        slots, table.values, slots if count is None else count, owned, table.flags, new, table.step,
+        n_rows, int(count is not None), n_taps, n_new,
     )  # fmt: skip
     assign_kernel.launch(
-        slots.device, target, (cdiv(n_rows, _OWNER_ROWS), 1, 1), args, constants, OPTIONS,
-        constants,
-    )  # fmt: skip
-    form = (dimension, wide, geometry.division, _PLACE_ROWS)
+        slots.device, target, (cdiv(n_rows, block), 1, 1), args, constants, OPTIONS, constants
+    )
+    form = (dimension, wide, geometry.division, geometry.taps is not None, _PLACE_ROWS)
     if n_new:
         place_kernel.launch(
             slots.device, target, (cdiv(n_new, _PLACE_ROWS), 1, 1), (coords, geometry.table,
-            table.flags, new, n_new), form, OPTIONS, (form, coords.data_ptr() % 16),
+            geometry.classes, table.flags, new, n_new, n_taps), form, OPTIONS,
+            (form, coords.data_ptr() % 16),
         )  # fmt: skip
-    table.values, table.reversed = rows, False
+    table.reversed = False
     return new
 
 
 def link_new_rows(
-    table: HashTable, slots: torch.Tensor, n_new: int, target: Target,
-    count: torch.Tensor | None = None, count_new: torch.Tensor | None = None,
-) -> tuple[NeighborTable, NeighborTable]:  # fmt: skip
-    """(table input row -> new row [V, N] with masks, its transpose [V, n_new] without), after
-    `number_new_rows`, in whose terms the arguments are; `slots` is reused for the former."""
-    n_offsets, n_rows = slots.shape
-    grid = grid_of(n_rows, n_offsets)
-    mask = slots.new_empty((grid[1], n_rows))
-    transposed = torch.full((n_offsets, n_new), -1, dtype=torch.int32, device=slots.device)
+    table: HashTable, slots: torch.Tensor, n_new: int, coords: torch.Tensor, geometry: Geometry,
+    wide: bool, target: Target, count: torch.Tensor | None = None,
+    count_new: torch.Tensor | None = None, link: bool = True,
+) -> tuple[NeighborTable | None, NeighborTable]:  # fmt: skip
+    """(table input row -> new row [V, N], its transpose [V, n_new] without masks), after
+    `number_new_rows`, in whose terms the arguments are; `slots` may be reused for the former.
+
+    link: whether the former is wanted; None otherwise.
+    """
+    (n_taps, n_rows), n_offsets = slots.shape, geometry.table.shape[0] - 2
+    classes = geometry.taps is not None
+    transposed = slots.new_full((n_offsets, n_new), -1)
+    linked, mask = slots, None
+    if link and classes:
+        linked = slots.new_full((n_offsets, n_rows), -1)
+    elif link:
+        mask = slots.new_empty((cdiv(n_taps, 32), n_rows))
+    # A mask word is made of all its offsets at once.
+    taps, rows = _shape(n_taps) if classes else _shape(32)
+    form = (link, coords.shape[1] - 1, wide, geometry.division, classes, taps, rows)
     args = (
-        slots, table.values, slots if count is None else count, slots, transposed, mask, n_rows,
-        int(count is not None), n_offsets, n_new,
+        coords, geometry.table, geometry.classes, slots, table.values, slots if count is None else
+        count, linked, transposed, slots if mask is None else mask, table.step, n_rows,
+        int(count is not None), n_taps, n_new,
     )  # fmt: skip
-    link_kernel.launch(slots.device, target, grid, args, (), OPTIONS, ())
-    return NeighborTable(slots, mask, count), NeighborTable(transposed, None, count_new)
+    link_kernel.launch(
+        slots.device, target, (cdiv(n_rows, rows), cdiv(n_taps, taps), 1), args, form, OPTIONS,
+        (form, coords.data_ptr() % 16),
+    )  # fmt: skip
+    made = NeighborTable(linked, mask, count) if link else None
+    return made, NeighborTable(transposed, None, count_new)

@@ -22,15 +22,14 @@ _LARGEST = {"i32": (1 << 31) - 1, "i16": (1 << 15) - 1, "u8": 255}
 
 
 def _insert(
-    target: Target, kernel: Kernel, single: bool, alive: bool, dimension: int,
-    key64: bool, wide: bool, division: int, place: str,
+    target: Target, kernel: Kernel, alive: bool, dimension: int, key64: bool, wide: bool,
+    division: int, classes: bool, taps: int, place: str,
 ) -> Variant:  # fmt: skip
-    warps, taps = (4, 1) if single else (1, 32)
-    rows = 4 * target.warp_size if single else 8
-    shape = (dimension, key64, wide, division, taps, rows)
-    counts = kernel is hash_table.hash_insert_kernel
-    constants = (alive, single, *shape) if counts else (alive, *shape)
-    return make(kernel, constants, {"num_warps": warps}, place=place, keys=_key(key64))
+    rows = 4 * target.warp_size if taps == 1 else 256 // taps
+    shape = (dimension, key64, wide, division, classes and division > 0, taps, rows)
+    constants = (alive, taps == 1 and division == 0, *shape)
+    options = {"num_warps": 4 if taps == 1 else 1}
+    return make(kernel, constants, options, place=place, keys=_key(key64))
 
 
 def _key(key64: bool) -> str:
@@ -47,18 +46,29 @@ def _lookup(
     return make(kernel, constants, {"num_warps": 1}, place=place, keys=_key(key64))
 
 
-def _owner_constants() -> tuple[int, int, int]:
-    return hash_table.FLAGS, new_rows._CLUSTER, new_rows._OWNER_ROWS
+def _count(taps: int, place: str) -> Variant:
+    constants = (hash_table.FLAGS, new_rows._CLUSTER, *new_rows._shape(taps))
+    return make(new_rows.count_kernel, constants, neighbor_table.OPTIONS, place=place)
 
 
-def _assign(dimension: int, one: bool, place: str) -> Variant:
-    constants = (dimension, *_owner_constants(), one)
+def _assign(dimension: int, taps: int, one: bool, place: str) -> Variant:
+    shape = (hash_table.FLAGS, new_rows._CLUSTER, *new_rows._shape(taps))
+    constants = (dimension, *shape, one or taps < 32)
     return make(new_rows.assign_kernel, constants, neighbor_table.OPTIONS, place=place)
 
 
-def _place(dimension: int, wide: bool, division: int, place: str) -> Variant:
-    constants = (dimension, wide, division, new_rows._PLACE_ROWS)
+def _place(dimension: int, wide: bool, division: int, classes: bool, place: str) -> Variant:
+    constants = (dimension, wide, division, classes and division > 0, new_rows._PLACE_ROWS)
     return make(new_rows.place_kernel, constants, neighbor_table.OPTIONS, place=place)
+
+
+def _link(
+    link: bool, dimension: int, wide: bool, division: int, classes: bool, taps: int, place: str
+) -> Variant:
+    classes = classes and division > 0
+    shape = new_rows._shape(taps if classes else 32)
+    constants = (link, dimension, wide, division, classes, *shape)
+    return make(new_rows.link_kernel, constants, neighbor_table.OPTIONS, place=place)
 
 
 def _fixed(
@@ -106,7 +116,9 @@ def _find_keys(row: str, place: str) -> Variant:
 def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     """The spaces of each kernel that builds maps."""
     places: dict[str, tuple] = {"place": PLACES}
-    factors = {"single": _FLAG, **_KEYS, "wide": _FLAG, "division": _DIVISION, **places}
+    taps = {"taps": (32, 8, 1)}
+    divided = {"wide": _FLAG, "division": _DIVISION, "classes": (True, False)}
+    factors = {**_KEYS, **divided, **taps, **places}
     for kernel in (hash_table.hash_insert_kernel, hash_table.hash_claim_kernel):
         insert = functools.partial(_insert, target, kernel)
         yield kernel, [Space(factors, insert, silent=_SILENT)]
@@ -118,13 +130,14 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
         **places,
     }
     yield neighbor_table.lookup_kernel, [Space(factors, _lookup, silent=_SILENT)]
-    factors = {"dimension": DIMENSIONS, "wide": _FLAG, "division": _DIVISION, **places}
+    factors = {"dimension": DIMENSIONS, **divided, **places}
     yield new_rows.place_kernel, [Space(factors, _place, silent=_SILENT)]
-    factors = {"dimension": DIMENSIONS, "one": (True, False), **places}
+    factors = {"link": (True, False), **factors, **taps}
+    yield new_rows.link_kernel, [Space(factors, _link, silent=_SILENT)]
+    factors = {"dimension": DIMENSIONS, **taps, "one": (True, False), **places}
     yield new_rows.assign_kernel, [Space(factors, _assign, silent=_SILENT)]
+    yield new_rows.count_kernel, [Space({**taps, **places}, _count, silent=_SILENT)]
     yield _fixed(neighbor_table.masks_kernel)
-    yield _fixed(new_rows.count_kernel, *_owner_constants())
-    yield _fixed(new_rows.link_kernel)
     held = tuple(block for block in OFFSET_BLOCKS if block >= gray_rank.LEAST_OFFSETS)
     blocks = {"v_block": held}
     factors = {**blocks, "key": ("i32", "i16", "u8"), **places}

@@ -38,15 +38,17 @@ def zero(dimension):
     return Offsets.of([(0,) * dimension])
 
 
-def insert(lane, coords, box, capacity, offsets=None, alive=None, wide=False, sign=1):
-    """(table, slots [V, N]) after inserting what `coords` reach by `offsets` (the zero offset)."""
+def insert(lane, coords, box, capacity, offsets=None, alive=None, wide=False, sign=1, divisor=None):
+    """(table, slots [n_taps, N]) after inserting what `coords` reach by `offsets` (the zero
+    offset)."""
     offsets = zero(box.dimension) if offsets is None else offsets
+    taps = geometry(offsets, lane.device, divisor=divisor, sign=sign)
     coords = coords.to(lane.device)
     counters = owner_counters(len(coords))  # for tests that number new coordinates
     table = HashTable.allocate(capacity, box.key64, coords.device, counters)
-    slots = torch.empty((len(offsets), len(coords)), dtype=torch.int32, device=coords.device)
+    slots = torch.empty((taps.n_taps, len(coords)), dtype=torch.int32, device=coords.device)
     hash_insert(
-        table, coords, geometry(offsets, lane.device, sign=sign), box.bounds(coords.device),
+        table, coords, taps, box.bounds(coords.device),
         None if alive is None else alive.to(lane.device), slots, wide, target_of(lane),
     )  # fmt: skip
     return table, slots

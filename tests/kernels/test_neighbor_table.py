@@ -102,11 +102,9 @@ def test_new_coordinates(kernel_lane, n_offsets, n):
     owned, n_new, overflow = count_new_rows(table, slots, target_of(lane))
     want = reference.generative_coords(coords, out_box, offsets.values, (1, 1), out_box)
     assert n_new == len(want) and not overflow
-    new = number_new_rows(
-        table, slots, owned, n_new, coords.to(lane.device), geometry(offsets, lane.device), False,
-        target_of(lane),
-    )  # fmt: skip
-    linked, scattered = link_new_rows(table, slots, n_new, target_of(lane))
+    there, taps = coords.to(lane.device), geometry(offsets, lane.device)
+    new = number_new_rows(table, slots, owned, n_new, there, taps, False, target_of(lane))
+    linked, scattered = link_new_rows(table, slots, n_new, there, taps, False, target_of(lane))
     assert torch.equal(new.cpu(), want)
     pairs = reference.find_pairs(want, out_box, coords, out_box, offsets.values, (1, 1))
     assert triples(linked.nbr) == oracle.pair_triples(pairs)
@@ -115,3 +113,60 @@ def test_new_coordinates(kernel_lane, n_offsets, n):
     check_masks(linked.mask, linked.nbr)
     found = find(lane, table, n_new, want, out_box)
     assert found.nbr[0].tolist() == list(range(n_new)), "the table maps keys to the new rows"
+
+
+# Kernel, dilation, stride, and how many offsets the largest class of remainders has.
+STRIDED = [
+    ((3, 3), (1, 1), (2, 2), 4),
+    ((3, 3), (1, 1), (3, 2), 2),
+    ((2, 2), (1, 1), (2, 2), 1),
+    ((3, 1), (1, 1), (2, 1), 2),
+    ((3, 3), (2, 1), (2, 3), 3),
+    ((5, 13), (1, 1), (2, 1), 39),
+    ((1, 1), (1, 1), (4, 4), 1),
+    ((3, 3), (4, 2), (4, 2), 9),
+]
+
+
+@pytest.mark.parametrize("link", [True, False])
+@pytest.mark.parametrize(("size", "dilation", "stride", "most"), STRIDED)
+def test_strided_coordinates(kernel_lane, size, dilation, stride, most, link):
+    """Only the offsets that lead to whole coordinates are looked at, and nothing else changes;
+    below zero too."""
+    lane, low = kernel_lane, (-4, -7)
+    box = Box.of((0, *low), (1, *SHAPE))
+    coords = cloud(SHAPE, 1, 0.6, seed=3)
+    coords[:, 1:] += torch.tensor(low, dtype=torch.int32)
+    offsets = box_offsets(size, dilation, (1, 2))
+    taps = geometry(offsets, lane.device, divisor=stride, sign=-1)
+    assert taps.n_taps == most
+    want = reference.strided_coords(coords, box, offsets.values, stride, box)
+    table, slots = insert(lane, coords, box, 512, offsets, sign=-1, divisor=stride)
+    assert slots.shape == (most, len(coords))
+    owned, n_new, overflow = count_new_rows(table, slots, target_of(lane))
+    assert n_new == len(want) > 1 and not overflow
+    there = coords.to(lane.device)
+    new = number_new_rows(table, slots, owned, n_new, there, taps, False, target_of(lane))
+    assert torch.equal(new.cpu(), want)
+    linked, scattered = link_new_rows(
+        table, slots, n_new, there, taps, False, target_of(lane), link=link
+    )
+    pairs = oracle.pair_triples(
+        reference.find_pairs(coords, box, want, box, offsets.values, stride)
+    )
+    assert triples(scattered.nbr) == pairs and scattered.nbr.shape == (len(offsets), n_new)
+    assert (linked is not None) == link
+    if linked is not None:
+        assert triples(linked.nbr) == {(v, j, i) for v, i, j in pairs}
+        check_masks(linked.masks(target_of(lane)), linked.nbr)
+
+
+def test_few_classes_only():
+    """A list for every remainder is made where that is shorter, and the lists are short."""
+    one = box_offsets((3,), (1,), (1,))
+    assert geometry(one, "cpu", divisor=(1,)).taps is None
+    assert geometry(one, "cpu", divisor=(1 << 13,)).taps is None
+    assert geometry(one, "cpu", divisor=(2,), sign=-1).taps.tolist() == [[1, -1], [0, 2]]
+    assert geometry(one, "cpu", divisor=(2,)).taps.tolist() == [[1, -1], [0, 2]]
+    assert geometry(one, "cpu", divisor=(3,)).taps.tolist() == [[1], [0], [2]]
+    assert geometry(one, "cpu", divisor=(3,), sign=-1).taps.tolist() == [[1], [2], [0]]
