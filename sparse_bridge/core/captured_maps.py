@@ -14,10 +14,27 @@ from .coordinate_map import CoordinateMap
 from .map_chain import Chain, Record, Step, ordered_alike
 from .padded import PaddedScene
 
-__all__ = ["CapturedMaps", "apart", "captured", "chain_over", "padded_scene"]
+__all__ = ["CapturedMaps", "Streams", "apart", "captured", "chain_over", "padded_scene"]
 
 _STREAMS = 4  # on which maps are built side by side
 _SLACK = 1.125  # room of the levels over the estimate
+
+
+class Streams:
+    """The current stream of a GPU, for whoever asks in every call: torch takes microseconds to make
+    the object, and none to tell its number."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.index = targets.device_index(device)
+        self._number: int | None = None
+        self._stream: torch.cuda.Stream | None = None
+
+    def current(self) -> torch.cuda.Stream:
+        number = torch._C._cuda_getCurrentRawStream(self.index)
+        if self._stream is None or number != self._number:
+            self._stream = torch.cuda.current_stream(self.index)
+            self._number = number
+        return self._stream
 
 
 class CapturedMaps:
@@ -57,7 +74,7 @@ class CapturedMaps:
         taken = torch.cuda.memory_reserved(device) - before
         self.bytes = max(0, taken) + scene.coords.nbytes
         scene.prepared = made, self._chain.coords()
-        self.event = torch.cuda.Event()
+        self.event, self._stream = torch.cuda.Event(), Streams(device)
 
     def _coordinates(self, distinct: bool) -> None:
         scene = self.scene
@@ -70,18 +87,18 @@ class CapturedMaps:
     def start(self, coords: torch.Tensor) -> None:
         """Queue the maps over these coordinates, of which there must be room for."""
         n_rows = coords.shape[0]
-        self.scene.coords[:n_rows].copy_(coords)
+        self.scene.coords.narrow(0, 0, n_rows).copy_(coords)
         self.scene.count.fill_(n_rows - 1)
         self.first.replay()
-        self.event.record(torch.cuda.current_stream())
+        self.event.record(self._stream.current())
         self.second.replay()
 
     def rows(self, n_rows: int) -> dict[int, int] | None:
         """Rows of every level; None where the scene cannot be served, or would be ordered
         otherwise. Waits for the first graph."""
         self.event.synchronize()
-        books, flags = (part.tolist() for part in self.host.split(self.lengths))
-        rows = self.scene.judged(books, flags, n_rows)
+        read, n_books = self.host.tolist(), self.lengths[0]
+        rows = self.scene.judged(read[:n_books], read[n_books:], n_rows)
         return rows if rows is not None and ordered_alike(rows, self.scene.rooms) else None
 
 

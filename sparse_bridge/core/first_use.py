@@ -19,6 +19,7 @@ import torch
 
 from .. import log, settings
 from ..kernels.target import Target
+from . import head_start
 from .conv_spec import Box, Offsets, box_offsets
 from .dataflows import Epilogue
 from .plan import spec_of
@@ -62,6 +63,7 @@ _lock = threading.Lock()
 
 def expect(module: Any, describe: Describe) -> None:
     """Remember a module, whose products `describe` tells when they are about to be asked for."""
+    head_start.begin()
     _described[module] = describe
 
 

@@ -11,6 +11,7 @@ share of its memory: the one that has not been used for longest gives way.
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 
 from .. import log, settings
 from ..kernels import target as targets
-from .captured_maps import CapturedMaps, padded_scene
+from .captured_maps import CapturedMaps, Streams, padded_scene
 from .coordinate_map import CoordinateMap
 from .map_chain import Answers, Chain, Record, Sides, Step, ordered_alike
 from .padded import room_for
@@ -57,6 +58,7 @@ class MapGraphs:
         self.wants: _Wants | None = None
         self.pool: Any = None
         self.stream: torch.cuda.Stream | None = None  # of the last replay
+        self.streams: Streams | None = None
         self.lock = threading.Lock()
 
     def clear(self) -> None:
@@ -73,11 +75,8 @@ class MapGraphs:
             graph = next((one for one in self.graphs if one.serves(cmap, steps, last)), None)
             if graph is None:
                 return None
-            with torch.cuda.device(cmap.device):
-                stream = torch.cuda.current_stream()
-                if self.stream is not None and stream != self.stream:
-                    stream.wait_stream(self.stream)
-                self.stream = stream
+            with current(cmap.device):
+                self._follow(cmap.device)
                 found = graph.answers(cmap)
             if found is not None:
                 self.refusals = 0
@@ -89,6 +88,16 @@ class MapGraphs:
             if self.refusals >= _REFUSALS:
                 self.drop(graph)
             return None
+
+    def _follow(self, device: torch.device) -> None:
+        """Wait for the last replay, where that was on another stream."""
+        if self.streams is None:
+            self.streams = Streams(device)
+        stream = self.streams.current()
+        if stream is not self.stream:
+            if self.stream is not None:
+                stream.wait_stream(self.stream)
+            self.stream = stream
 
     def consider(
         self, cmap: CoordinateMap, target: targets.Target, steps: tuple[Step, ...], last: Record
@@ -173,6 +182,13 @@ def _share(device: torch.device) -> int:
     """Bytes that the graphs of a device may take."""
     total: int = torch.cuda.mem_get_info(device)[1]
     return total // _SHARE
+
+
+def current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """The device as the current one; nothing where it is."""
+    if targets.device_index(device) == torch._C._cuda_getDevice():
+        return contextlib.nullcontext()
+    return torch.cuda.device(device)
 
 
 def _capturing() -> bool:

@@ -24,6 +24,7 @@ __all__ = [
     "VERSION",
     "Entry",
     "end_pool",
+    "hash_files",
     "hooks_installed",
     "launcher_of",
     "loading",
@@ -107,6 +108,17 @@ def launcher_of(compiled: Any) -> Entry:
         before = (run.launch_cooperative_grid,)
         return run.launch, before, (function, None, metadata, None, None, None)
     return run, (), between
+
+
+def hash_files() -> None:
+    """Have Triton hash its own files, which every compilation asks for and the process remembers.
+    The function has moved between releases; one that does without is left alone."""
+    for place in ("triton.compiler.compiler", "triton.runtime.cache"):
+        key = getattr(importlib.import_module(place), "triton_key", None)
+        if key is not None:
+            with contextlib.suppress(Exception):  # said again where it is wanted
+                key()
+            return
 
 
 def end_pool(device: int, pool: tuple[int, int]) -> None:

@@ -15,7 +15,7 @@ from .launch import power_of_2
 
 KEY_BITS = 31
 LEAST_OFFSETS = 32  # smaller kernels share one form: the sort takes long to compile
-SAMPLE = 1024  # rows that tell how frequent the offsets are
+SAMPLE = 256  # rows that tell how frequent the offsets are
 DENSE = 0.2  # share of present entries from which single offsets serve the rank better than groups
 
 

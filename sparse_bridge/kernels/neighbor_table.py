@@ -88,7 +88,7 @@ lookup_kernel = register(_neighbor_lookup)
 masks_kernel = register(_table_masks)
 
 OPTIONS = {"num_warps": 4}
-_LOOKUP_ROWS = 8
+_LOOKUP_ROWS = 4
 
 
 @dataclasses.dataclass(eq=False)

@@ -116,5 +116,9 @@ def graphs_on_the_cpu(monkeypatch):
     )
     monkeypatch.setattr(captured_maps, "_random_numbers_apart", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(captured_maps, "captured", capture)
+    streams = types.SimpleNamespace(current=lambda: current)
+    for module in (captured_maps, map_graph):
+        monkeypatch.setattr(module, "Streams", lambda _: streams)
+    monkeypatch.setattr(map_graph, "current", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(CapturedMaps, "start", start)
     monkeypatch.setattr(map_graph, "possible", lambda cmap, target: settings.get().map_graphs)

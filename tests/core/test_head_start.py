@@ -1,0 +1,71 @@
+"""Triton is imported with the first layer, and hashes itself in the background, where there is a
+GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+BUILD = """
+import os, sys, threading
+import torch
+torch.cuda.device_count = lambda: {gpus}
+import sparse_bridge
+sparse_bridge.enable("spconv", mode="standin")
+import spconv.pytorch as spconv
+assert "triton" not in sys.modules
+layer = spconv.SubMConv3d(4, 4, 3)
+from sparse_bridge.core import head_start
+"""
+
+
+def run(script, gpus=1, **environment):
+    pytest.importorskip("triton")
+    text = BUILD.format(gpus=gpus) + textwrap.dedent(script)
+    variables = {**os.environ, "TRITON_INTERPRET": "0", **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", text], env=variables, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_first_layer_starts_it_and_a_fork_waits_for_it():
+    run("""
+        assert "triton" in sys.modules
+        if hasattr(os, "fork"):
+            child = os.fork()
+            if not child:
+                import triton.compiler
+                os._exit(0)
+            assert not head_start._thread.is_alive()
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        head_start._finish()
+        from triton.compiler import compiler
+        from triton.runtime import cache
+        key = getattr(compiler, "triton_key", None) or cache.triton_key
+        assert key.cache_info().currsize == 1
+        once = head_start._thread
+        spconv.SubMConv3d(4, 4, 3)
+        assert head_start._thread is once
+    """)
+
+
+@pytest.mark.parametrize(
+    "gpus, variable",
+    [(0, {}), (1, {"TRITON_INTERPRET": "1"}), (1, {"SPARSE_BRIDGE_AHEAD": "0"})],
+    ids=["no GPU", "interpreted", "switched off"],
+)
+def test_where_nothing_is_started(gpus, variable):
+    run('assert head_start._thread is None and "triton" not in sys.modules', gpus, **variable)
+
+
+def test_a_triton_that_is_broken_is_not_told_here(tmp_path):
+    (tmp_path / "triton.py").write_text("raise RuntimeError('broken')")
+    run(
+        "assert head_start._begun and head_start._thread is None",
+        PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]),
+    )
