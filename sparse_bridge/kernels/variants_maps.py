@@ -18,15 +18,23 @@ _FLAG = (False, True)
 _DIVISION = (2, 1, 0)
 _KEYS: Mapping[str, tuple] = {"alive": _FLAG, "dimension": DIMENSIONS, "key64": (True, False)}
 _SILENT = ("place",)
+# Division, whether a list tells the offsets of a row, and how many are looked at at once.
+_DIVIDED = tuple(
+    (division, classes, taps)
+    for taps in (32, 8, 1)
+    for division, classes in ((2, True), (1, True), (2, False), (1, False), (0, False))
+)
+_Divided = tuple[int, bool, int]
 _LARGEST = {"i32": (1 << 31) - 1, "i16": (1 << 15) - 1, "u8": 255}
 
 
 def _insert(
     target: Target, kernel: Kernel, alive: bool, dimension: int, key64: bool, wide: bool,
-    division: int, classes: bool, taps: int, place: str,
+    divided: _Divided, place: str,
 ) -> Variant:  # fmt: skip
+    division, _, taps = divided
     rows = 4 * target.warp_size if taps == 1 else 256 // taps
-    shape = (dimension, key64, wide, division, classes and division > 0, taps, rows)
+    shape = (dimension, key64, wide, *divided, rows)
     constants = (alive, taps == 1 and division == 0, *shape)
     options = {"num_warps": 4 if taps == 1 else 1}
     return make(kernel, constants, options, place=place, keys=_key(key64))
@@ -57,15 +65,13 @@ def _assign(dimension: int, taps: int, one: bool, place: str) -> Variant:
     return make(new_rows.assign_kernel, constants, neighbor_table.OPTIONS, place=place)
 
 
-def _place(dimension: int, wide: bool, division: int, classes: bool, place: str) -> Variant:
-    constants = (dimension, wide, division, classes and division > 0, new_rows._PLACE_ROWS)
+def _place(dimension: int, wide: bool, divided: _Divided, place: str) -> Variant:
+    constants = (dimension, wide, *divided[:2], new_rows._PLACE_ROWS)
     return make(new_rows.place_kernel, constants, neighbor_table.OPTIONS, place=place)
 
 
-def _link(
-    link: bool, dimension: int, wide: bool, division: int, classes: bool, taps: int, place: str
-) -> Variant:
-    classes = classes and division > 0
+def _link(link: bool, dimension: int, wide: bool, divided: _Divided, place: str) -> Variant:
+    division, classes, taps = divided
     shape = new_rows._shape(taps if classes else 32)
     constants = (link, dimension, wide, division, classes, *shape)
     return make(new_rows.link_kernel, constants, neighbor_table.OPTIONS, place=place)
@@ -116,9 +122,8 @@ def _find_keys(row: str, place: str) -> Variant:
 def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     """The spaces of each kernel that builds maps."""
     places: dict[str, tuple] = {"place": PLACES}
-    taps = {"taps": (32, 8, 1)}
-    divided = {"wide": _FLAG, "division": _DIVISION, "classes": (True, False)}
-    factors = {**_KEYS, **divided, **taps, **places}
+    divided = {"wide": _FLAG, "divided": _DIVIDED}
+    factors = {**_KEYS, **divided, **places}
     for kernel in (hash_table.hash_insert_kernel, hash_table.hash_claim_kernel):
         insert = functools.partial(_insert, target, kernel)
         yield kernel, [Space(factors, insert, silent=_SILENT)]
@@ -130,10 +135,11 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
         **places,
     }
     yield neighbor_table.lookup_kernel, [Space(factors, _lookup, silent=_SILENT)]
-    factors = {"dimension": DIMENSIONS, **divided, **places}
+    factors = {"dimension": DIMENSIONS, "wide": _FLAG, "divided": _DIVIDED[:5], **places}
     yield new_rows.place_kernel, [Space(factors, _place, silent=_SILENT)]
-    factors = {"link": (True, False), **factors, **taps}
+    factors = {"link": (True, False), "dimension": DIMENSIONS, **divided, **places}
     yield new_rows.link_kernel, [Space(factors, _link, silent=_SILENT)]
+    taps = {"taps": (32, 8, 1)}
     factors = {"dimension": DIMENSIONS, **taps, "one": (True, False), **places}
     yield new_rows.assign_kernel, [Space(factors, _assign, silent=_SILENT)]
     yield new_rows.count_kernel, [Space({**taps, **places}, _count, silent=_SILENT)]
