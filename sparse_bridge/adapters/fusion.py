@@ -9,9 +9,8 @@ running statistics in use.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -35,8 +34,7 @@ _ACTIVATIONS: dict[type, tuple[str, Any]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Tail:
+class Tail(NamedTuple):
     """What follows a convolution: a BatchNorm, then perhaps an activation; `length` modules in
     all."""
 
@@ -83,21 +81,19 @@ def plain(module: nn.Module) -> bool:
 
 def foldable(norm: nn.Module) -> bool:
     """A BatchNorm1d that only scales and shifts: eval mode, running statistics, no hooks."""
-    return (
-        isinstance(norm, nn.BatchNorm1d)
-        and not norm.training
-        and norm.running_mean is not None
-        and norm.running_mean.dtype != torch.float64
-        and plain(norm)
-    )
+    if not isinstance(norm, nn.BatchNorm1d) or norm.training:
+        return False
+    mean = norm._buffers.get("running_mean")
+    return mean is not None and mean.dtype != torch.float64 and plain(norm)
 
 
 def activation_of(module: nn.Module) -> tuple[str, float] | None:
     """(name, slope) of an activation that kernels apply, or None."""
-    known = _ACTIVATIONS.get(type(module))
-    if known is None or type(module).forward is not known[1] or not plain(module):
+    kind = type(module)
+    known = _ACTIVATIONS.get(kind)
+    if known is None or kind.forward is not known[1] or not plain(module):
         return None
-    return known[0], float(getattr(module, "negative_slope", 0.0))
+    return known[0], float(module.negative_slope) if isinstance(module, nn.LeakyReLU) else 0.0
 
 
 def tail_after(modules: Sequence[nn.Module], index: int) -> Tail | None:
@@ -105,9 +101,9 @@ def tail_after(modules: Sequence[nn.Module], index: int) -> Tail | None:
     if index >= len(modules):
         return None
     norm = modules[index]
-    if type(norm) is not nn.BatchNorm1d or type(norm).forward is not _NORM_FORWARD:
+    if type(norm) is not nn.BatchNorm1d or nn.BatchNorm1d.forward is not _NORM_FORWARD:
         return None
-    if not foldable(norm):
+    if norm.training or not foldable(norm):
         return None
     following = activation_of(modules[index + 1]) if index + 1 < len(modules) else None
     return Tail(norm) if following is None else Tail(norm, *following)

@@ -7,18 +7,17 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ..errors import DataTypeError, DeviceError, ShapeError, UnsupportedError
-from . import trace
+from ..errors import DeviceError, ShapeError, UnsupportedError
 from .dataflows import ACTIVATIONS, Epilogue, Norm, gather_matmul, weight_gradient
-from .fused_call import produced, take
+from .fused_call import produced, take, waiting
 from .kernel_map import KernelMap
 from .per_offset import gradients
-from .plan import choose_dataflow
+from .resolved import Resolved, check, known, resolve
 from .weights import WeightLayout, layout_of
 
 __all__ = ["autocast_dtype", "conv"]
 
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
@@ -33,8 +32,11 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor if tensor.dtype in (dtype, torch.float64) else tensor.to(dtype)
 
 
-def _gradient_like(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Uninitialised memory for a gradient: laid out as the weight, unless that overlaps itself."""
+def _gradient_like(weight: torch.Tensor, dtype: torch.dtype, dense: bool) -> torch.Tensor:
+    """Uninitialised memory for a gradient: laid out as the weight, unless that overlaps itself.
+    dense: new memory like the weight's is so anyway."""
+    if dense and type(weight) in _PLAIN:
+        return torch.empty_like(weight, dtype=dtype)
     shape, strides = weight.shape, weight.stride()
     if any(step == 0 and size > 1 for size, step in zip(shape, strides, strict=True)):
         return torch.empty(shape, dtype=dtype, device=weight.device)
@@ -47,50 +49,81 @@ class _Conv(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        ctx: Any, x, weight, bias, kmap, layout, groups, precision, dtype
+        ctx: Any, x, weight, bias, kmap, found, layout, groups, precision, dtype
     ):
+        """found: the convolution; None to find it for what the tensors are cast to, or to check
+        them first."""
+        x_cast, weight_cast = x, weight
         if dtype is not None:
             x_cast, weight_cast = _cast(x, dtype), _cast(weight, dtype)
-        else:
-            x_cast, weight_cast = x, weight
-        epilogue = Epilogue(bias)
-        w = _check(x_cast, weight_cast, epilogue, kmap, layout, groups)
-        dataflow, target = choose_dataflow(x.device, x_cast.dtype, kmap)
-        y = gather_matmul(dataflow, target, kmap, x_cast, weight_cast, w, epilogue, precision)
-        trace.emit("conv", dataflow, kmap, w.columns_in, w.columns_out)
+        if found is None:
+            found = _find(x_cast, weight_cast, Epilogue(bias), layout, groups, precision, kmap)
+        y = found.forward(kmap, x_cast, weight_cast, bias)
         ctx.save_for_backward(x_cast, weight_cast)
-        ctx.problem = (
-            kmap, w, (layout, groups), precision, dataflow, target, weight.dtype,
-            None if bias is None else bias.dtype,
-        )  # fmt: skip
+        ctx.problem = kmap, found, weight.dtype, None if bias is None else bias.dtype
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy):  # type: ignore[no-untyped-def]
-        x, weight = ctx.saved_tensors
-        kmap, w, layout, precision, dataflow, target, weight_dtype, bias_dtype = ctx.problem
-        dy = dy.to(x.dtype).contiguous()
-        dx = dw = db = None
-        if ctx.needs_input_grad[1]:
-            dw = _gradient_like(weight, weight_dtype)
-        w_dw = w if dw is None or dw.stride() == weight.stride() else layout_of(dw, *layout)
-        both = dw is not None and ctx.needs_input_grad[0]
-        if dw is not None and both and dataflow == "per_offset" and w_dw is w:
-            dx = gradients(kmap, x, weight, dy, dw, w)
-        else:
-            if ctx.needs_input_grad[0]:
-                back, end = kmap.transposed(), Epilogue()
-                dx = gather_matmul(
-                    dataflow, target, back, dy, weight, w.transposed(), end, precision
-                )
-            if dw is not None:
-                weight_gradient(dataflow, target, kmap, x, dy, dw, w_dw, precision)
-        if ctx.needs_input_grad[2]:
-            db = dy.sum(0, dtype=torch.float32 if dy.dtype != torch.float64 else None).to(
-                bias_dtype
-            )
-        return dx, dw, db, None, None, None, None, None
+        if torch.is_grad_enabled():  # the graph of this pass is wanted: it can be built, not used
+            return _backward_once(ctx, dy)
+        return _backward(ctx, dy)
+
+
+def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    x, weight = ctx.saved_tensors
+    found: Resolved
+    kmap, found, weight_dtype, bias_dtype = ctx.problem
+    needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+    if dy.dtype != x.dtype:
+        dy = dy.to(x.dtype)
+    if not dy.is_contiguous():
+        dy = dy.contiguous()
+    dx = dw = db = None
+    like_weight = True
+    if needs_weight:
+        dense = found.dense(weight)
+        dw = _gradient_like(weight, weight_dtype, dense)
+        like_weight = dense or dw.stride() == weight.stride()
+    relation = kmap.relation
+    if (
+        like_weight
+        and found.gather is not None
+        and relation.regular
+        and relation.n_rows[0]
+        and relation.n_rows[1]
+    ):
+        back, wgrad = found.backward(needs_x, None if dw is None else weight_dtype)
+        if back is not None:
+            dx = back(relation, int(not kmap.flipped), dy, weight, None)
+        if wgrad is not None and dw is not None:
+            wgrad(relation, kmap.flipped, x, dy, dw)
+    else:
+        w_dw = found.w if dw is None or like_weight else layout_of(dw, *found.layout)
+        dx = _gradients(found, kmap, x, weight, dy, dw, w_dw, needs_x)
+    if needs_bias:
+        db = dy.sum(0, dtype=torch.float32 if dy.dtype != torch.float64 else None).to(bias_dtype)
+    return dx, dw, db, None, None, None, None, None, None
+
+
+_backward_once = once_differentiable(_backward)
+
+
+def _gradients(
+    found: Resolved, kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor,
+    dw: torch.Tensor | None, w_dw: WeightLayout, needs_x: bool,
+) -> torch.Tensor | None:  # fmt: skip
+    """dx if it is needed, and dw written where it is given, on any dataflow."""
+    w, precision, (dataflow, target) = found.w, found.precision, found.chosen(kmap)
+    if dw is not None and needs_x and dataflow == "per_offset" and w_dw is w:
+        return gradients(kmap, x, weight, dy, dw, w)
+    dx = None
+    if needs_x:
+        back, end = kmap.transposed(), Epilogue()
+        dx = gather_matmul(dataflow, target, back, dy, weight, w.transposed(), end, precision)
+    if dw is not None:
+        weight_gradient(dataflow, target, kmap, x, dy, dw, w_dw, precision)
+    return dx
 
 
 def conv(
@@ -122,14 +155,26 @@ def conv(
     Returns: [N_out, C_out] in x's dtype; under autocast in the autocast dtype (fp64 is left alone).
     Raises: ShapeError, DataTypeError, DeviceError, UnsupportedError.
     """
+    wants_grad = torch.is_grad_enabled() and (
+        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    )
+    precision = "tf32" if allow_tf32 else "ieee"
+    if not (
+        waiting()
+        or torch._C._is_any_autocast_enabled()
+        or kmap.x_fold is not None
+        or kmap.y_fold is not None
+    ):
+        found = known(x, weight, bias, activation, alpha, norm, layout, groups, precision, kmap)
+        if found is not None:
+            if not wants_grad:
+                return found.forward(kmap, x, weight, bias, activation, alpha, norm)
+            if not found.ends:
+                return _Conv.apply(x, weight, bias, kmap, found, layout, groups, precision, None)
     if x.ndim != 2:
         raise ShapeError(f"features have shape {list(x.shape)}; expected [N, C].")
     _check_devices(x, weight, bias, kmap)
     dtype = autocast_dtype(x.device)
-    precision = "tf32" if allow_tf32 else "ieee"
-    wants_grad = torch.is_grad_enabled() and (
-        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-    )
     check_activation(activation)
     offered = None if wants_grad or activation is not None or norm is not None else take()
     if offered is not None:
@@ -151,14 +196,17 @@ def conv(
 
 def _apply(x, weight, epilogue, kmap, layout, groups, precision, dtype, wants_grad):  # type: ignore[no-untyped-def]
     if wants_grad:
-        return _Conv.apply(x, weight, epilogue.bias, kmap, layout, groups, precision, dtype)
+        return _Conv.apply(x, weight, epilogue.bias, kmap, None, layout, groups, precision, dtype)
     if dtype is not None:
         x, weight = _cast(x, dtype), _cast(weight, dtype)
-    w = _check(x, weight, epilogue, kmap, layout, groups)
-    dataflow, target = choose_dataflow(x.device, x.dtype, kmap)
-    y = gather_matmul(dataflow, target, kmap, x, weight, w, epilogue, precision)
-    trace.emit("conv", dataflow, kmap, w.columns_in, w.columns_out)
-    return y
+    found = _find(x, weight, epilogue, layout, groups, precision, kmap)
+    return found.forward(kmap, x, weight, *epilogue)
+
+
+def _find(x, weight, epilogue, layout, groups, precision, kmap):  # type: ignore[no-untyped-def]
+    bias, activation, alpha, norm = epilogue
+    found = known(x, weight, bias, activation, alpha, norm, layout, groups, precision, kmap)
+    return resolve(x, weight, epilogue, layout, groups, precision, kmap) if found is None else found
 
 
 def _folded(x, weight, epilogue, kmap, layout, groups, precision, dtype):  # type: ignore[no-untyped-def]
@@ -167,7 +215,7 @@ def _folded(x, weight, epilogue, kmap, layout, groups, precision, dtype):  # typ
     from .fold import copy_rows, first_rows, self_product, sum_rows
 
     if kmap.n_in != x.shape[0]:
-        _check(x, weight, epilogue, kmap, layout, groups)
+        check(x, weight, epilogue, kmap, layout, groups)
     plain = KernelMap(kmap.relation, kmap.flipped)
     folded = x
     if kmap.x_fold is not None:
@@ -195,60 +243,6 @@ def _check_devices(
             f"features are on {x.device}, the weight on {weight.device}{there}, the coordinates on "
             f"{device}; move them all to one device."
         )
-
-
-def _check(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    epilogue: Epilogue,
-    kmap: KernelMap,
-    layout: str,
-    groups: int,
-) -> WeightLayout:
-    w = layout_of(weight, layout, groups)
-    n_in = kmap.relation.n_rows[1 - kmap.side] if kmap.x_fold is None else kmap.n_in
-    if x.shape[0] != n_in:
-        raise ShapeError(
-            f"features have {x.shape[0]} rows, but the kernel map was built for {n_in}; "
-            "features and coordinates must be row-aligned."
-        )
-    if x.shape[1] != w.columns_in:
-        raise ShapeError(
-            f"features have {x.shape[1]} channels, the weight expects {w.columns_in} "
-            f"({w.groups} group(s) of {w.c_in})."
-        )
-    if w.n_offsets != kmap.n_offsets:
-        raise ShapeError(
-            f"the weight has {w.n_offsets} taps, the kernel map {kmap.n_offsets} offsets."
-        )
-    if x.dtype not in _FLOATS:
-        raise DataTypeError(
-            f"features are {x.dtype}; expected one of fp16, bf16, fp32, fp64 (use .float())."
-        )
-    if x.dtype != weight.dtype:
-        raise DataTypeError(
-            f"features are {x.dtype} and the weight is {weight.dtype}; convert one, or use "
-            "torch.autocast."
-        )
-    bias, norm = epilogue.bias, epilogue.norm
-    if bias is not None and bias.shape != (w.columns_out,):
-        raise ShapeError(f"bias has shape {list(bias.shape)}; expected [{w.columns_out}].")
-    if bias is not None and bias.dtype not in _FLOATS:
-        raise DataTypeError(f"bias is {bias.dtype}; expected one of fp16, bf16, fp32, fp64.")
-    if norm is not None:
-        _check_norm(norm, w, x.device)
-    return w
-
-
-def _check_norm(norm: Norm, w: WeightLayout, device: torch.device) -> None:
-    for vector in norm[:4]:
-        if vector is not None and (vector.shape != (w.columns_out,) or vector.device != device):
-            raise ShapeError(
-                f"a vector of the norm is {list(vector.shape)} on {vector.device}; expected "
-                f"[{w.columns_out}] on {device}."
-            )
-    if (norm.weight is None) != (norm.bias is None):
-        raise ShapeError("the norm has only one of weight and bias; give both or none.")
 
 
 def check_activation(activation: str | None) -> None:

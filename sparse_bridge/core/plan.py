@@ -7,6 +7,7 @@ A plan is kept by the relation it belongs to, so it lives exactly as long as the
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,9 @@ import torch
 
 from .. import settings
 from ..kernels.target import Target
+from . import self_check
 from .device import TRITON_DATAFLOWS, kernel_target, trusts
-from .kernel_map import KernelMap
+from .kernel_map import KernelMap, Relation
 from .problem import gather_problem, product_precision, reads_rows, wgrad_problem
 from .tuner import Trial, final, tile_for
 from .weights import WeightLayout
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from ..kernels.gemm_spec import GemmSpec
     from ..kernels.mask_order import TileList
     from ..kernels.tile_config import TileConfig
+    from ..kernels.wgrad_gemm import WgradGemm
+    from ..kernels.wgrad_spec import WgradSpec
     from .dataflows import Epilogue
 
 __all__ = ["choose_dataflow", "spec_of", "triton_gather", "triton_wgrad"]
@@ -35,17 +39,37 @@ KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 # What was decided under the settings in force, so that a layer asks once.
 _decided: dict[Any, Any] = {}
-_settings: settings.Settings | None = None
+_under: tuple[Any, ...] = (None,)  # what the decisions stand on
+epoch = 0  # counts how often they were dropped
+_MOST = 1 << 16
 
 
-def _memory() -> dict[Any, Any]:
-    """The decisions made under the present settings and tuner."""
-    global _settings
-    now = settings.get()
-    if now is not _settings or len(_decided) > 1 << 16:
-        _decided.clear()
-        _settings = now
+def memory() -> dict[Any, Any]:
+    """The decisions made under the present settings, verdicts and tuner."""
+    global _decided, _under, epoch
+    now, under = settings.get(), _under
+    if (
+        under[0] is not now
+        or under[1] != self_check.generation
+        or under[2] is not AUTOMATIC
+        or len(_decided) > _MOST
+    ):
+        # A new one: who decided under others keeps it in the old one.
+        _decided, _under = {}, (now, self_check.generation, AUTOMATIC)
+        epoch += 1
     return _decided
+
+
+_numbers: dict[Any, int] = {}
+_next = itertools.count(0, 2)
+
+
+def _number(key: Any) -> int:
+    """A small even number for what plans of one relation have in common, never used for anything
+    else: with a side added, the key under which the relation keeps such a plan."""
+    if len(_numbers) > _MOST:
+        _numbers.clear()
+    return _numbers.setdefault(key, next(_next))
 
 
 def choose_dataflow(
@@ -57,10 +81,10 @@ def choose_dataflow(
         return "per_offset", None
     if device.type != "cuda":
         return _choose_dataflow(device, dtype)
-    memory, key = _memory(), (device, dtype, AUTOMATIC)
-    found = memory.get(key)
+    known, key = memory(), (device, dtype)
+    found = known.get(key)
     if found is None:
-        found = memory[key] = _choose_dataflow(device, dtype)
+        found = known[key] = _choose_dataflow(device, dtype)
     return found
 
 
@@ -84,23 +108,8 @@ def _unit_channels(x: torch.Tensor) -> torch.Tensor:
 
 def triton_gather(dataflow, target, kmap, x, weight, w: WeightLayout, epilogue, precision):  # type: ignore[no-untyped-def]
     """`dataflows.gather_matmul` through the gather-GEMM kernel."""
-    x, precision = _unit_channels(x), product_precision(target, x.dtype, precision)
-    if reads_rows(target, precision, w):
-        weight, w = w.rows_of(weight), w.in_rows()
-    relation = kmap.relation
-    eps = 0.0 if epilogue.norm is None else epilogue.norm.eps
-    key = (
-        dataflow, kmap.side, x.dtype, w, epilogue.tail, epilogue.activation, epilogue.alpha,
-        eps, precision, target.arch
-    )  # fmt: skip
-    plan = relation.plans.get(key)
-    if plan is None:
-        plan = relation.plans[key] = _plan_gather(
-            key, dataflow, target, kmap, x, weight, w, epilogue, precision
-        )
-    shape = (relation.n_rows[kmap.side], w.columns_out)
-    y = x.new_empty(shape) if relation.scene is None else relation.scene.fresh(shape, x)
-    return plan(x, weight, epilogue.vectors, y)
+    product = GatherProduct.of(dataflow, target, x.device, x.dtype, w, epilogue, precision)
+    return product(kmap.relation, kmap.side, x, weight, epilogue.vectors)
 
 
 @functools.cache
@@ -110,39 +119,115 @@ def _gather_gemm() -> type[GatherGemm]:
     return GatherGemm
 
 
-def _plan_gather(
-    key: Any, dataflow: str, target: Target, kmap: KernelMap, x: torch.Tensor,
-    weight: torch.Tensor, w: WeightLayout, epilogue: Epilogue, precision: str,
-) -> GatherGemm:  # fmt: skip
-    gemm, relation = _gather_gemm(), kmap.relation
-    n_rows, n_in = relation.n_rows[kmap.side], relation.n_rows[1 - kmap.side]
-    table: TileList | torch.Tensor
-    if dataflow == "masked":
-        table, reverse = relation.tiles(kmap.side, target)
-    else:
-        found, reverse = relation.table(kmap.side)
-        table = found.nbr
-    # Rows matter by tiles while those are few, and by octaves.
-    few = min(-(-n_rows // 64), 4 * target.compute_units)
-    memory, known = _memory(), (key, reverse, x.device, few, _octaves(target, n_rows, n_in))
-    spec = memory.get(known)
-    if spec is None:
-        if reverse:
-            w = w.reversed()
-        problem = gather_problem(dataflow, target, x, n_rows, w, precision)
-        inputs, shape = (x, weight, epilogue.vectors), (n_rows, w.columns_out)
-        trial = Trial(
-            lambda tile: gemm.of(
-                spec_of(x, target, w, epilogue, precision, tile), table, n_rows, n_in
-            ),
-            inputs, lambda: x.new_empty(shape), table,
-        )  # fmt: skip
-        spec = spec_of(x, target, w, epilogue, precision, tile_for(problem, trial))
-        if final():
-            memory[known] = spec
-    made = gemm.of(spec, table, n_rows, n_in)
-    made.blank = relation.scene is not None and relation.scene.fill is not None
-    return made
+class GatherProduct:
+    """y = act(norm(sum of x @ w[v] + bias)), but for the map: what its plans for many scenes have
+    in common.
+
+    given, w: the weight as it comes, and as the kernel reads it.  precision: of the products.
+    """
+
+    __slots__ = (
+        "_columns", "_copies", "_end", "_few", "_gemm", "_number", "_units", "dataflow", "device",
+        "dtype", "given", "precision", "target", "w",
+    )  # fmt: skip
+
+    def __init__(
+        self, dataflow: str, target: Target, device: torch.device, dtype: torch.dtype,
+        w: WeightLayout, end: tuple[int, str | None, float, float], precision: str,
+    ) -> None:  # fmt: skip
+        self.dataflow, self.target, self.device, self.dtype = dataflow, target, device, dtype
+        self.precision = precision = product_precision(target, dtype, precision)
+        self._copies = reads_rows(target, precision, w)
+        self.given, self.w = w, w.in_rows() if self._copies else w
+        self._end, self._columns, self._gemm = end, w.columns_out, _gather_gemm()
+        self._units, self._few = target.compute_units, 4 * target.compute_units
+        self._number = _number((dataflow, dtype, self.w, end, precision, target.arch))
+
+    @classmethod
+    def of(
+        cls, dataflow: str, target: Target, device: torch.device, dtype: torch.dtype,
+        w: WeightLayout, epilogue: Epilogue, precision: str,
+    ) -> GatherProduct:  # fmt: skip
+        """The product under the present settings."""
+        end = _end_of(epilogue)
+        known, key = memory(), ("gather", dataflow, target, device, dtype, w, end, precision)
+        found = known.get(key)
+        if found is None:
+            found = known[key] = cls(dataflow, target, device, dtype, w, end, precision)
+        return found
+
+    def __call__(
+        self, relation: Relation, side: int, x: torch.Tensor, weight: torch.Tensor,
+        vectors: tuple[torch.Tensor | None, ...] | None,
+    ) -> torch.Tensor:  # fmt: skip
+        """y [n_rows[side], C_out] from x [n_rows[1 - side], C_in], neither of them empty.
+
+        vectors: as `Epilogue.vectors`, or None where there are none.
+        """
+        if x.stride()[1] != 1:
+            x = _unit_channels(x)
+        if self._copies:
+            weight = self.given.rows_of(weight)
+        plan = relation.plans.get(self._number + side)
+        if plan is None:
+            plan = self._plan(relation, side, x, weight, vectors)
+            relation.plans[self._number + side] = plan
+        shape = (relation.n_rows[side], self._columns)
+        y = x.new_empty(shape) if relation.scene is None else relation.scene.fresh(shape, x)
+        return plan(x, weight, vectors, y)
+
+    def _plan(
+        self, relation: Relation, side: int, x: torch.Tensor, weight: torch.Tensor,
+        vectors: tuple[torch.Tensor | None, ...] | None,
+    ) -> GatherGemm:  # fmt: skip
+        n_rows, n_in = relation.n_rows[side], relation.n_rows[1 - side]
+        table: TileList | torch.Tensor
+        if self.dataflow == "masked":
+            table, reverse = relation.tiles(side, self.target)
+        else:
+            found, reverse = relation.table(side)
+            table = found.nbr
+        # Rows matter by tiles while those are few, and by octaves.
+        few, units = -(-n_rows // 64), self._units
+        if few > self._few:
+            few = self._few
+        much = 0 if n_in == n_rows else round(math.log2(n_in / n_rows))
+        known = memory()
+        key = (self._number, reverse, self.device, few, (n_rows // units).bit_length(), much)
+        spec = known.get(key)
+        if spec is None:
+            spec = self._spec(table, reverse, n_rows, x, weight, vectors)
+            if final():
+                known[key] = spec
+        made = self._gemm.of(spec, table, n_rows, n_in)
+        scene = relation.scene
+        if scene is not None:
+            made.blank = scene.fill is not None
+        return made
+
+    def _spec(
+        self, table: TileList | torch.Tensor, reverse: bool, n_rows: int, x: torch.Tensor,
+        weight: torch.Tensor, vectors: tuple[torch.Tensor | None, ...] | None,
+    ) -> GemmSpec:  # fmt: skip
+        """With the tile for maps like this one."""
+        target, precision = self.target, self.precision
+        w = self.w.reversed() if reverse else self.w
+        problem = gather_problem(self.dataflow, target, x, n_rows, w, precision)
+        shape, n_in, end = (n_rows, w.columns_out), x.shape[0], self._end
+
+        def build(tile: TileConfig) -> GatherGemm:
+            spec = _spec_of(self.device, self.dtype, target, w, end, precision, tile)
+            return self._gemm.of(spec, table, n_rows, n_in)
+
+        trial = Trial(build, (x, weight, vectors), lambda: x.new_empty(shape), table)
+        tile = tile_for(problem, trial)
+        return _spec_of(self.device, self.dtype, target, w, end, precision, tile)
+
+
+def _end_of(epilogue: Epilogue) -> tuple[int, str | None, float, float]:
+    """(tail, activation, alpha, eps)."""
+    eps = 0.0 if epilogue.norm is None else epilogue.norm.eps
+    return epilogue.tail, epilogue.activation, epilogue.alpha, eps
 
 
 def _octaves(target: Target, n_rows: int, many: int) -> tuple[int, int]:
@@ -155,45 +240,97 @@ def spec_of(
     tile: TileConfig,
 ) -> GemmSpec:  # fmt: skip
     """The gather-GEMM of features like `x`, but for its map."""
+    return _spec_of(x.device, x.dtype, target, w, _end_of(epilogue), precision, tile)
+
+
+def _spec_of(
+    device: torch.device, dtype: torch.dtype, target: Target, w: WeightLayout,
+    end: tuple[int, str | None, float, float], precision: str, tile: TileConfig,
+) -> GemmSpec:  # fmt: skip
     from ..kernels.gemm_spec import GemmSpec
 
+    tail, activation, alpha, eps = end
     return GemmSpec(
-        target, x.device, x.dtype, w.c_in, w.c_out, w.groups, w.strides, w.shift, epilogue.tail,
-        epilogue.activation, epilogue.alpha, precision, tile,
-        0.0 if epilogue.norm is None else epilogue.norm.eps,
+        target, device, dtype, w.c_in, w.c_out, w.groups, w.strides, w.shift, tail, activation,
+        alpha, precision, tile, eps,
     )  # fmt: skip
 
 
 def triton_wgrad(target, kmap, x, dy, dw, w: WeightLayout, precision):  # type: ignore[no-untyped-def]
     """`dataflows.weight_gradient` through the wgrad kernel."""
-    x, dy = _unit_channels(x), _unit_channels(dy)
-    precision = product_precision(target, x.dtype, precision, wgrad=True)
-    relation = kmap.relation
-    key = ("wgrad", kmap.side, x.dtype, dw.dtype, w, precision, target.arch)
-    plan = relation.plans.get(key)
-    if plan is None:
+    product = WgradProduct.of(target, x.device, x.dtype, dw.dtype, w, precision)
+    product(kmap.relation, kmap.flipped, x, dy, dw)
+
+
+class WgradProduct:
+    """dw[v] = sum of x[i]^T dy[j], but for the map.  result: dtype of dw, laid out as `w`."""
+
+    __slots__ = ("_number", "device", "dtype", "precision", "target", "w")
+
+    def __init__(
+        self, target: Target, device: torch.device, dtype: torch.dtype, result: torch.dtype,
+        w: WeightLayout, precision: str,
+    ) -> None:  # fmt: skip
+        self.target, self.device, self.dtype, self.w = target, device, dtype, w
+        self.precision = product_precision(target, dtype, precision, wgrad=True)
+        self._number = _number((dtype, result, w, self.precision, target.arch))
+
+    @classmethod
+    def of(
+        cls, target: Target, device: torch.device, dtype: torch.dtype, result: torch.dtype,
+        w: WeightLayout, precision: str,
+    ) -> WgradProduct:  # fmt: skip
+        """The product under the present settings."""
+        known, key = memory(), ("wgrad", target, device, dtype, result, w, precision)
+        found = known.get(key)
+        if found is None:
+            found = known[key] = cls(target, device, dtype, result, w, precision)
+        return found
+
+    def __call__(
+        self, relation: Relation, flipped: bool, x: torch.Tensor, dy: torch.Tensor,
+        dw: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """x [N_in, C_in], dy [N_out, C_out], neither empty; dw is written whole."""
+        if x.stride()[1] != 1 or dy.stride()[1] != 1:
+            x, dy = _unit_channels(x), _unit_channels(dy)
+        plan = relation.plans.get(self._number + flipped)
+        if plan is None:
+            plan = relation.plans[self._number + flipped] = self._plan(relation, flipped, x, dy, dw)
+        plan(x, dy, dw)
+
+    def _plan(
+        self, relation: Relation, flipped: bool, x: torch.Tensor, dy: torch.Tensor,
+        dw: torch.Tensor,
+    ) -> WgradGemm:  # fmt: skip
         from ..kernels.wgrad_gemm import WgradGemm
 
+        target, n_in, n_out = self.target, x.shape[0], dy.shape[0]
         pairs = relation.device_pairs(target)
         lists = (pairs.in_rows, pairs.out_rows, pairs.starts)
-        if kmap.flipped:
+        if flipped:
             lists = (lists[1], lists[0], lists[2])
-
-        def build(tile: TileConfig) -> WgradGemm:
-            return WgradGemm(
-                target, x.device, x.dtype, lists, pairs.mirrored, relation.n_offsets, x.shape[0],
-                dy.shape[0], w.c_in, w.c_out, w.groups, w.strides, w.shift, precision, tile,
-                pairs.likely,
+        rest = (lists, pairs.mirrored, n_in, n_out, pairs.likely)
+        n_pairs, known = pairs.likely << pairs.mirrored, memory()
+        octaves = _octaves(target, n_out, n_pairs)
+        key = (self._number, flipped, self.device, octaves, n_pairs.bit_length())
+        spec = known.get(key)
+        if spec is None:
+            problem = wgrad_problem(target, x, n_out, n_pairs, self.w, self.precision)
+            trial = Trial(
+                lambda tile: WgradGemm.of(self._spec(tile), *rest), (x, dy),
+                lambda: torch.empty_like(dw),
             )  # fmt: skip
-
-        n_pairs = pairs.likely << pairs.mirrored
-        memory = _memory()
-        known = (key, x.device, _octaves(target, dy.shape[0], n_pairs), n_pairs.bit_length())
-        tile = memory.get(known)
-        if tile is None:
-            problem = wgrad_problem(target, x, dy.shape[0], n_pairs, w, precision)
-            tile = tile_for(problem, Trial(build, (x, dy), lambda: torch.empty_like(dw)))
+            spec = self._spec(tile_for(problem, trial))
             if final():
-                memory[known] = tile
-        plan = relation.plans[key] = build(tile)
-    return plan(x, dy, dw)
+                known[key] = spec
+        return WgradGemm.of(spec, *rest)
+
+    def _spec(self, tile: TileConfig) -> WgradSpec:
+        from ..kernels.wgrad_spec import WgradSpec
+
+        w = self.w
+        return WgradSpec(
+            self.target, self.device, self.dtype, w.n_offsets, w.c_in, w.c_out, w.groups, w.strides,
+            w.shift, self.precision, tile,
+        )  # fmt: skip

@@ -30,13 +30,13 @@ class Event:
 
 
 _local = threading.local()
-_recorders = 0
+recorders = 0  # in all threads
 _lock = threading.Lock()
 
 
 def emit(kind: str, dataflow: str, kmap: KernelMap, c_in: int, c_out: int) -> None:
     """Report an operation; costs a comparison when nobody listens."""
-    if _recorders and (sinks := getattr(_local, "sinks", None)):
+    if recorders and (sinks := getattr(_local, "sinks", None)):
         event = Event(kind, dataflow, kmap.n_in, kmap.n_out, c_in, c_out, kmap.n_offsets)
         for sink in sinks:
             sink.append(event)
@@ -44,7 +44,7 @@ def emit(kind: str, dataflow: str, kmap: KernelMap, c_in: int, c_out: int) -> No
 
 def emit_linear(dataflow: str, n_rows: int, c_in: int, c_out: int) -> None:
     """Report a layer that is one matrix product over all rows."""
-    if _recorders and (sinks := getattr(_local, "sinks", None)):
+    if recorders and (sinks := getattr(_local, "sinks", None)):
         event = Event("linear", dataflow, n_rows, n_rows, c_in, c_out, 1)
         for sink in sinks:
             sink.append(event)
@@ -53,15 +53,15 @@ def emit_linear(dataflow: str, n_rows: int, c_in: int, c_out: int) -> None:
 @contextlib.contextmanager
 def record() -> Iterator[list[Event]]:
     """Collect the events of the current thread."""
-    global _recorders
+    global recorders
     events: list[Event] = []
     sinks = _local.__dict__.setdefault("sinks", [])
     sinks.append(events)
     with _lock:
-        _recorders += 1
+        recorders += 1
     try:
         yield events
     finally:
         with _lock:
-            _recorders -= 1
+            recorders -= 1
         sinks[:] = [sink for sink in sinks if sink is not events]

@@ -15,12 +15,13 @@ import triton.language as tl
 
 from ..errors import KernelError
 from .gemm_spec import ACTIVATIONS, GemmSpec
-from .launch import alignment, cdiv, register, run, specialise
+from .launch import aligned_at, cdiv, register, run, specialise
 from .mask_order import TileList
 from .target import Target
 from .tile_config import TileConfig
 
 Vectors = tuple["torch.Tensor | None", ...]
+_WIDE = 1 << 31  # from here on offsets need 64 bits
 
 
 @triton.jit
@@ -193,7 +194,9 @@ class GatherGemm:
     arguments: see `GemmSpec`.
     """
 
-    blank = False  # rows that no tile names are to be what an empty sum makes them
+    # blank: rows that no tile names are to be what an empty sum makes them.  _rest: numbers that
+    # follow the tensors in a launch; where _addressed, the table's parts before them.
+    __slots__ = ("_addressed", "_lists", "_rest", "blank", "form", "grid", "spec", "table")
 
     def __init__(
         self, target: Target, device: torch.device, dtype: torch.dtype,
@@ -217,35 +220,44 @@ class GatherGemm:
         return made
 
     def _bind(self, spec: GemmSpec, table: TileList | torch.Tensor, n_rows: int, n_in: int) -> None:
-        self.target, self.device, self.table = spec.target, spec.device, table
-        self.columns, self.tail, self.activation = spec.columns, spec.tail, spec.activation
-        packed = isinstance(table, TileList)
+        self.spec, self.table = spec, table
         if isinstance(table, TileList):
             n_offsets, pitch = table.n_offsets, table.pitch
+            packed = True
         else:
             n_offsets, pitch = table.shape
-        largest = max(
-            n_in * spec.groups * spec.c_in,
-            n_rows * spec.columns,
-            n_offsets * pitch,
-            n_offsets * abs(spec.w_strides[0]),
+            packed = False
+        wide = (
+            n_in * spec.columns_in >= _WIDE
+            or n_rows * spec.columns >= _WIDE
+            or n_offsets * pitch >= _WIDE
+            or n_offsets * abs(spec.w_strides[0]) >= _WIDE
         )
         split_stride = n_rows * spec.columns if spec.tile.split_k > 1 else 0
-        self.form = form = spec.form(packed, largest >= 1 << 31, split_stride)
-        self.tile = tile = form.tile
-        programs = cdiv(n_rows, tile.block_m) * cdiv(spec.c_out, tile.block_n)
+        self.form = form = spec.form(packed, wide, split_stride)
+        tile = form.tile
+        programs = -(-n_rows // tile.block_m) * -(-spec.c_out // tile.block_n)
         if programs >= 1 << 31:
             raise KernelError(
                 f"gather-GEMM over {n_rows} rows needs {programs} programs; a launch takes fewer "
                 "than 2^31."
             )
         self.grid = (programs, spec.groups, tile.split_k)
-        self.sizes = (n_rows, pitch, n_offsets, *form.numbers)
-        self.strides = (spec.columns, *spec.w_strides, split_stride)
-        # Addresses serve a compiled kernel as well as views do, and cost nothing.
-        self.addressed = packed and spec.target.takes_addresses
+        self.blank = False
         self._lists: tuple[torch.Tensor, ...] | None = None
-        self._lists_at: tuple[int, ...] | None = None
+        rest = (n_rows, pitch, n_offsets, *form.following, split_stride)
+        # Addresses serve a compiled kernel as well as views do, and cost nothing.
+        self._addressed = packed and spec.addressed
+        if self._addressed and isinstance(table, TileList):
+            base = table.memory.data_ptr()
+            nbr, rows, live, n_live = table.places(tile.block_m)
+            lists = (base + 4 * nbr, base + 4 * rows, base + 4 * live, base + 4 * n_live)
+            rest = (*lists, *rest)
+        self._rest = rest
+
+    @property
+    def tile(self) -> TileConfig:
+        return self.form.tile
 
     @property
     def constants(self) -> tuple[Any, ...]:
@@ -261,54 +273,52 @@ class GatherGemm:
             self._lists = (self.table.packed, self.table.rows, *lists)
         return self._lists
 
-    def _addresses(self) -> tuple[int, ...]:
-        """Where they lie in the memory of a `TileList`."""
-        if self._lists_at is None:
-            assert isinstance(self.table, TileList)
-            base = self.table.memory.data_ptr()
-            places = self.table.places(self.tile.block_m)
-            self._lists_at = tuple([base + 4 * place for place in places])
-        return self._lists_at
-
     def __call__(
         self, x: torch.Tensor, w: torch.Tensor, vectors: Vectors | None, y: torch.Tensor
     ) -> torch.Tensor:
         """x [N_in, groups * c_in] (unit channel stride), w any layout, vectors (bias, mean, var,
         gain, beta) [groups * c_out], those that `tail` does not name None, or None where it is
         0, y written whole [n_rows, groups * c_out], contiguous."""
-        form, split = self.form, self.tile.split_k
+        spec, form, split = self.spec, self.form, self.grid[2]
         out = y
         if split > 1:
             fresh = torch.zeros if self.blank else torch.empty
-            out = fresh((split, *y.shape), dtype=torch.float32, device=self.device)
+            out = fresh((split, *y.shape), dtype=torch.float32, device=spec.device)
+        x_at, w_at, y_at, out_at = x.data_ptr(), w.data_ptr(), y.data_ptr(), out.data_ptr()
+        aligned = aligned_at(x_at | w_at | y_at | out_at, (x_at, w_at, y_at, out_at))
         extra: tuple[torch.Tensor, ...] = (y,) * 5
+        extra_at: tuple[int, ...] = (y_at,) * 5
         kinds: tuple[object, ...] = ()
-        if vectors is not None and self.tail:
+        if vectors is not None and spec.tail:
             extra = tuple([y if vector is None else vector for vector in vectors])
-            kinds = (alignment(*extra), *[vector.dtype for vector in extra])
-        stride_xn = x.stride(0)
-        aligned = alignment(x, w, y, out)
-        key = (form.key, aligned, w.dtype, kinds, specialise(stride_xn))
-        entry = gather_gemm_kernel.ready(self.device, key) if self.addressed else None
-        if entry is not None:
-            to = y.data_ptr()
-            vectors_at = [to if e is y else e.data_ptr() for e in extra] if kinds else (to,) * 5
-            values = (
-                x.data_ptr(), w.data_ptr(), *vectors_at, to if out is y else out.data_ptr(),
-                *self._addresses(), *self.sizes, stride_xn, *self.strides,
+            a, b, c, d, e = extra
+            extra_at = p, q, r, s, t = (
+                a.data_ptr(), b.data_ptr(), c.data_ptr(), d.data_ptr(), e.data_ptr()
             )  # fmt: skip
-            run(entry, self.device.index, self.grid, values, form.constants)
+            kinds = (aligned_at(p | q | r | s | t, extra_at), a.dtype, b.dtype, c.dtype, d.dtype)
+            kinds = (*kinds, e.dtype)
+        stride_xn, rest = x.stride()[0], self._rest
+        row_kind = spec.row_kind
+        if stride_xn != spec.columns_in:
+            row_kind = specialise(stride_xn)
+            rest = (*rest[:-7], stride_xn, *rest[-6:])
+        key = (form.key, aligned, w.dtype, kinds, row_kind)
+        entry = gather_gemm_kernel.ready(spec.device, key) if self._addressed else None
+        if entry is not None:
+            values = (x_at, w_at, *extra_at, out_at, *rest)
+            run(entry, spec.device.index, self.grid, values, form.constants)
         else:
-            args = (x, w, *extra, out, *self._views(), *self.sizes, stride_xn, *self.strides)
+            numbers = rest[4:] if self._addressed else rest
+            args = (x, w, *extra, out, *self._views(), *numbers)
             gather_gemm_kernel.launch(
-                self.device, self.target, self.grid, args, form.constants, form.options, key
+                spec.device, spec.target, self.grid, args, form.constants, form.options, key
             )
         if split > 1:
             n_values = y.numel()
-            constants = (self.tail, ACTIVATIONS[self.activation], split, 1024)
+            constants = (spec.tail, ACTIVATIONS[spec.activation], split, 1024)
             sum_partials_kernel.launch(
-                self.device, self.target, (cdiv(n_values, 1024), 1, 1),
-                (out, *extra, y, n_values, self.columns, *form.numbers[-2:]), constants,
+                spec.device, spec.target, (cdiv(n_values, 1024), 1, 1),
+                (out, *extra, y, n_values, spec.columns, *form.numbers[-2:]), constants,
                 {"num_warps": 4}, (constants, y.dtype, kinds, aligned, n_values >= 1 << 31),
             )  # fmt: skip
         return y

@@ -13,17 +13,23 @@ from .tile_config import TileConfig, in_reach
 __all__ = ["ACTIVATIONS", "Form", "GemmSpec"]
 
 ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 2, "sigmoid": 3}
+_NO_SPLIT = specialise(0)[0]
 _KEYS: dict[Any, int] = {}  # a small number for what a plan fixes: cheap to hash in every launch
 
 
 class Form(NamedTuple):
-    """What of a problem does not depend on its map, once it is known how large that is."""
+    """What of a problem does not depend on its map, once it is known how large that is.
+
+    numbers: c_in, c_out, where the weight starts, alpha and eps.  following: those, the row strides
+    of contiguous features and results, and the weight's strides, in the kernel's order.
+    """
 
     tile: TileConfig
     constants: tuple[Any, ...]
     options: dict[str, Any]
     numbers: tuple[Any, ...]
     key: int
+    following: tuple[Any, ...]
 
 
 class GemmSpec:
@@ -45,11 +51,14 @@ class GemmSpec:
         self.w_strides, self.w_shift, self.tail = w_strides, w_shift, int(tail)
         self.activation, self.alpha, self.eps = activation, alpha, eps
         self.precision = precision
+        # What every plan and launch asks for.
+        self.columns_in, self.addressed = groups * c_in, target.takes_addresses
+        self.row_kind = specialise(self.columns_in)
         self._forms: dict[Any, Form] = {}
 
     def form(self, packed: bool, wide: bool, split_stride: int) -> Form:
         """The kernel's form. wide: offsets need 64 bits."""
-        (split_kind,) = specialise(split_stride)
+        split_kind = specialise(split_stride)[0] if split_stride else _NO_SPLIT
         key = (packed, wide, split_kind)
         found = self._forms.get(key)
         if found is None:
@@ -72,4 +81,5 @@ class GemmSpec:
         # The type of a float is part of the signature.
         numbers = (c_in, c_out, self.w_shift, float(self.alpha), float(self.eps))
         options = tile.options(self.target)
-        return Form(tile, constants, options, numbers, _KEYS.setdefault(key, len(_KEYS)))
+        following = (*numbers, self.columns_in, self.columns, *self.w_strides)
+        return Form(tile, constants, options, numbers, _KEYS.setdefault(key, len(_KEYS)), following)

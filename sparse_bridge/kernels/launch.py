@@ -32,6 +32,7 @@ from .target import Target
 __all__ = [
     "REGISTRY",
     "Kernel",
+    "aligned_at",
     "alignment",
     "carve",
     "cdiv",
@@ -77,6 +78,11 @@ def alignment(*tensors: torch.Tensor) -> tuple[bool, ...]:
     """Which tensors start at a multiple of 16 bytes; Triton's specialisation tells them apart, one
     by one."""
     return tuple([tensor.data_ptr() % 16 == 0 for tensor in tensors])
+
+
+def aligned_at(joined: int, addresses: tuple[int, ...]) -> object:
+    """`alignment` of addresses. joined: all of them, bit by bit."""
+    return tuple([at % 16 == 0 for at in addresses]) if joined & 15 else True
 
 
 class _Launch(NamedTuple):

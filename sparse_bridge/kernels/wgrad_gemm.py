@@ -17,9 +17,15 @@ import torch
 import triton
 import triton.language as tl
 
-from .launch import alignment, cdiv, power_of_2, register, specialise
+from .launch import aligned_at, cdiv, register, run, specialise
 from .target import Target
 from .tile_config import TileConfig, wgrad_shares
+from .wgrad_spec import SUM_BLOCKS, SUM_LOADS, WgradSpec, sum_shape
+
+__all__ = [
+    "SUM_BLOCKS", "SUM_LOADS", "WgradGemm", "WgradSpec", "sum_shape", "sum_shares_kernel",
+    "wgrad_kernel",
+]  # fmt: skip
 
 
 @triton.jit
@@ -174,16 +180,8 @@ def _sum_shares(
 
 wgrad_kernel = register(_wgrad_gemm)
 sum_shares_kernel = register(_sum_shares)
-SUM_BLOCKS = (64, 128, 256, 512, 1024)  # results per program that adds partials
-SUM_LOADS = 4096  # partial results that such a program loads at a time
-
-
-def sum_shape(results: int, n_offsets: int, compute_units: int) -> tuple[int, int]:
-    """(shares that a program adds at a time, results of it): few programs, since each first finds
-    the shares of its offset, but enough to draw on the whole memory."""
-    wanted = results * n_offsets // (16 * compute_units)
-    block = next((block for block in SUM_BLOCKS if block >= wanted), SUM_BLOCKS[-1])
-    return SUM_LOADS // block, block
+_WIDE = 1 << 31  # from here on offsets need 64 bits
+_SUM_OPTIONS = {"num_warps": 4}
 
 
 class WgradGemm:
@@ -202,59 +200,78 @@ class WgradGemm:
         dw_strides: tuple[int, int, int, int], dw_shift: int, precision: str, tile: TileConfig,
         likely: int | None = None,
     ) -> None:  # fmt: skip
-        self.target, self.device = target, device
-        self.pairs, self.n_offsets, self.c_in, self.columns = pairs, n_offsets, c_in, groups * c_out
-        blocks = cdiv(c_in, tile.block_m) * cdiv(c_out, tile.block_n)
+        spec = WgradSpec(
+            target, device, dtype, n_offsets, c_in, c_out, groups, dw_strides, dw_shift, precision,
+            tile,
+        )  # fmt: skip
+        self._bind(spec, pairs, mirrored, n_in, n_out, likely)
+
+    @classmethod
+    def of(
+        cls, spec: WgradSpec, pairs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        mirrored: bool, n_in: int, n_out: int, likely: int | None = None,
+    ) -> WgradGemm:  # fmt: skip
+        """A problem of which all but the map is known."""
+        made = cls.__new__(cls)
+        made._bind(spec, pairs, mirrored, n_in, n_out, likely)
+        return made
+
+    def _bind(
+        self, spec: WgradSpec, pairs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        mirrored: bool, n_in: int, n_out: int, likely: int | None,
+    ) -> None:  # fmt: skip
+        n_offsets, groups = spec.n_offsets, spec.groups
         n_pairs, longest = len(pairs[0]) if likely is None else likely, min(n_in, n_out)
         if mirrored:  # the centre meets every row, and its list is stored once
             n_pairs = max(n_pairs, 2 * n_pairs - longest)
         else:
             longest = min(longest, cdiv(2 * n_pairs, n_offsets))
         shares = wgrad_shares(
-            target, tile, dtype, precision, (n_offsets, c_in, c_out), groups, n_pairs, longest
+            spec.target, spec.tile, spec.dtype, spec.precision, spec.taps, groups, n_pairs, longest
         )
-        direct = shares == 0
-        self.shares = n_offsets if direct else shares
-        self.grid = (blocks, self.shares, groups)
-        even = c_in % tile.block_m == 0 and c_out % tile.block_n == 0
-        wide = max(n_in * groups * c_in, n_out * groups * c_out) >= 1 << 31
-        v_block = max(16, power_of_2(n_offsets))
-        self.direct, self.mirrored = direct, mirrored
-        self.precision = precision if dtype == torch.float32 else "ieee"
-        self.constants = (
-            mirrored, direct, self.precision, even, wide, v_block, tile.block_m, tile.block_n,
-            tile.block_k
-        )  # fmt: skip
-        self.dw_place = (dw_shift, *dw_strides)
-        self.quads = cdiv(c_in * self.columns, 4)
-        self.place = self.dw_place if direct else (0, 4 * self.quads, 1, c_in, c_in * c_out)
-        self.options = tile.options(target)
-        self.key = (dtype, self.constants, tile, specialise(c_in, c_out, *self.place))
+        wide = n_in * spec.columns_in >= _WIDE or n_out * spec.columns >= _WIDE
+        self.spec, self.pairs, self.direct = spec, pairs, shares == 0
+        self.shares = shares or n_offsets
+        self.form = spec.form(mirrored, self.direct, wide)
+        self.grid = (spec.blocks, self.shares, groups)
+        self._pairs_at: tuple[int, ...] | None = None
+        if spec.addressed:
+            self._pairs_at = (pairs[0].data_ptr(), pairs[1].data_ptr(), pairs[2].data_ptr())
 
     def __call__(self, x: torch.Tensor, dy: torch.Tensor, dw: torch.Tensor) -> torch.Tensor:
         """x [N_in, groups * c_in], dy [N_out, groups * c_out] (unit channel strides); dw written
         whole."""
-        out = dw
+        spec, form, out = self.spec, self.form, dw
+        device, target = spec.device, spec.target
         if not self.direct:
-            rows = self.shares + self.n_offsets
-            out = torch.empty((rows, 4 * self.quads), dtype=torch.float32, device=self.device)
-        strides = (x.stride(0), dy.stride(0))
-        aligned = alignment(x, dy, dw)
-        c_out = self.columns // self.grid[2]
-        numbers = (self.n_offsets, self.c_in, c_out, self.place[0], *strides, *self.place[1:])
-        wgrad_kernel.launch(
-            self.device, self.target, self.grid, (x, dy, out, *self.pairs, *numbers),
-            self.constants, self.options, (self.key, aligned, out.dtype, specialise(*strides)),
-        )  # fmt: skip
-        if not self.direct:
-            size = self.c_in * self.columns
-            shape = sum_shape(size, self.n_offsets, self.target.compute_units)
-            constants = (self.mirrored, self.constants[5], *shape)
-            sum_shares_kernel.launch(
-                self.device, self.target, (cdiv(size, shape[1]), self.n_offsets, 1),
-                (out, dw, self.pairs[2], self.n_offsets, self.c_in, c_out, self.columns,
-                self.quads, self.shares, *self.dw_place),
-                constants, {"num_warps": 4},
-                (constants, dw.dtype, specialise(*self.dw_place), alignment(dw)),
+            rows = self.shares + spec.n_offsets
+            out = torch.empty((rows, 4 * spec.quads), dtype=torch.float32, device=device)
+        x_at, dy_at, dw_at = x.data_ptr(), dy.data_ptr(), dw.data_ptr()
+        aligned = aligned_at(x_at | dy_at | dw_at, (x_at, dy_at, dw_at))
+        strides, kinds = (x.stride()[0], dy.stride()[0]), spec.row_kinds
+        if strides != spec.rows:
+            kinds = specialise(*strides)
+        numbers = (*form.before, *strides, *form.after)
+        key = (form.key, aligned, out.dtype, kinds)
+        entry = wgrad_kernel.ready(device, key) if self._pairs_at is not None else None
+        if entry is not None and self._pairs_at is not None:
+            values = (x_at, dy_at, out.data_ptr(), *self._pairs_at, *numbers)
+            run(entry, device.index, self.grid, values, form.constants)
+        else:
+            wgrad_kernel.launch(
+                device, target, self.grid, (x, dy, out, *self.pairs, *numbers), form.constants,
+                form.options, key,
             )  # fmt: skip
+        if not self.direct:
+            numbers = (*form.sum_sizes, self.shares, *spec.dw_place)
+            sum_key = (form.sum_key, dw.dtype, dw_at % 16 == 0)
+            entry = sum_shares_kernel.ready(device, sum_key) if self._pairs_at is not None else None
+            if entry is not None and self._pairs_at is not None:
+                values = (out.data_ptr(), dw_at, self._pairs_at[2], *numbers)
+                run(entry, device.index, form.sum_grid, values, form.sum_constants)
+            else:
+                sum_shares_kernel.launch(
+                    device, target, form.sum_grid, (out, dw, self.pairs[2], *numbers),
+                    form.sum_constants, _SUM_OPTIONS, sum_key,
+                )  # fmt: skip
         return dw

@@ -8,7 +8,9 @@ import torch
 
 from sparse_bridge import settings
 from sparse_bridge.core import functional, map_builder, reference
+from sparse_bridge.core.conv import conv
 from sparse_bridge.core.conv_spec import Offsets
+from sparse_bridge.core.dataflows import Norm
 from sparse_bridge.errors import UnsupportedError
 from sparse_bridge.kernels import tile_config
 from tests.checks import assert_close
@@ -98,6 +100,26 @@ def test_fused_epilogue(lane, activation, bias, dtype):
     operands = [None if t is None else t.to(lane.device) for t in (x, weight, shift)]
     y = functional.conv(*operands, made.kmap, activation=activation, alpha=0.1)
     assert_close(y, want, dtype)
+
+
+def test_vectors_with_gaps(lane):
+    """Every second value of a longer vector, as bias and in a norm; the plain ones before and
+    after, so that no call is taken for the other."""
+    made = layer("submanifold", 2, device=lane.device)
+    x, weight, shift, _ = tensors(made, 16, 16)
+    mean, var = features(16, 1, seed=5)[:, 0], features(16, 1, seed=6)[:, 0].square() + 0.5
+    want = made.truth(x, weight, shift)
+    normed = (want - mean) / (var + 1e-3).sqrt()
+    x, weight, *vectors = (t.to(lane.device) for t in (x, weight, shift, mean, var))
+    for gaps in (False, True, False):
+        if gaps:
+            kept = [torch.stack([v, v + 7], 1).flatten()[::2] for v in vectors]
+            assert kept[0].stride() == (2,)
+        else:
+            kept = vectors
+        norm = Norm(kept[1], kept[2], None, None, 1e-3)
+        assert_close(functional.conv(x, weight, kept[0], made.kmap), want)
+        assert_close(conv(x, weight, kept[0], made.kmap, norm=norm), normed)
 
 
 def test_fused_epilogue_of_repeated_coordinates(lane):

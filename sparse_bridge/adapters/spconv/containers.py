@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from .. import fusion
+from .layers import parameters_of
 from .translate import conv_forward
 
 __all__ = ["run_sequential"]
@@ -36,7 +37,7 @@ def run_sequential(
                 x = module(x)
             else:
                 x = conv_forward(
-                    module, False, x, module.weight, module.bias, name=module.name,
+                    module, False, x, *parameters_of(module), name=module.name,
                     sparse_unique_name=module._sparse_unique_name, tail=tail,
                 )  # fmt: skip
                 index += tail.length

@@ -18,6 +18,7 @@ __all__ = [
     "check_inverse",
     "check_reuse",
     "entries_of",
+    "fits",
     "taps_of",
 ]
 
@@ -28,6 +29,32 @@ class KeyReuseError(ContractError):
 
 class KeyTakenError(ContractError, GeometryError):
     """A pool found its `indice_key` in use."""
+
+
+def fits(layer: Any, x: Any, record: Any, features: torch.Tensor) -> bool:
+    """Whether plain comparisons show that the checks below, and `geometry.check_dimension`, have
+    nothing to say and the whole weight is used. False says nothing."""
+    shape, kernel, size = x.spatial_shape, layer.kernel_size, x.indices.shape
+    if layer.inverse:
+        allowed, grid, rows = not record.is_subm, record.out_spatial_shape, record.out_indices
+        spread = mine = kernel
+    else:
+        allowed, grid, rows = layer.subm and record.is_subm, record.spatial_shape, record.indices
+        spread, mine = record.dilation, layer.dilation
+    # Other sequences of numbers, tensors say, may not compare to one truth.
+    if not type(shape) is type(kernel) is type(grid) is type(record.ksize) is list:
+        return False
+    if not type(spread) is type(mine) is list or len(size) != 2:
+        return False
+    return (
+        allowed
+        and layer.algo is record.algo
+        and record.ksize == kernel
+        and spread == mine
+        and grid == shape
+        and layer.ndim == len(shape) == size[1] - 1
+        and size[0] == rows.shape[0] == features.shape[0]
+    )
 
 
 def check_algo(layer: Any, record: Any) -> None:

@@ -22,6 +22,7 @@ __all__ = [
     "check_input",
     "check_parameters",
     "output",
+    "parameters_of",
     "record_of",
     "record_voxels",
     "shape_of",
@@ -41,7 +42,7 @@ class FeatureTypeError(DataTypeError, RuntimeError):
 def shape_of(x: Any) -> list[int]:
     """The spatial shape as Python ints, whatever kind of sequence was assigned."""
     shape = x.spatial_shape
-    return [int(size) for size in (shape.tolist() if hasattr(shape, "tolist") else shape)]
+    return list(map(int, shape.tolist() if hasattr(shape, "tolist") else shape))
 
 
 def box_of(x: Any) -> Box:
@@ -61,6 +62,8 @@ def check_input(x: Any, what: str) -> torch.Tensor:
             f"{what} takes a SparseConvTensor, got {type(x).__name__}. Derive the module that "
             "holds this layer from SparseModule, or use SparseSequential."
         ) from None
+    if features.dtype in _FLOATS and features.ndim == 2 and x.indices.device == features.device:
+        return features
     if features.dtype == torch.qint8:
         raise UnsupportedError(
             f"{what} got int8 features; quantised inference is not bridged. "
@@ -79,6 +82,15 @@ def check_input(x: Any, what: str) -> torch.Tensor:
             "move both to one device."
         )
     return features
+
+
+def parameters_of(layer: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Weight and bias. (Attributes of a module are looked up five times slower than its
+    dictionaries; a weight that is computed is in none of them.)"""
+    held = layer._parameters
+    if "weight" in held and "bias" in held:
+        return held["weight"], held["bias"]
+    return layer.weight, layer.bias
 
 
 def check_parameters(features: torch.Tensor, weight: torch.Tensor, what: str) -> None:

@@ -21,7 +21,7 @@ from ...errors import ContractError, UnsupportedError
 from ..fusion import Tail
 from ..ledger import note
 from . import benchmark, geometry, maps, records
-from .keys import check_algo, check_inverse, check_reuse, entries_of, taps_of
+from .keys import check_algo, check_inverse, check_reuse, entries_of, fits, taps_of
 from .layers import (
     allow_tf32,
     box_of,
@@ -71,16 +71,18 @@ def conv_forward(
         raise ContractError(f"{what}: a fused {activation} is for inference; call .eval() first.")
     check_parameters(features, weight, what)
     watch = benchmark.of_conv(x, layer, name) if x.benchmark else None
-    with benchmark.timed(x, sparse_unique_name or name or what):
-        if layer.conv1x1:
-            out = _pointwise(layer, x, features, weight, bias)
-        else:
-            norm = None if tail is None else tail.values
-            out = _convolve(layer, x, features, weight, bias, activation, act_alpha, norm, watch)
+    norm = None if tail is None else tail.values
+    timer = x._timer
+    if not layer.conv1x1 and (timer is None or not timer.enable):
+        out = _convolve(layer, x, features, weight, bias, activation, act_alpha, norm, watch)
+    else:
+        with benchmark.timed(x, sparse_unique_name or name or what):
+            out = _run(layer, x, features, weight, bias, activation, act_alpha, norm, watch)
     if add_input is not None:
         summed = out.features + add_input.features
         out = out.replace_feature(_activate(summed, activation, act_alpha))
-    record_voxels(layer, out.features)
+    if layer.record_voxel_count:
+        record_voxels(layer, out.features)
     note("spconv", what)
     return out
 
@@ -128,23 +130,36 @@ def _output_shape(layer: Any, shape: list[int]) -> list[int]:
     return size
 
 
+def _run(
+    layer: Any, x: Any, features: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+    activation: str | None, alpha: float, norm: Norm | None, watch: benchmark.Stopwatch | None,
+) -> Any:  # fmt: skip
+    if layer.conv1x1:
+        return _pointwise(layer, x, features, weight, bias)
+    return _convolve(layer, x, features, weight, bias, activation, alpha, norm, watch)
+
+
 def _convolve(
     layer: Any, x: Any, features: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
     activation: str | None, alpha: float, norm: Norm | None, watch: benchmark.Stopwatch | None,
 ) -> Any:  # fmt: skip
-    geometry.check_dimension(layer, x)
     key = layer.indice_key
-    entries = entries_of(x)
     record = x.find_indice_pair(key)
-    if record is not None:
-        check_algo(layer, record)
+    fitting = record is not None and fits(layer, x, record, features)
+    if not fitting:
+        geometry.check_dimension(layer, x)
+        if record is not None:
+            check_algo(layer, record)
+    entries = entries_of(x)
     if layer.inverse:
-        check_inverse(layer, x, record)
+        if not fitting:
+            check_inverse(layer, x, record)
         kmap = records.kernel_map_of(record).transposed()
         indices, shape = record.indices, list(record.spatial_shape)
     elif record is not None:
-        check_reuse(layer, x, record)
-        weight = taps_of(weight, layer, record)
+        if not fitting:
+            check_reuse(layer, x, record)
+            weight = taps_of(weight, layer, record)
         kmap = records.kernel_map_of(record)
         indices, shape = record.out_indices, list(record.out_spatial_shape)
     else:
@@ -154,15 +169,22 @@ def _convolve(
             watch.built()
         if key is not None:
             entries[key] = record_of(x, layer, indices, shape, kmap, store)
-    wants_grad = torch.is_grad_enabled() and (
-        features.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-    )
+    fused = activation
+    if (
+        activation is not None
+        and torch.is_grad_enabled()
+        and (
+            features.requires_grad
+            or weight.requires_grad
+            or (bias is not None and bias.requires_grad)
+        )
+    ):
+        fused = None
     y = conv(
-        features, weight, bias, kmap, layout="ovi", groups=layer.groups,
-        activation=None if wants_grad else activation, alpha=alpha, norm=norm,
-        allow_tf32=allow_tf32(),
+        features, weight, bias, kmap, layout="ovi", groups=layer.groups, activation=fused,
+        alpha=alpha, norm=norm, allow_tf32=allow_tf32(),
     )  # fmt: skip
-    if wants_grad:
+    if fused is not activation:
         y = _activate(y, activation, alpha)
     if watch is not None:
         watch.finish(int(y.shape[0]))

@@ -15,6 +15,7 @@ from torch.nn import init
 from sparse_bridge import settings
 from sparse_bridge.adapters.spconv import expected, weights
 from sparse_bridge.adapters.spconv.geometry import KernelSizeError
+from sparse_bridge.adapters.spconv.layers import parameters_of
 from sparse_bridge.adapters.spconv.translate import conv_forward
 from sparse_bridge.errors import ContractError
 
@@ -175,7 +176,7 @@ class SparseConvolution(SparseConvolutionBase, SparseModule):
 
     def forward(self, input: SparseConvTensor, add_input: SparseConvTensor = None):
         return self._conv_forward(
-            self.training, input, self.weight, self.bias, add_input, name=self.name,
+            self.training, input, *parameters_of(self), add_input, name=self.name,
             sparse_unique_name=self._sparse_unique_name, act_type=self.act_type,
             act_alpha=self.act_alpha, act_beta=self.act_beta,
         )  # fmt: skip
