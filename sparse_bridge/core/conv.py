@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from ..errors import DeviceError, ShapeError, UnsupportedError
 from .dataflows import ACTIVATIONS, Epilogue, Norm, gather_matmul, weight_gradient
-from .fused_call import produced, take, waiting
+from .fused_call import collecting, produced, take
 from .kernel_map import KernelMap
 from .per_offset import gradients
 from .resolved import Resolved, check, known, resolve
@@ -159,8 +159,11 @@ def conv(
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     )
     precision = "tf32" if allow_tf32 else "ieee"
+    offered = None if wants_grad or activation is not None or norm is not None else take()
+    if offered is not None:
+        norm, activation, alpha = offered[0]
     if not (
-        waiting()
+        collecting()
         or torch._C._is_any_autocast_enabled()
         or kmap.x_fold is not None
         or kmap.y_fold is not None
@@ -168,7 +171,10 @@ def conv(
         found = known(x, weight, bias, activation, alpha, norm, layout, groups, precision, kmap)
         if found is not None:
             if not wants_grad:
-                return found.forward(kmap, x, weight, bias, activation, alpha, norm)
+                y = found.forward(kmap, x, weight, bias, activation, alpha, norm)
+                if offered is not None:
+                    offered[1].append(y)
+                return y
             if not found.ends:
                 return _Conv.apply(x, weight, bias, kmap, found, layout, groups, precision, None)
     if x.ndim != 2:
@@ -176,9 +182,6 @@ def conv(
     _check_devices(x, weight, bias, kmap)
     dtype = autocast_dtype(x.device)
     check_activation(activation)
-    offered = None if wants_grad or activation is not None or norm is not None else take()
-    if offered is not None:
-        norm, activation, alpha = offered[0]
     if wants_grad and (activation is not None or norm is not None):
         raise UnsupportedError(
             f"a fused {activation or 'norm'} has no gradient; apply it after the convolution, or "

@@ -12,7 +12,7 @@ import torch
 
 from .dataflows import Norm
 
-__all__ = ["Pending", "collect", "offer", "produced", "take", "waiting"]
+__all__ = ["Pending", "collect", "collecting", "offer", "produced", "take"]
 
 _listening = False  # whether anybody in this process ever offered or collected
 _local = threading.local()
@@ -56,12 +56,9 @@ def collect() -> Iterator[list[torch.Tensor]]:
         _local.results = before
 
 
-def waiting() -> bool:
-    """Whether this thread offers something now, or collects; costs a comparison where nobody ever
-    did."""
-    return _listening and (
-        getattr(_local, "offer", None) is not None or getattr(_local, "results", None) is not None
-    )
+def collecting() -> bool:
+    """Whether this thread collects results; costs a comparison where nobody ever did."""
+    return _listening and getattr(_local, "results", None) is not None
 
 
 def take() -> tuple[Pending, list[torch.Tensor]] | None:
