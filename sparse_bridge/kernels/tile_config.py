@@ -188,7 +188,6 @@ def in_reach(
 # Per compute unit: from here on rows of one tile are alike enough for larger tiles. A power of two,
 # because plans decide once per octave.
 _MOST_ROWS = 2048
-_DEEP_ROWS = 1024  # below, steps of 128 channels
 _CACHED_WEIGHT = 40 << 20  # bytes
 
 
@@ -221,8 +220,7 @@ def gather_tile(
     if precision == "ieee" and not half and many and c_in >= 256 and c_out >= 256:
         return in_registers(TileConfig(128, 128, 16, 4, 2), target, dtype, precision, wgrad=False)
     block_n = power(c_out, 16, 128)
-    deep = roomy and n_rows < _DEEP_ROWS * target.compute_units
-    block_k = power(c_in, 16, 128 if deep else 64)
+    block_k = power(c_in, 16, 128 if roomy and not most else 64)
     while block_k > 16 and c_in % block_k and c_in % (block_k // 2) == 0:
         block_k //= 2  # 96 channels: three even blocks of 32 beat two ragged ones of 64
     # Without matrix units a thread wants more results to share its operands.
