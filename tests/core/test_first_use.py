@@ -12,6 +12,7 @@ from sparse_bridge import settings
 from sparse_bridge.core import ahead, device, first_use
 from sparse_bridge.kernels import launch
 from sparse_bridge.kernels.target import Target
+from sparse_bridge.kernels.variants import declarations
 from tests.adapters.spconv import doors
 
 CPU = torch.device("cpu")
@@ -132,6 +133,7 @@ def forms():
 @pytest.mark.parametrize("trains", [False, True])
 def test_a_network_meets_no_kernel_that_is_not_on_its_way(spconv, rows, trains):
     where = torch.device("cuda", 0)
+    declarations()  # kernels that no test before this one has imported are waited for as well
     torch.manual_seed(0)
     network = encoder().to(where).train(trains)
     network = network if trains else network.half()
