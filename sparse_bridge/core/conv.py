@@ -57,7 +57,7 @@ class _Conv(torch.autograd.Function):
         if dtype is not None:
             x_cast, weight_cast = _cast(x, dtype), _cast(weight, dtype)
         if found is None:
-            found = _find(x_cast, weight_cast, Epilogue(bias), layout, groups, precision, kmap)
+            found = resolve(x_cast, weight_cast, Epilogue(bias), layout, groups, precision, kmap)
         y = found.forward(kmap, x_cast, weight_cast, bias)
         ctx.save_for_backward(x_cast, weight_cast)
         ctx.problem = kmap, found, weight.dtype, None if bias is None else bias.dtype
@@ -202,14 +202,8 @@ def _apply(x, weight, epilogue, kmap, layout, groups, precision, dtype, wants_gr
         return _Conv.apply(x, weight, epilogue.bias, kmap, None, layout, groups, precision, dtype)
     if dtype is not None:
         x, weight = _cast(x, dtype), _cast(weight, dtype)
-    found = _find(x, weight, epilogue, layout, groups, precision, kmap)
+    found = resolve(x, weight, epilogue, layout, groups, precision, kmap)
     return found.forward(kmap, x, weight, *epilogue)
-
-
-def _find(x, weight, epilogue, layout, groups, precision, kmap):  # type: ignore[no-untyped-def]
-    bias, activation, alpha, norm = epilogue
-    found = known(x, weight, bias, activation, alpha, norm, layout, groups, precision, kmap)
-    return resolve(x, weight, epilogue, layout, groups, precision, kmap) if found is None else found
 
 
 def _folded(x, weight, epilogue, kmap, layout, groups, precision, dtype):  # type: ignore[no-untyped-def]

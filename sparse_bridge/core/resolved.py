@@ -182,15 +182,18 @@ def resolve(
     x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue, layout: str, groups: int,
     precision: str, kmap: KernelMap,
 ) -> Resolved:  # fmt: skip
-    """The convolution of tensors on the map's device.
+    """The convolution of tensors on the map's device, resolved now unless it is known.
 
     Raises: ShapeError, DataTypeError, OverflowLimitError.
     """
+    bias, activation, alpha, norm = epilogue
+    found = known(x, weight, bias, activation, alpha, norm, layout, groups, precision, kmap)
+    if found is not None:
+        return found
     w, memory = check(x, weight, epilogue, kmap, layout, groups), plan.memory()
     chosen = plan.choose_dataflow(x.device, x.dtype, kmap)
     made = Resolved(x, epilogue, w, (layout, groups), precision, chosen)
     if kmap.relation.regular and made.lasts:
-        bias, activation, alpha, norm = epilogue
         key = _key(x, weight, bias, activation, alpha, norm, layout, groups, precision)
         memory[key] = made
     return made

@@ -301,7 +301,7 @@ class GatherGemm:
         row_kind = spec.row_kind
         if stride_xn != spec.columns_in:
             row_kind = specialise(stride_xn)
-            rest = (*rest[:-7], stride_xn, *rest[-6:])
+            rest = (*rest[:-7], stride_xn, *rest[-6:])  # the first of seven strides
         key = (form.key, aligned, w.dtype, kinds, row_kind)
         entry = gather_gemm_kernel.ready(spec.device, key) if self._addressed else None
         if entry is not None:

@@ -253,6 +253,12 @@ def taps_at_once(n_taps: int) -> int:
     return 1 if n_taps == 1 else 8 if n_taps <= 8 else 32
 
 
+def insert_shape(taps: int, target: Target) -> tuple[int, int]:
+    """(rows, warps) of a program that looks at `taps` places. A single warp waits only for its own
+    slowest search."""
+    return (4 * target.warp_size, 4) if taps == 1 else (256 // taps, 1)
+
+
 def hash_insert(
     table: HashTable,
     coords: torch.Tensor,
@@ -278,7 +284,7 @@ def hash_insert(
     n_rows, columns = coords.shape
     n_taps = geometry.n_taps
     taps = taps_at_once(n_taps)
-    rows = 4 * target.warp_size if taps == 1 else 256 // taps
+    rows, warps = insert_shape(taps, target)
     max_probes = min(MAX_PROBES, table.capacity)
     unused = bounds  # stands for a pointer that is not followed
     place = (
@@ -292,7 +298,7 @@ def hash_insert(
     constants = (alive is not None, alone, *shape)
     grid = (cdiv(n_rows, rows), cdiv(n_taps, taps), 1)
     key = (constants, coords.data_ptr() % 16)
-    options = {"num_warps": 4 if taps == 1 else 1}
+    options = {"num_warps": warps}
     hash_insert_kernel.launch(
         coords.device, target, grid, (*place, table.flags, *sizes), constants, options, key
     )

@@ -135,10 +135,12 @@ def _link_rows(
     WIDE: tl.constexpr, DIVISION: tl.constexpr, CLASSES: tl.constexpr, TAPS: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Turn slots [n_taps, n_rows] into numbers and scatter the table of the new rows [V,
-    n_columns]. LINK: that of the old ones [V, n_rows] too; where it does not take the place of the
-    slots, what it does not name must be there.
-    Masks of the latter are left where every place is an offset."""
+    """Turn slots [n_taps, n_rows] into numbers and scatter them as the table of the new rows [V,
+    n_columns], which holds -1 before.
+
+    LINK: leave the table of the old rows [V, n_rows] too. With CLASSES it holds -1 before;
+    otherwise every place is an offset, it takes the place of the slots, and its masks are left.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[None, :]
     place = tl.program_id(1) * TAPS + tl.arange(0, TAPS)[:, None]
     there = row < live_rows(count_ptr, n_rows, counted)

@@ -33,11 +33,10 @@ def _insert(
     divided: _Divided, place: str,
 ) -> Variant:  # fmt: skip
     division, _, taps = divided
-    rows = 4 * target.warp_size if taps == 1 else 256 // taps
+    rows, warps = hash_table.insert_shape(taps, target)
     shape = (dimension, key64, wide, *divided, rows)
     constants = (alive, taps == 1 and division == 0, *shape)
-    options = {"num_warps": 4 if taps == 1 else 1}
-    return make(kernel, constants, options, place=place, keys=_key(key64))
+    return make(kernel, constants, {"num_warps": warps}, place=place, keys=_key(key64))
 
 
 def _key(key64: bool) -> str:

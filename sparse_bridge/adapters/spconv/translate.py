@@ -73,8 +73,8 @@ def conv_forward(
     watch = benchmark.of_conv(x, layer, name) if x.benchmark else None
     norm = None if tail is None else tail.values
     timer = x._timer
-    if not layer.conv1x1 and (timer is None or not timer.enable):
-        out = _convolve(layer, x, features, weight, bias, activation, act_alpha, norm, watch)
+    if timer is None or not timer.enable:
+        out = _run(layer, x, features, weight, bias, activation, act_alpha, norm, watch)
     else:
         with benchmark.timed(x, sparse_unique_name or name or what):
             out = _run(layer, x, features, weight, bias, activation, act_alpha, norm, watch)
