@@ -9,10 +9,11 @@ from torch.autograd.function import once_differentiable
 
 from ..errors import DeviceError, ShapeError, UnsupportedError
 from .dataflows import ACTIVATIONS, Epilogue, Norm, gather_matmul, weight_gradient
+from .deferred import Deferred
 from .fused_call import collecting, produced, take
 from .kernel_map import KernelMap
 from .per_offset import gradients
-from .resolved import Resolved, check, known, resolve
+from .resolved import Resolved, check, known, like_result, resolve
 from .weights import WeightLayout, layout_of
 
 __all__ = ["autocast_dtype", "conv"]
@@ -137,6 +138,7 @@ def conv(
     activation: str | None = None,
     alpha: float = 0.0,
     norm: Norm | None = None,
+    residual: torch.Tensor | None = None,
     allow_tf32: bool = False,
 ) -> torch.Tensor:
     """Convolve the rows of `x` along a kernel map.
@@ -148,30 +150,40 @@ def conv(
         bias: [C_out] or None.
         kmap: from `map_builder`; its N_in must be x's rows.
         activation: None, "relu", "leaky_relu" (slope `alpha`) or "sigmoid"; only without gradients.
-        norm: a normalisation by fixed statistics between bias and activation; only without
-            gradients.
+        norm: a normalisation by fixed statistics behind the bias; only without gradients.
+        residual: [N_out, C_out] of the result's dtype (under autocast of any float dtype), added
+            before the activation; only without gradients.
         allow_tf32: fp32 products may round their inputs to TF32 (IEEE otherwise).
 
     Returns: [N_out, C_out] in x's dtype; under autocast in the autocast dtype (fp64 is left alone).
     Raises: ShapeError, DataTypeError, DeviceError, UnsupportedError.
     """
     wants_grad = torch.is_grad_enabled() and (
-        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+        x.requires_grad
+        or weight.requires_grad
+        or (bias is not None and bias.requires_grad)
+        or (residual is not None and residual.requires_grad)
     )
     precision = "tf32" if allow_tf32 else "ieee"
-    offered = None if wants_grad or activation is not None or norm is not None else take()
+    ends = activation is not None or norm is not None or residual is not None
+    offered = None if wants_grad or ends else take()
+    folds = kmap.x_fold is not None or kmap.y_fold is not None
     if offered is not None:
-        norm, activation, alpha = offered[0]
-    if not (
-        collecting()
-        or torch._C._is_any_autocast_enabled()
-        or kmap.x_fold is not None
-        or kmap.y_fold is not None
-    ):
-        found = known(x, weight, bias, activation, alpha, norm, layout, groups, precision, kmap)
+        norm, activation, alpha, summed = offered[0]
+        if summed is not None:
+            if not folds:
+                y = _deferred(x, weight, bias, kmap, layout, groups, precision, offered[0])
+                offered[1].append(y)
+                return y
+            activation = None  # belongs behind the sum
+    if not (folds or collecting() or torch._C._is_any_autocast_enabled()):
+        found = known(
+            x, weight, bias, activation, alpha, norm, residual is not None, layout, groups,
+            precision, kmap,
+        )  # fmt: skip
         if found is not None:
             if not wants_grad:
-                y = found.forward(kmap, x, weight, bias, activation, alpha, norm)
+                y = found.forward(kmap, x, weight, bias, activation, alpha, norm, residual)
                 if offered is not None:
                     offered[1].append(y)
                 return y
@@ -182,13 +194,16 @@ def conv(
     _check_devices(x, weight, bias, kmap)
     dtype = autocast_dtype(x.device)
     check_activation(activation)
-    if wants_grad and (activation is not None or norm is not None):
+    if wants_grad and ends:
+        what = activation or ("norm" if norm is not None else "residual")
         raise UnsupportedError(
-            f"a fused {activation or 'norm'} has no gradient; apply it after the convolution, or "
-            "run under torch.no_grad()."
+            f"a fused {what} has no gradient; apply it after the convolution, or run under "
+            "torch.no_grad()."
         )
-    epilogue = Epilogue(bias, activation, alpha, norm)
-    if kmap.x_fold is not None or kmap.y_fold is not None:
+    if residual is not None and dtype is not None:
+        residual = _cast(residual, dtype)
+    epilogue = Epilogue(bias, activation, alpha, norm, residual)
+    if folds:
         y = _folded(x, weight, epilogue, kmap, layout, groups, precision, dtype)
     else:
         y = _apply(x, weight, epilogue, kmap, layout, groups, precision, dtype, wants_grad)
@@ -223,7 +238,33 @@ def _folded(x, weight, epilogue, kmap, layout, groups, precision, dtype):  # typ
         y = copy_rows(y, kmap.y_fold)
     if kmap.self_offset >= 0:
         y = y + self_product(x.to(y.dtype), weight.to(y.dtype), layout, groups, kmap.self_offset)
+    if epilogue.residual is not None:
+        like_result(epilogue.residual, tuple(y.shape), y.dtype, y.device)
     return epilogue.finish(y.clone())
+
+
+def _deferred(x, weight, bias, kmap, layout, groups, precision, pending):  # type: ignore[no-untyped-def]
+    """The result to which somebody is about to add features."""
+    if x.ndim != 2:
+        raise ShapeError(f"features have shape {list(x.shape)}; expected [N, C].")
+    _check_devices(x, weight, bias, kmap)
+    dtype = autocast_dtype(x.device)
+    if dtype is not None:
+        x, weight = _cast(x, dtype), _cast(weight, dtype)
+    norm, activation, alpha, summed = pending
+    plain = Epilogue(bias, None, 0.0, norm)
+    found = resolve(x, weight, plain, layout, groups, precision, kmap)
+
+    def launch(residual: torch.Tensor | None) -> torch.Tensor:
+        if residual is None:
+            return found.forward(kmap, x, weight, *plain)
+        end = Epilogue(bias, activation, alpha, norm, residual)
+        return resolve(x, weight, end, layout, groups, precision, kmap).forward(
+            kmap, x, weight, *end
+        )
+
+    shape = (kmap.relation.n_rows[kmap.side], found.columns_out)
+    return Deferred(shape, x, launch, summed)
 
 
 def _check_devices(

@@ -38,26 +38,27 @@ class Norm(NamedTuple):
 
 
 class Epilogue(NamedTuple):
-    """What follows the sum: bias [C_out] or none, a norm or none, then an activation (alpha: slope
-    of leaky_relu)."""
+    """What follows the sum: bias [C_out] or none, a norm or none, a residual [N_out, C_out] of the
+    result's dtype or none, then an activation (alpha: slope of leaky_relu)."""
 
     bias: torch.Tensor | None = None
     activation: str | None = None
     alpha: float = 0.0
     norm: Norm | None = None
+    residual: torch.Tensor | None = None
 
     @property
     def vectors(self) -> tuple[torch.Tensor | None, ...]:
-        """(bias, mean, var, weight, bias of the norm)."""
+        """(bias, mean, var, weight, bias of the norm, residual)."""
         if self.norm is None:
-            return self.bias, None, None, None, None
-        return self.bias, *self.norm[:4]
+            return self.bias, None, None, None, None, self.residual
+        return self.bias, *self.norm[:4], self.residual
 
     @property
     def tail(self) -> int:
-        """Which vectors there are: 1 for a bias, plus 2 for a norm, plus 4 for its weight and
-        bias."""
-        tail = int(self.bias is not None)
+        """Which of them there are: 1 for a bias, plus 2 for a norm, plus 4 for its weight and bias,
+        plus 8 for a residual."""
+        tail = int(self.bias is not None) + 8 * (self.residual is not None)
         if self.norm is not None:
             tail += 2 if self.norm.weight is None else 6
         return tail
@@ -71,6 +72,8 @@ class Epilogue(NamedTuple):
                 None if vector is None else vector.to(y.dtype) for vector in self.norm[:4]
             )
             y = F.batch_norm(y, mean, var, weight, bias, eps=self.norm.eps)
+        if self.residual is not None:
+            y += self.residual
         if self.activation == "relu":
             y.relu_()
         elif self.activation == "leaky_relu":

@@ -1,5 +1,5 @@
-"""Handing a norm and an activation to the next convolution of this thread, past the framework's
-own layer code."""
+"""Handing a norm, an activation and a sum to the next convolution of this thread, past the
+framework's own layer code."""
 
 from __future__ import annotations
 
@@ -19,11 +19,16 @@ _local = threading.local()
 
 
 class Pending(NamedTuple):
-    """What a convolution is to apply to its result."""
+    """What a convolution is to apply to its result.
 
-    norm: Norm
+    summed: None, or told of the sum if features are added to the result: the activation then
+    belongs behind that sum, and the result is to be a `Deferred`.
+    """
+
+    norm: Norm | None
     activation: str | None
     alpha: float
+    summed: Callable[[torch.Tensor], None] | None = None
 
 
 def offer(

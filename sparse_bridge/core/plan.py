@@ -120,8 +120,8 @@ def _gather_gemm() -> type[GatherGemm]:
 
 
 class GatherProduct:
-    """y = act(norm(sum of x @ w[v] + bias)), but for the map: what its plans for many scenes have
-    in common.
+    """y = act(norm(sum of x @ w[v] + bias) + residual), but for the map: what its plans for many
+    scenes have in common.
 
     given, w: the weight as it comes, and as the kernel reads it.  precision: of the products.
     """

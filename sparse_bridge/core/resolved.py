@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import settings
-from ..errors import DataTypeError, ShapeError
+from ..errors import DataTypeError, DeviceError, ShapeError
 from . import plan, trace
 from .dataflows import Epilogue, Norm, gather_matmul
 from .device import TRITON_DATAFLOWS
@@ -23,7 +23,7 @@ from .weights import WeightLayout, layout_of
 if TYPE_CHECKING:
     from .kernel_map import KernelMap
 
-__all__ = ["Resolved", "known", "resolve"]
+__all__ = ["Resolved", "known", "like_result", "resolve"]
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -32,9 +32,9 @@ class Resolved:
     """A convolution that has passed all checks that do not need the scene.
 
     w: how the weight is read.  dataflow, target: see `plan.choose_dataflow`, for a regular map.
-    gather: the product where kernels compute it, else None.  ends: whether a norm or an activation
-    follows, which have no gradient.  apart: whether values of a bias or of a norm's vectors are not
-    next to each other in memory, as kernels read them.
+    gather: the product where kernels compute it, else None.  ends: whether a norm, a residual or an
+    activation follows, which have no gradient.  apart: whether values of a bias or of a norm's
+    vectors are not next to each other in memory, as kernels read them.
     """
 
     __slots__ = (
@@ -50,8 +50,8 @@ class Resolved:
         self.device, self.dtype = x.device, x.dtype
         self.n_offsets, self.columns_in, self.columns_out = w.n_offsets, w.columns_in, w.columns_out
         self.dataflow, self.target = chosen
-        self.ends = epilogue.activation is not None or epilogue.norm is not None
-        vectors = [vector for vector in epilogue.vectors if vector is not None]
+        self.ends = any(epilogue[place] is not None for place in (1, 3, 4))
+        vectors = [vector for vector in epilogue.vectors[:5] if vector is not None]
         self.apart = any(not vector.is_contiguous() for vector in vectors)
         self.gather: plan.GatherProduct | None = None
         if self.launches:
@@ -77,19 +77,24 @@ class Resolved:
     def forward(
         self, kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
         activation: str | None = None, alpha: float = 0.0, norm: Norm | None = None,
+        residual: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """act(norm(conv + bias)); see `conv`."""
+        """act(norm(conv + bias) + residual); see `conv`."""
         relation, gather = kmap.relation, self.gather
+        if residual is not None:
+            residual = like_result(
+                residual, (relation.n_rows[kmap.side], self.columns_out), self.dtype, self.device
+            )
         if gather is None or not (relation.regular and relation.n_rows[0] and relation.n_rows[1]):
             dataflow, target = self.chosen(kmap)
-            end = Epilogue(bias, activation, alpha, norm)
+            end = Epilogue(bias, activation, alpha, norm, residual)
             y = gather_matmul(dataflow, target, kmap, x, weight, self.w, end, self.precision)
         else:
             vectors: tuple[torch.Tensor | None, ...] | None = None
             if norm is not None:
-                vectors = (bias, norm[0], norm[1], norm[2], norm[3])
-            elif bias is not None:
-                vectors = (bias, None, None, None, None)
+                vectors = (bias, norm[0], norm[1], norm[2], norm[3], residual)
+            elif bias is not None or residual is not None:
+                vectors = (bias, None, None, None, None, residual)
             if self.apart and vectors is not None:
                 vectors = tuple([None if one is None else one.contiguous() for one in vectors])
             y = gather(relation, int(kmap.flipped), x, weight, vectors)
@@ -133,7 +138,7 @@ class Resolved:
 
 def _key(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None,
-    alpha: float, norm: Norm | None, layout: str, groups: int, precision: str,
+    alpha: float, norm: Norm | None, summed: bool, layout: str, groups: int, precision: str,
 ) -> tuple[Any, ...]:  # fmt: skip
     end: tuple[Any, ...] | None = None
     if bias is not None:
@@ -150,6 +155,8 @@ def _key(
             end = (end, gain.dtype, gain.device, gain.shape, gain.stride())
         if beta is not None:
             end = (end, 0, beta.dtype, beta.device, beta.shape, beta.stride())
+    if summed:
+        end = (end, True)
     return (
         x.dtype, x.device, weight.dtype, weight.device, weight.shape, weight.stride(), layout,
         groups, precision, end,
@@ -158,11 +165,12 @@ def _key(
 
 def known(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None,
-    alpha: float, norm: Norm | None, layout: str, groups: int, precision: str, kmap: KernelMap,
+    alpha: float, norm: Norm | None, summed: bool, layout: str, groups: int, precision: str,
+    kmap: KernelMap,
 ) -> Resolved | None:  # fmt: skip
     """The convolution, if it was resolved before and goes with these features and this map, whose
-    ends are not folded; None says nothing."""
-    key = _key(x, weight, bias, activation, alpha, norm, layout, groups, precision)
+    ends are not folded; None says nothing.  summed: a residual is added."""
+    key = _key(x, weight, bias, activation, alpha, norm, summed, layout, groups, precision)
     found: Resolved | None = plan.memory().get(key)
     if found is None:
         return None
@@ -186,16 +194,15 @@ def resolve(
 
     Raises: ShapeError, DataTypeError, OverflowLimitError.
     """
-    bias, activation, alpha, norm = epilogue
-    found = known(x, weight, bias, activation, alpha, norm, layout, groups, precision, kmap)
+    end = (*epilogue[:4], epilogue.residual is not None)
+    found = known(x, weight, *end, layout, groups, precision, kmap)
     if found is not None:
         return found
     w, memory = check(x, weight, epilogue, kmap, layout, groups), plan.memory()
     chosen = plan.choose_dataflow(x.device, x.dtype, kmap)
     made = Resolved(x, epilogue, w, (layout, groups), precision, chosen)
     if kmap.relation.regular and made.lasts:
-        key = _key(x, weight, bias, activation, alpha, norm, layout, groups, precision)
-        memory[key] = made
+        memory[_key(x, weight, *end, layout, groups, precision)] = made
     return made
 
 
@@ -237,6 +244,23 @@ def check(
     if norm is not None:
         _check_norm(norm, w, x.device)
     return w
+
+
+def like_result(
+    residual: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """The residual of a result with this shape, contiguous. Raises ShapeError, DataTypeError,
+    DeviceError."""
+    if tuple(residual.shape) != shape:
+        raise ShapeError(
+            f"the residual has shape {list(residual.shape)}; expected that of the result, "
+            f"{list(shape)}."
+        )
+    if residual.dtype != dtype:
+        raise DataTypeError(f"the residual is {residual.dtype}, the result {dtype}; convert it.")
+    if residual.device != device:
+        raise DeviceError(f"the residual is on {residual.device}, the result on {device}; move it.")
+    return residual.contiguous()
 
 
 def _check_norm(norm: Norm, w: WeightLayout, device: torch.device) -> None:

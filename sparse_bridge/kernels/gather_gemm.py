@@ -1,4 +1,5 @@
-"""Gather-GEMM: y[r] = act(norm(sum_v x[nbr[v, r]] @ w[v] + bias)), forward and dgrad alike.
+"""Gather-GEMM: y[r] = act(norm(sum_v x[nbr[v, r]] @ w[v] + bias) + residual[r]), forward and dgrad
+alike.
 
 dgrad is the same product over the transposed table with the weight read through swapped strides.
 Two forms of one kernel: *packed* walks the live offsets of mask-ordered tiles, *plain* walks every
@@ -36,42 +37,53 @@ def _activate(value, alpha, ACT: tl.constexpr):
 
 
 @triton.jit
+def _added(value, residual_ptr, at, ok, held: tl.constexpr):
+    """value + residual, rounded in between as results are held: so two operations would do it, and
+    the sum takes place where results are written, in no more registers than those (measured: the
+    order of these lines matters)."""
+    rounded = value.to(held).to(tl.float32)
+    residual = tl.load(residual_ptr + at, mask=ok, other=0.0)
+    return rounded + residual.to(tl.float32)
+
+
+@triton.jit
 def _tail(
     bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, eps, channel, ok, TAIL: tl.constexpr
 ):  # fmt: skip
-    """(scale, shift) fp32 of the channels. TAIL adds 1: a bias, 2: a norm, 4: gain and beta of
-    it."""
+    """(scale, shift) fp32 of the channels. TAIL adds 1: a bias, 2: a norm, 4: gain and beta of it,
+    8: a residual, which is not a vector."""
     scale = tl.full(channel.shape, 1.0, tl.float32)
     shift = tl.zeros(channel.shape, tl.float32)
-    if TAIL % 2 == 1:
+    if TAIL & 1:
         shift += tl.load(bias_ptr + channel, mask=ok, other=0.0).to(tl.float32)
-    if TAIL >= 2:
+    if TAIL & 2:
         var = tl.load(var_ptr + channel, mask=ok, other=1.0).to(tl.float32)
         scale = 1.0 / tl.sqrt(var + eps)
-        if TAIL >= 4:
+        if TAIL & 4:
             scale *= tl.load(gain_ptr + channel, mask=ok, other=0.0).to(tl.float32)
         shift -= tl.load(mean_ptr + channel, mask=ok, other=0.0).to(tl.float32)
         shift *= scale
-        if TAIL >= 4:
+        if TAIL & 4:
             shift += tl.load(beta_ptr + channel, mask=ok, other=0.0).to(tl.float32)
     return scale, shift
 
 
 @triton.jit(do_not_specialize=["n_rows", "pitch", "n_offsets", "alpha", "eps"])
 def _gather_gemm(
-    x_ptr, w_ptr, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, y_ptr, nbr_ptr, rows_ptr,
-    live_ptr, n_live_ptr, n_rows, pitch, n_offsets, c_in, c_out, w_shift, alpha, eps, stride_xn,
-    stride_yn, stride_wv, stride_wi, stride_wo, stride_wg, stride_ys, PACKED: tl.constexpr,
-    TAIL: tl.constexpr, ACT: tl.constexpr, PRECISION: tl.constexpr, EVEN_K: tl.constexpr,
-    ONE_K: tl.constexpr, WIDE: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    x_ptr, w_ptr, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, residual_ptr, y_ptr, nbr_ptr,
+    rows_ptr, live_ptr, n_live_ptr, n_rows, pitch, n_offsets, c_in, c_out, w_shift, alpha, eps,
+    stride_xn, stride_yn, stride_wv, stride_wi, stride_wo, stride_wg, stride_ys,
+    PACKED: tl.constexpr, TAIL: tl.constexpr, ACT: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN_K: tl.constexpr, ONE_K: tl.constexpr, WIDE: tl.constexpr, SPLIT_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """grid: (row tiles x column blocks, groups, SPLIT_K).
 
     x [N_in, groups * c_in] with row stride stride_xn and unit channel stride; w read at w_shift + v
     * stride_wv + i * stride_wi + o * stride_wo + group * stride_wg; y [n_rows, groups * c_out], or
     with SPLIT_K > 1 fp32 partial sums, stride_ys apart. nbr: [V, pitch]; packed: rows, live [T, V],
-    n_live [T] as in `TileList`. bias, mean, var, gain, beta [groups * c_out] as TAIL says.
+    n_live [T] as in `TileList`. bias, mean, var, gain, beta [groups * c_out] as TAIL says, residual
+    like y.
     """
     n_blocks = tl.cdiv(c_out, BLOCK_N)
     # The last tiles of the mask order hold the rows with rare offsets and take longest: start with
@@ -142,7 +154,7 @@ def _gather_gemm(
                 other=0.0,
             )
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
-    if TAIL > 0:
+    if TAIL & 7:
         scale, shift = _tail(
             bias_ptr,
             mean_ptr,
@@ -155,30 +167,36 @@ def _gather_gemm(
             TAIL,
         )
         acc = acc * scale[None, :] + shift[None, :]
+    at = row[:, None] * stride_yn + (group * c_out + offs_n)[None, :]
+    ok = row_ok[:, None] & mask_n[None, :]
+    if TAIL & 8:
+        acc = _added(acc, residual_ptr, at, ok, y_ptr.dtype.element_ty)
     acc = _activate(acc, alpha, ACT)
-    out = y_ptr + row[:, None] * stride_yn + (group * c_out + offs_n)[None, :]
+    out = y_ptr + at
     if SPLIT_K > 1:
         out += tl.program_id(2).to(tl.int64) * stride_ys
-    tl.store(out, acc.to(y_ptr.dtype.element_ty), mask=row_ok[:, None] & mask_n[None, :])
+    tl.store(out, acc.to(y_ptr.dtype.element_ty), mask=ok)
 
 
 @triton.jit(do_not_specialize=["n_values", "n_channels", "alpha", "eps"])
 def _sum_partials(
-    partial_ptr, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, y_ptr, n_values, n_channels,
-    alpha, eps,
+    partial_ptr, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, residual_ptr, y_ptr, n_values,
+    n_channels, alpha, eps,
     TAIL: tl.constexpr, ACT: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """y = act(scale * (sum of SPLIT_K partial results, in order) + shift)."""
+    """y = act(scale * (sum of SPLIT_K partial results, in order) + shift + residual)."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     ok = place < n_values
     acc = tl.load(partial_ptr + place, mask=ok, other=0.0)
     for part in range(1, SPLIT_K):
         acc += tl.load(partial_ptr + part * n_values.to(tl.int64) + place, mask=ok, other=0.0)
-    if TAIL > 0:
+    if TAIL & 7:
         scale, shift = _tail(
             bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, eps, place % n_channels, ok, TAIL
         )
         acc = acc * scale + shift
+    if TAIL & 8:
+        acc = _added(acc, residual_ptr, place, ok, y_ptr.dtype.element_ty)
     tl.store(y_ptr + place, _activate(acc, alpha, ACT).to(y_ptr.dtype.element_ty), mask=ok)
 
 
@@ -277,8 +295,8 @@ class GatherGemm:
         self, x: torch.Tensor, w: torch.Tensor, vectors: Vectors | None, y: torch.Tensor
     ) -> torch.Tensor:
         """x [N_in, groups * c_in] (unit channel stride), w any layout, vectors (bias, mean, var,
-        gain, beta) [groups * c_out], those that `tail` does not name None, or None where it is
-        0, y written whole [n_rows, groups * c_out], contiguous."""
+        gain, beta) [groups * c_out] and the residual, like y, those that `tail` does not name None,
+        or None where it is 0, y written whole [n_rows, groups * c_out], contiguous."""
         spec, form, split = self.spec, self.form, self.grid[2]
         out = y
         if split > 1:
@@ -286,17 +304,17 @@ class GatherGemm:
             out = fresh((split, *y.shape), dtype=torch.float32, device=spec.device)
         x_at, w_at, y_at, out_at = x.data_ptr(), w.data_ptr(), y.data_ptr(), out.data_ptr()
         aligned = aligned_at(x_at | w_at | y_at | out_at, (x_at, w_at, y_at, out_at))
-        extra: tuple[torch.Tensor, ...] = (y,) * 5
-        extra_at: tuple[int, ...] = (y_at,) * 5
+        extra: tuple[torch.Tensor, ...] = (y,) * 6
+        extra_at: tuple[int, ...] = (y_at,) * 6
         kinds: tuple[object, ...] = ()
         if vectors is not None and spec.tail:
             extra = tuple([y if vector is None else vector for vector in vectors])
-            a, b, c, d, e = extra
-            extra_at = p, q, r, s, t = (
-                a.data_ptr(), b.data_ptr(), c.data_ptr(), d.data_ptr(), e.data_ptr()
+            a, b, c, d, e, f = extra
+            extra_at = p, q, r, s, t, u = (
+                a.data_ptr(), b.data_ptr(), c.data_ptr(), d.data_ptr(), e.data_ptr(), f.data_ptr()
             )  # fmt: skip
-            kinds = (aligned_at(p | q | r | s | t, extra_at), a.dtype, b.dtype, c.dtype, d.dtype)
-            kinds = (*kinds, e.dtype)
+            aligned_too = aligned_at(p | q | r | s | t | u, extra_at)
+            kinds = (aligned_too, a.dtype, b.dtype, c.dtype, d.dtype, e.dtype, f.dtype)
         stride_xn, rest = x.stride()[0], self._rest
         row_kind = spec.row_kind
         if stride_xn != spec.columns_in:

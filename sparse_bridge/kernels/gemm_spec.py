@@ -37,8 +37,8 @@ class GemmSpec:
 
     c_in, c_out: channels **per group**. w_strides: (offset, input channel, output channel, group)
     strides in elements; w_shift: where offset 0 starts. precision: of fp32, "ieee", "tf32" or
-    "tf32x3".  tail: which vectors follow the sum, 1: a bias, + 2: a norm's mean and variance (and
-    eps), + 4: its gain and beta.
+    "tf32x3".  tail: what follows the sum, 1: a bias, + 2: a norm's mean and variance (and eps),
+    + 4: its gain and beta, + 8: a residual.
     """
 
     def __init__(

@@ -159,15 +159,18 @@ def in_reach(
 ) -> TileConfig:  # fmt: skip
     """The gather-GEMM's tile, made smaller where one problem takes more registers than others.
 
-    Under 64-bit offsets (wide) a thread holds fewer results, on Ampere fewer still before a norm.
+    Under 64-bit offsets (wide) a thread holds fewer results, fewer still before a residual (bit 8 of
+    tail, see `GemmSpec`), on Ampere before a norm, too.
     Where rows are ragged (c_in no multiple of block_k), so that every element has an address of its
     own, it holds fewer channels then, and fewer results in the largest tiles. Where a norm follows
-    (tail >= 2, as `gather_gemm` counts), Hopper holds fewer channels and results for IEEE fp32, and
+    (bit 2), Hopper holds fewer channels and results for IEEE fp32, and
     a thread that takes rows out of tensor memory holds few columns.
     """
     single, n, warps = dtype == torch.float32, tile.block_n, tile.num_warps
-    normed, plain = tail >= 2 and tile.split_k == 1, single and precision == "ieee"
-    held = (32 if single else 64) // (2 if normed and target.family == "ampere" else 1)
+    normed, plain = bool(tail & 2) and tile.split_k == 1, single and precision == "ieee"
+    summed = bool(tail & 8) and wide and tile.split_k == 1
+    fewer = summed or (normed and target.family == "ampere")
+    held = (32 if single else 64) // (2 if fewer else 1)
     narrow = normed and plain and target.family == "hopper"
     most = held * tile.num_warps * target.warp_size
     while (wide or narrow) and tile.block_m * n > most and n > 16:

@@ -37,7 +37,7 @@ POINTED = {
 # Where tensors lie: aligned to 16 bytes and within 2 GiB of memory, anywhere, aligned beyond 2 GiB.
 PLACES = ("small", "odd", "large")
 # Vectors of any float, read once per program.
-CONVERTED = frozenset({"bias_ptr", "mean_ptr", "var_ptr", "gain_ptr", "beta_ptr"})
+CONVERTED = frozenset({"bias_ptr", "mean_ptr", "var_ptr", "gain_ptr", "beta_ptr", "residual_ptr"})
 
 
 @dataclasses.dataclass(frozen=True)

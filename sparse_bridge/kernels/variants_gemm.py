@@ -28,8 +28,8 @@ CHANNELS = (
 )  # fmt: skip
 OFFSET_BLOCKS = (32, 16, 64, 128, 256, 512, 1024)  # powers of two that hold the kernel volume
 SPLITS = (2, 4, 8, 16)
-# What follows a sum, by bits: 1 a bias, 2 a norm, 4 with gain and beta.
-TAILS = (7, 0, 1, 2, 3, 6)
+# What follows a sum, by bits: 1 a bias, 2 a norm, 4 with gain and beta, 8 a residual.
+TAILS = (7, 0, 1, 2, 3, 6, 15, 8, 9, 10, 11, 14)
 _VECTORS = ("fp32", "fp16", "bf16", "fp64")
 _OFFSETS = 27
 
@@ -146,9 +146,10 @@ def _gather(
 
 
 def _vectors(tail: int, vector: str, held: str) -> dict[str, str]:
-    """What the vectors of the tail hold; those it does not read are stood in for by y."""
+    """What the vectors of the tail hold; those it does not read are stood in for by y. A residual
+    is like y."""
     read = {"bias": 1, "mean": 2, "var": 2, "gain": 4, "beta": 4}
-    return {name: vector if tail & bit else held for name, bit in read.items()}
+    return {"residual": held} | {n: vector if tail & bit else held for n, bit in read.items()}
 
 
 def _sum_partials(

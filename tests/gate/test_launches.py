@@ -128,7 +128,8 @@ def convolve(made, c_in, c_out, dtype, tf32, bias):
     shift = torch.ones(c_out, dtype=dtype) if bias else None
     functional.conv(x, weight, shift, made.kmap, allow_tf32=tf32).sum().backward()
     with torch.no_grad(), torch.autocast("cpu", torch.float16, enabled=dtype == torch.float32):
-        functional.conv(x, weight, shift, made.kmap, activation="relu", allow_tf32=tf32)
+        y = functional.conv(x, weight, shift, made.kmap, activation="relu", allow_tf32=tf32)
+        functional.conv(x, weight, shift, made.kmap, residual=y, allow_tf32=tf32)
 
 
 def every_row_kernel(made):

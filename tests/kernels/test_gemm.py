@@ -60,7 +60,7 @@ def norm_vectors(norm, channels):
 
 def run_gather(
     lane, tile, packed, *, n=70, n_in=50, c_in=16, c_out=16, n_offsets=9, groups=1, bias=True,
-    dtype=torch.float32, activation=None, nbr=None, norm="none",
+    dtype=torch.float32, activation=None, nbr=None, norm="none", residual=False,
 ):  # fmt: skip
     """(result, fp64 truth) of one launch."""
     target, device = target_of(lane), torch.device(lane.device)
@@ -69,7 +69,8 @@ def run_gather(
     weight = features(n_offsets * c_in, groups * c_out, 1, dtype) / (n_offsets * c_in) ** 0.5
     weight = weight.view(n_offsets, c_in, groups * c_out)
     shift = features(1, groups * c_out, 2, dtype)[0] if bias else None
-    vectors = [shift, *norm_vectors(norm, groups * c_out)]
+    added = features(n, groups * c_out, 7, dtype) if residual else None
+    vectors = [shift, *norm_vectors(norm, groups * c_out), added]
     table = nbr.to(device)
     if packed:
         made = NeighborTable(table)
@@ -77,16 +78,17 @@ def run_gather(
     w = layout_of(weight, "vio", groups)
     gemm = GatherGemm(
         target, device, dtype, table, n, n_in, w.c_in, w.c_out, groups, w.strides, w.shift,
-        bias + {"none": 0, "statistics": 2, "affine": 6}[norm], activation, 0.1, "ieee", tile, EPS,
+        bias + {"none": 0, "statistics": 2, "affine": 6}[norm] + 8 * residual, activation, 0.1,
+        "ieee", tile, EPS,
     )  # fmt: skip
     y = nan_like(n, groups * c_out, dtype=dtype, device=device)
     placed = [None if t is None else t.to(device) for t in vectors]
     assert gemm(x.to(device), weight.to(device), placed, y) is y
     want = gather_truth(x, weight, shift, nbr, groups)
     if norm != "none":
-        mean, var, gain, beta = (None if t is None else t.to(want.dtype) for t in vectors[1:])
+        mean, var, gain, beta = (None if t is None else t.to(want.dtype) for t in vectors[1:5])
         want = torch.nn.functional.batch_norm(want, mean, var, gain, beta, eps=EPS)
-    return y, want
+    return y, want if added is None else want + added.double()
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -150,6 +152,29 @@ def test_norms(kernel_lane, norm, bias, activation, split):
     )  # fmt: skip
     leaky = torch.where(want > 0, want, 0.1 * want)
     assert_close(y, {None: want, "relu": want.relu(), "leaky_relu": leaky}[activation])
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("dtype, norm, bias, activation, split", [
+    (torch.float32, "none", False, None, 1), (torch.float16, "none", True, "leaky_relu", 1),
+    (torch.float16, "affine", False, "relu", 1), (torch.bfloat16, "statistics", True, None, 1),
+    (torch.float32, "affine", True, "relu", 4), (torch.float16, "none", False, "relu", 4),
+])  # fmt: skip
+def test_residuals(kernel_lane, dtype, norm, bias, activation, split, packed):
+    """Behind the norm and before the activation, in every row, also those without a neighbour."""
+    if dtype == torch.bfloat16 and not target_of(kernel_lane).has_bf16:
+        pytest.skip("no bf16 products here")
+    for n, c_out in ((TILE - 1, 16), (2 * TILE + 1, 33)):
+        nbr = random_table(9, n, 50)
+        nbr[:, ::3] = -1
+        y, want = run_gather(
+            kernel_lane, TileConfig(TILE, 32, 16, 4, 2, split), packed, n=n, c_in=16, c_out=c_out,
+            groups=2, nbr=nbr, dtype=dtype, activation=activation, bias=bias, norm=norm,
+            residual=True,
+        )  # fmt: skip
+        leaky = torch.where(want > 0, want, 0.1 * want)
+        want = {None: want, "relu": want.relu(), "leaky_relu": leaky}[activation]
+        assert_close(y, want, dtype)
 
 
 @pytest.mark.parametrize("packed", [True, False])
