@@ -142,6 +142,12 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(wrong_lane)
 
 
+# `torch.device` as a context knows torch's factories as they are at its first use in a process: that
+# must not be while `poison` has others in their place.
+with torch.device("cpu"):
+    torch.empty(0)
+
+
 @pytest.fixture(autouse=True)
 def poison(monkeypatch, request):
     """Fresh memory holds NaN (integers: 113), so that one element left unwritten is seen."""

@@ -259,9 +259,7 @@ def _deferred(x, weight, bias, kmap, layout, groups, precision, pending):  # typ
         if residual is None:
             return found.forward(kmap, x, weight, *plain)
         end = Epilogue(bias, activation, alpha, norm, residual)
-        return resolve(x, weight, end, layout, groups, precision, kmap).forward(
-            kmap, x, weight, *end
-        )
+        return found.ending(x, weight, end, kmap).forward(kmap, x, weight, *end)
 
     shape = (kmap.relation.n_rows[kmap.side], found.columns_out)
     return Deferred(shape, x, launch, summed)

@@ -8,7 +8,6 @@ with the result launches the convolution first and sees what it computes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ class Deferred(torch.Tensor):
     _summed: Callable[[torch.Tensor], None]
     _result: torch.Tensor | None
     _seen: int
-    _stream: Any
+    _stream: int | None
     # The operators below are methods; everything else arrives in `__torch_dispatch__`.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -45,7 +44,7 @@ class Deferred(torch.Tensor):
         )
         made._x, made._launch, made._summed, made._result = x, launch, summed, None
         made._seen = _changes(x)
-        made._stream = torch.cuda.current_stream(x.device) if x.is_cuda else None
+        made._stream = torch._C._cuda_getCurrentRawStream(x.device.index) if x.is_cuda else None
         return made
 
     def result(self) -> torch.Tensor:
@@ -54,13 +53,17 @@ class Deferred(torch.Tensor):
             if self._here():
                 self._result = self._run(None)
             else:  # the layer's own stream, for which this one waits
-                with torch.cuda.stream(self._stream):
+                there = torch.cuda.ExternalStream(self._stream, self.device)
+                with torch.cuda.stream(there):
                     self._result = self._run(None)
-                torch.cuda.current_stream(self.device).wait_stream(self._stream)
+                torch.cuda.current_stream(self.device).wait_stream(there)
         return self._result
 
     def _here(self) -> bool:
-        return self._stream is None or torch.cuda.current_stream(self.device) == self._stream
+        return (
+            self._stream is None
+            or torch._C._cuda_getCurrentRawStream(self.device.index) == self._stream
+        )
 
     def _run(self, residual: torch.Tensor | None) -> torch.Tensor:
         if _changes(self._x) != self._seen:
@@ -68,8 +71,10 @@ class Deferred(torch.Tensor):
                 "the input of a convolution was changed in place before the sum that optimize() "
                 "fused into it; call sparse_bridge.restore(model)."
             )
-        with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
-            return self._launch(residual)
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return self._launch(residual)
+        return self._launch(residual)
 
     def _plus(self, other: Any) -> torch.Tensor | None:
         """The sum with `other` in one launch; None where it takes two."""

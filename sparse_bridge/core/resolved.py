@@ -38,8 +38,9 @@ class Resolved:
     """
 
     __slots__ = (
-        "_back", "_dense", "_epoch", "_wgrad", "apart", "columns_in", "columns_out", "dataflow",
-        "device", "dtype", "ends", "gather", "layout", "n_offsets", "precision", "target", "w",
+        "_back", "_dense", "_endings", "_epoch", "_wgrad", "apart", "columns_in", "columns_out",
+        "dataflow", "device", "dtype", "ends", "gather", "layout", "n_offsets", "precision",
+        "target", "w",
     )  # fmt: skip
 
     def __init__(
@@ -59,8 +60,13 @@ class Resolved:
                 self.dataflow, self.target, self.device, self.dtype, w, epilogue, precision
             )
         self._dense: bool | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """What was found later holds as long as the settings."""
         self._back: plan.GatherProduct | None = None
         self._wgrad: dict[torch.dtype, plan.WgradProduct] = {}
+        self._endings: dict[tuple[str | None, float], Resolved] = {}
         self._epoch = plan.epoch
 
     @property
@@ -121,8 +127,8 @@ class Resolved:
         """(dgrad, wgrad into memory of dtype `result` laid out as the weight), where kernels
         compute them; None for what is not wanted."""
         plan.memory()
-        if self._epoch != plan.epoch:  # what the last pass has found holds as long as the settings
-            self._back, self._wgrad, self._epoch = None, {}, plan.epoch
+        if self._epoch != plan.epoch:
+            self._forget()
         back, wgrad = self._back, None if result is None else self._wgrad.get(result)
         if wants_x and back is None:
             back = self._back = plan.GatherProduct.of(
@@ -134,6 +140,20 @@ class Resolved:
                 self.target, self.device, self.dtype, result, self.w, self.precision
             )
         return back if wants_x else None, wgrad
+
+    def ending(
+        self, x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue, kmap: KernelMap
+    ) -> Resolved:
+        """The convolution with a residual and an activation besides, for tensors that it serves."""
+        plan.memory()
+        if self._epoch != plan.epoch:
+            self._forget()
+        key = (epilogue.activation, epilogue.alpha)
+        found = self._endings.get(key)
+        if found is None:
+            found = resolve(x, weight, epilogue, *self.layout, self.precision, kmap)
+            self._endings[key] = found
+        return found
 
 
 def _key(

@@ -159,12 +159,11 @@ def in_reach(
 ) -> TileConfig:  # fmt: skip
     """The gather-GEMM's tile, made smaller where one problem takes more registers than others.
 
-    Under 64-bit offsets (wide) a thread holds fewer results, fewer still before a residual (bit 8 of
-    tail, see `GemmSpec`), on Ampere before a norm, too.
-    Where rows are ragged (c_in no multiple of block_k), so that every element has an address of its
-    own, it holds fewer channels then, and fewer results in the largest tiles. Where a norm follows
-    (bit 2), Hopper holds fewer channels and results for IEEE fp32, and
-    a thread that takes rows out of tensor memory holds few columns.
+    Under 64-bit offsets (wide) a thread holds fewer results, fewer still before a residual (8 in
+    tail, see `GemmSpec`) and, on Ampere, before a norm (2). Where rows are ragged (c_in no multiple
+    of block_k), so that every element has an address of its own, it holds fewer channels then, and
+    fewer results in the largest tiles. Where a norm follows, Hopper holds fewer channels and
+    results for IEEE fp32, and a thread that takes rows out of tensor memory holds few columns.
     """
     single, n, warps = dtype == torch.float32, tile.block_n, tile.num_warps
     normed, plain = bool(tail & 2) and tile.split_k == 1, single and precision == "ieee"
