@@ -142,8 +142,8 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(wrong_lane)
 
 
-# `torch.device` as a context knows torch's factories as they are at its first use in a process: that
-# must not be while `poison` has others in their place.
+# `torch.device` as a context knows torch's factories as they are at its first use in a process:
+# that must not be while `poison` has others in their place.
 with torch.device("cpu"):
     torch.empty(0)
 

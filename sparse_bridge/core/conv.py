@@ -8,6 +8,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ..errors import DeviceError, ShapeError, UnsupportedError
+from .column_sums import column_sums
 from .dataflows import ACTIVATIONS, Epilogue, Norm, gather_matmul, weight_gradient
 from .deferred import Deferred
 from .fused_call import collecting, produced, take
@@ -103,7 +104,7 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         w_dw = found.w if dw is None or like_weight else layout_of(dw, *found.layout)
         dx = _gradients(found, kmap, x, weight, dy, dw, w_dw, needs_x)
     if needs_bias:
-        db = dy.sum(0, dtype=torch.float32 if dy.dtype != torch.float64 else None).to(bias_dtype)
+        db = column_sums(dy, bias_dtype, found.target)
     return dx, dw, db, None, None, None, None, None, None
 
 

@@ -20,6 +20,7 @@ import torch
 from .. import log, settings
 from ..kernels.target import Target
 from . import head_start
+from .column_sums import column_sums
 from .conv_spec import Box, Offsets, box_offsets
 from .dataflows import Epilogue
 from .plan import spec_of
@@ -187,6 +188,9 @@ def _product_kernels(
         back = w.transposed().reversed() if expected.symmetric else w.transposed()
         _gather_kernel(target, dtype, back, Epilogue(), expected.precision)
         _wgrad_kernel(device, target, dtype, w, expected)
+        if expected.epilogue.bias is not None:
+            dy = torch.empty((1, w.columns_out), dtype=dtype)
+            column_sums(dy, expected.epilogue.bias.dtype, target)
     if expected.norm is not None:
         from .batch_norm import rehearse
 

@@ -1,4 +1,4 @@
-"""Forms of the kernels that normalise rows."""
+"""Forms of the kernels that normalise rows, or add them up."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 
-from . import batch_norm, batch_norm_grad
+from . import batch_norm, batch_norm_grad, column_sum
 from .launch import Kernel
 from .target import Target
 from .variants import PLACES, Space, Variant, make
@@ -63,8 +63,38 @@ def _backward(
     return _rows(kernel, widths, place, whole, **types)
 
 
+def _column_partials(rows: tuple[str, tuple[int, int]], place: str) -> Variant:
+    held, (width, columns) = rows
+    return _columns(
+        column_sum.partials_kernel, (column_sum.TILE // width, width), columns, place,
+        x=held, partial="fp32",
+    )  # fmt: skip
+
+
+def _column_totals(held: str, columns: int, place: str) -> Variant:
+    constants = (column_sum.PARTS, column_sum.WIDTHS[0])
+    return _columns(
+        column_sum.totals_kernel, constants, columns, place, partial="fp32", y=held
+    )  # fmt: skip
+
+
+def _columns(
+    kernel: Kernel, constants: tuple[int, int], columns: int, place: str, **types: str
+) -> Variant:
+    """columns: see `_WIDTHS`."""
+    made = make(
+        kernel, constants, column_sum.OPTIONS, ["partial_ptr"], place=place, **types
+    )  # fmt: skip
+    divisible, ones = made.divisible, made.ones
+    if columns == 16:
+        divisible |= {"n_channels"}
+    elif columns == 1:
+        ones |= {"n_channels"}
+    return dataclasses.replace(made, divisible=divisible, ones=ones)
+
+
 def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
-    """The spaces of each kernel of the batch norm."""
+    """The spaces of each kernel of batch norms and column sums."""
     floats = ("fp32", "fp16", *(("bf16",) if target.has_bf16 else ()))
     rows: dict[str, tuple] = {
         "rows": tuple((held, widths) for held in floats for widths in _WIDTHS), "place": PLACES
@@ -78,3 +108,7 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     for kernel in (batch_norm_grad.grad_partials_kernel, batch_norm_grad.dx_kernel):
         build = functools.partial(_backward, kernel)
         yield kernel, [Space({**rows, **vectors}, build, "rows", silent=_SILENT)]
+    yield column_sum.partials_kernel, [Space(rows, _column_partials, "rows", silent=_SILENT)]
+    totals = {"held": floats, "columns": (16, 3, 1), "place": PLACES}
+    silent = ("columns", "place")
+    yield column_sum.totals_kernel, [Space(totals, _column_totals, silent=silent)]

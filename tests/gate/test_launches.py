@@ -125,7 +125,7 @@ def test_networks(recorder, run):
 def convolve(made, c_in, c_out, dtype, tf32, bias):
     x = features(made.kmap.n_in, c_in, dtype=dtype).requires_grad_()
     weight = torch.ones(made.volume, c_in, c_out, dtype=dtype, requires_grad=True)
-    shift = torch.ones(c_out, dtype=dtype) if bias else None
+    shift = torch.ones(c_out, dtype=dtype, requires_grad=True) if bias else None
     functional.conv(x, weight, shift, made.kmap, allow_tf32=tf32).sum().backward()
     with torch.no_grad(), torch.autocast("cpu", torch.float16, enabled=dtype == torch.float32):
         y = functional.conv(x, weight, shift, made.kmap, activation="relu", allow_tf32=tf32)
