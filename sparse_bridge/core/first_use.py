@@ -26,12 +26,12 @@ from .dataflows import Epilogue
 from .plan import spec_of
 from .problem import gather_problem, product_precision, reads_rows, wgrad_problem
 from .self_check import CHANNELS, KEYS
+from .self_check import SCENE_ROWS as _ROWS
 from .tuner import tile_for
 from .weights import WeightLayout, layout_of
 
 __all__ = ["Expected", "expect", "prepare"]
 
-_ROWS = 40_000  # of maps, where tiles depend on them
 _FEW = 64  # rows of the tensors that stand for real ones
 
 

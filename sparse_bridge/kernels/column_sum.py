@@ -15,11 +15,11 @@ from .target import Target
 
 __all__ = ["column_sum"]
 
-TILE = 4096  # values of a step
+TILE = 8192  # values of a step
 PARTS = 512  # at most, of the rows
 PROGRAMS = 4  # of a compute unit
-WIDTHS = (16, 32)  # columns of a program
-OPTIONS = {"num_warps": 4}
+WIDTHS = (16, 64)  # columns of a program
+OPTIONS = {"num_warps": 8}
 
 
 @triton.jit(do_not_specialize=["n_rows"])

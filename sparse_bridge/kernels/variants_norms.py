@@ -108,7 +108,10 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     for kernel in (batch_norm_grad.grad_partials_kernel, batch_norm_grad.dx_kernel):
         build = functools.partial(_backward, kernel)
         yield kernel, [Space({**rows, **vectors}, build, "rows", silent=_SILENT)]
-    yield column_sum.partials_kernel, [Space(rows, _column_partials, "rows", silent=_SILENT)]
+    narrow, wide = column_sum.WIDTHS
+    widths = ((wide, 16), (narrow, 16), (wide, 3), (narrow, 3), (narrow, 1))
+    summed = {**rows, "rows": tuple((held, one) for held in floats for one in widths)}
+    yield column_sum.partials_kernel, [Space(summed, _column_partials, "rows", silent=_SILENT)]
     totals = {"held": floats, "columns": (16, 3, 1), "place": PLACES}
     silent = ("columns", "place")
     yield column_sum.totals_kernel, [Space(totals, _column_totals, silent=silent)]

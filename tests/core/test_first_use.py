@@ -9,7 +9,7 @@ import torch
 
 import sparse_bridge
 from sparse_bridge import settings
-from sparse_bridge.core import ahead, device, first_use
+from sparse_bridge.core import ahead, device, first_use, self_check
 from sparse_bridge.kernels import launch
 from sparse_bridge.kernels.target import Target
 from sparse_bridge.kernels.variants import declarations
@@ -145,6 +145,7 @@ def test_a_network_meets_no_kernel_that_is_not_on_its_way(spconv, rows, trains):
     for kernel in before:
         kernel._compiled, kernel._coming = {}, {}
     ahead.forget()
+    self_check.forget()
     first_use._devices.clear()
     device._prepared.clear()
     device._targets.clear()
