@@ -48,6 +48,7 @@ def survives(start, work, every: bool, passes: bool = False) -> int:
         again = work(state)
     bitwise(again, want)
     del state, again
+    gc.collect()  # what other tests left is not to be counted
     stores, tensors = len(map_cache._stores), live_tensors()
     for place in places(whole.made, every):
         state = start()
@@ -62,7 +63,7 @@ def survives(start, work, every: bool, passes: bool = False) -> int:
         bitwise(work(state), want)
         del state
     gc.collect()
-    assert len(map_cache._stores) == stores, "map stores were left behind"
+    assert len(map_cache._stores) <= stores, "map stores were left behind"
     assert live_tensors() <= tensors, "tensors were left behind"
     return whole.made
 
