@@ -16,6 +16,7 @@ from .adapters.fused_layers import Fused, Skipped, rows_of
 from .adapters.spconv.replay import Replayer
 from .adapters.spconv.replay_training import TrainingReplayer
 from .adapters.watch import watched
+from .errors import SparseBridgeError
 
 __all__ = ["optimize", "restore"]
 
@@ -95,7 +96,7 @@ class _Learner:
             self.model.__dict__["forward"] = Replayer(self.model, forward, _agree, self.training)
         for level in (2, 1, 0):
             _install(self.model, [one for fused in found if (one := fused.at(level))])
-            if not found or _agree(plain, forward(*args, **kwargs)):
+            if not found or self._agrees(plain, level, args, kwargs):
                 return plain
             _uninstall(self.model)
         log.once(
@@ -105,6 +106,23 @@ class _Learner:
             level=30,
         )
         return plain
+
+    def _agrees(
+        self, plain: Any, level: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
+        """Whether the model computes `plain` as it is fused now."""
+        try:
+            return _agree(plain, self.forward(*args, **kwargs))
+        except BaseException as error:
+            expected = isinstance(error, RuntimeError) and not isinstance(
+                error, (SparseBridgeError, torch.cuda.OutOfMemoryError)
+            )
+            if level == 2 and expected:  # an extension that asks for memory before the sum, say
+                name = type(self.model).__name__
+                log.logger.warning("optimize() leaves the sums of %s apart: %s", name, error)
+                return False
+            _uninstall(self.model)
+            raise
 
 
 def _install(model: nn.Module, found: list[Fused]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
 
 import pytest
 import torch
@@ -13,8 +12,11 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge.core import dataflows
+from sparse_bridge.core.deferred import Deferred
+from sparse_bridge.errors import KernelError
 from tests.adapters.spconv import doors
 from tests.checks import assert_close
+from tests.residual_blocks import minkowski_blocks, spconv_blocks, torchsparse_blocks
 from tests.test_optimization import DOORS, INPUTS, ROWS, settle
 
 
@@ -29,70 +31,6 @@ def fused(monkeypatch):
 
     monkeypatch.setattr(dataflows.Epilogue, "finish", noted)
     return seen
-
-
-class Block(nn.Module):
-    """conv, norm, ReLU, conv, norm, plus what came in, ReLU; how the frameworks differ is left to
-    `change` (a layer on a sparse tensor) and `plus`."""
-
-    def __init__(self, conv, norm, relu, plus, change, skip=None):
-        super().__init__()
-        self.conv1, self.conv2, self.norm1, self.norm2 = conv(), conv(), norm(8), norm(8)
-        self.relu, self.skip, self.plus, self.change = relu, skip, plus, change
-
-    def forward(self, x):
-        y = self.change(self.norm1, self.conv1(x))
-        y = self.change(self.relu, y)
-        y = self.change(self.norm2, self.conv2(y))
-        y = self.plus(y, x if self.skip is None else self.skip(x))
-        return self.change(self.relu, y)
-
-
-def replaced(layer, x):
-    return x.replace_feature(layer(x.features))
-
-
-def spconv_block(relu=None, skip=None, plus=None, bias=False):
-    import spconv.pytorch as sp
-
-    def added(y, x):
-        return y.replace_feature(y.features + x.features)
-
-    def conv():
-        return sp.SubMConv3d(8, 8, 3, bias=bias, indice_key="a")
-
-    return Block(conv, nn.BatchNorm1d, relu or nn.ReLU(), plus or added, replaced, skip)
-
-
-def spconv_blocks(**options):
-    import spconv.pytorch as sp
-
-    stem = sp.SparseSequential(sp.SubMConv3d(4, 8, 3, indice_key="a"), nn.BatchNorm1d(8), nn.ReLU())
-    return nn.Sequential(stem, spconv_block(**options), spconv_block(**options))
-
-
-def torchsparse_blocks():
-    import torchsparse.nn as spnn
-
-    def conv():
-        return spnn.Conv3d(8, 8, 3)
-
-    def block():
-        return Block(
-            conv, spnn.BatchNorm, spnn.ReLU(True), lambda y, x: y + x, lambda layer, x: layer(x)
-        )
-
-    stem = (spnn.Conv3d(4, 8, 3), spnn.BatchNorm(8), spnn.ReLU(True))
-    return nn.Sequential(*stem, block(), block())
-
-
-def minkowski_blocks():
-    ME = importlib.import_module("MinkowskiEngine")
-    blocks = importlib.import_module("MinkowskiEngine.modules.resnet_block")
-
-    stem = ME.MinkowskiConvolution(4, 8, kernel_size=3, dimension=3)
-    first = (stem, ME.MinkowskiBatchNorm(8), ME.MinkowskiReLU())
-    return nn.Sequential(*first, *(blocks.BasicBlock(8, 8, dimension=3) for _ in range(2)))
 
 
 FIRST, LAST = (True, False, "relu"), (True, True, "relu")
@@ -315,6 +253,35 @@ def test_whoever_takes_the_sum_besides(fused):
         del fused[:]
         assert_close(whole(x), plain)
         assert fused[1:] == [FIRST, (True, True, None)] * 2
+
+
+def test_extensions_that_ask_for_memory_keep_the_sums_apart(fused, caplog):
+    """Norms and activations are fused all the same."""
+
+    def plus(y, x):
+        torch._C._to_dlpack(y.features)  # as an extension does: at once, no operation of torch's
+        return y.replace_feature(y.features + x.features)
+
+    with spconv(lambda: spconv_blocks(plus=plus)) as (model, x), torch.no_grad():
+        want = copy.deepcopy(model)(x).features.double()
+        sparse_bridge.optimize(model, x)
+        assert "leaves the sums of Sequential apart: Cannot access data pointer" in caplog.text
+        del fused[:]
+        assert_close(model(x).features, want)
+        assert fused[1:] == [FIRST, (True, False, None)] * 2
+
+
+def test_failures_of_the_trial_are_not_hidden(monkeypatch):
+    def fails(*_):
+        raise KernelError("broken")
+
+    with spconv(spconv_blocks) as (model, x), torch.no_grad():
+        monkeypatch.setattr(Deferred, "_run", fails)
+        with pytest.raises(KernelError, match="broken"):
+            sparse_bridge.optimize(model, x)
+        monkeypatch.undo()
+        want = sparse_bridge.restore(copy.deepcopy(model))(x).features
+        assert torch.equal(model(x).features, want), "nothing of it stays"
 
 
 def test_whoever_takes_the_convolution_besides(fused):

@@ -42,6 +42,8 @@ class Deferred(torch.Tensor):
         made: Deferred = torch.Tensor._make_wrapper_subclass(
             cls, shape, dtype=x.dtype, device=x.device
         )
+        # Extensions that ask for the memory, of which there is none, get an exception.
+        torch._C._set_throw_on_mutable_data_ptr(made)
         made._x, made._launch, made._summed, made._result = x, launch, summed, None
         made._seen = _changes(x)
         made._stream = torch._C._cuda_getCurrentRawStream(x.device.index) if x.is_cuda else None
@@ -94,14 +96,6 @@ class Deferred(torch.Tensor):
         self._summed(found)
         return found
 
-    def data_ptr(self) -> int:
-        """Address of the result."""
-        return self.result().data_ptr()
-
-    def untyped_storage(self) -> torch.UntypedStorage:
-        """Memory of the result."""
-        return self.result().untyped_storage()
-
     def __add__(self, other: Any) -> Any:
         return _sum(self, other)
 
@@ -127,6 +121,22 @@ class Deferred(torch.Tensor):
             return _sum(*args)
         named = {name: _plain(value) for name, value in (kwargs or {}).items()}
         return func(*_plain(args), **named)
+
+
+def _of_the_result(name: str) -> Callable[..., Any]:
+    def method(self: Deferred, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.result(), name)(*args, **kwargs)
+
+    method.__name__ = name
+    return method
+
+
+# What asks for memory without an operation of torch's in between.
+for _name in (
+    "__array__", "__deepcopy__", "__dlpack__", "__reduce_ex__", "data_ptr", "numpy", "storage",
+    "tolist", "untyped_storage",
+):  # fmt: skip
+    setattr(Deferred, _name, _of_the_result(_name))
 
 
 def _changes(x: torch.Tensor) -> int:

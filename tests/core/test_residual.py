@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -238,6 +242,32 @@ def test_as_input_of_a_layer(lane, case):
     y = conv(out, weight.to(lane.device), None, square.kmap)
     assert_close(y, square.truth(case.want, weight.double()))
     assert out.data_ptr() == out.result().data_ptr() != 0 and not told
+
+
+MEMORY = {
+    "numpy": lambda out: torch.from_numpy(out.cpu().numpy()),
+    "asarray": lambda out: torch.from_numpy(np.asarray(out.cpu())),
+    "list": lambda out: torch.tensor(out.tolist()),
+    "copy": copy.deepcopy,
+    "pickle": lambda out: pickle.loads(pickle.dumps(out)),
+    "dlpack": torch.from_dlpack,
+    "no copy": lambda out: out.contiguous().to(out.dtype).detach(),
+}
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_memory_is_that_of_the_result(case, name):
+    out, told = case.deferred()
+    y = MEMORY[name](out)
+    case.close(y, case.want)
+    assert out.data_ptr() == out.untyped_storage().data_ptr() == out.result().data_ptr()
+    assert not told
+
+
+def test_extensions_that_ask_for_memory_get_an_exception(case):
+    out, _ = case.deferred()
+    with pytest.raises(RuntimeError, match="data pointer"):
+        torch._C._to_dlpack(out)
 
 
 def test_inputs_changed_before_the_sum(case):
