@@ -27,7 +27,6 @@ KERNELS = [
     "tests/kernels/test_neighbor_table.py::test_look_up",
     "tests/kernels/test_mask_order.py::test_tiles",
     "tests/kernels/test_gemm.py::test_rows_around_the_tile",
-    "tests/kernels/test_gemm.py::test_residuals",
     "tests/kernels/test_gemm.py::test_lists_of_the_wgrad",
     "tests/kernels/test_pooling.py",
     "tests/kernels/test_batch_norm.py",
