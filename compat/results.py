@@ -130,7 +130,7 @@ def run_facts(device: str) -> dict[str, Any]:
     import torch
 
     import sparse_bridge
-    from sparse_bridge.kernels import target
+    from sparse_bridge.kernels.runtime import target
 
     from .bridged import installed
 

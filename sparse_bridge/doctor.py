@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from .kernels.target import Target
+    from .kernels.runtime.target import Target
 
 __all__ = ["collect", "show"]
 
@@ -67,8 +67,8 @@ def _torch_facts() -> dict[str, Any]:
     try:
         import torch
 
-        from .core import rocm
-        from .kernels import target
+        from .core.device import rocm
+        from .kernels.runtime import target
     except ImportError as error:
         return {"torch": None, "torch_problem": str(error), "triton": None, "devices": []} | {
             "warnings": []
@@ -91,7 +91,7 @@ def _device(device: torch.device) -> dict[str, Any]:
     """Name, architecture and memory of a device, and why Triton kernels do not run there, if so."""
     import torch
 
-    from .kernels import target
+    from .kernels.runtime import target
 
     problem = target.unavailable(device)
     found = None if problem is not None else target.of(device)
@@ -118,7 +118,7 @@ def _self_check(device: torch.device, found: Target) -> list[dict[str, Any]]:
     """The verdict on every part of a GPU; nothing where a CPU merely plays one."""
     import torch
 
-    from .core import self_check
+    from .core.device import self_check
 
     if device.type == "cpu":
         return []
@@ -136,15 +136,15 @@ def _self_check(device: torch.device, found: Target) -> list[dict[str, Any]]:
 def _cache_folders() -> dict[str, pathlib.Path]:
     """Where compiled kernels and the winners of tuning are kept."""
     try:
-        from .core import tune_cache
-        from .kernels import target
+        from .core.tuning import tune_cache
+        from .kernels.runtime import target
     except ImportError:  # no torch: nothing is kept
         return {}
     folders = {"tuning": tune_cache.folder()}
     if target.triton_version() is not None:
-        from .kernels import features
+        from .kernels.runtime import triton_compat
 
-        folders["Triton"] = features.triton_cache()
+        folders["Triton"] = triton_compat.triton_cache()
     return folders
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import sparse_bridge
-from sparse_bridge.core import dataflows
+from sparse_bridge.core.conv import dataflows
 from tests.adapters.spconv import doors
 from tests.checks import assert_close
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import sparse_bridge
-from sparse_bridge.core import dataflows
-from sparse_bridge.core.deferred import Deferred
+from sparse_bridge.core.conv import dataflows
+from sparse_bridge.core.conv.deferred import Deferred
 from sparse_bridge.errors import KernelError
 from tests.adapters.spconv import doors
 from tests.checks import assert_close

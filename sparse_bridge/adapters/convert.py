@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ..core.sparse_data import SparseData
+from ..core.geometry.sparse_data import SparseData
 from ..errors import DataTypeError, SettingError
 from . import base
 

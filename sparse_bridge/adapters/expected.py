@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ..core.dataflows import Epilogue
-from ..core.first_use import Expected, expect
+from ..core.conv.dataflows import Epilogue
+from ..core.warmup.first_use import Expected, expect
 
 __all__ = ["Expected", "expect", "of_kernel", "trains"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..core import fused_call
+from ..core.conv import fused_call
 from . import fusion
 
 __all__ = ["FRAMEWORKS", "Fused", "Skipped", "activation_of", "ours", "rows_of"]

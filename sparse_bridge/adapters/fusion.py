@@ -17,8 +17,8 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
 
-from ..core.batch_norm import batch_norm, serves
-from ..core.dataflows import Norm
+from ..core.conv.dataflows import Norm
+from ..core.ops.batch_norm import batch_norm, serves
 
 __all__ = [
     "Tail", "allowed", "hooked", "hooked_everywhere", "learner_after", "learning", "normalised",

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from ..core import fused_call
+from ..core.conv import fused_call
 from . import fusion
 from .fused_layers import FRAMEWORKS, Fused, activation_of, ours, rows_of
 

@@ -13,7 +13,7 @@ import filelock
 from rich.console import Console
 from rich.table import Table
 
-from ..core.tune_cache import (
+from ..core.tuning.tune_cache import (
     DIRECTIONS,
     CacheFileError,
     Stamp,
@@ -23,7 +23,7 @@ from ..core.tune_cache import (
     kernel_hash,
     shipped_folder,
 )
-from ..kernels import target as targets
+from ..kernels.runtime import target as targets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

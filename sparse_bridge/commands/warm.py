@@ -19,10 +19,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from .. import settings
-from ..core import tuner as tuners
-from ..core.tune_cache import DIRECTIONS, Stamp, TuneCache, Winners, encode, folder, shipped
+from ..core.tuning import tuner as tuners
+from ..core.tuning.tune_cache import DIRECTIONS, Stamp, TuneCache, Winners, encode, folder, shipped
 from ..errors import DeviceError, SettingError
-from ..kernels import target as targets
+from ..kernels.runtime import target as targets
 from .warm_jobs import DTYPES, MODELS, LayerJob, ModelJob, layer_jobs
 
 __all__ = ["add_parser", "run"]

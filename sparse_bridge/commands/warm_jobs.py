@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from ..core import functional
-from ..core.coordinate_map import CoordinateMap
-from ..core.dataflows import Norm
-from ..core.kernel_map import KernelMap
+from ..core.conv.dataflows import Norm
+from ..core.maps.coordinate_map import CoordinateMap
+from ..core.maps.kernel_map import KernelMap
 
 __all__ = ["DTYPES", "MODELS", "LayerJob", "ModelJob", "layer_jobs", "street_voxels"]
 

@@ -24,12 +24,13 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from ..errors import CoordinateError, DataTypeError, DeviceError, GeometryError, ShapeError
-from . import map_builder
-from .conv import conv
-from .conv_spec import Box, Offsets, box_offsets
-from .coordinate_map import CoordinateMap
-from .kernel_map import KernelMap
-from .pool import global_pool, pool
+from .conv.convolution import conv
+from .geometry.boxes import Box
+from .geometry.offsets import Offsets, box_offsets
+from .maps import map_builder
+from .maps.coordinate_map import CoordinateMap
+from .maps.kernel_map import KernelMap
+from .ops.pool import global_pool, pool
 
 __all__ = [
     "Box",

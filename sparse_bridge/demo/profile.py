@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..core import trace
+from ..core.device import trace
 
 __all__ = ["LayerProfile", "NetworkProfile", "profile_network", "stopwatch"]
 

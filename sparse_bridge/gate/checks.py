@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..kernels.target import Target
-from ..kernels.variants import Variant
+from ..kernels.runtime.target import Target
 from .compiling import Code
+from .forms import Variant
 
 __all__ = ["ACCEPTED", "expected_kinds", "expected_matrix", "problems", "product_of", "tolerated"]
 

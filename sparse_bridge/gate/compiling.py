@@ -12,8 +12,8 @@ import tempfile
 from typing import Any
 
 from ..errors import UnsupportedError
-from ..kernels.target import Target, triton_version
-from ..kernels.variants import Variant
+from ..kernels.runtime.target import Target, triton_version
+from .forms import Variant
 
 __all__ = ["Code", "compile_variant", "require_triton", "source"]
 

@@ -12,10 +12,10 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 
 from ..errors import DeviceError, UnsupportedError
-from ..kernels.target import described
-from ..kernels.variants import Variant, spaces
+from ..kernels.runtime.target import described
 from .checks import problems
 from .compiling import Code, compile_variant, require_triton
+from .forms import Variant, spaces
 from .selection import selected
 
 __all__ = ["Result", "examine", "jobs_for", "run"]

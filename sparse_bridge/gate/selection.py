@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ..kernels.target import Target
-from ..kernels.variants import Variant, covering, spaces
-from ..kernels.variants_gemm import products
+from ..kernels.runtime.target import Target
 from .checks import product_of
+from .forms import Variant, covering, spaces
+from .forms_gemm import products
 
 __all__ = ["representative", "selected"]
 
@@ -40,7 +40,7 @@ def representative(target: Target, place: int) -> list[Variant]:
 
 def product_name(dtype: torch.dtype, precision: str) -> str:
     """What `product_of` says of forms with this dtype and precision."""
-    from ..kernels.variants import POINTED
+    from .forms import POINTED
 
     return POINTED[dtype] if precision == "ieee" else precision
 

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from ..kernels.target import Target, described, triton_version
+from ..kernels.runtime.target import Target, described, triton_version
 from .architectures import GPUS
 from .checks import ACCEPTED, expected_kinds, product_of
 from .running import Result

@@ -12,7 +12,7 @@ import torch
 import sparse_bridge
 from sparse_bridge import settings
 from sparse_bridge.adapters import convert as converting
-from sparse_bridge.core.sparse_data import SparseData
+from sparse_bridge.core.geometry.sparse_data import SparseData
 from sparse_bridge.errors import (
     CoordinateError,
     DataTypeError,

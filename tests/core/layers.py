@@ -9,9 +9,9 @@ import dataclasses
 
 import torch
 
-from sparse_bridge.core import functional, reference
-from sparse_bridge.core.kernel_map import KernelMap
-from tests import oracle
+from sparse_bridge.core import functional
+from sparse_bridge.core.maps.kernel_map import KernelMap
+from tests import oracle, reference
 from tests.checks import assert_close
 from tests.clouds import cloud
 

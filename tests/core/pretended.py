@@ -12,8 +12,8 @@ from sparse_bridge import settings
 from sparse_bridge.adapters.spconv import replay, replay_parts, replay_training
 from sparse_bridge.adapters.spconv.replay_parts import rebuilt
 from sparse_bridge.adapters.spconv.replay_trial import leaves_of
-from sparse_bridge.core import captured_maps, map_graph, padded
-from sparse_bridge.core.captured_maps import CapturedMaps
+from sparse_bridge.core.capture import captured_maps, graph_cache, padded
+from sparse_bridge.core.capture.captured_maps import CapturedMaps
 
 
 class Stream:
@@ -117,8 +117,8 @@ def graphs_on_the_cpu(monkeypatch):
     monkeypatch.setattr(captured_maps, "_random_numbers_apart", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(captured_maps, "captured", capture)
     streams = types.SimpleNamespace(current=lambda: current)
-    for module in (captured_maps, map_graph):
+    for module in (captured_maps, graph_cache):
         monkeypatch.setattr(module, "Streams", lambda _: streams)
-    monkeypatch.setattr(map_graph, "current", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(graph_cache, "current", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(CapturedMaps, "start", start)
-    monkeypatch.setattr(map_graph, "possible", lambda cmap, target: settings.get().map_graphs)
+    monkeypatch.setattr(graph_cache, "possible", lambda cmap, target: settings.get().map_graphs)

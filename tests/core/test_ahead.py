@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from sparse_bridge import settings
-from sparse_bridge.core import ahead, functional, map_builder, map_cache, map_graph
-from sparse_bridge.core.conv_spec import Box
-from sparse_bridge.core.coordinate_map import CoordinateMap
-from sparse_bridge.core.device import kernel_target
+from sparse_bridge.core import functional
+from sparse_bridge.core.capture import graph_cache, prefetch
+from sparse_bridge.core.device.selection import kernel_target
+from sparse_bridge.core.geometry.boxes import Box
+from sparse_bridge.core.maps import map_builder, map_cache
+from sparse_bridge.core.maps.coordinate_map import CoordinateMap
 from tests.clouds import cloud, features
 
 pytestmark = [pytest.mark.emulated, pytest.mark.interpreted]
@@ -22,9 +24,9 @@ PAIR = functional.kernel_offsets((2, 2, 2), padding=(0, 0, 0))
 
 @pytest.fixture(autouse=True)
 def fresh():
-    ahead.forget()
+    prefetch.forget()
     yield
-    ahead.forget()
+    prefetch.forget()
 
 
 class Scene:
@@ -42,7 +44,7 @@ class Scene:
             self.built += 1
             return build()
 
-        found, trail = ahead.resolve(store, cmap, counted, *question)
+        found, trail = prefetch.resolve(store, cmap, counted, *question)
         return found, trail
 
     def submanifold(self, level, offsets=THREE):
@@ -129,7 +131,7 @@ def test_a_scene_that_outgrows_the_estimate(kernel_lane):
     for seed in (1, 2):
         scene(kernel_lane, seed, share=0.9).network()
     outgrown = scene(kernel_lane, 3, share=0.9)
-    habit = next(iter(ahead._habits.values()))
+    habit = next(iter(prefetch._habits.values()))
     habit.record.rows = dict.fromkeys(habit.record.rows, 1)
     habit.record.n_rows = 1 << 20
     assert outgrown.network() == 5
@@ -205,7 +207,7 @@ def test_memory_for_all_levels_at_once_is_not_there(kernel_lane, monkeypatch):
     def full(self):
         raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr(ahead.Chain, "answers", full)
+    monkeypatch.setattr(prefetch.Chain, "answers", full)
     assert scene(kernel_lane, 3).network() == 5
 
 
@@ -219,8 +221,8 @@ def test_empty_items_and_few_rows(kernel_lane):
 
 def test_a_lone_map_where_graphs_replay_it(kernel_lane, monkeypatch):
     """It is queued like several, until its graph is there."""
-    monkeypatch.setattr(map_graph, "possible", lambda cmap, target: True)
-    monkeypatch.setattr(map_graph.MapGraphs, "consider", lambda *_: None)
+    monkeypatch.setattr(graph_cache, "possible", lambda cmap, target: True)
+    monkeypatch.setattr(graph_cache.MapGraphs, "consider", lambda *_: None)
     for seed, built in ((1, 1), (2, 1), (3, 0), (4, 0)):
         here = scene(kernel_lane, seed)
         here.submanifold(here.root)

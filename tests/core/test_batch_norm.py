@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from sparse_bridge import settings
-from sparse_bridge.core import batch_norm as batch_norms
-from sparse_bridge.core.batch_norm import batch_norm, serves
+from sparse_bridge.core.ops import batch_norm as batch_norms
+from sparse_bridge.core.ops.batch_norm import batch_norm, serves
 from sparse_bridge.errors import DataTypeError
-from sparse_bridge.kernels import target as targets
+from sparse_bridge.kernels.runtime import target as targets
 from tests.checks import assert_close
 from tests.clouds import features
 
@@ -201,15 +201,15 @@ def test_which_features_kernels_take(monkeypatch):
 def test_both_passes_are_compiled_together_at_first_use(monkeypatch, ahead):
     """With launches that do nothing, on a GPU that is not there."""
     pytest.importorskip("triton")
-    from sparse_bridge.kernels import rehearsal
-    from sparse_bridge.kernels.launch import Kernel
+    from sparse_bridge.kernels.runtime import precompile
+    from sparse_bridge.kernels.runtime.launch import Kernel
 
     target, launches = dataclasses.replace(targets.described("sm_90"), raw=True), []
     monkeypatch.setattr(batch_norms, "kernel_target", lambda device: target)
     monkeypatch.setattr(batch_norms, "_compiled", set())
     monkeypatch.setattr(
         Kernel, "launch",
-        lambda self, *args: launches.append((rehearsal.mine() is not None, self.name, args[-1])),
+        lambda self, *args: launches.append((precompile.mine() is not None, self.name, args[-1])),
     )  # fmt: skip
     norm, x = layer(16), features(30, 16).requires_grad_()
     both = ["partials", "apply", "grad_partials", "dx"]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparse_bridge.core import map_builder
-from sparse_bridge.core.channelwise import channelwise
-from sparse_bridge.core.conv_spec import Box, box_offsets
-from sparse_bridge.core.coordinate_map import CoordinateMap
-from sparse_bridge.core.max_rows import list_max, window_max
+from sparse_bridge.core.conv.depthwise import channelwise
+from sparse_bridge.core.geometry.boxes import Box
+from sparse_bridge.core.geometry.offsets import box_offsets
+from sparse_bridge.core.maps import map_builder
+from sparse_bridge.core.maps.coordinate_map import CoordinateMap
+from sparse_bridge.core.ops.max_rows import list_max, window_max
 from sparse_bridge.errors import DataTypeError, ShapeError
 from tests import checks, oracle
 from tests.clouds import cloud, features

@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from sparse_bridge import settings
-from sparse_bridge.core import functional, map_builder, reference
-from sparse_bridge.core.conv import conv
-from sparse_bridge.core.conv_spec import Offsets
-from sparse_bridge.core.dataflows import Norm
+from sparse_bridge.core import functional
+from sparse_bridge.core.conv.convolution import conv
+from sparse_bridge.core.conv.dataflows import Norm
+from sparse_bridge.core.geometry.offsets import Offsets
+from sparse_bridge.core.maps import map_builder
 from sparse_bridge.errors import UnsupportedError
-from sparse_bridge.kernels import tile_config
+from sparse_bridge.kernels.tiles import tile_config
+from tests import reference
 from tests.checks import assert_close
 from tests.clouds import cloud, features
 from tests.core.layers import KINDS, check, layer, leaves, tensors

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from sparse_bridge import log, settings
-from sparse_bridge.core import functional, plan
-from sparse_bridge.core.device import kernel_target
+from sparse_bridge.core import functional
+from sparse_bridge.core.conv import plan
+from sparse_bridge.core.device.selection import kernel_target
 from sparse_bridge.errors import DeviceError, OverflowLimitError, SettingError
-from sparse_bridge.kernels import target as targets
-from sparse_bridge.kernels.target import Target
-from sparse_bridge.kernels.tile_config import TileConfig, gather_tile, wgrad_tile
+from sparse_bridge.kernels.runtime import target as targets
+from sparse_bridge.kernels.runtime.target import Target
+from sparse_bridge.kernels.tiles.tile_config import TileConfig, gather_tile, wgrad_tile
 from tests.checks import assert_error
 from tests.clouds import cloud
 
@@ -216,7 +217,7 @@ def test_a_launch_that_is_too_large(monkeypatch):
     """Rows x column blocks beyond a grid's 31 bits."""
     pytest.importorskip("triton")
     from sparse_bridge.errors import KernelError
-    from sparse_bridge.kernels.gather_gemm import GatherGemm
+    from sparse_bridge.kernels.gemm.gather_gemm import GatherGemm
 
     target = Target("cuda", "sm_90", 32, 132, 200 << 10, raw=True)
     nbr = torch.empty((1, (1 << 31) - 1), dtype=torch.int32, device="meta")

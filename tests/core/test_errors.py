@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sparse_bridge.core import functional
-from sparse_bridge.core.weights import layout_of
+from sparse_bridge.core.geometry.weights import layout_of
 from sparse_bridge.errors import (
     DataTypeError,
     DeviceError,

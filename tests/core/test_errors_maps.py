@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparse_bridge.core import coordinate_map, functional
-from sparse_bridge.core.conv_spec import Box, Offsets
-from sparse_bridge.core.coordinate_map import CoordinateMap
+from sparse_bridge.core import functional
+from sparse_bridge.core.geometry.boxes import Box
+from sparse_bridge.core.geometry.offsets import Offsets
+from sparse_bridge.core.maps import coordinate_map
+from sparse_bridge.core.maps.coordinate_map import CoordinateMap
 from sparse_bridge.errors import (
     CoordinateError,
     DataTypeError,

@@ -9,10 +9,12 @@ import torch
 
 import sparse_bridge
 from sparse_bridge import settings
-from sparse_bridge.core import ahead, device, first_use, self_check
-from sparse_bridge.kernels import launch
-from sparse_bridge.kernels.target import Target
-from sparse_bridge.kernels.variants import declarations
+from sparse_bridge.core.capture import prefetch
+from sparse_bridge.core.device import selection, self_check
+from sparse_bridge.core.warmup import first_use
+from sparse_bridge.gate.forms import declarations
+from sparse_bridge.kernels.runtime import launch
+from sparse_bridge.kernels.runtime.target import Target
 from tests.adapters.spconv import doors
 
 CPU = torch.device("cpu")
@@ -144,11 +146,11 @@ def test_a_network_meets_no_kernel_that_is_not_on_its_way(spconv, rows, trains):
     before = {kernel: kernel._compiled for kernel in launch.REGISTRY.values()}
     for kernel in before:
         kernel._compiled, kernel._coming = {}, {}
-    ahead.forget()
+    prefetch.forget()
     self_check.forget()
     first_use._devices.clear()
-    device._prepared.clear()
-    device._targets.clear()
+    selection._prepared.clear()
+    selection._targets.clear()
     try:
         # Winners of the tuner are for one size; the rule is the same for all that are not small.
         with (
@@ -156,7 +158,7 @@ def test_a_network_meets_no_kernel_that_is_not_on_its_way(spconv, rows, trains):
             torch.set_grad_enabled(trains),
             torch.autocast("cuda", HALF, enabled=trains),
         ):
-            target = device.kernel_target(where)
+            target = selection.kernel_target(where)
             coming = [run for kernel in before for run in kernel._coming.values()]
             for run in coming:
                 assert run.cancelled() or run.exception(60) is None

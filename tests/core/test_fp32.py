@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from sparse_bridge import settings
-from sparse_bridge.core import functional, plan, problem
-from sparse_bridge.core.weights import layout_of
-from sparse_bridge.kernels.target import described
-from sparse_bridge.kernels.tile_config import gather_tile, wgrad_tile
+from sparse_bridge.core import functional
+from sparse_bridge.core.conv import plan
+from sparse_bridge.core.geometry.weights import layout_of
+from sparse_bridge.core.tuning import problem
+from sparse_bridge.kernels.runtime.target import described
+from sparse_bridge.kernels.tiles.tile_config import gather_tile, wgrad_tile
 from tests.checks import assert_close
 from tests.core.layers import check, layer, leaves, tensors
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparse_bridge.core import functional, reference
-from sparse_bridge.core.conv_spec import Offsets
-from tests import oracle
+from sparse_bridge.core import functional
+from sparse_bridge.core.geometry.offsets import Offsets
+from tests import oracle, reference
 from tests.clouds import cloud, features, weight
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.emulated]

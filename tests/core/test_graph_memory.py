@@ -7,16 +7,16 @@ import types
 import pytest
 import torch
 
-from sparse_bridge.core import map_graph
-from sparse_bridge.core.map_graph import MapGraphs
+from sparse_bridge.core.capture import graph_cache
+from sparse_bridge.core.capture.graph_cache import MapGraphs
 
 HERE, THERE = torch.device("cuda", 0), torch.device("cuda", 1)
 
 
 @pytest.fixture
 def shelf(monkeypatch):
-    monkeypatch.setattr(map_graph, "_shelf", map_graph._Shelf())
-    return map_graph._shelf
+    monkeypatch.setattr(graph_cache, "_shelf", graph_cache._Shelf())
+    return graph_cache._shelf
 
 
 class Graph(types.SimpleNamespace):
@@ -65,5 +65,5 @@ def test_everything_is_forgotten(shelf):
         put(shelf, owner, 10)
     owners[0].clear()
     assert owners[0].graphs == [] and len(shelf._held) == 2
-    map_graph.forget()
+    graph_cache.forget()
     assert not any(owner.graphs for owner in owners) and not shelf._held

@@ -19,7 +19,7 @@ sparse_bridge.enable("spconv", mode="standin")
 import spconv.pytorch as spconv
 assert "triton" not in sys.modules
 layer = spconv.SubMConv3d(4, 4, 3)
-from sparse_bridge.core import head_start
+from sparse_bridge.core.warmup import preload
 """
 
 
@@ -41,16 +41,16 @@ def test_a_first_layer_starts_it_and_a_fork_waits_for_it():
             if not child:
                 import triton.compiler
                 os._exit(0)
-            assert not head_start._thread.is_alive()
+            assert not preload._thread.is_alive()
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        head_start._finish()
+        preload._finish()
         from triton.compiler import compiler
         from triton.runtime import cache
         key = getattr(compiler, "triton_key", None) or cache.triton_key
         assert key.cache_info().currsize == 1
-        once = head_start._thread
+        once = preload._thread
         spconv.SubMConv3d(4, 4, 3)
-        assert head_start._thread is once
+        assert preload._thread is once
     """)
 
 
@@ -60,12 +60,12 @@ def test_a_first_layer_starts_it_and_a_fork_waits_for_it():
     ids=["no GPU", "interpreted", "switched off"],
 )
 def test_where_nothing_is_started(gpus, variable):
-    run('assert head_start._thread is None and "triton" not in sys.modules', gpus, **variable)
+    run('assert preload._thread is None and "triton" not in sys.modules', gpus, **variable)
 
 
 def test_a_triton_that_is_broken_is_not_told_here(tmp_path):
     (tmp_path / "triton.py").write_text("raise RuntimeError('broken')")
     run(
-        "assert head_start._begun and head_start._thread is None",
+        "assert preload._begun and preload._thread is None",
         PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]),
     )

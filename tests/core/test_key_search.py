@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparse_bridge.core import key_search
-from sparse_bridge.core.conv_spec import Box, Offsets, box_offsets
-from sparse_bridge.core.coordinate_map import CoordinateMap
+from sparse_bridge.core.geometry.boxes import Box
+from sparse_bridge.core.geometry.offsets import Offsets, box_offsets
+from sparse_bridge.core.maps import key_search
+from sparse_bridge.core.maps.coordinate_map import CoordinateMap
 from sparse_bridge.errors import DataTypeError, DeviceError, ShapeError
 from tests.clouds import cloud
 

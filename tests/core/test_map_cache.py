@@ -9,7 +9,8 @@ import weakref
 import pytest
 import torch
 
-from sparse_bridge.core import functional, map_cache
+from sparse_bridge.core import functional
+from sparse_bridge.core.maps import map_cache
 from tests.clouds import cloud
 
 OFFSETS = functional.kernel_offsets((3, 3))

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from sparse_bridge import settings
-from sparse_bridge.core import ahead, captured_maps, functional, map_graph
+from sparse_bridge.core import functional
+from sparse_bridge.core.capture import captured_maps, graph_cache, prefetch
 from tests.clouds import cloud
 
 from .pretended import graphs_on_the_cpu
@@ -26,12 +27,12 @@ DEVICE = [""]
 def fresh(kernel_lane, monkeypatch):
     """Real graphs on a GPU, pretended ones where kernels are emulated."""
     DEVICE[0] = kernel_lane.device
-    ahead.forget()
+    prefetch.forget()
     if kernel_lane.device == "cpu":
         graphs_on_the_cpu(monkeypatch)
     with settings.override(map_graphs=True, tune="off"):
         yield
-    ahead.forget()
+    prefetch.forget()
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def scene(seed, share=0.2, **kwargs):
 
 
 def graphs():
-    (habit,) = ahead._habits.values()
+    (habit,) = prefetch._habits.values()
     return habit.graphs
 
 
@@ -61,13 +62,13 @@ def captured(share=0.2, **kwargs):
 def replays(monkeypatch):
     """How often a graph answered."""
     found = []
-    answers = map_graph._MapGraph.answers
+    answers = graph_cache._MapGraph.answers
 
     def counted(self, *args):
         found.append(answers(self, *args))
         return found[-1]
 
-    monkeypatch.setattr(map_graph._MapGraph, "answers", counted)
+    monkeypatch.setattr(graph_cache._MapGraph, "answers", counted)
     return found
 
 
@@ -165,7 +166,7 @@ def test_a_full_memory_gives_the_graphs_back(monkeypatch):
     def full(self, *args):
         raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr(map_graph._MapGraph, "answers", full)
+    monkeypatch.setattr(graph_cache._MapGraph, "answers", full)
     assert scene(71).network() == 5
     assert not held.graphs
 

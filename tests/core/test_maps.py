@@ -3,10 +3,12 @@
 import pytest
 import torch
 
-from sparse_bridge.core import functional, map_builder, reference
-from sparse_bridge.core.conv_spec import Box, Offsets, box_offsets
-from sparse_bridge.core.coordinate_map import CoordinateMap
-from tests import oracle
+from sparse_bridge.core import functional
+from sparse_bridge.core.geometry.boxes import Box
+from sparse_bridge.core.geometry.offsets import Offsets, box_offsets
+from sparse_bridge.core.maps import map_builder
+from sparse_bridge.core.maps.coordinate_map import CoordinateMap
+from tests import oracle, reference
 from tests.clouds import cloud
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.emulated]

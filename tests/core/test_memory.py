@@ -7,7 +7,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparse_bridge import settings
-from sparse_bridge.core import functional, scratch
+from sparse_bridge.core import functional
+from sparse_bridge.core.device import workspace
 from tests.clouds import cloud, features
 
 CHANNELS, SHAPE, LARGE = 64, (24, 24, 24), (40, 40, 40)
@@ -50,13 +51,13 @@ def step(kind, device, share=0.3, shape=SHAPE):
 
 @pytest.mark.parametrize("kind", ["submanifold", "strided", "inverse"])
 def test_no_tensor_grows_with_the_kernel_volume(kind):
-    scratch.release()
-    scratch.keep_heap()  # tunes the allocator with one large block, once per process
+    workspace.release()
+    workspace.keep_heap()  # tunes the allocator with one large block, once per process
     run, forbidden = step(kind, "cpu")
     with settings.override(dataflow="per_offset"), Largest() as largest:
         run()
     assert largest.size < forbidden / 4, f"{largest.operator} made {largest.size} bytes"
-    scratch.release()
+    workspace.release()
 
 
 def test_the_measure_sees_such_a_tensor():

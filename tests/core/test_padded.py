@@ -11,14 +11,14 @@ import torch
 
 import sparse_bridge
 from sparse_bridge.adapters.spconv.replay_trial import PaddedModel
-from sparse_bridge.core import ahead, padded
-from sparse_bridge.core.captured_maps import chain_over
-from sparse_bridge.core.conv_spec import Box
-from sparse_bridge.core.coordinate_map import CoordinateMap
-from sparse_bridge.core.device import kernel_target
-from sparse_bridge.core.map_chain import Chain
-from sparse_bridge.core.padded import PaddedScene, UnpaddedError, room_for
-from sparse_bridge.kernels import mask_order
+from sparse_bridge.core.capture import padded, prefetch
+from sparse_bridge.core.capture.batched_builder import Chain
+from sparse_bridge.core.capture.captured_maps import chain_over
+from sparse_bridge.core.capture.padded import PaddedScene, UnpaddedError, room_for
+from sparse_bridge.core.device.selection import kernel_target
+from sparse_bridge.core.geometry.boxes import Box
+from sparse_bridge.core.maps.coordinate_map import CoordinateMap
+from sparse_bridge.kernels.maps import mask_order
 from tests.adapters.spconv import doors
 from tests.clouds import cloud, features
 
@@ -32,9 +32,9 @@ BOX = Box.grid(2, SHAPE)
 
 @pytest.fixture(autouse=True)
 def fresh():
-    ahead.forget()
+    prefetch.forget()
     yield
-    ahead.forget()
+    prefetch.forget()
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def tensor(sp, coords, x=None):
 def learnt(sp, network, lane, seeds=(1, 2, 3)):
     for seed in seeds:
         network(tensor(sp, cloud(SHAPE, share=0.2, seed=seed, device=lane.device)))
-    return ahead.habit_of(torch.zeros(1, device=lane.device).device, BOX)
+    return prefetch.habit_of(torch.zeros(1, device=lane.device).device, BOX)
 
 
 def prepared(coords, record, room, **how):
@@ -270,7 +270,7 @@ def test_training_over_a_padded_scene(sp, kernel_lane, kind, words):
         x = tensor(sp, cloud(SHAPE, share=0.2, seed=seed, device=kernel_lane.device))
         found = model(x)
         (found["y"].features.sum() + found["deep"].sum()).backward()
-    record = ahead.habit_of(x.features.device, BOX, training=True)
+    record = prefetch.habit_of(x.features.device, BOX, training=True)
     coords = cloud(SHAPE, share=0.22, seed=7, device=kernel_lane.device)
     x = tensor(sp, coords)
     x.features.requires_grad_()

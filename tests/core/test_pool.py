@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from sparse_bridge.core import functional, reference
-from tests import oracle
+from sparse_bridge.core import functional
+from tests import oracle, reference
 from tests.checks import assert_close
 from tests.clouds import cloud, features
 from tests.core.layers import layer, leaves

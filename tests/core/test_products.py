@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparse_bridge.core import products
+from sparse_bridge.core.conv import host_products
 
 ROWS = (1, 511, 512, 513, 4095, 4096, 4097, 9000)
 
@@ -22,11 +22,11 @@ def library(request, monkeypatch):
         return linear.default(*args)
 
     found = counted if request.param == "onednn" else None
-    monkeypatch.setattr(products, "_onednn", lambda: found)
+    monkeypatch.setattr(host_products, "_onednn", lambda: found)
     for name in ("_PAYS", "_PAYS_TRANSPOSED", "_LARGE"):
-        monkeypatch.setattr(products, name, 1)
+        monkeypatch.setattr(host_products, name, 1)
     yield request.param
-    assert all(count % products.STEP == 0 for count in calls)
+    assert all(count % host_products.STEP == 0 for count in calls)
     assert bool(calls) == (request.param == "onednn")
 
 
@@ -38,24 +38,24 @@ def close(found, expected, terms=64):
 def test_product_with_scrap_behind_the_rows(library, c_in, c_out):
     weight = torch.randn(c_out, 3, c_in)[:, 1].t()  # with gaps, as a tap of a kernel has them
     for n_rows in ROWS:
-        x = torch.full((-(-n_rows // products.STEP) * products.STEP, c_in), float("nan"))
+        x = torch.full((-(-n_rows // host_products.STEP) * host_products.STEP, c_in), float("nan"))
         x[:n_rows] = torch.randn(n_rows, c_in)
         out = torch.full((n_rows, c_out), float("nan"))
-        products.mm(x, weight, out=out)
+        host_products.mm(x, weight, out=out)
         close(out, x[:n_rows].double() @ weight.double())
-        products.mm(x[:n_rows], weight, out=out.fill_(float("nan")))
+        host_products.mm(x[:n_rows], weight, out=out.fill_(float("nan")))
         close(out, x[:n_rows].double() @ weight.double())
 
 
 @pytest.mark.parametrize("c_in, c_out", [(33, 5), (64, 64)])
 def test_transposed_product_adds_up(library, c_in, c_out):
     for n_rows in ROWS:
-        room = -(-n_rows // products.STEP) * products.STEP
+        room = -(-n_rows // host_products.STEP) * host_products.STEP
         left, right = torch.full((room, c_in), float("nan")), torch.full((room, c_out), torch.inf)
         left[:n_rows], right[:n_rows] = torch.randn(n_rows, c_in), torch.randn(n_rows, c_out)
         before = torch.randn(c_in, c_out)
         total = before.clone()
-        products.add_transposed(total, left, right, n_rows)
+        host_products.add_transposed(total, left, right, n_rows)
         expected = before.double() + left[:n_rows].double().t() @ right[:n_rows].double()
         close(total, expected, n_rows)
 
@@ -64,24 +64,24 @@ def test_other_memory_takes_torch(monkeypatch):
     def refuse():
         raise AssertionError("oneDNN is for dense fp32 rows")
 
-    monkeypatch.setattr(products, "_PAYS", 1)
+    monkeypatch.setattr(host_products, "_PAYS", 1)
     x, w = torch.randn(600, 8, dtype=torch.float64), torch.randn(8, 4, dtype=torch.float64)
-    assert not products._wanted(x)
-    assert not products._wanted(torch.randn(600, 16)[:, :8])
-    monkeypatch.setattr(products, "_onednn", refuse)
-    close(products.mm(x, w, out=torch.empty(600, 4, dtype=torch.float64)), x @ w)
+    assert not host_products._wanted(x)
+    assert not host_products._wanted(torch.randn(600, 16)[:, :8])
+    monkeypatch.setattr(host_products, "_onednn", refuse)
+    close(host_products.mm(x, w, out=torch.empty(600, 4, dtype=torch.float64)), x @ w)
 
 
 def test_the_defaults_of_the_caller_do_not_matter(monkeypatch):
     """The library is chosen by fp32 products on the CPU, whatever tensors are made by default."""
-    monkeypatch.setattr(products, "_PAYS", 1)
+    monkeypatch.setattr(host_products, "_PAYS", 1)
     x, w, out = torch.randn(600, 32), torch.randn(32, 16), torch.empty(600, 16)
-    products._onednn.cache_clear()
+    host_products._onednn.cache_clear()
     torch.set_default_dtype(torch.float64)
     try:
         with torch.device("meta"), torch.inference_mode():
-            products.mm(x, w, out=out)
+            host_products.mm(x, w, out=out)
     finally:
         torch.set_default_dtype(torch.float32)
-        products._onednn.cache_clear()
+        host_products._onednn.cache_clear()
     close(out, x.double() @ w.double())

@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from sparse_bridge import settings
-from sparse_bridge.core import functional, fused_call, plan, resolved, self_check, trace
-from sparse_bridge.core.conv import conv
-from sparse_bridge.core.dataflows import Norm
+from sparse_bridge.core import functional
+from sparse_bridge.core.conv import fused_call, plan, resolved
+from sparse_bridge.core.conv.convolution import conv
+from sparse_bridge.core.conv.dataflows import Norm
+from sparse_bridge.core.device import self_check, trace
 from sparse_bridge.errors import UnsupportedError
-from sparse_bridge.kernels import target as targets
+from sparse_bridge.kernels.runtime import target as targets
 from tests.checks import assert_close
 from tests.core.layers import layer, leaves, tensors
 
@@ -252,7 +254,7 @@ def test_numbers_of_plans_are_never_given_twice(monkeypatch):
 @pytest.fixture
 def launches(monkeypatch):
     """What a GPU that is not there would be told: (kernel, arguments by name) of every launch."""
-    from sparse_bridge.kernels.launch import Kernel
+    from sparse_bridge.kernels.runtime.launch import Kernel
 
     seen = []
 
@@ -317,7 +319,7 @@ def test_the_backward_pass_follows_the_settings(launches):
     x = torch.randn(kmap.n_in, 16, requires_grad=True)
     weight = torch.randn(9, 16, 32, requires_grad=True)
     empty = torch.zeros(10, dtype=torch.int32)
-    from sparse_bridge.core.kernel_map import DevicePairs
+    from sparse_bridge.core.maps.kernel_map import DevicePairs
 
     starts = torch.zeros(6, dtype=torch.int64)
     kmap.relation._pairs = DevicePairs(empty, empty, starts, True, 10)

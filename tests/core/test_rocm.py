@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from sparse_bridge import log, settings
-from sparse_bridge.core import functional, rocm
-from sparse_bridge.core.device import kernel_target
+from sparse_bridge.core import functional
+from sparse_bridge.core.device import rocm
+from sparse_bridge.core.device.selection import kernel_target
 from tests.checks import assert_close
 from tests.core.layers import layer, leaves, tensors
 

@@ -7,13 +7,13 @@ import itertools
 import pytest
 import torch
 
-from sparse_bridge.core.conv_spec import Box
-from sparse_bridge.core.coordinate_map import CoordinateMap
-from sparse_bridge.core.interpolate import interpolation
-from sparse_bridge.core.lookup import distinct_rows, find_rows
-from sparse_bridge.core.merge import merge
-from sparse_bridge.core.row_matrix import RowMatrix
-from sparse_bridge.core.spread import spread
+from sparse_bridge.core.geometry.boxes import Box
+from sparse_bridge.core.maps.coordinate_map import CoordinateMap
+from sparse_bridge.core.maps.lookup import distinct_rows, find_rows
+from sparse_bridge.core.maps.merge import merge
+from sparse_bridge.core.ops.interpolate import interpolation
+from sparse_bridge.core.ops.row_matrix import RowMatrix
+from sparse_bridge.core.ops.spread import spread
 from tests import checks
 from tests.clouds import cloud, features
 
@@ -59,7 +59,7 @@ def test_column_blocks_do_not_change_the_result(map_lane, monkeypatch):
     cols = torch.randint(0, 30, (200,), generator=generator).to(map_lane.device)
     x = features(30, 70, 4, device=map_lane.device)
     want = RowMatrix(rows, cols, None, 8, 30).multiply(x)
-    monkeypatch.setattr("sparse_bridge.core.row_matrix._GATHER_BYTES", 1)
+    monkeypatch.setattr("sparse_bridge.core.ops.row_matrix._GATHER_BYTES", 1)
     assert torch.equal(RowMatrix(rows, cols, None, 8, 30).multiply(x), want)
 
 

@@ -11,8 +11,8 @@ import pytest
 
 FAULTS = """
 import resource, torch
-from sparse_bridge.core import scratch
-scratch.keep_heap()
+from sparse_bridge.core.device import workspace
+workspace.keep_heap()
 def layers():
     return [torch.ones(5 << 18) for _ in range(20)]  # 100 MB
 for _ in range(3):

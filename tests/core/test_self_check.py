@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from sparse_bridge import log, settings
-from sparse_bridge.core import device as devices
-from sparse_bridge.core import functional, plan, self_check
+from sparse_bridge.core import functional
+from sparse_bridge.core.conv import plan
+from sparse_bridge.core.device import selection as devices
+from sparse_bridge.core.device import self_check
 from sparse_bridge.errors import DeviceError
-from sparse_bridge.kernels import target as targets
-from sparse_bridge.kernels.target import Target
+from sparse_bridge.kernels.runtime import target as targets
+from sparse_bridge.kernels.runtime.target import Target
 from tests.checks import assert_close, assert_error
 from tests.core.layers import layer, tensors
 
@@ -51,7 +53,7 @@ class TestOnKernels:
 
     @pytest.mark.parametrize("part", ["fp16", "fp32"])
     def test_a_wrong_product_is_found(self, kernel_lane, monkeypatch, part):
-        from sparse_bridge.kernels.gather_gemm import GatherGemm
+        from sparse_bridge.kernels.gemm.gather_gemm import GatherGemm
 
         device, target = lane_target(kernel_lane)
         right = GatherGemm.__call__
@@ -69,7 +71,7 @@ class TestOnKernels:
 
     def test_rounding_to_tf32_is_found(self, kernel_lane, monkeypatch):
         """What a compiler does that ignores the asked-for precision."""
-        from sparse_bridge.kernels.gather_gemm import GatherGemm
+        from sparse_bridge.kernels.gemm.gather_gemm import GatherGemm
 
         device, target = lane_target(kernel_lane)
         right = GatherGemm.__call__
@@ -83,7 +85,7 @@ class TestOnKernels:
         assert "largest error" in self_check.run(device, target, "fp32").problem
 
     def test_a_kernel_that_leaves_rows_unwritten_is_found(self, kernel_lane, monkeypatch):
-        from sparse_bridge.kernels.gather_gemm import GatherGemm
+        from sparse_bridge.kernels.gemm.gather_gemm import GatherGemm
 
         device, target = lane_target(kernel_lane)
         monkeypatch.setattr(GatherGemm, "__call__", lambda self, x, w, bias, y, *rest: y)
@@ -93,7 +95,7 @@ class TestOnKernels:
 
     @pytest.mark.parametrize("part", self_check.KEYS)
     def test_a_hash_table_that_loses_keys_is_found(self, kernel_lane, monkeypatch, part):
-        from sparse_bridge.kernels import hash_table
+        from sparse_bridge.kernels.maps import hash_table
 
         device, target = lane_target(kernel_lane)
         right = hash_table.hash_insert
@@ -107,7 +109,7 @@ class TestOnKernels:
         assert part in problem and "neighbours are wrong" in problem
 
     def test_counters_without_atomics_are_found(self, kernel_lane, monkeypatch):
-        from sparse_bridge.kernels import hash_table
+        from sparse_bridge.kernels.maps import hash_table
 
         device, target = lane_target(kernel_lane)
         right = hash_table.hash_insert

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparse_bridge.core import tile_cost
+from sparse_bridge.core.tuning import cost
 from tests.core.tuning import (
     problem,
     tile,
@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 def test_the_cost_model_prefers_what_wastes_less():
     def order(one, *tiles, live=None):
         visits = live or (lambda block_m: 27 * -(-one.n_rows // block_m))
-        return sorted(tiles, key=lambda t: tile_cost.predicted(one, t, visits))
+        return sorted(tiles, key=lambda t: cost.predicted(one, t, visits))
 
     wide, narrow = tile(block_n=128), tile(block_n=32)
     assert order(problem(c_out=32), wide, narrow) == [narrow, wide], "half of 128 columns is idle"
@@ -44,9 +44,9 @@ def test_the_shortlist_holds_the_default_and_the_most_promising():
         calls.append(block_m)
         return 27 * -(-one.n_rows // block_m)
 
-    found = tile_cost.shortlist(one, live, 4)
-    costs = [tile_cost.predicted(one, t, live) for t in found[1:]]
+    found = cost.shortlist(one, live, 4)
+    costs = [cost.predicted(one, t, live) for t in found[1:]]
     assert found[0] == one.default() and len(found) == len(set(found)) == 4
     assert costs == sorted(costs)
     rest = set(one.candidates()) - set(found)
-    assert rest and min(tile_cost.predicted(one, t, live) for t in rest) >= costs[-1]
+    assert rest and min(cost.predicted(one, t, live) for t in rest) >= costs[-1]

@@ -14,8 +14,8 @@ import time
 import pytest
 
 from sparse_bridge import log, settings
-from sparse_bridge.core import tune_cache
-from sparse_bridge.core.tune_cache import CacheFileError, TuneCache, decode, encode
+from sparse_bridge.core.tuning import tune_cache
+from sparse_bridge.core.tuning.tune_cache import CacheFileError, TuneCache, decode, encode
 from sparse_bridge.errors import SettingError
 from tests.core.tuning import STAMP, fork, kill, needs_fork, winner
 
@@ -255,8 +255,8 @@ def test_files_that_come_with_the_package():
 
 def test_the_gate_compiles_every_tile_that_comes_with_the_package():
     pytest.importorskip("triton")
-    from sparse_bridge.kernels import variants_gemm
-    from sparse_bridge.kernels.target import described
+    from sparse_bridge.gate import forms_gemm
+    from sparse_bridge.kernels.runtime.target import described
 
     def shape(tile):
         return tile.block_m, tile.block_n, tile.block_k, tile.num_warps, tile.num_stages
@@ -267,7 +267,7 @@ def test_the_gate_compiles_every_tile_that_comes_with_the_package():
         stamp, winners = decode(path.read_text(encoding="utf-8"))
         target = described(stamp.arch)
         tiles = {
-            "fwd": variants_gemm.gather_tiles(target), "wgrad": variants_gemm.wgrad_tiles(target)
+            "fwd": forms_gemm.gather_tiles(target), "wgrad": forms_gemm.wgrad_tiles(target)
         }  # fmt: skip
         tiles["dgrad"] = tiles["fwd"]
         for direction, found in winners.items():

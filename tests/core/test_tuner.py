@@ -8,11 +8,12 @@ import time
 import pytest
 import torch
 
-from sparse_bridge.core import functional, tuner
-from sparse_bridge.core.problem import gather_problem
-from sparse_bridge.core.tune_cache import Stamp, encode
-from sparse_bridge.core.tuner import BUDGET, Tuner
-from sparse_bridge.core.weights import layout_of
+from sparse_bridge.core import functional
+from sparse_bridge.core.geometry.weights import layout_of
+from sparse_bridge.core.tuning import tuner
+from sparse_bridge.core.tuning.problem import gather_problem
+from sparse_bridge.core.tuning.tune_cache import Stamp, encode
+from sparse_bridge.core.tuning.tuner import BUDGET, Tuner
 from sparse_bridge.errors import SettingError
 from tests.checks import assert_close
 from tests.core.layers import check, layer

@@ -7,9 +7,9 @@ import threading
 import pytest
 import torch
 
-from sparse_bridge.core import tuner
-from sparse_bridge.core.trial import mismatch
-from sparse_bridge.core.tuner import BUDGET, Tuner
+from sparse_bridge.core.tuning import tuner
+from sparse_bridge.core.tuning.trial import mismatch
+from sparse_bridge.core.tuning.tuner import BUDGET, Tuner
 from tests.core.tuning import (
     Work,
     blocking,

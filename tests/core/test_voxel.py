@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparse_bridge.core import voxel
+from sparse_bridge.core.ops import voxel
 from sparse_bridge.errors import DataTypeError, DeviceError, ShapeError
 from tests import checks
 from tests.conftest import _lanes

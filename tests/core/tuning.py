@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from sparse_bridge import settings
-from sparse_bridge.core import tile_cost, tune_cache, tuner
-from sparse_bridge.core.problem import Problem
-from sparse_bridge.core.trial import Trial
-from sparse_bridge.core.tune_cache import Stamp, TuneCache, Winner
-from sparse_bridge.core.tuner import Tuner
-from sparse_bridge.kernels.target import Target
+from sparse_bridge.core.tuning import cost, tune_cache, tuner
+from sparse_bridge.core.tuning.problem import Problem
+from sparse_bridge.core.tuning.trial import Trial
+from sparse_bridge.core.tuning.tune_cache import Stamp, TuneCache, Winner
+from sparse_bridge.core.tuning.tuner import Tuner
+from sparse_bridge.kernels.runtime.target import Target
 
 H200 = Target("cuda", "sm_90", 32, 132, 227 << 10, raw=False)
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ def problem(direction="fwd", n_rows=94_444, c=64, **changes):
 
 def tile(block_m=64, block_n=64, block_k=64, num_warps=4, num_stages=2, split_k=1, vendor=()):
     pytest.importorskip("triton")
-    from sparse_bridge.kernels.tile_config import TileConfig
+    from sparse_bridge.kernels.tiles.tile_config import TileConfig
 
     return TileConfig(block_m, block_n, block_k, num_warps, num_stages, split_k, vendor)
 
@@ -102,7 +102,7 @@ def never(run, limit):
 
 def fastest(one, work, rank=1):
     """Make a candidate of `one` ten times as fast as the rest; it is among those that are timed."""
-    found = tile_cost.shortlist(one, work.trial().live, tuner.COUNT)[rank]
+    found = cost.shortlist(one, work.trial().live, tuner.COUNT)[rank]
     work.speed[found] = 1e-4
     return found
 

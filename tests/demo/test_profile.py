@@ -16,7 +16,7 @@ from rich.console import Console
 from torch import nn
 
 import sparse_bridge.demo
-from sparse_bridge.core import trace
+from sparse_bridge.core.device import trace
 from sparse_bridge.demo import profile, report, training, voxels
 from sparse_bridge.demo.points import PointCloud
 from sparse_bridge.errors import GeometryError, SettingError

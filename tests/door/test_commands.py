@@ -19,10 +19,11 @@ from rich.console import Console
 from sparse_bridge import __main__ as command_line
 from sparse_bridge import settings
 from sparse_bridge.commands import cache, warm, warm_jobs
-from sparse_bridge.core import trace, tune_cache
-from sparse_bridge.core.tune_cache import Stamp, TuneCache, decode, encode
+from sparse_bridge.core.device import trace
+from sparse_bridge.core.tuning import tune_cache
+from sparse_bridge.core.tuning.tune_cache import Stamp, TuneCache, decode, encode
 from sparse_bridge.errors import DeviceError, GeometryError, SettingError
-from sparse_bridge.kernels import target as targets
+from sparse_bridge.kernels.runtime import target as targets
 
 CPU = torch.device("cpu")
 ROOT = pathlib.Path(__file__).parents[2]
@@ -35,7 +36,7 @@ no_kernels = pytest.mark.skipif(
 def stored(tmp_path, monkeypatch):
     """A folder with a current, an older and a damaged file, and two shipped winners."""
     pytest.importorskip("triton")
-    from sparse_bridge.kernels.tile_config import TileConfig
+    from sparse_bridge.kernels.tiles.tile_config import TileConfig
 
     winner = tune_cache.Winner(TileConfig(64, 32, 16, 4, 2), 12.5, 20.0, 5)
     version = ".".join(map(str, targets.triton_version()))

@@ -13,9 +13,9 @@ import sparse_bridge
 from sparse_bridge import __main__ as command_line
 from sparse_bridge import doctor, settings
 from sparse_bridge.adapters import base
-from sparse_bridge.core import rocm, self_check
-from sparse_bridge.kernels import target as targets
-from sparse_bridge.kernels.target import Target
+from sparse_bridge.core.device import rocm, self_check
+from sparse_bridge.kernels.runtime import target as targets
+from sparse_bridge.kernels.runtime.target import Target
 
 HOPPER = Target("cuda", "sm_90", 32, 132, 227 << 10, raw=True)
 

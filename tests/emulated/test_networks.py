@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import sparse_bridge
-from sparse_bridge.core import trace
+from sparse_bridge.core.device import trace
 from tests.adapters.minkowski import test_goldens as minkowski
 from tests.adapters.spconv import doors
 from tests.adapters.torchsparse.conftest import speaking

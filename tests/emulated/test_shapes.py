@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparse_bridge.kernels import target as targets
+from sparse_bridge.kernels.runtime import target as targets
 from tests.core.layers import check, layer
 
 pytestmark = [pytest.mark.emulated]
@@ -32,8 +32,8 @@ def test_accesses_out_of_bounds_are_seen(kernel_lane):
     """The emulator's checks are on: a look-up table that names a row beyond the features."""
     import emu
 
-    from sparse_bridge.kernels.gather_gemm import GatherGemm
-    from sparse_bridge.kernels.tile_config import TileConfig
+    from sparse_bridge.kernels.gemm.gather_gemm import GatherGemm
+    from sparse_bridge.kernels.tiles.tile_config import TileConfig
 
     assert emu.cfg.check
     device = torch.device("cpu")

@@ -13,7 +13,7 @@ import torch
 from sparse_bridge import __main__ as command_line
 from sparse_bridge.errors import DeviceError
 from sparse_bridge.gate.architectures import ARCHITECTURES
-from sparse_bridge.kernels.target import described, triton_version
+from sparse_bridge.kernels.runtime.target import described, triton_version
 from tests.conftest import EMULATED, INTERPRETED
 
 if (triton_version() or (0,)) < (3, 3) or INTERPRETED or EMULATED:
@@ -21,9 +21,9 @@ if (triton_version() or (0,)) < (3, 3) or INTERPRETED or EMULATED:
 
 from sparse_bridge.gate import checks, running, selection, summary
 from sparse_bridge.gate.compiling import Code, compile_variant, source
-from sparse_bridge.kernels.tile_config import TileConfig
-from sparse_bridge.kernels.variants import Variant, covering, make, spaces
-from sparse_bridge.kernels.variants_gemm import Case
+from sparse_bridge.gate.forms import Variant, covering, make, spaces
+from sparse_bridge.gate.forms_gemm import Case
+from sparse_bridge.kernels.tiles.tile_config import TileConfig
 
 GOOD = Code("MFMA", "v_mfma_f32_16x16x16_f16", 80, 0, 0, 16384, 64)
 
@@ -169,7 +169,7 @@ def test_kernels_without_products_expect_none():
 
 def test_what_is_compiled_is_what_a_launch_compiles():
     """Types, constants and attributes of the argument analysis: of 16 bytes, 1, within 2 GiB."""
-    from sparse_bridge.kernels.wgrad_gemm import sum_shares_kernel
+    from sparse_bridge.kernels.gemm.wgrad_gemm import sum_shares_kernel
 
     form = make(
         sum_shares_kernel, (True, 32, 32, 128), {"num_warps": 4}, ["dw_ptr", "stride_dv"],

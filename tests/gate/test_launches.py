@@ -14,11 +14,15 @@ import torch
 
 import sparse_bridge
 from sparse_bridge import settings
-from sparse_bridge.core import batch_norm, channelwise, functional, key_search, max_rows, voxel
-from sparse_bridge.kernels import mask_order, wgrad_gemm
-from sparse_bridge.kernels import target as targets
-from sparse_bridge.kernels.launch import REGISTRY, Kernel
-from sparse_bridge.kernels.variants import as_launched, declarations, launchable
+from sparse_bridge.core import functional
+from sparse_bridge.core.conv import depthwise
+from sparse_bridge.core.maps import key_search
+from sparse_bridge.core.ops import batch_norm, max_rows, voxel
+from sparse_bridge.gate.forms import as_launched, declarations, launchable
+from sparse_bridge.kernels.gemm import wgrad_gemm
+from sparse_bridge.kernels.maps import mask_order
+from sparse_bridge.kernels.runtime import target as targets
+from sparse_bridge.kernels.runtime.launch import REGISTRY, Kernel
 from tests.adapters.spconv import doors
 from tests.adapters.torchsparse.conftest import speaking
 from tests.clouds import cloud, features
@@ -142,7 +146,7 @@ def every_row_kernel(made):
             item = torch.arange(n) % 2
             functional.global_pool(x, item, 2, mode).sum().backward()
         taps = torch.ones(made.volume, channels, dtype=dtype, requires_grad=True)
-        channelwise.channelwise(x, taps, made.kmap).sum().backward()
+        depthwise.channelwise(x, taps, made.kmap).sum().backward()
         max_rows.window_max(x, made.kmap).sum().backward()
         normalise(x)
     points = features(50, 3) * 3

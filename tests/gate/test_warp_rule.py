@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparse_bridge.gate.warp_rule import fixed_warp_sizes
+from tests.kernels.warp_rule import fixed_warp_sizes
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from sparse_bridge.core.conv_spec import Offsets
-from sparse_bridge.kernels import target as targets
-from sparse_bridge.kernels.hash_table import HashTable, hash_insert
-from sparse_bridge.kernels.neighbor_table import neighbor_lookup
-from sparse_bridge.kernels.new_rows import owner_counters
+from sparse_bridge.core.geometry.offsets import Offsets
+from sparse_bridge.kernels.maps.hash_table import HashTable, hash_insert
+from sparse_bridge.kernels.maps.neighbor_table import neighbor_lookup
+from sparse_bridge.kernels.maps.new_rows import owner_counters
+from sparse_bridge.kernels.runtime import target as targets
 
 
 def schedules(lane):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparse_bridge.kernels.batch_norm import batch_norm_forward, batch_norm_memory
-from sparse_bridge.kernels.batch_norm_grad import batch_norm_backward
+from sparse_bridge.kernels.ops.batch_norm import batch_norm_forward, batch_norm_memory
+from sparse_bridge.kernels.ops.batch_norm_grad import batch_norm_backward
 from tests.checks import assert_close
 from tests.clouds import features
 from tests.kernels.calls import target_of
@@ -183,7 +183,7 @@ def test_values_that_are_no_numbers_stay_in_their_channel(kernel_lane):
 def test_more_than_two_to_the_31_values(channels):
     n = (1 << 31) // channels + 5000
     x = torch.empty((n, channels), dtype=torch.float16, device="cuda").normal_(3, 2)
-    from sparse_bridge.core.batch_norm import batch_norm
+    from sparse_bridge.core.ops.batch_norm import batch_norm
 
     leaf, dy = x.requires_grad_(), torch.empty_like(x).normal_()
     y = batch_norm(leaf, None, None, None, None, momentum=0.1, eps=1e-5, relu=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparse_bridge.core.column_sums import column_sums
-from sparse_bridge.kernels import column_sum as kernels
-from sparse_bridge.kernels.column_sum import column_sum
+from sparse_bridge.core.conv.column_sums import column_sums
+from sparse_bridge.kernels.ops import column_sum as kernels
+from sparse_bridge.kernels.ops.column_sum import column_sum
 from tests.checks import assert_close
 from tests.clouds import features
 from tests.kernels.calls import target_of

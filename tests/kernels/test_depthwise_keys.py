@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from sparse_bridge.core import functional
-from sparse_bridge.core.channelwise import channelwise
-from sparse_bridge.core.max_rows import window_max
+from sparse_bridge.core.conv.depthwise import channelwise
+from sparse_bridge.core.ops.max_rows import window_max
 from tests.clouds import cloud, features
 
 from .test_launch_keys import keys, shifted  # noqa: F401

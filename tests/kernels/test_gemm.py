@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from sparse_bridge.core.weights import layout_of
-from sparse_bridge.kernels import target as targets
-from sparse_bridge.kernels import wgrad_gemm
-from sparse_bridge.kernels.gather_gemm import GatherGemm
-from sparse_bridge.kernels.mask_order import TILE, mask_order, pack_tiles
-from sparse_bridge.kernels.neighbor_table import NeighborTable
-from sparse_bridge.kernels.tile_config import TileConfig, wgrad_shares
-from sparse_bridge.kernels.wgrad_gemm import WgradGemm
+from sparse_bridge.core.geometry.weights import layout_of
+from sparse_bridge.kernels.gemm import wgrad_gemm
+from sparse_bridge.kernels.gemm.gather_gemm import GatherGemm
+from sparse_bridge.kernels.gemm.wgrad_gemm import WgradGemm
+from sparse_bridge.kernels.maps.mask_order import TILE, mask_order, pack_tiles
+from sparse_bridge.kernels.maps.neighbor_table import NeighborTable
+from sparse_bridge.kernels.runtime import target as targets
+from sparse_bridge.kernels.tiles.tile_config import TileConfig, wgrad_shares
 from tests.checks import assert_close
 from tests.clouds import features
 from tests.kernels.calls import target_of

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparse_bridge.core.conv_spec import Box, Offsets
-from sparse_bridge.kernels import hash_table
+from sparse_bridge.core.geometry.boxes import Box
+from sparse_bridge.core.geometry.offsets import Offsets
+from sparse_bridge.kernels.maps import hash_table
 from tests.clouds import cloud
 from tests.kernels.calls import find, insert, schedules
 

@@ -12,7 +12,7 @@ import types
 import pytest
 
 pytest.importorskip("triton")
-from sparse_bridge.kernels import features
+from sparse_bridge.kernels.runtime import triton_compat
 
 SOURCE = """
 #include <Python.h>
@@ -76,12 +76,12 @@ def wrong(build, modules):
 
 def test_modules_of_one_name(modules):
     build = loader()
-    assert features.load_apart(build)
+    assert triton_compat.load_apart(build)
     assert wrong(build, modules) == 0
     load = build._load_module_from_path
-    assert features.load_apart(build) and build._load_module_from_path is load  # once
+    assert triton_compat.load_apart(build) and build._load_module_from_path is load  # once
 
 
 def test_older_releases_load_one_at_a_time():
-    assert not features.load_apart(types.SimpleNamespace())
-    assert features.loading() is not None
+    assert not triton_compat.load_apart(types.SimpleNamespace())
+    assert triton_compat.loading() is not None

@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
-from sparse_bridge.kernels.mask_order import TILE, compact_pairs, mask_order, pack_tiles
-from sparse_bridge.kernels.neighbor_table import NeighborTable
+from sparse_bridge.kernels.maps.mask_order import TILE, compact_pairs, mask_order, pack_tiles
+from sparse_bridge.kernels.maps.neighbor_table import NeighborTable
 from tests.kernels.calls import target_of
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.emulated]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparse_bridge.core import reference
-from sparse_bridge.core.conv_spec import Box, Offsets, box_offsets
-from sparse_bridge.kernels.neighbor_table import NeighborTable
-from sparse_bridge.kernels.new_rows import count_new_rows, link_new_rows, number_new_rows
-from tests import oracle
+from sparse_bridge.core.geometry.boxes import Box
+from sparse_bridge.core.geometry.offsets import Offsets, box_offsets
+from sparse_bridge.kernels.maps.neighbor_table import NeighborTable
+from sparse_bridge.kernels.maps.new_rows import count_new_rows, link_new_rows, number_new_rows
+from tests import oracle, reference
 from tests.clouds import cloud
 from tests.kernels.calls import find, geometry, insert, target_of
 

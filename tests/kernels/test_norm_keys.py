@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from sparse_bridge.core.batch_norm import batch_norm
+from sparse_bridge.core.ops.batch_norm import batch_norm
 from tests.clouds import features
 
 from .test_launch_keys import keys, shifted  # noqa: F401

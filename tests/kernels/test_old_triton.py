@@ -10,21 +10,22 @@ import pytest
 
 pytest.importorskip("triton")
 
-from sparse_bridge.kernels import features, variants
-from sparse_bridge.kernels import target as targets
+from sparse_bridge.gate import forms
+from sparse_bridge.kernels.runtime import target as targets
+from sparse_bridge.kernels.runtime import triton_compat
 from tests.conftest import INTERPRETED
 
 pytestmark = [
-    pytest.mark.skipif(features.VERSION >= (3, 3), reason="the compile gate does this"),
+    pytest.mark.skipif(triton_compat.VERSION >= (3, 3), reason="the compile gate does this"),
     pytest.mark.skipif(INTERPRETED, reason="nothing is compiled here"),
 ]
 TARGET = targets.described("sm_80")
 
 
-def forms():
+def small_forms():
     """One variant per kernel and dtype of its first argument."""
     found = {}
-    for variant in variants.covering(TARGET):
+    for variant in forms.covering(TARGET):
         found.setdefault((variant.kernel, variant.types[0]), variant)
     return found
 
@@ -35,7 +36,7 @@ def test_every_kernel_and_dtype():
     from triton.compiler import ASTSource
 
     gpu = GPUTarget(TARGET.backend, TARGET.capability, TARGET.warp_size)
-    found = forms()
+    found = small_forms()
     assert len(found) > 40
     for variant in found.values():
         kernel = variant.jit

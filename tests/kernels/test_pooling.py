@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparse_bridge.core import reference
-from sparse_bridge.kernels.pooling import pool_backward, pool_forward, segment_reduce
+from sparse_bridge.kernels.ops.pooling import pool_backward, pool_forward, segment_reduce
+from tests import reference
 from tests.checks import assert_close
 from tests.clouds import features
 from tests.kernels.calls import target_of

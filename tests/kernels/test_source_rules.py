@@ -9,13 +9,13 @@ import re
 import pytest
 
 import sparse_bridge
-from sparse_bridge.gate.warp_rule import fixed_warp_sizes
 from tests.door.test_imports import FILES, imports_of, reaches
+from tests.kernels.warp_rule import fixed_warp_sizes
 
 PACKAGE = pathlib.Path(sparse_bridge.__file__).parent
 BASE = ("errors.py", "log.py", "settings.py", "workers.py")
-KERNELS = sorted((PACKAGE / "kernels").glob("*.py"))
-CORE = [path for path in FILES if path.parent.name == "core"]
+KERNELS = sorted((PACKAGE / "kernels").rglob("*.py"))
+CORE = [path for path in FILES if path.relative_to(PACKAGE).parts[0] == "core"]
 ADAPTERS = [path for path in FILES if "adapters" in path.relative_to(PACKAGE).parts]
 DEVICE_WORDS = (
     "get_device_capability", "get_device_properties", r"torch\.version", r"gfx\d", r"\bsm_\d",
@@ -64,7 +64,7 @@ def test_adapters_never_reach_for_kernels(path):
 def test_the_core_imports_kernels_only_where_it_needs_them(path):
     """At import time only `target`, which needs no Triton: machines without it get this far."""
     reached = reaches(imports_of(path, False), "sparse_bridge.kernels")
-    assert reached == reaches(set(reached), "sparse_bridge.kernels.target")
+    assert reached == reaches(set(reached), "sparse_bridge.kernels.runtime.target")
 
 
 @pytest.mark.parametrize("path", KERNELS, ids=name_of)
@@ -102,7 +102,7 @@ def test_products_of_many_rows_go_through_one_file(path):
     """ROCm computes more than 2^19 rows of fp32 wrongly; `core.rocm` takes them in parts."""
     if path.name == "rocm.py":
         assert len(list(plain_products(path))) >= 3, "the rule sees them"
-    elif path.name not in ("reference.py", "self_check.py"):  # on the CPU
+    elif path.name != "self_check.py":  # on the CPU
         assert list(plain_products(path)) == []
 
 
@@ -153,10 +153,9 @@ RELEASES = r"triton\.__version__|\bVERSION\b\[?|(hasattr|getattr)\((triton|tl|to
 
 @pytest.mark.parametrize("path", [*KERNELS, *CORE], ids=name_of)
 def test_releases_are_told_apart_in_one_file(path):
-    """Features of Triton and torch releases: `kernels.features`; whether there is a Triton at all:
-    `kernels.target`."""
+    """Releases of Triton and torch: `triton_compat`; whether there is a Triton at all: `target`."""
     found = re.search(RELEASES, path.read_text(encoding="utf-8"))
-    if path.name in ("features.py", "target.py"):
+    if path.name in ("triton_compat.py", "target.py"):
         assert found, "the rule sees them"
     else:
         assert not found

@@ -12,20 +12,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from sparse_bridge.gate.architectures import ARCHITECTURES
-from sparse_bridge.kernels import target as targets
+from sparse_bridge.kernels.runtime import target as targets
 
 pytest.importorskip("triton")
-from sparse_bridge.kernels import variants_gemm
-from sparse_bridge.kernels.launch import REGISTRY, Kernel
-from sparse_bridge.kernels.tile_candidates import DIRECTIONS, FAMILIES, candidates
-from sparse_bridge.kernels.tile_config import (
-    TileConfig,
-    gather_tile,
-    in_reach,
-    in_registers,
-    wgrad_tile,
-)
-from sparse_bridge.kernels.variants import (
+from sparse_bridge.gate import forms_gemm
+from sparse_bridge.gate.forms import (
     as_launched,
     covering,
     declarations,
@@ -33,6 +24,15 @@ from sparse_bridge.kernels.variants import (
     make,
     spaces,
     variants,
+)
+from sparse_bridge.kernels.runtime.launch import REGISTRY, Kernel
+from sparse_bridge.kernels.tiles.candidates import DIRECTIONS, FAMILIES, candidates
+from sparse_bridge.kernels.tiles.tile_config import (
+    TileConfig,
+    gather_tile,
+    in_reach,
+    in_registers,
+    wgrad_tile,
 )
 
 EVERY = (*ARCHITECTURES, "gfx908", "sm_130", "sm_121")
@@ -57,17 +57,17 @@ def test_every_kernel_is_declared(arch):
 def test_every_tile_is_listed(arch, kind, c_in, c_out, n_rows, n_offsets):
     """Whatever the channels, rows and offsets: the tile that is chosen, and every candidate."""
     target = targets.described(arch)
-    products = variants_gemm.products(target)
+    products = forms_gemm.products(target)
     dtype, precision = products[kind % len(products)]
-    listed = {c.tile for cases in variants_gemm.gather_tiles(target) for c in cases
+    listed = {c.tile for cases in forms_gemm.gather_tiles(target) for c in cases
               if (c.dtype, c.precision) == (dtype, precision)}  # fmt: skip
     sizes = (c_in, c_out, n_offsets, precision)
     chosen = gather_tile(target, dtype, n_rows, *sizes)
     found = candidates(target, dtype, *sizes, "fwd", n_rows)
     assert found[0] == chosen
     assert {whole(tile) for tile in found} <= listed
-    assert {tile.split_k for tile in found} <= {1, *variants_gemm.SPLITS}
-    listed = {c.tile for cases in variants_gemm.wgrad_tiles(target) for c in cases
+    assert {tile.split_k for tile in found} <= {1, *forms_gemm.SPLITS}
+    listed = {c.tile for cases in forms_gemm.wgrad_tiles(target) for c in cases
               if (c.dtype, c.precision) == (dtype, precision)}  # fmt: skip
     found = candidates(target, dtype, *sizes, "wgrad", n_rows)
     assert found[0] == wgrad_tile(target, dtype, c_in, c_out, precision)
@@ -77,7 +77,7 @@ def test_every_tile_is_listed(arch, kind, c_in, c_out, n_rows, n_offsets):
 @pytest.mark.parametrize("arch", EVERY)
 def test_candidates_fit_their_target(arch):
     target = targets.described(arch)
-    for dtype, precision in variants_gemm.products(target):
+    for dtype, precision in forms_gemm.products(target):
         for direction in DIRECTIONS:
             tiles = candidates(target, dtype, 64, 96, 27, precision, direction)
             assert 1 <= len(tiles) <= 12 and len(set(tiles)) == len(tiles)
@@ -154,7 +154,7 @@ def test_launches_are_described_as_forms_are():
         def launch(self, device, target, grid, args, constants, options, key):
             seen.append(as_launched(self, args, constants, options))
 
-    from sparse_bridge.kernels import pooling
+    from sparse_bridge.kernels.ops import pooling
 
     target = targets.described("gfx942")
     kernel = pooling.pool_forward_kernel
@@ -183,7 +183,7 @@ def test_all_forms_of_a_small_kernel():
 
 def test_tiles_of_the_default_choice_come_first():
     target = targets.described("gfx942")
-    default, tuned = variants_gemm.gather_tiles(target)
+    default, tuned = forms_gemm.gather_tiles(target)
     assert not set(default) & set(tuned)
     assert all(isinstance(case.tile, TileConfig) for case in (*default, *tuned))
     assert any(case.tile.vendor for case in tuned) and not any(c.tile.vendor for c in default)

@@ -8,7 +8,7 @@ import pytest
 
 from sparse_bridge import log
 from sparse_bridge.errors import DeviceError
-from sparse_bridge.kernels import target as targets
+from sparse_bridge.kernels.runtime import target as targets
 
 # arch: vendor, family, lanes, KiB of shared memory, bf16, TF32, fp8, matrix units
 FACTS = {

@@ -7,7 +7,8 @@ import itertools
 import pytest
 import torch
 
-from sparse_bridge.core import key_search, voxel
+from sparse_bridge.core.maps import key_search
+from sparse_bridge.core.ops import voxel
 
 from .test_launch_keys import keys, shifted  # noqa: F401
 

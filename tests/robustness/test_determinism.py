@@ -87,7 +87,7 @@ def test_on_a_gpu(flow, kind, dtype):
 @pytest.mark.parametrize("flow", ["masked", "unmasked"])
 def test_split_reductions_on_a_gpu(flow, split, monkeypatch):
     """Partial sums of one reduction are added in a fixed order, however many there are."""
-    from sparse_bridge.kernels import tile_config
+    from sparse_bridge.kernels.tiles import tile_config
 
     asked, choose = [], tile_config.gather_tile
 

@@ -11,7 +11,9 @@ import torch
 
 import sparse_bridge
 from sparse_bridge import settings
-from sparse_bridge.core import ahead, functional, map_cache
+from sparse_bridge.core import functional
+from sparse_bridge.core.capture import prefetch
+from sparse_bridge.core.maps import map_cache
 from tests.adapters.spconv import doors
 from tests.clouds import cloud, features
 from tests.robustness.networks import FRAMEWORKS, Scene, features_of, network, tensor_of
@@ -88,7 +90,7 @@ def check_network(framework, scene, device, every, habit=False):
             return [y.detach(), *torch.autograd.grad(y.square().sum(), leaves)]
 
         def start():
-            ahead.forget()
+            prefetch.forget()
             for _ in range(2 if habit else 0):
                 work(tensor_of(framework, there, x))
             return tensor_of(framework, there, x)

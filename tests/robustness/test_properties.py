@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparse_bridge.core import functional, reference
+from sparse_bridge.core import functional
+from tests import reference
 from tests.checks import assert_close
 from tests.clouds import cloud
 from tests.core import test_pool

@@ -10,8 +10,11 @@ from collections.abc import Callable
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparse_bridge.core import map_cache, plan, scratch
-from sparse_bridge.core.conv_spec import Box, Offsets
+from sparse_bridge.core.conv import plan
+from sparse_bridge.core.device import workspace
+from sparse_bridge.core.geometry.boxes import Box
+from sparse_bridge.core.geometry.offsets import Offsets
+from sparse_bridge.core.maps import map_cache
 
 __all__ = ["RunsOut", "box_bounds", "cache_sizes", "live_tensors", "resident_bytes"]
 
@@ -64,10 +67,10 @@ def cache_sizes() -> dict[str, tuple[int, int | None]]:
     sizes["offset lists"] = (len(Offsets._interned), None)
     geometry = sum(len(offsets._geometry) for offsets in Offsets._interned.values())
     sizes["offset lists on devices"] = (geometry, None)
-    sizes["work buffers"] = (len(scratch._local.__dict__.get("buffers", ())), None)
-    gemm = sys.modules.get("sparse_bridge.kernels.gemm_spec")
-    wgrad = sys.modules.get("sparse_bridge.kernels.wgrad_spec")
-    launch = sys.modules.get("sparse_bridge.kernels.launch")
+    sizes["work buffers"] = (len(workspace._local.__dict__.get("buffers", ())), None)
+    gemm = sys.modules.get("sparse_bridge.kernels.gemm.gather_spec")
+    wgrad = sys.modules.get("sparse_bridge.kernels.gemm.wgrad_spec")
+    launch = sys.modules.get("sparse_bridge.kernels.runtime.launch")
     if gemm is not None:
         sizes["launch keys"] = (len(gemm._KEYS) + len(getattr(wgrad, "_KEYS", ())), None)
     if launch is not None:

@@ -10,7 +10,7 @@ from ...errors import LifecycleError
 from ..base import Adapter, Patch
 
 if TYPE_CHECKING:
-    from ...core.sparse_data import SparseData
+    from ...core.geometry.sparse_data import SparseData
 
 __all__ = ["ADAPTER", "MinkowskiAdapter", "from_core", "to_core"]
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from ...core import trace
-from ...core.channelwise import channelwise
-from ...core.conv import autocast_dtype, conv
-from ...core.kernel_map import KernelMap
-from ...core.rocm import linear
+from ...core.conv.convolution import autocast_dtype, conv
+from ...core.conv.depthwise import channelwise
+from ...core.device import trace
+from ...core.device.rocm import linear
+from ...core.maps.kernel_map import KernelMap
 from ..expected import Expected, of_kernel
 from .errors import FeatureShapeError, FeatureTypeError
 from .geometry import Region

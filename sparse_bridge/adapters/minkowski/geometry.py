@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from ...core.conv_spec import Offsets
+from ...core.geometry.offsets import Offsets
 from ...errors import ContractError, UnsupportedError
 from .enums import RegionType
 from .errors import ArgumentValueError, StrideError

@@ -11,8 +11,8 @@ import math
 
 import torch
 
-from ...core.conv_spec import Box
-from ...core.coordinate_map import CoordinateMap
+from ...core.geometry.boxes import Box
+from ...core.maps.coordinate_map import CoordinateMap
 from ...errors import CoordinateError
 
 __all__ = ["Grid", "common_unit", "floor_to"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...core.sparse_data import SparseData
+from ...core.geometry.sparse_data import SparseData
 from ...errors import CoordinateError, DataTypeError, GeometryError, LifecycleError
 from .registry import MapRegistry
 

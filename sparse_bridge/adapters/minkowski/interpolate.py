@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ...core.interpolate import corners, interpolation
-from ...core.row_matrix import RowMatrix
+from ...core.ops.interpolate import corners, interpolation
+from ...core.ops.row_matrix import RowMatrix
 from ...errors import ContractError, CoordinateError
 from .registry import Key, MapRegistry
 

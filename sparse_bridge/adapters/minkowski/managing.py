@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...core.row_matrix import RowMatrix
+from ...core.ops.row_matrix import RowMatrix
 from ...errors import ContractError, CoordinateError
 from .errors import KeyStateError
 from .fields import FieldMap

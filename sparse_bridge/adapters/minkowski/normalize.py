@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...core.spread import spread
+from ...core.ops.spread import spread
 from .pools import pool_items
 
 __all__ = ["instance_norm"]

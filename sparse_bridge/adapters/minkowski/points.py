@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...core.lookup import distinct_rows
+from ...core.maps.lookup import distinct_rows
 from .errors import CoordinateTypeError
 from .quantize import vote_labels
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ...core.max_rows import list_max, window_max
-from ...core.pool import global_pool, pool
-from ...core.row_matrix import RowMatrix
+from ...core.ops.max_rows import list_max, window_max
+from ...core.ops.pool import global_pool, pool
+from ...core.ops.row_matrix import RowMatrix
 from .layers import KernelSpec, check_features, output_key, transposed_key
 from .registry import Key, MapRegistry
 from .relations import batch_rows, parent_rows, relation

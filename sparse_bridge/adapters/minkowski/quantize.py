@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ...core.max_rows import list_max
-from ...core.row_matrix import RowMatrix
+from ...core.ops.max_rows import list_max
+from ...core.ops.row_matrix import RowMatrix
 from .enums import SparseTensorQuantizationMode as Mode
 from .errors import ArgumentValueError, FeatureTypeError
 

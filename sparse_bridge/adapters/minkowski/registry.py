@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from ...core import map_builder
-from ...core.conv_spec import Box
-from ...core.coordinate_map import CoordinateMap
-from ...core.kernel_map import KernelMap
-from ...core.merge import merge
-from ...core.row_matrix import RowMatrix
+from ...core.geometry.boxes import Box
+from ...core.maps import map_builder
+from ...core.maps.coordinate_map import CoordinateMap
+from ...core.maps.kernel_map import KernelMap
+from ...core.maps.merge import merge
+from ...core.ops.row_matrix import RowMatrix
 from ...errors import ContractError
 from .errors import KeyStateError, StrideError, TensorDeviceError
 from .fields import FieldMap

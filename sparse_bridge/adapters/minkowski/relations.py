@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ...core import map_builder
-from ...core.kernel_map import KernelMap
-from ...core.lookup import find_rows
+from ...core.maps import map_builder
+from ...core.maps.kernel_map import KernelMap
+from ...core.maps.lookup import find_rows
 from ...errors import CoordinateError
 from .errors import StrideError
 from .geometry import Region, core_offsets

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ...core.spread import spread
+from ...core.ops.spread import spread
 from ...errors import CoordinateError, DeviceError
 from ...log import logger
 from .errors import FeatureShapeError, TensorDeviceError

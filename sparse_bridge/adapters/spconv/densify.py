@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ...core import padded
+from ...core.capture import padded
 from .layers import box_of
 from .maps import check_inside
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...core.dataflows import Epilogue
+from ...core.conv.dataflows import Epilogue
 from .. import fusion
 from ..expected import Expected, expect, trains
 from .layers import allow_tf32

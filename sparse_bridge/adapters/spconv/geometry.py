@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from ...core.conv_spec import Offsets, box_offsets
+from ...core.geometry.offsets import Offsets, box_offsets
 from ...errors import GeometryError
 
 __all__ = [

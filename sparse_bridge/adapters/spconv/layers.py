@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from ...core import padded
-from ...core.conv import autocast_dtype
-from ...core.conv_spec import Box
-from ...core.kernel_map import KernelMap
+from ...core.capture import padded
+from ...core.conv.convolution import autocast_dtype
+from ...core.geometry.boxes import Box
+from ...core.maps.kernel_map import KernelMap
 from ...errors import DataTypeError, DeviceError, ShapeError, UnsupportedError
 from . import records
 

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ...core import pool as core_pool
-from ...core.conv import conv
-from ...core.conv_spec import Box
-from ...core.kernel_map import KernelMap
-from ...core.map_builder import from_pairs
-from ...core.row_pairs import dense_table
+from ...core.conv.convolution import conv
+from ...core.geometry.boxes import Box
+from ...core.maps.kernel_map import KernelMap
+from ...core.maps.map_builder import from_pairs
+from ...core.maps.row_pairs import dense_table
+from ...core.ops import pool as core_pool
 from ...errors import ShapeError
 from . import geometry, maps
 from .layers import allow_tf32, check_parameters

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from ...core import ahead, map_builder, map_cache
-from ...core.conv_spec import Box, Offsets
-from ...core.coordinate_map import CoordinateMap
-from ...core.kernel_map import KernelMap
-from ...core.map_cache import MapStore
+from ...core.capture import prefetch
+from ...core.geometry.boxes import Box
+from ...core.geometry.offsets import Offsets
+from ...core.maps import map_builder, map_cache
+from ...core.maps.coordinate_map import CoordinateMap
+from ...core.maps.kernel_map import KernelMap
+from ...core.maps.map_cache import MapStore
 from ...errors import CoordinateError
 
 __all__ = ["check_inside", "generative_map", "strided_map", "submanifold_map"]
@@ -55,7 +57,7 @@ def submanifold_map(
 
     def make() -> KernelMap:
         cmap = _coordinates(store, indices, box)
-        kmap, _ = ahead.resolve(
+        kmap, _ = prefetch.resolve(
             store, cmap, lambda: map_builder.submanifold(cmap, offsets), "submanifold", offsets
         )
         return kmap
@@ -70,7 +72,7 @@ def _expanded(kind: str, indices, box: Box, offsets: Offsets, stride, out_box: B
     def make() -> tuple[torch.Tensor, KernelMap]:
         cmap, trail = _coordinates(store, indices, box), None
         if kind == "strided":
-            (new, kmap), trail = ahead.resolve(
+            (new, kmap), trail = prefetch.resolve(
                 store, cmap, lambda: map_builder.strided(cmap, offsets, stride, out_box), kind,
                 offsets, stride, out_box,
             )  # fmt: skip

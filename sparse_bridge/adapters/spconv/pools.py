@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from ...core import pool as core_pool
-from ...core.conv_spec import Box
-from ...core.kernel_map import KernelMap
-from ...core.map_cache import MapStore
+from ...core.geometry.boxes import Box
+from ...core.maps.kernel_map import KernelMap
+from ...core.maps.map_cache import MapStore
+from ...core.ops import pool as core_pool
 from ..ledger import note
 from . import benchmark, geometry, maps
 from .keys import KeyTakenError, entries_of

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from ...core.kernel_map import KernelMap
-from ...core.map_builder import from_pairs
-from ...core.map_cache import MapStore
-from ...core.row_pairs import dense_table, row_pairs
+from ...core.maps.kernel_map import KernelMap
+from ...core.maps.map_builder import from_pairs
+from ...core.maps.map_cache import MapStore
+from ...core.maps.row_pairs import dense_table, row_pairs
 
 __all__ = [
     "indice_pairs",

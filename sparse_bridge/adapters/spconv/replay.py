@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...core.captured_maps import CapturedMaps, apart, captured
-from ...core.padded import UnpaddedError
+from ...core.capture.captured_maps import CapturedMaps, apart, captured
+from ...core.capture.padded import UnpaddedError
 from .. import fusion
 from .replay_parts import (
     Kind,

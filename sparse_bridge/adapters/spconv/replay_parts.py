@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from ... import log, settings
-from ...core import ahead, padded
-from ...core.captured_maps import CapturedMaps, padded_scene
-from ...core.conv import autocast_dtype
-from ...core.device import kernel_target
-from ...core.padded import PaddedScene, UnpaddedError
+from ...core.capture import padded, prefetch
+from ...core.capture.captured_maps import CapturedMaps, padded_scene
+from ...core.capture.padded import PaddedScene, UnpaddedError
+from ...core.conv.convolution import autocast_dtype
+from ...core.device.selection import kernel_target
 from .layers import allow_tf32, box_of
 
 __all__ = [
@@ -78,7 +78,7 @@ def maps_like(
 ) -> tuple[CapturedMaps, dict[int, int]] | None:
     """(captured maps, built for `x`; the rows of its levels); None where scenes of its grid are not
     asked the same, or this one is not like the others."""
-    record = ahead.habit_of(kind.device, box_of(x), training)
+    record = prefetch.habit_of(kind.device, box_of(x), training)
     target = kernel_target(kind.device)
     if record is None or target is None:
         return None

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from ...core.captured_maps import CapturedMaps, apart, captured
+from ...core.capture.captured_maps import CapturedMaps, apart, captured
 from .. import fusion
 from .replay_parts import Kind, Replays, addresses, cutter, kind_of, maps_like, rebuilt
 from .replay_trial import PaddedModel, gradients_of, leaves_of

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...core import padded
-from ...core.batch_norm import batch_norm
-from ...core.conv import autocast_dtype
-from ...core.padded import PaddedScene, UnpaddedError
+from ...core.capture import padded
+from ...core.capture.padded import PaddedScene, UnpaddedError
+from ...core.conv.convolution import autocast_dtype
+from ...core.ops.batch_norm import batch_norm
 from .replay_parts import over_padded, rebuilt
 
 __all__ = ["PaddedModel", "gradients_of", "leaves_of"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ...core.union import union_rows
+from ...core.ops.union import union_rows
 
 __all__ = ["union_rows"]

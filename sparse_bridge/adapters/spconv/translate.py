@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from ...core import trace
-from ...core.conv import conv
-from ...core.conv_spec import Box
-from ...core.dataflows import Norm
-from ...core.kernel_map import KernelMap
-from ...core.map_cache import MapStore
-from ...core.rocm import linear
+from ...core.conv.convolution import conv
+from ...core.conv.dataflows import Norm
+from ...core.device import trace
+from ...core.device.rocm import linear
+from ...core.geometry.boxes import Box
+from ...core.maps.kernel_map import KernelMap
+from ...core.maps.map_cache import MapStore
 from ...errors import ContractError, UnsupportedError
 from ..fusion import Tail
 from ..ledger import note

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from ...core.conv import conv
-from ...core.map_builder import from_pairs
-from ...core.voxel import voxelize
+from ...core.conv.convolution import conv
+from ...core.maps.map_builder import from_pairs
+from ...core.ops.voxel import voxelize
 from ...errors import CoordinateError, GeometryError
 from ..ledger import note
 from . import profile as profiles

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...core.sparse_data import SparseData
+from ...core.geometry.sparse_data import SparseData
 from ...errors import DataTypeError, GeometryError, LifecycleError
 from . import profile as profiles
 from .records import same_rows

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ...core import map_cache
-from ...core.union import union_rows
+from ...core.maps import map_cache
+from ...core.ops.union import union_rows
 from ...errors import ContractError, CoordinateError, DeviceError, GeometryError, ShapeError
 from . import profile as profiles
 from .maps import bounds_of, check_coords

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from ...core import map_builder, map_cache
-from ...core.conv_spec import Box
-from ...core.coordinate_map import CoordinateMap
-from ...core.map_cache import MapStore
+from ...core.geometry.boxes import Box
+from ...core.maps import map_builder, map_cache
+from ...core.maps.coordinate_map import CoordinateMap
+from ...core.maps.map_cache import MapStore
 from ...errors import CoordinateError, DataTypeError, ShapeError
 from .profile import Profile
 from .records import Record

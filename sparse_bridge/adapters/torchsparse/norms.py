@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from ...core import map_cache
-from ...core.pool import global_pool
-from ...core.spread import spread
+from ...core.maps import map_cache
+from ...core.ops.pool import global_pool
+from ...core.ops.spread import spread
 from ...errors import CoordinateError, ShapeError
 from ..base import Patch
 from ..ledger import note

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from ...core import key_search, voxel
+from ...core.maps import key_search
+from ...core.ops import voxel
 from ...errors import ContractError, DataTypeError
 from . import profile as profiles
 

@@ -18,9 +18,10 @@ from typing import Literal
 
 import torch
 
-from ...core.conv_spec import Box, Offsets
-from ...core.coordinate_map import CoordinateMap
-from ...core.sites import Axis, sorted_sites
+from ...core.geometry.boxes import Box
+from ...core.geometry.offsets import Offsets
+from ...core.maps.coordinate_map import CoordinateMap
+from ...core.maps.sites import Axis, sorted_sites
 from ...errors import GeometryError, OverflowLimitError
 
 __all__ = [

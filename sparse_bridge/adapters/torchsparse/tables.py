@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ...core import key_search, map_cache
-from ...core.coordinate_map import CoordinateMap
+from ...core.maps import key_search, map_cache
+from ...core.maps.coordinate_map import CoordinateMap
 from ...errors import ContractError, GeometryError, UnsupportedError
 from . import profile as profiles
 from . import rules

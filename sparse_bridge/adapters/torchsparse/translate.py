@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from ...core import map_builder, map_cache, trace
-from ...core.conv import autocast_dtype, conv
-from ...core.kernel_map import KernelMap
-from ...core.rocm import linear
+from ...core.conv.convolution import autocast_dtype, conv
+from ...core.device import trace
+from ...core.device.rocm import linear
+from ...core.maps import map_builder, map_cache
+from ...core.maps.kernel_map import KernelMap
 from ...errors import (
     ContractError,
     CoordinateError,

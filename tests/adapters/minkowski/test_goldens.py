@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sparse_bridge import settings
-from sparse_bridge.core import plan
+from sparse_bridge.core.conv import plan
 from tests import checks
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "goldens" / "minkowski"

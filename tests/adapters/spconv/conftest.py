@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sparse_bridge import settings
-from sparse_bridge.core import ahead
+from sparse_bridge.core.capture import prefetch
 
 from . import doors
 
@@ -25,9 +25,9 @@ def standin():
 @pytest.fixture
 def untaught(standin):
     """The stand-in, where no scene has been seen yet."""
-    ahead.forget()
+    prefetch.forget()
     yield standin
-    ahead.forget()
+    prefetch.forget()
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from torch import nn
 
 from sparse_bridge import errors
 from sparse_bridge.adapters.spconv import from_core, to_core
-from sparse_bridge.core.sparse_data import SparseData
+from sparse_bridge.core.geometry.sparse_data import SparseData
 
 from . import doors
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparse_bridge.core import conv as core_conv
+from sparse_bridge.core.conv import convolution as core_conv
 from tests.checks import assert_close
 
 from . import doors

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrize, prune
 
 from sparse_bridge.adapters.spconv import geometry, keys, layers
-from sparse_bridge.core import trace
+from sparse_bridge.core.device import trace
 from sparse_bridge.errors import SparseBridgeError
 from tests.adapters.spconv import doors
 

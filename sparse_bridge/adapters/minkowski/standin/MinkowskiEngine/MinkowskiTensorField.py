@@ -23,7 +23,7 @@ from sparse_bridge.adapters.minkowski.errors import AbsentError, ArgumentValueEr
 from sparse_bridge.adapters.minkowski.fields import integral
 from sparse_bridge.adapters.minkowski.interpolate import splat_points
 from sparse_bridge.adapters.minkowski.quantize import reduce_onto, reduce_points
-from sparse_bridge.core.row_matrix import RowMatrix
+from sparse_bridge.core.ops.row_matrix import RowMatrix
 from sparse_bridge.errors import ContractError
 
 __all__ = ["TensorField", "create_splat_coordinates"]

@@ -3,8 +3,8 @@
 import torch
 
 from sparse_bridge.adapters.minkowski.errors import ArgumentValueError, FeatureShapeError
-from sparse_bridge.core.max_rows import list_max
-from sparse_bridge.core.row_matrix import RowMatrix
+from sparse_bridge.core.ops.max_rows import list_max
+from sparse_bridge.core.ops.row_matrix import RowMatrix
 
 __all__ = [
     "ComposedFunction",

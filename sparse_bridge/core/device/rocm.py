@@ -1,0 +1,66 @@
+"""Faults of ROCm releases that give wrong numbers without an error, and what is done about them."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import torch
+
+from ... import log
+
+__all__ = ["MOST_ROWS", "allocator_warning", "linear", "mm", "splits", "warn_about_allocator"]
+
+# rocBLAS and hipBLASLt map the rows of a product to a grid axis that some GPUs (seen on gfx1201,
+# ROCm 7.1 and 7.2, fp32 and fp64) limit to 65536 blocks; rows beyond are wrong. No release with the
+# correction is known, and an extra launch per half a million rows costs next to nothing, so every
+# ROCm release takes parts.
+MOST_ROWS = 1 << 19
+_WIDE = (torch.float32, torch.float64)
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+
+
+def splits(x: torch.Tensor) -> bool:
+    """Whether a product of x [N, K] has to be taken in parts of at most MOST_ROWS rows."""
+    return (
+        x.shape[0] > MOST_ROWS and x.is_cuda and torch.version.hip is not None and x.dtype in _WIDE
+    )
+
+
+def linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [N, K] @ w [K, M] + bias ([M], [1, M] or none), with gradients; follows autocast."""
+    if not splits(x):
+        return x @ w if bias is None else torch.addmm(bias, x, w)
+    return torch.cat([linear(part, w, bias) for part in x.split(MOST_ROWS)])
+
+
+def mm(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """x [N, K] @ w [K, M] into `out`, without gradients."""
+    if not splits(x):
+        return torch.mm(x, w, out=out)
+    for part, rows in zip(x.split(MOST_ROWS), out.split(MOST_ROWS), strict=True):
+        torch.mm(part, w, out=rows)
+    return out
+
+
+def allocator_warning() -> str | None:
+    """What to say about expandable segments, which have produced NaN, illegal addresses and hangs
+    on ROCm; None where the environment does not ask for them."""
+    if torch.version.hip is None:
+        return None
+    for name in _ALLOCATOR:
+        options = os.environ.get(name, "").replace(" ", "").lower().split(",")
+        if "expandable_segments:true" in options:
+            return (
+                f"{name} turns on expandable_segments, which has produced NaN, illegal addresses "
+                "and hangs on ROCm, with any package. Unset it if anything looks wrong."
+            )
+    return None
+
+
+@functools.cache
+def warn_about_allocator() -> None:
+    """Log `allocator_warning` once."""
+    warning = allocator_warning()
+    if warning is not None:
+        log.once(("expandable-segments",), warning, level=30)

@@ -1,0 +1,114 @@
+"""Boxes of coordinates: what a coordinate map may hold, and how wide its keys are."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...errors import GeometryError, OverflowLimitError
+
+if TYPE_CHECKING:
+    from .offsets import Offsets
+
+__all__ = ["Box"]
+
+_INT32 = 1 << 31
+
+
+class Box:
+    """Coordinates a map may hold: lo <= coordinate < lo + size per column, batch first.
+
+    Interned by value. Keys of the box are row-major indices, int32 when they fit.
+    """
+
+    __slots__ = ("_bounds", "lo", "size", "volume")
+
+    def __init__(self, lo: tuple[int, ...], size: tuple[int, ...]) -> None:
+        self.lo, self.size = lo, size
+        volume = 1
+        for extent in size:
+            volume *= extent
+        self.volume = volume
+        self._bounds: dict[torch.device, torch.Tensor] = {}
+
+    @staticmethod
+    @functools.lru_cache(maxsize=4096)
+    def of(lo: tuple[int, ...], size: tuple[int, ...]) -> Box:
+        """The box from `lo` of extents `size` ([1 + D] each); checks that coordinates and keys stay
+        in range."""
+        for column, (low, extent) in enumerate(zip(lo, size, strict=True)):
+            name = "the batch column" if column == 0 else f"axis {column - 1}"
+            if extent < 0:
+                raise GeometryError(f"{name} has an extent of {extent}; expected 0 or more cells.")
+            if extent >= _INT32 or low < -_INT32 or low + extent > _INT32:
+                raise OverflowLimitError(
+                    f"{name} spans [{low}, {low + extent}), which leaves the 32-bit coordinate "
+                    "range; "
+                    "shift or coarsen the coordinates."
+                )
+        box = Box(lo, size)
+        if box.volume >= 1 << 62:
+            raise OverflowLimitError(
+                f"a box of extents {list(size)} (batch first) holds {box.volume} cells; keys take "
+                "at most 2^62. "
+                "Use fewer batch items per tensor or a coarser grid."
+            )
+        return box
+
+    @staticmethod
+    @functools.lru_cache(maxsize=4096)
+    def spanning(lo: tuple[int, ...], size: tuple[int, ...]) -> Box:
+        """A box of any volume, for data without bounds of its own (see `oversized`)."""
+        for column, (low, extent) in enumerate(zip(lo, size, strict=True)):
+            if extent < 0 or low < -_INT32 or low + extent > _INT32:
+                name = "the batch column" if column == 0 else f"axis {column - 1}"
+                raise OverflowLimitError(
+                    f"{name} reaches [{low}, {low + extent}), outside of 32-bit coordinates; "
+                    "shift or coarsen the coordinates."
+                )
+        return Box(lo, size)
+
+    @staticmethod
+    def grid(batch_size: int, spatial_shape: Sequence[int]) -> Box:
+        """Coordinates 0 <= c < spatial_shape of batch items 0 .. batch_size - 1."""
+        size = (batch_size, *spatial_shape)
+        return Box.of((0,) * len(size), size)
+
+    def __repr__(self) -> str:
+        return f"Box(lo={list(self.lo)}, size={list(self.size)})"
+
+    @property
+    def dimension(self) -> int:
+        return len(self.size) - 1
+
+    @property
+    def key64(self) -> bool:
+        return self.volume >= _INT32
+
+    @property
+    def oversized(self) -> bool:
+        """Too large for row-major keys: searched by whole coordinates. Only from `spanning`."""
+        return self.volume >= 1 << 62 or max(self.size) >= _INT32
+
+    def bounds(self, device: torch.device) -> torch.Tensor:
+        """int32 [1 + D, 2] on `device`: (lo, size) per column; cached."""
+        found = self._bounds.get(device)
+        if found is None:
+            rows = list(zip(self.lo, self.size, strict=True))
+            found = torch.tensor(rows, dtype=torch.int32, device=device)
+            self._bounds[device] = found
+        return found
+
+    @functools.lru_cache(maxsize=4096)  # noqa: B019 - boxes and offsets are interned
+    def wide(self, offsets: Offsets, multiplier: tuple[int, ...]) -> bool:
+        """Whether coordinate * multiplier + offset can leave 32 bits for coordinates of this
+        box."""
+        for axis in range(self.dimension):
+            low, extent = self.lo[axis + 1], self.size[axis + 1]
+            largest = max(abs(low), abs(low + extent)) * multiplier[axis] + offsets.reach(axis)
+            if largest + abs(low) >= _INT32:
+                return True
+        return False

@@ -1,0 +1,63 @@
+"""A sparse tensor of no framework: what every adapter's `to_core` returns and `from_core` takes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from ...errors import CoordinateError, DataTypeError, DeviceError, GeometryError, ShapeError
+
+__all__ = ["SparseData"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SparseData:
+    """Features at integer cells of one grid.
+
+    feats: [N, C], any dtype; keeps its autograd history.
+    coords: int32 [N, 1 + D], batch first, row-aligned with `feats`, in cells of this tensor's own
+        grid: a framework that stores multiples of the tensor stride divides by it.
+    tensor_stride: [D], spacing of that grid in cells of the network's input grid.
+    spatial_shape: [D], the cells are 0 <= c < shape; None where the framework has no bounds.
+    batch_size: items 0 .. batch_size - 1, empty ones included; None where nobody says.
+
+    Raises: ShapeError, DataTypeError, DeviceError, GeometryError, CoordinateError.
+    """
+
+    feats: torch.Tensor
+    coords: torch.Tensor
+    tensor_stride: tuple[int, ...]
+    spatial_shape: tuple[int, ...] | None = None
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        feats, coords = self.feats, self.coords
+        if feats.ndim != 2 or coords.ndim != 2 or feats.shape[0] != coords.shape[0]:
+            raise ShapeError(
+                f"features {list(feats.shape)} and coordinates {list(coords.shape)}; "
+                "expected [N, C] and [N, 1 + D] with equal N."
+            )
+        if coords.dtype != torch.int32:
+            raise DataTypeError(
+                f"coordinates are {coords.dtype}; expected torch.int32 (use .int())."
+            )
+        if feats.device != coords.device:
+            raise DeviceError(
+                f"features on {feats.device}, coordinates on {coords.device}; "
+                "move both to one device."
+            )
+        for name in ("tensor_stride", "spatial_shape"):
+            value = getattr(self, name)
+            if value is not None and len(value) != self.dimension:
+                raise GeometryError(
+                    f"{name} {list(value)} for {self.dimension}-dimensional coordinates; "
+                    "one entry per axis is needed."
+                )
+        if self.batch_size is not None and self.batch_size < 0:
+            raise CoordinateError(f"batch_size is {self.batch_size}; it cannot be negative.")
+
+    @property
+    def dimension(self) -> int:
+        """D."""
+        return self.coords.shape[1] - 1

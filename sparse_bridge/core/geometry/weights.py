@@ -1,0 +1,164 @@
+"""Weights as strided views: the frameworks' own parameter memory, never a copy."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import torch
+
+from ...errors import OverflowLimitError, ShapeError
+
+__all__ = ["LAYOUTS", "WeightLayout", "layout_of"]
+
+LAYOUTS = ("vio", "ovi")
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightLayout:
+    """w[v, i, o] of group g lies at shift + (v, i, o, g) . strides.
+
+    c_in, c_out: channels per group. Counted in elements from the tensor's first one.  exchanged:
+    input and output channels changed places (dgrad).
+    """
+
+    strides: tuple[int, int, int, int]
+    shift: int
+    n_offsets: int
+    c_in: int
+    c_out: int
+    groups: int
+    exchanged: bool = False
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        """Layouts are keys in every layer's call."""
+        sizes = (self.n_offsets, self.c_in, self.c_out, self.groups, self.exchanged)
+        return hash((self.strides, self.shift, sizes))
+
+    @property
+    def columns_in(self) -> int:
+        return self.groups * self.c_in
+
+    @property
+    def columns_out(self) -> int:
+        return self.groups * self.c_out
+
+    @functools.lru_cache(maxsize=4096)  # noqa: B019 - few, small values
+    def transposed(self) -> WeightLayout:
+        """Input and output channels exchanged: the weight of dgrad."""
+        stride_v, stride_i, stride_o, stride_g = self.strides
+        strides = (stride_v, stride_o, stride_i, stride_g)
+        return dataclasses.replace(
+            self, strides=strides, c_in=self.c_out, c_out=self.c_in, exchanged=not self.exchanged
+        )
+
+    @functools.lru_cache(maxsize=4096)  # noqa: B019
+    def reversed(self) -> WeightLayout:
+        """Offsets in reverse order."""
+        stride_v, stride_i, stride_o, stride_g = self.strides
+        shift = self.shift + (self.n_offsets - 1) * stride_v
+        strides = (-stride_v, stride_i, stride_o, stride_g)
+        return dataclasses.replace(self, strides=strides, shift=shift)
+
+    @functools.lru_cache(maxsize=4096)  # noqa: B019
+    def in_rows(self) -> WeightLayout:
+        """The layout of what `rows_of` returns."""
+        if self.strides[0] < 0:
+            return self.reversed().in_rows().reversed()
+        n, i = self.n_offsets, self.c_in
+        return dataclasses.replace(self, strides=(i, 1, n * i, self.c_out * n * i), shift=0)
+
+    def rows_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy [groups, c_out, V, c_in] of the weight: input channels next to each other."""
+        if self.strides[0] < 0:
+            return self.reversed().rows_of(tensor)
+        stride_v, stride_i, stride_o, stride_g = self.strides
+        shape = (self.groups, self.c_out, self.n_offsets, self.c_in)
+        place = tensor.storage_offset() + self.shift
+        strides = (stride_g, stride_o, stride_v, stride_i)
+        return tensor.as_strided(shape, strides, place).contiguous()
+
+    def matrices(self, tensor: torch.Tensor, group: int = 0) -> tuple[torch.Tensor, ...]:
+        """[c_in, c_out] of every offset of one group: views of `tensor`."""
+        stride_v, stride_i, stride_o, stride_g = self.strides
+        place = tensor.storage_offset() + self.shift + group * stride_g
+        if stride_v >= 0:
+            shape, strides = (self.n_offsets, self.c_in, self.c_out), (stride_v, stride_i, stride_o)
+            return tensor.as_strided(shape, strides, place).unbind(0)
+        matrix, steps = (self.c_in, self.c_out), (stride_i, stride_o)
+        return tuple(
+            tensor.as_strided(matrix, steps, place + v * stride_v) for v in range(self.n_offsets)
+        )
+
+
+def layout_of(tensor: torch.Tensor, layout: str, groups: int = 1) -> WeightLayout:
+    """How a parameter stores its taps.
+
+    "vio": [V, C_in / groups, C_out], any strides, V may be missing when it is 1.
+    "ovi": [C_out, *kernel, C_in / groups], kernel row-major; its axes must act as one in memory.
+    """
+    return _layout(tuple(tensor.shape), tensor.stride(), layout, groups)
+
+
+@functools.lru_cache(maxsize=4096)
+def _layout(
+    shape: tuple[int, ...], strides: tuple[int, ...], layout: str, groups: int
+) -> WeightLayout:
+    size = 1
+    for extent in shape:
+        size *= extent
+    if size >= 1 << 31:
+        raise OverflowLimitError(f"a weight of {size} elements; kernels take fewer than 2^31.")
+    if layout == "vio":
+        if len(shape) == 2:
+            shape, strides = (1, *shape), (0, *strides)
+        if len(shape) != 3:
+            raise ShapeError(
+                f"a weight of shape {list(shape)}; layout 'vio' takes [V, C_in, C_out]."
+            )
+        n_offsets, c_in, columns = shape
+        stride_v, stride_i, stride_o = strides
+    elif layout == "ovi":
+        if len(shape) < 2:
+            raise ShapeError(
+                f"a weight of shape {list(shape)}; layout 'ovi' takes [C_out, *kernel, C_in]."
+            )
+        columns, c_in = shape[0], shape[-1]
+        stride_o, stride_i = strides[0], strides[-1]
+        n_offsets, stride_v = _joined(shape[1:-1], strides[1:-1])
+    else:
+        raise ShapeError(f"weight layout {layout!r}; expected one of {', '.join(LAYOUTS)}.")
+    if min(n_offsets, c_in, columns) < 1:
+        raise ShapeError(
+            f"a weight of shape {list(shape)}; expected at least one tap, one input and one output "
+            "channel."
+        )
+    if groups < 1:
+        raise ShapeError(f"groups is {groups}; expected at least 1.")
+    if columns % groups:
+        raise ShapeError(f"{columns} output channels do not divide into {groups} groups.")
+    c_out = columns // groups
+    return WeightLayout(
+        (stride_v, stride_i, stride_o, c_out * stride_o), 0, n_offsets, c_in, c_out, groups
+    )
+
+
+def _joined(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int]:
+    """(extent, stride) of several axes read as one, row-major."""
+    n, step = 1, 0
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if extent == 1:
+            continue
+        if n > 1 and stride != n * step:
+            raise ShapeError(
+                f"a weight with kernel {list(shape)} of strides {list(strides)} in memory; "
+                "expected a row-major kernel (use .contiguous())."
+            )
+        if n == 1:
+            step = stride
+        n *= extent
+    return n, step

@@ -1,0 +1,237 @@
+"""Coordinate maps: the active coordinates at one tensor stride, with look-up."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from ...errors import (
+    CoordinateError,
+    DataTypeError,
+    DeviceError,
+    KernelError,
+    OverflowLimitError,
+    ShapeError,
+)
+from ...kernels.runtime.target import Target
+from ..capture import padded
+from ..device.selection import kernel_target
+from ..geometry.boxes import Box
+from ..geometry.offsets import Offsets
+from . import host_index, wide_index
+
+__all__ = ["CoordinateMap", "Duplicates"]
+
+_MIN_CAPACITY = 64
+_MAX_CAPACITY = 1 << 30
+_FETCH_ROWS = 1 << 17  # below, waiting for all queued work costs less than an event
+
+
+def capacity_for(n_keys: int) -> int:
+    """Slots for `n_keys` keys: a power of two, at most a third full."""
+    capacity = max(_MIN_CAPACITY, 1 << (3 * n_keys - 1).bit_length())
+    if capacity > _MAX_CAPACITY:
+        raise OverflowLimitError(
+            f"a hash table for {n_keys} coordinates needs {capacity} slots; the limit is "
+            f"{_MAX_CAPACITY}. "
+            "Split the batch."
+        )
+    return capacity
+
+
+@dataclasses.dataclass(eq=False)
+class Duplicates:
+    """How rows that share a coordinate fold.
+
+    map: the distinct live coordinates.  first: int64 [U], the first row of each.  inverse: int64
+    [N], the distinct coordinate of each row, or U for rows outside the box.  groups: filled in by
+    `fold` on first use.
+    """
+
+    map: CoordinateMap
+    first: torch.Tensor
+    inverse: torch.Tensor
+    groups: tuple[torch.Tensor, torch.Tensor] | None = None
+
+
+class CoordinateMap:
+    """Coordinates [N, 1 + D] int32 (batch first) inside a box, with look-up structures built on
+    first use.
+
+    Rows outside the box are dead: they keep their place, nothing finds them and they find nothing.
+    """
+
+    def __init__(self, coords: torch.Tensor, box: Box) -> None:
+        """coords: int32 [N, 1 + D]; box: of the same dimension. Raises ShapeError, DataTypeError,
+        DeviceError."""
+        if coords.ndim != 2 or coords.shape[1] != box.dimension + 1:
+            raise ShapeError(
+                f"coordinates have shape {list(coords.shape)}; expected [N, {box.dimension + 1}] "
+                "(batch first)."
+            )
+        if coords.dtype != torch.int32:
+            raise DataTypeError(
+                f"coordinates are {coords.dtype}; expected torch.int32 (use .int())."
+            )
+        if coords.is_meta:
+            raise DeviceError("coordinates are on the meta device; a map needs their values.")
+        if coords.shape[0] >= 1 << 31:
+            raise OverflowLimitError(
+                f"{coords.shape[0]} rows; a coordinate map takes fewer than 2^31."
+            )
+        # A tensor object of our own: caches keyed by the caller's object must not keep it alive.
+        self.coords = coords.detach().contiguous()
+        self.box = box
+        self._host: host_index.HostIndex | None = None
+        self._table: object | None = None
+        self._alive: torch.Tensor | None = None
+        self._checked = False
+        self._unique = True
+        self._inverse: torch.Tensor | None = None
+        self._slots: torch.Tensor | None = None
+        self._duplicates: Duplicates | None = None
+        self.count: torch.Tensor | None = None  # one less than the rows in use, see `padded`
+
+    @property
+    def n_rows(self) -> int:
+        return self.coords.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.coords.device
+
+    @property
+    def alive(self) -> torch.Tensor | None:
+        """int32 [N], negative for dead rows; None when every row is live."""
+        self._check()
+        return self._alive
+
+    @property
+    def unique(self) -> bool:
+        """No two live rows share a coordinate. Waits for the device the first time, for coordinates
+        of the user."""
+        self._check()
+        return self._unique
+
+    @property
+    def checked(self) -> bool:
+        """Whether `alive` and `unique` are known without waiting for the device."""
+        return self._checked
+
+    def _check(self) -> None:
+        if not self._checked:
+            padded.forbid("Looking for equal rows")
+            target = self.kernel_target()
+            if target is None:
+                self.host()
+            else:
+                self.table(target)
+                self._read_counters()
+
+    def kernel_target(self, key64: bool = False) -> Target | None:
+        """The target whose kernels search this map (key64: and another one with 64-bit keys); None
+        where plain torch does."""
+        if self.n_rows == 0 or self.box.oversized:
+            return None
+        return kernel_target(self.device, key64 or self.box.key64)
+
+    def adopt(self, index: host_index.HostIndex | None = None, table: object | None = None) -> None:
+        """Take over structures from whoever made these coordinates, which are distinct and live by
+        construction."""
+        self._host, self._table, self._checked = index, table, True
+
+    def host(self) -> host_index.HostIndex:
+        """The sorted index in plain torch."""
+        if self._host is None:
+            search = wide_index if self.box.oversized else host_index
+            built = search.build(self.coords, self.box)
+            self._host, self._inverse = built.index, built.inverse
+            if not self._checked:
+                self._alive, self._unique, self._checked = built.alive, built.unique, True
+        return self._host
+
+    def table(self, target: Target):  # type: ignore[no-untyped-def]
+        """The hash table for kernels; its values decode to rows of this map. Does not wait for the
+        device."""
+        if self._table is None:
+            self._table = self._insert(target)
+        return self._table
+
+    def _insert(self, target: Target):  # type: ignore[no-untyped-def]
+        from ...kernels.maps.hash_table import HashTable, hash_insert
+
+        one = (1,) * self.box.dimension
+        origin = Offsets.of([(0,) * self.box.dimension])
+        table = HashTable.allocate(capacity_for(self.n_rows), self.box.key64, self.device)
+        slots = torch.empty((1, self.n_rows), dtype=torch.int32, device=self.device)
+        geometry = origin.geometry(self.device, one, one, 1)
+        hash_insert(
+            table, self.coords, geometry, self.box.bounds(self.device), None, slots, False, target,
+            self.count,
+        )  # fmt: skip
+        if not self._checked:
+            self._slots = slots[0]
+            if self.n_rows >= _FETCH_ROWS:
+                table.fetch()
+        return table
+
+    def _read_counters(self) -> None:
+        self.judge(*self._table.counters())  # type: ignore[union-attr,attr-defined]
+
+    def judge(self, inserted: int, seen: int, overflow: bool) -> None:
+        """Learn from the table's counters whether rows are distinct and live."""
+        slots = self._slots
+        if overflow:
+            raise KernelError(
+                f"the hash table ran out of probes for {self.n_rows} coordinates; please report "
+                "the coordinates that "
+                "caused it."
+            )
+        self._alive = None if seen == self.n_rows else slots
+        self._unique, self._checked = inserted == seen, True
+        if self._unique:
+            self._slots = None
+
+    def duplicates(self) -> Duplicates:
+        """The folding of equal coordinates (for maps that are not `unique`)."""
+        if self._duplicates is None and self._slots is not None:
+            self._duplicates = self._fold_table(self._slots)
+        if self._duplicates is None:
+            index = self.host()
+            if self._inverse is None:
+                raise CoordinateError("rows of this map are distinct; there is nothing to fold.")
+            # Distinct coordinates in order of their first row.
+            order = torch.argsort(index.rows)
+            number = torch.empty_like(order)
+            number[order] = torch.arange(order.shape[0], device=self.device)
+            first = index.rows.index_select(0, order)
+            inverse = torch.full_like(self._inverse, first.shape[0])
+            live = self._inverse >= 0
+            inverse[live] = number[self._inverse[live]]
+            folded = CoordinateMap(self.coords.index_select(0, first), self.box)
+            folded.adopt()
+            self._duplicates = Duplicates(folded, first, inverse)
+        return self._duplicates
+
+    def _fold_table(self, slots: torch.Tensor) -> Duplicates:
+        """The folding, read from the hash table: every slot holds the first row of its key."""
+        from ...kernels.maps.hash_table import HashTable
+
+        table: Any = self._table
+        live = slots >= 0
+        leader = self.n_rows - 1 - table.values.index_select(0, slots.clamp(min=0)).long()
+        leads = live & (leader == torch.arange(self.n_rows, device=self.device))
+        number = leads.cumsum(0) - 1
+        first = leads.nonzero().squeeze(1)
+        inverse = torch.where(
+            live, number.index_select(0, torch.where(live, leader, 0)), len(first)
+        )
+        folded = CoordinateMap(self.coords.index_select(0, first), self.box)
+        values = torch.full_like(table.values, -1)
+        rows = torch.arange(len(first), dtype=values.dtype, device=self.device)
+        values[slots.index_select(0, first)] = -2 - rows
+        folded.adopt(table=HashTable(table.keys, values, table.flags, table.capacity, False))
+        self._slots = None
+        return Duplicates(folded, first, inverse)

@@ -1,0 +1,67 @@
+"""Finding single coordinates in a coordinate map, and the distinct rows of integer tables."""
+
+from __future__ import annotations
+
+import torch
+
+from ..geometry.boxes import Box
+from ..geometry.offsets import Offsets
+from . import host_index, wide_index
+from .coordinate_map import CoordinateMap
+from .map_builder import search_of
+
+__all__ = ["distinct_rows", "find_rows"]
+
+_INT32 = torch.iinfo(torch.int32)
+
+
+def find_rows(cmap: CoordinateMap, query: torch.Tensor) -> torch.Tensor:
+    """Row of every queried coordinate, -1 where it is absent: int64 [M].
+
+    cmap: distinct coordinates.  query: [M, 1 + D], batch first; int64 may leave the 32-bit range.
+    """
+    inside = (query >= _INT32.min) & (query <= _INT32.max)
+    coords = query.clamp(_INT32.min, _INT32.max).int().contiguous()
+    target = cmap.kernel_target()
+    if target is None or coords.shape[0] == 0:
+        rows = _host_rows(cmap, coords)
+    else:
+        from ...kernels.maps.neighbor_table import neighbor_lookup
+
+        one = (1,) * cmap.box.dimension
+        geometry = Offsets.of([(0,) * cmap.box.dimension]).geometry(cmap.device, one, one, 1)
+        bounds = cmap.box.bounds(cmap.device)
+        table = neighbor_lookup(
+            cmap.table(target), cmap.n_rows, coords, geometry, bounds, None, 1, -1, False, target
+        )
+        rows = table.nbr[0].long()
+    return rows if query.dtype == torch.int32 else torch.where(inside.all(1), rows, -1)
+
+
+def _host_rows(cmap: CoordinateMap, coords: torch.Tensor) -> torch.Tensor:
+    zero = Offsets.of([(0,) * cmap.box.dimension])
+    stride = (1,) * cmap.box.dimension
+    found = search_of(cmap.box, zero).lookup(cmap.host(), coords, None, zero, stride)
+    rows = torch.full((coords.shape[0],), -1, dtype=torch.int64, device=coords.device)
+    rows[found.out_rows] = found.in_rows
+    return rows
+
+
+def distinct_rows(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(first row of every distinct row, the distinct row of every row), int64 [U] and [N].
+
+    table: int32 [N, K], K >= 1.  Distinct rows are numbered in the order of their first one.
+    Plain torch on every device, whatever dataflow is forced: data loaders call this on the CPU.
+    """
+    n_rows, device = table.shape[0], table.device
+    if n_rows == 0:
+        none = torch.empty(0, dtype=torch.int64, device=device)
+        return none, none
+    padded = torch.cat([torch.zeros_like(table[:, :1]), table], 1)
+    lo, hi = torch.stack([padded.amin(0), padded.amax(0)]).tolist()
+    box = Box.spanning(tuple(lo), tuple(h - c + 1 for c, h in zip(lo, hi, strict=True)))
+    built = (wide_index if box.oversized else host_index).build(padded, box)
+    order = torch.argsort(built.index.rows)
+    number = torch.empty_like(order)
+    number[order] = torch.arange(order.shape[0], device=device)
+    return built.index.rows.index_select(0, order), number.index_select(0, built.inverse)

@@ -1,0 +1,290 @@
+"""Building kernel maps from coordinate maps: submanifold, strided, generative, between given maps,
+from pair lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+
+import torch
+
+from ... import settings
+from ...errors import (
+    CoordinateError,
+    DataTypeError,
+    DeviceError,
+    GeometryError,
+    KernelError,
+    ShapeError,
+)
+from ...kernels.runtime.target import Target
+from ..capture import padded
+from ..geometry.boxes import Box
+from ..geometry.offsets import Offsets
+from . import host_index, wide_index
+from .coordinate_map import CoordinateMap, capacity_for
+from .fold import unfolded
+from .host_index import PairLists
+from .kernel_map import KernelMap, Relation
+
+__all__ = ["between", "expanded", "from_pairs", "generative", "search_of", "strided", "submanifold"]
+
+
+def _check_dimension(cmap: CoordinateMap, offsets: Offsets, stride: Sequence[int]) -> None:
+    padded.forbid("A kernel map that scenes before were not asked for")
+    if offsets.dimension != cmap.box.dimension or len(stride) != cmap.box.dimension:
+        raise GeometryError(
+            f"a {offsets.dimension}-dimensional kernel with stride {list(stride)} on "
+            f"{cmap.box.dimension}-dimensional "
+            "coordinates; all three must agree."
+        )
+    if min(stride) < 1:
+        raise GeometryError(f"stride {list(stride)}; every stride must be at least 1.")
+
+
+def search_of(box: Box, offsets: Offsets) -> ModuleType:
+    """The torch code that looks up `offsets` in `box`: by keys of the widened box, if they fit."""
+    widened = box.size[0]
+    for axis in range(box.dimension):
+        widened *= box.size[axis + 1] + 2 * offsets.reach(axis)
+    return wide_index if box.oversized or widened >= 1 << 62 else host_index
+
+
+def submanifold(cmap: CoordinateMap, offsets: Offsets) -> KernelMap:
+    """Output rows = input rows, y[r] gathers the rows at coordinate + offset.
+
+    The zero offset pairs every row with itself, dead ones too. Of equal coordinates, look-ups see
+    the first row.
+    """
+    _check_dimension(cmap, offsets, (1,) * offsets.dimension)
+    if not cmap.checked:
+        relation = _hopeful_relation(cmap, offsets)
+        if relation is not None:
+            return KernelMap(relation)
+    if not cmap.unique:
+        fold = cmap.duplicates()
+        relation = _submanifold_relation(fold.map, offsets, False, None)
+        folded = KernelMap(relation, x_fold=fold, y_fold=fold, self_offset=offsets.center)
+        return folded if offsets.center >= 0 else unfolded(folded)
+    return KernelMap(_submanifold_relation(cmap, offsets, True, cmap.alive))
+
+
+def _hopeful_relation(cmap: CoordinateMap, offsets: Offsets) -> Relation | None:
+    """The map of distinct, live rows, queued before the device says whether they are; None when
+    they are not."""
+    target = cmap.kernel_target()
+    if target is None:
+        return None
+    relation = _submanifold_relation(cmap, offsets, True, None)
+    if settings.get().dataflow in ("auto", "masked"):
+        relation.tiles(0, target)
+    return relation if cmap.unique and cmap.alive is None else None
+
+
+def _submanifold_relation(
+    cmap: CoordinateMap, offsets: Offsets, keep_center: bool, alive: torch.Tensor | None
+) -> Relation:
+    n, n_offsets, device = cmap.n_rows, len(offsets), cmap.device
+    options = {"symmetric": offsets.symmetric, "center": offsets.center}
+    target = cmap.kernel_target()
+    if target is None:
+        lists = search_of(cmap.box, offsets).submanifold(cmap.host(), offsets, n, keep_center)
+        return Relation(n, n, n_offsets, device, lists=lists, **options)  # type: ignore[arg-type]
+    from ...kernels.maps.neighbor_table import NeighborTable, neighbor_lookup
+
+    one = (1,) * offsets.dimension
+    table = neighbor_lookup(
+        cmap.table(target), n, cmap.coords, offsets.geometry(device, one, one, 1),
+        cmap.box.bounds(device), alive, n_offsets, offsets.center if keep_center else -1,
+        cmap.box.wide(offsets, one), target,
+    )  # fmt: skip
+    if not keep_center and offsets.center >= 0:
+        table.nbr[offsets.center].fill_(-1)
+        table = NeighborTable(table.nbr)
+    return Relation(n, n, n_offsets, device, tables=(table, None), **options)  # type: ignore[arg-type]
+
+
+def strided(
+    cmap: CoordinateMap, offsets: Offsets, stride: tuple[int, ...], out_box: Box
+) -> tuple[CoordinateMap, KernelMap]:
+    """y[u] gathers x[s * u + o]; the outputs are all u in `out_box` that reach a live input.
+
+    Output rows are ordered by the first input row that reaches them, then by offset. Equal input
+    coordinates are summed. Returns the output coordinates and the map.
+    """
+    _check_dimension(cmap, offsets, stride)
+    one = (1,) * offsets.dimension
+    new, relation = _expand(cmap, offsets, one, stride, -1, out_box)
+    return new, KernelMap(relation, x_fold=None if cmap.unique else cmap.duplicates())
+
+
+def generative(
+    cmap: CoordinateMap, offsets: Offsets, stride: tuple[int, ...], out_box: Box
+) -> tuple[CoordinateMap, KernelMap]:
+    """Transposed convolution onto new coordinates: y[s * u + o] gathers x[u], for every such site
+    in `out_box`."""
+    _check_dimension(cmap, offsets, stride)
+    one = (1,) * offsets.dimension
+    new, relation = _expand(cmap, offsets, stride, one, 1, out_box)
+    return new, KernelMap(relation, x_fold=None if cmap.unique else cmap.duplicates())
+
+
+def expanded(
+    cmap: CoordinateMap, offsets: Offsets, divisor: tuple[int, ...], out_box: Box
+) -> CoordinateMap:
+    """Every whole (c + offset) / divisor in `out_box` of a live coordinate c; order of
+    `strided`."""
+    _check_dimension(cmap, offsets, divisor)
+    one = (1,) * offsets.dimension
+    return _expand(cmap, offsets, one, divisor, 1, out_box)[0]
+
+
+def _expand(
+    cmap: CoordinateMap, offsets: Offsets, multiplier: tuple[int, ...], divisor: tuple[int, ...],
+    sign: int, out_box: Box,
+) -> tuple[CoordinateMap, Relation]:  # fmt: skip
+    if not cmap.unique:
+        cmap = cmap.duplicates().map
+    n, n_offsets, device = cmap.n_rows, len(offsets), cmap.device
+    target = None if out_box.oversized else cmap.kernel_target(out_box.key64)
+    if target is None:
+        search = wide_index if out_box.oversized else host_index
+        coords, index, lists = search.expand(
+            cmap.coords, cmap.alive, offsets, multiplier, divisor, sign, out_box
+        )
+        new = CoordinateMap(coords, out_box)
+        new.adopt(index=index)
+        return new, Relation(n, new.n_rows, n_offsets, device, lists=lists)
+    from ...kernels.maps.new_rows import link_new_rows, number_new_rows
+
+    geometry = offsets.geometry(device, multiplier, divisor, sign)
+    wide = cmap.box.wide(offsets, multiplier) or out_box.wide(offsets, divisor)
+    slots = torch.empty((geometry.n_taps, n), dtype=torch.int32, device=device)
+    table, owned, n_new = _insert_candidates(cmap, geometry, out_box, slots, wide, target)
+    coords = number_new_rows(table, slots, owned, n_new, cmap.coords, geometry, wide, target)
+    linked, scattered = link_new_rows(table, slots, n_new, cmap.coords, geometry, wide, target)
+    new = CoordinateMap(coords, out_box)
+    new.adopt(table=table)
+    return new, Relation(n, n_new, n_offsets, device, tables=(scattered, linked))
+
+
+def _insert_candidates(cmap, geometry, out_box: Box, slots, wide: bool, target: Target):  # type: ignore[no-untyped-def]
+    """Hash every coordinate that a row reaches. The number of distinct ones is unknown beforehand,
+    so a table sized for the usual case grows until it holds them at most two thirds full; one wait
+    for the device per try."""
+    from ...kernels.maps.hash_table import HashTable, hash_insert
+    from ...kernels.maps.new_rows import count_new_rows, owner_counters
+
+    n_taps, n = slots.shape
+    most = min(n_taps * n, out_box.volume)
+    guess = most if most <= 1 << 16 else min(most, n)
+    counters = owner_counters(n)
+    while True:
+        table = HashTable.allocate(capacity_for(guess), out_box.key64, cmap.device, counters)
+        bounds = out_box.bounds(cmap.device)
+        hash_insert(table, cmap.coords, geometry, bounds, cmap.alive, slots, wide, target)
+        owned, total, overflow = count_new_rows(table, slots, target)
+        if not overflow and (3 * total <= 2 * table.capacity or guess == most):
+            return table, owned, total
+        if guess == most:
+            raise KernelError(
+                f"the hash table of {table.capacity} slots ran out of probes for {most} candidates."
+            )
+        guess = min(most, 4 * guess)
+
+
+def between(
+    x_map: CoordinateMap, y_map: CoordinateMap, offsets: Offsets, stride: tuple[int, ...]
+) -> KernelMap:
+    """y[u] gathers x[s * u + o] between two given coordinate maps."""
+    _check_dimension(x_map, offsets, stride)
+    if x_map.device != y_map.device:
+        raise DeviceError(
+            f"coordinates on {x_map.device} and {y_map.device}; move both to one device."
+        )
+    x_fold = None if x_map.unique else x_map.duplicates()
+    y_fold = None if y_map.unique else y_map.duplicates()
+    x_map = x_map if x_fold is None else x_fold.map
+    y_map = y_map if y_fold is None else y_fold.map
+    relation = _between_relation(x_map, y_map, offsets, stride)
+    return KernelMap(relation, x_fold=x_fold, y_fold=y_fold)
+
+
+def _between_relation(
+    x_map: CoordinateMap, y_map: CoordinateMap, offsets: Offsets, stride: tuple[int, ...]
+) -> Relation:
+    n_x, n_y, n_offsets, device = x_map.n_rows, y_map.n_rows, len(offsets), x_map.device
+    target = None if y_map.kernel_target() is None else x_map.kernel_target()
+    if target is None:
+        lists = search_of(x_map.box, offsets).lookup(
+            x_map.host(), y_map.coords, y_map.alive, offsets, stride
+        )
+        return Relation(n_x, n_y, n_offsets, device, lists=lists)
+    from ...kernels.maps.neighbor_table import neighbor_lookup
+
+    one = (1,) * offsets.dimension
+    wide = y_map.box.wide(offsets, stride) or x_map.box.wide(offsets, one)
+    arguments = [
+        (x_map, y_map, offsets.geometry(device, stride, one, 1)),
+        (y_map, x_map, offsets.geometry(device, one, stride, -1)),
+    ]
+    tables = [
+        neighbor_lookup(
+            there.table(target), there.n_rows, here.coords, geometry, there.box.bounds(device),
+            here.alive, n_offsets, -1, wide, target,
+        )
+        for there, here, geometry in arguments
+    ]  # fmt: skip
+    return Relation(n_x, n_y, n_offsets, device, tables=(tables[0], tables[1]))
+
+
+def from_pairs(
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    n_x: int,
+    n_y: int,
+    *,
+    submanifold: bool = False,
+) -> KernelMap:
+    """A map from explicit (x rows, y rows) lists, one per offset; integer tensors on one device.
+
+    submanifold: x and y rows are the same rows and list V - 1 - v is list v swapped.
+    """
+    if not pairs:
+        raise GeometryError(
+            "a kernel map needs at least one offset; got an empty list of pair lists."
+        )
+    device = pairs[0][0].device
+    starts = [0]
+    for x_rows, y_rows in pairs:
+        if x_rows.shape != y_rows.shape or x_rows.ndim != 1:
+            raise ShapeError(
+                f"pair lists of shapes {list(x_rows.shape)} and {list(y_rows.shape)}; both must be "
+                "[P]."
+            )
+        for rows, n, side in ((x_rows, n_x, "input"), (y_rows, n_y, "output")):
+            _check_rows(rows, n, side, device)
+        starts.append(starts[-1] + x_rows.shape[0])
+    x_all = torch.cat([pair[0] for pair in pairs]).long()
+    y_all = torch.cat([pair[1] for pair in pairs]).long()
+    lists = PairLists(x_all, y_all, starts, False)
+    center = len(pairs) // 2 if submanifold else -1
+    relation = Relation(n_x, n_y, len(pairs), device, center=center, lists=lists, regular=None)
+    relation.symmetric = submanifold and relation.regular
+    return KernelMap(relation)
+
+
+def _check_rows(rows: torch.Tensor, n: int, side: str, device: torch.device) -> None:
+    """A list of rows 0 .. n - 1; kernels follow it without looking."""
+    if rows.dtype not in (torch.int32, torch.int64):
+        raise DataTypeError(f"pair lists are {rows.dtype}; expected int32 or int64.")
+    if rows.device != device:
+        raise DeviceError(
+            f"pair lists on {rows.device} and {device}; move all of them to one device."
+        )
+    if rows.numel():
+        least, most = (int(bound) for bound in rows.aminmax())
+        if least < 0 or most >= n:
+            raise CoordinateError(
+                f"a pair list names {side} row {least if least < 0 else most}; expected 0 <= row < "
+                f"{n}."
+            )

@@ -1,0 +1,231 @@
+"""Batch normalisation of features in training, and a ReLU behind it, with gradients."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+from ... import settings
+from ...errors import DataTypeError
+from ...kernels.runtime.target import Target
+from ..conv.plan import KERNEL_DTYPES
+from ..device.selection import kernel_target
+
+__all__ = ["batch_norm", "rehearse", "serves"]
+
+_MOST_ROWS = (1 << 31) - (1 << 20)  # kernels count rows in 32 bits, and a few more than there are
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+class _Call(NamedTuple):
+    """What stays the same from forward to backward, and needs no gradient."""
+
+    running: tuple[torch.Tensor, torch.Tensor] | None
+    batches: torch.Tensor | None
+    counter: torch.Tensor | None
+    momentum: float
+    eps: float
+    relu: bool
+    target: Target
+
+
+class _BatchNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None,
+        call: _Call,
+    ) -> torch.Tensor:  # fmt: skip
+        from ...kernels.ops.batch_norm import batch_norm_forward, batch_norm_memory
+
+        running, batches, counter, momentum, eps, relu, target = call
+        x = x.contiguous()
+        y, memory = torch.empty_like(x), batch_norm_memory(x, target)
+        if target.raw:
+            _compile_together(x, weight, bias, call, memory)
+        batch_norm_forward(
+            x, weight, bias, running, batches, counter, memory, y, momentum, eps, relu, target
+        )
+        ctx.save_for_backward(x, weight, bias, memory)
+        ctx.call = call
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        from ...kernels.ops.batch_norm_grad import batch_norm_backward
+
+        x, weight, bias, memory = ctx.saved_tensors
+        call = ctx.call
+        dx = torch.empty_like(x)
+        dw = None if weight is None else torch.empty_like(weight)
+        db = None if bias is None else torch.empty_like(bias)
+        batch_norm_backward(
+            x, dy.contiguous(), weight, bias, call.counter, memory, dx, dw, db, call.relu,
+            call.target,
+        )  # fmt: skip
+        return dx, dw, db, None
+
+
+_compiled: set[tuple[Any, ...]] = set()
+
+
+def _compile_together(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, call: _Call,
+    memory: torch.Tensor,
+) -> None:  # fmt: skip
+    """At the first layer of its kind: have the kernels of both passes compiled side by side."""
+    form = (x.device, x.dtype, x.shape[1], None if weight is None else weight.dtype)
+    if form in _compiled:
+        return
+    _compiled.add(form)
+    if not settings.get().ahead:
+        return
+    from ...kernels.runtime.precompile import rehearsing
+
+    with rehearsing():  # nothing is written
+        _launch_all(x, weight, bias, call, memory)
+
+
+def _launch_all(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, call: _Call,
+    memory: torch.Tensor,
+) -> None:  # fmt: skip
+    from ...kernels.ops.batch_norm import batch_norm_forward
+    from ...kernels.ops.batch_norm_grad import batch_norm_backward
+
+    running, batches, counter, momentum, eps, relu, target = call
+    batch_norm_forward(
+        x, weight, bias, running, batches, counter, memory, x, momentum, eps, relu, target
+    )
+    batch_norm_backward(x, x, weight, bias, counter, memory, x, weight, bias, relu, target)
+
+
+def rehearse(x: torch.Tensor, norm: tuple[torch.Tensor | None, ...], target: Target) -> None:
+    """Launch what both passes over features like x would; for `rehearsal.rehearsing`.
+
+    norm: weight, bias, running mean and variance and number of batches.
+    """
+    from ...kernels.ops.batch_norm import batch_norm_memory
+
+    weight, bias, running_mean, running_var, batches = norm
+    running = None
+    if running_mean is not None and running_var is not None:
+        running = running_mean, running_var
+    call = _Call(running, batches, None, 0.1, 1e-5, False, target)
+    _launch_all(x, weight, bias, call, batch_norm_memory(x, target))
+
+
+def serves(x: torch.Tensor) -> Target | None:
+    """The target whose kernels normalise features like these, or None where torch does."""
+    target = kernel_target(x.device)
+    if target is None or x.dtype not in KERNEL_DTYPES or x.ndim != 2:
+        return None
+    if x.shape[0] > _MOST_ROWS or x.shape[1] == 0:
+        return None
+    return None if x.dtype is torch.bfloat16 and not target.has_bf16 else target
+
+
+def _fits(x: torch.Tensor, a: torch.Tensor | None, b: torch.Tensor | None, alone: bool) -> bool:
+    """Whether kernels take this pair of vectors.  alone: one may be there without the other."""
+    if a is None or b is None:
+        either = a if b is None else b
+        return either is None or (alone and _fits(x, either, either, True))
+    return (
+        type(a) in _PLAIN
+        and type(b) in _PLAIN
+        and (a.dtype is torch.float32 or a.dtype is x.dtype)
+        and a.dtype is b.dtype
+        and a.shape == b.shape == x.shape[1:]
+        and a.device == b.device == x.device
+        and a.is_contiguous()
+        and b.is_contiguous()
+    )
+
+
+def _counts(x: torch.Tensor, batches: torch.Tensor) -> bool:
+    """Whether kernels take this number of batches."""
+    return (
+        type(batches) is torch.Tensor
+        and batches.dtype is torch.int64
+        and batches.device == x.device
+        and batches.numel() == 1
+    )
+
+
+def batch_norm(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None, running_var: torch.Tensor | None, *, momentum: float,
+    eps: float, relu: bool = False, count: torch.Tensor | None = None,
+    batches: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Normalise every channel by its mean and variance over the rows: [N, C] in x's dtype.
+
+    Args:
+        x: [N, C], fp16 / bf16 / fp32 / fp64.
+        weight, bias: [C] or None, in x's dtype or fp32, and so are their gradients.
+        running_mean, running_var: [C] or None; moved by `momentum` towards the mean and the
+            unbiased variance, in place.
+        relu: apply a ReLU to the result.
+        count: int32 [1] on x's device, one less than the rows that there are, or None for all of
+            x. Rows behind are not read; they are 0 in the result and in x's gradient. With fewer
+            than two rows the running statistics stay as they are. Where kernels serve x, the host
+            never waits for it.
+        batches: int64 scalar, the number of batches tracked, or None; counted up by one with the
+            running statistics.
+
+    Raises: DataTypeError for a `count` of another kind; ValueError, as torch does, for a single row
+        (without `count`) or an eps that is not positive; whatever torch raises for tensors that do
+        not fit together.
+    """
+    if count is not None and (count.dtype is not torch.int32 or count.device != x.device):
+        raise DataTypeError(
+            f"count is {count.dtype} on {count.device}; expected int32 on {x.device}, as maps have."
+        )
+    target = serves(x) if count is not None or x.shape[0] > 1 else None
+    if (
+        target is None
+        or eps <= 0
+        or not _fits(x, weight, bias, True)
+        or not _fits(x, running_mean, running_var, False)
+        or not (batches is None or _counts(x, batches))
+    ):
+        return _in_torch(
+            x, weight, bias, running_mean, running_var, momentum, eps, relu, count, batches
+        )
+    running = None
+    if running_mean is not None and running_var is not None:
+        running = running_mean, running_var
+    if batches is not None:
+        torch.autograd.graph.increment_version(batches)  # as its add_ would; the others' are kept
+    call = _Call(running, batches, count, momentum, eps, relu, target)
+    result: torch.Tensor = _BatchNorm.apply(x, weight, bias, call)
+    return result
+
+
+def _in_torch(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None, running_var: torch.Tensor | None, momentum: float,
+    eps: float, relu: bool, count: torch.Tensor | None, batches: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """`batch_norm` in plain torch."""
+    missing = 0
+    if count is not None:
+        n_rows = min(max(int(count) + 1, 0), x.shape[0])
+        x, missing = x[:n_rows], x.shape[0] - n_rows
+        if n_rows < 2:
+            running_mean = running_var = batches = None
+    if batches is not None:
+        batches.add_(1)
+    if count is None:
+        y = F.batch_norm(x, running_mean, running_var, weight, bias, True, momentum, eps)
+    elif x.shape[0]:
+        y = torch.batch_norm(  # which, other than F's, takes a single row
+            x, weight, bias, running_mean, running_var, True, momentum, eps, False
+        )
+    else:
+        y = x
+    y = torch.relu(y) if relu else y
+    return torch.cat([y, y.new_zeros((missing, y.shape[1]))]) if missing else y

@@ -1,0 +1,126 @@
+"""Maxima of rows whose gradient goes to one row: the smallest one that holds the maximum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from ...errors import ShapeError
+from ..conv.plan import choose_dataflow
+from ..device import trace
+from ..maps.kernel_map import KernelMap
+
+__all__ = ["list_max", "window_max"]
+
+_NONE = torch.iinfo(torch.int64).max
+
+
+def _host_window(kmap: KernelMap, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    n_out = kmap.relation.n_rows[kmap.side]
+    y = x.new_full((n_out, x.shape[1]), float("-inf"))
+    index = torch.full(y.shape, _NONE, dtype=torch.int64, device=x.device)
+    for v in range(kmap.n_offsets):
+        x_rows, y_rows = kmap.pair_list(v)
+        value, best = x.index_select(0, x_rows), y.index_select(0, y_rows)
+        place, row = index.index_select(0, y_rows), x_rows.unsqueeze(1).expand_as(value)
+        nan, best_nan = value.isnan(), best.isnan()
+        take = (value > best) | (nan & ~best_nan)
+        take |= ((value == best) | (nan & best_nan)) & (row < place)
+        y.index_copy_(0, y_rows, torch.where(take, value, best))
+        index.index_copy_(0, y_rows, torch.where(take, row, place))
+    empty = index == _NONE
+    return torch.where(empty, 0, y), torch.where(empty, -1, index)
+
+
+def _host_window_backward(
+    kmap: KernelMap, index: torch.Tensor, dy: torch.Tensor, n_in: int
+) -> torch.Tensor:
+    dx = dy.new_zeros((n_in, dy.shape[1]))
+    for v in range(kmap.n_offsets):
+        x_rows, y_rows = kmap.pair_list(v)
+        mine = index.index_select(0, y_rows) == x_rows.unsqueeze(1)
+        dx.index_add_(0, x_rows, torch.where(mine, dy.index_select(0, y_rows), 0))
+    return dx
+
+
+class _WindowMax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, kmap: KernelMap) -> torch.Tensor:
+        dataflow, target = choose_dataflow(x.device, x.dtype, kmap)
+        n_out = kmap.relation.n_rows[kmap.side]
+        if target is None or not (n_out and x.numel()):
+            target = None
+            y, index = _host_window(kmap, x)
+        else:
+            from ...kernels.ops.window_max import window_max as forward
+
+            y, index = forward(x.contiguous(), kmap.relation.table(kmap.side)[0].nbr, target)
+        trace.emit("pool", dataflow, kmap, x.shape[1], x.shape[1])
+        ctx.save_for_backward(index)
+        ctx.problem = (kmap, target, x.shape[0])
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (index,) = ctx.saved_tensors
+        kmap, target, n_in = ctx.problem
+        if target is None:
+            return _host_window_backward(kmap, index, dy, n_in), None
+        from ...kernels.ops.window_max import window_max_backward
+
+        nbr = kmap.relation.table(1 - kmap.side)[0].nbr
+        return window_max_backward(dy.contiguous(), index, nbr, target), None
+
+
+def window_max(x: torch.Tensor, kmap: KernelMap) -> torch.Tensor:
+    """Largest input of every window: x [N_in, C] -> [N_out, C], 0 where a window has none.
+
+    A NaN counts as the largest. Ties give their gradient to the smallest row.
+    Raises: ShapeError.
+    """
+    if x.ndim != 2 or x.shape[0] != kmap.n_in:
+        raise ShapeError(
+            f"features have shape {list(x.shape)}, the kernel map was built for {kmap.n_in} rows."
+        )
+    return _WindowMax.apply(x, kmap)
+
+
+class _ListMax(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, in_rows: torch.Tensor, out_rows: torch.Tensor, n_out: int
+    ) -> torch.Tensor:
+        value = x.index_select(0, in_rows)
+        where = out_rows.unsqueeze(1).expand_as(value)
+        y = x.new_full((n_out, x.shape[1]), float("-inf")).scatter_reduce_(0, where, value, "amax")
+        best = y.index_select(0, out_rows)
+        equal = (value == best) | (value.isnan() & best.isnan())
+        row = torch.where(equal, in_rows.unsqueeze(1), _NONE)
+        index = torch.full(y.shape, _NONE, dtype=torch.int64, device=x.device)
+        index.scatter_reduce_(0, where, row, "amin")
+        ctx.save_for_backward(index)
+        ctx.n_in = x.shape[0]
+        return torch.where(index == _NONE, 0, y)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (index,) = ctx.saved_tensors
+        channels = dy.shape[1]
+        # Maxima of nothing go to one row more than there is. Accumulating puts are sorted by torch
+        # on GPUs, hence repeatable.
+        row = torch.where(index == _NONE, ctx.n_in, index)
+        place = row * channels + torch.arange(channels, device=dy.device)
+        dx = dy.new_zeros((ctx.n_in + 1) * channels)
+        dx.index_put_((place.flatten(),), dy.flatten(), accumulate=True)
+        return dx.view(-1, channels)[: ctx.n_in], None, None, None
+
+
+def list_max(
+    x: torch.Tensor, in_rows: torch.Tensor, out_rows: torch.Tensor, n_out: int
+) -> torch.Tensor:
+    """`window_max` over pairs (in_rows, out_rows) int64 [P] in any order: [n_out, C]."""
+    return _ListMax.apply(x, in_rows, out_rows, n_out)

@@ -1,0 +1,267 @@
+"""Local and global pooling with gradients, on plain tensors."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from ...errors import DataTypeError, DeviceError, GeometryError, ShapeError, UnsupportedError
+from ...kernels.runtime.target import Target
+from ..conv.plan import KERNEL_DTYPES, choose_dataflow
+from ..device import trace
+from ..maps.fold import copy_rows, max_rows, sum_rows, unfolded
+from ..maps.kernel_map import KernelMap
+
+__all__ = ["global_pool", "pool"]
+
+MODES = ("max", "avg", "sum")
+
+
+def _counts(kmap: KernelMap) -> torch.Tensor:
+    """Present inputs of every output row, int32 [n_out]."""
+    counts = torch.zeros(kmap.relation.n_rows[kmap.side], dtype=torch.int32, device=kmap.device)
+    for v in range(kmap.n_offsets):
+        rows = kmap.pair_list(v)[1]
+        counts.index_add_(0, rows, torch.ones_like(rows, dtype=torch.int32))
+    return counts
+
+
+def _host_forward(kmap: KernelMap, x: torch.Tensor, mode: str, floor: float) -> torch.Tensor:
+    """`pool` in plain torch."""
+    n_out = kmap.relation.n_rows[kmap.side]
+    if mode == "max":
+        y = x.new_full((n_out, x.shape[1]), floor)
+        for v in range(kmap.n_offsets):
+            x_rows, y_rows = kmap.pair_list(v)
+            if not kmap.relation.regular:  # a list may name an output row twice
+                values = x.index_select(0, x_rows)
+                y.scatter_reduce_(0, y_rows.unsqueeze(1).expand_as(values), values, "amax")
+                continue
+            best = torch.maximum(y.index_select(0, y_rows), x.index_select(0, x_rows))
+            y.index_copy_(0, y_rows, best)
+        return y
+    work = x if x.dtype == torch.float64 else x.float()
+    y = work.new_zeros((n_out, x.shape[1]))
+    for v in range(kmap.n_offsets):
+        x_rows, y_rows = kmap.pair_list(v)
+        y.index_add_(0, y_rows, work.index_select(0, x_rows))
+    return y
+
+
+def _host_backward(
+    kmap: KernelMap, x: torch.Tensor, y: torch.Tensor, dy: torch.Tensor, mode: str
+) -> torch.Tensor:
+    work = torch.float64 if dy.dtype == torch.float64 else torch.float32
+    dx = dy.new_zeros((x.shape[0], dy.shape[1]), dtype=work)
+    for v in range(kmap.n_offsets):
+        x_rows, y_rows = kmap.pair_list(v)
+        gradient = dy.index_select(0, y_rows).to(work)
+        if mode == "max":
+            gradient = gradient * (x.index_select(0, x_rows) == y.index_select(0, y_rows))
+        dx.index_add_(0, x_rows, gradient)
+    return dx
+
+
+class _Pool(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, kmap: KernelMap, mode: str, floor: float
+    ) -> torch.Tensor:
+        dataflow, target = choose_dataflow(x.device, x.dtype, kmap)
+        x = x.contiguous()
+        n_out = kmap.relation.n_rows[kmap.side]
+        count = None
+        if target is not None and n_out and x.shape[0]:
+            from ...kernels.ops.pooling import pool_forward
+
+            y = x.new_empty((n_out, x.shape[1]))
+            count = torch.empty(n_out, dtype=torch.int32, device=x.device)
+            nbr = _forward_table(kmap)
+            pool_forward(x, nbr, y, count, mode, floor, target)
+        else:
+            target = None
+            y = _host_forward(kmap, x, mode, floor)
+            if mode == "avg":
+                count = _counts(kmap)
+                y /= count.clamp(min=1).unsqueeze(1)
+            y = y.to(x.dtype)
+        trace.emit("pool", dataflow, kmap, x.shape[1], x.shape[1])
+        ctx.save_for_backward(x if mode == "max" else x.new_empty((x.shape[0], 0)), y, count)
+        ctx.problem = (kmap, mode, target)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor):  # type: ignore[no-untyped-def]
+        x, y, count = ctx.saved_tensors
+        kmap, mode, target = ctx.problem
+        dy = dy.contiguous()
+        if target is not None:
+            return _kernel_backward(kmap, x, y, dy, count, mode, target), None, None, None
+        if mode == "avg":
+            dy = dy / count.clamp(min=1).unsqueeze(1).to(dy.dtype)
+        return _host_backward(kmap, x, y, dy, mode).to(dy.dtype), None, None, None
+
+
+def _forward_table(kmap: KernelMap) -> torch.Tensor:
+    # The order of offsets does not matter to a pool, so a reversed table serves as it is.
+    return kmap.relation.table(kmap.side)[0].nbr
+
+
+def _kernel_backward(kmap, x, y, dy, count, mode, target: Target):  # type: ignore[no-untyped-def]
+    from ...kernels.ops.pooling import pool_backward
+
+    dx = dy.new_empty((x.shape[0], dy.shape[1]))
+    nbr = kmap.relation.table(1 - kmap.side)[0].nbr
+    pool_backward(x, y, dy, nbr, dy if count is None else count, dx, mode, target)
+    return dx
+
+
+def pool(x: torch.Tensor, kmap: KernelMap, mode: str, floor: float = float("-inf")) -> torch.Tensor:
+    """Pool the rows of `x` [N_in, C] along a kernel map: [N_out, C] in x's dtype.
+
+    mode: "max" (at least `floor`; the gradient goes to every input that equals its window's
+    maximum), "avg" (over the present inputs) or "sum".
+    Raises: ShapeError, DataTypeError, DeviceError, UnsupportedError.
+    """
+    if mode not in MODES:
+        raise UnsupportedError(f"pooling mode {mode!r}; expected one of {', '.join(MODES)}.")
+    if x.ndim != 2 or x.shape[0] != kmap.n_in:
+        raise ShapeError(
+            f"features have shape {list(x.shape)}, the kernel map was built for {kmap.n_in} rows."
+        )
+    _check_dtype(x)
+    if x.device != kmap.device:
+        raise DeviceError(
+            f"features are on {x.device}, the coordinates on {kmap.device}; "
+            "move both to one device."
+        )
+    if kmap.self_offset >= 0:
+        kmap = unfolded(kmap)
+    if kmap.x_fold is not None:
+        if mode == "avg":
+            ones = x.new_ones((x.shape[0], 1))
+            total = _Pool.apply(sum_rows(x, kmap.x_fold), _plain(kmap), "sum", 0.0)
+            weight = _Pool.apply(sum_rows(ones, kmap.x_fold), _plain(kmap), "sum", 0.0)
+            return total / weight.clamp(min=1)
+        x = max_rows(x, kmap.x_fold) if mode == "max" else sum_rows(x, kmap.x_fold)
+    y = _Pool.apply(x, _plain(kmap), mode, floor)
+    if kmap.y_fold is not None:
+        y = copy_rows(y, kmap.y_fold)
+    return y
+
+
+def _check_dtype(x: torch.Tensor) -> None:
+    if x.dtype not in (*KERNEL_DTYPES, torch.float64):
+        raise DataTypeError(
+            f"features are {x.dtype}; expected one of fp16, bf16, fp32, fp64 (use .float())."
+        )
+
+
+def _plain(kmap: KernelMap) -> KernelMap:
+    return KernelMap(kmap.relation, kmap.flipped)
+
+
+def global_pool(x: torch.Tensor, batch: torch.Tensor, batch_size: int, mode: str) -> torch.Tensor:
+    """Reduce the rows of each batch item: x [N, C], batch int [N] -> [batch_size, C].
+
+    Rows whose batch index is outside 0 .. batch_size - 1 take no part; an item without rows
+    gives zeros. The gradient of "max" goes to the first row that holds the maximum.
+    Raises: ShapeError, DataTypeError, DeviceError, UnsupportedError, GeometryError (batch_size
+        below 0).
+    """
+    if mode not in MODES:
+        raise UnsupportedError(f"pooling mode {mode!r}; expected one of {', '.join(MODES)}.")
+    if x.ndim != 2 or batch.shape != (x.shape[0],):
+        raise ShapeError(
+            f"features {list(x.shape)} and batch indices {list(batch.shape)}; expected [N, C], [N]."
+        )
+    _check_dtype(x)
+    if batch.dtype not in (torch.int32, torch.int64):
+        raise DataTypeError(f"batch indices are {batch.dtype}; expected int32 or int64.")
+    if x.device != batch.device:
+        raise DeviceError(
+            f"features are on {x.device}, batch indices on {batch.device}; move both to one device."
+        )
+    if batch_size < 0:
+        raise GeometryError(f"batch_size is {batch_size}; expected 0 or more.")
+    return _GlobalPool.apply(x, batch, batch_size, mode)
+
+
+class _GlobalPool(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, batch: torch.Tensor, batch_size: int, mode: str
+    ) -> torch.Tensor:
+        index = batch.long()
+        index = torch.where((index >= 0) & (index < batch_size), index, batch_size)
+        order = torch.sort(index, stable=True).indices
+        sorted_index = index.index_select(0, order)
+        edges = torch.arange(batch_size + 1, device=x.device)
+        starts = torch.searchsorted(sorted_index, edges)
+        counts = starts.diff()
+        rows = _reduce(x.contiguous(), order, starts, mode)
+        ctx.problem = (mode, x.shape, x.dtype)
+        if mode == "max":
+            ctx.save_for_backward(rows)
+            if x.shape[0] == 0:
+                return x.new_zeros((batch_size, x.shape[1]))
+            return torch.where(rows >= 0, x.gather(0, rows.clamp(min=0)), 0)
+        scale = torch.ones_like(counts) if mode == "sum" else counts.clamp(min=1)
+        ctx.save_for_backward(index, scale)
+        return (rows / scale.unsqueeze(1)).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor):  # type: ignore[no-untyped-def]
+        mode, shape, dtype = ctx.problem
+        if mode == "max":
+            (rows,) = ctx.saved_tensors
+            dx = dy.new_zeros(shape)
+            if shape[0]:
+                present = rows >= 0
+                # A row is the maximum of one item at most: no two writes meet.
+                dx.scatter_add_(0, rows.clamp(min=0), torch.where(present, dy, 0))
+            return dx.to(dtype), None, None, None
+        index, scale = ctx.saved_tensors
+        share = torch.cat([dy / scale.unsqueeze(1).to(dy.dtype), dy.new_zeros((1, dy.shape[1]))])
+        return share.index_select(0, index).to(dtype), None, None, None
+
+
+def _reduce(x: torch.Tensor, order: torch.Tensor, starts: torch.Tensor, mode: str) -> torch.Tensor:
+    """Sums (fp32 or fp64) or rows of the maxima (int64, -1: none), [S, C]."""
+    from ..device.selection import kernel_target
+
+    target = kernel_target(x.device)
+    if target is None or x.dtype not in KERNEL_DTYPES or x.shape[0] == 0 or len(starts) == 1:
+        return _host_reduce(x, order, starts, mode)
+    from ...kernels.ops.pooling import segment_reduce
+
+    shares = max(1, min(64, x.shape[0] // (512 * max(1, starts.shape[0] - 1))))
+    out = segment_reduce(x, order, starts, "max" if mode == "max" else "sum", shares, target)
+    if mode != "max":
+        return out.sum(0)
+    value = torch.where(out >= 0, x.gather(0, out.clamp(min=0).flatten(0, 1)).view_as(out), 0)
+    value = torch.where(out >= 0, value, float("-inf")).float()
+    value = torch.where(torch.isnan(value), float("inf"), value)
+    return out.gather(0, value.argmax(0, keepdim=True)).squeeze(0)
+
+
+def _host_reduce(
+    x: torch.Tensor, order: torch.Tensor, starts: torch.Tensor, mode: str
+) -> torch.Tensor:
+    bounds = starts.tolist()
+    results = []
+    for begin, end in itertools.pairwise(bounds):
+        rows = order[begin:end]
+        part = x.index_select(0, rows)
+        if mode != "max":
+            results.append(part.sum(0, dtype=torch.promote_types(x.dtype, torch.float32)))
+        elif end > begin:
+            results.append(rows.index_select(0, part.max(0).indices))
+        else:
+            results.append(rows.new_full((x.shape[1],), -1))
+    return torch.stack(results) if results else order.new_empty((0, x.shape[1]))

@@ -1,0 +1,309 @@
+"""Points and voxels: means over the points of a voxel, interpolation at points, with gradients, on
+plain tensors.
+
+Sums run in fp32 (fp64 for fp64) in an order that depends on the indices alone, so results repeat
+bit by bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from ...errors import DataTypeError, DeviceError, OverflowLimitError, ShapeError
+from ...kernels.runtime.target import Target
+from ..device.selection import kernel_target
+from ..maps import map_cache
+
+__all__ = ["count", "devoxelize", "trilinear_weights", "voxelize"]
+
+_INT32 = 1 << 31
+_INTEGERS = (torch.int32, torch.int64)
+
+
+@dataclasses.dataclass(eq=False)
+class _Groups:
+    """Entries of an index by their value: order[starts[v] : starts[v + 1]] are those of v,
+    ascending."""
+
+    order: torch.Tensor
+    starts: torch.Tensor
+
+
+def _groups(index: torch.Tensor, n_values: int) -> _Groups:
+    """Sorted once per index tensor and kept as long as it lives; values outside 0 .. n_values - 1
+    are left out."""
+
+    def build() -> _Groups:
+        flat = index.reshape(-1)
+        inside = (flat >= 0) & (flat < n_values)
+        key = torch.where(inside, flat, n_values).int()
+        ordered, order = torch.sort(key, stable=True)
+        values = torch.arange(n_values + 1, dtype=torch.int32, device=key.device)
+        return _Groups(order, torch.searchsorted(ordered, values))
+
+    store = map_cache.store_of(index)
+    map_cache.adopt(index, store)
+    return store.get(("groups", n_values), build)
+
+
+def _target(x: torch.Tensor) -> Target | None:
+    """Whose kernels take the floats `x`; None: plain torch."""
+    if x.numel() == 0:
+        return None
+    target = kernel_target(x.device)
+    if target is not None and x.dtype == torch.bfloat16 and not target.has_bf16:
+        return None
+    return target
+
+
+def _accumulator(x: torch.Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _segment_sum(
+    x: torch.Tensor,
+    index: torch.Tensor,
+    weight: torch.Tensor | None,
+    n_values: int,
+    divisor: torch.Tensor | None,
+) -> torch.Tensor:
+    """y [n_values, C]: rows x[i] times weight[i, k], added up at index[i, k], divided by divisor
+    [n_values]."""
+    per_row = index.shape[1]
+    target = _target(x) if n_values else None
+    if target is not None:
+        from ...kernels.ops.voxel_ops import segment_sum
+
+        y = x.new_empty((n_values, x.shape[1]))
+        groups = _groups(index, n_values)
+        segment_sum(x, groups.order, groups.starts, weight, divisor, y, per_row, target)
+        return y
+    work = x.to(_accumulator(x))
+    total = work.new_zeros((n_values + 1, x.shape[1]))
+    if x.device.type == "cpu":
+        for k in range(per_row):
+            value = index[:, k].long()
+            value = torch.where((value >= 0) & (value < n_values), value, n_values)
+            part = work
+            if weight is not None:
+                part = work * weight[:, k : k + 1].to(work.dtype)
+            total.index_add_(0, value, part)
+    elif n_values:
+        # index_add_ is atomic on a GPU; a segment is added up by one thread.
+        groups = _groups(index, n_values)
+        kept = groups.order[: int(groups.starts[-1])]
+        rows = work.index_select(0, kept // per_row)
+        if weight is not None:
+            rows = rows * weight.reshape(-1).index_select(0, kept).to(work.dtype).unsqueeze(1)
+        sums = torch.segment_reduce(rows, "sum", lengths=groups.starts.diff(), unsafe=True)
+        total[:-1] = sums
+    total = total[:-1]
+    if divisor is not None:
+        d = divisor.to(work.dtype).unsqueeze(1)
+        total = torch.where(d > 0, total / d.clamp(min=1e-30), 0)
+    return total.to(x.dtype)
+
+
+def _gather_sum(
+    x: torch.Tensor, index: torch.Tensor, weight: torch.Tensor | None, divisor: torch.Tensor | None
+) -> torch.Tensor:
+    """y [N, C]: the sum over k of weight[i, k] * x[index[i, k]] / divisor[index[i, k]]; indices
+    outside x add nothing."""
+    target = _target(x) if index.shape[0] else None
+    if target is not None:
+        from ...kernels.ops.voxel_ops import gather_sum
+
+        y = x.new_empty((index.shape[0], x.shape[1]))
+        gather_sum(x, index, weight, divisor, y, target)
+        return y
+    n_values = x.shape[0]
+    work = x.to(_accumulator(x))
+    if divisor is not None:
+        d = divisor.to(work.dtype).unsqueeze(1)
+        work = torch.where(d > 0, work / d.clamp(min=1e-30), 0)
+    work = torch.cat([work, work.new_zeros((1, x.shape[1]))])
+    y = work.new_zeros((index.shape[0], x.shape[1]))
+    for k in range(index.shape[1]):
+        value = index[:, k].long()
+        inside = (value >= 0) & (value < n_values)
+        rows = work.index_select(0, torch.where(inside, value, n_values))
+        if weight is not None:
+            rows = rows * torch.where(inside, weight[:, k], 0).to(work.dtype).unsqueeze(1)
+        y += rows
+    return y.to(x.dtype)
+
+
+class _Voxelize(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, feats: torch.Tensor, index: torch.Tensor, counts: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(index, counts)
+        return _segment_sum(feats.contiguous(), index, None, counts.shape[0], counts)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor):  # type: ignore[no-untyped-def]
+        index, counts = ctx.saved_tensors
+        return _gather_sum(dy.contiguous(), index, None, counts), None, None
+
+
+class _Devoxelize(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, feats: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(index, weights)
+        ctx.n_voxels = feats.shape[0]
+        return _gather_sum(feats.contiguous(), index, weights, None)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor):  # type: ignore[no-untyped-def]
+        index, weights = ctx.saved_tensors
+        return _segment_sum(dy.contiguous(), index, weights, ctx.n_voxels, None), None, None
+
+
+def _check(what: str, feats: torch.Tensor, index: torch.Tensor, other: torch.Tensor) -> None:
+    if feats.ndim != 2 or not feats.is_floating_point():
+        raise (ShapeError if feats.ndim != 2 else DataTypeError)(
+            f"{what} got features of shape {list(feats.shape)} and {feats.dtype}; expected [N, C] "
+            "floating point."
+        )
+    if index.dtype not in _INTEGERS:
+        raise DataTypeError(f"{what} got indices of {index.dtype}; expected int32 or int64.")
+    if not feats.device == index.device == other.device:
+        raise DeviceError(
+            f"{what} got features on {feats.device}, indices on {index.device} and {other.device}; "
+            "move all to one device."
+        )
+    if max(index.numel(), feats.shape[0], other.shape[0]) >= _INT32:
+        raise OverflowLimitError(
+            f"{what} got {index.numel()} indices for {feats.shape[0]} rows; both must stay below "
+            "2^31."
+        )
+
+
+def voxelize(feats: torch.Tensor, index: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Mean of the points of each voxel: y[j] = sum of feats[i] over index[i] = j, divided by
+    counts[j].
+
+    Args:
+        feats: [N, C] floating point; differentiable.
+        index: [N] int32 or int64, the voxel of each point; points with an index outside 0 .. M - 1
+        are left out.
+        counts: [M], divisors; a voxel whose count is 0 becomes 0.
+
+    Returns: [M, C] in feats' dtype; autocast changes nothing, so averaged coordinates keep their
+    precision.
+    Raises: ShapeError, DataTypeError, DeviceError, OverflowLimitError.
+    """
+    if index.ndim != 1 or counts.ndim != 1 or feats.shape[0] != index.shape[0]:
+        raise ShapeError(
+            f"voxelize got features {list(feats.shape)}, indices {list(index.shape)} and counts "
+            f"{list(counts.shape)}; expected [N, C], [N] and [M]."
+        )
+    _check("voxelize", feats, index, counts)
+    return _Voxelize.apply(feats, _column(index), counts)
+
+
+def _column(index: torch.Tensor) -> torch.Tensor:
+    """index [N] as [N, 1]: the same object for the same index, so that what is kept with it is
+    found again."""
+    store = map_cache.store_of(index)
+    map_cache.adopt(index, store)
+    return store.get("column", lambda: index.detach().contiguous().unsqueeze(1))
+
+
+def devoxelize(feats: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Interpolate voxels at points: y[i] = sum over k of weights[i, k] * feats[index[i, k]].
+
+    Args:
+        feats: [M, C] floating point; differentiable.
+        index: [N, K] int32 or int64; -1 (anything outside 0 .. M - 1) adds nothing.
+        weights: [N, K] floating point; no gradient.
+
+    Returns: [N, C] in feats' dtype.
+    Raises: ShapeError, DataTypeError, DeviceError, OverflowLimitError.
+    """
+    if index.ndim != 2 or index.shape != weights.shape:
+        raise ShapeError(
+            f"devoxelize got indices {list(index.shape)} and weights {list(weights.shape)}; "
+            "expected [N, K] for both (torchsparse 1.4 code transposes [8, N] first)."
+        )
+    if not weights.is_floating_point():
+        raise DataTypeError(f"devoxelize got weights of {weights.dtype}; expected floating point.")
+    _check("devoxelize", feats, index, weights)
+    return _Devoxelize.apply(feats, index.contiguous(), weights.detach().contiguous())
+
+
+@torch.no_grad()
+def trilinear_weights(
+    coords: torch.Tensor, index: torch.Tensor, scale: float = 1.0
+) -> torch.Tensor:
+    """Weights of the 8 corners of the cell around each point.
+
+    Args:
+        coords: [N, >= 3], x, y, z in the first three columns.
+        index: [N, 8] int32 or int64, row of corner 4 bx + 2 by + bz; negative ones get weight 0.
+        scale: width of a cell.
+
+    Returns: [N, 8], rows divided by their sum + 1e-8, in coords' dtype (fp32 for integers).
+    Raises: ShapeError, DataTypeError, DeviceError.
+    """
+    if coords.ndim != 2 or coords.shape[1] < 3 or index.shape != (coords.shape[0], 8):
+        raise ShapeError(
+            f"trilinear weights got points {list(coords.shape)} and indices {list(index.shape)}; "
+            "expected [N, 3] or wider, and [N, 8]."
+        )
+    if index.dtype not in _INTEGERS:
+        raise DataTypeError(
+            f"trilinear weights got indices of {index.dtype}; expected int32 or int64."
+        )
+    if coords.device != index.device:
+        raise DeviceError(
+            f"points are on {coords.device}, indices on {index.device}; move both to one device."
+        )
+    coords = coords if coords.is_floating_point() else coords.float()
+    index = index.contiguous()
+    target = _target(coords)
+    if target is not None:
+        from ...kernels.ops.voxel_ops import trilinear
+
+        weights = torch.empty(index.shape, dtype=coords.dtype, device=coords.device)
+        trilinear(coords, index, weights, scale, target)
+        return weights
+    c = coords[:, :3].to(_accumulator(coords))
+    fraction = (c - torch.floor(c / scale) * scale) / scale
+    low_high = torch.stack([1 - fraction, fraction], 2)  # [N, axis, bit]
+    x, y, z = low_high.unbind(1)
+    product = (x[:, :, None, None] * y[:, None, :, None] * z[:, None, None, :]).flatten(1)
+    product = torch.where(index >= 0, product, 0)
+    return (product / (product.sum(1, keepdim=True) + 1e-8)).to(coords.dtype)
+
+
+def count(index: torch.Tensor, n_values: int) -> torch.Tensor:
+    """Occurrences of 0 .. n_values - 1 in `index` (any shape, int32 or int64): int32 [n_values].
+
+    Raises: DataTypeError, ShapeError (n_values below 0).
+    """
+    if index.dtype not in _INTEGERS:
+        raise DataTypeError(f"count got {index.dtype}; expected int32 or int64.")
+    if n_values < 0:
+        raise ShapeError(f"count got {n_values} values; expected 0 or more.")
+    flat = index.reshape(-1).contiguous()
+    counts = torch.zeros(n_values, dtype=torch.int32, device=index.device)
+    if flat.shape[0] == 0 or n_values == 0:
+        return counts
+    target = kernel_target(index.device)
+    if target is not None:
+        from ...kernels.ops.voxel_ops import count_index
+
+        count_index(flat, counts, target)
+        return counts
+    inside = flat[(flat >= 0) & (flat < n_values)].long()
+    return torch.bincount(inside, minlength=n_values).int()

@@ -1,0 +1,177 @@
+"""What a tile is chosen for: one GEMM of one map, and the bucket of problems like it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from ... import settings
+from ...kernels.runtime.target import Target
+from ..geometry.weights import WeightLayout
+
+if TYPE_CHECKING:
+    from ...kernels.tiles.tile_config import TileConfig
+
+__all__ = [
+    "Bucket", "Problem", "gather_problem", "product_precision", "reads_rows", "wgrad_problem",
+]  # fmt: skip
+
+
+class Bucket(NamedTuple):
+    """Problems that share a winner.
+
+    rows: octave of the result rows per compute unit, 0 below one row each.  density: octave of the
+    inputs per result row (fwd, dgrad) or of the pairs per row (wgrad): what the host knows without
+    waiting for the device, since a bucket is asked for at every new map.
+    """
+
+    direction: str
+    dataflow: str
+    dtype: torch.dtype
+    precision: str
+    order: str
+    c_in: int
+    c_out: int
+    groups: int
+    n_offsets: int
+    rows: int
+    density: int
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        kind = f"{self.dataflow}/{dtype}/{self.precision}/{self.order}"
+        channels = f"c{self.c_in}x{self.c_out}/g{self.groups}"
+        return f"{kind}/{channels}/v{self.n_offsets}/r{self.rows}/d{self.density}"
+
+    def neighbours(self) -> tuple[Bucket, ...]:
+        """The buckets one octave away, nearest work first."""
+        return (
+            self._replace(density=self.density + 1),
+            self._replace(density=self.density - 1),
+            self._replace(rows=self.rows + 1),
+            self._replace(rows=self.rows - 1),
+        )
+
+
+class Problem(NamedTuple):
+    """One GEMM.
+
+    direction: "fwd", "dgrad" or "wgrad".  dataflow: "masked", "unmasked" or "pairs" (wgrad).
+    device: of the tensors.  precision: of the product, see `product_precision`.  order: "io" where
+    the output channels of the weight are the closer ones in memory, else "oi".  n_rows, n_in: rows
+    of the result and of what is gathered; for wgrad those of dy and x.  work: pairs (wgrad), else
+    0.  c_in, c_out: channels per group of the product itself.
+    """
+
+    direction: str
+    dataflow: str
+    device: torch.device
+    target: Target
+    dtype: torch.dtype
+    precision: str
+    order: str
+    c_in: int
+    c_out: int
+    groups: int
+    n_offsets: int
+    n_rows: int
+    n_in: int
+    work: int = 0
+
+    def bucket(self) -> Bucket:
+        """The bucket; a function of the host's numbers alone."""
+        many = self.work if self.direction == "wgrad" else self.n_in
+        density = round(math.log2(max(many, 1) / max(self.n_rows, 1)))
+        rows = (self.n_rows // self.target.compute_units).bit_length()
+        return Bucket(
+            self.direction, self.dataflow, self.dtype, self.precision, self.order, self.c_in,
+            self.c_out, self.groups, self.n_offsets, rows, density,
+        )  # fmt: skip
+
+    def default(self) -> TileConfig:
+        """The tile that needs no tuning."""
+        from ...kernels.tiles.tile_config import gather_tile, wgrad_tile
+
+        target, dtype, precision = self.target, self.dtype, self.precision
+        if self.direction == "wgrad":
+            return wgrad_tile(target, dtype, self.c_in, self.c_out, precision, self.work)
+        return gather_tile(
+            target, dtype, self.n_rows, self.c_in, self.c_out, self.n_offsets, precision, self.order
+        )
+
+    def candidates(self) -> list[TileConfig]:
+        """Tiles worth timing, the default first."""
+        from ...kernels.tiles.candidates import candidates
+
+        found = candidates(
+            self.target, self.dtype, self.c_in, self.c_out, self.n_offsets, self.precision,
+            self.direction, self.n_rows, self.order,
+        )  # fmt: skip
+        return list(dict.fromkeys([self.default(), *found]))
+
+    def allows(self, tile: TileConfig) -> bool:
+        """Whether a stored tile can run here: it fits the shared memory and the packed tiles."""
+        from ...kernels.maps.mask_order import TILE
+
+        packed = self.direction == "wgrad" or tile.block_m in (TILE, 2 * TILE)
+        return packed and tile.shared_bytes(self.dtype.itemsize) <= self.target.shared_memory
+
+
+def product_precision(
+    target: Target, dtype: torch.dtype, precision: str, wgrad: bool = False
+) -> str:
+    """What kernels do for a layer that asks for "ieee" or "tf32" products of `dtype`: "ieee",
+    "tf32" or "tf32x3".
+
+    TF32 is leave to round, not an order: targets without it compute fp32. fp32 itself may be the
+    sum of three TF32 products ("tf32x3"; Ootomo and Yokota 2022), as exact and much faster where
+    `Target.splits_fp32`; not in wgrad, where turning both operands around takes what it saves.
+    """
+    if dtype != torch.float32:
+        return "ieee"
+    if precision == "tf32" and target.has_tf32:
+        return "tf32"
+    split = target.splits_fp32 and not wgrad and settings.get().fp32 == "auto"
+    return "tf32x3" if split else "ieee"
+
+
+_ROWS_PAY = 64 * 64  # channels in times channels out
+
+
+def reads_rows(target: Target, precision: str, w: WeightLayout) -> bool:
+    """Whether a weight is copied so that its input channels lie next to each other.
+
+    Hopper's matrix instructions read the second operand of TF32 products only so; anything else is
+    turned around block by block, which costs more than the product.
+    """
+    if precision == "ieee" or abs(w.strides[1]) == 1:
+        return False
+    return target.family == "hopper" and w.c_in * w.c_out >= _ROWS_PAY
+
+
+def _order(w: WeightLayout) -> str:
+    return "oi" if abs(w.strides[1]) < abs(w.strides[2]) else "io"
+
+
+def gather_problem(
+    dataflow: str, target: Target, x: torch.Tensor, n_rows: int, w: WeightLayout, precision: str
+) -> Problem:
+    """The problem of y [n_rows, ...] = gather-GEMM of `x` with a weight laid out as `w`."""
+    return Problem(
+        "dgrad" if w.exchanged else "fwd", dataflow, x.device, target, x.dtype,
+        precision if x.dtype == torch.float32 else "ieee", _order(w), w.c_in, w.c_out, w.groups,
+        w.n_offsets, n_rows, x.shape[0],
+    )  # fmt: skip
+
+
+def wgrad_problem(
+    target: Target, x: torch.Tensor, n_rows: int, n_pairs: int, w: WeightLayout, precision: str
+) -> Problem:
+    """The problem of a weight gradient laid out as `w`, over `n_pairs` pairs of `x` and dy rows."""
+    return Problem(
+        "wgrad", "pairs", x.device, target, x.dtype,
+        precision if x.dtype == torch.float32 else "ieee", _order(w), w.c_in, w.c_out, w.groups,
+        w.n_offsets, n_rows, x.shape[0], n_pairs,
+    )  # fmt: skip

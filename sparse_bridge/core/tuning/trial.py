@@ -1,0 +1,125 @@
+"""Trying a tile on the real inputs of a problem: is its result right, and how long does it take?"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from ...kernels.maps.mask_order import TileList
+    from ...kernels.tiles.tile_config import TileConfig
+
+__all__ = ["Timer", "Trial", "device_timer", "mismatch", "reference_of"]
+
+# (run it once, seconds the measurement may take) -> seconds per run
+Timer = Callable[[Callable[[], object], float], float]
+
+# (largest error, RMS error) between two tiles, relative to the RMS of the result
+_LIMITS = {
+    torch.float16: (2e-2, 4e-3),
+    torch.bfloat16: (6e-2, 8e-3),
+    "tf32": (1e-2, 1e-3),
+    "tf32x3": (1e-4, 1e-5),
+    "ieee": (1e-4, 1e-5),
+}
+_CHUNK = 1 << 22  # elements compared at a time
+_HOLD = 400_000  # clock cycles that the device waits while the host queues the launches
+_INNER, _LEAST, _MOST = 4, 3, 12  # launches per sample, samples
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A problem with its tensors.
+
+    build: tile -> plan, called as plan(*inputs, result).  fresh: new memory for a result.  table:
+    what a gather-GEMM follows (`TileList` or nbr [V, N]), None for wgrad.
+    """
+
+    build: Callable[[TileConfig], Any]
+    inputs: tuple[Any, ...]
+    fresh: Callable[[], torch.Tensor]
+    table: TileList | torch.Tensor | None = None
+
+    def run(self, tile: TileConfig, poison: float = math.nan) -> torch.Tensor:
+        """The result with `tile`; elements that were not written hold `poison`."""
+        result = self.fresh().fill_(poison)
+        self.build(tile)(*self.inputs, result)
+        return result
+
+    def repeat(self, tile: TileConfig) -> Callable[[], object]:
+        """A function that computes the result once more, into the same memory."""
+        plan, result = self.build(tile), self.fresh()
+        return lambda: plan(*self.inputs, result)
+
+    def live(self, block_m: int) -> int:
+        """(row tile, offset) blocks that tiles of `block_m` rows visit. Waits for the device."""
+        if self.table is None:
+            return 0
+        if isinstance(self.table, torch.Tensor):
+            n_offsets, n_rows = self.table.shape
+            return n_offsets * -(-n_rows // block_m)
+        return int(self.table.lists(block_m)[1].sum())
+
+
+def reference_of(trial: Trial, tile: TileConfig) -> torch.Tensor | None:
+    """The result of the default tile, to compare others with. None if it proves nothing: if not all
+    of it was written, if it is zero or not finite throughout, or if it does not repeat."""
+    first, second = trial.run(tile), trial.run(tile, poison=113.0)
+    same = torch.equal(torch.nan_to_num(first, nan=7.0), torch.nan_to_num(second, nan=7.0))
+    telling = (torch.isfinite(first) & (first != 0)).any()
+    return first if same and bool(telling) else None
+
+
+def mismatch(
+    result: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype, precision: str
+) -> str | None:
+    """How `result` differs from `reference` beyond rounding, or None. dtype, precision: of the
+    products."""
+    got, want = result.reshape(-1), reference.reshape(-1)
+    totals = got.new_zeros(4, dtype=torch.float64)  # strange elements, largest, squares, squares
+    for a, b in zip(got.split(_CHUNK), want.split(_CHUNK), strict=True):
+        finite = torch.isfinite(b)
+        strange = torch.where(finite, ~torch.isfinite(a), (a != b) & ~(a.isnan() & b.isnan()))
+        b = torch.where(finite, b, 0).float()
+        error = torch.where(finite & ~strange, a.float() - b, 0).abs()
+        totals[0] += strange.sum()
+        totals[1] = torch.maximum(totals[1], error.max())
+        totals[2] += error.double().square().sum()
+        totals[3] += b.double().square().sum()
+    count, largest, squares, norm = totals.tolist()
+    if count:
+        return f"{count:.0f} elements are unwritten or not finite"
+    scale = math.sqrt(norm / max(1, want.numel())) or 1.0
+    rms = math.sqrt(squares / max(1, want.numel())) / scale
+    limit, rms_limit = _LIMITS.get(dtype) or _LIMITS[precision]
+    if largest / scale > limit or rms > rms_limit:
+        worst = f"largest error {largest / scale:.1e} (limit {limit:.0e})"
+        return f"{worst}, RMS {rms:.1e} (limit {rms_limit:.0e})"
+    return None
+
+
+def device_timer(run: Callable[[], object], limit: float) -> float:
+    """Median seconds per run by events of the current GPU, in about `limit` seconds."""
+    begin = time.perf_counter()
+    run()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    samples: list[float] = []
+    inner = 1
+    while len(samples) < _LEAST or (len(samples) < _MOST and time.perf_counter() - begin < limit):
+        torch.cuda._sleep(_HOLD)
+        start.record()
+        for _ in range(inner):
+            run()
+        end.record()
+        end.synchronize()
+        samples.append(start.elapsed_time(end) / inner / 1e3)
+        if time.perf_counter() - begin > limit and len(samples) > 1:
+            break
+        inner = _INNER if samples[0] < limit / (4 * _INNER * _LEAST) else 1
+    return statistics.median(samples[1:])

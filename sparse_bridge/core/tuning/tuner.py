@@ -1,0 +1,307 @@
+"""Which tile serves a problem: by stored winners, by tuning, or by rule.
+
+`SPARSE_BRIDGE_TUNE` says how. *cached* (default): a winner of the disk cache, else one shipped with
+the package, else that of a bucket one octave away, else the default tile; nothing is timed. *off*:
+the default tile. *pinned*: as cached, from one file or the package alone. *full*: a bucket without
+a winner is tuned.
+
+Tuning. The first layer of a new bucket queues its candidates for compiling in the background and
+goes on with the tile it would have had. A later layer of that bucket, with the next map, takes
+`BUDGET` seconds at most, once: a cost model has picked `COUNT` candidates, each is checked against
+the default tile's result on the layer's own inputs, in memory full of NaN, then timed; the fastest
+is stored if it beats the default by `GAIN`. One process tunes a bucket; others wait `WAIT` seconds
+for it and otherwise go on.
+
+A choice holds for the process and is made once per plan, so a layer repeats bit by bit. Tiles
+differ in the order of their sums: another process may find other winners in the cache and round
+differently, and *full* changes the tile while it runs. *off* and *pinned* give the same bits in
+every process on the same GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from ... import log, settings
+from .background import Compiler
+from .cost import shortlist
+from .problem import Bucket, Problem
+from .trial import Timer, Trial, device_timer, mismatch, reference_of
+from .tune_cache import Stamp, TuneCache, Winner, Winners, folder, pinned, shipped
+
+if TYPE_CHECKING:
+    from ...kernels.tiles.tile_config import TileConfig
+
+__all__ = ["Result", "Trial", "Tuner", "final", "tile_for", "use"]
+
+BUDGET = 0.3  # seconds that a bucket may cost the layers that meet it, all told
+WAIT = 0.3  # seconds to wait for another process that tunes the same bucket
+COUNT = 6  # tiles timed per bucket, the default among them
+GAIN = 0.03  # share by which a winner beats the default tile; less is noise
+_CLOSE = 1.1  # finalists within this factor of the fastest are timed again
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What tuning found for a bucket. winner None: no answer, for the reason `why`; the tile stays
+    as it was.  refused: candidates that cannot run or compute something else, and why."""
+
+    bucket: Bucket
+    winner: Winner | None
+    refused: dict[TileConfig, str]
+    why: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Choice:
+    """tile: None for the default.  final: nothing more can be learnt in this process."""
+
+    tile: TileConfig | None
+    final: bool
+
+
+class _Book:
+    """The winners of one device under one setting, and the choices made from them."""
+
+    def __init__(self, mode: str, tune_file: str, stamp: Stamp, again: bool) -> None:
+        self.cache = None if mode == "pinned" else TuneCache(folder(), stamp)
+        self.again = again
+        self.sources: list[Winners] = []
+        if self.cache is None:
+            self.sources = pinned(tune_file) if tune_file else shipped(stamp)
+        elif not again:
+            self.sources = [self.cache.load(), *shipped(stamp)]
+        self.choices: dict[Bucket, _Choice] = {}
+        self.empty = not any(any(source.values()) for source in self.sources)
+
+    def choose(self, bucket: Bucket, problem: Problem) -> _Choice:
+        """The choice for a bucket that has none yet."""
+        choice = _Choice(None, False)
+        for near in (bucket, *bucket.neighbours()):
+            tile = self._find(near, problem, self.sources)
+            if tile is not None:
+                choice = _Choice(tile, near == bucket)
+                break
+        return self.choices.setdefault(bucket, choice)
+
+    def _find(self, bucket: Bucket, problem: Problem, sources: list[Winners]) -> TileConfig | None:
+        for source in sources:
+            winner = source.get(bucket.direction, {}).get(str(bucket))
+            if winner is not None and problem.allows(winner.tile):
+                return winner.tile
+        return None
+
+    def stored(self, bucket: Bucket, problem: Problem) -> TileConfig | None:
+        """The winner that another process has stored meanwhile."""
+        if self.cache is None or self.again:
+            return None
+        return self._find(bucket, problem, [self.cache.load()])
+
+    def store(self, bucket: Bucket, winner: Winner) -> None:
+        if self.cache is not None:
+            self.cache.store(bucket.direction, str(bucket), winner)
+
+
+class Tuner:
+    """Chooses tiles. One serves the process; commands and tests put their own in its place.
+
+    timer: how runs are timed; None: device events, on real GPUs only.  how: "background" as told
+    above, "blocking" compiles and tunes at once, "compile" only compiles what would be timed.
+    budget, wait, count: see the module's text.  again: as if there were no winners yet.  clock: of
+    the budget, in seconds.
+    """
+
+    def __init__(
+        self,
+        timer: Timer | None = None,
+        *,
+        how: str = "background",
+        budget: float = BUDGET,
+        wait: float = WAIT,
+        count: int = COUNT,
+        again: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.timer, self.how, self.budget, self.wait = timer, how, budget, wait
+        self.count, self.again, self.clock = count, again, clock
+        self.results: list[Result] = []
+        self.compiler = Compiler()
+        self._books: dict[tuple[object, ...], _Book] = {}
+        self._busy = threading.Lock()
+
+    def tile_for(self, problem: Problem, trial: Trial | None = None) -> TileConfig:
+        """The tile of a problem; trial: its tensors, without which nothing is tuned."""
+        now = settings.get()
+        if now.tune == "off":
+            return problem.default()
+        book = self._book(now, problem)
+        full = now.tune == "full"
+        if book.empty and not full:
+            return problem.default()
+        bucket = problem.bucket()
+        choice = book.choices.get(bucket) or book.choose(bucket, problem)
+        if full and trial is not None and not choice.final:
+            choice = self._learn(book, bucket, problem, trial, choice)
+        return problem.default() if choice.tile is None else choice.tile
+
+    def _book(self, now: settings.Settings, problem: Problem) -> _Book:
+        key = (now.tune, now.tune_file, now.cache_dir, problem.device, problem.target.arch)
+        book = self._books.get(key)
+        if book is None:
+            stamp = Stamp.of(problem.device, problem.target)
+            book = self._books.setdefault(key, _Book(now.tune, now.tune_file, stamp, self.again))
+        return book
+
+    def _learn(
+        self, book: _Book, bucket: Bucket, problem: Problem, trial: Trial, choice: _Choice
+    ) -> _Choice:
+        if (self.timer is None and not problem.target.raw) or _capturing(problem.device):
+            return choice
+        if not self._busy.acquire(blocking=False):
+            return choice  # another thread of this process tunes
+        try:
+            with torch.no_grad():
+                if not self._compiled(bucket, problem, trial):
+                    return choice
+                tile = self._tune(book, bucket, problem, trial)
+                choice = _Choice(choice.tile if tile is None else tile, True)
+                book.choices[bucket] = choice
+        finally:
+            self._busy.release()
+        return choice
+
+    def _compiled(self, bucket: Bucket, problem: Problem, trial: Trial) -> bool:
+        """Whether the candidates are compiled; if not, they will be."""
+        background = self.how == "background"
+        if background and not self.compiler.takes(bucket):
+            return self.compiler.ready(bucket)
+        runs = [partial(trial.run, tile) for tile in shortlist(problem, trial.live, self.count)]
+        if background:
+            _warn_about_processes()
+            self.compiler.submit(bucket, problem.device, runs)
+            return False
+        for run in runs:
+            with _refusal({}, run.args[0]):
+                run()
+        return True
+
+    def _tune(
+        self, book: _Book, bucket: Bucket, problem: Problem, trial: Trial
+    ) -> TileConfig | None:
+        if self.how == "compile" or book.cache is None:
+            return None
+        with book.cache.claim(bucket.direction, str(bucket), self.wait) as mine:
+            tile = book.stored(bucket, problem)
+            if tile is not None or not mine:
+                return tile
+            try:
+                result = self.race(bucket, problem, trial)
+            except torch.cuda.OutOfMemoryError:
+                log.logger.info("no memory to tune %s", bucket)
+                return None
+            self.results.append(result)
+            if result.winner is None:
+                return None
+            book.store(bucket, result.winner)
+            return result.winner.tile
+
+    def race(self, bucket: Bucket, problem: Problem, trial: Trial) -> Result:
+        """Check and time the candidates until the budget is spent."""
+        start = self.clock()
+        default, *others = shortlist(problem, trial.live, self.count)
+        refused: dict[TileConfig, str] = {}
+        reference = reference_of(trial, default)
+        if reference is None:
+            return Result(bucket, None, refused, "the default tile's result proves nothing")
+        share = self.budget / (self.count + 3)
+        times = {default: self._time(trial, default, share)}
+        for tile in others:
+            if self.clock() - start + share > self.budget:
+                break
+            with _refusal(refused, tile):
+                wrong = mismatch(trial.run(tile), reference, problem.dtype, problem.precision)
+                if wrong is None:
+                    times[tile] = self._time(trial, tile, share)
+                else:
+                    refused[tile] = wrong
+        for tile, reason in refused.items():
+            log.logger.info("tile %s is out of the race for %s: %s", tile, bucket, reason)
+        if len(times) == 1 and not refused and others:
+            return Result(bucket, None, refused, "the default tile took all the time there was")
+        self._settle(trial, times, share, start)
+        best = min(times, key=lambda tile: times[tile])
+        if times[best] > (1 - GAIN) * times[default]:
+            best = default
+        winner = Winner(best, 1e6 * times[best], 1e6 * times[default], len(times))
+        return Result(bucket, winner, refused)
+
+    def _settle(
+        self, trial: Trial, times: dict[TileConfig, float], share: float, start: float
+    ) -> None:
+        """Time the tiles that lie close to the fastest once more, as long as there is time."""
+        limit = _CLOSE * min(times.values())
+        close = sorted((t for t in times if times[t] <= limit), key=lambda tile: times[tile])[:3]
+        for tile in close if len(close) > 1 else ():
+            if self.clock() - start + share <= self.budget:
+                times[tile] = min(times[tile], self._time(trial, tile, share))
+
+    def _time(self, trial: Trial, tile: TileConfig, limit: float) -> float:
+        return (self.timer or device_timer)(trial.repeat(tile), limit)
+
+
+@contextlib.contextmanager
+def _refusal(refused: dict[TileConfig, str], tile: TileConfig) -> Iterator[None]:
+    """A candidate that cannot be built or run here loses, whatever its compiler raises; only the
+    default tile's failures are the layer's."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except Exception as error:
+        refused[tile] = f"{type(error).__name__}: {error}"
+
+
+def _capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _warn_about_processes() -> None:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        log.once(
+            ("tuner", "distributed"),
+            "SPARSE_BRIDGE_TUNE=full tunes inside a process group: the ranks wait for each other. "
+            "Run `python -m sparse_bridge warm --tune` before, and use SPARSE_BRIDGE_TUNE=cached.",
+            level=30,
+        )
+
+
+_tuner = _DEFAULT = Tuner()
+
+
+def tile_for(problem: Problem, trial: Trial | None = None) -> TileConfig:
+    """The tile that serves `problem` in this process."""
+    return _tuner.tile_for(problem, trial)
+
+
+def final() -> bool:
+    """Whether what `tile_for` answers will hold as long as the settings do."""
+    return _tuner is _DEFAULT and settings.get().tune != "full"
+
+
+@contextlib.contextmanager
+def use(tuner: Tuner) -> Iterator[Tuner]:
+    """Let `tuner` choose for the length of a `with` block (process-wide)."""
+    global _tuner
+    before, _tuner = _tuner, tuner
+    try:
+        yield tuner
+    finally:
+        _tuner = before

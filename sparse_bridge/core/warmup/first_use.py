@@ -1,0 +1,241 @@
+"""At the first use of a GPU: what a program is about to need is compiled side by side.
+
+A first layer meets a dozen kernels that no cache has, each the condition of the next. Those that
+build maps differ little between networks, and layers say beforehand what they will multiply, so
+all of it is compiled in the background from the first question on. What was guessed wrong is
+compiled when it is wanted, as without.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from ... import log, settings
+from ...kernels.runtime.target import Target
+from ..conv.column_sums import column_sums
+from ..conv.dataflows import Epilogue
+from ..conv.plan import spec_of
+from ..device.self_check import CHANNELS, KEYS
+from ..device.self_check import SCENE_ROWS as _ROWS
+from ..geometry.boxes import Box
+from ..geometry.offsets import Offsets, box_offsets
+from ..geometry.weights import WeightLayout, layout_of
+from ..tuning.problem import gather_problem, product_precision, reads_rows, wgrad_problem
+from ..tuning.tuner import tile_for
+from . import preload
+
+__all__ = ["Expected", "expect", "prepare"]
+
+_FEW = 64  # rows of the tensors that stand for real ones
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """A product that a layer will ask for.
+
+    weight, layout, groups: see `conv`.  epilogue: what follows it.  symmetric: submanifold.
+    trains: gradients will be asked for.  norm: weight, bias, running mean and variance and number
+    of batches of a batch norm in training behind it.  layer: whose product it is; of several that
+    speak for one layer the last is right.
+    """
+
+    layer: Any
+    weight: torch.Tensor
+    layout: str
+    epilogue: Epilogue
+    groups: int = 1
+    symmetric: bool = False
+    trains: bool = False
+    precision: str = "ieee"
+    norm: tuple[torch.Tensor | None, ...] | None = None
+
+
+Describe = Callable[[Any], Iterable[Expected]]
+_described: weakref.WeakKeyDictionary[Any, Describe] = weakref.WeakKeyDictionary()
+_devices: set[torch.device] = set()  # whose layers have been asked
+_lock = threading.Lock()
+
+
+def expect(module: Any, describe: Describe) -> None:
+    """Remember a module, whose products `describe` tells when they are about to be asked for."""
+    preload.begin()
+    _described[module] = describe
+
+
+def prepare(device: torch.device, target: Target, key64: bool) -> None:
+    """Have what maps with keys of this width need compiled in the background; with the first map on
+    a device also what the known layers there will need.
+
+    device: with an index.
+    """
+    if not target.raw or not settings.get().ahead:
+        return
+    try:
+        _prepare(device, target, key64)
+    # Guesses about layers of any kind, and memory for them: the layers themselves will complain.
+    except Exception as error:
+        log.logger.debug("nothing more is compiled ahead: %s", error)
+
+
+def _prepare(device: torch.device, target: Target, key64: bool) -> None:
+    from ...kernels.runtime.precompile import rehearsing
+
+    with _lock:
+        first = device not in _devices
+        _devices.add(device)
+    products = _products(device) if first else []
+    # Not the caller's modes: tensors here only stand for others.
+    with torch.no_grad(), torch.device(device), rehearsing():
+        _map_kernels(device, target, key64)
+        for expected, dtype in products:
+            _product_kernels(device, target, expected, dtype)
+
+
+def _map_kernels(device: torch.device, target: Target, key64: bool) -> None:
+    """Everything between coordinates and tiles, for kernels of 3x3x3; what takes longest first."""
+    from ...kernels.maps.hash_table import HashTable, hash_insert
+    from ...kernels.maps.mask_order import SORTED_APART, mask_order, pack_tiles, write_pairs
+    from ...kernels.maps.neighbor_table import NeighborTable, neighbor_lookup
+
+    one = (1, 1, 1)
+    taps = box_offsets((3, 3, 3), one, one)
+    nbr = torch.empty((len(taps), _FEW), dtype=torch.int32)
+    order = mask_order(NeighborTable(nbr, nbr), target)
+    coords, slots = nbr.new_empty((_FEW, 4)), nbr.new_empty((1, _FEW))
+    box = Box.grid(1, KEYS["int64 keys" if key64 else "int32 keys"])
+    bounds, table = box.bounds(device), HashTable.allocate(1 << 9, key64, device)
+    origin = Offsets.of([(0, 0, 0)]).geometry(device, one, one, 1)
+    hash_insert(table, coords, origin, bounds, None, slots, False, target)
+    near = taps.geometry(device, one, one, 1)
+    wide = box.wide(taps, one)
+
+    def look_up() -> NeighborTable:
+        return neighbor_lookup(
+            table, _FEW, coords, near, bounds, None, len(taps), taps.center, wide, target
+        )
+
+    look_up()
+    tiles = pack_tiles(NeighborTable(nbr, nbr), order, target)
+    NeighborTable(nbr).masks(target)
+    _expansion_kernels(coords, box, taps, target)
+    table.reversed = False
+    look_up()
+    large = NeighborTable(nbr[:, :1].expand(-1, SORTED_APART + 1), nbr)
+    pack_tiles(NeighborTable(nbr, nbr), mask_order(large, target)[:_FEW], target)
+    write_pairs(tiles, order.long(), tiles.counts, order, order, len(taps), target)
+
+
+def _expansion_kernels(coords: torch.Tensor, box: Box, taps: Offsets, target: Target) -> None:
+    """New coordinates, stride 2."""
+    from ...kernels.maps.hash_table import HashTable, hash_insert
+    from ...kernels.maps.new_rows import (
+        count_owners,
+        link_new_rows,
+        number_new_rows,
+        owner_counters,
+    )
+
+    device, two = coords.device, (2, 2, 2)
+    geometry = taps.geometry(device, (1, 1, 1), two, -1)
+    wide = box.wide(taps, (1, 1, 1)) or box.wide(taps, two)
+    table = HashTable.allocate(1 << 9, box.key64, device, owner_counters(_FEW))
+    slots = coords.new_empty((geometry.n_taps, _FEW))
+    hash_insert(table, coords, geometry, box.bounds(device), None, slots, wide, target)
+    owned = count_owners(table, slots, target)
+    number_new_rows(table, slots, owned, _FEW, coords, geometry, wide, target)
+    for link in (False, True):
+        link_new_rows(table, slots, _FEW, coords, geometry, wide, target, link=link)
+
+
+def _products(device: torch.device) -> list[tuple[Expected, torch.dtype]]:
+    """What the known layers on a device will ask for, and in which dtype, each form once; the
+    self-check's first."""
+    weight = torch.empty((27, CHANNELS, CHANNELS), device="meta")
+    found: dict[int, Expected] = {}
+    for module, describe in list(_described.items()):
+        for expected in describe(module):
+            if expected.weight.device == device:
+                found[id(expected.layer)] = expected
+    dtypes = {_dtype(expected) for expected in found.values()} or {torch.float32}
+    checks = [Expected(None, weight.to(dtype), "vio", Epilogue()) for dtype in dtypes]
+    forms: dict[Any, tuple[Expected, torch.dtype]] = {}
+    for one in (*checks, *found.values()):
+        shape, end = (tuple(one.weight.shape), one.weight.stride()), one.epilogue
+        normed = None if one.norm is None else [v is None or v.dtype for v in one.norm]
+        about = (one.layout, one.groups, one.symmetric, one.trains, one.precision, str(normed))
+        dtype = _dtype(one)
+        forms.setdefault((shape, dtype, end.tail, end.activation, about), (one, dtype))
+    return list(forms.values())
+
+
+def _dtype(expected: Expected) -> torch.dtype:
+    """The dtype of the product, by the autocast in force."""
+    dtype = expected.weight.dtype
+    if expected.layer is not None and torch.is_autocast_enabled("cuda"):
+        return dtype if dtype == torch.float64 else torch.get_autocast_dtype("cuda")
+    return dtype
+
+
+def _product_kernels(
+    device: torch.device, target: Target, expected: Expected, dtype: torch.dtype
+) -> None:
+    if dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return
+    w = layout_of(expected.weight, expected.layout, expected.groups)
+    _gather_kernel(target, dtype, w, expected.epilogue, expected.precision)
+    if expected.trains:
+        back = w.transposed().reversed() if expected.symmetric else w.transposed()
+        _gather_kernel(target, dtype, back, Epilogue(), expected.precision)
+        _wgrad_kernel(device, target, dtype, w, expected)
+        if expected.epilogue.bias is not None:
+            dy = torch.empty((1, w.columns_out), dtype=dtype)
+            column_sums(dy, expected.epilogue.bias.dtype, target)
+    if expected.norm is not None:
+        from ..ops.batch_norm import rehearse
+
+        features = torch.empty((1, w.columns_out), dtype=dtype).expand(_ROWS, -1)
+        rehearse(features, expected.norm, target)
+
+
+def _gather_kernel(
+    target: Target, dtype: torch.dtype, w: WeightLayout, end: Epilogue, precision: str
+) -> None:
+    from ...kernels.gemm.gather_gemm import GatherGemm
+    from ...kernels.maps.mask_order import TileList
+
+    precision = product_precision(target, dtype, precision)
+    if reads_rows(target, precision, w):
+        w = w.in_rows()
+    x, y = (torch.empty((1, n), dtype=dtype) for n in (w.columns_in, w.columns_out))
+    memory = torch.empty(TileList.size(w.n_offsets, 1), dtype=torch.int32)
+    tiles = TileList(memory, w.n_offsets, 1, _ROWS)
+    problem = gather_problem("masked", target, x, _ROWS, w, precision)._replace(n_in=_ROWS)
+    spec = spec_of(x, target, w, end, precision, tile_for(problem))
+    gemm = GatherGemm.of(spec, tiles, _ROWS, _ROWS)
+    gemm(x, x.new_empty(1), end.vectors, y)
+
+
+def _wgrad_kernel(
+    device: torch.device, target: Target, dtype: torch.dtype, w: WeightLayout, expected: Expected
+) -> None:
+    from ...kernels.gemm.wgrad_gemm import WgradGemm
+
+    precision = product_precision(target, dtype, expected.precision, wgrad=True)
+    x, dy = (torch.empty((1, n), dtype=dtype) for n in (w.columns_in, w.columns_out))
+    pairs = (torch.empty(1, dtype=torch.int32),) * 2
+    starts = torch.empty(w.n_offsets + 1, dtype=torch.int64)
+    n_pairs = _ROWS * math.ceil(w.n_offsets / 3)
+    problem = wgrad_problem(target, x, _ROWS, n_pairs, w, precision)._replace(n_in=_ROWS)
+    gemm = WgradGemm(
+        target, device, dtype, (*pairs, starts), expected.symmetric, w.n_offsets, _ROWS, _ROWS,
+        w.c_in, w.c_out, w.groups, w.strides, w.shift, precision, tile_for(problem),
+        n_pairs >> expected.symmetric,
+    )  # fmt: skip
+    gemm(x, dy, torch.empty(1, dtype=expected.weight.dtype))

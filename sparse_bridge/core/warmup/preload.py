@@ -1,0 +1,62 @@
+"""What Triton does once per process, done before the first layer runs.
+
+Importing Triton takes 0.2 s; hashing its own files, hundreds of megabytes without which it finds no
+compiled kernel, twice that. With the first layer that is made Triton is imported, in that thread,
+because imports of one package in two threads can fail; the hashing, which leaves the interpreter to
+others, goes on while the program builds its model and reads its data.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import torch
+
+from ... import log, settings
+from ...kernels.runtime import target as targets
+
+__all__ = ["begin"]
+
+_LONGEST = 10.0  # seconds that a fork waits
+
+_lock = threading.Lock()
+_begun = False
+_thread: threading.Thread | None = None
+
+
+def begin() -> None:
+    """Once per process, where there is a GPU and its kernels are Triton's own."""
+    global _begun
+    if _begun:
+        return
+    with _lock:
+        if _begun:
+            return
+        _begun = True
+        # Counting GPUs does not initialise them.
+        if targets.interpreted() or not settings.get().ahead or not torch.cuda.device_count():
+            return
+        _import_and_hash()
+
+
+def _import_and_hash() -> None:
+    global _thread
+    try:
+        from ...kernels.runtime import triton_compat
+    # Whatever is wrong with this Triton is told where it is wanted.
+    except Exception as error:
+        log.logger.debug("no head start: %s", error)
+        return
+    _thread = threading.Thread(
+        target=triton_compat.hash_files, name="sparse_bridge-head-start", daemon=True
+    )
+    # A child process would find the locks of what is being imported taken for ever.
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=_finish)
+    _thread.start()
+
+
+def _finish() -> None:
+    if _thread is not None and _thread is not threading.current_thread():
+        _thread.join(_LONGEST)

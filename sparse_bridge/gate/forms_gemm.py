@@ -1,0 +1,261 @@
+"""Forms of the two GEMM kernels and of the sums behind them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..kernels.gemm import wgrad_gemm
+from ..kernels.gemm.gather_gemm import ACTIVATIONS, gather_gemm_kernel, sum_partials_kernel
+from ..kernels.gemm.wgrad_gemm import sum_shares_kernel, wgrad_kernel
+from ..kernels.runtime.launch import Kernel
+from ..kernels.runtime.target import Target
+from ..kernels.tiles.candidates import candidates
+from ..kernels.tiles.tile_config import TileConfig, gather_tile, in_reach, wgrad_tile
+from .forms import PLACES, POINTED, Space, Variant, make
+
+__all__ = ["CHANNELS", "OFFSET_BLOCKS", "TAILS", "Case", "declare", "gather_tiles", "wgrad_tiles"]
+
+# One of each class that a tile choice can tell apart: powers of two, their neighbours, multiples of
+# a smaller power, beyond the largest tile.
+CHANNELS = (
+    1, 16, 17, 32, 33, 48, 64, 65, 80, 96, 112, 128, 129, 160, 192, 256, 288, 320, 384, 512, 1024,
+)  # fmt: skip
+OFFSET_BLOCKS = (32, 16, 64, 128, 256, 512, 1024)  # powers of two that hold the kernel volume
+SPLITS = (2, 4, 8, 16)
+# What follows a sum, by bits: 1 a bias, 2 a norm, 4 with gain and beta, 8 a residual.
+TAILS = (7, 0, 1, 2, 3, 6, 15, 8, 9, 10, 11, 14)
+_VECTORS = ("fp32", "fp16", "bf16", "fp64")
+_OFFSETS = 27
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A tile with what it multiplies."""
+
+    tile: TileConfig
+    dtype: torch.dtype
+    precision: str
+
+    @property
+    def holds(self) -> str:
+        return POINTED[self.dtype]
+
+
+def products(target: Target) -> list[tuple[torch.dtype, str]]:
+    """(dtype, precision) of the products that kernels of `target` compute."""
+    found = [(torch.float16, "ieee"), (torch.float32, "ieee")]
+    if target.has_bf16:
+        found.append((torch.bfloat16, "ieee"))
+    if target.has_tf32:
+        found.append((torch.float32, "tf32"))
+    if target.splits_fp32:
+        found.append((torch.float32, "tf32x3"))
+    return found
+
+
+def _whole(tile: TileConfig) -> TileConfig:
+    """How many programs share a reduction is a factor of its own."""
+    return dataclasses.replace(tile, split_k=1)
+
+
+@functools.lru_cache(maxsize=16)
+def gather_tiles(target: Target) -> tuple[list[Case], list[Case]]:
+    """(cases of the default tiles, of the tuner's other candidates) of the gather-GEMM."""
+    default: dict[Case, None] = {}
+    tuned: dict[Case, None] = {}
+    rows = (1, 256 * target.compute_units, 2048 * target.compute_units)
+    for (dtype, precision), c_in, c_out in itertools.product(products(target), CHANNELS, CHANNELS):
+        for n, order in itertools.product(rows, ("oi", "io")):
+            tile = gather_tile(target, dtype, n, c_in, c_out, _OFFSETS, precision, order)
+            default[Case(_whole(tile), dtype, precision)] = None
+        for tile in candidates(target, dtype, c_in, c_out, _OFFSETS, precision, "fwd", rows[1]):
+            tuned[Case(_whole(tile), dtype, precision)] = None
+    return list(default), [case for case in tuned if case not in default]
+
+
+@functools.lru_cache(maxsize=16)
+def wgrad_tiles(target: Target) -> tuple[list[Case], list[Case]]:
+    """(cases of the default tiles, of the tuner's other candidates) of wgrad."""
+    default: dict[Case, None] = {}
+    tuned: dict[Case, None] = {}
+    for (dtype, precision), c_in, c_out in itertools.product(products(target), CHANNELS, CHANNELS):
+        if precision == "tf32x3":
+            continue  # see `product_precision`
+        for pairs in (1, 1 << 20):
+            tile = wgrad_tile(target, dtype, c_in, c_out, precision, pairs)
+            default[Case(tile, dtype, precision)] = None
+        for tile in candidates(target, dtype, c_in, c_out, _OFFSETS, precision, "wgrad"):
+            tuned[Case(tile, dtype, precision)] = None
+    return list(default), [case for case in tuned if case not in default]
+
+
+# (EVEN_K, ONE_K, whether c_in is a multiple of 16, or 1)
+_DEPTHS = {
+    "even": (True, False, 16), "ragged": (False, False, 3), "exact": (True, True, 16),
+    "narrow": (False, True, 3), "point": (False, True, 1),
+}  # fmt: skip
+# Which stride of the weight is 1: that of output channels, of input channels (as dgrad reads it),
+# or none, with nothing aligned.
+_LAYOUTS = ("rows", "swapped", "loose")
+
+
+def _strides(kernel: Kernel, layout: str, of_input: str, of_output: str) -> tuple[list, list]:
+    """(arguments divisible by 16, arguments that are 1) by the layout of the weight."""
+    ones = {"rows": [of_output], "swapped": [of_input], "loose": []}[layout]
+    if layout == "loose":
+        return [], ones
+    names = kernel.fn.arg_names
+    even = {of_input, of_output, "w_shift", "dw_shift", "stride_ys"}
+    even |= {name for name in names if name.endswith(("_ptr", "_wv", "_wg", "_dv", "_dg"))}
+    return [name for name in names if name in even and name not in ones], ones
+
+
+def _gather(
+    target: Target, case: Case, layout: str, depth: str, columns: int, packed: bool, size: str,
+    end: tuple[int, int, int], vector: str,
+) -> Variant:  # fmt: skip
+    """end: (tail, activation, split).  vector: what bias and norm hold.  size: "int32", "wide"
+    offsets, or "far": more than 2^31 result elements too."""
+    held, (tail, act, split) = case.holds, end
+    even, one, c_in = _DEPTHS[depth]
+    wide, whole = size != "int32", case.tile.block_k
+    tile = dataclasses.replace(case.tile, split_k=split)
+    tile = in_reach(
+        tile, target, case.dtype, case.precision, whole if even else whole + 1, wide, tail
+    )
+    divisible, ones = _strides(gather_gemm_kernel, layout, "stride_wi", "stride_wo")
+    for names, channels in ((("c_in", "stride_xn"), c_in), (("c_out", "stride_yn"), columns)):
+        divisible += names if channels == 16 else ()
+        ones += names if channels == 1 else ()
+    constants = (
+        packed, tail, act, case.precision, even, one, wide, split, tile.block_m,
+        tile.block_n, tile.block_k,
+    )  # fmt: skip
+    found = make(
+        gather_gemm_kernel, constants, tile.options(target), divisible, ones,
+        x=held, w=held, y=held if split == 1 else "fp32", alpha="fp32", eps="fp32",
+        stride_ys="i64" if size == "far" else "i32", **_vectors(tail, vector, held),
+    )  # fmt: skip
+    return dataclasses.replace(found, large=size != "int32")
+
+
+def _vectors(tail: int, vector: str, held: str) -> dict[str, str]:
+    """What the vectors of the tail hold; those it does not read are stood in for by y. A residual
+    is like y."""
+    read = {"bias": 1, "mean": 2, "var": 2, "gain": 4, "beta": 4}
+    return {"residual": held} | {n: vector if tail & bit else held for n, bit in read.items()}
+
+
+def _sum_partials(
+    held: str, vector: str, tail: int, act: int, split: int, far: bool, place: str
+) -> Variant:
+    return make(
+        sum_partials_kernel, (tail, act, split, 1024), {"num_warps": 4}, place=place,
+        partial="fp32", y=held, alpha="fp32", eps="fp32", n_values="i64" if far else "i32",
+        **_vectors(tail, vector, held),
+    )  # fmt: skip
+
+
+def _wgrad(
+    target: Target, case: Case, even: bool, mirrored: bool, v_block: int, size: str,
+    out: tuple[str, str, bool],
+) -> Variant:  # fmt: skip
+    """out: (what the result holds, its layout, whether it is written directly, not as partial
+    sums)."""
+    held, tile, (dw, layout, direct) = case.holds, case.tile, out
+    divisible, ones = _strides(wgrad_kernel, layout, "stride_di", "stride_do")
+    if even:
+        divisible += ["c_in", "c_out", "stride_xn", "stride_dyn"]
+    constants = (
+        mirrored, direct, case.precision, even, size != "int32", v_block, tile.block_m,
+        tile.block_n, tile.block_k,
+    )  # fmt: skip
+    found = make(
+        wgrad_kernel, constants, tile.options(target), divisible, ones,
+        x=held, dy=held, dw=dw, starts="i64",
+    )  # fmt: skip
+    return dataclasses.replace(found, large=size != "int32")
+
+
+def _sum_shares(held: str, mirrored: bool, v_block: int, block: int, layout: str) -> Variant:
+    constants = (mirrored, v_block, wgrad_gemm.SUM_LOADS // block, block)
+    marks = _strides(sum_shares_kernel, layout, "stride_di", "stride_do")
+    return make(
+        sum_shares_kernel, constants, {"num_warps": 4}, *marks,
+        partial="fp32", dw=held, starts="i64",
+    )  # fmt: skip
+
+
+class _GatherSpace(Space):
+    """Forms of the gather-GEMM. Constants tell the flags on which `in_reach` decides, so that its
+    tile is compared with tiles made under the same ones."""
+
+    def holds(self, variant: Variant) -> bool:
+        """As `Space.holds`."""
+        named = variant.named
+        told = {
+            "depth": [name for name, (even, one, _) in _DEPTHS.items()
+                      if (even, one) == (named["EVEN_K"], named["ONE_K"])],
+            "size": ("wide", "far") if named["WIDE"] else ("int32",),
+            "end": [(named["TAIL"], named["ACT"], named["SPLIT_K"])],
+        }  # fmt: skip
+        sides = {
+            name: [level for level in levels if level in told.get(name, levels)]
+            for name, levels in self.factors.items()
+        }
+        return Space(sides, self.build, self.main, silent=self.silent).holds(variant)
+
+
+def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
+    """The spaces of each kernel of the two products."""
+    held = sorted({POINTED[dtype] for dtype, _ in products(target)})
+    acts = tuple(ACTIVATIONS.values())
+    # Split reductions leave the tail to the kernel that adds them up.
+    ends = [(tail, act, 1) for tail in TAILS for act in acts]
+    ends += [(0, 0, split) for split in SPLITS]
+    gather = functools.partial(
+        _GatherSpace, build=functools.partial(_gather, target), main="case",
+        silent=("layout", "columns", "vector"),
+    )  # fmt: skip
+    default, tuned = gather_tiles(target)
+    flags: dict[str, Any] = {
+        "layout": _LAYOUTS, "depth": tuple(_DEPTHS), "columns": (16, 3, 1),
+        "packed": (True, False), "size": ("int32", "wide", "far"), "end": ends, "vector": _VECTORS,
+    }  # fmt: skip
+    yield (
+        gather_gemm_kernel,
+        [
+            gather({"case": default, **flags}),
+            gather({"case": tuned, **flags}, rows=1, lone=False),
+        ],
+    )
+    flags = {"vector": _VECTORS, "tail": TAILS, "act": acts, "split": SPLITS, "far": (False, True)}
+    silent = ("place", "vector")
+    flags = {"held": held, **flags, "place": PLACES}
+    yield sum_partials_kernel, [Space(flags, _sum_partials, silent=silent)]
+    wgrad = functools.partial(Space, build=functools.partial(_wgrad, target), main="case")
+    default, tuned = wgrad_tiles(target)
+    results = ("fp32", "fp16", "bf16")
+    outs = [("fp32", "swapped", False), *((h, i, True) for h in results for i in _LAYOUTS)]
+    flags = {
+        "even": (True, False), "mirrored": (True, False), "v_block": OFFSET_BLOCKS,
+        "size": ("int32", "wide"), "out": outs,
+    }  # fmt: skip
+    yield (
+        wgrad_kernel,
+        [
+            wgrad({"case": default, **flags}),
+            wgrad({"case": tuned, **flags}, rows=1, lone=False),
+        ],
+    )
+    flags = {
+        "held": results, "mirrored": (True, False), "v_block": OFFSET_BLOCKS,
+        "block": wgrad_gemm.SUM_BLOCKS,
+    }  # fmt: skip
+    yield sum_shares_kernel, [Space({**flags, "layout": _LAYOUTS}, _sum_shares, silent=("layout",))]

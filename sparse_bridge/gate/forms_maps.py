@@ -1,0 +1,159 @@
+"""Forms of the kernels that build maps: hash table, neighbour tables, row order, keys."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+
+from ..kernels.maps import gray_rank, hash_table, key_table, mask_order, neighbor_table, new_rows
+from ..kernels.runtime.launch import Kernel
+from ..kernels.runtime.target import Target
+from .forms import PLACES, Space, Variant, make
+from .forms_gemm import OFFSET_BLOCKS
+
+__all__ = ["declare"]
+
+DIMENSIONS = (3, 1, 2, 4, 5, 6)
+_FLAG = (False, True)
+_DIVISION = (2, 1, 0)
+_KEYS: Mapping[str, tuple] = {"alive": _FLAG, "dimension": DIMENSIONS, "key64": (True, False)}
+_SILENT = ("place",)
+# Division, whether a list tells the offsets of a row, and how many are looked at at once.
+_DIVIDED = tuple(
+    (division, classes, taps)
+    for taps in (32, 8, 1)
+    for division, classes in ((2, True), (1, True), (2, False), (1, False), (0, False))
+)
+_Divided = tuple[int, bool, int]
+_LARGEST = {"i32": (1 << 31) - 1, "i16": (1 << 15) - 1, "u8": 255}
+
+
+def _insert(
+    target: Target, kernel: Kernel, alive: bool, dimension: int, key64: bool, wide: bool,
+    divided: _Divided, place: str,
+) -> Variant:  # fmt: skip
+    division, _, taps = divided
+    rows, warps = hash_table.insert_shape(taps, target)
+    shape = (dimension, key64, wide, *divided, rows)
+    constants = (alive, taps == 1 and division == 0, *shape)
+    return make(kernel, constants, {"num_warps": warps}, place=place, keys=_key(key64))
+
+
+def _key(key64: bool) -> str:
+    return "i64" if key64 else "i32"
+
+
+def _lookup(
+    alive: bool, reversed: bool, dimension: int, key64: bool, wide: bool,
+    division: int, place: str,
+) -> Variant:  # fmt: skip
+    rows = neighbor_table._LOOKUP_ROWS
+    constants = (alive, reversed, dimension, key64, wide, division, rows)
+    kernel = neighbor_table.lookup_kernel
+    return make(kernel, constants, {"num_warps": 1}, place=place, keys=_key(key64))
+
+
+def _count(taps: int, place: str) -> Variant:
+    constants = (hash_table.FLAGS, new_rows._CLUSTER, *new_rows._shape(taps))
+    return make(new_rows.count_kernel, constants, neighbor_table.OPTIONS, place=place)
+
+
+def _assign(dimension: int, taps: int, one: bool, place: str) -> Variant:
+    shape = (hash_table.FLAGS, new_rows._CLUSTER, *new_rows._shape(taps))
+    constants = (dimension, *shape, one or taps < 32)
+    return make(new_rows.assign_kernel, constants, neighbor_table.OPTIONS, place=place)
+
+
+def _place(dimension: int, wide: bool, divided: _Divided, place: str) -> Variant:
+    constants = (dimension, wide, *divided[:2], new_rows._PLACE_ROWS)
+    return make(new_rows.place_kernel, constants, neighbor_table.OPTIONS, place=place)
+
+
+def _link(link: bool, dimension: int, wide: bool, divided: _Divided, place: str) -> Variant:
+    division, classes, taps = divided
+    shape = new_rows._shape(taps if classes else 32)
+    constants = (link, dimension, wide, division, classes, *shape)
+    return make(new_rows.link_kernel, constants, neighbor_table.OPTIONS, place=place)
+
+
+def _fixed(
+    kernel: Kernel, *constants: int, num_warps: int = 4, **types: str
+) -> tuple[Kernel, list[Space]]:
+    """A kernel whose constexprs never change."""
+
+    def build(place: str) -> Variant:
+        return make(kernel, constants, {"num_warps": num_warps}, place=place, **types)
+
+    return kernel, [Space({"place": PLACES}, build, silent=_SILENT)]
+
+
+def _rank_constants(v_block: int, block: int) -> tuple:
+    return (v_block, gray_rank.KEY_BITS, gray_rank.DENSE, gray_rank.SAMPLE, block)
+
+
+def _order_key(v_block: int, key: str, place: str) -> Variant:
+    constants = (*_rank_constants(v_block, 1024), _LARGEST[key])
+    return make(mask_order.key_kernel, constants, {"num_warps": 8}, place=place, key=key)
+
+
+def _order_chunk(v_block: int, place: str) -> Variant:
+    constants = _rank_constants(v_block, mask_order._SORT_BLOCK)
+    return make(mask_order.chunk_kernel, constants, {"num_warps": 8}, place=place)
+
+
+def _pack(order: str, place: str) -> Variant:
+    constants, options = (mask_order.TILE,), {"num_warps": 4}
+    return make(mask_order.pack_kernel, constants, options, place=place, order=order)
+
+
+def _hash_rows(columns: int, first: int, shifted: bool, fold: bool, place: str) -> Variant:
+    constants = (columns, first, shifted, fold, key_table._BLOCK)
+    kernel = key_table.hash_rows_kernel
+    return make(kernel, constants, {"num_warps": 4}, place=place, key="i64")
+
+
+def _find_keys(row: str, place: str) -> Variant:
+    types = {"query": "i64", "table": "i64", "row": row}
+    constants, options = (key_table._BLOCK,), {"num_warps": 4}
+    return make(key_table.find_keys_kernel, constants, options, place=place, **types)
+
+
+def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
+    """The spaces of each kernel that builds maps."""
+    places: dict[str, tuple] = {"place": PLACES}
+    divided = {"wide": _FLAG, "divided": _DIVIDED}
+    factors = {**_KEYS, **divided, **places}
+    for kernel in (hash_table.hash_insert_kernel, hash_table.hash_claim_kernel):
+        insert = functools.partial(_insert, target, kernel)
+        yield kernel, [Space(factors, insert, silent=_SILENT)]
+    factors = {
+        **_KEYS,
+        "reversed": (True, False),
+        "wide": _FLAG,
+        "division": _DIVISION,
+        **places,
+    }
+    yield neighbor_table.lookup_kernel, [Space(factors, _lookup, silent=_SILENT)]
+    factors = {"dimension": DIMENSIONS, "wide": _FLAG, "divided": _DIVIDED[:5], **places}
+    yield new_rows.place_kernel, [Space(factors, _place, silent=_SILENT)]
+    factors = {"link": (True, False), "dimension": DIMENSIONS, **divided, **places}
+    yield new_rows.link_kernel, [Space(factors, _link, silent=_SILENT)]
+    taps = {"taps": (32, 8, 1)}
+    factors = {"dimension": DIMENSIONS, **taps, "one": (True, False), **places}
+    yield new_rows.assign_kernel, [Space(factors, _assign, silent=_SILENT)]
+    yield new_rows.count_kernel, [Space({**taps, **places}, _count, silent=_SILENT)]
+    yield _fixed(neighbor_table.masks_kernel)
+    held = tuple(block for block in OFFSET_BLOCKS if block >= gray_rank.LEAST_OFFSETS)
+    blocks = {"v_block": held}
+    factors = {**blocks, "key": ("i32", "i16", "u8"), **places}
+    yield mask_order.key_kernel, [Space(factors, _order_key, silent=_SILENT)]
+    yield mask_order.chunk_kernel, [Space({**blocks, **places}, _order_chunk, silent=_SILENT)]
+    orders = {"order": ("i64", "i32"), **places}
+    yield mask_order.pack_kernel, [Space(orders, _pack, silent=_SILENT)]
+    yield _fixed(mask_order.compact_kernel, 2 * mask_order.TILE, num_warps=8, ends="i64")
+    factors = {"columns": (4, 3, 5, 2, 6, 7), "first": (1, 0), "shifted": _FLAG, "fold": _FLAG}
+    yield key_table.hash_rows_kernel, [Space({**factors, **places}, _hash_rows, silent=_SILENT)]
+    lanes = 4 * target.warp_size
+    yield _fixed(key_table.insert_keys_kernel, lanes, key="i64", table="i64")
+    factors = {"row": ("i64", "i32"), **places}
+    yield key_table.find_keys_kernel, [Space(factors, _find_keys, silent=_SILENT)]

@@ -1,0 +1,126 @@
+"""Forms of the kernels that pool, average, interpolate and convolve channel by channel."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+from ..kernels.gemm import depthwise
+from ..kernels.ops import pooling, voxel_ops, window_max
+from ..kernels.runtime.launch import Kernel
+from ..kernels.runtime.target import Target
+from .forms import PLACES, Space, Variant, make
+
+__all__ = ["declare"]
+
+_BLOCKS = (128, 64, 32, 16)  # channels of a program
+_SHARES = (1, 2, 4, 8, 16, 32, 64)
+_OPTIONS = {"num_warps": 4}
+_SILENT = ("place",)
+_FLAG = (False, True)
+_INDEX = ("i64", "i32")
+_PER_ROW = (8, 1, 2, 4)  # corners of a cell, or points by their voxel
+
+
+def _rows_of(channels: int) -> tuple[int, int]:
+    return (pooling._ROWS, channels)
+
+
+def _pool_forward(held: str, mode: int, channels: int, place: str) -> Variant:
+    constants, types = (mode, *_rows_of(channels)), {"x": held, "y": held, "floor": "fp32"}
+    return make(pooling.pool_forward_kernel, constants, _OPTIONS, place=place, **types)
+
+
+def _pool_backward(held: str, mode: int, channels: int, place: str) -> Variant:
+    types = dict.fromkeys(("x", "y", "dy", "dx"), held)
+    constants = (mode, *_rows_of(channels))
+    return make(pooling.pool_backward_kernel, constants, _OPTIONS, place=place, **types)
+
+
+def _segment(held: str, largest: bool, shares: int, channels: int, place: str) -> Variant:
+    out = "i64" if largest else "fp32"
+    types = {"x": held, "order": "i64", "starts": "i64", "value": out, "index": out}
+    mode = pooling.MODES["max" if largest else "sum"]
+    constants = (mode, shares, *_rows_of(channels))
+    return make(pooling.segment_kernel, constants, _OPTIONS, place=place, **types)
+
+
+def _by_channel(kernel: Kernel, held: str, channels: int, place: str) -> Variant:
+    """Kernels of rows x channels; those that write a gradient of weights write fp32."""
+    names = [name.removesuffix("_ptr") for name in kernel.fn.arg_names]
+    types = {name: held for name in ("x", "w", "y", "dy", "dx") if name in names}
+    types |= {"part": "fp32"} if "part" in names else {}
+    return make(kernel, (depthwise._ROWS, channels), _OPTIONS, place=place, **types)
+
+
+def _segment_sum(
+    rows: tuple[str, int], per_row: int, weight: str | None, count: str | None, lanes: int,
+    index: str, place: str,
+) -> Variant:  # fmt: skip
+    """rows: what they hold, and channels of a program."""
+    held, channels = rows
+    types = {"x": held, "order": index, "starts": index, "y": held}
+    types |= {"weight": weight or held, "count": count or index}
+    constants = (
+        per_row, weight is not None, count is not None, held == "fp64",
+        voxel_ops._LANES_TOTAL // lanes, lanes, channels,
+    )  # fmt: skip
+    return make(voxel_ops.segment_sum_kernel, constants, _OPTIONS, place=place, **types)
+
+
+def _gather_sum(
+    rows: tuple[str, int], per_row: int, weight: str | None, count: str | None, index: str,
+    place: str,
+) -> Variant:  # fmt: skip
+    """rows: as for `_segment_sum`."""
+    held, channels = rows
+    types = {"x": held, "index": index, "weight": weight or held, "count": count or index}
+    types["y"] = held
+    constants = (
+        per_row, weight is not None, count is not None, held == "fp64", voxel_ops._ROWS, channels
+    )  # fmt: skip
+    return make(voxel_ops.gather_sum_kernel, constants, _OPTIONS, place=place, **types)
+
+
+def _trilinear(held: str, index: str, place: str) -> Variant:
+    types = {"coords": held, "index": index, "weight": held, "scale": "fp32"}
+    constants = (held == "fp64", voxel_ops._POINTS)
+    return make(voxel_ops.trilinear_kernel, constants, _OPTIONS, place=place, **types)
+
+
+def _count(index: str, place: str) -> Variant:
+    return make(voxel_ops.count_kernel, (1024,), _OPTIONS, place=place, index=index)
+
+
+def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
+    """The spaces of each kernel that works row by row."""
+    floats = ("fp32", "fp16", *(("bf16",) if target.has_bf16 else ()))
+    places = {"place": PLACES}
+    rows: dict[str, tuple] = {"held": floats, "channels": _BLOCKS, **places}
+    modes = {"mode": tuple(pooling.MODES.values())}
+    pools = {**rows, **modes}
+    yield pooling.pool_forward_kernel, [Space(pools, _pool_forward, silent=_SILENT)]
+    yield pooling.pool_backward_kernel, [Space(pools, _pool_backward, silent=_SILENT)]
+    segments = {**rows, "largest": (True, False), "shares": _SHARES}
+    yield pooling.segment_kernel, [Space(segments, _segment, silent=_SILENT)]
+    for kernel in (
+        depthwise.gather_kernel, depthwise.wgrad_kernel, window_max.forward_kernel,
+        window_max.backward_kernel,
+    ):  # fmt: skip
+        build = functools.partial(_by_channel, kernel)
+        yield kernel, [Space(rows, build, silent=_SILENT)]
+    voxels = {
+        **places,
+        # fp64 has narrower programs.
+        "rows": [(held, c) for held in ("fp64", *floats) for c in _BLOCKS[held == "fp64" :]],
+        "per_row": _PER_ROW,
+        "weight": ("fp32", None, "fp16", "bf16", "fp64"),
+        "count": ("i32", None, "i64", "fp32"),
+        "index": _INDEX,
+    }
+    sums = {**voxels, "lanes": (32, 8, 1)}
+    yield voxel_ops.segment_sum_kernel, [Space(sums, _segment_sum, silent=_SILENT)]
+    yield voxel_ops.gather_sum_kernel, [Space(voxels, _gather_sum, silent=_SILENT)]
+    points = {"held": ("fp64", *floats), "index": _INDEX, **places}
+    yield voxel_ops.trilinear_kernel, [Space(points, _trilinear, silent=_SILENT)]
+    yield voxel_ops.count_kernel, [Space({"index": _INDEX, **places}, _count, silent=_SILENT)]

@@ -1,0 +1,342 @@
+"""Gather-GEMM: y[r] = act(norm(sum_v x[nbr[v, r]] @ w[v] + bias) + residual[r]), forward and dgrad
+alike.
+
+dgrad is the same product over the transposed table with the weight read through swapped strides.
+Two forms of one kernel: *packed* walks the live offsets of mask-ordered tiles, *plain* walks every
+offset of the table in row order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ...errors import KernelError
+from ..maps.mask_order import TileList
+from ..runtime.launch import aligned_at, cdiv, register, run, specialise
+from ..runtime.target import Target
+from ..tiles.tile_config import TileConfig
+from .gather_spec import ACTIVATIONS, GemmSpec
+
+Vectors = tuple["torch.Tensor | None", ...]
+_WIDE = 1 << 31  # from here on offsets need 64 bits
+
+
+@triton.jit
+def _activate(value, alpha, ACT: tl.constexpr):
+    if ACT == 1:
+        value = tl.maximum(value, 0.0)
+    if ACT == 2:
+        value = tl.where(value >= 0, value, value * alpha)
+    if ACT == 3:
+        value = 1.0 / (1.0 + tl.exp(-value))
+    return value
+
+
+@triton.jit
+def _added(value, residual_ptr, at, ok, held: tl.constexpr):
+    """value + residual, rounded in between as results are held: so two operations would do it, and
+    the sum takes place where results are written, in no more registers than those (measured: the
+    order of these lines matters)."""
+    rounded = value.to(held).to(tl.float32)
+    residual = tl.load(residual_ptr + at, mask=ok, other=0.0)
+    return rounded + residual.to(tl.float32)
+
+
+@triton.jit
+def _tail(
+    bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, eps, channel, ok, TAIL: tl.constexpr
+):  # fmt: skip
+    """(scale, shift) fp32 of the channels. TAIL adds 1: a bias, 2: a norm, 4: gain and beta of it,
+    8: a residual, which is not a vector."""
+    scale = tl.full(channel.shape, 1.0, tl.float32)
+    shift = tl.zeros(channel.shape, tl.float32)
+    if TAIL & 1:
+        shift += tl.load(bias_ptr + channel, mask=ok, other=0.0).to(tl.float32)
+    if TAIL & 2:
+        var = tl.load(var_ptr + channel, mask=ok, other=1.0).to(tl.float32)
+        scale = 1.0 / tl.sqrt(var + eps)
+        if TAIL & 4:
+            scale *= tl.load(gain_ptr + channel, mask=ok, other=0.0).to(tl.float32)
+        shift -= tl.load(mean_ptr + channel, mask=ok, other=0.0).to(tl.float32)
+        shift *= scale
+        if TAIL & 4:
+            shift += tl.load(beta_ptr + channel, mask=ok, other=0.0).to(tl.float32)
+    return scale, shift
+
+
+@triton.jit(do_not_specialize=["n_rows", "pitch", "n_offsets", "alpha", "eps"])
+def _gather_gemm(
+    x_ptr, w_ptr, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, residual_ptr, y_ptr, nbr_ptr,
+    rows_ptr, live_ptr, n_live_ptr, n_rows, pitch, n_offsets, c_in, c_out, w_shift, alpha, eps,
+    stride_xn, stride_yn, stride_wv, stride_wi, stride_wo, stride_wg, stride_ys,
+    PACKED: tl.constexpr, TAIL: tl.constexpr, ACT: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN_K: tl.constexpr, ONE_K: tl.constexpr, WIDE: tl.constexpr, SPLIT_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """grid: (row tiles x column blocks, groups, SPLIT_K).
+
+    x [N_in, groups * c_in] with row stride stride_xn and unit channel stride; w read at w_shift + v
+    * stride_wv + i * stride_wi + o * stride_wo + group * stride_wg; y [n_rows, groups * c_out], or
+    with SPLIT_K > 1 fp32 partial sums, stride_ys apart. nbr: [V, pitch]; packed: rows, live [T, V],
+    n_live [T] as in `TileList`. bias, mean, var, gain, beta [groups * c_out] as TAIL says, residual
+    like y.
+    """
+    n_blocks = tl.cdiv(c_out, BLOCK_N)
+    # The last tiles of the mask order hold the rows with rare offsets and take longest: start with
+    # them.
+    n_tiles = tl.num_programs(0) // n_blocks
+    tile = n_tiles - 1 - tl.program_id(0) // n_blocks
+    column = (tl.program_id(0) % n_blocks) * BLOCK_N
+    group = tl.program_id(1)
+    place = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = column + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    mask_n = offs_n < c_out
+    if PACKED:
+        row = tl.load(rows_ptr + place)
+        row_ok = row >= 0
+        steps = tl.load(n_live_ptr + tile)
+        live = live_ptr + tile.to(tl.int64) * n_offsets
+    else:
+        row = place
+        row_ok = row < n_rows
+        steps = n_offsets
+    if WIDE:  # what is multiplied by a stride: a stride of 1 is a constexpr, which has no type
+        row = row.to(tl.int64)
+        pitch = pitch.to(tl.int64)
+    x_base = x_ptr + group * c_in + offs_k[None, :]
+    w_base = (
+        w_ptr
+        + w_shift
+        + group * stride_wg
+        + offs_k[:, None] * stride_wi
+        + offs_n[None, :] * stride_wo
+    )
+    k_blocks = 1 if ONE_K else tl.cdiv(c_in, BLOCK_K)
+    first = 0
+    end = steps * k_blocks
+    if SPLIT_K > 1:
+        share = tl.cdiv(end, SPLIT_K)
+        first = tl.program_id(2) * share
+        end = tl.minimum(end, first + share)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for step in range(first, end):
+        if ONE_K:
+            index = step
+            k = 0
+        else:
+            index = step // k_blocks
+            k = (step - index * k_blocks) * BLOCK_K
+        if PACKED:
+            v = tl.load(live + index)
+            source = tl.load(nbr_ptr + v * pitch + place)
+        else:
+            v = index
+            source = tl.load(nbr_ptr + v * pitch + place, mask=row_ok, other=-1)
+        if WIDE:
+            v = v.to(tl.int64)
+            offset = source.to(tl.int64)[:, None] * stride_xn + k
+        else:
+            offset = source[:, None] * stride_xn + k
+        if EVEN_K:
+            a = tl.load(x_base + offset, mask=(source >= 0)[:, None], other=0.0)
+            b = tl.load(w_base + v * stride_wv + k * stride_wi, mask=mask_n[None, :], other=0.0)
+        else:
+            mask_k = offs_k < c_in - k
+            a = tl.load(x_base + offset, mask=(source >= 0)[:, None] & mask_k[None, :], other=0.0)
+            b = tl.load(
+                w_base + v * stride_wv + k * stride_wi,
+                mask=mask_k[:, None] & mask_n[None, :],
+                other=0.0,
+            )
+        acc = tl.dot(a, b, acc, input_precision=PRECISION)
+    if TAIL & 7:
+        scale, shift = _tail(
+            bias_ptr,
+            mean_ptr,
+            var_ptr,
+            gain_ptr,
+            beta_ptr,
+            eps,
+            group * c_out + offs_n,
+            mask_n,
+            TAIL,
+        )
+        acc = acc * scale[None, :] + shift[None, :]
+    at = row[:, None] * stride_yn + (group * c_out + offs_n)[None, :]
+    ok = row_ok[:, None] & mask_n[None, :]
+    if TAIL & 8:
+        acc = _added(acc, residual_ptr, at, ok, y_ptr.dtype.element_ty)
+    acc = _activate(acc, alpha, ACT)
+    out = y_ptr + at
+    if SPLIT_K > 1:
+        out += tl.program_id(2).to(tl.int64) * stride_ys
+    tl.store(out, acc.to(y_ptr.dtype.element_ty), mask=ok)
+
+
+@triton.jit(do_not_specialize=["n_values", "n_channels", "alpha", "eps"])
+def _sum_partials(
+    partial_ptr, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, residual_ptr, y_ptr, n_values,
+    n_channels, alpha, eps,
+    TAIL: tl.constexpr, ACT: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """y = act(scale * (sum of SPLIT_K partial results, in order) + shift + residual)."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    ok = place < n_values
+    acc = tl.load(partial_ptr + place, mask=ok, other=0.0)
+    for part in range(1, SPLIT_K):
+        acc += tl.load(partial_ptr + part * n_values.to(tl.int64) + place, mask=ok, other=0.0)
+    if TAIL & 7:
+        scale, shift = _tail(
+            bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, eps, place % n_channels, ok, TAIL
+        )
+        acc = acc * scale + shift
+    if TAIL & 8:
+        acc = _added(acc, residual_ptr, place, ok, y_ptr.dtype.element_ty)
+    tl.store(y_ptr + place, _activate(acc, alpha, ACT).to(y_ptr.dtype.element_ty), mask=ok)
+
+
+gather_gemm_kernel = register(_gather_gemm)
+sum_partials_kernel = register(_sum_partials)
+
+
+class GatherGemm:
+    """One problem, resolved: everything but the tensors' addresses is fixed, so `__call__` only
+    launches.
+
+    table: `TileList` (packed) or nbr [V, N] int32 (plain).  n_rows: rows of y.  The other
+    arguments: see `GemmSpec`.
+    """
+
+    # blank: rows that no tile names are to be what an empty sum makes them.  _rest: numbers that
+    # follow the tensors in a launch; where _addressed, the table's parts before them.
+    __slots__ = ("_addressed", "_lists", "_rest", "blank", "form", "grid", "spec", "table")
+
+    def __init__(
+        self, target: Target, device: torch.device, dtype: torch.dtype,
+        table: TileList | torch.Tensor, n_rows: int, n_in: int, c_in: int, c_out: int, groups: int,
+        w_strides: tuple[int, int, int, int], w_shift: int, tail: int,
+        activation: str | None, alpha: float, precision: str, tile: TileConfig, eps: float = 0.0,
+    ) -> None:  # fmt: skip
+        spec = GemmSpec(
+            target, device, dtype, c_in, c_out, groups, w_strides, w_shift, tail, activation, alpha,
+            precision, tile, eps,
+        )  # fmt: skip
+        self._bind(spec, table, n_rows, n_in)
+
+    @classmethod
+    def of(
+        cls, spec: GemmSpec, table: TileList | torch.Tensor, n_rows: int, n_in: int
+    ) -> GatherGemm:
+        """A problem of which all but the map is known."""
+        made = cls.__new__(cls)
+        made._bind(spec, table, n_rows, n_in)
+        return made
+
+    def _bind(self, spec: GemmSpec, table: TileList | torch.Tensor, n_rows: int, n_in: int) -> None:
+        self.spec, self.table = spec, table
+        if isinstance(table, TileList):
+            n_offsets, pitch = table.n_offsets, table.pitch
+            packed = True
+        else:
+            n_offsets, pitch = table.shape
+            packed = False
+        wide = (
+            n_in * spec.columns_in >= _WIDE
+            or n_rows * spec.columns >= _WIDE
+            or n_offsets * pitch >= _WIDE
+            or n_offsets * abs(spec.w_strides[0]) >= _WIDE
+        )
+        split_stride = n_rows * spec.columns if spec.tile.split_k > 1 else 0
+        self.form = form = spec.form(packed, wide, split_stride)
+        tile = form.tile
+        programs = -(-n_rows // tile.block_m) * -(-spec.c_out // tile.block_n)
+        if programs >= 1 << 31:
+            raise KernelError(
+                f"gather-GEMM over {n_rows} rows needs {programs} programs; a launch takes fewer "
+                "than 2^31."
+            )
+        self.grid = (programs, spec.groups, tile.split_k)
+        self.blank = False
+        self._lists: tuple[torch.Tensor, ...] | None = None
+        rest = (n_rows, pitch, n_offsets, *form.following, split_stride)
+        # Addresses serve a compiled kernel as well as views do, and cost nothing.
+        self._addressed = packed and spec.addressed
+        if self._addressed and isinstance(table, TileList):
+            base = table.memory.data_ptr()
+            nbr, rows, live, n_live = table.places(tile.block_m)
+            lists = (base + 4 * nbr, base + 4 * rows, base + 4 * live, base + 4 * n_live)
+            rest = (*lists, *rest)
+        self._rest = rest
+
+    @property
+    def tile(self) -> TileConfig:
+        return self.form.tile
+
+    @property
+    def constants(self) -> tuple[Any, ...]:
+        """The kernel's constexprs."""
+        return self.form.constants
+
+    def _views(self) -> tuple[torch.Tensor, ...]:
+        """(nbr, rows, live, n_live)."""
+        if not isinstance(self.table, TileList):
+            return (self.table,) * 4
+        if self._lists is None:
+            lists = self.table.lists(self.tile.block_m)
+            self._lists = (self.table.packed, self.table.rows, *lists)
+        return self._lists
+
+    def __call__(
+        self, x: torch.Tensor, w: torch.Tensor, vectors: Vectors | None, y: torch.Tensor
+    ) -> torch.Tensor:
+        """x [N_in, groups * c_in] (unit channel stride), w any layout, vectors (bias, mean, var,
+        gain, beta) [groups * c_out] and the residual, like y, those that `tail` does not name None,
+        or None where it is 0, y written whole [n_rows, groups * c_out], contiguous."""
+        spec, form, split = self.spec, self.form, self.grid[2]
+        out = y
+        if split > 1:
+            fresh = torch.zeros if self.blank else torch.empty
+            out = fresh((split, *y.shape), dtype=torch.float32, device=spec.device)
+        x_at, w_at, y_at, out_at = x.data_ptr(), w.data_ptr(), y.data_ptr(), out.data_ptr()
+        aligned = aligned_at(x_at | w_at | y_at | out_at, (x_at, w_at, y_at, out_at))
+        extra: tuple[torch.Tensor, ...] = (y,) * 6
+        extra_at: tuple[int, ...] = (y_at,) * 6
+        kinds: tuple[object, ...] = ()
+        if vectors is not None and spec.tail:
+            extra = tuple([y if vector is None else vector for vector in vectors])
+            a, b, c, d, e, f = extra
+            extra_at = p, q, r, s, t, u = (
+                a.data_ptr(), b.data_ptr(), c.data_ptr(), d.data_ptr(), e.data_ptr(), f.data_ptr()
+            )  # fmt: skip
+            aligned_too = aligned_at(p | q | r | s | t | u, extra_at)
+            kinds = (aligned_too, a.dtype, b.dtype, c.dtype, d.dtype, e.dtype, f.dtype)
+        stride_xn, rest = x.stride()[0], self._rest
+        row_kind = spec.row_kind
+        if stride_xn != spec.columns_in:
+            row_kind = specialise(stride_xn)
+            rest = (*rest[:-7], stride_xn, *rest[-6:])  # the first of seven strides
+        key = (form.key, aligned, w.dtype, kinds, row_kind)
+        entry = gather_gemm_kernel.ready(spec.device, key) if self._addressed else None
+        if entry is not None:
+            values = (x_at, w_at, *extra_at, out_at, *rest)
+            run(entry, spec.device.index, self.grid, values, form.constants)
+        else:
+            numbers = rest[4:] if self._addressed else rest
+            args = (x, w, *extra, out, *self._views(), *numbers)
+            gather_gemm_kernel.launch(
+                spec.device, spec.target, self.grid, args, form.constants, form.options, key
+            )
+        if split > 1:
+            n_values = y.numel()
+            constants = (spec.tail, ACTIVATIONS[spec.activation], split, 1024)
+            sum_partials_kernel.launch(
+                spec.device, spec.target, (cdiv(n_values, 1024), 1, 1),
+                (out, *extra, y, n_values, spec.columns, *form.numbers[-2:]), constants,
+                {"num_warps": 4}, (constants, y.dtype, kinds, aligned, n_values >= 1 << 31),
+            )  # fmt: skip
+        return y

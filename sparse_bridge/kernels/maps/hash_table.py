@@ -1,0 +1,308 @@
+"""A hash table on the GPU: ordered linear probing (Amble and Knuth, 1974), filled with atomic
+maxima.
+
+Along every probe sequence a larger key goes before a smaller one. An insert therefore swaps its key
+for a smaller one that it meets and carries that one on, and a search ends at the first smaller key:
+short probes for the absent neighbours that most look-ups of a sparse scene ask for. Keys are never
+negative and free slots hold -1, so one atomic maximum per step does it all, and the finished table
+is the same whatever the order of execution.
+
+Memory of a table with `capacity` slots (a power of two), one int32 tensor filled with -1: `FLAGS`
+counters, then keys and values (int32), side by side where keys are int32 as well, so that a search
+that ends well finds the value in the sector it has just read. A value stores `n_rows - 1 - row`
+under an atomic maximum, so the smallest row of equal keys wins; later, once rows are numbered
+anew, `-2 - number`; -1 means none. The counters start at -1: keys inserted, live rows (both only
+where COUNT asks for them), and whether a key ran out of probes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+from ..runtime.launch import carve, cdiv, register
+from ..runtime.target import Target
+from .coord_key import EMPTY, Geometry, home_slot, live_rows, locate, tap_of
+
+FLAGS = 4
+MAX_PROBES = 512
+
+
+@triton.jit
+def key_at(keys_ptr, slot, KEY64: tl.constexpr):
+    """Where the key of a slot lies: int32 keys take turns with values."""
+    if KEY64:
+        return keys_ptr + slot
+    else:
+        return keys_ptr + slot.to(tl.int64) * 2
+
+
+@triton.jit
+def value_at(values_ptr, slot, step):
+    """Where the value of a slot lies; step: from one to the next."""
+    return values_ptr + slot.to(tl.int64) * step
+
+
+@triton.jit
+def _block(
+    coords_ptr, geometry_ptr, taps_ptr, bounds_ptr, alive_ptr, count_ptr, n_rows, counted, n_taps,
+    HAS_ALIVE: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr, WIDE: tl.constexpr,
+    DIVISION: tl.constexpr, CLASSES: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """(row [1, ROWS], place of the offset [TAPS, 1], inside, key, live) of this program."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[None, :]
+    place = tl.program_id(1) * TAPS + tl.arange(0, TAPS)[:, None]
+    there = row < live_rows(count_ptr, n_rows, counted)
+    inside = there & (place < n_taps)
+    v = tap_of(
+        coords_ptr, geometry_ptr, taps_ptr, row, place, there, n_taps, D, WIDE, DIVISION, CLASSES
+    )
+    ok = inside & (v >= 0)
+    if HAS_ALIVE:
+        ok = ok & (tl.load(alive_ptr + row, mask=row < n_rows, other=-1) >= 0)
+    tap = tl.maximum(v, 0)
+    key, ok = locate(coords_ptr, geometry_ptr, bounds_ptr, row, tap, ok, D, KEY64, WIDE, DIVISION)
+    return row, place, inside, key, ok
+
+
+@triton.jit(
+    do_not_specialize=["count_ptr", "n_rows", "counted", "n_taps", "capacity", "max_probes"]
+)
+def _hash_insert(
+    coords_ptr, geometry_ptr, taps_ptr, bounds_ptr, alive_ptr, count_ptr, keys_ptr, flags_ptr,
+    n_rows, counted, n_taps, capacity, max_probes, HAS_ALIVE: tl.constexpr,
+    COUNT: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr, WIDE: tl.constexpr,
+    DIVISION: tl.constexpr, CLASSES: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Insert the keys that rows reach by offsets."""
+    _, _, _, key, ok = _block(
+        coords_ptr, geometry_ptr, taps_ptr, bounds_ptr, alive_ptr, count_ptr, n_rows, counted,
+        n_taps, HAS_ALIVE, D, KEY64, WIDE, DIVISION, CLASSES, TAPS, ROWS,
+    )  # fmt: skip
+    slot = home_slot(key, capacity, KEY64)
+    pending = ok
+    if not COUNT:
+        # Several rows reach most keys, and reading costs less than an atomic. What is read may be
+        # old, but slots only grow: a key that was there is there, or further on.
+        pending = pending & (tl.load(key_at(keys_ptr, slot, KEY64), mask=ok, other=EMPTY) != key)
+    fresh = tl.zeros_like(slot)
+    probes = 0
+    while (tl.max(tl.max(pending.to(tl.int32), 1), 0) > 0) & (probes < max_probes):
+        place = key_at(keys_ptr, slot, KEY64)
+        seen = tl.atomic_max(place, key, mask=pending, sem="relaxed")
+        fresh += (pending & (seen == EMPTY)).to(tl.int32)
+        pending = pending & (seen != EMPTY) & (seen != key)
+        key = tl.where(pending, tl.minimum(key, seen), key)
+        slot = (slot + 1) & (capacity - 1)
+        probes += 1
+    if COUNT:
+        tl.atomic_add(flags_ptr, tl.sum(tl.sum(fresh, 1), 0), sem="relaxed")
+        tl.atomic_add(flags_ptr + 1, tl.sum(tl.sum(ok.to(tl.int32), 1), 0), sem="relaxed")
+    lost = tl.max(tl.max(pending.to(tl.int32), 1), 0)
+    if lost > 0:
+        tl.atomic_max(flags_ptr + 2, lost, sem="relaxed")
+
+
+@triton.jit
+def hash_find(keys_ptr, key, ok, capacity, max_probes, KEY64: tl.constexpr):
+    """Slot of each key of a 2-D block, or -1."""
+    slot = home_slot(key, capacity, KEY64)
+    # The first probe settles most searches; it does not wait for the slowest of the block.
+    seen = tl.load(key_at(keys_ptr, slot, KEY64), mask=ok, other=EMPTY)
+    found = tl.where(ok & (seen == key), slot, -1)
+    pending = ok & (seen > key)
+    probes = 1
+    while (tl.max(tl.max(pending.to(tl.int32), 1), 0) > 0) & (probes < max_probes):
+        slot = (slot + 1) & (capacity - 1)
+        seen = tl.load(key_at(keys_ptr, slot, KEY64), mask=pending, other=EMPTY)
+        found = tl.where(pending & (seen == key), slot, found)
+        pending = pending & (seen > key)
+        probes += 1
+    return found
+
+
+@triton.jit(
+    do_not_specialize=[
+        "count_ptr", "values_ptr", "step", "n_rows", "counted", "n_taps", "capacity", "max_probes"
+    ]
+)  # fmt: skip
+def _hash_claim(
+    coords_ptr, geometry_ptr, taps_ptr, bounds_ptr, alive_ptr, count_ptr, keys_ptr, values_ptr,
+    slots_ptr, step, n_rows, counted, n_taps, capacity, max_probes, HAS_ALIVE: tl.constexpr,
+    ALONE: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr, WIDE: tl.constexpr,
+    DIVISION: tl.constexpr, CLASSES: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """slots [n_taps, n_rows]: where the inserted keys ended up, or -1; the smallest row that
+    reaches a key claims its value. ALONE: most keys are reached by one row."""
+    row, place, inside, key, ok = _block(
+        coords_ptr, geometry_ptr, taps_ptr, bounds_ptr, alive_ptr, count_ptr, n_rows, counted,
+        n_taps, HAS_ALIVE, D, KEY64, WIDE, DIVISION, CLASSES, TAPS, ROWS,
+    )  # fmt: skip
+    slot = hash_find(keys_ptr, key, ok, capacity, max_probes, KEY64)
+    claim = n_rows - 1 - row + tl.zeros_like(slot)
+    wins = slot >= 0
+    value = value_at(values_ptr, slot, step)
+    if not ALONE:  # values only grow
+        wins = wins & (tl.load(value, mask=wins, other=-1) < claim)
+    tl.atomic_max(value, claim, mask=wins, sem="relaxed")
+    tl.store(slots_ptr + place.to(tl.int64) * n_rows + row, slot, mask=inside)
+
+
+hash_insert_kernel = register(_hash_insert)
+hash_claim_kernel = register(_hash_claim)
+
+
+@dataclasses.dataclass(eq=False)
+class HashTable:
+    """Slots in device memory. `values` decode to rows by `n_rows - 1 - value` when `reversed`, else
+    by `-2 - value`."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    flags: torch.Tensor
+    capacity: int
+    reversed: bool = True
+    _fetched: Fetched | None = None
+
+    @staticmethod
+    def allocate(capacity: int, key64: bool, device: torch.device, counters: int = 0) -> HashTable:
+        """An empty table; `capacity` must be a power of two of at least 64. counters: further ones
+        that later kernels want."""
+        return HashTable.allocate_all([(capacity, key64, counters)], device)[0][0]
+
+    @staticmethod
+    def allocate_all(
+        wanted: Sequence[tuple[int, bool, int]], device: torch.device
+    ) -> tuple[list[HashTable], torch.Tensor]:
+        """Empty tables of (capacity, key64, counters), and the memory they share: first the flags
+        and counters of all of them, one after another."""
+        books = [4 * cdiv(FLAGS + counters, 4) for _, _, counters in wanted]
+        sizes = [(3 if key64 else 2) * capacity for capacity, key64, _ in wanted]
+        memory = torch.full((sum(books) + sum(sizes),), -1, dtype=torch.int32, device=device)
+        parts = carve(memory, *books, *sizes)
+        tables = []
+        for flags, slots, one in zip(parts, parts[len(books) :], wanted, strict=False):
+            capacity, key64, _ = one
+            if key64:
+                keys, values = carve(slots, 2 * capacity, capacity)
+                keys = keys.view(torch.int64)
+            else:
+                keys, values = slots[::2], slots[1::2]
+            tables.append(HashTable(keys, values, flags, capacity))
+        return tables, memory
+
+    @property
+    def key64(self) -> bool:
+        return self.keys.dtype == torch.int64
+
+    @property
+    def step(self) -> int:
+        """From one value to the next."""
+        return self.values.stride(0)
+
+    @property
+    def total(self) -> torch.Tensor:
+        """The counter of new rows, see `new_rows.count_owners`."""
+        return self.flags[FLAGS - 1 : FLAGS]
+
+    def fetch(self) -> None:
+        """Start copying the counters to the host, so that `counters` waits for no later work."""
+        if self._fetched is None:
+            self._fetched = Fetched([self.flags])
+
+    def counters(self) -> tuple[int, int, bool]:
+        """(keys inserted, live rows, overflow); waits for the device."""
+        flags = self.flags.tolist() if self._fetched is None else self._fetched.read()[0]
+        self._fetched = None
+        return live_flags(flags)
+
+
+def live_flags(flags: Sequence[int]) -> tuple[int, int, bool]:
+    """(keys inserted, live rows, overflow) from a table's counters."""
+    return flags[0] + 1, flags[1] + 1, flags[2] > 0
+
+
+class Fetched:
+    """Small int32 vectors of one device on their way to the host; later work is not waited for."""
+
+    def __init__(self, vectors: Sequence[torch.Tensor]) -> None:
+        self._vectors, self._event = list(vectors), None
+        if not vectors[0].is_cuda:
+            return
+        sizes = [len(vector) for vector in vectors]
+        host = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=True)
+        self._vectors = list(host.split(sizes))
+        for mine, vector in zip(self._vectors, vectors, strict=True):
+            mine.copy_(vector, non_blocking=True)
+        self._event = torch.cuda.Event()
+        self._event.record(torch.cuda.current_stream(vectors[0].device))
+
+    def read(self) -> list[list[int]]:
+        """Their values."""
+        if self._event is not None:
+            self._event.synchronize()
+        return [vector.tolist() for vector in self._vectors]
+
+
+def taps_at_once(n_taps: int) -> int:
+    """Places of offsets that one program looks at: few sizes, since each is a form of its own."""
+    return 1 if n_taps == 1 else 8 if n_taps <= 8 else 32
+
+
+def insert_shape(taps: int, target: Target) -> tuple[int, int]:
+    """(rows, warps) of a program that looks at `taps` places. A single warp waits only for its own
+    slowest search."""
+    return (4 * target.warp_size, 4) if taps == 1 else (256 // taps, 1)
+
+
+def hash_insert(
+    table: HashTable,
+    coords: torch.Tensor,
+    geometry: Geometry,
+    bounds: torch.Tensor,
+    alive: torch.Tensor | None,
+    slots: torch.Tensor,
+    wide: bool,
+    target: Target,
+    count: torch.Tensor | None = None,
+) -> None:
+    """Insert the coordinates that the rows of `coords` reach by every offset of `geometry` into an
+    empty table.
+
+    With a single offset, undivided, the table's counters count; else only the overflow flag means
+    something.
+
+    coords: [N, 1 + D] int32, contiguous.  geometry, bounds: see `coord_key`.  alive: [N] int32,
+    rows below 0 are skipped.  slots: [geometry.n_taps, N] int32, written.  The table's counters and
+    values are updated; the caller reads them.  count: int32, one less than the rows in use, if not
+    all are.
+    """
+    n_rows, columns = coords.shape
+    n_taps = geometry.n_taps
+    taps = taps_at_once(n_taps)
+    rows, warps = insert_shape(taps, target)
+    max_probes = min(MAX_PROBES, table.capacity)
+    unused = bounds  # stands for a pointer that is not followed
+    place = (
+        coords, geometry.table, geometry.classes, bounds, unused if alive is None else alive,
+        unused if count is None else count, table.keys,
+    )  # fmt: skip
+    sizes = (n_rows, int(count is not None), n_taps, table.capacity, max_probes)
+    alone = n_taps == 1 and geometry.division == 0
+    classes = geometry.taps is not None
+    shape = (columns - 1, table.key64, wide, geometry.division, classes, taps, rows)
+    constants = (alive is not None, alone, *shape)
+    grid = (cdiv(n_rows, rows), cdiv(n_taps, taps), 1)
+    key = (constants, coords.data_ptr() % 16)
+    options = {"num_warps": warps}
+    hash_insert_kernel.launch(
+        coords.device, target, grid, (*place, table.flags, *sizes), constants, options, key
+    )
+    hash_claim_kernel.launch(
+        coords.device, target, grid, (*place, table.values, slots, table.step, *sizes), constants,
+        options, key,
+    )  # fmt: skip

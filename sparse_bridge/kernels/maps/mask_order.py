@@ -1,0 +1,311 @@
+"""Row order for the masked dataflow: rows with alike offset masks become neighbours, so that a tile
+skips offsets; and the tiles. Rows are ordered by the key of `gray_rank`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from ...errors import KernelError
+from ..runtime.launch import cdiv, register
+from ..runtime.target import Target
+from .coord_key import live_rows
+from .gray_rank import DENSE, KEY_BITS, SAMPLE, gray_rank, key_places, offset_block
+from .neighbor_table import NeighborTable
+
+TILE = 64  # rows of the smallest packed tile; the other lists pair them up
+SORTED_APART = 32 << 10  # rows up to which blocks of _SORT_BLOCK are sorted apart
+_SORT_BLOCK = 2048
+
+
+@triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted", "n_offsets"])
+def _order_key(
+    mask_ptr, count_ptr, key_ptr, n_rows, counted, n_offsets, V_BLOCK: tl.constexpr,
+    BITS: tl.constexpr, DENSE: tl.constexpr, SAMPLE: tl.constexpr, BLOCK: tl.constexpr,
+    LAST: tl.constexpr,
+):  # fmt: skip
+    """Sort key of every row; LAST, the largest, for rows that are not in use."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    live = live_rows(count_ptr, n_rows, counted)
+    places = key_places(mask_ptr, live, n_rows, n_offsets, V_BLOCK, BITS, DENSE, SAMPLE)
+    key = gray_rank(mask_ptr, row, live, n_rows, n_offsets, places, V_BLOCK)
+    key = tl.where(row < live, key, LAST)
+    tl.store(key_ptr + row, key.to(key_ptr.dtype.element_ty), mask=row < n_rows)
+
+
+@triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted", "n_offsets"])
+def _order_chunk(
+    mask_ptr, count_ptr, order_ptr, n_rows, counted, n_offsets,
+    V_BLOCK: tl.constexpr, BITS: tl.constexpr, DENSE: tl.constexpr, SAMPLE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sort one block of rows by key, stably."""
+    lane = tl.arange(0, BLOCK)
+    row = tl.program_id(0) * BLOCK + lane
+    live = live_rows(count_ptr, n_rows, counted)
+    places = key_places(mask_ptr, live, n_rows, n_offsets, V_BLOCK, BITS, DENSE, SAMPLE)
+    key = gray_rank(mask_ptr, row, live, n_rows, n_offsets, places, V_BLOCK)
+    pair = (key.to(tl.int64) * BLOCK) | lane
+    pair = tl.where(row < live, pair, 0x7FFFFFFFFFFFFFFF)  # behind every row
+    place = (tl.sort(pair) & (BLOCK - 1)).to(tl.int32)
+    tl.store(order_ptr + row, tl.program_id(0) * BLOCK + place, mask=row < n_rows)
+
+
+@triton.jit
+def _list_live(live, slot, v, list_ptr, tile, n_offsets):
+    """Write the offsets v that are `live` to their slots of the tile's list."""
+    tl.store(list_ptr + tile.to(tl.int64) * n_offsets + slot, v, mask=live > 0)
+
+
+@triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted", "n_offsets", "n_pairs"])
+def _pack_tiles(
+    nbr_ptr, mask_ptr, order_ptr, count_ptr, tiles_ptr, n_rows, counted, n_offsets,
+    n_pairs, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """Permute the table into tile order, list the offsets that are live in each tile and each pair
+    of tiles, and count the entries of every offset in each pair. tiles: laid out as `TileList`.
+
+    Sums and running sums of both tiles are taken at once, in parts of one word.
+    """
+    pair = tl.program_id(0)
+    pairs = n_pairs.to(tl.int64)
+    rows_ptr = tiles_ptr
+    packed_ptr = rows_ptr + pairs * 2 * BLOCK_M
+    live_ptr = packed_ptr + pairs * 2 * BLOCK_M * n_offsets
+    quads = (pairs + 3) // 4 * 4  # whatever follows starts at a multiple of 16 bytes
+    live2_ptr = live_ptr + quads * 2 * n_offsets
+    n_live_ptr = live2_ptr + quads * n_offsets
+    n_live2_ptr = n_live_ptr + quads * 2
+    counts_ptr = n_live2_ptr + quads
+    lane = tl.arange(0, 2 * BLOCK_M)
+    place = pair * 2 * BLOCK_M + lane
+    live = live_rows(count_ptr, n_rows, counted)
+    row = tl.load(order_ptr + place, mask=place < live, other=-1).to(tl.int32)
+    tl.store(rows_ptr + place, row)
+    pitch = pairs * 2 * BLOCK_M
+    first = 0
+    second = 0
+    both = 0
+    for word in range((n_offsets + 31) // 32):
+        v1 = word * 32 + tl.arange(0, 32)
+        v = v1[:, None]
+        bits = tl.load(mask_ptr + word * n_rows.to(tl.int64) + row, mask=row >= 0, other=0)
+        inside = (
+            (bits[None, :] >> (v - word * 32)) & 1
+        ) != 0  # most entries of a sparse map are absent
+        value = tl.load(nbr_ptr + v.to(tl.int64) * n_rows + row[None, :], mask=inside, other=-1)
+        hit = (value >= 0).to(tl.int32)
+        hits = tl.sum(tl.where(lane[None, :] < BLOCK_M, hit, hit << 16), 1)
+        low = ((hits & 0xFFFF) > 0).to(tl.int32)
+        high = ((hits >> 16) > 0).to(tl.int32)
+        either = low | high
+        marks = low | (high << 8) | (either << 16)
+        slot = tl.cumsum(marks, 0) - marks
+        # Nobody reads an offset of a pair of tiles that lacks it.
+        tl.store(
+            packed_ptr + v * pitch + place[None, :],
+            value,
+            mask=(either[:, None] > 0) & (place[None, :] >= 0),
+        )
+        total = (hits & 0xFFFF) + (hits >> 16)
+        tl.store(counts_ptr + v1.to(tl.int64) * n_pairs + pair, total, mask=v1 < n_offsets)
+        _list_live(low, first + (slot & 0xFF), v1, live_ptr, 2 * pair, n_offsets)
+        _list_live(high, second + ((slot >> 8) & 0xFF), v1, live_ptr, 2 * pair + 1, n_offsets)
+        _list_live(either, both + (slot >> 16), v1, live2_ptr, pair, n_offsets)
+        added = tl.sum(marks, 0)
+        first += added & 0xFF
+        second += (added >> 8) & 0xFF
+        both += added >> 16
+    tl.store(n_live_ptr + 2 * pair, first)
+    tl.store(n_live_ptr + 2 * pair + 1, second)
+    tl.store(n_live2_ptr + pair, both)
+
+
+@triton.jit(do_not_specialize=["n_lists", "n_pairs"])
+def _compact_pairs(
+    packed_ptr, rows_ptr, ends_ptr, counts_ptr, in_ptr, out_ptr, n_lists, n_pairs,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Pair lists by offset, then place. ends: inclusive running sum of counts [n_lists, n_pairs],
+    int64."""
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(rows_ptr + place)
+    v = tl.program_id(1) * 32 + tl.arange(0, 32)
+    block = v.to(tl.int64) * n_pairs + tl.program_id(0)
+    end = tl.load(ends_ptr + block, mask=v < n_lists, other=0)
+    count = tl.load(counts_ptr + block, mask=v < n_lists, other=0)
+    begin = end - count
+    pitch = n_pairs.to(tl.int64) * BLOCK
+    address = packed_ptr + v.to(tl.int64)[:, None] * pitch + place[None, :]
+    value = tl.load(address, mask=(count > 0)[:, None], other=-1)
+    hit = (value >= 0).to(tl.int32)
+    slot = begin[:, None] + tl.cumsum(hit, 1) - hit
+    tl.store(in_ptr + slot, value, mask=value >= 0)
+    tl.store(out_ptr + slot, row[None, :] + tl.zeros_like(value), mask=value >= 0)
+
+
+key_kernel = register(_order_key)
+chunk_kernel = register(_order_chunk)
+pack_kernel = register(_pack_tiles)
+compact_kernel = register(_compact_pairs)
+
+
+class TileList:
+    """A neighbour table permuted into tiles of `TILE` rows.
+
+    memory: int32, the views below one after another.  n_rows: rows of the table.  T: tiles, an even
+    number.
+    """
+
+    tiled = True  # unlike a `NeighborTable`
+
+    def __init__(self, memory: torch.Tensor, n_offsets: int, n_pairs: int, n_rows: int) -> None:
+        self.memory, self.n_offsets, self.n_pairs, self.n_rows = memory, n_offsets, n_pairs, n_rows
+
+    @property
+    def parts(self) -> tuple[torch.Tensor, ...]:
+        """What holds the tiles."""
+        return (self.memory,)
+
+    def over(self, memory: torch.Tensor) -> TileList:
+        """The same tiles, held by a copy."""
+        return TileList(memory, self.n_offsets, self.n_pairs, self.n_rows)
+
+    @staticmethod
+    def size(n_offsets: int, n_pairs: int) -> int:
+        """Elements of `memory`."""
+        quads = cdiv(n_pairs, 4) * 4
+        return n_pairs * (2 * TILE * (1 + n_offsets) + n_offsets) + quads * 3 * (n_offsets + 1)
+
+    def _view(self, start: int, *shape: int) -> torch.Tensor:
+        return self.memory.narrow(0, start, math.prod(shape)).view(shape)
+
+    @property
+    def pitch(self) -> int:
+        """T * TILE, places in the tiles."""
+        return 2 * TILE * self.n_pairs
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """[T * TILE]: table row of each place, -1 past the end."""
+        return self._view(0, self.pitch)
+
+    @property
+    def packed(self) -> torch.Tensor:
+        """[V, T * TILE]: the table in the order of `rows`; anything where a pair of tiles lacks the
+        offset."""
+        return self._view(self.pitch, self.n_offsets, self.pitch)
+
+    def places(self, block_m: int) -> tuple[int, int, int, int]:
+        """Where in `memory` packed, rows, and the lists live and n_live for tiles of `block_m` rows
+        start; TILE or twice that, else KernelError."""
+        if block_m not in (TILE, 2 * TILE):
+            raise KernelError(f"tiles of {block_m} rows; packed ones hold {TILE} or {2 * TILE}.")
+        v, quads, start = self.n_offsets, cdiv(self.n_pairs, 4) * 4, self._books
+        if block_m == TILE:
+            return self.pitch, 0, start, start + 3 * quads * v
+        return self.pitch, 0, start + 2 * quads * v, start + 3 * quads * v + 2 * quads
+
+    def lists(self, block_m: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(live [tiles, V], n_live [tiles]): the offsets present in each tile of `block_m` rows,
+        ascending."""
+        _, _, live, n_live = self.places(block_m)
+        n_tiles = self.n_pairs * 2 * TILE // block_m
+        return self._view(live, n_tiles, self.n_offsets), self._view(n_live, n_tiles)
+
+    @property
+    def _books(self) -> int:
+        return self.pitch * (1 + self.n_offsets)
+
+    @property
+    def counts(self) -> torch.Tensor:
+        """[V, T / 2]: table entries of every offset in each pair of tiles."""
+        start = self._books + cdiv(self.n_pairs, 4) * 4 * 3 * (self.n_offsets + 1)
+        return self._view(start, self.n_offsets, self.n_pairs)
+
+    def table(self) -> NeighborTable:
+        """The table these tiles were made of."""
+        there = self.counts.repeat_interleave(2 * TILE, 1)[:, : self.n_rows] > 0
+        packed = torch.where(there, self.packed[:, : self.n_rows], -1)
+        nbr = torch.empty_like(packed)
+        nbr.index_copy_(1, self.rows[: self.n_rows].long(), packed)
+        return NeighborTable(nbr)
+
+
+def mask_order(table: NeighborTable, target: Target) -> torch.Tensor:
+    """Rows of `table` in mask order: int32 or int64 [N]. Rows with equal masks keep their order.
+
+    Small tables are sorted in blocks: one launch, where a sort of the whole takes ten that cost
+    more time than the better order would save.
+    """
+    mask = table.masks(target)
+    (n_offsets, n_rows), device = table.nbr.shape, table.nbr.device
+    # Triton's interpreter takes seconds for one block.
+    apart = n_rows <= SORTED_APART and target.backend != "interpreter"
+    block = _SORT_BLOCK if apart else 1024
+    counted = int(table.count is not None)
+    count = mask if table.count is None else table.count
+    constants = (offset_block(n_offsets), KEY_BITS, DENSE, SAMPLE, block)
+    grid = (cdiv(n_rows, block), 1, 1)
+    if apart:
+        order = torch.empty(n_rows, dtype=torch.int32, device=device)
+        arguments = (mask, count, order, n_rows, counted, n_offsets)
+        chunk_kernel.launch(device, target, grid, arguments, constants, {"num_warps": 8}, constants)
+        return order
+    # Radix sorts cost by the key's bytes: few offsets take a narrow key.
+    dtype = torch.uint8 if n_offsets <= 8 else torch.int16 if n_offsets <= 15 else torch.int32
+    key = torch.empty(n_rows, dtype=dtype, device=device)
+    arguments = (mask, count, key, n_rows, counted, n_offsets)
+    key_kernel.launch(
+        device, target, grid, arguments, (*constants, torch.iinfo(dtype).max), {"num_warps": 8},
+        (constants, dtype),
+    )  # fmt: skip
+    return torch.sort(key, stable=True).indices
+
+
+def pack_tiles(table: NeighborTable, order: torch.Tensor, target: Target) -> TileList:
+    """Tiles of `table` in the row order `order` (int32 or int64 [N])."""
+    n_offsets, n_rows = table.nbr.shape
+    n_pairs = cdiv(n_rows, 2 * TILE)
+    memory = torch.empty(TileList.size(n_offsets, n_pairs), dtype=torch.int32, device=order.device)
+    masks, counted = table.masks(target), int(table.count is not None)
+    pack_kernel.launch(
+        order.device, target, (n_pairs, 1, 1), (table.nbr, masks, order, masks if table.count is
+        None else table.count, memory, n_rows, counted, n_offsets, n_pairs), (TILE,),
+        {"num_warps": 4}, order.dtype,
+    )  # fmt: skip
+    return TileList(memory, n_offsets, n_pairs, n_rows)
+
+
+def compact_pairs(
+    tiles: TileList, n_lists: int, target: Target, room: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Pair lists of the first `n_lists` offsets, ordered by offset, then place in the tiles.
+
+    Returns (table entries [P], table rows [P], starts [n_lists + 1] int64), all on the device.
+    Waits for it once, to learn P; not with `room` for more pairs than there can be.
+    """
+    counts, n_pairs = tiles.counts[:n_lists], tiles.n_pairs
+    ends = counts.reshape(-1).cumsum(0, dtype=torch.int64)
+    starts = torch.cat([ends.new_zeros(1), ends.view(n_lists, n_pairs)[:, -1]])
+    total = int(starts[-1]) if room is None else room
+    entries, rows = counts.new_empty(total), counts.new_empty(total)
+    if total:
+        write_pairs(tiles, ends, counts, entries, rows, n_lists, target)
+    return entries, rows, starts
+
+
+def write_pairs(
+    tiles: TileList, ends: torch.Tensor, counts: torch.Tensor, entries: torch.Tensor,
+    rows: torch.Tensor, n_lists: int, target: Target,
+) -> None:  # fmt: skip
+    """Fill the lists `entries` and `rows`; see the kernel."""
+    compact_kernel.launch(
+        counts.device, target, (tiles.n_pairs, cdiv(n_lists, 32), 1),
+        (tiles.packed, tiles.rows, ends, counts, entries, rows, n_lists, tiles.n_pairs),
+        (2 * TILE,), {"num_warps": 8}, (),
+    )  # fmt: skip

@@ -1,0 +1,180 @@
+"""Neighbour tables: for every offset and output row the input row, or -1.
+
+`nbr` is int32 `[V, N]`, offset-major. Beside it builders leave what the row order needs: `mask`
+int32 `[W, N]`, bit v % 32 of word v // 32 = offset v present, W = ceil(V / 32).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+import triton
+import triton.language as tl
+
+from ..runtime.launch import cdiv, register
+from ..runtime.target import Target
+from .coord_key import Geometry, live_rows, locate
+from .hash_table import MAX_PROBES, HashTable, hash_find, value_at
+
+OFFSETS = 32  # offsets per program: one mask word
+ROWS = 32  # rows per program
+
+
+@triton.jit
+def store_mask(value, mask_ptr, n_rows, ROWS: tl.constexpr):
+    """The mask words of ROWS rows from a [32, ROWS] block of table entries."""
+    bit = tl.arange(0, 32)[:, None]
+    word = tl.sum((value >= 0).to(tl.int32) << bit, 0)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    tl.store(mask_ptr + tl.program_id(1).to(tl.int64) * n_rows + row, word, mask=row < n_rows)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "count_ptr",
+        "values_ptr",
+        "step",
+        "n_rows",
+        "counted",
+        "n_values",
+        "n_offsets",
+        "capacity",
+        "max_probes",
+        "center",
+    ]
+)
+def _neighbor_lookup(
+    coords_ptr, geometry_ptr, bounds_ptr, alive_ptr, count_ptr, keys_ptr, values_ptr, nbr_ptr,
+    mask_ptr, step, n_rows, counted, n_values, n_offsets, capacity, max_probes, center,
+    HAS_ALIVE: tl.constexpr, REVERSED: tl.constexpr, D: tl.constexpr, KEY64: tl.constexpr,
+    WIDE: tl.constexpr, DIVISION: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Look up what ROWS rows reach by 32 offsets. Offset `center` (-1: none) is every row itself,
+    found or not."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[None, :]
+    v = tl.program_id(1) * 32 + tl.arange(0, 32)[:, None]
+    inside = (row < live_rows(count_ptr, n_rows, counted)) & (v < n_offsets)
+    ok = inside
+    if HAS_ALIVE:
+        ok = ok & (tl.load(alive_ptr + row, mask=row < n_rows, other=-1) >= 0)
+    key, ok = locate(
+        coords_ptr, geometry_ptr, bounds_ptr, row, tl.minimum(v, n_offsets - 1), ok, D, KEY64, WIDE,
+        DIVISION,
+    )  # fmt: skip
+    slot = hash_find(keys_ptr, key, ok, capacity, max_probes, KEY64)
+    value = tl.load(value_at(values_ptr, slot, step), mask=slot >= 0, other=-1)
+    if REVERSED:
+        value = tl.where(slot >= 0, n_values - 1 - value, -1)
+    else:
+        value = -2 - value
+    value = tl.where(inside & (v == center), row, value)
+    tl.store(nbr_ptr + v.to(tl.int64) * n_rows + row, value, mask=inside)
+    store_mask(value, mask_ptr, n_rows, ROWS)
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_offsets"])
+def _table_masks(nbr_ptr, mask_ptr, n_rows, n_offsets):
+    """Masks of an existing table."""
+    row = tl.program_id(0) * 32 + tl.arange(0, 32)[None, :]
+    v = tl.program_id(1) * 32 + tl.arange(0, 32)[:, None]
+    inside = (row < n_rows) & (v < n_offsets)
+    value = tl.load(nbr_ptr + v.to(tl.int64) * n_rows + row, mask=inside, other=-1)
+    store_mask(value, mask_ptr, n_rows, 32)
+
+
+lookup_kernel = register(_neighbor_lookup)
+masks_kernel = register(_table_masks)
+
+OPTIONS = {"num_warps": 4}
+_LOOKUP_ROWS = 4
+
+
+@dataclasses.dataclass(eq=False)
+class NeighborTable:
+    """nbr [V, N] and mask [W, N] as described above (None until somebody asks for it).
+
+    count: int32 on the device, one less than the rows in use; the columns behind them mean nothing.
+    None if all are.
+    """
+
+    nbr: torch.Tensor
+    mask: torch.Tensor | None = None
+    count: torch.Tensor | None = None
+    tiled: ClassVar[bool] = False  # unlike a `TileList`
+
+    @property
+    def parts(self) -> tuple[torch.Tensor, ...]:
+        """What holds the table; masks can be made again."""
+        return (self.nbr,) if self.count is None else (self.nbr, self.count)
+
+    def over(self, nbr: torch.Tensor, count: torch.Tensor | None = None) -> NeighborTable:
+        """The same table, held by copies of its parts."""
+        return NeighborTable(nbr, None, count)
+
+    @property
+    def n_rows(self) -> int:
+        return self.nbr.shape[1]
+
+    @property
+    def n_offsets(self) -> int:
+        return self.nbr.shape[0]
+
+    def masks(self, target: Target) -> torch.Tensor:
+        """The offset masks, made if nobody left them."""
+        if self.mask is None:
+            n_offsets, n_rows = self.nbr.shape
+            grid = grid_of(n_rows, n_offsets)
+            self.mask = self.nbr.new_empty((grid[1], n_rows))
+            masks_kernel.launch(
+                self.nbr.device, target, grid, (self.nbr, self.mask, n_rows, n_offsets), (),
+                OPTIONS, self.nbr.data_ptr() % 16,
+            )  # fmt: skip
+        return self.mask
+
+    def used(self, n_rows: int) -> NeighborTable:
+        """The table of its first `n_rows` rows, those in use."""
+        if n_rows == self.n_rows:
+            if self.count is not None:
+                rows = torch.arange(n_rows, device=self.nbr.device)
+                self.nbr.masked_fill_(rows > self.count, -1)
+            return NeighborTable(self.nbr, self.mask)
+        mask = None if self.mask is None else self.mask[:, :n_rows].contiguous()
+        return NeighborTable(self.nbr[:, :n_rows].contiguous(), mask)
+
+
+def grid_of(n_rows: int, n_offsets: int) -> tuple[int, int, int]:
+    return cdiv(n_rows, ROWS), cdiv(n_offsets, OFFSETS), 1
+
+
+def neighbor_lookup(
+    table: HashTable, n_values: int, coords: torch.Tensor, geometry: Geometry,
+    bounds: torch.Tensor, alive: torch.Tensor | None, n_offsets: int, center: int, wide: bool,
+    target: Target, count: torch.Tensor | None = None,
+) -> NeighborTable:  # fmt: skip
+    """Table of what the rows of `coords` reach among the keys of `table`, with masks.
+
+    n_values: rows that were inserted in `table`.  center: the offset that is every row itself, or
+    -1.  count: of the rows in use, see `NeighborTable`.
+    """
+    n_rows, columns = coords.shape
+    # A single warp waits only for its own slowest look-up.
+    grid = (cdiv(n_rows, _LOOKUP_ROWS), cdiv(n_offsets, OFFSETS), 1)
+    nbr = torch.empty((n_offsets, n_rows), dtype=torch.int32, device=coords.device)
+    mask = nbr.new_empty((grid[1], n_rows))
+    constants = (
+        alive is not None, table.reversed, columns - 1, table.key64, wide, geometry.division,
+        _LOOKUP_ROWS,
+    )  # fmt: skip
+    args = (
+        coords, geometry.table, bounds, bounds if alive is None else alive,
+        bounds if count is None else count, table.keys, table.values, nbr, mask, table.step, n_rows,
+        int(count is not None), n_values, n_offsets, table.capacity,
+        min(MAX_PROBES, table.capacity), center,
+    )  # fmt: skip
+    lookup_kernel.launch(
+        coords.device, target, grid, args, constants, {"num_warps": 1},
+        (constants, coords.data_ptr() % 16),
+    )  # fmt: skip
+    return NeighborTable(nbr, mask, count)

@@ -1,0 +1,200 @@
+"""Pooling over a neighbour table, and over whole batch items; no atomics anywhere."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ..runtime.launch import cdiv, power_of_2, register, specialise
+from ..runtime.target import Target
+
+MODES = {"sum": 0, "avg": 1, "max": 2}
+_ROWS = 32
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_offsets", "n_channels"])
+def _pool_forward(
+    x_ptr, nbr_ptr, y_ptr, count_ptr, n_rows, n_offsets, n_channels, floor,
+    MODE: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """y[r, c] over the present x[nbr[v, r], c]: sum, mean, or max(floor, ...); count [n_rows] int32
+    for the mean."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    ok_c = channel < n_channels
+    acc = tl.zeros((ROWS, CHANNELS), tl.float32)
+    if MODE == 2:
+        acc += floor
+    count = tl.zeros((ROWS,), tl.int32)
+    for v in range(n_offsets):
+        source = tl.load(nbr_ptr + v * n_rows.to(tl.int64) + row, mask=row < n_rows, other=-1)
+        present = source >= 0
+        ok = present[:, None] & ok_c[None, :]
+        value = tl.load(
+            x_ptr + source.to(tl.int64)[:, None] * n_channels + channel[None, :], mask=ok, other=0.0
+        )
+        value = value.to(tl.float32)
+        if MODE == 2:
+            # A NaN input wins, as in dense max pooling.
+            acc = tl.where(ok & ((value > acc) | (value != value)), value, acc)
+        else:
+            acc += value
+            count += present.to(tl.int32)
+    if MODE == 1:
+        acc = acc / tl.maximum(count, 1).to(tl.float32)[:, None]
+        if tl.program_id(1) == 0:
+            tl.store(count_ptr + row, count, mask=row < n_rows)
+    out = y_ptr + row.to(tl.int64)[:, None] * n_channels + channel[None, :]
+    tl.store(out, acc.to(y_ptr.dtype.element_ty), mask=(row < n_rows)[:, None] & ok_c[None, :])
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_offsets", "n_channels"])
+def _pool_backward(
+    x_ptr, y_ptr, dy_ptr, nbr_ptr, count_ptr, dx_ptr, n_rows, n_offsets, n_channels,
+    MODE: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """dx[r, c] over the transposed table: every input that equals a window's maximum takes that
+    window's gradient."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    ok_c = channel < n_channels
+    inside = (row < n_rows)[:, None] & ok_c[None, :]
+    here = row.to(tl.int64)[:, None] * n_channels + channel[None, :]
+    acc = tl.zeros((ROWS, CHANNELS), tl.float32)
+    if MODE == 2:
+        x = tl.load(x_ptr + here, mask=inside, other=0.0).to(tl.float32)
+    for v in range(n_offsets):
+        window = tl.load(nbr_ptr + v * n_rows.to(tl.int64) + row, mask=row < n_rows, other=-1)
+        ok = (window >= 0)[:, None] & ok_c[None, :]
+        there = window.to(tl.int64)[:, None] * n_channels + channel[None, :]
+        gradient = tl.load(dy_ptr + there, mask=ok, other=0.0).to(tl.float32)
+        if MODE == 2:
+            y = tl.load(y_ptr + there, mask=ok, other=0.0).to(tl.float32)
+            gradient = tl.where(ok & (x == y), gradient, 0.0)
+        if MODE == 1:
+            count = tl.load(count_ptr + window, mask=window >= 0, other=1)
+            gradient = gradient / count.to(tl.float32)[:, None]
+        acc += gradient
+    tl.store(dx_ptr + here, acc.to(dx_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["n_channels", "n_segments"])
+def _segment_reduce(
+    x_ptr, order_ptr, starts_ptr, value_ptr, index_ptr, n_channels, n_segments,
+    MODE: tl.constexpr, SHARES: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Share program_id(2) of segment program_id(0): rows order[starts[s] : starts[s + 1]].
+
+    sum: value [SHARES, S, C] fp32.  max: index [SHARES, S, C] int64, the first row that holds the
+    maximum, -1 if none.
+    """
+    segment = tl.program_id(0)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    ok_c = channel < n_channels
+    begin = tl.load(starts_ptr + segment)
+    end = tl.load(starts_ptr + segment + 1)
+    length = tl.cdiv(end - begin, SHARES)
+    begin += tl.program_id(2) * length
+    end = tl.minimum(end, begin + length)
+    best = tl.zeros((ROWS, CHANNELS), tl.float32)
+    index = tl.zeros((ROWS, CHANNELS), tl.int64) - 1
+    for start in range(begin, end, ROWS):
+        place = start + tl.arange(0, ROWS)
+        row = tl.load(order_ptr + place, mask=place < end, other=-1).to(tl.int64)
+        ok = (place < end)[:, None] & ok_c[None, :]
+        value = tl.load(
+            x_ptr + row[:, None] * n_channels + channel[None, :], mask=ok, other=0.0
+        ).to(tl.float32)
+        if MODE == 2:
+            better = ok & ((index < 0) | (value > best) | ((value != value) & (best == best)))
+            index = tl.where(better, row[:, None], index)
+            best = tl.where(better, value, best)
+        else:
+            best += value
+    out = (tl.program_id(2) * n_segments + segment).to(tl.int64) * n_channels + channel
+    if MODE == 2:
+        present = index >= 0
+        ranked = tl.where(present, best, -float("inf"))
+        nan = present & (best != best)
+        ranked = tl.where(nan, float("inf"), ranked)
+        top = tl.max(ranked, 0)
+        rows = tl.where(present & (ranked == top[None, :]), index, 9223372036854775807)
+        first = tl.min(rows, 0)
+        tl.store(index_ptr + out, tl.where(first == 9223372036854775807, -1, first), mask=ok_c)
+    else:
+        tl.store(value_ptr + out, tl.sum(best, 0), mask=ok_c)
+
+
+pool_forward_kernel = register(_pool_forward)
+pool_backward_kernel = register(_pool_backward)
+segment_kernel = register(_segment_reduce)
+
+
+def _channels(n_channels: int) -> int:
+    return min(128, max(16, power_of_2(n_channels)))
+
+
+def pool_forward(
+    x: torch.Tensor,
+    nbr: torch.Tensor,
+    y: torch.Tensor,
+    count: torch.Tensor,
+    mode: str,
+    floor: float,
+    target: Target,
+) -> None:
+    """x [N_in, C] contiguous, nbr [V, N_out] int32; y [N_out, C] and, for "avg", count [N_out]
+    int32 are written."""
+    (n_offsets, n_rows), n_channels = nbr.shape, x.shape[1]
+    constants = (MODES[mode], _ROWS, _channels(n_channels))
+    pool_forward_kernel.launch(
+        x.device, target, (cdiv(n_rows, _ROWS), cdiv(n_channels, constants[2]), 1),
+        (x, nbr, y, count, n_rows, n_offsets, n_channels, float(floor)), constants,
+        {"num_warps": 4},
+        (constants, x.dtype, x.data_ptr() % 16, floor == 1.0, specialise(nbr.data_ptr())),
+    )  # fmt: skip
+
+
+def pool_backward(
+    x: torch.Tensor, y: torch.Tensor, dy: torch.Tensor, nbr: torch.Tensor, count: torch.Tensor,
+    dx: torch.Tensor, mode: str, target: Target,
+) -> None:  # fmt: skip
+    """nbr [V, N_in]: the transposed table. dx [N_in, C] is written; x and y matter only for "max",
+    count for "avg"."""
+    (n_offsets, n_rows), n_channels = nbr.shape, dx.shape[1]
+    constants = (MODES[mode], _ROWS, _channels(n_channels))
+    addresses = specialise(x.data_ptr(), y.data_ptr(), dy.data_ptr(), nbr.data_ptr())
+    pool_backward_kernel.launch(
+        x.device, target, (cdiv(n_rows, _ROWS), cdiv(n_channels, constants[2]), 1),
+        (x, y, dy, nbr, count, dx, n_rows, n_offsets, n_channels), constants, {"num_warps": 4},
+        (constants, x.dtype, addresses),
+    )  # fmt: skip
+
+
+def segment_reduce(
+    x: torch.Tensor,
+    order: torch.Tensor,
+    starts: torch.Tensor,
+    mode: str,
+    shares: int,
+    target: Target,
+) -> torch.Tensor:
+    """Reduce rows order[starts[s] : starts[s + 1]] of x [N, C], ascending, for every segment s.
+
+    "sum": fp32 [shares, S, C], to be added over the first axis.  "max": int64 [shares, S, C], row
+    of the maximum of each share, -1 where a share holds no row.
+    """
+    n_channels, n_segments = x.shape[1], starts.shape[0] - 1
+    constants = (MODES[mode], shares, _ROWS, _channels(n_channels))
+    out = torch.empty(
+        (shares, n_segments, n_channels),
+        dtype=torch.int64 if mode == "max" else torch.float32,
+        device=x.device,
+    )
+    segment_kernel.launch(
+        x.device, target, (n_segments, cdiv(n_channels, constants[3]), shares),
+        (x, order, starts, out, out, n_channels, n_segments), constants, {"num_warps": 4},
+        (constants, x.dtype, x.data_ptr() % 16),
+    )  # fmt: skip
+    return out

@@ -1,0 +1,236 @@
+"""Points and voxels: sums over the points of a voxel, sums over the voxels of a point, trilinear
+weights, counts.
+
+The two sums are each other's gradients. Neither adds floats atomically: a voxel's points come as a
+segment of a sorted list, so results do not depend on the order of execution.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ..runtime.launch import alignment, cdiv, power_of_2, register
+from ..runtime.target import Target
+
+_LANES_TOTAL = 32  # entries a program of `_segment_sum` reads at once
+_ROWS = 32
+_POINTS = 128
+
+
+@triton.jit(do_not_specialize=["n_segments", "n_channels"])
+def _segment_sum(
+    x_ptr, order_ptr, starts_ptr, weight_ptr, count_ptr, y_ptr, n_segments, n_channels,
+    K: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_COUNT: tl.constexpr, FP64: tl.constexpr,
+    SEGMENTS: tl.constexpr, LANES: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """y[s, c] = sum of weight[e] * x[e // K, c] over the entries e = order[starts[s] : starts[s +
+    1]], / count[s].
+
+    A program takes SEGMENTS segments, LANES entries of each at a time.  A count of 0 gives 0.
+    """
+    lane = tl.arange(0, SEGMENTS * LANES)
+    segment = tl.program_id(0) * SEGMENTS + lane // LANES
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    ok_c = channel < n_channels
+    begin = tl.load(starts_ptr + segment, mask=segment < n_segments, other=0)
+    end = tl.load(starts_ptr + segment + 1, mask=segment < n_segments, other=0)
+    acc = tl.zeros((SEGMENTS * LANES, CHANNELS), tl.float64 if FP64 else tl.float32)
+    longest = tl.max(end - begin, 0)
+    for step in range(0, longest, LANES):
+        place = begin + step + lane % LANES
+        entry = tl.load(order_ptr + place, mask=place < end, other=0)
+        ok = (place < end)[:, None] & ok_c[None, :]
+        row = (entry // K).to(tl.int64)[:, None]
+        value = tl.load(x_ptr + row * n_channels + channel[None, :], mask=ok, other=0.0)
+        value = value.to(acc.dtype)
+        if HAS_WEIGHT:
+            weight = tl.load(weight_ptr + entry, mask=place < end, other=0.0).to(acc.dtype)
+            value = value * weight[:, None]
+        acc += value
+    here = segment
+    if LANES > 1:
+        acc = tl.sum(tl.reshape(acc, (SEGMENTS, LANES, CHANNELS)), 1)
+        here = tl.program_id(0) * SEGMENTS + tl.arange(0, SEGMENTS)
+    if HAS_COUNT:
+        count = tl.load(count_ptr + here, mask=here < n_segments, other=0).to(acc.dtype)[:, None]
+        acc = tl.where(count > 0, acc / tl.where(count > 0, count, 1.0), 0.0)
+    out = y_ptr + here.to(tl.int64)[:, None] * n_channels + channel[None, :]
+    tl.store(out, acc.to(y_ptr.dtype.element_ty), mask=(here < n_segments)[:, None] & ok_c[None, :])
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_sources", "n_channels"])
+def _gather_sum(
+    x_ptr, index_ptr, weight_ptr, count_ptr, y_ptr, n_rows, n_sources, n_channels,
+    K: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_COUNT: tl.constexpr, FP64: tl.constexpr,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """y[i, c] = sum over k < K of weight[i, k] * x[index[i, k], c] / count[index[i, k]].
+
+    An index outside 0 .. n_sources - 1, or with a count of 0, adds nothing.
+    """
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    ok_r = row < n_rows
+    ok_c = channel < n_channels
+    acc = tl.zeros((ROWS, CHANNELS), tl.float64 if FP64 else tl.float32)
+    for k in range(K):
+        place = row.to(tl.int64) * K + k
+        source = tl.load(index_ptr + place, mask=ok_r, other=-1)
+        present = (source >= 0) & (source < n_sources)
+        if HAS_COUNT:
+            count = tl.load(count_ptr + source, mask=present, other=0).to(acc.dtype)
+            present = present & (count > 0)
+        ok = present[:, None] & ok_c[None, :]
+        there = source.to(tl.int64)[:, None] * n_channels + channel[None, :]
+        value = tl.load(x_ptr + there, mask=ok, other=0.0).to(acc.dtype)
+        if HAS_WEIGHT:
+            value = (
+                value * tl.load(weight_ptr + place, mask=present, other=0.0).to(acc.dtype)[:, None]
+            )
+        if HAS_COUNT:
+            value = value / tl.where(count > 0, count, 1.0)[:, None]
+        acc += value
+    out = y_ptr + row.to(tl.int64)[:, None] * n_channels + channel[None, :]
+    tl.store(out, acc.to(y_ptr.dtype.element_ty), mask=ok_r[:, None] & ok_c[None, :])
+
+
+@triton.jit
+def _corner(fraction, bit):
+    """Share of a cell's low (bit 0) or high (bit 1) side."""
+    return tl.where(bit > 0, fraction, 1.0 - fraction)
+
+
+@triton.jit(do_not_specialize=["n_points", "stride_cn", "stride_cc"])
+def _trilinear(
+    coords_ptr, index_ptr, weight_ptr, n_points, scale, stride_cn, stride_cc,
+    FP64: tl.constexpr, POINTS: tl.constexpr,
+):  # fmt: skip
+    """weight [N, 8] of the corners 4 bx + 2 by + bz around each point, 0 where index < 0, each row
+    divided by its sum."""
+    point = tl.program_id(0) * POINTS + tl.arange(0, POINTS)[:, None]
+    ok = point < n_points
+    corner = tl.arange(0, 8)[None, :]
+    product = tl.zeros((POINTS, 8), tl.float64 if FP64 else tl.float32) + 1.0
+    for axis in tl.static_range(3):
+        place = point.to(tl.int64) * stride_cn + axis * stride_cc
+        c = tl.load(coords_ptr + place, mask=ok, other=0.0).to(product.dtype)
+        cell = c / scale
+        fraction = (c - tl.floor(cell) * scale) / scale
+        product = product * _corner(fraction, (corner >> (2 - axis)) & 1)
+    place = point.to(tl.int64) * 8 + corner
+    index = tl.load(index_ptr + place, mask=ok, other=-1)
+    product = tl.where(index >= 0, product, 0.0)
+    product = product / (tl.sum(product, 1) + 1e-8)[:, None]
+    tl.store(weight_ptr + place, product.to(weight_ptr.dtype.element_ty), mask=ok)
+
+
+@triton.jit(do_not_specialize=["n", "n_values"])
+def _count_index(index_ptr, count_ptr, n, n_values, BLOCK: tl.constexpr):
+    """count[v] += occurrences of v; values outside 0 .. n_values - 1 are passed over."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(index_ptr + place, mask=place < n, other=-1)
+    ok = (value >= 0) & (value < n_values)
+    tl.atomic_add(count_ptr + value, 1, mask=ok)
+
+
+segment_sum_kernel = register(_segment_sum)
+gather_sum_kernel = register(_gather_sum)
+trilinear_kernel = register(_trilinear)
+count_kernel = register(_count_index)
+
+_OPTIONS = {"num_warps": 4}
+
+
+def _channels(n_channels: int, dtype: torch.dtype) -> int:
+    """Channels of a program; sums of fp64 take twice the registers."""
+    return min(64 if dtype == torch.float64 else 128, max(16, power_of_2(n_channels)))
+
+
+def segment_sum(
+    x: torch.Tensor, order: torch.Tensor, starts: torch.Tensor, weight: torch.Tensor | None,
+    count: torch.Tensor | None, y: torch.Tensor, per_row: int, target: Target,
+) -> None:  # fmt: skip
+    """Write y [S, C]: over the entries e = order[starts[s] : starts[s + 1]], the sum of weight[e] *
+    x[e // per_row], divided by count[s].
+
+    x [N, C] and weight [N * per_row] contiguous floats; order, starts int64 or int32; count [S]
+    integers.
+    """
+    n_segments, n_channels = y.shape
+    mean = order.shape[0] / max(1, n_segments)
+    lanes = 1 if mean < 4 else 8 if mean < 48 else 32
+    channels = _channels(n_channels, x.dtype)
+    constants = (
+        per_row, weight is not None, count is not None, x.dtype == torch.float64,
+        _LANES_TOTAL // lanes, lanes, channels,
+    )  # fmt: skip
+    grid = (cdiv(n_segments, constants[4]), cdiv(n_channels, channels), 1)
+    spare = starts
+    weight_arg, count_arg = (x if weight is None else weight), (spare if count is None else count)
+    key = (
+        constants,
+        x.dtype,
+        y.dtype,
+        weight_arg.dtype,
+        order.dtype,
+        starts.dtype,
+        count_arg.dtype,
+    )
+    aligned = alignment(x, order, starts, weight_arg, count_arg, y)
+    segment_sum_kernel.launch(
+        x.device, target, grid,
+        (x, order, starts, weight_arg, count_arg, y, n_segments, n_channels), constants, _OPTIONS,
+        (key, aligned),
+    )  # fmt: skip
+
+
+def gather_sum(
+    x: torch.Tensor, index: torch.Tensor, weight: torch.Tensor | None, count: torch.Tensor | None,
+    y: torch.Tensor, target: Target,
+) -> None:  # fmt: skip
+    """Write y [N, C]: the sum over k of weight[i, k] * x[index[i, k]] / count[index[i, k]].
+
+    x [M, C], index [N, K], weight [N, K] contiguous; count [M] integers. Indices outside x add
+    nothing.
+    """
+    (n_rows, n_channels), per_row = y.shape, index.shape[1]
+    channels = _channels(n_channels, x.dtype)
+    constants = (
+        per_row, weight is not None, count is not None, x.dtype == torch.float64, _ROWS, channels
+    )  # fmt: skip
+    grid = (cdiv(n_rows, _ROWS), cdiv(n_channels, channels), 1)
+    weight_arg, count_arg = (x if weight is None else weight), (index if count is None else count)
+    key = (constants, x.dtype, y.dtype, weight_arg.dtype, index.dtype, count_arg.dtype)
+    aligned = alignment(x, index, weight_arg, count_arg, y)
+    gather_sum_kernel.launch(
+        x.device, target, grid,
+        (x, index, weight_arg, count_arg, y, n_rows, x.shape[0], n_channels), constants, _OPTIONS,
+        (key, aligned),
+    )  # fmt: skip
+
+
+def trilinear(
+    coords: torch.Tensor, index: torch.Tensor, weight: torch.Tensor, scale: float, target: Target
+) -> None:
+    """Write weight [N, 8] for points coords [N, >= 3] (any strides) and corner indices [N, 8];
+    cells are `scale` wide."""
+    constants = (coords.dtype == torch.float64, _POINTS)
+    key = (constants, coords.dtype, weight.dtype, index.dtype, float(scale) == 1.0)
+    trilinear_kernel.launch(
+        coords.device, target, (cdiv(coords.shape[0], _POINTS), 1, 1),
+        (coords, index, weight, coords.shape[0], float(scale), coords.stride(0), coords.stride(1)),
+        constants, _OPTIONS, (key, alignment(coords, index, weight)),
+    )  # fmt: skip
+
+
+def count_index(index: torch.Tensor, count: torch.Tensor, target: Target) -> None:
+    """Add to count [M] int32, which the caller has zeroed, the occurrences of each value in
+    `index` [N]."""
+    block = 1024
+    count_kernel.launch(
+        index.device, target, (cdiv(index.shape[0], block), 1, 1),
+        (index, count, index.shape[0], count.shape[0]), (block,), _OPTIONS,
+        (index.dtype, alignment(index, count)),
+    )  # fmt: skip

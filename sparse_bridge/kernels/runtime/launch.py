@@ -1,0 +1,236 @@
+"""Launching: the registry of every jit function, and a direct path to kernels that are already
+compiled.
+
+`Kernel.launch` goes through Triton's ordinary `kernel[grid](...)` the first time and whenever the
+target is not a real GPU; afterwards it calls the compiled kernel's own launcher, which skips
+Triton's argument analysis. The caller's `key` must therefore separate everything that analysis
+looks at: dtypes, constexprs, options, and for each pointer or integer that is not
+`do_not_specialize` its divisibility by 16 and, for integers, being 1 (`specialise` builds such
+keys); `Kernel.variant` adds what one backend alone looks at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import torch
+
+from . import precompile
+from . import target as targets
+from .target import Target
+from .triton_compat import (
+    PASS_CONSTEXPRS,
+    Entry,
+    hooks_installed,
+    launcher_of,
+    loading,
+    name_constexprs,
+)
+
+__all__ = [
+    "REGISTRY",
+    "Kernel",
+    "aligned_at",
+    "alignment",
+    "carve",
+    "cdiv",
+    "power_of_2",
+    "register",
+    "run",
+    "specialise",
+]
+
+REGISTRY: dict[str, Kernel] = {}
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b rounded up. (Triton's own is a jit object and costs microseconds on the host.)"""
+    return -(-a // b)
+
+
+def power_of_2(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def specialise(*numbers: int) -> tuple[int, ...]:
+    """Classes that Triton's specialisation tells apart: 1, divisible by 16, other; and 64-bit apart
+    from 32-bit."""
+    return tuple([
+        (1 if n == 1 else 2 if n % 16 == 0 else 0) + (0 if -(1 << 31) <= n < 1 << 31 else 4)
+        for n in numbers
+    ])  # fmt: skip
+
+
+def carve(memory: torch.Tensor, *sizes: int) -> list[torch.Tensor]:
+    """A vector cut into vectors of these sizes, which must be multiples of 4 but for the last: all
+    start at multiples of 16 bytes. (A view costs the host half of what an allocation does.)"""
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(memory.narrow(0, start, size))
+        start += size
+    return parts
+
+
+def alignment(*tensors: torch.Tensor) -> tuple[bool, ...]:
+    """Which tensors start at a multiple of 16 bytes; Triton's specialisation tells them apart, one
+    by one."""
+    return tuple([tensor.data_ptr() % 16 == 0 for tensor in tensors])
+
+
+def aligned_at(joined: int, addresses: tuple[int, ...]) -> object:
+    """`alignment` of addresses. joined: all of them, bit by bit."""
+    return tuple([at % 16 == 0 for at in addresses]) if joined & 15 else True
+
+
+class _Launch(NamedTuple):
+    """What `Kernel.launch` was called with.  device: its number."""
+
+    device: int
+    grid: tuple[int, int, int]
+    args: tuple[Any, ...]
+    constants: tuple[Any, ...]
+    options: dict[str, Any]
+    key: Hashable
+
+
+class Kernel:
+    """A jit function with a cache of its compiled variants, per device."""
+
+    def __init__(self, fn: Any, constants: tuple[str, ...]) -> None:
+        self.fn = fn
+        self.name: str = fn.__name__.lstrip("_")
+        self.constants = constants
+        self._compiled: dict[Hashable, Entry] = {}
+        self._coming: dict[Hashable, Future[Any]] = {}
+
+    def launch(
+        self,
+        device: torch.device,
+        target: Target,
+        grid: tuple[int, int, int],
+        args: tuple[Any, ...],
+        constants: tuple[Any, ...],
+        options: dict[str, Any],
+        key: Hashable,
+    ) -> None:
+        """Run the kernel. `args` and `constants` are positional, in signature order, constexprs
+        last.
+
+        device: the tensors' device.  options: num_warps, num_stages and vendor options.  key: see
+        the module's text.
+        """
+        rehearsed = precompile.mine()
+        if not target.raw:
+            if rehearsed is None:
+                self.fn[grid](*args, *constants, **options)
+            return
+        if target.backend == "hip":
+            key = self.variant(target, args, key)
+        index = targets.device_index(device) if device.index is None else device.index
+        if rehearsed is not None:
+            self._rehearse(_Launch(index, grid, args, constants, options, key), rehearsed)
+            return
+        entry = self._compiled.get((index, key))
+        if entry is None or hooks_installed() or index != torch._C._cuda_getDevice():
+            with torch.cuda.device(index):
+                self._launch_slowly(_Launch(index, grid, args, constants, options, key))
+            return
+        _call(entry, index, grid, args, constants)
+
+    def ready(self, device: torch.device, key: Hashable) -> Entry | None:
+        """A compiled variant for `run`; on CUDA, with an indexed device that is the current one,
+        and where nobody listens to launches."""
+        entry = self._compiled.get((device.index, key))
+        if entry is None or device.index != torch._C._cuda_getDevice() or hooks_installed():
+            return None
+        return entry if precompile.mine() is None else None
+
+    @staticmethod
+    def variant(target: Target, args: tuple[Any, ...], key: Hashable) -> Hashable:
+        """The caller's key, completed by what Triton's backend adds to the specialisation on its
+        own."""
+        if target.backend != "hip":
+            return key
+        # Tensors within 2 GiB of memory are addressed through 32-bit byte offsets there.
+        return key, tuple(
+            arg.untyped_storage().nbytes() >= 1 << 31
+            for arg in args
+            if isinstance(arg, torch.Tensor)
+        )
+
+    def _launch_slowly(self, it: _Launch) -> None:
+        place = (it.device, it.key)
+        coming = self._coming.pop(place, None)
+        if coming is not None and not coming.cancel():
+            coming.exception()  # waits; what failed there fails again below, to the caller's face
+        entry = self._compiled.get(place)
+        if entry is None or hooks_installed():
+            with loading():
+                compiled = self.fn[it.grid](*it.args, *it.constants, **it.options)
+            self._compiled[place] = launcher_of(compiled)
+        else:
+            _call(entry, it.device, it.grid, it.args, it.constants)
+
+    def _rehearse(self, it: _Launch, futures: list[Future[Any]]) -> None:
+        """Have a variant compiled in the background."""
+        place = (it.device, it.key)
+        if place in self._compiled:
+            return
+
+        def compile_it() -> None:
+            with torch.cuda.device(it.device):
+                compiled = self.fn.warmup(*it.args, *it.constants, grid=it.grid, **it.options)
+                self._compiled[place] = launcher_of(compiled)
+
+        if place not in self._coming:
+            self._coming[place] = precompile.submit(compile_it)
+        futures.append(self._coming[place])
+
+
+_NUMBERS = frozenset({int, float, bool})
+
+
+def _call(
+    entry: Entry, index: int, grid: tuple[int, int, int], args: tuple[Any, ...],
+    constants: tuple[Any, ...],
+) -> None:  # fmt: skip
+    """Run a compiled kernel on the current stream of the current device, `index`."""
+    # Addresses instead of tensors: the launcher asks the driver about every tensor.
+    values = [arg if type(arg) in _NUMBERS else arg.data_ptr() for arg in args]
+    run(entry, index, grid, values, constants)
+
+
+def run(
+    entry: Entry, index: int, grid: tuple[int, int, int], values: Sequence[Any],
+    constants: tuple[Any, ...],
+) -> None:  # fmt: skip
+    """Run a compiled kernel; `values` are numbers, and addresses for tensors."""
+    call, before, between = entry
+    stream = torch._C._cuda_getCurrentRawStream(index)
+    if PASS_CONSTEXPRS:
+        call(*before, *grid, stream, *between, *values, *constants)
+    else:
+        call(*before, *grid, stream, *between, *values)
+
+
+def register(fn: Any) -> Kernel:
+    """Enter a `@triton.jit` function into the registry; the result launches it."""
+    names = getattr(fn, "arg_names", None) or list(fn.signature.parameters)
+    parameters = getattr(fn, "params", None)
+    if parameters is not None:
+        constants = tuple(p.name for p in parameters if p.is_constexpr)
+    else:  # interpreted functions keep no more than the Python function
+        kinds = fn.fn.__annotations__
+        constants = tuple(n for n in names if "constexpr" in str(kinds.get(n, "")))
+    kernel = Kernel(fn, constants)
+    name_constexprs(fn)
+    if constants and tuple(names[-len(constants) :]) != constants:
+        raise TypeError(f"{kernel.name}: constexpr parameters must come last")
+    REGISTRY[kernel.name] = kernel
+    return kernel
+
+
+Jit = Callable[..., Any]

@@ -1,0 +1,61 @@
+"""Compiling kernels side by side, before they are wanted.
+
+Under `rehearsing()` the launches of this thread run nothing. Each form of a kernel that is not
+compiled yet goes to a few threads; Triton's compiler, the assembler and the C compiler behind it
+work outside the interpreter lock for most of their time. A launch that wants such a form waits for
+the thread that compiles it, or does it itself where none has begun.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+from ...workers import Work, Workers
+
+__all__ = ["mine", "rehearsing", "submit"]
+
+_MOST_THREADS = 8
+
+
+def _cores() -> int:
+    there = getattr(os, "sched_getaffinity", None)
+    return len(there(0)) if there is not None else os.cpu_count() or 1
+
+
+_workers = Workers(min(_MOST_THREADS, _cores()), "sparse_bridge-compiler")
+_local = threading.local()
+_count = 0  # rehearsals in all threads; launches look at the thread only where there are any
+_lock = threading.Lock()
+
+
+@contextmanager
+def rehearsing() -> Iterator[list[Future[Any]]]:
+    """Launches of this thread compile in the background instead of running; the futures of those
+    that have to. Memory that kernels would write stays as it was."""
+    global _count
+    before = getattr(_local, "futures", None)
+    futures: list[Future[Any]] = [] if before is None else before
+    with _lock:
+        _count += 1
+    _local.futures = futures
+    try:
+        yield futures
+    finally:
+        _local.futures = before
+        with _lock:
+            _count -= 1
+
+
+def mine() -> list[Future[Any]] | None:
+    """The futures of this thread's rehearsal; None outside one."""
+    return getattr(_local, "futures", None) if _count else None
+
+
+def submit(work: Work) -> Future[Any]:
+    """Compile in the background."""
+    return _workers.submit(work)

@@ -1,0 +1,279 @@
+"""The one place that asks what a device is: vendor, generation, wave size, memory, and whether
+Triton drives it.
+
+Kernels run on CUDA and HIP tensors, and on CPU tensors whenever Triton has a driver for those: its
+interpreter, or any other runtime installed as Triton's active driver.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import re
+
+import torch
+
+from ... import log
+from ...errors import DeviceError
+
+__all__ = [
+    "MINIMUM_TRITON",
+    "Target",
+    "described",
+    "device_index",
+    "interpreted",
+    "of",
+    "triton_version",
+    "unavailable",
+]
+
+MINIMUM_TRITON = (3, 0)
+
+# Bytes of shared memory (LDS) that one workgroup may take, by architecture; the driver's answer is
+# preferred.
+_SHARED = {
+    "gfx950": 160 << 10, "sm_75": 64 << 10, "sm_80": 163 << 10, "sm_86": 99 << 10,
+    "sm_87": 163 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10,
+    "sm_103": 227 << 10, "sm_110": 227 << 10, "sm_120": 99 << 10, "sm_121": 99 << 10,
+}  # fmt: skip
+# First compute capability of each generation's tile row, newest first.
+_NVIDIA_FAMILIES = (
+    (130, "generic"), (100, "blackwell"), (90, "hopper"), (89, "ada"), (80, "ampere"),
+    (75, "turing"), (0, "generic"),
+)  # fmt: skip
+_AMD_FAMILIES = {
+    "gfx90a": "cdna2", "gfx94": "cdna3", "gfx95": "cdna4", "gfx11": "rdna3", "gfx12": "rdna4"
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What a launcher needs to know about the device behind a tensor.
+
+    backend: "cuda", "hip" or "interpreter".  arch: "sm_90", "gfx942", ... or "interpreter".
+    warp_size: lanes of a warp (wave).  compute_units: SMs / CUs.  shared_memory: bytes per
+    workgroup. raw: compiled kernels may be launched directly (a real GPU); otherwise through
+    Triton's ordinary call.
+    """
+
+    backend: str
+    arch: str
+    warp_size: int
+    compute_units: int
+    shared_memory: int
+    raw: bool
+
+    @property
+    def vendor(self) -> str:
+        """nvidia, amd, or none for the interpreter."""
+        return {"cuda": "nvidia", "hip": "amd"}.get(self.backend, "none")
+
+    @property
+    def capability(self) -> int:
+        """NVIDIA's compute capability times ten; 0 elsewhere."""
+        return _capability(self.arch) if self.backend == "cuda" else 0
+
+    @property
+    def takes_addresses(self) -> bool:
+        """Whether a compiled kernel runs the same on an address as on its tensor. On HIP the size
+        of a tensor's memory is part of the specialisation."""
+        return self.raw and self.backend == "cuda"
+
+    @property
+    def family(self) -> str:
+        """Generation, and row of the tile tables: turing, ampere, ada, hopper, blackwell, cdna2,
+        cdna3, cdna4, rdna3, rdna4, or generic for what nobody has tabulated."""
+        return _family(self.backend, self.arch)
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether kernels multiply bf16."""
+        # Triton's interpreter keeps bf16 as bits and `tl.dot` multiplies those bits as integers.
+        return self.backend == "hip" or self.capability >= 80
+
+    @property
+    def has_tf32(self) -> bool:
+        """Whether products of fp32 may round their inputs to TF32 (AMD: xf32)."""
+        if self.backend == "hip":
+            return self.family == "cdna3"
+        return self.backend == "interpreter" or self.capability >= 80
+
+    @property
+    def splits_fp32(self) -> bool:
+        """Whether an fp32 product is faster as three of TF32 (an operand's leading bits and what is
+        left of it) than by multiply-adds: NVIDIA's data-centre parts."""
+        return self.capability in (80, 90, 100, 103)
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether matrix instructions take fp8 (no kernel here does yet)."""
+        if self.backend == "hip":
+            return self.family in ("cdna3", "cdna4", "rdna4")
+        return self.capability >= 89
+
+    @property
+    def has_tensor_memory(self) -> bool:
+        """Whether products of halves and TF32 add up in tensor memory (tcgen05), of which a thread
+        reads whole rows: Blackwell's data-centre parts, compute capability 10.x."""
+        return 100 <= self.capability < 110
+
+    @property
+    def has_matrix_units(self) -> bool:
+        """Whether Triton's `tl.dot` of half types becomes matrix instructions; Turing's are left
+        idle."""
+        return self.capability >= 80 or (self.backend == "hip" and self.family != "generic")
+
+
+@functools.cache
+def _capability(arch: str) -> int:
+    return int(re.sub(r"\D", "", arch))
+
+
+@functools.cache
+def _family(backend: str, arch: str) -> str:
+    if backend == "cuda":
+        return next(family for least, family in _NVIDIA_FAMILIES if _capability(arch) >= least)
+    if backend == "hip":
+        for prefix, family in _AMD_FAMILIES.items():
+            if arch.startswith(prefix):
+                return family
+    return "generic"
+
+
+@functools.lru_cache(maxsize=1)
+def triton_version() -> tuple[int, ...] | None:
+    """Installed Triton's version, or None when it is missing or cannot be imported."""
+    try:
+        import triton
+    # a broken Triton (wrong LLVM, missing driver stub) must read as "no Triton", whatever it raises
+    except Exception:
+        return None
+    return tuple(int(part) for part in re.findall(r"\d+", triton.__version__)[:3])
+
+
+def interpreted() -> bool:
+    """True when kernels of this process run in Triton's interpreter (`TRITON_INTERPRET=1` before
+    import)."""
+    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes")
+
+
+def device_index(device: torch.device) -> int:
+    """CUDA / HIP ordinal behind `device`; -1 for the CPU."""
+    if device.type != "cuda":
+        return -1
+    index = device.index
+    return torch.cuda.current_device() if index is None else index
+
+
+def unavailable(device: torch.device) -> str | None:
+    """Why Triton kernels cannot run on tensors of `device`, or None when they can."""
+    version = triton_version()
+    if version is None:
+        return (
+            "Triton is not installed or cannot be imported (torch's own Triton is the right one: "
+            "reinstall torch)"
+        )
+    if version < MINIMUM_TRITON:
+        return f"Triton {'.'.join(map(str, version))} is older than 3.0"
+    if device.type == "cuda":
+        return _gpu_unavailable(device_index(device))
+    if device.type == "cpu":
+        if interpreted() or _host_driver() is not None:
+            return None
+        return (
+            "CPU tensors reach Triton kernels only under TRITON_INTERPRET=1 or another active "
+            "Triton driver"
+        )
+    return f"no Triton driver for device type {device.type!r}"
+
+
+@functools.cache
+def _gpu_unavailable(index: int) -> str | None:
+    if interpreted():
+        return "TRITON_INTERPRET=1 is set: kernels run on CPU tensors only"
+    if torch.version.hip is None and torch.cuda.get_device_capability(index) < (7, 5):
+        return "the GPU is older than compute capability 7.5"
+    try:
+        from triton.runtime import driver
+
+        driver.active.get_current_target()
+    except (
+        Exception
+    ) as error:  # Triton's drivers raise anything from RuntimeError to OSError for an unknown GPU
+        return f"Triton has no working driver for {torch.cuda.get_device_name(index)}: {error}"
+    return None
+
+
+def _host_driver() -> object | None:
+    """Triton's active driver when it works on CPU tensors."""
+    from triton.runtime import driver
+
+    # Reading `driver.active` would create a GPU driver; Triton 3.0 keeps it as a lazy proxy.
+    active = driver._active if hasattr(driver, "_active") else driver.active
+    if active is None or type(active).__name__ == "LazyProxy":
+        return None
+    try:
+        return active if active.get_active_torch_device().type == "cpu" else None
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def of(device: torch.device) -> Target:
+    """The target behind tensors of `device`; call only when `unavailable(device)` is None."""
+    if device.type == "cuda":
+        return _gpu_target(device_index(device))
+    if interpreted():
+        return Target("interpreter", "interpreter", 32, 4, 1 << 20, raw=False)
+    driver = _host_driver()
+    assert driver is not None
+    described = driver.get_current_target()  # type: ignore[attr-defined]
+    return _make_target(described.backend, described.arch, described.warp_size, 8, None, raw=False)
+
+
+@functools.cache
+def _gpu_target(index: int) -> Target:
+    from triton.runtime import driver
+
+    with torch.cuda.device(index):
+        described = driver.active.get_current_target()
+        properties = torch.cuda.get_device_properties(index)
+        shared = getattr(properties, "shared_memory_per_block_optin", None)
+    return _make_target(
+        described.backend,
+        described.arch,
+        described.warp_size,
+        properties.multi_processor_count,
+        shared,
+        raw=True,
+    )
+
+
+def _make_target(
+    backend: str, arch: object, warp: int, units: int, shared: int | None, raw: bool
+) -> Target:
+    name = f"sm_{arch}" if backend == "cuda" else str(arch)
+    if backend == "hip" or shared is None:  # torch reports other limits than a HIP workgroup's
+        shared = _SHARED.get(name, 64 << 10 if backend == "hip" else 48 << 10)
+    target = Target(backend, name, warp, units, shared, raw)
+    if target.family == "generic":
+        log.once(
+            ("unknown-gpu", name),
+            f"{name} is not in the tile tables of sparse_bridge; its kernels use tiles that fit "
+            f"{shared >> 10} KiB of shared memory on any GPU.",
+        )
+    return target
+
+
+def described(arch: str, compute_units: int = 64) -> Target:
+    """The target of an architecture that need not be there: "gfx942", "sm_90".
+
+    Raises: DeviceError for a name of neither kind.
+    """
+    if re.fullmatch(r"gfx\d+[0-9a-f]{2}", arch):
+        # Only the gfx9 line runs waves of 64 lanes.
+        wave = 64 if int(arch[3:-2]) == 9 else 32
+        return _make_target("hip", arch, wave, compute_units, None, raw=False)
+    if re.fullmatch(r"sm_\d+", arch):
+        return _make_target("cuda", int(arch[3:]), 32, compute_units, None, raw=False)
+    raise DeviceError(f"architecture {arch!r}; expected a name like gfx942 or sm_90.")
