@@ -91,9 +91,9 @@ def same(found, expected, both):
         x = features(kmap.n_in, w.shape[1], seed=kmap.n_in).mul(4).round().to(device)
         mine, theirs = (functional.conv(x, w, None, one) for one in (kmap, other))
         assert torch.equal(mine, theirs)
-    if both and expected.relation.regular:
+    if both and expected.rulebook.regular:
         target = kernel_target(found.device)
-        mine, theirs = (one.relation.device_pairs(target) for one in (found, expected))
+        mine, theirs = (one.rulebook.device_pairs(target) for one in (found, expected))
         for name in ("in_rows", "out_rows", "starts"):
             assert torch.equal(getattr(mine, name), getattr(theirs, name)), name
     for v in range(n_offsets if both else 0):

@@ -329,5 +329,5 @@ def test_submanifold_lists(lane):
     pairs = [tuple(rows.to(lane.device) for rows in pair) for pair in made.pairs]
     n = len(made.x_coords)
     kmap = map_builder.from_pairs(pairs, n, n, submanifold=True)
-    assert kmap.relation.symmetric
+    assert kmap.rulebook.symmetric
     check(dataclasses.replace(made, kmap=kmap), 16, 16, lane)

@@ -47,7 +47,7 @@ def test_maps_of_a_users_tensor_die_with_their_last_use():
     """A data set held in memory does not keep maps alive."""
     coords = cloud((9, 10))
     store, kmap = map_of(coords)
-    gone = weakref.ref(store), weakref.ref(kmap), weakref.ref(kmap.relation)
+    gone = weakref.ref(store), weakref.ref(kmap), weakref.ref(kmap.rulebook)
     del store, kmap
     assert [ref() for ref in gone] == [None, None, None]
     assert len(coords)
@@ -143,7 +143,7 @@ def step(coords):
     x2 = functional.conv(x1, weight, None, kmap)
     x3 = functional.conv(x2, weight, None, functional.inverse(kmap))
     functional.pool(x3, kmap, "max").sum().backward()
-    return [weakref.ref(one) for one in (store, same, kmap, same.relation, alias, coarse)]
+    return [weakref.ref(one) for one in (store, same, kmap, same.rulebook, alias, coarse)]
 
 
 def test_no_growth_over_iterations():

@@ -25,7 +25,7 @@ GEOMETRIES = [
 ]
 
 
-def relation(x_map, y_map, offsets, stride):
+def rulebook(x_map, y_map, offsets, stride):
     """The triples that should be there, of two coordinate maps."""
     pairs = reference.find_pairs(
         x_map.coords, x_map.box, y_map.coords, y_map.box, offsets.values, stride
@@ -42,7 +42,7 @@ def every_view(kmap):
     direct = oracle.triples(kmap)
     assert {(v, j, i) for v, i, j in direct} == oracle.triples(kmap.transposed())
     for side in (0, 1):
-        table, reverse = kmap.relation.table(side)
+        table, reverse = kmap.rulebook.table(side)
         nbr = table.nbr.flip(0) if reverse else table.nbr
         assert nbr.dtype == torch.int32
         v, row = (nbr >= 0).nonzero(as_tuple=True)
@@ -61,7 +61,7 @@ def test_strided(map_lane, geometry):
     new, kmap = map_builder.strided(cmap, offsets, stride, Box.grid(2, outer))
     sites = reference.strided_coords(coords, cmap.box, offsets.values, stride, new.box)
     assert torch.equal(new.coords.cpu(), sites)
-    assert every_view(kmap) == relation(cmap, new, offsets, stride)
+    assert every_view(kmap) == rulebook(cmap, new, offsets, stride)
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
@@ -76,7 +76,7 @@ def test_generative(map_lane, geometry):
     new, kmap = map_builder.generative(cmap, offsets, stride, Box.grid(2, outer))
     sites = reference.generative_coords(coords, cmap.box, offsets.values, stride, new.box)
     assert torch.equal(new.coords.cpu(), sites)
-    want = {(v, i, j) for v, j, i in relation(new, cmap, offsets, stride)}
+    want = {(v, i, j) for v, j, i in rulebook(new, cmap, offsets, stride)}
     assert every_view(kmap) == want
 
 
@@ -120,7 +120,7 @@ def test_between_given_maps(map_lane):
         CoordinateMap(coarse, Box.grid(2, (4, 5))),
     )
     kmap = map_builder.between(x_map, y_map, offsets, (2, 2))
-    assert every_view(kmap) == relation(x_map, y_map, offsets, (2, 2))
+    assert every_view(kmap) == rulebook(x_map, y_map, offsets, (2, 2))
 
 
 @pytest.mark.parametrize("n", [0, 1, 31, 32, 33, 63, 64, 65, 127, 128, 129])
@@ -130,7 +130,7 @@ def test_row_counts_around_the_tile(map_lane, n):
     cmap = CoordinateMap(coords, Box.grid(1, (12, 13)))
     assert every_view(map_builder.submanifold(cmap, offsets)) == neighbors(cmap, offsets)
     new, strided = map_builder.strided(cmap, offsets, (2, 2), Box.grid(1, (6, 7)))
-    assert every_view(strided) == relation(cmap, new, offsets, (2, 2))
+    assert every_view(strided) == rulebook(cmap, new, offsets, (2, 2))
 
 
 def test_dead_rows_keep_their_place(map_lane):
@@ -194,6 +194,6 @@ def test_same_order_on_every_run(map_lane):
         new, kmap = map_builder.strided(
             CoordinateMap(coords, Box.grid(2, (12, 13))), offsets, (2, 2), Box.grid(2, (6, 7))
         )
-        runs.append((new.coords.clone(), kmap.relation.table(0)[0].nbr.clone()))
+        runs.append((new.coords.clone(), kmap.rulebook.table(0)[0].nbr.clone()))
     for coords_again, table in runs[1:]:
         assert torch.equal(runs[0][0], coords_again) and torch.equal(runs[0][1], table)

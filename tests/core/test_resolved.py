@@ -215,7 +215,7 @@ def test_nothing_of_a_scene_is_held(lane):
     x, weight, bias = warm(made, lane)
     held = weight.clone().requires_grad_()
     conv(x, held, bias, made.kmap).sum().backward()
-    seen = [weakref.ref(one) for one in (x, weight, bias, held, made.kmap.relation)]
+    seen = [weakref.ref(one) for one in (x, weight, bias, held, made.kmap.rulebook)]
     del x, weight, bias, held, made
     gc.collect()
     assert [ref() for ref in seen] == [None] * 5
@@ -274,7 +274,7 @@ def test_what_changes_reaches_the_kernel(launches):
     """Steady layers over one map, on a GPU."""
     with settings.override(dataflow="per_offset"):
         kmap = layer("submanifold", 2).kmap
-        kmap.relation.table(0)
+        kmap.rulebook.table(0)
     x, weight, bias = torch.randn(kmap.n_in, 16), torch.randn(9, 16, 32), torch.randn(32)
 
     def told(name, *tensors, **options):
@@ -304,25 +304,25 @@ def test_what_changes_reaches_the_kernel(launches):
         assert told("x_ptr", x, weight, None) is x
         with settings.override(fp32="ieee"):
             assert told("PRECISION", x, weight, None) == "ieee"
-        plans = len(kmap.relation.plans)
+        plans = len(kmap.rulebook.plans)
         for _ in range(3):
             with settings.override(fp32="ieee", tune="off"):
                 assert told("PRECISION", x, weight, None) == "ieee"
-        assert len(kmap.relation.plans) == plans, "plans of settings that come back are kept"
+        assert len(kmap.rulebook.plans) == plans, "plans of settings that come back are kept"
 
 
 def test_the_backward_pass_follows_the_settings(launches):
     with settings.override(dataflow="per_offset"):
         kmap = layer("submanifold", 2).kmap
-        kmap.relation.table(0)
-        kmap.relation.lists()
+        kmap.rulebook.table(0)
+        kmap.rulebook.lists()
     x = torch.randn(kmap.n_in, 16, requires_grad=True)
     weight = torch.randn(9, 16, 32, requires_grad=True)
     empty = torch.zeros(10, dtype=torch.int32)
     from sparse_bridge.core.maps.kernel_map import DevicePairs
 
     starts = torch.zeros(6, dtype=torch.int64)
-    kmap.relation._pairs = DevicePairs(empty, empty, starts, True, 10)
+    kmap.rulebook._pairs = DevicePairs(empty, empty, starts, True, 10)
 
     def precisions():
         return [arguments["PRECISION"] for _, arguments in launches if "PRECISION" in arguments]

@@ -47,8 +47,8 @@ def test_maps(kernel_lane, kind):
         else:
             new, kmap = getattr(functional, kind)(cmap, offsets, 2)
             made = new.coords
-        sides = [kmap.relation.table(side)[0].nbr for side in (0, 1)]
-        return [made, *sides, *kmap.relation.lists().rows(slice(None))]
+        sides = [kmap.rulebook.table(side)[0].nbr for side in (0, 1)]
+        return [made, *sides, *kmap.rulebook.lists().rows(slice(None))]
 
     made, table, *_ = same(kernel_lane, run)
     assert len(made) > 20 and (table >= 0).any()

@@ -171,13 +171,13 @@ def test_views_of_a_map(full_scene):
 
     def start():
         grid = functional.coordinate_map(full_scene.coords, SHAPE, 2)
-        relation = functional.submanifold(grid, OFFSETS).relation
-        assert relation.lists().order is not None
-        return relation
+        rulebook = functional.submanifold(grid, OFFSETS).rulebook
+        assert rulebook.lists().order is not None
+        return rulebook
 
-    def work(relation):
-        tables = [relation.table(side)[0].nbr for side in (0, 1)]
-        return [relation.lists().inverse(), *tables, *relation.pair_list(3)]
+    def work(rulebook):
+        tables = [rulebook.table(side)[0].nbr for side in (0, 1)]
+        return [rulebook.lists().inverse(), *tables, *rulebook.pair_list(3)]
 
     assert survives(start, work, every=True) > 2
 

@@ -16,7 +16,7 @@ from ...kernels.runtime.target import Target
 from ..geometry.boxes import Box
 from ..geometry.offsets import Offsets
 from ..maps.coordinate_map import CoordinateMap, capacity_for
-from ..maps.kernel_map import KernelMap, Relation
+from ..maps.kernel_map import KernelMap, Rulebook
 from .padded import PaddedScene, rows_found
 
 __all__ = ["Answers", "Chain", "Record", "Sides", "Step", "ordered_alike"]
@@ -312,7 +312,7 @@ class Chain:
             (False, -1) if strided else (step.offsets.symmetric, step.offsets.center)
         )
         kmap = KernelMap(
-            Relation(
+            Rulebook(
                 n_x, n_y, len(step.offsets), self.device, symmetric=symmetric, center=center,
                 views=sides, scene=scene,
             )

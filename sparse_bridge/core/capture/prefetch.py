@@ -73,8 +73,8 @@ class Trail:
 
     def answer(self, place: int, kmap: KernelMap, new: CoordinateMap | None = None) -> None:
         """Remember the map that a step got, and the level that it made."""
-        self.record.tiled[place] = kmap.relation.tiled
-        self.record.asked[place] = kmap.relation.asked
+        self.record.tiled[place] = kmap.rulebook.tiled
+        self.record.asked[place] = kmap.rulebook.asked
         if new is not None:
             self.record.rows[place] = new.n_rows
 

@@ -84,27 +84,27 @@ def _row_sums(chunks: Chunks, side: int) -> Iterator[RowSums]:
 
 
 def chunks_of(kmap: KernelMap, merge: bool) -> Chunks:
-    """Chunks of a map; cut once per direction and kept with the relation. merge: runs may become
+    """Chunks of a map; cut once per direction and kept with the rulebook. merge: runs may become
     one item."""
-    relation = kmap.relation
-    lists = relation.lists()
+    rulebook = kmap.rulebook
+    lists = rulebook.lists()
     total = lists.starts[-1] * (2 if lists.mirrored else 1)
     merge = (
         merge and lists.order is not None and bool(lists.runs) and total >= _RUNS_PAY * kmap.n_in
     )
-    found = relation.chunks.get((kmap.side, merge))
+    found = rulebook.chunks.get((kmap.side, merge))
     if found is None:
-        found = relation.chunks[kmap.side, merge] = _cut(kmap, merge)
+        found = rulebook.chunks[kmap.side, merge] = _cut(kmap, merge)
     return found
 
 
 def _cut(kmap: KernelMap, merge: bool) -> Chunks:
-    relation, last = kmap.relation, kmap.n_offsets - 1
+    rulebook, last = kmap.rulebook, kmap.n_offsets - 1
     # Read backwards, a submanifold map is itself with the offsets reversed; only then do places
     # ascend with the taps.
     reverse = merge and kmap.flipped
-    n_y, n_x = relation.n_rows[kmap.side], relation.n_rows[1 - kmap.side]
-    center = relation.center
+    n_y, n_x = rulebook.n_rows[kmap.side], rulebook.n_rows[1 - kmap.side]
+    center = rulebook.center
     dense = center if center >= 0 and kmap.place_list(center)[0].shape[0] == n_x == n_y else -1
     if dense >= 0 and reverse:
         dense = last - dense
@@ -115,7 +115,7 @@ def _cut(kmap: KernelMap, merge: bool) -> Chunks:
 
     pieces: list[tuple[int, int, torch.Tensor, torch.Tensor]] = []
     if merge:
-        for tap, length in relation.lists().runs:
+        for tap, length in rulebook.lists().runs:
             taps = [t for t in range(tap, tap + length) if t != dense]
             pieces += _merge(taps, [pairs(t) for t in taps], n_y)
     else:
@@ -127,7 +127,7 @@ def _cut(kmap: KernelMap, merge: bool) -> Chunks:
                 items.append((tap, width, len(x_part), x_part, y_part))
     longest = max((item[2] for item in items), default=0)
     widest = max((item[1] for item in items), default=1)
-    order = relation.lists().order if merge else None
+    order = rulebook.lists().order if merge else None
     return Chunks(tuple(items), reverse, dense, longest, widest, order, (n_y, n_x))
 
 

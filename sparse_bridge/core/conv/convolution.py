@@ -87,19 +87,19 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         dense = found.dense(weight)
         dw = _gradient_like(weight, weight_dtype, dense)
         like_weight = dense or dw.stride() == weight.stride()
-    relation = kmap.relation
+    rulebook = kmap.rulebook
     if (
         like_weight
         and found.gather is not None
-        and relation.regular
-        and relation.n_rows[0]
-        and relation.n_rows[1]
+        and rulebook.regular
+        and rulebook.n_rows[0]
+        and rulebook.n_rows[1]
     ):
         back, wgrad = found.backward(needs_x, None if dw is None else weight_dtype)
         if back is not None:
-            dx = back(relation, int(not kmap.flipped), dy, weight, None)
+            dx = back(rulebook, int(not kmap.flipped), dy, weight, None)
         if wgrad is not None and dw is not None:
-            wgrad(relation, kmap.flipped, x, dy, dw)
+            wgrad(rulebook, kmap.flipped, x, dy, dw)
     else:
         w_dw = found.w if dw is None or like_weight else layout_of(dw, *found.layout)
         dx = _gradients(found, kmap, x, weight, dy, dw, w_dw, needs_x)
@@ -229,7 +229,7 @@ def _folded(x, weight, epilogue, kmap, layout, groups, precision, dtype):  # typ
 
     if kmap.n_in != x.shape[0]:
         check(x, weight, epilogue, kmap, layout, groups)
-    plain = KernelMap(kmap.relation, kmap.flipped)
+    plain = KernelMap(kmap.rulebook, kmap.flipped)
     folded = x
     if kmap.x_fold is not None:
         folded = first_rows(x, kmap.x_fold) if kmap.self_offset >= 0 else sum_rows(x, kmap.x_fold)
@@ -262,7 +262,7 @@ def _deferred(x, weight, bias, kmap, layout, groups, precision, pending):  # typ
         end = Epilogue(bias, activation, alpha, norm, residual)
         return found.ending(x, weight, end, kmap).forward(kmap, x, weight, *end)
 
-    shape = (kmap.relation.n_rows[kmap.side], found.columns_out)
+    shape = (kmap.rulebook.n_rows[kmap.side], found.columns_out)
     return Deferred(shape, x, launch, summed)
 
 

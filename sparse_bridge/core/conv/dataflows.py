@@ -93,7 +93,7 @@ def gather_matmul(
     w: WeightLayout, epilogue: Epilogue, precision: str,
 ) -> torch.Tensor:  # fmt: skip
     """x [n_in, groups * c_in] -> y [n_out, groups * c_out] in x's dtype."""
-    n_out = kmap.relation.n_rows[kmap.side]
+    n_out = kmap.rulebook.n_rows[kmap.side]
     if n_out == 0 or x.shape[0] == 0:
         y = x.new_zeros((n_out, w.columns_out))
         return epilogue.finish(y)
@@ -122,7 +122,7 @@ def _explicit(
 ) -> torch.Tensor:
     """Gather all neighbours of a slice of rows into one matrix and multiply once: the slow
     truth."""
-    table, reverse = kmap.relation.table(kmap.side)
+    table, reverse = kmap.rulebook.table(kmap.side)
     if reverse:
         w = w.reversed()
     nbr, dtype, work = table.nbr, x.dtype, accumulator(x)

@@ -25,11 +25,11 @@ def _gather(
     kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor, target: Target | None
 ) -> torch.Tensor:
     """y[r] = sum over v of x[in(v, r)] * weight[v]."""
-    n_out = kmap.relation.n_rows[kmap.side]
+    n_out = kmap.rulebook.n_rows[kmap.side]
     if target is not None and n_out and x.shape[0] and x.shape[1]:
         from ...kernels.gemm.depthwise import channelwise_gather
 
-        table, reverse = kmap.relation.table(kmap.side)
+        table, reverse = kmap.rulebook.table(kmap.side)
         y = x.new_empty((n_out, x.shape[1]))
         channelwise_gather(x.contiguous(), weight, table.nbr, y, reverse, target)
         return y
@@ -48,7 +48,7 @@ def _weight_gradient(
     if target is not None and dy.shape[0] and x.shape[0] and x.shape[1]:
         from ...kernels.gemm.depthwise import channelwise_wgrad
 
-        table, reverse = kmap.relation.table(kmap.side)
+        table, reverse = kmap.rulebook.table(kmap.side)
         dw = channelwise_wgrad(x.contiguous(), dy, table.nbr, target)
         return dw.flip(0) if reverse else dw
     work = _accumulator(x)

@@ -30,7 +30,7 @@ def gather_matmul(
 ) -> torch.Tensor:
     """Gather, multiply, scatter-add, one run of offsets after another; [n_out, groups * c_out] in
     fp32 (fp64 for fp64). On the CPU half precision computes in fp32."""
-    n_out = kmap.relation.n_rows[kmap.side]
+    n_out = kmap.rulebook.n_rows[kmap.side]
     if n_out == 0 or x.shape[0] == 0:
         return x.new_zeros((n_out, w.columns_out), dtype=accumulator(x))
     accumulate = accumulator(x)
@@ -54,13 +54,13 @@ def gather_matmul(
         elif result is not right:
             y = result
     if chunks.order is not None:
-        y = y.index_select(0, kmap.relation.lists().inverse())
+        y = y.index_select(0, kmap.rulebook.lists().inverse())
     return y
 
 
 def _worth_merging(kmap: KernelMap, w: WeightLayout) -> bool:
     """Merged runs read a packed copy of the weight, which narrow layers with many pairs repay."""
-    return w.groups == 1 and len(kmap.relation.lists().in_rows) >= 2 * w.n_offsets * w.c_in
+    return w.groups == 1 and len(kmap.rulebook.lists().in_rows) >= 2 * w.n_offsets * w.c_in
 
 
 def _multiply_chunks(

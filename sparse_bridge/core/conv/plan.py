@@ -1,7 +1,7 @@
 """Plans: a GEMM problem resolved once per (map, direction, channels, dtype, epilogue) and then only
 launched.
 
-A plan is kept by the relation it belongs to, so it lives exactly as long as the map.
+A plan is kept by the rulebook it belongs to, so it lives exactly as long as the map.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...kernels.runtime.target import Target
 from ..device import self_check
 from ..device.selection import TRITON_DATAFLOWS, kernel_target, trusts
 from ..geometry.weights import WeightLayout
-from ..maps.kernel_map import KernelMap, Relation
+from ..maps.kernel_map import KernelMap, Rulebook
 from ..tuning.problem import gather_problem, product_precision, reads_rows, wgrad_problem
 from ..tuning.tuner import Trial, final, tile_for
 
@@ -65,8 +65,8 @@ _next = itertools.count(0, 2)
 
 
 def _number(key: Any) -> int:
-    """A small even number for what plans of one relation have in common, never used for anything
-    else: with a side added, the key under which the relation keeps such a plan."""
+    """A small even number for what plans of one rulebook have in common, never used for anything
+    else: with a side added, the key under which the rulebook keeps such a plan."""
     if len(_numbers) > _MOST:
         _numbers.clear()
     return _numbers.setdefault(key, next(_next))
@@ -77,7 +77,7 @@ def choose_dataflow(
 ) -> tuple[str, Target | None]:
     """(dataflow, target of its kernels or None). fp64 and irregular pair lists take the per-offset
     dataflow."""
-    if not kmap.relation.regular:
+    if not kmap.rulebook.regular:
         return "per_offset", None
     if device.type != "cuda":
         return _choose_dataflow(device, dtype)
@@ -109,7 +109,7 @@ def _unit_channels(x: torch.Tensor) -> torch.Tensor:
 def triton_gather(dataflow, target, kmap, x, weight, w: WeightLayout, epilogue, precision):  # type: ignore[no-untyped-def]
     """`dataflows.gather_matmul` through the gather-GEMM kernel."""
     product = GatherProduct.of(dataflow, target, x.device, x.dtype, w, epilogue, precision)
-    return product(kmap.relation, kmap.side, x, weight, epilogue.vectors)
+    return product(kmap.rulebook, kmap.side, x, weight, epilogue.vectors)
 
 
 @functools.cache
@@ -157,7 +157,7 @@ class GatherProduct:
         return found
 
     def __call__(
-        self, relation: Relation, side: int, x: torch.Tensor, weight: torch.Tensor,
+        self, rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor,
         vectors: tuple[torch.Tensor | None, ...] | None,
     ) -> torch.Tensor:  # fmt: skip
         """y [n_rows[side], C_out] from x [n_rows[1 - side], C_in], neither of them empty.
@@ -168,24 +168,24 @@ class GatherProduct:
             x = _unit_channels(x)
         if self._copies:
             weight = self.given.rows_of(weight)
-        plan = relation.plans.get(self._number + side)
+        plan = rulebook.plans.get(self._number + side)
         if plan is None:
-            plan = self._plan(relation, side, x, weight, vectors)
-            relation.plans[self._number + side] = plan
-        shape = (relation.n_rows[side], self._columns)
-        y = x.new_empty(shape) if relation.scene is None else relation.scene.fresh(shape, x)
+            plan = self._plan(rulebook, side, x, weight, vectors)
+            rulebook.plans[self._number + side] = plan
+        shape = (rulebook.n_rows[side], self._columns)
+        y = x.new_empty(shape) if rulebook.scene is None else rulebook.scene.fresh(shape, x)
         return plan(x, weight, vectors, y)
 
     def _plan(
-        self, relation: Relation, side: int, x: torch.Tensor, weight: torch.Tensor,
+        self, rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor,
         vectors: tuple[torch.Tensor | None, ...] | None,
     ) -> GatherGemm:  # fmt: skip
-        n_rows, n_in = relation.n_rows[side], relation.n_rows[1 - side]
+        n_rows, n_in = rulebook.n_rows[side], rulebook.n_rows[1 - side]
         table: TileList | torch.Tensor
         if self.dataflow == "masked":
-            table, reverse = relation.tiles(side, self.target)
+            table, reverse = rulebook.tiles(side, self.target)
         else:
-            found, reverse = relation.table(side)
+            found, reverse = rulebook.table(side)
             table = found.nbr
         # Rows matter by tiles while those are few, and by octaves.
         few, units = -(-n_rows // 64), self._units
@@ -200,7 +200,7 @@ class GatherProduct:
             if final():
                 known[key] = spec
         made = self._gemm.of(spec, table, n_rows, n_in)
-        scene = relation.scene
+        scene = rulebook.scene
         if scene is not None:
             made.blank = scene.fill is not None
         return made
@@ -259,7 +259,7 @@ def _spec_of(
 def triton_wgrad(target, kmap, x, dy, dw, w: WeightLayout, precision):  # type: ignore[no-untyped-def]
     """`dataflows.weight_gradient` through the wgrad kernel."""
     product = WgradProduct.of(target, x.device, x.dtype, dw.dtype, w, precision)
-    product(kmap.relation, kmap.flipped, x, dy, dw)
+    product(kmap.rulebook, kmap.flipped, x, dy, dw)
 
 
 class WgradProduct:
@@ -288,25 +288,25 @@ class WgradProduct:
         return found
 
     def __call__(
-        self, relation: Relation, flipped: bool, x: torch.Tensor, dy: torch.Tensor,
+        self, rulebook: Rulebook, flipped: bool, x: torch.Tensor, dy: torch.Tensor,
         dw: torch.Tensor,
     ) -> None:  # fmt: skip
         """x [N_in, C_in], dy [N_out, C_out], neither empty; dw is written whole."""
         if x.stride()[1] != 1 or dy.stride()[1] != 1:
             x, dy = _unit_channels(x), _unit_channels(dy)
-        plan = relation.plans.get(self._number + flipped)
+        plan = rulebook.plans.get(self._number + flipped)
         if plan is None:
-            plan = relation.plans[self._number + flipped] = self._plan(relation, flipped, x, dy, dw)
+            plan = rulebook.plans[self._number + flipped] = self._plan(rulebook, flipped, x, dy, dw)
         plan(x, dy, dw)
 
     def _plan(
-        self, relation: Relation, flipped: bool, x: torch.Tensor, dy: torch.Tensor,
+        self, rulebook: Rulebook, flipped: bool, x: torch.Tensor, dy: torch.Tensor,
         dw: torch.Tensor,
     ) -> WgradGemm:  # fmt: skip
         from ...kernels.gemm.wgrad_gemm import WgradGemm
 
         target, n_in, n_out = self.target, x.shape[0], dy.shape[0]
-        pairs = relation.device_pairs(target)
+        pairs = rulebook.device_pairs(target)
         lists = (pairs.in_rows, pairs.out_rows, pairs.starts)
         if flipped:
             lists = (lists[1], lists[0], lists[2])

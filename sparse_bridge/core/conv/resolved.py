@@ -87,12 +87,12 @@ class Resolved:
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
         """act(norm(conv + bias) + residual); see `conv`."""
-        relation, gather = kmap.relation, self.gather
+        rulebook, gather = kmap.rulebook, self.gather
         if residual is not None:
             residual = like_result(
-                residual, (relation.n_rows[kmap.side], self.columns_out), self.dtype, self.device
+                residual, (rulebook.n_rows[kmap.side], self.columns_out), self.dtype, self.device
             )
-        if gather is None or not (relation.regular and relation.n_rows[0] and relation.n_rows[1]):
+        if gather is None or not (rulebook.regular and rulebook.n_rows[0] and rulebook.n_rows[1]):
             dataflow, target = self.chosen(kmap)
             end = Epilogue(bias, activation, alpha, norm, residual)
             y = gather_matmul(dataflow, target, kmap, x, weight, self.w, end, self.precision)
@@ -104,14 +104,14 @@ class Resolved:
                 vectors = (bias, None, None, None, None, residual)
             if self.apart and vectors is not None:
                 vectors = tuple([None if one is None else one.contiguous() for one in vectors])
-            y = gather(relation, int(kmap.flipped), x, weight, vectors)
+            y = gather(rulebook, int(kmap.flipped), x, weight, vectors)
         if trace.recorders:
             trace.emit("conv", self.chosen(kmap)[0], kmap, self.columns_in, self.columns_out)
         return y
 
     def chosen(self, kmap: KernelMap) -> tuple[str, Any]:
         """(dataflow, target) for a map."""
-        if kmap.relation.regular:
+        if kmap.rulebook.regular:
             return self.dataflow, self.target
         return "per_offset", None
 
@@ -195,13 +195,13 @@ def known(
     found: Resolved | None = plan.memory().get(key)
     if found is None:
         return None
-    shape, relation = x.shape, kmap.relation
+    shape, rulebook = x.shape, kmap.rulebook
     if (
         len(shape) == 2
         and shape[1] == found.columns_in
-        and shape[0] == relation.n_rows[not kmap.flipped]
-        and relation.n_offsets == found.n_offsets
-        and relation.device == found.device
+        and shape[0] == rulebook.n_rows[not kmap.flipped]
+        and rulebook.n_offsets == found.n_offsets
+        and rulebook.device == found.device
     ):
         return found
     return None
@@ -222,7 +222,7 @@ def resolve(
     w, memory = check(x, weight, epilogue, kmap, layout, groups), plan.memory()
     chosen = plan.choose_dataflow(x.device, x.dtype, kmap)
     made = Resolved(x, epilogue, w, (layout, groups), precision, chosen)
-    if kmap.relation.regular and made.lasts:
+    if kmap.rulebook.regular and made.lasts:
         memory[_key(x, weight, *end, layout, groups, precision)] = made
     return made
 
@@ -233,7 +233,7 @@ def check(
 ) -> WeightLayout:  # fmt: skip
     """How the weight is read. Raises what `resolve` does."""
     w = layout_of(weight, layout, groups)
-    n_in = kmap.relation.n_rows[1 - kmap.side] if kmap.x_fold is None else kmap.n_in
+    n_in = kmap.rulebook.n_rows[1 - kmap.side] if kmap.x_fold is None else kmap.n_in
     if x.shape[0] != n_in:
         raise ShapeError(
             f"features have {x.shape[0]} rows, but the kernel map was built for {n_in}; "

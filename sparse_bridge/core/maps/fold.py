@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from ..device.rocm import linear
 from .coordinate_map import Duplicates
 from .host_index import PairLists
-from .kernel_map import KernelMap, Relation
+from .kernel_map import KernelMap, Rulebook
 
 __all__ = ["copy_rows", "first_rows", "max_rows", "self_product", "sum_rows", "unfolded"]
 
@@ -115,10 +115,10 @@ def self_product(
 
 def unfolded(kmap: KernelMap) -> KernelMap:
     """A folded submanifold map as explicit pairs of its rows: every row meets itself at the zero
-    offset and the first of equal rows at the others. Made once and kept with the relation."""
-    relation, fold = kmap.relation, kmap.x_fold
+    offset and the first of equal rows at the others. Made once and kept with the rulebook."""
+    rulebook, fold = kmap.rulebook, kmap.x_fold
     assert fold is not None
-    found = relation.plans.get("unfolded")
+    found = rulebook.plans.get("unfolded")
     if found is None:
         rows, counts = _sorted(fold)
         begins = counts.cumsum(0) - counts
@@ -128,7 +128,7 @@ def unfolded(kmap: KernelMap) -> KernelMap:
             if v == kmap.self_offset:
                 x_rows = y_rows = every
             else:
-                x_sites, y_sites = relation.pair_list(v)
+                x_sites, y_sites = rulebook.pair_list(v)
                 lengths = counts.index_select(0, y_sites)
                 ends = lengths.cumsum(0)
                 within = torch.arange(int(lengths.sum()), device=kmap.device)
@@ -140,6 +140,6 @@ def unfolded(kmap: KernelMap) -> KernelMap:
             starts.append(starts[-1] + len(x_rows))
         lists = PairLists(torch.cat(x_parts), torch.cat(y_parts), starts, False)
         n = len(every)
-        found = KernelMap(Relation(n, n, kmap.n_offsets, kmap.device, lists=lists, regular=None))
-        relation.plans["unfolded"] = found
+        found = KernelMap(Rulebook(n, n, kmap.n_offsets, kmap.device, lists=lists, regular=None))
+        rulebook.plans["unfolded"] = found
     return found.transposed() if kmap.flipped else found

@@ -1,7 +1,7 @@
 """Kernel maps (rulebooks): which input row meets which output row at which kernel offset.
 
-A `Relation` is immutable geometry with lazily built views: a neighbour table and mask-ordered tiles
-for each direction, pair lists per offset. A `KernelMap` is a relation read in one direction;
+A `Rulebook` is immutable geometry with lazily built views: a neighbour table and mask-ordered tiles
+for each direction, pair lists per offset. A `KernelMap` is a rulebook read in one direction;
 `transposed` reads it in the other at no cost.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ...kernels.maps.mask_order import TileList
     from ...kernels.maps.neighbor_table import NeighborTable
 
-__all__ = ["DevicePairs", "KernelMap", "Relation"]
+__all__ = ["DevicePairs", "KernelMap", "Rulebook"]
 
 
 @dataclasses.dataclass(eq=False)
@@ -40,7 +40,7 @@ class DevicePairs:
     likely: int
 
 
-class Relation:
+class Rulebook:
     """Pairs (x row, y row) of V offsets. Side 0 gathers x rows for every y row, side 1 y rows for
     every x row.
 
@@ -208,16 +208,16 @@ class Relation:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class KernelMap:
-    """A relation in one direction: y[r] = sum over offsets v and present x rows of x @ w[v].
+    """A rulebook in one direction: y[r] = sum over offsets v and present x rows of x @ w[v].
 
-    flipped: reads the relation's other direction.  x_fold, y_fold: equal coordinates folded on that
-    end; the relation then speaks of distinct coordinates: x rows are summed into them, y rows
+    flipped: reads the rulebook's other direction.  x_fold, y_fold: equal coordinates folded on that
+    end; the rulebook then speaks of distinct coordinates: x rows are summed into them, y rows
     copied from them. self_offset: for folded submanifold maps, the offset at which every row also
-    meets itself, outside the relation; there the first of equal x rows stands for all instead of
+    meets itself, outside the rulebook; there the first of equal x rows stands for all instead of
     their sum.
     """
 
-    relation: Relation
+    rulebook: Rulebook
     flipped: bool = False
     x_fold: Duplicates | None = None
     y_fold: Duplicates | None = None
@@ -225,13 +225,13 @@ class KernelMap:
 
     @property
     def n_offsets(self) -> int:
-        return self.relation.n_offsets
+        return self.rulebook.n_offsets
 
     @property
     def n_in(self) -> int:
         """Rows of x (before folding)."""
         return (
-            self.relation.n_rows[0 if self.flipped else 1]
+            self.rulebook.n_rows[0 if self.flipped else 1]
             if self.x_fold is None
             else len(self.x_fold.inverse)
         )
@@ -240,14 +240,14 @@ class KernelMap:
     def n_out(self) -> int:
         """Rows of y (after unfolding)."""
         return (
-            self.relation.n_rows[1 if self.flipped else 0]
+            self.rulebook.n_rows[1 if self.flipped else 0]
             if self.y_fold is None
             else len(self.y_fold.inverse)
         )
 
     @property
     def device(self) -> torch.device:
-        return self.relation.device
+        return self.rulebook.device
 
     def transposed(self) -> KernelMap:
         """The same pairs with x and y exchanged: inverse layers, dgrad."""
@@ -255,7 +255,7 @@ class KernelMap:
             from .fold import unfolded
 
             return unfolded(self).transposed()
-        return KernelMap(self.relation, not self.flipped, self.y_fold, self.x_fold)
+        return KernelMap(self.rulebook, not self.flipped, self.y_fold, self.x_fold)
 
     @property
     def side(self) -> int:
@@ -263,10 +263,10 @@ class KernelMap:
 
     def pair_list(self, v: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(x rows, y rows) int64 of offset v, among distinct coordinates."""
-        x_rows, y_rows = self.relation.pair_list(v)
+        x_rows, y_rows = self.rulebook.pair_list(v)
         return (y_rows, x_rows) if self.flipped else (x_rows, y_rows)
 
     def place_list(self, v: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same in places of the relation's order, see `Relation.place_list`."""
-        x_rows, y_rows = self.relation.place_list(v)
+        """The same in places of the rulebook's order, see `Rulebook.place_list`."""
+        x_rows, y_rows = self.rulebook.place_list(v)
         return (y_rows, x_rows) if self.flipped else (x_rows, y_rows)

@@ -25,7 +25,7 @@ from . import host_index, wide_index
 from .coordinate_map import CoordinateMap, capacity_for
 from .fold import unfolded
 from .host_index import PairLists
-from .kernel_map import KernelMap, Relation
+from .kernel_map import KernelMap, Rulebook
 
 __all__ = ["between", "expanded", "from_pairs", "generative", "search_of", "strided", "submanifold"]
 
@@ -58,38 +58,38 @@ def submanifold(cmap: CoordinateMap, offsets: Offsets) -> KernelMap:
     """
     _check_dimension(cmap, offsets, (1,) * offsets.dimension)
     if not cmap.checked:
-        relation = _hopeful_relation(cmap, offsets)
-        if relation is not None:
-            return KernelMap(relation)
+        rulebook = _hopeful_relation(cmap, offsets)
+        if rulebook is not None:
+            return KernelMap(rulebook)
     if not cmap.unique:
         fold = cmap.duplicates()
-        relation = _submanifold_relation(fold.map, offsets, False, None)
-        folded = KernelMap(relation, x_fold=fold, y_fold=fold, self_offset=offsets.center)
+        rulebook = _submanifold_relation(fold.map, offsets, False, None)
+        folded = KernelMap(rulebook, x_fold=fold, y_fold=fold, self_offset=offsets.center)
         return folded if offsets.center >= 0 else unfolded(folded)
     return KernelMap(_submanifold_relation(cmap, offsets, True, cmap.alive))
 
 
-def _hopeful_relation(cmap: CoordinateMap, offsets: Offsets) -> Relation | None:
+def _hopeful_relation(cmap: CoordinateMap, offsets: Offsets) -> Rulebook | None:
     """The map of distinct, live rows, queued before the device says whether they are; None when
     they are not."""
     target = cmap.kernel_target()
     if target is None:
         return None
-    relation = _submanifold_relation(cmap, offsets, True, None)
+    rulebook = _submanifold_relation(cmap, offsets, True, None)
     if settings.get().dataflow in ("auto", "masked"):
-        relation.tiles(0, target)
-    return relation if cmap.unique and cmap.alive is None else None
+        rulebook.tiles(0, target)
+    return rulebook if cmap.unique and cmap.alive is None else None
 
 
 def _submanifold_relation(
     cmap: CoordinateMap, offsets: Offsets, keep_center: bool, alive: torch.Tensor | None
-) -> Relation:
+) -> Rulebook:
     n, n_offsets, device = cmap.n_rows, len(offsets), cmap.device
     options = {"symmetric": offsets.symmetric, "center": offsets.center}
     target = cmap.kernel_target()
     if target is None:
         lists = search_of(cmap.box, offsets).submanifold(cmap.host(), offsets, n, keep_center)
-        return Relation(n, n, n_offsets, device, lists=lists, **options)  # type: ignore[arg-type]
+        return Rulebook(n, n, n_offsets, device, lists=lists, **options)  # type: ignore[arg-type]
     from ...kernels.maps.neighbor_table import NeighborTable, neighbor_lookup
 
     one = (1,) * offsets.dimension
@@ -101,7 +101,7 @@ def _submanifold_relation(
     if not keep_center and offsets.center >= 0:
         table.nbr[offsets.center].fill_(-1)
         table = NeighborTable(table.nbr)
-    return Relation(n, n, n_offsets, device, tables=(table, None), **options)  # type: ignore[arg-type]
+    return Rulebook(n, n, n_offsets, device, tables=(table, None), **options)  # type: ignore[arg-type]
 
 
 def strided(
@@ -114,8 +114,8 @@ def strided(
     """
     _check_dimension(cmap, offsets, stride)
     one = (1,) * offsets.dimension
-    new, relation = _expand(cmap, offsets, one, stride, -1, out_box)
-    return new, KernelMap(relation, x_fold=None if cmap.unique else cmap.duplicates())
+    new, rulebook = _expand(cmap, offsets, one, stride, -1, out_box)
+    return new, KernelMap(rulebook, x_fold=None if cmap.unique else cmap.duplicates())
 
 
 def generative(
@@ -125,8 +125,8 @@ def generative(
     in `out_box`."""
     _check_dimension(cmap, offsets, stride)
     one = (1,) * offsets.dimension
-    new, relation = _expand(cmap, offsets, stride, one, 1, out_box)
-    return new, KernelMap(relation, x_fold=None if cmap.unique else cmap.duplicates())
+    new, rulebook = _expand(cmap, offsets, stride, one, 1, out_box)
+    return new, KernelMap(rulebook, x_fold=None if cmap.unique else cmap.duplicates())
 
 
 def expanded(
@@ -142,7 +142,7 @@ def expanded(
 def _expand(
     cmap: CoordinateMap, offsets: Offsets, multiplier: tuple[int, ...], divisor: tuple[int, ...],
     sign: int, out_box: Box,
-) -> tuple[CoordinateMap, Relation]:  # fmt: skip
+) -> tuple[CoordinateMap, Rulebook]:  # fmt: skip
     if not cmap.unique:
         cmap = cmap.duplicates().map
     n, n_offsets, device = cmap.n_rows, len(offsets), cmap.device
@@ -154,7 +154,7 @@ def _expand(
         )
         new = CoordinateMap(coords, out_box)
         new.adopt(index=index)
-        return new, Relation(n, new.n_rows, n_offsets, device, lists=lists)
+        return new, Rulebook(n, new.n_rows, n_offsets, device, lists=lists)
     from ...kernels.maps.new_rows import link_new_rows, number_new_rows
 
     geometry = offsets.geometry(device, multiplier, divisor, sign)
@@ -165,7 +165,7 @@ def _expand(
     linked, scattered = link_new_rows(table, slots, n_new, cmap.coords, geometry, wide, target)
     new = CoordinateMap(coords, out_box)
     new.adopt(table=table)
-    return new, Relation(n, n_new, n_offsets, device, tables=(scattered, linked))
+    return new, Rulebook(n, n_new, n_offsets, device, tables=(scattered, linked))
 
 
 def _insert_candidates(cmap, geometry, out_box: Box, slots, wide: bool, target: Target):  # type: ignore[no-untyped-def]
@@ -206,20 +206,20 @@ def between(
     y_fold = None if y_map.unique else y_map.duplicates()
     x_map = x_map if x_fold is None else x_fold.map
     y_map = y_map if y_fold is None else y_fold.map
-    relation = _between_relation(x_map, y_map, offsets, stride)
-    return KernelMap(relation, x_fold=x_fold, y_fold=y_fold)
+    rulebook = _between_relation(x_map, y_map, offsets, stride)
+    return KernelMap(rulebook, x_fold=x_fold, y_fold=y_fold)
 
 
 def _between_relation(
     x_map: CoordinateMap, y_map: CoordinateMap, offsets: Offsets, stride: tuple[int, ...]
-) -> Relation:
+) -> Rulebook:
     n_x, n_y, n_offsets, device = x_map.n_rows, y_map.n_rows, len(offsets), x_map.device
     target = None if y_map.kernel_target() is None else x_map.kernel_target()
     if target is None:
         lists = search_of(x_map.box, offsets).lookup(
             x_map.host(), y_map.coords, y_map.alive, offsets, stride
         )
-        return Relation(n_x, n_y, n_offsets, device, lists=lists)
+        return Rulebook(n_x, n_y, n_offsets, device, lists=lists)
     from ...kernels.maps.neighbor_table import neighbor_lookup
 
     one = (1,) * offsets.dimension
@@ -235,7 +235,7 @@ def _between_relation(
         )
         for there, here, geometry in arguments
     ]  # fmt: skip
-    return Relation(n_x, n_y, n_offsets, device, tables=(tables[0], tables[1]))
+    return Rulebook(n_x, n_y, n_offsets, device, tables=(tables[0], tables[1]))
 
 
 def from_pairs(
@@ -268,9 +268,9 @@ def from_pairs(
     y_all = torch.cat([pair[1] for pair in pairs]).long()
     lists = PairLists(x_all, y_all, starts, False)
     center = len(pairs) // 2 if submanifold else -1
-    relation = Relation(n_x, n_y, len(pairs), device, center=center, lists=lists, regular=None)
-    relation.symmetric = submanifold and relation.regular
-    return KernelMap(relation)
+    rulebook = Rulebook(n_x, n_y, len(pairs), device, center=center, lists=lists, regular=None)
+    rulebook.symmetric = submanifold and rulebook.regular
+    return KernelMap(rulebook)
 
 
 def _check_rows(rows: torch.Tensor, n: int, side: str, device: torch.device) -> None:

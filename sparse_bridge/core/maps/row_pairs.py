@@ -42,7 +42,7 @@ def dense_table(kmap: KernelMap, side: int) -> torch.Tensor:
     that share a coordinate a table holds one.
     """
     if kmap.x_fold is None and kmap.y_fold is None:
-        table, reverse = kmap.relation.table(side ^ kmap.side)
+        table, reverse = kmap.rulebook.table(side ^ kmap.side)
         return table.nbr.flip(0) if reverse else table.nbr
     rows = kmap.n_in if side else kmap.n_out
     nbr = torch.full((kmap.n_offsets, rows), -1, dtype=torch.int32, device=kmap.device)

@@ -18,7 +18,7 @@ _NONE = torch.iinfo(torch.int64).max
 
 
 def _host_window(kmap: KernelMap, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    n_out = kmap.relation.n_rows[kmap.side]
+    n_out = kmap.rulebook.n_rows[kmap.side]
     y = x.new_full((n_out, x.shape[1]), float("-inf"))
     index = torch.full(y.shape, _NONE, dtype=torch.int64, device=x.device)
     for v in range(kmap.n_offsets):
@@ -49,14 +49,14 @@ class _WindowMax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, kmap: KernelMap) -> torch.Tensor:
         dataflow, target = choose_dataflow(x.device, x.dtype, kmap)
-        n_out = kmap.relation.n_rows[kmap.side]
+        n_out = kmap.rulebook.n_rows[kmap.side]
         if target is None or not (n_out and x.numel()):
             target = None
             y, index = _host_window(kmap, x)
         else:
             from ...kernels.ops.window_max import window_max as forward
 
-            y, index = forward(x.contiguous(), kmap.relation.table(kmap.side)[0].nbr, target)
+            y, index = forward(x.contiguous(), kmap.rulebook.table(kmap.side)[0].nbr, target)
         trace.emit("pool", dataflow, kmap, x.shape[1], x.shape[1])
         ctx.save_for_backward(index)
         ctx.problem = (kmap, target, x.shape[0])
@@ -71,7 +71,7 @@ class _WindowMax(torch.autograd.Function):
             return _host_window_backward(kmap, index, dy, n_in), None
         from ...kernels.ops.window_max import window_max_backward
 
-        nbr = kmap.relation.table(1 - kmap.side)[0].nbr
+        nbr = kmap.rulebook.table(1 - kmap.side)[0].nbr
         return window_max_backward(dy.contiguous(), index, nbr, target), None
 
 

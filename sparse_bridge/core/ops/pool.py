@@ -22,7 +22,7 @@ MODES = ("max", "avg", "sum")
 
 def _counts(kmap: KernelMap) -> torch.Tensor:
     """Present inputs of every output row, int32 [n_out]."""
-    counts = torch.zeros(kmap.relation.n_rows[kmap.side], dtype=torch.int32, device=kmap.device)
+    counts = torch.zeros(kmap.rulebook.n_rows[kmap.side], dtype=torch.int32, device=kmap.device)
     for v in range(kmap.n_offsets):
         rows = kmap.pair_list(v)[1]
         counts.index_add_(0, rows, torch.ones_like(rows, dtype=torch.int32))
@@ -31,12 +31,12 @@ def _counts(kmap: KernelMap) -> torch.Tensor:
 
 def _host_forward(kmap: KernelMap, x: torch.Tensor, mode: str, floor: float) -> torch.Tensor:
     """`pool` in plain torch."""
-    n_out = kmap.relation.n_rows[kmap.side]
+    n_out = kmap.rulebook.n_rows[kmap.side]
     if mode == "max":
         y = x.new_full((n_out, x.shape[1]), floor)
         for v in range(kmap.n_offsets):
             x_rows, y_rows = kmap.pair_list(v)
-            if not kmap.relation.regular:  # a list may name an output row twice
+            if not kmap.rulebook.regular:  # a list may name an output row twice
                 values = x.index_select(0, x_rows)
                 y.scatter_reduce_(0, y_rows.unsqueeze(1).expand_as(values), values, "amax")
                 continue
@@ -72,7 +72,7 @@ class _Pool(torch.autograd.Function):
     ) -> torch.Tensor:
         dataflow, target = choose_dataflow(x.device, x.dtype, kmap)
         x = x.contiguous()
-        n_out = kmap.relation.n_rows[kmap.side]
+        n_out = kmap.rulebook.n_rows[kmap.side]
         count = None
         if target is not None and n_out and x.shape[0]:
             from ...kernels.ops.pooling import pool_forward
@@ -108,14 +108,14 @@ class _Pool(torch.autograd.Function):
 
 def _forward_table(kmap: KernelMap) -> torch.Tensor:
     # The order of offsets does not matter to a pool, so a reversed table serves as it is.
-    return kmap.relation.table(kmap.side)[0].nbr
+    return kmap.rulebook.table(kmap.side)[0].nbr
 
 
 def _kernel_backward(kmap, x, y, dy, count, mode, target: Target):  # type: ignore[no-untyped-def]
     from ...kernels.ops.pooling import pool_backward
 
     dx = dy.new_empty((x.shape[0], dy.shape[1]))
-    nbr = kmap.relation.table(1 - kmap.side)[0].nbr
+    nbr = kmap.rulebook.table(1 - kmap.side)[0].nbr
     pool_backward(x, y, dy, nbr, dy if count is None else count, dx, mode, target)
     return dx
 
@@ -162,7 +162,7 @@ def _check_dtype(x: torch.Tensor) -> None:
 
 
 def _plain(kmap: KernelMap) -> KernelMap:
-    return KernelMap(kmap.relation, kmap.flipped)
+    return KernelMap(kmap.rulebook, kmap.flipped)
 
 
 def global_pool(x: torch.Tensor, batch: torch.Tensor, batch_size: int, mode: str) -> torch.Tensor:

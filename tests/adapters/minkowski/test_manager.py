@@ -207,7 +207,7 @@ def test_everything_goes_with_the_last_tensor(ME):
         y = net(x)
         y.F.sum().backward()
         assert len((y + y).decomposed_features) == 1
-        refs += [weakref.ref(kmap.relation) for kmap in manager.kernel_maps.values()]
+        refs += [weakref.ref(kmap.rulebook) for kmap in manager.kernel_maps.values()]
         assert len(refs) >= 4
         del x, y, manager
         assert [ref() for ref in refs] == [None] * len(refs)

@@ -225,14 +225,14 @@ def test_copies_of_a_tensor(ts):
 def test_maps_live_as_long_as_the_caches(ts):
     nn, x = ts.nn, tensor(ts)
     y = nn.Conv3d(4, 4, 3)(nn.Conv3d(4, 4, 2, stride=2)(x))
-    maps = [weakref.ref(entry.record.kmap.relation) for entry in x.kmaps.values()]
+    maps = [weakref.ref(entry.record.kmap.rulebook) for entry in x.kmaps.values()]
     assert len(maps) == 2
     coords = x.C
     del x, y
     gc.collect()
     assert [m() for m in maps] == [None, None], "coordinates alone keep nothing alive"
     again = nn.Conv3d(4, 4, 3)(ts.SparseTensor(torch.randn(len(coords), 4), coords))
-    kept = weakref.ref(next(iter(again.kmaps.values())).record.kmap.relation)
+    kept = weakref.ref(next(iter(again.kmaps.values())).record.kmap.rulebook)
     cache = again._caches
     del again
     gc.collect()
