@@ -18,7 +18,7 @@
     tolerances = { float32 = 1e-3 }     # RMS error relative to the reference's RMS, per dtype
     train = true                        # false: inference only
     profile = "1.4"                     # of enable(), for torchsparse
-    environment = { SPARSE_BRIDGE_SHARED_KEYS = "1" }    # of the processes that run it
+    environment = { SPARSE_BRIDGE_RULES = "shared_keys" }    # of the processes that run it
     also = ["minkowski"]                # other frameworks that the model imports
     without_gradient = ["head.unused"]  # prefixes of parameters that the model itself leaves out
 

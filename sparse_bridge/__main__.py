@@ -91,7 +91,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         allow_abbrev=False,
     )
     run.add_argument("--framework", metavar="A,B", help="which to bridge (default: all)")
-    run.add_argument("--mode", choices=settings.MODES, help="default: SPARSE_BRIDGE_MODE, or auto")
+    run.add_argument("--mode", choices=settings.MODES, help="default: auto")
     run.add_argument(
         "--strict", action="store_true", help="raise where a layer would run in the original"
     )

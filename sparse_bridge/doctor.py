@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["collect", "show"]
 
-_PREFIX = "SPARSE_BRIDGE_"
+_PREFIX = settings.PREFIX
 # Variables that change which device, library, compiler switch or allocator is used.
 _BEARING = (
     _PREFIX + "*", "TRITON_*", "AMDGCN_*", "PYTORCH_*", "TORCH_*", "CUDA_*", "CUBLAS_*",
@@ -45,8 +45,7 @@ def collect() -> dict[str, Any]:
         for name, value in sorted(os.environ.items())
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in _BEARING)
     }
-    known = {_PREFIX + field.name.upper() for field in dataclasses.fields(settings.Settings)}
-    in_force = dataclasses.asdict(settings.get())
+    own = [name.removeprefix(_PREFIX) for name in environment if name.startswith(_PREFIX)]
     return {
         "sparse_bridge": __version__,
         "python": platform.python_version(),
@@ -54,10 +53,11 @@ def collect() -> dict[str, Any]:
         **_torch_facts(),
         "frameworks": [_framework(name) for name in base.ADAPTERS],
         "caches": [_cache(name, folder) for name, folder in _cache_folders().items()],
-        "settings": in_force,
+        "settings": dataclasses.asdict(settings.get()),
         "environment": environment,
+        "renamed_variables": {_PREFIX + n: new for n, new in settings.RENAMED.items() if n in own},
         "unknown_variables": [
-            name for name in environment if name.startswith(_PREFIX) and name not in known
+            _PREFIX + n for n in own if n not in settings.KEYWORDS and n not in settings.RENAMED
         ],
     }
 
@@ -189,6 +189,8 @@ def show(facts: dict[str, Any], console: Console) -> None:
         console.print(_environment_table(facts))
     for warning in facts["warnings"]:
         console.print(warning, style="yellow")
+    for name, new in facts["renamed_variables"].items():
+        console.print(f"{name} is called {new} now.", style="yellow")
     for name in facts["unknown_variables"]:
         console.print(f"{name} is set, but sparse_bridge has no such setting.", style="yellow")
 
@@ -261,8 +263,9 @@ def _framework_table(facts: dict[str, Any]) -> Table:
 
 def _settings_table(facts: dict[str, Any]) -> Table:
     table = _table("Settings", "setting", "in force", "variable")
-    for name, value in facts["settings"].items():
-        variable = _PREFIX + name.upper()
-        given = facts["environment"].get(variable)
-        table.add_row(name, str(value), variable + ("" if given is None else f"={given}"))
+    for name, keywords in settings.KEYWORDS.items():
+        given = facts["environment"].get(_PREFIX + name)
+        shown = _PREFIX + name + ("" if given is None else f"={given}")
+        for keyword in keywords:
+            table.add_row(keyword, str(facts["settings"][keyword]), shown)
     return table

@@ -13,6 +13,12 @@ _seen: set[tuple[str, ...]] = set()
 _lock = threading.Lock()
 
 
+def reset() -> None:
+    """Log again what `once` has logged."""
+    with _lock:
+        _seen.clear()
+
+
 def once(key: tuple[str, ...], message: str, level: int = logging.INFO) -> bool:
     """Log `message` the first time `key` is seen in this process; True if it was logged now."""
     with _lock:

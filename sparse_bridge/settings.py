@@ -1,21 +1,20 @@
 """Everything that can be configured from outside, validated in one place.
 
-| environment variable | values | meaning |
+| environment variable | values (default first) | meaning |
 |---|---|---|
 | `SPARSE_BRIDGE_DATAFLOW` | auto, masked, unmasked, per_offset, explicit | force one dataflow |
 | `SPARSE_BRIDGE_FP32` | auto, ieee | fp32 products that may not be rounded to TF32: on NVIDIA's data-centre GPUs (A100, H100, B200 and relatives) as three TF32 products, whose sum is as exact as fp32, or always by IEEE multiply-adds, several times slower there |
-| `SPARSE_BRIDGE_SELF_CHECK` | 0, 1 | compare a GPU's kernels with the CPU at their first use (default 1) |
-| `SPARSE_BRIDGE_AHEAD` | 0, 1 | on a GPU, build all maps that the last scenes of a grid were asked for at the first question, and compile side by side at first use (default 1) |
-| `SPARSE_BRIDGE_MAP_GRAPHS` | 0, 1 | on an NVIDIA GPU, replay the maps built ahead from captured graphs, for scenes of up to 131,072 voxels; the graphs of a device hold up to 1/64 of its memory (default 1) |
-| `SPARSE_BRIDGE_TUNE` | cached, off, full, pinned | how tiles of GPU kernels are chosen: from stored and shipped winners, by rule alone, tuned when new (costs time, may change bits between steps), or from `TUNE_FILE` / shipped winners alone (same bits in every process) |
-| `SPARSE_BRIDGE_TUNE_FILE` | a path | the winners of `TUNE=pinned`, made by `python -m sparse_bridge warm --tune --export`; default: the shipped ones |
+| `SPARSE_BRIDGE_SELF_CHECK` | 1, 0 | compare a GPU's kernels with the CPU at their first use |
+| `SPARSE_BRIDGE_CAPTURE` | graphs, prefetch, off | on a GPU, how maps that a program asks for again and again are prepared: queued together at the first request and replayed from captured CUDA graphs, queued together only, or built one by one |
+| `SPARSE_BRIDGE_WARMUP` | 1, 0 | on a GPU, compile what a program is about to need in parallel, and import Triton early |
+| `SPARSE_BRIDGE_TUNE` | cached, off, full, pinned, pinned:FILE | how tiles of GPU kernels are chosen: from stored and shipped winners, by rule alone, tuned when new (costs time, may change bits between steps), or from FILE or the shipped winners alone (same bits in every process) |
 | `SPARSE_BRIDGE_CACHE_DIR` | a path | where winners are stored; default: the platform's cache folder |
-| `SPARSE_BRIDGE_MODE` | auto, patch, standin | default `mode` of `enable()` |
-| `SPARSE_BRIDGE_STRICT` | 0, 1 | raise instead of running the original framework |
-| `SPARSE_BRIDGE_GROUPS` | 0, 1 | accept `groups > 1` in spconv layers (spconv itself refuses) |
-| `SPARSE_BRIDGE_SHARED_KEYS` | 0, 1 | spconv 1.x rule: one `indice_key` may serve kernels of other shapes |
-| `SPARSE_BRIDGE_TORCHSPARSE_PROFILE` | auto, 2.1, 2.0, 1.4 | release whose layouts and signatures torchsparse has |
-| `SPARSE_BRIDGE_TORCHSPARSE_KEEP_TAIL` | 0, 1 | torchsparse 2.1: strided layers keep the cells that its own rule drops |
+| `SPARSE_BRIDGE_ENABLE` | a list of `mode=auto`, `strict=0`, `torchsparse_profile=auto` | arguments that `enable()` takes where the program names none |
+| `SPARSE_BRIDGE_RULES` | a list of `groups`, `shared_keys`, `torchsparse_keep_tail` | rules of the frameworks that are relaxed |
+
+Each is a keyword, or several, of `update` (`KEYWORDS`). A list is separated by commas; its items are
+`keyword=value`, or `keyword` alone for 1. Names of earlier releases (`RENAMED`) are accepted for one
+release, with a `FutureWarning`.
 """
 
 from __future__ import annotations
@@ -23,52 +22,83 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from .errors import SettingError
 
-FP32_MODES = ("auto", "ieee")
-DATAFLOWS = ("auto", "masked", "unmasked", "per_offset", "explicit")
-TUNE_MODES = ("cached", "off", "full", "pinned")
-MODES = ("auto", "patch", "standin")
-TORCHSPARSE_PROFILES = ("auto", "2.1", "2.0", "1.4")
+PREFIX = "SPARSE_BRIDGE_"
+CHOICES = {
+    "dataflow": ("auto", "masked", "unmasked", "per_offset", "explicit"),
+    "fp32": ("auto", "ieee"),
+    "capture": ("graphs", "prefetch", "off"),
+    "tune": ("cached", "off", "full", "pinned"),
+    "mode": ("auto", "patch", "standin"),
+    "torchsparse_profile": ("auto", "2.1", "2.0", "1.4"),
+}
+MODES = CHOICES["mode"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
+    """The settings in force; the module's table says what each means."""
+
     dataflow: str = "auto"
     fp32: str = "auto"
     self_check: bool = True
-    ahead: bool = True
-    map_graphs: bool = True
+    capture: str = "graphs"
+    warmup: bool = True
     tune: str = "cached"
     tune_file: str = ""
     cache_dir: str = ""
     mode: str = "auto"
     strict: bool = False
+    torchsparse_profile: str = "auto"
     groups: bool = False
     shared_keys: bool = False
-    torchsparse_profile: str = "auto"
     torchsparse_keep_tail: bool = False
 
 
-_CHOICES = {
-    "dataflow": DATAFLOWS,
-    "fp32": FP32_MODES,
-    "tune": TUNE_MODES,
-    "mode": MODES,
-    "torchsparse_profile": TORCHSPARSE_PROFILES,
+FIELDS = tuple(field.name for field in dataclasses.fields(Settings))
+# What each variable sets, by its name without the prefix. Several keywords: a list.
+KEYWORDS = {
+    "DATAFLOW": ("dataflow",),
+    "FP32": ("fp32",),
+    "SELF_CHECK": ("self_check",),
+    "CAPTURE": ("capture",),
+    "WARMUP": ("warmup",),
+    "TUNE": ("tune", "tune_file"),
+    "CACHE_DIR": ("cache_dir",),
+    "ENABLE": ("mode", "strict", "torchsparse_profile"),
+    "RULES": ("groups", "shared_keys", "torchsparse_keep_tail"),
+}
+# Names of earlier releases: what to write today.
+RENAMED = {
+    "AHEAD": "SPARSE_BRIDGE_CAPTURE=off and SPARSE_BRIDGE_WARMUP=0",
+    "MAP_GRAPHS": "SPARSE_BRIDGE_CAPTURE=prefetch",
+    "TUNE_FILE": "SPARSE_BRIDGE_TUNE=pinned:FILE",
+    "MODE": "SPARSE_BRIDGE_ENABLE=mode=...",
+    "STRICT": "SPARSE_BRIDGE_ENABLE=strict",
+    "TORCHSPARSE_PROFILE": "SPARSE_BRIDGE_ENABLE=torchsparse_profile=...",
+    "GROUPS": "SPARSE_BRIDGE_RULES=groups",
+    "SHARED_KEYS": "SPARSE_BRIDGE_RULES=shared_keys",
+    "TORCHSPARSE_KEEP_TAIL": "SPARSE_BRIDGE_RULES=torchsparse_keep_tail",
+}
+# What two switches of earlier releases meant when they were off.
+_SWITCHES: dict[str, dict[str, Any]] = {
+    "ahead": {"capture": "off", "warmup": False},
+    "map_graphs": {"capture": "prefetch"},
 }
 _PATHS = ("tune_file", "cache_dir")
 _TRUE, _FALSE = ("1", "true", "on", "yes"), ("", "0", "false", "off", "no")
 
 
 def _check(name: str, value: object, shown: str) -> object:
-    if name in _CHOICES:
-        allowed: tuple[str, ...] = _CHOICES[name]
-        if value not in allowed:
-            raise SettingError(f"{shown} is {value!r}; expected one of {', '.join(allowed)}.")
+    if name in CHOICES:
+        if value not in CHOICES[name]:
+            raise SettingError(f"{shown} is {value!r}; expected one of {', '.join(CHOICES[name])}.")
         return value
     if name in _PATHS:
         if not isinstance(value, (str, os.PathLike)):
@@ -81,15 +111,60 @@ def _check(name: str, value: object, shown: str) -> object:
     raise SettingError(f"{shown} is {value!r}; expected 0 or 1.")
 
 
+def _warn(old: str, new: str) -> None:
+    text = f"{old} is called {new} now; the next release does not accept it."
+    warnings.warn(text, FutureWarning, stacklevel=4)
+
+
+def _checked(name: str, value: object, shown: str) -> dict[str, Any]:
+    """The setting `name` and its value; what a name of earlier releases stands for."""
+    if name not in _SWITCHES:
+        return {name: _check(name, value, shown)}
+    return {} if _check(name, value, shown) else _SWITCHES[name]
+
+
+def _listed(variable: str, text: str) -> dict[str, Any]:
+    """Keywords and values of a list such as "mode=patch,strict"."""
+    found: dict[str, Any] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        name, given, value = item.partition("=")
+        if name not in KEYWORDS[variable]:
+            raise SettingError(
+                f"{PREFIX}{variable} names {name!r}; expected a list of "
+                f"{', '.join(KEYWORDS[variable])}."
+            )
+        found[name] = _check(name, value if given else "1", f"{name} in {PREFIX}{variable}")
+    return found
+
+
+def _parsed(variable: str, text: str) -> dict[str, Any]:
+    """Keywords and values that one variable of today sets."""
+    first, *more = KEYWORDS[variable]
+    if variable == "TUNE":
+        mode, given, file = text.partition(":")
+        if given and mode == "pinned":
+            return {"tune": mode, "tune_file": file}
+    elif more:
+        return _listed(variable, text)
+    return {first: _check(first, text, PREFIX + variable)}
+
+
 def from_environment(environ: Mapping[str, str]) -> Settings:
-    """Read the `SPARSE_BRIDGE_*` variables of `environ`; `SettingError` names a bad value and the
-    allowed ones."""
-    found: dict[str, object] = {}
-    for field in dataclasses.fields(Settings):
-        variable = "SPARSE_BRIDGE_" + field.name.upper()
-        if variable in environ:
-            found[field.name] = _check(field.name, environ[variable], variable)
-    return Settings(**found)  # type: ignore[arg-type]
+    """Read the `SPARSE_BRIDGE_*` variables of `environ`. Today's names go before renamed ones.
+
+    Raises:
+        SettingError: names a bad value and the allowed ones.
+    """
+    found: dict[str, Any] = {}
+    # MAP_GRAPHS before AHEAD: the latter does without graphs, too.
+    for old in sorted(RENAMED, reverse=True):
+        if PREFIX + old in environ:
+            _warn(PREFIX + old, RENAMED[old])
+            found |= _checked(old.lower(), environ[PREFIX + old], PREFIX + old)
+    for variable in KEYWORDS:
+        if PREFIX + variable in environ:
+            found |= _parsed(variable, environ[PREFIX + variable])
+    return Settings(**found)
 
 
 _lock = threading.RLock()
@@ -106,29 +181,39 @@ def get() -> Settings:
     return _current
 
 
-def update(**changes: object) -> Settings:
-    """Change settings for the process; returns the ones in force before."""
+def reset(to: Settings | None = None) -> None:
+    """Put `to` in force, or what the environment says at the next use."""
     global _current
     with _lock:
+        _current = to
+
+
+def update(**changes: object) -> Settings:
+    """Change settings for the process; returns the ones in force before.
+
+    Raises:
+        SettingError: an unknown setting, or a bad value.
+    """
+    with _lock:
         before = get()
-        names = {field.name for field in dataclasses.fields(Settings)}
-        for name in changes:
-            if name not in names:
+        checked: dict[str, Any] = {}
+        for name, value in changes.items():
+            if name in _SWITCHES:
+                _warn(name, " and ".join(_SWITCHES[name]))
+            elif name not in FIELDS:
                 raise SettingError(
-                    f"unknown setting {name!r}; expected one of {', '.join(sorted(names))}."
+                    f"unknown setting {name!r}; expected one of {', '.join(sorted(FIELDS))}."
                 )
-        checked = {name: _check(name, value, name) for name, value in changes.items()}
-        _current = dataclasses.replace(before, **checked)  # type: ignore[arg-type]
+            checked |= _checked(name, value, name)
+        reset(dataclasses.replace(before, **checked))
     return before
 
 
 @contextmanager
 def override(**changes: object) -> Iterator[Settings]:
     """`update` for the length of a `with` block (process-wide, like `update`)."""
-    global _current
     before = update(**changes)
     try:
         yield get()
     finally:
-        with _lock:
-            _current = before
+        reset(before)

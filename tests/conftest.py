@@ -114,6 +114,14 @@ def kernel_lane(request):
 
 
 @pytest.fixture
+def plain_settings():
+    """No setting of the caller's environment, and none left behind."""
+    with settings.override():
+        settings.reset(settings.Settings())
+        yield
+
+
+@pytest.fixture
 def one_thread():
     """The wheel's own CPU convolutions race with more than one thread."""
     before = torch.get_num_threads()

@@ -52,7 +52,7 @@ def note(framework: str, layer: str, reason: str | None = None) -> None:
         raise UnsupportedError(
             f"{framework} {layer} cannot be bridged: {reason}. Strict mode does not run the "
             "original instead; change the layer, or leave strict mode (enable(strict=False), "
-            "SPARSE_BRIDGE_STRICT=0)."
+            "SPARSE_BRIDGE_ENABLE=strict=0)."
         )
     key = (framework, layer, reason)
     with _lock:

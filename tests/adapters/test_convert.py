@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import sparse_bridge
-from sparse_bridge import settings
 from sparse_bridge.adapters import convert as converting
 from sparse_bridge.core.geometry.sparse_data import SparseData
 from sparse_bridge.errors import (
@@ -30,9 +29,8 @@ MODULES = {"spconv": "spconv.pytorch", "torchsparse": "torchsparse", "minkowski"
 
 
 @pytest.fixture
-def frameworks(monkeypatch):
+def frameworks(plain_settings):
     """All three stand-ins at once; an installed spconv steps aside."""
-    monkeypatch.setattr(settings, "_current", settings.Settings())
     real = {
         name: sys.modules.pop(name)
         for name in list(sys.modules)

@@ -121,4 +121,6 @@ def graphs_on_the_cpu(monkeypatch):
         monkeypatch.setattr(module, "Streams", lambda _: streams)
     monkeypatch.setattr(graph_cache, "current", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(CapturedMaps, "start", start)
-    monkeypatch.setattr(graph_cache, "possible", lambda cmap, target: settings.get().map_graphs)
+    monkeypatch.setattr(
+        graph_cache, "possible", lambda cmap, target: settings.get().capture == "graphs"
+    )

@@ -177,7 +177,7 @@ def test_another_stream_builds_its_own():
 
 
 def test_the_switch(kernel_lane):
-    with settings.override(ahead=False):
+    with settings.override(capture="off"):
         for seed in (1, 2, 3):
             assert scene(kernel_lane, seed).network() == 5
 

@@ -213,7 +213,7 @@ def test_both_passes_are_compiled_together_at_first_use(monkeypatch, ahead):
     )  # fmt: skip
     norm, x = layer(16), features(30, 16).requires_grad_()
     both = ["partials", "apply", "grad_partials", "dx"]
-    with settings.override(ahead=ahead):
+    with settings.override(warmup=ahead):
         apply(norm, x).sum().backward()
     rehearsed = [(name, key) for beforehand, name, key in launches if beforehand]
     real = [(name, key) for beforehand, name, key in launches if not beforehand]

@@ -49,7 +49,7 @@ assert not any(name.startswith("triton") and sys.modules[name] for name in sys.m
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     """Answers about devices and messages said once are kept for the process: start without them."""
-    monkeypatch.setattr(log, "_seen", set())
+    log.reset()
     caches = (targets._gpu_unavailable, targets._gpu_target, targets.triton_version)
     for cache in caches:
         cache.cache_clear()

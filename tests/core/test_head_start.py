@@ -56,7 +56,7 @@ def test_a_first_layer_starts_it_and_a_fork_waits_for_it():
 
 @pytest.mark.parametrize(
     "gpus, variable",
-    [(0, {}), (1, {"TRITON_INTERPRET": "1"}), (1, {"SPARSE_BRIDGE_AHEAD": "0"})],
+    [(0, {}), (1, {"TRITON_INTERPRET": "1"}), (1, {"SPARSE_BRIDGE_WARMUP": "0"})],
     ids=["no GPU", "interpreted", "switched off"],
 )
 def test_where_nothing_is_started(gpus, variable):

@@ -30,7 +30,7 @@ def fresh(kernel_lane, monkeypatch):
     prefetch.forget()
     if kernel_lane.device == "cpu":
         graphs_on_the_cpu(monkeypatch)
-    with settings.override(map_graphs=True, tune="off"):
+    with settings.override(capture="graphs", tune="off"):
         yield
     prefetch.forget()
 
@@ -145,7 +145,7 @@ def test_streams_and_inference_mode(streams, replays):
 
 def test_the_switch(replays):
     captured()
-    with settings.override(map_graphs=False):
+    with settings.override(capture="prefetch"):
         assert scene(61).network() == 0
     assert not replays
 

@@ -105,7 +105,7 @@ def test_only_rocm_and_wide_dtypes_take_parts(monkeypatch):
 
 @pytest.fixture
 def allocator(monkeypatch):
-    monkeypatch.setattr(log, "_seen", set())
+    log.reset()
     for name in rocm._ALLOCATOR:
         monkeypatch.delenv(name, raising=False)
     rocm.warn_about_allocator.cache_clear()

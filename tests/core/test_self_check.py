@@ -27,7 +27,7 @@ kernels = [pytest.mark.interpreted, pytest.mark.emulated]
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     monkeypatch.setattr(self_check, "_verdicts", {})
-    monkeypatch.setattr(log, "_seen", set())
+    log.reset()
 
 
 def lane_target(lane):
@@ -158,7 +158,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(self_check, "_find", find)
     monkeypatch.setattr(targets, "unavailable", lambda device: None)
     monkeypatch.setattr(targets, "of", lambda device: HOPPER)
-    with settings.override(dataflow="auto", self_check=True, ahead=False):
+    with settings.override(dataflow="auto", self_check=True, warmup=False):
         yield problems
 
 

@@ -24,7 +24,7 @@ pytest.importorskip("triton")
 
 @pytest.fixture(autouse=True)
 def fresh_warnings(monkeypatch):
-    monkeypatch.setattr(log, "_seen", set())
+    log.reset()
 
 
 @pytest.fixture

@@ -95,7 +95,10 @@ def test_pinned_reads_one_file_and_writes_nothing(tmp_path):
         unseen = problem(c=48)
         assert found.tile_for(unseen, Work().trial()) == unseen.default()
     gone = tmp_path / "gone.json"
-    with tuning("pinned", place, tune_file=gone), pytest.raises(SettingError, match="TUNE_FILE"):
+    with (
+        tuning("pinned", place, tune_file=gone),
+        pytest.raises(SettingError, match="TUNE=pinned:FILE"),
+    ):
         Tuner(never).tile_for(one)
     assert sorted(place.rglob("*")) == files
 

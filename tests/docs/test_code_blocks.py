@@ -97,7 +97,7 @@ def test_ci_runs_the_readmes_test_command() -> None:
 
 
 def test_settings_in_blocks_exist() -> None:
-    known = {f"SPARSE_BRIDGE_{name.upper()}" for name in settings.Settings.__dataclass_fields__}
+    known = {settings.PREFIX + name for name in settings.KEYWORDS}
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         # Variables of the test-suite are no settings.

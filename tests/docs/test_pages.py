@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import runpy
 from pathlib import Path
@@ -48,24 +47,33 @@ def test_every_page_is_in_the_index() -> None:
 
 
 def table_of_settings() -> dict[str, list[str]]:
-    """Variables of docs/environment.md and the quoted values of each."""
+    """Variables of docs/environment.md without the prefix, and the quoted values of each."""
     rows = re.findall(
         r"^\| `SPARSE_BRIDGE_(\w+)` \| ([^|]*) \|",
         (ROOT / "docs" / "environment.md").read_text(encoding="utf-8"),
         flags=re.M,
     )
     assert len(rows) == len({name for name, _ in rows})
-    return {name.lower(): re.findall(r"`([^`]+)`", values) for name, values in rows}
+    return {name: re.findall(r"`([^`]+)`", values) for name, values in rows}
 
 
 def test_the_settings_page_is_complete() -> None:
-    fields = {field.name: field for field in dataclasses.fields(settings.Settings)}
+    """Every variable with its values, the default first."""
+    plain = settings.Settings()
     table = table_of_settings()
-    assert table.keys() == fields.keys()
+    assert table.keys() == settings.KEYWORDS.keys()
     for name, values in table.items():
-        default = fields[name].default
-        if name in settings._CHOICES:
-            assert sorted(values) == sorted(settings._CHOICES[name])
+        first, *more = settings.KEYWORDS[name]
+        default = getattr(plain, first)
+        if name == "TUNE":
+            values.remove("pinned:FILE")
+        elif more:
+            items = dict(value.split("=") for value in values)
+            assert items.keys() == {first, *more}
+            assert settings.from_environment({settings.PREFIX + name: ",".join(values)}) == plain
+            continue
+        if first in settings.CHOICES:
+            assert sorted(values) == sorted(settings.CHOICES[first])
             assert values[0] == default
         elif isinstance(default, bool):
             assert values == (["1", "0"] if default else ["0", "1"])
@@ -73,9 +81,18 @@ def test_the_settings_page_is_complete() -> None:
             assert default == "" and values == [], f"{name}: a path, empty by default"
 
 
+def test_the_settings_page_names_the_renamed_variables() -> None:
+    text = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
+    old = re.findall(r"^\| `(\w+)=[^`]*` \| `SPARSE_BRIDGE_", text, flags=re.M)
+    assert sorted(old) == sorted(settings.RENAMED)
+
+
 def test_the_module_docstring_names_every_setting() -> None:
-    for field in dataclasses.fields(settings.Settings):
-        assert f"| `SPARSE_BRIDGE_{field.name.upper()}` |" in settings.__doc__
+    for name, keywords in settings.KEYWORDS.items():
+        row = f"| `SPARSE_BRIDGE_{name}` |"
+        assert row in settings.__doc__
+        line = next(line for line in settings.__doc__.splitlines() if row in line)
+        assert len(keywords) == 1 or name == "TUNE" or all(word in line for word in keywords)
 
 
 def test_the_architecture_figure_is_drawn_by_its_program(tmp_path: Path) -> None:

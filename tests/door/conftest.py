@@ -6,7 +6,6 @@ import sys
 import pytest
 
 import sparse_bridge
-from sparse_bridge import settings
 from sparse_bridge.adapters import base, ledger, lifecycle
 
 from .fakes import FakeAdapter, write_real, write_standin
@@ -34,13 +33,12 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path, monkeypatch):
+def world(tmp_path, monkeypatch, plain_settings):
     found = World(tmp_path)
     monkeypatch.syspath_prepend(str(found.site))
     monkeypatch.setattr(base, "ADAPTERS", {})
     monkeypatch.setattr(base, "_loaded", {})
     monkeypatch.setattr(lifecycle, "_left_out", {})
-    monkeypatch.setattr(settings, "_current", settings.Settings())
     ledger.reset()
     finders = list(sys.meta_path)
     yield found

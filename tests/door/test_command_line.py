@@ -84,7 +84,7 @@ def test_options_of_run_and_the_report(machine, tmp_path):
     assert "scale=2 unsupported (1)" in done.stderr
     strict = machine("run", "--strict", "layers.py")
     assert strict.returncode == 1 and "UnsupportedError" in strict.stderr
-    shadowed = machine("run", "layers.py", SPARSE_BRIDGE_MODE="standin")
+    shadowed = machine("run", "layers.py", SPARSE_BRIDGE_ENABLE="mode=standin")
     assert "TypeError" in shadowed.stderr, "the stand-in's Conv wants a width"
 
 
@@ -93,7 +93,7 @@ def test_refusals_are_one_line(machine, tmp_path):
     for done in (
         machine("run", "--mode", "patch", "empty.py"),
         machine("run", "--framework", "nonesuch", "empty.py"),
-        machine("run", "empty.py", SPARSE_BRIDGE_MODE="fast"),
+        machine("run", "empty.py", SPARSE_BRIDGE_ENABLE="mode=fast"),
     ):
         assert done.returncode == 1
         assert done.stderr.startswith("sparse_bridge: ") and done.stderr.count("\n") == 1
@@ -150,7 +150,7 @@ def test_doctor_as_tables(world, capsys):
     name = world.framework("working").name
     assert command_line.main(["doctor"]) == 0
     shown = capsys.readouterr().out
-    assert name in shown and "patch" in shown and "SPARSE_BRIDGE_MODE" in shown
+    assert name in shown and "patch" in shown and "SPARSE_BRIDGE_ENABLE" in shown
     world.framework("broken")
     assert command_line.main(["doctor"]) == 0
     assert "libfake" in capsys.readouterr().out

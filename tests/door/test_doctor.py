@@ -21,10 +21,9 @@ HOPPER = Target("cuda", "sm_90", 32, 132, 227 << 10, raw=True)
 
 
 @pytest.fixture
-def no_frameworks(monkeypatch):
+def no_frameworks(monkeypatch, plain_settings):
     """Nothing to try out: these tests are about the machine."""
     monkeypatch.setattr(base, "ADAPTERS", {})
-    monkeypatch.setattr(settings, "_current", settings.Settings())
 
 
 @pytest.fixture

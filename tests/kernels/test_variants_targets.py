@@ -48,7 +48,7 @@ def test_the_interpreter_is_no_vendor():
 
 
 def test_an_unknown_gpu_is_told_once(caplog, monkeypatch):
-    monkeypatch.setattr(log, "_seen", set())
+    log.reset()
     with caplog.at_level(logging.INFO, "sparse_bridge"):
         targets.described("sm_140")
         targets.described("sm_140")

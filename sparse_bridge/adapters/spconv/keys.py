@@ -107,7 +107,7 @@ def check_reuse(layer: Any, x: Any, record: Any) -> None:
         raise GeometryError(
             f"{what} has kernel size {layer.kernel_size}, indice_key {key!r} was made with "
             f"{list(record.ksize)}; submanifold layers of one key need one kernel size "
-            "(SPARSE_BRIDGE_SHARED_KEYS=1 allows others of no smaller volume, as spconv 1.x did)."
+            "(SPARSE_BRIDGE_RULES=shared_keys allows others of no less volume, as spconv 1.x)."
         )
     if list(record.dilation) != list(layer.dilation):
         raise GeometryError(

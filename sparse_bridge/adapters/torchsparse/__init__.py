@@ -66,7 +66,7 @@ class TorchsparseAdapter(Adapter):
         elif profile is not None:
             profiles.choose(profile, f"enable(profile={profile!r})")
         elif configured != "auto":
-            profiles.choose(configured, "SPARSE_BRIDGE_TORCHSPARSE_PROFILE")
+            profiles.choose(configured, "SPARSE_BRIDGE_ENABLE")
         else:
             profiles.choose(*_declared())
 

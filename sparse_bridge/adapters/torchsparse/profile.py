@@ -129,13 +129,13 @@ def saw_old_signature(what: str) -> Profile:
                 f"{what}, as torchsparse 1.4 and 2.0 take it, but the process runs with profile "
                 f"{name} ({_reason or 'the default, and tensors were processed with it'}). Say "
                 "which release the project is written for: enable('torchsparse', profile='1.4'), "
-                "or SPARSE_BRIDGE_TORCHSPARSE_PROFILE=1.4."
+                "or SPARSE_BRIDGE_ENABLE=torchsparse_profile=1.4."
             )
         _chosen, _reason, _settled = _OLD, f"detected: {what}", True
     logger.log(
         logging.WARNING,
         "torchsparse profile %s was detected (%s). Set it with enable('torchsparse', profile=%r) "
-        "or SPARSE_BRIDGE_TORCHSPARSE_PROFILE=%s, so that worker processes agree.",
+        "or SPARSE_BRIDGE_ENABLE=torchsparse_profile=%s, so that worker processes agree.",
         _OLD, what, _OLD, _OLD,
     )  # fmt: skip
     return PROFILES[_OLD]

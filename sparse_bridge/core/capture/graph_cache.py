@@ -69,7 +69,7 @@ class MapGraphs:
 
     def answers(self, cmap: CoordinateMap, steps: tuple[Step, ...], last: Record) -> Answers | None:
         """The answers of every step, from a graph; None where none serves this scene."""
-        if not self.graphs or not settings.get().map_graphs or _capturing():
+        if not self.graphs or settings.get().capture != "graphs" or _capturing():
             return None
         with self.lock:
             graph = next((one for one in self.graphs if one.serves(cmap, steps, last)), None)
@@ -201,7 +201,7 @@ def possible(cmap: CoordinateMap, target: targets.Target) -> bool:
         cmap.device.type == "cuda"
         and target.backend == "cuda"
         and cmap.n_rows <= _MOST_ROWS
-        and settings.get().map_graphs
+        and settings.get().capture == "graphs"
     )
 
 

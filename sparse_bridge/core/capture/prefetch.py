@@ -120,7 +120,7 @@ def _begin(cmap: CoordinateMap, first: Step) -> Trail:
     if scene is not None:
         return Trail(record, _padded(cmap, target, scene), _stream(cmap.device))
     now = settings.get()
-    if target is None or not now.ahead or now.dataflow not in ("auto", "masked"):
+    if target is None or now.capture == "off" or now.dataflow not in ("auto", "masked"):
         return Trail(record, {}, 0)
     with _lock:
         if len(_habits) >= _GRIDS:

@@ -81,7 +81,7 @@ def _compile_together(
     if form in _compiled:
         return
     _compiled.add(form)
-    if not settings.get().ahead:
+    if not settings.get().warmup:
         return
     from ...kernels.runtime.precompile import rehearsing
 

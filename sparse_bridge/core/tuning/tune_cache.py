@@ -229,7 +229,7 @@ def pinned(path: str) -> list[Winners]:
         return [decode(text)[1]]
     except (OSError, UnicodeDecodeError, CacheFileError) as error:
         raise SettingError(
-            f"SPARSE_BRIDGE_TUNE_FILE is {path!r}; expected a file made by "
+            f"SPARSE_BRIDGE_TUNE=pinned:FILE, FILE is {path!r}; expected a file made by "
             f"`python -m sparse_bridge warm --tune --export`: {error}"
         ) from None
 

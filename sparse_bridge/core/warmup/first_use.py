@@ -75,7 +75,7 @@ def prepare(device: torch.device, target: Target, key64: bool) -> None:
 
     device: with an index.
     """
-    if not target.raw or not settings.get().ahead:
+    if not target.raw or not settings.get().warmup:
         return
     try:
         _prepare(device, target, key64)

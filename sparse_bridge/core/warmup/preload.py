@@ -35,7 +35,7 @@ def begin() -> None:
             return
         _begun = True
         # Counting GPUs does not initialise them.
-        if targets.interpreted() or not settings.get().ahead or not torch.cuda.device_count():
+        if targets.interpreted() or not settings.get().warmup or not torch.cuda.device_count():
             return
         _import_and_hash()
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import sparse_bridge
-from sparse_bridge import settings
 
 
 @pytest.fixture
@@ -23,9 +22,8 @@ def ME():
 
 
 @pytest.fixture(autouse=True)
-def plain_settings(monkeypatch):
+def _plain_settings(plain_settings):
     """No setting of the caller's environment, and none left behind; one thread for tiny tensors."""
-    monkeypatch.setattr(settings, "_current", settings.Settings())
     before, threads = (list(sys.path), list(sys.meta_path)), torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from sparse_bridge import settings
 from sparse_bridge.core.capture import prefetch
 
 from . import doors
@@ -31,6 +30,5 @@ def untaught(standin):
 
 
 @pytest.fixture(autouse=True)
-def plain_settings(monkeypatch):
-    """No setting of the caller's environment, and none left behind."""
-    monkeypatch.setattr(settings, "_current", settings.Settings())
+def _plain_settings(plain_settings):
+    """For every test of this folder."""

@@ -156,7 +156,9 @@ def test_layer_constructors(standin, name, arguments, kind):
 def test_groups_must_divide(standin):
     from sparse_bridge import settings
 
-    refused(lambda: standin.SubMConv3d(4, 4, 3, groups=2), AssertionError, "SPARSE_BRIDGE_GROUPS")
+    refused(
+        lambda: standin.SubMConv3d(4, 4, 3, groups=2), AssertionError, "SPARSE_BRIDGE_RULES=groups"
+    )
     with settings.override(groups=True):
         refused(lambda: standin.SubMConv3d(4, 6, 3, groups=4), AssertionError, "do not divide")
 
@@ -310,7 +312,7 @@ def test_checkpoints_of_older_versions(sp, layout, monkeypatch, caplog):
         old[key] = SAVED[layout](old[key])
     raw = old["2.weight"]  # both versions read the memory of a unit kernel as [C, K]
     old["2.weight"] = raw.reshape(1, 1, 1, 4, 7) if layout == "RSCK" else raw.reshape(1, 1, 1, 7, 4)
-    monkeypatch.setattr(log, "_seen", set())
+    log.reset()
     with caplog.at_level(logging.INFO, "sparse_bridge"), pytest.raises(RuntimeError, match="size"):
         net().load_state_dict(dict(old))
     assert f"SPCONV_SAVED_WEIGHT_LAYOUT={layout}" in caplog.text

@@ -173,7 +173,7 @@ def test_first_generation_key_sharing_on_request(sp):
     first = sp.SubMConv3d(4, 4, (1, 3, 3), indice_key="bef", bias=False)
     second = sp.SubMConv3d(4, 4, (3, 1, 3), indice_key="bef", bias=False)
     y = first(x)
-    with pytest.raises(ValueError, match="SPARSE_BRIDGE_SHARED_KEYS"):
+    with pytest.raises(ValueError, match="SPARSE_BRIDGE_RULES=shared_keys"):
         second(y)
     with settings.override(shared_keys=True):
         got = second(y)

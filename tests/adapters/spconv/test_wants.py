@@ -79,7 +79,7 @@ def test_groups_by_the_environment():
         "import sparse_bridge; sparse_bridge.enable('spconv', mode='standin')\n"
         "import spconv.pytorch as sp; print(sp.SubMConv3d(4, 4, 3, groups=2).groups)"
     )
-    assert doors.python(code, SPARSE_BRIDGE_GROUPS="1").split() == ["2"]
+    assert doors.python(code, SPARSE_BRIDGE_RULES="groups").split() == ["2"]
 
 
 def every_layer(sp):

@@ -20,10 +20,9 @@ RELEASES = {"2.1.0": "2.1", "2.0.0b": "2.0", "1.4.0": "1.4"}
 
 
 @pytest.fixture
-def site(tmp_path, monkeypatch):
+def site(tmp_path, monkeypatch, plain_settings):
     sparse_bridge.disable()
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(settings, "_current", settings.Settings())
     yield tmp_path
     sparse_bridge.disable()
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchsparse"]:

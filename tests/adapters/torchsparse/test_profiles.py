@@ -50,16 +50,16 @@ def sample(ts, release):
     return ts.SparseTensor(torch.randn(len(coords), 4), coords)
 
 
-def test_a_setting_chooses(monkeypatch):
-    monkeypatch.setattr(settings, "_current", None)
-    monkeypatch.setenv("SPARSE_BRIDGE_TORCHSPARSE_PROFILE", "2.0")
+def test_a_setting_chooses(plain_settings, monkeypatch):
+    monkeypatch.setenv("SPARSE_BRIDGE_ENABLE", "torchsparse_profile=2.0")
+    settings.reset()
     sparse_bridge.disable()
     with sparse_bridge.enable("torchsparse", mode="standin"):
-        assert note().startswith("profile 2.0 (SPARSE_BRIDGE_TORCHSPARSE_PROFILE)")
+        assert note().startswith("profile 2.0 (SPARSE_BRIDGE_ENABLE)")
     with sparse_bridge.enable("torchsparse", mode="standin", profile="1.4"):
         assert note().startswith("profile 1.4 (enable")
     with pytest.raises(SettingError, match=r"is '3.0'; expected one of auto, 2.1, 2.0, 1.4"):
-        settings.from_environment({"SPARSE_BRIDGE_TORCHSPARSE_PROFILE": "3.0"})
+        settings.from_environment({"SPARSE_BRIDGE_ENABLE": "torchsparse_profile=3.0"})
 
 
 @pytest.mark.parametrize("call", ["layer", "function"])
@@ -212,7 +212,7 @@ def test_importing_wakes_no_gpu_and_imports_no_triton():
         "assert not torch.cuda.is_initialized() and 'triton' not in sys.modules\n"
         "assert torchsparse.__version__ == '1.4.0'"
     )
-    environment = {**os.environ, "SPARSE_BRIDGE_TORCHSPARSE_PROFILE": "1.4"}
+    environment = {**os.environ, "SPARSE_BRIDGE_ENABLE": "torchsparse_profile=1.4"}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 

@@ -182,7 +182,7 @@ def test_cylinder3d_needs_first_generation_keys(library):
     """Its published weights were trained with one map for all kernels of a key."""
     module = module_of("cylinder3d")
     network, arguments = published_cylinder(module, blob((32, 32, 16), 3))
-    with pytest.raises(ValueError, match="SPARSE_BRIDGE_SHARED_KEYS"):
+    with pytest.raises(ValueError, match="SPARSE_BRIDGE_RULES=shared_keys"):
         network(*arguments)
     with settings.override(shared_keys=True):
         got = network(*arguments)["voxel_scores"]
@@ -282,7 +282,7 @@ assert not any(count.original for count in layers.values())
 
 def test_models_run_on_the_standin():
     """Both generations' imports, an older key rule, and two frameworks in one model."""
-    done = doors.python(STANDIN, SPARSE_BRIDGE_SHARED_KEYS="1")
+    done = doors.python(STANDIN, SPARSE_BRIDGE_RULES="shared_keys")
     assert done.split() == [
         "second", "pointgroup", "neuralbody", "cylinder3d", "oneformer3d", "lidar_export",
     ]  # fmt: skip

@@ -53,7 +53,7 @@ def test_a_whole_detector_loads_once_its_layout_is_named(library, layout, monkey
 
     want = network("second", 0)
     old, fresh = stored(want, layout), network("second", 1)
-    monkeypatch.setattr(log, "_seen", set())
+    log.reset()
     with caplog.at_level(logging.INFO, "sparse_bridge"):
         with pytest.raises(RuntimeError, match="size mismatch"):
             fresh.load_state_dict(OrderedDict(old))
@@ -66,7 +66,7 @@ def test_a_whole_detector_loads_once_its_layout_is_named(library, layout, monkey
 
 def test_weights_of_today_load_without_a_word(library, monkeypatch, caplog):
     want, fresh = network("second", 0), network("second", 1)
-    monkeypatch.setattr(log, "_seen", set())
+    log.reset()
     with caplog.at_level(logging.INFO, "sparse_bridge"):
         fresh.load_state_dict(want.state_dict())
     assert caplog.text == ""

@@ -100,8 +100,8 @@ def _check_groups(groups, in_channels, out_channels):
         return
     if not settings.get().groups:
         raise ContractError(
-            f"groups is {groups}; spconv takes only 1. Set SPARSE_BRIDGE_GROUPS=1 to allow grouped "
-            "convolutions, which spconv itself cannot run."
+            f"groups is {groups}; spconv takes only 1. Set SPARSE_BRIDGE_RULES=groups to allow "
+            "grouped convolutions, which spconv itself cannot run."
         )
     if in_channels % groups or out_channels % groups:
         raise ContractError(

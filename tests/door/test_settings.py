@@ -1,0 +1,106 @@
+"""Settings: what the environment says, in today's names and in those of earlier releases."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+
+import pytest
+
+from sparse_bridge import settings
+from sparse_bridge.errors import SettingError
+
+
+def read(**variables: str) -> settings.Settings:
+    return settings.from_environment({f"SPARSE_BRIDGE_{k}": v for k, v in variables.items()})
+
+
+def changed(found: settings.Settings) -> dict[str, object]:
+    """The fields that differ from the defaults."""
+    plain = dataclasses.asdict(settings.Settings())
+    return {
+        name: value for name, value in dataclasses.asdict(found).items() if value != plain[name]
+    }
+
+
+def test_every_field_has_one_variable_and_there_are_nine():
+    keywords = [name for names in settings.KEYWORDS.values() for name in names]
+    assert sorted(keywords) == sorted(settings.FIELDS)
+    assert len(settings.KEYWORDS) <= 9
+    assert not settings.KEYWORDS.keys() & settings.RENAMED.keys()
+
+
+@pytest.mark.parametrize(("given", "want"), [
+    ({}, {}),
+    ({"DATAFLOW": "explicit", "WARMUP": "off"}, {"dataflow": "explicit", "warmup": False}),
+    ({"CAPTURE": "prefetch"}, {"capture": "prefetch"}),
+    ({"TUNE": "off"}, {"tune": "off"}),
+    ({"TUNE": "pinned:C:/a.json"}, {"tune": "pinned", "tune_file": "C:/a.json"}),
+    ({"ENABLE": "mode=patch, strict,torchsparse_profile=1.4"},
+     {"mode": "patch", "strict": True, "torchsparse_profile": "1.4"}),
+    ({"ENABLE": "strict=0"}, {}),
+    ({"RULES": "groups,shared_keys=1,"}, {"groups": True, "shared_keys": True}),
+])  # fmt: skip
+def test_today(given, want):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert changed(read(**given)) == want
+
+
+@pytest.mark.parametrize(("given", "named"), [
+    ({"DATAFLOW": "fast"}, ("SPARSE_BRIDGE_DATAFLOW", "'fast'", "per_offset")),
+    ({"CAPTURE": "1"}, ("SPARSE_BRIDGE_CAPTURE", "prefetch")),
+    ({"TUNE": "full:x"}, ("SPARSE_BRIDGE_TUNE", "'full:x'")),
+    ({"SELF_CHECK": "2"}, ("SPARSE_BRIDGE_SELF_CHECK", "0 or 1")),
+    ({"ENABLE": "patch"}, ("SPARSE_BRIDGE_ENABLE", "'patch'", "torchsparse_profile")),
+    ({"ENABLE": "mode=fast"}, ("mode in SPARSE_BRIDGE_ENABLE", "standin")),
+    ({"RULES": "groups=3"}, ("groups in SPARSE_BRIDGE_RULES", "0 or 1")),
+])  # fmt: skip
+def test_bad_values_are_named(given, named):
+    with pytest.raises(SettingError) as caught:
+        read(**given)
+    assert all(word in str(caught.value) for word in named), caught.value
+
+
+OLD = {
+    "AHEAD": ("0", {"capture": "off", "warmup": False}, "SPARSE_BRIDGE_WARMUP=0"),
+    "MAP_GRAPHS": ("0", {"capture": "prefetch"}, "SPARSE_BRIDGE_CAPTURE=prefetch"),
+    "TUNE_FILE": ("a.json", {"tune_file": "a.json"}, "SPARSE_BRIDGE_TUNE=pinned:FILE"),
+    "MODE": ("patch", {"mode": "patch"}, "SPARSE_BRIDGE_ENABLE=mode"),
+    "STRICT": ("1", {"strict": True}, "SPARSE_BRIDGE_ENABLE=strict"),
+    "TORCHSPARSE_PROFILE": ("1.4", {"torchsparse_profile": "1.4"}, "SPARSE_BRIDGE_ENABLE="),
+    "GROUPS": ("1", {"groups": True}, "SPARSE_BRIDGE_RULES=groups"),
+    "SHARED_KEYS": ("1", {"shared_keys": True}, "SPARSE_BRIDGE_RULES=shared_keys"),
+    "TORCHSPARSE_KEEP_TAIL": ("1", {"torchsparse_keep_tail": True}, "SPARSE_BRIDGE_RULES="),
+}
+
+
+@pytest.mark.parametrize("name", sorted(settings.RENAMED))
+def test_names_of_earlier_releases(name):
+    value, want, new = OLD[name]
+    with pytest.warns(FutureWarning, match=f"SPARSE_BRIDGE_{name} is called .*{new}"):
+        assert changed(read(**{name: value})) == want
+
+
+def test_what_earlier_names_mean_together():
+    with pytest.warns(FutureWarning):
+        assert changed(read(AHEAD="0", MAP_GRAPHS="0")) == {"capture": "off", "warmup": False}
+    with pytest.warns(FutureWarning):
+        assert changed(read(AHEAD="1", MAP_GRAPHS="1")) == {}
+    with pytest.warns(FutureWarning):
+        assert changed(read(AHEAD="0", CAPTURE="graphs")) == {"warmup": False}
+    with pytest.warns(FutureWarning), pytest.raises(SettingError, match="SPARSE_BRIDGE_AHEAD"):
+        read(AHEAD="maybe")
+
+
+def test_keywords_of_earlier_releases(plain_settings):
+    with pytest.warns(FutureWarning, match="ahead is called capture and warmup"):
+        settings.update(ahead=False)
+    assert changed(settings.get()) == {"capture": "off", "warmup": False}
+
+
+def test_reset_reads_the_environment_again(plain_settings, monkeypatch):
+    monkeypatch.setenv("SPARSE_BRIDGE_FP32", "ieee")
+    assert settings.get().fp32 == "auto"
+    settings.reset()
+    assert settings.get().fp32 == "ieee"
