@@ -36,7 +36,7 @@ class TorchsparseAdapter(Adapter):
 
     def standin_patches(self) -> list[Patch]:
         """`convert_sync_batchnorm` puts torch's own layer where the stand-in's BatchNorm was."""
-        from .norms import sync_batch_norm_patch
+        from .norm import sync_batch_norm_patch
 
         return [sync_batch_norm_patch()]
 

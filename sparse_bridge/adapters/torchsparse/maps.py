@@ -12,9 +12,9 @@ from ...core.maps import map_builder, map_cache
 from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.map_cache import MapStore
 from ...errors import CoordinateError, DataTypeError, ShapeError
+from .geometry import CORE_COLUMNS, Bounds, Layer, output_sites
 from .profile import Profile
 from .records import Record
-from .rules import CORE_COLUMNS, Bounds, Layer, output_sites
 
 __all__ = [
     "adopt_sites",

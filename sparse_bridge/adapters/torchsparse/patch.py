@@ -15,10 +15,11 @@ from typing import Any
 from ...errors import UnsupportedError
 from ..base import Patch
 from ..ledger import note
-from . import joins, norms, points
+from . import dense, norm
+from .conv import conv3d
 from .profile import of_version
 from .signatures import conv3d_arguments
-from .translate import conv3d
+from .upstream import points
 
 __all__ = ["installed_profile", "patches"]
 
@@ -56,7 +57,7 @@ def _convolution(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _dense(self: Any) -> Any:
     """[B, X, Y, Z, C]."""
-    return joins.to_dense(self.feats, self.coords, self.spatial_range)
+    return dense.to_dense(self.feats, self.coords, self.spatial_range)
 
 
 def patches() -> list[Patch]:
@@ -73,10 +74,10 @@ def patches() -> list[Patch]:
             seam(functional, name, getattr(points, name), "point-voxel operators on every device")
             for name in _POINT_FUNCTIONS
         ),
-        norms.sync_batch_norm_patch(),
+        norm.sync_batch_norm_patch(),
     ]
     if release == "2.1":
-        dense = "its dense grids need a GPU"
-        found.append(seam(sys.modules["torchsparse.utils"], "to_dense", joins.to_dense, dense))
-        found.append(seam(sys.modules["torchsparse.tensor"].SparseTensor, "dense", _dense, dense))
+        why = "its dense grids need a GPU"
+        found.append(seam(sys.modules["torchsparse.utils"], "to_dense", dense.to_dense, why))
+        found.append(seam(sys.modules["torchsparse.tensor"].SparseTensor, "dense", _dense, why))
     return found

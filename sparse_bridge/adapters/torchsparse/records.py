@@ -15,9 +15,19 @@ from ...core.maps.map_cache import MapStore
 from ...core.maps.row_pairs import dense_table, row_pairs
 from ...errors import ShapeError
 
-__all__ = ["MapDict", "MapList", "Record", "padded_table", "pair_tensors", "read", "record_of"]
+__all__ = [
+    "PAD",
+    "MapDict",
+    "MapList",
+    "Record",
+    "padded_table",
+    "pair_tensors",
+    "read",
+    "record_of",
+]
 
-_PAD = 128
+PAD = 128
+"""torchsparse rounds the rows of its tables up to a multiple of it."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -75,7 +85,7 @@ def padded_table(kmap: KernelMap, side: int) -> torch.Tensor:
     """`out_in_map` (side 0) int32 [ceil(n_out / 128) * 128, V], -1 where absent; side 1:
     reversed."""
     table = dense_table(kmap, side).t()
-    rows = -(-table.shape[0] // _PAD) * _PAD
+    rows = -(-table.shape[0] // PAD) * PAD
     return torch.nn.functional.pad(table, (0, 0, 0, rows - table.shape[0]), value=-1).contiguous()
 
 

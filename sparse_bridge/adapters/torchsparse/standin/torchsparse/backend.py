@@ -1,6 +1,6 @@
 """What the original compiles: here the hash tables that projects use directly."""
 
-from sparse_bridge.adapters.torchsparse.tables import CoordinateTable
+from sparse_bridge.adapters.torchsparse.upstream.hash_table import CoordinateTable
 
 __all__ = ["GPUHashTable", "GPUHashTable32"]
 

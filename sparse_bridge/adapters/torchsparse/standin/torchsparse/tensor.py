@@ -8,7 +8,7 @@ from torchsparse.utils.tensor_cache import (
 )
 from torchsparse.utils.utils import make_ntuple
 
-from sparse_bridge.adapters.torchsparse import joins
+from sparse_bridge.adapters.torchsparse import dense, joins
 from sparse_bridge.errors import ContractError
 
 __all__ = ["PointTensor", "SparseTensor"]
@@ -109,7 +109,7 @@ class SparseTensor:
                 "dense() needs the tensor's spatial_range (batch, x, y, z); give it to "
                 "SparseTensor."
             )
-        return joins.to_dense(self.feats, self.coords, self.spatial_range)
+        return dense.to_dense(self.feats, self.coords, self.spatial_range)
 
     def __add__(self, other):
         return joins.add(self, other)

@@ -1,5 +1,5 @@
 """Counting."""
 
-from sparse_bridge.adapters.torchsparse.points import spcount
+from sparse_bridge.adapters.torchsparse.upstream.points import spcount
 
 __all__ = ["spcount"]

@@ -1,5 +1,5 @@
 """Voxels to points."""
 
-from sparse_bridge.adapters.torchsparse.points import calc_ti_weights, spdevoxelize
+from sparse_bridge.adapters.torchsparse.upstream.points import calc_ti_weights, spdevoxelize
 
 __all__ = ["calc_ti_weights", "spdevoxelize"]

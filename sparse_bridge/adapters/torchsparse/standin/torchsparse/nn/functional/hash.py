@@ -1,5 +1,5 @@
 """Keys of coordinates."""
 
-from sparse_bridge.adapters.torchsparse.points import sphash
+from sparse_bridge.adapters.torchsparse.upstream.points import sphash
 
 __all__ = ["sphash"]

@@ -1,5 +1,5 @@
 """Finding keys."""
 
-from sparse_bridge.adapters.torchsparse.points import sphashquery
+from sparse_bridge.adapters.torchsparse.upstream.points import sphashquery
 
 __all__ = ["sphashquery"]

@@ -1,5 +1,5 @@
 """Points to voxels."""
 
-from sparse_bridge.adapters.torchsparse.points import spvoxelize
+from sparse_bridge.adapters.torchsparse.upstream.points import spvoxelize
 
 __all__ = ["spvoxelize"]

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import nn
 
-from sparse_bridge.adapters.torchsparse import bev
+from sparse_bridge.adapters.torchsparse import dense
 from sparse_bridge.errors import UnsupportedError
 
 __all__ = ["ToBEVConvolution", "ToBEVHeightCompression", "ToBEVReduction", "ToDenseBEVConvolution"]
@@ -77,7 +77,7 @@ class ToDenseBEVConvolution(_Kernels):
 
     def forward(self, input):
         shape = self.shape.tolist()
-        return bev.dense_convolution(input, self.kernel, self.bias, self.offset, shape, self.dim)
+        return dense.dense_convolution(input, self.kernel, self.bias, self.offset, shape, self.dim)
 
 
 class ToBEVHeightCompression(nn.Module):
@@ -94,4 +94,4 @@ class ToBEVHeightCompression(nn.Module):
         return f"{self.channels}, dim={self.dim}"
 
     def forward(self, input):
-        return bev.height_compression(input, self.offset, self.shape.tolist(), self.dim)
+        return dense.height_compression(input, self.offset, self.shape.tolist(), self.dim)

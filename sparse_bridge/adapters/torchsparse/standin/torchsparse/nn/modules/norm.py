@@ -3,7 +3,7 @@
 from torch import nn
 from torchsparse.nn.utils.apply import fapply
 
-from sparse_bridge.adapters.torchsparse import norms
+from sparse_bridge.adapters.torchsparse import norm
 
 __all__ = ["BatchNorm", "GroupNorm", "InstanceNorm"]
 
@@ -19,7 +19,7 @@ class GroupNorm(nn.GroupNorm):
     """Statistics of every batch item on its own."""
 
     def forward(self, input):
-        return norms.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+        return norm.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
 
 class InstanceNorm(nn.InstanceNorm1d):
@@ -34,5 +34,5 @@ class InstanceNorm(nn.InstanceNorm1d):
 
     def forward(self, input):
         if self.per_batch:
-            return norms.instance_norm(input, self.weight, self.bias, self.eps)
+            return norm.instance_norm(input, self.weight, self.bias, self.eps)
         return fapply(input, super().forward)

@@ -3,7 +3,7 @@
 import torch
 from torchsparse.utils.utils import make_ntuple
 
-from sparse_bridge.adapters.torchsparse.rules import kernel_offsets
+from sparse_bridge.adapters.torchsparse.geometry import kernel_offsets
 
 __all__ = ["get_kernel_offsets"]
 

@@ -1,6 +1,6 @@
 """The convolution."""
 
-from sparse_bridge.adapters.torchsparse import translate
+from sparse_bridge.adapters.torchsparse import conv
 from sparse_bridge.adapters.torchsparse.signatures import conv3d_arguments
 
 from . import conv_config
@@ -14,4 +14,4 @@ def conv3d(input, weight, kernel_size, bias=None, stride=1, *args, **kwargs):
     transposed=False), and epsilon, mm_thresh, kmap_mode in 2.0.
     """
     options = conv3d_arguments(args, kwargs)
-    return translate.conv3d(input, weight, kernel_size, bias, stride, **options)
+    return conv.conv3d(input, weight, kernel_size, bias, stride, **options)

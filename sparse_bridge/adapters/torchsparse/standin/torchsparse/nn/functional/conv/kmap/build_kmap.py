@@ -1,7 +1,8 @@
 """Kernel maps from coordinates."""
 
-from sparse_bridge.adapters.torchsparse import profile, tables
+from sparse_bridge.adapters.torchsparse import profile
 from sparse_bridge.adapters.torchsparse.profile import bind
+from sparse_bridge.adapters.torchsparse.upstream import kmap as kernel_maps
 
 __all__ = ["build_kernel_map", "convert_transposed_out_in_map", "transpose_kernel_map"]
 
@@ -33,7 +34,7 @@ def build_kernel_map(_coords, *args, **kwargs):
     names = _NEW if profile.current().divides else _OLD
     given = {"kernel_size": 2, "stride": 2, **bind("build_kernel_map", names, args, kwargs)}
     used = {name: given[name] for name in (*_USED, "downsample_mode") if name in given}
-    return tables.build_kernel_map(_coords, **used)
+    return kernel_maps.build_kernel_map(_coords, **used)
 
 
 def transpose_kernel_map(
@@ -41,10 +42,10 @@ def transpose_kernel_map(
 ):
     """The same dict with the fields of the transposed layer (`..._t`) filled in."""
     if "out_in_map_t" not in kmap:
-        kmap["out_in_map_t"] = tables.transposed_table(kmap["out_in_map"], kmap["sizes"][0])
+        kmap["out_in_map_t"] = kernel_maps.transposed_table(kmap["out_in_map"], kmap["sizes"][0])
     return kmap
 
 
 def convert_transposed_out_in_map(out_in_map, size):
     """int32 [ceil(size / 128) * 128, V]: output row of every input row, -1 where absent."""
-    return tables.transposed_table(out_in_map, size)
+    return kernel_maps.transposed_table(out_in_map, size)

@@ -1,7 +1,8 @@
 """Output sites of strided layers."""
 
-from sparse_bridge.adapters.torchsparse import profile, tables
+from sparse_bridge.adapters.torchsparse import profile
 from sparse_bridge.adapters.torchsparse.profile import bind
+from sparse_bridge.adapters.torchsparse.upstream import kmap
 
 __all__ = ["spdownsample"]
 
@@ -14,4 +15,4 @@ def spdownsample(_coords, *args, **kwargs):
     old, new = ("tensor_stride",), ("padding", "spatial_range", "downsample_mode")
     names = ("stride", "kernel_size", *(new if profile.current().divides else old))
     given = {"stride": 2, "kernel_size": 2, **bind("spdownsample", names, args, kwargs)}
-    return tables.downsample(_coords, **given)
+    return kmap.downsample(_coords, **given)

@@ -1,22 +1,25 @@
-"""Bird's-eye-view layers: one axis of the grid is folded into channels or weights."""
+"""Dense results: whole grids, and bird's-eye views (one axis goes into channels or weights)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ...core.conv.convolution import conv
+from ...core.maps import map_cache
 from ...core.maps.map_builder import from_pairs
 from ...core.ops.voxel import voxelize
-from ...errors import CoordinateError, GeometryError
+from ...errors import CoordinateError, DeviceError, GeometryError, ShapeError
 from ..ledger import note
 from . import profile as profiles
+from .maps import bounds_of, check_coords
 from .options import allow_tf32
 from .tensors import check_input, triple
 
-__all__ = ["dense_convolution", "height_compression"]
+__all__ = ["dense_convolution", "height_compression", "to_dense"]
 
 
 def _cells(
@@ -97,3 +100,43 @@ def height_compression(
     y = voxelize(feats, place, ones).view(n_items, n_u, n_v, n_heights, feats.shape[1])
     note("torchsparse", what)
     return y.permute(0, 3, 4, 1, 2).reshape(n_items, -1, n_u, n_v)
+
+
+def to_dense(
+    feats: torch.Tensor, coords: torch.Tensor, spatial_range: Sequence[int]
+) -> torch.Tensor:
+    """[B, X, Y, Z, C] with the features at their sites and zeros elsewhere; differentiable.
+
+    feats: [N, C].  coords: int32 [N, 4] as [b, x, y, z]; of equal ones the last row stays.
+    spatial_range: (B, X, Y, Z).
+    Raises ShapeError, DataTypeError, DeviceError, GeometryError, CoordinateError.
+    """
+    coords = check_coords(coords, "to_dense")
+    if feats.ndim != 2 or feats.shape[0] != coords.shape[0]:
+        raise ShapeError(
+            f"to_dense got features {list(feats.shape)} for coordinates {list(coords.shape)}; "
+            "expected [N, C] and [N, 4]."
+        )
+    if feats.device != coords.device:
+        raise DeviceError(
+            f"to_dense got features on {feats.device} and coordinates on {coords.device}."
+        )
+    shape = tuple(int(n) for n in spatial_range[:4])
+    if len(shape) < 4 or min(shape) < 0:
+        raise GeometryError(f"spatial_range is {tuple(spatial_range)}; expected (B, X, Y, Z).")
+    low, high = bounds_of(map_cache.store_of(coords), coords, profiles.PROFILES["2.1"])
+    for name, least, most, extent in zip("bxyz", low, high, shape, strict=True):
+        if most >= least and (least < 0 or most >= extent):
+            wrong = least if least < 0 else most
+            raise CoordinateError(
+                f"to_dense: column {name} holds {wrong}; the grid {shape} takes 0 <= c < {extent}."
+            )
+    place = coords[:, 0].long()
+    for axis in (1, 2, 3):
+        place = place * shape[axis] + coords[:, axis].long()
+    ordered, order = torch.sort(place, stable=True)
+    last = torch.ones_like(ordered, dtype=torch.bool)
+    last[:-1] = ordered[1:] != ordered[:-1]
+    dense = feats.new_zeros((math.prod(shape), feats.shape[1]))
+    dense = dense.index_put((ordered[last],), feats.index_select(0, order[last]))
+    return dense.view(*shape, feats.shape[1])

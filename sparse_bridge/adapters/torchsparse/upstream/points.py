@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from ...core.maps import key_search
-from ...core.ops import voxel
-from ...errors import ContractError, DataTypeError
-from . import profile as profiles
+from ....core.maps import key_search
+from ....core.ops import voxel
+from ....errors import ContractError, DataTypeError
+from .. import profile as profiles
 
 __all__ = [
     "calc_ti_weights",

@@ -13,10 +13,10 @@ from ...errors import CoordinateError, ShapeError
 from ..base import Patch
 from ..ledger import note
 from . import profile as profiles
-from .maps import bounds_of, coordinate_map
+from .maps import coordinate_map
 from .tensors import check_input, fapply, make_like, range_of
 
-__all__ = ["global_pool_forward", "group_norm", "instance_norm", "sync_batch_norm_patch"]
+__all__ = ["group_norm", "instance_norm", "sync_batch_norm_patch"]
 
 
 def sync_batch_norm_patch() -> Patch:
@@ -90,31 +90,3 @@ def _normalise(
     centred = parts - spread(mean, rows).unsqueeze(2)
     variance = global_pool(centred.square().mean(2), batch, n_items, "avg")
     return (centred * spread((variance + eps).rsqrt(), rows).unsqueeze(2)).view(n, c)
-
-
-def global_pool_forward(x: Any, mode: str) -> torch.Tensor:
-    """Mean ("avg") or maximum ("max") of each batch item, [B, C], B = largest batch index + 1.
-
-    An item without rows has a mean of NaN, as in torchsparse, and no maximum: CoordinateError.
-    """
-    what = {"avg": "GlobalAvgPool", "max": "GlobalMaxPool"}[mode]
-    feats, coords = check_input(x, what)
-    release = profiles.current()
-    low, high = bounds_of(map_cache.store_of(coords), coords, release)
-    if coords.shape[0] == 0:
-        raise ShapeError(
-            f"{what} got a tensor without rows, so it cannot tell how many batch items there are; "
-            "leave such batches out."
-        )
-    if low[0] < 0:
-        raise CoordinateError(f"{what} got the batch index {low[0]}; expected 0 or more.")
-    batch, n_items = coords[:, release.batch_column], high[0] + 1
-    y = global_pool(feats, batch, n_items, mode)
-    present = torch.bincount(batch.long(), minlength=n_items) > 0
-    note("torchsparse", what)
-    if mode == "avg":
-        return torch.where(present.unsqueeze(1), y, torch.nan)
-    if not bool(present.all()):
-        item = int((~present).nonzero()[0])
-        raise CoordinateError(f"{what}: batch item {item} has no rows, hence no maximum.")
-    return y

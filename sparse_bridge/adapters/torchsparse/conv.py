@@ -23,11 +23,11 @@ from ...log import once
 from ..ledger import note
 from . import profile as profiles
 from .errors import MissingMapError
+from .geometry import core_offsets, generated_sites, kernel_offsets, layer_of, shrunk_range
 from .maps import adopt_sites, build_record, coordinate_map
 from .options import Options, allow_tf32, resolve
 from .profile import Profile
 from .records import MapDict, MapList, Record, read, record_of
-from .rules import core_offsets, generated_sites, kernel_offsets, layer_of, shrunk_range
 from .tensors import caches_of, check_input, make_like, range_of, register_sites, triple
 
 __all__ = ["conv3d", "kernel_record"]

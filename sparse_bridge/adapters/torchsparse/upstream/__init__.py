@@ -1,0 +1,1 @@
+"""What torchsparse offers beside its layers: hashes, point-voxel operators, map builders."""
