@@ -30,8 +30,10 @@ from typing import Any
 from .errors import SettingError
 
 PREFIX = "SPARSE_BRIDGE_"
+# Whether Triton kernels compute a dataflow. `core.conv.dataflows` has a file for each.
+DATAFLOWS = {"masked": True, "unmasked": True, "per_offset": False, "explicit": False}
 CHOICES = {
-    "dataflow": ("auto", "masked", "unmasked", "per_offset", "explicit"),
+    "dataflow": ("auto", *DATAFLOWS),
     "fp32": ("auto", "ieee"),
     "capture": ("graphs", "prefetch", "off"),
     "tune": ("cached", "off", "full", "pinned"),
@@ -169,6 +171,13 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
 
 _lock = threading.RLock()
 _current: Settings | None = None
+generation = 0  # what was decided at another count is to be decided again
+
+
+def changed() -> None:
+    """Say that decisions may not hold any longer; settings say so by themselves."""
+    global generation
+    generation += 1
 
 
 def get() -> Settings:
@@ -186,6 +195,7 @@ def reset(to: Settings | None = None) -> None:
     global _current
     with _lock:
         _current = to
+        changed()
 
 
 def update(**changes: object) -> Settings:

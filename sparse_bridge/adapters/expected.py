@@ -1,4 +1,4 @@
-"""What layers will ask the engine to multiply, told before their first call: `core.first_use`."""
+"""What layers will ask the engine to multiply, told before their first call: `core.warmup`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..core.conv.dataflows import Epilogue
-from ..core.warmup.first_use import Expected, expect
+from ..core.warmup.compilation import Expected, expect
 
 __all__ = ["Expected", "expect", "of_kernel", "trains"]
 

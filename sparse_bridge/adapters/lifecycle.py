@@ -316,9 +316,9 @@ def _described(active: _Active) -> FrameworkStatus:
 
 def _mistrusted() -> tuple[str, ...]:
     """What GPUs of this process compute without kernels, because the self-check failed."""
-    from ..core.device import selection
+    from ..core.device import serving
 
-    return selection.notes()
+    return serving.notes()
 
 
 def _place() -> tuple[str, str]:
@@ -333,7 +333,7 @@ def _place() -> tuple[str, str]:
         return ("per_offset" if forced == "auto" else forced), "cpu"
     if not torch.cuda.is_initialized():
         return forced, "cuda (not used yet)"
-    from ..core.device.selection import kernel_target
+    from ..core.device.serving import kernel_target
 
     device = torch.device("cuda", torch.cuda.current_device())
     if forced == "auto":

@@ -8,7 +8,7 @@ import torch
 from sparse_bridge import settings
 from sparse_bridge.core import functional
 from sparse_bridge.core.capture import graph_cache, prefetch
-from sparse_bridge.core.device.selection import kernel_target
+from sparse_bridge.core.device.serving import kernel_target
 from sparse_bridge.core.geometry.boxes import Box
 from sparse_bridge.core.maps import map_builder, map_cache
 from sparse_bridge.core.maps.coordinate_map import CoordinateMap

@@ -12,7 +12,7 @@ import torch
 from sparse_bridge import log, settings
 from sparse_bridge.core import functional
 from sparse_bridge.core.conv import plan
-from sparse_bridge.core.device.selection import kernel_target
+from sparse_bridge.core.device.serving import kernel_target
 from sparse_bridge.errors import DeviceError, OverflowLimitError, SettingError
 from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.kernels.runtime.target import Target

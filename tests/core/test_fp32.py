@@ -10,8 +10,8 @@ import torch
 from sparse_bridge import settings
 from sparse_bridge.core import functional
 from sparse_bridge.core.conv import plan
+from sparse_bridge.core.device import precision
 from sparse_bridge.core.geometry.weights import layout_of
-from sparse_bridge.core.tuning import problem
 from sparse_bridge.kernels.runtime.target import described
 from sparse_bridge.kernels.tiles.tile_config import gather_tile, wgrad_tile
 from tests.checks import assert_close
@@ -24,21 +24,21 @@ OTHERS = ("sm_75", "sm_86", "sm_89", "sm_120", "gfx90a", "gfx942", "gfx1100")
 @pytest.mark.parametrize("arch", SPLITTING)
 def test_products_are_split_where_that_is_faster(arch):
     target = described(arch)
-    assert problem.product_precision(target, torch.float32, "ieee") == "tf32x3"
-    assert problem.product_precision(target, torch.float32, "tf32") == "tf32"
-    assert problem.product_precision(target, torch.float32, "ieee", wgrad=True) == "ieee"
-    assert problem.product_precision(target, torch.float16, "tf32") == "ieee"
+    assert precision.product_precision(target, torch.float32, "ieee") == "tf32x3"
+    assert precision.product_precision(target, torch.float32, "tf32") == "tf32"
+    assert precision.product_precision(target, torch.float32, "ieee", wgrad=True) == "ieee"
+    assert precision.product_precision(target, torch.float16, "tf32") == "ieee"
     with settings.override(fp32="ieee"):
-        assert problem.product_precision(target, torch.float32, "ieee") == "ieee"
-        assert problem.product_precision(target, torch.float32, "tf32") == "tf32"
+        assert precision.product_precision(target, torch.float32, "ieee") == "ieee"
+        assert precision.product_precision(target, torch.float32, "tf32") == "tf32"
 
 
 @pytest.mark.parametrize("arch", OTHERS)
 def test_products_are_not_split_elsewhere(arch):
     target = described(arch)
-    assert problem.product_precision(target, torch.float32, "ieee") == "ieee"
+    assert precision.product_precision(target, torch.float32, "ieee") == "ieee"
     leave = "tf32" if target.has_tf32 else "ieee"
-    assert problem.product_precision(target, torch.float32, "tf32") == leave
+    assert precision.product_precision(target, torch.float32, "tf32") == leave
 
 
 def test_weights_that_hopper_wants_in_rows():
@@ -47,12 +47,12 @@ def test_weights_that_hopper_wants_in_rows():
         layout_of(torch.empty(64, 27, 64), "ovi"),
         layout_of(torch.empty(27, 64, 64), "vio"),
     )
-    assert not problem.reads_rows(hopper, "tf32x3", rows)
-    assert problem.reads_rows(hopper, "tf32x3", columns)
-    assert problem.reads_rows(hopper, "tf32", rows.transposed())
-    assert not problem.reads_rows(hopper, "ieee", columns), "halves, and IEEE fp32"
-    assert not problem.reads_rows(ampere, "tf32", columns)
-    assert not problem.reads_rows(hopper, "tf32", layout_of(torch.empty(27, 32, 64), "vio"))
+    assert not precision.reads_rows(hopper, "tf32x3", rows)
+    assert precision.reads_rows(hopper, "tf32x3", columns)
+    assert precision.reads_rows(hopper, "tf32", rows.transposed())
+    assert not precision.reads_rows(hopper, "ieee", columns), "halves, and IEEE fp32"
+    assert not precision.reads_rows(ampere, "tf32", columns)
+    assert not precision.reads_rows(hopper, "tf32", layout_of(torch.empty(27, 32, 64), "vio"))
 
 
 @pytest.mark.parametrize("groups", [1, 3])

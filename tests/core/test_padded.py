@@ -15,7 +15,7 @@ from sparse_bridge.core.capture import padded, prefetch
 from sparse_bridge.core.capture.batched_builder import Chain
 from sparse_bridge.core.capture.captured_maps import chain_over
 from sparse_bridge.core.capture.padded import PaddedScene, UnpaddedError, room_for
-from sparse_bridge.core.device.selection import kernel_target
+from sparse_bridge.core.device.serving import kernel_target
 from sparse_bridge.core.geometry.boxes import Box
 from sparse_bridge.core.maps.coordinate_map import CoordinateMap
 from sparse_bridge.kernels.maps import mask_order

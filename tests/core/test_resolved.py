@@ -225,7 +225,7 @@ def test_decisions_are_dropped_with_what_they_stand_on(monkeypatch):
     first = plan.memory()
     assert plan.memory() is first
     epoch = plan.epoch
-    self_check.forget()
+    self_check.reset()
     second = plan.memory()
     assert second is not first
     with settings.override(tune="off"):

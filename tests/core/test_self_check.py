@@ -10,8 +10,8 @@ import torch
 from sparse_bridge import log, settings
 from sparse_bridge.core import functional
 from sparse_bridge.core.conv import plan
-from sparse_bridge.core.device import selection as devices
 from sparse_bridge.core.device import self_check
+from sparse_bridge.core.device import serving as devices
 from sparse_bridge.errors import DeviceError
 from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.kernels.runtime.target import Target
@@ -259,7 +259,7 @@ def test_the_parts_of_a_target():
     assert self_check.products_of(turing) == ["fp16", "fp32"]
     assert self_check.products_of(HOPPER) == ["fp16", "bf16", "fp32", "tf32"]
     self_check._verdicts["x"] = None
-    self_check.forget()
+    self_check.reset()
     assert self_check._verdicts == {}
 
 
@@ -285,7 +285,7 @@ def test_on_this_gpu_at_first_use():
     limit leaves room for other processes on the GPU."""
     device, target = CUDA, targets.of(CUDA)
     for _ in range(2):
-        self_check.forget()
+        self_check.reset()
         verdicts = [self_check.run(device, target, part) for part in parts_of(target)]
         assert [v.problem for v in verdicts] == [None] * len(verdicts)
     assert sum(v.milliseconds for v in verdicts) < 2000

@@ -17,7 +17,7 @@ from ...core.capture import padded, prefetch
 from ...core.capture.captured_maps import CapturedMaps, padded_scene
 from ...core.capture.padded import PaddedScene, UnpaddedError
 from ...core.conv.convolution import autocast_dtype
-from ...core.device.selection import kernel_target
+from ...core.device.serving import kernel_target
 from .layers import allow_tf32, box_of
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...kernels.runtime.target import Target
-from .plan import KERNEL_DTYPES
+from ..device.precision import KERNEL_DTYPES
 
 __all__ = ["column_sums"]
 

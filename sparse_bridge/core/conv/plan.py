@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ... import settings
+from ... import log, settings
 from ...kernels.runtime.target import Target
 from ..device import self_check
-from ..device.selection import TRITON_DATAFLOWS, kernel_target, trusts
+from ..device.precision import KERNEL_DTYPES, product_precision, reads_rows
+from ..device.selection import forces_kernels, refusal
+from ..device.serving import kernel_target
 from ..geometry.weights import WeightLayout
 from ..maps.kernel_map import KernelMap, Rulebook
-from ..tuning.problem import gather_problem, product_precision, reads_rows, wgrad_problem
+from ..tuning.problem import gather_problem, wgrad_problem
 from ..tuning.tuner import Trial, final, tile_for
 
 if TYPE_CHECKING:
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = ["choose_dataflow", "spec_of", "triton_gather", "triton_wgrad"]
 
 AUTOMATIC = "masked"  # what "auto" means where kernels run
-KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 # What was decided under the settings in force, so that a layer asks once.
@@ -97,9 +98,25 @@ def _choose_dataflow(device: torch.device, dtype: torch.dtype) -> tuple[str, Tar
         return "per_offset", None
     if dtype == torch.bfloat16 and not target.has_bf16:
         return "per_offset", None
-    if not trusts(device, target, dtype):
+    if not _trusted(device, target, dtype):
         return "per_offset", None
-    return (forced if forced in TRITON_DATAFLOWS else AUTOMATIC), target
+    return (forced if forces_kernels() else AUTOMATIC), target
+
+
+def _trusted(device: torch.device, target: Target, dtype: torch.dtype) -> bool:
+    """Whether kernels multiply rightly in `dtype`, by the self-check."""
+    problem = self_check.problem(device, target, self_check.NAMES[dtype])
+    if problem is None:
+        return True
+    if forces_kernels():
+        raise refusal(f"{dtype} products on {device}", problem)
+    log.once(
+        ("self-check", str(device), problem),
+        f"On {device} ({target.arch}) {problem}. Layers in {dtype} use the per-offset dataflow in "
+        "torch. Please report this with the output of `python -m sparse_bridge doctor --json`.",
+        level=30,
+    )
+    return False
 
 
 def _unit_channels(x: torch.Tensor) -> torch.Tensor:

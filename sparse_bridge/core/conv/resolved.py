@@ -16,7 +16,7 @@ import torch
 from ... import settings
 from ...errors import DataTypeError, DeviceError, ShapeError
 from ..device import trace
-from ..device.selection import TRITON_DATAFLOWS
+from ..device.selection import forces_kernels
 from ..geometry.weights import WeightLayout, layout_of
 from . import plan
 from .dataflows import Epilogue, Norm, gather_matmul
@@ -73,13 +73,13 @@ class Resolved:
     @property
     def launches(self) -> bool:
         """Whether kernels do the work."""
-        return self.target is not None and self.dataflow in TRITON_DATAFLOWS
+        return self.target is not None and settings.DATAFLOWS[self.dataflow]
 
     @property
     def lasts(self) -> bool:
         """Whether the settings alone choose the dataflow. CPU tensors take kernels when and as long
         as Triton has a driver for those."""
-        return self.device.type == "cuda" or settings.get().dataflow not in TRITON_DATAFLOWS
+        return self.device.type == "cuda" or not forces_kernels()
 
     def forward(
         self, kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,

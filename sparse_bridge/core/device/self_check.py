@@ -17,8 +17,9 @@ import torch
 
 from ... import settings
 from ...kernels.runtime.target import Target
+from .precision import product_precision
 
-__all__ = ["KEYS", "PRODUCTS", "Verdict", "failures", "forget", "problem", "products_of", "run"]
+__all__ = ["KEYS", "PRODUCTS", "Verdict", "failures", "problem", "products_of", "reset", "run"]
 
 ROWS, CHANNELS, OFFSETS = 150, 32, 27
 SCENE_ROWS = (
@@ -87,8 +88,6 @@ def _form(target: Target, part: str) -> str:
 
 def _precision(target: Target, part: str) -> str:
     """How layers multiply what `part` names."""
-    from ..tuning.problem import product_precision
-
     dtype, precision, _ = PRODUCTS[part]
     return product_precision(target, dtype, precision)
 
@@ -104,12 +103,13 @@ def failures() -> tuple[Verdict, ...]:
     return tuple(verdict for verdict in _verdicts.values() if verdict.problem is not None)
 
 
-def forget() -> None:
+def reset() -> None:
     """Drop all verdicts: everything is checked again when it is next used."""
     global generation
     with _lock:
         _verdicts.clear()
         generation += 1
+        settings.changed()
 
 
 def _find(device: torch.device, target: Target, part: str) -> str | None:

@@ -17,7 +17,7 @@ from ...errors import (
 )
 from ...kernels.runtime.target import Target
 from ..capture import padded
-from ..device.selection import kernel_target
+from ..device.serving import kernel_target
 from ..geometry.boxes import Box
 from ..geometry.offsets import Offsets
 from . import host_index, wide_index

@@ -11,10 +11,10 @@ from torch.autograd.function import once_differentiable
 from ... import settings
 from ...errors import DataTypeError
 from ...kernels.runtime.target import Target
-from ..conv.plan import KERNEL_DTYPES
-from ..device.selection import kernel_target
+from ..device.precision import KERNEL_DTYPES
+from ..device.serving import kernel_target
 
-__all__ = ["batch_norm", "rehearse", "serves"]
+__all__ = ["batch_norm", "launch_both", "serves"]
 
 _MOST_ROWS = (1 << 31) - (1 << 20)  # kernels count rows in 32 bits, and a few more than there are
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -83,9 +83,9 @@ def _compile_together(
     _compiled.add(form)
     if not settings.get().warmup:
         return
-    from ...kernels.runtime.precompile import rehearsing
+    from ...kernels.runtime.precompile import dry_run
 
-    with rehearsing():  # nothing is written
+    with dry_run():  # nothing is written
         _launch_all(x, weight, bias, call, memory)
 
 
@@ -103,8 +103,8 @@ def _launch_all(
     batch_norm_backward(x, x, weight, bias, counter, memory, x, weight, bias, relu, target)
 
 
-def rehearse(x: torch.Tensor, norm: tuple[torch.Tensor | None, ...], target: Target) -> None:
-    """Launch what both passes over features like x would; for `rehearsal.rehearsing`.
+def launch_both(x: torch.Tensor, norm: tuple[torch.Tensor | None, ...], target: Target) -> None:
+    """Launch what both passes over features like x would; for `precompile.dry_run`.
 
     norm: weight, bias, running mean and variance and number of batches.
     """

@@ -10,8 +10,9 @@ from torch.autograd.function import once_differentiable
 
 from ...errors import DataTypeError, DeviceError, GeometryError, ShapeError, UnsupportedError
 from ...kernels.runtime.target import Target
-from ..conv.plan import KERNEL_DTYPES, choose_dataflow
+from ..conv.plan import choose_dataflow
 from ..device import trace
+from ..device.precision import KERNEL_DTYPES
 from ..maps.fold import copy_rows, max_rows, sum_rows, unfolded
 from ..maps.kernel_map import KernelMap
 
@@ -233,7 +234,7 @@ class _GlobalPool(torch.autograd.Function):
 
 def _reduce(x: torch.Tensor, order: torch.Tensor, starts: torch.Tensor, mode: str) -> torch.Tensor:
     """Sums (fp32 or fp64) or rows of the maxima (int64, -1: none), [S, C]."""
-    from ..device.selection import kernel_target
+    from ..device.serving import kernel_target
 
     target = kernel_target(x.device)
     if target is None or x.dtype not in KERNEL_DTYPES or x.shape[0] == 0 or len(starts) == 1:

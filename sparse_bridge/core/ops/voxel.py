@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from ...errors import DataTypeError, DeviceError, OverflowLimitError, ShapeError
 from ...kernels.runtime.target import Target
-from ..device.selection import kernel_target
+from ..device.serving import kernel_target
 from ..maps import map_cache
 
 __all__ = ["count", "devoxelize", "trilinear_weights", "voxelize"]

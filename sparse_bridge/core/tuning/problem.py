@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ... import settings
 from ...kernels.runtime.target import Target
 from ..geometry.weights import WeightLayout
 
 if TYPE_CHECKING:
     from ...kernels.tiles.tile_config import TileConfig
 
-__all__ = [
-    "Bucket", "Problem", "gather_problem", "product_precision", "reads_rows", "wgrad_problem",
-]  # fmt: skip
+__all__ = ["Bucket", "Problem", "gather_problem", "wgrad_problem"]
 
 
 class Bucket(NamedTuple):
@@ -59,7 +56,7 @@ class Problem(NamedTuple):
     """One GEMM.
 
     direction: "fwd", "dgrad" or "wgrad".  dataflow: "masked", "unmasked" or "pairs" (wgrad).
-    device: of the tensors.  precision: of the product, see `product_precision`.  order: "io" where
+    device: of the tensors.  precision: of the product, see `device.precision`.  order: "io" where
     the output channels of the weight are the closer ones in memory, else "oi".  n_rows, n_in: rows
     of the result and of what is gathered; for wgrad those of dy and x.  work: pairs (wgrad), else
     0.  c_in, c_out: channels per group of the product itself.
@@ -117,38 +114,6 @@ class Problem(NamedTuple):
 
         packed = self.direction == "wgrad" or tile.block_m in (TILE, 2 * TILE)
         return packed and tile.shared_bytes(self.dtype.itemsize) <= self.target.shared_memory
-
-
-def product_precision(
-    target: Target, dtype: torch.dtype, precision: str, wgrad: bool = False
-) -> str:
-    """What kernels do for a layer that asks for "ieee" or "tf32" products of `dtype`: "ieee",
-    "tf32" or "tf32x3".
-
-    TF32 is leave to round, not an order: targets without it compute fp32. fp32 itself may be the
-    sum of three TF32 products ("tf32x3"; Ootomo and Yokota 2022), as exact and much faster where
-    `Target.splits_fp32`; not in wgrad, where turning both operands around takes what it saves.
-    """
-    if dtype != torch.float32:
-        return "ieee"
-    if precision == "tf32" and target.has_tf32:
-        return "tf32"
-    split = target.splits_fp32 and not wgrad and settings.get().fp32 == "auto"
-    return "tf32x3" if split else "ieee"
-
-
-_ROWS_PAY = 64 * 64  # channels in times channels out
-
-
-def reads_rows(target: Target, precision: str, w: WeightLayout) -> bool:
-    """Whether a weight is copied so that its input channels lie next to each other.
-
-    Hopper's matrix instructions read the second operand of TF32 products only so; anything else is
-    turned around block by block, which costs more than the product.
-    """
-    if precision == "ieee" or abs(w.strides[1]) == 1:
-        return False
-    return target.family == "hopper" and w.c_in * w.c_out >= _ROWS_PAY
 
 
 def _order(w: WeightLayout) -> str:

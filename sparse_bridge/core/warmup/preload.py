@@ -46,10 +46,10 @@ def _import_and_hash() -> None:
         from ...kernels.runtime import triton_compat
     # Whatever is wrong with this Triton is told where it is wanted.
     except Exception as error:
-        log.logger.debug("no head start: %s", error)
+        log.logger.debug("no preload: %s", error)
         return
     _thread = threading.Thread(
-        target=triton_compat.hash_files, name="sparse_bridge-head-start", daemon=True
+        target=triton_compat.hash_files, name="sparse_bridge-preload", daemon=True
     )
     # A child process would find the locks of what is being imported taken for ever.
     if hasattr(os, "register_at_fork"):

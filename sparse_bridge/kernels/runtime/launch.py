@@ -122,16 +122,16 @@ class Kernel:
         device: the tensors' device.  options: num_warps, num_stages and vendor options.  key: see
         the module's text.
         """
-        rehearsed = precompile.mine()
+        beforehand = precompile.futures()
         if not target.raw:
-            if rehearsed is None:
+            if beforehand is None:
                 self.fn[grid](*args, *constants, **options)
             return
         if target.backend == "hip":
             key = self.variant(target, args, key)
         index = targets.device_index(device) if device.index is None else device.index
-        if rehearsed is not None:
-            self._rehearse(_Launch(index, grid, args, constants, options, key), rehearsed)
+        if beforehand is not None:
+            self._compile(_Launch(index, grid, args, constants, options, key), beforehand)
             return
         entry = self._compiled.get((index, key))
         if entry is None or hooks_installed() or index != torch._C._cuda_getDevice():
@@ -146,7 +146,7 @@ class Kernel:
         entry = self._compiled.get((device.index, key))
         if entry is None or device.index != torch._C._cuda_getDevice() or hooks_installed():
             return None
-        return entry if precompile.mine() is None else None
+        return entry if precompile.futures() is None else None
 
     @staticmethod
     def variant(target: Target, args: tuple[Any, ...], key: Hashable) -> Hashable:
@@ -174,7 +174,7 @@ class Kernel:
         else:
             _call(entry, it.device, it.grid, it.args, it.constants)
 
-    def _rehearse(self, it: _Launch, futures: list[Future[Any]]) -> None:
+    def _compile(self, it: _Launch, futures: list[Future[Any]]) -> None:
         """Have a variant compiled in the background."""
         place = (it.device, it.key)
         if place in self._compiled:

@@ -1,6 +1,6 @@
 """Compiling kernels side by side, before they are wanted.
 
-Under `rehearsing()` the launches of this thread run nothing. Each form of a kernel that is not
+In a `dry_run()` the launches of this thread run nothing. Each form of a kernel that is not
 compiled yet goes to a few threads; Triton's compiler, the assembler and the C compiler behind it
 work outside the interpreter lock for most of their time. A launch that wants such a form waits for
 the thread that compiles it, or does it itself where none has begun.
@@ -17,7 +17,7 @@ from typing import Any
 
 from ...workers import Work, Workers
 
-__all__ = ["mine", "rehearsing", "submit"]
+__all__ = ["dry_run", "futures", "submit"]
 
 _MOST_THREADS = 8
 
@@ -29,31 +29,31 @@ def _cores() -> int:
 
 _workers = Workers(min(_MOST_THREADS, _cores()), "sparse_bridge-compiler")
 _local = threading.local()
-_count = 0  # rehearsals in all threads; launches look at the thread only where there are any
+dry_runs = 0  # in all threads; launches look at their thread only where there are any
 _lock = threading.Lock()
 
 
 @contextmanager
-def rehearsing() -> Iterator[list[Future[Any]]]:
+def dry_run() -> Iterator[list[Future[Any]]]:
     """Launches of this thread compile in the background instead of running; the futures of those
     that have to. Memory that kernels would write stays as it was."""
-    global _count
+    global dry_runs
     before = getattr(_local, "futures", None)
-    futures: list[Future[Any]] = [] if before is None else before
+    mine: list[Future[Any]] = [] if before is None else before
     with _lock:
-        _count += 1
-    _local.futures = futures
+        dry_runs += 1
+    _local.futures = mine
     try:
-        yield futures
+        yield mine
     finally:
         _local.futures = before
         with _lock:
-            _count -= 1
+            dry_runs -= 1
 
 
-def mine() -> list[Future[Any]] | None:
-    """The futures of this thread's rehearsal; None outside one."""
-    return getattr(_local, "futures", None) if _count else None
+def futures() -> list[Future[Any]] | None:
+    """Those of this thread's dry run; None outside one."""
+    return getattr(_local, "futures", None) if dry_runs else None
 
 
 def submit(work: Work) -> Future[Any]:

@@ -10,8 +10,8 @@ import torch
 import sparse_bridge
 from sparse_bridge import settings
 from sparse_bridge.core.capture import prefetch
-from sparse_bridge.core.device import selection, self_check
-from sparse_bridge.core.warmup import first_use
+from sparse_bridge.core.device import self_check, serving
+from sparse_bridge.core.warmup import compilation
 from sparse_bridge.gate.forms import declarations
 from sparse_bridge.kernels.runtime import launch
 from sparse_bridge.kernels.runtime.target import Target
@@ -32,7 +32,7 @@ def products(where=CPU):
             one.epilogue.norm is not None,
             one.trains,
         )
-        for one, dtype in first_use._products(where)
+        for one, dtype in compilation._products(where)
         if one.layer is not None
     }
 
@@ -62,10 +62,10 @@ def encoder():
 
 @pytest.fixture
 def spconv(monkeypatch):
-    first_use._described.clear()
+    compilation.reset()
     with doors.standin() as module:
         yield module
-    first_use._described.clear()
+    compilation.reset()
 
 
 class TestProducts:
@@ -96,7 +96,7 @@ class TestProducts:
         assert products() == set()
 
     def test_the_other_frameworks(self):
-        first_use._described.clear()
+        compilation.reset()
         with sparse_bridge.enable("torchsparse", "minkowski", mode="standin"):
             import MinkowskiEngine as ME
             import torchsparse.nn as spnn
@@ -105,7 +105,7 @@ class TestProducts:
                 spnn.Conv3d(4, 24, 3), spnn.Conv3d(24, 8, 1),
                 ME.MinkowskiConvolution(6, 40, kernel_size=3, dimension=3, bias=True),
             ]  # fmt: skip
-            found = first_use._products(CPU)
+            found = compilation._products(CPU)
         own = {tuple(one.weight.shape): one for one, _ in found if one.layer is not None}
         assert set(own) == {(27, 4, 24), (27, 6, 40)} and len(layers) == 3
         assert own[27, 6, 40].epilogue.bias.shape == (40,)
@@ -116,13 +116,13 @@ def test_layers_that_cannot_be_described_do_no_harm(spconv, monkeypatch, caplog)
     def broken(module):
         raise AttributeError("no weight")
 
-    first_use.expect(torch.nn.ReLU(), broken)
+    compilation.expect(torch.nn.ReLU(), broken)
     layer = torch.nn.ReLU()
-    first_use.expect(layer, broken)
-    monkeypatch.setattr(first_use, "_map_kernels", lambda *_: None)
+    compilation.expect(layer, broken)
+    monkeypatch.setattr(compilation, "_map_kernels", lambda *_: None)
     target = Target("cuda", "sm_90", 32, 132, 227 << 10, raw=True)
     with caplog.at_level("DEBUG", "sparse_bridge"):
-        first_use.prepare(torch.device("cuda", 7), target, False)
+        compilation.compile_ahead(torch.device("cuda", 7), target, False)
     assert "no weight" in caplog.text
 
 
@@ -137,6 +137,8 @@ def test_a_network_meets_no_kernel_that_is_not_on_its_way(spconv, rows, trains):
     where = torch.device("cuda", 0)
     declarations()  # kernels that no test before this one has imported are waited for as well
     torch.manual_seed(0)
+    compilation.reset()
+    serving.reset()
     network = encoder().to(where).train(trains)
     network = network if trains else network.half()
     shape = (41, 400, 400)
@@ -147,10 +149,7 @@ def test_a_network_meets_no_kernel_that_is_not_on_its_way(spconv, rows, trains):
     for kernel in before:
         kernel._compiled, kernel._coming = {}, {}
     prefetch.forget()
-    self_check.forget()
-    first_use._devices.clear()
-    selection._prepared.clear()
-    selection._targets.clear()
+    self_check.reset()
     try:
         # Winners of the tuner are for one size; the rule is the same for all that are not small.
         with (
@@ -158,7 +157,7 @@ def test_a_network_meets_no_kernel_that_is_not_on_its_way(spconv, rows, trains):
             torch.set_grad_enabled(trains),
             torch.autocast("cuda", HALF, enabled=trains),
         ):
-            target = selection.kernel_target(where)
+            target = serving.kernel_target(where)
             coming = [run for kernel in before for run in kernel._coming.values()]
             for run in coming:
                 assert run.cancelled() or run.exception(60) is None

@@ -123,8 +123,8 @@ MAIN = threading.main_thread().name
 
 
 class TestLaunches:
-    def test_a_rehearsed_form_is_compiled_elsewhere_and_does_not_run(self, kernel):
-        with precompile.rehearsing() as futures:
+    def test_a_form_of_a_dry_run_is_compiled_elsewhere_and_does_not_run(self, kernel):
+        with precompile.dry_run() as futures:
             start(kernel)
             start(kernel)
         assert len(futures) == 2 and futures[0] is futures[1]
@@ -136,7 +136,7 @@ class TestLaunches:
 
     def test_a_launch_waits_for_the_form_that_is_being_compiled(self, kernel):
         kernel.fn.gate.clear()
-        with precompile.rehearsing() as futures:
+        with precompile.dry_run() as futures:
             start(kernel)
         assert kernel.fn.begun.wait(10)
         threading.Timer(0.1, kernel.fn.gate.set).start()
@@ -149,7 +149,7 @@ class TestLaunches:
         monkeypatch.setattr(precompile, "_workers", busy)
         go = threading.Event()
         busy.submit(lambda: go.wait(10))
-        with precompile.rehearsing() as futures:
+        with precompile.dry_run() as futures:
             start(kernel)
         start(kernel)
         go.set()
@@ -157,23 +157,23 @@ class TestLaunches:
         assert kernel.fn.compiled == [MAIN] and futures[0].cancelled()
 
     def test_other_forms_and_other_threads_are_left_alone(self, kernel):
-        with precompile.rehearsing() as futures:
+        with precompile.dry_run() as futures:
             thread = threading.Thread(target=start, args=(kernel, "b"))
             thread.start()
             thread.join()
             start(kernel)
         futures[0].result(10)
-        assert len(kernel.fn.ran) == 1 and len(futures) == 1 and precompile.mine() is None
+        assert len(kernel.fn.ran) == 1 and len(futures) == 1 and precompile.futures() is None
 
     def test_what_failed_there_fails_where_it_is_wanted(self, kernel):
         kernel.fn.fails = True
-        with precompile.rehearsing():
+        with precompile.dry_run():
             start(kernel)
         with pytest.raises(RuntimeError, match="does not compile"):
             start(kernel)
 
     def test_nothing_runs_where_nothing_is_compiled(self, kernel):
-        with precompile.rehearsing() as futures:
+        with precompile.dry_run() as futures:
             start(kernel, target=NOWHERE)
         assert kernel.fn.ran == kernel.fn.compiled == futures == []
         start(kernel, target=NOWHERE)

@@ -1,4 +1,4 @@
-"""At the first use of a GPU: what a program is about to need is compiled side by side.
+"""Warm-up: before the first use of a GPU, what a program is about to need is compiled side by side.
 
 A first layer meets a dozen kernels that no cache has, each the condition of the next. Those that
 build maps differ little between networks, and layers say beforehand what they will multiply, so
@@ -22,16 +22,18 @@ from ...kernels.runtime.target import Target
 from ..conv.column_sums import column_sums
 from ..conv.dataflows import Epilogue
 from ..conv.plan import spec_of
+from ..device import serving
+from ..device.precision import KERNEL_DTYPES, product_precision, reads_rows
 from ..device.self_check import CHANNELS, KEYS
 from ..device.self_check import SCENE_ROWS as _ROWS
 from ..geometry.boxes import Box
 from ..geometry.offsets import Offsets, box_offsets
 from ..geometry.weights import WeightLayout, layout_of
-from ..tuning.problem import gather_problem, product_precision, reads_rows, wgrad_problem
+from ..tuning.problem import gather_problem, wgrad_problem
 from ..tuning.tuner import tile_for
 from . import preload
 
-__all__ = ["Expected", "expect", "prepare"]
+__all__ = ["Expected", "compile_ahead", "expect", "reset"]
 
 _FEW = 64  # rows of the tensors that stand for real ones
 
@@ -69,30 +71,37 @@ def expect(module: Any, describe: Describe) -> None:
     _described[module] = describe
 
 
-def prepare(device: torch.device, target: Target, key64: bool) -> None:
+def reset() -> None:
+    """Forget the modules that were described, and that devices are warm."""
+    with _lock:
+        _described.clear()
+        _devices.clear()
+
+
+def compile_ahead(device: torch.device, target: Target, key64: bool) -> None:
     """Have what maps with keys of this width need compiled in the background; with the first map on
-    a device also what the known layers there will need.
+    a device also what the known layers there will need. Listens to `serving.on_first_use`.
 
     device: with an index.
     """
     if not target.raw or not settings.get().warmup:
         return
     try:
-        _prepare(device, target, key64)
+        _compile(device, target, key64)
     # Guesses about layers of any kind, and memory for them: the layers themselves will complain.
     except Exception as error:
-        log.logger.debug("nothing more is compiled ahead: %s", error)
+        log.logger.debug("the warm-up stops: %s", error)
 
 
-def _prepare(device: torch.device, target: Target, key64: bool) -> None:
-    from ...kernels.runtime.precompile import rehearsing
+def _compile(device: torch.device, target: Target, key64: bool) -> None:
+    from ...kernels.runtime.precompile import dry_run
 
     with _lock:
         first = device not in _devices
         _devices.add(device)
     products = _products(device) if first else []
     # Not the caller's modes: tensors here only stand for others.
-    with torch.no_grad(), torch.device(device), rehearsing():
+    with torch.no_grad(), torch.device(device), dry_run():
         _map_kernels(device, target, key64)
         for expected, dtype in products:
             _product_kernels(device, target, expected, dtype)
@@ -186,7 +195,7 @@ def _dtype(expected: Expected) -> torch.dtype:
 def _product_kernels(
     device: torch.device, target: Target, expected: Expected, dtype: torch.dtype
 ) -> None:
-    if dtype not in (torch.float16, torch.bfloat16, torch.float32):
+    if dtype not in KERNEL_DTYPES:
         return
     w = layout_of(expected.weight, expected.layout, expected.groups)
     _gather_kernel(target, dtype, w, expected.epilogue, expected.precision)
@@ -198,10 +207,10 @@ def _product_kernels(
             dy = torch.empty((1, w.columns_out), dtype=dtype)
             column_sums(dy, expected.epilogue.bias.dtype, target)
     if expected.norm is not None:
-        from ..ops.batch_norm import rehearse
+        from ..ops.batch_norm import launch_both
 
         features = torch.empty((1, w.columns_out), dtype=dtype).expand(_ROWS, -1)
-        rehearse(features, expected.norm, target)
+        launch_both(features, expected.norm, target)
 
 
 def _gather_kernel(
@@ -239,3 +248,6 @@ def _wgrad_kernel(
         n_pairs >> expected.symmetric,
     )  # fmt: skip
     gemm(x, dy, torch.empty(1, dtype=expected.weight.dtype))
+
+
+serving.on_first_use(compile_ahead)
