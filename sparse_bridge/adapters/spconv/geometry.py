@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...core.geometry.offsets import Offsets, box_offsets
 from ...errors import GeometryError
@@ -13,9 +13,9 @@ __all__ = [
     "DimensionError",
     "EvenKernelError",
     "KernelSizeError",
+    "LayerGeometry",
     "OutputSizeError",
     "check_dimension",
-    "check_output_size",
     "conv_output_size",
     "deconv_output_size",
     "strided_offsets",
@@ -85,15 +85,6 @@ def deconv_output_size(
     return [(size - 1) * s - 2 * p + k + extra for size, k, s, p, extra in sizes]
 
 
-def check_output_size(size: Sequence[int], what: str, input_size: Sequence[int]) -> None:
-    """Raise OutputSizeError when an axis vanished."""
-    if min(size) <= 0:
-        raise OutputSizeError(
-            f"{what} turns a grid of {list(input_size)} into {list(size)}; every axis needs at "
-            "least one cell. Use a larger grid, less stride or more padding."
-        )
-
-
 @functools.cache
 def strided_offsets(
     kernel_size: tuple[int, ...], dilation: tuple[int, ...], padding: tuple[int, ...]
@@ -116,3 +107,55 @@ def submanifold_offsets(kernel_size: tuple[int, ...], dilation: tuple[int, ...])
         )
     origin = tuple(k // 2 * d for k, d in zip(kernel_size, dilation, strict=True))
     return box_offsets(kernel_size, dilation, origin)
+
+
+class LayerGeometry(NamedTuple):
+    """What decides a layer's kernel map besides its input: the values of its constructor.
+
+    kernel, stride, padding, dilation, output_padding: per axis.  subm: outputs are the inputs;
+    stride and padding play no part.  transposed: every input spreads over its kernel.
+    """
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    output_padding: tuple[int, ...]
+    subm: bool
+    transposed: bool
+
+    @classmethod
+    def of(cls, layer: Any) -> LayerGeometry:
+        """That of a convolution or pool as it is now."""
+        return cls(
+            tuple(layer.kernel_size), tuple(layer.stride), tuple(layer.padding),
+            tuple(layer.dilation), tuple(getattr(layer, "output_padding", ())), layer.subm,
+            getattr(layer, "transposed", False),
+        )  # fmt: skip
+
+    def output_shape(self, shape: list[int], what: str) -> list[int]:
+        """The grid that comes of `shape`. Raises OutputSizeError, KernelSizeError, GeometryError.
+
+        what: the layer's name, for messages.
+        """
+        if self.subm:
+            return shape
+        if self.transposed:
+            size = deconv_output_size(
+                shape, self.kernel, self.stride, self.padding, self.dilation, self.output_padding
+            )
+        else:
+            size = conv_output_size(shape, self.kernel, self.stride, self.padding, self.dilation)
+        if min(size) <= 0:
+            raise OutputSizeError(
+                f"{what} turns a grid of {shape} into {size}; every axis needs at least one cell. "
+                "Use a larger grid, less stride or more padding."
+            )
+        return size
+
+    @property
+    def offsets(self) -> Offsets:
+        """In the order of the weight. Raises KernelSizeError, EvenKernelError."""
+        if self.subm:
+            return submanifold_offsets(self.kernel, self.dilation)
+        return strided_offsets(self.kernel, self.dilation, self.padding)

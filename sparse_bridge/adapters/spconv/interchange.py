@@ -9,16 +9,16 @@ import torch
 
 from ...core.geometry.sparse_data import SparseData
 from ...errors import CoordinateError, DataTypeError, GeometryError, LifecycleError
-from .layers import shape_of
+from .tensors import shape_of
 
 __all__ = ["from_core", "to_core"]
 
 
 def to_core(x: Any) -> SparseData:
-    """Features and sites of a `SparseConvTensor`, by reference.
+    """Features and coordinates of a `SparseConvTensor`, by reference.
 
     spconv keeps no tensor stride, so that is 1 per axis.
-    Raises DataTypeError for other objects, ShapeError where rows and sites do not pair up.
+    Raises DataTypeError for other objects, ShapeError where rows and coordinates do not pair up.
     """
     if not any(base.__name__ == "SparseConvTensor" for base in type(x).__mro__):
         raise DataTypeError(f"expected a SparseConvTensor, got {type(x).__name__}.")
@@ -32,7 +32,8 @@ def from_core(data: SparseData, like: Any = None) -> Any:
     like: a `SparseConvTensor` to take grid, batch size and everything else from that `data` lacks;
         its kernel maps too, if `data` still has its index tensor.
 
-    Without bounds in `data` or `like`, grid and batch size are the smallest that hold the sites.
+    Without bounds in `data` or `like`, grid and batch size are the smallest that hold the
+    coordinates.
     Raises LifecycleError when spconv is not there, CoordinateError for negative coordinates
     without bounds, GeometryError when `like` is of another dimension.
     """

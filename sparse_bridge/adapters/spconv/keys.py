@@ -9,17 +9,15 @@ import torch
 
 from ... import settings
 from ...errors import ContractError, GeometryError
-from .layers import shape_of
+from .geometry import check_dimension
+from .tensors import shape_of
 
 __all__ = [
     "KeyReuseError",
     "KeyTakenError",
-    "check_algo",
-    "check_inverse",
-    "check_reuse",
+    "checked",
     "entries_of",
     "fits",
-    "taps_of",
 ]
 
 
@@ -32,8 +30,8 @@ class KeyTakenError(ContractError, GeometryError):
 
 
 def fits(layer: Any, x: Any, record: Any, features: torch.Tensor) -> bool:
-    """Whether plain comparisons show that the checks below, and `geometry.check_dimension`, have
-    nothing to say and the whole weight is used. False says nothing."""
+    """Whether plain comparisons show that `checked` has nothing to say and gives the whole
+    weight. False says nothing."""
     shape, kernel, size = x.spatial_shape, layer.kernel_size, x.indices.shape
     if layer.inverse:
         allowed, grid, rows = not record.is_subm, record.out_spatial_shape, record.out_indices
@@ -55,6 +53,22 @@ def fits(layer: Any, x: Any, record: Any, features: torch.Tensor) -> bool:
         and layer.ndim == len(shape) == size[1] - 1
         and size[0] == rows.shape[0] == features.shape[0]
     )
+
+
+def checked(layer: Any, x: Any, record: Any, weight: torch.Tensor) -> torch.Tensor:
+    """The weight as a layer applies it that reads `record`, the map of its `indice_key`.
+
+    record: None where an inverse layer finds nothing.  Raises ContractError and its kinds,
+    GeometryError, DimensionError.
+    """
+    check_dimension(layer, x)
+    if record is not None:
+        check_algo(layer, record)
+    if layer.inverse:
+        check_inverse(layer, x, record)
+        return weight
+    check_reuse(layer, x, record)
+    return used_offsets(weight, layer, record)
 
 
 def check_algo(layer: Any, record: Any) -> None:
@@ -130,10 +144,10 @@ def _shares(layer: Any, record: Any) -> bool:
     return settings.get().shared_keys and math.prod(layer.kernel_size) >= math.prod(record.ksize)
 
 
-def taps_of(weight: torch.Tensor, layer: Any, record: Any) -> torch.Tensor:
+def used_offsets(weight: torch.Tensor, layer: Any, record: Any) -> torch.Tensor:
     """The part of a weight [C_out, *kernel, C_in] that a shared map has use for.
 
-    As in spconv 1.x that is the first taps in row-major order, as many as the map has.
+    As in spconv 1.x that is the first kernel offsets in row-major order, as many as the map has.
     """
     if list(record.ksize) == list(layer.kernel_size):
         return weight

@@ -13,9 +13,10 @@ from ...errors import UnsupportedError
 from .. import fusion
 from ..base import Patch
 from ..ledger import note
-from . import pools, sums, weights
-from .containers import run_sequential
-from .translate import conv_forward
+from . import pool as pools
+from . import sums, weights
+from .conv import conv_forward
+from .norm import run_sequential
 
 __all__ = ["patches"]
 
@@ -24,7 +25,8 @@ _VERSIONS = ">=2.2,<2.4"
 
 def _refusal(x: Any) -> str | None:
     """Why a call must run in spconv itself, decided before any work."""
-    return "int8 features" if getattr(x, "is_quantized", False) else None
+    features = getattr(x, "_features", None)
+    return None if features is None or features.dtype is not torch.qint8 else "int8 features"
 
 
 def _convolution(original: Callable[..., Any]) -> Callable[..., Any]:

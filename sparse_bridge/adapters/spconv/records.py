@@ -16,13 +16,15 @@ import torch
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.map_builder import from_pairs
 from ...core.maps.map_cache import MapStore
-from ...core.maps.row_pairs import dense_table, row_pairs
+from ...core.maps.row_pairs import row_pairs
+from ...errors import UnsupportedError
+from .maps import LayerMap
+from .pairs import indice_pairs, map_from_pairs, map_from_table, masks_and_order, tables_of
+from .tensors import shape_of
 
 __all__ = [
-    "indice_pairs",
     "kernel_map_of",
-    "make_record",
-    "masks_and_order",
+    "record_of",
     "reordered",
 ]
 
@@ -31,24 +33,6 @@ _COMMON = (
     "stride", "dilation", "padding",
 )  # fmt: skip
 _KINDS = ("IndiceData", "ImplicitGemmIndiceData")
-
-
-def indice_pairs(kmap: KernelMap, n_in: int, is_subm: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pair lists as spconv lays them out.
-
-    Returns pairs int32 [2, V, n_in] of (input, output) rows padded with -1, and counts int32 [V]; a
-    submanifold layer counts only the offsets before the centre, the mirrored ones reuse those.
-    """
-    n_offsets = kmap.n_offsets
-    pairs = torch.full((2, n_offsets, n_in), -1, dtype=torch.int32, device=kmap.device)
-    counts = torch.zeros(n_offsets, dtype=torch.int32)
-    for v in range(n_offsets):
-        x_rows, y_rows = row_pairs(kmap, v)
-        pairs[0, v, : x_rows.shape[0]] = x_rows
-        pairs[1, v, : y_rows.shape[0]] = y_rows
-        if not is_subm or v < n_offsets // 2:
-            counts[v] = x_rows.shape[0]
-    return pairs, counts.to(kmap.device)
 
 
 class _Bridged:
@@ -110,7 +94,7 @@ class _ImplicitView(_Bridged):
         if not self._lazy:
             import numpy as np
 
-            fwd, bwd = dense_table(self._map, 0), dense_table(self._map, 1)
+            fwd, bwd = tables_of(self._map)
             tables: dict[str, Any] = {"pair_fwd": fwd, "pair_bwd": bwd}
             for name, table in (("fwd", fwd), ("bwd", bwd)):
                 mask, order = masks_and_order(table)
@@ -148,20 +132,6 @@ class _ImplicitView(_Bridged):
         return type(self).__bases__[1], (*head, *self._common(), *tail)
 
 
-def masks_and_order(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which taps each row has, and the rows ordered by that.
-
-    Returns masks int32 [rows, ceil(V / 32)], bit t % 32 of word t // 32 set where tap t is present,
-    and the row order int32 [rows] by the first word.
-    """
-    width = -(-table.shape[0] // 32)
-    present = torch.nn.functional.pad((table >= 0).long(), (0, 0, 0, 32 * width - table.shape[0]))
-    weights = torch.bitwise_left_shift(torch.tensor(1), torch.arange(32)).to(table.device)
-    words = (present.view(width, 32, -1) * weights[None, :, None]).sum(1)
-    masks = torch.where(words >= 1 << 31, words - (1 << 32), words).int().t().contiguous()
-    return masks, torch.argsort(masks[:, 0], stable=True).int()
-
-
 @functools.cache
 def _record_class(base: type, view: type) -> Any:
     name = base.__name__
@@ -170,20 +140,36 @@ def _record_class(base: type, view: type) -> Any:
     )
 
 
-def make_record(
-    core: dict[str, Any],
-    native: bool,
-    values: dict[str, Any],
-    kmap: KernelMap,
-    store: MapStore | None,
-) -> Any:
-    """A record of the framework's class around a kernel map.
+def record_of(x: Any, layer: Any, made: LayerMap) -> Any:
+    """The entry of `indice_dict` for the map that `layer` has just built on `x`."""
+    values = {
+        "out_indices": made.indices, "indices": x.indices, "spatial_shape": shape_of(x),
+        "out_spatial_shape": list(made.shape), "is_subm": layer.subm, "algo": layer.algo,
+        "ksize": list(layer.kernel_size), "stride": list(layer.stride),
+        "dilation": list(layer.dilation), "padding": list(layer.padding),
+    }  # fmt: skip
+    native = getattr(layer.algo, "name", None) == "Native"
+    return _new_record(_namespace(x)[_KINDS[not native]], values, made.kmap, made.store)
 
-    core: names of `spconv.pytorch.core`, real or stand-in.  values: out_indices, indices,
-    spatial_shape, out_spatial_shape, is_subm, algo, ksize, stride, dilation, padding.
+
+def _namespace(x: Any) -> dict[str, Any]:
+    """Globals of the module that defines `SparseConvTensor`: the record classes live beside it.
+
+    Not through `sys.modules`, which may by now hold another spconv than the one `x` belongs to.
     """
-    view = _NativeView if native else _ImplicitView
-    kind = _record_class(core[_KINDS[0 if native else 1]], view)
+    for base in type(x).__mro__:
+        if base.__name__ == "SparseConvTensor":
+            return base.__init__.__globals__  # type: ignore[misc]
+    raise UnsupportedError(
+        f"{type(x).__module__}.{type(x).__qualname__} is no SparseConvTensor; "
+        "pass one, or a subclass."
+    )
+
+
+def _new_record(base: type, values: dict[str, Any], kmap: KernelMap, store: MapStore | None) -> Any:
+    """A record of the framework's class `base` around a kernel map.  values: those of `_COMMON`."""
+    native = base.__name__ == _KINDS[0]
+    kind = _record_class(base, _NativeView if native else _ImplicitView)
     record = kind.__new__(kind)  # upstream's constructor would want the tables
     extra = {"voxel_num": None} if native else {"in_voxel_num": None, "out_voxel_num": None}
     record._fill({**values, **extra}, kmap, store)
@@ -213,18 +199,18 @@ def reordered(record: Any, before: torch.Tensor, after: torch.Tensor, order: tor
     if not ends:
         return record
     kmap = kernel_map_of(record)
-    place = torch.empty_like(order)
-    place[order] = torch.arange(order.shape[0], device=order.device)
+    index = torch.empty_like(order)
+    index[order] = torch.arange(order.shape[0], device=order.device)
     lists = []
     for v in range(kmap.n_offsets):
         x_rows, y_rows = (rows.long() for rows in row_pairs(kmap, v))
-        x_rows = place.index_select(0, x_rows) if "indices" in ends else x_rows
-        y_rows = place.index_select(0, y_rows) if "out_indices" in ends else y_rows
+        x_rows = index.index_select(0, x_rows) if "indices" in ends else x_rows
+        y_rows = index.index_select(0, y_rows) if "out_indices" in ends else y_rows
         lists.append((x_rows, y_rows))
     values = {name: getattr(record, name) for name in _COMMON} | dict.fromkeys(ends, after)
     base = next(c for c in reversed(type(record).__mro__) if c.__name__ in _KINDS)
     new = from_pairs(lists, kmap.n_in, kmap.n_out)
-    return make_record({base.__name__: base}, base.__name__ == _KINDS[0], values, new, None)
+    return _new_record(base, values, new, None)
 
 
 def _same_rows(rows: torch.Tensor, others: torch.Tensor) -> bool:
@@ -232,8 +218,6 @@ def _same_rows(rows: torch.Tensor, others: torch.Tensor) -> bool:
 
 
 def _read(record: Any) -> KernelMap:
-    from .low_level import map_from_pairs, map_from_table
-
     n_in, n_out = record.indices.shape[0], record.out_indices.shape[0]
     if hasattr(record, "pair_fwd"):
         return map_from_table(record.pair_fwd, n_in, n_out)

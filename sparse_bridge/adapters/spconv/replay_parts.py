@@ -18,7 +18,8 @@ from ...core.capture.captured_maps import CapturedMaps, padded_scene
 from ...core.capture.padded import PaddedScene, UnpaddedError
 from ...core.conv.convolution import autocast_dtype
 from ...core.device.serving import kernel_target
-from .layers import allow_tf32, box_of
+from .conv import allow_tf32
+from .tensors import box_of
 
 __all__ = [
     "Kind", "Replays", "addresses", "cutter", "kind_of", "maps_like", "over_padded",

@@ -1,4 +1,4 @@
-"""Sums of sparse tensors over the union of their sites."""
+"""Sums of sparse tensors over the union of their coordinates."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import Any
 
 import torch
 
+from ...core.ops.union import union_rows
 from ...errors import ContractError
 from . import records
-from .sparse_add import union_rows
 
 __all__ = ["sparse_add", "sparse_add_hash_based"]
 
 
 def sparse_add(*tensors: Any) -> Any:
-    """Union of the sites in lexicographic order, features summed where they coincide.
+    """Union of the coordinates in lexicographic order, features summed where they coincide.
 
-    Differentiable. `indice_dict` is empty, unless the union has exactly the sites of the largest
-    operand: then that operand's maps go along, so that inverse and submanifold layers can use them.
+    Differentiable. `indice_dict` is empty, unless the union has exactly the coordinates of the
+    largest operand: then its maps go along, so that inverse and submanifold layers can use them.
     They are the operand's own dictionary where its rows were sorted; otherwise a copy with its
     maps brought to the new row order.
 
@@ -47,7 +47,7 @@ def sparse_add(*tensors: Any) -> Any:
 
 
 def _maps_along(operand: Any, indices: torch.Tensor) -> dict[Any, Any]:
-    """The operand's maps for its rows in the order of `indices`, the same sites sorted."""
+    """The operand's maps for its rows in the order of `indices`, the same coordinates sorted."""
     if not operand.indice_dict or torch.equal(operand.indices, indices):
         return operand.indice_dict
     order = _lexicographic(operand.indices)
@@ -58,7 +58,7 @@ def _maps_along(operand: Any, indices: torch.Tensor) -> dict[Any, Any]:
 
 
 def _lexicographic(indices: torch.Tensor) -> torch.Tensor:
-    """int64 [N], the row of `indices` at each place of the sorted order."""
+    """int64 [N], the row of `indices` at each index of the sorted order."""
     order = torch.arange(indices.shape[0], device=indices.device)
     for column in reversed(range(indices.shape[1])):
         values = indices[:, column].index_select(0, order)

@@ -55,9 +55,9 @@ def fused(monkeypatch):
             calls.append(kwargs["activation"])
         return original(*args, **kwargs)
 
-    from sparse_bridge.adapters.spconv import translate
+    from sparse_bridge.adapters.spconv import conv
 
-    monkeypatch.setattr(translate, "conv", spy)
+    monkeypatch.setattr(conv, "conv", spy)
     return calls
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize, prune
 
-from sparse_bridge.adapters.spconv import geometry, keys, layers
+from sparse_bridge.adapters.spconv import geometry, keys, tensors
 from sparse_bridge.core.device import trace
 from sparse_bridge.errors import SparseBridgeError
 from tests.adapters.spconv import doors
@@ -94,7 +94,7 @@ def test_what_fits_passes_all_checks(sp, kind, name):
             keys.check_inverse(layer, x, record)
         else:
             keys.check_reuse(layer, x, record)
-            assert keys.taps_of(layer.weight, layer, record) is layer.weight
+            assert keys.used_offsets(layer.weight, layer, record) is layer.weight
         allowed = True
     except (SparseBridgeError, IndexError):
         allowed = False
@@ -153,15 +153,15 @@ def test_parameters_may_be_computed(sp):
 
 
 def test_switches_are_read_at_every_call(sp, monkeypatch):
-    from sparse_bridge.adapters.spconv import translate
+    from sparse_bridge.adapters.spconv import conv
 
-    asked, original = [], translate.conv
+    asked, original = [], conv.conv
 
     def spy(*args, **kwargs):
         asked.append(kwargs["allow_tf32"])
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(translate, "conv", spy)
+    monkeypatch.setattr(conv, "conv", spy)
     import spconv
 
     x, layer = doors.tensor(sp), sp.SubMConv3d(4, 6, 3, indice_key="key", name="one")
@@ -207,5 +207,5 @@ def test_shapes_are_numbers_whatever_holds_them(sp):
     for shape in ([7, 8, 9], (7, 8, 9), np.array([7, 8, 9]), torch.tensor([7, 8, 9]),
                   [np.int64(7), torch.tensor(8), 9]):  # fmt: skip
         x.spatial_shape = shape
-        found = layers.shape_of(x)
+        found = tensors.shape_of(x)
         assert found == [7, 8, 9] and all(type(size) is int for size in found)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparse_bridge.adapters.spconv.voxel_hash import HashTable
+from sparse_bridge.adapters.spconv.upstream.voxel_hash import HashTable
 from sparse_bridge.errors import SparseBridgeError
 
 DEVICES = [

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparse_bridge.adapters.spconv.sparse_add import union_rows
+from sparse_bridge.core.ops.union import union_rows
 from sparse_bridge.errors import ShapeError
 
 DEVICES = [

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparse_bridge.adapters.spconv import tensorview as tv
+from sparse_bridge.adapters.spconv.upstream import tensorview as tv
 
 NUMPY_DTYPES = ["bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"]
 
@@ -130,7 +130,7 @@ def test_activation_is_a_value():
 
 def test_activation_loads_from_a_bare_pickle():
     # Upstream's form: a blank object, then its number as the state.
-    text = b"\x80\x02csparse_bridge.adapters.spconv.tensorview\nActivation\n)\x81K\x01b."
+    text = b"\x80\x02csparse_bridge.adapters.spconv.upstream.tensorview\nActivation\n)\x81K\x01b."
     loaded = pickle.loads(text)
     assert loaded == tv.Activation.ReLU and loaded.name == "ReLU"
 

@@ -10,10 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparse_bridge.adapters.spconv import _voxel_fill, voxelizer
-from sparse_bridge.adapters.spconv import tensorview as tv
-from sparse_bridge.adapters.spconv._voxel_ops import NumpyOps, TorchOps
-from sparse_bridge.adapters.spconv.voxelizer import PointToVoxel, gather_features_by_pc_voxel_id
+from sparse_bridge.adapters.spconv.upstream import _voxel_fill, voxelizer
+from sparse_bridge.adapters.spconv.upstream import tensorview as tv
+from sparse_bridge.adapters.spconv.upstream._voxel_ops import NumpyOps, TorchOps
+from sparse_bridge.adapters.spconv.upstream.voxelizer import (
+    PointToVoxel,
+    gather_features_by_pc_voxel_id,
+)
 from sparse_bridge.errors import ContractError, SparseBridgeError
 
 DEVICES = [

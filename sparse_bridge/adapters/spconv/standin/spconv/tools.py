@@ -1,6 +1,6 @@
 """The timer that layers carry along."""
 
-from sparse_bridge.adapters.spconv.tensorview import KernelTimer
+from sparse_bridge.adapters.spconv.upstream.tensorview import KernelTimer
 
 
 class CUDAKernelTimer(KernelTimer):

@@ -2,6 +2,6 @@
 
 from cumm.tensorview import gemm as gemm
 
-from sparse_bridge.adapters.spconv.tensorview import *  # noqa: F403
+from sparse_bridge.adapters.spconv.upstream.tensorview import *  # noqa: F403
 
 Activation = gemm.Activation

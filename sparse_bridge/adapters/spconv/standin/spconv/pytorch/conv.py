@@ -13,10 +13,11 @@ from torch import nn
 from torch.nn import init
 
 from sparse_bridge import settings
-from sparse_bridge.adapters.spconv import expected, weights
+from sparse_bridge.adapters.expected import expect
+from sparse_bridge.adapters.spconv import weights
+from sparse_bridge.adapters.spconv.conv import conv_forward, expected_of
 from sparse_bridge.adapters.spconv.geometry import KernelSizeError
-from sparse_bridge.adapters.spconv.layers import parameters_of
-from sparse_bridge.adapters.spconv.translate import conv_forward
+from sparse_bridge.adapters.spconv.tensors import parameters_of
 from sparse_bridge.errors import ContractError
 
 FILTER_HWIO = constants.FILTER_HWIO
@@ -43,7 +44,7 @@ class SparseConvolutionBase:
         self.output_padding = expand_nd(ndim, output_padding)
         _check_sizes(self)
         kv = math.prod(self.kernel_size)
-        # With one tap and no stride the layer is a matrix product; grouped weights do not fit that.
+        # With one offset and no stride the layer is one matrix product, unless it is grouped.
         self.conv1x1 = kv == 1 and groups == 1 and (subm or math.prod(self.stride) == 1)
         if self.conv1x1 and not subm and any(self.padding):
             raise ContractError(
@@ -60,7 +61,8 @@ class SparseConvolutionBase:
             algo = ConvAlgo.MaskImplicitGemm if kv <= limit else ConvAlgo.Native
         if algo == ConvAlgo.MaskSplitImplicitGemm and kv > 32:
             raise ContractError(
-                f"MaskSplitImplicitGemm takes kernels of at most 32 taps, got {kv}; leave algo out."
+                f"MaskSplitImplicitGemm takes kernels of at most 32 offsets, got {kv}; "
+                "leave algo out."
             )
         self.algo = algo
         self.fp32_accum = fp32_accum
@@ -76,15 +78,7 @@ class SparseConvolutionBase:
     def is_inverseable(self):
         return self.indice_key is not None and not self.subm
 
-    def _conv_forward(
-        self, training, input, weight, bias, add_input=None, channel_scale=None, output_scale=None,
-        name=None, sparse_unique_name="", act_type=tv.gemm.Activation.None_, act_alpha=0,
-        act_beta=0,
-    ):  # fmt: skip
-        return conv_forward(
-            self, training, input, weight, bias, add_input, channel_scale, output_scale, name,
-            sparse_unique_name, act_type, act_alpha, act_beta,
-        )  # fmt: skip
+    _conv_forward = conv_forward
 
 
 def _check_sizes(layer):
@@ -136,7 +130,7 @@ class SparseConvolution(SparseConvolutionBase, SparseModule):
             self.register_parameter("bias", None)
         self.reset_parameters()
         self._register_load_state_dict_pre_hook(self._load_weight_different_layout)
-        expected.expect(self, expected.of_layer)
+        expect(self, expected_of)
 
     def get_max_num_voxels(self):
         return getattr(self, _MAX_NUM_VOXELS_DURING_TRAINING, None)
@@ -183,7 +177,7 @@ class SparseConvolution(SparseConvolutionBase, SparseModule):
 
 
 class _Regular(SparseConvolution):
-    """Outputs wherever the kernel meets an active site."""
+    """Outputs wherever the kernel meets an active coordinate."""
 
     _ndim: int
     _transposed = False
@@ -202,7 +196,7 @@ class _Regular(SparseConvolution):
 
 
 class _Transposed(_Regular):
-    """Every active site spreads over its kernel, onto new sites."""
+    """Every active coordinate spreads over its kernel, onto new ones."""
 
     _transposed = True
 

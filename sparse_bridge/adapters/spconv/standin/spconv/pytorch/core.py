@@ -6,7 +6,7 @@ from spconv import constants
 from spconv.tools import CUDAKernelTimer
 from torch.fx import Proxy, ProxyableClassMeta
 
-from sparse_bridge.adapters.spconv import densify
+from sparse_bridge.adapters.spconv.dense import dense
 from sparse_bridge.errors import ContractError, DataTypeError, ShapeError
 
 
@@ -62,7 +62,7 @@ class IndiceData:
 
 
 class ImplicitGemmIndiceData:
-    """A kernel map as tables, with masks of the taps that are there.
+    """A kernel map as tables, with masks of the offsets that are there.
 
     pair_fwd: int32 [V, M], input row of each output row.  pair_bwd: int32 [V, N], the reverse.
     """
@@ -96,8 +96,8 @@ class ImplicitGemmIndiceData:
 def scatter_nd(indices, updates, shape):
     """Zeros of `shape` with `updates` written at `indices` [..., k]; the last write wins."""
     result = torch.zeros(*shape, dtype=updates.dtype, device=updates.device)
-    places = indices.reshape(-1, indices.shape[-1]).long()
-    result[tuple(places.t())] = updates.reshape(places.shape[0], *shape[indices.shape[-1] :])
+    index = indices.reshape(-1, indices.shape[-1]).long()
+    result[tuple(index.t())] = updates.reshape(index.shape[0], *shape[indices.shape[-1] :])
     return result
 
 
@@ -186,7 +186,7 @@ class SparseConvTensor(metaclass=SpConvTensorMeta):
         return self.replace_feature(self._features.dequantize())
 
     def replace_feature(self, feature):
-        """The same sites with other features [M, C]; M may differ from the sites' N.
+        """The same coordinates with other features [M, C]; M may differ from the coordinates' N.
 
         Shares `indices` and `indice_dict`.
         """
@@ -223,7 +223,7 @@ class SparseConvTensor(metaclass=SpConvTensorMeta):
 
     @classmethod
     def from_dense(cls, x):
-        """The sites of a channels-last dense [B, *shape, C] with any value that is not zero.
+        """The coordinates of a channels-last dense [B, *shape, C] with any value that is not zero.
 
         Rows are in lexicographic order.
         """
@@ -239,10 +239,10 @@ class SparseConvTensor(metaclass=SpConvTensorMeta):
     def dense(self, channels_first=True):
         """[B, C, *shape], or [B, *shape, C]; differentiable.
 
-        Of rows that share a site one stays; negative indices count from the end, as in Python.
-        Raises an IndexError for sites outside the grid.
+        Of rows that share coordinates one stays; negative indices count from the end, as in Python.
+        Raises an IndexError for coordinates outside the grid.
         """
-        return densify.dense(self, channels_first)
+        return dense(self, channels_first)
 
     def _added(self, other):
         if isinstance(other, SparseConvTensor):

@@ -2,7 +2,7 @@
 
 import torch
 
-from sparse_bridge.adapters.spconv import low_level
+from sparse_bridge.adapters.spconv import functional, pairs
 from sparse_bridge.adapters.spconv.sums import sparse_add as sparse_add
 from sparse_bridge.adapters.spconv.sums import sparse_add_hash_based as sparse_add_hash_based
 
@@ -26,10 +26,11 @@ class SparseConvFunction(_Entry):
         cls, features, filters, indice_pairs, indice_pair_num, num_activate_out, algo=None,
         timer=None, bias=None, act_alpha=0.0, act_beta=0.0, act_type=None,
     ):  # fmt: skip
-        return low_level.conv_by_pairs(
-            features, filters, indice_pairs, indice_pair_num, num_activate_out, cls._inverse,
-            cls._subm, bias, act_alpha, act_type,
+        kmap = pairs.map_from_pairs(
+            indice_pairs, indice_pair_num, features.shape[0], num_activate_out, cls._subm,
+            cls._inverse,
         )  # fmt: skip
+        return functional.convolution(features, filters, kmap, bias, act_alpha, act_type)
 
 
 class SparseInverseConvFunction(SparseConvFunction):
@@ -53,9 +54,8 @@ class SparseImplicitGemmFunction(_Entry):
         mask_argsort_fwd_splits, mask_argsort_bwd_splits, num_activate_out, masks, is_train,
         is_subm, timer=None, fp32_accum=None, bias=None, act_alpha=0.0, act_beta=0.0, act_type=None,
     ):  # fmt: skip
-        return low_level.conv_by_table(
-            features, filters, pair_fwd, num_activate_out, bias, act_alpha, act_type
-        )
+        kmap = pairs.map_from_table(pair_fwd, features.shape[0], num_activate_out)
+        return functional.convolution(features, filters, kmap, bias, act_alpha, act_type)
 
 
 class SparseMaxPoolFunction(_Entry):
@@ -63,10 +63,10 @@ class SparseMaxPoolFunction(_Entry):
 
     @staticmethod
     def forward(features, indice_pairs, indice_pair_num, num_activate_out):
-        kmap = low_level.map_from_pairs(
-            indice_pairs, indice_pair_num, features.shape[0], num_activate_out, subm=False
+        kmap = pairs.map_from_pairs(
+            indice_pairs, indice_pair_num, features.shape[0], num_activate_out
         )
-        return low_level.max_pool(features, kmap)
+        return functional.max_pool(features, kmap)
 
 
 class SparseMaxPoolImplicitGemmFunction(_Entry):
@@ -74,8 +74,8 @@ class SparseMaxPoolImplicitGemmFunction(_Entry):
 
     @staticmethod
     def forward(features, pair_fwd, pair_bwd, num_activate_out):
-        kmap = low_level.map_from_table(pair_fwd, features.shape[0], num_activate_out)
-        return low_level.max_pool(features, kmap)
+        kmap = pairs.map_from_table(pair_fwd, features.shape[0], num_activate_out)
+        return functional.max_pool(features, kmap)
 
 
 class SparseAvgPoolImplicitGemmFunction(_Entry):
@@ -83,8 +83,8 @@ class SparseAvgPoolImplicitGemmFunction(_Entry):
 
     @staticmethod
     def forward(features, pair_fwd, pair_bwd, num_activate_out, calc_count=True):
-        kmap = low_level.map_from_table(pair_fwd, features.shape[0], num_activate_out)
-        return low_level.avg_pool(features, kmap)
+        kmap = pairs.map_from_table(pair_fwd, features.shape[0], num_activate_out)
+        return functional.avg_pool(features, kmap)
 
 
 indice_conv = SparseConvFunction.apply

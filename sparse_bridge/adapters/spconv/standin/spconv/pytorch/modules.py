@@ -9,8 +9,8 @@ import torch
 from spconv.pytorch.core import SparseConvTensor
 from torch import nn
 
-from sparse_bridge.adapters.spconv import expected
-from sparse_bridge.adapters.spconv.containers import run_sequential
+from sparse_bridge.adapters.expected import expect
+from sparse_bridge.adapters.spconv.norm import expected_of, run_sequential
 from sparse_bridge.errors import ContractError
 
 
@@ -62,7 +62,7 @@ class SparseSequential(SparseModule):
             if name in self._modules:
                 raise _NameTaken(f"a child named {name!r} exists already.")
             self.add_module(name, module)
-        expected.expect(self, expected.of_sequence)
+        expect(self, expected_of)
 
     def __getitem__(self, idx):
         if not -len(self) <= idx < len(self):

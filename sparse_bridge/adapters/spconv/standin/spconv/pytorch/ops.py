@@ -6,8 +6,8 @@ from spconv.constants import SPCONV_USE_DIRECT_TABLE as SPCONV_USE_DIRECT_TABLE
 from spconv.core import AlgoHint as AlgoHint
 from spconv.core import ConvAlgo
 
-from sparse_bridge.adapters.spconv import geometry, low_level, records
-from sparse_bridge.adapters.spconv.boxes import nms as nms
+from sparse_bridge.adapters.spconv import functional, geometry, pairs
+from sparse_bridge.adapters.spconv.upstream.boxes import nms as nms
 from sparse_bridge.errors import UnsupportedError
 
 DEBUG_INT64_HASH_K = False
@@ -23,19 +23,9 @@ def get_indice_pairs(
 ):  # fmt: skip
     """(out_inds int32 [M, nd + 1], pairs int32 [2, V, N], num_per_loc int32 [V])."""
     _no_bound(num_out_act_bound)
-    out, kmap = low_level.build_map(
-        indices,
-        batch_size,
-        spatial_shape,
-        ksize,
-        stride,
-        padding,
-        dilation,
-        out_padding,
-        subm,
-        transpose,
-    )
-    return (out, *records.indice_pairs(kmap, indices.shape[0], subm))
+    rule = ksize, stride, padding, dilation, out_padding
+    out, kmap = _build(indices, batch_size, spatial_shape, rule, subm, transpose)
+    return (out, *pairs.indice_pairs(kmap, indices.shape[0], subm))
 
 
 def get_indice_pairs_implicit_gemm(
@@ -49,24 +39,19 @@ def get_indice_pairs_implicit_gemm(
     of their orders, and the masks of the splits.
     """
     _no_bound(num_out_act_bound)
-    out, kmap = low_level.build_map(
-        indices,
-        batch_size,
-        spatial_shape,
-        ksize,
-        stride,
-        padding,
-        dilation,
-        out_padding,
-        subm,
-        transpose,
-    )
-    fwd, bwd = low_level.tables_of(kmap)
+    rule = ksize, stride, padding, dilation, out_padding
+    out, kmap = _build(indices, batch_size, spatial_shape, rule, subm, transpose)
+    fwd, bwd = pairs.tables_of(kmap)
     counts = (fwd >= 0).sum(1, dtype=torch.int32)
-    mask_fwd, order_fwd = records.masks_and_order(fwd)
-    mask_bwd, order_bwd = records.masks_and_order(bwd)
+    mask_fwd, order_fwd = pairs.masks_and_order(fwd)
+    mask_bwd, order_bwd = pairs.masks_and_order(bwd)
     masks = [np.array([(1 << min(32, fwd.shape[0])) - 1], dtype=np.uint32)]
     return out, counts, fwd, bwd, [mask_fwd], [mask_bwd], [order_fwd], [order_bwd], masks
+
+
+def _build(indices, batch_size, spatial_shape, rule, subm, transpose):
+    layer = geometry.LayerGeometry(*map(tuple, rule), subm, transpose)
+    return functional.build_map(indices, batch_size, spatial_shape, layer)
 
 
 def _no_bound(bound):
@@ -81,18 +66,10 @@ def indice_conv(
     algo=ConvAlgo.Native, timer=None, bias=None, act_alpha=0.0, act_beta=0.0, act_type=None,
 ):  # fmt: skip
     """features [N, C], filters KRSC -> [M, K]."""
-    return low_level.conv_by_pairs(
-        features,
-        filters,
-        indice_pairs,
-        indice_pair_num,
-        num_activate_out,
-        inverse,
-        subm,
-        bias,
-        act_alpha,
-        act_type,
+    kmap = pairs.map_from_pairs(
+        indice_pairs, indice_pair_num, features.shape[0], num_activate_out, subm, inverse
     )
+    return functional.convolution(features, filters, kmap, bias, act_alpha, act_type)
 
 
 def indice_conv_backward(
@@ -107,13 +84,10 @@ def indice_conv_backward(
     timer=None,
 ):
     """(gradient of features, gradient of filters)."""
-
-    def forward(x, w):
-        return low_level.conv_by_pairs(
-            x, w, indice_pairs, indice_pair_num, out_bp.shape[0], inverse, subm
-        )
-
-    return low_level.conv_backward(forward, features, filters, out_bp)
+    kmap = pairs.map_from_pairs(
+        indice_pairs, indice_pair_num, features.shape[0], out_bp.shape[0], subm, inverse
+    )
+    return functional.conv_backward(features, filters, kmap, out_bp)
 
 
 def implicit_gemm(
@@ -127,9 +101,8 @@ def implicit_gemm(
         raise UnsupportedError(
             "quantisation scales are not supported; int8 inference is not bridged."
         )
-    out = low_level.conv_by_table(
-        features, filters, pair_fwd, num_activate_out, bias, act_alpha, act_type
-    )
+    kmap = pairs.map_from_table(pair_fwd, features.shape[0], num_activate_out)
+    out = functional.convolution(features, filters, kmap, bias, act_alpha, act_type)
     return (
         out if output_dtype is None else out.to(output_dtype),
         torch.empty(0, dtype=torch.int32),
@@ -143,18 +116,13 @@ def implicit_gemm_backward(
     timer=None, fp32_accum=None,
 ):  # fmt: skip
     """(gradient of features, gradient of filters)."""
-
-    def forward(x, w):
-        return low_level.conv_by_table(x, w, pair_fwd, out_bp.shape[0])
-
-    return low_level.conv_backward(forward, features, filters, out_bp)
+    kmap = pairs.map_from_table(pair_fwd, features.shape[0], out_bp.shape[0])
+    return functional.conv_backward(features, filters, kmap, out_bp)
 
 
 def indice_maxpool(features, indice_pairs, indice_pair_num, num_activate_out):
-    kmap = low_level.map_from_pairs(
-        indice_pairs, indice_pair_num, features.shape[0], num_activate_out, False
-    )
-    return low_level.max_pool(features, kmap)
+    kmap = pairs.map_from_pairs(indice_pairs, indice_pair_num, features.shape[0], num_activate_out)
+    return functional.max_pool(features, kmap)
 
 
 def indice_maxpool_backward(features, out_features, out_bp, indice_pairs, indice_pair_num):
@@ -165,8 +133,8 @@ def indice_maxpool_backward(features, out_features, out_bp, indice_pairs, indice
 
 
 def indice_maxpool_implicit_gemm(features, indice_pairs, num_activate_out):
-    return low_level.max_pool(
-        features, low_level.map_from_table(indice_pairs, features.shape[0], num_activate_out)
+    return functional.max_pool(
+        features, pairs.map_from_table(indice_pairs, features.shape[0], num_activate_out)
     )
 
 
@@ -184,9 +152,9 @@ def indice_maxpool_implicit_gemm_backward(features, out_features, out_bp, indice
 
 def indice_avgpool_implicit_gemm(features, indice_pairs, num_activate_out, calc_count):
     """([M, C], present inputs int32 [M], empty without calc_count)."""
-    kmap = low_level.map_from_table(indice_pairs, features.shape[0], num_activate_out)
-    counts = low_level.counts_of(indice_pairs) if calc_count else torch.empty(0, dtype=torch.int32)
-    return low_level.avg_pool(features, kmap), counts
+    kmap = pairs.map_from_table(indice_pairs, features.shape[0], num_activate_out)
+    counts = pairs.counts_of(indice_pairs) if calc_count else torch.empty(0, dtype=torch.int32)
+    return functional.avg_pool(features, kmap), counts
 
 
 def indice_avgpool_implicit_gemm_backward(out_bp, indice_pairs, count_out):
@@ -210,7 +178,7 @@ def maximum_value_int_(ten, value):
 
 
 def global_pool_rearrange(coords, batch_size):
-    return low_level.global_pool_rearrange(coords, batch_size)
+    return pairs.global_pool_rearrange(coords, batch_size)
 
 
 def fused_indice_conv(

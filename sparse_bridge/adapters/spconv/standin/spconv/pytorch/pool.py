@@ -7,7 +7,7 @@ from spconv.core import ConvAlgo
 from spconv.pytorch.core import expand_nd
 from spconv.pytorch.modules import SparseModule
 
-from sparse_bridge.adapters.spconv.pools import (
+from sparse_bridge.adapters.spconv.pool import (
     avg_pool_forward,
     global_pool_forward,
     max_pool_forward,

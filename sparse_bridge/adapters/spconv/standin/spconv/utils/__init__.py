@@ -8,14 +8,14 @@ from contextlib import AbstractContextManager
 import numpy as np
 from cumm import tensorview as tv
 
-from sparse_bridge.adapters.spconv.boxes import (
+from sparse_bridge.adapters.spconv.upstream.boxes import (
     non_max_suppression_cpu,
     rbbox_intersection,
     rbbox_iou,
     rbbox_iou_loss,
     rotate_non_max_suppression_cpu,
 )
-from sparse_bridge.adapters.spconv.voxelizer import (
+from sparse_bridge.adapters.spconv.upstream.voxelizer import (
     Point2VoxelCPU1d,
     Point2VoxelCPU2d,
     Point2VoxelCPU3d,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ...errors import (
+from ....errors import (
     ContractError,
     DataTypeError,
     DeviceError,

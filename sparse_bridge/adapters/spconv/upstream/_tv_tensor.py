@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from ...errors import DeviceError, GeometryError
+from ....errors import DeviceError, GeometryError
 from ._tv_dtypes import CODES, TvDataTypeError, code_of, itemsize, to_numpy_dtype, to_torch_dtype
 
 __all__ = ["Tensor", "TvArgumentError", "from_numpy", "from_torch", "to_torch"]

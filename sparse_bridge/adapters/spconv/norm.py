@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
+from ...core.conv.dataflows import Epilogue
 from .. import fusion
-from .layers import parameters_of
-from .translate import conv_forward
+from ..expected import Expected
+from .conv import convolved, expected
+from .tensors import parameters_of
 
-__all__ = ["run_sequential"]
+__all__ = ["expected_of", "run_sequential"]
 
 
 def run_sequential(
@@ -36,10 +39,10 @@ def run_sequential(
             if tail is None:
                 x = module(x)
             else:
-                x = conv_forward(
-                    module, False, x, *parameters_of(module), name=module.name,
-                    sparse_unique_name=module._sparse_unique_name, tail=tail,
-                )  # fmt: skip
+                weight, bias = parameters_of(module)
+                epilogue = Epilogue(bias, tail.activation, tail.alpha, tail.values)
+                names = module.name, module._sparse_unique_name
+                x = convolved(module, x, weight, epilogue, names)
                 index += tail.length
         elif isinstance(x, tensor):
             if x.indices.shape[0] != 0:
@@ -65,3 +68,21 @@ def _bare(module: Any, convolution: Any, x: Any) -> bool:
         and getattr(module.act_type, "name", "None_") == "None_"
         and not getattr(x, "benchmark", True)
     )
+
+
+def expected_of(container: Any) -> Iterator[Expected]:
+    """What a `SparseSequential` will ask the engine to multiply: the products that end in a norm
+    and activation of its own, or that a norm in training takes."""
+    children = list(container.children())
+    for following, child in enumerate(children, 1):
+        if getattr(child, "conv1x1", True):
+            continue
+        if torch.is_grad_enabled():
+            norm = fusion.learner_after(children, following)
+            if norm is not None:
+                yield expected(child, Epilogue(child.bias), norm)
+            continue
+        tail = fusion.tail_after(children, following)
+        if tail is not None and not child.training:
+            end = Epilogue(child.bias, tail.activation, tail.alpha, tail.values)
+            yield expected(child, end)

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from ...errors import ContractError, ShapeError
+from ....errors import ContractError, ShapeError
 
 __all__ = [
     "BoxCountError",

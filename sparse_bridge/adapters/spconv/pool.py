@@ -6,14 +6,15 @@ from typing import Any
 
 import torch
 
-from ...core.geometry.boxes import Box
-from ...core.maps.kernel_map import KernelMap
-from ...core.maps.map_cache import MapStore
 from ...core.ops import pool as core_pool
 from ..ledger import note
-from . import benchmark, geometry, maps
+from . import benchmark
+from .conv import record_voxels
+from .geometry import LayerGeometry, check_dimension
 from .keys import KeyTakenError, entries_of
-from .layers import box_of, check_input, output, record_of, record_voxels, shape_of
+from .maps import layer_map
+from .records import record_of
+from .tensors import check_input, shape_of
 
 __all__ = ["avg_pool_forward", "global_pool_forward", "max_pool_forward"]
 
@@ -31,41 +32,28 @@ def avg_pool_forward(layer: Any, x: Any) -> Any:
 def _pool(layer: Any, x: Any, mode: str) -> Any:
     what, key = type(layer).__name__, layer.indice_key
     features = check_input(x, what)
-    geometry.check_dimension(layer, x)
+    check_dimension(layer, x)
     if key is not None and x.find_indice_pair(key) is not None:
         raise KeyTakenError(f"{what}: indice_key {key!r} exists already; pools never reuse a key.")
     watch = None
     if x.benchmark:
         watch = benchmark.of_pool(x, layer, "SparseMaxPool" if mode == "max" else "SparseAvgPool")
     with benchmark.timed(x, layer._sparse_unique_name or layer.name or what):
-        indices, shape, kmap, store = _new_map(layer, x)
+        geometry = LayerGeometry.of(layer)
+        made = layer_map(x.indices, int(x.batch_size), shape_of(x), geometry, what)
         if watch is not None:
             watch.built()
-        y = core_pool.pool(features, kmap, mode, floor=0.0)
+        y = core_pool.pool(features, made.kmap, mode, floor=0.0)
     entries = entries_of(x)
     if key is not None:
-        entries[key] = record_of(x, layer, indices, shape, kmap, store)
+        entries[key] = record_of(x, layer, made)
     record_voxels(layer, y)
     if watch is not None:
         watch.finish(int(y.shape[0]))
     note("spconv", what)
-    return output(x, y, indices, shape, entries)
-
-
-def _new_map(layer: Any, x: Any) -> tuple[torch.Tensor, list[int], KernelMap, MapStore]:
-    """(output indices, output shape, map, store) by the rule of regular or submanifold layers."""
-    box, kernel, dilation = box_of(x), tuple(layer.kernel_size), tuple(layer.dilation)
-    grid = shape_of(x)
-    if layer.subm:
-        offsets = geometry.submanifold_offsets(kernel, dilation)
-        indices, kmap, store = maps.submanifold_map(x.indices, box, offsets)
-        return indices, grid, kmap, store
-    shape = geometry.conv_output_size(grid, kernel, layer.stride, layer.padding, dilation)
-    geometry.check_output_size(shape, type(layer).__name__, grid)
-    offsets = geometry.strided_offsets(kernel, dilation, tuple(layer.padding))
-    out_box = Box.grid(box.size[0], shape)
-    indices, kmap, store = maps.strided_map(x.indices, box, offsets, tuple(layer.stride), out_box)
-    return indices, shape, kmap, store
+    out = x.replace_feature(y)
+    out.indices, out.spatial_shape, out.indice_dict = made.indices, made.shape, entries
+    return out
 
 
 def global_pool_forward(layer: Any, x: Any) -> torch.Tensor:

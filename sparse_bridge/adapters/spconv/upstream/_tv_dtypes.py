@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...errors import DataTypeError
+from ....errors import DataTypeError
 
 __all__ = ["CODES", "TvDataTypeError", "code_of", "itemsize", "to_numpy_dtype", "to_torch_dtype"]
 

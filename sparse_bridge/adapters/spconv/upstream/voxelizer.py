@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...errors import ContractError, DataTypeError
+from ....errors import ContractError, DataTypeError
 from . import tensorview as tv
 from ._voxel_fill import VoxelBuffers
 from ._voxel_grid import GridError, PointDataTypeError, PointShapeError, VoxelGrid

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...errors import DataTypeError, GeometryError, ShapeError
+from ....errors import DataTypeError, GeometryError, ShapeError
 
 __all__ = ["GridError", "PointDataTypeError", "PointShapeError", "VoxelGrid"]
 

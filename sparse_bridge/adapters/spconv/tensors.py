@@ -1,30 +1,22 @@
-"""Reading a layer's input and wrapping its output, for every kind of layer."""
+"""Reading the tensors that layers take."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
 
-from ...core.capture import padded
 from ...core.conv.convolution import autocast_dtype
 from ...core.geometry.boxes import Box
-from ...core.maps.kernel_map import KernelMap
 from ...errors import DataTypeError, DeviceError, ShapeError, UnsupportedError
-from . import records
 
 __all__ = [
     "FeatureTypeError",
     "SparseInputError",
-    "allow_tf32",
     "box_of",
     "check_input",
     "check_parameters",
-    "output",
     "parameters_of",
-    "record_of",
-    "record_voxels",
     "shape_of",
 ]
 
@@ -56,14 +48,12 @@ def check_input(x: Any, what: str) -> torch.Tensor:
     Raises SparseInputError, UnsupportedError (int8), FeatureTypeError, ShapeError, DeviceError.
     """
     try:
-        features = x.features
+        features: torch.Tensor = x._features
     except AttributeError:
         raise SparseInputError(
             f"{what} takes a SparseConvTensor, got {type(x).__name__}. Derive the module that "
             "holds this layer from SparseModule, or use SparseSequential."
         ) from None
-    if features.dtype in _FLOATS and features.ndim == 2 and x.indices.device == features.device:
-        return features
     if features.dtype == torch.qint8:
         raise UnsupportedError(
             f"{what} got int8 features; quantised inference is not bridged. "
@@ -105,55 +95,3 @@ def check_parameters(features: torch.Tensor, weight: torch.Tensor, what: str) ->
             f"{what} has a weight of {weight.dtype}, its input has {features.dtype}; "
             "convert one, or use torch.autocast."
         )
-
-
-def output(
-    x: Any, features: torch.Tensor, indices: torch.Tensor, shape: list[int], entries: dict[Any, Any]
-) -> Any:
-    """A tensor like `x` with other features, sites, grid and kernel maps."""
-    out = x.replace_feature(features)
-    out.indices = indices
-    out.spatial_shape = shape
-    out.indice_dict = entries
-    return out
-
-
-def allow_tf32() -> bool:
-    """`spconv.constants.SPCONV_ALLOW_TF32`, which may be assigned at any time."""
-    constants = sys.modules.get("spconv.constants")
-    return constants is not None and bool(constants.SPCONV_ALLOW_TF32)
-
-
-def _namespace(x: Any) -> dict[str, Any]:
-    """Globals of the module that defines `SparseConvTensor`: the record classes live beside it.
-
-    Not through `sys.modules`, which may by now hold another spconv than the one `x` belongs to.
-    """
-    for base in type(x).__mro__:
-        if base.__name__ == "SparseConvTensor":
-            return base.__init__.__globals__  # type: ignore[misc]
-    raise UnsupportedError(
-        f"{type(x).__module__}.{type(x).__qualname__} is no SparseConvTensor; "
-        "pass one, or a subclass."
-    )
-
-
-def record_voxels(layer: Any, y: torch.Tensor) -> None:
-    """Remember the most rows that a layer made, where it was built to."""
-    if layer.record_voxel_count and hasattr(layer, "max_num_voxels_during_training"):
-        padded.forbid("Recording the number of voxels")
-        layer.max_num_voxels_during_training.clamp_(min=y.shape[0])
-
-
-def record_of(
-    x: Any, layer: Any, out_indices: torch.Tensor, shape: list[int], kmap: KernelMap, store: Any
-) -> Any:
-    """The entry of `indice_dict` for a map that `layer` has just built on `x`."""
-    values = {
-        "out_indices": out_indices, "indices": x.indices, "spatial_shape": shape_of(x),
-        "out_spatial_shape": list(shape), "is_subm": layer.subm, "algo": layer.algo,
-        "ksize": list(layer.kernel_size), "stride": list(layer.stride),
-        "dilation": list(layer.dilation), "padding": list(layer.padding),
-    }  # fmt: skip
-    native = getattr(layer.algo, "name", None) == "Native"
-    return records.make_record(_namespace(x), native, values, kmap, store)

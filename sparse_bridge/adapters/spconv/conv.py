@@ -1,0 +1,219 @@
+"""Convolutions of spconv, on the core: one implementation behind the patches and the stand-in.
+
+Functions take the layer itself and a `SparseConvTensor` of either kind and return one of the same
+kind. The steady path, a layer whose `indice_key` has a map, is `conv_forward`, `convolved`,
+`_product`, then the core.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ... import settings
+from ...core.capture import padded
+from ...core.conv.convolution import conv
+from ...core.conv.dataflows import Epilogue
+from ...core.device import trace
+from ...core.device.rocm import linear
+from ...core.maps.kernel_map import KernelMap
+from ...errors import ContractError, UnsupportedError
+from ..expected import Expected, trains
+from ..ledger import note
+from . import benchmark, keys
+from .geometry import LayerGeometry, check_dimension
+from .maps import LayerMap, layer_map
+from .records import kernel_map_of, record_of
+from .tensors import check_input, check_parameters, shape_of
+
+__all__ = [
+    "ACTIVATIONS",
+    "allow_tf32",
+    "conv_forward",
+    "convolve",
+    "convolved",
+    "expected",
+    "expected_of",
+    "record_voxels",
+]
+
+ACTIVATIONS = {"None_": None, "ReLU": "relu", "LeakyReLU": "leaky_relu", "Sigmoid": "sigmoid"}
+
+
+def conv_forward(
+    layer: Any, training: bool, input: Any, weight: torch.Tensor, bias: torch.Tensor | None,
+    add_input: Any = None, channel_scale: Any = None, output_scale: Any = None,
+    name: str | None = None, sparse_unique_name: str = "", act_type: Any = None,
+    act_alpha: float = 0, act_beta: float = 0,
+) -> Any:  # fmt: skip
+    """`SparseConvolutionBase._conv_forward`, with its arguments: every convolution of spconv.
+
+    Raises the kinds of exception that the framework raises in the same situations: AssertionError
+    for wrong use of a key or channel count, ValueError for geometry, RuntimeError for grids that
+    vanish, even submanifold kernels, and dtypes or dimensions that do not go together.
+    """
+    if channel_scale is not None or output_scale is not None:
+        raise UnsupportedError(
+            f"{type(layer).__name__} was called with quantisation scales; int8 inference is not "
+            "bridged."
+        )
+    activation = ACTIVATIONS[getattr(act_type, "name", "None_")]
+    if training and activation is not None:
+        raise ContractError(
+            f"{type(layer).__name__}: a fused {activation} is for inference; call .eval() first."
+        )
+    epilogue = Epilogue(bias, activation, act_alpha)
+    out = convolved(layer, input, weight, epilogue, (name, sparse_unique_name))
+    if add_input is None:
+        return out
+    return out.replace_feature(_activated(out.features + add_input.features, epilogue))
+
+
+def convolved(
+    layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue, names: tuple[str | None, str]
+) -> Any:
+    """The layer's output: checked, timed where the tensor asks for it, and counted.
+
+    epilogue: bias, and what is fused behind it; a norm not for layers that are one matrix product.
+    names: the layer's own and the one that a timer shows.
+    """
+    what = type(layer).__name__
+    features = check_input(x, what)
+    if features.shape[1] != layer.in_channels:
+        raise ContractError(
+            f"channel size mismatch: {what} takes {layer.in_channels} channels, its input has "
+            f"{features.shape[1]}."
+        )
+    if features.dtype is not weight.dtype or features.device != weight.device:
+        check_parameters(features, weight, what)
+    watch = benchmark.of_conv(x, layer, names[0]) if x.benchmark else None
+    timer = x._timer
+    if timer is None or not timer.enable:
+        out = _product(layer, x, features, weight, epilogue, watch)
+    else:
+        with timer.record(names[1] or names[0] or what):
+            out = _product(layer, x, features, weight, epilogue, watch)
+    if layer.record_voxel_count:
+        record_voxels(layer, out.features)
+    note("spconv", what)
+    return out
+
+
+def _product(
+    layer: Any, x: Any, features: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue,
+    watch: benchmark.Stopwatch | None,
+) -> Any:  # fmt: skip
+    if layer.conv1x1:
+        return _pointwise(layer, x, features, weight, epilogue.bias)
+    key, entries = layer.indice_key, x.indice_dict
+    record = None if key is None else entries.get(key)
+    # In spconv 1.x all tensors that come of one input share one dictionary, and so do they while
+    # keys are shared: branches see each other's maps. Otherwise an output carries a copy.
+    if not settings.get().shared_keys:
+        entries = dict(entries)
+    if record is not None and keys.fits(layer, x, record, features):
+        made = _map_of(layer, record)
+    elif record is None and not layer.inverse:
+        check_dimension(layer, x)
+        geometry = LayerGeometry.of(layer)
+        made = layer_map(x.indices, int(x.batch_size), shape_of(x), geometry, type(layer).__name__)
+        if watch is not None:
+            watch.built()
+        if key is not None:
+            entries[key] = record_of(x, layer, made)
+    else:
+        weight = keys.checked(layer, x, record, weight)
+        made = _map_of(layer, record)
+    y = convolve(features, weight, epilogue, made.kmap, layer.groups)
+    if watch is not None:
+        watch.finish(int(y.shape[0]))
+    out = x.replace_feature(y)
+    out.indices, out.spatial_shape, out.indice_dict = made.indices, made.shape, entries
+    return out
+
+
+def _map_of(layer: Any, record: Any) -> LayerMap:
+    """The map of an `indice_key` as this layer reads it."""
+    kmap = kernel_map_of(record)
+    if layer.inverse:
+        return LayerMap(record.indices, list(record.spatial_shape), kmap.transposed())
+    return LayerMap(record.out_indices, list(record.out_spatial_shape), kmap)
+
+
+def convolve(
+    features: torch.Tensor,
+    weight: torch.Tensor,
+    epilogue: Epilogue,
+    kmap: KernelMap,
+    groups: int = 1,
+) -> torch.Tensor:
+    """[M, C_out]; an activation that needs a gradient follows the product."""
+    bias, activation, alpha, norm, _ = epilogue
+    later = activation is not None and _learns(features, weight, bias)
+    y = conv(
+        features, weight, bias, kmap, layout="ovi", groups=groups,
+        activation=None if later else activation, alpha=alpha, norm=norm, allow_tf32=allow_tf32(),
+    )  # fmt: skip
+    return _activated(y, epilogue) if later else y
+
+
+def _learns(*tensors: torch.Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def _activated(y: torch.Tensor, epilogue: Epilogue) -> torch.Tensor:
+    if epilogue.activation == "relu":
+        return y.relu()
+    if epilogue.activation == "leaky_relu":
+        return torch.nn.functional.leaky_relu(y, epilogue.alpha)
+    return y.sigmoid() if epilogue.activation == "sigmoid" else y
+
+
+def _pointwise(
+    layer: Any, x: Any, features: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> Any:
+    """Kernel volume 1: the weight's memory is read as [C_in, C_out].
+
+    A reshape and not a transpose, because published weights were trained so. Rows and keys stay.
+    """
+    matrix = weight.reshape(layer.in_channels, layer.out_channels)
+    y = linear(features, matrix, bias)
+    trace.emit_linear("mm", features.shape[0], layer.in_channels, layer.out_channels)
+    out = x.replace_feature(y)
+    out.spatial_shape = LayerGeometry.of(layer).output_shape(shape_of(x), type(layer).__name__)
+    return out
+
+
+def record_voxels(layer: Any, y: torch.Tensor) -> None:
+    """Remember the most rows that a layer made, where it was built to."""
+    if layer.record_voxel_count and hasattr(layer, "max_num_voxels_during_training"):
+        padded.forbid("Recording the number of voxels")
+        layer.max_num_voxels_during_training.clamp_(min=y.shape[0])
+
+
+def allow_tf32() -> bool:
+    """`spconv.constants.SPCONV_ALLOW_TF32`, which may be assigned at any time."""
+    constants = sys.modules.get("spconv.constants")
+    return constants is not None and bool(constants.SPCONV_ALLOW_TF32)
+
+
+def expected(layer: Any, epilogue: Epilogue, norm: Any = None) -> Expected:
+    """What this layer will ask the engine to multiply, for the warm-up.
+
+    norm: what `fusion.learner_after` knows of the norm behind it.
+    """
+    odd = all(size % 2 for size in layer.kernel_size)
+    return Expected(
+        layer, layer.weight, "ovi", epilogue, layer.groups, layer.subm and odd,
+        trains(layer.weight), "tf32" if allow_tf32() else "ieee", norm,
+    )  # fmt: skip
+
+
+def expected_of(layer: Any) -> Iterator[Expected]:
+    """The product of a `SparseConvolution` on its own."""
+    if not layer.conv1x1:
+        fused = None if layer.training else ACTIVATIONS[getattr(layer.act_type, "name", "None_")]
+        yield expected(layer, Epilogue(layer.bias, fused, float(layer.act_alpha)))

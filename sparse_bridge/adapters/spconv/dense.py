@@ -1,0 +1,52 @@
+"""`SparseConvTensor.dense()`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...core.capture import padded
+from ...core.geometry.boxes import Box
+from ...core.maps import map_cache
+from ...core.ops.dense import first_outside, to_dense
+from ...errors import CoordinateError
+from .tensors import box_of
+
+__all__ = ["CoordinateRangeError", "dense"]
+
+
+class CoordinateRangeError(CoordinateError, IndexError):
+    """A row that lies outside the grid it is to be written into."""
+
+
+def dense(x: Any, channels_first: bool) -> torch.Tensor:
+    """[B, C, *shape] contiguous, or [B, *shape, C]; zeros where nothing is; differentiable.
+
+    Of rows that share coordinates one stays. Negative indices count from the end, as in Python.
+    Raises CoordinateRangeError for rows beyond the grid.
+    """
+    padded.forbid("dense()")
+    box = box_of(x)
+    _check_inside(x.indices, box)
+    return to_dense(x._features, x.indices, box.size, channels_first=channels_first)
+
+
+def _check_inside(indices: torch.Tensor, box: Box) -> None:
+    """Coordinates that a layer made or has read are known; others are looked at once."""
+    store = map_cache.store_of(indices)
+    known = store.peek(("coordinates", box))
+    if known is None or known.alive is not None:
+        store.get(("inside", box), lambda: _look_inside(indices, box.size))
+
+
+def _look_inside(indices: torch.Tensor, size: tuple[int, ...]) -> bool:
+    wrong = first_outside(indices, size, negative=True)
+    if wrong is not None:
+        row, column, count = wrong
+        name = "batch index" if column == 0 else f"axis {column - 1}"
+        raise CoordinateRangeError(
+            f"row {row} has {name} {int(indices[row, column])}, but the grid holds {size[column]} "
+            f"({count} such entries); correct the indices or the grid first."
+        )
+    return True

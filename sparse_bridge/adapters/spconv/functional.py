@@ -1,0 +1,55 @@
+"""The functional layer below spconv's modules: kernel maps or pair tensors in, features out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...core.conv.dataflows import Epilogue
+from ...core.maps.kernel_map import KernelMap
+from ...core.ops import pool as core_pool
+from .conv import ACTIVATIONS, convolve
+from .geometry import LayerGeometry
+from .maps import layer_map
+from .tensors import check_parameters
+
+__all__ = ["avg_pool", "build_map", "conv_backward", "convolution", "max_pool"]
+
+
+def build_map(
+    indices: torch.Tensor, batch_size: int, spatial_shape: Any, geometry: LayerGeometry
+) -> tuple[torch.Tensor, KernelMap]:
+    """(output indices [M, 1 + nd] int32, kernel map) of one layer geometry."""
+    shape = [int(size) for size in spatial_shape]
+    made = layer_map(indices, int(batch_size), shape, geometry, "the layer")
+    return made.indices, made.kmap
+
+
+def convolution(
+    features: torch.Tensor, filters: torch.Tensor, kmap: KernelMap,
+    bias: torch.Tensor | None = None, act_alpha: float = 0.0, act_type: Any = None,
+) -> torch.Tensor:  # fmt: skip
+    """features [N, C], filters KRSC -> [M, K]; features, filters and bias get gradients."""
+    check_parameters(features, filters, "the convolution")
+    epilogue = Epilogue(bias, ACTIVATIONS[getattr(act_type, "name", "None_")], act_alpha)
+    return convolve(features, filters, epilogue, kmap)
+
+
+def conv_backward(
+    features: torch.Tensor, filters: torch.Tensor, kmap: KernelMap, out_bp: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Gradients of features and filters, for the output gradient `out_bp`."""
+    with torch.enable_grad():
+        leaves = features.detach().requires_grad_(), filters.detach().requires_grad_()
+        return torch.autograd.grad(convolution(*leaves, kmap), leaves, out_bp)
+
+
+def max_pool(features: torch.Tensor, kmap: KernelMap) -> torch.Tensor:
+    """max(0, window)."""
+    return core_pool.pool(features, kmap, "max", floor=0.0)
+
+
+def avg_pool(features: torch.Tensor, kmap: KernelMap) -> torch.Tensor:
+    """Mean over the present inputs."""
+    return core_pool.pool(features, kmap, "avg")
