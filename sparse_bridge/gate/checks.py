@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from ..kernels.runtime.target import Target
 from .compiling import Code
-from .forms import Variant
+from .forms import Form
 
-__all__ = ["ACCEPTED", "expected_kinds", "expected_matrix", "problems", "product_of", "tolerated"]
+__all__ = ["ACCEPTED", "expected_matrix", "problems", "product_of", "tolerated"]
 
 _PRODUCTS = ("gather_gemm", "wgrad_gemm")
-_CDNA = ("cdna2", "cdna3", "cdna4")
 _LEAST_ROWS = 64  # rows of one warpgroup's product
 _NVIDIA_REGISTERS = 255  # of a thread, at most
 _BY_CHOICE = 64  # bytes
@@ -25,66 +24,55 @@ ACCEPTED: dict[tuple[object, ...], int] = {
 }
 
 
-def product_of(variant: Variant) -> str | None:
+def product_of(form: Form) -> str | None:
     """fp16, bf16, fp32, tf32 or tf32x3 for a kernel that multiplies matrices, else None."""
-    if variant.kernel not in _PRODUCTS:
+    if form.kernel not in _PRODUCTS:
         return None
-    precision = variant.named["PRECISION"]
-    return variant.types[0].lstrip("*") if precision == "ieee" else str(precision)
+    precision = form.named["PRECISION"]
+    return form.types[0].lstrip("*") if precision == "ieee" else str(precision)
 
 
-def expected_kinds(target: Target, product: str) -> tuple[str, ...]:
-    """Kinds of matrix instructions that products of a dtype may use; () where the target has none,
-    so that plain multiply-adds are right."""
-    if target.backend == "hip":
-        if target.family in _CDNA:
-            return ("MFMA",)  # TF32 products are shipped only where xf32 exists
-        return ("WMMA",) if product in ("fp16", "bf16") else ()
-    if product == "fp32" or not target.has_matrix_units:
-        return ()
-    return ("MMA", "WGMMA", "TCGEN05")
-
-
-def expected_matrix(variant: Variant, target: Target) -> tuple[str, ...]:
+def expected_matrix(form: Form, target: Target) -> tuple[str, ...]:
     """Of which kinds of matrix instructions a form must use one: halves in tiles that fill a
     warpgroup are held to its own instructions."""
-    product = product_of(variant)
-    kinds = () if product is None else expected_kinds(target, product)
-    if "WGMMA" not in kinds or product in ("tf32", "tf32x3") or not _fills_a_warpgroup(variant):
+    product = product_of(form)
+    if product is None:
+        return ()
+    of_warpgroup = target.generation.warpgroup
+    kinds = target.generation.matrix_kinds(product)
+    if product not in ("fp16", "bf16") or not of_warpgroup or not _fills_a_warpgroup(form):
         return kinds
-    if target.family == "hopper":
-        return ("WGMMA",)
-    return ("TCGEN05",) if target.has_tensor_memory else ("MMA",)
+    return (of_warpgroup,)
 
 
-def _fills_a_warpgroup(variant: Variant) -> bool:
-    named, options = variant.named, dict(variant.options)
+def _fills_a_warpgroup(form: Form) -> bool:
+    named, options = form.named, dict(form.options)
     return named["BLOCK_M"] >= _LEAST_ROWS and options["num_warps"] % 4 == 0
 
 
-def tolerated(variant: Variant, target: Target, code: Code) -> int:
+def tolerated(form: Form, target: Target, code: Code) -> int:
     """Bytes per thread that a form may spill.
 
     Below its limit ptxas puts a few registers on the stack by its own choice, outside loops, to run
     more warps. `ACCEPTED` names tiles that were measured on hardware with their spill.
     """
-    named, warps = variant.named, dict(variant.options).get("num_warps")
+    named, warps = form.named, dict(form.options).get("num_warps")
     blocks = tuple(named.get(f"BLOCK_{side}") for side in "MNK")
-    kinds = ("", product_of(variant))
-    keys = [(target.family, variant.kernel, kind, *blocks, warps) for kind in kinds]
+    kinds = ("", product_of(form))
+    keys = [(target.family, form.kernel, kind, *blocks, warps) for kind in kinds]
     accepted = max(ACCEPTED.get(key, 0) for key in keys)
     by_choice = target.backend == "cuda" and code.registers < _NVIDIA_REGISTERS
     return max(accepted, _BY_CHOICE if by_choice else 0)
 
 
-def problems(variant: Variant, target: Target, code: Code) -> list[str]:
+def problems(form: Form, target: Target, code: Code) -> list[str]:
     """What is wrong with the code, one clause each; [] if it may ship."""
     found = []
-    expected = expected_matrix(variant, target)
+    expected = expected_matrix(form, target)
     if expected and code.matrix not in expected:
         got = code.instruction or "none"
         found.append(f"matrix instructions: {got}, expected {' or '.join(expected)}")
-    if code.spilled > tolerated(variant, target, code):
+    if code.spilled > tolerated(form, target, code):
         found.append(f"spills {code.spilled} bytes per thread")
     if code.shared > target.shared_memory:
         found.append(f"shared memory {code.shared} of {target.shared_memory} bytes")

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .architectures import ARCHITECTURES
+from ..kernels.runtime.architectures import compiled
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "compile gate", "compile the kernels for GPUs that need not be there and check the code"
     )
     gate.add_argument(
-        "--targets", nargs="*", metavar="ARCH", help=f"which (default: {' '.join(ARCHITECTURES)})"
+        "--targets", nargs="*", metavar="ARCH", help=f"which (default: {' '.join(compiled())})"
     )
     gate.add_argument(
         "--full", action="store_true", help="every form that ships; some hundred per target"
@@ -43,7 +43,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
     from .running import failures, jobs_for
     from .summary import as_json, markdown
 
-    archs = tuple(args.targets) or ARCHITECTURES
+    archs = tuple(args.targets) or tuple(compiled())
     jobs = jobs_for(archs, args.full, args.kernel)
     results = _run(jobs, args.workers, console if not args.json else None)
     if args.write:
@@ -95,9 +95,9 @@ def _show(results: Sequence[Result], console: Console) -> None:
     console.print(table)
     failed = list(failures(results))
     for result in failed[:_SHOWN]:
-        variant = result.variant
+        form = result.form
         console.print(
-            f"{result.arch} {variant.kernel}{variant.named} {dict(variant.options)}: "
+            f"{result.arch} {form.kernel}{form.named} {dict(form.options)}: "
             f"{'; '.join(result.problems)}",
             style="red", soft_wrap=True,
         )  # fmt: skip

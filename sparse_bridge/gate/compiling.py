@@ -13,9 +13,9 @@ from typing import Any
 
 from ..errors import UnsupportedError
 from ..kernels.runtime.target import Target, triton_version
-from .forms import Variant
+from .forms import Form
 
-__all__ = ["Code", "compile_variant", "require_triton", "source"]
+__all__ = ["Code", "compile_form", "require_triton", "source"]
 
 # Names in the machine code of matrix instructions, most specific first.
 _MATRIX = {
@@ -57,30 +57,30 @@ def require_triton() -> None:
         )
 
 
-def source(variant: Variant, target: Target) -> Any:
-    """Triton's `ASTSource` of a variant, as a launch on `target` would make it."""
+def source(form: Form, target: Target) -> Any:
+    """Triton's `ASTSource` of a form, as a launch on `target` would make it."""
     from triton.compiler import ASTSource
 
-    kernel = variant.jit
+    kernel = form.jit
     names = kernel.fn.arg_names
     signature = dict.fromkeys(names, "constexpr")
-    signature.update(zip(names, variant.types, strict=False))
-    constants: dict[str, Any] = dict(zip(kernel.constants, variant.constants, strict=True))
-    for name in variant.ones:
+    signature.update(zip(names, form.types, strict=False))
+    constants: dict[str, Any] = dict(zip(kernel.constants, form.constants, strict=True))
+    for name in form.ones:
         signature[name], constants[name] = "constexpr", 1
     attributes: dict[tuple[int], list[list[Any]]] = {}
     for place, name in enumerate(names):
         marks: list[list[Any]] = []
-        if name in variant.divisible and name not in variant.ones:
+        if name in form.divisible and name not in form.ones:
             marks.append(["tt.divisibility", 16])
-        if target.backend == "hip" and signature[name].startswith("*") and not variant.large:
+        if target.generation.small_pointers and signature[name].startswith("*") and not form.large:
             marks.append(["tt.pointer_range", 32])
         if marks:
             attributes[(place,)] = marks
     return ASTSource(kernel.fn, signature, constants, attributes)
 
 
-def compile_variant(variant: Variant, target: Target) -> Code:
+def compile_form(form: Form, target: Target) -> Code:
     """Compile for `target` and read assembly and metadata.
 
     Raises: whatever Triton raises when it cannot compile.
@@ -89,7 +89,7 @@ def compile_variant(variant: Variant, target: Target) -> Code:
     from triton.backends.compiler import GPUTarget
 
     described = GPUTarget(target.backend, _arch(target), target.warp_size)
-    made = triton.compile(source(variant, target), target=described, options=dict(variant.options))
+    made = triton.compile(source(form, target), target=described, options=dict(form.options))
     metadata = made.metadata
     if target.backend == "hip":
         text = made.asm["amdgcn"]

@@ -1,33 +1,24 @@
-"""Every kernel in every form in which it can be launched on a target.
+"""How the forms of a kernel are declared.
 
-One list serves whoever must know kernels beforehand: warm-up, the compile gate, the tuner, and the
-test that records launches and finds each of them here. Tiles are not written down again: they are
-the image of `tile_config` and `tile_candidates` over channel and row classes.
-
-A `Space` is a kernel with the factors that choose among its forms. The product of all factors runs
-into the hundred thousands, so what gets compiled ahead is a covering part of it: every level of
-every factor at least once; for the products every tile with every dtype and precision, the default
-ones twice, with the flags in different company each time.
+A `Form` is what Triton's specialisation tells apart; a `Space` is a kernel with the factors that
+choose among its forms. The product of all factors runs into the hundred thousands, so what gets
+compiled is a covering part of it: every level of every factor at least once; for the products every
+tile with every dtype and precision, the default ones twice, with the flags in different company
+each time.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
 
 from ..kernels.runtime.launch import REGISTRY, Kernel
-from ..kernels.runtime.target import Target
 
-__all__ = [
-    "PLACES", "POINTED", "Space", "Variant", "as_launched", "covering", "launchable", "make",
-    "spaces", "variants",
-]  # fmt: skip
+__all__ = ["PLACES", "POINTED", "Form", "Space", "as_launched", "make"]
 
 # Triton's names of what a tensor holds.
 POINTED = {
@@ -41,7 +32,7 @@ CONVERTED = frozenset({"bias_ptr", "mean_ptr", "var_ptr", "gain_ptr", "beta_ptr"
 
 
 @dataclasses.dataclass(frozen=True)
-class Variant:
+class Form:
     """One form of a kernel: what Triton's specialisation looks at.
 
     types: Triton's types of the arguments before the constexprs ("*fp16", "i32").  constants: the
@@ -61,12 +52,10 @@ class Variant:
     @property
     def jit(self) -> Kernel:
         """The kernel itself."""
-        if self.kernel not in REGISTRY:
-            declarations()  # a worker process knows no kernel before it has imported them
         return REGISTRY[self.kernel]
 
     @property
-    def launched(self) -> Variant:
+    def launched(self) -> Form:
         """Without what `as_launched` cannot tell, and without the dtype of vectors that are
         converted where they are read."""
         names = self.jit.fn.arg_names
@@ -74,7 +63,7 @@ class Variant:
             "*" if name in CONVERTED else kind
             for name, kind in zip(names, self.types, strict=False)
         )
-        return Variant(self.kernel, types, self.constants, self.options)
+        return Form(self.kernel, types, self.constants, self.options)
 
     @property
     def tile(self) -> tuple[Any, ...]:
@@ -90,7 +79,7 @@ class Variant:
 
 @dataclasses.dataclass(frozen=True)
 class Space:
-    """The forms of one kernel: `build` makes a variant of one level of each factor.
+    """The forms of one kernel: `build` makes a form of one level of each factor.
 
     Levels stand heaviest first.  main: the factor of which every level is compiled `rows` times;
     the others take turns beside it.  lone: its forms complete those of another space, whose flags
@@ -98,17 +87,17 @@ class Space:
     """
 
     factors: Mapping[str, Sequence[Any]]
-    build: Callable[..., Variant]
+    build: Callable[..., Form]
     main: str | None = None
     rows: int = 2
     lone: bool = True
     silent: tuple[str, ...] = ()
 
-    def all(self) -> Iterator[Variant]:
+    def all(self) -> Iterator[Form]:
         """The product of all factors."""
         yield from self._product(self.factors)
 
-    def holds(self, variant: Variant) -> bool:
+    def holds(self, form: Form) -> bool:
         """Whether a launch, as `as_launched` gives it, is one of the forms."""
         sides = {n: s[:1] if n in self.silent else s for n, s in self.factors.items()}
         if not all(sides.values()):
@@ -117,15 +106,15 @@ class Space:
             first = {name: side[0] for name, side in sides.items()}
             sides[self.main] = [
                 case for case in sides[self.main]
-                if self.build(**{**first, self.main: case}).tile == variant.tile
+                if self.build(**{**first, self.main: case}).tile == form.tile
             ]  # fmt: skip
-        return any(one.launched == variant for one in self._product(sides))
+        return any(one.launched == form for one in self._product(sides))
 
-    def _product(self, sides: Mapping[str, Sequence[Any]]) -> Iterator[Variant]:
+    def _product(self, sides: Mapping[str, Sequence[Any]]) -> Iterator[Form]:
         for levels in itertools.product(*sides.values()):
             yield self.build(**dict(zip(sides, levels, strict=True)))
 
-    def covering(self) -> list[Variant]:
+    def covering(self) -> list[Form]:
         """The covering part, in a fixed order."""
         flags = {name: len(levels) for name, levels in self.factors.items() if name != self.main}
         cases: Sequence[Any] = self.factors[self.main] if self.main else (None,)
@@ -161,8 +150,8 @@ def _turn(flags: Mapping[str, int], place: int, turn: int) -> dict[str, int]:
 def make(
     kernel: Kernel, constants: tuple[Any, ...], options: Mapping[str, int],
     divisible: Sequence[str] = (), ones: Sequence[str] = (), place: str = "", **types: str,
-) -> Variant:  # fmt: skip
-    """A variant. types: by argument name without `_ptr`; those not named are int32, or pointers to
+) -> Form:  # fmt: skip
+    """A form. types: by argument name without `_ptr`; those not named are int32, or pointers to
     it.  place: one of `PLACES`, of all tensors; else `divisible` names what is aligned."""
     names = kernel.fn.arg_names[: len(kernel.fn.arg_names) - len(kernel.constants)]
     given = []
@@ -177,7 +166,7 @@ def make(
     if place in ("small", "large"):
         general = {p.name for p in getattr(kernel.fn, "params", ()) if p.do_not_specialize}
         divisible = [name for name in names if name.endswith("_ptr") and name not in general]
-    return Variant(
+    return Form(
         kernel.name, tuple(given), constants, tuple(sorted(options.items())), frozenset(divisible),
         frozenset(ones), place == "large",
     )  # fmt: skip
@@ -185,8 +174,8 @@ def make(
 
 def as_launched(
     kernel: Kernel, args: Sequence[Any], constants: tuple[Any, ...], options: Mapping[str, int]
-) -> Variant:
-    """What `Kernel.launch` was called with, for `launchable`."""
+) -> Form:
+    """What `Kernel.launch` was called with, for `catalogue.launchable`."""
     types = []
     for arg in args:
         if isinstance(arg, torch.Tensor):
@@ -195,38 +184,4 @@ def as_launched(
             types.append("fp32")
         else:
             types.append("i32" if -(1 << 31) <= arg < 1 << 31 else "i64")
-    return Variant(kernel.name, tuple(types), constants, tuple(sorted(options.items()))).launched
-
-
-def declarations() -> tuple[ModuleType, ...]:
-    """The modules that declare the forms of every kernel."""
-    from . import forms_gemm, forms_maps, forms_norms, forms_pools
-
-    return forms_maps, forms_gemm, forms_pools, forms_norms
-
-
-@functools.lru_cache(maxsize=16)
-def spaces(target: Target) -> dict[str, tuple[Space, ...]]:
-    """The spaces of every kernel that `target` launches, by kernel name."""
-    declared = (made for module in declarations() for made in module.declare(target))
-    return {kernel.name: tuple(spaces) for kernel, spaces in declared}
-
-
-def variants(target: Target) -> Iterator[Variant]:
-    """Every form of every kernel, kernel by kernel; some hundred thousand."""
-    for declared in spaces(target).values():
-        for space in declared:
-            yield from space.all()
-
-
-def covering(target: Target) -> list[Variant]:
-    """The forms to compile ahead, see the module's text."""
-    found = (v for declared in spaces(target).values() for s in declared for v in s.covering())
-    if target.backend != "hip":
-        found = (dataclasses.replace(variant, large=False) for variant in found)
-    return list(dict.fromkeys(found))
-
-
-def launchable(target: Target, launch: Variant) -> bool:
-    """Whether the list holds what `as_launched` returned."""
-    return any(space.holds(launch) for space in spaces(target).get(launch.kernel, ()))
+    return Form(kernel.name, tuple(types), constants, tuple(sorted(options.items()))).launched

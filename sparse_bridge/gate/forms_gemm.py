@@ -16,8 +16,8 @@ from ..kernels.gemm.wgrad_gemm import sum_shares_kernel, wgrad_kernel
 from ..kernels.runtime.launch import Kernel
 from ..kernels.runtime.target import Target
 from ..kernels.tiles.candidates import candidates
-from ..kernels.tiles.tile_config import TileConfig, gather_tile, in_reach, wgrad_tile
-from .forms import PLACES, POINTED, Space, Variant, make
+from ..kernels.tiles.tile_config import TileConfig, clamp_for_problem, gather_tile, wgrad_tile
+from .forms import PLACES, POINTED, Form, Space, make
 
 __all__ = ["CHANNELS", "OFFSET_BLOCKS", "TAILS", "Case", "declare", "gather_tiles", "wgrad_tiles"]
 
@@ -119,14 +119,14 @@ def _strides(kernel: Kernel, layout: str, of_input: str, of_output: str) -> tupl
 def _gather(
     target: Target, case: Case, layout: str, depth: str, columns: int, packed: bool, size: str,
     end: tuple[int, int, int], vector: str,
-) -> Variant:  # fmt: skip
+) -> Form:  # fmt: skip
     """end: (tail, activation, split).  vector: what bias and norm hold.  size: "int32", "wide"
     offsets, or "far": more than 2^31 result elements too."""
     held, (tail, act, split) = case.holds, end
     even, one, c_in = _DEPTHS[depth]
     wide, whole = size != "int32", case.tile.block_k
     tile = dataclasses.replace(case.tile, split_k=split)
-    tile = in_reach(
+    tile = clamp_for_problem(
         tile, target, case.dtype, case.precision, whole if even else whole + 1, wide, tail
     )
     divisible, ones = _strides(gather_gemm_kernel, layout, "stride_wi", "stride_wo")
@@ -154,7 +154,7 @@ def _vectors(tail: int, vector: str, held: str) -> dict[str, str]:
 
 def _sum_partials(
     held: str, vector: str, tail: int, act: int, split: int, far: bool, place: str
-) -> Variant:
+) -> Form:
     return make(
         sum_partials_kernel, (tail, act, split, 1024), {"num_warps": 4}, place=place,
         partial="fp32", y=held, alpha="fp32", eps="fp32", n_values="i64" if far else "i32",
@@ -165,7 +165,7 @@ def _sum_partials(
 def _wgrad(
     target: Target, case: Case, even: bool, mirrored: bool, v_block: int, size: str,
     out: tuple[str, str, bool],
-) -> Variant:  # fmt: skip
+) -> Form:  # fmt: skip
     """out: (what the result holds, its layout, whether it is written directly, not as partial
     sums)."""
     held, tile, (dw, layout, direct) = case.holds, case.tile, out
@@ -183,7 +183,7 @@ def _wgrad(
     return dataclasses.replace(found, large=size != "int32")
 
 
-def _sum_shares(held: str, mirrored: bool, v_block: int, block: int, layout: str) -> Variant:
+def _sum_shares(held: str, mirrored: bool, v_block: int, block: int, layout: str) -> Form:
     constants = (mirrored, v_block, wgrad_gemm.SUM_LOADS // block, block)
     marks = _strides(sum_shares_kernel, layout, "stride_di", "stride_do")
     return make(
@@ -193,12 +193,12 @@ def _sum_shares(held: str, mirrored: bool, v_block: int, block: int, layout: str
 
 
 class _GatherSpace(Space):
-    """Forms of the gather-GEMM. Constants tell the flags on which `in_reach` decides, so that its
-    tile is compared with tiles made under the same ones."""
+    """Forms of the gather-GEMM. Constants tell the flags on which `clamp_for_problem` decides, so
+    that its tile is compared with tiles made under the same ones."""
 
-    def holds(self, variant: Variant) -> bool:
+    def holds(self, form: Form) -> bool:
         """As `Space.holds`."""
-        named = variant.named
+        named = form.named
         told = {
             "depth": [name for name, (even, one, _) in _DEPTHS.items()
                       if (even, one) == (named["EVEN_K"], named["ONE_K"])],
@@ -209,7 +209,7 @@ class _GatherSpace(Space):
             name: [level for level in levels if level in told.get(name, levels)]
             for name, levels in self.factors.items()
         }
-        return Space(sides, self.build, self.main, silent=self.silent).holds(variant)
+        return Space(sides, self.build, self.main, silent=self.silent).holds(form)
 
 
 def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from ..kernels.maps import gray_rank, hash_table, key_table, mask_order, neighbor_table, new_rows
 from ..kernels.runtime.launch import Kernel
 from ..kernels.runtime.target import Target
-from .forms import PLACES, Space, Variant, make
+from .forms import PLACES, Form, Space, make
 from .forms_gemm import OFFSET_BLOCKS
 
 __all__ = ["declare"]
@@ -31,7 +31,7 @@ _LARGEST = {"i32": (1 << 31) - 1, "i16": (1 << 15) - 1, "u8": 255}
 def _insert(
     target: Target, kernel: Kernel, alive: bool, dimension: int, key64: bool, wide: bool,
     divided: _Divided, place: str,
-) -> Variant:  # fmt: skip
+) -> Form:  # fmt: skip
     division, _, taps = divided
     rows, warps = hash_table.insert_shape(taps, target)
     shape = (dimension, key64, wide, *divided, rows)
@@ -46,30 +46,30 @@ def _key(key64: bool) -> str:
 def _lookup(
     alive: bool, reversed: bool, dimension: int, key64: bool, wide: bool,
     division: int, place: str,
-) -> Variant:  # fmt: skip
+) -> Form:  # fmt: skip
     rows = neighbor_table._LOOKUP_ROWS
     constants = (alive, reversed, dimension, key64, wide, division, rows)
     kernel = neighbor_table.lookup_kernel
     return make(kernel, constants, {"num_warps": 1}, place=place, keys=_key(key64))
 
 
-def _count(taps: int, place: str) -> Variant:
+def _count(taps: int, place: str) -> Form:
     constants = (hash_table.FLAGS, new_rows._CLUSTER, *new_rows._shape(taps))
     return make(new_rows.count_kernel, constants, neighbor_table.OPTIONS, place=place)
 
 
-def _assign(dimension: int, taps: int, one: bool, place: str) -> Variant:
+def _assign(dimension: int, taps: int, one: bool, place: str) -> Form:
     shape = (hash_table.FLAGS, new_rows._CLUSTER, *new_rows._shape(taps))
     constants = (dimension, *shape, one or taps < 32)
     return make(new_rows.assign_kernel, constants, neighbor_table.OPTIONS, place=place)
 
 
-def _place(dimension: int, wide: bool, divided: _Divided, place: str) -> Variant:
+def _place(dimension: int, wide: bool, divided: _Divided, place: str) -> Form:
     constants = (dimension, wide, *divided[:2], new_rows._PLACE_ROWS)
     return make(new_rows.place_kernel, constants, neighbor_table.OPTIONS, place=place)
 
 
-def _link(link: bool, dimension: int, wide: bool, divided: _Divided, place: str) -> Variant:
+def _link(link: bool, dimension: int, wide: bool, divided: _Divided, place: str) -> Form:
     division, classes, taps = divided
     shape = new_rows._shape(taps if classes else 32)
     constants = (link, dimension, wide, division, classes, *shape)
@@ -81,7 +81,7 @@ def _fixed(
 ) -> tuple[Kernel, list[Space]]:
     """A kernel whose constexprs never change."""
 
-    def build(place: str) -> Variant:
+    def build(place: str) -> Form:
         return make(kernel, constants, {"num_warps": num_warps}, place=place, **types)
 
     return kernel, [Space({"place": PLACES}, build, silent=_SILENT)]
@@ -91,28 +91,28 @@ def _rank_constants(v_block: int, block: int) -> tuple:
     return (v_block, gray_rank.KEY_BITS, gray_rank.DENSE, gray_rank.SAMPLE, block)
 
 
-def _order_key(v_block: int, key: str, place: str) -> Variant:
+def _order_key(v_block: int, key: str, place: str) -> Form:
     constants = (*_rank_constants(v_block, 1024), _LARGEST[key])
     return make(mask_order.key_kernel, constants, {"num_warps": 8}, place=place, key=key)
 
 
-def _order_chunk(v_block: int, place: str) -> Variant:
+def _order_chunk(v_block: int, place: str) -> Form:
     constants = _rank_constants(v_block, mask_order._SORT_BLOCK)
     return make(mask_order.chunk_kernel, constants, {"num_warps": 8}, place=place)
 
 
-def _pack(order: str, place: str) -> Variant:
+def _pack(order: str, place: str) -> Form:
     constants, options = (mask_order.TILE,), {"num_warps": 4}
     return make(mask_order.pack_kernel, constants, options, place=place, order=order)
 
 
-def _hash_rows(columns: int, first: int, shifted: bool, fold: bool, place: str) -> Variant:
+def _hash_rows(columns: int, first: int, shifted: bool, fold: bool, place: str) -> Form:
     constants = (columns, first, shifted, fold, key_table._BLOCK)
     kernel = key_table.hash_rows_kernel
     return make(kernel, constants, {"num_warps": 4}, place=place, key="i64")
 
 
-def _find_keys(row: str, place: str) -> Variant:
+def _find_keys(row: str, place: str) -> Form:
     types = {"query": "i64", "table": "i64", "row": row}
     constants, options = (key_table._BLOCK,), {"num_warps": 4}
     return make(key_table.find_keys_kernel, constants, options, place=place, **types)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ..kernels.ops import batch_norm, batch_norm_grad, column_sum
 from ..kernels.runtime.launch import Kernel
 from ..kernels.runtime.target import Target
-from .forms import PLACES, Space, Variant, make
+from .forms import PLACES, Form, Space, make
 
 __all__ = ["declare"]
 
@@ -20,7 +20,7 @@ _SILENT = ("place",)
 
 def _rows(
     kernel: Kernel, widths: tuple[int, int], place: str, whole: bool, **types: str
-) -> Variant:  # fmt: skip
+) -> Form:  # fmt: skip
     """whole: the kernel merges parts."""
     width, columns = widths
     tile = batch_norm.tile_of(width, columns == 16 and place != "odd")
@@ -35,7 +35,7 @@ def _rows(
     return dataclasses.replace(made, large=place == "large")
 
 
-def _partials(rows: tuple[str, tuple[int, int]], place: str) -> Variant:
+def _partials(rows: tuple[str, tuple[int, int]], place: str) -> Form:
     """rows: what they hold, and their width."""
     held, widths = rows
     return _rows(batch_norm.partials_kernel, widths, place, False, x=held)
@@ -43,7 +43,7 @@ def _partials(rows: tuple[str, tuple[int, int]], place: str) -> Variant:
 
 def _apply(
     rows: tuple[str, tuple[int, int]], vectors: tuple[str, str], batches: str, place: str
-) -> Variant:
+) -> Form:
     """vectors: what (weight and bias, running statistics) hold."""
     (held, widths), (of_layer, running) = rows, vectors
     return _rows(
@@ -54,7 +54,7 @@ def _apply(
 
 def _backward(
     kernel: Kernel, rows: tuple[str, tuple[int, int]], vectors: tuple[str, str], place: str
-) -> Variant:
+) -> Form:
     """vectors: what (weight and bias, their gradients) hold."""
     (held, widths), whole = rows, kernel is batch_norm_grad.dx_kernel
     types = dict.fromkeys(("x", "dy"), held) | dict.fromkeys(("gain", "beta"), vectors[0])
@@ -63,7 +63,7 @@ def _backward(
     return _rows(kernel, widths, place, whole, **types)
 
 
-def _column_partials(rows: tuple[str, tuple[int, int]], place: str) -> Variant:
+def _column_partials(rows: tuple[str, tuple[int, int]], place: str) -> Form:
     held, (width, columns) = rows
     return _columns(
         column_sum.partials_kernel, (column_sum.TILE // width, width), columns, place,
@@ -71,7 +71,7 @@ def _column_partials(rows: tuple[str, tuple[int, int]], place: str) -> Variant:
     )  # fmt: skip
 
 
-def _column_totals(held: str, columns: int, place: str) -> Variant:
+def _column_totals(held: str, columns: int, place: str) -> Form:
     constants = (column_sum.PARTS, column_sum.WIDTHS[0])
     return _columns(
         column_sum.totals_kernel, constants, columns, place, partial="fp32", y=held
@@ -80,7 +80,7 @@ def _column_totals(held: str, columns: int, place: str) -> Variant:
 
 def _columns(
     kernel: Kernel, constants: tuple[int, int], columns: int, place: str, **types: str
-) -> Variant:
+) -> Form:
     """columns: see `_WIDTHS`."""
     made = make(
         kernel, constants, column_sum.OPTIONS, ["partial_ptr"], place=place, **types

@@ -9,7 +9,7 @@ from ..kernels.gemm import depthwise
 from ..kernels.ops import pooling, voxel_ops, window_max
 from ..kernels.runtime.launch import Kernel
 from ..kernels.runtime.target import Target
-from .forms import PLACES, Space, Variant, make
+from .forms import PLACES, Form, Space, make
 
 __all__ = ["declare"]
 
@@ -26,18 +26,18 @@ def _rows_of(channels: int) -> tuple[int, int]:
     return (pooling._ROWS, channels)
 
 
-def _pool_forward(held: str, mode: int, channels: int, place: str) -> Variant:
+def _pool_forward(held: str, mode: int, channels: int, place: str) -> Form:
     constants, types = (mode, *_rows_of(channels)), {"x": held, "y": held, "floor": "fp32"}
     return make(pooling.pool_forward_kernel, constants, _OPTIONS, place=place, **types)
 
 
-def _pool_backward(held: str, mode: int, channels: int, place: str) -> Variant:
+def _pool_backward(held: str, mode: int, channels: int, place: str) -> Form:
     types = dict.fromkeys(("x", "y", "dy", "dx"), held)
     constants = (mode, *_rows_of(channels))
     return make(pooling.pool_backward_kernel, constants, _OPTIONS, place=place, **types)
 
 
-def _segment(held: str, largest: bool, shares: int, channels: int, place: str) -> Variant:
+def _segment(held: str, largest: bool, shares: int, channels: int, place: str) -> Form:
     out = "i64" if largest else "fp32"
     types = {"x": held, "order": "i64", "starts": "i64", "value": out, "index": out}
     mode = pooling.MODES["max" if largest else "sum"]
@@ -45,7 +45,7 @@ def _segment(held: str, largest: bool, shares: int, channels: int, place: str) -
     return make(pooling.segment_kernel, constants, _OPTIONS, place=place, **types)
 
 
-def _by_channel(kernel: Kernel, held: str, channels: int, place: str) -> Variant:
+def _by_channel(kernel: Kernel, held: str, channels: int, place: str) -> Form:
     """Kernels of rows x channels; those that write a gradient of weights write fp32."""
     names = [name.removesuffix("_ptr") for name in kernel.fn.arg_names]
     types = {name: held for name in ("x", "w", "y", "dy", "dx") if name in names}
@@ -56,7 +56,7 @@ def _by_channel(kernel: Kernel, held: str, channels: int, place: str) -> Variant
 def _segment_sum(
     rows: tuple[str, int], per_row: int, weight: str | None, count: str | None, lanes: int,
     index: str, place: str,
-) -> Variant:  # fmt: skip
+) -> Form:  # fmt: skip
     """rows: what they hold, and channels of a program."""
     held, channels = rows
     types = {"x": held, "order": index, "starts": index, "y": held}
@@ -71,7 +71,7 @@ def _segment_sum(
 def _gather_sum(
     rows: tuple[str, int], per_row: int, weight: str | None, count: str | None, index: str,
     place: str,
-) -> Variant:  # fmt: skip
+) -> Form:  # fmt: skip
     """rows: as for `_segment_sum`."""
     held, channels = rows
     types = {"x": held, "index": index, "weight": weight or held, "count": count or index}
@@ -82,13 +82,13 @@ def _gather_sum(
     return make(voxel_ops.gather_sum_kernel, constants, _OPTIONS, place=place, **types)
 
 
-def _trilinear(held: str, index: str, place: str) -> Variant:
+def _trilinear(held: str, index: str, place: str) -> Form:
     types = {"coords": held, "index": index, "weight": held, "scale": "fp32"}
     constants = (held == "fp64", voxel_ops._POINTS)
     return make(voxel_ops.trilinear_kernel, constants, _OPTIONS, place=place, **types)
 
 
-def _count(index: str, place: str) -> Variant:
+def _count(index: str, place: str) -> Form:
     return make(voxel_ops.count_kernel, (1024,), _OPTIONS, place=place, index=index)
 
 

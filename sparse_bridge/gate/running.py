@@ -13,9 +13,10 @@ from concurrent.futures.process import BrokenProcessPool
 
 from ..errors import DeviceError, UnsupportedError
 from ..kernels.runtime.target import described
+from .catalogue import spaces
 from .checks import problems
-from .compiling import Code, compile_variant, require_triton
-from .forms import Variant, spaces
+from .compiling import Code, compile_form, require_triton
+from .forms import Form
 from .selection import selected
 
 __all__ = ["Result", "examine", "jobs_for", "run"]
@@ -28,13 +29,13 @@ class Result:
     """One form on one target. code: None where it did not compile; problems: () if it may ship."""
 
     arch: str
-    variant: Variant
+    form: Form
     code: Code | None
     problems: tuple[str, ...]
     seconds: float
 
 
-def examine(arch: str, variant: Variant) -> Result:
+def examine(arch: str, form: Form) -> Result:
     """Compile one form in this process, afresh, and check it."""
     target, begin = described(arch), time.perf_counter()
     code = None
@@ -42,8 +43,8 @@ def examine(arch: str, variant: Variant) -> Result:
         before = os.environ.get("TRITON_CACHE_DIR")
         os.environ["TRITON_CACHE_DIR"] = folder
         try:
-            code = compile_variant(variant, target)
-            found = tuple(problems(variant, target, code))
+            code = compile_form(form, target)
+            found = tuple(problems(form, target, code))
         # Triton's compilers raise whatever they like; that is the finding.
         except Exception as error:
             last = str(error).strip().splitlines() or [""]
@@ -53,12 +54,12 @@ def examine(arch: str, variant: Variant) -> Result:
                 del os.environ["TRITON_CACHE_DIR"]
             else:
                 os.environ["TRITON_CACHE_DIR"] = before
-    return Result(arch, variant, code, found, time.perf_counter() - begin)
+    return Result(arch, form, code, found, time.perf_counter() - begin)
 
 
 def jobs_for(
     archs: Sequence[str], full: bool, kernels: Sequence[str] = ()
-) -> list[tuple[str, Variant]]:
+) -> list[tuple[str, Form]]:
     """(architecture, form) of a whole run. kernels: only those with these names; (): all.
 
     Raises: DeviceError for a name that is no architecture, UnsupportedError for one that is no
@@ -75,15 +76,15 @@ def jobs_for(
             f"no kernel is named {', '.join(unknown)}; expected some of {', '.join(sorted(known))}."
         )
     return [
-        (target.arch, variant)
+        (target.arch, form)
         for place, target in enumerate(targets)
-        for variant in selected(target, place, full)
-        if not kernels or variant.kernel in kernels
+        for form in selected(target, place, full)
+        if not kernels or form.kernel in kernels
     ]
 
 
 def run(
-    jobs: Sequence[tuple[str, Variant]],
+    jobs: Sequence[tuple[str, Form]],
     workers: int | None = None,
     on_result: Callable[[Result], None] = lambda result: None,
 ) -> list[Result]:
@@ -110,7 +111,7 @@ def run(
 
 
 def _run_chunks(
-    jobs: Sequence[tuple[str, Variant]], workers: int, keep: Callable[[int, Result], None]
+    jobs: Sequence[tuple[str, Form]], workers: int, keep: Callable[[int, Result], None]
 ) -> None:
     """Examine the jobs in a pool; a crash of one process loses what the pool was working on."""
     chunks = [range(i, min(i + _CHUNK, len(jobs))) for i in range(0, len(jobs), _CHUNK)]
@@ -133,17 +134,17 @@ def _run_chunks(
         chunks = broken[2 * workers :]
 
 
-def _examine_apart(arch: str, variant: Variant) -> Result:
+def _examine_apart(arch: str, form: Form) -> Result:
     """`examine` in a process of its own, which may crash."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         try:
-            return pool.submit(examine, arch, variant).result()
+            return pool.submit(examine, arch, form).result()
         except BrokenProcessPool:
-            return Result(arch, variant, None, ("the compiler crashed",), 0.0)
+            return Result(arch, form, None, ("the compiler crashed",), 0.0)
 
 
-def _examine_all(jobs: Sequence[tuple[str, Variant]]) -> list[Result]:
+def _examine_all(jobs: Sequence[tuple[str, Form]]) -> list[Result]:
     return [examine(*job) for job in jobs]
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from ..kernels.runtime.target import Target
+from .catalogue import covering, spaces
 from .checks import product_of
-from .forms import Variant, covering, spaces
+from .forms import POINTED, Form
 from .forms_gemm import products
 
 __all__ = ["representative", "selected"]
@@ -14,12 +15,12 @@ __all__ = ["representative", "selected"]
 _TURNS = 3  # architectures that share the kernels other than products among them
 
 
-def selected(target: Target, place: int, full: bool) -> list[Variant]:
+def selected(target: Target, place: int, full: bool) -> list[Form]:
     """Forms to compile. place: of the target among the architectures of the run."""
     return covering(target) if full else representative(target, place)
 
 
-def representative(target: Target, place: int) -> list[Variant]:
+def representative(target: Target, place: int) -> list[Form]:
     """One product of every dtype and precision, with its largest default tile, forward and wgrad
     taking turns, and every third other kernel."""
     forms = {name: declared[0].covering() for name, declared in spaces(target).items()}
@@ -40,11 +41,9 @@ def representative(target: Target, place: int) -> list[Variant]:
 
 def product_name(dtype: torch.dtype, precision: str) -> str:
     """What `product_of` says of forms with this dtype and precision."""
-    from .forms import POINTED
-
     return POINTED[dtype] if precision == "ieee" else precision
 
 
-def _size(form: Variant) -> int:
+def _size(form: Form) -> int:
     named = form.named
     return named["BLOCK_M"] * named["BLOCK_N"] * named["BLOCK_K"]

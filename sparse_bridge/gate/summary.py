@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..kernels.runtime.target import Target, described, triton_version
-from .architectures import GPUS
-from .checks import ACCEPTED, expected_kinds, product_of
+from .checks import ACCEPTED, product_of
 from .running import Result
 
 __all__ = ["TargetSummary", "as_json", "kernel_rows", "markdown", "summaries"]
@@ -64,12 +63,12 @@ def _computed_by(target: Target, product: str, results: Sequence[Result]) -> str
         return _NO_TF32
     if product == "tf32x3" and not target.splits_fp32:
         return _NO_SPLIT
-    of_kind = [r for r in results if r.code is not None and product_of(r.variant) == product]
+    of_kind = [r for r in results if r.code is not None and product_of(r.form) == product]
     if not of_kind:
         return "not in this run"
     kinds = {r.code.matrix for r in of_kind if r.code is not None and r.code.matrix}
     if not kinds:
-        return "none, expected" if expected_kinds(target, product) else "multiply-add"
+        return "none, expected" if target.generation.matrix_kinds(product) else "multiply-add"
     return ", ".join(sorted(kinds))
 
 
@@ -77,7 +76,7 @@ def kernel_rows(results: Sequence[Result]) -> list[tuple[str, int, str, str, int
     """(kernel, forms, most registers and where, most shared bytes and where, failed) by name."""
     by_kernel = collections.defaultdict(list)
     for result in results:
-        by_kernel[result.variant.kernel].append(result)
+        by_kernel[result.form.kernel].append(result)
     rows = []
     for name, found in sorted(by_kernel.items()):
         codes = [(r.code, r.arch) for r in found if r.code is not None]
@@ -89,15 +88,15 @@ def kernel_rows(results: Sequence[Result]) -> list[tuple[str, int, str, str, int
 
 
 def _described_result(result: Result) -> dict[str, Any]:
-    variant = result.variant
+    form = result.form
     return {
         "arch": result.arch,
-        "kernel": variant.kernel,
-        "types": list(variant.types),
-        "constants": {name: str(value) for name, value in variant.named.items()},
-        "options": dict(variant.options),
-        "divisible_by_16": sorted(variant.divisible),
-        "ones": sorted(variant.ones),
+        "kernel": form.kernel,
+        "types": list(form.types),
+        "constants": {name: str(value) for name, value in form.named.items()},
+        "options": dict(form.options),
+        "divisible_by_16": sorted(form.divisible),
+        "ones": sorted(form.ones),
         "code": result.code and dataclasses.asdict(result.code),
         "problems": list(result.problems),
         "seconds": round(result.seconds, 3),
@@ -159,7 +158,8 @@ def markdown(results: Sequence[Result], full: bool) -> str:
          "most registers", "shared memory", "parked", "failed"),
         [
             (
-                s.target.arch, GPUS.get(s.target.arch, ""), s.target.family, s.target.warp_size,
+                s.target.arch, s.target.generation.chip(s.target.arch).gpus, s.target.family,
+                s.target.warp_size,
                 *s.products.values(), s.forms, s.registers,
                 f"{s.shared / 1024:.0f} of {s.target.shared_memory >> 10} KiB", s.parked, s.failed,
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparse_bridge.gate import running
-from sparse_bridge.gate.architectures import ARCHITECTURES
+from sparse_bridge.kernels.runtime.architectures import compiled
 
 pytestmark = pytest.mark.targets
 
@@ -16,8 +16,8 @@ def wanted(request):
         pytest.skip("compiles for an hour: run with -m targets")
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", compiled())
 def test_every_form(arch):
     results = running.run(running.jobs_for([arch], full=True))
-    assert [(r.variant, r.problems) for r in running.failures(results)] == []
+    assert [(r.form, r.problems) for r in running.failures(results)] == []
     assert len(results) > 200

@@ -12,7 +12,7 @@ import torch
 
 from sparse_bridge import __main__ as command_line
 from sparse_bridge.errors import DeviceError
-from sparse_bridge.gate.architectures import ARCHITECTURES
+from sparse_bridge.kernels.runtime.architectures import compiled
 from sparse_bridge.kernels.runtime.target import described, triton_version
 from tests.conftest import EMULATED, INTERPRETED
 
@@ -20,11 +20,13 @@ if (triton_version() or (0,)) < (3, 3) or INTERPRETED or EMULATED:
     pytest.skip("compiles with Triton 3.3 or newer, in the plain lane", allow_module_level=True)
 
 from sparse_bridge.gate import checks, running, selection, summary
-from sparse_bridge.gate.compiling import Code, compile_variant, source
-from sparse_bridge.gate.forms import Variant, covering, make, spaces
+from sparse_bridge.gate.catalogue import covering, spaces
+from sparse_bridge.gate.compiling import Code, compile_form, source
+from sparse_bridge.gate.forms import Form, make
 from sparse_bridge.gate.forms_gemm import Case
 from sparse_bridge.kernels.tiles.tile_config import TileConfig
 
+COMPILED = tuple(compiled())
 GOOD = Code("MFMA", "v_mfma_f32_16x16x16_f16", 80, 0, 0, 16384, 64)
 
 
@@ -35,15 +37,15 @@ def product(target, tile, kernel="gather_gemm", dtype=torch.float16, precision="
     return space.build(**{**first, "case": Case(TileConfig(*tile), dtype, precision)})
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", COMPILED)
 def test_representative_forms(arch):
     """One product per dtype and a third of the other kernels compile for every target and pass."""
-    place = ARCHITECTURES.index(arch)
-    jobs = running.jobs_for(ARCHITECTURES, full=False)
-    results = [running.examine(arch, variant) for name, variant in jobs if name == arch]
-    assert [(r.variant.kernel, r.problems) for r in results if r.problems] == []
+    place = COMPILED.index(arch)
+    jobs = running.jobs_for(COMPILED, full=False)
+    results = [running.examine(arch, form) for name, form in jobs if name == arch]
+    assert [(r.form.kernel, r.problems) for r in results if r.problems] == []
     assert {r.code.warp_size for r in results} == {64 if arch[:4] == "gfx9" else 32}
-    products = {checks.product_of(r.variant) for r in results} - {None}
+    products = {checks.product_of(r.form) for r in results} - {None}
     assert {"fp16", "fp32"} <= products and len(results) >= 10
     assert len(results) == len(selection.representative(described(arch), place))
 
@@ -51,9 +53,9 @@ def test_representative_forms(arch):
 def test_every_kernel_meets_both_wave_sizes():
     """The representative part compiles each kernel for waves of 64 lanes, of 32, and for NVIDIA."""
     groups = {"wave 64": set(), "wave 32": set(), "NVIDIA": set()}
-    for arch, variant in running.jobs_for(ARCHITECTURES, full=False):
+    for arch, form in running.jobs_for(COMPILED, full=False):
         wave = "wave 64" if arch[:4] == "gfx9" else "wave 32"
-        groups[wave if arch.startswith("gfx") else "NVIDIA"].add(variant.kernel)
+        groups[wave if arch.startswith("gfx") else "NVIDIA"].add(form.kernel)
     assert groups["wave 64"] == groups["wave 32"] == groups["NVIDIA"]
     assert len(groups["NVIDIA"]) == len(spaces(described("sm_90")))
 
@@ -193,7 +195,7 @@ def test_what_is_compiled_is_what_a_launch_compiles():
 def test_code_of_a_small_kernel():
     target = described("gfx1201")
     (space,) = spaces(target)["table_masks"]
-    code = compile_variant(space.build(place="small"), target)
+    code = compile_form(space.build(place="small"), target)
     assert code.matrix == "" and 0 < code.registers < 256
     assert (code.spilled, code.warp_size) == (0, 32)
 
@@ -269,7 +271,7 @@ def test_processes(monkeypatch):
     jobs = [("gfx942", spaces(target)[name][0].covering()[0]) for name in names]
     told = []
     results = running.run(jobs, 2, told.append)
-    assert [(r.arch, r.variant) for r in results] == jobs and len(told) == 4
+    assert [(r.arch, r.form) for r in results] == jobs and len(told) == 4
     assert not any(running.failures(results))
 
 
@@ -277,7 +279,7 @@ def end_the_process(self):
     os._exit(11)
 
 
-class Fatal(Variant):
+class Fatal(Form):
     """Its compilation ends the process, as an assertion in LLVM does."""
 
     tile = property(end_the_process)

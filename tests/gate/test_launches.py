@@ -18,7 +18,8 @@ from sparse_bridge.core import functional
 from sparse_bridge.core.conv import depthwise
 from sparse_bridge.core.maps import key_search
 from sparse_bridge.core.ops import batch_norm, max_rows, voxel
-from sparse_bridge.gate.forms import as_launched, declarations, launchable
+from sparse_bridge.gate.catalogue import launchable
+from sparse_bridge.gate.forms import as_launched
 from sparse_bridge.kernels.gemm import wgrad_gemm
 from sparse_bridge.kernels.maps import mask_order
 from sparse_bridge.kernels.runtime import target as targets
@@ -208,7 +209,6 @@ def test_layers(recorder, monkeypatch):
     monkeypatch.setattr(wgrad_gemm, "wgrad_shares", lambda *_: 3)
     convolve_map(layer("strided", shape=TINY[1]).kmap)
     assert recorder.undeclared() == []
-    declarations()
     assert {one.kernel for one in recorder.seen} == set(REGISTRY)
     assert len(recorder.seen) > 80
 

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from sparse_bridge.gate import forms
+from sparse_bridge.gate import catalogue
 from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.kernels.runtime import triton_compat
 from tests.conftest import INTERPRETED
@@ -23,10 +23,10 @@ TARGET = targets.described("sm_80")
 
 
 def small_forms():
-    """One variant per kernel and dtype of its first argument."""
+    """One form per kernel and dtype of its first argument."""
     found = {}
-    for variant in forms.covering(TARGET):
-        found.setdefault((variant.kernel, variant.types[0]), variant)
+    for form in catalogue.covering(TARGET):
+        found.setdefault((form.kernel, form.types[0]), form)
     return found
 
 
@@ -38,13 +38,13 @@ def test_every_kernel_and_dtype():
     gpu = GPUTarget(TARGET.backend, TARGET.capability, TARGET.warp_size)
     found = small_forms()
     assert len(found) > 40
-    for variant in found.values():
-        kernel = variant.jit
+    for form in found.values():
+        kernel = form.jit
         names = kernel.fn.arg_names
-        types = zip(names, variant.types, strict=False)
-        signature = {name: kind for name, kind in types if name not in variant.ones}
-        constants = dict(zip(kernel.constants, variant.constants, strict=True))
-        constants |= dict.fromkeys(variant.ones, 1)
+        types = zip(names, form.types, strict=False)
+        signature = {name: kind for name, kind in types if name not in form.ones}
+        constants = dict(zip(kernel.constants, form.constants, strict=True))
+        constants |= dict.fromkeys(form.ones, 1)
         source = ASTSource(kernel.fn, signature, constants)
-        made = triton.compile(source, target=gpu, options=dict(variant.options))
-        assert made.asm["cubin"], variant
+        made = triton.compile(source, target=gpu, options=dict(form.options))
+        assert made.asm["cubin"], form

@@ -37,9 +37,9 @@ _ROWS_PAY = 64 * 64  # channels in times channels out
 def reads_rows(target: Target, precision: str, w: WeightLayout) -> bool:
     """Whether a weight is copied so that its input channels lie next to each other.
 
-    Hopper's matrix instructions read the second operand of TF32 products only so; anything else is
-    turned around block by block, which costs more than the product.
+    Some matrix instructions (Hopper's) read the second operand of TF32 products only so; anything
+    else is turned around block by block, which costs more than the product.
     """
     if precision == "ieee" or abs(w.strides[1]) == 1:
         return False
-    return target.family == "hopper" and w.c_in * w.c_out >= _ROWS_PAY
+    return target.generation.tf32_reads_rows and w.c_in * w.c_out >= _ROWS_PAY

@@ -8,7 +8,7 @@ import torch
 
 from ..runtime.launch import specialise
 from ..runtime.target import Target
-from ..tiles.tile_config import TileConfig, in_reach
+from ..tiles.tile_config import TileConfig, clamp_for_problem
 
 __all__ = ["ACTIVATIONS", "Form", "GemmSpec"]
 
@@ -67,7 +67,7 @@ class GemmSpec:
 
     def _form(self, packed: bool, wide: bool, split_kind: int) -> Form:
         c_in, c_out, single = self.c_in, self.c_out, self.dtype == torch.float32
-        tile = in_reach(
+        tile = clamp_for_problem(
             self.tile, self.target, self.dtype, self.precision, c_in, wide, self.tail
         )  # fmt: skip
         split, act = tile.split_k, ACTIVATIONS[self.activation]

@@ -127,7 +127,7 @@ class Kernel:
             if beforehand is None:
                 self.fn[grid](*args, *constants, **options)
             return
-        if target.backend == "hip":
+        if target.generation.small_pointers:
             key = self.variant(target, args, key)
         index = targets.device_index(device) if device.index is None else device.index
         if beforehand is not None:
@@ -152,7 +152,7 @@ class Kernel:
     def variant(target: Target, args: tuple[Any, ...], key: Hashable) -> Hashable:
         """The caller's key, completed by what Triton's backend adds to the specialisation on its
         own."""
-        if target.backend != "hip":
+        if not target.generation.small_pointers:
             return key
         # Tensors within 2 GiB of memory are addressed through 32-bit byte offsets there.
         return key, tuple(

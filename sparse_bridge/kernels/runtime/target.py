@@ -1,5 +1,5 @@
-"""The one place that asks what a device is: vendor, generation, wave size, memory, and whether
-Triton drives it.
+"""The one place that asks what a device is: its generation, wave size, memory, and whether Triton
+drives it. What a generation can do, `architectures` says.
 
 Kernels run on CUDA and HIP tensors, and on CPU tensors whenever Triton has a driver for those: its
 interpreter, or any other runtime installed as Triton's active driver.
@@ -16,6 +16,7 @@ import torch
 
 from ... import log
 from ...errors import DeviceError
+from .architectures import Generation, generation_of
 
 __all__ = [
     "MINIMUM_TRITON",
@@ -29,22 +30,6 @@ __all__ = [
 ]
 
 MINIMUM_TRITON = (3, 0)
-
-# Bytes of shared memory (LDS) that one workgroup may take, by architecture; the driver's answer is
-# preferred.
-_SHARED = {
-    "gfx950": 160 << 10, "sm_75": 64 << 10, "sm_80": 163 << 10, "sm_86": 99 << 10,
-    "sm_87": 163 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10,
-    "sm_103": 227 << 10, "sm_110": 227 << 10, "sm_120": 99 << 10, "sm_121": 99 << 10,
-}  # fmt: skip
-# First compute capability of each generation's tile row, newest first.
-_NVIDIA_FAMILIES = (
-    (130, "generic"), (100, "blackwell"), (90, "hopper"), (89, "ada"), (80, "ampere"),
-    (75, "turing"), (0, "generic"),
-)  # fmt: skip
-_AMD_FAMILIES = {
-    "gfx90a": "cdna2", "gfx94": "cdna3", "gfx95": "cdna4", "gfx11": "rdna3", "gfx12": "rdna4"
-}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,81 +49,47 @@ class Target:
     shared_memory: int
     raw: bool
 
+    @functools.cached_property
+    def generation(self) -> Generation:
+        """The record of its architecture."""
+        return generation_of(self.backend, self.arch)
+
     @property
-    def vendor(self) -> str:
-        """nvidia, amd, or none for the interpreter."""
-        return {"cuda": "nvidia", "hip": "amd"}.get(self.backend, "none")
+    def family(self) -> str:
+        """Name of its generation: turing, ampere, ada, hopper, blackwell, cdna2, cdna3, cdna4,
+        rdna3, rdna4, or generic for what nobody has tabulated."""
+        return self.generation.family
 
     @property
     def capability(self) -> int:
         """NVIDIA's compute capability times ten; 0 elsewhere."""
-        return _capability(self.arch) if self.backend == "cuda" else 0
+        return int(self.arch.removeprefix("sm_")) if self.backend == "cuda" else 0
 
     @property
     def takes_addresses(self) -> bool:
         """Whether a compiled kernel runs the same on an address as on its tensor. On HIP the size
         of a tensor's memory is part of the specialisation."""
-        return self.raw and self.backend == "cuda"
-
-    @property
-    def family(self) -> str:
-        """Generation, and row of the tile tables: turing, ampere, ada, hopper, blackwell, cdna2,
-        cdna3, cdna4, rdna3, rdna4, or generic for what nobody has tabulated."""
-        return _family(self.backend, self.arch)
+        return self.raw and not self.generation.small_pointers
 
     @property
     def has_bf16(self) -> bool:
         """Whether kernels multiply bf16."""
-        # Triton's interpreter keeps bf16 as bits and `tl.dot` multiplies those bits as integers.
-        return self.backend == "hip" or self.capability >= 80
+        return self.generation.bf16
 
     @property
     def has_tf32(self) -> bool:
         """Whether products of fp32 may round their inputs to TF32 (AMD: xf32)."""
-        if self.backend == "hip":
-            return self.family == "cdna3"
-        return self.backend == "interpreter" or self.capability >= 80
+        return self.generation.tf32
 
     @property
     def splits_fp32(self) -> bool:
-        """Whether an fp32 product is faster as three of TF32 (an operand's leading bits and what is
-        left of it) than by multiply-adds: NVIDIA's data-centre parts."""
-        return self.capability in (80, 90, 100, 103)
-
-    @property
-    def has_fp8(self) -> bool:
-        """Whether matrix instructions take fp8 (no kernel here does yet)."""
-        if self.backend == "hip":
-            return self.family in ("cdna3", "cdna4", "rdna4")
-        return self.capability >= 89
-
-    @property
-    def has_tensor_memory(self) -> bool:
-        """Whether products of halves and TF32 add up in tensor memory (tcgen05), of which a thread
-        reads whole rows: Blackwell's data-centre parts, compute capability 10.x."""
-        return 100 <= self.capability < 110
+        """Whether an fp32 product is faster as three of TF32: NVIDIA's data-centre parts."""
+        return self.generation.chip(self.arch).splits_fp32
 
     @property
     def has_matrix_units(self) -> bool:
-        """Whether Triton's `tl.dot` of half types becomes matrix instructions; Turing's are left
-        idle."""
-        return self.capability >= 80 or (self.backend == "hip" and self.family != "generic")
-
-
-@functools.cache
-def _capability(arch: str) -> int:
-    return int(re.sub(r"\D", "", arch))
-
-
-@functools.cache
-def _family(backend: str, arch: str) -> str:
-    if backend == "cuda":
-        return next(family for least, family in _NVIDIA_FAMILIES if _capability(arch) >= least)
-    if backend == "hip":
-        for prefix, family in _AMD_FAMILIES.items():
-            if arch.startswith(prefix):
-                return family
-    return "generic"
+        """Whether Triton's `tl.dot` of half types becomes matrix instructions."""
+        return bool(self.generation.matrix)
 
 
 @functools.lru_cache(maxsize=1)
@@ -250,19 +201,19 @@ def _gpu_target(index: int) -> Target:
 
 
 def _make_target(
-    backend: str, arch: object, warp: int, units: int, shared: int | None, raw: bool
+    backend: str, arch: object, warp: int | None, units: int, shared: int | None, raw: bool
 ) -> Target:
     name = f"sm_{arch}" if backend == "cuda" else str(arch)
+    generation = generation_of(backend, name)
     if backend == "hip" or shared is None:  # torch reports other limits than a HIP workgroup's
-        shared = _SHARED.get(name, 64 << 10 if backend == "hip" else 48 << 10)
-    target = Target(backend, name, warp, units, shared, raw)
-    if target.family == "generic":
+        shared = generation.chip(name).shared_memory << 10
+    if generation.family == "generic":
         log.once(
             ("unknown-gpu", name),
             f"{name} is not in the tile tables of sparse_bridge; its kernels use tiles that fit "
             f"{shared >> 10} KiB of shared memory on any GPU.",
         )
-    return target
+    return Target(backend, name, warp or generation.warp_size, units, shared, raw)
 
 
 def described(arch: str, compute_units: int = 64) -> Target:
@@ -271,9 +222,7 @@ def described(arch: str, compute_units: int = 64) -> Target:
     Raises: DeviceError for a name of neither kind.
     """
     if re.fullmatch(r"gfx\d+[0-9a-f]{2}", arch):
-        # Only the gfx9 line runs waves of 64 lanes.
-        wave = 64 if int(arch[3:-2]) == 9 else 32
-        return _make_target("hip", arch, wave, compute_units, None, raw=False)
+        return _make_target("hip", arch, None, compute_units, None, raw=False)
     if re.fullmatch(r"sm_\d+", arch):
-        return _make_target("cuda", int(arch[3:]), 32, compute_units, None, raw=False)
+        return _make_target("cuda", int(arch[3:]), None, compute_units, None, raw=False)
     raise DeviceError(f"architecture {arch!r}; expected a name like gfx942 or sm_90.")

@@ -1,7 +1,7 @@
-"""Tiles worth timing, per GPU family: data for the tuner, compiled ahead by the compile gate.
+"""Tiles worth timing, for the tuner and the compile gate.
 
-A candidate is a shape (block_m, block_n, block_k, num_warps, num_stages) from its family's row,
-clipped to the problem's channels and to the target's shared memory. The default tile of
+A candidate is a shape of its generation's record (`runtime.architectures`), clipped to the
+problem's channels and to the target's shared memory. The default tile of
 `tile_config` always comes first, so tuning can only improve on it.
 """
 
@@ -11,119 +11,21 @@ import dataclasses
 
 import torch
 
+from ..runtime.architectures import Shape
 from ..runtime.target import Target
-from .tile_config import TileConfig, fit, gather_tile, in_registers, power, split_for, wgrad_tile
+from .tile_config import (
+    TileConfig,
+    clamp_for_registers,
+    clamp_for_smem,
+    gather_tile,
+    power,
+    split_for,
+    wgrad_tile,
+)
 
 __all__ = ["DIRECTIONS", "candidates"]
 
 DIRECTIONS = ("fwd", "dgrad", "wgrad")
-
-Shape = tuple[int, int, int, int, int]
-Vendor = tuple[tuple[str, int], ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """Candidate shapes of one GPU family.
-
-    gather: rows x output channels x input channels, warps, stages.  wgrad: input channels x output
-    channels x pairs, warps, stages.  half: fp16 and bf16; single: fp32.  vendor: compile options
-    that a HIP candidate tries beside the plain one, on its largest tiles.
-    """
-
-    gather_half: tuple[Shape, ...]
-    gather_single: tuple[Shape, ...]
-    wgrad_half: tuple[Shape, ...]
-    wgrad_single: tuple[Shape, ...]
-    vendor_half: tuple[Vendor, ...] = ()
-    vendor_single: tuple[Vendor, ...] = ()
-
-
-# Fits every GPU: small tiles, two stages.
-_SAFE = Family(
-    gather_half=((64, 64, 32, 4, 2), (128, 64, 32, 4, 2), (64, 128, 32, 4, 2)),
-    gather_single=((64, 64, 16, 4, 2), (128, 32, 16, 4, 2), (64, 32, 32, 4, 2)),
-    wgrad_half=((64, 64, 32, 4, 2), (32, 64, 64, 4, 2)),
-    wgrad_single=((64, 64, 16, 4, 2), (32, 32, 32, 4, 2)),
-)
-_AMPERE = Family(
-    gather_half=(
-        (64, 64, 32, 4, 3), (64, 64, 64, 4, 3), (128, 64, 32, 4, 3), (128, 64, 64, 4, 2),
-        (64, 128, 32, 4, 3), (128, 128, 32, 8, 3), (128, 128, 64, 8, 2),
-    ),
-    gather_single=(
-        (64, 64, 16, 4, 3), (64, 64, 32, 4, 2), (128, 64, 16, 4, 3), (128, 128, 16, 8, 2),
-    ),
-    wgrad_half=(
-        (64, 64, 32, 4, 3), (64, 64, 64, 4, 2), (128, 64, 32, 4, 3), (128, 128, 32, 8, 2),
-    ),
-    wgrad_single=((64, 64, 16, 4, 2), (32, 64, 32, 4, 2), (64, 64, 32, 4, 2)),
-)  # fmt: skip
-_HOPPER = Family(
-    gather_half=(
-        (64, 64, 64, 4, 3), (64, 128, 64, 4, 3), (128, 64, 64, 4, 3), (64, 128, 128, 4, 2),
-        (128, 128, 64, 4, 3), (128, 128, 64, 8, 3), (128, 128, 128, 8, 2), (128, 256, 64, 8, 3),
-        (128, 128, 64, 4, 4),
-    ),
-    gather_single=(
-        (64, 64, 16, 4, 3), (64, 64, 32, 4, 3), (64, 128, 32, 4, 2), (128, 64, 32, 4, 2),
-        (128, 128, 16, 8, 2), (64, 64, 64, 4, 2), (64, 128, 64, 4, 3),
-    ),
-    wgrad_half=(
-        (64, 64, 64, 4, 3), (64, 64, 32, 4, 4), (64, 64, 128, 4, 2), (64, 128, 64, 4, 3),
-        (128, 128, 64, 8, 2), (128, 64, 64, 4, 2),
-    ),
-    wgrad_single=((64, 64, 16, 4, 3), (32, 64, 64, 4, 2), (64, 64, 32, 4, 2), (32, 128, 32, 4, 2)),
-)  # fmt: skip
-_CDNA = Family(
-    gather_half=(
-        (64, 64, 32, 4, 2), (64, 64, 64, 4, 2), (128, 64, 32, 4, 2), (128, 64, 64, 4, 2),
-        (64, 128, 32, 4, 2), (128, 128, 32, 4, 2), (128, 128, 64, 8, 2),
-    ),
-    gather_single=(
-        (64, 64, 16, 4, 2), (64, 64, 32, 4, 2), (128, 64, 16, 4, 2), (128, 64, 32, 4, 2),
-        (128, 128, 16, 8, 2),
-    ),
-    wgrad_half=(
-        (64, 64, 32, 4, 2), (64, 64, 64, 4, 2), (128, 64, 32, 4, 2), (128, 128, 32, 8, 2),
-    ),
-    wgrad_single=((64, 64, 16, 4, 2), (64, 64, 32, 4, 2), (32, 64, 32, 4, 2)),
-    vendor_half=(
-        (("matrix_instr_nonkdim", 16), ("kpack", 2)), (("waves_per_eu", 2),),
-    ),
-    vendor_single=((("matrix_instr_nonkdim", 16),), (("waves_per_eu", 2),)),
-)  # fmt: skip
-_CDNA4 = dataclasses.replace(
-    _CDNA,
-    gather_half=(*_CDNA.gather_half, (128, 128, 128, 8, 2)),
-    # Its matrix instructions are twice as deep, and it packs operands by itself.
-    vendor_half=((("matrix_instr_nonkdim", 16),), (("waves_per_eu", 2),)),
-)
-_RDNA = Family(
-    gather_half=(
-        (64, 64, 32, 4, 2), (64, 64, 64, 4, 2), (128, 64, 32, 8, 2), (64, 128, 32, 8, 2),
-        (128, 128, 32, 8, 2),
-    ),
-    gather_single=((64, 64, 16, 4, 2), (64, 64, 32, 8, 2), (128, 64, 16, 8, 2)),
-    wgrad_half=((64, 64, 32, 4, 2), (64, 64, 64, 8, 2), (128, 64, 32, 8, 2)),
-    wgrad_single=((64, 64, 16, 4, 2), (64, 64, 16, 8, 2), (32, 64, 32, 4, 2)),
-    vendor_half=((("waves_per_eu", 2),),),
-    vendor_single=((("waves_per_eu", 2),),),
-)  # fmt: skip
-
-FAMILIES = {
-    "turing": _SAFE,
-    "ampere": _AMPERE,
-    "ada": _AMPERE,
-    "hopper": _HOPPER,
-    "blackwell": _HOPPER,
-    "cdna2": _CDNA,
-    "cdna3": _CDNA,
-    "cdna4": _CDNA4,
-    "rdna3": _RDNA,
-    "rdna4": _RDNA,
-    "generic": _SAFE,
-}
 
 _SHARED_RESULTS = 32  # of a thread, at most, under waves_per_eu > 1
 
@@ -141,22 +43,22 @@ def candidates(
     """
     if direction not in DIRECTIONS:
         raise ValueError(f"direction {direction!r}; expected one of {DIRECTIONS}.")
-    family, half = FAMILIES[target.family], dtype in (torch.float16, torch.bfloat16)
+    found, half = target.generation.candidates, dtype in (torch.float16, torch.bfloat16)
     if direction == "wgrad":
         default = wgrad_tile(target, dtype, c_in, c_out, precision)
-        tiles = _shapes(family.wgrad_half if half else family.wgrad_single, c_in, c_out, None)
+        tiles = _shapes(found.wgrad_half if half else found.wgrad_single, c_in, c_out, None)
     else:
         problem = (n_rows, c_in, c_out, n_offsets)
         default = gather_tile(target, dtype, *problem, precision, order)
-        tiles = _shapes(family.gather_half if half else family.gather_single, None, c_out, c_in)
+        tiles = _shapes(found.gather_half if half else found.gather_single, None, c_out, c_in)
     largest = max(tiles, key=lambda t: (t.block_m * t.block_n * t.block_k, t.num_warps))
     if largest.block_m * largest.block_n >= 64 * 64:
-        for vendor in family.vendor_half if half else family.vendor_single:
-            tiles.append(dataclasses.replace(largest, vendor=vendor))
+        for options in found.options_half if half else found.options_single:
+            tiles.append(dataclasses.replace(largest, vendor=options))
     # What has to shrink for the shared memory is in the list already, or not worth timing.
-    tiles = [tile for tile in tiles if fit(tile, target, dtype.itemsize) == tile]
+    tiles = [tile for tile in tiles if clamp_for_smem(tile, target, dtype.itemsize) == tile]
     wgrad = direction == "wgrad"
-    tiles = [in_registers(tile, target, dtype, precision, wgrad) for tile in tiles]
+    tiles = [clamp_for_registers(tile, target, dtype, precision, wgrad) for tile in tiles]
     tiles = [tile for tile in tiles if not _crowded(tile, target)]
     if not wgrad:
         tiles = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -11,10 +11,10 @@ from ..runtime.target import Target
 
 __all__ = [
     "TileConfig",
-    "fit",
+    "clamp_for_problem",
+    "clamp_for_registers",
+    "clamp_for_smem",
     "gather_tile",
-    "in_reach",
-    "in_registers",
     "power",
     "split_for",
     "wgrad_shares",
@@ -27,7 +27,7 @@ class TileConfig:
     """block_m x block_n results per program, reduced block_k at a time.
 
     For the gather-GEMM block_m counts rows; for wgrad it counts input channels and block_k pairs.
-    split_k: how many programs share one reduction.  vendor: extra compile options, HIP only.
+    split_k: how many programs share one reduction.  vendor: compile options of some backends.
     """
 
     block_m: int
@@ -41,8 +41,7 @@ class TileConfig:
     def options(self, target: Target) -> dict[str, Any]:
         """Compile options for `target`."""
         options: dict[str, Any] = {"num_warps": self.num_warps, "num_stages": self.num_stages}
-        if target.backend == "hip":
-            options.update(self.vendor)
+        options.update(one for one in self.vendor if one[0] in target.generation.options)
         return options
 
     def shared_bytes(self, element_size: int) -> int:
@@ -61,16 +60,16 @@ def power(value: int, low: int, high: int) -> int:
 
 
 def _taken(tile: TileConfig, target: Target, element_size: int) -> int:
-    """Bytes of shared memory to reckon with. CDNA4 loads straight into it: Triton 3.7 and newer
+    """Bytes of shared memory to reckon with. Where loads go straight into it, Triton 3.7 and newer
     keep two buffers there from two stages on, with up to a sixteenth of padding."""
     taken = tile.shared_bytes(element_size)
-    if target.family != "cdna4":
+    if not target.generation.direct_to_shared:
         return taken
     buffers = dataclasses.replace(tile, num_stages=3).shared_bytes(element_size)
     return max(taken, buffers) * 17 // 16
 
 
-def fit(tile: TileConfig, target: Target, element_size: int) -> TileConfig:
+def clamp_for_smem(tile: TileConfig, target: Target, element_size: int) -> TileConfig:
     """Give up stages, then depth, until the operands fit the target's shared memory."""
     while _taken(tile, target, element_size) > target.shared_memory:
         if tile.num_stages > 2:
@@ -82,54 +81,17 @@ def fit(tile: TileConfig, target: Target, element_size: int) -> TileConfig:
     return tile
 
 
-class Limit(NamedTuple):
-    """What keeps a product in registers: block_k, results per thread, stages, at most."""
-
-    depth: int
-    results: int
-    stages: int
-
-
-class _Limits(NamedTuple):
-    """By kind of product; None: the tiles as they are chosen stay in registers."""
-
-    plain: Limit | None = None  # without matrix instructions
-    gather: Limit | None = None  # of halves, with them
-    wgrad: Limit | None = None
-    tf32: Limit | None = None
-    split: Limit | None = None  # of fp32 as three of TF32
-
-
-# Without matrix instructions a whole block_k of both operands lies in registers; RDNA's also take
-# their operands from there.
-_SMALL = _Limits(Limit(16, 32, 2))
-_AMPERE = _Limits(
-    Limit(32, 32, 2), Limit(64, 128, 3), Limit(32, 64, 3), Limit(32, 32, 2), Limit(32, 16, 2)
-)
-_RDNA = _Limits(Limit(16, 16, 2), Limit(64, 32, 3), Limit(32, 32, 2))
-_LIMITS = {
-    "turing": _SMALL,
-    "generic": _SMALL,
-    "ampere": _AMPERE,
-    "ada": _AMPERE,
-    "blackwell": _AMPERE._replace(gather=Limit(64, 64, 3)),
-    "rdna3": _RDNA,
-    "rdna4": _RDNA,
-}
-# Blackwell with tensor memory: a thread takes whole rows out of it.
-_TENSOR_MEMORY = _LIMITS["blackwell"]._replace(gather=Limit(64, 32, 3))
 _NORMED_RESULTS = 16  # of a thread; each has a column of its own, of up to five fp64 vectors
 _WARPS = 8
 
 
-def in_registers(
+def clamp_for_registers(
     tile: TileConfig, target: Target, dtype: torch.dtype, precision: str, wgrad: bool
 ) -> TileConfig:
-    """The tile, made shallower, then spread over more warps, then smaller, until its family keeps
-    it in registers. wgrad: block_m counts channels, so it may shrink below the packed tiles."""
-    limits = _LIMITS.get(target.family, _Limits())
-    if target.has_tensor_memory:
-        limits = _TENSOR_MEMORY
+    """The tile, made shallower, then spread over more warps, then smaller, until its generation
+    keeps it in registers. wgrad: block_m counts channels, so it may shrink below the packed
+    tiles."""
+    limits = target.generation.limits
     half = dtype != torch.float32
     if half and target.has_matrix_units:
         limit = limits.wgrad if wgrad else limits.gather
@@ -153,31 +115,33 @@ def in_registers(
     )
 
 
-def in_reach(
+def clamp_for_problem(
     tile: TileConfig, target: Target, dtype: torch.dtype, precision: str, c_in: int, wide: bool,
     tail: int,
 ) -> TileConfig:  # fmt: skip
     """The gather-GEMM's tile, made smaller where one problem takes more registers than others.
 
     Under 64-bit offsets (wide) a thread holds fewer results, fewer still before a residual (8 in
-    tail, see `GemmSpec`) and, on Ampere, before a norm (2). Where rows are ragged (c_in no multiple
-    of block_k), so that every element has an address of its own, it holds fewer channels then, and
-    fewer results in the largest tiles. Where a norm follows, Hopper holds fewer channels and
-    results for IEEE fp32, and a thread that takes rows out of tensor memory holds few columns.
+    tail, see `GemmSpec`) and, on some generations, before a norm (2). Where rows are ragged (c_in
+    no multiple of block_k), so that every element has an address of its own, it holds fewer
+    channels then, and fewer results in the largest tiles. Where a norm follows, some hold fewer
+    channels and results for IEEE fp32, and a thread that takes rows out of tensor memory holds few
+    columns.
     """
     single, n, warps = dtype == torch.float32, tile.block_n, tile.num_warps
+    generation = target.generation
     normed, plain = bool(tail & 2) and tile.split_k == 1, single and precision == "ieee"
     summed = bool(tail & 8) and wide and tile.split_k == 1
-    fewer = summed or (normed and target.family == "ampere")
+    fewer = summed or (normed and generation.norm_halves)
     held = (32 if single else 64) // (2 if fewer else 1)
-    narrow = normed and plain and target.family == "hopper"
+    narrow = normed and plain and generation.norm_narrows_fp32
     most = held * tile.num_warps * target.warp_size
     while (wide or narrow) and tile.block_m * n > most and n > 16:
         n //= 2
     ragged = c_in % tile.block_k != 0
     if ragged and tile.block_m * n >= 128 * 256:
         n //= 2
-    if normed and target.has_tensor_memory and not plain:
+    if normed and generation.tensor_memory and not plain:
         most = _NORMED_RESULTS * target.warp_size
         while tile.block_m * n > most * warps and n > 16:
             n, warps = (n, 2 * warps) if warps < _WARPS else (n // 2, warps)
@@ -211,16 +175,18 @@ def gather_tile(
     half = dtype in (torch.float16, torch.bfloat16)
     roomy = half and target.shared_memory >= 128 << 10
     if roomy and _wide(target, n_rows, c_in, c_out, n_offsets * c_in * c_out * dtype.itemsize):
-        turned = order == "io" and target.family == "hopper"
-        tile = TileConfig(128, 128, 64, 4, 4) if turned else TileConfig(128, 256, 128, 8, 2)
-        tile = fit(tile, target, dtype.itemsize)
-        tile = in_registers(tile, target, dtype, precision, wgrad=False)
+        generation = target.generation
+        tile = TileConfig(*(generation.wide_turned if order == "io" else generation.wide))
+        tile = clamp_for_smem(tile, target, dtype.itemsize)
+        tile = clamp_for_registers(tile, target, dtype, precision, wgrad=False)
         split = split_for(target, tile, n_rows, c_in, c_out, n_offsets)
         return dataclasses.replace(tile, split_k=split)
     many = n_rows >= 256 * target.compute_units
     most = roomy and n_rows >= _MOST_ROWS * target.compute_units
     if precision == "ieee" and not half and many and c_in >= 256 and c_out >= 256:
-        return in_registers(TileConfig(128, 128, 16, 4, 2), target, dtype, precision, wgrad=False)
+        return clamp_for_registers(
+            TileConfig(128, 128, 16, 4, 2), target, dtype, precision, wgrad=False
+        )
     block_n = power(c_out, 16, 128)
     block_k = power(c_in, 16, 128 if roomy and not most else 64)
     while block_k > 16 and c_in % block_k and c_in % (block_k // 2) == 0:
@@ -231,7 +197,9 @@ def gather_tile(
     staged = most or (precision == "tf32x3" and block_n == 128)
     stages = 3 if staged or block_k * block_n <= 32 * 32 else 2
     tile = TileConfig(block_m, block_n, block_k, 4, stages)
-    tile = in_registers(fit(tile, target, dtype.itemsize), target, dtype, precision, wgrad=False)
+    tile = clamp_for_registers(
+        clamp_for_smem(tile, target, dtype.itemsize), target, dtype, precision, wgrad=False
+    )
     split = split_for(target, tile, n_rows, c_in, c_out, n_offsets)
     return dataclasses.replace(tile, split_k=split)
 
@@ -258,7 +226,7 @@ def wgrad_tile(
 ) -> TileConfig:  # fmt: skip
     """Default tile of wgrad; split_k is left to the launcher, which knows the number of blocks."""
     if dtype in (torch.float16, torch.bfloat16):
-        roomy = target.backend == "cuda" and target.shared_memory >= 128 << 10
+        roomy = target.generation.deep_wgrad and target.shared_memory >= 128 << 10
         few = roomy and n_pairs < _FEW_PAIRS  # which large tiles leave to a few programs
         limit = 128 if max(c_in, c_out) > 128 and not few else 64
         m, n = power(c_in, 16, limit), power(c_out, 16, limit)
@@ -269,7 +237,9 @@ def wgrad_tile(
     else:
         depth = 16 if max(c_in, c_out) > 64 else 32
         tile = TileConfig(power(c_in, 16, 64), power(c_out, 16, 64), depth, 4, 3)
-    return in_registers(fit(tile, target, dtype.itemsize), target, dtype, precision, wgrad=True)
+    return clamp_for_registers(
+        clamp_for_smem(tile, target, dtype.itemsize), target, dtype, precision, wgrad=True
+    )
 
 
 # Operations per byte of memory traffic at which the matrix units of current GPUs are balanced.

@@ -1,0 +1,309 @@
+"""One record per GPU generation: what its chips offer, and which tiles suit them.
+
+A new generation is a new record in `GENERATIONS`, nothing else: device queries, the default tiles,
+the tuner's candidates and the compile gate all read it. Nothing here asks a device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+__all__ = [
+    "GENERATIONS", "Candidates", "Chip", "Generation", "RegisterLimits", "Shape", "compiled",
+    "generation_of",
+]  # fmt: skip
+
+Shape = tuple[int, int, int, int, int]  # block_m, block_n, block_k, num_warps, num_stages
+Options = tuple[tuple[str, int], ...]
+
+
+class Chip(NamedTuple):
+    """One architecture of a generation.
+
+    shared_memory: KiB that one workgroup may take; a driver's answer is preferred.  gpus: products
+    that have it; the compile gate compiles for architectures that name some.  splits_fp32: an fp32
+    product is faster as three of TF32 (an operand's leading bits and what is left of it) than by
+    multiply-adds.
+    """
+
+    shared_memory: int
+    gpus: str = ""
+    splits_fp32: bool = False
+
+
+class Limit(NamedTuple):
+    """What keeps a product in registers: block_k, results per thread, stages, at most."""
+
+    depth: int
+    results: int
+    stages: int
+
+
+class RegisterLimits(NamedTuple):
+    """By kind of product; None: the tiles as they are chosen stay in registers."""
+
+    plain: Limit | None = None  # without matrix instructions
+    gather: Limit | None = None  # of halves, with them
+    wgrad: Limit | None = None
+    tf32: Limit | None = None
+    split: Limit | None = None  # of fp32 as three of TF32
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidates:
+    """Shapes that the tuner times.
+
+    gather: rows x output channels x input channels, warps, stages.  wgrad: input channels x output
+    channels x pairs, warps, stages.  half: fp16 and bf16; single: fp32.  options: compile options
+    that are tried beside the plain ones, on the largest tile.
+    """
+
+    gather_half: tuple[Shape, ...]
+    gather_single: tuple[Shape, ...]
+    wgrad_half: tuple[Shape, ...]
+    wgrad_single: tuple[Shape, ...]
+    options_half: tuple[Options, ...] = ()
+    options_single: tuple[Options, ...] = ()
+
+
+# Fits every GPU: small tiles, two stages.
+_SAFE_TILES = Candidates(
+    gather_half=((64, 64, 32, 4, 2), (128, 64, 32, 4, 2), (64, 128, 32, 4, 2)),
+    gather_single=((64, 64, 16, 4, 2), (128, 32, 16, 4, 2), (64, 32, 32, 4, 2)),
+    wgrad_half=((64, 64, 32, 4, 2), (32, 64, 64, 4, 2)),
+    wgrad_single=((64, 64, 16, 4, 2), (32, 32, 32, 4, 2)),
+)
+# Without matrix instructions a whole block_k of both operands lies in registers.
+_SMALL = RegisterLimits(Limit(16, 32, 2))
+
+
+_UNKNOWN_CHIP = Chip(48)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Generation:
+    """GPUs that the same tiles suit.
+
+    family: name in reports and in the gate's table of accepted spills.  names: regular expression
+    of its architectures; the first record that matches counts.  chips: by architecture; `other` is
+    one that nobody has listed.  warp_size: lanes of a warp (wave).
+
+    bf16: kernels multiply bf16.  tf32: products of fp32 may round their inputs to TF32 (AMD: xf32).
+    matrix: kinds of matrix instructions, none where Triton leaves them idle.  matrix_types: of
+    which products.  warpgroup: the kind that halves in tiles of a whole warpgroup must use.
+
+    limits: what keeps tiles in registers.  candidates: tiles for the tuner.  wide, wide_turned: the
+    first choice for wide channels, by where the weight's channels lie ("oi", "io").  deep_wgrad:
+    wgrad takes deeper blocks where shared memory allows.
+
+    small_pointers: tensors within 2 GiB are addressed through 32-bit byte offsets, which is part of
+    a kernel's specialisation (HIP).  options: names of extra compile options.  tensor_memory:
+    products add up in memory of which a thread reads whole rows (tcgen05).  direct_to_shared: loads
+    go straight to shared memory, into two buffers (Triton 3.7 and newer), with padding.
+    tf32_reads_rows: TF32's second operand is read only with its input channels side by side.
+    norm_halves: a norm behind 64-bit offsets leaves half the registers.  norm_narrows_fp32: a norm
+    behind IEEE fp32 leaves fewer.
+    """
+
+    family: str
+    backend: str
+    names: str
+    chips: Mapping[str, Chip] = dataclasses.field(default_factory=dict)
+    other: Chip = _UNKNOWN_CHIP
+    warp_size: int = 32
+    bf16: bool = True
+    tf32: bool = True
+    matrix: tuple[str, ...] = ()
+    matrix_types: tuple[str, ...] = ("fp16", "bf16", "tf32", "tf32x3")
+    warpgroup: str = ""
+    limits: RegisterLimits = _SMALL
+    candidates: Candidates = _SAFE_TILES
+    wide: Shape = (128, 256, 128, 8, 2)
+    wide_turned: Shape = (128, 256, 128, 8, 2)
+    deep_wgrad: bool = False
+    small_pointers: bool = False
+    options: frozenset[str] = frozenset()
+    tensor_memory: bool = False
+    direct_to_shared: bool = False
+    tf32_reads_rows: bool = False
+    norm_halves: bool = False
+    norm_narrows_fp32: bool = False
+
+    def chip(self, arch: str) -> Chip:
+        """What is known of one of its architectures."""
+        return self.chips.get(arch, self.other)
+
+    def matrix_kinds(self, product: str) -> tuple[str, ...]:
+        """Kinds of matrix instructions that products of "fp16", "bf16", "fp32", "tf32" or "tf32x3"
+        may use; () where plain multiply-adds are right."""
+        return self.matrix if product in self.matrix_types else ()
+
+
+_CDNA_TILES = Candidates(
+    gather_half=(
+        (64, 64, 32, 4, 2), (64, 64, 64, 4, 2), (128, 64, 32, 4, 2), (128, 64, 64, 4, 2),
+        (64, 128, 32, 4, 2), (128, 128, 32, 4, 2), (128, 128, 64, 8, 2),
+    ),
+    gather_single=(
+        (64, 64, 16, 4, 2), (64, 64, 32, 4, 2), (128, 64, 16, 4, 2), (128, 64, 32, 4, 2),
+        (128, 128, 16, 8, 2),
+    ),
+    wgrad_half=(
+        (64, 64, 32, 4, 2), (64, 64, 64, 4, 2), (128, 64, 32, 4, 2), (128, 128, 32, 8, 2),
+    ),
+    wgrad_single=((64, 64, 16, 4, 2), (64, 64, 32, 4, 2), (32, 64, 32, 4, 2)),
+    options_half=((("matrix_instr_nonkdim", 16), ("kpack", 2)), (("waves_per_eu", 2),)),
+    options_single=((("matrix_instr_nonkdim", 16),), (("waves_per_eu", 2),)),
+)  # fmt: skip
+_CDNA4_TILES = dataclasses.replace(
+    _CDNA_TILES,
+    gather_half=(*_CDNA_TILES.gather_half, (128, 128, 128, 8, 2)),
+    # Its matrix instructions are twice as deep, and it packs operands by itself.
+    options_half=((("matrix_instr_nonkdim", 16),), (("waves_per_eu", 2),)),
+)
+_RDNA_TILES = Candidates(
+    gather_half=(
+        (64, 64, 32, 4, 2), (64, 64, 64, 4, 2), (128, 64, 32, 8, 2), (64, 128, 32, 8, 2),
+        (128, 128, 32, 8, 2),
+    ),
+    gather_single=((64, 64, 16, 4, 2), (64, 64, 32, 8, 2), (128, 64, 16, 8, 2)),
+    wgrad_half=((64, 64, 32, 4, 2), (64, 64, 64, 8, 2), (128, 64, 32, 8, 2)),
+    wgrad_single=((64, 64, 16, 4, 2), (64, 64, 16, 8, 2), (32, 64, 32, 4, 2)),
+    options_half=((("waves_per_eu", 2),),),
+    options_single=((("waves_per_eu", 2),),),
+)  # fmt: skip
+_AMPERE_TILES = Candidates(
+    gather_half=(
+        (64, 64, 32, 4, 3), (64, 64, 64, 4, 3), (128, 64, 32, 4, 3), (128, 64, 64, 4, 2),
+        (64, 128, 32, 4, 3), (128, 128, 32, 8, 3), (128, 128, 64, 8, 2),
+    ),
+    gather_single=(
+        (64, 64, 16, 4, 3), (64, 64, 32, 4, 2), (128, 64, 16, 4, 3), (128, 128, 16, 8, 2),
+    ),
+    wgrad_half=(
+        (64, 64, 32, 4, 3), (64, 64, 64, 4, 2), (128, 64, 32, 4, 3), (128, 128, 32, 8, 2),
+    ),
+    wgrad_single=((64, 64, 16, 4, 2), (32, 64, 32, 4, 2), (64, 64, 32, 4, 2)),
+)  # fmt: skip
+_HOPPER_TILES = Candidates(
+    gather_half=(
+        (64, 64, 64, 4, 3), (64, 128, 64, 4, 3), (128, 64, 64, 4, 3), (64, 128, 128, 4, 2),
+        (128, 128, 64, 4, 3), (128, 128, 64, 8, 3), (128, 128, 128, 8, 2), (128, 256, 64, 8, 3),
+        (128, 128, 64, 4, 4),
+    ),
+    gather_single=(
+        (64, 64, 16, 4, 3), (64, 64, 32, 4, 3), (64, 128, 32, 4, 2), (128, 64, 32, 4, 2),
+        (128, 128, 16, 8, 2), (64, 64, 64, 4, 2), (64, 128, 64, 4, 3),
+    ),
+    wgrad_half=(
+        (64, 64, 64, 4, 3), (64, 64, 32, 4, 4), (64, 64, 128, 4, 2), (64, 128, 64, 4, 3),
+        (128, 128, 64, 8, 2), (128, 64, 64, 4, 2),
+    ),
+    wgrad_single=((64, 64, 16, 4, 3), (32, 64, 64, 4, 2), (64, 64, 32, 4, 2), (32, 128, 32, 4, 2)),
+)  # fmt: skip
+
+# RDNA's matrix instructions take their operands from registers, too.
+_RDNA_LIMITS = RegisterLimits(Limit(16, 16, 2), Limit(64, 32, 3), Limit(32, 32, 2))
+_AMPERE_LIMITS = RegisterLimits(
+    Limit(32, 32, 2), Limit(64, 128, 3), Limit(32, 64, 3), Limit(32, 32, 2), Limit(32, 16, 2)
+)
+
+_AMD = Generation(
+    "generic", "hip", ".*", other=Chip(64), tf32=False, small_pointers=True,
+    options=frozenset({"matrix_instr_nonkdim", "kpack", "waves_per_eu"}),
+)  # fmt: skip
+_CDNA = dataclasses.replace(
+    _AMD, warp_size=64, matrix=("MFMA",), matrix_types=("fp16", "bf16", "fp32", "tf32", "tf32x3"),
+    limits=RegisterLimits(), candidates=_CDNA_TILES,
+)  # fmt: skip
+_RDNA = dataclasses.replace(
+    _AMD, matrix=("WMMA",), matrix_types=("fp16", "bf16"), limits=_RDNA_LIMITS,
+    candidates=_RDNA_TILES,
+)  # fmt: skip
+_NVIDIA = Generation(
+    "generic", "cuda", r"sm_\d+", matrix=("MMA", "WGMMA", "TCGEN05"), deep_wgrad=True
+)
+_AMPERE = dataclasses.replace(
+    _NVIDIA, matrix=("MMA",), warpgroup="MMA", limits=_AMPERE_LIMITS, candidates=_AMPERE_TILES
+)
+_HOPPER = dataclasses.replace(_AMPERE, limits=RegisterLimits(), candidates=_HOPPER_TILES)
+
+# Triton's interpreter keeps bf16 as bits, and `tl.dot` multiplies those bits as integers.
+_INTERPRETER = Generation("generic", "interpreter", ".*", other=Chip(1024), bf16=False)
+
+# In the order in which the compile gate takes them; what nobody has listed comes last.
+GENERATIONS: tuple[Generation, ...] = (
+    dataclasses.replace(
+        _CDNA, family="cdna2", names="gfx90a", chips={"gfx90a": Chip(64, "MI210, MI250")}
+    ),
+    dataclasses.replace(
+        _CDNA, family="cdna3", names="gfx94.", tf32=True,
+        chips={"gfx942": Chip(64, "MI300X, MI325X")},
+    ),
+    dataclasses.replace(
+        _CDNA, family="cdna4", names="gfx95.", candidates=_CDNA4_TILES, direct_to_shared=True,
+        chips={"gfx950": Chip(160, "MI350X, MI355X")},
+    ),
+    dataclasses.replace(
+        _RDNA, family="rdna3", names="gfx11..",
+        chips={"gfx1100": Chip(64, "RX 7900"), "gfx1151": Chip(64, "Ryzen AI Max (Strix Halo)")},
+    ),
+    dataclasses.replace(
+        _RDNA, family="rdna4", names="gfx12..", chips={"gfx1201": Chip(64, "RX 9070")}
+    ),
+    dataclasses.replace(
+        _NVIDIA, family="turing", names="sm_7[5-9]", bf16=False, tf32=False, matrix=(),
+        chips={"sm_75": Chip(64, "T4, RTX 20")},
+    ),
+    dataclasses.replace(
+        _AMPERE, family="ampere", names="sm_8[0-8]", norm_halves=True,
+        chips={
+            "sm_80": Chip(163, "A100", splits_fp32=True), "sm_86": Chip(99, "A10, RTX 30"),
+            "sm_87": Chip(163),
+        },
+    ),
+    dataclasses.replace(
+        _AMPERE, family="ada", names="sm_89", chips={"sm_89": Chip(99, "L4, RTX 40")}
+    ),
+    dataclasses.replace(
+        _HOPPER, family="hopper", names=r"sm_9\d", matrix=("MMA", "WGMMA"), warpgroup="WGMMA",
+        wide_turned=(128, 128, 64, 4, 4), tf32_reads_rows=True, norm_narrows_fp32=True,
+        chips={"sm_90": Chip(227, "H100, H200", splits_fp32=True)},
+    ),
+    dataclasses.replace(  # data-centre parts
+        _HOPPER, family="blackwell", names=r"sm_10\d", matrix=("MMA", "TCGEN05"),
+        warpgroup="TCGEN05", tensor_memory=True,
+        limits=_AMPERE_LIMITS._replace(gather=Limit(64, 32, 3)),
+        chips={
+            "sm_100": Chip(227, "B200", splits_fp32=True), "sm_103": Chip(227, splits_fp32=True)
+        },
+    ),
+    dataclasses.replace(
+        _HOPPER, family="blackwell", names=r"sm_1[12]\d",
+        limits=_AMPERE_LIMITS._replace(gather=Limit(64, 64, 3)),
+        chips={"sm_120": Chip(99, "RTX 50"), "sm_110": Chip(227), "sm_121": Chip(99)},
+    ),
+    dataclasses.replace(_NVIDIA, names=r"sm_\d\d", bf16=False, tf32=False, matrix=()),  # older
+    _NVIDIA,
+    dataclasses.replace(_AMD, names="gfx9..", warp_size=64),  # the gfx9 line alone has wide waves
+    _AMD,
+    _INTERPRETER,
+)  # fmt: skip
+
+
+def generation_of(backend: str, arch: str) -> Generation:
+    """The record of an architecture: "sm_90", "gfx942"."""
+    name = arch.partition(":")[0]  # AMD's may say which features are on
+    matching = (
+        one for one in GENERATIONS if one.backend == backend and re.fullmatch(one.names, name)
+    )
+    return next(matching, _INTERPRETER)
+
+
+def compiled() -> dict[str, str]:
+    """The architectures that the compile gate compiles for, and GPUs that have them."""
+    listed = (item for one in GENERATIONS for item in one.chips.items())
+    return {arch: chip.gpus for arch, chip in listed if chip.gpus}
