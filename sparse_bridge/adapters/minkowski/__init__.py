@@ -6,8 +6,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ...errors import LifecycleError
 from ..base import Adapter, Patch
+from . import patch
 
 if TYPE_CHECKING:
     from ...core.geometry.sparse_data import SparseData
@@ -28,11 +28,7 @@ _SHARED = ("diagnostics", "modules", "utils")
 
 
 class MinkowskiAdapter(Adapter):
-    """What the life cycle needs to know about MinkowskiEngine.
-
-    Always the stand-in: coordinate maps of the real one live in its compiled manager, which makes
-    new maps only inside its own layers, so that layers cannot be replaced one by one exactly.
-    """
+    """What the life cycle needs to know about MinkowskiEngine; always the stand-in, see `patch`."""
 
     name = "minkowski"
     packages = ("MinkowskiEngine", "MinkowskiEngineBackend")
@@ -45,7 +41,7 @@ class MinkowskiAdapter(Adapter):
 
     def patches(self) -> list[Patch]:
         """Raises LifecycleError: there are none."""
-        raise LifecycleError("MinkowskiEngine is answered by a stand-in, never patched.")
+        return patch.patches()
 
 
 ADAPTER = MinkowskiAdapter()

@@ -1,8 +1,10 @@
-"""MinkowskiEngine's kernel regions as lists of points, and as offset lists of the core."""
+"""MinkowskiEngine's kernels as values: regions as lists of points, and as offsets of the core."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Iterable
 from typing import Any, ClassVar
@@ -12,17 +14,13 @@ import torch
 
 from ...core.geometry.offsets import Offsets
 from ...errors import ContractError, UnsupportedError
-from .enums import RegionType
 from .errors import ArgumentValueError, StrideError
+from .upstream.enums import RegionType
 
 __all__ = [
-    "Points",
-    "Region",
-    "core_offsets",
-    "custom_points",
-    "int_list",
-    "kernel_region",
-]
+    "KernelSpec", "Points", "Region", "cell_region", "core_offsets", "custom_points", "int_list",
+    "kernel_region", "kernel_spec",
+]  # fmt: skip
 
 Points = tuple[tuple[int, ...], ...]
 
@@ -141,6 +139,13 @@ def kernel_region(
     return Region.of(tuple(dilated))
 
 
+@functools.lru_cache(maxsize=1024)
+def cell_region(size: tuple[int, ...]) -> Region:
+    """The offsets 0 .. size - 1 of a cell, in the order of a kernel of that (even) size."""
+    axes = (range(s) for s in size[::-1])
+    return Region.of(tuple(point[::-1] for point in itertools.product(*axes)))
+
+
 @functools.lru_cache(maxsize=4096)
 def core_offsets(region: Region, scale: tuple[int, ...]) -> Offsets:
     """The core's offsets for a region times `scale`, axes reversed as in `grid`.
@@ -155,3 +160,41 @@ def core_offsets(region: Region, scale: tuple[int, ...]) -> Offsets:
     return Offsets.of(
         [tuple(c * s for c, s in zip(p, scale, strict=True))[::-1] for p in region.points]
     )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class KernelSpec:
+    """Kernel of a layer: offsets, size and stride per axis, whether it makes new coordinates and
+    whether it is transposed.
+
+    Made by `kernel_spec`, so that equal ones are one object, which tables find by identity.
+    """
+
+    region: Region
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    expand: bool
+    transposed: bool
+
+    @property
+    def strided(self) -> bool:
+        return any(s > 1 for s in self.stride)
+
+    @property
+    def cells(self) -> bool:
+        """As a pool: every input belongs to one cell of the stride, instead of to windows."""
+        return self.kernel_size == self.stride
+
+    def scaled(self, tensor_stride: Iterable[int]) -> list[int]:
+        """The tensor stride behind this kernel."""
+        pairs = zip(tensor_stride, self.stride, strict=True)
+        return [t // s if self.transposed else t * s for t, s in pairs]
+
+
+@functools.cache
+def kernel_spec(
+    region: Region, kernel_size: tuple[int, ...], stride: tuple[int, ...], expand: bool,
+    transposed: bool,
+) -> KernelSpec:  # fmt: skip
+    """The one `KernelSpec` of these values."""
+    return KernelSpec(region, kernel_size, stride, expand, transposed)

@@ -2,20 +2,32 @@
 
 Users see absolute coordinates. The core gets them divided by a unit that all are multiples of (as a
 rule the tensor stride) and with the spatial axes reversed: MinkowskiEngine's kernels run along axis
-1 first, the core's along the last axis, and only so do neighbouring taps meet neighbouring keys.
+1 first, the core's along the last axis, and only so do neighbouring offsets meet neighbouring keys.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 
 from ...core.geometry.boxes import Box
 from ...core.maps.coordinate_map import CoordinateMap
-from ...errors import CoordinateError
+from ...core.maps.kernel_map import KernelMap
+from ...core.maps.lookup import find_rows
+from .geometry import KernelSpec
 
-__all__ = ["Grid", "common_unit", "floor_to"]
+__all__ = ["Grid", "Key", "LayerMap", "common_unit", "floor_to", "reached"]
+
+Key = tuple[tuple[int, ...], str]
+
+
+class LayerMap(NamedTuple):
+    """What a layer needs of a manager: the key of its output, and the kernel map to it."""
+
+    key: Key
+    kmap: KernelMap
 
 
 def _divided(axes: torch.Tensor, unit: tuple[int, ...]) -> torch.Tensor:
@@ -44,60 +56,102 @@ def common_unit(*units: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.gcd(*axis) for axis in zip(*units, strict=True))
 
 
+def reached(
+    box: Box, offsets: tuple[tuple[int, ...], ...], multiplier: tuple[int, ...],
+    divisor: tuple[int, ...],
+) -> Box:  # fmt: skip
+    """Bounds of (c * multiplier + o) / divisor, where whole, for the coordinates c of `box`."""
+    lo, size = [box.lo[0]], [box.size[0]]
+    for axis, (m, d) in enumerate(zip(multiplier, divisor, strict=True)):
+        along = [offset[axis] for offset in offsets]
+        low, extent = box.lo[axis + 1], box.size[axis + 1]
+        first = -(-(low * m + min(along)) // d)
+        last = ((low + extent - 1) * m + max(along)) // d
+        lo.append(first)
+        size.append(max(0, last - first + 1) if extent else 0)
+    return Box.spanning(tuple(lo), tuple(size))
+
+
 class Grid:
     """Distinct coordinates at one tensor stride.
 
-    coords: int32 [N, 1 + D], batch first, absolute.  stride: [D], the tensor stride.
-    unit: [D], at least 1; every coordinate is a multiple of it.
+    stride: [D], the tensor stride.  unit: [D], at least 1; every coordinate is a multiple of it.
     lo, hi: bounds of every column, inclusive, not always tight.
     made: how it came to be: "inserted", "strided", "expanded", "pruned", "merged" or "origin".
+    layers: what layers on this map found, by kernel.
     """
 
     def __init__(
-        self, coords: torch.Tensor, stride: tuple[int, ...], unit: tuple[int, ...],
-        lo: tuple[int, ...], hi: tuple[int, ...], made: str,
+        self, coords: torch.Tensor | None, stride: tuple[int, ...], unit: tuple[int, ...],
+        bounds: tuple[tuple[int, ...], tuple[int, ...]], made: str,
     ) -> None:  # fmt: skip
-        self.coords, self.stride, self.unit, self.made = coords, stride, unit, made
-        self.lo, self.hi = lo, hi
+        self._coords, self.stride, self.unit, self.made = coords, stride, unit, made
+        self.lo, self.hi = bounds
+        self.layers: dict[KernelSpec, LayerMap] = {}
         self._views: dict[tuple[int, ...], CoordinateMap] = {}
-        self._batches: torch.Tensor | None = None
+
+    @staticmethod
+    def given(coords: torch.Tensor, stride: tuple[int, ...], made: str) -> Grid:
+        """A grid around int32 coordinates [N, 1 + D] as they are. Waits for the device."""
+        lo, hi = (0,) * coords.shape[1], (-1,) * coords.shape[1]
+        if coords.shape[0]:
+            lo, hi = (tuple(bound) for bound in torch.stack(coords.aminmax(dim=0)).tolist())
+        unit = tuple(max(1, t) for t in stride)
+        if any(u > 1 for u in unit) and bool((coords[:, 1:] % coords.new_tensor(unit)).any()):
+            unit = (1,) * len(unit)  # the stride is only a label then
+        return Grid(coords, stride, unit, (lo, hi), made)
 
     @staticmethod
     def of_view(
         view: CoordinateMap, stride: tuple[int, ...], unit: tuple[int, ...], made: str
     ) -> Grid:
         """The grid whose view at `unit` is `view`."""
-        coords = view.coords
-        axes = _multiplied(coords[:, 1:].flip(1), unit)
         lo, size = view.box.lo, view.box.size
         low = (lo[0], *(c * u for c, u in zip(lo[:0:-1], unit, strict=True)))
         last = [c + s - 1 for c, s in zip(lo[:0:-1], size[:0:-1], strict=True)]
         high = (lo[0] + size[0] - 1, *(c * u for c, u in zip(last, unit, strict=True)))
-        grid = Grid(torch.cat([coords[:, :1], axes], 1), stride, unit, low, high, made)
+        grid = Grid(None, stride, unit, (low, high), made)
         grid._views[unit] = view
         return grid
 
     def __getstate__(self) -> tuple[object, ...]:
-        return (self.coords, self.stride, self.unit, self.lo, self.hi, self.made)
+        return (self.coords, self.stride, self.unit, (self.lo, self.hi), self.made)
 
     def __setstate__(self, state: tuple[object, ...]) -> None:
         self.__init__(*state)  # type: ignore[misc]
 
     @property
+    def coords(self) -> torch.Tensor:
+        """int32 [N, 1 + D], batch first, absolute."""
+        if self._coords is None:
+            view = self._views[self.unit].coords
+            self._coords = torch.cat([view[:, :1], _multiplied(view[:, 1:].flip(1), self.unit)], 1)
+        return self._coords
+
+    @property
     def n_rows(self) -> int:
-        return self.coords.shape[0]
+        coords = self._coords
+        return self._views[self.unit].n_rows if coords is None else coords.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.own_view().device
 
     @property
     def dimension(self) -> int:
-        return self.coords.shape[1] - 1
+        return len(self.stride)
 
     def box(self, unit: tuple[int, ...]) -> Box:
-        """Bounds of the view at `unit`."""
+        """Bounds of the coordinates divided by `unit` and floored, axes reversed."""
         low = [c // u for c, u in zip(self.lo[1:], unit, strict=True)]
         high = [c // u for c, u in zip(self.hi[1:], unit, strict=True)]
         lo = (self.lo[0], *low[::-1])
         hi = (self.hi[0], *high[::-1])
         return Box.spanning(lo, tuple(max(0, h - c + 1) for c, h in zip(lo, hi, strict=True)))
+
+    def adopt(self, coords: torch.Tensor, view: CoordinateMap) -> None:
+        """The coordinates, and their view at the grid's unit."""
+        self._coords, self._views[self.unit] = coords, view
 
     def query(self, coords: torch.Tensor, unit: tuple[int, ...]) -> torch.Tensor:
         """Absolute integer coordinates as the view at `unit` wants them."""
@@ -115,26 +169,13 @@ class Grid:
     def own_view(self) -> CoordinateMap:
         return self.view(self.unit)
 
-    def coarse_view(self, divisor: tuple[int, ...]) -> CoordinateMap:
-        """The own view divided by `divisor` and floored: as many rows, with repeats."""
-        own = self.own_view()
-        reverse = divisor[::-1]
-        axes = _divided(own.coords[:, 1:], reverse)
-        box = own.box
-        lo = [c // d for c, d in zip(box.lo[1:], reverse, strict=True)]
-        last = [c + s - 1 for c, s in zip(box.lo[1:], box.size[1:], strict=True)]
-        hi = [c // d for c, d in zip(last, reverse, strict=True)]
-        size = [max(0, h - c + 1) for c, h in zip(lo, hi, strict=True)]
-        coarse = Box.spanning((box.lo[0], *lo), (box.size[0], *size))
-        return CoordinateMap(torch.cat([own.coords[:, :1], axes], 1), coarse)
+    def cells(self, divisor: tuple[int, ...]) -> CoordinateMap:
+        """The distinct cells of `divisor` units that hold a coordinate, by their first row."""
+        own, out = self.own_view(), tuple(d * u for d, u in zip(divisor, self.unit, strict=True))
+        axes = _divided(own.coords[:, 1:], divisor[::-1])
+        coarse = CoordinateMap(torch.cat([own.coords[:, :1], axes], 1), self.box(out))
+        return coarse if coarse.unique else coarse.duplicates().map
 
-    def batches(self) -> torch.Tensor:
-        """Batch indices present, ascending int64. Raises CoordinateError for a negative one."""
-        if self._batches is None:
-            found = torch.unique(self.coords[:, 0]).long()
-            if found.shape[0] and int(found[0]) < 0:
-                raise CoordinateError(
-                    f"batch index {int(found[0])}; batch indices must be 0 or more."
-                )
-            self._batches = found
-        return self._batches
+    def rows_of(self, coords: torch.Tensor) -> torch.Tensor:
+        """Row of every absolute integer coordinate [M, 1 + D] that lies on the unit, else -1."""
+        return find_rows(self.own_view(), self.query(coords, self.unit))

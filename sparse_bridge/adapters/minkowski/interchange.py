@@ -9,7 +9,8 @@ import torch
 
 from ...core.geometry.sparse_data import SparseData
 from ...errors import CoordinateError, DataTypeError, GeometryError, LifecycleError
-from .registry import MapRegistry
+from .batches import batches
+from .maps import MapRegistry
 
 __all__ = ["from_core", "to_core"]
 
@@ -36,8 +37,8 @@ def to_core(x: Any) -> SparseData:
                 "cells of a coarser grid."
             )
         coords = torch.div(coords, spacing, rounding_mode="floor")
-    batches = x.coordinate_manager._manager.batches()
-    batch_size = int(batches[-1]) + 1 if len(batches) else 0
+    present = batches(x.coordinate_manager._manager)
+    batch_size = int(present[-1]) + 1 if len(present) else 0
     return SparseData(x.F, coords, tuple(x.tensor_stride), None, batch_size)
 
 

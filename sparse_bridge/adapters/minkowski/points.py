@@ -1,40 +1,89 @@
-"""Quantisation of bare points, as data loaders do it."""
+"""Points at float coordinates: fields, interpolation between voxels, spreading onto voxels."""
 
 from __future__ import annotations
 
 import torch
 
-from ...core.maps.lookup import distinct_rows
-from .errors import CoordinateTypeError
-from .quantize import vote_labels
+from ...core.ops.interpolate import corners, interpolation
+from ...core.ops.row_matrix import RowMatrix
+from ...errors import ContractError, CoordinateError
+from .grid import Grid, Key
 
-__all__ = ["quantize_labels", "quantize_points"]
+__all__ = ["FieldMap", "integral", "interpolation_matrix", "splat_points"]
+
+_INT32 = torch.iinfo(torch.int32)
 
 
-def quantize_points(coords: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(first row of every distinct coordinate, the distinct coordinate of every row), int64.
-
-    coords: int32 [N, D]; distinct ones are numbered in the order of their first row.
-    Raises: CoordinateTypeError.
-    """
-    if coords.dtype != torch.int32 or coords.ndim != 2 or coords.shape[1] < 1:
-        raise CoordinateTypeError(
-            f"coordinates are {coords.dtype} of shape {list(coords.shape)}; expected int32 [N, D]."
+def integral(coords: torch.Tensor) -> torch.Tensor:
+    """Coordinates of any dtype as int32, floored. Raises CoordinateError where they do not fit."""
+    if coords.dtype == torch.int32:
+        return coords
+    floored = torch.floor(coords.double()) if coords.is_floating_point() else coords.long()
+    fits = (floored >= _INT32.min) & (floored <= _INT32.max)
+    if not bool(fits.all()):
+        bad = coords[~fits.all(1)][0].tolist()
+        raise CoordinateError(
+            f"the coordinate {bad} is not finite or leaves 32-bit integers; "
+            "shift or coarsen the coordinates."
         )
-    return distinct_rows(coords)
+    return floored.int()
 
 
-def quantize_labels(
-    coords: torch.Tensor, labels: torch.Tensor, ignore_label: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`quantize_points` and the label of every distinct coordinate, `ignore_label` on conflict.
+class FieldMap:
+    """Coordinates [N, 1 + D] of points, batch first.
 
-    labels: int32 [N] on the CPU. Raises: CoordinateTypeError.
+    coords: float32, as the manager shows them.  exact: the integers behind them if they were
+    integers, so that large ones keep every digit.  rows: rows on maps made from this field, by key.
     """
-    if labels.dtype != torch.int32 or labels.shape != coords.shape[:1]:
-        raise CoordinateTypeError(
-            f"labels are {labels.dtype} of shape {list(labels.shape)}; "
-            f"expected int32 [{coords.shape[0]}]."
+
+    def __init__(self, coords: torch.Tensor, stride: tuple[int, ...]) -> None:
+        self.exact = None if coords.is_floating_point() else coords.detach().clone()
+        self.coords = coords.detach().to(torch.float32, copy=True)
+        self.stride = stride
+        self.rows: dict[Key, torch.Tensor] = {}
+
+    def cells(self, stride: tuple[int, ...]) -> torch.Tensor:
+        """int32 [N, 1 + D]: every point rounded down to multiples of `stride`, its batch index to
+        the nearest integer. Raises CoordinateError."""
+        coords = self.coords.double() if self.exact is None else self.exact.long()
+        step = coords.new_tensor([max(1, s) for s in stride])
+        axes = torch.div(coords[:, 1:], step, rounding_mode="floor") * step
+        return integral(torch.cat([coords[:, :1].round(), axes], 1))
+
+
+def _check(grid: Grid, query: torch.Tensor) -> None:
+    if query.ndim != 2 or query.shape[1] != grid.dimension + 1:
+        raise ContractError(
+            f"positions have shape {list(query.shape)}; "
+            f"expected [M, {grid.dimension + 1}], batch index first."
         )
-    first, inverse = quantize_points(coords)
-    return first, inverse, vote_labels(labels, first, inverse, ignore_label)
+    if not bool(torch.isfinite(query).all()):
+        raise CoordinateError("positions must be finite; drop the rows with NaN or infinity.")
+
+
+def interpolation_matrix(grid: Grid, query: torch.Tensor) -> RowMatrix:
+    """Multilinear interpolation at absolute positions, from the rows of `grid` to those of `query`.
+
+    query: float [M, 1 + D]; its batch index is rounded.  Corners lie on multiples of the tensor
+    stride; absent ones count as zero, nothing is renormalised.
+    Raises: ContractError, CoordinateError.
+    """
+    _check(grid, query)
+    unit = torch.tensor(grid.unit[::-1], dtype=torch.float64, device=query.device)
+    spacing = tuple(max(1, t) // u for t, u in zip(grid.stride, grid.unit, strict=True))[::-1]
+    exact = query.double()
+    position = exact[:, 1:].flip(1) / unit
+    return interpolation(grid.own_view(), exact[:, 0].round().long(), position, spacing)
+
+
+def splat_points(coords: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The 2^D integer corners of every point [N, 1 + D]: int64 [N * 2^D, 1 + D], and their weights.
+
+    Weights are float64 [N * 2^D], sorted by point.  Raises: CoordinateError.
+    """
+    exact = coords.double()
+    if not bool(torch.isfinite(exact).all()):
+        raise CoordinateError("points must be finite; drop the rows with NaN or infinity.")
+    points, weights = corners(exact[:, 1:], (1,) * (coords.shape[1] - 1))
+    batch = exact[:, 0].round().long().view(-1, 1, 1).expand(-1, points.shape[1], 1)
+    return torch.cat([batch, points], 2).flatten(0, 1), weights.flatten()

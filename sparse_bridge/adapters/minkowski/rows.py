@@ -9,10 +9,11 @@ import torch
 from ...core.ops.spread import spread
 from ...errors import CoordinateError, DeviceError
 from ...log import logger
+from .batches import batch_rows
 from .errors import FeatureShapeError, TensorDeviceError
-from .layers import check_features
-from .registry import Key, MapRegistry
-from .relations import batch_rows, rows_of
+from .grid import Key
+from .maps import MapRegistry
+from .weights import check_aligned
 
 __all__ = ["broadcast", "combine", "prune", "union"]
 
@@ -24,7 +25,7 @@ def broadcast(
 
     Raises: FeatureShapeError, FeatureTypeError, CoordinateError.
     """
-    check_features(registry, glob_key, glob, "broadcast")
+    check_aligned(glob, registry.grid(glob_key), "broadcast")
     return spread(glob, batch_rows(registry, in_key, glob_key))
 
 
@@ -82,7 +83,7 @@ def union(
     """
     channels = features[0].shape[1]
     for key, part in zip(keys, features, strict=True):
-        check_features(registry, key, part, "MinkowskiUnion")
+        check_aligned(part, registry.grid(key), "MinkowskiUnion")
         if part.shape[1] != channels:
             raise FeatureShapeError(
                 f"MinkowskiUnion got {channels} and {part.shape[1]} channels; all must agree."
@@ -93,16 +94,16 @@ def union(
         out_key, rows = registry.merged(keys)
     else:
         out_key = given
-        rows = [rows_of(registry.grid(given), registry.grid(key).coords) for key in keys]
+        rows = [registry.grid(given).rows_of(registry.grid(key).coords) for key in keys]
         if any(bool((part < 0).any()) for part in rows):
             raise CoordinateError(f"the map {given} is not a union of the maps {keys}.")
     dtype = features[0].dtype
     for part in features[1:]:
         dtype = torch.promote_types(dtype, part.dtype)
     total = features[0].new_zeros((registry.grid(out_key).n_rows, channels), dtype=dtype)
-    for place, part in zip(rows, features, strict=True):
+    for out_rows, part in zip(rows, features, strict=True):
         # A map's rows are distinct, so no two additions of one step meet.
-        total = total.index_add(0, place, part.to(dtype))
+        total = total.index_add(0, out_rows, part.to(dtype))
     return total, out_key
 
 

@@ -7,9 +7,9 @@ from MinkowskiEngine.sparse_matrix_functions import ComposedFunction
 from MinkowskiEngineBackend._C import BroadcastMode
 
 from sparse_bridge.adapters.ledger import note
-from sparse_bridge.adapters.minkowski.arguments import drop_old
 from sparse_bridge.adapters.minkowski.errors import FeatureShapeError, FeatureTypeError
 from sparse_bridge.adapters.minkowski.rows import broadcast
+from sparse_bridge.adapters.minkowski.tensors import drop_old
 from sparse_bridge.errors import ContractError
 
 __all__ = [
@@ -70,19 +70,17 @@ class MinkowskiBroadcastBase(MinkowskiModuleBase):
             raise ContractError("both tensors must share one coordinate manager.")
         out = self._join(input, input_glob)
         note("minkowski", type(self).__name__)
-        return SparseTensor(
-            out, coordinate_map_key=input.coordinate_map_key, coordinate_manager=input._manager
-        )
+        return input._with(out)
 
     def _spread(self, input, input_glob):
         return broadcast(
-            input._manager._manager, input_glob.F, input.coordinate_map_key.key,
+            input._manager._manager, input_glob._F, input.coordinate_map_key.key,
             input_glob.coordinate_map_key.key,
         )  # fmt: skip
 
     def _apply_function(self, input, input_glob, mode):
         return MinkowskiBroadcastFunction.apply(
-            input.F, input_glob.F, mode, input.coordinate_map_key, input_glob.coordinate_map_key,
+            input._F, input_glob._F, mode, input.coordinate_map_key, input_glob.coordinate_map_key,
             input._manager,
         )  # fmt: skip
 
@@ -115,4 +113,4 @@ class MinkowskiBroadcastConcatenation(MinkowskiBroadcastBase):
     """[x, g of the row's batch item] along the channels."""
 
     def _join(self, input, input_glob):
-        return torch.cat([input.F, self._spread(input, input_glob)], 1)
+        return torch.cat([input._F, self._spread(input, input_glob)], 1)

@@ -5,14 +5,12 @@ import math
 import torch
 from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
 from MinkowskiEngine.MinkowskiKernelGenerator import generator_of
-from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor
-from MinkowskiEngineBackend._C import CoordinateMapKey
+from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor, refuse_input
 from torch.nn import Parameter
 
 from sparse_bridge.adapters.ledger import note
-from sparse_bridge.adapters.minkowski.arguments import drop_old
-from sparse_bridge.adapters.minkowski.convolve import channelwise_convolution
-from sparse_bridge.errors import ContractError
+from sparse_bridge.adapters.minkowski.conv import channelwise_convolution
+from sparse_bridge.adapters.minkowski.tensors import drop_old
 
 __all__ = ["MinkowskiChannelwiseConvolution"]
 
@@ -52,29 +50,15 @@ class MinkowskiChannelwiseConvolution(MinkowskiModuleBase):
 
         Raises: ContractError, FeatureShapeError, FeatureTypeError, StrideError, TensorDeviceError.
         """
-        if not isinstance(input, SparseTensor):
-            raise ContractError(
-                f"MinkowskiChannelwiseConvolution takes a SparseTensor, got {type(input).__name__}."
-            )
-        if self.dimension != input.D:
-            raise ContractError(
-                f"the layer has dimension {self.dimension}, its input has D={input.D}."
-            )
-        out, key = channelwise_convolution(
-            input._manager._manager, input.F, self.kernel, self.bias, input.coordinate_map_key.key,
-            self.kernel_generator.spec(),
-        )  # fmt: skip
-        note("minkowski", type(self).__name__)
-        return SparseTensor(
-            out, coordinate_map_key=CoordinateMapKey.of(key), coordinate_manager=input._manager
-        )
+        if not isinstance(input, SparseTensor) or self.dimension != input._D:
+            refuse_input(self, input)
+        what, manager = type(self).__name__, input._manager
+        spec = self.kernel_generator.spec()
+        key, kmap = manager._manager.layer_map(input.coordinate_map_key.key, spec)
+        out = channelwise_convolution(input._F, self.kernel, self.bias, kmap, what)
+        note("minkowski", what)
+        return SparseTensor._of(out, key, manager)
 
     def __repr__(self):
         generator = self.kernel_generator
-        text = f"{self.__class__.__name__}(in={self.in_channels}, "
-        if generator.region_type.name == "CUSTOM":
-            text += f"region_type={generator.region_type}, "
-            text += f"kernel_volume={generator.kernel_volume}, "
-        else:
-            text += f"kernel_size={generator.kernel_size}, "
-        return text + f"stride={generator.kernel_stride}, dilation={generator.kernel_dilation})"
+        return f"{self.__class__.__name__}(in={self.in_channels}, {generator.summary()})"

@@ -5,21 +5,21 @@ import math
 import torch
 from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
 from MinkowskiEngine.MinkowskiKernelGenerator import KernelGenerator, generator_of
-from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor, _get_coordinate_map_key
+from MinkowskiEngine.MinkowskiSparseTensor import (
+    SparseTensor,
+    _get_coordinate_map_key,
+    refuse_input,
+)
 from MinkowskiEngine.sparse_matrix_functions import ComposedFunction
-from MinkowskiEngineBackend._C import ConvolutionMode, CoordinateMapKey
+from MinkowskiEngineBackend._C import ConvolutionMode
 from torch.nn import Parameter
 
 from sparse_bridge.adapters.expected import expect
 from sparse_bridge.adapters.ledger import note
-from sparse_bridge.adapters.minkowski.arguments import drop_old
-from sparse_bridge.adapters.minkowski.convolve import (
-    convolution,
-    expected,
-    pointwise,
-    transposed_convolution,
-)
-from sparse_bridge.errors import ContractError
+from sparse_bridge.adapters.minkowski.conv import collapsed, convolve, pointwise
+from sparse_bridge.adapters.minkowski.tensors import drop_old
+from sparse_bridge.adapters.minkowski.upstream.keys import fill, given_by
+from sparse_bridge.adapters.minkowski.weights import check_aligned, expected, parameter
 
 __all__ = [
     "MinkowskiConvolution",
@@ -31,45 +31,35 @@ __all__ = [
 ]
 
 
-def _run(operation, features, kernel, generator, in_key, out_key, manager, bias=None, **named):
-    """Run a convolution and fill in an unset `out_key`."""
-    if out_key is None:
-        out_key = CoordinateMapKey(in_key.get_coordinate_size())
-    given = out_key.key if out_key.is_key_set() else None
-    out, found = operation(
-        manager._manager, features, kernel, bias, in_key.key, given, generator.spec(), **named
-    )
-    if given is None:
-        out_key.set_key(*found)
-    return out, out_key
+def _function(transposed, what):
+    """`compute` of an autograd function; fills in an unset output key."""
+
+    def compute(
+        input_features, kernel_weights, kernel_generator, convolution_mode,
+        in_coordinate_map_key, out_coordinate_map_key=None, coordinate_manager=None,
+    ):  # fmt: skip
+        registry, in_key = coordinate_manager._manager, in_coordinate_map_key.key
+        check_aligned(input_features, registry.grid(in_key), what)
+        found = registry.layer_map(
+            in_key, kernel_generator.spec(transposed), given_by(out_coordinate_map_key)
+        )
+        out = convolve(input_features, kernel_weights, None, found.kmap, what)
+        fill(out_coordinate_map_key, found.key)
+        return out
+
+    return staticmethod(compute)
 
 
 class MinkowskiConvolutionFunction(ComposedFunction):
     """apply(features, kernel, kernel_generator, convolution_mode, in_key, out_key, manager)."""
 
-    @staticmethod
-    def compute(
-        input_features, kernel_weights, kernel_generator, convolution_mode,
-        in_coordinate_map_key, out_coordinate_map_key=None, coordinate_manager=None,
-    ):  # fmt: skip
-        return _run(
-            convolution, input_features, kernel_weights, kernel_generator, in_coordinate_map_key,
-            out_coordinate_map_key, coordinate_manager,
-        )[0]  # fmt: skip
+    compute = _function(False, "MinkowskiConvolution")
 
 
 class MinkowskiConvolutionTransposeFunction(ComposedFunction):
     """apply(features, kernel, kernel_generator, convolution_mode, in_key, out_key, manager)."""
 
-    @staticmethod
-    def compute(
-        input_features, kernel_weights, kernel_generator, convolution_mode,
-        in_coordinate_map_key, out_coordinate_map_key=None, coordinate_manager=None,
-    ):  # fmt: skip
-        return _run(
-            transposed_convolution, input_features, kernel_weights, kernel_generator,
-            in_coordinate_map_key, out_coordinate_map_key, coordinate_manager,
-        )[0]  # fmt: skip
+    compute = _function(True, "MinkowskiConvolutionTranspose")
 
 
 class MinkowskiConvolutionBase(MinkowskiModuleBase):
@@ -135,50 +125,36 @@ class MinkowskiConvolutionBase(MinkowskiModuleBase):
             of the same manager; None for the layer's own rule. `use_mm` layers ignore it.
         Raises: ContractError, FeatureShapeError, FeatureTypeError, StrideError, TensorDeviceError.
         """
-        what = type(self).__name__
-        if not isinstance(input, SparseTensor):
-            raise ContractError(f"{what} takes a SparseTensor, got {type(input).__name__}.")
-        if self.dimension != input.D:
-            raise ContractError(
-                f"{what} has dimension {self.dimension}, its input has D={input.D}."
-            )
+        if not isinstance(input, SparseTensor) or self.dimension != input._D:
+            refuse_input(self, input)
+        what, manager = type(self).__name__, input._manager
+        kernel, bias = parameter(self, "kernel"), parameter(self, "bias")
         if self.use_mm:
-            out, out_key = (
-                pointwise(input.F, self.kernel, self.bias, what),
-                input.coordinate_map_key,
-            )
+            made = input._with(pointwise(input._F, kernel, bias, what))
+        elif coordinates is None:
+            spec = self.kernel_generator.spec(self.is_transpose)
+            key, kmap = manager._manager.layer_map(input.coordinate_map_key.key, spec)
+            made = SparseTensor._of(convolve(input._F, kernel, bias, kmap, what), key, manager)
         else:
-            out, out_key = self._convolve(input, coordinates, what)
+            made = self._convolve_at(coordinates, input, kernel, bias)
         note("minkowski", what)
-        return SparseTensor(out, coordinate_map_key=out_key, coordinate_manager=input._manager)
+        return made
 
-    def _convolve(self, input, coordinates, what):
-        stride = self._given_stride(input) if coordinates is not None else 1
-        out_key = _get_coordinate_map_key(input, coordinates, stride)
-        operation, named = convolution, {"what": what}
-        if self.is_transpose:
-            operation = transposed_convolution
-            given = isinstance(coordinates, torch.Tensor)
-            named["collapsed"] = given and not self.kernel_generator.expand_coordinates
-        return _run(
-            operation, input.F, self.kernel, self.kernel_generator, input.coordinate_map_key,
-            out_key, input._manager, self.bias, **named,
-        )  # fmt: skip
-
-    def _given_stride(self, input):
-        """Tensor stride of coordinates that are given as a tensor."""
-        pairs = zip(input.tensor_stride, self.kernel_generator.kernel_stride, strict=True)
-        return [t // s if self.is_transpose else t * s for t, s in pairs]
+    def _convolve_at(self, coordinates, input, kernel, bias):
+        spec, registry = self.kernel_generator.spec(self.is_transpose), input._manager._manager
+        wanted = _get_coordinate_map_key(input, coordinates, spec.scaled(input.tensor_stride))
+        in_key, key = input.coordinate_map_key.key, given_by(wanted)
+        if spec.transposed and not spec.expand and isinstance(coordinates, torch.Tensor):
+            kernel, kmap = collapsed(registry, in_key, key, kernel)
+        else:
+            key, kmap = registry.layer_map(in_key, spec, key)
+            fill(wanted, key)
+        out = convolve(input._F, kernel, bias, kmap, type(self).__name__)
+        return SparseTensor._of(out, key, input._manager)
 
     def __repr__(self):
-        generator = self.kernel_generator
-        text = f"{self.__class__.__name__}(in={self.in_channels}, out={self.out_channels}, "
-        if generator.region_type.name == "CUSTOM":
-            text += f"region_type={generator.region_type}, "
-            text += f"kernel_volume={generator.kernel_volume}, "
-        else:
-            text += f"kernel_size={generator.kernel_size}, "
-        return text + f"stride={generator.kernel_stride}, dilation={generator.kernel_dilation})"
+        channels = f"in={self.in_channels}, out={self.out_channels}"
+        return f"{self.__class__.__name__}({channels}, {self.kernel_generator.summary()})"
 
 
 class MinkowskiConvolution(MinkowskiConvolutionBase):

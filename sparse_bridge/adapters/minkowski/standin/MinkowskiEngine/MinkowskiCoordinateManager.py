@@ -16,7 +16,7 @@ from MinkowskiEngineBackend._C import (
     RegionType,
 )
 
-from sparse_bridge.adapters.minkowski import managing
+from sparse_bridge.adapters.minkowski import batches, manager
 from sparse_bridge.adapters.minkowski.errors import (
     ArgumentValueError,
     CoordinateTypeError,
@@ -115,7 +115,7 @@ class CoordinateManager:
         stride = tuple(convert_to_int_list(tensor_stride, self.D))
         taken, (_, name) = (stride, ""), self._manager.free_key(stride)
         while not name or (stride, name) == taken:
-            _, name = self._manager.free_key(stride, self._manager._tag())
+            _, name = self._manager.free_key(stride, self._manager.tag())
         return list(stride), name
 
     # coordinates
@@ -132,6 +132,8 @@ class CoordinateManager:
             )
         stride = tuple(convert_to_int_list(tensor_stride, self.D))
         key, first, inverse = self._manager.insert(coordinates, stride, string_id)
+        if inverse is None:
+            inverse = torch.arange(len(coordinates), device=coordinates.device)
         return CoordinateMapKey.of(key), (inverse if first is None else first, inverse)
 
     def _check(self, coordinates):
@@ -148,7 +150,7 @@ class CoordinateManager:
         self._check(coordinates)
         stride = tuple(convert_to_int_list(tensor_stride, self.D))
         return CoordinateMapKey.of(
-            managing.insert_field(self._manager, coordinates, stride, string_id)
+            manager.insert_field(self._manager, coordinates, stride, string_id)
         )
 
     def field_to_sparse_insert_and_map(
@@ -156,7 +158,7 @@ class CoordinateManager:
     ):
         """Voxelise a field: (key, (unique map, inverse map)), int64."""
         stride = tuple(convert_to_int_list(sparse_tensor_stride, self.D))
-        key, first, inverse = managing.voxelize(
+        key, first, inverse = manager.voxelize(
             self._manager, field_map_key.key, stride, sparse_tensor_string_id
         )
         return CoordinateMapKey.of(key), (inverse if first is None else first, inverse)
@@ -177,7 +179,7 @@ class CoordinateManager:
 
     def field_to_sparse_map(self, field_map_key, sparse_map_key):
         """(sparse rows, field rows), int32, of the points whose voxel exists."""
-        rows = managing.point_rows(self._manager, field_map_key.key, sparse_map_key.key)
+        rows = manager.point_rows(self._manager, field_map_key.key, sparse_map_key.key)
         points = (rows >= 0).nonzero().squeeze(1)
         return rows[points].int(), points.int()
 
@@ -214,7 +216,7 @@ class CoordinateManager:
 
     def stride_map(self, in_key, stride_key):
         """(rows of `in_key`, rows of `stride_key`), int64, one pair per row of `in_key`."""
-        return managing.stride_pairs(self._manager, self._key(in_key), self._key(stride_key))
+        return manager.stride_pairs(self._manager, self._key(in_key), self._key(stride_key))
 
     def kernel_map(
         self, in_key, out_key, stride=1, kernel_size=3, dilation=1,
@@ -232,9 +234,7 @@ class CoordinateManager:
             dimension=self.D,
         )  # fmt: skip
         keys = self._key(in_key), self._key(out_key)
-        return managing.kernel_map_pairs(
-            self._manager, *keys, generator.spec(), is_transpose, is_pool
-        )
+        return manager.kernel_map_pairs(self._manager, *keys, generator.spec(is_transpose), is_pool)
 
     def get_kernel_map(self, *args, **kwargs):
         """The old name of `kernel_map`."""
@@ -245,7 +245,7 @@ class CoordinateManager:
 
     def origin(self):
         """Key of the map with one row (b, 0, .., 0) per batch index, ascending."""
-        return CoordinateMapKey.of(self._manager.origin())
+        return CoordinateMapKey.of(batches.origin(self._manager))
 
     def origin_field(self):
         """The same for fields: fields and maps of a manager share their batch items."""
@@ -253,19 +253,19 @@ class CoordinateManager:
 
     def origin_map(self, key):
         """(batch indices [B], list of the rows of each batch index 0 .. max), int64."""
-        return managing.origin_rows(self._manager, self._key(key))
+        return batches.item_rows(self._manager, self._key(key))
 
     def origin_field_map(self, field_key):
         """`origin_map` of a field."""
-        return managing.origin_field_rows(self._manager, field_key.key)
+        return batches.field_rows(self._manager, field_key.key)
 
     def number_of_unique_batch_indices(self):
         """Number of batch items that were inserted."""
-        return self._manager.grid(self._manager.origin()).n_rows
+        return self._manager.grid(batches.origin(self._manager)).n_rows
 
     def union_map(self, in_keys, out_key):
         """int64 [2, N_i] per input (its rows, their union rows); fills in the unset `out_key`."""
-        found, pairs = managing.union_pairs(
+        found, pairs = manager.union_pairs(
             self._manager, [key.key for key in in_keys], out_key.is_key_set()
         )
         out_key.set_key(*found)
@@ -276,7 +276,7 @@ class CoordinateManager:
 
         samples: float [M, D + 1], absolute positions.
         """
-        return managing.interpolation_pairs(self._manager, self._key(key), samples)
+        return manager.interpolation_pairs(self._manager, self._key(key), samples)
 
     def __repr__(self):
         keys = sorted(self._manager.grids)

@@ -5,14 +5,14 @@ from MinkowskiEngine.sparse_matrix_functions import ComposedFunction
 
 from sparse_bridge.adapters.ledger import note
 from sparse_bridge.adapters.minkowski.errors import FeatureTypeError
-from sparse_bridge.adapters.minkowski.interpolate import interpolation_matrix
+from sparse_bridge.adapters.minkowski.points import interpolation_matrix
 
 __all__ = ["MinkowskiInterpolation", "MinkowskiInterpolationFunction"]
 
 
 def interpolate_at(x, query):
     """(features [M, C] at positions [M, D + 1], the interpolation matrix)."""
-    matrix = interpolation_matrix(x._manager._manager, x.coordinate_map_key.key, query)
+    matrix = interpolation_matrix(x._manager._manager.grid(x.coordinate_map_key.key), query)
     return matrix.multiply(x._F), matrix
 
 
@@ -27,7 +27,8 @@ class MinkowskiInterpolationFunction(ComposedFunction):
             raise FeatureTypeError(
                 f"positions are {query.dtype}, features {features.dtype}; expected one dtype."
             )
-        matrix = interpolation_matrix(coordinate_manager._manager, in_coordinate_map_key.key, query)
+        grid = coordinate_manager._manager.grid(in_coordinate_map_key.key)
+        matrix = interpolation_matrix(grid, query)
         out = matrix.multiply(features)
         weights = matrix.weights.to(query.dtype)
         return out, matrix.in_rows.int(), matrix.out_rows.int(), weights

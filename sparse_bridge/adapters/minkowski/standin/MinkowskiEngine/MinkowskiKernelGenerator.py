@@ -7,8 +7,11 @@ from MinkowskiEngine.MinkowskiCommon import convert_to_int_list
 from MinkowskiEngineBackend._C import RegionType
 
 from sparse_bridge.adapters.minkowski.errors import DimensionError
-from sparse_bridge.adapters.minkowski.geometry import custom_points, kernel_region
-from sparse_bridge.adapters.minkowski.layers import KernelSpec
+from sparse_bridge.adapters.minkowski.geometry import (
+    custom_points,
+    kernel_region,
+    kernel_spec,
+)
 from sparse_bridge.errors import ContractError, UnsupportedError
 
 __all__ = [
@@ -95,6 +98,8 @@ class KernelGenerator:
     Raises: ContractError (an AssertionError).
     """
 
+    _specs = (None, None)  # until a layer asks, and after an attribute was assigned
+
     def __init__(
         self, kernel_size=-1, stride=1, dilation=1, is_transpose=False,
         region_type=RegionType.HYPER_CUBE, region_offsets=None, expand_coordinates=False,
@@ -140,14 +145,33 @@ class KernelGenerator:
             self.region_type, tuple(self.kernel_size), tuple(self.kernel_dilation), self._custom
         )
 
-    def spec(self):
-        """The kernel as the adapter's layers take it."""
-        return KernelSpec(
-            self.region(),
-            tuple(self.kernel_size),
-            tuple(self.kernel_stride),
-            bool(self.expand_coordinates),
-        )
+    def spec(self, transposed=False):
+        """The kernel as the adapter's layers take it, of a forward or a transposed layer."""
+        found = self._specs[transposed]
+        if found is None:
+            made = [
+                kernel_spec(
+                    self.region(), tuple(self.kernel_size), tuple(self.kernel_stride),
+                    bool(self.expand_coordinates), way,
+                )
+                for way in (False, True)
+            ]  # fmt: skip
+            self.__dict__["_specs"], found = made, made[transposed]
+        return found
+
+    def __setattr__(self, name, value):
+        self.__dict__[name] = value
+        self.__dict__.pop("_specs", None)
+
+    def __getstate__(self):
+        return {name: value for name, value in self.__dict__.items() if name != "_specs"}
+
+    def summary(self):
+        """The kernel as a layer's `repr` shows it."""
+        text = f"kernel_size={self.kernel_size}, "
+        if self.region_type is RegionType.CUSTOM:
+            text = f"region_type={self.region_type}, kernel_volume={self.kernel_volume}, "
+        return text + f"stride={self.kernel_stride}, dilation={self.kernel_dilation}"
 
     def get_kernel(self, tensor_stride, is_transpose):
         """(region type, absolute offsets, volume) on a tensor stride."""

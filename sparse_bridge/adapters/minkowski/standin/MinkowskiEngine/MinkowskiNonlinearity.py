@@ -2,11 +2,10 @@
 
 import torch
 from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
-from MinkowskiEngine.MinkowskiTensor import Tensor
+from MinkowskiEngine.MinkowskiTensor import Tensor, refuse_kind
 from torch import nn
 
 from sparse_bridge.adapters.ledger import note
-from sparse_bridge.errors import ContractError
 
 _NAMES = (
     "ELU", "Hardshrink", "Hardsigmoid", "Hardtanh", "Hardswish", "LeakyReLU", "LogSigmoid",
@@ -27,13 +26,10 @@ class MinkowskiNonlinearityBase(MinkowskiModuleBase):
 
     def forward(self, input):
         if not isinstance(input, Tensor):
-            raise ContractError(
-                f"{type(self).__name__} takes a SparseTensor or TensorField, got "
-                f"{type(input).__name__}."
-            )
-        out = self.module(input.F)
+            refuse_kind(self, input)
+        made = input._with(self._modules["module"](input._F))
         note("minkowski", type(self).__name__)
-        return input._with(out)
+        return made
 
     def __repr__(self):
         return self.__class__.__name__ + "()"

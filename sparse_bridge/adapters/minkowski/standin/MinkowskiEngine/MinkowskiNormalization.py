@@ -3,18 +3,17 @@
 import torch
 from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
 from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor
-from MinkowskiEngine.MinkowskiTensor import Tensor
+from MinkowskiEngine.MinkowskiTensor import Tensor, refuse_kind
 from MinkowskiEngine.sparse_matrix_functions import ComposedFunction
 from MinkowskiEngineBackend._C import CoordinateMapKey, PoolingMode
 from torch import nn
 
 from sparse_bridge.adapters.ledger import note
-from sparse_bridge.adapters.minkowski import managing
-from sparse_bridge.adapters.minkowski.arguments import drop_old
-from sparse_bridge.adapters.minkowski.layers import check_features
-from sparse_bridge.adapters.minkowski.normalize import instance_norm
-from sparse_bridge.adapters.minkowski.relations import batch_rows
-from sparse_bridge.errors import ContractError
+from sparse_bridge.adapters.minkowski import batches
+from sparse_bridge.adapters.minkowski.norm import batch_norm, instance_norm
+from sparse_bridge.adapters.minkowski.tensors import drop_old
+from sparse_bridge.adapters.minkowski.upstream.keys import fill
+from sparse_bridge.adapters.minkowski.weights import check_aligned
 
 __all__ = [
     "MinkowskiBatchNorm",
@@ -43,14 +42,10 @@ class MinkowskiBatchNorm(MinkowskiModuleBase):
 
     def forward(self, input):
         if not isinstance(input, Tensor):
-            raise ContractError(
-                f"{type(self).__name__} takes a SparseTensor or TensorField, got "
-                f"{type(input).__name__}."
-            )
-        # torch refuses to train on fewer than two rows; no rows leave statistics as they are.
-        out = input.F.clone() if len(input) == 0 else self.bn(input.F)
+            refuse_kind(self, input)
+        made = input._with(batch_norm(self._modules["bn"], input._F))
         note("minkowski", type(self).__name__)
-        return input._with(out)
+        return made
 
     def __repr__(self):
         bn = self.bn
@@ -75,11 +70,8 @@ class MinkowskiSyncBatchNorm(MinkowskiBatchNorm):
 
     def forward(self, input):
         if not isinstance(input, Tensor):
-            raise ContractError(
-                f"{type(self).__name__} takes a SparseTensor or TensorField, got "
-                f"{type(input).__name__}."
-            )
-        out = self.bn(input.F)  # every process takes part, also with no rows
+            refuse_kind(self, input)
+        out = self.bn(input._F)  # every process takes part, also with no rows
         note("minkowski", type(self).__name__)
         return input._with(out)
 
@@ -110,10 +102,10 @@ class MinkowskiSyncBatchNorm(MinkowskiBatchNorm):
 
 
 def _normalized(features, registry, key, eps):
-    check_features(registry, key, features, "instance norm")
-    origin = registry.origin()
-    items = batch_rows(registry, key, origin)
-    return instance_norm(features, items, registry.grid(origin).n_rows, eps), origin
+    check_aligned(features, registry.grid(key), "instance norm")
+    glob = batches.origin(registry)
+    items = batches.batch_rows(registry, key, glob)
+    return instance_norm(features, items, registry.grid(glob).n_rows, eps), glob
 
 
 class MinkowskiInstanceNormFunction(ComposedFunction):
@@ -124,10 +116,8 @@ class MinkowskiInstanceNormFunction(ComposedFunction):
         in_feat, in_coords_key, glob_coords_key=None, coords_manager=None,
         gpooling_mode=PoolingMode.GLOBAL_AVG_POOLING_KERNEL,
     ):  # fmt: skip
-        registry = coords_manager._manager
-        out, origin = _normalized(in_feat, registry, in_coords_key.key, 1e-8)
-        if isinstance(glob_coords_key, CoordinateMapKey) and not glob_coords_key.is_key_set():
-            glob_coords_key.set_key(*origin)
+        out, glob = _normalized(in_feat, coords_manager._manager, in_coords_key.key, 1e-8)
+        fill(glob_coords_key if isinstance(glob_coords_key, CoordinateMapKey) else None, glob)
         return out
 
 
@@ -152,18 +142,15 @@ class MinkowskiInstanceNorm(MinkowskiModuleBase):
             self.bias.zero_()
 
     def forward(self, input):
-        registry = getattr(getattr(input, "_manager", None), "_manager", None)
+        if not isinstance(input, Tensor):
+            refuse_kind(self, input)
+        registry = input._manager._manager
         if isinstance(input, SparseTensor):
-            out, _ = _normalized(input.F, registry, input.coordinate_map_key.key, self._eps)
-        elif isinstance(input, Tensor):
-            origin = registry.origin()
-            items = managing.field_items(registry, input.coordinate_field_map_key.key, origin)
-            out = instance_norm(input.F, items, registry.grid(origin).n_rows, self._eps)
+            out, _ = _normalized(input._F, registry, input.coordinate_map_key.key, self._eps)
         else:
-            raise ContractError(
-                f"{type(self).__name__} takes a SparseTensor or TensorField, got "
-                f"{type(input).__name__}."
-            )
+            glob = batches.origin(registry)
+            items = batches.field_items(registry, input.coordinate_field_map_key.key, glob)
+            out = instance_norm(input._F, items, registry.grid(glob).n_rows, self._eps)
         out = out * self.weight.to(out.dtype) + self.bias.to(out.dtype)
         note("minkowski", type(self).__name__)
         return input._with(out)

@@ -9,6 +9,7 @@ from MinkowskiEngine.MinkowskiTensor import (
     COORDINATE_KEY_DIFFERENT_ERROR,
     COORDINATE_MANAGER_DIFFERENT_ERROR,
     Tensor,
+    refuse_kind,
 )
 from MinkowskiEngine.MinkowskiTensorField import TensorField
 from torch import nn
@@ -48,12 +49,10 @@ class MinkowskiLinear(MinkowskiModuleBase):
 
     def forward(self, input):
         if not isinstance(input, Tensor):
-            raise ContractError(
-                f"MinkowskiLinear takes a SparseTensor or TensorField, got {type(input).__name__}."
-            )
-        out = self.linear(input.F)
+            refuse_kind(self, input)
+        made = input._with(self._modules["linear"](input._F))
         note("minkowski", type(self).__name__)
-        return input._with(out)
+        return made
 
     def __repr__(self):
         linear = self.linear
@@ -200,10 +199,8 @@ class MinkowskiToFeature(MinkowskiModuleBase):
 
     def forward(self, input):
         if not isinstance(input, Tensor):
-            raise ContractError(
-                f"expected a SparseTensor or TensorField, got {type(input).__name__}."
-            )
-        return input.F
+            refuse_kind(self, input)
+        return input._F
 
 
 class _Stack(nn.Sequential):

@@ -2,23 +2,28 @@
 
 from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
 from MinkowskiEngine.MinkowskiKernelGenerator import generator_of
-from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor, _get_coordinate_map_key
+from MinkowskiEngine.MinkowskiSparseTensor import (
+    SparseTensor,
+    _get_coordinate_map_key,
+    refuse_input,
+)
 from MinkowskiEngine.sparse_matrix_functions import (
     ComposedFunction,
     MinkowskiDirectMaxPoolingFunction,
 )
-from MinkowskiEngineBackend._C import CoordinateMapKey, PoolingMode
+from MinkowskiEngineBackend._C import PoolingMode
 
 from sparse_bridge.adapters.ledger import note
-from sparse_bridge.adapters.minkowski import managing
-from sparse_bridge.adapters.minkowski.arguments import drop_old
-from sparse_bridge.adapters.minkowski.enums import base_mode
-from sparse_bridge.adapters.minkowski.pools import (
+from sparse_bridge.adapters.minkowski import batches
+from sparse_bridge.adapters.minkowski.pool import (
     global_pooling,
     local_pooling,
     pool_items,
     transposed_pooling,
 )
+from sparse_bridge.adapters.minkowski.tensors import drop_old
+from sparse_bridge.adapters.minkowski.upstream.enums import base_mode
+from sparse_bridge.adapters.minkowski.upstream.keys import fill, given_by
 from sparse_bridge.errors import ContractError
 
 __all__ = [
@@ -39,33 +44,6 @@ __all__ = [
 ]
 
 
-def _target(in_key, out_key):
-    """(key object of the output, the key that was given or None)."""
-    if out_key is None:
-        out_key = CoordinateMapKey(in_key.get_coordinate_size())
-    return out_key, out_key.key if out_key.is_key_set() else None
-
-
-def _local(features, mode, generator, in_key, out_key, manager, what="local pooling"):
-    out_key, given = _target(in_key, out_key)
-    out, found = local_pooling(
-        manager._manager, features, base_mode(mode), in_key.key, given, generator.spec(), what
-    )
-    if given is None:
-        out_key.set_key(*found)
-    return out, out_key
-
-
-def _transposed(features, generator, in_key, out_key, manager, average=False):
-    out_key, given = _target(in_key, out_key)
-    out, found = transposed_pooling(
-        manager._manager, features, in_key.key, given, generator.spec(), average
-    )
-    if given is None:
-        out_key.set_key(*found)
-    return out, out_key
-
-
 class MinkowskiLocalPoolingFunction(ComposedFunction):
     """apply(features, pooling_mode, kernel_generator, in_key, out_key, manager)."""
 
@@ -74,10 +52,12 @@ class MinkowskiLocalPoolingFunction(ComposedFunction):
         input_features, pooling_mode, kernel_generator, in_coordinate_map_key,
         out_coordinate_map_key=None, coordinate_manager=None,
     ):  # fmt: skip
-        return _local(
-            input_features, pooling_mode, kernel_generator, in_coordinate_map_key,
-            out_coordinate_map_key, coordinate_manager,
-        )[0]  # fmt: skip
+        out, found = local_pooling(
+            coordinate_manager._manager, input_features, base_mode(pooling_mode),
+            in_coordinate_map_key.key, kernel_generator.spec(), given_by(out_coordinate_map_key),
+        )  # fmt: skip
+        fill(out_coordinate_map_key, found)
+        return out
 
 
 class MinkowskiLocalPoolingTransposeFunction(ComposedFunction):
@@ -88,10 +68,12 @@ class MinkowskiLocalPoolingTransposeFunction(ComposedFunction):
         input_features, pooling_mode, kernel_generator, in_coordinate_map_key,
         out_coordinate_map_key=None, coordinate_manager=None,
     ):  # fmt: skip
-        return _transposed(
-            input_features, kernel_generator, in_coordinate_map_key, out_coordinate_map_key,
-            coordinate_manager,
-        )[0]  # fmt: skip
+        out, found = transposed_pooling(
+            coordinate_manager._manager, input_features, "sum", in_coordinate_map_key.key,
+            kernel_generator.spec(True), given_by(out_coordinate_map_key),
+        )  # fmt: skip
+        fill(out_coordinate_map_key, found)
+        return out
 
 
 class MinkowskiGlobalPoolingFunction(ComposedFunction):
@@ -106,8 +88,7 @@ class MinkowskiGlobalPoolingFunction(ComposedFunction):
             coordinate_manager._manager, input_features, base_mode(pooling_mode),
             in_coordinate_map_key.key,
         )  # fmt: skip
-        if out_coordinate_map_key is not None and not out_coordinate_map_key.is_key_set():
-            out_coordinate_map_key.set_key(*found)
+        fill(out_coordinate_map_key, found)
         return out
 
 
@@ -137,28 +118,24 @@ class MinkowskiPoolingBase(MinkowskiModuleBase):
 
         Raises: ContractError, FeatureShapeError, FeatureTypeError, StrideError, TensorDeviceError.
         """
-        what = type(self).__name__
-        if not isinstance(input, SparseTensor):
-            raise ContractError(f"{what} takes a SparseTensor, got {type(input).__name__}.")
-        if self.dimension != input.D:
-            raise ContractError(
-                f"{what} has dimension {self.dimension}, its input has D={input.D}."
-            )
-        stride = 1 if coordinates is None else self._given_stride(input)
-        given = _get_coordinate_map_key(input, coordinates, stride)
-        out, key = self._pool(input, given)
-        note("minkowski", what)
-        return SparseTensor(out, coordinate_map_key=key, coordinate_manager=input._manager)
-
-    def _pool(self, input, given):
-        return _local(
-            input.F, self.pooling_mode, self.kernel_generator, input.coordinate_map_key, given,
-            input._manager, type(self).__name__,
+        if not isinstance(input, SparseTensor) or self.dimension != input._D:
+            refuse_input(self, input)
+        spec, wanted = self.kernel_generator.spec(self.is_transpose), None
+        if coordinates is not None:
+            stride = spec.scaled(input.tensor_stride)
+            wanted = _get_coordinate_map_key(input, coordinates, stride)
+        out, key = self._pool(
+            input._manager._manager, input._F, self._mode(), input.coordinate_map_key.key, spec,
+            given_by(wanted),
         )  # fmt: skip
+        fill(wanted, key)
+        note("minkowski", type(self).__name__)
+        return SparseTensor._of(out, key, input._manager)
 
-    def _given_stride(self, input):
-        pairs = zip(input.tensor_stride, self.kernel_generator.kernel_stride, strict=True)
-        return [t // s if self.is_transpose else t * s for t, s in pairs]
+    _pool = staticmethod(local_pooling)
+
+    def _mode(self):
+        return base_mode(self.pooling_mode)
 
     def __repr__(self):
         generator = self.kernel_generator
@@ -205,8 +182,6 @@ class MinkowskiPoolingTranspose(MinkowskiPoolingBase):
     """Sum of the contributing coarse inputs at every finer coordinate (which are those of a
     transposed convolution); a kernel equal to its stride copies the parent."""
 
-    _average = False
-
     def __init__(
         self, kernel_size, stride, dilation=1, kernel_generator=None, expand_coordinates=False,
         dimension=None,
@@ -217,17 +192,17 @@ class MinkowskiPoolingTranspose(MinkowskiPoolingBase):
         )  # fmt: skip
         self.kernel_generator.expand_coordinates = expand_coordinates
 
-    def _pool(self, input, given):
-        return _transposed(
-            input.F, self.kernel_generator, input.coordinate_map_key, given, input._manager,
-            self._average,
-        )  # fmt: skip
+    _pool = staticmethod(transposed_pooling)
+
+    def _mode(self):
+        return "sum"
 
 
 class MinkowskiAvgUnpooling(MinkowskiPoolingTranspose):
     """The unpooling of 0.4: the mean of the contributing inputs."""
 
-    _average = True
+    def _mode(self):
+        return "avg"
 
 
 class MinkowskiGlobalPooling(MinkowskiModuleBase):
@@ -253,15 +228,13 @@ class MinkowskiGlobalPooling(MinkowskiModuleBase):
 
         mode, registry = base_mode(self.pooling_mode), input._manager._manager
         if isinstance(input, TensorField):
-            key = registry.origin()
-            items = managing.field_items(registry, input.coordinate_field_map_key.key, key)
-            out = pool_items(input.F, items, registry.grid(key).n_rows, mode)
+            key = batches.origin(registry)
+            items = batches.field_items(registry, input.coordinate_field_map_key.key, key)
+            out = pool_items(input._F, items, registry.grid(key).n_rows, mode)
         else:
-            out, key = global_pooling(registry, input.F, mode, input.coordinate_map_key.key)
+            out, key = global_pooling(registry, input._F, mode, input.coordinate_map_key.key)
         note("minkowski", type(self).__name__)
-        return SparseTensor(
-            out, coordinate_map_key=CoordinateMapKey.of(key), coordinate_manager=input._manager
-        )
+        return SparseTensor._of(out, key, input._manager)
 
     def __repr__(self):
         return f"{self.__class__.__name__}(mode={self.pooling_mode!s})"

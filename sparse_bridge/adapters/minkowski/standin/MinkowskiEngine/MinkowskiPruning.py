@@ -3,11 +3,11 @@
 from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
 from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor
 from MinkowskiEngine.sparse_matrix_functions import ComposedFunction
-from MinkowskiEngineBackend._C import CoordinateMapKey
 
 from sparse_bridge.adapters.ledger import note
-from sparse_bridge.adapters.minkowski.arguments import drop_old
 from sparse_bridge.adapters.minkowski.rows import prune
+from sparse_bridge.adapters.minkowski.tensors import drop_old
+from sparse_bridge.adapters.minkowski.upstream.keys import fill, given_by
 from sparse_bridge.errors import ContractError
 
 __all__ = ["MinkowskiPruning", "MinkowskiPruningFunction"]
@@ -18,11 +18,9 @@ class MinkowskiPruningFunction(ComposedFunction):
 
     @staticmethod
     def compute(in_feat, mask, in_coords_key, out_coords_key=None, coords_manager=None):
-        known = out_coords_key is not None and out_coords_key.is_key_set()
-        given = out_coords_key.key if known else None
+        given = given_by(out_coords_key)
         out, key = prune(coords_manager._manager, in_feat, mask, in_coords_key.key, given)
-        if out_coords_key is not None and not known:
-            out_coords_key.set_key(*key)
+        fill(out_coords_key, key)
         return out
 
 
@@ -42,11 +40,9 @@ class MinkowskiPruning(MinkowskiModuleBase):
             raise ContractError(
                 f"MinkowskiPruning takes a SparseTensor, got {type(input).__name__}."
             )
-        out, key = prune(input._manager._manager, input.F, mask, input.coordinate_map_key.key)
+        out, key = prune(input._manager._manager, input._F, mask, input.coordinate_map_key.key)
         note("minkowski", type(self).__name__)
-        return SparseTensor(
-            out, coordinate_map_key=CoordinateMapKey.of(key), coordinate_manager=input._manager
-        )
+        return SparseTensor._of(out, key, input._manager)
 
     def __repr__(self):
         return self.__class__.__name__ + "()"

@@ -20,21 +20,21 @@ from MinkowskiEngine.MinkowskiTensor import (
 )
 from MinkowskiEngineBackend._C import CoordinateMapKey, CoordinateMapType
 
-from sparse_bridge.adapters.minkowski import densify, managing, rows
-from sparse_bridge.adapters.minkowski.arguments import (
-    check_features,
-    check_pair,
-    moved,
-    old_names,
-)
+from sparse_bridge.adapters.minkowski import batches, dense, rows
 from sparse_bridge.adapters.minkowski.errors import (
     AbsentError,
     ArgumentValueError,
     CoordinateTypeError,
     ReadOnlyError,
 )
-from sparse_bridge.adapters.minkowski.fields import integral
-from sparse_bridge.adapters.minkowski.quantize import reduce_points
+from sparse_bridge.adapters.minkowski.points import integral
+from sparse_bridge.adapters.minkowski.tensors import (
+    check_features,
+    check_pair,
+    moved,
+    old_names,
+)
+from sparse_bridge.adapters.minkowski.upstream.quantize import reduce_points
 from sparse_bridge.errors import ContractError
 
 __all__ = [
@@ -144,26 +144,35 @@ class SparseTensor(Tensor):
         self.coordinate_map_key = CoordinateMapKey.of(key)
         n_rows = self._manager._manager.grid(key).n_rows
         self._F = reduce_points(features, self.quantization_mode, first, inverse, n_rows)
-        self._inverse_mapping = inverse
-        self._unique_index = inverse if first is None else first
+        self._inverse_mapping, self._unique_index = inverse, first
 
     @property
     def _map_key(self):
         return self.coordinate_map_key
 
+    @classmethod
+    def _of(cls, features, key, manager):
+        """A tensor of a layer's features on the map `key`; nothing is checked."""
+        made = object.__new__(SparseTensor)
+        made._F, made._C, made._manager = features, None, manager
+        made._D, made.quantization_mode = manager.D, SparseTensorQuantizationMode.RANDOM_SUBSAMPLE
+        made.coordinate_map_key = CoordinateMapKey.of(key)
+        return made
+
     def _with(self, features):
-        return SparseTensor(
-            features, coordinate_map_key=self.coordinate_map_key, coordinate_manager=self._manager
-        )
+        check_features(features)
+        made = object.__new__(SparseTensor)
+        made._F, made._C, made._manager, made._D = features, None, self._manager, self._D
+        made.quantization_mode = SparseTensorQuantizationMode.RANDOM_SUBSAMPLE
+        made.coordinate_map_key = self.coordinate_map_key
+        return made
 
     def _combined(self, other, function):
         features, key = rows.combine(
             self._manager._manager, self._F, other._F, self.coordinate_map_key.key,
             other.coordinate_map_key.key, function,
         )  # fmt: skip
-        return SparseTensor(
-            features, coordinate_map_key=CoordinateMapKey.of(key), coordinate_manager=self._manager
-        )
+        return SparseTensor._of(features, key, self._manager)
 
     @property
     def C(self):
@@ -183,23 +192,25 @@ class SparseTensor(Tensor):
     @property
     def inverse_mapping(self):
         """int64 [rows given]: row of this tensor for every row of the given coordinates."""
-        return self._built("_inverse_mapping")
+        return self._built("inverse_mapping")
 
     @property
     def unique_index(self):
         """int64 [N]: row of the given coordinates that each row was taken from."""
-        return self._built("_unique_index")
+        return self._built("unique_index")
 
     def _built(self, name):
-        try:
-            return getattr(self, name)
-        except AttributeError:
+        if not hasattr(self, "_inverse_mapping"):
             raise AbsentError(
-                f"{name[1:]} exists on tensors made from coordinates, not on results of layers."
-            ) from None
+                f"{name} exists on tensors made from coordinates, not on results of layers."
+            )
+        if self._inverse_mapping is None:  # every row was different
+            rows = torch.arange(len(self), device=self.device)
+            self._inverse_mapping = self._unique_index = rows
+        return getattr(self, f"_{name}")
 
     def _item_rows(self):
-        return managing.origin_rows(self._manager._manager, self.coordinate_map_key.key)[1]
+        return batches.item_rows(self._manager._manager, self.coordinate_map_key.key)[1]
 
     def to(self, device):
         """The tensor on another device, with a coordinate manager of its own there."""
@@ -221,11 +232,11 @@ class SparseTensor(Tensor):
         Raises: ArgumentValueError (negative coordinates without a minimum), ContractError,
             DenseIndexError (a coordinate outside of the shape).
         """
-        return densify.dense(self, shape, min_coordinate, contract_stride)
+        return dense.dense(self, shape, min_coordinate, contract_stride)
 
     def sparse(self, min_coords=None, max_coords=None, contract_coords=True):
         """(torch.sparse_coo_tensor [B, X_1 .. X_D, C], min_coords int32 [1, D], tensor_stride)."""
-        return densify.coo(self, min_coords, max_coords, contract_coords)
+        return dense.coo(self, min_coords, max_coords, contract_coords)
 
     # points
 
@@ -283,6 +294,14 @@ def new_manager(dimension, coordinates, allocator_type, minkowski_algorithm):
         D=dimension, coordinate_map_type=kind, allocator_type=allocator_type,
         minkowski_algorithm=minkowski_algorithm,
     )  # fmt: skip
+
+
+def refuse_input(layer, input):
+    """Raise the ContractError for what is no SparseTensor, or has another dimension."""
+    what = type(layer).__name__
+    if not isinstance(input, SparseTensor):
+        raise ContractError(f"{what} takes a SparseTensor, got {type(input).__name__}.")
+    raise ContractError(f"{what} has dimension {layer.dimension}, its input has D={input.D}.")
 
 
 def _get_coordinate_map_key(input, coordinates=None, tensor_stride=1, expand_coordinates=False):

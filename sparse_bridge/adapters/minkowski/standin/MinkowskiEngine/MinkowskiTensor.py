@@ -4,11 +4,11 @@ import operator
 
 import torch
 
-from sparse_bridge.adapters.minkowski.enums import (
+from sparse_bridge.adapters.minkowski.errors import AbsentError
+from sparse_bridge.adapters.minkowski.upstream.enums import (
     SparseTensorOperationMode,
     SparseTensorQuantizationMode,
 )
-from sparse_bridge.adapters.minkowski.errors import AbsentError
 from sparse_bridge.errors import ContractError
 
 __all__ = [
@@ -310,3 +310,10 @@ class Tensor:
     def __power__(self, power):
         """Features to a power; `**` is not defined."""
         return self._with(self._F**power)
+
+
+def refuse_kind(layer, input):
+    """Raise the ContractError for what is neither SparseTensor nor TensorField."""
+    raise ContractError(
+        f"{type(layer).__name__} takes a SparseTensor or TensorField, got {type(input).__name__}."
+    )

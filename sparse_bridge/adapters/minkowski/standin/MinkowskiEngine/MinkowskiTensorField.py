@@ -12,17 +12,16 @@ from MinkowskiEngine.MinkowskiTensor import (
 )
 from MinkowskiEngineBackend._C import CoordinateMapKey
 
-from sparse_bridge.adapters.minkowski import managing
-from sparse_bridge.adapters.minkowski.arguments import (
+from sparse_bridge.adapters.minkowski import batches, manager
+from sparse_bridge.adapters.minkowski.errors import AbsentError, ArgumentValueError
+from sparse_bridge.adapters.minkowski.points import integral, splat_points
+from sparse_bridge.adapters.minkowski.tensors import (
     check_features,
     check_pair,
     drop_old,
     moved,
 )
-from sparse_bridge.adapters.minkowski.errors import AbsentError, ArgumentValueError
-from sparse_bridge.adapters.minkowski.fields import integral
-from sparse_bridge.adapters.minkowski.interpolate import splat_points
-from sparse_bridge.adapters.minkowski.quantize import reduce_onto, reduce_points
+from sparse_bridge.adapters.minkowski.upstream.quantize import reduce_onto, reduce_points
 from sparse_bridge.core.ops.row_matrix import RowMatrix
 from sparse_bridge.errors import ContractError
 
@@ -126,9 +125,7 @@ class TensorField(Tensor):
         raise AbsentError("a TensorField has no tensor_stride.")
 
     def _item_rows(self):
-        return managing.origin_field_rows(
-            self._manager._manager, self.coordinate_field_map_key.key
-        )[1]
+        return batches.field_rows(self._manager._manager, self.coordinate_field_map_key.key)[1]
 
     def to(self, device):
         """The field on another device, with a coordinate manager of its own there."""
@@ -144,7 +141,7 @@ class TensorField(Tensor):
 
         Raises: CoordinateError where a point has no voxel.
         """
-        return managing.every_point_row(
+        return manager.every_point_row(
             self._manager._manager, self.coordinate_field_map_key.key, sparse_tensor_map_key.key
         )
 
@@ -166,14 +163,14 @@ class TensorField(Tensor):
             raise ArgumentValueError(f"{mode} does not merge points.")
         registry, field_key = self._manager._manager, self.coordinate_field_map_key.key
         if coordinate_map_key is not None:
-            rows = managing.point_rows(registry, field_key, coordinate_map_key.key)
+            rows = manager.point_rows(registry, field_key, coordinate_map_key.key)
             if bool((rows < 0).any()):
                 raise ContractError(f"some points have no voxel on the map {coordinate_map_key}.")
             n_rows = registry.grid(coordinate_map_key.key).n_rows
             features, key = reduce_onto(self._F, mode, rows, n_rows), coordinate_map_key
         else:
             stride = tuple(convert_to_int_list(tensor_stride, self._D))
-            found, first, inverse = managing.voxelize(registry, field_key, stride)
+            found, first, inverse = manager.voxelize(registry, field_key, stride)
             n_rows = registry.grid(found).n_rows
             features = reduce_points(self._F, mode, first, inverse, n_rows)
             key = CoordinateMapKey.of(found)
@@ -184,6 +181,8 @@ class TensorField(Tensor):
         registry = self._manager._manager
         points, weights = splat_points(registry.field(self.coordinate_field_map_key.key).coords)
         key, _, rows = registry.insert(integral(points), (1,) * self._D)
+        if rows is None:
+            rows = torch.arange(len(points), device=points.device)
         samples = torch.arange(len(self._F), device=rows.device)
         samples = samples.repeat_interleave(2**self._D)
         matrix = RowMatrix(rows, samples, weights, registry.grid(key).n_rows, len(self._F))
@@ -215,7 +214,7 @@ def _of_points(x, points):
                 "RANDOM_SUBSAMPLE and UNWEIGHTED_AVERAGE."
             )
         keys = points.coordinate_field_map_key.key, x.coordinate_map_key.key
-        return managing.slice_matrix(x._manager._manager, *keys), points._with
+        return manager.slice_matrix(x._manager._manager, *keys), points._with
     if not isinstance(points, SparseTensor):
         raise ContractError(
             f"slice() takes a TensorField or SparseTensor, got {type(points).__name__}."

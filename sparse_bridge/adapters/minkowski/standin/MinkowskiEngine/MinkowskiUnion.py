@@ -3,10 +3,10 @@
 from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
 from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor
 from MinkowskiEngine.sparse_matrix_functions import ComposedFunction
-from MinkowskiEngineBackend._C import CoordinateMapKey
 
 from sparse_bridge.adapters.ledger import note
 from sparse_bridge.adapters.minkowski.rows import union
+from sparse_bridge.adapters.minkowski.upstream.keys import fill, given_by
 from sparse_bridge.errors import ContractError
 
 __all__ = ["MinkowskiUnion", "MinkowskiUnionFunction"]
@@ -18,11 +18,8 @@ class MinkowskiUnionFunction(ComposedFunction):
     @staticmethod
     def compute(in_coords_keys, out_coords_key, coordinate_manager, *in_feats):
         keys = [key.key for key in in_coords_keys]
-        known = out_coords_key.is_key_set()
-        given = out_coords_key.key if known else None
-        out, key = union(coordinate_manager._manager, in_feats, keys, given)
-        if not known:
-            out_coords_key.set_key(*key)
+        out, key = union(coordinate_manager._manager, in_feats, keys, given_by(out_coords_key))
+        fill(out_coords_key, key)
         return out
 
 
@@ -45,11 +42,9 @@ class MinkowskiUnion(MinkowskiModuleBase):
                 raise ContractError("all tensors must share one coordinate manager.")
         manager = inputs[0]._manager
         keys = [part.coordinate_map_key.key for part in inputs]
-        out, key = union(manager._manager, [part.F for part in inputs], keys)
+        out, key = union(manager._manager, [part._F for part in inputs], keys)
         note("minkowski", type(self).__name__)
-        return SparseTensor(
-            out, coordinate_map_key=CoordinateMapKey.of(key), coordinate_manager=manager
-        )
+        return SparseTensor._of(out, key, manager)
 
     def __repr__(self):
         return self.__class__.__name__ + "()"

@@ -2,7 +2,7 @@
 
 import sys
 
-from sparse_bridge.adapters.minkowski.system import diagnostics
+from sparse_bridge.adapters.minkowski.upstream.system import diagnostics
 
 __all__ = ["print_diagnostics"]
 

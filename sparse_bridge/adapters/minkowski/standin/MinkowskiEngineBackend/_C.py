@@ -2,7 +2,8 @@
 
 import torch
 
-from sparse_bridge.adapters.minkowski.enums import (
+from sparse_bridge.adapters.minkowski.maps import MapRegistry
+from sparse_bridge.adapters.minkowski.upstream.enums import (
     BroadcastMode,
     ConvolutionMode,
     CoordinateMapType,
@@ -11,10 +12,9 @@ from sparse_bridge.adapters.minkowski.enums import (
     PoolingMode,
     RegionType,
 )
-from sparse_bridge.adapters.minkowski.keys import CoordinateMapKey
-from sparse_bridge.adapters.minkowski.points import quantize_labels, quantize_points
-from sparse_bridge.adapters.minkowski.registry import MapRegistry
-from sparse_bridge.adapters.minkowski.system import (
+from sparse_bridge.adapters.minkowski.upstream.keys import CoordinateMapKey
+from sparse_bridge.adapters.minkowski.upstream.quantize import quantize_labels, quantize_points
+from sparse_bridge.adapters.minkowski.upstream.system import (
     cuda_version,
     cudart_version,
     get_gpu_memory_info,

@@ -1,6 +1,6 @@
 """Correspondences between the coordinates of two tensors."""
 
-from sparse_bridge.adapters.minkowski.managing import stride_pairs
+from sparse_bridge.adapters.minkowski.manager import stride_pairs
 
 __all__ = ["get_coords_map"]
 

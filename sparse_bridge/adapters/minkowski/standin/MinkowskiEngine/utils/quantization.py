@@ -11,10 +11,10 @@ from MinkowskiEngineBackend._C import (
     quantize_th,
 )
 
-from sparse_bridge.adapters.minkowski.arguments import old_names
 from sparse_bridge.adapters.minkowski.errors import ArgumentValueError
-from sparse_bridge.adapters.minkowski.fields import integral
-from sparse_bridge.adapters.minkowski.points import quantize_points
+from sparse_bridge.adapters.minkowski.points import integral
+from sparse_bridge.adapters.minkowski.tensors import old_names
+from sparse_bridge.adapters.minkowski.upstream.quantize import quantize_points
 from sparse_bridge.errors import ContractError
 
 __all__ = [

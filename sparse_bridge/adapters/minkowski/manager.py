@@ -7,27 +7,16 @@ import torch
 from ...core.ops.row_matrix import RowMatrix
 from ...errors import ContractError, CoordinateError
 from .errors import KeyStateError
-from .fields import FieldMap
-from .interpolate import interpolation_matrix
-from .layers import KernelSpec
-from .pools import cell_matrix
-from .registry import Key, MapRegistry
-from .relations import item_rows, kernel_pairs, parent_rows, relation, rows_of
+from .geometry import KernelSpec
+from .grid import Key
+from .maps import MapRegistry, kernel_pairs
+from .points import FieldMap, interpolation_matrix
+from .pool import cell_matrix
 
 __all__ = [
-    "every_point_row",
-    "field_items",
-    "insert_field",
-    "interpolation_pairs",
-    "kernel_map_pairs",
-    "origin_field_rows",
-    "origin_rows",
-    "point_rows",
-    "slice_matrix",
-    "stride_pairs",
-    "union_pairs",
-    "voxelize",
-]
+    "every_point_row", "insert_field", "interpolation_pairs", "kernel_map_pairs", "point_rows",
+    "slice_matrix", "stride_pairs", "union_pairs", "voxelize",
+]  # fmt: skip
 
 Voxelized = tuple[Key, torch.Tensor | None, torch.Tensor]
 
@@ -37,7 +26,7 @@ def insert_field(
 ) -> Key:
     """Enter the coordinates [N, 1 + D] of points; the key of the field."""
     registry.use_device(coords.device)
-    key = registry.free_field_key(stride, name)
+    key = registry.free_key(stride, name, registry.fields)
     registry.fields[key] = FieldMap(coords, stride)
     return key
 
@@ -45,9 +34,12 @@ def insert_field(
 def voxelize(
     registry: MapRegistry, field_key: Key, stride: tuple[int, ...], name: str = ""
 ) -> Voxelized:
-    """A new map of the voxels that hold the points of a field; returns as `MapRegistry.insert`."""
+    """A new map of the voxels that hold the points of a field: its key, the first point of every
+    voxel (None if no two points share one), the voxel of every point; int64."""
     field = registry.field(field_key)
     key, first, inverse = registry.insert(field.cells(stride), stride, name)
+    if inverse is None:
+        inverse = torch.arange(len(field.coords), device=field.coords.device)
     field.rows[key] = inverse
     return key, first, inverse
 
@@ -58,7 +50,7 @@ def point_rows(registry: MapRegistry, field_key: Key, key: Key) -> torch.Tensor:
     found = field.rows.get(key)
     if found is None:
         grid = registry.grid(key)
-        found = field.rows[key] = rows_of(grid, field.cells(grid.stride))
+        found = field.rows[key] = grid.rows_of(field.cells(grid.stride))
     return found
 
 
@@ -88,53 +80,27 @@ def slice_matrix(registry: MapRegistry, field_key: Key, key: Key) -> RowMatrix:
     return found
 
 
-def field_items(registry: MapRegistry, field_key: Key, origin: Key) -> torch.Tensor:
-    """int64 [N]: the row of the origin map of every point's batch index."""
-    batches = registry.grid(origin).coords[:, 0].long()
-    return torch.searchsorted(batches, registry.field(field_key).coords[:, 0].round().long())
-
-
 def stride_pairs(
     registry: MapRegistry, in_key: Key, out_key: Key
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(rows of `in_key`, the rows of `out_key` whose cell holds them), int64."""
-    parents = parent_rows(registry, in_key, out_key)
+    parents = registry.parent_rows(in_key, out_key)
     rows = (parents >= 0).nonzero().squeeze(1)
     return rows, parents.index_select(0, rows)
 
 
 def kernel_map_pairs(
-    registry: MapRegistry, in_key: Key, out_key: Key, spec: KernelSpec, transposed: bool, pool: bool
-) -> dict[int, torch.Tensor]:  # fmt: skip
-    """{offset: int32 [2, n]} (input rows, output rows); see `relations.kernel_pairs`."""
-    if pool and spec.cells:
-        fine, coarse = (out_key, in_key) if transposed else (in_key, out_key)
-        matrix = cell_matrix(registry, fine, coarse)
-        if not len(matrix.in_rows):
-            return {}
-        pair = (
-            (matrix.out_rows, matrix.in_rows) if transposed else (matrix.in_rows, matrix.out_rows)
-        )
-        return {0: torch.stack(pair).int()}
-    if transposed:
-        return kernel_pairs(relation(registry, out_key, in_key, spec.region).transposed())
-    return kernel_pairs(relation(registry, in_key, out_key, spec.region))
-
-
-def _by_item(registry: MapRegistry, batch: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    present = registry.batches()
-    n_items = int(present[-1]) + 1 if len(present) else 0
-    return present, item_rows(batch, n_items)
-
-
-def origin_rows(registry: MapRegistry, key: Key) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """(batch indices present in the manager [B], ascending rows of each index 0 .. max), int64."""
-    return _by_item(registry, registry.grid(key).coords[:, 0])
-
-
-def origin_field_rows(registry: MapRegistry, key: Key) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """`origin_rows` of a field."""
-    return _by_item(registry, registry.field(key).coords[:, 0].round())
+    registry: MapRegistry, in_key: Key, out_key: Key, spec: KernelSpec, pool: bool
+) -> dict[int, torch.Tensor]:
+    """{offset: int32 [2, n]} (input rows, output rows); see `maps.kernel_pairs`."""
+    if not (pool and spec.cells):
+        return kernel_pairs(registry.layer_map(in_key, spec, out_key).kmap)
+    fine, coarse = (out_key, in_key) if spec.transposed else (in_key, out_key)
+    matrix = cell_matrix(registry, fine, coarse)
+    if not len(matrix.in_rows):
+        return {}
+    pair = (matrix.in_rows, matrix.out_rows)
+    return {0: torch.stack(pair[::-1] if spec.transposed else pair).int()}
 
 
 def union_pairs(
@@ -157,6 +123,6 @@ def interpolation_pairs(
     registry: MapRegistry, key: Key, samples: torch.Tensor
 ) -> list[torch.Tensor]:
     """[input rows int32, sample rows int32, weights] of the corners that exist, by sample."""
-    matrix = interpolation_matrix(registry, key, samples)
+    matrix = interpolation_matrix(registry.grid(key), samples)
     assert matrix.weights is not None
     return [matrix.in_rows.int(), matrix.out_rows.int(), matrix.weights.to(samples.dtype)]

@@ -1,15 +1,16 @@
-"""Merging the features of points that share a voxel."""
+"""Quantisation: points that share a voxel, found as data loaders do and merged."""
 
 from __future__ import annotations
 
 import torch
 
-from ...core.ops.max_rows import list_max
-from ...core.ops.row_matrix import RowMatrix
+from ....core.maps.lookup import distinct_rows
+from ....core.ops.max_rows import list_max
+from ....core.ops.row_matrix import RowMatrix
+from ..errors import ArgumentValueError, CoordinateTypeError, FeatureTypeError
 from .enums import SparseTensorQuantizationMode as Mode
-from .errors import ArgumentValueError, FeatureTypeError
 
-__all__ = ["reduce_onto", "reduce_points", "vote_labels"]
+__all__ = ["quantize_labels", "quantize_points", "reduce_onto", "reduce_points", "vote_labels"]
 
 _REDUCTIONS = (Mode.UNWEIGHTED_AVERAGE, Mode.UNWEIGHTED_SUM, Mode.MAX_POOL)
 
@@ -81,3 +82,32 @@ def vote_labels(
     voted = labels.index_select(0, first)
     wrong = inverse[labels != voted.index_select(0, inverse)]
     return voted.index_fill(0, wrong, ignore_label)
+
+
+def quantize_points(coords: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(first row of every distinct coordinate, the distinct coordinate of every row), int64.
+
+    coords: int32 [N, D]; distinct ones are numbered in the order of their first row.
+    Raises: CoordinateTypeError.
+    """
+    if coords.dtype != torch.int32 or coords.ndim != 2 or coords.shape[1] < 1:
+        raise CoordinateTypeError(
+            f"coordinates are {coords.dtype} of shape {list(coords.shape)}; expected int32 [N, D]."
+        )
+    return distinct_rows(coords)
+
+
+def quantize_labels(
+    coords: torch.Tensor, labels: torch.Tensor, ignore_label: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`quantize_points` and the label of every distinct coordinate, `ignore_label` on conflict.
+
+    labels: int32 [N] on the CPU. Raises: CoordinateTypeError.
+    """
+    if labels.dtype != torch.int32 or labels.shape != coords.shape[:1]:
+        raise CoordinateTypeError(
+            f"labels are {labels.dtype} of shape {list(labels.shape)}; "
+            f"expected int32 [{coords.shape[0]}]."
+        )
+    first, inverse = quantize_points(coords)
+    return first, inverse, vote_labels(labels, first, inverse, ignore_label)

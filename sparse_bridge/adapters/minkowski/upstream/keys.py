@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...errors import ContractError, DataTypeError
-from .errors import KeyStateError
-from .registry import Key
+from ....errors import ContractError, DataTypeError
+from ..errors import KeyStateError
+from ..grid import Key
 
-__all__ = ["CoordinateMapKey"]
+__all__ = ["CoordinateMapKey", "fill", "given_by"]
 
 
 class CoordinateMapKey:
@@ -35,8 +35,8 @@ class CoordinateMapKey:
 
     @classmethod
     def of(cls, key: Key) -> CoordinateMapKey:
-        made = cls(len(key[0]) + 1)
-        made._key = key
+        made = object.__new__(cls)
+        made._key, made._size = key, len(key[0]) + 1
         return made
 
     @property
@@ -96,3 +96,14 @@ class CoordinateMapKey:
 
 
 CoordinateMapKey.__module__ = "MinkowskiEngineBackend._C"
+
+
+def given_by(key: CoordinateMapKey | None) -> Key | None:
+    """The output map that a caller asks for: None where the key is unset or left out."""
+    return None if key is None else key._key
+
+
+def fill(key: CoordinateMapKey | None, found: Key) -> None:
+    """Tell the caller the output map, if the key that came along was unset."""
+    if key is not None and key._key is None:
+        key.set_key(*found)

@@ -1,4 +1,5 @@
-"""The coordinate maps of one manager, by key: what MinkowskiEngine keeps in its compiled backend.
+"""The maps of one manager: which map is it, and how do two of them relate. MinkowskiEngine keeps
+this in its compiled backend.
 
 A map is known by (tensor stride, string id); layers find their output by that key and nothing else,
 which is how a decoder comes back to its encoder's rows. Keys, rows and row order are deterministic:
@@ -13,12 +14,13 @@ which is how a decoder comes back to its encoder's rows. Keys, rows and row orde
 from __future__ import annotations
 
 import itertools
+import math
 import string
+from collections.abc import Container
 from typing import Any
 
 import torch
 
-from ...core.geometry.boxes import Box
 from ...core.maps import map_builder
 from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.kernel_map import KernelMap
@@ -26,14 +28,14 @@ from ...core.maps.merge import merge
 from ...core.ops.row_matrix import RowMatrix
 from ...errors import ContractError
 from .errors import KeyStateError, StrideError, TensorDeviceError
-from .fields import FieldMap
-from .geometry import Region, core_offsets
-from .grid import Grid, common_unit
+from .geometry import KernelSpec, Region, cell_region, core_offsets
+from .grid import Grid, Key, LayerMap, common_unit, floor_to, reached
+from .points import FieldMap
 
-__all__ = ["Key", "MapRegistry"]
+__all__ = ["MapRegistry", "kernel_pairs"]
 
-Key = tuple[tuple[int, ...], str]
 _LETTERS = string.digits + string.ascii_uppercase
+_MOST_CELL_OFFSETS = 64  # above, cells are found by folding equal rows
 
 
 class MapRegistry:
@@ -55,15 +57,16 @@ class MapRegistry:
         self.batch_rows: dict[tuple[Key, Key], torch.Tensor] = {}
         self.slices: dict[tuple[Key, Key], RowMatrix] = {}
         self._strided: dict[tuple[Key, tuple[int, ...], str], Key] = {}
-        self._batches: tuple[int, torch.Tensor] | None = None
-        self._origin: Key | None = None
+        # (number of roots, batch indices that they have); (key of the origin map, its indices)
+        self.batches: tuple[int, torch.Tensor] | None = None
+        self.origin: tuple[Key, torch.Tensor] | None = None
         self._tags = itertools.count(1)
 
     def __getstate__(self) -> dict[str, Any]:
         """Coordinates only; everything else is found again."""
         return {
             "dimension": self.dimension, "grids": self.grids, "fields": self.fields,
-            "strided": self._strided, "origin": self._origin, "tags": next(self._tags),
+            "strided": self._strided, "origin": self.origin, "tags": next(self._tags),
         }  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -71,14 +74,14 @@ class MapRegistry:
         self.grids.update(state["grids"])
         self.fields.update(state["fields"])
         self._strided.update(state["strided"])
-        self._origin = state["origin"]
+        self.origin = state["origin"]
         self._tags = itertools.count(state["tags"])
         for grid in self.grids.values():
-            self.device = grid.coords.device
+            self.device = grid.device
 
     # keys
 
-    def _tag(self) -> str:
+    def tag(self) -> str:
         """Five letters that no key of this manager has had."""
         number, letters = next(self._tags), []
         for _ in range(5):
@@ -86,11 +89,14 @@ class MapRegistry:
             letters.append(_LETTERS[digit])
         return "".join(reversed(letters))
 
-    def free_key(self, stride: tuple[int, ...], name: str = "") -> Key:
-        """(stride, name) if no map has it, else with letters of its own."""
+    def free_key(
+        self, stride: tuple[int, ...], name: str = "", taken: Container[Key] | None = None
+    ) -> Key:
+        """(stride, name) if it is not taken (by a map), else with letters of its own."""
+        taken = self.grids if taken is None else taken
         key = (stride, name)
-        while key in self.grids:
-            key = (stride, f"{name}-{self._tag()}" if name else self._tag())
+        while key in taken:
+            key = (stride, f"{name}-{self.tag()}" if name else self.tag())
         return key
 
     def grid(self, key: Key) -> Grid:
@@ -110,13 +116,6 @@ class MapRegistry:
         if not found:
             raise ContractError(f"no coordinate map has tensor stride {list(stride)}.")
         return found[0]
-
-    def free_field_key(self, stride: tuple[int, ...], name: str = "") -> Key:
-        """`free_key` among the fields."""
-        key = (stride, name)
-        while key in self.fields:
-            key = (stride, f"{name}-{self._tag()}" if name else self._tag())
-        return key
 
     def field(self, key: Key) -> FieldMap:
         """The field under `key`. Raises KeyStateError."""
@@ -138,25 +137,22 @@ class MapRegistry:
 
     def insert(
         self, coords: torch.Tensor, stride: tuple[int, ...], name: str = ""
-    ) -> tuple[Key, torch.Tensor | None, torch.Tensor]:
+    ) -> tuple[Key, torch.Tensor | None, torch.Tensor | None]:
         """Enter int32 coordinates [N, 1 + D] as a new map.
 
-        Returns: its key, the row that each of its rows was taken from (int64 [U]; None if all were
-        different), and the map's row of every input row (int64 [N]).
+        Returns: its key, the row that each of its rows was taken from (int64 [U]), and the map's
+        row of every input row (int64 [N]); both None if all rows were different.
         """
         self.use_device(coords.device)
-        grid, unit = _given(coords, stride)
-        view = CoordinateMap(grid.query(coords, unit), grid.box(unit))
-        first: torch.Tensor | None = None
+        grid = Grid.given(coords, stride, "inserted")
+        view = CoordinateMap(grid.query(coords, grid.unit), grid.box(grid.unit))
+        first = inverse = None
         if view.unique:
-            inverse = torch.arange(coords.shape[0], device=coords.device)
-            grid.coords = coords.clone()
-            grid._views[unit] = view
+            grid.adopt(coords.clone(), view)
         else:
             fold = view.duplicates()
             first, inverse = fold.first, fold.inverse
-            grid.coords = coords.index_select(0, first)
-            grid._views[unit] = fold.map
+            grid.adopt(coords.index_select(0, first), fold.map)
         key = self.free_key(stride, name)
         self.grids[key] = grid
         return key, first, inverse
@@ -187,15 +183,19 @@ class MapRegistry:
         return found
 
     def _coarsen(self, key: Key, grid: Grid, out: Key) -> Key:
+        """The map of the cells of size `out[0]`; with it comes the kernel map of a kernel as large
+        as its stride."""
         divisor = tuple(t // u for t, u in zip(out[0], grid.unit, strict=True))
-        coarse = grid.coarse_view(divisor)
-        if coarse.unique:
-            parents = torch.arange(grid.n_rows, device=grid.coords.device)
+        if math.prod(divisor) > _MOST_CELL_OFFSETS:
+            view = grid.cells(divisor)
         else:
-            fold = coarse.duplicates()
-            coarse, parents = fold.map, fold.inverse
-        self.grids[out] = Grid.of_view(coarse, out[0], out[0], "strided")
-        self.parents[key, out] = parents
+            region = cell_region(divisor)
+            offsets = core_offsets(region, (1,) * len(divisor))
+            box = grid.box(out[0])
+            view, kmap = map_builder.strided(grid.own_view(), offsets, divisor[::-1], box)
+            if grid.unit == grid.stride:
+                self.kernel_maps[key, out, region] = kmap
+        self.grids[out] = Grid.of_view(view, out[0], out[0], "strided")
         return out
 
     def expanded(self, key: Key, region: Region, stride: tuple[int, ...]) -> Key:
@@ -205,7 +205,7 @@ class MapRegistry:
         scale = tuple(t // u for t, u in zip(grid.stride, grid.unit, strict=True))
         divisor = tuple(t // u for t, u in zip(out[0], grid.unit, strict=True))[::-1]
         offsets = core_offsets(region, scale)
-        box = _reached(grid.own_view().box, offsets.values, (1,) * len(divisor), divisor)
+        box = reached(grid.own_view().box, offsets.values, (1,) * len(divisor), divisor)
         view = map_builder.expanded(grid.own_view(), offsets, divisor, box)
         self.grids[out] = Grid.of_view(view, out[0], out[0], "expanded")
         return out
@@ -230,7 +230,7 @@ class MapRegistry:
         scale = tuple(t // u for t, u in zip(fine, unit, strict=True))
         multiplier = tuple(g // u for g, u in zip(grid.unit, unit, strict=True))[::-1]
         offsets = core_offsets(region, scale)
-        box = _reached(grid.own_view().box, offsets.values, multiplier, (1,) * len(unit))
+        box = reached(grid.own_view().box, offsets.values, multiplier, (1,) * len(unit))
         view, kmap = map_builder.generative(grid.own_view(), offsets, multiplier, box)
         self.grids[out] = Grid.of_view(view, fine, unit, "expanded")
         # Kept as the forward map fine -> coarse, like that of a strided layer.
@@ -242,7 +242,7 @@ class MapRegistry:
         grid = self.grid(key)
         out = self.free_key(key[0], "pruned")
         coords = grid.coords.index_select(0, rows)
-        self.grids[out] = Grid(coords, grid.stride, grid.unit, grid.lo, grid.hi, "pruned")
+        self.grids[out] = Grid(coords, grid.stride, grid.unit, (grid.lo, grid.hi), "pruned")
         return out
 
     def merged(self, keys: list[Key]) -> tuple[Key, list[torch.Tensor]]:
@@ -251,64 +251,89 @@ class MapRegistry:
         unit = common_unit(*(grid.unit for grid in grids))
         view, rows = merge([grid.view(unit) for grid in grids])
         stride = tuple(min(axis) for axis in zip(*(grid.stride for grid in grids), strict=True))
-        out = self.free_key(stride, f"merge-{self._tag()}")
+        out = self.free_key(stride, f"merge-{self.tag()}")
         self.grids[out] = Grid.of_view(view, stride, unit, "merged")
         return out, rows
 
-    def batches(self) -> torch.Tensor:
-        """Batch indices that were inserted, as maps or fields: int64, ascending."""
-        roots = [grid for grid in self.grids.values() if grid.made == "inserted"]
-        count = len(roots) + len(self.fields)
-        if self._batches is None or self._batches[0] != count:
-            parts = [grid.batches() for grid in roots]
-            parts += [field.batches() for field in self.fields.values()]
-            found = torch.unique(torch.cat(parts)) if parts else torch.empty(0, dtype=torch.int64)
-            self._batches = (count, found)
-        return self._batches[1]
+    # what layers ask for
 
-    def origin(self) -> Key:
-        """The map with one row (b, 0, .., 0) per batch index that was inserted, ascending."""
-        batches = self.batches()
-        if self._origin is not None:
-            grid = self.grids[self._origin]
-            if grid.batches() is batches or torch.equal(grid.batches(), batches):
-                return self._origin
-        key = self.free_key((0,) * self.dimension)
-        coords = batches.new_zeros((len(batches), self.dimension + 1), dtype=torch.int32)
-        coords[:, 0] = batches
-        self.grids[key] = _given(coords, key[0], "origin")[0]
-        self._origin = key
-        return key
+    def layer_map(self, key: Key, spec: KernelSpec, given: Key | None = None) -> LayerMap:
+        """Where a layer on the map `key` writes, and the kernel map to there.
+
+        given: an output map, None for the layer's own.  Raises: KeyStateError, StrideError.
+        """
+        grid = self.grids.get(key) or self.grid(key)
+        if given is None:
+            found = grid.layers.get(spec)
+            if found is not None:
+                return found
+        out = self.output_key(key, spec) if given is None else given
+        if spec.transposed:
+            found = LayerMap(out, self.relation(out, key, spec.region).transposed())
+        else:
+            found = LayerMap(out, self.relation(key, out, spec.region))
+        if given is None and not spec.expand:
+            grid.layers[spec] = found
+        return found
+
+    def output_key(self, key: Key, spec: KernelSpec) -> Key:
+        """Where a layer without a given map writes. A forward one: to the map of its stride; a
+        transposed one: to the map known at the finer stride, or a new one. With `expand`: to a new
+        one always."""
+        if not spec.transposed:
+            if spec.expand:
+                return self.expanded(key, spec.region, spec.stride)
+            return self.strided(key, spec.stride)
+        if not spec.expand:
+            if not spec.strided:
+                return key
+            known = (self.finer_stride(key, spec.stride), "")
+            if known in self.grids:
+                return known
+        return self.generated(key, spec.region, spec.stride)
+
+    def relation(self, in_key: Key, out_key: Key, region: Region) -> KernelMap:
+        """y[u] gathers x[u + o * tensor stride of the input], for every offset o of the region."""
+        memo = (in_key, out_key, region)
+        found = self.kernel_maps.get(memo)
+        if found is None:
+            found = _related(self.grid(in_key), self.grid(out_key), region)
+            self.kernel_maps[memo] = found
+        return found
+
+    def parent_rows(self, in_key: Key, out_key: Key) -> torch.Tensor:
+        """int64 [N_in]: the row of `out_key` whose cell holds each row of `in_key`, -1 for none.
+
+        Raises: StrideError if the tensor strides do not divide.
+        """
+        found = self.parents.get((in_key, out_key))
+        if found is None:
+            x, y = self.grid(in_key), self.grid(out_key)
+            if any(b == 0 or (a and b % a) for a, b in zip(x.stride, y.stride, strict=True)):
+                raise StrideError(
+                    f"tensor strides {list(x.stride)} and {list(y.stride)}; the second must be a "
+                    "multiple of the first."
+                )
+            found = self.parents[in_key, out_key] = y.rows_of(floor_to(x.coords, y.stride))
+        return found
 
 
-def _given(
-    coords: torch.Tensor, stride: tuple[int, ...], made: str = "inserted"
-) -> tuple[Grid, tuple[int, ...]]:
-    """A grid around coordinates as they are, and its unit."""
-    columns = coords.shape[1]
-    if coords.shape[0]:
-        lo, hi = torch.stack([coords.amin(0), coords.amax(0)]).tolist()
-    else:
-        lo, hi = [0] * columns, [-1] * columns
-    unit = tuple(max(1, t) for t in stride)
-    if any(u > 1 for u in unit) and bool((coords[:, 1:] % coords.new_tensor(unit)).any()):
-        unit = (1,) * len(unit)  # the stride is only a label then
-    return Grid(coords, stride, unit, tuple(lo), tuple(hi), made), unit
+def _related(x: Grid, y: Grid, region: Region) -> KernelMap:
+    unit = x.unit if x is y else common_unit(x.unit, y.unit)
+    offsets = core_offsets(region, tuple(t // u for t, u in zip(x.stride, unit, strict=True)))
+    if x is y:
+        return map_builder.submanifold(x.own_view(), offsets)
+    stride = tuple(g // u for g, u in zip(y.unit, unit, strict=True))[::-1]
+    return map_builder.between(x.view(unit), y.own_view(), offsets, stride)
 
 
-def _reached(
-    box: Box,
-    offsets: tuple[tuple[int, ...], ...],
-    multiplier: tuple[int, ...],
-    divisor: tuple[int, ...],
-) -> Box:
-    """Bounds of (c * multiplier + o) / divisor for the coordinates of `box`."""
-    lo, size = [box.lo[0]], [box.size[0]]
-    for axis, (m, d) in enumerate(zip(multiplier, divisor, strict=True)):
-        along = [offset[axis] for offset in offsets]
-        low, extent = box.lo[axis + 1], box.size[axis + 1]
-        first = -(-(low * m + min(along)) // d)
-        last = ((low + extent - 1) * m + max(along)) // d
-        lo.append(first)
-        size.append(max(0, last - first + 1) if extent else 0)
-    return Box.spanning(tuple(lo), tuple(size))
+def kernel_pairs(kmap: KernelMap) -> dict[int, torch.Tensor]:
+    """{offset: int32 [2, n]}, row 0 input and row 1 output rows, ascending in the output row;
+    offsets without pairs are absent."""
+    found = {}
+    for v in range(kmap.n_offsets):
+        in_rows, out_rows = kmap.pair_list(v)
+        if len(in_rows):
+            order = torch.sort(out_rows, stable=True).indices
+            found[v] = torch.stack([in_rows[order], out_rows[order]]).int()
+    return found

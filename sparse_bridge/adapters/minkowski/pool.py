@@ -7,25 +7,28 @@ import torch
 from ...core.ops.max_rows import list_max, window_max
 from ...core.ops.pool import global_pool, pool
 from ...core.ops.row_matrix import RowMatrix
-from .layers import KernelSpec, check_features, output_key, transposed_key
-from .registry import Key, MapRegistry
-from .relations import batch_rows, parent_rows, relation
+from .batches import batch_rows, origin
+from .geometry import KernelSpec
+from .grid import Key
+from .maps import MapRegistry
+from .weights import check_aligned
 
 __all__ = ["cell_matrix", "global_pooling", "local_pooling", "pool_items", "transposed_pooling"]
+
+Pooled = tuple[torch.Tensor, Key]
 
 
 def cell_matrix(registry: MapRegistry, in_key: Key, out_key: Key) -> RowMatrix:
     """Sums the rows of `in_key` into the cells of `out_key`; rows without a cell take no part."""
     found = registry.cells.get((in_key, out_key))
     if found is None:
-        n_in, n_out = registry.grid(in_key).n_rows, registry.grid(out_key).n_rows
-        device = registry.grid(in_key).coords.device
+        x, n_out = registry.grid(in_key), registry.grid(out_key).n_rows
         if in_key == out_key:
-            parents = torch.arange(n_in, device=device)
+            parents = torch.arange(x.n_rows, device=x.device)
         else:
-            parents = parent_rows(registry, in_key, out_key)
+            parents = registry.parent_rows(in_key, out_key)
         rows = (parents >= 0).nonzero().squeeze(1)
-        found = RowMatrix(parents.index_select(0, rows), rows, None, n_out, n_in)
+        found = RowMatrix(parents.index_select(0, rows), rows, None, n_out, x.n_rows)
         registry.cells[in_key, out_key] = found
     return found
 
@@ -35,21 +38,22 @@ def _mean(total: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
 
 
 def local_pooling(
-    registry: MapRegistry, features: torch.Tensor, mode: str, in_key: Key, given: Key | None,
-    spec: KernelSpec, what: str = "local pooling",
-) -> tuple[torch.Tensor, Key]:  # fmt: skip
+    registry: MapRegistry, features: torch.Tensor, mode: str, in_key: Key, spec: KernelSpec,
+    given: Key | None = None,
+) -> Pooled:  # fmt: skip
     """Pool [N, C]: (features, key of the output). mode: "sum", "avg" (over present inputs), "max".
 
     A kernel equal to its stride bins every input into its cell; any other one is a window like a
-    convolution's. Windows without input give 0. Raises: as `convolve.convolution`.
+    convolution's. Windows without input give 0.  given: an output map, None for the layer's own.
+    Raises: FeatureShapeError, FeatureTypeError, TensorDeviceError, StrideError, KeyStateError.
     """
-    check_features(registry, in_key, features, what)
-    out_key = output_key(registry, in_key, given, spec)
+    check_aligned(features, registry.grid(in_key), f"Minkowski{mode.capitalize()}Pooling")
     if not spec.cells:
-        kmap = relation(registry, in_key, out_key, spec.region)
-        return (
-            window_max(features, kmap) if mode == "max" else pool(features, kmap, mode)
-        ), out_key
+        out_key, kmap = registry.layer_map(in_key, spec, given)
+        if mode == "max":
+            return window_max(features, kmap), out_key
+        return pool(features, kmap, mode), out_key
+    out_key = registry.output_key(in_key, spec) if given is None else given
     matrix = cell_matrix(registry, in_key, out_key)
     if mode == "max":
         return list_max(features, matrix.in_rows, matrix.out_rows, matrix.n_out), out_key
@@ -62,16 +66,17 @@ def local_pooling(
 
 
 def transposed_pooling(
-    registry: MapRegistry, features: torch.Tensor, in_key: Key, given: Key | None, spec: KernelSpec,
-    average: bool = False,
-) -> tuple[torch.Tensor, Key]:  # fmt: skip
-    """Sum (or mean) of the contributing parents at every finer coordinate: (features, key)."""
-    check_features(registry, in_key, features, "MinkowskiPoolingTranspose")
-    out_key = transposed_key(registry, in_key, given, spec)
-    if spec.cells:
-        return cell_matrix(registry, out_key, in_key).transposed().multiply(features), out_key
-    kmap = relation(registry, out_key, in_key, spec.region).transposed()
-    return pool(features, kmap, "avg" if average else "sum"), out_key
+    registry: MapRegistry, features: torch.Tensor, mode: str, in_key: Key, spec: KernelSpec,
+    given: Key | None = None,
+) -> Pooled:  # fmt: skip
+    """Sum ("sum") or mean ("avg") of the contributing parents at every finer coordinate, as
+    `local_pooling`; a kernel equal to its stride copies the parent."""
+    check_aligned(features, registry.grid(in_key), "MinkowskiPoolingTranspose")
+    if not spec.cells:
+        out_key, kmap = registry.layer_map(in_key, spec, given)
+        return pool(features, kmap, mode), out_key
+    out_key = registry.output_key(in_key, spec) if given is None else given
+    return cell_matrix(registry, out_key, in_key).transposed().multiply(features), out_key
 
 
 def pool_items(features: torch.Tensor, rows: torch.Tensor, n_items: int, mode: str) -> torch.Tensor:
@@ -83,9 +88,9 @@ def pool_items(features: torch.Tensor, rows: torch.Tensor, n_items: int, mode: s
 
 def global_pooling(
     registry: MapRegistry, features: torch.Tensor, mode: str, in_key: Key
-) -> tuple[torch.Tensor, Key]:
+) -> Pooled:  # fmt: skip
     """Pool every batch item: rows by ascending batch index, and the key of the origin map."""
-    check_features(registry, in_key, features, "global pooling")
-    origin = registry.origin()
-    rows = batch_rows(registry, in_key, origin)
-    return pool_items(features, rows, registry.grid(origin).n_rows, mode), origin
+    check_aligned(features, registry.grid(in_key), "global pooling")
+    glob = origin(registry)
+    rows = batch_rows(registry, in_key, glob)
+    return pool_items(features, rows, registry.grid(glob).n_rows, mode), glob

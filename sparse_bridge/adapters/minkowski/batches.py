@@ -1,0 +1,94 @@
+"""Batch items of a manager: which there are, and the rows that each has."""
+
+from __future__ import annotations
+
+import torch
+
+from ...errors import CoordinateError
+from .grid import Grid, Key
+from .maps import MapRegistry
+
+__all__ = ["batch_rows", "batches", "field_items", "field_rows", "item_rows", "origin"]
+
+
+def _present(column: torch.Tensor) -> torch.Tensor:
+    """The batch indices in a column, ascending int64. Raises CoordinateError for a negative one."""
+    found = torch.unique(column.round()).long()
+    if found.shape[0] and int(found[0]) < 0:
+        raise CoordinateError(f"batch index {int(found[0])}; batch indices must be 0 or more.")
+    return found
+
+
+def batches(registry: MapRegistry) -> torch.Tensor:
+    """Batch indices that were inserted, as maps or fields: int64, ascending.
+
+    Raises: CoordinateError (a negative one).
+    """
+    roots = [grid.coords for grid in registry.grids.values() if grid.made == "inserted"]
+    roots += [field.coords for field in registry.fields.values()]
+    known = registry.batches
+    if known is None or known[0] != len(roots):
+        parts = [_present(coords[:, 0]) for coords in roots]
+        found = torch.unique(torch.cat(parts)) if parts else torch.empty(0, dtype=torch.int64)
+        known = registry.batches = (len(roots), found)
+    return known[1]
+
+
+def origin(registry: MapRegistry) -> Key:
+    """The map with one row (b, 0, .., 0) per batch index that was inserted, ascending."""
+    present = batches(registry)
+    known = registry.origin
+    if known is not None and (known[1] is present or torch.equal(known[1], present)):
+        return known[0]
+    key = registry.free_key((0,) * registry.dimension)
+    coords = present.new_zeros((len(present), registry.dimension + 1), dtype=torch.int32)
+    coords[:, 0] = present
+    registry.grids[key] = Grid.given(coords, key[0], "origin")
+    registry.origin = (key, present)
+    return key
+
+
+def batch_rows(registry: MapRegistry, key: Key, glob: Key) -> torch.Tensor:
+    """int64 [N]: the row of the map `glob` (one row per batch index) of every row of `key`.
+
+    Raises: CoordinateError.
+    """
+    memo = (key, glob)
+    found = registry.batch_rows.get(memo)
+    if found is None:
+        items = registry.grid(glob).coords[:, 0].long()
+        ordered, order = torch.sort(items)
+        wanted = registry.grid(key).coords[:, 0].long()
+        index = torch.searchsorted(ordered, wanted).clamp(max=max(0, len(ordered) - 1))
+        found = order.index_select(0, index) if len(order) else index
+        if len(wanted) and not (len(order) and bool((items[found] == wanted).all())):
+            raise CoordinateError(
+                f"the map {glob} does not have one row for every batch index of {key}; "
+                "a global tensor has one row per batch item."
+            )
+        registry.batch_rows[memo] = found
+    return found
+
+
+def field_items(registry: MapRegistry, field_key: Key, glob: Key) -> torch.Tensor:
+    """int64 [N]: the row of the origin map of every point's batch index."""
+    items = registry.grid(glob).coords[:, 0].long()
+    return torch.searchsorted(items, registry.field(field_key).coords[:, 0].round().long())
+
+
+def _by_item(registry: MapRegistry, batch: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    present = batches(registry)
+    n_items = int(present[-1]) + 1 if len(present) else 0
+    order = torch.sort(batch.long(), stable=True).indices
+    counts = torch.bincount(batch.long(), minlength=n_items)[:n_items]
+    return present, list(order.split(counts.tolist()))
+
+
+def item_rows(registry: MapRegistry, key: Key) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """(batch indices present in the manager [B], ascending rows of each index 0 .. max), int64."""
+    return _by_item(registry, registry.grid(key).coords[:, 0])
+
+
+def field_rows(registry: MapRegistry, key: Key) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """`item_rows` of a field."""
+    return _by_item(registry, registry.field(key).coords[:, 0].round())

@@ -1,0 +1,79 @@
+"""Convolutions between the maps of a manager, on plain features."""
+
+from __future__ import annotations
+
+import torch
+
+from ...core.conv.convolution import conv
+from ...core.conv.depthwise import channelwise
+from ...core.device import trace
+from ...core.device.rocm import linear
+from ...core.maps.kernel_map import KernelMap
+from ...errors import DataTypeError, DeviceError, ShapeError
+from .errors import FeatureShapeError, FeatureTypeError
+from .geometry import Region
+from .grid import Key
+from .maps import MapRegistry
+from .weights import allow_tf32, check_features, check_weight
+
+__all__ = ["channelwise_convolution", "collapsed", "convolve", "pointwise"]
+
+
+def convolve(
+    features: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None, kmap: KernelMap,
+    what: str,
+) -> torch.Tensor:  # fmt: skip
+    """y[u] = sum of x[u + o * tensor stride] @ kernel[o] over a kernel map.
+
+    features: [N, C_in].  kernel: [V, C_in, C_out] or [C_in, C_out].  bias: [1, C_out] or None.
+    Raises: FeatureShapeError, FeatureTypeError, TensorDeviceError.
+    """
+    tf32 = features.dtype is torch.float32 and allow_tf32()
+    flat = None if bias is None else bias.view(-1)
+    try:
+        return conv(features, kernel, flat, kmap, allow_tf32=tf32)
+    except (ShapeError, DataTypeError, DeviceError):
+        # The engine has checked; said again as users of MinkowskiEngine know it.
+        check_features(features, kmap.n_in, kmap.device, what)
+        check_weight(features, kernel, kernel.shape[-2], kmap.n_offsets, what)
+        raise
+
+
+def collapsed(
+    registry: MapRegistry, in_key: Key, out_key: Key, kernel: torch.Tensor
+) -> tuple[torch.Tensor, KernelMap]:
+    """The kernel and kernel map of a transposed layer whose offsets all read the output's own
+    coordinate: what upstream computes for output coordinates given as a tensor, because it labels
+    them with a tensor stride of 0."""
+    centre = Region.of(((0,) * registry.dimension,))
+    return kernel.sum(0, keepdim=True), registry.relation(out_key, in_key, centre).transposed()
+
+
+def pointwise(
+    features: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None, what: str
+) -> torch.Tensor:
+    """Kernel volume 1 and stride 1: x @ kernel [C_in, C_out] + bias; follows autocast like torch.
+
+    Raises: FeatureShapeError, FeatureTypeError.
+    """
+    if features.ndim != 2:
+        raise FeatureShapeError(f"{what} got features of shape {list(features.shape)}.")
+    if not features.is_floating_point():
+        raise FeatureTypeError(f"{what} got {features.dtype} features; use x.float().")
+    check_weight(features, kernel, kernel.shape[0], 1, what)
+    trace.emit_linear("mm", features.shape[0], kernel.shape[0], kernel.shape[1])
+    return linear(features, kernel, bias)
+
+
+def channelwise_convolution(
+    features: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None, kmap: KernelMap,
+    what: str,
+) -> torch.Tensor:  # fmt: skip
+    """Depthwise convolution: kernel [V, C], bias [1, C] or None.
+
+    Raises: as `convolve`.
+    """
+    check_features(features, kmap.n_in, kmap.device, what)
+    check_weight(features, kernel, kernel.shape[1], kmap.n_offsets, what)
+    y = channelwise(features, kernel, kmap)
+    return y if bias is None else y + bias.to(y.dtype)

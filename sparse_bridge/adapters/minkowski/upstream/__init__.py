@@ -1,0 +1,1 @@
+"""What emulates utilities of MinkowskiEngine and of its compiled backend."""

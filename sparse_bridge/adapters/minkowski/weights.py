@@ -1,0 +1,85 @@
+"""Features and weights of a layer: what they must be, and what will be multiplied by them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ...core.conv.convolution import autocast_dtype
+from ..expected import Expected, of_kernel
+from .errors import FeatureShapeError, FeatureTypeError, TensorDeviceError
+from .grid import Grid
+
+__all__ = ["allow_tf32", "check_aligned", "check_features", "check_weight", "expected", "parameter"]
+
+
+def check_features(features: torch.Tensor, n_rows: int, device: torch.device, what: str) -> None:
+    """Features [n_rows, C] must be floating point, on the device of their coordinates.
+
+    Raises: FeatureShapeError, FeatureTypeError, TensorDeviceError.
+    """
+    if features.ndim != 2 or features.shape[0] != n_rows:
+        raise FeatureShapeError(
+            f"{what} got features of shape {list(features.shape)} for a coordinate map of "
+            f"{n_rows} rows; expected [{n_rows}, C]."
+        )
+    if not features.is_floating_point():
+        raise FeatureTypeError(
+            f"{what} got {features.dtype} features; it takes floating point (use x.float())."
+        )
+    if features.device != device:
+        raise TensorDeviceError(
+            f"{what} got features on {features.device}, its coordinates are on {device}; "
+            "build the tensor with device=."
+        )
+
+
+def check_aligned(features: torch.Tensor, grid: Grid, what: str) -> None:
+    """`check_features` for the rows of a map."""
+    check_features(features, grid.n_rows, grid.device, what)
+
+
+def check_weight(
+    features: torch.Tensor, kernel: torch.Tensor, channels: int, n_offsets: int, what: str
+) -> None:
+    """Features [N, channels] and a kernel of `n_offsets` matrices must be of one dtype.
+
+    Raises: FeatureShapeError, FeatureTypeError.
+    """
+    if features.shape[1] != channels:
+        raise FeatureShapeError(
+            f"{what} takes {channels} channels, its input has {features.shape[1]}."
+        )
+    if kernel.ndim == 3 and kernel.shape[0] != n_offsets:
+        raise FeatureShapeError(
+            f"{what} has a kernel of {kernel.shape[0]} matrices for {n_offsets} kernel offsets."
+        )
+    autocast = autocast_dtype(features.device)
+    if features.dtype != kernel.dtype and (autocast is None or torch.float64 in (
+        features.dtype, kernel.dtype
+    )):  # fmt: skip
+        raise FeatureTypeError(
+            f"{what} has a {kernel.dtype} kernel, its input is {features.dtype}; "
+            "convert one (x.float(), module.half()) or use torch.autocast."
+        )
+
+
+def parameter(module: torch.nn.Module, name: str) -> Any:
+    """`module.<name>`; attributes of a module are found five times slower than its dictionaries."""
+    parameters = module._parameters
+    return parameters[name] if name in parameters else getattr(module, name)
+
+
+def allow_tf32() -> bool:
+    """fp32 products follow torch's own switch."""
+    return torch.backends.cuda.matmul.allow_tf32
+
+
+def expected(layer: Any) -> Iterator[Expected]:
+    """What a convolution layer will ask the engine to multiply."""
+    generator = layer.kernel_generator
+    odd = all(size % 2 for size in generator.kernel_size)
+    same = odd and not generator.requires_strided_coordinates
+    return of_kernel(layer, same, allow_tf32())
