@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import log
-from .adapters import fusion
-from .adapters.fused_layers import Fused, Skipped, rows_of
+from . import hooks, log
+from .adapters.fused_layers import Fused, Skipped
+from .adapters.protocol import features_of
 from .adapters.spconv.replay import Replayer
 from .adapters.spconv.replay_training import TrainingReplayer
 from .adapters.watch import watched
@@ -54,7 +54,7 @@ def optimize(model: nn.Module, *example: Any, graphs: bool = False, **keywords: 
     """
     if _MARK in model.__dict__:
         raise ValueError("this model is optimised already; call restore(model) first.")
-    if not fusion.plain(model):
+    if not hooks.plain(model):
         raise ValueError("this model's forward is replaced or hooked; optimise it before.")
     model.__dict__[_MARK] = []
     own = functools.partial(type(model).forward, model)
@@ -142,7 +142,7 @@ def _uninstall(model: nn.Module) -> None:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    rows = rows_of(value)
+    rows = features_of(value)
     if rows is not None:
         yield rows
     elif isinstance(value, Mapping):

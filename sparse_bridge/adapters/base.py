@@ -1,23 +1,30 @@
-"""What one framework tells the life cycle: its names, its stand-in tree and its patches.
+"""One record per framework: its names, its stand-in tree, its patches, and where its tensors are
+read.
 
-Nothing here imports a framework or torch; adapters are found by name and loaded at first use.
+Nothing here imports a framework or torch; records are found by name and loaded at first use.
+Life cycle, conversion, fusion, replay and the compatibility matrix read them, and name no
+framework.
 """
 
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import importlib
 import pathlib
 import sys
 import threading
 import types
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingError, UnsupportedError
 
-__all__ = ["ADAPTERS", "Adapter", "FrameworkStatus", "Patch", "load"]
+if TYPE_CHECKING:
+    from .protocol import TensorProtocol
+
+__all__ = ["ADAPTERS", "Framework", "FrameworkStatus", "Patch", "capture", "frameworks", "load"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,13 +66,14 @@ class FrameworkStatus:
     notes: tuple[str, ...] = ()
 
 
-class Adapter(abc.ABC):
-    """Base of every framework adapter.
+class Framework(abc.ABC):
+    """What the bridge knows of one framework; each adapter has one, `ADAPTER`.
 
-    name: the name given to `enable()`.
+    name: the name given to `enable()`.  title: as its users write it.
     packages: top-level import names that the stand-in answers; the framework's own comes first.
     main: the import that proves that the real framework works.
     standin_root: folder that mirrors upstream's module names, `<root>/<package>/__init__.py` first.
+    tensor: (module, class) of its sparse tensor.
     versions: supported upstream versions, for humans.
     profiles: releases with different conventions, one of which `enable(profile=...)` may choose.
     patchable: False where the real framework cannot be patched; its stand-in always answers then.
@@ -74,8 +82,10 @@ class Adapter(abc.ABC):
     """
 
     name: str
+    title: str = ""
     packages: tuple[str, ...]
     main: str
+    tensor: tuple[str, str] = ("", "")
     standin_root: pathlib.Path
     versions: str
     profiles: tuple[str, ...] = ()
@@ -119,6 +129,19 @@ class Adapter(abc.ABC):
         """Remarks for `status()` and `doctor`, such as the version profile in force."""
         return []
 
+    def tensors(self) -> TensorProtocol:
+        """How its tensors and layers are read: `PROTOCOL` in the adapter's `protocol.py`, which
+        needs torch."""
+        found: TensorProtocol = importlib.import_module(
+            type(self).__module__ + ".protocol"
+        ).PROTOCOL
+        return found
+
+    def tensor_class(self) -> type | None:
+        """The class of its sparse tensors, real or stand-in; None while nothing has imported it."""
+        found = getattr(sys.modules.get(self.tensor[0]), self.tensor[1], None)
+        return found if isinstance(found, type) else None
+
 
 # "module:attribute" of each adapter, so that a name is known before its module is imported.
 ADAPTERS: dict[str, str] = {
@@ -127,12 +150,12 @@ ADAPTERS: dict[str, str] = {
     "minkowski": "sparse_bridge.adapters.minkowski:ADAPTER",
 }
 
-_loaded: dict[str, Adapter] = {}
+_loaded: dict[str, Framework] = {}
 _lock = threading.Lock()
 
 
-def load(name: str) -> Adapter:
-    """The adapter of framework `name`.
+def load(name: str) -> Framework:
+    """The record of framework `name`.
 
     Raises:
         SettingError: no adapter has that name.
@@ -151,7 +174,32 @@ def load(name: str) -> Adapter:
         return _loaded.setdefault(name, adapter)
 
 
-def _import_adapter(name: str, target: str) -> Adapter:
+def frameworks() -> Iterator[Framework]:
+    """The records of all adapters that are part of this installation."""
+    for name in tuple(ADAPTERS):
+        with contextlib.suppress(UnsupportedError):
+            yield load(name)
+
+
+def capture(name: str) -> types.ModuleType:
+    """Module `name` of `core.capture`, which prepares maps ahead and captures models as graphs.
+
+    Nothing else in the package knows that folder, and all but `optimize(graphs=True)` works without
+    it.  Raises UnsupportedError where this installation lacks it.
+    """
+    folder = "sparse_bridge.core.capture"
+    try:
+        return importlib.import_module(f"{folder}.{name}")
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{folder}.{name}".startswith(error.name):
+            raise
+        raise UnsupportedError(
+            f"{folder}.{name} is not part of this installation of sparse_bridge; models run "
+            "without captured graphs (graphs=False)."
+        ) from None
+
+
+def _import_adapter(name: str, target: str) -> Framework:
     module_name, _, attribute = target.partition(":")
     refusal = UnsupportedError(
         f"the adapter of {name} ({target}) is not part of this installation of sparse_bridge; "
@@ -169,7 +217,7 @@ def _import_adapter(name: str, target: str) -> Adapter:
     return getattr(module, attribute)
 
 
-def register_for_testing(adapter: Adapter) -> None:
+def register_for_testing(adapter: Framework) -> None:
     """Make `adapter` known under its name; for tests with invented frameworks."""
     with _lock:
         ADAPTERS[adapter.name] = f"{type(adapter).__module__}:{type(adapter).__qualname__}"

@@ -14,37 +14,11 @@ from torch import nn
 
 from ..core.conv import fused_call
 from . import fusion
+from .protocol import features_of
 
-__all__ = ["FRAMEWORKS", "Fused", "Skipped", "activation_of", "ours", "rows_of"]
+__all__ = ["Fused", "Skipped"]
 
-FRAMEWORKS = ("spconv", "torchsparse", "MinkowskiEngine")
-_TAG = "_sparse_bridge_tail"
-
-
-def rows_of(value: Any) -> Any:
-    """The features of a framework's tensor, or a tensor itself; None for anything else."""
-    if isinstance(value, torch.Tensor):
-        return value
-    for name in ("features", "F", "feats"):
-        found = getattr(value, name, None)
-        if isinstance(found, torch.Tensor):
-            return found
-    return None
-
-
-def ours(module: nn.Module, torch_kind: type) -> bool:
-    """torch's own class, or the subclass that a framework makes of it."""
-    return type(module) is torch_kind or (
-        isinstance(module, torch_kind) and type(module).__module__.startswith(FRAMEWORKS)
-    )
-
-
-def activation_of(module: nn.Module) -> tuple[str, float] | None:
-    """(name, slope) of an activation that kernels apply, or None."""
-    for kind, name in ((nn.ReLU, "relu"), (nn.LeakyReLU, "leaky_relu"), (nn.Sigmoid, "sigmoid")):
-        if ours(module, kind):
-            return name, float(getattr(module, "negative_slope", 0.0))
-    return None
+_TAG = "_sparse_bridge_epilogue"
 
 
 @dataclasses.dataclass(eq=False)
@@ -62,7 +36,7 @@ class Fused:
     def __post_init__(self) -> None:
         self.activation: str | None = None
         self.alpha = 0.0
-        kind = None if self.following is None else activation_of(self.following)
+        kind = None if self.following is None else fusion.activation_of(self.following)
         if kind is not None:
             self.activation, self.alpha = kind
 
@@ -89,7 +63,7 @@ class Fused:
         )  # fmt: skip
         out, taken = fused_call.offer(pending, forward, self.module, *args, **kwargs)
         if taken is not None:
-            rows = rows_of(out)
+            rows = features_of(out)
             if rows is not taken:
                 raise RuntimeError(
                     f"{type(self.module).__name__} changed its features after the convolution "
@@ -109,7 +83,7 @@ class Skipped:
     module: nn.Module
 
     def __call__(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        done: tuple[Any, ...] = getattr(rows_of(value), _TAG, ())
+        done: tuple[Any, ...] = getattr(features_of(value), _TAG, ())
         if self.module in done:
             return value
         return type(self.module).forward(self.module, value, *args, **kwargs)

@@ -15,23 +15,26 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.autograd import forward_ad
-from torch.nn.modules import module as torch_module
 
+from .. import hooks
 from ..core.conv.dataflows import Norm
 from ..core.ops.batch_norm import batch_norm, serves
+from ..hooks import inference as allowed
+from ..hooks import plain
+from .protocol import is_layer
 
 __all__ = [
-    "Tail", "allowed", "hooked", "hooked_everywhere", "learner_after", "learning", "normalised",
-    "normalises", "plain", "tail_after", "values_of",
+    "Tail", "activation_of", "allowed", "foldable", "learner_after", "learning", "learns",
+    "normalised", "normalises", "plain", "runs_own", "tail_after", "values_of",
 ]  # fmt: skip
 
 _NORM_FORWARD = nn.BatchNorm1d.forward
-_RELU_FORWARD = nn.ReLU.forward
-_ACTIVATIONS: dict[type, tuple[str, Any]] = {
-    nn.ReLU: ("relu", nn.ReLU.forward),
-    nn.LeakyReLU: ("leaky_relu", nn.LeakyReLU.forward),
-    nn.Sigmoid: ("sigmoid", nn.Sigmoid.forward),
-}
+RELU_FORWARD = nn.ReLU.forward
+_ACTIVATIONS = (
+    (nn.ReLU, "relu", nn.ReLU.forward),
+    (nn.LeakyReLU, "leaky_relu", nn.LeakyReLU.forward),
+    (nn.Sigmoid, "sigmoid", nn.Sigmoid.forward),
+)
 
 
 class Tail(NamedTuple):
@@ -63,37 +66,27 @@ def values_of(norm: nn.BatchNorm1d) -> Norm:
     )  # fmt: skip
 
 
-def allowed() -> bool:
-    """Whether inference may be fused now: no gradients, no tracing, no hooks on every module."""
-    return not (
-        torch.is_grad_enabled()
-        or torch._C._get_tracing_state()
-        or torch.compiler.is_compiling()
-        or torch_module._global_forward_hooks
-        or torch_module._global_forward_pre_hooks
-    )
-
-
-def plain(module: nn.Module) -> bool:
-    """Whether nothing watches or replaces this module's forward."""
-    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
-
-
 def foldable(norm: nn.Module) -> bool:
     """A BatchNorm1d that only scales and shifts: eval mode, running statistics, no hooks."""
     if not isinstance(norm, nn.BatchNorm1d) or norm.training:
         return False
     mean = norm._buffers.get("running_mean")
-    return mean is not None and mean.dtype != torch.float64 and plain(norm)
+    return mean is not None and mean.dtype != torch.float64 and hooks.plain(norm)
 
 
 def activation_of(module: nn.Module) -> tuple[str, float] | None:
-    """(name, slope) of an activation that kernels apply, or None."""
+    """(name, slope) of an activation that kernels apply, torch's own or a framework's; or None."""
+    for kind, name, _ in _ACTIVATIONS:
+        if is_layer(module, kind):
+            return name, float(getattr(module, "negative_slope", 0.0))
+    return None
+
+
+def _own_activation(module: nn.Module) -> tuple[str, float] | None:
+    """`activation_of` where it is torch's own, which nothing watches or replaces."""
     kind = type(module)
-    known = _ACTIVATIONS.get(kind)
-    if known is None or kind.forward is not known[1] or not plain(module):
-        return None
-    return known[0], float(module.negative_slope) if isinstance(module, nn.LeakyReLU) else 0.0
+    own = any(kind is one and kind.forward is forward for one, _, forward in _ACTIVATIONS)
+    return activation_of(module) if own and hooks.plain(module) else None
 
 
 def tail_after(modules: Sequence[nn.Module], index: int) -> Tail | None:
@@ -105,7 +98,7 @@ def tail_after(modules: Sequence[nn.Module], index: int) -> Tail | None:
         return None
     if norm.training or not foldable(norm):
         return None
-    following = activation_of(modules[index + 1]) if index + 1 < len(modules) else None
+    following = _own_activation(modules[index + 1]) if index + 1 < len(modules) else None
     return Tail(norm) if following is None else Tail(norm, *following)
 
 
@@ -114,9 +107,8 @@ def learning(x: torch.Tensor) -> bool:
     there, and nobody who watches every module or every operation."""
     return (
         not (
-            torch.compiler.is_compiling()
-            or torch._C._get_tracing_state()
-            or hooked_everywhere()
+            hooks.traced()
+            or hooks.hooked_everywhere()
             or torch._C._functorch.peek_interpreter_stack()
             or torch._C._len_torch_dispatch_stack()
             or forward_ad._current_level >= 0
@@ -126,31 +118,6 @@ def learning(x: torch.Tensor) -> bool:
     )
 
 
-def hooked_everywhere() -> bool:
-    """Whether somebody listens to every module, or to its gradients."""
-    return bool(
-        torch_module._global_forward_hooks
-        or torch_module._global_forward_pre_hooks
-        or torch_module._global_backward_hooks
-        or torch_module._global_backward_pre_hooks
-    )
-
-
-def hooked(module: nn.Module) -> bool:
-    """Whether somebody listens to this one, or to its gradients."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )
-
-
-def _unwatched(module: nn.Module) -> bool:
-    """`plain`, and no hooks on the gradient."""
-    return not hooked(module) and "forward" not in module.__dict__
-
-
 def normalises(modules: Sequence[nn.Module], index: int, x: torch.Tensor) -> int:
     """How many modules from `modules[index]` on `normalised` may replace: 2 for torch's own
     BatchNorm1d in training and a ReLU, 1 for the norm alone, else 0."""
@@ -158,20 +125,30 @@ def normalises(modules: Sequence[nn.Module], index: int, x: torch.Tensor) -> int
     if not (_learns(norm) and learning(x)):
         return 0
     after = modules[index + 1] if index + 1 < len(modules) else None
-    rectifies = type(after) is nn.ReLU and nn.ReLU.forward is _RELU_FORWARD and _unwatched(after)
-    return 2 if rectifies else 1
+    return 2 if runs_own(after, nn.ReLU, RELU_FORWARD) else 1
 
 
-def _learns(norm: nn.Module) -> bool:
-    """Whether this is torch's own BatchNorm1d in training, which nothing watches."""
+def learns(norm: nn.BatchNorm1d, run: Any) -> bool:
+    """Whether `normalised` may replace `run`, which computes on the features: `norm`'s own forward
+    of torch, or `norm` itself if it is no subclass and nothing watches it."""
     return (
-        type(norm) is nn.BatchNorm1d
-        and norm.training
+        norm.training
         and nn.BatchNorm1d.forward is _NORM_FORWARD
         and len(norm._parameters) == 2  # none is an attribute of another kind
         and len(norm._buffers) == 3
-        and _unwatched(norm)
+        and runs_own(run, nn.BatchNorm1d, _NORM_FORWARD)
     )
+
+
+def runs_own(run: Any, kind: type[nn.Module], forward: Any) -> bool:
+    """Whether calling `run` is torch's own `forward` of a class and nothing else."""
+    if isinstance(run, nn.Module):
+        return type(run) is kind and kind.forward is forward and hooks.unwatched(run)
+    return getattr(run, "__func__", None) is forward
+
+
+def _learns(norm: nn.Module) -> bool:
+    return type(norm) is nn.BatchNorm1d and learns(norm, norm)
 
 
 def learner_after(

@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 
 from ..errors import LifecycleError, UnsupportedError
 from .alias_names import AliasFinder, alias_spec
-from .base import Adapter
+from .base import Framework
 
 __all__ = ["StandinFinder", "choose", "import_problem", "installed", "really_imported"]
 
@@ -36,7 +36,7 @@ def _names_below(packages: Sequence[str]) -> list[str]:
     return [name for name in list(sys.modules) if name.partition(".")[0] in packages]
 
 
-def really_imported(adapter: Adapter) -> bool:
+def really_imported(adapter: Framework) -> bool:
     """The real framework, not its stand-in, is imported."""
     module = sys.modules.get(adapter.main)
     return module is not None and not _is_standin(module)
@@ -54,7 +54,7 @@ def installed(package: str) -> bool:
     return not isinstance(spec.loader, StandinLoader)
 
 
-def import_problem(adapter: Adapter) -> str | None:
+def import_problem(adapter: Framework) -> str | None:
     """Import the real framework; None when that works, otherwise why not.
 
     Modules that a failed import leaves behind are removed again, so that a stand-in or a later
@@ -77,7 +77,7 @@ def import_problem(adapter: Adapter) -> str | None:
     return None
 
 
-def choose(adapter: Adapter, mode: str) -> tuple[str, str]:
+def choose(adapter: Framework, mode: str) -> tuple[str, str]:
     """("patch" or "standin", why) for a framework that is not enabled; imports it if need be.
 
     Raises:
@@ -106,7 +106,7 @@ def choose(adapter: Adapter, mode: str) -> tuple[str, str]:
     return "standin", problem
 
 
-def _never_patched(adapter: Adapter, mode: str) -> tuple[str, str]:
+def _never_patched(adapter: Framework, mode: str) -> tuple[str, str]:
     if really_imported(adapter):
         raise LifecycleError(
             f"{adapter.name} cannot be patched, and the real {adapter.main} is imported already. "
@@ -128,7 +128,7 @@ class StandinFinder(importlib.metadata.DistributionFinder):
     `install` puts the same ones back, so that there is one class object per name.
     """
 
-    def __init__(self, adapter: Adapter) -> None:
+    def __init__(self, adapter: Framework) -> None:
         self._adapter = adapter
         self._packages = adapter.packages
         self._names = (*adapter.packages, *adapter.aliases)

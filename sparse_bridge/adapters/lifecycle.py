@@ -17,7 +17,7 @@ from .. import settings
 from ..errors import LifecycleError, SettingError, UnsupportedError
 from ..log import logger
 from . import base, ledger
-from .base import Adapter, FrameworkStatus
+from .base import Framework, FrameworkStatus
 from .import_hook import StandinFinder, choose, really_imported
 from .patching import PatchSet
 
@@ -28,7 +28,7 @@ __all__ = ["FrameworkStatus", "Handle", "disable", "enable", "report", "status"]
 class _Active:
     """One enabled framework. holders: handles that have not let go."""
 
-    adapter: Adapter
+    adapter: Framework
     mode: str
     reason: str
     version: str | None
@@ -240,7 +240,7 @@ def _check_same(active: _Active, mode: str | None, strict: bool | None) -> None:
 
 
 def _activate(
-    adapter: Adapter, mode: str, strict: bool | None, profile: str | None = None
+    adapter: Framework, mode: str, strict: bool | None, profile: str | None = None
 ) -> _Active:
     name = adapter.name
     chosen, reason = choose(adapter, mode)
@@ -253,7 +253,7 @@ def _activate(
     return active
 
 
-def _start(adapter: Adapter, mode: str) -> tuple[Callable[[], None], str | None]:
+def _start(adapter: Framework, mode: str) -> tuple[Callable[[], None], str | None]:
     """Patch, or answer imports: (how to undo it, version of what answers)."""
     patches = PatchSet(adapter.patches() if mode == "patch" else adapter.standin_patches())
     patches.apply()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -10,9 +9,11 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from .. import hooks
 from ..core.conv import fused_call
 from . import fusion
-from .fused_layers import FRAMEWORKS, Fused, activation_of, ours, rows_of
+from .fused_layers import Fused
+from .protocol import features_of, is_layer, of
 
 __all__ = ["watched"]
 
@@ -44,7 +45,7 @@ class _Watch(TorchFunctionMode):
     def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """A hook: `module` takes features."""
         for value in args:
-            rows = rows_of(value)
+            rows = features_of(value)
             if rows is not None:
                 name = self._named(rows)
                 self.inputs.setdefault(module, []).append(name)
@@ -52,9 +53,9 @@ class _Watch(TorchFunctionMode):
 
     def after(self, module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
         """A hook: `module` returns features, perhaps those that it was given."""
-        rows = rows_of(out)
+        rows = features_of(out)
         if rows is not None:
-            name = self._named(rows, int(any(rows is rows_of(value) for value in args)))
+            name = self._named(rows, int(any(rows is features_of(value) for value in args)))
             self.source.setdefault(name, module)
             self.outputs.setdefault(module, []).append(name)
 
@@ -99,7 +100,7 @@ def watched(
     """(what can be fused, output) of one call."""
     watch, handles = _Watch(), []
     for module in model.modules():
-        if next(module.children(), None) is None and fusion.plain(module):
+        if next(module.children(), None) is None and hooks.plain(module):
             handles.append(module.register_forward_pre_hook(watch.before))
             handles.append(module.register_forward_hook(watch.after))
     try:
@@ -111,19 +112,19 @@ def watched(
     made = {id(result) for result in results}
     convolutions = [
         module for module, outputs in watch.outputs.items()
-        if type(module).__module__.startswith(FRAMEWORKS) and made.issuperset(i for i, _ in outputs)
+        if is_layer(module) and made.issuperset(i for i, _ in outputs)
     ]  # fmt: skip
     return list(_found(watch, convolutions, _contained(model))), out
 
 
 def _contained(model: nn.Module) -> set[nn.Module]:
-    """Convolutions that a container of spconv's fuses by itself, more cheaply."""
-    found: set[nn.Module] = set()
-    for container in model.modules():
-        if any(kind.__name__ == "SparseSequential" for kind in type(container).__mro__):
-            children = list(container.children())
-            found.update(a for a, b in itertools.pairwise(children) if type(b) is nn.BatchNorm1d)
-    return found
+    """Convolutions that a container of their framework fuses by itself, more cheaply."""
+    return {
+        module
+        for container in model.modules()
+        if (protocol := of(container)) is not None
+        for module in protocol.fused_inside(container)
+    }
 
 
 def _found(
@@ -133,7 +134,7 @@ def _found(
     for module in convolutions:
         results = watch.outputs[module]
         norm = watch.taker(results)
-        if not isinstance(norm, nn.BatchNorm1d) or not ours(norm, nn.BatchNorm1d):
+        if not isinstance(norm, nn.BatchNorm1d) or not is_layer(norm, nn.BatchNorm1d):
             norm = None
         if norm is not None:
             folds = all(watch.source.get(name) in known for name in watch.inputs[norm])
@@ -144,7 +145,7 @@ def _found(
         if module in contained and not sums:
             continue
         following = watch.taker(sums or results)
-        if following is not None and activation_of(following) is None:
+        if following is not None and fusion.activation_of(following) is None:
             following = None
         if norm is not None or sums or following is not None:
             yield Fused(module, norm, following, bool(sums))

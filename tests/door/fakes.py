@@ -6,7 +6,7 @@ import pathlib
 import textwrap
 
 from sparse_bridge.adapters import ledger
-from sparse_bridge.adapters.base import Adapter, Patch
+from sparse_bridge.adapters.base import Framework, Patch
 
 REAL_CONV = """
     class Base:
@@ -73,7 +73,7 @@ def bridged_forward(self, x, scale=1):
     return ("bridged", x * scale)
 
 
-class FakeAdapter(Adapter):
+class FakeAdapter(Framework):
     """Patches every kind of seam: own, inherited, static, class and module level."""
 
     versions = ">=9,<10"

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ..base import Adapter, Patch
+from ..base import Framework, Patch
 from . import patch
 
 if TYPE_CHECKING:
@@ -27,12 +27,14 @@ _FLAT = (
 _SHARED = ("diagnostics", "modules", "utils")
 
 
-class MinkowskiAdapter(Adapter):
+class MinkowskiAdapter(Framework):
     """What the life cycle needs to know about MinkowskiEngine; always the stand-in, see `patch`."""
 
     name = "minkowski"
+    title = "MinkowskiEngine"
     packages = ("MinkowskiEngine", "MinkowskiEngineBackend")
     main = "MinkowskiEngine"
+    tensor = ("MinkowskiEngine", "SparseTensor")
     standin_root = Path(__file__).parent / "standin"
     versions = "0.5"
     patchable = False

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ... import hooks
 from ...core.ops.spread import spread
-from .. import fusion
 from .pool import pool_items
 
 __all__ = ["batch_norm", "instance_norm"]
@@ -21,10 +21,7 @@ def batch_norm(norm: Any, x: torch.Tensor) -> torch.Tensor:
     notice that it is not. No rows leave its statistics as they are."""
     if x.shape[0] == 0:  # torch refuses to train on fewer than two rows
         return x.clone()
-    if norm.training:
-        if fusion.normalises((norm,), 0, x):
-            return fusion.normalised(norm, x, False)
-    elif _is_plain(norm) and x.ndim == 2:
+    if not norm.training and _is_plain(norm) and x.ndim == 2:
         parameters: dict[str, Any] = norm._parameters
         buffers: dict[str, Any] = norm._buffers
         mean, var = buffers["running_mean"], buffers["running_var"]
@@ -44,8 +41,8 @@ def _is_plain(norm: nn.Module) -> bool:
         and len(norm._parameters) == 2  # none is an attribute of another kind
         and len(norm._buffers) == 3
         and "forward" not in norm.__dict__
-        and not fusion.hooked(norm)
-        and not fusion.hooked_everywhere()
+        and not hooks.hooked(norm)
+        and not hooks.hooked_everywhere()
     )
 
 

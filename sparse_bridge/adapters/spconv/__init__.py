@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..base import Adapter, Patch
+from ..base import Framework, Patch
 
 if TYPE_CHECKING:
     from .interchange import from_core, to_core
@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 __all__ = ["ADAPTER", "SpconvAdapter", "from_core", "to_core"]
 
 
-class SpconvAdapter(Adapter):
+class SpconvAdapter(Framework):
     """What the life cycle needs to know about spconv."""
 
     name = "spconv"
+    title = "spconv"
     packages = ("spconv", "cumm")
     main = "spconv.pytorch"
+    tensor = ("spconv.pytorch", "SparseConvTensor")
     standin_root = Path(__file__).parent / "standin"
     versions = ">=2.2,<2.4"
 

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ... import hooks
 from ...core.capture.captured_maps import CapturedMaps, apart, captured
 from ...core.capture.padded import UnpaddedError
-from .. import fusion
 from .replay_parts import (
     Kind,
     Replays,
@@ -96,7 +96,7 @@ class Replayer(Replays):
             return graph.run(x)
 
     def _kind(self, x: Any) -> Kind | None:
-        if not fusion.allowed():
+        if not hooks.inference():
             return None
         if any(m.training or m._forward_hooks or m._forward_pre_hooks for m in self.modules):
             return None

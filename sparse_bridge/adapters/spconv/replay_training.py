@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+from ... import hooks
 from ...core.capture.captured_maps import CapturedMaps, apart, captured
-from .. import fusion
 from .replay_parts import Kind, Replays, addresses, cutter, kind_of, maps_like, rebuilt
 from .replay_trial import PaddedModel, gradients_of, leaves_of
 
@@ -52,7 +52,7 @@ class TrainingReplayer(Replays):
         before = self.pending()
         if self.capturing or (before is not None and before.open):
             return None
-        if fusion.hooked_everywhere() or any(fusion.hooked(module) for module in self.modules):
+        if hooks.hooked_everywhere() or any(hooks.hooked(module) for module in self.modules):
             return None
         kind = kind_of(x)
         if kind is None or torch._C._get_tracing_state() or torch.compiler.is_compiling():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import settings
 from ...errors import LifecycleError
-from ..base import Adapter, Patch
+from ..base import Framework, Patch
 
 if TYPE_CHECKING:
     from .interchange import from_core, to_core
@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 __all__ = ["ADAPTER", "TorchsparseAdapter", "from_core", "to_core"]
 
 
-class TorchsparseAdapter(Adapter):
+class TorchsparseAdapter(Framework):
     """What the life cycle needs to know about torchsparse."""
 
     name = "torchsparse"
+    title = "torchsparse"
     packages = ("torchsparse",)
     main = "torchsparse.nn"
+    tensor = ("torchsparse", "SparseTensor")
     standin_root = Path(__file__).parent / "standin"
     versions = ">=1.4,<2.2"
     profiles = ("2.1", "2.0", "1.4")

@@ -5,6 +5,7 @@ from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
 from MinkowskiEngine.MinkowskiTensor import Tensor, refuse_kind
 from torch import nn
 
+from sparse_bridge.adapters import training_norms
 from sparse_bridge.adapters.ledger import note
 
 _NAMES = (
@@ -27,7 +28,11 @@ class MinkowskiNonlinearityBase(MinkowskiModuleBase):
     def forward(self, input):
         if not isinstance(input, Tensor):
             refuse_kind(self, input)
-        made = input._with(self._modules["module"](input._F))
+        activation = self._modules["module"]
+        if isinstance(activation, nn.ReLU):
+            made = training_norms.rectify(activation, activation, input)
+        else:
+            made = input._with(activation(input._F))
         note("minkowski", type(self).__name__)
         return made
 

@@ -8,6 +8,7 @@ from MinkowskiEngine.sparse_matrix_functions import ComposedFunction
 from MinkowskiEngineBackend._C import CoordinateMapKey, PoolingMode
 from torch import nn
 
+from sparse_bridge.adapters import training_norms
 from sparse_bridge.adapters.ledger import note
 from sparse_bridge.adapters.minkowski import batches
 from sparse_bridge.adapters.minkowski.norm import batch_norm, instance_norm
@@ -43,7 +44,11 @@ class MinkowskiBatchNorm(MinkowskiModuleBase):
     def forward(self, input):
         if not isinstance(input, Tensor):
             refuse_kind(self, input)
-        made = input._with(batch_norm(self._modules["bn"], input._F))
+        norm = self._modules["bn"]
+        if norm.training and len(input._F):
+            made = training_norms.normalise(norm, norm, input)
+        else:
+            made = input._with(batch_norm(norm, input._F))
         note("minkowski", type(self).__name__)
         return made
 

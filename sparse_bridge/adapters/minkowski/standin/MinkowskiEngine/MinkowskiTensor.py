@@ -9,6 +9,7 @@ from sparse_bridge.adapters.minkowski.upstream.enums import (
     SparseTensorOperationMode,
     SparseTensorQuantizationMode,
 )
+from sparse_bridge.adapters.training_norms import LateFeatures
 from sparse_bridge.errors import ContractError
 
 __all__ = [
@@ -84,10 +85,11 @@ def choose_manager(manager, dimension, make):
     return _global_manager
 
 
-class Tensor:
+class Tensor(LateFeatures):
     """Features with coordinates in a coordinate manager."""
 
-    __slots__ = ("_C", "_D", "_F", "__weakref__", "_manager", "quantization_mode")
+    __slots__ = ("_C", "_D", "_F", "__weakref__", "_late", "_manager", "quantization_mode")
+    features_attribute = "_F"
 
     # Subclasses: key under which the manager holds the coordinates, and a tensor like this one.
     _map_key = None

@@ -9,6 +9,7 @@ from torchsparse.utils.tensor_cache import (
 from torchsparse.utils.utils import make_ntuple
 
 from sparse_bridge.adapters.torchsparse import dense, joins
+from sparse_bridge.adapters.training_norms import LateFeatures
 from sparse_bridge.errors import ContractError
 
 __all__ = ["PointTensor", "SparseTensor"]
@@ -39,7 +40,7 @@ def _forwarded(name):
     return property(get, put, doc=f"`_caches.{name}`")
 
 
-class SparseTensor:
+class SparseTensor(LateFeatures):
     """Features at sites of a grid.
 
     feats: [N, C].  coords: int32 [N, 4], rows [b, x, y, z] (2.1) or [x, y, z, b] (up to 2.0).

@@ -3,6 +3,8 @@
 from torch import nn
 from torchsparse.nn.utils.apply import fapply
 
+from sparse_bridge.adapters import training_norms
+
 __all__ = ["LeakyReLU", "ReLU", "SiLU"]
 
 
@@ -10,7 +12,7 @@ class ReLU(nn.ReLU):
     """torch's, on a sparse tensor; inplace overwrites the input's features too."""
 
     def forward(self, input):
-        return fapply(input, super().forward)
+        return training_norms.rectify(self, super().forward, input)
 
 
 class LeakyReLU(nn.LeakyReLU):

@@ -3,6 +3,7 @@
 from torch import nn
 from torchsparse.nn.utils.apply import fapply
 
+from sparse_bridge.adapters import training_norms
 from sparse_bridge.adapters.torchsparse import norm
 
 __all__ = ["BatchNorm", "GroupNorm", "InstanceNorm"]
@@ -12,7 +13,7 @@ class BatchNorm(nn.BatchNorm1d):
     """torch's BatchNorm1d over all rows."""
 
     def forward(self, input):
-        return fapply(input, super().forward)
+        return training_norms.normalise(self, super().forward, input)
 
 
 class GroupNorm(nn.GroupNorm):

@@ -1,0 +1,183 @@
+"""BatchNorm in training and the ReLU behind it as one operation, for layers that take sparse
+tensors.
+
+A container that holds both can look ahead; layers that are called one by one cannot. So a norm
+remembers whether a ReLU alone took its result before. If so, the next result is computed with the
+ReLU, and the sparse tensor keeps it aside: the ReLU takes it, and whoever else reads the features
+gets those of the norm alone, computed then. Running statistics move once, when the norm is called.
+
+How a framework's classes use it:
+
+    class SparseTensor(LateFeatures):       # features_attribute = where it keeps them
+    class BatchNorm(nn.BatchNorm1d):
+        def forward(self, input):
+            return training_norms.normalise(self, super().forward, input)
+    class ReLU(nn.ReLU):
+        def forward(self, input):
+            return training_norms.rectify(self, super().forward, input)
+
+and a layer that wraps torch's own as a child passes that child twice:
+`normalise(self.bn, self.bn, input)`. Tensors that are no `LateFeatures` (the installed framework's)
+are normalised by the same kernels, the ReLU for itself.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import hooks
+from ..core.ops.batch_norm import batch_norm
+from . import fusion, protocol
+
+__all__ = ["LateFeatures", "normalise", "rectify"]
+
+
+_rectified: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # norms whose results ReLUs took
+_read: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # and those that others read, too
+
+
+class _Result:
+    """What a norm in training makes of `x`: with the ReLU, until somebody asks for it without."""
+
+    __slots__ = ("norm", "rectified", "version", "x")
+
+    def __init__(self, norm: nn.BatchNorm1d, x: torch.Tensor, rectified: torch.Tensor) -> None:
+        self.norm, self.x, self.version = norm, x, x._version
+        self.rectified: torch.Tensor | None = rectified
+
+    def alone(self) -> torch.Tensor:
+        """Without the ReLU. Statistics have been counted already."""
+        if self.x._version != self.version:
+            raise RuntimeError(
+                "features were modified by an inplace operation between a BatchNorm in training "
+                "and the first use of its result; copy them before."
+            )
+        _read.add(self.norm)
+        held: dict[str, Any] = self.norm._parameters
+        with torch.inference_mode(False), torch.enable_grad():
+            return batch_norm(
+                self.x, held["weight"], held["bias"], None, None, momentum=0.0, eps=self.norm.eps,
+                relu=False, batches=None,
+            )  # fmt: skip
+
+    def taken(self) -> torch.Tensor:
+        """With the ReLU; a tensor of its own for everybody who asks."""
+        found, self.rectified = self.rectified, None
+        return torch.relu(self.alone()) if found is None else found
+
+
+class LateFeatures:
+    """A sparse tensor whose features may be computed when they are first read.
+
+    features_attribute: where it keeps them, an attribute or a slot, which is empty until then. With
+    slots, `_late` must be one of them. It holds what is to be computed, or the norm in training
+    that made the features.
+    """
+
+    __slots__ = ()
+    features_attribute = "feats"
+    _late: _Result | weakref.ref[nn.Module]
+
+    def __getattr__(self, name: str) -> Any:  # asked only for what is not there
+        if name == self.features_attribute:
+            late = _late_of(self)
+            if late is not None:
+                features = late.alone()
+                setattr(self, name, features)
+                return features
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
+        )
+
+    def __reduce_ex__(self, version: Any) -> Any:
+        """Copies and pickles have features."""
+        getattr(self, self.features_attribute, None)
+        _made_by(self)
+        return super().__reduce_ex__(version)
+
+
+def _late_of(x: LateFeatures) -> _Result | None:
+    """The result that stands in for x's features, which is then gone; None where they are there."""
+    late = _made_by(x)
+    return late if isinstance(late, _Result) and not _has_features(x) else None
+
+
+def _made_by(x: LateFeatures) -> _Result | weakref.ref[nn.Module] | None:
+    """What a norm left on its result, and takes off it."""
+    try:
+        late: Any = object.__getattribute__(x, "_late")
+    except AttributeError:
+        return None
+    object.__delattr__(x, "_late")
+    return late  # type: ignore[no-any-return]
+
+
+def _has_features(x: LateFeatures) -> bool:
+    try:
+        object.__getattribute__(x, x.features_attribute)
+    except AttributeError:
+        return False
+    return True
+
+
+def normalise(norm: nn.BatchNorm1d, run: Callable[..., torch.Tensor], x: Any) -> Any:
+    """What a framework's BatchNorm returns for a sparse tensor.
+
+    norm: holds parameters and statistics.  run: what computes on the features: the norm's own
+    `nn.BatchNorm1d.forward`, or `norm` itself where it is a module of its own.
+    """
+    frame = protocol.of(x)
+    features = None if frame is None else frame.features_of(x)
+    if frame is None or features is None:
+        raise AttributeError(
+            f"{type(norm).__name__} takes a sparse tensor, got {type(x).__name__}."
+        )
+    if not (fusion.learns(norm, run) and fusion.learning(features)):
+        return frame.with_features(x, run(features))
+    # Without gradients nobody else would mind a change of what the norm was given.
+    needs_grad = features.requires_grad and torch.is_grad_enabled()
+    ahead = norm in _rectified and norm not in _read and needs_grad
+    y = fusion.normalised(norm, features, ahead)
+    out = frame.with_features(x, y)
+    if ahead:
+        delattr(out, out.features_attribute)
+        out._late = _Result(norm, features, y)
+    elif isinstance(out, LateFeatures):
+        object.__setattr__(out, "_late", weakref.ref(norm))
+    return out
+
+
+def rectify(relu: nn.ReLU, run: Callable[..., torch.Tensor], x: Any) -> Any:
+    """What a framework's ReLU returns for a sparse tensor; arguments as of `normalise`."""
+    late = _made_by(x) if isinstance(x, LateFeatures) else None
+    if isinstance(late, _Result) and not _has_features(x):
+        if fusion.runs_own(run, nn.ReLU, fusion.RELU_FORWARD) and not hooks.hooked_everywhere():
+            y = late.taken()
+            if relu.inplace:
+                setattr(x, x.features_attribute, y)
+            else:
+                x._late = late
+            return _frame(x).with_features(x, y)
+        setattr(x, x.features_attribute, late.alone())
+    elif isinstance(late, weakref.ref) and (norm := late()) is not None:
+        _rectified.add(norm)
+    return _frame(x).with_features(x, run(_features(x)))
+
+
+def _frame(x: Any) -> protocol.TensorProtocol:
+    found = protocol.of(x)
+    if found is None:
+        raise AttributeError(f"expected a sparse tensor, got {type(x).__name__}.")
+    return found
+
+
+def _features(x: Any) -> torch.Tensor:
+    found = _frame(x).features_of(x)
+    if found is None:
+        raise AttributeError(f"expected a sparse tensor with features, got {type(x).__name__}.")
+    return found

@@ -1,0 +1,57 @@
+"""Whether anybody watches torch modules: hooks, replaced forwards, tracing.
+
+Layers are fused or replayed only where nobody could notice; these are the questions to ask before.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+__all__ = ["hooked", "hooked_everywhere", "inference", "plain", "traced", "unwatched"]
+
+
+def inference() -> bool:
+    """Whether inference may be fused now: no gradients, no tracing, no hooks on every module."""
+    return not (
+        torch.is_grad_enabled()
+        or traced()
+        or torch_module._global_forward_hooks
+        or torch_module._global_forward_pre_hooks
+    )
+
+
+def traced() -> bool:
+    """Whether torch records what Python does: `torch.jit.trace`, `torch.compile`."""
+    return bool(torch._C._get_tracing_state() or torch.compiler.is_compiling())
+
+
+def plain(module: nn.Module) -> bool:
+    """Whether nothing watches or replaces this module's forward."""
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether somebody listens to this module, or to its gradients."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
+
+
+def hooked_everywhere() -> bool:
+    """Whether somebody listens to every module, or to its gradients."""
+    return bool(
+        torch_module._global_forward_hooks
+        or torch_module._global_forward_pre_hooks
+        or torch_module._global_backward_hooks
+        or torch_module._global_backward_pre_hooks
+    )
+
+
+def unwatched(module: nn.Module) -> bool:
+    """`plain`, and no hooks on the gradient."""
+    return not hooked(module) and "forward" not in module.__dict__
