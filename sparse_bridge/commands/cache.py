@@ -13,6 +13,7 @@ import filelock
 from rich.console import Console
 from rich.table import Table
 
+from ..core.tuning.kernel_hash import kernel_hash
 from ..core.tuning.tune_cache import (
     DIRECTIONS,
     CacheFileError,
@@ -20,7 +21,6 @@ from ..core.tuning.tune_cache import (
     Winners,
     decode,
     folder,
-    kernel_hash,
     shipped_folder,
 )
 from ..kernels.runtime import target as targets

@@ -276,20 +276,6 @@ def test_the_gate_compiles_every_tile_that_comes_with_the_package():
             assert not missing, f"{direction} of {path.name}"
 
 
-def test_the_kernel_hash_follows_the_source(tmp_path, monkeypatch):
-    original = tune_cache.kernel_hash()
-    monkeypatch.setattr(tune_cache.resources, "files", lambda package: tmp_path)
-    hash_now = tune_cache.kernel_hash.__wrapped__
-    without = hash_now()
-    (tmp_path / "gemm.py").write_text("x = 1")
-    one = hash_now()
-    (tmp_path / "gemm.py").write_text("x = 2")
-    (tmp_path / "notes.txt").write_text("no source")
-    assert len({original, without, one, hash_now()}) == 4
-    (tmp_path / "gemm.py").write_text("x = 1")
-    assert hash_now() == one
-
-
 def test_where_winners_are_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)

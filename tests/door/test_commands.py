@@ -21,6 +21,7 @@ from sparse_bridge import settings
 from sparse_bridge.commands import cache, warm, warm_jobs
 from sparse_bridge.core.device import trace
 from sparse_bridge.core.tuning import tune_cache
+from sparse_bridge.core.tuning.kernel_hash import kernel_hash
 from sparse_bridge.core.tuning.tune_cache import Stamp, TuneCache, decode, encode
 from sparse_bridge.errors import DeviceError, GeometryError, SettingError
 from sparse_bridge.kernels.runtime import target as targets
@@ -40,7 +41,7 @@ def stored(tmp_path, monkeypatch):
 
     winner = tune_cache.Winner(TileConfig(64, 32, 16, 4, 2), 12.5, 20.0, 5)
     version = ".".join(map(str, targets.triton_version()))
-    stamp = Stamp(tune_cache.kernel_hash(), version, "NVIDIA H200", "sm_90", 132)
+    stamp = Stamp(kernel_hash(), version, "NVIDIA H200", "sm_90", 132)
     place = tmp_path / "cache"
     TuneCache(place, stamp).store("fwd", "bucket-a", winner)
     TuneCache(place, stamp).store("wgrad", "bucket-b", winner)

@@ -1,7 +1,7 @@
 """Winners of tuning on disk: versioned, atomic, locked, and shipped with the package.
 
 One JSON file per device and version, `<device>-<stamp>.json`, where the stamp hashes the format,
-the kernels' source, Triton's version and the number of compute units: an edited kernel or a new
+the tuned kernels, Triton's version and the number of compute units: an edited kernel or a new
 Triton starts a file of its own. A file is replaced whole (written beside, then `os.replace`), under
 a lock that is waited for only so long; readers need none. What cannot be read is moved aside, with
 one warning, and never stops a layer.
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 import os
@@ -29,9 +28,9 @@ import filelock
 import torch
 
 from ... import log, settings
-from ..._version import __version__
 from ...errors import SettingError
 from ...kernels.runtime import target as targets
+from .kernel_hash import kernel_hash
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable
@@ -80,7 +79,7 @@ Winners = dict[str, dict[str, Winner]]  # direction -> bucket -> winner
 class Stamp:
     """What a file of winners is valid for.
 
-    kernels: hash of the kernels' source.  compute_units: SMs / CUs; a partition of a GPU has fewer.
+    kernels: hash of the tuned kernels.  compute_units: SMs / CUs; a partition of a GPU has fewer.
     """
 
     kernels: str
@@ -106,27 +105,6 @@ class Stamp:
     def file_name(self) -> str:
         text = json.dumps(dataclasses.asdict(self), sort_keys=True)
         return f"{self.slug}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
-
-
-@functools.cache
-def kernel_hash() -> str:
-    """Hash of the source of `sparse_bridge.kernels`; of the version where there is no source."""
-    found = hashlib.sha256()
-    sources = dict(_sources(resources.files("sparse_bridge.kernels"), ""))
-    for name, path in sorted(sources.items()):
-        found.update(name.encode() + b"\0" + path.read_bytes())
-    if not sources:
-        found.update(__version__.encode())
-    return found.hexdigest()[:16]
-
-
-def _sources(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversable]]:
-    """(name, file) of all Python files under a folder."""
-    for path in folder.iterdir():
-        if path.is_dir():
-            yield from _sources(path, f"{prefix}{path.name}/")
-        elif path.name.endswith(".py"):
-            yield prefix + path.name, path
 
 
 def folder() -> pathlib.Path:

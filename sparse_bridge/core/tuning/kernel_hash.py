@@ -1,0 +1,60 @@
+"""What the stored winners of tuning depend on: the code of the kernels that are tuned.
+
+The hash covers the jit functions of the tuned kernels, the functions that they call and the
+constants that they read, as code: comments, docstrings, formatting, the host's side and the file in
+which a function stands do not count.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+from importlib import resources
+
+from ..._version import __version__
+
+__all__ = ["TUNED", "kernel_hash"]
+
+# Products, and the sums of their partial results.
+TUNED = ("_gather_gemm", "_sum_partials", "_wgrad_gemm", "_sum_shares")
+
+
+@functools.cache
+def kernel_hash() -> str:
+    """Hash of the tuned kernels; of the version where their source is not there."""
+    found: dict[str, list[str]] = {}
+    names: dict[str, set[str]] = {}
+    for path in resources.files("sparse_bridge.kernels.gemm").iterdir():
+        if path.name.endswith(".py"):
+            _collect(ast.parse(path.read_bytes()), found, names)
+    reached, waiting = set[str](), [name for name in TUNED if name in found]
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting += [other for other in names[name] if other in found]
+    code = "\n".join(text for name in sorted(reached) for text in sorted(found[name]))
+    return hashlib.sha256((code or __version__).encode()).hexdigest()[:16]
+
+
+def _collect(module: ast.Module, found: dict[str, list[str]], names: dict[str, set[str]]) -> None:
+    """Add the code of a file's jit functions and constants, and the names that each reads."""
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef) and "jit" in map(_last, node.decorator_list):
+            name = node.name
+            if ast.get_docstring(node, clean=False) is not None:
+                node.body = node.body[1:] or [ast.Pass()]
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
+        else:
+            continue
+        found.setdefault(name, []).append(ast.unparse(node))
+        read = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+        names.setdefault(name, set()).update(read - {name})
+
+
+def _last(decorator: ast.expr) -> str:
+    """ "jit" of `triton.jit` and `triton.jit(...)`."""
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
