@@ -109,38 +109,38 @@ def _product(
     if layer.conv1x1:
         return _pointwise(layer, x, features, weight, epilogue.bias)
     key, entries = layer.indice_key, x.indice_dict
-    record = None if key is None else entries.get(key)
+    record: Any = None if key is None else entries.get(key)
     # In spconv 1.x all tensors that come of one input share one dictionary, and so do they while
     # keys are shared: branches see each other's maps. Otherwise an output carries a copy.
     if not settings.get().shared_keys:
         entries = dict(entries)
-    if record is not None and keys.fits(layer, x, record, features):
-        made = _map_of(layer, record)
-    elif record is None and not layer.inverse:
-        check_dimension(layer, x)
-        geometry = LayerGeometry.of(layer)
-        made = layer_map(x.indices, int(x.batch_size), shape_of(x), geometry, type(layer).__name__)
+    if record is None and not layer.inverse:
+        made = _new_map(layer, x)
+        indices, shape, kmap = made.indices, made.shape, made.kmap
         if watch is not None:
             watch.built()
         if key is not None:
             entries[key] = record_of(x, layer, made)
     else:
-        weight = keys.checked(layer, x, record, weight)
-        made = _map_of(layer, record)
-    y = convolve(features, weight, epilogue, made.kmap, layer.groups)
+        if record is None or not keys.fits(layer, x, record, features):
+            weight = keys.checked(layer, x, record, weight)
+        kmap = kernel_map_of(record)
+        if layer.inverse:
+            indices, shape, kmap = record.indices, record.spatial_shape, kmap.transposed()
+        else:
+            indices, shape = record.out_indices, record.out_spatial_shape
+    y = convolve(features, weight, epilogue, kmap, layer.groups)
     if watch is not None:
         watch.finish(int(y.shape[0]))
     out = x.replace_feature(y)
-    out.indices, out.spatial_shape, out.indice_dict = made.indices, made.shape, entries
+    out.indices, out.spatial_shape, out.indice_dict = indices, list(shape), entries
     return out
 
 
-def _map_of(layer: Any, record: Any) -> LayerMap:
-    """The map of an `indice_key` as this layer reads it."""
-    kmap = kernel_map_of(record)
-    if layer.inverse:
-        return LayerMap(record.indices, list(record.spatial_shape), kmap.transposed())
-    return LayerMap(record.out_indices, list(record.out_spatial_shape), kmap)
+def _new_map(layer: Any, x: Any) -> LayerMap:
+    check_dimension(layer, x)
+    geometry = LayerGeometry.of(layer)
+    return layer_map(x.indices, int(x.batch_size), shape_of(x), geometry, type(layer).__name__)
 
 
 def convolve(

@@ -85,8 +85,8 @@ def global_pool_rearrange(
     starts = counts.cumsum(0) - counts
     rows = torch.full((batch_size, coords.shape[0]), -1, dtype=torch.int32, device=coords.device)
     live = order[: int(counts.sum())]
-    place = torch.arange(live.shape[0], device=coords.device) - starts[batch[live]]
-    rows[batch[live], place] = live.int()
+    column = torch.arange(live.shape[0], device=coords.device) - starts[batch[live]]
+    rows[batch[live], column] = live.int()
     return rows, counts.int()
 
 

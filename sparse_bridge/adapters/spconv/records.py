@@ -128,8 +128,8 @@ class _ImplicitView(_Bridged):
             self.__dict__["indices"],
             *(self._tables()[n] for n in names),
         ]
-        tail = (self.__dict__["in_voxel_num"], self.__dict__["out_voxel_num"])
-        return type(self).__bases__[1], (*head, *self._common(), *tail)
+        counts = (self.__dict__["in_voxel_num"], self.__dict__["out_voxel_num"])
+        return type(self).__bases__[1], (*head, *self._common(), *counts)
 
 
 @functools.cache

@@ -160,10 +160,10 @@ class Tensor:
 
     def __getitem__(self, index: Any) -> Tensor:
         # A tuple, so that a full index of a numpy array stays an array and not a scalar.
-        places = index if isinstance(index, tuple) else (index,)
-        if isinstance(self._array, np.ndarray) and Ellipsis not in places:
-            places = (*places, Ellipsis)
-        return Tensor._wrap(self._array[places], self._code)
+        keys = index if isinstance(index, tuple) else (index,)
+        if isinstance(self._array, np.ndarray) and Ellipsis not in keys:
+            keys = (*keys, Ellipsis)
+        return Tensor._wrap(self._array[keys], self._code)
 
     def slice_first_axis(self, start: int, end: int) -> Tensor:
         return self[start:end]

@@ -135,7 +135,7 @@ class VoxelBuffers:
 
     def check(self, points: torch.Tensor) -> None:
         """Raises PointShapeError or PointDataTypeError unless `points` can be voxelized."""
-        room, places, width = self.voxels.shape
+        n_voxels, n_slots, width = self.voxels.shape
         if points.ndim != 2 or points.shape[1] != width or width < self.grid.ndim:
             raise PointShapeError(
                 f"points have shape {list(points.shape)}; expected [n, {width}] with the "
@@ -146,10 +146,10 @@ class VoxelBuffers:
                 f"points are {points.dtype}; only float32 and float64 have an exact cell rule, "
                 "so convert them before the call"
             )
-        if room == 0 or places == 0:
+        if n_voxels == 0 or n_slots == 0:
             raise PointShapeError(
-                f"max_num_voxels={room} and max_num_points_per_voxel={places} leave no room for "
-                "any point; both must be positive"
+                f"max_num_voxels={n_voxels} and max_num_points_per_voxel={n_slots} hold no "
+                "point; both must be positive"
             )
 
     def fill(
@@ -190,30 +190,30 @@ class VoxelBuffers:
         counts[:count] = found.sizes[:count].clip(max=self.voxels.shape[1])
         cells = xp.integers(found.keys[:count], self.grid.volume >= 2**31)
         for axis, stride in enumerate(self.grid.grid_stride[:-1]):
-            place = cells // stride
-            indices[:count, axis] = place
-            cells = cells - place * stride
+            coordinate = cells // stride
+            indices[:count, axis] = coordinate
+            cells = cells - coordinate * stride
         indices[:count, -1] = cells
 
     def _store_points(self, xp: Ops, points: Any, found: _Groups, count: int) -> None:
         """The stored points, one voxel after another: where each comes from and where it goes."""
-        places, width = self.voxels.shape[1:]
+        n_slots, width = self.voxels.shape[1:]
         used = xp.array(self.num_per_voxel)[:count]
         ends = used.cumsum(0)
         total = int(ends[-1]) if count else 0
         before = ends - used
         voxel = xp.repeat(used, total)
-        place = xp.arange(total, points)
-        place -= xp.take(before, voxel)
-        rows = xp.take(found.order, xp.take(found.starts[:count], voxel) + place)
-        voxel *= places
-        voxel += place
+        slot = xp.arange(total, points)
+        slot -= xp.take(before, voxel)
+        rows = xp.take(found.order, xp.take(found.starts[:count], voxel) + slot)
+        voxel *= n_slots
+        voxel += slot
         xp.put_rows_(xp.array(self.voxels).reshape(-1, width), voxel, xp.take(points, rows))
 
     def _fill_with_mean(self, count: int) -> None:
         voxels, used = self.voxels[:count], self.num_per_voxel[:count].view(-1, 1, 1)
-        places = torch.arange(voxels.shape[1], device=voxels.device).view(1, -1, 1)
-        free = places >= used
+        slots = torch.arange(voxels.shape[1], device=voxels.device).view(1, -1, 1)
+        free = slots >= used
         # Stale slots may hold anything, NaN included, so they are replaced and not multiplied.
         mean = voxels.masked_fill(free, 0).sum(1, keepdim=True).div_(used)
         voxels.copy_(torch.where(free, mean, voxels))

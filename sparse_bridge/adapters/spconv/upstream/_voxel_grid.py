@@ -24,7 +24,7 @@ class GridError(GeometryError, RuntimeError, TypeError):
 
 
 class PointShapeError(ShapeError, RuntimeError):
-    """The point array is not [n, num_point_features], or the buffers have no room at all."""
+    """The point array is not [n, num_point_features], or the buffers have no capacity."""
 
 
 class PointDataTypeError(DataTypeError, RuntimeError):

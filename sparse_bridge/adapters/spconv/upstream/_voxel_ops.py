@@ -58,8 +58,8 @@ class NumpyOps:
         return np.flatnonzero(mask)
 
     @staticmethod
-    def take(array: Any, places: Any) -> Any:
-        return array.take(places, axis=0)
+    def take(array: Any, index: Any) -> Any:
+        return array.take(index, axis=0)
 
     @staticmethod
     def repeat(counts: Any, total: int) -> Any:
@@ -68,12 +68,12 @@ class NumpyOps:
 
     @staticmethod
     def sort(keys: Any, bound: int) -> tuple[Any, Any]:
-        """Stable: (sorted keys, their places) of `keys` [n] in 0 .. bound."""
+        """Stable: (sorted keys, their indices) of `keys` [n] in 0 .. bound."""
         bits = keys.shape[0].bit_length()
         if bits + bound.bit_length() > 63:
             order = np.argsort(keys, kind="stable")
             return keys[order], order
-        # The place in the low bits makes keys distinct, so that the fastest sort is a stable one.
+        # The index in the low bits makes keys distinct, so that the fastest sort is a stable one.
         packed = keys.astype(np.int64)
         packed <<= bits
         packed |= np.arange(keys.shape[0])
@@ -81,12 +81,12 @@ class NumpyOps:
         return packed >> bits, packed & ((1 << bits) - 1)
 
     @staticmethod
-    def put_rows_(target: Any, places: Any, rows: Any) -> None:
-        """target[places] = rows, as float32, for contiguous `target` [S, F]; F >= 1."""
+    def put_rows_(target: Any, index: Any, rows: Any) -> None:
+        """target[index] = rows, as float32, for contiguous `target` [S, F]; F >= 1."""
         record = f"V{target.shape[1] * target.itemsize}"
         source = np.ascontiguousarray(rows, dtype=target.dtype)
         # Whole rows as single items: half the time of a two-dimensional assignment and less.
-        target.view(record)[:, 0][places] = source.view(record)[:, 0]
+        target.view(record)[:, 0][index] = source.view(record)[:, 0]
 
 
 class TorchOps:
@@ -133,8 +133,8 @@ class TorchOps:
         return mask.nonzero().squeeze(1)
 
     @staticmethod
-    def take(array: Any, places: Any) -> Any:
-        return array.index_select(0, places)
+    def take(array: Any, index: Any) -> Any:
+        return array.index_select(0, index)
 
     @staticmethod
     def repeat(counts: Any, total: int) -> Any:
@@ -145,8 +145,8 @@ class TorchOps:
         return torch.sort(keys, stable=True)
 
     @staticmethod
-    def put_rows_(target: Any, places: Any, rows: Any) -> None:
-        target.index_copy_(0, places, rows.to(target.dtype))
+    def put_rows_(target: Any, index: Any, rows: Any) -> None:
+        target.index_copy_(0, index, rows.to(target.dtype))
 
 
 def ops_for(device: torch.device) -> type[NumpyOps] | type[TorchOps]:

@@ -87,10 +87,10 @@ def non_max_suppression_cpu(
     low, high = sides[:, :2], sides[:, 2:]
     areas = np.prod(high - low + eps, axis=1)
 
-    def overlap(row: int, rest: Array) -> Array:
-        side = np.minimum(high[row], high[rest]) - np.maximum(low[row], low[rest]) + eps
+    def overlap(row: int, others: Array) -> Array:
+        side = np.minimum(high[row], high[others]) - np.maximum(low[row], low[others]) + eps
         shared = np.prod(np.maximum(side, 0), axis=1)
-        return _ratio(shared, areas[row] + areas[rest] - shared)
+        return _ratio(shared, areas[row] + areas[others] - shared)
 
     return _greedy(order, len(sides), thresh, overlap)
 
@@ -103,7 +103,7 @@ def rotate_non_max_suppression_cpu(
     Args:
         boxes: [N, 4, 2], corners in order around each box.
         order: rows by falling score; only these take part.
-        standup_iou: [N, N], the overlap of the upright bounding boxes; pairs at <= 0 are apart.
+        standup_iou: [N, N], the overlap of the upright bounding boxes; none at <= 0.
         thresh: a box goes when its overlap with a kept one is >= thresh.
 
     Returns:
@@ -112,10 +112,10 @@ def rotate_non_max_suppression_cpu(
     corners = _corners(boxes)
     standup = _standup(standup_iou, len(corners), len(corners))
 
-    def overlap(row: int, rest: Array) -> Array:
-        result = np.zeros(len(rest))
-        near = np.flatnonzero(~(standup[row, rest] <= 0))
-        result[near] = _iou(corners[row : row + 1].repeat(len(near), axis=0), corners[rest[near]])
+    def overlap(row: int, others: Array) -> Array:
+        result = np.zeros(len(others))
+        near = np.flatnonzero(~(standup[row, others] <= 0))
+        result[near] = _iou(corners[row : row + 1].repeat(len(near), axis=0), corners[others[near]])
         return result
 
     return _greedy(order, len(corners), thresh, overlap)
@@ -149,18 +149,18 @@ def nms(
 
 
 def _greedy(order: Array, count: int, thresh: float, overlap: Any) -> list[int]:
-    rest = np.asarray(order, dtype=np.int64).reshape(-1)
-    if rest.size and (rest.min() < 0 or rest.max() >= count):
+    others = np.asarray(order, dtype=np.int64).reshape(-1)
+    if others.size and (others.min() < 0 or others.max() >= count):
         raise BoxCountError(
-            f"order runs from {rest.min()} to {rest.max()}; there are {count} boxes"
+            f"order runs from {others.min()} to {others.max()}; there are {count} boxes"
         )
     kept = []
-    while rest.size:
-        kept.append(int(rest[0]))
-        row, rest = rest[0], rest[1:]
-        shared = overlap(row, rest)
-        # Boxes that are apart do not suppress each other, whatever the threshold.
-        rest = rest[~((shared >= thresh) & (shared > 0))]
+    while others.size:
+        kept.append(int(others[0]))
+        row, others = others[0], others[1:]
+        shared = overlap(row, others)
+        # Boxes that do not overlap do not suppress each other, whatever the threshold.
+        others = others[~((shared >= thresh) & (shared > 0))]
     return kept
 
 
@@ -244,7 +244,7 @@ def _clipped_area(boxes: Array, others: Array) -> Array:
 def _clip(polygon: Array, start: Array, edge: Array) -> Array:
     """The part of convex polygons [P, V, 2] on the left of lines: [P, V + 1, 2].
 
-    start, edge: [P, 1, 2], a point and the direction of each line. Unused places repeat a corner;
+    start, edge: [P, 1, 2], a point and the direction of each line. Unused slots repeat a corner;
     of a polygon that vanishes only one point is left.
     """
     following = np.roll(polygon, -1, axis=1)
@@ -260,7 +260,7 @@ def _clip(polygon: Array, start: Array, edge: Array) -> Array:
     points = np.stack((polygon, crossing), axis=2).reshape(count, 2 * corners, 2)
     valid = np.stack((inside, crosses), axis=2).reshape(count, 2 * corners)
     # A line cuts a convex polygon at most twice, so at most one corner is gained.
-    places = np.argsort(~valid, axis=1, kind="stable")[:, : corners + 1]
-    kept = np.take_along_axis(valid, places, axis=1)
-    clipped = np.take_along_axis(points, places[..., None], axis=1)
+    columns = np.argsort(~valid, axis=1, kind="stable")[:, : corners + 1]
+    kept = np.take_along_axis(valid, columns, axis=1)
+    clipped = np.take_along_axis(points, columns[..., None], axis=1)
     return np.where(kept[..., None], clipped, clipped[:, :1])

@@ -85,14 +85,14 @@ class Activation:
     but a member's number load. `Activation(1)` is the member; int() gives the number.
     """
 
-    __slots__ = ("_value",)
+    __slots__ = ("_value", "name")  # attributes, because layers ask at every call
     __members__: ClassVar[dict[str, Activation]] = {}
-    _names: ClassVar[dict[int, str]] = {}
     None_: ClassVar[Activation]
     ReLU: ClassVar[Activation]
     Sigmoid: ClassVar[Activation]
     LeakyReLU: ClassVar[Activation]
     _value: int
+    name: str
 
     def __new__(cls, value: int | None = None) -> Activation:
         # Without a number this is the blank object that a pickle is about to fill.
@@ -102,12 +102,6 @@ class Activation:
             if member._value == value:
                 return member
         raise TvArgumentError(f"{value!r} is no Activation; known: {dict(cls.__members__)}")
-
-    @property
-    def name(self) -> str:
-        if not self._names:  # layers ask at every call
-            self._names.update({member._value: name for name, member in self.__members__.items()})
-        return self._names[self._value]
 
     @property
     def value(self) -> int:
@@ -128,7 +122,7 @@ class Activation:
         return type(self), (self._value,)
 
     def __setstate__(self, state: int) -> None:
-        self._value = state
+        self._value, self.name = state, type(self)(state).name
 
     def __str__(self) -> str:
         return f"Activation.{self.name}"
@@ -140,14 +134,14 @@ class Activation:
 def _add_members(kind: type[Activation]) -> type[Activation]:
     for number, name in enumerate(("None_", "ReLU", "Sigmoid", "LeakyReLU")):
         member = object.__new__(kind)
-        member._value = number
+        member._value, member.name = number, name
         kind.__members__[name] = member
         setattr(kind, name, member)
     return kind
 
 
 def activation_of(module: str) -> type[Activation]:
-    """An `Activation` that says it is defined in `module`, so that pickles name that place."""
+    """An `Activation` that says it is defined in `module`, so that pickles name it."""
     body = {"__module__": module, "__slots__": (), "__members__": {}}
     return _add_members(type("Activation", (Activation,), body))
 

@@ -1,4 +1,4 @@
-"""spconv's `HashTable` on torch tensors: sorted keys in place of a hash table, on every device.
+"""spconv's `HashTable` on torch tensors: sorted keys in index of a hash table, on every device.
 
 Deterministic: entries keep the order in which their keys first came, and where one call repeats a
 key, its first value counts.
@@ -168,8 +168,8 @@ class HashTable:
     def items(self, max_size: int = -1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(keys, values, count): copies of the entries in table order; count is int64 [1].
 
-        The arrays have `max_size` places if given, else the table's capacity on a GPU and exactly
-        `count` on the CPU; places after `count` are 0. Raises HashCapacityError if `max_size` is
+        The arrays have `max_size` slots if given, else the table's capacity on a GPU and exactly
+        `count` on the CPU; slots after `count` are 0. Raises HashCapacityError if `max_size` is
         smaller than `count`.
         """
         length = max_size if max_size > 0 else (self._capacity or len(self))
@@ -188,9 +188,9 @@ class HashTable:
             return torch.zeros_like(keys, dtype=torch.int64), torch.ones_like(
                 keys, dtype=torch.bool
             )
-        place = torch.searchsorted(self._sorted, keys.contiguous()).clamp_(max=len(self) - 1)
-        absent = self._sorted.index_select(0, place) != keys
-        return self._entry.index_select(0, place), absent
+        index = torch.searchsorted(self._sorted, keys.contiguous()).clamp_(max=len(self) - 1)
+        absent = self._sorted.index_select(0, index) != keys
+        return self._entry.index_select(0, index), absent
 
     def _check(self, tensor: torch.Tensor, dtype: torch.dtype, what: str) -> None:
         if tensor.dtype != dtype:

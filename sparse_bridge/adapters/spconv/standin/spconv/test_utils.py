@@ -49,7 +49,7 @@ def generate_sparse_data(
     }
     if with_dense:
         dense = np.zeros((len(num_points), *shape, num_channels), dtype=dtype)
-        places = result["indices"]
-        dense[(places[:, -1], *places[:, :-1].T)] = result["features"]
+        index = result["indices"]
+        dense[(index[:, -1], *index[:, :-1].T)] = result["features"]
         result["features_dense"] = np.ascontiguousarray(np.moveaxis(dense, -1, 1))
     return result

@@ -65,14 +65,14 @@ class _OfDimension:
 
 
 class SparseMaxPool(_SparsePool):
-    """max(0, window): inactive sites count as 0."""
+    """max(0, window): inactive coordinates count as 0."""
 
     def forward(self, input):
         return max_pool_forward(self, input)
 
 
 class SparseAvgPool(_SparsePool):
-    """Mean over the active sites of the window."""
+    """Mean over the active coordinates of the window."""
 
     def forward(self, input):
         return avg_pool_forward(self, input)

@@ -22,7 +22,7 @@ def _check(inputs):
             raise ContractError(
                 "different indices: the tensors have "
                 f"{first.features.shape[0]} and {other.features.shape[0]} rows; they must share "
-                "their sites."
+                "their coordinates."
             )
     return first, second
 
@@ -36,7 +36,7 @@ def _like_first(first, second, features):
 
 
 class JoinTable(SparseModule):
-    """Concatenates the features of tensors that share their sites."""
+    """Concatenates the features of tensors that share their coordinates."""
 
     def forward(self, input):
         first, second = _check(input)
@@ -47,7 +47,7 @@ class JoinTable(SparseModule):
 
 
 class AddTable(SparseModule):
-    """Adds the features of tensors that share their sites."""
+    """Adds the features of tensors that share their coordinates."""
 
     def forward(self, input):
         first, second = _check(input)
@@ -58,7 +58,7 @@ class AddTable(SparseModule):
 
 
 class AddTableMisaligned(SparseModule):
-    """Adds tensors whose sites differ; the result has the union of the sites."""
+    """Adds tensors whose coordinates differ; the result has their union."""
 
     def forward(self, input):
         from spconv.pytorch import functional
