@@ -10,7 +10,7 @@ from sparse_bridge.core import functional
 from sparse_bridge.core.capture import graph_cache, prefetch
 from sparse_bridge.core.device.serving import kernel_target
 from sparse_bridge.core.geometry.boxes import Box
-from sparse_bridge.core.maps import map_builder, map_cache
+from sparse_bridge.core.maps import map_builder, map_cache, request
 from sparse_bridge.core.maps.coordinate_map import CoordinateMap
 from tests.clouds import cloud, features
 
@@ -22,8 +22,17 @@ DOWN = functional.kernel_offsets((3, 3, 3), padding=(1, 1, 1))
 PAIR = functional.kernel_offsets((2, 2, 2), padding=(0, 0, 0))
 
 
+_built = [0]  # maps that were built when they were asked for
+
+
 @pytest.fixture(autouse=True)
-def fresh():
+def fresh(monkeypatch):
+    def build(cmap, req, own=request.build):
+        _built[0] += 1
+        return own(cmap, req)
+
+    monkeypatch.setattr(request, "build", build)
+    prefetch.install()
     prefetch.forget()
     yield
     prefetch.forget()
@@ -37,34 +46,27 @@ class Scene:
         self.root = CoordinateMap(coords, Box.grid(2, SHAPE)), map_cache.MapStore()
         self.built = 0
 
-    def resolve(self, level, build, *question):
+    def ask(self, level, *question):
         cmap, store = level
-
-        def counted():
-            self.built += 1
-            return build()
-
-        found, trail = prefetch.resolve(store, cmap, counted, *question)
-        return found, trail
+        before = _built[0]
+        found = request.request(store, cmap, request.MapRequest(*question))
+        self.built += _built[0] - before
+        return found
 
     def submanifold(self, level, offsets=THREE):
         cmap = level[0]
-        build = lambda: map_builder.submanifold(cmap, offsets)  # noqa: E731
-        kmap, _ = self.resolve(level, build, "submanifold", offsets)
+        kmap = self.ask(level, "submanifold", offsets).kmap
         alone = CoordinateMap(cmap.coords.clone(), cmap.box)
         same(kmap, map_builder.submanifold(alone, offsets), self.both)
         return kmap
 
     def strided(self, level, shape, offsets=DOWN):
         cmap, stride, box = level[0], (2, 2, 2), Box.grid(2, shape)
-        build = lambda: map_builder.strided(cmap, offsets, stride, box)  # noqa: E731
-        (new, kmap), trail = self.resolve(level, build, "strided", offsets, stride, box)
+        kmap, new, store = self.ask(level, "strided", offsets, stride, box, "first_seen")
         alone = CoordinateMap(cmap.coords.clone(), cmap.box)
         expected, other = map_builder.strided(alone, offsets, stride, box)
         assert torch.equal(new.coords, expected.coords)
         same(kmap, other, self.both)
-        store = map_cache.MapStore()
-        store.trail = trail
         return (new, store), kmap
 
     def network(self, pooled=False):

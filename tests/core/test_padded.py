@@ -17,6 +17,7 @@ from sparse_bridge.core.capture.captured_maps import chain_over
 from sparse_bridge.core.capture.padded import PaddedScene, UnpaddedError, room_for
 from sparse_bridge.core.device.serving import kernel_target
 from sparse_bridge.core.geometry.boxes import Box
+from sparse_bridge.core.maps import rows
 from sparse_bridge.core.maps.coordinate_map import CoordinateMap
 from sparse_bridge.kernels.maps import mask_order
 from tests.adapters.spconv import doors
@@ -175,7 +176,7 @@ def test_what_needs_the_rows_says_so(sp, kernel_lane):
     for use in (other, lambda x: x.dense()):
         with pytest.raises(UnpaddedError, match="number of rows on the host"):
             over_padded(sp, use, coords, record, len(coords) + 64)
-    assert padded.current() is None and padded.active == 0
+    assert padded.current() is None and not rows.in_scope()
     other(tensor(sp, coords)).dense()
 
 

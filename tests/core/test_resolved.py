@@ -304,11 +304,11 @@ def test_what_changes_reaches_the_kernel(launches):
         assert told("x_ptr", x, weight, None) is x
         with settings.override(fp32="ieee"):
             assert told("PRECISION", x, weight, None) == "ieee"
-        plans = len(kmap.rulebook.plans)
+        plans = len(kmap.rulebook.cache)
         for _ in range(3):
             with settings.override(fp32="ieee", tune="off"):
                 assert told("PRECISION", x, weight, None) == "ieee"
-        assert len(kmap.rulebook.plans) == plans, "plans of settings that come back are kept"
+        assert len(kmap.rulebook.cache) == plans, "plans of settings that come back are kept"
 
 
 def test_the_backward_pass_follows_the_settings(launches):
@@ -319,7 +319,7 @@ def test_the_backward_pass_follows_the_settings(launches):
     x = torch.randn(kmap.n_in, 16, requires_grad=True)
     weight = torch.randn(9, 16, 32, requires_grad=True)
     empty = torch.zeros(10, dtype=torch.int32)
-    from sparse_bridge.core.maps.kernel_map import DevicePairs
+    from sparse_bridge.core.maps.rulebook import DevicePairs
 
     starts = torch.zeros(6, dtype=torch.int64)
     kmap.rulebook._pairs = DevicePairs(empty, empty, starts, True, 10)

@@ -260,7 +260,7 @@ def test_layers_are_tuned_on_their_own_inputs(kernel_lane, tmp_path, kind, dtype
     again = layer(kind, 2, device=kernel_lane.device)
     with tuning("cached", tmp_path), tuner.use(Tuner(never)):
         check(again, 16, 32, kernel_lane, dtype=dtype)
-    tiles = {plan.tile for plan in again.kmap.rulebook.plans.values() if hasattr(plan, "tile")}
+    tiles = {plan.tile for plan in again.kmap.rulebook.cache.values() if hasattr(plan, "tile")}
     assert tiles == {r.winner.tile for r in found.results if r.bucket.direction != "wgrad"}
 
 

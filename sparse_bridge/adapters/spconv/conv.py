@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from ... import settings
-from ...core.capture import padded
 from ...core.conv.convolution import conv
 from ...core.conv.dataflows import Epilogue
 from ...core.device import trace
 from ...core.device.rocm import linear
 from ...core.maps.kernel_map import KernelMap
+from ...core.maps.rows import rows_of
 from ...errors import ContractError, UnsupportedError
 from ..expected import Expected, trains
 from ..ledger import note
@@ -190,8 +190,8 @@ def _pointwise(
 def record_voxels(layer: Any, y: torch.Tensor) -> None:
     """Remember the most rows that a layer made, where it was built to."""
     if layer.record_voxel_count and hasattr(layer, "max_num_voxels_during_training"):
-        padded.forbid("Recording the number of voxels")
-        layer.max_num_voxels_during_training.clamp_(min=y.shape[0])
+        n_rows = rows_of(y).number("Recording the number of voxels")
+        layer.max_num_voxels_during_training.clamp_(min=n_rows)
 
 
 def allow_tf32() -> bool:

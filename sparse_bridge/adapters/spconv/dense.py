@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from ...core.capture import padded
 from ...core.geometry.boxes import Box
 from ...core.maps import map_cache
+from ...core.maps.rows import rows_of
 from ...core.ops.dense import first_outside, to_dense
 from ...errors import CoordinateError
 from .tensors import box_of
@@ -26,7 +26,7 @@ def dense(x: Any, channels_first: bool) -> torch.Tensor:
     Of rows that share coordinates one stays. Negative indices count from the end, as in Python.
     Raises CoordinateRangeError for rows beyond the grid.
     """
-    padded.forbid("dense()")
+    rows_of(x.indices).number("dense()")
     box = box_of(x)
     _check_inside(x.indices, box)
     return to_dense(x._features, x.indices, box.size, channels_first=channels_first)
@@ -35,7 +35,7 @@ def dense(x: Any, channels_first: bool) -> torch.Tensor:
 def _check_inside(indices: torch.Tensor, box: Box) -> None:
     """Coordinates that a layer made or has read are known; others are looked at once."""
     store = map_cache.store_of(indices)
-    known = store.peek(("coordinates", box))
+    known = store.known(box)
     if known is None or known.alive is not None:
         store.get(("inside", box), lambda: _look_inside(indices, box.size))
 

@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import torch
 
-from ...core.capture import prefetch
 from ...core.geometry.boxes import Box
-from ...core.maps import map_builder, map_cache
-from ...core.maps.coordinate_map import CoordinateMap
+from ...core.maps import map_cache
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.map_cache import MapStore
+from ...core.maps.request import MapRequest, request
+from .. import providers  # noqa: F401 - maps are prefetched
 from .geometry import LayerGeometry
 
 __all__ = ["LayerMap", "layer_map"]
@@ -37,41 +37,15 @@ def layer_map(
 
     what: the layer's name, for messages.  Raises what `LayerGeometry` does, and CoordinateError.
     """
-    out_shape, offsets = geometry.output_shape(shape, what), geometry.offsets
-    box, store = Box.grid(batch_size, shape), map_cache.store_of(indices)
+    out_shape, box = geometry.output_shape(shape, what), Box.grid(batch_size, shape)
+    store = map_cache.store_of(indices)
     if geometry.subm:
-        key = ("submanifold", box, offsets)
-        kmap = store.get(key, lambda: _submanifold(store, _coordinates(store, indices, box), key))
-        return LayerMap(store.alias(indices), out_shape, kmap, store)
-    kind = "generative" if geometry.transposed else "strided"
-    rule = (kind, box, offsets, geometry.stride, Box.grid(batch_size, out_shape))
-    made, kmap = store.get(rule, lambda: _expanded(store, _coordinates(store, indices, box), rule))
-    return LayerMap(made, out_shape, kmap, store)
-
-
-def _coordinates(store: MapStore, indices: torch.Tensor, box: Box) -> CoordinateMap:
-    return store.get(("coordinates", box), lambda: CoordinateMap(indices, box))
-
-
-def _submanifold(store, cmap, key):  # type: ignore[no-untyped-def]
-    kind, _, offsets = key
-    build = lambda: map_builder.submanifold(cmap, offsets)  # noqa: E731
-    return prefetch.resolve(store, cmap, build, kind, offsets)[0]
-
-
-def _expanded(store, cmap, key):  # type: ignore[no-untyped-def]
-    """(output indices, kernel map) of a layer with coordinates of its own."""
-    (kind, _, *rule), trail = key, None
-    if kind == "strided":
-        build = lambda: map_builder.strided(cmap, *rule)  # noqa: E731
-        (new, kmap), trail = prefetch.resolve(store, cmap, build, kind, *rule)
+        asked = MapRequest("submanifold", geometry.offsets, box=box)
     else:
-        new, kmap = map_builder.generative(cmap, *rule)
-    # An object of its own: the store must not hold the tensor that keeps it alive.
-    coords = new.coords
-    coords = map_cache.normal_tensor(coords.clone if coords.is_inference() else coords.detach)
-    made = MapStore()
-    made.trail = trail
-    made.put(("coordinates", rule[-1]), new)
-    map_cache.adopt(coords, made)
-    return coords, kmap
+        kind = "generative" if geometry.transposed else "strided"
+        out_box = Box.grid(batch_size, out_shape)
+        asked = MapRequest(kind, geometry.offsets, geometry.stride, out_box, "first_seen", box)
+    built = request(store, lambda: store.coordinates(indices, box), asked)
+    if built.coords is None or built.store is None:
+        return LayerMap(store.alias(indices), out_shape, built.kmap, store)
+    return LayerMap(built.store.alias(built.coords.coords), out_shape, built.kmap, store)

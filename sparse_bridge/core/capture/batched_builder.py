@@ -14,9 +14,11 @@ import torch
 
 from ...kernels.runtime.target import Target
 from ..geometry.boxes import Box
-from ..geometry.offsets import Offsets
 from ..maps.coordinate_map import CoordinateMap, capacity_for
-from ..maps.kernel_map import KernelMap, Rulebook
+from ..maps.kernel_map import KernelMap
+from ..maps.request import MapRequest
+from ..maps.rows import Rows
+from ..maps.rulebook import Rulebook
 from .padded import PaddedScene, rows_found
 
 __all__ = ["Answers", "Chain", "Record", "Sides", "Step", "ordered_alike"]
@@ -25,18 +27,35 @@ _ROOM = 1.25  # memory of a level over the estimate
 
 
 class Step(NamedTuple):
-    """A question: the map of `kind` ("submanifold" or "strided") over level `level` of the scene.
+    """A request over level `level`, whose coordinates are in `box`.
 
-    Level 0 holds the scene's own coordinates; a strided step at place i of the trail makes level i
-    + 1.
+    Level 0 holds the input's own coordinates; a strided step at place i of the history makes level
+    i + 1.
     """
 
     level: int
-    kind: str
     box: Box
-    offsets: Offsets
-    stride: tuple[int, ...] = ()
-    out_box: Box | None = None
+    request: MapRequest
+
+    @property
+    def strided(self) -> bool:
+        return self.request.kind == "strided"
+
+    @property
+    def out_box(self) -> Box | None:
+        return self.request.output if isinstance(self.request.output, Box) else None
+
+
+class Views(NamedTuple):
+    """The sides of a map that were asked for, as tiles and at all: an observer of its rulebook."""
+
+    tiled: set[int]
+    asked: set[int]
+
+    def wanted(self, side: int, tiles: bool) -> None:
+        self.asked.add(side)
+        if tiles:
+            self.tiled.add(side)
 
 
 @dataclasses.dataclass(eq=False)
@@ -50,9 +69,13 @@ class Record:
     tiled: dict[int, set[int]] = dataclasses.field(default_factory=dict)
     asked: dict[int, set[int]] = dataclasses.field(default_factory=dict)
 
+    def views(self, place: int) -> Views:
+        """Who hears which views of the map of a step are asked for."""
+        return Views(self.tiled.setdefault(place, set()), self.asked.setdefault(place, set()))
+
     def both_ways(self) -> Record:
         """The same with both sides of every strided map wanted, as tiles where one is."""
-        strided = [place for place, step in enumerate(self.steps) if step.kind == "strided"]
+        strided = [place for place, step in enumerate(self.steps) if step.strided]
         tiled = {**self.tiled, **{place: {0, 1} for place in strided if self.tiled.get(place)}}
         asked = {**self.asked, **{place: {0, 1} for place in strided}}
         return dataclasses.replace(self, tiled=tiled, asked=asked)
@@ -73,8 +96,8 @@ class _Level:
         return self.coords.shape[0]
 
 
-# The coordinates over which a step was asked, and its answer.
-Answers = dict[Step, tuple[CoordinateMap, Any]]
+# The coordinates over which a step was asked, its map, and the coordinates that it made.
+Answers = dict[Step, tuple[CoordinateMap, KernelMap, "CoordinateMap | None"]]
 
 # Tiles or table of side 0 and of side 1 of a step; None where there is nothing.
 Sides = tuple[Any, ...]
@@ -163,7 +186,7 @@ class Chain:
         """Queue the coordinates of all levels; (counters of the new tables, table of the root)."""
         cmap = self.cmap
         root = cmap.table(self.target)
-        self.levels[0] = _Level(cmap.coords, cmap.box, root, cmap.count)
+        self.levels[0] = _Level(cmap.coords, cmap.box, root, cmap.rows.device)
         tables, memory = self._tables(rooms)
         for place, table in tables.items():
             self._expand(place, self.steps[place], rooms[place], table)
@@ -176,7 +199,7 @@ class Chain:
         growth = self.cmap.n_rows / max(1, self.last.n_rows)
         rooms: dict[int, int] = {}
         for place, step in enumerate(self.steps):
-            if step.kind != "strided":
+            if not step.strided:
                 continue
             rows = self.last.rows.get(place)
             below = self.cmap.n_rows if step.level == 0 else rooms.get(step.level - 1)
@@ -184,7 +207,7 @@ class Chain:
                 return None
             if self.cmap.kernel_target(step.out_box.key64) is None or step.out_box.oversized:
                 return None
-            most = min(below * len(step.offsets), max(1, step.out_box.volume))
+            most = min(below * len(step.request.offsets), max(1, step.out_box.volume))
             likely = rows * growth
             # With more room the rows would be ordered otherwise.
             if rows * self.n_rows <= SORTED_APART * max(1, self.last.n_rows):
@@ -227,16 +250,17 @@ class Chain:
         owned = count_owners(table, slots, self.target, below.count)
         coords = number_new_rows(
             table, slots, owned, room, below.coords, geometry, wide, self.target, below.count,
-            blank=self.cmap.count is not None,
+            zeroed=self.cmap.rows.device is not None,
         )  # fmt: skip
         self.slots[place] = slots
         self.levels[place + 1] = _Level(coords, out_box, table, table.total)
 
     def _geometry(self, step: Step, below: _Level, out_box: Box) -> tuple[Any, bool]:
         """(geometry of a strided step, whether it needs 64 bits)."""
-        offsets, one = step.offsets, (1,) * step.offsets.dimension
-        wide = below.box.wide(offsets, one) or out_box.wide(offsets, step.stride)
-        return offsets.geometry(self.device, one, step.stride, -1), wide
+        offsets, stride = step.request.offsets, step.request.stride
+        one = (1,) * offsets.dimension
+        wide = below.box.wide(offsets, one) or out_box.wide(offsets, stride)
+        return offsets.geometry(self.device, one, stride, -1), wide
 
     def _queue(self, place: int, step: Step) -> Sides:
         from ...kernels.maps.mask_order import mask_order, pack_tiles
@@ -244,7 +268,7 @@ class Chain:
         from ...kernels.maps.new_rows import link_new_rows
 
         level, target = self.levels[step.level], self.target
-        if step.kind == "strided":
+        if step.strided:
             new = self.levels[place + 1]
             # Inference has no use for the other side, which is as large.
             linked, table = link_new_rows(
@@ -253,7 +277,7 @@ class Chain:
                 1 in self.last.asked.get(place, ()),
             )  # fmt: skip
         else:
-            linked, offsets = None, step.offsets
+            linked, offsets = None, step.request.offsets
             one = (1,) * offsets.dimension
             table = neighbor_lookup(
                 level.table, level.room, level.coords, offsets.geometry(self.device, one, one, 1),
@@ -296,33 +320,34 @@ class Chain:
         answers: Answers = {}
         maps = {0: self.cmap}
         for place, (step, sides) in enumerate(zip(self.steps, made, strict=True)):
-            found = self._answer(place, step, sides, rows, coords, scene)
-            if step.kind == "strided":
-                maps[place + 1] = found[0]
-            answers[step] = maps[step.level], found
+            kmap, new = self._answer(place, step, sides, rows, coords, scene)
+            if new is not None:
+                maps[place + 1] = new
+            answers[step] = maps[step.level], kmap, new
         return answers
 
     def _answer(
         self, place: int, step: Step, sides: Sides, rows: dict[int, int],
         coords: dict[int, torch.Tensor], scene: PaddedScene | None,
-    ) -> Any:  # fmt: skip
-        strided = step.kind == "strided"
-        n_x, n_y = rows[step.level], rows[place + 1 if strided else step.level]
-        symmetric, center = (
-            (False, -1) if strided else (step.offsets.symmetric, step.offsets.center)
-        )
+    ) -> tuple[KernelMap, CoordinateMap | None]:  # fmt: skip
+        out = place + 1 if step.strided else step.level
+        x, y = (
+            Rows.of(rows[level]) if scene is None else scene.rows(level)
+            for level in (step.level, out)
+        )  # fmt: skip
+        offsets = step.request.offsets
+        symmetric, center = (False, -1) if step.strided else (offsets.symmetric, offsets.center)
         kmap = KernelMap(
             Rulebook(
-                n_x, n_y, len(step.offsets), self.device, symmetric=symmetric, center=center,
-                views=sides, scene=scene,
+                x, y, len(offsets), self.device, symmetric=symmetric, center=center, views=sides
             )
-        )  # fmt: skip
-        if not strided:
-            return kmap
+        )
+        if not step.strided:
+            return kmap, None
         assert step.out_box is not None
-        new = CoordinateMap(coords[place + 1][:n_y], step.out_box)
+        new = CoordinateMap(coords[out][: y.capacity], step.out_box, y)
         new.adopt()
-        return new, kmap
+        return kmap, new
 
 
 def ordered_alike(rows: dict[int, int], rooms: dict[int, int]) -> bool:

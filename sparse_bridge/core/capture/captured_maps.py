@@ -11,6 +11,7 @@ import torch
 from ...kernels.runtime import target as targets
 from ..geometry.boxes import Box
 from ..maps.coordinate_map import CoordinateMap
+from ..maps.rows import Rows
 from .batched_builder import Chain, Record, Step, ordered_alike
 from .padded import PaddedScene
 
@@ -106,8 +107,7 @@ def chain_over(
     scene: PaddedScene, box: Box, target: targets.Target, steps: tuple[Step, ...], n_rows: int
 ) -> Chain:
     """The chain of a padded scene, of whose coordinates about `n_rows` are used."""
-    root = CoordinateMap(scene.coords, box)
-    root.count = scene.count
+    root = CoordinateMap(scene.coords, box, Rows(None, scene.count, scene.coords.shape[0]))
     root.adopt()
     return Chain(root, target, steps, scene.record, _SLACK, n_rows)
 

@@ -18,21 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...errors import UnsupportedError
+from ..maps import rows as row_scopes
+from ..maps.rows import Rows, UnknownRowsError, UnpaddedError
 
 if TYPE_CHECKING:
     from .batched_builder import Record
 
 __all__ = [
-    "PaddedScene", "UnpaddedError", "current", "forbid", "room_for", "rows_found", "using",
+    "PaddedScene", "UnknownRowsError", "UnpaddedError", "current", "room_for", "rows_found",
+    "using",
 ]  # fmt: skip
 
 _STEPS_PER_OCTAVE = 4
 _LEAST = 1024
-
-
-class UnpaddedError(UnsupportedError):
-    """Something that needs the number of rows on the host."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -57,20 +55,16 @@ class PaddedScene:
     flags: torch.Tensor | None = None
     prepared: tuple[list[Any], dict[int, torch.Tensor]] | None = None
 
-    def fresh(self, shape: tuple[int, int], like: torch.Tensor) -> torch.Tensor:
-        """Memory for a layer's result, or in the backward pass, which is not in the scene's
-        context, for its gradient."""
-        y = like.new_empty(shape)
-        if current() is not self:
-            return y.zero_()
-        return y if self.fill is None else y.fill_(self.fill)
+    def rows(self, level: int) -> Rows:
+        """The rows of a level, once the maps are built."""
+        return Rows(None, self.counts[level], self.rooms[level], self.fill)
 
     def level_of(self, value: torch.Tensor) -> int:
-        """The level whose rows `value` has, room included. Raises UnpaddedError."""
+        """The level whose rows `value` has, room included. Raises UnknownRowsError."""
         for level, room in self.rooms.items():
             if value.ndim and value.shape[0] == room:
                 return level
-        raise UnpaddedError(
+        raise UnknownRowsError(
             f"a tensor of shape {list(value.shape)} has not a row for every site of a level."
         )
 
@@ -110,35 +104,24 @@ def rows_found(
 
 
 _local = threading.local()
-active = 0  # scenes in use in all threads; layers look at the thread only where there are any
-_lock = threading.Lock()
 
 
 @contextmanager
 def using(scene: PaddedScene) -> Iterator[None]:
     """Layers of this thread, given the scene's coordinates, take its maps."""
-    global active
     before = getattr(_local, "scene", None)
-    with _lock:
-        active += 1
     _local.scene = scene
+    levels = sorted(scene.rooms, reverse=True)  # of equal capacities the input's own counts
     try:
-        yield
+        with row_scopes.scope({scene.rooms[level]: scene.rows(level) for level in levels}):
+            yield
     finally:
         _local.scene = before
-        with _lock:
-            active -= 1
 
 
 def current() -> PaddedScene | None:
     """The scene of this thread."""
-    return getattr(_local, "scene", None) if active else None
-
-
-def forbid(what: str) -> None:
-    """Raise UnpaddedError where the rows of this thread's scene are padded."""
-    if active and current() is not None:
-        raise UnpaddedError(f"{what} needs the number of rows on the host.")
+    return getattr(_local, "scene", None)
 
 
 def room_for(rows: int) -> int:

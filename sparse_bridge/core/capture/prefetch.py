@@ -1,20 +1,23 @@
-"""Maps built ahead: all that a network asks of one scene, queued at the first question.
+"""Prefetched maps: all that a network asks of one input, queued at its first request.
 
-Networks ask every scene for the same maps in the same order. What the last scenes asked for is
-remembered by grid; when a new scene asks the first of these questions, the maps of all levels are
-queued at once, the sizes of deeper levels read from the device by the kernels themselves, and the
-host waits once instead of once or twice a level. Rows are numbered and ordered exactly as without.
+Networks ask every input for the same maps in the same order. The history of the last inputs'
+requests is remembered by grid; when a new input is asked the first of them, the maps of all levels
+are queued at once, the sizes of deeper levels read from the device by the kernels themselves, and
+the host waits once instead of once or twice a level. Rows are numbered and ordered exactly as
+without.
 
-Memory is taken by estimate: the last scene's growth from level to level, and a quarter more. Where
-a scene exceeds that, or holds equal or outlying rows, what was queued is dropped and every map is
+Memory is taken by estimate: the last input's growth from level to level, and a quarter more. Where
+an input exceeds that, or holds equal or outlying rows, what was queued is dropped and every map is
 built when it is asked for.
+
+`install` registers all this as the provider of `core.maps.request`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable
+import weakref
 from typing import Any
 
 import torch
@@ -22,29 +25,30 @@ import torch
 from ... import settings
 from ...kernels.runtime import target as targets
 from ..geometry.boxes import Box
-from ..geometry.offsets import Offsets
+from ..maps import request as requests
 from ..maps.coordinate_map import CoordinateMap
-from ..maps.kernel_map import KernelMap
 from ..maps.map_cache import MapStore
+from ..maps.request import BuiltMap, MapRequest
 from . import graph_cache, padded
 from .batched_builder import Answers, Chain, Record, Step
 from .graph_cache import MapGraphs
 from .padded import PaddedScene
 
-__all__ = ["Step", "Trail", "forget", "habit_of", "resolve"]
+__all__ = ["Step", "Trail", "forget", "habit_of", "install", "provide"]
 
-_STEPS = 64  # questions remembered of a scene
+_STEPS = 64  # requests remembered of an input
 _GRIDS = 256  # grids remembered
-_LONGEST_WAIT = 1 << 10  # scenes to let pass after repeated failures
+_LONGEST_WAIT = 1 << 10  # inputs to let pass after repeated failures
+_KINDS = ("submanifold", "strided")
 
 
 @dataclasses.dataclass(eq=False)
 class _Habit:
-    """What scenes of a grid are asked."""
+    """What inputs of a grid are asked."""
 
     record: Record | None = None
     steps: tuple[Step, ...] = ()
-    wait: int = 0  # scenes to let pass
+    wait: int = 0  # inputs to let pass
     failures: int = 0
     graphs: MapGraphs = dataclasses.field(default_factory=MapGraphs)
 
@@ -54,29 +58,45 @@ _lock = threading.Lock()
 
 
 class Trail:
-    """The questions that one scene is asked, and answers that are ready, for one stream."""
+    """The requests that one input is asked, and answers that are ready, for one stream."""
 
     def __init__(self, record: Record, ready: Answers, stream: int) -> None:
         self.record, self._ready, self._stream = record, ready, stream
 
-    def ask(self, step: Step, cmap: CoordinateMap, stream: int) -> tuple[int, Any]:
+    def ask(self, step: Step, cmap: CoordinateMap, stream: int) -> tuple[int, BuiltMap | None]:
         """(place of the step, its answer if there is one)."""
         self.record.steps.append(step)
         place = len(self.record.steps) - 1
-        over, found = self._ready.get(step, (None, None))
-        # Levels are counted, and questions that nobody expected shift the count: what tells levels
+        over, kmap, new = self._ready.get(step, (None, None, None))
+        # Levels are counted, and requests that nobody expected shift the count: what tells levels
         # apart are their coordinates. Another stream may run before the work that was queued here.
-        if over is not cmap or stream != self._stream:
+        if over is not cmap or kmap is None or stream != self._stream:
             return place, None
         del self._ready[step]
-        return place, found
+        return place, BuiltMap.of(kmap, new)
 
-    def answer(self, place: int, kmap: KernelMap, new: CoordinateMap | None = None) -> None:
-        """Remember the map that a step got, and the level that it made."""
-        self.record.tiled[place] = kmap.rulebook.tiled
-        self.record.asked[place] = kmap.rulebook.asked
-        if new is not None:
-            self.record.rows[place] = new.n_rows
+    def answer(self, place: int, found: BuiltMap, fresh: bool) -> None:
+        """Remember the map that a step got, and the level that it made.
+
+        fresh: the map was built now, so what there is of it was asked for.
+        """
+        views = self.record.views(place)
+        rulebook = found.kmap.rulebook
+        for side in (0, 1):
+            if fresh and rulebook.tiled(side):
+                views.wanted(side, True)
+        rulebook.observe(views)
+        if found.coords is not None:
+            self.record.rows[place] = found.coords.n_rows
+
+
+# Of every store, the trail of the input that it descends from and its level there.
+_trails: weakref.WeakKeyDictionary[MapStore, tuple[Trail, int]] = weakref.WeakKeyDictionary()
+
+
+def install() -> None:
+    """Have requests for maps answered here."""
+    requests.register(provide)
 
 
 def forget() -> None:
@@ -86,29 +106,32 @@ def forget() -> None:
     graph_cache.forget()
 
 
-def resolve(
-    store: MapStore, cmap: CoordinateMap, build: Callable[[], Any], kind: str, offsets: Offsets,
-    stride: tuple[int, ...] = (), out_box: Box | None = None,
-) -> tuple[Any, tuple[Trail, int]]:  # fmt: skip
-    """A map over `cmap`, the coordinates of `store`: built ahead, or by `build` now; with the place
-    of the level it makes.
-
-    kind, offsets, stride, out_box: see `Step`.  `build` returns a KernelMap ("submanifold") or the
-    new coordinates and one ("strided").
-    """
-    level = 0 if store.trail is None else store.trail[1]
-    step = Step(level, kind, cmap.box, offsets, stride, out_box)
-    if store.trail is None:
-        store.trail = _begin(cmap, step), 0
-    trail: Trail = store.trail[0]
+def provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
+    """A map over `cmap`, the coordinates of `store`: prefetched, or built now."""
+    if req.kind not in _KINDS:
+        return requests.build(cmap, req)
+    with _lock:
+        known = _trails.get(store)
+    trail, level = (None, 0) if known is None else known
+    step = Step(level, cmap.box, req)
+    if trail is None:
+        trail = _begin(cmap, step)
+        _keep(store, trail, 0)
     if len(trail.record.steps) >= _STEPS:
-        return build(), (trail, level)
+        built = requests.build(cmap, req)
+        _keep(built.store, trail, level)
+        return built
     place, found = trail.ask(step, cmap, _stream(cmap.device))
-    if found is None:
-        found = build()  # raises for a padded scene
-    new, kmap = found if kind == "strided" else (None, found)
-    trail.answer(place, kmap, new)
-    return found, (trail, place + 1)
+    built = requests.build(cmap, req) if found is None else found  # raises for a padded input
+    trail.answer(place, built, found is None)
+    _keep(built.store, trail, place + 1)
+    return built
+
+
+def _keep(store: MapStore | None, trail: Trail, level: int) -> None:
+    if store is not None:
+        with _lock:
+            _trails[store] = (trail, level)
 
 
 def _begin(cmap: CoordinateMap, first: Step) -> Trail:
@@ -181,7 +204,6 @@ def _padded(cmap: CoordinateMap, target: targets.Target | None, scene: PaddedSce
     elsewhere = cmap.coords.data_ptr() != scene.coords.data_ptr()
     if target is None or elsewhere or scene.prepared is None:
         return {}
-    cmap.count = scene.count
     cmap.adopt()
     chain = Chain(cmap, target, tuple(scene.record.steps), scene.record)
     made, coords = scene.prepared
@@ -198,4 +220,4 @@ def _stream(device: torch.device) -> int:
 
 def _several(steps: tuple[Step, ...]) -> bool:
     """Several maps, strided ones among them, which would each wait for the device."""
-    return 1 < len(steps) < _STEPS and any(step.kind == "strided" for step in steps)
+    return 1 < len(steps) < _STEPS and any(step.strided for step in steps)

@@ -92,10 +92,9 @@ def chunks_of(kmap: KernelMap, merge: bool) -> Chunks:
     merge = (
         merge and lists.order is not None and bool(lists.runs) and total >= _RUNS_PAY * kmap.n_in
     )
-    found = rulebook.chunks.get((kmap.side, merge))
-    if found is None:
-        found = rulebook.chunks[kmap.side, merge] = _cut(kmap, merge)
-    return found
+    key = ("chunks", kmap.side, merge)
+    found: Chunks | None = rulebook.cache.get(key)
+    return rulebook.cache.put(key, _cut(kmap, merge)) if found is None else found
 
 
 def _cut(kmap: KernelMap, merge: bool) -> Chunks:

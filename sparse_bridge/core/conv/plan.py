@@ -20,7 +20,8 @@ from ..device.precision import KERNEL_DTYPES, product_precision, reads_rows
 from ..device.selection import forces_kernels, refusal
 from ..device.serving import kernel_target
 from ..geometry.weights import WeightLayout
-from ..maps.kernel_map import KernelMap, Rulebook
+from ..maps.kernel_map import KernelMap
+from ..maps.rulebook import Rulebook
 from ..tuning.problem import gather_problem, wgrad_problem
 from ..tuning.tuner import Trial, final, tile_for
 
@@ -185,13 +186,11 @@ class GatherProduct:
             x = _unit_channels(x)
         if self._copies:
             weight = self.given.rows_of(weight)
-        plan = rulebook.plans.get(self._number + side)
+        plan = rulebook.cache.get(self._number + side)
         if plan is None:
             plan = self._plan(rulebook, side, x, weight, vectors)
-            rulebook.plans[self._number + side] = plan
-        shape = (rulebook.n_rows[side], self._columns)
-        y = x.new_empty(shape) if rulebook.scene is None else rulebook.scene.fresh(shape, x)
-        return plan(x, weight, vectors, y)
+            rulebook.cache.put(self._number + side, plan)
+        return plan(x, weight, vectors, rulebook.rows[side].empty(self._columns, x))
 
     def _plan(
         self, rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor,
@@ -217,9 +216,7 @@ class GatherProduct:
             if final():
                 known[key] = spec
         made = self._gemm.of(spec, table, n_rows, n_in)
-        scene = rulebook.scene
-        if scene is not None:
-            made.blank = scene.fill is not None
+        made.blank = rulebook.rows[side].fill is not None
         return made
 
     def _spec(
@@ -311,9 +308,10 @@ class WgradProduct:
         """x [N_in, C_in], dy [N_out, C_out], neither empty; dw is written whole."""
         if x.stride()[1] != 1 or dy.stride()[1] != 1:
             x, dy = _unit_channels(x), _unit_channels(dy)
-        plan = rulebook.plans.get(self._number + flipped)
+        plan = rulebook.cache.get(self._number + flipped)
         if plan is None:
-            plan = rulebook.plans[self._number + flipped] = self._plan(rulebook, flipped, x, dy, dw)
+            plan = self._plan(rulebook, flipped, x, dy, dw)
+            rulebook.cache.put(self._number + flipped, plan)
         plan(x, dy, dw)
 
     def _plan(

@@ -16,11 +16,11 @@ from ...errors import (
     ShapeError,
 )
 from ...kernels.runtime.target import Target
-from ..capture import padded
 from ..device.serving import kernel_target
 from ..geometry.boxes import Box
 from ..geometry.offsets import Offsets
 from . import host_index, wide_index
+from .rows import Rows, rows_of
 
 __all__ = ["CoordinateMap", "Duplicates"]
 
@@ -46,14 +46,23 @@ class Duplicates:
     """How rows that share a coordinate fold.
 
     map: the distinct live coordinates.  first: int64 [U], the first row of each.  inverse: int64
-    [N], the distinct coordinate of each row, or U for rows outside the box.  groups: filled in by
-    `fold` on first use.
+    [N], the distinct coordinate of each row, or U for rows outside the box.
     """
 
     map: CoordinateMap
     first: torch.Tensor
     inverse: torch.Tensor
-    groups: tuple[torch.Tensor, torch.Tensor] | None = None
+    _groups: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def groups(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(live rows grouped by distinct coordinate, rows per coordinate); made once. Waits for the
+        device."""
+        if self._groups is None:
+            order = torch.sort(self.inverse, stable=True).indices
+            n_distinct = self.map.n_rows
+            counts = torch.bincount(self.inverse, minlength=n_distinct + 1)[:n_distinct]
+            self._groups = (order[: int(counts.sum())], counts)
+        return self._groups
 
 
 class CoordinateMap:
@@ -63,9 +72,9 @@ class CoordinateMap:
     Rows outside the box are dead: they keep their place, nothing finds them and they find nothing.
     """
 
-    def __init__(self, coords: torch.Tensor, box: Box) -> None:
-        """coords: int32 [N, 1 + D]; box: of the same dimension. Raises ShapeError, DataTypeError,
-        DeviceError."""
+    def __init__(self, coords: torch.Tensor, box: Box, rows: Rows | None = None) -> None:
+        """coords: int32 [N, 1 + D]; box: of the same dimension; rows: those in use, if not all.
+        Raises ShapeError, DataTypeError, DeviceError."""
         if coords.ndim != 2 or coords.shape[1] != box.dimension + 1:
             raise ShapeError(
                 f"coordinates have shape {list(coords.shape)}; expected [N, {box.dimension + 1}] "
@@ -84,6 +93,7 @@ class CoordinateMap:
         # A tensor object of our own: caches keyed by the caller's object must not keep it alive.
         self.coords = coords.detach().contiguous()
         self.box = box
+        self.rows = rows_of(coords) if rows is None else rows
         self._host: host_index.HostIndex | None = None
         self._table: object | None = None
         self._alive: torch.Tensor | None = None
@@ -92,7 +102,6 @@ class CoordinateMap:
         self._inverse: torch.Tensor | None = None
         self._slots: torch.Tensor | None = None
         self._duplicates: Duplicates | None = None
-        self.count: torch.Tensor | None = None  # one less than the rows in use, see `padded`
 
     @property
     def n_rows(self) -> int:
@@ -122,7 +131,7 @@ class CoordinateMap:
 
     def _check(self) -> None:
         if not self._checked:
-            padded.forbid("Looking for equal rows")
+            self.rows.number("Looking for equal rows")
             target = self.kernel_target()
             if target is None:
                 self.host()
@@ -169,7 +178,7 @@ class CoordinateMap:
         geometry = origin.geometry(self.device, one, one, 1)
         hash_insert(
             table, self.coords, geometry, self.box.bounds(self.device), None, slots, False, target,
-            self.count,
+            self.rows.device,
         )  # fmt: skip
         if not self._checked:
             self._slots = slots[0]

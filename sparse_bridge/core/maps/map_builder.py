@@ -18,20 +18,19 @@ from ...errors import (
     ShapeError,
 )
 from ...kernels.runtime.target import Target
-from ..capture import padded
 from ..geometry.boxes import Box
 from ..geometry.offsets import Offsets
 from . import host_index, wide_index
 from .coordinate_map import CoordinateMap, capacity_for
-from .fold import unfolded
 from .host_index import PairLists
-from .kernel_map import KernelMap, Rulebook
+from .kernel_map import KernelMap, unfolded
+from .rulebook import Rulebook
 
 __all__ = ["between", "expanded", "from_pairs", "generative", "search_of", "strided", "submanifold"]
 
 
 def _check_dimension(cmap: CoordinateMap, offsets: Offsets, stride: Sequence[int]) -> None:
-    padded.forbid("A kernel map that scenes before were not asked for")
+    cmap.rows.number("A kernel map that inputs before were not asked for")
     if offsets.dimension != cmap.box.dimension or len(stride) != cmap.box.dimension:
         raise GeometryError(
             f"a {offsets.dimension}-dimensional kernel with stride {list(stride)} on "
@@ -58,30 +57,30 @@ def submanifold(cmap: CoordinateMap, offsets: Offsets) -> KernelMap:
     """
     _check_dimension(cmap, offsets, (1,) * offsets.dimension)
     if not cmap.checked:
-        rulebook = _hopeful_relation(cmap, offsets)
+        rulebook = _optimistic_rulebook(cmap, offsets)
         if rulebook is not None:
             return KernelMap(rulebook)
     if not cmap.unique:
         fold = cmap.duplicates()
-        rulebook = _submanifold_relation(fold.map, offsets, False, None)
+        rulebook = _submanifold_rulebook(fold.map, offsets, False, None)
         folded = KernelMap(rulebook, x_fold=fold, y_fold=fold, self_offset=offsets.center)
         return folded if offsets.center >= 0 else unfolded(folded)
-    return KernelMap(_submanifold_relation(cmap, offsets, True, cmap.alive))
+    return KernelMap(_submanifold_rulebook(cmap, offsets, True, cmap.alive))
 
 
-def _hopeful_relation(cmap: CoordinateMap, offsets: Offsets) -> Rulebook | None:
+def _optimistic_rulebook(cmap: CoordinateMap, offsets: Offsets) -> Rulebook | None:
     """The map of distinct, live rows, queued before the device says whether they are; None when
     they are not."""
     target = cmap.kernel_target()
     if target is None:
         return None
-    rulebook = _submanifold_relation(cmap, offsets, True, None)
+    rulebook = _submanifold_rulebook(cmap, offsets, True, None)
     if settings.get().dataflow in ("auto", "masked"):
         rulebook.tiles(0, target)
     return rulebook if cmap.unique and cmap.alive is None else None
 
 
-def _submanifold_relation(
+def _submanifold_rulebook(
     cmap: CoordinateMap, offsets: Offsets, keep_center: bool, alive: torch.Tensor | None
 ) -> Rulebook:
     n, n_offsets, device = cmap.n_rows, len(offsets), cmap.device
@@ -101,7 +100,7 @@ def _submanifold_relation(
     if not keep_center and offsets.center >= 0:
         table.nbr[offsets.center].fill_(-1)
         table = NeighborTable(table.nbr)
-    return Rulebook(n, n, n_offsets, device, tables=(table, None), **options)  # type: ignore[arg-type]
+    return Rulebook(n, n, n_offsets, device, views=(table, None), **options)  # type: ignore[arg-type]
 
 
 def strided(
@@ -165,7 +164,7 @@ def _expand(
     linked, scattered = link_new_rows(table, slots, n_new, cmap.coords, geometry, wide, target)
     new = CoordinateMap(coords, out_box)
     new.adopt(table=table)
-    return new, Rulebook(n, n_new, n_offsets, device, tables=(scattered, linked))
+    return new, Rulebook(n, n_new, n_offsets, device, views=(scattered, linked))
 
 
 def _insert_candidates(cmap, geometry, out_box: Box, slots, wide: bool, target: Target):  # type: ignore[no-untyped-def]
@@ -206,11 +205,11 @@ def between(
     y_fold = None if y_map.unique else y_map.duplicates()
     x_map = x_map if x_fold is None else x_fold.map
     y_map = y_map if y_fold is None else y_fold.map
-    rulebook = _between_relation(x_map, y_map, offsets, stride)
+    rulebook = _between_rulebook(x_map, y_map, offsets, stride)
     return KernelMap(rulebook, x_fold=x_fold, y_fold=y_fold)
 
 
-def _between_relation(
+def _between_rulebook(
     x_map: CoordinateMap, y_map: CoordinateMap, offsets: Offsets, stride: tuple[int, ...]
 ) -> Rulebook:
     n_x, n_y, n_offsets, device = x_map.n_rows, y_map.n_rows, len(offsets), x_map.device
@@ -235,7 +234,7 @@ def _between_relation(
         )
         for there, here, geometry in arguments
     ]  # fmt: skip
-    return Rulebook(n_x, n_y, n_offsets, device, tables=(tables[0], tables[1]))
+    return Rulebook(n_x, n_y, n_offsets, device, views=(tables[0], tables[1]))
 
 
 def from_pairs(
@@ -268,8 +267,10 @@ def from_pairs(
     y_all = torch.cat([pair[1] for pair in pairs]).long()
     lists = PairLists(x_all, y_all, starts, False)
     center = len(pairs) // 2 if submanifold else -1
-    rulebook = Rulebook(n_x, n_y, len(pairs), device, center=center, lists=lists, regular=None)
-    rulebook.symmetric = submanifold and rulebook.regular
+    n_offsets = len(pairs)
+    rulebook = Rulebook(n_x, n_y, n_offsets, device, center=center, lists=lists, regular=None)
+    if submanifold and rulebook.regular:
+        rulebook = Rulebook(n_x, n_y, n_offsets, device, symmetric=True, center=center, lists=lists)
     return KernelMap(rulebook)
 
 

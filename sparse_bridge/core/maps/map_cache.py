@@ -16,19 +16,23 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ..geometry.boxes import Box
+from .coordinate_map import CoordinateMap
+
 __all__ = ["MapStore", "adopt", "normal_tensor", "store_of"]
 
 
 class MapStore:
     """Coordinate and kernel maps over one set of coordinates, by geometry."""
 
-    __slots__ = ("__weakref__", "_alias", "_lock", "_maps", "trail")
+    __slots__ = ("__weakref__", "_alias", "_lock", "_maps", "root")
 
-    def __init__(self) -> None:
+    def __init__(self, root: CoordinateMap | None = None) -> None:
+        """root: the coordinates, where this package made them."""
+        self.root = root
         self._maps: dict[Hashable, Any] = {}
         self._lock = threading.RLock()
         self._alias: weakref.ref[torch.Tensor] | None = None
-        self.trail: Any = None  # see `ahead`
 
     def get(self, key: Hashable, build: Callable[[], Any]) -> Any:
         """The map under `key`, built by the first who asks."""
@@ -38,6 +42,20 @@ class MapStore:
                 found = self._maps.get(key)
                 if found is None:
                     found = self._maps[key] = build()
+        return found
+
+    def coordinates(self, coords: torch.Tensor, box: Box) -> CoordinateMap:
+        """The coordinate map of `coords` [N, 1 + D] in `box`."""
+        if self.root is not None and self.root.box is box:
+            return self.root
+        found: CoordinateMap = self.get(box, lambda: CoordinateMap(coords, box))
+        return found
+
+    def known(self, box: Box) -> CoordinateMap | None:
+        """The coordinate map in `box`, if there is one."""
+        if self.root is not None and self.root.box is box:
+            return self.root
+        found: CoordinateMap | None = self._maps.get(box)
         return found
 
     def alias(self, coords: torch.Tensor) -> torch.Tensor:

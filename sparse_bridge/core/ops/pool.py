@@ -13,8 +13,8 @@ from ...kernels.runtime.target import Target
 from ..conv.plan import choose_dataflow
 from ..device import trace
 from ..device.precision import KERNEL_DTYPES
-from ..maps.fold import copy_rows, max_rows, sum_rows, unfolded
-from ..maps.kernel_map import KernelMap
+from ..maps.fold import copy_rows, max_rows, sum_rows
+from ..maps.kernel_map import KernelMap, unfolded
 
 __all__ = ["global_pool", "pool"]
 

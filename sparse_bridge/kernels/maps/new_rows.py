@@ -222,7 +222,7 @@ def owner_counters(n_rows: int) -> int:
 def number_new_rows(
     table: HashTable, slots: torch.Tensor, owned: torch.Tensor, n_new: int, coords: torch.Tensor,
     geometry: Geometry, wide: bool, target: Target, count: torch.Tensor | None = None,
-    blank: bool = False,
+    zeroed: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """Give the distinct keys that `hash_insert` left in `table` their rows: the new coordinates
     [n_new, 1 + D].
@@ -230,12 +230,12 @@ def number_new_rows(
     Order: by the smallest input row that reaches a key, then by offset; the same on every run and
     device. slots: [n_taps, N] from `hash_insert`; owned: from `count_owners`.  n_new: how many keys
     there are, or at most; what exceeds it is not written.  count: of the rows in use, see
-    `NeighborTable`.  blank: zeros where no key is.  `table` then maps keys to the new rows.
+    `NeighborTable`.  zeroed: zeros where no key is.  `table` then maps keys to the new rows.
     """
     n_taps, n_rows = slots.shape
     taps, block = _shape(n_taps)
     shape = (n_new, coords.shape[1])
-    new = slots.new_zeros(shape) if blank else slots.new_empty(shape)
+    new = slots.new_zeros(shape) if zeroed else slots.new_empty(shape)
     dimension = coords.shape[1] - 1
     constants = (dimension, FLAGS, _CLUSTER, taps, block, n_taps <= taps)
     args = (

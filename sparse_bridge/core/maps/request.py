@@ -1,0 +1,98 @@
+"""The one way to a kernel map: a request, answered from the store of the coordinates it is over or
+by a provider, who builds it.
+
+Whoever registers a provider sees every map that is not there yet, and may answer with one that was
+built before: see `core.capture.prefetch`. An answer is never changed afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
+
+from ...errors import GeometryError
+from ..geometry.boxes import Box
+from ..geometry.offsets import Offsets
+from . import map_builder
+from .coordinate_map import CoordinateMap
+from .kernel_map import KernelMap
+from .map_cache import MapStore
+
+__all__ = ["BuiltMap", "MapRequest", "Provider", "build", "register", "request"]
+
+
+class MapRequest(NamedTuple):
+    """What is asked over a coordinate map.
+
+    kind: "submanifold"; "strided", y[u] gathers x[stride * u + offset], or "generative", y[stride *
+    u + offset] gathers x[u], both with output rows of their own; "between", like "strided" with
+    output rows that are given.  output: the box of the output coordinates, or for "between" their
+    `CoordinateMap`.  order: of the output rows: "given", or by the "first_seen" input row and
+    then by offset.  box: of the coordinates that are asked, where a store has several readings of
+    them.
+    """
+
+    kind: str
+    offsets: Offsets
+    stride: tuple[int, ...] = ()
+    output: Hashable = None
+    order: str = "given"
+    box: Box | None = None
+
+
+class BuiltMap(NamedTuple):
+    """kmap: the map.  coords: output coordinates, where it made them, with the store of all that is
+    asked over them."""
+
+    kmap: KernelMap
+    coords: CoordinateMap | None = None
+    store: MapStore | None = None
+
+    @staticmethod
+    def of(kmap: KernelMap, coords: CoordinateMap | None) -> BuiltMap:
+        """The answer around a map that was just made."""
+        return BuiltMap(kmap, coords, None if coords is None else MapStore(coords))
+
+
+Provider = Callable[[MapStore, CoordinateMap, MapRequest], BuiltMap]
+
+
+def request(
+    store: MapStore, cmap: CoordinateMap | Callable[[], CoordinateMap], req: MapRequest
+) -> BuiltMap:
+    """The map of `req` over `cmap`, of which `store` holds the maps; cmap: or how to get it."""
+    found: BuiltMap | None = store.peek(req)
+    if found is None:
+        found = store.get(req, lambda: _provider(store, cmap() if callable(cmap) else cmap, req))
+    return found
+
+
+def build(cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
+    """Build the map now."""
+    kind, offsets, output = req.kind, req.offsets, req.output
+    new: CoordinateMap | None = None
+    if kind == "submanifold":
+        kmap = map_builder.submanifold(cmap, offsets)
+    elif kind == "strided" and isinstance(output, Box):
+        new, kmap = map_builder.strided(cmap, offsets, req.stride, output)
+    elif kind == "generative" and isinstance(output, Box):
+        new, kmap = map_builder.generative(cmap, offsets, req.stride, output)
+    elif kind == "between" and isinstance(output, CoordinateMap):
+        kmap = map_builder.between(cmap, output, offsets, req.stride)
+    else:
+        raise GeometryError(f"no map is of the kind {kind!r} with output {output!r}.")
+    return BuiltMap.of(kmap, new)
+
+
+def _build(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
+    """The default provider."""
+    return build(cmap, req)
+
+
+_provider: Provider = _build
+
+
+def register(provider: Provider | None) -> None:
+    """Have `provider` answer requests for maps that no store holds; None: they are built."""
+    global _provider
+    _provider = _build if provider is None else provider

@@ -1,0 +1,96 @@
+"""How many rows there are: a number that the host knows, or one that only the device does.
+
+A captured graph of launches repeats addresses and sizes, but inputs differ in rows. There tensors
+have a capacity, kernels read from the device how many rows are in use, and nobody may ask for the
+host's number, which does not exist. Everywhere else it is the number of rows of the tensor.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+
+from ...errors import UnsupportedError
+
+__all__ = ["Rows", "UnknownRowsError", "UnpaddedError", "rows_of", "scope"]
+
+
+class UnknownRowsError(UnsupportedError):
+    """Something needs on the host a number of rows that only the device knows."""
+
+
+UnpaddedError = UnknownRowsError
+
+
+class Rows(NamedTuple):
+    """host: rows in use, None where only the device knows.  device: int32 [1], one less than the
+    rows in use; None where the host knows.  capacity: rows of the memory.  fill: what layers leave
+    behind the last row of a result; None: anything.
+    """
+
+    host: int | None
+    device: torch.Tensor | None
+    capacity: int
+    fill: float | None = None
+
+    @staticmethod
+    def of(n_rows: int) -> Rows:
+        """Rows that are all in use."""
+        return Rows(n_rows, None, n_rows)
+
+    def number(self, what: str) -> int:
+        """The rows in use. Raises UnknownRowsError, which names `what` needs them, where only the
+        device knows."""
+        if self.host is None:
+            raise UnknownRowsError(f"{what} needs the number of rows on the host.")
+        return self.host
+
+    def empty(self, columns: int, like: torch.Tensor) -> torch.Tensor:
+        """Memory for a layer's result; in the backward pass, which is outside of the `scope`, for
+        its gradient, of which sums over rows want zeros behind the last row."""
+        y = like.new_empty((self.capacity, columns))
+        if self.device is None:
+            return y
+        if not in_scope():
+            return y.zero_()
+        return y if self.fill is None else y.fill_(self.fill)
+
+
+_local = threading.local()
+_active = 0  # scopes in all threads; a thread looks for its own only where there are any
+_lock = threading.Lock()
+
+
+@contextmanager
+def scope(padded: Mapping[int, Rows]) -> Iterator[None]:
+    """Tensors of this thread with as many rows as a key here have these rows in use."""
+    global _active
+    before = getattr(_local, "padded", None)
+    with _lock:
+        _active += 1
+    _local.padded = padded
+    try:
+        yield
+    finally:
+        _local.padded = before
+        with _lock:
+            _active -= 1
+
+
+def in_scope() -> bool:
+    """Whether this thread has a `scope`."""
+    return _active > 0 and getattr(_local, "padded", None) is not None
+
+
+def rows_of(tensor: torch.Tensor) -> Rows:
+    """The rows of a tensor [N, ...] that this thread made or was given."""
+    n_rows = tensor.shape[0]
+    if in_scope():
+        found: Rows | None = _local.padded.get(n_rows)
+        if found is not None:
+            return found
+    return Rows.of(n_rows)

@@ -1,0 +1,238 @@
+"""Rulebooks: which input row meets which output row at which kernel offset.
+
+A `Rulebook` is immutable geometry with lazily built views: a neighbour table and mask-ordered tiles
+for each direction, pair lists per offset.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import torch
+
+from ...kernels.runtime.target import Target
+from .host_index import PairLists
+from .rows import Rows
+
+if TYPE_CHECKING:
+    from ...kernels.maps.mask_order import TileList
+    from ...kernels.maps.neighbor_table import NeighborTable
+
+__all__ = ["Derived", "DevicePairs", "Observer", "Rulebook"]
+
+
+class Observer(Protocol):
+    """Who wants to know which views of a rulebook are asked for."""
+
+    def wanted(self, side: int, tiles: bool) -> None:
+        """A view of `side` was asked for; tiles: as mask-ordered tiles."""
+
+
+class Derived:
+    """What upper layers derived from a rulebook (plans, chunks), which lives as long as it does.
+
+    get: the object under a key, or None.
+    """
+
+    __slots__ = ("_held", "get")
+
+    def __init__(self) -> None:
+        self._held: dict[Any, Any] = {}
+        self.get = self._held.get  # the dictionary's own: it is asked in every layer call
+
+    def put(self, key: Any, made: Any) -> Any:
+        self._held[key] = made
+        return made
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def values(self) -> list[Any]:
+        return list(self._held.values())
+
+
+@dataclasses.dataclass(eq=False)
+class DevicePairs:
+    """Pair lists int32 with their starts int64 [L + 1] on the device; see `PairLists` for the
+    rest. Where only the device knows the number of rows, lists have room for more pairs than they
+    hold.
+
+    likely: about how many pairs they hold.
+    """
+
+    in_rows: torch.Tensor
+    out_rows: torch.Tensor
+    starts: torch.Tensor
+    mirrored: bool
+    likely: int
+
+
+class Rulebook:
+    """Pairs (x row, y row) of V offsets. Side 0 gathers x rows for every y row, side 1 y rows for
+    every x row.
+
+    x, y: the rows of both ends.  symmetric: submanifold; x and y rows are the same rows, and side 1
+    is side 0 with its offsets reversed.  regular: an offset meets each row at most once, so tables
+    can hold it; None (pair lists of the user) to look when asked.  views: table or tiles of each
+    side, perhaps with columns that are not in use.
+    """
+
+    def __init__(
+        self, x: Rows | int, y: Rows | int, n_offsets: int, device: torch.device, *,
+        symmetric: bool = False, center: int = -1, lists: PairLists | None = None,
+        regular: bool | None = True,
+        views: Sequence[NeighborTable | TileList | None] = (None, None),
+    ) -> None:  # fmt: skip
+        x = Rows.of(x) if isinstance(x, int) else x
+        y = Rows.of(y) if isinstance(y, int) else y
+        self.rows, self.n_rows = (y, x), (y.capacity, x.capacity)
+        self.n_offsets, self.device = n_offsets, device
+        self.symmetric, self.center = symmetric, center
+        self._tables: list[NeighborTable | None] = [None, None]
+        self._tiles: list[TileList | None] = [None, None]
+        self._lists, self._given = lists, lists is not None
+        self._pairs: DevicePairs | None = None
+        self._regular = regular
+        self._observer: Observer | None = None
+        self.cache = Derived()
+        for side, view in enumerate(views):
+            self._adopt(side, view)
+
+    def _adopt(self, side: int, view: NeighborTable | TileList | None) -> None:
+        """Take over a table, perhaps with columns that are not in use, or tiles of one."""
+        if view is None:
+            return
+        if view.tiled:
+            tiles = cast("TileList", view)
+            tiles.n_rows = self.n_rows[side]
+            self._tiles[side] = tiles
+        else:
+            self._tables[side] = cast("NeighborTable", view)
+
+    def observe(self, observer: Observer) -> None:
+        """Have `observer` hear which views are asked for from now on."""
+        self._observer = observer
+
+    def tiled(self, side: int) -> bool:
+        """Whether there are tiles of `side`."""
+        return self._tiles[side] is not None
+
+    @property
+    def regular(self) -> bool:
+        if self._regular is None:
+            lists = self.lists()
+            lengths = torch.tensor(lists.starts, device=self.device).diff()
+            v = torch.arange(self.n_offsets, device=self.device).repeat_interleave(lengths)
+            self._regular = all(
+                torch.unique(v * n + rows).shape[0] == rows.shape[0]
+                for rows, n in ((lists.in_rows, self.n_rows[1]), (lists.out_rows, self.n_rows[0]))
+            )
+        return self._regular
+
+    def table(self, side: int) -> tuple[NeighborTable, bool]:
+        """(neighbour table [V, n_rows[side]], whether its offsets run backwards)."""
+        if side == 1 and self.symmetric:
+            return self.table(0)[0], True
+        found = self._tables[side]
+        if self._observer is not None:
+            self._observer.wanted(side, False)
+        if found is None:
+            tiles = self._tiles[side]
+            found = self._scatter(side) if tiles is None else tiles.table()
+            self._tables[side] = found
+        elif found.count is not None:
+            found = self._tables[side] = found.used(self.n_rows[side])
+        return found, False
+
+    def _scatter(self, side: int) -> NeighborTable:
+        from ...kernels.maps.neighbor_table import NeighborTable
+
+        nbr = torch.full(
+            (self.n_offsets, self.n_rows[side]), -1, dtype=torch.int32, device=self.device
+        )
+        for v in range(self.n_offsets):
+            x_rows, y_rows = self.pair_list(v)
+            where, what = (y_rows, x_rows) if side == 0 else (x_rows, y_rows)
+            nbr[v].index_copy_(0, where, what.int())
+        return NeighborTable(nbr)
+
+    def tiles(self, side: int, target: Target) -> tuple[TileList, bool]:
+        """(mask-ordered tiles of `side`, whether their offsets run backwards)."""
+        reverse = side == 1 and self.symmetric
+        side = 0 if reverse else side
+        found = self._tiles[side]
+        if self._observer is not None:
+            self._observer.wanted(side, True)
+        if found is None:
+            from ...kernels.maps.mask_order import mask_order, pack_tiles
+
+            table = self._tables[side] or self.table(side)[0]
+            found = pack_tiles(table, mask_order(table, target), target)
+            found.n_rows = self.n_rows[side]
+            self._tiles[side] = found
+            self._tables[side] = None  # the tiles hold it all, in another order
+        return found, reverse
+
+    def _known(self, side: int) -> bool:
+        return self._tables[side] is not None or self._tiles[side] is not None
+
+    def lists(self) -> PairLists:
+        """Pair lists with host starts; waits for the device where only tables exist."""
+        if self._lists is None:
+            side = 0 if self._known(0) else 1
+            self.rows[side].number("A list of pairs")
+            table = self.table(side)[0]
+            n_lists = self.n_offsets // 2 + 1 if self.symmetric else self.n_offsets
+            present = table.nbr[:n_lists] >= 0
+            rows = present.nonzero()[:, 1]
+            found = table.nbr[:n_lists][present].long()
+            x_rows, y_rows = (found, rows) if side == 0 else (rows, found)
+            starts = [0, *present.sum(1).cumsum(0).tolist()]
+            self._lists = PairLists(x_rows, y_rows, starts, self.symmetric)
+        return self._lists
+
+    def pair_list(self, v: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(x rows, y rows) int64 of offset v."""
+        order = self.lists().order
+        x_rows, y_rows = self.place_list(v)
+        if order is None:
+            return x_rows, y_rows
+        return order.index_select(0, x_rows), order.index_select(0, y_rows)
+
+    def place_list(self, v: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """`pair_list` in places of `lists().order` (rows where there is none)."""
+        lists = self.lists()
+        mirror = lists.mirrored and v > self.n_offsets - 1 - v
+        index = self.n_offsets - 1 - v if mirror else v
+        part = slice(lists.starts[index], lists.starts[index + 1])
+        pair = lists.in_rows[part], lists.out_rows[part]
+        return pair[::-1] if mirror else pair
+
+    def device_pairs(self, target: Target) -> DevicePairs:
+        """Pair lists for kernels. Building them from tiles waits for the device once; their order
+        does not depend on what else was asked."""
+        if self._pairs is None:
+            if self._given and self._lists is not None:
+                lists = self._lists
+                starts = torch.tensor(lists.starts, dtype=torch.int64, device=self.device)
+                x_rows, y_rows = lists.rows(slice(None))
+                self._pairs = DevicePairs(
+                    x_rows.int(), y_rows.int(), starts, lists.mirrored, len(x_rows)
+                )
+            else:
+                self._pairs = self._compact(target)
+        return self._pairs
+
+    def _compact(self, target: Target) -> DevicePairs:
+        from ...kernels.maps.mask_order import compact_pairs
+
+        ready = [tiles is not None for tiles in self._tiles]
+        side = ready.index(True) if any(ready) else 0 if self._known(0) else 1
+        n_lists = self.n_offsets // 2 + 1 if self.symmetric else self.n_offsets
+        room = None if self.rows[side].device is None else n_lists * self.n_rows[side]
+        found, rows, starts = compact_pairs(self.tiles(side, target)[0], n_lists, target, room)
+        x_rows, y_rows = (found, rows) if side == 0 else (rows, found)
+        likely = len(rows) if room is None else room // 3
+        return DevicePairs(x_rows, y_rows, starts, self.symmetric, likely)
