@@ -1,4 +1,4 @@
-"""`conv3d`: every convolution of torchsparse, behind the patches and the stand-in."""
+"""Every convolution of torchsparse, behind the patches and the stand-in's layers."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ from ...errors import (
 )
 from ...log import once
 from ..ledger import note
-from . import profile as profiles
 from .errors import MissingMapError
 from .geometry import core_offsets, generated_sites, kernel_offsets, layer_of, shrunk_range
 from .maps import adopt_sites, build_record, coordinate_map
-from .options import Options, allow_tf32, resolve
+from .options import allow_tf32, resolve
 from .profile import Profile
-from .records import MapDict, MapList, Record, read, record_of
-from .tensors import caches_of, check_input, make_like, range_of, register_sites, triple
+from .records import Record, entry_of, read, record_of
+from .spec import ONE, ConvSpec, MapKey, spec_of
+from .tensors import caches_of, check_input, make_like, range_of, register_sites
 
-__all__ = ["conv3d", "kernel_record"]
+__all__ = ["conv3d", "convolve"]
 
-Triple = tuple[int, int, int]
-_ONE = (1, 1, 1)
 _HALVES = (torch.float16, torch.bfloat16)
+Range = tuple[int, ...] | None
 
 
 def conv3d(
@@ -49,62 +48,64 @@ def conv3d(
     transposed: bool = False,
     generative: bool = False,
 ) -> Any:
-    """The convolution of a SparseTensor; arguments as torchsparse 2.1 names them.
+    """The convolution of a SparseTensor; arguments as torchsparse 2.1 names them. See `convolve`.
 
-    weight: [V, C_in, C_out], or [C_in, C_out] when V is 1; any strides. Dilation is part of the
-    cache key and otherwise ignored, as in every release.
+    Dilation is part of the cache key and otherwise ignored, as in every release.
+    """
+    spec = spec_of(kernel_size, stride, padding, dilation, transposed, generative)
+    return convolve(x, weight, bias, spec, config)
+
+
+def convolve(
+    x: Any, weight: torch.Tensor, bias: torch.Tensor | None, spec: ConvSpec, config: Any = None
+) -> Any:
+    """The convolution of a SparseTensor.
+
+    weight: [V, C_in, C_out], or [C_in, C_out] when V is 1; any strides.  bias: [C_out] or None.
     Raises MissingMapError (a transposed layer without an earlier one), ContractError, SettingError,
     ShapeError, DataTypeError, DeviceError, GeometryError, CoordinateError.
     """
-    release = profiles.current()
     feats, coords = check_input(x, "Conv3d")
-    kernel, steps = triple(kernel_size, "kernel_size"), triple(stride, "stride")
-    pads = triple(padding, "padding") if release.divides else (0, 0, 0)
-    spread = triple(dilation, "dilation")
-    if spread != _ONE:
+    if spec.dilation != ONE:
         once(
             ("torchsparse-dilation",),
-            f"Conv3d has dilation {dilation}; torchsparse accepts it and computes without, so do "
-            "we.",
+            f"Conv3d has dilation {spec.dilation}; torchsparse accepts it and computes without, "
+            "so do we.",
         )
-    if generative and not transposed:
-        raise ContractError("generative=True is for transposed layers; pass transposed=True too.")
-    if kernel == steps == _ONE:
-        return _pointwise(x, feats, coords, weight, bias, release)
-    options = resolve(release, config)
-    if generative:
-        out, kind = _generative(x, feats, weight, bias, kernel, steps, pads, release, options)
-    elif transposed:
-        out, kind = _transposed(x, feats, weight, bias, kernel, steps, spread, release)
+    stride, key = spec.level(x.stride)
+    if spec.pointwise:
+        kind, y, out_range = "Conv3d 1x1x1", _pointwise(feats, weight, bias, spec), range_of(x)
+    elif spec.generative:
+        kind = "Conv3d generative"
+        kmap, coords, out_range = _generated(x, spec, config)
+        y = _multiply(feats, weight, bias, kmap, spec.release)
+        caches = caches_of(x)
+        caches.kmaps, caches.hashmaps = {}, {}
+        caches.cmaps.pop(stride, None)
+    elif spec.transposed:
+        kind = "Conv3d transposed"
+        record, out_range = _earlier_record(x, coords, spec, key)
+        coords = record.in_coords
+        y = _multiply(feats, weight, bias, record.kmap.transposed(), spec.release)
     else:
-        record = kernel_record(x, kernel, steps, pads, spread, release, options)
-        y = _multiply(feats, weight, bias, record.kmap, release)
-        fine = triple(x.stride, "the tensor stride")
-        coarse: Triple = tuple(t * s for t, s in zip(fine, steps, strict=True))  # type: ignore
-        out = make_like(x, y, record.out_coords, coarse, record.out_range)
-        register_sites(x, release, coarse, record.out_coords, record.out_range)
         kind = "Conv3d"
+        record = _record(x, coords, spec, key, config)
+        coords, out_range = record.out_coords, record.out_range
+        y = _multiply(feats, weight, bias, record.kmap, spec.release)
+    register_sites(x, spec.release, stride, coords, out_range)
     note("torchsparse", kind)
-    return out
+    return make_like(x, y, coords, stride, out_range)
 
 
 def _pointwise(
-    x: Any,
-    feats: torch.Tensor,
-    coords: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    release: Profile,
-) -> Any:
-    """One matrix product over all rows; no map, but the sites are registered."""
-    feats, weight = _same_dtype(feats, weight, release)
+    feats: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, spec: ConvSpec
+) -> torch.Tensor:
+    """One matrix product over all rows; no map."""
+    feats, weight = _same_dtype(feats, weight, spec.release)
     if weight.ndim == 3 and weight.shape[0] == 1:
         weight = weight[0]
     if weight.ndim != 2 or weight.shape[0] != feats.shape[1]:
-        raise ShapeError(
-            f"Input feature size and kernel size mismatch: {feats.shape[1]} channels, and a weight "
-            f"of shape {list(weight.shape)}; expected [C_in, C_out]."
-        )
+        raise _mismatch(feats, weight, "[C_in, C_out]")
     if feats.device != weight.device:
         raise DeviceError(
             f"features are on {feats.device}, the weight on {weight.device}; move both to one "
@@ -118,12 +119,15 @@ def _pointwise(
             )
         bias = None if bias is None else bias.to(feats.dtype)
     y = linear(feats, weight, bias)
-    stride = triple(x.stride, "the tensor stride")
-    spatial_range = range_of(x)
-    register_sites(x, release, stride, coords, spatial_range)
     trace.emit_linear("mm", feats.shape[0], weight.shape[0], weight.shape[1])
-    note("torchsparse", "Conv3d 1x1x1")
-    return make_like(x, y, coords, stride, spatial_range)
+    return y
+
+
+def _mismatch(feats: torch.Tensor, weight: torch.Tensor, expected: str) -> ShapeError:
+    return ShapeError(
+        f"Input feature size and kernel size mismatch: {feats.shape[1]} channels, and a weight "
+        f"of shape {list(weight.shape)}; expected {expected}."
+    )
 
 
 def _same_dtype(
@@ -146,104 +150,80 @@ def _multiply(
     release: Profile,
 ) -> torch.Tensor:
     feats, weight = _same_dtype(feats, weight, release)
-    columns = weight.shape[-2] if weight.ndim >= 2 else -1
-    if feats.shape[1] != columns:
-        raise ShapeError(
-            f"Input feature size and kernel size mismatch: {feats.shape[1]} channels, and a weight "
-            f"of shape {list(weight.shape)}; expected [V, C_in, C_out]."
-        )
+    if weight.ndim < 2 or feats.shape[1] != weight.shape[-2]:
+        raise _mismatch(feats, weight, "[V, C_in, C_out]")
     tf32 = allow_tf32(release, feats.device)
     return conv(feats, weight, bias, kmap, layout="vio", allow_tf32=tf32)
 
 
-def kernel_record(
-    x: Any,
-    kernel: Triple,
-    stride: Triple,
-    padding: Triple,
-    dilation: Triple,
-    release: Profile,
-    options: Options,
-) -> Record:
+def _record(x: Any, coords: torch.Tensor, spec: ConvSpec, key: MapKey, config: Any) -> Record:
     """The map of a forward layer: the cached one if it fits x's coordinates, else a new one.
 
     As in torchsparse the cache key knows neither padding nor mode: layers that share a key share
     the map, and the `spatial_range`, of the first.
     """
-    fine = triple(x.stride, "the tensor stride")
-    kmaps, key = caches_of(x).kmaps, (fine, kernel, stride, dilation)
+    kmaps = caches_of(x).kmaps
     record = record_of(kmaps.get(key))
-    if record is not None and record.starts_from(x.coords):
+    if record is not None and record.starts_from(coords):
         return record
+    release, options = spec.release, resolve(spec.release, config)
     given = range_of(x) if release.divides else None
+    kernel, stride, padding = spec.kernel, spec.stride, spec.padding
     layer = layer_of(
-        release.name, kernel, stride, padding, _ONE if release.divides else fine,
+        release.name, kernel, stride, padding, ONE if release.divides else key[0],
         options.kmap_mode, options.downsample_mode, options.keep_tail,
     )  # fmt: skip
     out_range = shrunk_range(given, kernel, stride, padding, options.keep_tail)
-    record = build_record(x.coords, release, layer, given, out_range, "Conv3d")
-    kmaps[key] = MapDict(record) if release.divides else MapList(record)
+    record = build_record(coords, release, layer, given, out_range, "Conv3d")
+    kmaps[key] = entry_of(record, release)
     return record
 
 
-def _transposed(
-    x: Any,
-    feats: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    kernel: Triple,
-    stride: Triple,
-    dilation: Triple,
-    release: Profile,
-) -> tuple[Any, str]:
-    """The map of the layer that made x's sites, read backwards; outputs are that layer's inputs."""
-    coarse = triple(x.stride, "the tensor stride")
-    fine: Triple = tuple(t // s for t, s in zip(coarse, stride, strict=True))  # type: ignore
-    caches, key = caches_of(x), (fine, kernel, stride, dilation)
-    entry, sites = caches.kmaps.get(key), caches.cmaps.get(fine)
-    at, fine_range = sites if isinstance(sites, tuple) else (sites, None)
-    if entry is None:
-        known = [k for k in caches.kmaps if k[1:] == key[1:]]
-        raise MissingMapError(
-            f"a transposed Conv3d (kernel {kernel}, stride {stride}, dilation {dilation}) at "
-            f"tensor stride {coarse} needs the map of an earlier layer with the same kernel, "
-            f"stride and dilation at tensor stride {fine}; there are such maps at "
-            f"{[k[0] for k in known]}. Run the encoder on the same tensor first, and share its "
-            "caches (`y._caches = x._caches`, or cmaps and kmaps)."
-        )
+def _earlier_record(
+    x: Any, coords: torch.Tensor, spec: ConvSpec, key: MapKey
+) -> tuple[Record, Range]:
+    """(the map of the layer that made x's coordinates, `spatial_range` of that layer's inputs).
+
+    A transposed layer reads it backwards; its outputs are that layer's inputs.
+    """
+    caches = caches_of(x)
+    entry, sites = caches.kmaps.get(key), caches.cmaps.get(key[0])
+    fine, fine_range = sites if isinstance(sites, tuple) else (sites, None)
     record = record_of(entry)
     if record is None:
-        if at is None:
-            raise MissingMapError(f"cmaps holds no coordinates at tensor stride {fine}.")
-        record = read(entry, at, x.coords, fine_range)
-        caches.kmaps[key] = MapDict(record) if release.divides else MapList(record)
-    if not record.ends_at(x.coords):
+        if entry is None:
+            raise _missing(caches.kmaps, key, x.stride)
+        if fine is None:
+            raise MissingMapError(f"cmaps holds no coordinates at tensor stride {key[0]}.")
+        record = read(entry, fine, coords, fine_range)
+        caches.kmaps[key] = entry_of(record, spec.release)
+    if not record.ends_at(coords):
         raise MissingMapError(
-            f"the map cached for tensor strides {fine} to {coarse} ends at "
-            f"{len(record.out_coords)} sites, which are not the {len(x.coords)} of this tensor, so "
+            f"the map cached for tensor strides {key[0]} to {x.stride} ends at "
+            f"{len(record.out_coords)} sites, which are not the {len(coords)} of this tensor, so "
             "a transposed Conv3d cannot reverse it. Rows must stay as the encoder made them, order "
             "included."
         )
-    y = _multiply(feats, weight, bias, record.kmap.transposed(), release)
     # The map knows where it came from, so a raw input needs no registration in `cmaps`.
-    fine_range = record.in_range if sites is None else fine_range
-    register_sites(x, release, fine, record.in_coords, fine_range)
-    return make_like(x, y, record.in_coords, fine, fine_range), "Conv3d transposed"
+    return record, record.in_range if sites is None else fine_range
 
 
-def _generative(
-    x: Any,
-    feats: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    kernel: Triple,
-    stride: Triple,
-    padding: Triple,
-    release: Profile,
-    options: Options,
-) -> tuple[Any, str]:
-    """New sites around every input; the shared kernel maps are dropped, as torchsparse does."""
-    if options.kmap_mode != "hashmap":
+def _missing(kmaps: Any, key: MapKey, tensor_stride: Any) -> MissingMapError:
+    fine, kernel, stride, dilation = key
+    known = [other[0] for other in kmaps if other[1:] == key[1:]]
+    return MissingMapError(
+        f"a transposed Conv3d (kernel {kernel}, stride {stride}, dilation {dilation}) at tensor "
+        f"stride {tensor_stride} needs the map of an earlier layer with the same kernel, stride "
+        f"and dilation at tensor stride {fine}; there are such maps at {known}. Run the encoder "
+        "on the same tensor first, and share its caches (`y._caches = x._caches`, or cmaps and "
+        "kmaps)."
+    )
+
+
+def _generated(x: Any, spec: ConvSpec, config: Any) -> tuple[KernelMap, torch.Tensor, Range]:
+    """(map, coordinates, range) of new coordinates around every input."""
+    release, kernel, stride = spec.release, spec.kernel, spec.stride
+    if resolve(release, config).kmap_mode != "hashmap":
         raise SettingError(
             "generative layers exist with kmap_mode='hashmap' only; set it in the config: "
             "F.conv_config.get_default_conv_config().kmap_mode = 'hashmap', or a global config."
@@ -254,7 +234,7 @@ def _generative(
             "a generative Conv3d needs the tensor's spatial_range (batch, x, y, z); it limits "
             "the outputs."
         )
-    out_range = shrunk_range(given, kernel, stride, padding)
+    out_range = shrunk_range(given, kernel, stride, spec.padding)
     assert out_range is not None
     if min(out_range[1:]) < 1:
         raise CoordinateError(
@@ -271,10 +251,4 @@ def _generative(
     # p * s = q + o read from q: the inputs of q are the p at which q = s * p - o.
     negated = core_offsets([(-x, -y, -z) for x, y, z in kernel_offsets(kernel)])
     kmap = map_builder.between(fine_map, coarse_map, negated, stride[::-1]).transposed()
-    y = _multiply(feats, weight, bias, kmap, release)
-    coarse = triple(x.stride, "the tensor stride")
-    fine: Triple = tuple(t // s for t, s in zip(coarse, stride, strict=True))  # type: ignore
-    caches = caches_of(x)
-    caches.kmaps, caches.hashmaps = {}, {}
-    register_sites(x, release, fine, coords, out_range, overwrite=True)
-    return make_like(x, y, coords, fine, out_range), "Conv3d generative"
+    return kmap, coords, out_range

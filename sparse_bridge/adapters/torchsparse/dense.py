@@ -17,7 +17,8 @@ from ..ledger import note
 from . import profile as profiles
 from .maps import bounds_of, check_coords
 from .options import allow_tf32
-from .tensors import check_input, triple
+from .spec import triple
+from .tensors import check_input
 
 __all__ = ["dense_convolution", "height_compression", "to_dense"]
 

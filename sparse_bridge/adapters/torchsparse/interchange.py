@@ -11,7 +11,8 @@ from ...core.geometry.sparse_data import SparseData
 from ...errors import DataTypeError, GeometryError, LifecycleError
 from . import profile as profiles
 from .records import same_rows
-from .tensors import check_input, range_of, triple
+from .spec import triple
+from .tensors import check_input, range_of
 
 __all__ = ["from_core", "to_core"]
 

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Profile:
     """A release's conventions.
 
@@ -158,6 +158,8 @@ def bind(
 
     Raises SignatureError, a TypeError, for too many, repeated or unknown ones.
     """
+    if not given and keywords.keys() <= set(names):
+        return keywords
     release = peek().name
     if len(given) > len(names):
         raise SignatureError(

@@ -14,12 +14,14 @@ from ...core.maps.map_builder import from_pairs
 from ...core.maps.map_cache import MapStore
 from ...core.maps.row_pairs import dense_table, row_pairs
 from ...errors import ShapeError
+from .profile import Profile
 
 __all__ = [
     "PAD",
     "MapDict",
     "MapList",
     "Record",
+    "entry_of",
     "padded_table",
     "pair_tensors",
     "read",
@@ -51,11 +53,12 @@ class Record:
 
     def starts_from(self, coords: torch.Tensor) -> bool:
         """The map was built for these coordinates."""
-        return _version(self.in_coords) == self.version and same_rows(self.in_coords, coords)
+        known = self.in_coords
+        return (coords is known or same_rows(known, coords)) and _version(known) == self.version
 
     def ends_at(self, coords: torch.Tensor) -> bool:
         """The map's outputs are these coordinates."""
-        return same_rows(self.out_coords, coords)
+        return coords is self.out_coords or same_rows(self.out_coords, coords)
 
 
 def _version(coords: torch.Tensor) -> int | None:
@@ -157,10 +160,14 @@ class MapList(Sequence):
         return list, (list(self._made()),)
 
 
+def entry_of(record: Record, profile: Profile) -> MapDict | MapList:
+    """The value in `kmaps`."""
+    return MapDict(record) if profile.divides else MapList(record)
+
+
 def record_of(entry: Any) -> Record | None:
     """The record of an entry made here; None for one that the framework or a pickle made."""
-    found = getattr(entry, "record", None)
-    return found if isinstance(found, Record) else None
+    return entry.record if isinstance(entry, (MapDict, MapList)) else None
 
 
 def read(

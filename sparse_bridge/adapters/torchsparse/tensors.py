@@ -10,6 +10,7 @@ import torch
 from ...errors import DataTypeError, DeviceError, ShapeError
 from .maps import check_coords
 from .profile import Profile
+from .spec import Triple
 
 __all__ = [
     "caches_of",
@@ -18,23 +19,8 @@ __all__ = [
     "make_like",
     "range_of",
     "register_sites",
-    "triple",
+    "with_feats",
 ]
-
-Triple = tuple[int, int, int]
-
-
-def triple(value: Any, name: str) -> Triple:
-    """An int, or three of them, as a tuple of Python ints. Raises ShapeError."""
-    if isinstance(value, (list, tuple, torch.Size)):
-        numbers = tuple(int(n) for n in value)
-    elif isinstance(value, torch.Tensor):
-        numbers = tuple(int(n) for n in value.flatten().tolist())
-    else:
-        numbers = (int(value),) * 3
-    if len(numbers) != 3:
-        raise ShapeError(f"{name} is {value!r}; expected one number or three.")
-    return numbers  # type: ignore[return-value]
 
 
 @functools.cache
@@ -65,7 +51,11 @@ def make_like(
     spatial_range: tuple[int, ...] | None = None,
 ) -> Any:
     """A SparseTensor of x's kind that shares x's caches."""
-    out = _tensor_class(x.__class__)(feats, coords, stride)
+    kind = _tensor_class(x.__class__)
+    make = getattr(kind, "_made", None)
+    if make is not None:  # the stand-in's: nothing to convert
+        return make(feats, coords, stride, spatial_range, x._caches)
+    out = kind(feats, coords, stride)
     if hasattr(out, "spatial_range"):
         out.spatial_range = spatial_range
     if hasattr(x, "_caches"):
@@ -75,10 +65,14 @@ def make_like(
     return out
 
 
+def with_feats(x: Any, feats: torch.Tensor) -> Any:
+    """A tensor with other features [N, C]; everything else is x's."""
+    return make_like(x, feats, x.coords, x.stride, range_of(x))
+
+
 def fapply(x: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
     """A tensor with `function(x.feats, ...)` as features; everything else is x's."""
-    feats = function(x.feats, *args, **kwargs)
-    return make_like(x, feats, x.coords, x.stride, range_of(x))
+    return with_feats(x, function(x.feats, *args, **kwargs))
 
 
 def register_sites(
@@ -87,27 +81,27 @@ def register_sites(
     stride: Triple,
     coords: torch.Tensor,
     spatial_range: tuple[int, ...] | None,
-    overwrite: bool = False,
 ) -> None:
     """Enter the coordinates at a tensor stride into `cmaps`, where the first ones stay."""
-    value = (coords, spatial_range) if profile.batch_first else coords
     cmaps = caches_of(x).cmaps
-    if overwrite:
-        cmaps[stride] = value
-    else:
-        cmaps.setdefault(stride, value)
+    if stride not in cmaps:
+        cmaps[stride] = (coords, spatial_range) if profile.batch_first else coords
 
 
 def check_input(x: Any, what: str) -> tuple[torch.Tensor, torch.Tensor]:
     """(features [N, C], coordinates [N, 4]). Raises DataTypeError, ShapeError, DeviceError."""
-    if not hasattr(x, "feats") or not hasattr(x, "coords"):
-        raise DataTypeError(f"{what} takes a torchsparse.SparseTensor, got {type(x).__name__}.")
-    feats, coords = x.feats, check_coords(x.coords, what)
+    try:
+        feats, coords = x.feats, x.coords
+    except AttributeError:
+        raise DataTypeError(
+            f"{what} takes a torchsparse.SparseTensor, got {type(x).__name__}."
+        ) from None
     if not isinstance(feats, torch.Tensor):
         raise DataTypeError(
             f"{what} got features in a {type(feats).__name__}; expected a tensor (numpy arrays "
             "become tensors in sparse_collate)."
         )
+    check_coords(coords, what)
     if feats.ndim != 2 or feats.shape[0] != coords.shape[0]:
         raise ShapeError(
             f"{what} got features {list(feats.shape)} for coordinates {list(coords.shape)}; "

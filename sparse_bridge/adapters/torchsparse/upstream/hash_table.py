@@ -13,7 +13,7 @@ from .. import geometry
 from .. import profile as profiles
 from ..maps import check_coords, coordinate_map, core_rows
 from ..records import PAD
-from ..tensors import triple
+from ..spec import triple
 
 __all__ = ["CoordinateTable"]
 

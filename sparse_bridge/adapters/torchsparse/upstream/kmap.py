@@ -12,7 +12,7 @@ from .. import geometry
 from .. import profile as profiles
 from ..maps import adopt_sites, bounds_of, build_record, check_coords, coordinate_map
 from ..records import PAD, MapDict, pair_tensors
-from ..tensors import triple
+from ..spec import triple
 
 __all__ = [
     "build_kernel_map",

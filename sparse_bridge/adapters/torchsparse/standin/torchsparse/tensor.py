@@ -57,6 +57,14 @@ class SparseTensor(LateFeatures):
         else:
             self._caches = TensorCache()
 
+    @classmethod
+    def _made(cls, feats, coords, stride, spatial_range, caches):
+        """A tensor of parts that need no conversion, with the caches of another one."""
+        made = cls.__new__(cls)
+        made.feats, made.coords, made.stride = feats, coords, stride
+        made.spatial_range, made._caches = spatial_range, caches
+        return made
+
     F = property(
         lambda self: self.feats, lambda self, value: setattr(self, "feats", value), doc="`feats`"
     )

@@ -5,12 +5,15 @@ import math
 import torch
 from torch import nn
 from torchsparse.nn import functional as F
+from torchsparse.nn.functional.conv.conv import conv3d
 from torchsparse.utils.utils import make_ntuple
 
 from sparse_bridge.adapters.expected import expect
 from sparse_bridge.adapters.torchsparse import profile
+from sparse_bridge.adapters.torchsparse.conv import convolve
 from sparse_bridge.adapters.torchsparse.options import expected
 from sparse_bridge.adapters.torchsparse.signatures import layer_arguments
+from sparse_bridge.adapters.torchsparse.spec import spec_of
 from sparse_bridge.errors import ContractError
 
 __all__ = ["Conv3d"]
@@ -96,17 +99,28 @@ class Conv3d(nn.Module):
                 self.bias.uniform_(-bound, bound)
 
     def forward(self, input):
-        options = {"bias": self.bias, "stride": self.stride, "dilation": self.dilation}
-        options["transposed"] = self.transposed
-        release, state = profile.peek(), self.__dict__  # a pickle of another release lacks some
+        state = self.__dict__  # a pickle of another release lacks some
+        padding, generative = state.get("padding", 0), state.get("generative", False)
         config = state.get("_config", state.get("config"))
+        parameters = self._parameters
+        kernel, bias = parameters.get("kernel"), parameters.get("bias")
+        if kernel is None:  # parametrised, or a plain attribute
+            kernel, bias = self.kernel, self.bias
+        if F.conv3d is not conv3d:
+            return self._elsewhere(input, kernel, bias, padding, generative, config)
+        spec = spec_of(
+            self.kernel_size, self.stride, padding, self.dilation, self.transposed, generative
+        )
+        return convolve(input, kernel, bias, spec, config)
+
+    def _elsewhere(self, input, kernel, bias, padding, generative, config):
+        """Through the function that somebody has put in the place of `F.conv3d`."""
+        options = {"bias": bias, "stride": self.stride, "dilation": self.dilation}
+        options["transposed"] = self.transposed
+        release = profile.peek()
         if release.divides:
-            options |= {
-                "padding": state.get("padding", 0),
-                "config": config,
-                "generative": state.get("generative", False),
-                "training": self.training,
-            }
+            options |= {"padding": padding, "config": config, "generative": generative}
+            options["training"] = self.training
         elif release.name == "2.0" and config is not None:
             options |= config
-        return F.conv3d(input, self.kernel, self.kernel_size, **options)
+        return F.conv3d(input, kernel, self.kernel_size, **options)

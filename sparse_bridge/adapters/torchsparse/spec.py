@@ -1,0 +1,109 @@
+"""What the arguments of a convolution fix, worked out once per set of arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import torch
+
+from ...errors import ContractError, ShapeError
+from . import profile as profiles
+from .profile import Profile
+
+__all__ = ["ONE", "ConvSpec", "MapKey", "Triple", "spec_of", "triple"]
+
+Triple = tuple[int, int, int]
+MapKey = tuple[Triple, Triple, Triple, Triple]
+ONE = (1, 1, 1)
+
+
+def triple(value: Any, name: str) -> Triple:
+    """An int, or three of them, as a tuple of Python ints. Raises ShapeError."""
+    if isinstance(value, (list, tuple, torch.Size)):
+        numbers = tuple(int(n) for n in value)
+    elif isinstance(value, torch.Tensor):
+        numbers = tuple(int(n) for n in value.flatten().tolist())
+    else:
+        numbers = (int(value),) * 3
+    if len(numbers) != 3:
+        raise ShapeError(f"{name} is {value!r}; expected one number or three.")
+    return numbers  # type: ignore[return-value]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class ConvSpec:
+    """The geometry of a convolution under one release. Equal arguments give the same object.
+
+    kernel, stride, padding, dilation: along x, y, z; padding counts in 2.1 only, dilation is part
+    of the cache key alone.
+    """
+
+    release: Profile
+    kernel: Triple
+    stride: Triple
+    padding: Triple
+    dilation: Triple
+    transposed: bool
+    generative: bool
+    _levels: dict[Any, tuple[Triple, MapKey]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def pointwise(self) -> bool:
+        """No map is needed."""
+        return self.kernel == self.stride == ONE
+
+    def level(self, tensor_stride: Any) -> tuple[Triple, MapKey]:
+        """(tensor stride of the outputs, key of the map in `kmaps`) for inputs at a tensor stride.
+
+        The key is that of the forward layer: it starts with the finer one. Raises ShapeError.
+        """
+        if type(tensor_stride) is not tuple:
+            tensor_stride = triple(tensor_stride, "the tensor stride")
+        found = self._levels.get(tensor_stride)
+        if found is None:
+            here = triple(tensor_stride, "the tensor stride")
+            pairs = zip(here, self.stride, strict=True)
+            there: Any = tuple(t // s if self.transposed else t * s for t, s in pairs)
+            fine = there if self.transposed else here
+            found = there, (fine, self.kernel, self.stride, self.dilation)
+            self._levels[tensor_stride] = found
+        return found
+
+
+def spec_of(
+    kernel_size: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, generative: bool
+) -> ConvSpec:
+    """The spec of these arguments under the profile in force.
+
+    Raises ShapeError, and ContractError for a generative layer that is not transposed.
+    """
+    release = profiles.current()
+    given = kernel_size, stride, padding, dilation
+    try:
+        if torch.Tensor not in map(type, given):
+            return _spec(release, *given, transposed, generative)
+    except TypeError:  # lists are not hashable
+        pass
+    names = "kernel_size", "stride", "padding", "dilation"
+    triples = [triple(value, name) for value, name in zip(given, names, strict=True)]
+    return _spec(release, *triples, transposed, generative)
+
+
+@functools.lru_cache(maxsize=4096)
+def _spec(
+    release: Profile, kernel_size: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
+    generative: bool,
+) -> ConvSpec:  # fmt: skip
+    if generative and not transposed:
+        raise ContractError("generative=True is for transposed layers; pass transposed=True too.")
+    return ConvSpec(
+        release,
+        triple(kernel_size, "kernel_size"),
+        triple(stride, "stride"),
+        triple(padding, "padding") if release.divides else (0, 0, 0),
+        triple(dilation, "dilation"),
+        bool(transposed),
+        bool(generative),
+    )
