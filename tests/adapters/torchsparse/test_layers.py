@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from sparse_bridge.errors import SparseBridgeError, UnsupportedError
 from tests.clouds import cloud
@@ -53,6 +54,50 @@ def test_a_layer_pickled_by_another_release(ts):
     torch.manual_seed(0)
     ts.nn.Conv3d(6, 4, 3)
     assert torch.equal(conv(tensor(ts)).F, want)
+
+
+def test_a_layer_calls_the_function_that_stands_in_the_place_of_conv3d(ts, monkeypatch):
+    F = ts.nn.functional
+    own, seen = F.conv3d, []
+
+    def counted(*args, **kwargs):
+        seen.append(kwargs)
+        return own(*args, **kwargs)
+
+    layers = ts.nn.Conv3d(6, 4, 2, 2, bias=True), ts.nn.Conv3d(4, 6, 2, 2, transposed=True)
+    x = tensor(ts)
+    want = layers[1](layers[0](x))
+    monkeypatch.setattr(F, "conv3d", counted)
+    got = layers[1](layers[0](x))
+    assert [given["transposed"] for given in seen] == [False, True]
+    assert torch.equal(got.F, want.F) and torch.equal(got.C, want.C)
+
+
+def test_a_layer_whose_geometry_is_changed_between_calls(ts):
+    conv = ts.nn.Conv3d(6, 4, 3)
+    x = tensor(ts)
+    assert conv(x).s == ONE
+    conv.stride = [2, 2, 2]
+    strided = conv(x)
+    conv.stride = 2
+    again = conv(tensor(ts))
+    assert strided.s == again.s == TWO and len(again.C) < len(x.C)
+    assert torch.equal(strided.C, again.C)
+
+
+def test_a_parametrised_kernel(ts):
+    conv = ts.nn.Conv3d(6, 4, 3, bias=True)
+    x = tensor(ts)
+    with torch.no_grad():
+        conv.bias.zero_()
+    want = 2 * conv(x).F
+
+    class Doubled(nn.Module):
+        def forward(self, kernel):
+            return 2 * kernel
+
+    parametrize.register_parametrization(conv, "kernel", Doubled())
+    torch.testing.assert_close(conv(x).F, want)
 
 
 def test_initial_weights(ts):
