@@ -9,7 +9,7 @@ import torch
 from ...core.geometry.sparse_data import SparseData
 from ..protocol import TensorProtocol
 from . import interchange
-from .tensors import make_like, range_of
+from .tensors import with_feats
 
 __all__ = ["PROTOCOL"]
 
@@ -27,7 +27,7 @@ class _Torchsparse(TensorProtocol):
         return coords
 
     def with_features(self, x: Any, features: torch.Tensor) -> Any:
-        return make_like(x, features, x.coords, x.stride, range_of(x))
+        return with_feats(x, features)
 
     def to_core(self, x: Any) -> SparseData:
         return interchange.to_core(x)

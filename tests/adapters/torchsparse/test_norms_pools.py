@@ -18,13 +18,24 @@ def batch_of(ts, x):
     return x.C[:, 0 if ts.release == "2.1" else 3]
 
 
-def test_batch_norm_is_torchs(ts):
-    x, ours, theirs = tensor(ts), ts.nn.BatchNorm(6), nn.BatchNorm1d(6)
+@pytest.mark.parametrize("options", [
+    {}, {"affine": False}, {"momentum": None, "eps": 1e-2}, {"track_running_stats": False},
+], ids=str)  # fmt: skip
+def test_batch_norm_is_torchs(ts, options):
+    x, ours, theirs = tensor(ts), ts.nn.BatchNorm(6, **options), nn.BatchNorm1d(6, **options)
     assert isinstance(ours, nn.BatchNorm1d)
+    if ours.affine:
+        nn.init.normal_(ours.weight)
+        nn.init.normal_(ours.bias)
+        theirs.load_state_dict(ours.state_dict())
     for mode in (True, False):
         y = ours.train(mode)(x)
         assert torch.equal(y.F, theirs.train(mode)(x.F)) and y.C is x.C and y._caches is x._caches
-    assert torch.equal(ours.running_var, theirs.running_var)
+    for name, value in theirs.state_dict().items():
+        assert torch.equal(ours.state_dict()[name], value)
+    x.F = torch.randn(len(x.C), 5)
+    with pytest.raises(RuntimeError):
+        ours(x)
 
 
 def test_activations(ts):

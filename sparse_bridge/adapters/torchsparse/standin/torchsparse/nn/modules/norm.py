@@ -5,6 +5,7 @@ from torchsparse.nn.utils.apply import fapply
 
 from sparse_bridge.adapters import training_norms
 from sparse_bridge.adapters.torchsparse import norm
+from sparse_bridge.adapters.torchsparse.tensors import with_feats
 
 __all__ = ["BatchNorm", "GroupNorm", "InstanceNorm"]
 
@@ -13,7 +14,9 @@ class BatchNorm(nn.BatchNorm1d):
     """torch's BatchNorm1d over all rows."""
 
     def forward(self, input):
-        return training_norms.normalise(self, super().forward, input)
+        if self.training:
+            return training_norms.normalise(self, super().forward, input)
+        return with_feats(input, norm.apply_statistics(self, super().forward, input.feats))
 
 
 class GroupNorm(nn.GroupNorm):
