@@ -148,6 +148,7 @@ ADAPTERS: dict[str, str] = {
     "spconv": "sparse_bridge.adapters.spconv:ADAPTER",
     "torchsparse": "sparse_bridge.adapters.torchsparse:ADAPTER",
     "minkowski": "sparse_bridge.adapters.minkowski:ADAPTER",
+    "flex_gemm": "sparse_bridge.adapters.flex_gemm:ADAPTER",
 }
 
 _loaded: dict[str, Framework] = {}

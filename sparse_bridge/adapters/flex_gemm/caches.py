@@ -1,0 +1,216 @@
+"""Neighbour caches: what FlexGEMM hands out with a result and takes back for the next layer.
+
+A cache is a bag of attributes that users read, write, slice and build themselves. One that was made
+here keeps the engine's kernel map and writes out the arrays of the contract when somebody asks; one
+that was made by hand, or whose `neighbor_map` was assigned or changed, gets its kernel map from
+that array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...core.maps.kernel_map import KernelMap
+from ...core.maps.map_builder import from_pairs
+from ...core.maps.row_pairs import dense_table
+from .errors import ArgumentShapeError
+
+__all__ = ["NeighborCache", "SparseConv3dNeighborCache", "SubMConv3dNeighborCache", "written_out"]
+
+_PRIVATE = ("_kmap", "_stamp", "_backward")
+
+
+class NeighborCache:
+    """Attributes, also by item: cache["neighbor_map"] is cache.neighbor_map."""
+
+    _absent: tuple[str, ...] = ()  # derived arrays that this kind does not have
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+    @classmethod
+    def of(cls, kmap: KernelMap, backward: bool = True) -> NeighborCache:
+        """The cache of a kernel map.  backward: training will ask for the other direction too."""
+        made = cls()
+        made.__dict__.update(_kmap=kmap, _stamp=None, _backward=backward)
+        return made
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "neighbor_map":
+            self.__dict__.pop("_kmap", None)
+            for derived in [key for key in self.__dict__ if key in _WRITERS]:
+                del self.__dict__[derived]
+        self.__dict__[name] = value
+
+    def __getattr__(self, name: str) -> Any:
+        writer = None if name in self._absent else _WRITERS.get(name)
+        if writer is None or not {"_kmap", "neighbor_map"} & self.__dict__.keys():
+            raise AttributeError(f"this neighbour cache has no {name!r}")
+        value = self.__dict__[name] = writer(self)
+        if name == "neighbor_map":
+            self.__dict__["_stamp"] = (value, value._version)
+        return value
+
+    def __getstate__(self) -> dict[str, Any]:
+        if "_kmap" in self.__dict__:
+            _ = self.neighbor_map
+        return {name: one for name, one in self.__dict__.items() if name not in _PRIVATE}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def valid_kernel_callback(self, block: int) -> torch.Tensor:
+        """int32: the live offsets of each block of `block` rows in `sorted_idx` order."""
+        return self._live(block).nonzero(as_tuple=True)[1].int()
+
+    def valid_kernel_seg_callback(self, block: int) -> torch.Tensor:
+        """int32 [blocks + 1]: where each block starts in `valid_kernel_callback(block)`."""
+        counts = self._live(block).sum(1)
+        return torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
+
+    def _live(self, block: int) -> torch.Tensor:
+        """bool [blocks, V]."""
+        present = _signed(self.neighbor_map).index_select(0, self.sorted_idx) >= 0
+        short = -present.shape[0] % block
+        present = torch.cat([present, present.new_zeros((short, present.shape[1]))])
+        return present.view(-1, block, present.shape[1]).any(1)
+
+    def kernel_map(self, n_in: int, n_offsets: int) -> KernelMap:
+        """The kernel map for features of `n_in` rows and a kernel of `n_offsets`.
+
+        Raises: ArgumentShapeError where the cache belongs to other rows or another kernel.
+        """
+        state = self.__dict__
+        kmap, array = state.get("_kmap"), state.get("neighbor_map")
+        stamp = state.get("_stamp")
+        changed = array is not None and (
+            stamp is None or stamp[0] is not array or stamp[1] != array._version
+        )
+        if kmap is None or changed or kmap.n_in != n_in:
+            if array is None and kmap is not None:
+                raise ArgumentShapeError(
+                    f"features have {n_in} rows, the neighbour cache is of {kmap.n_in}."
+                )
+            kmap = _read(self.neighbor_map, n_in)
+            array = self.neighbor_map
+            state.update(_kmap=kmap, _stamp=(array, array._version))
+        if kmap.n_offsets != n_offsets:
+            raise ArgumentShapeError(
+                f"the weight has {n_offsets} kernel offsets, the neighbour cache "
+                f"{kmap.n_offsets}; it is the cache of another kernel."
+            )
+        return kmap
+
+
+class SubMConv3dNeighborCache(NeighborCache):
+    """Of a submanifold layer; an absent name is an AttributeError."""
+
+    _absent = ("neighbor_map_bwd", "gray_code_bwd", "sorted_idx_bwd")
+
+
+class SparseConv3dNeighborCache(NeighborCache):
+    """Of a strided layer; an absent name is None."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return None
+
+
+SubMConv3dNeighborCache.__module__ = "flex_gemm.ops.spconv.submanifold_conv3d"
+SparseConv3dNeighborCache.__module__ = "flex_gemm.ops.spconv.sparse_conv3d"
+
+
+def written_out(table: torch.Tensor) -> torch.Tensor:
+    """uint32 [rows, V] of a neighbour table int32 [V, rows]; -1 becomes 0xffffffff."""
+    return table.int().t().contiguous().view(torch.uint32)
+
+
+def _signed(neighbor_map: torch.Tensor) -> torch.Tensor:
+    """int64 [rows, V], -1 where there is no neighbour."""
+    if neighbor_map.dtype == torch.uint32:
+        neighbor_map = neighbor_map.contiguous().view(torch.int32)
+    return neighbor_map.long()
+
+
+def _read(neighbor_map: torch.Tensor, n_in: int) -> KernelMap:
+    """The kernel map of an array uint32 (or signed, with -1) [rows, V]."""
+    if neighbor_map.ndim != 2:
+        raise ArgumentShapeError(
+            f"neighbor_map has shape {list(neighbor_map.shape)}; expected [rows, V]."
+        )
+    table = _signed(neighbor_map).t()
+    offset, y_rows = (table >= 0).nonzero(as_tuple=True)
+    lengths = torch.bincount(offset, minlength=table.shape[0]).tolist()
+    x_rows = table[offset, y_rows]
+    pairs = zip(x_rows.split(lengths), y_rows.split(lengths), strict=True)
+    return from_pairs(list(pairs), n_in, table.shape[1])
+
+
+def _neighbor_map(cache: NeighborCache) -> torch.Tensor:
+    return written_out(dense_table(cache._kmap, 0))
+
+
+def _neighbor_map_bwd(cache: NeighborCache) -> torch.Tensor | None:
+    state = cache.__dict__
+    if "_kmap" not in state or not state["_backward"]:
+        return None
+    return written_out(dense_table(cache._kmap, 1))
+
+
+def _masks(neighbor_map: torch.Tensor) -> torch.Tensor:
+    """int32 [rows], bit t set where offset t has a neighbour; at most 32 offsets."""
+    present = (_signed(neighbor_map) >= 0).long()
+    if present.shape[1] > 32:
+        raise AttributeError("masks of 32 bits do not hold the offsets of this kernel")
+    bits = torch.ones((), dtype=torch.int64, device=present.device) << torch.arange(
+        present.shape[1], device=present.device
+    )
+    return (present * bits).sum(1).int()
+
+
+def _sorted_idx(masks: torch.Tensor) -> torch.Tensor:
+    """Order of the Gray-decoded masks, as signed numbers."""
+    code = masks.long() & 0xFFFFFFFF
+    for shift in (1, 2, 4, 8, 16):
+        code = code ^ (code >> shift)
+    return torch.argsort(code.int())
+
+
+def _signal(place: int) -> Callable[[NeighborCache], torch.Tensor]:
+    """Input rows, output rows or starts of all pairs, grouped by offset, rows ascending."""
+
+    def write(cache: NeighborCache) -> torch.Tensor:
+        table = _signed(cache.neighbor_map).t()
+        offset, out_rows = (table >= 0).nonzero(as_tuple=True)
+        counts = torch.bincount(offset, minlength=table.shape[0])
+        starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        rows = (table[offset, out_rows], out_rows, starts)[place]
+        return rows.int().view(torch.uint32)
+
+    return write
+
+
+_WRITERS: dict[str, Callable[[Any], Any]] = {
+    "neighbor_map": _neighbor_map,
+    "neighbor_map_bwd": _neighbor_map_bwd,
+    "gray_code": lambda cache: _masks(cache.neighbor_map),
+    "sorted_idx": lambda cache: _sorted_idx(cache.gray_code),
+    "gray_code_bwd": lambda cache: _masks(cache.neighbor_map_bwd),
+    "sorted_idx_bwd": lambda cache: _sorted_idx(cache.gray_code_bwd),
+    "valid_signal_i": _signal(0),
+    "valid_signal_o": _signal(1),
+    "valid_signal_seg": _signal(2),
+}

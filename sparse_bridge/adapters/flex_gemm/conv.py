@@ -1,0 +1,293 @@
+"""FlexGEMM's convolutions on plain tensors, behind the patches and the stand-in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from ...core.conv.convolution import conv
+from ..ledger import note
+from .caches import NeighborCache
+from .errors import ArgumentShapeError, ArgumentValueError
+from .geometry import Strided, triple
+from .maps import output_coordinates, strided_cache, submanifold_cache
+from .options import algorithm, allow_tf32
+
+__all__ = [
+    "SparseConv3dFunction", "SubMConv3dFunction", "sparse_conv3d", "sparse_submanifold_conv3d",
+]  # fmt: skip
+
+_ONE = (1, 1, 1)
+Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+
+
+def _kernel_of(feats: torch.Tensor, weight: torch.Tensor, what: str) -> tuple[int, int, int]:
+    """Kernel size of a weight [C_out, k1, k2, k3, C_in]. Raises ArgumentValueError,
+    ArgumentShapeError."""
+    if weight.ndim != 5:
+        raise ArgumentValueError(
+            f"{what} got a weight of shape {list(weight.shape)}; expected [C_out, k1, k2, k3, "
+            "C_in]."
+        )
+    if feats.ndim != 2 or feats.shape[1] != weight.shape[4]:
+        raise ArgumentShapeError(
+            f"{what} got features of shape {list(feats.shape)} for a weight of {weight.shape[4]} "
+            f"input channels; expected [N, {weight.shape[4]}]."
+        )
+    return tuple(weight.shape[1:4])  # type: ignore[return-value]
+
+
+def _check_rows(feats: torch.Tensor, coords: torch.Tensor, what: str) -> None:
+    if feats.shape[0] != coords.shape[0]:
+        raise ArgumentShapeError(
+            f"{what} got {feats.shape[0]} rows of features and {coords.shape[0]} coordinates."
+        )
+
+
+def multiply(
+    feats: torch.Tensor, cache: NeighborCache, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """The product along a neighbour cache, with gradients; autocast changes nothing, as in
+    FlexGEMM."""
+    n_offsets = weight.shape[1] * weight.shape[2] * weight.shape[3]
+    kmap = cache.kernel_map(feats.shape[0], n_offsets)
+    if torch._C._is_any_autocast_enabled():
+        with torch.autocast(feats.device.type, enabled=False):
+            return conv(feats, weight, bias, kmap, layout="ovi", allow_tf32=allow_tf32())
+    return conv(feats, weight, bias, kmap, layout="ovi", allow_tf32=allow_tf32())
+
+
+def gradients(
+    grad_output: torch.Tensor, feats: torch.Tensor, cache: NeighborCache, weight: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> Gradients:  # fmt: skip
+    """Gradients of features, weight and bias, None for what needs none."""
+    leaves = [
+        None if one is None else one.detach().requires_grad_(one.requires_grad)
+        for one in (feats, weight, bias)
+    ]
+    wanted = [one for one in leaves if one is not None and one.requires_grad]
+    if not wanted:
+        return None, None, None
+    with torch.enable_grad():
+        y = multiply(leaves[0], cache, leaves[1], leaves[2])  # type: ignore[arg-type]
+    found = iter(torch.autograd.grad(y, wanted, grad_output))
+    return tuple(next(found) if one is not None and one.requires_grad else None for one in leaves)  # type: ignore[return-value]
+
+
+class SubMConv3dFunction(torch.autograd.Function):
+    """The autograd function of FlexGEMM: people call its parts and replace its `backward`.
+
+    `sparse_submanifold_conv3d` goes through it only where a part was replaced.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, feats: Any, coords: Any, shape: Any, neighbor_cache: Any, weight: Any,
+        bias: Any = None, dilation: Any = _ONE,
+    ) -> Any:  # fmt: skip
+        cls = SubMConv3dFunction
+        cache = _submanifold(feats, coords, shape, neighbor_cache, weight, dilation)
+        out = cls._sparse_submanifold_conv_forward(feats, cache, weight, bias)
+        ctx.save_for_backward(feats, weight, bias)
+        ctx.neighbor_cache = cache
+        return out, cache
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: torch.Tensor, _: Any) -> Any:  # type: ignore[override]
+        feats, weight, bias = ctx.saved_tensors
+        found = SubMConv3dFunction._sparse_submanifold_conv_backward(
+            grad_output, feats, ctx.neighbor_cache, weight, bias
+        )
+        return found[0], None, None, None, found[1], found[2], None
+
+    @staticmethod
+    def _compute_neighbor_cache(
+        coords: torch.Tensor, shape: Sequence[int], kernel_size: Any, dilation: Any,
+        needs_grad: bool = True,
+    ) -> Any:  # fmt: skip
+        kernel = triple(kernel_size, "kernel_size", 1)
+        return submanifold_cache(coords, shape, kernel, triple(dilation, "dilation", 1), needs_grad)
+
+    @staticmethod
+    def _compute_neighbor_cache_torch(
+        coords: torch.Tensor, shape: Sequence[int], kernel_size: Any, dilation: Any
+    ) -> Any:
+        if algorithm() != "explicit_gemm":
+            raise ArgumentShapeError(
+                "the torch variant of the neighbour cache is for ALGORITHM = 'explicit_gemm'."
+            )
+        return SubMConv3dFunction._compute_neighbor_cache(coords, shape, kernel_size, dilation)
+
+    @staticmethod
+    def _sparse_submanifold_conv_forward(
+        feats: torch.Tensor, neighbor_cache: Any, weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        with torch.no_grad():
+            return multiply(feats, neighbor_cache, weight, bias)
+
+    @staticmethod
+    def _sparse_submanifold_conv_backward(
+        grad_output: torch.Tensor, feats: torch.Tensor, neighbor_cache: Any, weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+    ) -> Gradients:  # fmt: skip
+        return gradients(grad_output, feats, neighbor_cache, weight, bias)
+
+
+class SparseConv3dFunction(torch.autograd.Function):
+    """The autograd function of FlexGEMM's strided convolution, see `SubMConv3dFunction`."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, feats: Any, coords: Any, shape: Any, neighbor_cache: Any, weight: Any,
+        bias: Any = None, out_coords: Any = None, stride: Any = _ONE, padding: Any = (0, 0, 0),
+        dilation: Any = _ONE,
+    ) -> Any:  # fmt: skip
+        layer = _layer(feats, weight, stride, padding, dilation)
+        out_coords, cache = _strided(feats, coords, shape, neighbor_cache, out_coords, layer)
+        with torch.no_grad():
+            out = multiply(feats, cache, weight, bias)
+        ctx.save_for_backward(feats, weight, bias)
+        ctx.neighbor_cache = cache
+        ctx.mark_non_differentiable(out_coords)
+        return out, out_coords, cache
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: torch.Tensor, *_: Any) -> Any:  # type: ignore[override]
+        feats, weight, bias = ctx.saved_tensors
+        found = gradients(grad_output, feats, ctx.neighbor_cache, weight, bias)
+        return (found[0], None, None, None, found[1], found[2], *(None,) * 4)
+
+    @staticmethod
+    def _get_output_coords(
+        coords: torch.Tensor, shape: Sequence[int], kernel_size: Any, stride: Any, padding: Any,
+        dilation: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        return output_coordinates(
+            coords, shape, _strided_of(kernel_size, stride, padding, dilation)
+        )
+
+    _get_output_coords_torch = _get_output_coords
+
+    @staticmethod
+    def _compute_neighbor_cache(
+        coords: torch.Tensor, out_coords: torch.Tensor, shape: Sequence[int], kernel_size: Any,
+        stride: Any, padding: Any, dilation: Any, needs_grad: bool = True,
+        is_out_coords_given: bool = False,
+    ) -> Any:  # fmt: skip
+        layer = _strided_of(kernel_size, stride, padding, dilation)
+        return strided_cache(coords, out_coords, shape, layer, needs_grad)
+
+
+def _strided_of(kernel: Any, stride: Any, padding: Any, dilation: Any) -> Strided:
+    return Strided(
+        triple(kernel, "kernel_size", 1), triple(stride, "stride", 1),
+        triple(padding, "padding", 0), triple(dilation, "dilation", 1),
+    )  # fmt: skip
+
+
+def _layer(
+    feats: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, dilation: Any
+) -> Strided:
+    kernel = _kernel_of(feats, weight, "sparse_conv3d")
+    return _strided_of(kernel, stride, padding, dilation)
+
+
+def _submanifold(
+    feats: torch.Tensor, coords: torch.Tensor, shape: Any, cache: Any, weight: torch.Tensor,
+    dilation: Any,
+) -> Any:  # fmt: skip
+    """The cache that was given, or one of these coordinates."""
+    kernel = _kernel_of(feats, weight, "sparse_submanifold_conv3d")
+    algorithm()
+    if cache is not None:
+        return cache
+    _check_rows(feats, coords, "sparse_submanifold_conv3d")
+    needs = torch.is_grad_enabled() and (feats.requires_grad or weight.requires_grad)
+    build = SubMConv3dFunction._compute_neighbor_cache
+    return build(coords, shape, kernel, dilation, needs)
+
+
+def _strided(
+    feats: torch.Tensor, coords: torch.Tensor, shape: Any, cache: Any, out_coords: Any,
+    layer: Strided,
+) -> tuple[torch.Tensor, Any]:  # fmt: skip
+    """(output coordinates, cache)."""
+    algorithm()
+    _check_rows(feats, coords, "sparse_conv3d")
+    # Another tensor object on the same memory, as upstream.
+    if out_coords is None:
+        found = output_coordinates(coords, shape, layer)
+    else:
+        found = out_coords
+    if cache is None:
+        cache = strided_cache(coords, found, shape, layer)
+    return found.detach(), cache
+
+
+_PARTS = {
+    name: SubMConv3dFunction.__dict__[name]
+    for name in (
+        "forward", "backward", "_sparse_submanifold_conv_forward",
+        "_sparse_submanifold_conv_backward",
+    )
+}  # fmt: skip
+
+
+def _as_made() -> bool:
+    """Whether nobody replaced a part of the submanifold function."""
+    found = SubMConv3dFunction.__dict__
+    return all(found[name] is part for name, part in _PARTS.items())
+
+
+def sparse_submanifold_conv3d(
+    feats: torch.Tensor, coords: torch.Tensor, shape: Any, weight: torch.Tensor,
+    bias: torch.Tensor | None = None, neighbor_cache: Any = None, dilation: Any = _ONE,
+) -> tuple[torch.Tensor, Any]:  # fmt: skip
+    """Submanifold convolution; output rows are the input rows.
+
+    Args:
+        feats: [N, C_in], fp16, bf16, fp32 or fp64.  coords: int32 [N, 4] (batch, x, y, z).
+        shape: (batch, channels, S1, S2, S3); rows outside meet no other row.
+        weight: [C_out, k1, k2, k3, C_in], odd kernel sizes.  bias: [C_out] or None.
+        neighbor_cache: of an earlier call with these coordinates and this kernel; coords, shape and
+            dilation are then not looked at.
+
+    Returns: ([N, C_out] in feats' dtype, the cache).
+    Raises: ArgumentShapeError, ArgumentTypeError, ArgumentValueError, DataTypeError, DeviceError.
+    """
+    note("flex_gemm", "sparse_submanifold_conv3d")
+    if not _as_made():
+        found: Any = SubMConv3dFunction.apply(
+            feats, coords, shape, neighbor_cache, weight, bias, dilation
+        )
+        return found
+    cache = _submanifold(feats, coords, shape, neighbor_cache, weight, dilation)
+    return multiply(feats, cache, weight, bias), cache
+
+
+def sparse_conv3d(
+    feats: torch.Tensor, coords: torch.Tensor, shape: Any, weight: torch.Tensor,
+    bias: torch.Tensor | None = None, neighbor_cache: Any = None, out_coords: Any = None,
+    stride: Any = _ONE, padding: Any = (0, 0, 0), dilation: Any = _ONE,
+) -> tuple[torch.Tensor, torch.Tensor, Any]:  # fmt: skip
+    """Strided convolution: out[q] = sum of W[t] feats[q * stride - padding + t * dilation].
+
+    Args:
+        as `sparse_submanifold_conv3d`, any kernel size; and
+        out_coords: int32 [M, 4], taken as they are; None: every place of the output grid with an
+            input, ascending.
+
+    Returns: ([M, C_out], output coordinates int32 [M, 4], the cache).
+    Raises: as `sparse_submanifold_conv3d`.
+    """
+    note("flex_gemm", "sparse_conv3d")
+    layer = _layer(feats, weight, stride, padding, dilation)
+    coords_out, cache = _strided(feats, coords, shape, neighbor_cache, out_coords, layer)
+    return multiply(feats, cache, weight, bias), coords_out, cache

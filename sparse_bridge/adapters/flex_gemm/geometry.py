@@ -1,0 +1,99 @@
+"""Shapes, kernel offsets and output grids of FlexGEMM's layers.
+
+A shape is (batch, channels, S1, S2, S3). Axis i of it belongs to column i of the coordinates, axis
+i of the weight [C_out, k1, k2, k3, C_in] and entry i of kernel size, stride, padding and dilation.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ...core.geometry.boxes import Box
+from ...core.geometry.offsets import Offsets, box_offsets
+from .errors import ArgumentShapeError, ArgumentTypeError, ArgumentValueError
+
+__all__ = ["Strided", "box_of", "check_coords", "grid_shape", "same_offsets", "triple"]
+
+Triple = tuple[int, int, int]
+
+
+def triple(value: Any, name: str, least: int) -> Triple:
+    """Three integers from a sequence of three, or one for all axes. Raises ArgumentValueError."""
+    numbers = (value,) * 3 if isinstance(value, int) else tuple(int(v) for v in value)
+    if len(numbers) != 3 or min(numbers) < least:
+        raise ArgumentValueError(
+            f"{name} is {value!r}; expected three integers of at least {least}."
+        )
+    return numbers  # type: ignore[return-value]
+
+
+def grid_shape(shape: Sequence[int]) -> tuple[int, int, Triple]:
+    """(batch size, channels, extents) of a five-entry shape. Raises ArgumentValueError."""
+    if len(shape) != 5:
+        raise ArgumentValueError(
+            f"shape is {tuple(shape)}; expected five entries (batch, channels, S1, S2, S3)."
+        )
+    batch, channels, *extents = (int(entry) for entry in shape)
+    if min(batch, *extents) < 0:
+        raise ArgumentValueError(f"shape is {tuple(shape)}; sizes cannot be negative.")
+    return batch, channels, tuple(extents)  # type: ignore[return-value]
+
+
+def box_of(batch: int, extents: Sequence[int]) -> Box:
+    """The cells of a grid; rows outside have no neighbours."""
+    return Box.spanning((0, 0, 0, 0), (batch, *extents))
+
+
+def check_coords(coords: torch.Tensor, what: str) -> torch.Tensor:
+    """Contiguous int32 [N, 4]. Raises ArgumentShapeError, ArgumentTypeError."""
+    if coords.ndim != 2 or coords.shape[1] != 4:
+        raise ArgumentShapeError(
+            f"{what} got coordinates of shape {list(coords.shape)}; expected [N, 4] (batch, x, y, "
+            "z)."
+        )
+    if coords.dtype != torch.int32:
+        raise ArgumentTypeError(
+            f"{what} got coordinates of {coords.dtype}; expected torch.int32 (use .int())."
+        )
+    return coords
+
+
+def same_offsets(kernel: Triple, dilation: Triple) -> Offsets:
+    """Offsets (t - k // 2) * d, last axis fastest. Raises ArgumentValueError for even sizes."""
+    if any(k % 2 == 0 for k in kernel):
+        raise ArgumentValueError(
+            f"a submanifold kernel of size {kernel}; every size must be odd (use sparse_conv3d "
+            "for even kernels)."
+        )
+    origin = tuple(k // 2 * d for k, d in zip(kernel, dilation, strict=True))
+    return box_offsets(kernel, dilation, origin)
+
+
+class Strided(NamedTuple):
+    """y[q] gathers x[q * stride - padding + t * dilation], 0 <= t < kernel."""
+
+    kernel: Triple
+    stride: Triple
+    padding: Triple
+    dilation: Triple
+
+    @property
+    def offsets(self) -> Offsets:
+        """t * dilation - padding, last axis fastest."""
+        return _shifted(self)
+
+    def extents(self, extents: Triple) -> Triple:
+        """Output extents floor((S + 2p - d(k - 1) - 1) / s) + 1, at least 0."""
+        sizes = []
+        for s, k, step, p, d in zip(extents, *self, strict=True):
+            sizes.append(max(0, (s + 2 * p - d * (k - 1) - 1) // step + 1))
+        return tuple(sizes)  # type: ignore[return-value]
+
+
+@functools.lru_cache(maxsize=1024)
+def _shifted(layer: Strided) -> Offsets:
+    return box_offsets(layer.kernel, layer.dilation, layer.padding)

@@ -1,0 +1,142 @@
+"""From coordinate tensors to the neighbour caches of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ...core.geometry.boxes import Box
+from ...core.maps import map_builder, map_cache
+from ...core.maps.coordinate_map import CoordinateMap
+from ...core.maps.kernel_map import KernelMap
+from ...core.maps.map_cache import MapStore
+from .caches import SparseConv3dNeighborCache, SubMConv3dNeighborCache
+from .codes import ordered_by_code
+from .geometry import Strided, Triple, box_of, check_coords, grid_shape, same_offsets
+from .options import row_order
+
+__all__ = ["output_coordinates", "strided_cache", "submanifold_cache"]
+
+
+def _coordinates(store: MapStore, coords: torch.Tensor, box: Box) -> CoordinateMap:
+    found: CoordinateMap = store.get(("coordinates", box), lambda: CoordinateMap(coords, box))
+    return found
+
+
+def submanifold_cache(
+    coords: torch.Tensor, shape: Sequence[int], kernel: Triple, dilation: Triple,
+    backward: bool = True,
+) -> SubMConv3dNeighborCache:  # fmt: skip
+    """The cache of a submanifold layer over int32 coordinates [N, 4].
+
+    Rows outside of the shape meet themselves alone; of equal rows the first one is everybody's
+    neighbour.
+    """
+    check_coords(coords, "sparse_submanifold_conv3d")
+    batch, _, extents = grid_shape(shape)
+    offsets, box = same_offsets(kernel, dilation), box_of(batch, extents)
+    store = map_cache.store_of(coords)
+
+    def build() -> KernelMap:
+        return map_builder.submanifold(_coordinates(store, coords, box), offsets)
+
+    kmap: KernelMap = store.get(("submanifold", box, offsets), build)
+    made = SubMConv3dNeighborCache.of(kmap, backward)
+    made.__dict__["_store"] = store
+    return made  # type: ignore[return-value]
+
+
+def output_coordinates(
+    coords: torch.Tensor, shape: Sequence[int], layer: Strided, order: int | None = None
+) -> torch.Tensor:
+    """Every place of the output grid that an input reaches, int32 [M, 4].
+
+    Ascending by (batch, x, y, z), or along the curve that `order` names, see `options.row_order`
+    (None: that of the module).
+    """
+    out_map, extents = _output_map(coords, shape, layer)
+    mode = row_order() if order is None else order
+    if mode == 0:
+        return out_map.coords
+    return ordered_by_code(out_map.coords, (grid_shape(shape)[0], 1, *extents), mode)
+
+
+def _output_map(
+    coords: torch.Tensor, shape: Sequence[int], layer: Strided
+) -> tuple[CoordinateMap, Triple]:
+    """(the output coordinates in row-major order, the extents of the input grid)."""
+    check_coords(coords, "sparse_conv3d")
+    batch, _, extents = grid_shape(shape)
+    store = map_cache.store_of(coords)
+    box, out_box = box_of(batch, extents), box_of(batch, layer.extents(extents))
+
+    def build() -> CoordinateMap:
+        cmap = _coordinates(store, coords, box)
+        new, _ = map_builder.strided(cmap, layer.offsets, layer.stride, out_box)
+        made = CoordinateMap(_row_major(new.coords, out_box), out_box)
+        made.adopt()
+        return made
+
+    return store.get(("outputs", box, layer), build), extents
+
+
+def _row_major(coords: torch.Tensor, box: Box) -> torch.Tensor:
+    """Distinct rows in ascending order."""
+    if box.oversized:
+        return torch.unique(coords, dim=0)
+    key = coords[:, 0].long()
+    for axis in range(1, 4):
+        key = key * box.size[axis] + coords[:, axis]
+    return coords.index_select(0, torch.argsort(key))
+
+
+def strided_cache(
+    coords: torch.Tensor, out_coords: torch.Tensor, shape: Sequence[int], layer: Strided,
+    backward: bool = True,
+) -> SparseConv3dNeighborCache:  # fmt: skip
+    """The cache between input and output coordinates, int32 [N, 4] and [M, 4].
+
+    Outputs may repeat, and may lie outside of the output grid: they see what exists. Of equal
+    inputs the first one counts.
+    """
+    check_coords(coords, "sparse_conv3d")
+    check_coords(out_coords, "sparse_conv3d (out_coords)")
+    batch, _, extents = grid_shape(shape)
+    store, box = map_cache.store_of(coords), box_of(batch, extents)
+
+    def build() -> KernelMap:
+        cmap = _coordinates(store, coords, box)
+        generated = store.peek(("outputs", box, layer))
+        if generated is not None and generated.coords is out_coords:
+            y_map = generated
+        else:
+            y_map = CoordinateMap(out_coords, _spanned(out_coords))
+        kmap = map_builder.between(cmap, y_map, layer.offsets, layer.stride)
+        return kmap if kmap.x_fold is None else _of_first_rows(kmap)
+
+    made = SparseConv3dNeighborCache.of(build(), backward)
+    made.__dict__["_store"] = store
+    return made  # type: ignore[return-value]
+
+
+def _spanned(coords: torch.Tensor) -> Box:
+    """The bounds of coordinates; waits for the device."""
+    if coords.shape[0] == 0:
+        return box_of(0, (0, 0, 0))
+    lo, hi = torch.stack(coords.aminmax(dim=0)).tolist()
+    return Box.spanning(tuple(lo), tuple(h - low + 1 for low, h in zip(lo, hi, strict=True)))
+
+
+def _of_first_rows(kmap: KernelMap) -> KernelMap:
+    """The map in which the first of equal inputs stands for all, instead of their sum."""
+    fold = kmap.x_fold
+    assert fold is not None
+    plain = KernelMap(kmap.relation, kmap.flipped, None, kmap.y_fold)
+    n_out = plain.relation.n_rows[plain.side]
+    pairs = []
+    for v in range(plain.n_offsets):
+        x_rows, y_rows = plain.pair_list(v)
+        pairs.append((fold.first.index_select(0, x_rows), y_rows))
+    made = map_builder.from_pairs(pairs, len(fold.inverse), n_out)
+    return KernelMap(made.relation, made.flipped, None, kmap.y_fold)

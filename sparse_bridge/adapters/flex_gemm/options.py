@@ -1,0 +1,50 @@
+"""Module switches of FlexGEMM, read at every call from where its users assign them."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from .errors import ArgumentValueError
+
+__all__ = ["ALGORITHMS", "algorithm", "allow_tf32", "row_order"]
+
+ALGORITHMS = (
+    "explicit_gemm", "implicit_gemm", "implicit_gemm_splitk", "masked_implicit_gemm",
+    "masked_implicit_gemm_splitk",
+)  # fmt: skip
+_SPCONV = "flex_gemm.ops.spconv"
+_CONFIG = "flex_gemm.kernels.triton.spconv.config"
+
+
+def algorithm() -> str:
+    """`ops.spconv.ALGORITHM`, whose setter checks nothing. Raises ArgumentValueError.
+
+    All five give the same answers here: the engine chooses its own dataflow.
+    """
+    name = str(getattr(sys.modules.get(_SPCONV), "ALGORITHM", ALGORITHMS[-1]))
+    if name not in ALGORITHMS:
+        raise ArgumentValueError(
+            f"flex_gemm.ops.spconv.ALGORITHM is {name!r}; expected one of {', '.join(ALGORITHMS)}."
+        )
+    return name
+
+
+def row_order() -> int:
+    """`ops.spconv.SERIALIZATION_MODE`: 0 by row-major key, 1 by Z-curve, 2 by Hilbert curve."""
+    mode = int(getattr(sys.modules.get(_SPCONV), "SERIALIZATION_MODE", 0))
+    if mode not in (0, 1, 2):
+        raise ArgumentValueError(
+            f"flex_gemm.ops.spconv.SERIALIZATION_MODE is {mode}; expected 0, 1 or 2."
+        )
+    return mode
+
+
+def allow_tf32() -> bool:
+    """`kernels.triton.spconv.config.allow_tf32` where somebody assigned it, else torch's switch.
+
+    (FlexGEMM itself allows TF32 by default.)
+    """
+    switch = getattr(sys.modules.get(_CONFIG), "allow_tf32", None)
+    return torch.backends.cuda.matmul.allow_tf32 if switch is None else bool(switch)

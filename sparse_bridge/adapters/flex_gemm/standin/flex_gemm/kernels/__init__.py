@@ -1,0 +1,5 @@
+"""Names of FlexGEMM's kernels."""
+
+from . import cuda, triton
+
+__all__ = ["cuda", "triton"]

@@ -1,0 +1,3 @@
+"""Tile configurations; the engine chooses its own."""
+
+autotune_config = []

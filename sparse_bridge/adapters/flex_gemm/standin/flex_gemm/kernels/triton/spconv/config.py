@@ -1,0 +1,9 @@
+"""Switches of the convolutions.
+
+allow_tf32: None follows torch's own switch (FlexGEMM starts with True); True or False is obeyed at
+every call. The others are accepted without effect.
+"""
+
+allow_tf32 = None
+USE_ON_THE_FLY_WEIGHT_TRANSPOSE = False
+autotune_config = []

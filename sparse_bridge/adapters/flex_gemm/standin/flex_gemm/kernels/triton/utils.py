@@ -1,0 +1,1 @@
+"""Kept for its name."""

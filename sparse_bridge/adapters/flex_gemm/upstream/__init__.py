@@ -1,0 +1,1 @@
+"""What FlexGEMM does around its convolutions, on plain tensors."""

@@ -1,0 +1,123 @@
+"""FlexGEMM's hash tables as its users see them: two vectors, keys and values.
+
+Where an entry stands in the vectors is nobody's business: entries fill the free slots in order, and
+look-ups sort the keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..errors import ArgumentValueError
+from ..geometry import grid_shape
+
+__all__ = [
+    "cell_keys", "hashmap_insert", "hashmap_insert_3d", "hashmap_insert_3d_idx_as_val",
+    "hashmap_lookup", "hashmap_lookup_3d", "init_hashmap",
+]  # fmt: skip
+
+_SIGNED = {torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def init_hashmap(
+    spatial_size: Sequence[int], hashmap_size: int, device: Any, with_values: bool = True
+) -> Any:
+    """(keys filled with ones, uninitialised values uint32), or the keys alone.
+
+    spatial_size: a five-entry shape; keys are uint32 while its cells fit, else uint64.
+    Raises: ArgumentValueError.
+    """
+    batch, _, extents = grid_shape(spatial_size)
+    cells = batch * extents[0] * extents[1] * extents[2]
+    if cells >= 1 << 64:
+        raise ArgumentValueError(
+            f"a grid of {tuple(spatial_size)} has {cells} cells; keys take 64 bits."
+        )
+    dtype = torch.uint32 if cells < 1 << 32 else torch.uint64
+    keys = torch.full((hashmap_size,), -1, dtype=_SIGNED[dtype], device=device).view(dtype)
+    if not with_values:
+        return keys
+    return keys, torch.empty(hashmap_size, dtype=torch.int32, device=device).view(torch.uint32)
+
+
+def _signed(values: torch.Tensor) -> torch.Tensor:
+    return values.view(_SIGNED[values.dtype]) if values.dtype in _SIGNED else values
+
+
+def hashmap_insert(
+    keys: torch.Tensor, vals: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> None:
+    """Enter values under keys, in place; a key that is there gets the new value. Raises
+    ArgumentValueError where the table is full."""
+    held, stored, new, value = _signed(keys), _signed(vals), _signed(k), _signed(v)
+    new, place = torch.unique(new, return_inverse=True)
+    last = torch.zeros_like(new, dtype=torch.int64)
+    last.scatter_reduce_(0, place, torch.arange(len(place), device=place.device), "amax")
+    value = value.index_select(0, last)
+    slots = _slots(held, new)
+    missing = (slots < 0).nonzero().squeeze(1)
+    free = (held == -1).nonzero().squeeze(1)
+    if len(free) < len(missing):
+        raise ArgumentValueError(
+            f"{len(missing)} new keys for {len(free)} free slots; make the table larger."
+        )
+    slots[missing] = free[: len(missing)]
+    held[slots], stored[slots] = new.to(held.dtype), value.to(stored.dtype)
+
+
+def _slots(held: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """Where each key stands, int64, -1 where it does not."""
+    if not len(held):
+        return torch.full(wanted.shape, -1, device=wanted.device)
+    ordered, order = torch.sort(held)
+    at = torch.searchsorted(ordered, wanted.to(held.dtype)).clamp(max=len(held) - 1)
+    found = (ordered[at] == wanted) & (wanted != -1)
+    return torch.where(found, order[at], -1)
+
+
+def hashmap_lookup(keys: torch.Tensor, vals: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """The value of every key; all ones where it is absent."""
+    slots = _slots(_signed(keys), _signed(k))
+    stored = _signed(vals)
+    found = torch.where(slots >= 0, stored[slots.clamp(min=0)], -1).to(stored.dtype)
+    return found.view(vals.dtype)
+
+
+def cell_keys(
+    coords: torch.Tensor, extents: Sequence[int], dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(keys of coordinates [M, 4], which of them lie in the box)."""
+    key = coords[:, 0].long()
+    inside = torch.ones_like(key, dtype=torch.bool)
+    for axis, extent in enumerate(extents):
+        value = coords[:, axis + 1].long()
+        inside &= (value >= 0) & (value < extent)
+        key = key * extent + value
+    return key.to(_SIGNED[dtype]).view(dtype), inside
+
+
+def hashmap_insert_3d(
+    keys: torch.Tensor, vals: torch.Tensor, coords: torch.Tensor, v: torch.Tensor, *extents: int
+) -> None:
+    """`hashmap_insert` by coordinates int32 [M, 4]."""
+    hashmap_insert(keys, vals, cell_keys(coords, extents, keys.dtype)[0], v)
+
+
+def hashmap_insert_3d_idx_as_val(
+    keys: torch.Tensor, vals: torch.Tensor, coords: torch.Tensor, *extents: int
+) -> None:
+    """The row number under every coordinate."""
+    rows = torch.arange(len(coords), dtype=torch.int32, device=coords.device)
+    hashmap_insert_3d(keys, vals, coords, rows.view(torch.uint32), *extents)
+
+
+def hashmap_lookup_3d(
+    keys: torch.Tensor, vals: torch.Tensor, coords: torch.Tensor, *extents: int
+) -> torch.Tensor:
+    """The value under every coordinate; all ones where there is none or outside of the box."""
+    wanted, inside = cell_keys(coords, extents, keys.dtype)
+    found = _signed(hashmap_lookup(keys, vals, wanted))
+    return torch.where(inside, found, -1).to(found.dtype).view(vals.dtype)
