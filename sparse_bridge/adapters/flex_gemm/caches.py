@@ -20,7 +20,7 @@ from .errors import ArgumentShapeError
 
 __all__ = ["NeighborCache", "SparseConv3dNeighborCache", "SubMConv3dNeighborCache", "written_out"]
 
-_PRIVATE = ("_kmap", "_stamp", "_backward")
+_PRIVATE = ("_kmap", "_stamp", "_backward", "_store")
 
 
 class NeighborCache:
