@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator
 
 from ..kernels.gemm import depthwise
-from ..kernels.ops import pooling, voxel_ops, window_max
+from ..kernels.ops import pooling, serialize, voxel_ops, window_max
 from ..kernels.runtime.launch import Kernel
 from ..kernels.runtime.target import Target
 from .forms import PLACES, Form, Space, make
@@ -92,6 +92,18 @@ def _count(index: str, place: str) -> Form:
     return make(voxel_ops.count_kernel, (1024,), _OPTIONS, place=place, index=index)
 
 
+def _encode(code: str, hilbert: bool, place: str) -> Form:
+    constants = (hilbert, serialize._POINTS)
+    types = {"coords": "i32", "code": code}
+    return make(serialize.encode_kernel, constants, _OPTIONS, place=place, **types)
+
+
+def _decode(code: str, hilbert: bool, place: str) -> Form:
+    constants = (hilbert, code == "i64", serialize._POINTS)
+    types = {"coords": "i32", "code": code}
+    return make(serialize.decode_kernel, constants, _OPTIONS, place=place, **types)
+
+
 def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     """The spaces of each kernel that works row by row."""
     floats = ("fp32", "fp16", *(("bf16",) if target.has_bf16 else ()))
@@ -124,3 +136,6 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     points = {"held": ("fp64", *floats), "index": _INDEX, **places}
     yield voxel_ops.trilinear_kernel, [Space(points, _trilinear, silent=_SILENT)]
     yield voxel_ops.count_kernel, [Space({"index": _INDEX, **places}, _count, silent=_SILENT)]
+    codes = {"code": _INDEX, "hilbert": _FLAG, **places}
+    yield serialize.encode_kernel, [Space(codes, _encode, silent=_SILENT)]
+    yield serialize.decode_kernel, [Space(codes, _decode, silent=_SILENT)]

@@ -17,7 +17,7 @@ from sparse_bridge import settings
 from sparse_bridge.core import functional
 from sparse_bridge.core.conv import depthwise
 from sparse_bridge.core.maps import key_search
-from sparse_bridge.core.ops import batch_norm, max_rows, voxel
+from sparse_bridge.core.ops import batch_norm, max_rows, serialize, voxel
 from sparse_bridge.gate.catalogue import launchable
 from sparse_bridge.gate.forms import as_launched
 from sparse_bridge.kernels.gemm import wgrad_gemm
@@ -159,6 +159,10 @@ def every_row_kernel(made):
     index = (torch.arange(400) % 9 - 1).view(50, 8)
     weights = voxel.trilinear_weights(points, index)
     voxel.devoxelize(features(7, 5).requires_grad_(), index, weights).sum().backward()
+    sites = torch.zeros((9, 4), dtype=torch.int32)
+    for curve in ("z_order", "hilbert"):
+        for dtype in (torch.int32, torch.int64):
+            serialize.decode(serialize.encode(sites, 5, curve, dtype), 5, curve)
     keys = key_search.hash_rows(cells.int().view(-1, 1).repeat(1, 4))
     key_search.hash_rows(cells.int().view(-1, 1).repeat(1, 4), torch.ones(2, 3).int(), first=1)
     key_search.find_keys(keys[:9], keys[5:])

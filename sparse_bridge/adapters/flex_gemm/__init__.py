@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..base import Adapter, Patch
+from ..base import Framework, Patch
 
 if TYPE_CHECKING:
     from .interchange import from_core, to_core
@@ -13,12 +13,15 @@ if TYPE_CHECKING:
 __all__ = ["ADAPTER", "FlexGemmAdapter", "from_core", "to_core"]
 
 
-class FlexGemmAdapter(Adapter):
+class FlexGemmAdapter(Framework):
     """What the life cycle needs to know about FlexGEMM."""
 
     name = "flex_gemm"
+    title = "FlexGEMM"
     packages = ("flex_gemm",)
     main = "flex_gemm"
+    # It has no tensor class; this tuple names what its functions take.
+    tensor = ("sparse_bridge.adapters.flex_gemm.interchange", "Voxels")
     standin_root = Path(__file__).parent / "standin"
     versions = "1.x"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -12,9 +13,9 @@ from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.map_cache import MapStore
 from .caches import SparseConv3dNeighborCache, SubMConv3dNeighborCache
-from .codes import ordered_by_code
 from .geometry import Strided, Triple, box_of, check_coords, grid_shape, same_offsets
 from .options import row_order
+from .serialize import ordered_by_code
 
 __all__ = ["output_coordinates", "strided_cache", "submanifold_cache"]
 
@@ -132,11 +133,10 @@ def _of_first_rows(kmap: KernelMap) -> KernelMap:
     """The map in which the first of equal inputs stands for all, instead of their sum."""
     fold = kmap.x_fold
     assert fold is not None
-    plain = KernelMap(kmap.relation, kmap.flipped, None, kmap.y_fold)
-    n_out = plain.relation.n_rows[plain.side]
     pairs = []
-    for v in range(plain.n_offsets):
-        x_rows, y_rows = plain.pair_list(v)
+    for v in range(kmap.n_offsets):
+        x_rows, y_rows = kmap.pair_list(v)
         pairs.append((fold.first.index_select(0, x_rows), y_rows))
+    n_out = kmap.n_out if kmap.y_fold is None else len(kmap.y_fold.first)
     made = map_builder.from_pairs(pairs, len(fold.inverse), n_out)
-    return KernelMap(made.relation, made.flipped, None, kmap.y_fold)
+    return dataclasses.replace(made, y_fold=kmap.y_fold)

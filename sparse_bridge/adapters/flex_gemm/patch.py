@@ -14,7 +14,8 @@ from typing import Any
 
 from ...errors import UnsupportedError
 from ..base import Patch
-from . import codes, conv, sampling
+from . import conv, grid_sample
+from . import serialize as codes
 
 __all__ = ["patches"]
 
@@ -73,7 +74,7 @@ def patches() -> list[Patch]:
         ),
         seam(
             importlib.import_module("flex_gemm.ops.grid_sample").GridSample3dFunction, "apply",
-            sampling.grid_sample_3d, "sampling of voxels at points",
+            grid_sample.grid_sample_3d, "sampling of voxels at points",
         ),
     ]  # fmt: skip
     if hasattr(spconv, "SparseConv3dFunction"):

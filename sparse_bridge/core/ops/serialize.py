@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from ..device.selection import kernel_target
+from ..device.serving import kernel_target
 
 __all__ = ["decode", "encode"]
 

@@ -12,8 +12,8 @@ from ....core.ops.voxel import devoxelize
 from ....errors import UnsupportedError
 from ..caches import NeighborCache, SubMConv3dNeighborCache, written_out
 from ..geometry import Strided
+from ..grid_sample import corner_rows
 from ..maps import output_coordinates, strided_cache, submanifold_cache
-from ..sampling import corner_rows
 from .hash_table import hashmap_insert_3d_idx_as_val
 
 __all__ = [

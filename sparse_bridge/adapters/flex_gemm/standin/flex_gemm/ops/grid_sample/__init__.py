@@ -1,6 +1,6 @@
 """Values of sparse voxels at points."""
 
-from sparse_bridge.adapters.flex_gemm.sampling import GridSample3dFunction, grid_sample_3d
+from sparse_bridge.adapters.flex_gemm.grid_sample import GridSample3dFunction, grid_sample_3d
 
 __all__ = ["GridSample3dFunction", "grid_sample_3d", "grid_sample_3d_torch", "set_hashmap_ratio"]
 

@@ -1,0 +1,40 @@
+"""FlexGEMM's plain tensors, as conversion reads them.
+
+It has no modules and no tensor class, so there is nothing to fuse or to capture; its functions
+offer their products to whoever fuses, like all convolutions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...core.geometry.sparse_data import SparseData
+from ..protocol import TensorProtocol
+from . import interchange
+
+__all__ = ["PROTOCOL"]
+
+
+class _FlexGemm(TensorProtocol):
+    def features_of(self, x: Any) -> torch.Tensor | None:
+        return x.feats if isinstance(x, interchange.Voxels) else None
+
+    def coordinates_of(self, x: Any) -> torch.Tensor:
+        coords: torch.Tensor = x.coords
+        return coords
+
+    def with_features(self, x: Any, features: torch.Tensor) -> Any:
+        batch, _, *extents = x.shape
+        shape = torch.Size((batch, features.shape[1], *extents))
+        return interchange.Voxels(features, x.coords, shape)
+
+    def to_core(self, x: Any) -> SparseData:
+        return interchange.to_core(x)
+
+    def from_core(self, data: SparseData, like: Any = None) -> Any:
+        return interchange.from_core(data, like)
+
+
+PROTOCOL = _FlexGemm()
