@@ -11,18 +11,14 @@ from ...core.geometry.boxes import Box
 from ...core.maps import map_builder, map_cache
 from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.kernel_map import KernelMap
-from ...core.maps.map_cache import MapStore
+from ...core.maps.request import MapRequest, request
+from .. import providers  # noqa: F401 - maps are prefetched
 from .caches import SparseConv3dNeighborCache, SubMConv3dNeighborCache
 from .geometry import Strided, Triple, box_of, check_coords, grid_shape, same_offsets
 from .options import row_order
 from .serialize import ordered_by_code
 
 __all__ = ["output_coordinates", "strided_cache", "submanifold_cache"]
-
-
-def _coordinates(store: MapStore, coords: torch.Tensor, box: Box) -> CoordinateMap:
-    found: CoordinateMap = store.get(("coordinates", box), lambda: CoordinateMap(coords, box))
-    return found
 
 
 def submanifold_cache(
@@ -36,14 +32,10 @@ def submanifold_cache(
     """
     check_coords(coords, "sparse_submanifold_conv3d")
     batch, _, extents = grid_shape(shape)
-    offsets, box = same_offsets(kernel, dilation), box_of(batch, extents)
-    store = map_cache.store_of(coords)
-
-    def build() -> KernelMap:
-        return map_builder.submanifold(_coordinates(store, coords, box), offsets)
-
-    kmap: KernelMap = store.get(("submanifold", box, offsets), build)
-    made = SubMConv3dNeighborCache.of(kmap, backward)
+    box, store = box_of(batch, extents), map_cache.store_of(coords)
+    asked = MapRequest("submanifold", same_offsets(kernel, dilation), box=box)
+    built = request(store, lambda: store.coordinates(coords, box), asked)
+    made = SubMConv3dNeighborCache.of(built.kmap, backward)
     made.__dict__["_store"] = store
     return made  # type: ignore[return-value]
 
@@ -73,8 +65,9 @@ def _output_map(
     box, out_box = box_of(batch, extents), box_of(batch, layer.extents(extents))
 
     def build() -> CoordinateMap:
-        cmap = _coordinates(store, coords, box)
-        new, _ = map_builder.strided(cmap, layer.offsets, layer.stride, out_box)
+        asked = MapRequest("strided", layer.offsets, layer.stride, out_box, "first_seen", box)
+        new = request(store, lambda: store.coordinates(coords, box), asked).coords
+        assert new is not None
         made = CoordinateMap(_row_major(new.coords, out_box), out_box)
         made.adopt()
         return made
@@ -106,17 +99,15 @@ def strided_cache(
     batch, _, extents = grid_shape(shape)
     store, box = map_cache.store_of(coords), box_of(batch, extents)
 
-    def build() -> KernelMap:
-        cmap = _coordinates(store, coords, box)
-        generated = store.peek(("outputs", box, layer))
-        if generated is not None and generated.coords is out_coords:
-            y_map = generated
-        else:
-            y_map = CoordinateMap(out_coords, _spanned(out_coords))
-        kmap = map_builder.between(cmap, y_map, layer.offsets, layer.stride)
-        return kmap if kmap.x_fold is None else _of_first_rows(kmap)
-
-    made = SparseConv3dNeighborCache.of(build(), backward)
+    y_map = store.peek(("outputs", box, layer))
+    if y_map is None or y_map.coords is not out_coords:
+        given = map_cache.store_of(out_coords)
+        y_map = given.coordinates(out_coords, given.get("bounds", lambda: _spanned(out_coords)))
+    asked = MapRequest("between", layer.offsets, layer.stride, y_map, box=box)
+    kmap = request(store, lambda: store.coordinates(coords, box), asked).kmap
+    if kmap.x_fold is not None:
+        kmap = _of_first_rows(kmap)
+    made = SparseConv3dNeighborCache.of(kmap, backward)
     made.__dict__["_store"] = store
     return made  # type: ignore[return-value]
 
