@@ -11,10 +11,9 @@ import torch
 from torch import nn
 
 from . import hooks, log
+from .adapters import base, protocol
 from .adapters.fused_layers import Fused, Skipped
 from .adapters.protocol import features_of
-from .adapters.spconv.replay import Replayer
-from .adapters.spconv.replay_training import TrainingReplayer
 from .adapters.watch import watched
 from .errors import SparseBridgeError
 
@@ -40,27 +39,29 @@ def optimize(model: nn.Module, *example: Any, graphs: bool = False, **keywords: 
     before the norm or activation in later calls alone gets them after it.
 
     graphs: on a GPU, also capture inference and training steps as graphs of launches and replay
-    them, which takes Python out of the way. For models that take one SparseConvTensor, alone, and
+    them, which takes Python out of the way. For models that take one sparse tensor, alone, and
     return such tensors or their features, in any structure of lists and dicts; other calls run as
-    ever. A graph serves scenes of about one size, and is captured when the third of them comes, if
-    the model computes the same over a scene with rows that do not exist. Results have no kernel
-    maps (`indice_dict`), and the memory of an inference stays taken for each of up to six sizes,
-    that of a training step for each of up to three. In training loss and optimizer stay outside; a
-    step goes backward once, and a second forward before it runs as ever. Modules must not be added
-    or exchanged afterwards, nor their behaviour changed but by parameters, buffers, `train` and
-    `requires_grad`.
+    ever, and so do frameworks whose tensors do not tell the bounds of their grid. A graph serves
+    inputs of about one size, and is captured when the third of them comes, if the model computes
+    the same over an input padded with rows that do not exist. Results have no kernel maps, and the
+    memory of an inference stays taken for each of up to six sizes, that of a training step for each
+    of up to three. In training loss and optimizer stay outside; a step goes backward once, and a
+    second forward before it runs as ever. Modules must not be added or exchanged afterwards, nor
+    their behaviour changed but by parameters, buffers, `train` and `requires_grad`.
 
-    Returns `model`. Raises: ValueError when it is optimised already.
+    Returns `model`. Raises: ValueError when it is optimised already; UnsupportedError for `graphs`
+    where this installation cannot capture.
     """
     if _MARK in model.__dict__:
         raise ValueError("this model is optimised already; call restore(model) first.")
     if not hooks.plain(model):
         raise ValueError("this model's forward is replaced or hooked; optimise it before.")
-    model.__dict__[_MARK] = []
     own = functools.partial(type(model).forward, model)
-    model.__dict__["forward"] = _Learner(
-        model, own, TrainingReplayer(model, own) if graphs else None
-    )
+    training = None
+    if graphs:
+        training = base.capture("replay_training").TrainingReplayer(model, own, protocol.of)
+    model.__dict__[_MARK] = []
+    model.__dict__["forward"] = _Learner(model, own, training)
     if example or keywords:
         with torch.no_grad():
             model(*example, **keywords)
@@ -71,7 +72,7 @@ def restore(model: nn.Module) -> nn.Module:
     """Undo `optimize`; returns `model`."""
     for module in model.__dict__.pop(_MARK, ()):
         module.__dict__.pop("forward", None)
-    if isinstance(model.__dict__.get("forward"), (_Learner, Replayer)):
+    if getattr(model.__dict__.get("forward"), "is_optimized_forward", False):
         del model.__dict__["forward"]
     return model
 
@@ -82,7 +83,8 @@ class _Learner:
 
     model: nn.Module
     forward: Callable[..., Any]
-    training: TrainingReplayer | None  # where models are replayed from graphs
+    training: Any  # takes calls with gradients where models are replayed from graphs; or None
+    is_optimized_forward = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         forward = self.forward
@@ -93,7 +95,7 @@ class _Learner:
         found, plain = watched(self.model, forward, args, kwargs)
         del self.model.__dict__["forward"]
         if self.training is not None:
-            self.model.__dict__["forward"] = Replayer(self.model, forward, _agree, self.training)
+            self.model.__dict__["forward"] = base.capture("replay").Replayer(self.training, _agree)
         for level in (2, 1, 0):
             _install(self.model, [one for fused in found if (one := fused.at(level))])
             if not found or self._agrees(plain, level, args, kwargs):

@@ -50,6 +50,10 @@ class TensorProtocol(abc.ABC):
 
         Raises LifecycleError where the framework is not imported."""
 
+    def is_tensor(self, value: Any) -> bool:
+        """Whether `value` is a sparse tensor or points of the framework."""
+        return made_by(value.__class__) is self and self.features_of(value) is not None
+
     # layers
 
     def fused_inside(self, container: nn.Module) -> Iterable[nn.Module]:

@@ -9,11 +9,18 @@ import types
 import torch
 
 from sparse_bridge import settings
-from sparse_bridge.adapters.spconv import replay, replay_parts, replay_training
-from sparse_bridge.adapters.spconv.replay_parts import rebuilt
-from sparse_bridge.adapters.spconv.replay_trial import leaves_of
-from sparse_bridge.core.capture import captured_maps, graph_cache, padded
+from sparse_bridge.adapters.spconv.protocol import PROTOCOL
+from sparse_bridge.core.capture import (
+    captured_maps,
+    graph_cache,
+    padded,
+    replay,
+    replay_parts,
+    replay_training,
+)
 from sparse_bridge.core.capture.captured_maps import CapturedMaps
+from sparse_bridge.core.capture.replay_parts import rebuilt
+from sparse_bridge.core.capture.replay_trial import leaves_of
 
 
 class Stream:
@@ -32,8 +39,8 @@ def tensors(made):
     found = []
     if isinstance(made, (list, tuple)):
         return [tensor for one in made for tensor in tensors(one)]
-    if isinstance(made, dict) or hasattr(made, "indice_dict"):
-        rebuilt(made, lambda tensor: found.append(tensor) or tensor)
+    if isinstance(made, dict) or PROTOCOL.is_tensor(made):
+        rebuilt(PROTOCOL, made, lambda tensor: found.append(tensor) or tensor)
         return found
     if isinstance(made, torch.Tensor):
         return [made]
@@ -64,16 +71,9 @@ def forward(self, features):
     graph.features.detach()[: features.shape[0]].copy_(features)
     with torch.enable_grad():
         graph.output = graph.forward.work()
-    graph.leaves = leaves_of(graph.output)
+    graph.leaves = leaves_of(graph.tensors, graph.output)
     pairs = zip(graph.leaves, graph.levels, strict=True)
     return tuple(leaf.detach()[: self.rows[level]].clone() for leaf, level in pairs)
-
-
-def kind_of(x):
-    return replay_parts.Kind(
-        x.features.device, x.features.dtype, None, x.features.shape[1], tuple(x.spatial_shape),
-        x.batch_size, padded.room_for(x.features.shape[0]), (),
-    )  # fmt: skip
 
 
 def replays_on_the_cpu(monkeypatch):
@@ -81,7 +81,7 @@ def replays_on_the_cpu(monkeypatch):
     graphs_on_the_cpu(monkeypatch)
     for module in (replay, replay_training):
         monkeypatch.setattr(module, "captured", capture)
-        monkeypatch.setattr(module, "kind_of", kind_of)
+    monkeypatch.setattr(replay_parts, "capturable", lambda features: padded.current() is None)
     monkeypatch.setattr(replay_training._Run, "forward", forward)
 
 

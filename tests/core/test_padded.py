@@ -10,11 +10,12 @@ import pytest
 import torch
 
 import sparse_bridge
-from sparse_bridge.adapters.spconv.replay_trial import PaddedModel
+from sparse_bridge.adapters.spconv.protocol import PROTOCOL
 from sparse_bridge.core.capture import padded, prefetch
 from sparse_bridge.core.capture.batched_builder import Chain
 from sparse_bridge.core.capture.captured_maps import chain_over
 from sparse_bridge.core.capture.padded import PaddedScene, UnpaddedError, room_for
+from sparse_bridge.core.capture.replay_trial import PaddedModel
 from sparse_bridge.core.device.serving import kernel_target
 from sparse_bridge.core.geometry.boxes import Box
 from sparse_bridge.core.maps import rows
@@ -280,7 +281,7 @@ def test_training_over_a_padded_scene(sp, kernel_lane, kind, words):
     if words is not None:
         expected = pytest.raises(UnpaddedError, match=words)
     with expected:
-        PaddedModel(model, x).try_out(scene, rows)
+        PaddedModel(model, x, PROTOCOL).try_out(scene, rows)
 
 
 @pytest.mark.parametrize("trains", [False, True])

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from sparse_bridge.core.capture import prefetch
-
 from . import doors
 
 
@@ -19,14 +17,6 @@ def standin():
     """`spconv.pytorch` of the stand-in."""
     with doors.standin() as module:
         yield module
-
-
-@pytest.fixture
-def untaught(standin):
-    """The stand-in, where no scene has been seen yet."""
-    prefetch.forget()
-    yield standin
-    prefetch.forget()
 
 
 @pytest.fixture(autouse=True)

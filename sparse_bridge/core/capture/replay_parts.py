@@ -6,23 +6,22 @@ import abc
 import collections
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
 
 from ... import log, settings
-from ...core.capture import padded, prefetch
-from ...core.capture.captured_maps import CapturedMaps, padded_scene
-from ...core.capture.padded import PaddedScene, UnpaddedError
-from ...core.conv.convolution import autocast_dtype
-from ...core.device.serving import kernel_target
-from .conv import allow_tf32
-from .tensors import box_of
+from ..conv.convolution import autocast_dtype
+from ..device.serving import kernel_target
+from ..geometry.boxes import Box
+from . import padded, prefetch
+from .captured_maps import CapturedMaps, padded_scene
+from .padded import PaddedScene, UnpaddedError
 
 __all__ = [
-    "Kind", "Replays", "addresses", "cutter", "kind_of", "maps_like", "over_padded",
+    "Kind", "Replays", "Tensors", "addresses", "cutter", "kind_of", "maps_like", "over_padded",
     "rebuilt",
 ]  # fmt: skip
 
@@ -30,16 +29,41 @@ _EAGER_CALLS = 2  # of a size before it is captured
 _FAILURES = 3  # until a model is left alone
 
 
-class Kind(NamedTuple):
-    """What a graph was captured for; switches: what else layers look at."""
+class Tensors(Protocol):
+    """How the sparse tensors of one framework are read and made anew."""
 
+    def is_tensor(self, value: Any) -> bool:
+        """Whether `value` is a sparse tensor of the framework."""
+
+    def features_of(self, x: Any) -> torch.Tensor | None:
+        """Features [N, C]."""
+
+    def coordinates_of(self, x: Any) -> torch.Tensor:
+        """Coordinates, batch first where a model may be captured: int32 [N, 1 + D]."""
+
+    def with_rows(self, x: Any, features: torch.Tensor, coords: torch.Tensor) -> Any:
+        """A sparse tensor like `x` with other rows, hence without kernel maps."""
+
+    def capture_box(self, x: Any) -> Box | None:
+        """The cells that `x` may occupy; None where a model over `x` may not be captured."""
+
+    def switches(self) -> Hashable:
+        """What layers look at besides their arguments."""
+
+
+class Kind(NamedTuple):
+    """What a graph was captured for.
+
+    capacity: rows of the padded input.  switches: what else layers look at.
+    """
+
+    tensors: Tensors
     device: torch.device
     dtype: torch.dtype
     autocast: torch.dtype | None
     channels: int
-    shape: tuple[int, ...]
-    batch_size: int
-    room: int
+    box: Box
+    capacity: int
     switches: tuple[Any, ...]
 
 
@@ -53,40 +77,50 @@ def addresses(modules: Sequence[nn.Module]) -> tuple[int, ...]:
     ])  # fmt: skip
 
 
-def kind_of(x: Any) -> Kind | None:
+def kind_of(tensors: Tensors | None, x: Any) -> Kind | None:
     """What would have to be captured for `x`; None where it may not be."""
-    features, indices = getattr(x, "features", None), getattr(x, "indices", None)
-    if not isinstance(features, torch.Tensor) or not isinstance(indices, torch.Tensor):
+    if tensors is None or not tensors.is_tensor(x):
         return None
-    if not features.is_cuda or not hasattr(x, "indice_dict") or x.indice_dict or x.benchmark:
+    features, coords = tensors.features_of(x), tensors.coordinates_of(x)
+    box = tensors.capture_box(x) if features is not None and capturable(features) else None
+    if features is None or box is None:
         return None
-    columns = (indices.device, indices.dtype, indices.ndim, indices.shape[-1])
-    if columns != (features.device, torch.int32, 2, 1 + len(x.spatial_shape)):
+    columns = (coords.device, coords.dtype, coords.ndim, coords.shape[-1])
+    if columns != (features.device, torch.int32, 2, len(box.size)):
         return None
-    if features.ndim != 2 or not 0 < features.shape[0] == indices.shape[0]:
+    if features.ndim != 2 or not 0 < features.shape[0] == coords.shape[0]:
         return None
-    if torch.cuda.is_current_stream_capturing() or padded.current() is not None:
-        return None  # inside another model that is being captured
     return Kind(
-        features.device, features.dtype, autocast_dtype(features.device), features.shape[1],
-        tuple(x.spatial_shape), int(x.batch_size), padded.room_for(features.shape[0]),
-        (settings.get(), allow_tf32(), torch.backends.cuda.matmul.allow_tf32),
+        tensors, features.device, features.dtype, autocast_dtype(features.device),
+        features.shape[1], box, padded.room_for(features.shape[0]),
+        (settings.get(), tensors.switches(), torch.backends.cuda.matmul.allow_tf32),
     )  # fmt: skip
+
+
+def capturable(features: torch.Tensor) -> bool:
+    """Whether launches over these features can be captured now; not inside another model that is
+    being captured."""
+    return (
+        features.is_cuda
+        and not torch.cuda.is_current_stream_capturing()
+        and padded.current() is None
+    )
 
 
 def maps_like(
     x: Any, kind: Kind, pool: Any, training: bool = False
 ) -> tuple[CapturedMaps, dict[int, int]] | None:
-    """(captured maps, built for `x`; the rows of its levels); None where scenes of its grid are not
+    """(captured maps, built for `x`; the rows of its levels); None where inputs of its grid are not
     asked the same, or this one is not like the others."""
-    record = prefetch.habit_of(kind.device, box_of(x), training)
+    record = prefetch.habit_of(kind.device, kind.box, training)
     target = kernel_target(kind.device)
     if record is None or target is None:
         return None
-    n_rows, steps = x.indices.shape[0], tuple(record.steps)
-    scene = padded_scene(x.indices, kind.room, record)
-    maps = CapturedMaps(scene, box_of(x), target, steps, pool, n_rows, distinct=True)
-    maps.start(x.indices)
+    coords = kind.tensors.coordinates_of(x)
+    scene = padded_scene(coords, kind.capacity, record)
+    steps, n_rows = tuple(record.steps), coords.shape[0]
+    maps = CapturedMaps(scene, kind.box, target, steps, pool, n_rows, distinct=True)
+    maps.start(coords)
     rows = maps.rows(n_rows)
     return None if rows is None else (maps, rows)
 
@@ -94,13 +128,18 @@ def maps_like(
 class Replays(abc.ABC):
     """The graphs of a model, by what they were captured for, and when to capture another.
 
-    forward: the model's own.  most: graphs, of which each holds memory.
+    forward: the model's own.  tensors_of: the framework of a sparse tensor, None for other objects.
+    most: graphs, of which each holds memory.
     """
 
     most: int
+    is_optimized_forward = True
 
-    def __init__(self, model: nn.Module, forward: Callable[..., Any]) -> None:
-        self.model, self.forward = model, forward
+    def __init__(
+        self, model: nn.Module, forward: Callable[..., Any],
+        tensors_of: Callable[[Any], Tensors | None],
+    ) -> None:  # fmt: skip
+        self.model, self.forward, self.tensors_of = model, forward, tensors_of
         self._forget()
 
     def _forget(self) -> None:
@@ -114,7 +153,7 @@ class Replays(abc.ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles of a model begin anew."""
-        mine = {"model", "forward", *self._carried}
+        mine = {"model", "forward", "tensors_of", *self._carried}
         return {name: value for name, value in self.__dict__.items() if name in mine}
 
     _carried: tuple[str, ...] = ()
@@ -180,20 +219,18 @@ class Replays(abc.ABC):
             )
 
 
-def rebuilt(value: Any, cut: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def rebuilt(tensors: Tensors, value: Any, cut: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """A model's output with `cut` of every tensor, in its own structure. Sparse tensors lose their
     maps. Raises UnpaddedError."""
     if isinstance(value, torch.Tensor):
         return cut(value)
-    if hasattr(value, "indice_dict"):
-        out = value.replace_feature(cut(value.features))
-        out.indices = cut(value.indices)
-        out.indice_dict = {}
-        return out
+    if tensors.is_tensor(value):
+        features = cut(tensors.features_of(value))  # type: ignore[arg-type]
+        return tensors.with_rows(value, features, cut(tensors.coordinates_of(value)))
     if type(value) in (dict, collections.OrderedDict):
-        return type(value)((name, rebuilt(one, cut)) for name, one in value.items())
+        return type(value)((name, rebuilt(tensors, one, cut)) for name, one in value.items())
     if isinstance(value, (list, tuple)):
-        parts = [rebuilt(one, cut) for one in value]
+        parts = [rebuilt(tensors, one, cut) for one in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -204,15 +241,14 @@ def rebuilt(value: Any, cut: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def cutter(
-    scene: PaddedScene, rows: dict[int, int], x: Any
+    scene: PaddedScene, rows: dict[int, int], own: torch.Tensor
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """What cuts a tensor of a padded scene to copies of the rows that there are; the scene's own
-    coordinates are those of `x`."""
+    coordinates are `own`."""
 
     def cut(tensor: torch.Tensor) -> torch.Tensor:
         level = scene.level_of(tensor)
         if level == 0 and tensor.data_ptr() == scene.coords.data_ptr():
-            own: torch.Tensor = x.indices
             return own
         return tensor[: rows[level]].clone()
 
@@ -220,12 +256,12 @@ def cutter(
 
 
 def over_padded(
-    forward: Callable[[Any], Any], scene: PaddedScene, features: torch.Tensor, x: Any
-) -> Any:
+    forward: Callable[[Any], Any], scene: PaddedScene, features: torch.Tensor, x: Any,
+    tensors: Tensors,
+) -> Any:  # fmt: skip
     """A model over a padded scene that is otherwise like `x`."""
-    twin = x.replace_feature(features)
-    twin.indices = scene.coords.detach()  # an object of its own, which has no maps yet
-    twin.indice_dict = {}
+    # Coordinates in an object of their own, which has no maps yet.
+    twin = tensors.with_rows(x, features, scene.coords.detach())
     with padded.using(scene), _uncached_autocast(features.device):
         return forward(twin)
 

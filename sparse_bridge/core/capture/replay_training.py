@@ -1,7 +1,7 @@
 """Training steps of whole models as captured graphs: forward and backward without a line of Python.
 
-As `replay` does for inference, over a scene with room to spare. Three graphs: the maps, after which
-the host knows whether the scene fits; the forward pass; the backward pass, which torch's autograd
+As `replay` does for inference, over a padded input. Three graphs: the maps, after which the host
+knows whether the input fits; the forward pass; the backward pass, which torch's autograd
 starts where it would have walked through the model. Batch norms divide by the rows that there are.
 Losses, optimizers, scalers and whatever hangs on the parameters' gradients see no difference.
 """
@@ -17,7 +17,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from ... import hooks
-from ...core.capture.captured_maps import CapturedMaps, apart, captured
+from .captured_maps import CapturedMaps, apart, captured
 from .replay_parts import Kind, Replays, addresses, cutter, kind_of, maps_like, rebuilt
 from .replay_trial import PaddedModel, gradients_of, leaves_of
 
@@ -27,8 +27,8 @@ __all__ = ["TrainingReplayer"]
 class TrainingReplayer(Replays):
     """The forward of a model where gradients are wanted.
 
-    forward: the model's own. Between a replayed forward and its backward pass, other scenes run as
-    ever: the graphs of a model share their memory.
+    Between a replayed forward and its backward pass, other inputs run as ever: all graphs of a
+    model share their memory.
     """
 
     most = 3
@@ -54,12 +54,14 @@ class TrainingReplayer(Replays):
             return None
         if hooks.hooked_everywhere() or any(hooks.hooked(module) for module in self.modules):
             return None
-        kind = kind_of(x)
-        if kind is None or torch._C._get_tracing_state() or torch.compiler.is_compiling():
+        kind = kind_of(self.tensors_of(x), x)
+        if kind is None or hooks.traced():
             return None
         modes = tuple([module.training for module in self.modules])
         wanted = tuple([p.requires_grad for p in self.model.parameters()])
-        more = (x.features.requires_grad, modes, wanted)
+        features = kind.tensors.features_of(x)
+        assert features is not None
+        more = (features.requires_grad, modes, wanted)
         return kind._replace(switches=(*kind.switches, *more))
 
     def _begin(self, graph: _Graph, x: Any) -> _Run | None:
@@ -68,8 +70,9 @@ class TrainingReplayer(Replays):
         if before is not None and before.open:  # another thread's, by now
             return None
         self.follow()
-        graph.maps.start(x.indices)
-        rows = graph.maps.rows(x.indices.shape[0])
+        coords = graph.tensors.coordinates_of(x)
+        graph.maps.start(coords)
+        rows = graph.maps.rows(coords.shape[0])
         if rows is None:
             return None
         run = _Run(self, graph, rows)
@@ -84,7 +87,7 @@ class TrainingReplayer(Replays):
                 if found is None:
                     return None
                 maps, rows = found
-                copy = PaddedModel(self.model, x)
+                copy = PaddedModel(self.model, x, kind.tensors)
                 copy.try_out(maps.scene, rows)
                 return _Graph(copy, self.modules, maps, self.pool)
         finally:
@@ -98,10 +101,10 @@ class _Graph:
         self, copy: PaddedModel, modules: Sequence[nn.Module], maps: CapturedMaps, pool: Any
     ) -> None:
         self.maps, self.scene = maps, maps.scene
-        self.model = copy.model
+        self.model, self.tensors = copy.model, copy.tensors
         self.features = copy.room(self.scene)
         self.forward, self.output = captured(lambda: copy.over(self.scene, self.features), pool)
-        self.leaves = leaves_of(self.output)
+        self.leaves = leaves_of(self.tensors, self.output)
         self.levels = [self.scene.level_of(leaf) for leaf in self.leaves]
         self.cotangents = [torch.zeros_like(leaf) for leaf in self.leaves]
         inputs = copy.inputs(self.features)
@@ -113,15 +116,15 @@ class _Graph:
     def output_of(self, run: _Run, x: Any) -> Any:
         """The model's output for `x`, whose maps are replayed already."""
         trained = [p for p in self.model.parameters() if p.requires_grad]
-        found = _Replay.apply(run, x.features, *trained)
+        found = _Replay.apply(run, self.tensors.features_of(x), *trained)
         made = {id(leaf): one for leaf, one in zip(self.leaves, found, strict=True)}
-        cut = cutter(self.scene, run.rows, x)
+        cut = cutter(self.scene, run.rows, self.tensors.coordinates_of(x))
 
         def one_of(tensor: torch.Tensor) -> torch.Tensor:
             mine = made.get(id(tensor))
             return cut(tensor.detach()) if mine is None else mine
 
-        return rebuilt(self.output, one_of)
+        return rebuilt(self.tensors, self.output, one_of)
 
 
 class _Run:

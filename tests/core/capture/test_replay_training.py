@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import sparse_bridge
-from sparse_bridge.adapters.spconv import replay_training
+from sparse_bridge.core.capture import replay_training
 from tests.checks import assert_close
 
 from .test_replay import network, scene

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import sparse_bridge
-from sparse_bridge.adapters.spconv import replay
+from sparse_bridge.core.capture import replay
 from tests.checks import assert_close
 from tests.clouds import cloud, features
 

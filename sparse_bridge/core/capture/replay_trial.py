@@ -1,7 +1,7 @@
-"""A model over a scene with room to spare, forward and backward, and whether it computes the same.
+"""A model over a padded input, forward and backward, and whether it computes the same.
 
 Batch norms divide by the rows that there are. Whatever else mixes rows shows: outputs, gradients
-and running statistics are compared with those of the scene alone.
+and running statistics are compared with those of the input alone.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...core.capture import padded
-from ...core.capture.padded import PaddedScene, UnpaddedError
-from ...core.conv.convolution import autocast_dtype
-from ...core.ops.batch_norm import batch_norm
-from .replay_parts import over_padded, rebuilt
+from ..conv.convolution import autocast_dtype
+from ..ops.batch_norm import batch_norm
+from . import padded
+from .padded import PaddedScene, UnpaddedError
+from .replay_parts import Tensors, over_padded, rebuilt
 
 __all__ = ["PaddedModel", "gradients_of", "leaves_of"]
 
@@ -35,9 +35,13 @@ class PaddedModel:
     What autograd knows of the parameters themselves belongs to other streams.
     """
 
-    def __init__(self, model: nn.Module, x: Any) -> None:
-        """model: called by itself.  x: a sparse tensor of the kind it will be given."""
-        self.model, self.x = model, x
+    def __init__(self, model: nn.Module, x: Any, tensors: Tensors) -> None:
+        """model: called by itself.  x: a sparse tensor of the kind it will be given, read through
+        `tensors`."""
+        self.model, self.x, self.tensors = model, x, tensors
+        features = tensors.features_of(x)
+        assert features is not None
+        self.features = features
         self.aliases = {
             name: parameter.detach().requires_grad_(parameter.requires_grad)
             for name, parameter in model.named_parameters()
@@ -61,58 +65,55 @@ class PaddedModel:
 
     def over(self, scene: PaddedScene, features: torch.Tensor) -> Any:
         with _counted_norms(list(self.model.modules())):
-            return over_padded(self, scene, features, self.x)
+            return over_padded(self, scene, features, self.x, self.tensors)
 
     def alone(self, nudge: float = 0.0) -> tuple[Any, torch.Tensor]:
         """(output over the scene as it is, its features). nudge: change those by about as much."""
-        features = self.x.features.detach().clone()
+        features = self.features.detach().clone()
         if nudge:
             features *= 1 + nudge * torch.randn_like(features)
-        features.requires_grad_(self.x.features.requires_grad)
-        twin = self.x.replace_feature(features)
-        twin.indices = self.x.indices.detach()
-        twin.indice_dict = {}
-        return self(twin), features
+        features.requires_grad_(self.features.requires_grad)
+        coords = self.tensors.coordinates_of(self.x).detach()
+        return self(self.tensors.with_rows(self.x, features, coords)), features
 
     def room(self, scene: PaddedScene) -> torch.Tensor:
         """Features for the padded scene, with those of x in place."""
-        rows, channels = self.x.features.shape
-        features = self.x.features.new_full((scene.coords.shape[0], channels), _TRIAL_FILL)
-        features[:rows] = self.x.features.detach()
-        return features.detach().requires_grad_(self.x.features.requires_grad)
+        rows, channels = self.features.shape
+        features = self.features.new_full((scene.coords.shape[0], channels), _TRIAL_FILL)
+        features[:rows] = self.features.detach()
+        return features.detach().requires_grad_(self.features.requires_grad)
 
     def try_out(self, scene: PaddedScene, rows: dict[int, int]) -> None:
-        """Raise UnpaddedError unless outputs, gradients and buffers are those of the scene without
-        room to spare."""
+        """Raise UnpaddedError unless outputs, gradients and buffers are those of x alone."""
         own = self.buffers
         try:
             self._begin(own)
             expected, features = self.alone()
-            leaves = leaves_of(expected)
+            leaves = leaves_of(self.tensors, expected)
             cotangents = [torch.randn_like(leaf) * 0.1 for leaf in leaves]
             theirs = gradients_of(leaves, self.inputs(features), cotangents)
             theirs += [*leaves, *self._statistics().values()]
             numbers = self._numbers()
             self._begin(own)
             again, features = self.alone(nudge=_ROUNDING.get(self._precision(), 1e-6))
-            wide = leaves_of(again)
+            wide = leaves_of(self.tensors, again)
             nudged = gradients_of(wide, self.inputs(features), cotangents)
             nudged += [*wide, *self._statistics().values()]
             self._begin(own)
             scene.fill = _TRIAL_FILL
             features = self.room(scene)
-            wide = leaves_of(self.over(scene, features))
+            wide = leaves_of(self.tensors, self.over(scene, features))
             if len(wide) != len(leaves):
-                raise UnpaddedError("it returns less over a scene with room to spare.")
+                raise UnpaddedError("it returns less over a padded input.")
             pairs = zip(cotangents, wide, strict=True)
             mine = gradients_of(wide, self.inputs(features), [_widened(*pair) for pair in pairs])
             mine += [leaf[: rows[scene.level_of(leaf)]] for leaf in wide]
             mine += self._statistics().values()
             if features.requires_grad and mine[0] is not None:
-                mine[0] = mine[0][: self.x.features.shape[0]]
+                mine[0] = mine[0][: self.features.shape[0]]
             for name, one in self._numbers().items():
                 if not torch.equal(one, numbers[name]):
-                    raise UnpaddedError(f"{name} differs over a scene with room to spare.")
+                    raise UnpaddedError(f"{name} differs over a padded input.")
             names = self._names(features, len(wide))
             _compare(names, mine, theirs, nudged, self._precision())
         finally:
@@ -133,8 +134,8 @@ class PaddedModel:
 
     def _precision(self) -> torch.dtype:
         """What rounding to expect."""
-        own: torch.dtype = self.x.features.dtype
-        return autocast_dtype(self.x.features.device) or own
+        own: torch.dtype = self.features.dtype
+        return autocast_dtype(self.features.device) or own
 
     def _statistics(self) -> dict[str, torch.Tensor]:
         """The buffers that know rounding."""
@@ -145,7 +146,7 @@ class PaddedModel:
         return {name: one for name, one in self.buffers.items() if not one.is_floating_point()}
 
 
-def leaves_of(value: Any) -> list[torch.Tensor]:
+def leaves_of(tensors: Tensors, value: Any) -> list[torch.Tensor]:
     """The tensors of an output through which gradients come, each once."""
     found: dict[int, torch.Tensor] = {}
 
@@ -154,7 +155,7 @@ def leaves_of(value: Any) -> list[torch.Tensor]:
             found[id(tensor)] = tensor
         return tensor
 
-    rebuilt(value, look)
+    rebuilt(tensors, value, look)
     if not found:
         raise UnpaddedError("its output does not depend on what is trained.")
     return list(found.values())
@@ -195,7 +196,7 @@ def _compare(
         raise UnpaddedError("its outputs or gradients are not finite.")
     for name, one, other, moved in zip(names, mine, theirs, nudged, strict=True):
         if (one is None) != (other is None) or (one is not None and one.shape != other.shape):
-            raise UnpaddedError(f"{name} has another shape over a scene with room to spare.")
+            raise UnpaddedError(f"{name} has another shape over a padded input.")
         if one is None or not one.numel():
             continue
         allowed = tolerance * (float(other.double().norm()) + scale * math.sqrt(other.numel()))
@@ -203,8 +204,8 @@ def _compare(
         error = float((one.double() - other.double()).norm())
         if not error <= allowed:
             raise UnpaddedError(
-                f"it mixes rows outside its sparse layers and batch norms: over a scene with room "
-                f"to spare, {name} is off by {error:.2e}; {allowed:.2e} would be rounding."
+                f"it mixes rows outside its sparse layers and batch norms: over a "
+                f"padded input, {name} is off by {error:.2e}; {allowed:.2e} would be rounding."
             )
 
 

@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import pytest
+
+from sparse_bridge.core.capture import prefetch
+from tests.adapters.spconv import doors
+
+
+@pytest.fixture
+def untaught():
+    """The stand-in of spconv, where no scene has been seen yet."""
+    prefetch.forget()
+    with doors.standin() as module:
+        yield module
+    prefetch.forget()
+
+
+@pytest.fixture(autouse=True)
+def _plain_settings(plain_settings):
+    """For every test of this folder."""
