@@ -80,7 +80,7 @@ class LateFeatures:
     """
 
     __slots__ = ()
-    features_attribute = "feats"
+    features_attribute: str
     _late: _Result | weakref.ref[nn.Module]
 
     def __getattr__(self, name: str) -> Any:  # asked only for what is not there

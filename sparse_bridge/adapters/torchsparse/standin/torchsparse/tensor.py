@@ -47,6 +47,8 @@ class SparseTensor(LateFeatures):
     stride: tensor stride.  spatial_range: (B, X, Y, Z) or None.
     """
 
+    features_attribute = "feats"
+
     def __init__(self, feats, coords, stride=1, spatial_range=None):
         self.feats = feats
         self.coords = coords

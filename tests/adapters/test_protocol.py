@@ -1,0 +1,175 @@
+"""One record per framework: what the shared parts read, and that they name no framework."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import sparse_bridge
+from sparse_bridge.adapters import base, protocol
+from sparse_bridge.core.geometry.sparse_data import SparseData
+from sparse_bridge.errors import UnsupportedError
+from tests.adapters.test_convert import NAMES, frameworks, make, rows, scene  # noqa: F401
+
+PACKAGE = pathlib.Path(sparse_bridge.__file__).parent
+# Where frameworks are named: their adapters, models for each of them, and the commands that build
+# such models. The table of adapters is the one exception in the shared parts.
+OWN = tuple(f"adapters/{name}/" for name in base.ADAPTERS)
+USERS = ("networks/", "demo/", "commands/")
+# Attributes that sparse tensors of one framework have and others do not.
+ATTRIBUTES = {"indice_dict", "indices", "replace_feature", "kmaps", "cmaps", "spatial_range",
+              "coordinate_map_key", "coordinate_manager", "indice_key", "feats"}  # fmt: skip
+FILES = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("*.py"))}
+EVERYWHERE = [where for where in FILES if not where.startswith((*OWN, *USERS))]
+READERS = [
+    where
+    for where in EVERYWHERE
+    if where.startswith(("adapters/", "core/capture/", "optimization"))
+]
+ALLOWED = {"adapters/base.py": set(base.ADAPTERS)}
+
+
+def named(source: str) -> tuple[set[str], set[str]]:
+    """(frameworks, attributes of their tensors) that code names; prose does not count."""
+    words = {framework.packages[0] for framework in base.frameworks()} | set(base.ADAPTERS)
+    tree, found, attributes = ast.parse(source), set(), set()
+    prose = {
+        node.body[0].value
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }  # fmt: skip
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in ATTRIBUTES:
+            attributes.add(node.attr)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in prose:
+            found |= {word for word in words if node.value.partition(".")[0] == word}
+            attributes |= ATTRIBUTES & {node.value}
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+            found |= {part for name in names for part in name.split(".") if part in words}
+    return found, attributes
+
+
+@pytest.mark.parametrize("where", EVERYWHERE)
+def test_shared_parts_name_no_framework(where):
+    names, attributes = named(FILES[where].read_text(encoding="utf-8"))
+    assert names <= ALLOWED.get(where, set())
+    assert where not in READERS or not attributes
+
+
+def test_the_rule_sees_names():
+    assert len(EVERYWHERE) > 100 and len(READERS) > 15
+    assert named("from .spconv import maps")[0] == {"spconv"}
+    assert named("import MinkowskiEngine")[0] == {"MinkowskiEngine"}
+    assert named('FRAMEWORKS = ("torchsparse",)')[0] == {"torchsparse"}
+    assert named('y = getattr(x.indice_dict, "indices")') == (set(), {"indice_dict", "indices"})
+    assert named('def f():\n    """spconv"""\n    return "x"') == (set(), set())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tensors(frameworks, name):  # noqa: F811
+    feats, coords = scene()
+    x = make(frameworks, name, feats, coords)
+    found = protocol.of(x)
+    assert found is base.load(name).tensors() and found.is_tensor(x)
+    assert base.load(name).tensor_class() is type(x)
+    own, places = rows(x, name)
+    assert found.features_of(x) is own is protocol.features_of(x)
+    assert torch.equal(found.coordinates_of(x), places)
+    y = found.with_features(x, own * 2)
+    assert type(y) is type(x) and torch.equal(found.features_of(y), own * 2)
+    assert torch.equal(found.coordinates_of(y), places)
+    data = found.to_core(x)
+    assert isinstance(data, SparseData) and torch.equal(data.feats, own)
+    again = found.from_core(data, x)
+    assert torch.equal(found.features_of(again), own)
+
+
+def test_other_objects_belong_to_nobody():
+    for other in (None, 3, "x", {}, nn.ReLU(), SparseData):
+        assert protocol.of(other) is None and protocol.features_of(other) is None
+    plain = torch.zeros(2)
+    assert protocol.features_of(plain) is plain
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_layers(frameworks, name):  # noqa: F811
+    kinds = {
+        "spconv": lambda sp: sp.SubMConv3d(4, 8, 3),
+        "torchsparse": lambda ts: ts.nn.Conv3d(4, 8, 3),
+        "minkowski": lambda me: me.MinkowskiConvolution(4, 8, kernel_size=3, dimension=3),
+    }
+    layer = kinds[name](frameworks[name])
+    assert protocol.is_layer(layer) and protocol.is_layer(nn.ReLU(), nn.ReLU)
+    assert not protocol.is_layer(layer, nn.ReLU)
+    layer.__class__ = type("Mine", (type(layer),), {})
+    assert not protocol.is_layer(layer)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_tensors_that_tell_their_bounds_are_captured(frameworks, name):  # noqa: F811
+    feats, coords = scene()
+    x = make(frameworks, name, feats, coords)
+    box = protocol.of(x).capture_box(x)
+    assert (box is not None) == (name == "spconv")
+    if box is not None:
+        assert box.size == (3, 7, 6, 5)
+        few = protocol.of(x).with_rows(x, feats[:2], coords[:2])
+        assert len(few.features) == len(few.indices) == 2 and not few.indice_dict
+        x.indice_dict["a"] = None
+        assert protocol.of(x).capture_box(x) is None
+
+
+def test_a_framework_that_is_not_installed(monkeypatch):
+    monkeypatch.setitem(base.ADAPTERS, "absent", "sparse_bridge.adapters.absent:ADAPTER")
+    assert [one.name for one in base.frameworks()] == list(NAMES)
+
+
+WITHOUT_CAPTURE = """
+import importlib.abc, sys, torch
+
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("sparse_bridge.core.capture.replay"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+import sparse_bridge
+from sparse_bridge.errors import UnsupportedError
+model = torch.nn.Linear(2, 2)
+try:
+    sparse_bridge.optimize(model, graphs=True)
+except UnsupportedError as error:
+    print(error)
+sparse_bridge.restore(sparse_bridge.optimize(model))
+assert "forward" not in model.__dict__
+"""
+
+
+def test_optimize_without_the_folder_that_captures():
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_CAPTURE], capture_output=True, text=True, check=False,
+        cwd=PACKAGE.parent,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "not part of this installation" in done.stdout
+
+
+def test_only_a_missing_folder_is_forgiven(monkeypatch, tmp_path):
+    monkeypatch.setattr(base.importlib, "import_module", _broken)
+    with pytest.raises(ModuleNotFoundError, match="other"):
+        base.capture("replay")
+    monkeypatch.undo()
+    with pytest.raises(UnsupportedError, match="nonesuch"):
+        base.capture("nonesuch")
+
+
+def _broken(name):
+    raise ModuleNotFoundError("No module named 'other'", name="other")
