@@ -1,11 +1,15 @@
-"""Who answers requests for kernel maps besides the builder: prefetch, where it is installed."""
+"""Who answers requests for kernel maps besides the builder: prefetch, where it is installed.
+
+Adapters import this module for what importing it does; without `core.capture` maps are built when
+they are asked for.
+"""
 
 from __future__ import annotations
 
 import contextlib
 
 from ..errors import UnsupportedError
-from .base import capture
+from . import base
 
 with contextlib.suppress(UnsupportedError):
-    capture("prefetch").install()
+    base.capture("prefetch").install()

@@ -137,7 +137,7 @@ import importlib.abc, sys, torch
 
 class Missing(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.startswith("sparse_bridge.core.capture.replay"):
+        if name.startswith("sparse_bridge.core.capture"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Missing())
