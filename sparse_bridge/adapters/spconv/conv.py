@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from ... import settings
 from ...core.conv.convolution import conv
 from ...core.conv.dataflows import Epilogue
 from ...core.device import trace
@@ -108,12 +107,8 @@ def _product(
 ) -> Any:  # fmt: skip
     if layer.conv1x1:
         return _pointwise(layer, x, features, weight, epilogue.bias)
-    key, entries = layer.indice_key, x.indice_dict
+    key, entries = layer.indice_key, keys.entries_of(x)
     record: Any = None if key is None else entries.get(key)
-    # In spconv 1.x all tensors that come of one input share one dictionary, and so do they while
-    # keys are shared: branches see each other's maps. Otherwise an output carries a copy.
-    if not settings.get().shared_keys:
-        entries = dict(entries)
     if record is None and not layer.inverse:
         made = _new_map(layer, x)
         indices, shape, kmap = made.indices, made.shape, made.kmap
