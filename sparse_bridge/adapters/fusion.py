@@ -30,11 +30,11 @@ __all__ = [
 
 _NORM_FORWARD = nn.BatchNorm1d.forward
 RELU_FORWARD = nn.ReLU.forward
-_ACTIVATIONS = (
-    (nn.ReLU, "relu", nn.ReLU.forward),
-    (nn.LeakyReLU, "leaky_relu", nn.LeakyReLU.forward),
-    (nn.Sigmoid, "sigmoid", nn.Sigmoid.forward),
-)
+_ACTIVATIONS: dict[type, tuple[str, Any]] = {
+    nn.ReLU: ("relu", nn.ReLU.forward),
+    nn.LeakyReLU: ("leaky_relu", nn.LeakyReLU.forward),
+    nn.Sigmoid: ("sigmoid", nn.Sigmoid.forward),
+}
 
 
 class Tail(NamedTuple):
@@ -76,7 +76,7 @@ def foldable(norm: nn.Module) -> bool:
 
 def activation_of(module: nn.Module) -> tuple[str, float] | None:
     """(name, slope) of an activation that kernels apply, torch's own or a framework's; or None."""
-    for kind, name, _ in _ACTIVATIONS:
+    for kind, (name, _) in _ACTIVATIONS.items():
         if is_layer(module, kind):
             return name, float(getattr(module, "negative_slope", 0.0))
     return None
@@ -85,8 +85,11 @@ def activation_of(module: nn.Module) -> tuple[str, float] | None:
 def _own_activation(module: nn.Module) -> tuple[str, float] | None:
     """`activation_of` where it is torch's own, which nothing watches or replaces."""
     kind = type(module)
-    own = any(kind is one and kind.forward is forward for one, _, forward in _ACTIVATIONS)
-    return activation_of(module) if own and hooks.plain(module) else None
+    known = _ACTIVATIONS.get(kind)
+    if known is None or kind.forward is not known[1] or not hooks.plain(module):
+        return None
+    # Asking a module for an attribute that it lacks is slow.
+    return known[0], float(module.negative_slope) if isinstance(module, nn.LeakyReLU) else 0.0
 
 
 def tail_after(modules: Sequence[nn.Module], index: int) -> Tail | None:
