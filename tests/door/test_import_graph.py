@@ -1,0 +1,111 @@
+"""The import graph of the package: no cycle between files, no arrow up, no crowded folder."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+import sparse_bridge
+
+from .import_graph import FLOOR_OF, arrows_up, cycles, files_per_folder, imports, room, sources
+
+PACKAGE = pathlib.Path(sparse_bridge.__file__).parent
+MOST_FILES = 20
+# What is still to be mended: files in a cycle, arrows up, crowded folders. Nothing is added here.
+IN_CYCLES = {
+    "sparse_bridge.adapters.spconv.layers", "sparse_bridge.adapters.spconv.low_level",
+    "sparse_bridge.adapters.spconv.records", "sparse_bridge.core.conv.chunks",
+    "sparse_bridge.core.conv.column_sums", "sparse_bridge.core.conv.dataflows",
+    "sparse_bridge.core.conv.per_offset", "sparse_bridge.core.conv.plan",
+    "sparse_bridge.core.device.selection", "sparse_bridge.core.maps.coordinate_map",
+    "sparse_bridge.core.maps.fold", "sparse_bridge.core.maps.kernel_map",
+    "sparse_bridge.core.ops.batch_norm", "sparse_bridge.core.warmup.first_use",
+    "sparse_bridge.gate.forms", "sparse_bridge.gate.forms_gemm", "sparse_bridge.gate.forms_maps",
+    "sparse_bridge.gate.forms_norms", "sparse_bridge.gate.forms_pools",
+}  # fmt: skip
+UP = {
+    ("sparse_bridge.core.device.selection", "sparse_bridge.core.warmup.first_use"),
+    ("sparse_bridge.core.device.self_check", "sparse_bridge.core.tuning.problem"),
+    ("sparse_bridge.core.maps.coordinate_map", "sparse_bridge.core.capture.padded"),
+    ("sparse_bridge.core.maps.kernel_map", "sparse_bridge.core.capture.padded"),
+    ("sparse_bridge.core.maps.map_builder", "sparse_bridge.core.capture.padded"),
+}
+CROWDED = {"sparse_bridge/adapters/minkowski", "sparse_bridge/adapters/spconv"}
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return imports(PACKAGE)
+
+
+def test_the_whole_package_is_read(graph):
+    assert len(graph) > 200 and sum(map(len, graph.values())) > 700
+    floors = {FLOOR_OF[room(name)] for name in graph if room(name) in FLOOR_OF}
+    assert len(floors) == len(set(FLOOR_OF.values())), "a floor is empty"
+    assert "sparse_bridge.settings" in graph["sparse_bridge.doctor"]  # from . import settings
+    assert "sparse_bridge.doctor" in graph["sparse_bridge.__main__"]  # in a function
+
+
+def test_no_cycle_between_files(graph):
+    found = {name for group in cycles(graph) for name in group}
+    assert found <= IN_CYCLES, sorted(found - IN_CYCLES)
+
+
+def test_no_arrow_up(graph):
+    unknown = {room(name) for name in graph} - FLOOR_OF.keys() - {"", "core", "kernels"}
+    assert not unknown, f"no floor is named for {sorted(unknown)}"
+    assert set(arrows_up(graph)) <= UP, sorted(set(arrows_up(graph)) - UP)
+
+
+def test_no_folder_is_crowded():
+    counts = files_per_folder(PACKAGE)
+    assert counts["sparse_bridge/core/geometry"] >= 3
+    crowded = {folder for folder, count in counts.items() if count > MOST_FILES}
+    assert crowded <= CROWDED, {folder: counts[folder] for folder in crowded - CROWDED}
+
+
+@pytest.fixture
+def planted(tmp_path):
+    """A package to plant faults in: write(path, source), then read it."""
+    package = tmp_path / "sparse_bridge"
+
+    def write(path: str, source: str) -> pathlib.Path:
+        file = package / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (package, *file.parents):
+            if folder.is_relative_to(package):
+                (folder / "__init__.py").touch()
+        file.write_text(source)
+        return package
+
+    return write
+
+
+def test_a_planted_cycle_is_found(planted):
+    planted("core/maps/a.py", "from .b import x\n")
+    planted("core/maps/c.py", "import sparse_bridge.core.maps.a\n")
+    package = planted("core/maps/b.py", "def late():\n    from . import c\n")
+    names = [f"sparse_bridge.core.maps.{name}" for name in "abc"]
+    assert cycles(imports(package)) == [names]
+    planted("core/maps/b.py", "if TYPE_CHECKING:\n    from . import c\n")
+    assert cycles(imports(package)) == []
+
+
+def test_a_planted_arrow_is_found(planted):
+    planted("core/maps/b.py", "x = 1\n")
+    planted("kernels/gemm/a.py", "def late():\n    from ...core.maps.b import x\n")
+    package = planted("core/conv/c.py", "from ..maps import b\n")
+    graph = imports(package)
+    assert arrows_up(graph) == [("sparse_bridge.kernels.gemm.a", "sparse_bridge.core.maps.b")]
+    planted("attic/d.py", "from ..core.maps import b\n")
+    with pytest.raises(KeyError, match="attic"):
+        arrows_up(imports(package))
+
+
+def test_a_planted_crowd_is_found(planted):
+    for number in range(MOST_FILES):
+        package = planted(f"core/ops/f{number}.py", "")
+        planted(f"adapters/x/standin/y/f{number}.py", "")
+    assert files_per_folder(package)["sparse_bridge/core/ops"] == MOST_FILES + 1
+    assert not any("standin" in name for name in sources(package))
