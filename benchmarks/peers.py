@@ -16,10 +16,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from .models import NETWORKS, TorchSparseUNet, norm
+from sparse_bridge.networks import torchsparse
+from sparse_bridge.networks.spconv import ResidualUNet, Second, norm
+
 from .workloads import Scan
 
-__all__ = ["PEERS", "Peer", "installed", "load"]
+__all__ = ["NETWORKS", "PEERS", "Peer", "installed", "load"]
+
+NETWORKS = {"second": Second, "unet": ResidualUNet}  # of spconv; torchsparse has the second
 
 
 class Peer(abc.ABC):
@@ -42,7 +46,7 @@ class Peer(abc.ABC):
         raise NotImplementedError(f"{self.name} has no sequential container")
 
     def network(self, name: str) -> nn.Module:
-        """One of `models.NETWORKS`."""
+        """One of `NETWORKS`."""
         raise NotImplementedError(f"no {name} in the API of {self.name}")
 
     def for_inference(self, model: nn.Module) -> nn.Module:
@@ -167,7 +171,7 @@ class _TorchSparse(Peer):
         return nn.Sequential(self.layer(channels, False), spnn.BatchNorm(channels), spnn.ReLU(True))
 
     def network(self, name):
-        return TorchSparseUNet(self.ts) if name == "unet" else super().network(name)
+        return torchsparse.ResidualUNet(self.ts) if name == "unet" else super().network(name)
 
     def _tensor(self, feats, coords, scan):
         extent = (scan.batch_size, *scan.shape)

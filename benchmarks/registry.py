@@ -53,7 +53,7 @@ class Case:
         dtype: one of DTYPES.
         work: a key of WORKS.
         channels: C_in = C_out of a layer; 0 for a network.
-        network: a key of `models.NETWORKS`; empty for a layer.
+        network: a key of `peers.NETWORKS`; empty for a layer.
         device: "cpu" or "cuda".
         threads: of the CPU; 0 leaves them alone.
         timed: False measures memory alone.

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from .models import network_input
 from .peers import Peer
 from .registry import Case
 from .workloads import Scan
@@ -41,7 +40,8 @@ def build(peer: Peer, case: Case, scan: Scan) -> Work:
     """Raises NotImplementedError where the peer has no such thing, and whatever the peer raises."""
     peer.allow_tf32(case.dtype == "tf32")
     if case.network:
-        coords, shape = network_input(case.network, scan)
+        # SECOND's axes are z, y, x.
+        coords, shape = scan.zyx() if case.network == "second" else (scan.coords, scan.shape)
         scan = dataclasses.replace(scan, coords=coords, shape=tuple(shape))
         return _network(peer, case, scan)
     return _layer(peer, case, scan)

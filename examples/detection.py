@@ -12,8 +12,6 @@ import sparse_bridge
 
 sparse_bridge.enable("spconv")
 
-from functools import partial
-
 import numpy as np
 import spconv.pytorch as spconv
 import torch
@@ -24,37 +22,11 @@ from torch import nn
 from sparse_bridge.demo.birdseye import raster
 from sparse_bridge.demo.drawing import FAINT, INK, legend, metric_panel, new_figure, save
 from sparse_bridge.demo.scene import labelled_scan
+from sparse_bridge.networks.spconv import Second
 
 RANGE = (-32.0, -25.6, -2.6, 32.0, 25.6, 2.6)  # x, y, z: lowest, then highest, in metres
 RIGHT = 1.5  # metres between the centres of a found and a true car, at most
 MIN_POINTS = 8  # fewer echoes do not make a car visible
-
-
-def conv_norm_relu(conv: nn.Module) -> spconv.SparseSequential:
-    norm = nn.BatchNorm1d(conv.out_channels, eps=1e-3, momentum=0.05)
-    return spconv.SparseSequential(conv, norm, nn.ReLU())
-
-
-class Second(spconv.SparseModule):
-    """Submanifold stages between strided convolutions, then the height is squeezed."""
-
-    def __init__(self, channels: int = 2, widths=(16, 32, 48, 64)) -> None:
-        super().__init__()
-        subm = partial(spconv.SubMConv3d, kernel_size=3, padding=1, bias=False)
-        down = partial(spconv.SparseConv3d, kernel_size=3, stride=2, bias=False)
-        layers = [conv_norm_relu(subm(channels, widths[0], indice_key="subm1"))]
-        layers.append(conv_norm_relu(subm(widths[0], widths[0], indice_key="subm1")))
-        for level, padding in ((2, 1), (3, 1), (4, (0, 1, 1))):
-            width = widths[level - 1]
-            layers.append(conv_norm_relu(down(widths[level - 2], width, padding=padding)))
-            for _ in range(2):
-                layers.append(conv_norm_relu(subm(width, width, indice_key=f"subm{level}")))
-        out = spconv.SparseConv3d(widths[-1], 64, (3, 1, 1), stride=(2, 1, 1), bias=False)
-        self.layers = spconv.SparseSequential(*layers, conv_norm_relu(out))
-
-    def forward(self, x: spconv.SparseConvTensor) -> torch.Tensor:
-        """[B, C, H, W]: the bird's-eye view, eight times coarser than the voxels."""
-        return self.layers(x).dense().flatten(1, 2)
 
 
 class Detector(nn.Module):
@@ -66,7 +38,7 @@ class Detector(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.backbone = Second()
+        self.backbone = Second(spconv, 2, (16, 32, 48, 64), out_channels=64, momentum=0.05)
         self.head = nn.Sequential(
             nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU(),
             nn.ConvTranspose2d(64, 64, 2, stride=2, bias=False), nn.BatchNorm2d(64), nn.ReLU(),
@@ -78,7 +50,7 @@ class Detector(nn.Module):
 
     def forward(self, x: spconv.SparseConvTensor) -> torch.Tensor:
         """[B, 7, H, W]; cells are 4 voxels wide in x and y."""
-        return self.head(self.backbone(x))
+        return self.head(self.backbone(x).dense().flatten(1, 2))  # height into the channels
 
 
 class Voxels:

@@ -151,11 +151,11 @@ class ModelJob:
     def _run(self, rows: int, device: torch.device) -> None:
         import spconv.pytorch as spconv
 
-        from ..demo import networks
+        from ..networks.spconv import ResidualUNet, Second
 
         coords, shape, batch_size = street_voxels(rows)
         torch.manual_seed(0)
-        model = {"second": networks.SecondEncoder, "unet": networks.ResidualUNet}[self.model]()
+        model = {"second": Second, "unet": ResidualUNet}[self.model](spconv)
         model = model.to(device)
         features = torch.randn(len(coords), 4, device=device)
         dtype = DTYPES[self.dtype][0]

@@ -224,14 +224,16 @@ def _voxels(
 
 def _networks(args: argparse.Namespace, device: torch.device) -> list[_Network]:
     """Random weights, the same for the same seed."""
-    from .networks import ResidualUNet, SecondEncoder
+    import spconv.pytorch as spconv
+
+    from ..networks.spconv import ResidualUNet, Second
 
     torch.manual_seed(args.seed)
     thin: dict[str, Any] = {}
     if args.small:
         thin = {"encoder": (16, 24, 32, 48), "decoder": (48, 32, 24, 24), "blocks": (1, 1, 1, 1)}
         thin["stem"] = 16
-    second, unet = SecondEncoder(), ResidualUNet(classes=_CLASSES, **thin)
+    second, unet = Second(spconv), ResidualUNet(spconv, classes=_CLASSES, **thin)
     return [
         _Network("SECOND encoder", second.to(device), torch.nn.Linear(128, _CLASSES).to(device)),
         _Network("residual U-Net", unet.to(device), torch.nn.Identity()),

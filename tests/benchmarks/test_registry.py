@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from benchmarks.models import NETWORKS
+from benchmarks.peers import NETWORKS
 from benchmarks.registry import DTYPES, SUITES, WORKS, Case, Selection, enumerate_cases
 from sparse_bridge.errors import SettingError
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
 import types
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +12,6 @@ import torch
 from rich.console import Console
 from torch import nn
 
-import sparse_bridge.demo
 from sparse_bridge.core.device import trace
 from sparse_bridge.demo import profile, report, training, voxels
 from sparse_bridge.demo.points import PointCloud
@@ -174,21 +170,3 @@ def test_grid_fits_the_strides() -> None:
         voxels._cells((0, 0, 0, 1, -1, 1), 0.1)
     with pytest.raises(GeometryError, match="--voxel-size"):
         voxels._cells((0, 0, 0, 200, 200, 20), 0.01)
-
-
-def test_networks_know_nothing_of_the_bridge() -> None:
-    folder = Path(inspect.getfile(sparse_bridge.demo)).parent
-    tree = ast.parse((folder / "networks.py").read_text())
-    imported = {
-        name
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-        for name in (
-            [node.module or "."]
-            if isinstance(node, ast.ImportFrom)
-            else [alias.name for alias in node.names]
-        )
-    }
-    assert "spconv.pytorch" in imported
-    assert not [name for name in imported if name.startswith(("sparse_bridge", "."))]
-    assert all(node.level == 0 for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))

@@ -94,6 +94,20 @@ def networks(lane, *names):
 SMALL = ("spconv-prog_unet_k3_head", "torchsparse-p21_unet_b2", "minkowski-net_dense_decoder")
 
 
+# The quick lane of the interpreter in parts that can run side by side: nodes, and how many tests
+# they hold at least.
+QUICK = {
+    "hash table": (KERNELS[:1], 30),
+    "maps": (KERNELS[1:3], 30),
+    "gemm": (KERNELS[3:5], 30),
+    "pools and norms": (KERNELS[5:8], 70),
+    "voxels and keys": (KERNELS[8:], 60),
+    "convolutions": (convolutions("interpreter")[:5], 5),
+    "more convolutions": (convolutions("interpreter")[5:], 5),
+    "launches": (["tests/gate/test_launches.py"], 6),
+}
+
+
 def run(nodes, at_least, **environment):
     """The nodes pass in a process with `environment`, and no fewer than `at_least` of them ran;
     how many did."""
@@ -111,11 +125,19 @@ def run(nodes, at_least, **environment):
 
 
 @HERE
-def test_interpreter():
+@pytest.mark.parametrize("part", QUICK)
+def test_interpreter(part):
     if importlib.util.find_spec("triton") is None:
         pytest.skip("Triton is not installed")
-    launches = "tests/gate/test_launches.py"
-    run([*KERNELS, launches, *convolutions("interpreter")], 160, TRITON_INTERPRET="1")
+    nodes, at_least = QUICK[part]
+    run(nodes, at_least, TRITON_INTERPRET="1")
+
+
+def test_the_parts_of_the_quick_lane_are_the_whole_of_it():
+    named = [node for nodes, _ in QUICK.values() for node in nodes]
+    assert sorted(named) == sorted(
+        [*KERNELS, *convolutions("interpreter"), "tests/gate/test_launches.py"]
+    )
 
 
 @HERE
