@@ -12,26 +12,7 @@ from .import_graph import FLOOR_OF, arrows_up, cycles, files_per_folder, imports
 
 PACKAGE = pathlib.Path(sparse_bridge.__file__).parent
 MOST_FILES = 20
-# What is still to be mended: files in a cycle, arrows up, crowded folders. Nothing is added here.
-IN_CYCLES = {
-    "sparse_bridge.adapters.spconv.layers", "sparse_bridge.adapters.spconv.low_level",
-    "sparse_bridge.adapters.spconv.records", "sparse_bridge.core.conv.chunks",
-    "sparse_bridge.core.conv.column_sums", "sparse_bridge.core.conv.dataflows",
-    "sparse_bridge.core.conv.per_offset", "sparse_bridge.core.conv.plan",
-    "sparse_bridge.core.device.selection", "sparse_bridge.core.maps.coordinate_map",
-    "sparse_bridge.core.maps.fold", "sparse_bridge.core.maps.kernel_map",
-    "sparse_bridge.core.ops.batch_norm", "sparse_bridge.core.warmup.first_use",
-    "sparse_bridge.gate.forms", "sparse_bridge.gate.forms_gemm", "sparse_bridge.gate.forms_maps",
-    "sparse_bridge.gate.forms_norms", "sparse_bridge.gate.forms_pools",
-}  # fmt: skip
-UP = {
-    ("sparse_bridge.core.device.selection", "sparse_bridge.core.warmup.first_use"),
-    ("sparse_bridge.core.device.self_check", "sparse_bridge.core.tuning.problem"),
-    ("sparse_bridge.core.maps.coordinate_map", "sparse_bridge.core.capture.padded"),
-    ("sparse_bridge.core.maps.kernel_map", "sparse_bridge.core.capture.padded"),
-    ("sparse_bridge.core.maps.map_builder", "sparse_bridge.core.capture.padded"),
-}
-CROWDED = {"sparse_bridge/adapters/minkowski", "sparse_bridge/adapters/spconv"}
+CROWDED = {"sparse_bridge/adapters/spconv"}  # to be emptied; nothing is added
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +29,13 @@ def test_the_whole_package_is_read(graph):
 
 
 def test_no_cycle_between_files(graph):
-    found = {name for group in cycles(graph) for name in group}
-    assert found <= IN_CYCLES, sorted(found - IN_CYCLES)
+    assert cycles(graph) == []
 
 
 def test_no_arrow_up(graph):
     unknown = {room(name) for name in graph} - FLOOR_OF.keys() - {"", "core", "kernels"}
     assert not unknown, f"no floor is named for {sorted(unknown)}"
-    assert set(arrows_up(graph)) <= UP, sorted(set(arrows_up(graph)) - UP)
+    assert arrows_up(graph) == []
 
 
 def test_no_folder_is_crowded():
