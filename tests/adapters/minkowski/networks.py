@@ -9,9 +9,18 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from sparse_bridge.networks.minkowski import MinkUNet, basic_block
+from sparse_bridge.networks import minkowski
+from sparse_bridge.networks.minkowski import basic_block
 
 __all__ = ["MinkUNet", "ResUNetBN2C", "basic_block", "mask_decoder_levels"]
+
+
+class MinkUNet(minkowski.MinkUNet):
+    """That remembers its framework, for what is computed beside it."""
+
+    def __init__(self, ME, *args, **options):
+        super().__init__(ME, *args, **options)
+        self.ME = ME
 
 
 def mask_decoder_levels(ME, x, coordinates, steps=4):
