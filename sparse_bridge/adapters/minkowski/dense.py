@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ...core.ops.dense import first_outside, to_dense
 from ...errors import ContractError
 from .errors import ArgumentValueError, DenseIndexError
 
@@ -93,16 +94,13 @@ def _to_dense(
                 f"shape {list(shape)}; expected [batch, channels, and {dimension} axes]."
             )
         size = [int(shape[0]), *(int(c) for c in shape[2:])]
-    outside = (index < 0) | (index >= index.new_tensor(size))
-    if bool(outside.any()):
-        row = coords[outside.any(1)][0].tolist()
+    outside = first_outside(index, size)
+    if outside is not None:
         raise DenseIndexError(
-            f"the coordinate {row} falls outside of the dense shape {size} (batch first); "
-            "use a larger shape or a smaller min_coordinate."
+            f"the coordinate {coords[outside.row].tolist()} falls outside of the dense shape "
+            f"{size} (batch first); use a larger shape or a smaller min_coordinate."
         )
-    dense = features.new_zeros((*size, features.shape[1]))
-    dense = dense.index_put(tuple(index.t()), features)
-    return dense.permute(0, dimension + 1, *range(1, dimension + 1)).contiguous(), reported
+    return to_dense(features, index, size), reported
 
 
 def _check_minimum(minimum: torch.Tensor, step: torch.Tensor, dimension: int) -> torch.Tensor:

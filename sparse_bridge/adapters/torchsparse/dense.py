@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from ...core.conv.convolution import conv
 from ...core.maps import map_cache
 from ...core.maps.map_builder import from_pairs
+from ...core.ops.dense import to_dense as scattered
 from ...core.ops.voxel import voxelize
 from ...errors import CoordinateError, DeviceError, GeometryError, ShapeError
 from ..ledger import note
@@ -106,7 +106,7 @@ def height_compression(
 def to_dense(
     feats: torch.Tensor, coords: torch.Tensor, spatial_range: Sequence[int]
 ) -> torch.Tensor:
-    """[B, X, Y, Z, C] with the features at their sites and zeros elsewhere; differentiable.
+    """[B, X, Y, Z, C] with the features at their coordinates and zeros elsewhere; differentiable.
 
     feats: [N, C].  coords: int32 [N, 4] as [b, x, y, z]; of equal ones the last row stays.
     spatial_range: (B, X, Y, Z).
@@ -132,12 +132,4 @@ def to_dense(
             raise CoordinateError(
                 f"to_dense: column {name} holds {wrong}; the grid {shape} takes 0 <= c < {extent}."
             )
-    place = coords[:, 0].long()
-    for axis in (1, 2, 3):
-        place = place * shape[axis] + coords[:, axis].long()
-    ordered, order = torch.sort(place, stable=True)
-    last = torch.ones_like(ordered, dtype=torch.bool)
-    last[:-1] = ordered[1:] != ordered[:-1]
-    dense = feats.new_zeros((math.prod(shape), feats.shape[1]))
-    dense = dense.index_put((ordered[last],), feats.index_select(0, order[last]))
-    return dense.view(*shape, feats.shape[1])
+    return scattered(feats, coords, shape, channels_first=False, last_wins=True)
