@@ -102,6 +102,8 @@ class MapRegistry:
     def grid(self, key: Key) -> Grid:
         """The map under `key`. Raises KeyStateError."""
         found = self.grids.get(key)
+        if key is None:
+            raise KeyStateError("the coordinate map key is not set.")
         if found is None:
             known = sorted(self.grids)[:8]
             raise KeyStateError(

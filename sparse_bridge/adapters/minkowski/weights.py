@@ -12,7 +12,7 @@ from ..expected import Expected, of_kernel
 from .errors import FeatureShapeError, FeatureTypeError, TensorDeviceError
 from .grid import Grid
 
-__all__ = ["allow_tf32", "check_aligned", "check_features", "check_weight", "expected", "parameter"]
+__all__ = ["allow_tf32", "check_aligned", "check_features", "check_weight", "expected"]
 
 
 def check_features(features: torch.Tensor, n_rows: int, device: torch.device, what: str) -> None:
@@ -64,12 +64,6 @@ def check_weight(
             f"{what} has a {kernel.dtype} kernel, its input is {features.dtype}; "
             "convert one (x.float(), module.half()) or use torch.autocast."
         )
-
-
-def parameter(module: torch.nn.Module, name: str) -> Any:
-    """`module.<name>`; attributes of a module are found five times slower than its dictionaries."""
-    parameters = module._parameters
-    return parameters[name] if name in parameters else getattr(module, name)
 
 
 def allow_tf32() -> bool:

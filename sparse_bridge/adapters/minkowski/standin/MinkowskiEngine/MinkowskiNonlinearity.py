@@ -29,7 +29,7 @@ class MinkowskiNonlinearityBase(MinkowskiModuleBase):
         if not isinstance(input, Tensor):
             refuse_kind(self, input)
         activation = self._modules["module"]
-        if isinstance(activation, nn.ReLU):
+        if torch.is_grad_enabled() and isinstance(activation, nn.ReLU):
             made = training_norms.rectify(activation, activation, input)
         else:
             made = input._with(activation(input._F))

@@ -160,7 +160,8 @@ class SparseTensor(Tensor):
         return made
 
     def _with(self, features):
-        check_features(features)
+        if not isinstance(features, torch.Tensor) or features.ndim != 2:
+            check_features(features)
         made = object.__new__(SparseTensor)
         made._F, made._C, made._manager, made._D = features, None, self._manager, self._D
         made.quantization_mode = SparseTensorQuantizationMode.RANDOM_SUBSAMPLE
