@@ -16,11 +16,15 @@ from ...core.geometry.boxes import Box
 from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.lookup import find_rows
+from ...core.maps.map_cache import MapStore
+from ...core.maps.request import BuiltMap, MapRequest, request
+from .. import providers  # noqa: F401 - maps are prefetched
 from .geometry import KernelSpec
 
 __all__ = ["Grid", "Key", "LayerMap", "common_unit", "floor_to", "reached"]
 
 Key = tuple[tuple[int, ...], str]
+_FAR = 1 << 30  # beyond, coordinates have the bounds that they need
 
 
 class LayerMap(NamedTuple):
@@ -72,6 +76,22 @@ def reached(
     return Box.spanning(tuple(lo), tuple(size))
 
 
+def _rounded(lo: list[int], hi: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Bounds moved outwards to one of few values, so that scenes of one kind share theirs: maps are
+    prefetched where they do. No coordinates get wider keys by it."""
+    low, high, before, after = [lo[0]], [hi[0]], hi[0] - lo[0] + 1, hi[0] - lo[0] + 1
+    for first, last in zip(lo[1:], hi[1:], strict=True):
+        extent = last - first + 1
+        step = max(8, 1 << (extent.bit_length() - 3))
+        low.append(first // step * step)
+        high.append((last // step + 1) * step - 1)
+        before, after = before * extent, after * (high[-1] - low[-1] + 1)
+    widest = max(map(abs, low + high))
+    if widest >= _FAR or any(before < keys <= after for keys in (1 << 31, 1 << 62)):
+        return tuple(lo), tuple(hi)
+    return tuple(low), tuple(high)
+
+
 class Grid:
     """Distinct coordinates at one tensor stride.
 
@@ -89,13 +109,14 @@ class Grid:
         self.lo, self.hi = bounds
         self.layers: dict[KernelSpec, LayerMap] = {}
         self._views: dict[tuple[int, ...], CoordinateMap] = {}
+        self._stores: dict[tuple[int, ...], MapStore] = {}
 
     @staticmethod
     def given(coords: torch.Tensor, stride: tuple[int, ...], made: str) -> Grid:
         """A grid around int32 coordinates [N, 1 + D] as they are. Waits for the device."""
         lo, hi = (0,) * coords.shape[1], (-1,) * coords.shape[1]
         if coords.shape[0]:
-            lo, hi = (tuple(bound) for bound in torch.stack(coords.aminmax(dim=0)).tolist())
+            lo, hi = _rounded(*torch.stack(coords.aminmax(dim=0)).tolist())
         unit = tuple(max(1, t) for t in stride)
         if any(u > 1 for u in unit) and bool((coords[:, 1:] % coords.new_tensor(unit)).any()):
             unit = (1,) * len(unit)  # the stride is only a label then
@@ -103,15 +124,18 @@ class Grid:
 
     @staticmethod
     def of_view(
-        view: CoordinateMap, stride: tuple[int, ...], unit: tuple[int, ...], made: str
-    ) -> Grid:
-        """The grid whose view at `unit` is `view`."""
+        view: CoordinateMap, stride: tuple[int, ...], unit: tuple[int, ...], made: str,
+        store: MapStore | None = None,
+    ) -> Grid:  # fmt: skip
+        """The grid whose view at `unit` is `view`, whose maps `store` holds, if there is one."""
         lo, size = view.box.lo, view.box.size
         low = (lo[0], *(c * u for c, u in zip(lo[:0:-1], unit, strict=True)))
         last = [c + s - 1 for c, s in zip(lo[:0:-1], size[:0:-1], strict=True)]
         high = (lo[0] + size[0] - 1, *(c * u for c, u in zip(last, unit, strict=True)))
         grid = Grid(None, stride, unit, (low, high), made)
         grid._views[unit] = view
+        if store is not None:
+            grid._stores[unit] = store
         return grid
 
     def __getstate__(self) -> tuple[object, ...]:
@@ -168,6 +192,13 @@ class Grid:
 
     def own_view(self) -> CoordinateMap:
         return self.view(self.unit)
+
+    def ask(self, asked: MapRequest, unit: tuple[int, ...]) -> BuiltMap:
+        """The answer to a request over the view at `unit`."""
+        store = self._stores.get(unit)
+        if store is None:
+            store = self._stores[unit] = MapStore(self.view(unit))
+        return request(store, self.view(unit), asked)
 
     def cells(self, divisor: tuple[int, ...]) -> CoordinateMap:
         """The distinct cells of `divisor` units that hold a coordinate, by their first row."""

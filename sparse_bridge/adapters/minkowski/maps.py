@@ -25,6 +25,7 @@ from ...core.maps import map_builder
 from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.merge import merge
+from ...core.maps.request import MapRequest
 from ...core.ops.row_matrix import RowMatrix
 from ...errors import ContractError
 from .errors import KeyStateError, StrideError, TensorDeviceError
@@ -188,16 +189,19 @@ class MapRegistry:
         """The map of the cells of size `out[0]`; with it comes the kernel map of a kernel as large
         as its stride."""
         divisor = tuple(t // u for t, u in zip(out[0], grid.unit, strict=True))
+        store = None
         if math.prod(divisor) > _MOST_CELL_OFFSETS:
             view = grid.cells(divisor)
         else:
             region = cell_region(divisor)
             offsets = core_offsets(region, (1,) * len(divisor))
-            box = grid.box(out[0])
-            view, kmap = map_builder.strided(grid.own_view(), offsets, divisor[::-1], box)
+            asked = MapRequest("strided", offsets, divisor[::-1], grid.box(out[0]), "first_seen")
+            kmap, made, store = grid.ask(asked, grid.unit)
             if grid.unit == grid.stride:
                 self.kernel_maps[key, out, region] = kmap
-        self.grids[out] = Grid.of_view(view, out[0], out[0], "strided")
+            assert made is not None
+            view = made
+        self.grids[out] = Grid.of_view(view, out[0], out[0], "strided", store)
         return out
 
     def expanded(self, key: Key, region: Region, stride: tuple[int, ...]) -> Key:
@@ -233,8 +237,10 @@ class MapRegistry:
         multiplier = tuple(g // u for g, u in zip(grid.unit, unit, strict=True))[::-1]
         offsets = core_offsets(region, scale)
         box = reached(grid.own_view().box, offsets.values, multiplier, (1,) * len(unit))
-        view, kmap = map_builder.generative(grid.own_view(), offsets, multiplier, box)
-        self.grids[out] = Grid.of_view(view, fine, unit, "expanded")
+        asked = MapRequest("generative", offsets, multiplier, box, "first_seen")
+        kmap, view, store = grid.ask(asked, grid.unit)
+        assert view is not None
+        self.grids[out] = Grid.of_view(view, fine, unit, "expanded", store)
         # Kept as the forward map fine -> coarse, like that of a strided layer.
         self.kernel_maps[out, key, region] = kmap.transposed()
         return out
@@ -324,9 +330,9 @@ def _related(x: Grid, y: Grid, region: Region) -> KernelMap:
     unit = x.unit if x is y else common_unit(x.unit, y.unit)
     offsets = core_offsets(region, tuple(t // u for t, u in zip(x.stride, unit, strict=True)))
     if x is y:
-        return map_builder.submanifold(x.own_view(), offsets)
+        return x.ask(MapRequest("submanifold", offsets), unit).kmap
     stride = tuple(g // u for g, u in zip(y.unit, unit, strict=True))[::-1]
-    return map_builder.between(x.view(unit), y.own_view(), offsets, stride)
+    return x.ask(MapRequest("between", offsets, stride, y.own_view()), unit).kmap
 
 
 def kernel_pairs(kmap: KernelMap) -> dict[int, torch.Tensor]:
