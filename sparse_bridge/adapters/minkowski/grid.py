@@ -82,7 +82,7 @@ def _rounded(lo: list[int], hi: list[int]) -> tuple[tuple[int, ...], tuple[int, 
     low, high, before, after = [lo[0]], [hi[0]], hi[0] - lo[0] + 1, hi[0] - lo[0] + 1
     for first, last in zip(lo[1:], hi[1:], strict=True):
         extent = last - first + 1
-        step = max(8, 1 << (extent.bit_length() - 3))
+        step = max(8, (1 << extent.bit_length()) >> 3)
         low.append(first // step * step)
         high.append((last // step + 1) * step - 1)
         before, after = before * extent, after * (high[-1] - low[-1] + 1)
