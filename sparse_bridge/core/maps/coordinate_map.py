@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from ..geometry.boxes import Box
 from ..geometry.offsets import Offsets
 from . import host_index, wide_index
 from .rows import Rows, rows_of
+from .segments import Segments
 
 __all__ = ["CoordinateMap", "Duplicates"]
 
@@ -52,17 +54,16 @@ class Duplicates:
     map: CoordinateMap
     first: torch.Tensor
     inverse: torch.Tensor
-    _groups: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @functools.cached_property
+    def segments(self) -> Segments:
+        """The rows by distinct coordinate."""
+        return Segments(self.inverse, self.map.n_rows)
 
     def groups(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(live rows grouped by distinct coordinate, rows per coordinate); made once. Waits for the
-        device."""
-        if self._groups is None:
-            order = torch.sort(self.inverse, stable=True).indices
-            n_distinct = self.map.n_rows
-            counts = torch.bincount(self.inverse, minlength=n_distinct + 1)[:n_distinct]
-            self._groups = (order[: int(counts.sum())], counts)
-        return self._groups
+        """(live rows grouped by distinct coordinate, rows per coordinate). Waits for the device."""
+        starts = self.segments.starts
+        return self.segments.order[: int(starts[-1])], starts.diff()
 
 
 class CoordinateMap:

@@ -2,85 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch.autograd.function import once_differentiable
 
 from ..device.rocm import linear
 from .coordinate_map import Duplicates
+from .segments import SegmentOperator, multiply, segment_max
 
 __all__ = ["copy_rows", "first_rows", "max_rows", "self_product", "sum_rows"]
 
 
-def _gather_sum(x: torch.Tensor, fold: Duplicates) -> torch.Tensor:
-    rows, counts = fold.groups()
-    work = x if x.dtype == torch.float64 else x.float()
-    return torch.segment_reduce(work.index_select(0, rows), "sum", lengths=counts, unsafe=True).to(
-        x.dtype
-    )
-
-
-def _scatter_copy(y: torch.Tensor, fold: Duplicates) -> torch.Tensor:
-    return torch.cat([y, y.new_zeros((1, y.shape[1]))]).index_select(0, fold.inverse)
-
-
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, fold: Duplicates) -> torch.Tensor:
-        ctx.fold = fold
-        return _gather_sum(x, fold)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: torch.Tensor):  # type: ignore[no-untyped-def]
-        return _scatter_copy(dy, ctx.fold), None
-
-
-class _Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, y: torch.Tensor, fold: Duplicates) -> torch.Tensor:
-        ctx.fold = fold
-        return _scatter_copy(y, fold)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: torch.Tensor):  # type: ignore[no-untyped-def]
-        return _gather_sum(dy, ctx.fold), None
-
-
-class _Max(torch.autograd.Function):
-    """Every row that equals its group's maximum takes the whole gradient, as in local pools."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, fold: Duplicates) -> torch.Tensor:
-        rows, counts = fold.groups()
-        y = torch.segment_reduce(x.index_select(0, rows), "max", lengths=counts, unsafe=True)
-        ctx.save_for_backward(x, y)
-        ctx.fold = fold
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: torch.Tensor):  # type: ignore[no-untyped-def]
-        x, y = ctx.saved_tensors
-        equal = x == _scatter_copy(y, ctx.fold)
-        return torch.where(equal, _scatter_copy(dy, ctx.fold), 0), None
-
-
 def sum_rows(x: torch.Tensor, fold: Duplicates) -> torch.Tensor:
     """[N, C] -> [U, C]: sums of the rows of each distinct coordinate."""
-    return _Sum.apply(x, fold)
+    return multiply(x, SegmentOperator(fold.segments))
 
 
 def max_rows(x: torch.Tensor, fold: Duplicates) -> torch.Tensor:
-    """[N, C] -> [U, C]: maxima of the rows of each distinct coordinate."""
-    return _Max.apply(x, fold)
+    """[N, C] -> [U, C]: maxima of the rows of each distinct coordinate. Every row that equals its
+    maximum takes the whole gradient, as in local pools."""
+    return segment_max(x, fold.segments, ties=True)
 
 
 def copy_rows(y: torch.Tensor, fold: Duplicates) -> torch.Tensor:
     """[U, C] -> [N, C]: every row takes its distinct coordinate's, dead rows zeros."""
-    return _Copy.apply(y, fold)
+    return multiply(y, SegmentOperator(fold.segments, gathers=True))
 
 
 def first_rows(x: torch.Tensor, fold: Duplicates) -> torch.Tensor:

@@ -11,6 +11,7 @@ from ...errors import ShapeError
 from ..conv.plan import choose_dataflow
 from ..device import trace
 from ..maps.kernel_map import KernelMap
+from ..maps.segments import SegmentOperator, Segments, multiply, segment_max
 
 __all__ = ["list_max", "window_max"]
 
@@ -88,39 +89,11 @@ def window_max(x: torch.Tensor, kmap: KernelMap) -> torch.Tensor:
     return _WindowMax.apply(x, kmap)
 
 
-class _ListMax(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, in_rows: torch.Tensor, out_rows: torch.Tensor, n_out: int
-    ) -> torch.Tensor:
-        value = x.index_select(0, in_rows)
-        where = out_rows.unsqueeze(1).expand_as(value)
-        y = x.new_full((n_out, x.shape[1]), float("-inf")).scatter_reduce_(0, where, value, "amax")
-        best = y.index_select(0, out_rows)
-        equal = (value == best) | (value.isnan() & best.isnan())
-        row = torch.where(equal, in_rows.unsqueeze(1), _NONE)
-        index = torch.full(y.shape, _NONE, dtype=torch.int64, device=x.device)
-        index.scatter_reduce_(0, where, row, "amin")
-        ctx.save_for_backward(index)
-        ctx.n_in = x.shape[0]
-        return torch.where(index == _NONE, 0, y)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (index,) = ctx.saved_tensors
-        channels = dy.shape[1]
-        # Maxima of nothing go to one row more than there is. Accumulating puts are sorted by torch
-        # on GPUs, hence repeatable.
-        row = torch.where(index == _NONE, ctx.n_in, index)
-        place = row * channels + torch.arange(channels, device=dy.device)
-        dx = dy.new_zeros((ctx.n_in + 1) * channels)
-        dx.index_put_((place.flatten(),), dy.flatten(), accumulate=True)
-        return dx.view(-1, channels)[: ctx.n_in], None, None, None
-
-
 def list_max(
     x: torch.Tensor, in_rows: torch.Tensor, out_rows: torch.Tensor, n_out: int
 ) -> torch.Tensor:
     """`window_max` over pairs (in_rows, out_rows) int64 [P] in any order: [n_out, C]."""
-    return _ListMax.apply(x, in_rows, out_rows, n_out)
+    # The first row that holds a maximum becomes the smallest.
+    in_rows, order = torch.sort(in_rows, stable=True)
+    values = multiply(x, SegmentOperator(Segments(in_rows, x.shape[0]), gathers=True))
+    return segment_max(values, Segments(out_rows.index_select(0, order), n_out))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from ..device import trace
 from ..device.precision import KERNEL_DTYPES
 from ..maps.fold import copy_rows, max_rows, sum_rows
 from ..maps.kernel_map import KernelMap, unfolded
+from ..maps.segments import SegmentOperator, Segments, multiply, segment_max
 
 __all__ = ["global_pool", "pool"]
 
@@ -189,80 +189,8 @@ def global_pool(x: torch.Tensor, batch: torch.Tensor, batch_size: int, mode: str
         )
     if batch_size < 0:
         raise GeometryError(f"batch_size is {batch_size}; expected 0 or more.")
-    return _GlobalPool.apply(x, batch, batch_size, mode)
-
-
-class _GlobalPool(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, batch: torch.Tensor, batch_size: int, mode: str
-    ) -> torch.Tensor:
-        index = batch.long()
-        index = torch.where((index >= 0) & (index < batch_size), index, batch_size)
-        order = torch.sort(index, stable=True).indices
-        sorted_index = index.index_select(0, order)
-        edges = torch.arange(batch_size + 1, device=x.device)
-        starts = torch.searchsorted(sorted_index, edges)
-        counts = starts.diff()
-        rows = _reduce(x.contiguous(), order, starts, mode)
-        ctx.problem = (mode, x.shape, x.dtype)
-        if mode == "max":
-            ctx.save_for_backward(rows)
-            if x.shape[0] == 0:
-                return x.new_zeros((batch_size, x.shape[1]))
-            return torch.where(rows >= 0, x.gather(0, rows.clamp(min=0)), 0)
-        scale = torch.ones_like(counts) if mode == "sum" else counts.clamp(min=1)
-        ctx.save_for_backward(index, scale)
-        return (rows / scale.unsqueeze(1)).to(x.dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: torch.Tensor):  # type: ignore[no-untyped-def]
-        mode, shape, dtype = ctx.problem
-        if mode == "max":
-            (rows,) = ctx.saved_tensors
-            dx = dy.new_zeros(shape)
-            if shape[0]:
-                present = rows >= 0
-                # A row is the maximum of one item at most: no two writes meet.
-                dx.scatter_add_(0, rows.clamp(min=0), torch.where(present, dy, 0))
-            return dx.to(dtype), None, None, None
-        index, scale = ctx.saved_tensors
-        share = torch.cat([dy / scale.unsqueeze(1).to(dy.dtype), dy.new_zeros((1, dy.shape[1]))])
-        return share.index_select(0, index).to(dtype), None, None, None
-
-
-def _reduce(x: torch.Tensor, order: torch.Tensor, starts: torch.Tensor, mode: str) -> torch.Tensor:
-    """Sums (fp32 or fp64) or rows of the maxima (int64, -1: none), [S, C]."""
-    from ..device.serving import kernel_target
-
-    target = kernel_target(x.device)
-    if target is None or x.dtype not in KERNEL_DTYPES or x.shape[0] == 0 or len(starts) == 1:
-        return _host_reduce(x, order, starts, mode)
-    from ...kernels.ops.pooling import segment_reduce
-
-    shares = max(1, min(64, x.shape[0] // (512 * max(1, starts.shape[0] - 1))))
-    out = segment_reduce(x, order, starts, "max" if mode == "max" else "sum", shares, target)
-    if mode != "max":
-        return out.sum(0)
-    value = torch.where(out >= 0, x.gather(0, out.clamp(min=0).flatten(0, 1)).view_as(out), 0)
-    value = torch.where(out >= 0, value, float("-inf")).float()
-    value = torch.where(torch.isnan(value), float("inf"), value)
-    return out.gather(0, value.argmax(0, keepdim=True)).squeeze(0)
-
-
-def _host_reduce(
-    x: torch.Tensor, order: torch.Tensor, starts: torch.Tensor, mode: str
-) -> torch.Tensor:
-    bounds = starts.tolist()
-    results = []
-    for begin, end in itertools.pairwise(bounds):
-        rows = order[begin:end]
-        part = x.index_select(0, rows)
-        if mode != "max":
-            results.append(part.sum(0, dtype=torch.promote_types(x.dtype, torch.float32)))
-        elif end > begin:
-            results.append(rows.index_select(0, part.max(0).indices))
-        else:
-            results.append(rows.new_full((x.shape[1],), -1))
-    return torch.stack(results) if results else order.new_empty((0, x.shape[1]))
+    segments = Segments(batch.contiguous(), batch_size)
+    if mode == "max":
+        return segment_max(x, segments)
+    counts = segments.starts.diff() if mode == "avg" else None
+    return multiply(x, SegmentOperator(segments, divisor=counts))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch.autograd.function import once_differentiable
+
+from ..maps.segments import multiply, reduce_sorted
 
 __all__ = ["RowMatrix"]
 
@@ -13,7 +12,8 @@ _GATHER_BYTES = 256 << 20  # gathered rows are held at once up to this size, els
 
 
 class _Sorted:
-    """Pairs grouped by the row they add into: cols int64 [P], weights [P] or None, lengths [R].
+    """Pairs grouped by the row they add into: rows and cols int64 [P], weights [P] or None,
+    lengths [R].
 
     plain: row r adds up exactly one pair, number r.
     """
@@ -22,7 +22,7 @@ class _Sorted:
         self, rows: torch.Tensor, cols: torch.Tensor, weights: torch.Tensor | None, n_rows: int
     ) -> None:
         order = torch.sort(rows, stable=True).indices
-        self.cols = cols.index_select(0, order)
+        self.rows, self.cols = rows.index_select(0, order), cols.index_select(0, order)
         self.weights = None if weights is None else weights.index_select(0, order)
         self.lengths = torch.bincount(rows, minlength=n_rows)
         self.plain = rows.shape[0] == n_rows and bool((self.lengths == 1).all())
@@ -67,36 +67,25 @@ class RowMatrix:
         """Pairs of every output row, int64 [n_out]."""
         return self.side(False).lengths
 
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """M @ x, without a gradient."""
+        pairs = self.side(False)
+        if pairs.plain:
+            y = x.index_select(0, pairs.cols)
+            return y if pairs.weights is None else (y * pairs.weights.unsqueeze(1)).to(x.dtype)
+        work = torch.float64 if x.dtype == torch.float64 else torch.float32
+        row_bytes = pairs.cols.shape[0] * work.itemsize
+        step = max(16, _GATHER_BYTES // max(1, row_bytes))
+        parts = [_columns(pairs, part, work).to(x.dtype) for part in x.split(step, dim=1)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         """M @ x for x [n_in, C], any float dtype: [n_out, C] in x's dtype; differentiable in x."""
-        return _Multiply.apply(x, self)
-
-
-class _Multiply(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, matrix: RowMatrix) -> torch.Tensor:
-        ctx.matrix = matrix
-        return _product(matrix.side(False), x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _product(ctx.matrix.side(True), dy), None
-
-
-def _product(pairs: _Sorted, x: torch.Tensor) -> torch.Tensor:
-    if pairs.plain:
-        y = x.index_select(0, pairs.cols)
-        return y if pairs.weights is None else (y * pairs.weights.unsqueeze(1)).to(x.dtype)
-    work = torch.float64 if x.dtype == torch.float64 else torch.float32
-    row_bytes = pairs.cols.shape[0] * work.itemsize
-    step = max(16, _GATHER_BYTES // max(1, row_bytes))
-    parts = [_columns(pairs, part, work).to(x.dtype) for part in x.split(step, dim=1)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        return multiply(x, self)
 
 
 def _columns(pairs: _Sorted, x: torch.Tensor, work: torch.dtype) -> torch.Tensor:
     rows = x.index_select(0, pairs.cols).to(work)
     if pairs.weights is not None:
         rows = rows * pairs.weights.unsqueeze(1).to(work)
-    return torch.segment_reduce(rows, "sum", lengths=pairs.lengths, axis=0, unsafe=True)
+    return reduce_sorted(rows, pairs.rows, pairs.lengths)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from ...errors import ContractError, DeviceError, ShapeError
+from ..maps.segments import SegmentOperator, Segments, multiply
 
 __all__ = ["union_rows"]
 
@@ -47,7 +47,9 @@ def union_rows(
     fresh[1:] = ordered[1:] != ordered[:-1]
     starts = fresh.nonzero().squeeze(1)
     union = indices.index_select(0, order.index_select(0, starts))
-    return union, _SegmentSum.apply(features, order, starts, fresh)
+    segment = torch.empty_like(order)
+    segment[order] = fresh.cumsum(0) - 1
+    return union, multiply(features, SegmentOperator(Segments(segment, starts.shape[0])))
 
 
 def _check(
@@ -96,51 +98,3 @@ def _keys(indices: torch.Tensor) -> torch.Tensor:
         key = key * size + (indices[:, axis].long() - lows[axis])
         extent *= size
     return key
-
-
-# Up to here one step per multiplicity beats a segmented reduction.
-_MOST_STEPS = 16
-
-
-def _segment_sums(
-    features: torch.Tensor, order: torch.Tensor, starts: torch.Tensor
-) -> torch.Tensor:
-    """Sums [M, C] over the segments of features[order] that begin at `starts`, each in order."""
-    lengths = torch.diff(starts, append=starts.new_full((1,), order.shape[0]))
-    longest = int(lengths.max())
-    half = features.dtype in (torch.float16, torch.bfloat16)
-    if longest > _MOST_STEPS:
-        rows = features.index_select(0, order)
-        rows = rows.float() if half else rows
-        # One thread adds up one segment, on every device.
-        return torch.segment_reduce(rows, "sum", lengths=lengths, axis=0, unsafe=True)
-    sums = features.index_select(0, order.index_select(0, starts))
-    sums = sums.float() if half and longest > 1 else sums
-    for step in range(1, longest):
-        segments = (lengths > step).nonzero().squeeze(1)
-        rows = order.index_select(0, starts.index_select(0, segments) + step)
-        grown = sums.index_select(0, segments) + features.index_select(0, rows)
-        sums.index_copy_(0, segments, grown)
-    return sums
-
-
-class _SegmentSum(torch.autograd.Function):
-    """features [T, C] -> [M, C], the sums of `_segment_sums`; `fresh` [T] marks the starts."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        features: torch.Tensor,
-        order: torch.Tensor,
-        starts: torch.Tensor,
-        fresh: torch.Tensor,
-    ) -> torch.Tensor:
-        ctx.save_for_backward(order, fresh)
-        return _segment_sums(features, order, starts).to(features.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        order, fresh = ctx.saved_tensors
-        segment = torch.empty_like(order)
-        segment[order] = fresh.cumsum(0) - 1
-        return grads[0].index_select(0, segment), None, None, None

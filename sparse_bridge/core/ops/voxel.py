@@ -7,16 +7,12 @@ bit by bit.
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 import torch
-from torch.autograd.function import once_differentiable
 
 from ...errors import DataTypeError, DeviceError, OverflowLimitError, ShapeError
-from ...kernels.runtime.target import Target
 from ..device.serving import kernel_target
 from ..maps import map_cache
+from ..maps.segments import SegmentOperator, Segments, accumulator, multiply, target_of
 
 __all__ = ["count", "devoxelize", "trilinear_weights", "voxelize"]
 
@@ -24,148 +20,11 @@ _INT32 = 1 << 31
 _INTEGERS = (torch.int32, torch.int64)
 
 
-@dataclasses.dataclass(eq=False)
-class _Groups:
-    """Entries of an index by their value: order[starts[v] : starts[v + 1]] are those of v,
-    ascending."""
-
-    order: torch.Tensor
-    starts: torch.Tensor
-
-
-def _groups(index: torch.Tensor, n_values: int) -> _Groups:
-    """Sorted once per index tensor and kept as long as it lives; values outside 0 .. n_values - 1
-    are left out."""
-
-    def build() -> _Groups:
-        flat = index.reshape(-1)
-        inside = (flat >= 0) & (flat < n_values)
-        key = torch.where(inside, flat, n_values).int()
-        ordered, order = torch.sort(key, stable=True)
-        values = torch.arange(n_values + 1, dtype=torch.int32, device=key.device)
-        return _Groups(order, torch.searchsorted(ordered, values))
-
+def _segments(index: torch.Tensor, n_values: int) -> Segments:
+    """Made and sorted once per index tensor and kept as long as it lives."""
     store = map_cache.store_of(index)
     map_cache.adopt(index, store)
-    return store.get(("groups", n_values), build)
-
-
-def _target(x: torch.Tensor) -> Target | None:
-    """Whose kernels take the floats `x`; None: plain torch."""
-    if x.numel() == 0:
-        return None
-    target = kernel_target(x.device)
-    if target is not None and x.dtype == torch.bfloat16 and not target.has_bf16:
-        return None
-    return target
-
-
-def _accumulator(x: torch.Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-def _segment_sum(
-    x: torch.Tensor,
-    index: torch.Tensor,
-    weight: torch.Tensor | None,
-    n_values: int,
-    divisor: torch.Tensor | None,
-) -> torch.Tensor:
-    """y [n_values, C]: rows x[i] times weight[i, k], added up at index[i, k], divided by divisor
-    [n_values]."""
-    per_row = index.shape[1]
-    target = _target(x) if n_values else None
-    if target is not None:
-        from ...kernels.ops.voxel_ops import segment_sum
-
-        y = x.new_empty((n_values, x.shape[1]))
-        groups = _groups(index, n_values)
-        segment_sum(x, groups.order, groups.starts, weight, divisor, y, per_row, target)
-        return y
-    work = x.to(_accumulator(x))
-    total = work.new_zeros((n_values + 1, x.shape[1]))
-    if x.device.type == "cpu":
-        for k in range(per_row):
-            value = index[:, k].long()
-            value = torch.where((value >= 0) & (value < n_values), value, n_values)
-            part = work
-            if weight is not None:
-                part = work * weight[:, k : k + 1].to(work.dtype)
-            total.index_add_(0, value, part)
-    elif n_values:
-        # index_add_ is atomic on a GPU; a segment is added up by one thread.
-        groups = _groups(index, n_values)
-        kept = groups.order[: int(groups.starts[-1])]
-        rows = work.index_select(0, kept // per_row)
-        if weight is not None:
-            rows = rows * weight.reshape(-1).index_select(0, kept).to(work.dtype).unsqueeze(1)
-        sums = torch.segment_reduce(rows, "sum", lengths=groups.starts.diff(), unsafe=True)
-        total[:-1] = sums
-    total = total[:-1]
-    if divisor is not None:
-        d = divisor.to(work.dtype).unsqueeze(1)
-        total = torch.where(d > 0, total / d.clamp(min=1e-30), 0)
-    return total.to(x.dtype)
-
-
-def _gather_sum(
-    x: torch.Tensor, index: torch.Tensor, weight: torch.Tensor | None, divisor: torch.Tensor | None
-) -> torch.Tensor:
-    """y [N, C]: the sum over k of weight[i, k] * x[index[i, k]] / divisor[index[i, k]]; indices
-    outside x add nothing."""
-    target = _target(x) if index.shape[0] else None
-    if target is not None:
-        from ...kernels.ops.voxel_ops import gather_sum
-
-        y = x.new_empty((index.shape[0], x.shape[1]))
-        gather_sum(x, index, weight, divisor, y, target)
-        return y
-    n_values = x.shape[0]
-    work = x.to(_accumulator(x))
-    if divisor is not None:
-        d = divisor.to(work.dtype).unsqueeze(1)
-        work = torch.where(d > 0, work / d.clamp(min=1e-30), 0)
-    work = torch.cat([work, work.new_zeros((1, x.shape[1]))])
-    y = work.new_zeros((index.shape[0], x.shape[1]))
-    for k in range(index.shape[1]):
-        value = index[:, k].long()
-        inside = (value >= 0) & (value < n_values)
-        rows = work.index_select(0, torch.where(inside, value, n_values))
-        if weight is not None:
-            rows = rows * torch.where(inside, weight[:, k], 0).to(work.dtype).unsqueeze(1)
-        y += rows
-    return y.to(x.dtype)
-
-
-class _Voxelize(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, feats: torch.Tensor, index: torch.Tensor, counts: torch.Tensor
-    ) -> torch.Tensor:
-        ctx.save_for_backward(index, counts)
-        return _segment_sum(feats.contiguous(), index, None, counts.shape[0], counts)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: torch.Tensor):  # type: ignore[no-untyped-def]
-        index, counts = ctx.saved_tensors
-        return _gather_sum(dy.contiguous(), index, None, counts), None, None
-
-
-class _Devoxelize(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, feats: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
-    ) -> torch.Tensor:
-        ctx.save_for_backward(index, weights)
-        ctx.n_voxels = feats.shape[0]
-        return _gather_sum(feats.contiguous(), index, weights, None)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: torch.Tensor):  # type: ignore[no-untyped-def]
-        index, weights = ctx.saved_tensors
-        return _segment_sum(dy.contiguous(), index, weights, ctx.n_voxels, None), None, None
+    return store.get(("segments", n_values), lambda: Segments(index.detach(), n_values))
 
 
 def _check(what: str, feats: torch.Tensor, index: torch.Tensor, other: torch.Tensor) -> None:
@@ -208,7 +67,8 @@ def voxelize(feats: torch.Tensor, index: torch.Tensor, counts: torch.Tensor) -> 
             f"{list(counts.shape)}; expected [N, C], [N] and [M]."
         )
     _check("voxelize", feats, index, counts)
-    return _Voxelize.apply(feats, _column(index), counts)
+    segments = _segments(_column(index), counts.shape[0])
+    return multiply(feats, SegmentOperator(segments, divisor=counts))
 
 
 def _column(index: torch.Tensor) -> torch.Tensor:
@@ -238,7 +98,8 @@ def devoxelize(feats: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) 
     if not weights.is_floating_point():
         raise DataTypeError(f"devoxelize got weights of {weights.dtype}; expected floating point.")
     _check("devoxelize", feats, index, weights)
-    return _Devoxelize.apply(feats, index.contiguous(), weights.detach().contiguous())
+    segments = _segments(index.contiguous(), feats.shape[0])
+    return multiply(feats, SegmentOperator(segments, weights.detach().contiguous(), gathers=True))
 
 
 @torch.no_grad()
@@ -270,14 +131,14 @@ def trilinear_weights(
         )
     coords = coords if coords.is_floating_point() else coords.float()
     index = index.contiguous()
-    target = _target(coords)
+    target = target_of(coords)
     if target is not None:
         from ...kernels.ops.voxel_ops import trilinear
 
         weights = torch.empty(index.shape, dtype=coords.dtype, device=coords.device)
         trilinear(coords, index, weights, scale, target)
         return weights
-    c = coords[:, :3].to(_accumulator(coords))
+    c = coords[:, :3].to(accumulator(coords))
     fraction = (c - torch.floor(c / scale) * scale) / scale
     low_high = torch.stack([1 - fraction, fraction], 2)  # [N, axis, bit]
     x, y, z = low_high.unbind(1)

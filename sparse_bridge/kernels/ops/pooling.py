@@ -87,7 +87,7 @@ def _segment_reduce(
     """Share program_id(2) of segment program_id(0): rows order[starts[s] : starts[s + 1]].
 
     sum: value [SHARES, S, C] fp32.  max: index [SHARES, S, C] int64, the first row that holds the
-    maximum, -1 if none.
+    maximum (a NaN is larger than any number), -1 if none.
     """
     segment = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -115,11 +115,11 @@ def _segment_reduce(
     out = (tl.program_id(2) * n_segments + segment).to(tl.int64) * n_channels + channel
     if MODE == 2:
         present = index >= 0
-        ranked = tl.where(present, best, -float("inf"))
         nan = present & (best != best)
-        ranked = tl.where(nan, float("inf"), ranked)
-        top = tl.max(ranked, 0)
-        rows = tl.where(present & (ranked == top[None, :]), index, 9223372036854775807)
+        top = tl.max(tl.where(present & (best == best), best, -float("inf")), 0)
+        some_nan = tl.max(nan.to(tl.int32), 0) > 0
+        largest = tl.where(some_nan[None, :], nan, present & (best == top[None, :]))
+        rows = tl.where(largest, index, 9223372036854775807)
         first = tl.min(rows, 0)
         tl.store(index_ptr + out, tl.where(first == 9223372036854775807, -1, first), mask=ok_c)
     else:
