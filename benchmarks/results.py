@@ -10,13 +10,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sparse_bridge import tolerances
 from sparse_bridge.errors import ShapeError
 
 __all__ = ["SCHEMA", "Comparison", "Figure", "Ratio", "Run", "load_run", "merge", "quartiles"]
 
 SCHEMA = 2
-# Root mean squares of results may differ by this share before peers count as disagreeing.
-_AGREEMENT = {"fp16": 0.02, "bf16": 0.05, "fp32": 0.001, "tf32": 0.01}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +128,8 @@ class Comparison:
             return False
         if mine["rows"] != base["rows"] or mine["rms"] is None or base["rms"] is None:
             return mine != base
-        return abs(mine["rms"] - base["rms"]) > _AGREEMENT[other.dtype] * abs(base["rms"])
+        limit = tolerances.of("peers", other.dtype).rms
+        return abs(mine["rms"] - base["rms"]) > limit * abs(base["rms"])
 
 
 @dataclasses.dataclass

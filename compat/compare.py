@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-__all__ = ["TOLERANCE", "Limits", "assert_close", "assert_finite", "assert_gradients_close"]
+from sparse_bridge import tolerances
 
-# Limits of the RMS error of whole networks by dtype of the computation, relative to the RMS of
-# the reference.
-TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 3e-2, "bfloat16": 2e-1}
+__all__ = ["Limits", "assert_close", "assert_finite", "assert_gradients_close"]
+
 # The largest error may be so many times the RMS limit: activations have kinks.
 _PEAK, _GRADIENT_PEAK = 30, 100
 # Gradients jump where rounding moves an activation across the kink of a ReLU: one such row among
@@ -34,9 +33,9 @@ class Limits:
     noise: float
 
     @staticmethod
-    def of(dtype: str, tolerances: Mapping[str, float]) -> Limits:
-        """Those of a dtype; tolerances: where a model has its own for outputs."""
-        output = tolerances.get(dtype, TOLERANCE[dtype])
+    def of(dtype: str, own: Mapping[str, float]) -> Limits:
+        """Those of a dtype; own: where a model has another for outputs."""
+        output = own.get(dtype, tolerances.of("network", dtype).rms)
         return Limits(output, output * _GRADIENT[dtype], _NOISE[dtype])
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import hooks, log
+from . import hooks, log, tolerances
 from .adapters import base, protocol
 from .adapters.fused_layers import Fused, Skipped
 from .adapters.protocol import features_of
@@ -20,8 +20,6 @@ from .errors import SparseBridgeError
 __all__ = ["optimize", "restore"]
 
 _MARK = "_sparse_bridge_optimized"
-# Largest RMS error against the layers one by one, relative to the RMS of the output.
-_LIMITS = {torch.float16: 2e-2, torch.bfloat16: 1e-1, torch.float32: 1e-3, torch.float64: 1e-9}
 
 
 def optimize(model: nn.Module, *example: Any, graphs: bool = False, **keywords: Any) -> nn.Module:
@@ -166,4 +164,5 @@ def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
     if not a.is_floating_point():
         return torch.equal(a, b)
     error = (a.double() - b.double()).square().mean()
-    return bool(error <= _LIMITS[a.dtype] ** 2 * a.double().square().mean() + 1e-30)
+    limit = tolerances.of("fused", a.dtype).rms
+    return bool(error <= limit**2 * a.double().square().mean() + 1e-30)

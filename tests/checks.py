@@ -5,16 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sparse_bridge import tolerances
 from sparse_bridge.errors import SparseBridgeError
-
-# (max, RMS) by dtype of the computation, for references in fp64 from the rounded inputs
-TOLERANCE = {
-    torch.float64: (1e-10, 1e-11),
-    torch.float32: (1e-4, 1e-5),
-    "tf32": (1e-2, 1e-3),
-    torch.float16: (2e-2, 4e-3),
-    torch.bfloat16: (6e-2, 8e-3),
-}
 
 
 def assert_close(got, want, dtype=torch.float32, what="result"):
@@ -30,7 +22,7 @@ def assert_close(got, want, dtype=torch.float32, what="result"):
     scale = want.pow(2).mean().sqrt().clamp(min=1e-12)
     error = (got - want).abs() / scale
     largest, rms = error.max().item(), error.pow(2).mean().sqrt().item()
-    limit_max, limit_rms = TOLERANCE[dtype]
+    limit_max, limit_rms = tolerances.of("product", dtype)
     place = [int(i) for i in torch.unravel_index(error.argmax(), error.shape)]
     assert largest <= limit_max and rms <= limit_rms, (
         f"{what}: max error {largest:.2e} (limit {limit_max:.0e}) at {place}, "

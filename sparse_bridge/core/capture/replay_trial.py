@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ... import tolerances
 from ..conv.convolution import autocast_dtype
 from ..ops.batch_norm import batch_norm
 from . import padded
@@ -24,8 +25,6 @@ from .replay_parts import Tensors, over_padded, rebuilt
 __all__ = ["PaddedModel", "gradients_of", "leaves_of"]
 
 _TRIAL_FILL = 3.0  # behind the last row: finite, and far from what features are there
-_TOLERANCE = {torch.float16: 0.08, torch.bfloat16: 0.15}  # of norms; sums run in another order
-_TOLERANCE_ELSE = 0.02
 _ROUNDING = {torch.float16: 5e-4, torch.bfloat16: 4e-3}
 
 
@@ -182,7 +181,7 @@ def _compare(
     rounding moves each tensor. Gradients that are but rounding, as of a bias before a norm, are
     measured by the others.
     """
-    tolerance = _TOLERANCE.get(dtype, _TOLERANCE_ELSE)
+    tolerance = tolerances.of("replay", dtype).rms
     mine, theirs, nudged = (
         [None if one is None else one.detach() for one in several]
         for several in (mine, theirs, nudged)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ... import tolerances
+
 if TYPE_CHECKING:
     from ...kernels.maps.mask_order import TileList
     from ...kernels.tiles.tile_config import TileConfig
@@ -20,14 +22,6 @@ __all__ = ["Timer", "Trial", "device_timer", "mismatch", "reference_of"]
 # (run it once, seconds the measurement may take) -> seconds per run
 Timer = Callable[[Callable[[], object], float], float]
 
-# (largest error, RMS error) between two tiles, relative to the RMS of the result
-_LIMITS = {
-    torch.float16: (2e-2, 4e-3),
-    torch.bfloat16: (6e-2, 8e-3),
-    "tf32": (1e-2, 1e-3),
-    "tf32x3": (1e-4, 1e-5),
-    "ieee": (1e-4, 1e-5),
-}
 _CHUNK = 1 << 22  # elements compared at a time
 _HOLD = 400_000  # clock cycles that the device waits while the host queues the launches
 _INNER, _LEAST, _MOST = 4, 3, 12  # launches per sample, samples
@@ -97,7 +91,7 @@ def mismatch(
         return f"{count:.0f} elements are unwritten or not finite"
     scale = math.sqrt(norm / max(1, want.numel())) or 1.0
     rms = math.sqrt(squares / max(1, want.numel())) / scale
-    limit, rms_limit = _LIMITS.get(dtype) or _LIMITS[precision]
+    limit, rms_limit = tolerances.of("product", precision if dtype == torch.float32 else dtype)
     if largest / scale > limit or rms > rms_limit:
         worst = f"largest error {largest / scale:.1e} (limit {limit:.0e})"
         return f"{worst}, RMS {rms:.1e} (limit {rms_limit:.0e})"
