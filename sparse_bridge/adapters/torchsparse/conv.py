@@ -9,7 +9,7 @@ import torch
 from ...core.conv.convolution import autocast_dtype, conv
 from ...core.device import trace
 from ...core.device.rocm import linear
-from ...core.maps import map_builder, map_cache
+from ...core.maps import map_cache
 from ...core.maps.kernel_map import KernelMap
 from ...errors import (
     ContractError,
@@ -22,8 +22,8 @@ from ...errors import (
 from ...log import once
 from ..ledger import note
 from .errors import MissingMapError
-from .geometry import core_offsets, generated_sites, kernel_offsets, layer_of, shrunk_range
-from .maps import adopt_sites, build_record, coordinate_map
+from .geometry import layer_of, shrunk_range
+from .maps import as_tensor, build_record, coordinate_map, generated_level
 from .options import allow_tf32, resolve
 from .profile import Profile
 from .records import Record, entry_of, read, record_of
@@ -244,11 +244,6 @@ def _generated(x: Any, spec: ConvSpec, config: Any) -> tuple[KernelMap, torch.Te
         )
     store = map_cache.store_of(x.coords)
     coarse_map = coordinate_map(store, x.coords, release)
-    coords, out_store = adopt_sites(
-        *generated_sites(coarse_map, kernel, stride, out_range), release
-    )
-    fine_map = coordinate_map(out_store, coords, release)
-    # p * s = q + o read from q: the inputs of q are the p at which q = s * p - o.
-    negated = core_offsets([(-x, -y, -z) for x, y, z in kernel_offsets(kernel)])
-    kmap = map_builder.between(fine_map, coarse_map, negated, stride[::-1]).transposed()
-    return kmap, coords, out_range
+    level = generated_level(coarse_map, store, kernel, stride, out_range)
+    assert level.kmap is not None
+    return level.kmap, as_tensor(level, release), out_range

@@ -20,22 +20,13 @@ import torch
 
 from ...core.geometry.boxes import Box
 from ...core.geometry.offsets import Offsets
-from ...core.maps.coordinate_map import CoordinateMap
-from ...core.maps.sites import Axis, sorted_sites
 from ...errors import GeometryError, OverflowLimitError
 
 __all__ = [
-    "CORE_COLUMNS",
-    "Bounds",
-    "Layer",
-    "Sites",
-    "core_offsets",
-    "generated_sites",
-    "kernel_offsets",
-    "layer_of",
-    "output_sites",
-    "shrunk_range",
-]
+    "CORE_COLUMNS", "Bounds", "Layer", "OutputBox", "Reach", "Sites", "box_bounds", "cell_rows",
+    "clamped_rows", "core_box", "core_offsets", "generated_bounds", "kernel_offsets", "layer_of",
+    "reach_bounds", "reach_of", "shrunk_range", "truncated", "truncated_bounds",
+]  # fmt: skip
 
 Triple = tuple[int, int, int]
 CORE_COLUMNS = [0, 3, 2, 1]
@@ -185,106 +176,137 @@ def shrunk_range(
     return (int(spatial_range[0]), *grid)
 
 
-def output_sites(
-    sites: Sites, x: CoordinateMap, bounds: Bounds, spatial_range: Sequence[int] | None
-) -> tuple[torch.Tensor, Box]:
-    """Output coordinates [b, x, y, z] in ascending order, and a box around them.
+@dataclasses.dataclass(frozen=True)
+class Reach:
+    """The sites that values reach: scale * u for every whole u = (value - offset) / step, axes as
+    in the core."""
 
-    x: in the core's order.  bounds: of x's rows as [b, x, y, z]; exact where `spatial_range` is
-    None, as the rules ask for extremes of the data. With a range, rows outside have no part.
+    offsets: Offsets
+    step: Triple
+    scale: Triple = (1, 1, 1)
+
+
+@functools.lru_cache(maxsize=1024)
+def reach_of(sites: Sites) -> Reach:
+    """What a rule asks of the core, for values that are not `truncated`."""
+    if sites.kind == "dense":
+        return Reach(
+            core_offsets(_shifted(sites.kernel, sites.padding, (1, 1, 1))), sites.stride[::-1]
+        )
+    if sites.kind == "reached":
+        back = [(-x, -y, -z) for x, y, z in sites.shifts]
+        return Reach(core_offsets(back), sites.cell[::-1], sites.cell[::-1])
+    cell = sites.stride if sites.kind == "floor" else sites.cell
+    scale = (1, 1, 1) if sites.kind == "floor" else cell[::-1]
+    return Reach(core_offsets(_shifted(cell, (0, 0, 0), (1, 1, 1))), cell[::-1], scale)
+
+
+def truncated(sites: Sites, bounds: Bounds) -> bool:
+    """Cells are rounded towards zero from below, which no offset list says."""
+    return sites.truncate and min(bounds[0][1:]) < 0
+
+
+def reach_bounds(
+    sites: Sites, bounds: Bounds, spatial_range: Sequence[int] | None
+) -> tuple[Bounds, bool]:
+    """(bounds of the u of `reach_of`, whether they are exact where `bounds` are).
+
+    bounds: exact where `spatial_range` is None, as the rules ask for extremes of the data.
     """
-    low, high = bounds
-    axes: list[Axis] = []
-    lo, size = [low[0]], [high[0] - low[0] + 1]
+    low, high, exact = [bounds[0][0]], [bounds[1][0]], sites.kind != "reached"
     for axis in range(3):
-        values = x.coords[:, 3 - axis].long().unsqueeze(1)
-        least, most = low[axis + 1], high[axis + 1]
+        least, most = bounds[0][axis + 1], bounds[1][axis + 1]
         if sites.kind == "dense":
             extent = None if spatial_range is None else int(spatial_range[axis + 1])
-            candidates, ok, first, last = _dense(sites, axis, values, least, most, extent)
+            first, last, tight = _dense(sites, axis, least, most, extent)
+            exact = exact and tight
         elif sites.kind == "reached":
-            candidates, ok, first, last = _reached(sites, axis, values, least, most)
+            cell = sites.cell[axis]
+            furthest = max(0, *(shift[axis] for shift in sites.shifts))
+            first, last = -(-least // cell), (most + furthest) // cell
         else:
-            candidates, ok, first, last = _cells(sites, axis, values, least, most)
-        axes.append((candidates, ok))
-        lo.append(first)
-        size.append(max(0, last - first + 1))
-    box = Box.spanning(tuple(lo), tuple(size))
-    if min(size) == 0:
-        return x.coords[:0].clone(), box
-    return sorted_sites(x.coords[:, 0], axes, box), box
-
-
-_Candidates = tuple[torch.Tensor, "torch.Tensor | None", int, int]
-"""(candidates [N, m], which count, smallest and largest that can)"""
+            cell = sites.stride[axis] if sites.kind == "floor" else sites.cell[axis]
+            first, last = least // cell, most // cell
+        low.append(first)
+        high.append(max(first - 1, last))
+    return (tuple(low), tuple(high)), exact  # type: ignore[return-value]
 
 
 def _dense(
-    sites: Sites, axis: int, values: torch.Tensor, least: int, most: int, extent: int | None
-) -> _Candidates:
-    """Every q with a tap on the value: value = q * s - pad + t, 0 <= t < k, inside the dense
-    output."""
+    sites: Sites, axis: int, least: int, most: int, extent: int | None
+) -> tuple[int, int, bool]:
+    """(first, last, whether there are such) q with a tap on a value: value = q * s - pad + t,
+    0 <= t < k, inside the dense output."""
     k, s, pad = sites.kernel[axis], sites.stride[axis], sites.padding[axis]
-    span = -(-k // s)
     length = most + 1 if extent is None else extent
     last = (length + 2 * pad - k) // s
     if sites.keep_tail:
         last = max(last, (length - 1 + pad) // s)
     # An axis with negative coordinates extends below 0 as far as they do.
-    first = 0 if extent is not None or least >= 0 else (least + pad) // s - span + 1
-    moved = values + pad
-    steps = torch.arange(span, device=values.device)
-    candidates = torch.div(moved, s, rounding_mode="floor") - steps
-    # Where the bounds prove that every candidate counts, nothing needs to be looked at.
-    limit = most + 1 if extent is None else extent
-    inside = extent is None or (least >= 0 and most < limit)
-    if (
-        inside
-        and span == 1
-        and s <= k
-        and (least + pad) // s >= first
-        and (most + pad) // s <= last
-    ):
-        return candidates, None, first, last
-    ok = (moved - candidates * s < k) & (candidates >= first) & (candidates <= last)
-    if not inside:
-        ok &= (values >= 0) & (values < limit)
-    return candidates, ok, first, last
+    first = 0 if extent is not None or least >= 0 else (least + pad) // s + 1 - -(-k // s)
+    lowest, highest = (-(-(value + pad - k + 1) // s) for value in (least, most))
+    # Every value has a tap then, the extreme ones along this axis too.
+    exact = extent is None and s <= k and highest <= last and (least + pad) // s >= first
+    return max(first, lowest), min(last, (most + pad) // s), exact
 
 
-def _cells(sites: Sites, axis: int, values: torch.Tensor, least: int, most: int) -> _Candidates:
-    """The cell of each value: its index ("floor"), or its first coordinate ("cells")."""
-    width = sites.stride[axis] if sites.kind == "floor" else sites.cell[axis]
-    unit = 1 if sites.kind == "floor" else width
-    rounding = "trunc" if sites.truncate else "floor"
-    candidates = torch.div(values, width, rounding_mode=rounding) * unit
-    last = most // width * unit
-    if sites.truncate and most < 0:
-        last = -(-most // width) * unit
-    return candidates, None, least // width * unit, last
+@dataclasses.dataclass(frozen=True)
+class OutputBox:
+    """Bounds of the outputs of `sites` over coordinates with exact bounds; a rule of requests."""
+
+    sites: Sites
+
+    def output_box(self, box: Box) -> Box:
+        return core_box(reach_bounds(self.sites, box_bounds(box), None)[0])
 
 
-def _reached(sites: Sites, axis: int, values: torch.Tensor, least: int, most: int) -> _Candidates:
-    """Multiples of the cell among value + shift, from the lowest value on."""
-    shifts = sorted({shift[axis] for shift in sites.shifts})
-    candidates = values + torch.tensor(shifts, device=values.device)
-    ok = (candidates % sites.cell[axis] == 0) & (candidates >= least)
-    return candidates, ok, least, most + max(0, shifts[-1])
+def core_box(bounds: Bounds) -> Box:
+    """The box of the core around these bounds."""
+    low, high = (tuple(bound[column] for column in CORE_COLUMNS) for bound in bounds)
+    return Box.spanning(low, tuple(h - lo + 1 for lo, h in zip(low, high, strict=True)))
 
 
-def generated_sites(
-    x: CoordinateMap, kernel: Triple, stride: Triple, out_range: Sequence[int]
-) -> tuple[torch.Tensor, Box]:
-    """Every site x * stride + kernel offset, moved into `out_range` where it leaves it (2.1).
+def box_bounds(box: Box) -> Bounds:
+    """The bounds of a box of the core."""
+    low = tuple(box.lo[column] for column in CORE_COLUMNS)
+    high = tuple(box.lo[column] + box.size[column] - 1 for column in CORE_COLUMNS)
+    return low, high  # type: ignore[return-value]
 
-    x: in the core's order.  Returns coordinates [b, x, y, z], ascending, and a box around them.
-    """
-    axes: list[Axis] = []
-    for axis in range(3):
-        shifts = [t - (kernel[axis] - 1) // 2 for t in range(kernel[axis])]
-        values = x.coords[:, 3 - axis].long().unsqueeze(1) * stride[axis]
-        reached = values + torch.tensor(shifts, device=values.device)
-        axes.append((reached.clamp(0, int(out_range[axis + 1]) - 1), None))
-    lo, size = (x.box.lo[0], 0, 0, 0), (x.box.size[0], *(int(n) for n in out_range[1:4]))
-    box = Box.spanning(lo, size)
-    return sorted_sites(x.coords[:, 0], axes, box), box
+
+def truncated_bounds(bounds: Bounds) -> Bounds:
+    """Bounds of `truncated` cells."""
+    low, high = bounds
+    return (
+        (low[0], *(min(c, 0) for c in low[1:])), (high[0], *(max(c, 0) for c in high[1:])),
+    )  # type: ignore[return-value]  # fmt: skip
+
+
+def cell_rows(sites: Sites, coords: torch.Tensor) -> torch.Tensor:
+    """The `truncated` cells of rows as in the core, int32 [N, 4]."""
+    cell = coords.new_tensor(sites.cell[::-1])
+    cells = torch.div(coords[:, 1:], cell, rounding_mode="trunc") * cell
+    return torch.cat([coords[:, :1], cells], 1)
+
+
+def generated_bounds(x: Box, kernel: Triple, stride: Triple) -> Bounds:
+    """Bounds of x * stride + kernel offset (2.1)."""
+    low, high = box_bounds(x)
+    start = [(k - 1) // 2 for k in kernel]
+    return (
+        (low[0], *(c * s - o for c, s, o in zip(low[1:], stride, start, strict=True))),
+        (high[0], *(c * s - o + k - 1
+                    for c, s, o, k in zip(high[1:], stride, start, kernel, strict=True))),
+    )  # type: ignore[return-value]  # fmt: skip
+
+
+def clamped_rows(
+    coords: torch.Tensor, kernel: Triple, stride: Triple, out_range: Sequence[int]
+) -> torch.Tensor:
+    """Every x * stride + kernel offset, moved into `out_range` where it leaves it (2.1): rows as in
+    the core, [N * V, 4], of rows as in the core."""
+    shifts = coords.new_tensor(core_offsets(kernel_offsets(kernel)).values)
+    reached = coords[:, None, 1:] * coords.new_tensor(stride[::-1]) + shifts
+    most = coords.new_tensor([int(extent) - 1 for extent in out_range[3:0:-1]])
+    reached = torch.minimum(reached.clamp_(min=0), most)
+    batch = coords[:, None, :1].expand(-1, len(shifts), 1)
+    return torch.cat([batch, reached], 2).flatten(0, 1)

@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ...core.geometry.boxes import Box
+from ...core.geometry.offsets import Offsets
 from ...core.maps import map_builder, map_cache
 from ...core.maps.coordinate_map import CoordinateMap
+from ...core.maps.kernel_map import KernelMap
 from ...core.maps.map_cache import MapStore
+from ...core.maps.request import MapRequest, request
 from ...errors import CoordinateError, DataTypeError, ShapeError
-from .geometry import CORE_COLUMNS, Bounds, Layer, output_sites
+from .. import providers  # noqa: F401 - maps are prefetched
+from .geometry import (
+    CORE_COLUMNS,
+    Bounds,
+    Layer,
+    OutputBox,
+    Sites,
+    box_bounds,
+    cell_rows,
+    clamped_rows,
+    core_box,
+    core_offsets,
+    generated_bounds,
+    kernel_offsets,
+    reach_bounds,
+    reach_of,
+    truncated,
+    truncated_bounds,
+)  # fmt: skip
 from .profile import Profile
 from .records import Record
 
 __all__ = [
-    "adopt_sites",
-    "bounds_of",
-    "build_record",
-    "check_coords",
-    "check_range",
-    "coordinate_map",
-    "core_rows",
-]
+    "Level", "as_tensor", "bounds_of", "build_record", "check_coords", "check_range",
+    "coordinate_map", "core_rows", "generated_level", "inside_range", "strided_level",
+]  # fmt: skip
 
 Range = tuple[int, ...]
 _OURS = ("made here",)
@@ -69,15 +85,9 @@ def _grid_of(spatial_range: Sequence[int] | None) -> Box | None:
     """The cells of a `spatial_range`; None where it gives no usable grid."""
     if spatial_range is None or min(spatial_range[:4]) < 1:
         return None
-    box = _core_box((0, 0, 0, 0), tuple(int(extent) for extent in spatial_range[:4]))
+    most = tuple(int(extent) - 1 for extent in spatial_range[:4])
+    box = core_box(((0, 0, 0, 0), most))  # type: ignore[arg-type]
     return None if box.oversized else box
-
-
-def _core_box(lo: Sequence[int], size: Sequence[int]) -> Box:
-    """A box given as [b, x, y, z]."""
-    return Box.spanning(
-        tuple(lo[column] for column in CORE_COLUMNS), tuple(size[column] for column in CORE_COLUMNS)
-    )
 
 
 def coordinate_map(
@@ -95,11 +105,9 @@ def coordinate_map(
             found = CoordinateMap(rows, grid)
             if found.alive is None:
                 return found
-        low, high = bounds_of(store, coords, profile)
-        size = tuple(h - lo + 1 for lo, h in zip(low, high, strict=True))
-        return CoordinateMap(rows, _core_box(low, size))
+        return CoordinateMap(rows, core_box(bounds_of(store, coords, profile)))
 
-    return store.get("coordinates", build)
+    return store.get("coordinates", build) if store.root is None else store.root
 
 
 def _outside(bounds: Bounds, spatial_range: Range) -> str | None:
@@ -112,14 +120,6 @@ def _outside(bounds: Bounds, spatial_range: Range) -> str | None:
     return None
 
 
-def _box_bounds(box: Box) -> Bounds:
-    """Bounds [b, x, y, z] of a box of the core."""
-    low = tuple(box.lo[column] for column in CORE_COLUMNS)
-    size = tuple(box.size[column] for column in CORE_COLUMNS)
-    high = tuple(lo + extent - 1 for lo, extent in zip(low, size, strict=True))
-    return low, high  # type: ignore[return-value]
-
-
 def check_range(
     store: MapStore, coords: torch.Tensor, profile: Profile, spatial_range: Range, what: str
 ) -> bool:
@@ -129,7 +129,7 @@ def check_range(
     coordinates stay). Raises CoordinateError for a range of the user that its rows leave.
     """
     cmap = coordinate_map(store, coords, profile, spatial_range)
-    if _outside(_box_bounds(cmap.box), spatial_range) is None:
+    if _outside(box_bounds(cmap.box), spatial_range) is None:
         return True
     wrong = _outside(bounds_of(store, coords, profile), spatial_range)
     if wrong is None:
@@ -143,24 +143,87 @@ def check_range(
     )
 
 
-def adopt_sites(sites: torch.Tensor, box: Box, profile: Profile) -> tuple[torch.Tensor, MapStore]:
-    """Distinct coordinates [b, x, y, z] inside `box` as a tensor of the framework's layout.
+def as_tensor(level: Level, profile: Profile) -> torch.Tensor:
+    """The coordinates of `level` in the framework's layout, a tensor that keeps its store alive."""
+    rows = level.coords.coords
+    columns = CORE_COLUMNS if profile.batch_first else [3, 2, 1, 0]
+    coords = map_cache.normal_tensor(lambda: rows[:, columns])
+    map_cache.adopt(coords, level.store)
+    return coords
 
-    Returns it and its store, which lives with it and knows the coordinate map.
+
+class Level(NamedTuple):
+    """coords: output coordinates, distinct.  store: of all that is asked over them.  kmap: the map
+    there, for the offsets that reach exactly them; None where there is none."""
+
+    coords: CoordinateMap
+    store: MapStore
+    kmap: KernelMap | None = None
+
+
+def strided_level(
+    sites: Sites, x: CoordinateMap, store: MapStore, bounds: Bounds,
+    spatial_range: Sequence[int] | None,
+) -> Level:  # fmt: skip
+    """The outputs of a strided layer, in ascending order.
+
+    x: live rows take part; store: of x.  bounds: of its rows, exact where `spatial_range` is None.
     """
+    if truncated(sites, bounds):
+        rows = cell_rows(sites, x.coords if x.alive is None else x.coords[x.alive >= 0])
+        made = map_builder.distinct(rows, core_box(truncated_bounds(bounds)))
+        return Level(made, MapStore(made))
+    reach = reach_of(sites)
+    found, exact = reach_bounds(sites, bounds, spatial_range)
+    output: Box | OutputBox = core_box(found)
+    if spatial_range is None and box_bounds(x.box) == bounds:
+        output = OutputBox(sites)
+    built = request(store, x, MapRequest("strided", reach.offsets, reach.step, output, "sorted"))
+    assert built.coords is not None and built.store is not None
+    if max(reach.scale) > 1:
+        made = _scaled(built.coords, reach.scale)
+        return Level(made, MapStore(made))
+    if spatial_range is None and exact:
+        built.store.put("bounds", found)
+    return Level(built.coords, built.store, built.kmap)
 
-    def make() -> torch.Tensor:
-        if not profile.batch_first:
-            return sites[:, [1, 2, 3, 0]]
-        return sites.clone() if sites.is_inference() else sites
 
-    coords = map_cache.normal_tensor(make)
-    cmap = CoordinateMap(sites[:, CORE_COLUMNS], _core_box(box.lo, box.size))
-    cmap.adopt()
-    store = MapStore()
-    store.put("coordinates", cmap)
-    map_cache.adopt(coords, store)
-    return coords, store
+def _scaled(cmap: CoordinateMap, scale: tuple[int, ...]) -> CoordinateMap:
+    """The same rows, every axis times `scale`."""
+    factor, box = (1, *scale), cmap.box
+    lo = tuple(c * f for c, f in zip(box.lo, factor, strict=True))
+    size = tuple(max(0, (n - 1) * f + 1) for n, f in zip(box.size, factor, strict=True))
+    made = CoordinateMap(cmap.coords * cmap.coords.new_tensor(factor), Box.spanning(lo, size))
+    made.adopt()
+    return made
+
+
+def generated_level(
+    x: CoordinateMap, store: MapStore, kernel: Range, stride: Range, out_range: Sequence[int]
+) -> Level:
+    """Every site x * stride + kernel offset, moved into `out_range` where it leaves it (2.1), in
+    ascending order; the map gathers an input at q = x * stride - offset."""
+    low, high = generated_bounds(x.box, kernel, stride)  # type: ignore[arg-type]
+    most = tuple(int(extent) - 1 for extent in out_range[1:4])
+    box = core_box(((low[0], 0, 0, 0), (high[0], *most)))  # type: ignore[arg-type]
+    offsets = core_offsets(kernel_offsets(kernel))  # type: ignore[arg-type]
+    back = Offsets.of([tuple(-c for c in offset) for offset in offsets.values])
+    if min(low[1:]) < 0 or any(h > m for h, m in zip(high[1:], most, strict=True)):
+        rows = clamped_rows(x.coords, kernel, stride, out_range)  # type: ignore[arg-type]
+        made = map_builder.distinct(rows, box)
+        level = Level(made, MapStore(made))
+    else:
+        falls_out = set(back.values) == set(offsets.values)
+        asked = MapRequest(
+            "generative", back if falls_out else offsets, stride[::-1], box, "sorted"
+        )
+        built = request(store, x, asked)
+        assert built.coords is not None and built.store is not None
+        level = Level(built.coords, built.store, built.kmap if falls_out else None)
+    if level.kmap is not None:
+        return level
+    kmap = request(level.store, level.coords, MapRequest("between", back, stride[::-1], x)).kmap
+    return level._replace(kmap=kmap.transposed())
 
 
 def build_record(
@@ -174,24 +237,24 @@ def build_record(
     """The map of `layer` on `coords`, shared by all layers of this geometry on this tensor."""
     store = map_cache.store_of(coords)
     if layer.sites is None:
-
-        def submanifold() -> Any:
-            cmap = coordinate_map(store, coords, profile, spatial_range)
-            return map_builder.submanifold(cmap, layer.offsets)
-
-        kmap = store.get(("map", layer), submanifold)
+        asked = MapRequest("submanifold", layer.offsets)
+        kmap = request(
+            store, lambda: coordinate_map(store, coords, profile, spatial_range), asked
+        ).kmap
         if out_range is not None and spatial_range is not None and out_range != spatial_range[:4]:
             before = store.get(("shrunk", spatial_range[:4]), tuple)
             store.put(("shrunk", out_range), before or spatial_range[:4])
         return Record(kmap, coords, coords, spatial_range, out_range, (store,))
+    sites = layer.sites
 
-    def strided() -> Any:
-        x_map, bounds = _source(store, coords, profile, spatial_range, what)
-        assert layer.sites is not None
-        sites, box = output_sites(layer.sites, x_map, bounds, spatial_range)
-        out, out_store = adopt_sites(sites, box, profile)
-        y_map = coordinate_map(out_store, out, profile)
-        return out, out_store, map_builder.between(x_map, y_map, layer.offsets, layer.step)
+    def strided() -> tuple[torch.Tensor, MapStore, KernelMap]:
+        x, x_store, bounds = _source(store, coords, profile, spatial_range, what)
+        level = strided_level(sites, x, x_store, bounds, spatial_range)
+        kmap, reach = level.kmap, reach_of(sites)
+        if kmap is None or (reach.offsets, reach.step) != (layer.offsets, layer.step):
+            asked = MapRequest("between", layer.offsets, layer.step, level.coords)
+            kmap = request(x_store, x, asked).kmap
+        return as_tensor(level, profile), level.store, kmap
 
     key = ("map", layer, None if spatial_range is None else spatial_range[:4])
     out_coords, out_store, kmap = store.get(key, strided)
@@ -201,20 +264,25 @@ def build_record(
 
 
 def _source(
-    store: MapStore,
-    coords: torch.Tensor,
-    profile: Profile,
-    spatial_range: Range | None,
-    what: str,
-) -> tuple[CoordinateMap, Bounds]:
-    """Inputs of a strided layer and their bounds; rows outside the range are dead."""
+    store: MapStore, coords: torch.Tensor, profile: Profile, spatial_range: Range | None, what: str
+) -> tuple[CoordinateMap, MapStore, Bounds]:
+    """Inputs of a strided layer, the store of their maps and their bounds; rows outside the range
+    are dead."""
     if spatial_range is None:
         cmap = coordinate_map(store, coords, profile)
-        return cmap, bounds_of(store, coords, profile)
+        return cmap, store, bounds_of(store, coords, profile)
     if check_range(store, coords, profile, spatial_range, what):
         cmap = coordinate_map(store, coords, profile)
-        return cmap, _box_bounds(cmap.box)
-    low, high = bounds_of(store, coords, profile)
-    extents = [max(0, int(extent)) for extent in spatial_range[1:4]]
-    box = _core_box((low[0], 0, 0, 0), (high[0] - low[0] + 1, *extents))
-    return CoordinateMap(core_rows(coords, profile), box), (low, high)
+        return cmap, store, box_bounds(cmap.box)
+    bounds = bounds_of(store, coords, profile)
+    cmap = inside_range(coords, profile, bounds, spatial_range)
+    return cmap, MapStore(cmap), bounds
+
+
+def inside_range(
+    coords: torch.Tensor, profile: Profile, bounds: Bounds, spatial_range: Sequence[int]
+) -> CoordinateMap:
+    """The coordinates, of which those outside the range are dead."""
+    most = (max(0, int(extent)) - 1 for extent in spatial_range[1:4])
+    box = core_box(((bounds[0][0], 0, 0, 0), (bounds[1][0], *most)))  # type: ignore[arg-type]
+    return CoordinateMap(core_rows(coords, profile), box)

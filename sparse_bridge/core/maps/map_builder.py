@@ -17,16 +17,25 @@ from ...errors import (
     KernelError,
     ShapeError,
 )
-from ...kernels.runtime.target import Target
 from ..geometry.boxes import Box
 from ..geometry.offsets import Offsets
 from . import host_index, wide_index
 from .coordinate_map import CoordinateMap, capacity_for
-from .host_index import PairLists
+from .expansion import Expansion, Source, look_up, sorted_ranks
+from .host_index import HostIndex, PairLists
 from .kernel_map import KernelMap, unfolded
 from .rulebook import Rulebook
 
-__all__ = ["between", "expanded", "from_pairs", "generative", "search_of", "strided", "submanifold"]
+__all__ = [
+    "between",
+    "distinct",
+    "expanded",
+    "from_pairs",
+    "generative",
+    "search_of",
+    "strided",
+    "submanifold",
+]
 
 
 def _check_dimension(cmap: CoordinateMap, offsets: Offsets, stride: Sequence[int]) -> None:
@@ -89,14 +98,12 @@ def _submanifold_rulebook(
     if target is None:
         lists = search_of(cmap.box, offsets).submanifold(cmap.host(), offsets, n, keep_center)
         return Rulebook(n, n, n_offsets, device, lists=lists, **options)  # type: ignore[arg-type]
-    from ...kernels.maps.neighbor_table import NeighborTable, neighbor_lookup
+    from ...kernels.maps.neighbor_table import NeighborTable
 
+    here = Source(cmap.coords, cmap.box, alive)
+    center = offsets.center if keep_center else -1
     one = (1,) * offsets.dimension
-    table = neighbor_lookup(
-        cmap.table(target), n, cmap.coords, offsets.geometry(device, one, one, 1),
-        cmap.box.bounds(device), alive, n_offsets, offsets.center if keep_center else -1,
-        cmap.box.wide(offsets, one), target,
-    )  # fmt: skip
+    table = look_up(here, cmap.table(target), n, cmap.box, offsets, one, target, center)
     if not keep_center and offsets.center >= 0:
         table.nbr[offsets.center].fill_(-1)
         table = NeighborTable(table.nbr)
@@ -104,27 +111,28 @@ def _submanifold_rulebook(
 
 
 def strided(
-    cmap: CoordinateMap, offsets: Offsets, stride: tuple[int, ...], out_box: Box
-) -> tuple[CoordinateMap, KernelMap]:
+    cmap: CoordinateMap, offsets: Offsets, stride: tuple[int, ...], out_box: Box,
+    order: str = "first_seen",
+) -> tuple[CoordinateMap, KernelMap]:  # fmt: skip
     """y[u] gathers x[s * u + o]; the outputs are all u in `out_box` that reach a live input.
 
-    Output rows are ordered by the first input row that reaches them, then by offset. Equal input
-    coordinates are summed. Returns the output coordinates and the map.
+    order: of the output rows, by the first input row that reaches them, then by offset
+    ("first_seen"), or "sorted", see `MapRequest`. Equal input coordinates are summed. Returns the
+    output coordinates and the map.
     """
-    _check_dimension(cmap, offsets, stride)
     one = (1,) * offsets.dimension
-    new, rulebook = _expand(cmap, offsets, one, stride, -1, out_box)
+    new, rulebook = _expand(cmap, offsets, (one, stride, -1), out_box, order)
     return new, KernelMap(rulebook, x_fold=None if cmap.unique else cmap.duplicates())
 
 
 def generative(
-    cmap: CoordinateMap, offsets: Offsets, stride: tuple[int, ...], out_box: Box
-) -> tuple[CoordinateMap, KernelMap]:
-    """Transposed convolution onto new coordinates: y[s * u + o] gathers x[u], for every such site
-    in `out_box`."""
-    _check_dimension(cmap, offsets, stride)
+    cmap: CoordinateMap, offsets: Offsets, stride: tuple[int, ...], out_box: Box,
+    order: str = "first_seen",
+) -> tuple[CoordinateMap, KernelMap]:  # fmt: skip
+    """Transposed convolution onto new coordinates: y[s * u + o] gathers x[u], for all of these in
+    `out_box`; order as in `strided`."""
     one = (1,) * offsets.dimension
-    new, rulebook = _expand(cmap, offsets, stride, one, 1, out_box)
+    new, rulebook = _expand(cmap, offsets, (stride, one, 1), out_box, order)
     return new, KernelMap(rulebook, x_fold=None if cmap.unique else cmap.duplicates())
 
 
@@ -133,58 +141,65 @@ def expanded(
 ) -> CoordinateMap:
     """Every whole (c + offset) / divisor in `out_box` of a live coordinate c; order of
     `strided`."""
-    _check_dimension(cmap, offsets, divisor)
     one = (1,) * offsets.dimension
-    return _expand(cmap, offsets, one, divisor, 1, out_box)[0]
+    return _expand(cmap, offsets, (one, divisor, 1), out_box, "first_seen")[0]
+
+
+def distinct(coords: torch.Tensor, box: Box) -> CoordinateMap:
+    """The distinct ones of coordinates [N, 1 + D] that lie in `box`, sorted, see `MapRequest`."""
+    one = (1,) * box.dimension
+    origin = Offsets.of([(0,) * box.dimension])
+    return _expand(CoordinateMap(coords, box), origin, (one, one, 1), box, "sorted")[0]
 
 
 def _expand(
-    cmap: CoordinateMap, offsets: Offsets, multiplier: tuple[int, ...], divisor: tuple[int, ...],
-    sign: int, out_box: Box,
+    cmap: CoordinateMap, offsets: Offsets, rule: tuple[tuple[int, ...], tuple[int, ...], int],
+    out_box: Box, order: str,
 ) -> tuple[CoordinateMap, Rulebook]:  # fmt: skip
+    """rule: (multiplier, divisor, sign), see `Expansion`."""
+    for steps in rule[:2]:
+        _check_dimension(cmap, offsets, steps)
     if not cmap.unique:
         cmap = cmap.duplicates().map
     n, n_offsets, device = cmap.n_rows, len(offsets), cmap.device
     target = None if out_box.oversized else cmap.kernel_target(out_box.key64)
     if target is None:
         search = wide_index if out_box.oversized else host_index
-        coords, index, lists = search.expand(
-            cmap.coords, cmap.alive, offsets, multiplier, divisor, sign, out_box
-        )
+        coords, index, lists = search.expand(cmap.coords, cmap.alive, offsets, *rule, out_box)
+        if order == "sorted":
+            by_rank, rank = sorted_ranks(coords, out_box)
+            coords, rank = coords.index_select(0, by_rank), rank.long()
+            index = HostIndex(index.coords, rank.index_select(0, index.rows), out_box)
+            lists.out_rows = rank.index_select(0, lists.out_rows)
         new = CoordinateMap(coords, out_box)
         new.adopt(index=index)
         return new, Rulebook(n, new.n_rows, n_offsets, device, lists=lists)
-    from ...kernels.maps.new_rows import link_new_rows, number_new_rows
-
-    geometry = offsets.geometry(device, multiplier, divisor, sign)
-    wide = cmap.box.wide(offsets, multiplier) or out_box.wide(offsets, divisor)
-    slots = torch.empty((geometry.n_taps, n), dtype=torch.int32, device=device)
-    table, owned, n_new = _insert_candidates(cmap, geometry, out_box, slots, wide, target)
-    coords = number_new_rows(table, slots, owned, n_new, cmap.coords, geometry, wide, target)
-    linked, scattered = link_new_rows(table, slots, n_new, cmap.coords, geometry, wide, target)
-    new = CoordinateMap(coords, out_box)
-    new.adopt(table=table)
-    return new, Rulebook(n, n_new, n_offsets, device, views=(scattered, linked))
+    source = Source(cmap.coords, cmap.box, cmap.alive)
+    expansion = Expansion(source, offsets, *rule, out_box, target)
+    n_new = _insert_candidates(expansion)
+    new = CoordinateMap(expansion.number(n_new, order, False), out_box)
+    new.adopt(table=expansion.table)
+    return new, Rulebook(n, n_new, n_offsets, device, views=expansion.link(n_new))
 
 
-def _insert_candidates(cmap, geometry, out_box: Box, slots, wide: bool, target: Target):  # type: ignore[no-untyped-def]
-    """Hash every coordinate that a row reaches. The number of distinct ones is unknown beforehand,
-    so a table sized for the usual case grows until it holds them at most two thirds full; one wait
-    for the device per try."""
-    from ...kernels.maps.hash_table import HashTable, hash_insert
-    from ...kernels.maps.new_rows import count_new_rows, owner_counters
+def _insert_candidates(expansion: Expansion) -> int:
+    """Hash every coordinate that a row reaches; how many there are. That is unknown beforehand, so
+    a table sized for the usual case grows until it holds them at most two thirds full; one wait for
+    the device per try."""
+    from ...kernels.maps.hash_table import FLAGS, HashTable
+    from ...kernels.maps.new_rows import owner_counters
 
-    n_taps, n = slots.shape
-    most = min(n_taps * n, out_box.volume)
+    coords, out_box = expansion.source.coords, expansion.out_box
+    n, key64 = coords.shape[0], out_box.key64
+    most = min(expansion.geometry.n_taps * n, out_box.volume)
     guess = most if most <= 1 << 16 else min(most, n)
     counters = owner_counters(n)
     while True:
-        table = HashTable.allocate(capacity_for(guess), out_box.key64, cmap.device, counters)
-        bounds = out_box.bounds(cmap.device)
-        hash_insert(table, cmap.coords, geometry, bounds, cmap.alive, slots, wide, target)
-        owned, total, overflow = count_new_rows(table, slots, target)
-        if not overflow and (3 * total <= 2 * table.capacity or guess == most):
-            return table, owned, total
+        table = HashTable.allocate(capacity_for(guess), key64, coords.device, counters)
+        expansion.insert(table)
+        _, _, overflow, last = table.flags.tolist()[:FLAGS]
+        if overflow <= 0 and (3 * (last + 1) <= 2 * table.capacity or guess == most):
+            return last + 1
         if guess == most:
             raise KernelError(
                 f"the hash table of {table.capacity} slots ran out of probes for {most} candidates."
@@ -219,22 +234,10 @@ def _between_rulebook(
             x_map.host(), y_map.coords, y_map.alive, offsets, stride
         )
         return Rulebook(n_x, n_y, n_offsets, device, lists=lists)
-    from ...kernels.maps.neighbor_table import neighbor_lookup
-
-    one = (1,) * offsets.dimension
-    wide = y_map.box.wide(offsets, stride) or x_map.box.wide(offsets, one)
-    arguments = [
-        (x_map, y_map, offsets.geometry(device, stride, one, 1)),
-        (y_map, x_map, offsets.geometry(device, one, stride, -1)),
-    ]
-    tables = [
-        neighbor_lookup(
-            there.table(target), there.n_rows, here.coords, geometry, there.box.bounds(device),
-            here.alive, n_offsets, -1, wide, target,
-        )
-        for there, here, geometry in arguments
-    ]  # fmt: skip
-    return Rulebook(n_x, n_y, n_offsets, device, views=(tables[0], tables[1]))
+    # The other side is made of this one, if it is asked for.
+    here = Source(y_map.coords, y_map.box, y_map.alive)
+    table = look_up(here, x_map.table(target), n_x, x_map.box, offsets, stride, target)
+    return Rulebook(n_x, n_y, n_offsets, device, views=(table, None))
 
 
 def from_pairs(

@@ -8,7 +8,7 @@ built before: see `core.capture.prefetch`. An answer is never changed afterwards
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from ...errors import GeometryError
 from ..geometry.boxes import Box
@@ -18,7 +18,16 @@ from .coordinate_map import CoordinateMap
 from .kernel_map import KernelMap
 from .map_cache import MapStore
 
-__all__ = ["BuiltMap", "MapRequest", "Provider", "build", "register", "request"]
+__all__ = ["BuiltMap", "MapRequest", "OutputRule", "Provider", "build", "register", "request"]
+
+
+@runtime_checkable
+class OutputRule(Protocol):
+    """Where output coordinates may lie, by where the input's are: what repeats from input to input
+    where bounds do not. Hashable by value."""
+
+    def output_box(self, box: Box) -> Box:
+        """The box of the output coordinates of inputs in `box`."""
 
 
 class MapRequest(NamedTuple):
@@ -26,10 +35,10 @@ class MapRequest(NamedTuple):
 
     kind: "submanifold"; "strided", y[u] gathers x[stride * u + offset], or "generative", y[stride *
     u + offset] gathers x[u], both with output rows of their own; "between", like "strided" with
-    output rows that are given.  output: the box of the output coordinates, or for "between" their
-    `CoordinateMap`.  order: of the output rows: "given", or by the "first_seen" input row and
-    then by offset.  box: of the coordinates that are asked, where a store has several readings of
-    them.
+    output rows that are given.  output: the box of the output coordinates or a rule for it; for
+    "between" their `CoordinateMap`.  order: of the output rows: "given"; by the "first_seen" input
+    row and then by offset; "sorted" by batch and then by the axes from the last to the first.  box:
+    of the coordinates that are asked, where a store has several readings of them.
     """
 
     kind: str
@@ -38,6 +47,12 @@ class MapRequest(NamedTuple):
     output: Hashable = None
     order: str = "given"
     box: Box | None = None
+
+    def out_box(self, box: Box) -> Box | None:
+        """The box of the output coordinates of inputs in `box`; None where they are given."""
+        if isinstance(self.output, Box):
+            return self.output
+        return self.output.output_box(box) if isinstance(self.output, OutputRule) else None
 
 
 class BuiltMap(NamedTuple):
@@ -69,18 +84,18 @@ def request(
 
 def build(cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
     """Build the map now."""
-    kind, offsets, output = req.kind, req.offsets, req.output
+    kind, offsets, out_box = req.kind, req.offsets, req.out_box(cmap.box)
     new: CoordinateMap | None = None
     if kind == "submanifold":
         kmap = map_builder.submanifold(cmap, offsets)
-    elif kind == "strided" and isinstance(output, Box):
-        new, kmap = map_builder.strided(cmap, offsets, req.stride, output)
-    elif kind == "generative" and isinstance(output, Box):
-        new, kmap = map_builder.generative(cmap, offsets, req.stride, output)
-    elif kind == "between" and isinstance(output, CoordinateMap):
-        kmap = map_builder.between(cmap, output, offsets, req.stride)
+    elif kind == "strided" and out_box is not None:
+        new, kmap = map_builder.strided(cmap, offsets, req.stride, out_box, req.order)
+    elif kind == "generative" and out_box is not None:
+        new, kmap = map_builder.generative(cmap, offsets, req.stride, out_box, req.order)
+    elif kind == "between" and isinstance(req.output, CoordinateMap):
+        kmap = map_builder.between(cmap, req.output, offsets, req.stride)
     else:
-        raise GeometryError(f"no map is of the kind {kind!r} with output {output!r}.")
+        raise GeometryError(f"no map is of the kind {kind!r} with output {req.output!r}.")
     return BuiltMap.of(kmap, new)
 
 

@@ -140,11 +140,27 @@ class Rulebook:
             self._observer.wanted(side, False)
         if found is None:
             tiles = self._tiles[side]
-            found = self._scatter(side) if tiles is None else tiles.table()
+            found = self._made(side) if tiles is None else tiles.table()
             self._tables[side] = found
         elif found.count is not None:
             found = self._tables[side] = found.used(self.n_rows[side])
         return found, False
+
+    def _made(self, side: int) -> NeighborTable:
+        """A table that nobody left: of the pair lists, or of the other side's."""
+        return self._reversed(side) if self._known(1 - side) else self._scatter(side)
+
+    def _reversed(self, side: int) -> NeighborTable:
+        """The table of `side` from that of the other one, without waiting for the device."""
+        from ...kernels.maps.neighbor_table import NeighborTable
+
+        nbr, n_rows = self.table(1 - side)[0].nbr, self.n_rows[side]
+        rows = torch.arange(nbr.shape[1], dtype=torch.int32, device=self.device)
+        made = nbr.new_full(
+            (self.n_offsets, n_rows + 1), -1
+        )  # the last column takes what is absent
+        made.scatter_(1, torch.where(nbr >= 0, nbr, n_rows).long(), rows.expand_as(nbr))
+        return NeighborTable(made[:, :n_rows].contiguous())
 
     def _scatter(self, side: int) -> NeighborTable:
         from ...kernels.maps.neighbor_table import NeighborTable

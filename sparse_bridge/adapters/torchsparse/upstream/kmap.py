@@ -7,10 +7,20 @@ from typing import Any
 import torch
 
 from ....core.maps import map_cache
+from ....core.maps.map_cache import MapStore
 from ....errors import ContractError, UnsupportedError
 from .. import geometry
 from .. import profile as profiles
-from ..maps import adopt_sites, bounds_of, build_record, check_coords, coordinate_map
+from ..maps import (
+    as_tensor,
+    bounds_of,
+    build_record,
+    check_coords,
+    coordinate_map,
+    generated_level,
+    inside_range,
+    strided_level,
+)  # fmt: skip
 from ..records import PAD, MapDict, pair_tensors
 from ..spec import triple
 
@@ -80,10 +90,13 @@ def downsample(
     if layer.sites is None:
         return coords
     store = map_cache.store_of(coords)
-    cmap = coordinate_map(store, coords, release)
     bounds = bounds_of(store, coords, release)
-    given = None if spatial_range is None else tuple(spatial_range)
-    return adopt_sites(*geometry.output_sites(layer.sites, cmap, bounds, given), release)[0]
+    if spatial_range is None:
+        cmap = coordinate_map(store, coords, release)
+    else:
+        cmap = inside_range(coords, release, bounds, spatial_range)
+        store = MapStore(cmap)
+    return as_tensor(strided_level(layer.sites, cmap, store, bounds, spatial_range), release)
 
 
 def generate(
@@ -100,8 +113,9 @@ def generate(
         tuple(spatial_range), kernel, steps, triple(padding, "padding")
     )
     assert out_range is not None
-    cmap = coordinate_map(map_cache.store_of(coords), coords, release)
-    return adopt_sites(*geometry.generated_sites(cmap, kernel, steps, out_range), release)[0]
+    store = map_cache.store_of(coords)
+    cmap = coordinate_map(store, coords, release)
+    return as_tensor(generated_level(cmap, store, kernel, steps, out_range), release)
 
 
 def transposed_table(out_in_map: torch.Tensor, size: int) -> torch.Tensor:

@@ -1,5 +1,5 @@
-"""Output sites from per-axis candidates, for layers whose rows a framework orders
-lexicographically."""
+"""Sites from per-axis candidates in lexicographic order: the truth for rows that are sorted by
+key."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..geometry.boxes import Box
+from sparse_bridge.core.geometry.boxes import Box
 
 __all__ = ["sorted_sites"]
 

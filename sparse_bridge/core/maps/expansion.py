@@ -1,0 +1,150 @@
+"""The launches that build maps on a device: what rows reach is inserted into a hash table,
+numbered, perhaps sorted, and linked; or looked up.
+
+One sequence for maps that are built one by one and for those that are queued together: how many
+rows there are may stand on the device alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from ...kernels.runtime.target import Target
+from ..geometry.boxes import Box
+from ..geometry.offsets import Offsets
+
+if TYPE_CHECKING:
+    from ...kernels.maps.hash_table import HashTable
+    from ...kernels.maps.neighbor_table import NeighborTable
+
+__all__ = ["Expansion", "Source", "look_up", "sorted_ranks"]
+
+
+class Source(NamedTuple):
+    """coords: int32 [N, 1 + D].  box: of them.  alive: int32 [N], negative for dead rows; None
+    where all live.  last: on the device, one less than the rows in use; None where all are."""
+
+    coords: torch.Tensor
+    box: Box
+    alive: torch.Tensor | None = None
+    last: torch.Tensor | None = None
+
+
+class Expansion:
+    """New coordinates (c * multiplier + sign * offset) / divisor that are whole and lie in
+    `out_box`, of the coordinates c of `source`, and the tables between both.
+
+    `insert`, `number` and `link` in this order.
+    """
+
+    def __init__(
+        self, source: Source, offsets: Offsets, multiplier: tuple[int, ...],
+        divisor: tuple[int, ...], sign: int, out_box: Box, target: Target,
+    ) -> None:  # fmt: skip
+        self.source, self.out_box, self.target = source, out_box, target
+        self.geometry = offsets.geometry(source.coords.device, multiplier, divisor, sign)
+        self.wide = source.box.wide(offsets, multiplier) or out_box.wide(offsets, divisor)
+        self._slots = torch.empty(
+            (self.geometry.n_taps, source.coords.shape[0]), dtype=torch.int32,
+            device=source.coords.device,
+        )  # fmt: skip
+
+    def insert(self, table: HashTable) -> None:
+        """Fill an empty table with the coordinates; how many there are goes to its counters."""
+        from ...kernels.maps.hash_table import hash_insert
+        from ...kernels.maps.new_rows import count_owners
+
+        source, bounds = self.source, self.out_box.bounds(self.source.coords.device)
+        hash_insert(
+            table, source.coords, self.geometry, bounds, source.alive, self._slots, self.wide,
+            self.target, source.last,
+        )  # fmt: skip
+        self.table = table
+        self._owned = count_owners(table, self._slots, self.target, source.last)
+
+    def number(self, n_new: int, order: str, counted: bool, zeroed: bool = False) -> torch.Tensor:
+        """The new coordinates int32 [n_new, 1 + D] in `order`, see `MapRequest`; the table then
+        maps to their rows.
+
+        counted: only the table's counter tells how many of these rows are in use.  zeroed: zeros
+        behind them.
+        """
+        from ...kernels.maps.new_rows import number_new_rows
+
+        source = self.source
+        coords = number_new_rows(
+            self.table, self._slots, self._owned, n_new, source.coords, self.geometry, self.wide,
+            self.target, source.last, zeroed,
+        )  # fmt: skip
+        if order == "first_seen" or n_new == 0:
+            return coords
+        last = self.table.total if counted else None
+        by_rank, rank = sorted_ranks(coords, self.out_box, last)
+        # Values are -2 - row of the old order, or -1.
+        renamed = torch.cat([rank.new_full((1,), -1), -2 - rank])
+        values = self.table.values
+        values.copy_(renamed.index_select(0, -1 - values))
+        return coords.index_select(0, by_rank)
+
+    def link(
+        self, n_new: int, count_new: torch.Tensor | None = None, link: bool = True
+    ) -> tuple[NeighborTable, NeighborTable | None]:
+        """(table of the new rows, table of the old rows if `link`); once."""
+        from ...kernels.maps.new_rows import link_new_rows
+
+        slots = self._slots
+        del self._slots  # may be reused for a table
+        source = self.source
+        linked, scattered = link_new_rows(
+            self.table, slots, n_new, source.coords, self.geometry, self.wide, self.target,
+            source.last, count_new, link,
+        )  # fmt: skip
+        return scattered, linked
+
+
+def sorted_ranks(
+    coords: torch.Tensor, box: Box, last: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rows by rank int64 [N], rank of every row int32 [N]) of coordinates in `box`, by batch and
+    then by the axes from the last to the first.
+
+    last: on the device, one less than the rows in use; those behind stay behind.
+    """
+    n_rows, device = coords.shape[0], coords.device
+    if box.oversized:
+        by_rank = torch.arange(n_rows, device=device)
+        for column in (*range(1, coords.shape[1]), 0):
+            order = torch.sort(coords[:, column].index_select(0, by_rank), stable=True).indices
+            by_rank = by_rank.index_select(0, order)
+    else:
+        key = coords[:, 0].long() - box.lo[0]
+        for column in range(coords.shape[1] - 1, 0, -1):
+            key = key.mul_(box.size[column]).add_(coords[:, column]).sub_(box.lo[column])
+        if last is not None:
+            behind = torch.arange(n_rows, device=device) > last
+            key.masked_fill_(behind, torch.iinfo(torch.int64).max)
+        by_rank = torch.sort(key, stable=True).indices
+    rank = torch.empty(n_rows, dtype=torch.int32, device=device)
+    rank[by_rank] = torch.arange(n_rows, dtype=torch.int32, device=device)
+    return by_rank, rank
+
+
+def look_up(
+    here: Source, table: HashTable, n_values: int, box: Box, offsets: Offsets,
+    step: tuple[int, ...], target: Target, center: int = -1,
+) -> NeighborTable:  # fmt: skip
+    """What the rows of `here` reach, coordinate * step + offset, among the `n_values` coordinates
+    in `box` that `table` holds.
+
+    center: the offset that is every row itself, found or not; -1: none.
+    """
+    from ...kernels.maps.neighbor_table import neighbor_lookup
+
+    device, one = here.coords.device, (1,) * offsets.dimension
+    wide = here.box.wide(offsets, step) or box.wide(offsets, one)
+    return neighbor_lookup(
+        table, n_values, here.coords, offsets.geometry(device, step, one, 1), box.bounds(device),
+        here.alive, len(offsets), center, wide, target, here.last,
+    )  # fmt: skip
