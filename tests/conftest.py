@@ -33,6 +33,20 @@ class Lane:
         """Whether Triton kernels do the work."""
         return self.dataflow in ("masked", "unmasked")
 
+    def serving(self, dtype):
+        """The lane's dataflow, or the automatic one for a dtype that its kernels do not multiply:
+        forced kernels would refuse."""
+        from sparse_bridge.kernels.runtime import target as targets
+
+        missing = dtype == torch.float64 or (
+            dtype == torch.bfloat16
+            and self.kernels
+            and not targets.of(torch.device(self.device)).has_bf16
+        )
+        if self.kernels and missing:
+            return settings.override(dataflow="auto")
+        return contextlib.nullcontext()
+
     @property
     def slow(self) -> bool:
         """Whether a kernel launch costs milliseconds."""

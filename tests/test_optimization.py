@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import sparse_bridge
-from sparse_bridge.core.conv import dataflows
+from sparse_bridge.core.conv import epilogue
 from tests.adapters.spconv import doors
 from tests.checks import assert_close
 
@@ -124,7 +124,7 @@ ROWS = {
 def passes(monkeypatch):
     """(norms fused, activations fused, norms run apart), counted."""
     counts = {"norm": 0, "activation": 0, "apart": 0}
-    finish, alone = dataflows.Epilogue.finish, torch.batch_norm
+    finish, alone = epilogue.Epilogue.finish, torch.batch_norm
 
     def counted(epilogue, y):
         counts["norm"] += epilogue.norm is not None
@@ -138,8 +138,13 @@ def passes(monkeypatch):
         counts["apart"] += 1
         return alone(*args, **kwargs)
 
-    monkeypatch.setattr(dataflows.Epilogue, "finish", counted)
+<<<<<<< HEAD
+    monkeypatch.setattr(epilogue.Epilogue, "finish", counted)
     monkeypatch.setattr(torch, "batch_norm", apart)
+=======
+    monkeypatch.setattr(epilogue.Epilogue, "finish", counted)
+    monkeypatch.setattr(nn.functional, "batch_norm", apart)
+>>>>>>> 7b5ab56 (One plan for a convolution, a registry of dataflows that say why they cannot serve)
     return counts
 
 

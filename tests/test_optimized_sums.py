@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import sparse_bridge
-from sparse_bridge.core.conv import dataflows
+from sparse_bridge.core.conv import epilogue
 from sparse_bridge.core.conv.deferred import Deferred
 from sparse_bridge.errors import KernelError
 from tests.adapters.spconv import doors
@@ -23,13 +23,13 @@ from tests.test_optimization import DOORS, INPUTS, ROWS, settle
 @pytest.fixture
 def fused(monkeypatch):
     """(norms, residuals, activations) of each convolution, in order."""
-    seen, finish = [], dataflows.Epilogue.finish
+    seen, finish = [], epilogue.Epilogue.finish
 
     def noted(end, y):
         seen.append((end.norm is not None, end.residual is not None, end.activation))
         return finish(end, y)
 
-    monkeypatch.setattr(dataflows.Epilogue, "finish", noted)
+    monkeypatch.setattr(epilogue.Epilogue, "finish", noted)
     return seen
 
 

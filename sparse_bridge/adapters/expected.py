@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..core.conv.dataflows import Epilogue
+from ..core.conv.epilogue import Epilogue
 from ..core.warmup.compilation import Expected, expect
 
 __all__ = ["Expected", "expect", "of_kernel", "trains"]

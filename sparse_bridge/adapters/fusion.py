@@ -17,7 +17,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from .. import hooks
-from ..core.conv.dataflows import Norm
+from ..core.conv.epilogue import Norm
 from ..core.ops.batch_norm import batch_norm, serves
 from ..hooks import inference as allowed
 from ..hooks import plain

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ..core import functional
-from ..core.conv.dataflows import Norm
+from ..core.conv.epilogue import Norm
 from ..core.maps.coordinate_map import CoordinateMap
 from ..core.maps.kernel_map import KernelMap
 

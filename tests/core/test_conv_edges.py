@@ -9,7 +9,7 @@ import torch
 from sparse_bridge import settings
 from sparse_bridge.core import functional
 from sparse_bridge.core.conv.convolution import conv
-from sparse_bridge.core.conv.dataflows import Norm
+from sparse_bridge.core.conv.epilogue import Norm
 from sparse_bridge.core.geometry.offsets import Offsets
 from sparse_bridge.core.maps import map_builder
 from sparse_bridge.errors import UnsupportedError

@@ -10,15 +10,14 @@ import pytest
 import torch
 
 from sparse_bridge import log, settings
-from sparse_bridge.core import functional
-from sparse_bridge.core.conv import plan
+from sparse_bridge.core.conv import kernel_products, registry
+from sparse_bridge.core.conv.dataflow import Case
 from sparse_bridge.core.device.serving import kernel_target
-from sparse_bridge.errors import DeviceError, OverflowLimitError, SettingError
+from sparse_bridge.errors import DeviceError, OverflowLimitError, SettingError, UnsupportedError
 from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.kernels.runtime.target import Target
 from sparse_bridge.kernels.tiles.tile_config import TileConfig, gather_tile, wgrad_tile
 from tests.checks import assert_error
-from tests.clouds import cloud
 
 CUDA = torch.device("cuda", 0)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -176,27 +175,55 @@ def test_default_tiles_fit_every_target(backend, arch, shared):
 
 def fake(monkeypatch, arch, backend="cuda"):
     target = Target(backend, arch, 32, 16, 64 << 10, raw=True)
-    monkeypatch.setattr(plan, "kernel_target", lambda device: target)
+    monkeypatch.setattr(kernel_products, "kernel_target", lambda device: target)
     return target
 
 
-def small_map():
-    coords = cloud((9, 10))
-    return functional.submanifold(
-        functional.coordinate_map(coords), functional.kernel_offsets((3, 3))
-    )
+def chosen(dtype, regular=True):
+    case = Case(CUDA, dtype, regular)
+    flow = registry.choose(case)
+    return flow.name, flow.target(case)
 
 
 def test_what_a_gpu_cannot_multiply_goes_to_torch(monkeypatch):
-    kmap = small_map()
     with settings.override(dataflow="auto", self_check=False):
         turing = fake(monkeypatch, "sm_75")
-        assert plan.choose_dataflow(CUDA, torch.float16, kmap) == ("masked", turing)
-        assert plan.choose_dataflow(CUDA, torch.bfloat16, kmap) == ("per_offset", None)
-    with settings.override(dataflow="auto", self_check=False):
+        assert chosen(torch.float16) == ("masked", turing)
+        assert chosen(torch.bfloat16) == ("per_offset", None)
         hopper = fake(monkeypatch, "sm_90")
-        assert plan.choose_dataflow(CUDA, torch.bfloat16, kmap) == ("masked", hopper)
-        assert plan.choose_dataflow(CUDA, torch.float64, kmap) == ("per_offset", None)
+        assert chosen(torch.bfloat16) == ("masked", hopper)
+        assert chosen(torch.float64) == ("per_offset", None)
+        assert chosen(torch.float16, regular=False) == ("per_offset", None)
+
+
+@pytest.mark.parametrize("flow", ["masked", "unmasked"])
+def test_a_forced_dataflow_that_cannot_serve_says_why(monkeypatch, flow):
+    """Nothing else runs in its place."""
+    with settings.override(dataflow=flow, self_check=False):
+        fake(monkeypatch, "sm_75")
+        forced = "SPARSE_BRIDGE_DATAFLOW=" + flow
+        for case, kind, words in (
+            (Case(CUDA, torch.float64), UnsupportedError, ["do not multiply torch.float64"]),
+            (Case(CUDA, torch.bfloat16), DeviceError, ["sm_75", "torch.bfloat16"]),
+        ):
+            assert_error(lambda c=case: registry.choose(c), kind, [forced, "auto", *words])
+        assert registry.row_kernels(Case(CUDA, torch.float64)) == ("per_offset", None)
+        assert registry.choose(Case(CUDA, torch.float16, False)).name == "per_offset"
+    with settings.override(dataflow="explicit"):
+        assert registry.choose(Case(CUDA, torch.float64)).name == "explicit"
+        assert registry.choose(Case(CUDA, torch.float64, False)).name == "per_offset"
+
+
+def test_every_dataflow_of_the_settings_has_a_file():
+    for name, kernels in settings.DATAFLOWS.items():
+        flow = registry.entry(name)
+        assert (flow.name, flow.kernels) == (name, kernels)
+    assert (
+        registry.entry(registry.automatic()[-1]).unsupported_reasons(
+            Case(CUDA, torch.float64, False)
+        )
+        == []
+    ), "the last one serves everything"
 
 
 def test_tf32_is_asked_of_those_that_have_it():
@@ -216,14 +243,16 @@ def test_an_unknown_dataflow():
 def test_a_launch_that_is_too_large(monkeypatch):
     """Rows x column blocks beyond a grid's 31 bits."""
     pytest.importorskip("triton")
+    from sparse_bridge.core.geometry.weights import layout_of
     from sparse_bridge.errors import KernelError
     from sparse_bridge.kernels.gemm.gather_gemm import GatherGemm
+    from sparse_bridge.kernels.gemm.gather_spec import GemmSpec
+    from sparse_bridge.kernels.gemm.product import Product
 
     target = Target("cuda", "sm_90", 32, 132, 200 << 10, raw=True)
     nbr = torch.empty((1, (1 << 31) - 1), dtype=torch.int32, device="meta")
+    weight = torch.empty((1, 16, 1 << 11), device="meta")
     tile = TileConfig(64, 16, 16, 4, 2)
     with pytest.raises((KernelError, OverflowLimitError), match=r"2147483647 rows.*2\^31"):
-        GatherGemm(
-            target, CUDA, torch.float16, nbr, nbr.shape[1], 1, 16, 1 << 11, 1, (1, 1, 1, 1), 0,
-            False, None, 0.0, "ieee", tile,
-        )  # fmt: skip
+        product = Product(target, CUDA, torch.float16, "ieee", layout_of(weight, "vio"))
+        GatherGemm(GemmSpec(product, tile, False), nbr, nbr.shape[1], 1)

@@ -9,7 +9,8 @@ import torch
 
 from sparse_bridge import settings
 from sparse_bridge.core import functional
-from sparse_bridge.core.conv import plan
+from sparse_bridge.core.conv import kernel_products
+from sparse_bridge.core.conv.kernel_products import octaves
 from sparse_bridge.core.device import precision
 from sparse_bridge.core.geometry.weights import layout_of
 from sparse_bridge.kernels.runtime.target import described
@@ -82,7 +83,7 @@ def test_layers_over_copied_weights(kernel_lane, monkeypatch, kind, turned):
         copied.append(w.exchanged)
         return abs(w.strides[1]) != 1
 
-    monkeypatch.setattr(plan, "reads_rows", always)
+    monkeypatch.setattr(kernel_products, "reads_rows", always)
     made = layer(kind, 2, device=kernel_lane.device)
     x, weight, bias, dy = tensors(made, 6, 10, groups=2)
     rows, taps, shift = leaves([x, weight, bias], kernel_lane.device)
@@ -169,8 +170,7 @@ def test_tiles_depend_on_no_more_than_plans_remember(dtype):
     for c_in, c_out, order in sizes:
         found = {}
         for n in rows:
-            few = min(-(-n // 64), 4 * hopper.compute_units)
-            kind = few, plan._octaves(hopper, n, n)
+            kind = octaves(hopper, n, n)
             tile = gather_tile(hopper, dtype, n, c_in, c_out, 27, "ieee", order)
             assert found.setdefault(kind, tile) == tile, (n, c_in)
         found = {}

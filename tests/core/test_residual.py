@@ -12,8 +12,8 @@ import torch.nn.functional as F
 
 from sparse_bridge.core.conv import fused_call
 from sparse_bridge.core.conv.convolution import conv
-from sparse_bridge.core.conv.dataflows import Norm
 from sparse_bridge.core.conv.deferred import Deferred
+from sparse_bridge.core.conv.epilogue import Norm
 from sparse_bridge.core.device import trace
 from sparse_bridge.errors import DataTypeError, DeviceError, ShapeError, UnsupportedError
 from tests.checks import assert_close

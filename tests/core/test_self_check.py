@@ -9,7 +9,8 @@ import torch
 
 from sparse_bridge import log, settings
 from sparse_bridge.core import functional
-from sparse_bridge.core.conv import plan
+from sparse_bridge.core.conv import kernel_products, registry
+from sparse_bridge.core.conv.dataflow import Case
 from sparse_bridge.core.device import self_check
 from sparse_bridge.core.device import serving as devices
 from sparse_bridge.errors import DeviceError
@@ -28,6 +29,12 @@ kernels = [pytest.mark.interpreted, pytest.mark.emulated]
 def fresh(monkeypatch):
     monkeypatch.setattr(self_check, "_verdicts", {})
     log.reset()
+
+
+def chosen(device, dtype):
+    case = Case(device, dtype)
+    flow = registry.choose(case)
+    return flow.name, flow.target(case)
 
 
 def lane_target(lane):
@@ -126,12 +133,12 @@ class TestOnKernels:
         device, target = lane_target(kernel_lane)
         made = layer("submanifold", 2, device=kernel_lane.device)
         monkeypatch.setattr(self_check, "_applies", lambda device: True)
-        monkeypatch.setattr(plan, "kernel_target", lambda device: target)
+        monkeypatch.setattr(kernel_products, "kernel_target", lambda device: target)
         verdict = self_check.Verdict(str(device), "fp16", "fp16 products failed the self-check", 1)
         self_check._verdicts[device, target.arch, "fp16"] = verdict
         with settings.override(dataflow="auto"), caplog.at_level(logging.WARNING, "sparse_bridge"):
-            assert plan.choose_dataflow(device, HALF, made.kmap) == ("per_offset", None)
-            assert plan.choose_dataflow(device, SINGLE, made.kmap)[1] is target
+            assert chosen(device, HALF) == ("per_offset", None)
+            assert chosen(device, SINGLE)[1] is target
             x, weight, _, _ = tensors(made, 16, 32, dtype=HALF)
             y = functional.conv(
                 x.to(kernel_lane.device), weight.to(kernel_lane.device), None, made.kmap
@@ -162,20 +169,14 @@ def gpu(monkeypatch):
         yield problems
 
 
-def small_map():
-    with settings.override(dataflow="per_offset"):
-        return layer("submanifold", 2).kmap
-
-
 def test_a_part_is_checked_when_it_is_first_needed_and_once(gpu):
-    kmap = small_map()
     assert gpu.asked == ()
     for _ in range(2):
-        assert plan.choose_dataflow(CUDA, HALF, kmap) == ("masked", HOPPER)
+        assert chosen(CUDA, HALF) == ("masked", HOPPER)
     assert gpu.asked == ("int32 keys", "fp16")
     devices.kernel_target(CUDA, key64=True)
-    plan.choose_dataflow(CUDA, SINGLE, kmap)
-    plan.choose_dataflow(CUDA, torch.float64, kmap)
+    chosen(CUDA, SINGLE)
+    chosen(CUDA, torch.float64)
     assert gpu.asked == ("int32 keys", "fp16", "int64 keys", "fp32")
     devices.kernel_target(torch.device("cuda", 1))
     assert gpu.asked[4:] == ("int32 keys",), "every device by itself"
@@ -183,9 +184,8 @@ def test_a_part_is_checked_when_it_is_first_needed_and_once(gpu):
 
 def test_a_hash_table_that_fails_takes_all_kernels_away(gpu, caplog):
     gpu["int32 keys"] = "looking up coordinates by int32 keys failed the self-check (7 are wrong)"
-    kmap = small_map()
     with caplog.at_level(logging.WARNING, "sparse_bridge"):
-        assert plan.choose_dataflow(CUDA, HALF, kmap) == ("per_offset", None)
+        assert chosen(CUDA, HALF) == ("per_offset", None)
         assert devices.kernel_target(CUDA) is None
     (record,) = caplog.records
     for word in ("cuda:0", "int32 keys", "7 are wrong", "per-offset"):
@@ -197,11 +197,10 @@ def test_a_hash_table_that_fails_takes_all_kernels_away(gpu, caplog):
 
 def test_a_dtype_that_fails_is_the_only_one_to_fall_back(gpu, caplog):
     gpu["fp16"] = "fp16 products failed the self-check (largest error 3)"
-    kmap = small_map()
     with caplog.at_level(logging.WARNING, "sparse_bridge"):
         for _ in range(2):
-            assert plan.choose_dataflow(CUDA, HALF, kmap) == ("per_offset", None)
-        assert plan.choose_dataflow(CUDA, torch.bfloat16, kmap) == ("masked", HOPPER)
+            assert chosen(CUDA, HALF) == ("per_offset", None)
+        assert chosen(CUDA, torch.bfloat16) == ("masked", HOPPER)
     (record,) = caplog.records
     assert "fp16 products failed" in record.getMessage() and "sm_90" in record.getMessage()
 
@@ -209,11 +208,10 @@ def test_a_dtype_that_fails_is_the_only_one_to_fall_back(gpu, caplog):
 @pytest.mark.parametrize("part, dtype", [("int32 keys", HALF), ("fp16", HALF), ("fp32", SINGLE)])
 @pytest.mark.parametrize("flow", ["masked", "unmasked"])
 def test_a_forced_dataflow_raises_instead(gpu, flow, part, dtype):
-    kmap = small_map()
     gpu[part] = f"{part} failed the self-check (wrong)"
     with settings.override(dataflow=flow):
         assert_error(
-            lambda: plan.choose_dataflow(CUDA, dtype, kmap), DeviceError,
+            lambda: chosen(CUDA, dtype), DeviceError,
             [flow, part, "cuda:0", "per_offset"],
         )  # fmt: skip
 
@@ -221,17 +219,16 @@ def test_a_forced_dataflow_raises_instead(gpu, flow, part, dtype):
 def test_the_check_can_be_turned_off(gpu):
     gpu["fp16"] = "wrong"
     with settings.override(self_check=False):
-        assert plan.choose_dataflow(CUDA, HALF, small_map()) == ("masked", HOPPER)
+        assert chosen(CUDA, HALF) == ("masked", HOPPER)
     assert gpu.asked == ()
 
 
 def test_nothing_is_checked_on_cpu_tensors_or_for_torch_dataflows(gpu):
-    kmap = small_map()
-    plan.choose_dataflow(torch.device("cpu"), HALF, kmap)
+    chosen(torch.device("cpu"), HALF)
     with settings.override(dataflow="masked"):
-        plan.choose_dataflow(torch.device("cpu"), HALF, kmap)
+        chosen(torch.device("cpu"), HALF)
     with settings.override(dataflow="per_offset"):
-        plan.choose_dataflow(CUDA, HALF, kmap)
+        chosen(CUDA, HALF)
     assert gpu.asked == ()
 
 

@@ -16,6 +16,7 @@ from sparse_bridge.core.tuning.trial import device_timer
 from sparse_bridge.core.tuning.tune_cache import Stamp, encode
 from sparse_bridge.core.tuning.tuner import Tuner
 from sparse_bridge.errors import SettingError
+from sparse_bridge.kernels.gemm.product import Product
 from tests.checks import assert_close
 from tests.core.layers import check, layer
 from tests.core.tuning import (
@@ -153,19 +154,21 @@ def test_buckets_tell_problems_apart():
 
 
 def test_problems_of_layers():
-    x = torch.randn(10, 8)
     for weight, layout, order in (
         (torch.randn(27, 8, 16), "vio", "io"),
         (torch.randn(16, 3, 3, 3, 8), "ovi", "oi"),
     ):
         w = layout_of(weight, layout)
-        forward = gather_problem("masked", H200, x, 12, w, "tf32")
+        product = Product(H200, torch.device("cpu"), torch.float32, "tf32", w)
+        forward = gather_problem(product, "masked", 12, 10)
         assert (forward.direction, forward.order) == ("fwd", order)
         assert (forward.c_in, forward.c_out, forward.n_in, forward.n_rows) == (8, 16, 10, 12)
-        back = gather_problem("masked", H200, x, 12, w.transposed().reversed(), "tf32")
+        back = product._replace(w=w.transposed().reversed())
+        back = gather_problem(back, "masked", 12, 10)
         assert (back.direction, back.order) == ("dgrad", order[::-1])
         assert forward.precision == "tf32"
-        assert gather_problem("masked", H200, x.half(), 12, w, "tf32").precision == "ieee"
+        half = product._replace(dtype=torch.float16)
+        assert gather_problem(half, "masked", 12, 10).precision == "ieee"
 
 
 def test_what_cannot_be_timed_is_not_tuned(tmp_path):

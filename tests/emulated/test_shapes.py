@@ -32,16 +32,17 @@ def test_accesses_out_of_bounds_are_seen(kernel_lane):
     """The emulator's checks are on: a look-up table that names a row beyond the features."""
     import emu
 
+    from sparse_bridge.core.geometry.weights import layout_of
     from sparse_bridge.kernels.gemm.gather_gemm import GatherGemm
+    from sparse_bridge.kernels.gemm.gather_spec import GemmSpec
+    from sparse_bridge.kernels.gemm.product import Product
     from sparse_bridge.kernels.tiles.tile_config import TileConfig
 
     assert emu.cfg.check
     device = torch.device("cpu")
     nbr = torch.full((1, 64), 1 << 20, dtype=torch.int32)
-    gemm = GatherGemm(
-        targets.of(device), device, torch.float32, nbr, 64, 64, 16, 16, 1, (256, 16, 1, 16), 0,
-        False, None, 0.0, "ieee", TileConfig(64, 16, 16, 4, 2),
-    )  # fmt: skip
     x, w, y = torch.ones(64, 16), torch.ones(1, 16, 16), torch.empty(64, 16)
+    product = Product(targets.of(device), device, torch.float32, "ieee", layout_of(w, "vio"))
+    gemm = GatherGemm(GemmSpec(product, TileConfig(64, 16, 16, 4, 2), False), nbr, 64, 64)
     with pytest.raises(emu.MemoryFault):
         gemm(x, w, None, y)

@@ -12,7 +12,10 @@ import torch
 from sparse_bridge.core.geometry.weights import layout_of
 from sparse_bridge.kernels.gemm import wgrad_gemm
 from sparse_bridge.kernels.gemm.gather_gemm import GatherGemm
+from sparse_bridge.kernels.gemm.gather_spec import GemmSpec
+from sparse_bridge.kernels.gemm.product import EpilogueForm, Product
 from sparse_bridge.kernels.gemm.wgrad_gemm import WgradGemm
+from sparse_bridge.kernels.gemm.wgrad_spec import WgradSpec
 from sparse_bridge.kernels.maps.mask_order import TILE, mask_order, pack_tiles
 from sparse_bridge.kernels.maps.neighbor_table import NeighborTable
 from sparse_bridge.kernels.runtime import target as targets
@@ -76,11 +79,9 @@ def run_gather(
         made = NeighborTable(table)
         table = pack_tiles(made, mask_order(made, target), target)
     w = layout_of(weight, "vio", groups)
-    gemm = GatherGemm(
-        target, device, dtype, table, n, n_in, w.c_in, w.c_out, groups, w.strides, w.shift,
-        bias + {"none": 0, "statistics": 2, "affine": 6}[norm] + 8 * residual, activation, 0.1,
-        "ieee", tile, EPS,
-    )  # fmt: skip
+    parts = bias + {"none": 0, "statistics": 2, "affine": 6}[norm] + 8 * residual
+    product = Product(target, device, dtype, "ieee", w, EpilogueForm(parts, activation, 0.1, EPS))
+    gemm = GatherGemm(GemmSpec(product, tile, packed), table, n, n_in)
     y = nan_like(n, groups * c_out, dtype=dtype, device=device)
     placed = [None if t is None else t.to(device) for t in vectors]
     assert gemm(x.to(device), weight.to(device), placed, y) is y
@@ -204,10 +205,8 @@ def test_tables_beyond_32_bits(kernel_lane):
     target, device = target_of(kernel_lane), torch.device(kernel_lane.device)
     x, weight = features(50, 16), features(n_offsets * 16, 16, 1).view(n_offsets, 16, 16) / 32
     w = layout_of(weight, "vio")
-    gemm = GatherGemm(
-        target, device, torch.float32, big, n, 50, 16, 16, 1, w.strides, w.shift, False, None, 0.0,
-        "ieee", TileConfig(64, 16, 16, 4, 2),
-    )  # fmt: skip
+    product = Product(target, device, torch.float32, "ieee", w)
+    gemm = GatherGemm(GemmSpec(product, TileConfig(64, 16, 16, 4, 2), False), big, n, 50)
     y = nan_like(n, 16, dtype=torch.float32, device=device)
     gemm(x.to(device), weight.to(device), None, y)
     assert_close(y, gather_truth(x, weight, None, small, 1))
@@ -227,10 +226,9 @@ def run_wgrad(
     x, dy = features(n, groups * c_in, 1, dtype), features(n, groups * c_out, 2, dtype)
     dw = nan_like(len(lists), c_in, groups * c_out, dtype=torch.float32, device=device)
     w = layout_of(dw, "vio", groups)
-    gemm = WgradGemm(
-        target, device, dtype, (pairs[0].to(device), pairs[1].to(device), starts.to(device)),
-        mirrored, len(lists), n, n, w.c_in, w.c_out, groups, w.strides, w.shift, "ieee", tile,
-    )  # fmt: skip
+    spec = WgradSpec(Product(target, device, dtype, "ieee", w), tile, mirrored)
+    there = pairs[0].to(device), pairs[1].to(device), starts.to(device)
+    gemm = WgradGemm(spec, there, n, n)
     gemm(x.to(device), dy.to(device), dw)
     want = []
     for i, j in lists:

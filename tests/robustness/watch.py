@@ -62,19 +62,15 @@ def cache_sizes() -> dict[str, tuple[int, int | None]]:
         info = function.cache_info()
         sizes[name] = (info.currsize, info.maxsize)
     sizes["map stores"] = (len(map_cache._stores), None)
-    sizes["decisions"] = (len(plan._decided), 1 << 16)
-    sizes["numbers of plans"] = (len(plan._numbers), 1 << 16)
+    sizes["plans"] = (plan.count(), 8 << 16)
     sizes["offset lists"] = (len(Offsets._interned), None)
     geometry = sum(len(offsets._geometry) for offsets in Offsets._interned.values())
     sizes["offset lists on devices"] = (geometry, None)
     sizes["work buffers"] = (len(workspace._local.__dict__.get("buffers", ())), None)
-    gemm = sys.modules.get("sparse_bridge.kernels.gemm.gather_spec")
-    wgrad = sys.modules.get("sparse_bridge.kernels.gemm.wgrad_spec")
     launch = sys.modules.get("sparse_bridge.kernels.runtime.launch")
-    if gemm is not None:
-        sizes["launch keys"] = (len(gemm._KEYS) + len(getattr(wgrad, "_KEYS", ())), None)
     if launch is not None:
         compiled = sum(len(kernel._compiled) for kernel in launch.REGISTRY.values())
+        sizes["launch keys"] = (len(launch._numbers), None)
         sizes["compiled kernels"] = (compiled, None)
     return sizes
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ...core.conv.convolution import conv
-from ...core.conv.dataflows import Epilogue
+from ...core.conv.epilogue import Epilogue
 from ...core.device import trace
 from ...core.device.rocm import linear
 from ...core.maps.kernel_map import KernelMap

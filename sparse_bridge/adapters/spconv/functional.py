@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ...core.conv.dataflows import Epilogue
+from ...core.conv.epilogue import Epilogue
 from ...core.maps.kernel_map import KernelMap
 from ...core.ops import pool as core_pool
 from .conv import ACTIVATIONS, convolve

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...core.conv.dataflows import Epilogue
+from ...core.conv.epilogue import Epilogue
 from .. import fusion
 from ..expected import Expected
 from .conv import convolved, expected

@@ -7,17 +7,17 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ...errors import DeviceError, ShapeError, UnsupportedError
-from ..geometry.weights import WeightLayout, layout_of
+from ...errors import UnsupportedError
+from ..geometry.weights import layout_of
 from ..maps.kernel_map import KernelMap
+from . import fused_call
+from .checks import check, check_devices, like_result
 from .column_sums import column_sums
-from .dataflows import ACTIVATIONS, Epilogue, Norm, gather_matmul, weight_gradient
 from .deferred import Deferred
-from .fused_call import collecting, produced, take
-from .per_offset import gradients
-from .resolved import Resolved, check, known, like_result, resolve
+from .epilogue import Epilogue, Norm, check_activation
+from .plan import ConvForm, ConvPlan, find, present, run
 
-__all__ = ["autocast_dtype", "conv"]
+__all__ = ["autocast_dtype", "conv", "convolve"]
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -50,19 +50,13 @@ class _Conv(torch.autograd.Function):
     their own dtype."""
 
     @staticmethod
-    def forward(  # type: ignore[no-untyped-def]
-        ctx: Any, x, weight, bias, kmap, found, layout, groups, precision, dtype
-    ):
-        """found: the convolution; None to find it for what the tensors are cast to, or to check
-        them first."""
+    def forward(ctx: Any, x, weight, bias, kmap, form, dtype):  # type: ignore[no-untyped-def]
         x_cast, weight_cast = x, weight
         if dtype is not None:
             x_cast, weight_cast = _cast(x, dtype), _cast(weight, dtype)
-        if found is None:
-            found = resolve(x_cast, weight_cast, Epilogue(bias), layout, groups, precision, kmap)
-        y = found.forward(kmap, x_cast, weight_cast, bias)
+        y, plan = run(x_cast, weight_cast, kmap, Epilogue(bias), form)
         ctx.save_for_backward(x_cast, weight_cast)
-        ctx.problem = kmap, found, weight.dtype, None if bias is None else bias.dtype
+        ctx.problem = kmap, plan, weight.dtype, None if bias is None else bias.dtype
         return y
 
     @staticmethod
@@ -74,58 +68,25 @@ class _Conv(torch.autograd.Function):
 
 def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     x, weight = ctx.saved_tensors
-    found: Resolved
-    kmap, found, weight_dtype, bias_dtype = ctx.problem
-    needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+    plan: ConvPlan
+    kmap, plan, weight_dtype, bias_dtype = ctx.problem
+    plan = present(plan)
+    wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
     if dy.dtype != x.dtype:
         dy = dy.to(x.dtype)
     if not dy.is_contiguous():
         dy = dy.contiguous()
     dx = dw = db = None
-    like_weight = True
-    if needs_weight:
-        dense = found.dense(weight)
-        dw = _gradient_like(weight, weight_dtype, dense)
-        like_weight = dense or dw.stride() == weight.stride()
-    rulebook = kmap.rulebook
-    if (
-        like_weight
-        and found.gather is not None
-        and rulebook.regular
-        and rulebook.n_rows[0]
-        and rulebook.n_rows[1]
-    ):
-        back, wgrad = found.backward(needs_x, None if dw is None else weight_dtype)
-        if back is not None:
-            dx = back(rulebook, int(not kmap.flipped), dy, weight, None)
-        if wgrad is not None and dw is not None:
-            wgrad(rulebook, kmap.flipped, x, dy, dw)
-    else:
-        w_dw = found.w if dw is None or like_weight else layout_of(dw, *found.layout)
-        dx = _gradients(found, kmap, x, weight, dy, dw, w_dw, needs_x)
-    if needs_bias:
-        db = column_sums(dy, bias_dtype, found.target)
-    return dx, dw, db, None, None, None, None, None, None
+    if wants_weight:
+        dw = _gradient_like(weight, weight_dtype, plan.dense(weight))
+    if wants_x or wants_weight:
+        dx = plan.gradients(kmap, x, weight, dy, dw, wants_x)
+    if wants_bias:
+        db = column_sums(dy, bias_dtype, plan.product.target)
+    return dx, dw, db, None, None, None
 
 
 _backward_once = once_differentiable(_backward)
-
-
-def _gradients(
-    found: Resolved, kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor,
-    dw: torch.Tensor | None, w_dw: WeightLayout, needs_x: bool,
-) -> torch.Tensor | None:  # fmt: skip
-    """dx if it is needed, and dw written where it is given, on any dataflow."""
-    w, precision, (dataflow, target) = found.w, found.precision, found.chosen(kmap)
-    if dw is not None and needs_x and dataflow == "per_offset" and w_dw is w:
-        return gradients(kmap, x, weight, dy, dw, w)
-    dx = None
-    if needs_x:
-        back, end = kmap.transposed(), Epilogue()
-        dx = gather_matmul(dataflow, target, back, dy, weight, w.transposed(), end, precision)
-    if dw is not None:
-        weight_gradient(dataflow, target, kmap, x, dy, dw, w_dw, precision)
-    return dx
 
 
 def conv(
@@ -159,130 +120,119 @@ def conv(
     Returns: [N_out, C_out] in x's dtype; under autocast in the autocast dtype (fp64 is left alone).
     Raises: ShapeError, DataTypeError, DeviceError, UnsupportedError.
     """
+    epilogue = Epilogue(bias, activation, alpha, norm, residual)
+    return convolve(
+        x, weight, kmap, epilogue, ConvForm(layout, groups, "tf32" if allow_tf32 else "ieee")
+    )
+
+
+def convolve(
+    x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm
+) -> torch.Tensor:
+    """`conv`, of value objects that a layer makes once."""
+    bias, residual = epilogue.bias, epilogue.residual
     wants_grad = torch.is_grad_enabled() and (
         x.requires_grad
         or weight.requires_grad
         or (bias is not None and bias.requires_grad)
         or (residual is not None and residual.requires_grad)
     )
-    precision = "tf32" if allow_tf32 else "ieee"
-    ends = activation is not None or norm is not None or residual is not None
-    offered = None if wants_grad or ends else take()
-    folds = kmap.x_fold is not None or kmap.y_fold is not None
-    if offered is not None:
-        norm, activation, alpha, summed = offered[0]
-        if summed is not None:
-            if not folds:
-                y = _deferred(x, weight, bias, kmap, layout, groups, precision, offered[0])
-                offered[1].append(y)
-                return y
-            activation = None  # belongs behind the sum
-    if not (folds or collecting() or torch._C._is_any_autocast_enabled()):
-        found = known(
-            x, weight, bias, activation, alpha, norm, residual is not None, layout, groups,
-            precision, kmap,
-        )  # fmt: skip
-        if found is not None:
-            if not wants_grad:
-                y = found.forward(kmap, x, weight, bias, activation, alpha, norm, residual)
-                if offered is not None:
-                    offered[1].append(y)
-                return y
-            if not found.ends:
-                return _Conv.apply(x, weight, bias, kmap, found, layout, groups, precision, None)
-    if x.ndim != 2:
-        raise ShapeError(f"features have shape {list(x.shape)}; expected [N, C].")
-    _check_devices(x, weight, bias, kmap)
-    dtype = autocast_dtype(x.device)
-    check_activation(activation)
-    if wants_grad and ends:
-        what = activation or ("norm" if norm is not None else "residual")
-        raise UnsupportedError(
-            f"a fused {what} has no gradient; apply it after the convolution, or run under "
-            "torch.no_grad()."
-        )
-    if residual is not None and dtype is not None:
-        residual = _cast(residual, dtype)
-    epilogue = Epilogue(bias, activation, alpha, norm, residual)
-    if folds:
-        y = _folded(x, weight, epilogue, kmap, layout, groups, precision, dtype)
-    else:
-        y = _apply(x, weight, epilogue, kmap, layout, groups, precision, dtype, wants_grad)
-    if offered is not None:
-        offered[1].append(y)
-    return produced(y)
+    if fused_call.listening:
+        return _heard(x, weight, kmap, epilogue, form, wants_grad)
+    return _convolve(x, weight, kmap, epilogue, form, wants_grad)
 
 
-def _apply(x, weight, epilogue, kmap, layout, groups, precision, dtype, wants_grad):  # type: ignore[no-untyped-def]
+def _convolve(x, weight, kmap, epilogue, form, wants_grad):  # type: ignore[no-untyped-def]
+    dtype = autocast_dtype(x.device) if torch._C._is_any_autocast_enabled() else None
     if wants_grad:
-        return _Conv.apply(x, weight, epilogue.bias, kmap, None, layout, groups, precision, dtype)
+        _check_gradients(x, weight, kmap, epilogue)
+        if kmap.x_fold is None and kmap.y_fold is None:
+            return _Conv.apply(x, weight, epilogue.bias, kmap, form, dtype)
+    if dtype is not None and epilogue.residual is not None:
+        epilogue = epilogue._replace(residual=_cast(epilogue.residual, dtype))
+    if kmap.x_fold is not None or kmap.y_fold is not None:
+        return _folded(x, weight, kmap, epilogue, form, dtype)
+    return _inference(x, weight, kmap, epilogue, form, dtype)
+
+
+def _inference(x, weight, kmap, epilogue, form, dtype):  # type: ignore[no-untyped-def]
     if dtype is not None:
         x, weight = _cast(x, dtype), _cast(weight, dtype)
-    found = resolve(x, weight, epilogue, layout, groups, precision, kmap)
-    return found.forward(kmap, x, weight, *epilogue)
+    return run(x, weight, kmap, epilogue, form)[0]
 
 
-def _folded(x, weight, epilogue, kmap, layout, groups, precision, dtype):  # type: ignore[no-untyped-def]
+def _check_gradients(
+    x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue
+) -> None:
+    """UnsupportedError for an epilogue that has none."""
+    fused = epilogue.activation or epilogue.norm or epilogue.residual
+    if fused is None:
+        return
+    check_devices(x, weight, epilogue.bias, kmap)
+    check_activation(epilogue.activation)
+    raise UnsupportedError(
+        f"a fused {epilogue.fused} has no gradient; apply it after the convolution, or run under "
+        "torch.no_grad()."
+    )
+
+
+def _heard(x, weight, kmap, epilogue, form, wants_grad):  # type: ignore[no-untyped-def]
+    """Where somebody in this process offers epilogues or collects results."""
+    offered = None if wants_grad or epilogue.fused is not None else fused_call.take()
+    if offered is not None:
+        (norm, activation, alpha, summed), results = offered
+        if summed is not None and kmap.x_fold is None and kmap.y_fold is None:
+            end = Epilogue(epilogue.bias, activation, alpha, norm)
+            y = _deferred(x, weight, kmap, end, form, summed)
+            results.append(y)
+            return y
+        if summed is not None:
+            activation = None  # belongs behind the sum
+        epilogue = Epilogue(epilogue.bias, activation, alpha, norm)
+    y = _convolve(x, weight, kmap, epilogue, form, wants_grad)
+    if offered is not None:
+        offered[1].append(y)
+    return fused_call.produced(y)
+
+
+def _folded(x, weight, kmap, epilogue, form, dtype):  # type: ignore[no-untyped-def]
     """Equal coordinates: fold x rows, convolve the distinct ones, unfold y rows. Gradients follow
     by composition."""
     from ..maps.fold import copy_rows, first_rows, self_product, sum_rows
 
+    check_devices(x, weight, epilogue.bias, kmap)
+    check_activation(epilogue.activation)
     if kmap.n_in != x.shape[0]:
-        check(x, weight, epilogue, kmap, layout, groups)
-    plain = KernelMap(kmap.rulebook, kmap.flipped)
-    folded = x
+        check(x, weight, epilogue, kmap, layout_of(weight, form.layout, form.groups))
+    plain, folded = KernelMap(kmap.rulebook, kmap.flipped), x
     if kmap.x_fold is not None:
         folded = first_rows(x, kmap.x_fold) if kmap.self_offset >= 0 else sum_rows(x, kmap.x_fold)
-    grad = torch.is_grad_enabled() and (folded.requires_grad or weight.requires_grad)
-    y = _apply(folded, weight, Epilogue(), plain, layout, groups, precision, dtype, grad)
+    if torch.is_grad_enabled() and (folded.requires_grad or weight.requires_grad):
+        y = _Conv.apply(folded, weight, None, plain, form, dtype)
+    else:
+        y = _inference(folded, weight, plain, Epilogue(), form, dtype)
     if kmap.y_fold is not None:
         y = copy_rows(y, kmap.y_fold)
     if kmap.self_offset >= 0:
-        y = y + self_product(x.to(y.dtype), weight.to(y.dtype), layout, groups, kmap.self_offset)
+        own = x.to(y.dtype), weight.to(y.dtype)
+        y = y + self_product(*own, form.layout, form.groups, kmap.self_offset)
     if epilogue.residual is not None:
         like_result(epilogue.residual, tuple(y.shape), y.dtype, y.device)
     return epilogue.finish(y.clone())
 
 
-def _deferred(x, weight, bias, kmap, layout, groups, precision, pending):  # type: ignore[no-untyped-def]
-    """The result to which somebody is about to add features."""
-    if x.ndim != 2:
-        raise ShapeError(f"features have shape {list(x.shape)}; expected [N, C].")
-    _check_devices(x, weight, bias, kmap)
+def _deferred(x, weight, kmap, epilogue, form, summed):  # type: ignore[no-untyped-def]
+    """The result to which somebody is about to add features; the activation belongs behind that
+    sum."""
     dtype = autocast_dtype(x.device)
     if dtype is not None:
         x, weight = _cast(x, dtype), _cast(weight, dtype)
-    norm, activation, alpha, summed = pending
-    plain = Epilogue(bias, None, 0.0, norm)
-    found = resolve(x, weight, plain, layout, groups, precision, kmap)
+    plain = Epilogue(epilogue.bias, None, 0.0, epilogue.norm)
+    plan = find(x, weight, kmap, plain, form)
 
     def launch(residual: torch.Tensor | None) -> torch.Tensor:
-        if residual is None:
-            return found.forward(kmap, x, weight, *plain)
-        end = Epilogue(bias, activation, alpha, norm, residual)
-        return found.ending(x, weight, end, kmap).forward(kmap, x, weight, *end)
+        end = plain if residual is None else epilogue._replace(residual=residual)
+        return run(x, weight, kmap, end, form)[0]
 
-    shape = (kmap.rulebook.n_rows[kmap.side], found.columns_out)
+    shape = (kmap.rulebook.n_rows[kmap.side], plan.columns_out)
     return Deferred(shape, x, launch, summed)
-
-
-def _check_devices(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, kmap: KernelMap
-) -> None:
-    device = kmap.device
-    if (
-        x.device != device
-        or weight.device != device
-        or (bias is not None and bias.device != device)
-    ):
-        there = "" if bias is None else f", the bias on {bias.device}"
-        raise DeviceError(
-            f"features are on {x.device}, the weight on {weight.device}{there}, the coordinates on "
-            f"{device}; move them all to one device."
-        )
-
-
-def check_activation(activation: str | None) -> None:
-    """Raise UnsupportedError for an activation that cannot be fused."""
-    if activation not in ACTIVATIONS:
-        raise UnsupportedError(f"activation {activation!r}; expected one of {ACTIVATIONS}.")

@@ -12,7 +12,8 @@ from ...kernels.runtime.target import Target
 from ..device import trace
 from ..maps.kernel_map import KernelMap
 from .convolution import autocast_dtype
-from .plan import choose_dataflow
+from .dataflow import Case
+from .registry import row_kernels
 
 __all__ = ["channelwise"]
 
@@ -77,7 +78,7 @@ class _Channelwise(torch.autograd.Function):
                 f"features are {x.dtype} and the weight is {weight.dtype}; "
                 "convert one, or use torch.autocast."
             )
-        dataflow, target = choose_dataflow(x.device, x.dtype, kmap)
+        dataflow, target = row_kernels(Case(x.device, x.dtype, kmap.rulebook.regular))
         ctx.save_for_backward(x, weight)
         ctx.problem = (kmap, target)
         trace.emit("channelwise", dataflow, kmap, x.shape[1], x.shape[1])

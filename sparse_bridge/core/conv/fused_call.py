@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .dataflows import Norm
+from .epilogue import Norm
 
 __all__ = ["Pending", "collect", "collecting", "offer", "produced", "take"]
 
-_listening = False  # whether anybody in this process ever offered or collected
+listening = False  # whether anybody in this process ever offered or collected
 _local = threading.local()
 
 
@@ -35,8 +35,8 @@ def offer(
     pending: Pending, run: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> tuple[Any, torch.Tensor | None]:
     """(what `run` returns, the result of the first convolution in it, which took `pending`)."""
-    global _listening
-    _listening = True
+    global listening
+    listening = True
     before = getattr(_local, "offer", None)
     taken: list[torch.Tensor] = []
     _local.offer = (pending, taken)
@@ -50,8 +50,8 @@ def offer(
 @contextmanager
 def collect() -> Iterator[list[torch.Tensor]]:
     """The results of every convolution in this block, in order."""
-    global _listening
-    _listening = True
+    global listening
+    listening = True
     before = getattr(_local, "results", None)
     results: list[torch.Tensor] = []
     _local.results = results
@@ -63,12 +63,12 @@ def collect() -> Iterator[list[torch.Tensor]]:
 
 def collecting() -> bool:
     """Whether this thread collects results; costs a comparison where nobody ever did."""
-    return _listening and getattr(_local, "results", None) is not None
+    return listening and getattr(_local, "results", None) is not None
 
 
 def take() -> tuple[Pending, list[torch.Tensor]] | None:
     """The offer in force, which is then gone; costs a comparison where there is none."""
-    if not _listening:
+    if not listening:
         return None
     found = getattr(_local, "offer", None)
     _local.offer = None
@@ -77,7 +77,7 @@ def take() -> tuple[Pending, list[torch.Tensor]] | None:
 
 def produced(y: torch.Tensor) -> torch.Tensor:
     """Tell a collector of a convolution's result."""
-    if _listening:
+    if listening:
         results = getattr(_local, "results", None)
         if results is not None:
             results.append(y)

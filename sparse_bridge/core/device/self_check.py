@@ -203,6 +203,8 @@ def _multiply(
 ) -> torch.Tensor:  # fmt: skip
     """y [ROWS, CHANNELS] on the device, by the tile of a scene's layer."""
     from ...kernels.gemm.gather_gemm import GatherGemm
+    from ...kernels.gemm.gather_spec import GemmSpec
+    from ...kernels.gemm.product import Product
     from ...kernels.maps.mask_order import mask_order, pack_tiles
     from ...kernels.maps.neighbor_table import NeighborTable
     from ...kernels.tiles.tile_config import gather_tile
@@ -211,12 +213,10 @@ def _multiply(
     w = layout_of(weight, "vio")
     tile = gather_tile(target, x.dtype, SCENE_ROWS, w.c_in, w.c_out, OFFSETS, precision)
     table = NeighborTable(nbr.to(device))
-    gemm = GatherGemm(
-        target, device, x.dtype, pack_tiles(table, mask_order(table, target), target), ROWS, ROWS,
-        w.c_in, w.c_out, w.groups, w.strides, w.shift, False, None, 0.0, precision, tile,
-    )  # fmt: skip
+    tiles = pack_tiles(table, mask_order(table, target), target)
+    spec = GemmSpec(Product(target, device, x.dtype, precision, w), tile, packed=True)
     y = torch.full((ROWS, CHANNELS), float("nan"), dtype=x.dtype, device=device)
-    return gemm(x.to(device), weight.to(device), None, y)
+    return GatherGemm(spec, tiles, ROWS, ROWS)(x.to(device), weight.to(device), None, y)
 
 
 _CHECKS: dict[str, tuple[str, Callable[[torch.device, Target, str], str | None]]] = {

@@ -8,7 +8,8 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ...errors import ShapeError
-from ..conv.plan import choose_dataflow
+from ..conv.dataflow import Case
+from ..conv.registry import row_kernels
 from ..device import trace
 from ..maps.kernel_map import KernelMap
 from ..maps.segments import SegmentOperator, Segments, multiply, segment_max
@@ -49,7 +50,7 @@ def _host_window_backward(
 class _WindowMax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, kmap: KernelMap) -> torch.Tensor:
-        dataflow, target = choose_dataflow(x.device, x.dtype, kmap)
+        dataflow, target = row_kernels(Case(x.device, x.dtype, kmap.rulebook.regular))
         n_out = kmap.rulebook.n_rows[kmap.side]
         if target is None or not (n_out and x.numel()):
             target = None

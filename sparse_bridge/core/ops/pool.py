@@ -9,7 +9,8 @@ from torch.autograd.function import once_differentiable
 
 from ...errors import DataTypeError, DeviceError, GeometryError, ShapeError, UnsupportedError
 from ...kernels.runtime.target import Target
-from ..conv.plan import choose_dataflow
+from ..conv.dataflow import Case
+from ..conv.registry import row_kernels
 from ..device import trace
 from ..device.precision import KERNEL_DTYPES
 from ..maps.fold import copy_rows, max_rows, sum_rows
@@ -71,7 +72,7 @@ class _Pool(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, kmap: KernelMap, mode: str, floor: float
     ) -> torch.Tensor:
-        dataflow, target = choose_dataflow(x.device, x.dtype, kmap)
+        dataflow, target = row_kernels(Case(x.device, x.dtype, kmap.rulebook.regular))
         x = x.contiguous()
         n_out = kmap.rulebook.n_rows[kmap.side]
         count = None

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from ...kernels.gemm.product import Product, Weights
 from ...kernels.runtime.target import Target
-from ..geometry.weights import WeightLayout
 
 if TYPE_CHECKING:
     from ...kernels.tiles.tile_config import TileConfig
@@ -116,27 +116,23 @@ class Problem(NamedTuple):
         return packed and tile.shared_bytes(self.dtype.itemsize) <= self.target.shared_memory
 
 
-def _order(w: WeightLayout) -> str:
+def _order(w: Weights) -> str:
     return "oi" if abs(w.strides[1]) < abs(w.strides[2]) else "io"
 
 
-def gather_problem(
-    dataflow: str, target: Target, x: torch.Tensor, n_rows: int, w: WeightLayout, precision: str
-) -> Problem:
-    """The problem of y [n_rows, ...] = gather-GEMM of `x` with a weight laid out as `w`."""
-    return Problem(
-        "dgrad" if w.exchanged else "fwd", dataflow, x.device, target, x.dtype,
-        precision if x.dtype == torch.float32 else "ieee", _order(w), w.c_in, w.c_out, w.groups,
-        w.n_offsets, n_rows, x.shape[0],
-    )  # fmt: skip
+def gather_problem(product: Product, dataflow: str, n_rows: int, n_in: int) -> Problem:
+    """The problem of a forward or dgrad product of `n_in` rows into `n_rows`."""
+    return _problem(product, "dgrad" if product.w.exchanged else "fwd", dataflow, n_rows, n_in)
 
 
-def wgrad_problem(
-    target: Target, x: torch.Tensor, n_rows: int, n_pairs: int, w: WeightLayout, precision: str
-) -> Problem:
-    """The problem of a weight gradient laid out as `w`, over `n_pairs` pairs of `x` and dy rows."""
+def wgrad_problem(product: Product, n_rows: int, n_in: int, n_pairs: int) -> Problem:
+    """The problem of a weight gradient that lies as `product.w` says, over `n_pairs` pairs."""
+    return _problem(product, "wgrad", "pairs", n_rows, n_in)._replace(work=n_pairs)
+
+
+def _problem(product: Product, direction: str, dataflow: str, n_rows: int, n_in: int) -> Problem:
+    target, device, dtype, precision, w, _ = product
     return Problem(
-        "wgrad", "pairs", x.device, target, x.dtype,
-        precision if x.dtype == torch.float32 else "ieee", _order(w), w.c_in, w.c_out, w.groups,
-        w.n_offsets, n_rows, x.shape[0], n_pairs,
+        direction, dataflow, device, target, dtype, precision if dtype == torch.float32 else "ieee",
+        _order(w), w.c_in, w.c_out, w.groups, w.n_offsets, n_rows, n_in,
     )  # fmt: skip

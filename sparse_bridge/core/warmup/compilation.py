@@ -18,17 +18,20 @@ from typing import Any
 import torch
 
 from ... import log, settings
+from ...kernels.gemm.product import EpilogueForm
 from ...kernels.runtime.target import Target
+from ..conv import registry
 from ..conv.column_sums import column_sums
-from ..conv.dataflows import Epilogue
-from ..conv.plan import spec_of
+from ..conv.dataflow import LayerProduct
+from ..conv.epilogue import Epilogue
+from ..conv.kernel_products import GatherProduct, KernelDataflow, WgradProduct
 from ..device import serving
-from ..device.precision import KERNEL_DTYPES, product_precision, reads_rows
+from ..device.precision import KERNEL_DTYPES
 from ..device.self_check import CHANNELS, KEYS
 from ..device.self_check import SCENE_ROWS as _ROWS
 from ..geometry.boxes import Box
 from ..geometry.offsets import Offsets, box_offsets
-from ..geometry.weights import WeightLayout, layout_of
+from ..geometry.weights import layout_of
 from ..tuning.problem import gather_problem, wgrad_problem
 from ..tuning.tuner import tile_for
 from . import preload
@@ -180,7 +183,7 @@ def _products(device: torch.device) -> list[tuple[Expected, torch.dtype]]:
         normed = None if one.norm is None else [v is None or v.dtype for v in one.norm]
         about = (one.layout, one.groups, one.symmetric, one.trains, one.precision, str(normed))
         dtype = _dtype(one)
-        forms.setdefault((shape, dtype, end.tail, end.activation, about), (one, dtype))
+        forms.setdefault((shape, dtype, *end.form[:2], about), (one, dtype))
     return list(forms.values())
 
 
@@ -198,14 +201,15 @@ def _product_kernels(
     if dtype not in KERNEL_DTYPES:
         return
     w = layout_of(expected.weight, expected.layout, expected.groups)
-    _gather_kernel(target, dtype, w, expected.epilogue, expected.precision)
+    form, bias = expected.epilogue.form, expected.epilogue.bias
+    product = LayerProduct(target, device, dtype, expected.precision, w, form)
+    _gather_kernel(product, expected.epilogue)
     if expected.trains:
         back = w.transposed().reversed() if expected.symmetric else w.transposed()
-        _gather_kernel(target, dtype, back, Epilogue(), expected.precision)
-        _wgrad_kernel(device, target, dtype, w, expected)
-        if expected.epilogue.bias is not None:
-            dy = torch.empty((1, w.columns_out), dtype=dtype)
-            column_sums(dy, expected.epilogue.bias.dtype, target)
+        _gather_kernel(product._replace(w=back, epilogue=EpilogueForm()), Epilogue())
+        _wgrad_kernel(product, expected.symmetric, expected.weight.dtype)
+        if bias is not None:
+            column_sums(torch.empty((1, w.columns_out), dtype=dtype), bias.dtype, target)
     if expected.norm is not None:
         from ..ops.batch_norm import launch_both
 
@@ -213,41 +217,35 @@ def _product_kernels(
         launch_both(features, expected.norm, target)
 
 
-def _gather_kernel(
-    target: Target, dtype: torch.dtype, w: WeightLayout, end: Epilogue, precision: str
-) -> None:
+def _gather_kernel(layer: LayerProduct, epilogue: Epilogue) -> None:
     from ...kernels.gemm.gather_gemm import GatherGemm
     from ...kernels.maps.mask_order import TileList
 
-    precision = product_precision(target, dtype, precision)
-    if reads_rows(target, precision, w):
-        w = w.in_rows()
-    x, y = (torch.empty((1, n), dtype=dtype) for n in (w.columns_in, w.columns_out))
-    memory = torch.empty(TileList.size(w.n_offsets, 1), dtype=torch.int32)
-    tiles = TileList(memory, w.n_offsets, 1, _ROWS)
-    problem = gather_problem("masked", target, x, _ROWS, w, precision)._replace(n_in=_ROWS)
-    spec = spec_of(x, target, w, end, precision, tile_for(problem))
-    gemm = GatherGemm.of(spec, tiles, _ROWS, _ROWS)
-    gemm(x, x.new_empty(1), end.vectors, y)
+    flow = registry.entry(registry.automatic()[0])
+    assert isinstance(flow, KernelDataflow)
+    product, w = GatherProduct(flow, layer), layer.w
+    x, y = (torch.empty((1, n), dtype=layer.dtype) for n in (w.columns_in, w.columns_out))
+    table: TileList | torch.Tensor = torch.empty((w.n_offsets, 1), dtype=torch.int32)
+    if flow.packed:
+        memory = torch.empty(TileList.size(w.n_offsets, 1), dtype=torch.int32)
+        table = TileList(memory, w.n_offsets, 1, _ROWS)
+    tile = tile_for(gather_problem(product.product, flow.name, _ROWS, _ROWS))
+    launch = GatherGemm(product.spec(tile), table, _ROWS, _ROWS)
+    launch(x, x.new_empty(1), epilogue.vectors, y)
 
 
-def _wgrad_kernel(
-    device: torch.device, target: Target, dtype: torch.dtype, w: WeightLayout, expected: Expected
-) -> None:
+def _wgrad_kernel(layer: LayerProduct, mirrored: bool, dtype: torch.dtype) -> None:
     from ...kernels.gemm.wgrad_gemm import WgradGemm
 
-    precision = product_precision(target, dtype, expected.precision, wgrad=True)
-    x, dy = (torch.empty((1, n), dtype=dtype) for n in (w.columns_in, w.columns_out))
-    pairs = (torch.empty(1, dtype=torch.int32),) * 2
+    product, w = WgradProduct(layer), layer.w
+    x, dy = (torch.empty((1, n), dtype=layer.dtype) for n in (w.columns_in, w.columns_out))
+    rows = torch.empty(1, dtype=torch.int32)
     starts = torch.empty(w.n_offsets + 1, dtype=torch.int64)
     n_pairs = _ROWS * math.ceil(w.n_offsets / 3)
-    problem = wgrad_problem(target, x, _ROWS, n_pairs, w, precision)._replace(n_in=_ROWS)
-    gemm = WgradGemm(
-        target, device, dtype, (*pairs, starts), expected.symmetric, w.n_offsets, _ROWS, _ROWS,
-        w.c_in, w.c_out, w.groups, w.strides, w.shift, precision, tile_for(problem),
-        n_pairs >> expected.symmetric,
-    )  # fmt: skip
-    gemm(x, dy, torch.empty(1, dtype=expected.weight.dtype))
+    tile = tile_for(wgrad_problem(product.product, _ROWS, _ROWS, n_pairs))
+    spec = product.spec(tile, mirrored)
+    launch = WgradGemm(spec, (rows, rows, starts), _ROWS, _ROWS, n_pairs >> mirrored)
+    launch(x, dy, torch.empty(1, dtype=dtype))
 
 
 serving.on_first_use(compile_ahead)

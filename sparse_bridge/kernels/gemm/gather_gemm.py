@@ -17,12 +17,10 @@ import triton.language as tl
 from ...errors import KernelError
 from ..maps.mask_order import TileList
 from ..runtime.launch import aligned_at, cdiv, register, run, specialise
-from ..runtime.target import Target
 from ..tiles.tile_config import TileConfig
-from .gather_spec import ACTIVATIONS, GemmSpec
+from .gather_spec import GemmSpec
 
 Vectors = tuple["torch.Tensor | None", ...]
-_WIDE = 1 << 31  # from here on offsets need 64 bits
 
 
 @triton.jit
@@ -205,55 +203,27 @@ sum_partials_kernel = register(_sum_partials)
 
 
 class GatherGemm:
-    """One problem, resolved: everything but the tensors' addresses is fixed, so `__call__` only
+    """A product over one map: everything but the tensors' addresses is fixed, so `__call__` only
     launches.
 
-    table: `TileList` (packed) or nbr [V, N] int32 (plain).  n_rows: rows of y.  The other
-    arguments: see `GemmSpec`.
+    table: `TileList` (packed) or nbr [V, N] int32 (plain).  n_rows: rows of y; n_in: of x.  blank:
+    rows that no tile names are to be what an empty sum makes them.
     """
 
-    # blank: rows that no tile names are to be what an empty sum makes them.  _rest: numbers that
-    # follow the tensors in a launch; where _addressed, the table's parts before them.
-    __slots__ = ("_addressed", "_lists", "_rest", "blank", "form", "grid", "spec", "table")
+    # _numbers: what follows the tensors in a launch; where _addressed, the table's parts first.
+    __slots__ = ("_addressed", "_key", "_lists", "_numbers", "blank", "grid", "spec", "table")
 
     def __init__(
-        self, target: Target, device: torch.device, dtype: torch.dtype,
-        table: TileList | torch.Tensor, n_rows: int, n_in: int, c_in: int, c_out: int, groups: int,
-        w_strides: tuple[int, int, int, int], w_shift: int, tail: int,
-        activation: str | None, alpha: float, precision: str, tile: TileConfig, eps: float = 0.0,
-    ) -> None:  # fmt: skip
-        spec = GemmSpec(
-            target, device, dtype, c_in, c_out, groups, w_strides, w_shift, tail, activation, alpha,
-            precision, tile, eps,
-        )  # fmt: skip
-        self._bind(spec, table, n_rows, n_in)
-
-    @classmethod
-    def of(
-        cls, spec: GemmSpec, table: TileList | torch.Tensor, n_rows: int, n_in: int
-    ) -> GatherGemm:
-        """A problem of which all but the map is known."""
-        made = cls.__new__(cls)
-        made._bind(spec, table, n_rows, n_in)
-        return made
-
-    def _bind(self, spec: GemmSpec, table: TileList | torch.Tensor, n_rows: int, n_in: int) -> None:
-        self.spec, self.table = spec, table
+        self, spec: GemmSpec, table: TileList | torch.Tensor, n_rows: int, n_in: int
+    ) -> None:
         if isinstance(table, TileList):
             n_offsets, pitch = table.n_offsets, table.pitch
-            packed = True
         else:
             n_offsets, pitch = table.shape
-            packed = False
-        wide = (
-            n_in * spec.columns_in >= _WIDE
-            or n_rows * spec.columns >= _WIDE
-            or n_offsets * pitch >= _WIDE
-            or n_offsets * abs(spec.w_strides[0]) >= _WIDE
-        )
-        split_stride = n_rows * spec.columns if spec.tile.split_k > 1 else 0
-        self.form = form = spec.form(packed, wide, split_stride)
-        tile = form.tile
+        self.spec = spec = spec.fitting(n_offsets, pitch, n_rows, n_in)
+        self.table, self.blank, tile = table, False, spec.tile
+        split_stride = n_rows * spec.columns if tile.split_k > 1 else 0
+        self._key = spec.key_of(split_stride) if split_stride else spec.key
         programs = -(-n_rows // tile.block_m) * -(-spec.c_out // tile.block_n)
         if programs >= 1 << 31:
             raise KernelError(
@@ -261,26 +231,24 @@ class GatherGemm:
                 "than 2^31."
             )
         self.grid = (programs, spec.groups, tile.split_k)
-        self.blank = False
         self._lists: tuple[torch.Tensor, ...] | None = None
-        rest = (n_rows, pitch, n_offsets, *form.following, split_stride)
+        self._numbers: tuple[Any, ...] = (n_rows, pitch, n_offsets, *spec.following, split_stride)
         # Addresses serve a compiled kernel as well as views do, and cost nothing.
-        self._addressed = packed and spec.addressed
+        self._addressed = spec.packed and spec.target.takes_addresses
         if self._addressed and isinstance(table, TileList):
             base = table.memory.data_ptr()
             nbr, rows, live, n_live = table.places(tile.block_m)
             lists = (base + 4 * nbr, base + 4 * rows, base + 4 * live, base + 4 * n_live)
-            rest = (*lists, *rest)
-        self._rest = rest
+            self._numbers = (*lists, *self._numbers)
 
     @property
     def tile(self) -> TileConfig:
-        return self.form.tile
+        return self.spec.tile
 
     @property
     def constants(self) -> tuple[Any, ...]:
         """The kernel's constexprs."""
-        return self.form.constants
+        return self.spec.constants
 
     def _views(self) -> tuple[torch.Tensor, ...]:
         """(nbr, rows, live, n_live)."""
@@ -295,10 +263,9 @@ class GatherGemm:
         self, x: torch.Tensor, w: torch.Tensor, vectors: Vectors | None, y: torch.Tensor
     ) -> torch.Tensor:
         """x [N_in, groups * c_in] (unit channel stride), w any layout, vectors (bias, mean, var,
-        gain, beta) [groups * c_out] and the residual, like y, those that `tail` does not name None,
-        or None where it is 0, y written whole [n_rows, groups * c_out], contiguous."""
-        spec, form, split = self.spec, self.form, self.grid[2]
-        out = y
+        gain, beta) [groups * c_out] and the residual, like y, those that the epilogue does not name
+        None, or None for no epilogue, y written whole [n_rows, groups * c_out], contiguous."""
+        spec, split, out = self.spec, self.grid[2], y
         if split > 1:
             fresh = torch.zeros if self.blank else torch.empty
             out = fresh((split, *y.shape), dtype=torch.float32, device=spec.device)
@@ -307,7 +274,7 @@ class GatherGemm:
         extra: tuple[torch.Tensor, ...] = (y,) * 6
         extra_at: tuple[int, ...] = (y_at,) * 6
         kinds: tuple[object, ...] = ()
-        if vectors is not None and spec.tail:
+        if vectors is not None and spec.epilogue.parts:
             extra = tuple([y if vector is None else vector for vector in vectors])
             a, b, c, d, e, f = extra
             extra_at = p, q, r, s, t, u = (
@@ -315,28 +282,34 @@ class GatherGemm:
             )  # fmt: skip
             aligned_too = aligned_at(p | q | r | s | t | u, extra_at)
             kinds = (aligned_too, a.dtype, b.dtype, c.dtype, d.dtype, e.dtype, f.dtype)
-        stride_xn, rest = x.stride()[0], self._rest
+        stride_xn, numbers = x.stride()[0], self._numbers
         row_kind = spec.row_kind
         if stride_xn != spec.columns_in:
             row_kind = specialise(stride_xn)
-            rest = (*rest[:-7], stride_xn, *rest[-6:])  # the first of seven strides
-        key = (form.key, aligned, w.dtype, kinds, row_kind)
+            numbers = (*numbers[:-7], stride_xn, *numbers[-6:])  # the first of seven strides
+        key = (self._key, aligned, w.dtype, kinds, row_kind)
         entry = gather_gemm_kernel.ready(spec.device, key) if self._addressed else None
         if entry is not None:
-            values = (x_at, w_at, *extra_at, out_at, *rest)
-            run(entry, spec.device.index, self.grid, values, form.constants)
+            values = (x_at, w_at, *extra_at, out_at, *numbers)
+            run(entry, spec.device.index, self.grid, values, spec.constants)
         else:
-            numbers = rest[4:] if self._addressed else rest
+            numbers = numbers[4:] if self._addressed else numbers
             args = (x, w, *extra, out, *self._views(), *numbers)
             gather_gemm_kernel.launch(
-                spec.device, spec.target, self.grid, args, form.constants, form.options, key
+                spec.device, spec.target, self.grid, args, spec.constants, spec.options, key
             )
         if split > 1:
-            n_values = y.numel()
-            constants = (spec.tail, ACTIVATIONS[spec.activation], split, 1024)
-            sum_partials_kernel.launch(
-                spec.device, spec.target, (cdiv(n_values, 1024), 1, 1),
-                (out, *extra, y, n_values, spec.columns, *form.numbers[-2:]), constants,
-                {"num_warps": 4}, (constants, y.dtype, kinds, aligned, n_values >= 1 << 31),
-            )  # fmt: skip
+            self._sum(out, extra, y, (kinds, aligned))
         return y
+
+    def _sum(
+        self, partial: torch.Tensor, extra: tuple[torch.Tensor, ...], y: torch.Tensor, kinds: object
+    ) -> None:
+        """Add the partial sums up and apply the epilogue."""
+        spec, n_values = self.spec, y.numel()
+        constants = (spec.epilogue.parts, spec.activation, self.grid[2], 1024)
+        args = (partial, *extra, y, n_values, spec.columns, *spec.floats)
+        sum_partials_kernel.launch(
+            spec.device, spec.target, (cdiv(n_values, 1024), 1, 1), args, constants,
+            {"num_warps": 4}, (constants, y.dtype, kinds, n_values >= 1 << 31),
+        )  # fmt: skip

@@ -18,8 +18,8 @@ import triton
 import triton.language as tl
 
 from ..runtime.launch import aligned_at, cdiv, register, run, specialise
-from ..runtime.target import Target
-from ..tiles.tile_config import TileConfig, wgrad_shares
+from ..tiles.tile_config import wgrad_shares
+from .gather_spec import INT32_END
 from .wgrad_spec import SUM_BLOCKS, SUM_LOADS, WgradSpec, sum_shape
 
 __all__ = [
@@ -180,68 +180,41 @@ def _sum_shares(
 
 wgrad_kernel = register(_wgrad_gemm)
 sum_shares_kernel = register(_sum_shares)
-_WIDE = 1 << 31  # from here on offsets need 64 bits
 _SUM_OPTIONS = {"num_warps": 4}
 
 
 class WgradGemm:
-    """One wgrad problem, resolved.
+    """A wgrad over one map.
 
-    pairs: (in_rows [P], out_rows [P], starts int64 on the device); mirrored: lists of offsets
-    0..V/2 only; likely: about how many pairs the lists hold where they have room for more.
-    dw_strides: (offset, input channel, output channel, group) strides of the result;
-    dw_shift: where offset 0 starts.
+    pairs: (in_rows [P], out_rows [P], starts int64) on the device; likely: about how many pairs the
+    lists hold where they have room for more.
     """
 
     def __init__(
-        self, target: Target, device: torch.device, dtype: torch.dtype,
-        pairs: tuple[torch.Tensor, torch.Tensor, torch.Tensor], mirrored: bool, n_offsets: int,
-        n_in: int, n_out: int, c_in: int, c_out: int, groups: int,
-        dw_strides: tuple[int, int, int, int], dw_shift: int, precision: str, tile: TileConfig,
-        likely: int | None = None,
-    ) -> None:  # fmt: skip
-        spec = WgradSpec(
-            target, device, dtype, n_offsets, c_in, c_out, groups, dw_strides, dw_shift, precision,
-            tile,
-        )  # fmt: skip
-        self._bind(spec, pairs, mirrored, n_in, n_out, likely)
-
-    @classmethod
-    def of(
-        cls, spec: WgradSpec, pairs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        mirrored: bool, n_in: int, n_out: int, likely: int | None = None,
-    ) -> WgradGemm:  # fmt: skip
-        """A problem of which all but the map is known."""
-        made = cls.__new__(cls)
-        made._bind(spec, pairs, mirrored, n_in, n_out, likely)
-        return made
-
-    def _bind(
-        self, spec: WgradSpec, pairs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        mirrored: bool, n_in: int, n_out: int, likely: int | None,
+        self, spec: WgradSpec, pairs: tuple[torch.Tensor, torch.Tensor, torch.Tensor], n_in: int,
+        n_out: int, likely: int | None = None,
     ) -> None:  # fmt: skip
         n_offsets, groups = spec.n_offsets, spec.groups
         n_pairs, longest = len(pairs[0]) if likely is None else likely, min(n_in, n_out)
-        if mirrored:  # the centre meets every row, and its list is stored once
+        if spec.mirrored:  # the centre meets every row, and its list is stored once
             n_pairs = max(n_pairs, 2 * n_pairs - longest)
         else:
             longest = min(longest, cdiv(2 * n_pairs, n_offsets))
         shares = wgrad_shares(
             spec.target, spec.tile, spec.dtype, spec.precision, spec.taps, groups, n_pairs, longest
         )
-        wide = n_in * spec.columns_in >= _WIDE or n_out * spec.columns >= _WIDE
-        self.spec, self.pairs, self.direct = spec, pairs, shares == 0
-        self.shares = shares or n_offsets
-        self.form = spec.form(mirrored, self.direct, wide)
+        wide = n_in * spec.columns_in >= INT32_END or n_out * spec.columns >= INT32_END
+        self.pairs, self.direct, self.shares = pairs, shares == 0, shares or n_offsets
+        self.spec = spec.fitting(self.direct, wide)
         self.grid = (spec.blocks, self.shares, groups)
         self._pairs_at: tuple[int, ...] | None = None
-        if spec.addressed:
+        if spec.target.takes_addresses:
             self._pairs_at = (pairs[0].data_ptr(), pairs[1].data_ptr(), pairs[2].data_ptr())
 
     def __call__(self, x: torch.Tensor, dy: torch.Tensor, dw: torch.Tensor) -> torch.Tensor:
         """x [N_in, groups * c_in], dy [N_out, groups * c_out] (unit channel strides); dw written
         whole."""
-        spec, form, out = self.spec, self.form, dw
+        spec, out = self.spec, dw
         device, target = spec.device, spec.target
         if not self.direct:
             rows = self.shares + spec.n_offsets
@@ -251,27 +224,33 @@ class WgradGemm:
         strides, kinds = (x.stride()[0], dy.stride()[0]), spec.row_kinds
         if strides != spec.rows:
             kinds = specialise(*strides)
-        numbers = (*form.before, *strides, *form.after)
-        key = (form.key, aligned, out.dtype, kinds)
+        numbers = (*spec.before, *strides, *spec.after)
+        key = (spec.key, aligned, out.dtype, kinds)
         entry = wgrad_kernel.ready(device, key) if self._pairs_at is not None else None
         if entry is not None and self._pairs_at is not None:
             values = (x_at, dy_at, out.data_ptr(), *self._pairs_at, *numbers)
-            run(entry, device.index, self.grid, values, form.constants)
+            run(entry, device.index, self.grid, values, spec.constants)
         else:
             wgrad_kernel.launch(
-                device, target, self.grid, (x, dy, out, *self.pairs, *numbers), form.constants,
-                form.options, key,
+                device, target, self.grid, (x, dy, out, *self.pairs, *numbers), spec.constants,
+                spec.options, key,
             )  # fmt: skip
         if not self.direct:
-            numbers = (*form.sum_sizes, self.shares, *spec.dw_place)
-            sum_key = (form.sum_key, dw.dtype, dw_at % 16 == 0)
-            entry = sum_shares_kernel.ready(device, sum_key) if self._pairs_at is not None else None
-            if entry is not None and self._pairs_at is not None:
-                values = (out.data_ptr(), dw_at, self._pairs_at[2], *numbers)
-                run(entry, device.index, form.sum_grid, values, form.sum_constants)
-            else:
-                sum_shares_kernel.launch(
-                    device, target, form.sum_grid, (out, dw, self.pairs[2], *numbers),
-                    form.sum_constants, _SUM_OPTIONS, sum_key,
-                )  # fmt: skip
+            self._sum(out, dw, dw_at)
         return dw
+
+    def _sum(self, partial: torch.Tensor, dw: torch.Tensor, dw_at: int) -> None:
+        """Add up what programs that share a result have found."""
+        spec, key = self.spec, (self.spec.sum_key, dw.dtype, dw_at % 16 == 0)
+        numbers = (*spec.sum_sizes, self.shares, *spec.place)
+        entry = None
+        if self._pairs_at is not None:
+            entry = sum_shares_kernel.ready(spec.device, key)
+        if entry is not None and self._pairs_at is not None:
+            values = (partial.data_ptr(), dw_at, self._pairs_at[2], *numbers)
+            run(entry, spec.device.index, spec.sum_grid, values, spec.sum_constants)
+        else:
+            sum_shares_kernel.launch(
+                spec.device, spec.target, spec.sum_grid, (partial, dw, self.pairs[2], *numbers),
+                spec.sum_constants, _SUM_OPTIONS, key,
+            )  # fmt: skip

@@ -11,6 +11,7 @@ keys); `Kernel.variant` adds what one backend alone looks at.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
@@ -21,9 +22,9 @@ from . import precompile
 from . import target as targets
 from .target import Target
 from .triton_compat import (
+    HOOKS,
     PASS_CONSTEXPRS,
     Entry,
-    hooks_installed,
     launcher_of,
     loading,
     name_constexprs,
@@ -36,6 +37,7 @@ __all__ = [
     "alignment",
     "carve",
     "cdiv",
+    "number_of",
     "power_of_2",
     "register",
     "run",
@@ -62,6 +64,21 @@ def specialise(*numbers: int) -> tuple[int, ...]:
         (1 if n == 1 else 2 if n % 16 == 0 else 0) + (0 if -(1 << 31) <= n < 1 << 31 else 4)
         for n in numbers
     ])  # fmt: skip
+
+
+_numbers: dict[Hashable, int] = {}
+_next = itertools.count()
+
+
+def number_of(key: Hashable) -> int:
+    """A small number for a key, for the life of the process: cheap to hash in every launch."""
+    return _numbers.setdefault(key, next(_next))
+
+
+def _heard() -> bool:
+    """Whether somebody wants to hear of launches, which only Triton's own call tells."""
+    hook = HOOKS.launch_enter_hook
+    return bool(getattr(hook, "calls", hook))
 
 
 def carve(memory: torch.Tensor, *sizes: int) -> list[torch.Tensor]:
@@ -122,7 +139,7 @@ class Kernel:
         device: the tensors' device.  options: num_warps, num_stages and vendor options.  key: see
         the module's text.
         """
-        beforehand = precompile.futures()
+        beforehand = precompile.futures() if precompile.dry_runs else None
         if not target.raw:
             if beforehand is None:
                 self.fn[grid](*args, *constants, **options)
@@ -134,7 +151,7 @@ class Kernel:
             self._compile(_Launch(index, grid, args, constants, options, key), beforehand)
             return
         entry = self._compiled.get((index, key))
-        if entry is None or hooks_installed() or index != torch._C._cuda_getDevice():
+        if entry is None or _heard() or index != torch._C._cuda_getDevice():
             with torch.cuda.device(index):
                 self._launch_slowly(_Launch(index, grid, args, constants, options, key))
             return
@@ -144,9 +161,9 @@ class Kernel:
         """A compiled variant for `run`; on CUDA, with an indexed device that is the current one,
         and where nobody listens to launches."""
         entry = self._compiled.get((device.index, key))
-        if entry is None or device.index != torch._C._cuda_getDevice() or hooks_installed():
+        if entry is None or device.index != torch._C._cuda_getDevice() or _heard():
             return None
-        return entry if precompile.futures() is None else None
+        return None if precompile.dry_runs and precompile.futures() is not None else entry
 
     @staticmethod
     def variant(target: Target, args: tuple[Any, ...], key: Hashable) -> Hashable:
@@ -167,7 +184,7 @@ class Kernel:
         if coming is not None and not coming.cancel():
             coming.exception()  # waits; what failed there fails again below, to the caller's face
         entry = self._compiled.get(place)
-        if entry is None or hooks_installed():
+        if entry is None or _heard():
             with loading():
                 compiled = self.fn[it.grid](*it.args, *it.constants, **it.options)
             self._compiled[place] = launcher_of(compiled)

@@ -20,12 +20,12 @@ import triton
 from . import target as targets
 
 __all__ = [
+    "HOOKS",
     "PASS_CONSTEXPRS",
     "VERSION",
     "Entry",
     "end_pool",
     "hash_files",
-    "hooks_installed",
     "launcher_of",
     "loading",
     "name_constexprs",
@@ -43,13 +43,8 @@ _KNOBS = getattr(triton, "knobs", None)
 _RUNTIME = getattr(_KNOBS, "runtime", None)
 
 
-def hooks_installed() -> bool:
-    """Whether somebody (a profiler) wants to hear of launches, which only Triton's own call
-    tells."""
-    if _RUNTIME is None:
-        return triton.compiler.CompiledKernel.launch_enter_hook is not None
-    hook = _RUNTIME.launch_enter_hook
-    return bool(getattr(hook, "calls", hook))
+# Whose `launch_enter_hook` says that somebody (a profiler) wants to hear of launches.
+HOOKS: Any = triton.compiler.CompiledKernel if _RUNTIME is None else _RUNTIME
 
 
 _loading = threading.RLock()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sparse_bridge import settings
-from sparse_bridge.core.conv import plan
+from sparse_bridge.core.conv import registry
 from tests import checks
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "goldens" / "minkowski"
@@ -46,12 +46,11 @@ def test_every_public_case(ME):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dataflow", ["masked", "unmasked", "per_offset"])
-def test_every_public_case_on_the_gpu(ME, monkeypatch, dataflow):
+def test_every_public_case_on_the_gpu(ME, dataflow):
     """Cases that keep tensors on the CPU stay there, so kernel dataflows are chosen, not forced."""
     assert not torch.backends.cuda.matmul.allow_tf32
     forced = "per_offset" if dataflow == "per_offset" else "auto"
-    monkeypatch.setattr(plan, "AUTOMATIC", dataflow)
-    with settings.override(dataflow=forced):
+    with registry.preferred(dataflow), settings.override(dataflow=forced):
         assert replay(ME, "cuda") == {}
 
 

@@ -42,7 +42,10 @@ def test_every_public_case(tmp_path, mode):
 @pytest.mark.parametrize("dataflow", ["masked", "unmasked", "per_offset"])
 def test_every_public_case_on_the_gpu(tmp_path, dataflow):
     """Cases that keep tensors on the CPU stay there, so kernel dataflows are chosen, not forced."""
-    chosen = f"from sparse_bridge.core import plan; plan.AUTOMATIC = {dataflow!r}; "
+    chosen = (
+        "from sparse_bridge.core.conv import registry; "
+        f"registry.preferred({dataflow!r}).__enter__(); "
+    )
     forced = "per_offset" if dataflow == "per_offset" else "auto"
     options = ("--device", "cuda")
     cases = replay(tmp_path, "standin", *options, first=chosen, SPARSE_BRIDGE_DATAFLOW=forced)

@@ -11,9 +11,9 @@ import torch
 
 from sparse_bridge import settings
 from sparse_bridge.core import functional
-from sparse_bridge.core.conv import fused_call, plan, resolved
+from sparse_bridge.core.conv import fused_call, plan, registry
 from sparse_bridge.core.conv.convolution import conv
-from sparse_bridge.core.conv.dataflows import Norm
+from sparse_bridge.core.conv.epilogue import Epilogue, Norm
 from sparse_bridge.core.device import self_check, trace
 from sparse_bridge.errors import UnsupportedError
 from sparse_bridge.kernels.runtime import target as targets
@@ -221,34 +221,40 @@ def test_nothing_of_a_scene_is_held(lane):
     assert [ref() for ref in seen] == [None] * 5
 
 
-def test_decisions_are_dropped_with_what_they_stand_on(monkeypatch):
-    first = plan.memory()
-    assert plan.memory() is first
-    epoch = plan.epoch
-    self_check.reset()
-    second = plan.memory()
-    assert second is not first
-    with settings.override(tune="off"):
-        third = plan.memory()
-        assert third is not second
-    assert plan.memory() is not third and plan.epoch == epoch + 3
-    monkeypatch.setattr(plan, "_MOST", 8)
-    for number in range(40):
-        plan.memory()[number] = number
-    assert len(plan._decided) <= 9
+def plan_of(made, x, weight):
+    return plan.find(x, weight, made.kmap, Epilogue(), plan.ConvForm())
 
 
-def test_numbers_of_plans_are_never_given_twice(monkeypatch):
-    """A map that outlives the settings keeps its plans, and their number stays small."""
-    monkeypatch.setattr(plan, "_numbers", {})
-    first = plan._number(("a",))
-    with settings.override(tune="off"):
-        plan.memory()
-        assert plan._number(("a",)) == first
-    monkeypatch.setattr(plan, "_MOST", 8)
-    given = {first} | {plan._number((number,)) for number in range(40)}
-    assert len(given) == 41 and all(number % 2 == 0 for number in given)
-    assert len(plan._numbers) <= 9
+def test_plans_are_dropped_with_what_they_stand_on():
+    with settings.override(dataflow="per_offset"):
+        made = layer("submanifold", 2)
+        x, weight, _, _ = tensors(made, 6, 10)
+        first = plan_of(made, x, weight)
+        assert plan_of(made, x, weight) is first is plan.present(first)
+        with settings.override(tune="off"):
+            second = plan_of(made, x, weight)
+            assert second is not first and plan.present(first) is second
+        assert plan_of(made, x, weight) is first, "settings that come back"
+        self_check.reset()
+        third = plan_of(made, x, weight)
+        assert third is not first and plan.present(first) is third
+        with registry.preferred("explicit"):
+            assert plan_of(made, x, weight) is not third
+        plan.reset()
+        assert plan.count() == 0 and plan_of(made, x, weight) is not third
+
+
+def test_plans_do_not_pile_up(monkeypatch):
+    monkeypatch.setattr(plan, "_MOST_PLANS", 4)
+    monkeypatch.setattr(plan, "_MOST_SETTINGS", 3)
+    plan.reset()
+    made = layer("submanifold", 2)
+    for number in range(12):
+        with settings.override(dataflow="per_offset", cache_dir=str(number)):
+            for channels in range(1, 10):
+                plan_of(made, *tensors(made, channels, 3)[:2])
+            assert plan.count() <= 3 * 4
+    plan.reset()
 
 
 @pytest.fixture
@@ -266,8 +272,9 @@ def launches(monkeypatch):
     monkeypatch.setattr(targets, "of", lambda device: hopper)
     monkeypatch.setattr(Kernel, "launch", launch)
     monkeypatch.setattr(Kernel, "ready", lambda self, device, key: None)
-    monkeypatch.setattr(resolved.Resolved, "lasts", True)
-    return seen
+    plan.reset()
+    yield seen
+    plan.reset()
 
 
 def test_what_changes_reaches_the_kernel(launches):
@@ -304,11 +311,12 @@ def test_what_changes_reaches_the_kernel(launches):
         assert told("x_ptr", x, weight, None) is x
         with settings.override(fp32="ieee"):
             assert told("PRECISION", x, weight, None) == "ieee"
-        plans = len(kmap.rulebook.cache)
+        bound = set()
         for _ in range(3):
             with settings.override(fp32="ieee", tune="off"):
                 assert told("PRECISION", x, weight, None) == "ieee"
-        assert len(kmap.rulebook.cache) == plans, "plans of settings that come back are kept"
+            bound.add(len(kmap.rulebook.cache))
+        assert len(bound) == 1, "launches under settings that come back are found again"
 
 
 def test_the_backward_pass_follows_the_settings(launches):

@@ -8,13 +8,16 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
-from ..device import rocm, workspace
-from ..geometry.weights import WeightLayout
-from ..maps.kernel_map import KernelMap
-from .chunks import Chunks, Item, chunks_of
-from .host_products import STEP, add_transposed, mm
+from ...device import rocm, workspace
+from ...geometry.weights import WeightLayout
+from ...maps.kernel_map import KernelMap
+from ...maps.rulebook import Rulebook
+from ..chunks import Chunks, Item, chunks_of
+from ..dataflow import Dataflow, Gather, LayerProduct, Wgrad
+from ..epilogue import Epilogue
+from ..host_products import STEP, add_transposed, mm
 
-__all__ = ["accumulator", "columns", "gather_matmul", "gradients", "weight_gradient"]
+__all__ = ["DATAFLOW", "accumulator", "columns"]
 
 
 def accumulator(x: torch.Tensor) -> torch.dtype:
@@ -264,3 +267,38 @@ def _accumulate(
         add_transposed(total, left, right, n_rows)
     else:
         total += left[:n_rows].t() @ right[:n_rows]
+
+
+class PerOffset(Dataflow):
+    name = "per_offset"
+
+    def gather(self, product: LayerProduct) -> Gather:
+        w = product.w
+
+        def gather(
+            rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor, end: Epilogue
+        ) -> torch.Tensor:
+            return end.finish(gather_matmul(KernelMap(rulebook, bool(side)), x, weight, w)).to(
+                x.dtype
+            )
+
+        return gather
+
+    def wgrad(self, product: LayerProduct, dtype: torch.dtype) -> Wgrad:
+        w = product.w
+
+        def wgrad(
+            rulebook: Rulebook, side: int, x: torch.Tensor, dy: torch.Tensor, dw: torch.Tensor
+        ) -> None:
+            weight_gradient(KernelMap(rulebook, bool(side)), x, dy, dw, w)
+
+        return wgrad
+
+    def gradients(
+        self, product: LayerProduct, kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor,
+        dy: torch.Tensor, dw: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        return gradients(kmap, x, weight, dy, dw, product.w)
+
+
+DATAFLOW = PerOffset()

@@ -1,0 +1,94 @@
+"""What a dataflow is: a way to compute the three products of a convolution.
+
+Forward and dgrad are one product, y[r] = epilogue(sum over v of x[in(v, r)] @ w[v]), dgrad over the
+transposed map and weight; wgrad is dw[v] = sum over the pairs (i, j) of v of x[i]^T dy[j]. Rows are
+distinct coordinates', channels are contiguous, accumulation is fp32 (fp64 for fp64).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from ... import settings
+from ...kernels.gemm.product import EpilogueForm
+from ...kernels.runtime.target import Target
+from ..geometry.weights import WeightLayout
+from ..maps.kernel_map import KernelMap
+from ..maps.rulebook import Rulebook
+from .epilogue import Epilogue
+
+__all__ = ["IRREGULAR", "Case", "Dataflow", "Gather", "LayerProduct", "Reason", "Wgrad"]
+
+# (rulebook, side, x, weight, epilogue) -> y; and (rulebook, side, x, dy, dw), which writes dw.
+Gather = Callable[[Rulebook, int, torch.Tensor, torch.Tensor, Epilogue], torch.Tensor]
+Wgrad = Callable[[Rulebook, int, torch.Tensor, torch.Tensor, torch.Tensor], None]
+
+
+class Case(NamedTuple):
+    """What a dataflow is asked to serve.  regular: an offset of the map meets each row at most
+    once."""
+
+    device: torch.device
+    dtype: torch.dtype
+    regular: bool = True
+
+
+class Reason(NamedTuple):
+    """Why a dataflow does not serve.  device: because of the device; another one may do.  fault:
+    its kernels compute wrongly, which is worth a report."""
+
+    text: str
+    device: bool = False
+    fault: bool = False
+
+
+IRREGULAR = Reason("an offset of the kernel map meets a row more than once")
+
+
+class LayerProduct(NamedTuple):
+    """A product but for its map: see `kernels.gemm.product.Product`.  precision: that the layer
+    asked for, "ieee" or "tf32".  target: whose kernels compute; None for plain torch."""
+
+    target: Target | None
+    device: torch.device
+    dtype: torch.dtype
+    precision: str
+    w: WeightLayout
+    epilogue: EpilogueForm = EpilogueForm()
+
+
+class Dataflow:
+    """The base of all: plain torch, for every case.  name: as settings spell it."""
+
+    name: str
+
+    @property
+    def kernels(self) -> bool:
+        """Whether Triton kernels compute it."""
+        return settings.DATAFLOWS[self.name]
+
+    def unsupported_reasons(self, case: Case) -> list[Reason]:
+        """Why it cannot serve; empty where it can."""
+        return []
+
+    def target(self, case: Case) -> Target | None:
+        """The target whose kernels compute a case that it serves."""
+        return None
+
+    def gather(self, product: LayerProduct) -> Gather:
+        """Forward or dgrad, for maps with rows on both sides."""
+        raise NotImplementedError
+
+    def wgrad(self, product: LayerProduct, dtype: torch.dtype) -> Wgrad:
+        """The gradient of a weight that lies as `product.w` says, in `dtype`."""
+        raise NotImplementedError
+
+    def gradients(
+        self, product: LayerProduct, kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor,
+        dy: torch.Tensor, dw: torch.Tensor,
+    ) -> torch.Tensor | None:  # fmt: skip
+        """dx, with dw written, where both together are cheaper than one by one; else None."""
+        return None

@@ -1,0 +1,23 @@
+"""Gather-GEMM over the neighbour table, every offset for every row: nothing is sorted, which is
+cheaper where a map is used once, or dense."""
+
+from __future__ import annotations
+
+import torch
+
+from ....kernels.runtime.target import Target
+from ...maps.rulebook import Rulebook
+from ..kernel_products import KernelDataflow
+
+__all__ = ["DATAFLOW"]
+
+
+class Unmasked(KernelDataflow):
+    name, packed = "unmasked", False
+
+    def view(self, rulebook: Rulebook, side: int, target: Target) -> tuple[torch.Tensor, bool]:
+        table, reverse = rulebook.table(side)
+        return table.nbr, reverse
+
+
+DATAFLOW = Unmasked()

@@ -1,0 +1,95 @@
+"""What a convolution does to its sums, in the same launch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from ...errors import UnsupportedError
+from ...kernels.gemm.product import EpilogueForm
+
+__all__ = ["ACTIVATIONS", "Epilogue", "Norm", "check_activation"]
+
+ACTIVATIONS = (None, "relu", "leaky_relu", "sigmoid")
+
+
+def check_activation(activation: str | None) -> None:
+    """Raise UnsupportedError for an activation that cannot be fused."""
+    if activation not in ACTIVATIONS:
+        raise UnsupportedError(f"activation {activation!r}; expected one of {ACTIVATIONS}.")
+
+
+class Norm(NamedTuple):
+    """A normalisation by fixed statistics, vectors [C_out]: (x - mean) / sqrt(var + eps) * weight +
+    bias."""
+
+    mean: torch.Tensor
+    var: torch.Tensor
+    weight: torch.Tensor | None
+    bias: torch.Tensor | None
+    eps: float
+
+
+class Epilogue(NamedTuple):
+    """What follows the sum: bias [C_out] or none, a norm or none, a residual [N_out, C_out] of the
+    result's dtype or none, then an activation (alpha: slope of leaky_relu)."""
+
+    bias: torch.Tensor | None = None
+    activation: str | None = None
+    alpha: float = 0.0
+    norm: Norm | None = None
+    residual: torch.Tensor | None = None
+
+    @property
+    def vectors(self) -> tuple[torch.Tensor | None, ...]:
+        """(bias, mean, var, weight, bias of the norm, residual)."""
+        if self.norm is None:
+            return self.bias, None, None, None, None, self.residual
+        return self.bias, *self.norm[:4], self.residual
+
+    @property
+    def fused(self) -> str | None:
+        """What of it has no gradient, if anything does."""
+        if self.activation is not None:
+            return self.activation
+        return "norm" if self.norm is not None else None if self.residual is None else "residual"
+
+    @property
+    def form(self) -> EpilogueForm:
+        """What of it kernels are compiled for, and the numbers."""
+        parts, eps = int(self.bias is not None) + 8 * (self.residual is not None), 0.0
+        if self.norm is not None:
+            parts += 2 if self.norm.weight is None else 6
+            eps = self.norm.eps
+        return EpilogueForm(parts, self.activation, self.alpha, eps)
+
+    def contiguous(self) -> Epilogue:
+        """With the values of every vector next to each other."""
+        bias, norm = self.bias, self.norm
+        if norm is not None:
+            gain, beta = (v if v is None else v.contiguous() for v in (norm.weight, norm.bias))
+            norm = Norm(norm.mean.contiguous(), norm.var.contiguous(), gain, beta, norm.eps)
+        return self._replace(bias=None if bias is None else bias.contiguous(), norm=norm)
+
+    def finish(self, y: torch.Tensor) -> torch.Tensor:
+        """Apply to `y`, in place."""
+        if self.bias is not None:
+            y += self.bias.to(y.dtype)
+        if self.norm is not None:
+            mean, var, weight, bias = (
+                None if vector is None else vector.to(y.dtype) for vector in self.norm[:4]
+            )
+            y = F.batch_norm(y, mean, var, weight, bias, eps=self.norm.eps)
+        if self.residual is not None:
+            y += self.residual
+        if self.activation == "relu":
+            y.relu_()
+        elif self.activation == "leaky_relu":
+            F.leaky_relu(y, self.alpha, inplace=True)
+        elif self.activation == "sigmoid":
+            y.sigmoid_()
+        else:
+            check_activation(self.activation)
+        return y

@@ -1,0 +1,228 @@
+"""Products by Triton kernels: what of a layer's product does not depend on its map, and the tiles
+chosen for maps like those it has met. A rulebook keeps the launches that were bound to it, so these
+live exactly as long as the map."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...kernels.gemm.product import Product
+from ...kernels.runtime.target import Target
+from ..device import self_check
+from ..device.precision import KERNEL_DTYPES, product_precision, reads_rows
+from ..device.selection import select
+from ..device.serving import kernel_target
+from ..maps.rulebook import Rulebook
+from ..tuning.problem import gather_problem, wgrad_problem
+from ..tuning.tuner import Trial, final, tile_for
+from .dataflow import IRREGULAR, Case, Dataflow, Gather, LayerProduct, Reason, Wgrad
+from .epilogue import Epilogue
+
+if TYPE_CHECKING:
+    from ...kernels.gemm.gather_gemm import GatherGemm, Vectors
+    from ...kernels.gemm.gather_spec import GemmSpec
+    from ...kernels.gemm.wgrad_gemm import WgradGemm
+    from ...kernels.gemm.wgrad_spec import WgradSpec
+    from ...kernels.maps.mask_order import TileList
+    from ...kernels.tiles.tile_config import TileConfig
+
+__all__ = ["GatherProduct", "KernelDataflow", "WgradProduct"]
+
+_keys = itertools.count(0, 2)  # a product's key in rulebooks; the next one is the other side's
+
+
+def device_reasons(case: Case) -> list[Reason]:
+    """Why no kernels multiply `case.dtype` on its device. Raises DeviceError where the settings
+    force kernels that the device does not have."""
+    target, device, dtype = kernel_target(case.device), case.device, case.dtype
+    if target is None:
+        why = select(device).problem or "plain torch was asked for"
+        return [Reason(f"Triton kernels do not serve {device}: {why}", device=True)]
+    if dtype == torch.bfloat16 and not target.has_bf16:
+        return [Reason(f"{target.arch} does not multiply {dtype}", device=True)]
+    problem = self_check.problem(device, target, self_check.NAMES[dtype])
+    return [] if problem is None else [Reason(f"({target.arch}) {problem}", True, fault=True)]
+
+
+class KernelDataflow(Dataflow):
+    """The base of those that kernels compute.  packed: over mask-ordered tiles."""
+
+    packed: bool
+
+    def unsupported_reasons(self, case: Case) -> list[Reason]:
+        found = [] if case.regular else [IRREGULAR]
+        if case.dtype not in KERNEL_DTYPES:
+            found.append(Reason(f"kernels do not multiply {case.dtype}"))
+        return found or device_reasons(case)
+
+    def target(self, case: Case) -> Target | None:
+        return kernel_target(case.device)
+
+    def view(
+        self, rulebook: Rulebook, side: int, target: Target
+    ) -> tuple[TileList | torch.Tensor, bool]:
+        """(what the kernel follows for the rows of `side`, whether its offsets run backwards)."""
+        raise NotImplementedError
+
+    def gather(self, product: LayerProduct) -> Gather:
+        return GatherProduct(self, product)
+
+    def wgrad(self, product: LayerProduct, dtype: torch.dtype) -> Wgrad:
+        return WgradProduct(product)
+
+
+def _unit_channels(x: torch.Tensor) -> torch.Tensor:
+    return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
+
+
+@functools.cache
+def _gather_gemm() -> type[GatherGemm]:
+    from ...kernels.gemm.gather_gemm import GatherGemm
+
+    return GatherGemm
+
+
+def octaves(target: Target, n_rows: int, n_in: int) -> tuple[int, int, int]:
+    """What of a map's size the choice of a tile looks at: rows matter by tiles of 64 while those
+    are few, and by octaves."""
+    units = target.compute_units
+    much = 0 if n_in == n_rows else round(math.log2(n_in / n_rows))
+    return min(-(-n_rows // 64), 4 * units), (n_rows // units).bit_length(), much
+
+
+class GatherProduct:
+    """y = act(norm(sum of x @ w[v] + bias) + residual)."""
+
+    __slots__ = (
+        "_backwards", "_columns", "_copied", "_gemm", "_key", "_specs", "flow", "product",
+    )  # fmt: skip
+
+    def __init__(self, flow: KernelDataflow, layer: LayerProduct) -> None:
+        target, device, dtype, precision, w, epilogue = layer
+        assert target is not None
+        precision = product_precision(target, dtype, precision)
+        # How the weight comes, where the kernel reads a copy of it.
+        self._copied = w if reads_rows(target, precision, w) else None
+        w = w if self._copied is None else w.in_rows()
+        self.flow, self.product = flow, Product(target, device, dtype, precision, w, epilogue)
+        self._backwards = self.product._replace(w=w.reversed())
+        self._columns, self._gemm, self._key = w.columns_out, _gather_gemm(), next(_keys)
+        self._specs: dict[tuple[Any, ...], GemmSpec] = {}
+
+    def __call__(
+        self, rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor,
+        epilogue: Epilogue,
+    ) -> torch.Tensor:  # fmt: skip
+        """y [n_rows[side], C_out] from x [n_rows[1 - side], C_in], neither of them empty."""
+        bias, _, _, norm, residual = epilogue
+        vectors: Vectors | None = None
+        if norm is not None:
+            vectors = (bias, norm[0], norm[1], norm[2], norm[3], residual)
+        elif bias is not None or residual is not None:
+            vectors = (bias, None, None, None, None, residual)
+        if x.stride()[1] != 1:
+            x = _unit_channels(x)
+        if self._copied is not None:
+            weight = self._copied.rows_of(weight)
+        launch, rows = rulebook.cache.get(self._key + side), rulebook.rows[side]
+        if launch is None:
+            launch = self._bind(rulebook, side, (x, weight, vectors))
+            rulebook.cache.put(self._key + side, launch)
+        if rows.device is None:
+            y = x.new_empty((rows.capacity, self._columns))
+        else:
+            y = rows.empty(self._columns, x)
+        result: torch.Tensor = launch(x, weight, vectors, y)
+        return result
+
+    def _bind(
+        self, rulebook: Rulebook, side: int,
+        inputs: tuple[torch.Tensor, torch.Tensor, Vectors | None],
+    ) -> GatherGemm:  # fmt: skip
+        n_rows, n_in = rulebook.n_rows[side], rulebook.n_rows[1 - side]
+        table, reverse = self.flow.view(rulebook, side, self.product.target)
+        key = (reverse, octaves(self.product.target, n_rows, n_in))
+        spec = self._specs.get(key)
+        if spec is None:
+            product = self._backwards if reverse else self.product
+            trial = Trial(
+                lambda tile: self._gemm(self.spec(tile, reverse), table, n_rows, n_in), inputs,
+                lambda: inputs[0].new_empty((n_rows, self._columns)), table,
+            )  # fmt: skip
+            problem = gather_problem(product, self.flow.name, n_rows, n_in)
+            spec = self.spec(tile_for(problem, trial), reverse)
+            if final():
+                self._specs[key] = spec
+        launch = self._gemm(spec, table, n_rows, n_in)
+        launch.blank = rulebook.rows[side].fill is not None
+        return launch
+
+    def spec(self, tile: TileConfig, reverse: bool = False) -> GemmSpec:
+        """The kernel with a tile.  reverse: for tables whose offsets run backwards."""
+        from ...kernels.gemm.gather_spec import GemmSpec
+
+        return GemmSpec(self._backwards if reverse else self.product, tile, self.flow.packed)
+
+
+class WgradProduct:
+    """dw[v] = sum of x[i]^T dy[j]."""
+
+    __slots__ = ("_key", "_specs", "product")
+
+    def __init__(self, layer: LayerProduct) -> None:
+        target, device, dtype, precision, w, _ = layer
+        assert target is not None
+        precision = product_precision(target, dtype, precision, wgrad=True)
+        self.product, self._key = Product(target, device, dtype, precision, w), next(_keys)
+        self._specs: dict[tuple[Any, ...], WgradSpec] = {}
+
+    def __call__(
+        self, rulebook: Rulebook, side: int, x: torch.Tensor, dy: torch.Tensor, dw: torch.Tensor
+    ) -> None:
+        """x [n_rows[1 - side], C_in], dy [n_rows[side], C_out], neither empty; dw is written
+        whole."""
+        if x.stride()[1] != 1 or dy.stride()[1] != 1:
+            x, dy = _unit_channels(x), _unit_channels(dy)
+        launch = rulebook.cache.get(self._key + side)
+        if launch is None:
+            launch = self._bind(rulebook, side, x, dy, dw)
+            rulebook.cache.put(self._key + side, launch)
+        launch(x, dy, dw)
+
+    def _bind(
+        self, rulebook: Rulebook, side: int, x: torch.Tensor, dy: torch.Tensor, dw: torch.Tensor
+    ) -> WgradGemm:
+        from ...kernels.gemm.wgrad_gemm import WgradGemm
+
+        target, n_in, n_out = self.product.target, x.shape[0], dy.shape[0]
+        pairs = rulebook.device_pairs(target)
+        lists = (pairs.in_rows, pairs.out_rows, pairs.starts)
+        if side:
+            lists = (lists[1], lists[0], lists[2])
+        n_pairs = pairs.likely << pairs.mirrored
+        rows, density = (n_out // target.compute_units).bit_length(), max(n_pairs, 1) / n_out
+        key = (pairs.mirrored, rows, n_pairs.bit_length(), round(math.log2(density)))
+        spec = self._specs.get(key)
+        if spec is None:
+            trial = Trial(
+                lambda tile: WgradGemm(
+                    self.spec(tile, pairs.mirrored), lists, n_in, n_out, pairs.likely
+                ),
+                (x, dy), lambda: torch.empty_like(dw),
+            )  # fmt: skip
+            problem = wgrad_problem(self.product, n_out, n_in, n_pairs)
+            spec = self.spec(tile_for(problem, trial), pairs.mirrored)
+            if final():
+                self._specs[key] = spec
+        return WgradGemm(spec, lists, n_in, n_out, pairs.likely)
+
+    def spec(self, tile: TileConfig, mirrored: bool) -> WgradSpec:
+        """The kernel with a tile.  mirrored: for lists of half of the offsets."""
+        from ...kernels.gemm.wgrad_spec import WgradSpec
+
+        return WgradSpec(self.product, tile, mirrored)

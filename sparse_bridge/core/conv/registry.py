@@ -1,0 +1,102 @@
+"""Which dataflow computes a convolution.
+
+A new dataflow is a file in `dataflows`, whose `DATAFLOW` says what it is, and a line in
+`settings.DATAFLOWS`. A dataflow that the settings force serves or raises; "auto" takes the first of
+`automatic()` that serves, and the last of those serves everything.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ... import log, settings
+from ...errors import DeviceError, UnsupportedError
+from ...kernels.runtime.target import Target
+from .dataflow import Case, Dataflow
+
+__all__ = ["automatic", "choose", "entry", "preferred", "row_kernels"]
+
+_automatic: tuple[str, ...] = ("masked", "per_offset")
+
+
+def automatic() -> tuple[str, ...]:
+    """The dataflows that "auto" tries, in this order."""
+    return _automatic
+
+
+@contextmanager
+def preferred(name: str) -> Iterator[None]:
+    """Let "auto" try `name` first, for the length of a `with` block (process-wide)."""
+    global _automatic
+    before, _automatic = _automatic, (name, *_automatic)
+    settings.changed()
+    try:
+        yield
+    finally:
+        _automatic = before
+        settings.changed()
+
+
+@functools.cache
+def entry(name: str) -> Dataflow:
+    """The dataflow that settings call `name`."""
+    found: Dataflow = importlib.import_module(f".dataflows.{name}", __package__).DATAFLOW
+    return found
+
+
+def choose(case: Case) -> Dataflow:
+    """The dataflow of a convolution. Maps that tables cannot hold, as repeated coordinates make
+    them, are lists of pairs for the last of `automatic()`, whatever is forced.
+
+    Raises: DeviceError, UnsupportedError with the reasons why a forced one cannot serve.
+    """
+    if not case.regular:
+        return entry(_automatic[-1])
+    forced = settings.get().dataflow
+    if forced != "auto":
+        return _forced(entry(forced), case)
+    return next(flow for flow in map(entry, _automatic) if _serves(flow, case))
+
+
+def _forced(flow: Dataflow, case: Case) -> Dataflow:
+    reasons = flow.unsupported_reasons(case)
+    if not reasons:
+        return flow
+    kind = DeviceError if all(reason.device for reason in reasons) else UnsupportedError
+    raise kind(
+        f"SPARSE_BRIDGE_DATAFLOW={flow.name} cannot serve {case.dtype} on {case.device}: "
+        f"{'; '.join(reason.text for reason in reasons)}. "
+        "Use SPARSE_BRIDGE_DATAFLOW=auto or per_offset, or another dtype."
+    )
+
+
+def _serves(flow: Dataflow, case: Case) -> bool:
+    reasons = flow.unsupported_reasons(case)
+    for reason in reasons:
+        if reason.fault:
+            log.once(
+                ("fault", str(case.device), reason.text),
+                f"On {case.device} {reason.text}. Layers in {case.dtype} use the per-offset "
+                "dataflow in torch. Please report this with the output of `python -m sparse_bridge "
+                "doctor --json`.",
+                level=30,
+            )
+    return not reasons
+
+
+def row_kernels(case: Case) -> tuple[str, Target | None]:
+    """(name for reports, target) of an operation on rows that is no convolution, of which there is
+    one way for kernels and one for torch: kernels where `case` lets them.
+
+    Raises: DeviceError where the settings force kernels that the device does not have.
+    """
+    forced = settings.get().dataflow
+    flow = entry(_automatic[0] if forced == "auto" else forced)
+    if not flow.kernels:
+        return flow.name, None
+    if forced != "auto" and any(reason.fault for reason in flow.unsupported_reasons(case)):
+        _forced(flow, case)
+    return (flow.name, flow.target(case)) if _serves(flow, case) else ("per_offset", None)

@@ -1,0 +1,56 @@
+"""What kernels multiply, but for the map and the tile. Needs no Triton."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+
+from ..runtime.target import Target
+
+__all__ = ["EpilogueForm", "Product", "Weights"]
+
+
+class Weights(Protocol):
+    """How a weight lies in memory. c_in, c_out: channels **per group**. strides: (offset, input
+    channel, output channel, group) in elements; shift: where offset 0 starts.  exchanged: input and
+    output channels changed places (dgrad)."""
+
+    @property
+    def n_offsets(self) -> int: ...
+    @property
+    def c_in(self) -> int: ...
+    @property
+    def c_out(self) -> int: ...
+    @property
+    def groups(self) -> int: ...
+    @property
+    def strides(self) -> tuple[int, int, int, int]: ...
+    @property
+    def shift(self) -> int: ...
+    @property
+    def exchanged(self) -> bool: ...
+
+
+class EpilogueForm(NamedTuple):
+    """What follows the sum, but for the tensors.
+
+    parts: 1: a bias, + 2: a norm's mean and variance, + 4: its gain and beta, + 8: a residual.
+    alpha: slope of leaky_relu.  eps: of the norm.
+    """
+
+    parts: int = 0
+    activation: str | None = None
+    alpha: float = 0.0
+    eps: float = 0.0
+
+
+class Product(NamedTuple):
+    """A product but for its map and tile. precision: of fp32, "ieee", "tf32" or "tf32x3"."""
+
+    target: Target
+    device: torch.device
+    dtype: torch.dtype
+    precision: str
+    w: Weights
+    epilogue: EpilogueForm = EpilogueForm()
