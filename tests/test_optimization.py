@@ -138,13 +138,8 @@ def passes(monkeypatch):
         counts["apart"] += 1
         return alone(*args, **kwargs)
 
-<<<<<<< HEAD
     monkeypatch.setattr(epilogue.Epilogue, "finish", counted)
     monkeypatch.setattr(torch, "batch_norm", apart)
-=======
-    monkeypatch.setattr(epilogue.Epilogue, "finish", counted)
-    monkeypatch.setattr(nn.functional, "batch_norm", apart)
->>>>>>> 7b5ab56 (One plan for a convolution, a registry of dataflows that say why they cannot serve)
     return counts
 
 
