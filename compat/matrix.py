@@ -41,6 +41,7 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from sparse_bridge.adapters import base
 from sparse_bridge.errors import SettingError
 
 from . import scenes
@@ -48,7 +49,10 @@ from . import scenes
 __all__ = ["CHECKS", "DTYPES", "FRAMEWORKS", "MATRIX", "Cell", "Expect", "Model", "cells", "load"]
 
 MATRIX = pathlib.Path(__file__).with_name("matrix")
-FRAMEWORKS = ("spconv", "torchsparse", "minkowski")
+# The frameworks that there are models for.
+FRAMEWORKS = tuple(
+    name for name in base.ADAPTERS if (MATRIX.with_name("models") / name / "__init__.py").exists()
+)
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 DEVICES = ("cpu", "cuda")
 MODES = ("standin", "patch", "auto")

@@ -6,6 +6,8 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
+from sparse_bridge.adapters import base
+
 from .matrix import FRAMEWORKS, Model
 from .results import OUTCOMES, CellResult, CheckResult, Results, counts
 
@@ -25,7 +27,7 @@ __all__ = [
     "tally",
 ]
 
-TITLES = {"spconv": "spconv", "torchsparse": "torchsparse", "minkowski": "MinkowskiEngine"}
+TITLES = {framework.name: framework.title for framework in base.frameworks()}
 LISTED = 29  # published models; the others are smoke tests
 COMMAND = "python -m sparse_bridge compat --write"
 ABOUT = {

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from sparse_bridge.adapters import protocol
+
 from . import scenes
 from .matrix import Model
 
 __all__ = ["Subject", "flatten"]
-
-# Features and coordinates of sparse tensors: spconv, torchsparse, MinkowskiEngine.
-_SPARSE = (("features", "indices"), ("feats", "coords"), ("F", "C"))
 
 
 _made = functools.lru_cache(maxsize=4)(scenes.make)
@@ -141,15 +140,15 @@ def flatten(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _sorted_rows(value: Any) -> torch.Tensor:
-    for features, coords in _SPARSE:
-        if hasattr(value, features) and hasattr(value, coords):
-            rows, sites = getattr(value, features), getattr(value, coords)
-            if len(rows) != len(sites):
-                return rows
-            order = torch.arange(len(sites), device=sites.device)
-            for column in range(sites.shape[1] - 1, -1, -1):
-                order = order[torch.argsort(sites[order, column], stable=True)]
-            return rows[order.to(rows.device)]
+    rows, found = protocol.features_of(value), protocol.of(value)
+    if rows is not None and found is not None:
+        sites = found.coordinates_of(value)
+        if len(rows) != len(sites):
+            return rows
+        order = torch.arange(len(sites), device=sites.device)
+        for column in range(sites.shape[1] - 1, -1, -1):
+            order = order[torch.argsort(sites[order, column], stable=True)]
+        return rows[order.to(rows.device)]
     raise TypeError(f"got a {type(value).__name__} among the results; expected tensors.")
 
 

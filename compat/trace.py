@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from sparse_bridge.adapters import base
+
 from .matrix import Model
 from .scenes import Scene
 from .subject import Subject
@@ -23,11 +25,6 @@ from .subject import Subject
 __all__ = ["STEPS", "Task", "trace"]
 
 STEPS = 3
-_PACKAGES = {
-    "spconv": "spconv.pytorch",
-    "torchsparse": "torchsparse",
-    "minkowski": "MinkowskiEngine",
-}
 
 
 @dataclasses.dataclass
@@ -100,7 +97,7 @@ def _stored(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 def _native(framework: str) -> None:
     """Import the real library, and let spconv's CPU build run backward."""
-    importlib.import_module(_PACKAGES[framework])
+    importlib.import_module(base.load(framework).tensor[0])
     if framework == "spconv" and not torch.cuda.is_available():
         # Its CPU kernels ask for a CUDA stream in backward and never use it.
         for name, module in list(sys.modules.items()):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import types
-
 import pytest
 import torch
 
 from compat.compare import Limits, assert_close, assert_finite, assert_gradients_close
 from compat.subject import flatten
+
+from ..adapters.spconv import doors
 
 WANT = torch.linspace(-2, 2, 40).view(10, 4)
 
@@ -66,8 +66,10 @@ def test_a_model_may_widen_its_limits():
 
 def test_results_are_flattened_and_rows_of_sparse_tensors_sorted():
     coords = torch.tensor([[1, 0, 5], [0, 2, 2], [0, 2, 1]])
-    sparse = types.SimpleNamespace(features=torch.tensor([[1.0], [2.0], [3.0]]), indices=coords)
-    found = list(flatten({"b": (sparse, None), "a": [WANT, 3, "text"]}))
+    with doors.standin() as sp:
+        feats = torch.tensor([[1.0], [2.0], [3.0]])
+        sparse = sp.SparseConvTensor(feats, coords.int(), [3, 6], 2)
+        found = list(flatten({"b": (sparse, None), "a": [WANT, 3, "text"]}))
     assert torch.equal(found[0], WANT)
     assert found[1].flatten().tolist() == [3.0, 2.0, 1.0] and len(found) == 2
     with pytest.raises(TypeError, match="got a object among the results"):

@@ -23,7 +23,7 @@ class _Torchsparse(TensorProtocol):
         return found if isinstance(found, torch.Tensor) else None
 
     def coordinates_of(self, x: Any) -> torch.Tensor:
-        coords: torch.Tensor = x.coords
+        coords: torch.Tensor = x.C
         return coords
 
     def with_features(self, x: Any, features: torch.Tensor) -> Any:
