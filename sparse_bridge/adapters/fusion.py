@@ -17,15 +17,14 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from .. import hooks
-from ..core.conv.epilogue import Norm
+from ..core.conv.epilogue import Epilogue, Norm
 from ..core.ops.batch_norm import batch_norm, serves
-from ..hooks import inference as allowed
-from ..hooks import plain
 from .protocol import is_layer
 
 __all__ = [
-    "Tail", "activation_of", "allowed", "foldable", "learner_after", "learning", "learns",
-    "normalised", "normalises", "plain", "runs_own", "tail_after", "values_of",
+    "EpilogueLayers", "activation_of", "batch_norm_inference", "batch_norm_training",
+    "epilogue_after", "foldable", "fusible_norm", "is_training_norm", "runs_own",
+    "training_fusible", "training_norm_after", "values_of",
 ]  # fmt: skip
 
 _NORM_FORWARD = nn.BatchNorm1d.forward
@@ -37,21 +36,21 @@ _ACTIVATIONS: dict[type, tuple[str, Any]] = {
 }
 
 
-class Tail(NamedTuple):
-    """What follows a convolution: a BatchNorm, then perhaps an activation; `length` modules in
-    all."""
+class EpilogueLayers(NamedTuple):
+    """Layers behind a convolution that its epilogue may apply: a BatchNorm, then perhaps an
+    activation."""
 
     norm: nn.BatchNorm1d
     activation: str | None = None
     alpha: float = 0.0
 
-    @property
-    def values(self) -> Norm:
-        """The norm's present statistics and parameters."""
-        return values_of(self.norm)
+    def epilogue(self, bias: torch.Tensor | None) -> Epilogue:
+        """Behind a convolution with this bias, with the norm's present statistics."""
+        return Epilogue(bias, self.activation, self.alpha, values_of(self.norm))
 
     @property
     def length(self) -> int:
+        """How many layers these are."""
         return 1 if self.activation is None else 2
 
 
@@ -84,16 +83,15 @@ def activation_of(module: nn.Module) -> tuple[str, float] | None:
 
 def _own_activation(module: nn.Module) -> tuple[str, float] | None:
     """`activation_of` where it is torch's own, which nothing watches or replaces."""
-    kind = type(module)
+    kind: Any = type(module)
     known = _ACTIVATIONS.get(kind)
     if known is None or kind.forward is not known[1] or not hooks.plain(module):
         return None
-    # Asking a module for an attribute that it lacks is slow.
-    return known[0], float(module.negative_slope) if isinstance(module, nn.LeakyReLU) else 0.0
+    return known[0], float(getattr(module, "negative_slope", 0.0))
 
 
-def tail_after(modules: Sequence[nn.Module], index: int) -> Tail | None:
-    """The tail that starts at `modules[index]`, if torch's own BatchNorm1d is there."""
+def epilogue_after(modules: Sequence[nn.Module], index: int) -> EpilogueLayers | None:
+    """The layers from `modules[index]` on, if torch's own BatchNorm1d in eval mode is there."""
     if index >= len(modules):
         return None
     norm = modules[index]
@@ -102,10 +100,10 @@ def tail_after(modules: Sequence[nn.Module], index: int) -> Tail | None:
     if norm.training or not foldable(norm):
         return None
     following = _own_activation(modules[index + 1]) if index + 1 < len(modules) else None
-    return Tail(norm) if following is None else Tail(norm, *following)
+    return EpilogueLayers(norm, *(following or ()))
 
 
-def learning(x: torch.Tensor) -> bool:
+def training_fusible(x: torch.Tensor) -> bool:
     """Whether layers that normalise features `x` in training may be one operation now: kernels
     there, and nobody who watches every module or every operation."""
     return (
@@ -121,19 +119,19 @@ def learning(x: torch.Tensor) -> bool:
     )
 
 
-def normalises(modules: Sequence[nn.Module], index: int, x: torch.Tensor) -> int:
-    """How many modules from `modules[index]` on `normalised` may replace: 2 for torch's own
-    BatchNorm1d in training and a ReLU, 1 for the norm alone, else 0."""
+def fusible_norm(modules: Sequence[nn.Module], index: int, x: torch.Tensor) -> int:
+    """How many modules from `modules[index]` on `batch_norm_training` may replace: 2 for torch's
+    own BatchNorm1d in training and a ReLU, 1 for the norm alone, else 0."""
     norm = modules[index]
-    if not (_learns(norm) and learning(x)):
+    if not (_is_own_training_norm(norm) and training_fusible(x)):
         return 0
     after = modules[index + 1] if index + 1 < len(modules) else None
     return 2 if runs_own(after, nn.ReLU, RELU_FORWARD) else 1
 
 
-def learns(norm: nn.BatchNorm1d, run: Any) -> bool:
-    """Whether `normalised` may replace `run`, which computes on the features: `norm`'s own forward
-    of torch, or `norm` itself if it is no subclass and nothing watches it."""
+def is_training_norm(norm: nn.BatchNorm1d, run: Any) -> bool:
+    """Whether `batch_norm_training` may replace `run`, which computes on the features: `norm`'s
+    own forward of torch, or `norm` itself if it is no subclass and nothing watches it."""
     return (
         norm.training
         and nn.BatchNorm1d.forward is _NORM_FORWARD
@@ -146,28 +144,29 @@ def learns(norm: nn.BatchNorm1d, run: Any) -> bool:
 def runs_own(run: Any, kind: type[nn.Module], forward: Any) -> bool:
     """Whether calling `run` is torch's own `forward` of a class and nothing else."""
     if isinstance(run, nn.Module):
-        return type(run) is kind and kind.forward is forward and hooks.unwatched(run)
+        own = type(run) is kind and kind.forward is forward
+        return own and hooks.unwatched(run) and not hooks.hooked_everywhere()
     return getattr(run, "__func__", None) is forward
 
 
-def _learns(norm: nn.Module) -> bool:
-    return type(norm) is nn.BatchNorm1d and learns(norm, norm)
+def _is_own_training_norm(norm: nn.Module) -> bool:
+    return type(norm) is nn.BatchNorm1d and is_training_norm(norm, norm)
 
 
-def learner_after(
+def training_norm_after(
     modules: Sequence[nn.Module], index: int
 ) -> tuple[torch.Tensor | None, ...] | None:
     """Weight, bias, running mean and variance and number of batches of the norm in training at
-    `modules[index]`, if `normalised` may replace it."""
+    `modules[index]`, if `batch_norm_training` may replace it."""
     norm = modules[index] if index < len(modules) else None
-    if norm is None or not _learns(norm):
+    if norm is None or not _is_own_training_norm(norm):
         return None
     held: dict[str, Any] = {**norm._parameters, **norm._buffers}
     names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
     return tuple([held[name] for name in names])
 
 
-def normalised(norm: nn.BatchNorm1d, x: torch.Tensor, relu: bool) -> torch.Tensor:
+def batch_norm_training(norm: nn.BatchNorm1d, x: torch.Tensor, relu: bool) -> torch.Tensor:
     """What a BatchNorm1d in training makes of x [N, C], and with `relu` a ReLU of that."""
     parameters: dict[str, Any] = norm._parameters
     buffers: dict[str, Any] = norm._buffers
@@ -182,4 +181,22 @@ def normalised(norm: nn.BatchNorm1d, x: torch.Tensor, relu: bool) -> torch.Tenso
     return batch_norm(
         x, parameters["weight"], parameters["bias"], mean, var,
         momentum=0.0 if momentum is None else momentum, eps=norm.eps, relu=relu, batches=batches,
+    )  # fmt: skip
+
+
+def batch_norm_inference(norm: nn.BatchNorm1d, run: Any, x: torch.Tensor) -> torch.Tensor:
+    """What a BatchNorm1d in eval mode makes of x [N, C]; `run` as of `is_training_norm`.
+
+    It comes to the same operation without looking up a dozen attributes of modules, which takes as
+    long as the operation. Anything unusual goes to `run`.
+    """
+    parameters: dict[str, Any] = norm._parameters
+    mean, var = norm._buffers.get("running_mean"), norm._buffers.get("running_var")
+    own = len(parameters) == 2 and x.ndim == 2 and mean is not None and var is not None
+    if not own or not runs_own(run, nn.BatchNorm1d, _NORM_FORWARD):
+        y: torch.Tensor = run(x)
+        return y
+    return torch.batch_norm(
+        x, parameters["weight"], parameters["bias"], mean, var, False, 0.0, norm.eps,
+        torch.backends.cudnn.enabled,
     )  # fmt: skip

@@ -30,7 +30,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import hooks
 from ..core.ops.batch_norm import batch_norm
 from . import fusion, protocol
 
@@ -137,12 +136,12 @@ def normalise(norm: nn.BatchNorm1d, run: Callable[..., torch.Tensor], x: Any) ->
         raise AttributeError(
             f"{type(norm).__name__} takes a sparse tensor, got {type(x).__name__}."
         )
-    if not (fusion.learns(norm, run) and fusion.learning(features)):
+    if not (fusion.is_training_norm(norm, run) and fusion.training_fusible(features)):
         return frame.with_features(x, run(features))
     # Without gradients nobody else would mind a change of what the norm was given.
     needs_grad = features.requires_grad and torch.is_grad_enabled()
     ahead = norm in _rectified and norm not in _read and needs_grad
-    y = fusion.normalised(norm, features, ahead)
+    y = fusion.batch_norm_training(norm, features, ahead)
     out = frame.with_features(x, y)
     if ahead:
         delattr(out, out.features_attribute)
@@ -156,7 +155,7 @@ def rectify(relu: nn.ReLU, run: Callable[..., torch.Tensor], x: Any) -> Any:
     """What a framework's ReLU returns for a sparse tensor; arguments as of `normalise`."""
     late = _made_by(x) if isinstance(x, LateFeatures) else None
     if isinstance(late, _Result) and not _has_features(x):
-        if fusion.runs_own(run, nn.ReLU, fusion.RELU_FORWARD) and not hooks.hooked_everywhere():
+        if fusion.runs_own(run, nn.ReLU, fusion.RELU_FORWARD):
             y = late.taken()
             if relu.inplace:
                 setattr(x, x.features_attribute, y)

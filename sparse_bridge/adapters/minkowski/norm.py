@@ -2,48 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
-from ... import hooks
 from ...core.ops.spread import spread
+from .. import fusion
 from .pool import pool_items
 
 __all__ = ["batch_norm", "instance_norm"]
 
-_FORWARD = nn.BatchNorm1d.forward
 
-
-def batch_norm(norm: Any, x: torch.Tensor) -> torch.Tensor:
-    """What `norm`, a BatchNorm1d, makes of features [N, C]; called itself where anybody could
-    notice that it is not. No rows leave its statistics as they are."""
+def batch_norm(norm: nn.BatchNorm1d, x: torch.Tensor) -> torch.Tensor:
+    """What `norm` in eval mode makes of features [N, C]. No rows leave its statistics as they are
+    in training, too."""
     if x.shape[0] == 0:  # torch refuses to train on fewer than two rows
         return x.clone()
-    if not norm.training and _is_plain(norm) and x.ndim == 2:
-        parameters: dict[str, Any] = norm._parameters
-        buffers: dict[str, Any] = norm._buffers
-        mean, var = buffers["running_mean"], buffers["running_var"]
-        if mean is not None and var is not None:
-            return torch.batch_norm(
-                x, parameters["weight"], parameters["bias"], mean, var, False,
-                norm.momentum or 0.0, norm.eps, torch.backends.cudnn.enabled,
-            )  # fmt: skip
-    return norm(x)
-
-
-def _is_plain(norm: nn.Module) -> bool:
-    """Whether this is torch's own class, and nothing watches it."""
-    return (
-        type(norm) is nn.BatchNorm1d
-        and nn.BatchNorm1d.forward is _FORWARD
-        and len(norm._parameters) == 2  # none is an attribute of another kind
-        and len(norm._buffers) == 3
-        and "forward" not in norm.__dict__
-        and not hooks.hooked(norm)
-        and not hooks.hooked_everywhere()
-    )
+    return fusion.batch_norm_inference(norm, norm, x)
 
 
 def instance_norm(

@@ -198,7 +198,7 @@ def allow_tf32() -> bool:
 def expected(layer: Any, epilogue: Epilogue, norm: Any = None) -> Expected:
     """What this layer will ask the engine to multiply, for the warm-up.
 
-    norm: what `fusion.learner_after` knows of the norm behind it.
+    norm: what `fusion.training_norm_after` knows of the norm behind it.
     """
     odd = all(size % 2 for size in layer.kernel_size)
     return Expected(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ... import hooks
 from ...core.conv.epilogue import Epilogue
 from .. import fusion
 from ..expected import Expected
@@ -27,29 +28,29 @@ def run_sequential(
     if there are any rows.  tensor: the framework's SparseConvTensor.  convolution: its
     SparseConvolution.
     """
-    fusing = fusion.allowed()
+    fusing = hooks.inference()
     index, count = 0, len(children)
     while index < count:
         module = children[index]
         index += 1
         if takes_sparse(module):
-            tail = None
+            layers = None
             if fusing and isinstance(module, convolution) and _bare(module, convolution, x):
-                tail = fusion.tail_after(children, index)
-            if tail is None:
+                layers = fusion.epilogue_after(children, index)
+            if layers is None:
                 x = module(x)
             else:
                 weight, bias = parameters_of(module)
-                epilogue = Epilogue(bias, tail.activation, tail.alpha, tail.values)
+                epilogue = layers.epilogue(bias)
                 names = module.name, module._sparse_unique_name
                 x = convolved(module, x, weight, epilogue, names)
-                index += tail.length
+                index += layers.length
         elif isinstance(x, tensor):
             if x.indices.shape[0] != 0:
                 features = x.features
-                fused = fusion.normalises(children, index - 1, features)
+                fused = fusion.fusible_norm(children, index - 1, features)
                 if fused:
-                    x = x.replace_feature(fusion.normalised(module, features, fused == 2))
+                    x = x.replace_feature(fusion.batch_norm_training(module, features, fused == 2))
                     index += fused - 1
                 else:
                     x = x.replace_feature(module(features))
@@ -63,7 +64,7 @@ def _bare(module: Any, convolution: Any, x: Any) -> bool:
     return (
         not module.training
         and type(module).forward is convolution.forward
-        and fusion.plain(module)
+        and hooks.plain(module)
         and not module.conv1x1
         and getattr(module.act_type, "name", "None_") == "None_"
         and not getattr(x, "benchmark", True)
@@ -78,11 +79,10 @@ def expected_of(container: Any) -> Iterator[Expected]:
         if getattr(child, "conv1x1", True):
             continue
         if torch.is_grad_enabled():
-            norm = fusion.learner_after(children, following)
+            norm = fusion.training_norm_after(children, following)
             if norm is not None:
                 yield expected(child, Epilogue(child.bias), norm)
             continue
-        tail = fusion.tail_after(children, following)
-        if tail is not None and not child.training:
-            end = Epilogue(child.bias, tail.activation, tail.alpha, tail.values)
-            yield expected(child, end)
+        layers = fusion.epilogue_after(children, following)
+        if layers is not None and not child.training:
+            yield expected(child, layers.epilogue(child.bias))

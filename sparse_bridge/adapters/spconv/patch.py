@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ... import hooks
 from ...errors import UnsupportedError
 from .. import fusion
 from ..base import Patch
@@ -60,7 +61,7 @@ def _pool(forward: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 
 def _learning(x: Any) -> bool:
     features = getattr(x, "features", None)
-    return isinstance(features, torch.Tensor) and fusion.learning(features)
+    return isinstance(features, torch.Tensor) and fusion.training_fusible(features)
 
 
 def _sequential(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,7 +71,7 @@ def _sequential(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def bridged(self: Any, input: Any) -> Any:
-        if _refusal(input) is not None or not (fusion.allowed() or _learning(input)):
+        if _refusal(input) is not None or not (hooks.inference() or _learning(input)):
             return original(self, input)
         children = list(self._modules.values())
         return run_sequential(

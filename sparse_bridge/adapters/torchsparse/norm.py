@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,28 +16,7 @@ from . import profile as profiles
 from .maps import coordinate_map
 from .tensors import check_input, fapply, make_like, range_of
 
-__all__ = ["apply_statistics", "group_norm", "instance_norm", "sync_batch_norm_patch"]
-
-_FORWARD = torch.nn.BatchNorm1d.forward
-
-
-def apply_statistics(
-    norm: torch.nn.BatchNorm1d, forward: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
-) -> torch.Tensor:
-    """What a BatchNorm1d in eval mode makes of features x [N, C].
-
-    forward: the norm's own. It comes to the same operation, but looks up attributes of modules on
-    the way, which takes as long as the operation. Anything unusual goes there.
-    """
-    vectors, buffers = norm._parameters, norm._buffers
-    mean, var = buffers.get("running_mean"), buffers.get("running_var")
-    own = torch.nn.BatchNorm1d.forward is _FORWARD
-    if not own or mean is None or var is None or len(vectors) != 2 or x.ndim != 2:
-        return forward(x)
-    return torch.batch_norm(
-        x, vectors["weight"], vectors["bias"], mean, var, False, 0.0, norm.eps,
-        torch.backends.cudnn.enabled,
-    )  # fmt: skip
+__all__ = ["group_norm", "instance_norm", "sync_batch_norm_patch"]
 
 
 def sync_batch_norm_patch() -> Patch:

@@ -34,13 +34,13 @@ def plain_settings():
 @pytest.fixture
 def fused(monkeypatch, map_lane):
     """Every fused norm: whether a ReLU came with it. Torch stands in where no kernels are."""
-    calls, original = [], fusion.normalised
+    calls, original = [], fusion.batch_norm_training
 
     def spy(norm, x, relu):
         calls.append(relu)
         return original(norm, x, relu)
 
-    monkeypatch.setattr(fusion, "normalised", spy)
+    monkeypatch.setattr(fusion, "batch_norm_training", spy)
     if not map_lane.kernels:
         monkeypatch.setattr(fusion, "serves", lambda x: None if x.dtype == torch.float64 else True)
     return calls
@@ -244,7 +244,7 @@ def test_autocast(sp, map_lane, fused):
 def test_cpu_tensors_without_kernels_are_left_alone(monkeypatch, map_lane):
     if map_lane.kernels:
         pytest.skip("kernels are there")
-    monkeypatch.setattr(fusion, "normalised", None)
+    monkeypatch.setattr(fusion, "batch_norm_training", None)
     with doors.standin() as sp:
         net = stack(sp, map_lane)
         net(scene(sp, map_lane)).features.sum().backward()
