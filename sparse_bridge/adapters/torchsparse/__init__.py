@@ -37,10 +37,11 @@ class TorchsparseAdapter(Framework):
         return patches()
 
     def standin_patches(self) -> list[Patch]:
-        """`convert_sync_batchnorm` puts torch's own layer where the stand-in's BatchNorm was."""
+        """Of torch's own modules that hold the stand-in's layers or take their place."""
         from .norm import sync_batch_norm_patch
+        from .sequence import sequential_patch
 
-        return [sync_batch_norm_patch()]
+        return [sync_batch_norm_patch(), sequential_patch()]
 
     def standin_version(self, package: str) -> str | None:
         """The stand-in carries the version of the profile."""

@@ -98,6 +98,10 @@ class Conv3d(nn.Module):
             if self.bias is not None:
                 self.bias.uniform_(-bound, bound)
 
+    def convolves_alone(self):
+        """Whether `forward` is a convolution of ours and nothing else."""
+        return type(self).forward is Conv3d.forward and F.conv3d is conv3d
+
     def forward(self, input):
         state = self.__dict__  # a pickle of another release lacks some
         padding, generative = state.get("padding", 0), state.get("generative", False)

@@ -1,0 +1,82 @@
+"""`torch.nn.Sequential` over sparse tensors: norms and activations in the convolution's own store.
+
+torchsparse has no container of its own; its networks put `Conv3d`, `BatchNorm` and `ReLU` into
+torch's. In inference they become one operation there, where nobody could notice but by the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ... import hooks
+from ...core.conv import fused_call
+from ..base import Patch
+from ..fusion import Tail, activation_of, foldable
+from ..protocol import is_layer
+
+__all__ = ["sequential_patch"]
+
+
+def sequential_patch() -> Patch:
+    """torch.nn.Sequential.forward that looks ahead where it is given a sparse tensor."""
+
+    def factory(original: Any) -> Any:
+        def forward(self: Any, input: Any) -> Any:
+            if isinstance(input, torch.Tensor) or not hasattr(input, "feats"):
+                return original(self, input)
+            return _run(list(self), input) if hooks.inference() else original(self, input)
+
+        return forward
+
+    reason = "torchsparse's networks keep convolutions, norms and activations in torch's container"
+    return Patch(nn.Sequential, "forward", factory, reason, ">=2.4", wraps=True)
+
+
+def _run(children: Sequence[nn.Module], x: Any) -> Any:
+    """What the children make of a sparse tensor, one after another."""
+    index = 0
+    while index < len(children):
+        module = children[index]
+        index += 1
+        tail = tail_after(children, index) if _bare(module) else None
+        if tail is None:
+            x = module(x)
+            continue
+        pending = fused_call.Pending(tail.values, tail.activation, tail.alpha)
+        x, taken = fused_call.offer(pending, module, x)
+        if taken is not None:  # not by a plain matrix product
+            index += tail.length
+    return x
+
+
+def tail_after(modules: Sequence[nn.Module], index: int) -> Tail | None:
+    """The norm at `modules[index]` and perhaps an activation, if both are the framework's own, the
+    norm in eval mode."""
+    if index >= len(modules):
+        return None
+    norm = modules[index]
+    if not isinstance(norm, nn.BatchNorm1d) or not _own(norm, nn.BatchNorm1d):
+        return None
+    if not foldable(norm):
+        return None
+    after = modules[index + 1] if index + 1 < len(modules) else None
+    known = None if after is None else activation_of(after)
+    if known is None or after is None or not (_own(after, nn.Module) and hooks.plain(after)):
+        return Tail(norm)
+    return Tail(norm, *known)
+
+
+def _bare(module: nn.Module) -> bool:
+    """Whether a call of this module is a convolution and nothing else."""
+    convolves = getattr(type(module), "convolves_alone", None)
+    return convolves is not None and convolves(module) and hooks.plain(module)
+
+
+def _own(module: nn.Module, torch_kind: type[nn.Module]) -> bool:
+    """Whether the class is the framework's, and so is its forward."""
+    kind = type(module)
+    return is_layer(module, torch_kind) and kind.forward.__module__ == kind.__module__
