@@ -6,7 +6,8 @@ torch's. In inference they become one operation there, where nobody could notice
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,17 +15,21 @@ from torch import nn
 
 from ... import hooks
 from ...core.conv import fused_call
+from ...core.conv.dataflows import Epilogue
 from ..base import Patch
+from ..expected import Expected, expect
 from ..fusion import Tail, activation_of, foldable
 from ..protocol import is_layer
+from . import options
 
-__all__ = ["sequential_patch"]
+__all__ = ["expected", "sequential_patches"]
 
 
-def sequential_patch() -> Patch:
-    """torch.nn.Sequential.forward that looks ahead where it is given a sparse tensor."""
+def sequential_patches() -> list[Patch]:
+    """torch.nn.Sequential looks ahead where it is given a sparse tensor, and tells the warm-up
+    what it will ask for."""
 
-    def factory(original: Any) -> Any:
+    def running(original: Any) -> Any:
         def forward(self: Any, input: Any) -> Any:
             if isinstance(input, torch.Tensor) or not hasattr(input, "feats"):
                 return original(self, input)
@@ -32,8 +37,30 @@ def sequential_patch() -> Patch:
 
         return forward
 
+    def adding(original: Any) -> Any:
+        def add_module(self: Any, name: str, module: Any) -> None:
+            original(self, name, module)
+            if hasattr(type(module), "convolves_alone"):
+                expect(self, expected)
+
+        return add_module
+
     reason = "torchsparse's networks keep convolutions, norms and activations in torch's container"
-    return Patch(nn.Sequential, "forward", factory, reason, ">=2.4", wraps=True)
+    return [
+        Patch(nn.Sequential, "forward", running, reason, ">=2.4", wraps=True),
+        Patch(nn.Sequential, "add_module", adding, reason, ">=2.4", wraps=True),
+    ]
+
+
+def expected(container: nn.Module) -> Iterator[Expected]:
+    """The products of a container that end in a norm and an activation."""
+    children = list(container.children())
+    for place, layer in enumerate(children):
+        tail = tail_after(children, place + 1) if hooks.inference() and _bare(layer) else None
+        if tail is not None:
+            for one in options.expected(layer):
+                end = Epilogue(one.epilogue.bias, tail.activation, tail.alpha, tail.values)
+                yield dataclasses.replace(one, epilogue=end)
 
 
 def _run(children: Sequence[nn.Module], x: Any) -> Any:

@@ -8,6 +8,8 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge.adapters.torchsparse import norm
+from sparse_bridge.adapters.torchsparse.sequence import expected
+from sparse_bridge.core.warmup import compilation
 from tests import checks
 
 from .conftest import speaking
@@ -169,3 +171,15 @@ def test_other_containers_are_as_ever():
         assert torch.equal(compiled(x), want)
     assert nn.Sequential.forward is before
     assert not sparse_bridge.status()["torchsparse"].enabled
+
+
+def test_the_warm_up_is_told(ts):
+    net = network(ts)
+    with torch.no_grad():
+        first, last = expected(net)  # the 1x1 convolution is a matrix product of torch
+    assert first.layer is net[0] and last.layer is net[6]
+    assert first.epilogue.activation == "relu" and last.epilogue.activation is None
+    assert first.epilogue.norm.mean is net[1].running_mean
+    assert last.epilogue.bias.data_ptr() == net[6].bias.data_ptr()
+    assert list(expected(net)) == [], "gradients are wanted"
+    assert net in compilation._described
