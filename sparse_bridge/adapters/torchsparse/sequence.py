@@ -15,7 +15,7 @@ from torch import nn
 
 from ... import hooks
 from ...core.conv import fused_call
-from ...core.conv.dataflows import Epilogue
+from ...core.conv.epilogue import Epilogue
 from ..base import Patch
 from ..expected import Expected, expect
 from ..fusion import Tail, activation_of, foldable
