@@ -134,6 +134,24 @@ def name_constexprs(fn: Any) -> None:
         }
 
 
+def _mend_interpreter() -> None:
+    """Up to Triton 3.6 the interpreter takes arrays of one element as bounds of loops, which NumPy
+    2.4 no longer turns into integers."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patch_and_mend(tensor: Any, *scope: Any) -> None:
+        patch(tensor, *scope)
+        tensor.__index__ = lambda self: int(self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch_and_mend
+
+
+if VERSION < (3, 7) and targets.interpreted():
+    _mend_interpreter()
+
+
 def triton_cache() -> pathlib.Path:
     """Where Triton keeps compiled kernels."""
     folder = getattr(getattr(_KNOBS, "cache", None), "dir", None)
