@@ -139,12 +139,9 @@ def _new_map(layer: Any, x: Any) -> LayerMap:
 
 
 def convolve(
-    features: torch.Tensor,
-    weight: torch.Tensor,
-    epilogue: Epilogue,
-    kmap: KernelMap,
+    features: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue, kmap: KernelMap,
     groups: int = 1,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """[M, C_out]; an activation that needs a gradient follows the product."""
     bias, activation, alpha, norm, _ = epilogue
     later = activation is not None and _learns(features, weight, bias)

@@ -9,9 +9,7 @@ from typing import Any
 
 import torch
 
-from ... import hooks
 from ...errors import UnsupportedError
-from .. import fusion
 from ..base import Patch
 from ..ledger import note
 from . import pool as pools
@@ -59,11 +57,6 @@ def _pool(forward: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return factory
 
 
-def _learning(x: Any) -> bool:
-    features = getattr(x, "features", None)
-    return isinstance(features, torch.Tensor) and fusion.training_fusible(features)
-
-
 def _sequential(original: Callable[..., Any]) -> Callable[..., Any]:
     from spconv.pytorch.conv import SparseConvolution
     from spconv.pytorch.core import SparseConvTensor
@@ -71,7 +64,7 @@ def _sequential(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def bridged(self: Any, input: Any) -> Any:
-        if _refusal(input) is not None or not (hooks.inference() or _learning(input)):
+        if _refusal(input) is not None:
             return original(self, input)
         children = list(self._modules.values())
         return run_sequential(
