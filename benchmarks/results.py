@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 from sparse_bridge import tolerances
 from sparse_bridge.errors import ShapeError
+from sparse_bridge.harness import results
 
 __all__ = ["SCHEMA", "Comparison", "Figure", "Ratio", "Run", "load_run", "merge", "quartiles"]
 
@@ -166,11 +165,7 @@ class Run:
 
     def save(self, path: Path) -> None:
         """Write the JSON; a reader never sees half of it."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        content = {"schema": SCHEMA, **dataclasses.asdict(self)}
-        part = path.with_name(path.name + ".part")
-        part.write_text(json.dumps(content, indent=1) + "\n")
-        os.replace(part, path)
+        results.save(path, SCHEMA, dataclasses.asdict(self))
 
 
 def load_run(path: Path) -> Run:
@@ -182,9 +177,8 @@ def load_run(path: Path) -> Run:
     from . import legacy
 
     try:
-        content = json.loads(path.read_text())
-        if content.get("schema") == SCHEMA:
-            content.pop("schema")
+        schema, content = results.read(path)
+        if schema == SCHEMA:
             figures = [Figure(**one) for one in content.pop("figures")]
             return Run(figures=figures, **content)
         return legacy.convert(content)

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from sparse_bridge.harness.progress import Progress
+
 from .floor import Rates, layer_floor
 from .processes import Worker, WorkerError, empty_caches
-from .progress import Progress
 from .registry import WORKS, Case
 from .results import Comparison, Figure, Run
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import platform
 import sys
 import time
@@ -17,6 +16,8 @@ import traceback
 from typing import Any
 
 import torch
+
+from sparse_bridge.harness.processes import channel, write
 
 from . import floor, measure, peers
 from .registry import Case
@@ -155,8 +156,7 @@ def _fingerprint(result: torch.Tensor) -> dict[str, Any]:
 
 def serve(name: str) -> int:
     """Answer requests until standard input ends. An error is an answer; the driver decides."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print must not mix with the answers
+    answers = channel()  # what libraries print must not mix with the answers
     session: Session | None = None
     for line in sys.stdin:
         try:
@@ -169,7 +169,7 @@ def serve(name: str) -> int:
                 "error": f"{type(error).__name__}: {error}"[:400],
                 "usable": isinstance(error, NotImplementedError),
             }
-        print(json.dumps(answer), file=answers)
+        write(answers, **answer)
     return 0
 
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from sparse_bridge.errors import DeviceError, SettingError
+from sparse_bridge.harness.progress import Progress
 
 from . import matrix, results, runner
 from .matrix import Cell
@@ -172,29 +172,16 @@ def _run_shown(
     keep: Callable[[CellResult], None],
 ) -> None:
     """Run with a progress bar; failures are printed as they come."""
-    bar = Progress(
-        TextColumn("[progress.description]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-    )
     os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // jobs, 1)))
-    with bar:
-        task = bar.add_task("", total=len(cells))
-
-        def started(cell: Cell) -> None:
-            bar.update(task, description=cell.title)
+    with Progress(len(cells), console=console, transient=True) as progress:
 
         def finished(cell: Cell, result: CellResult) -> None:
-            bar.advance(task)
+            progress.done()
             keep(result)
             for check in result.unexpected:
-                line = f"{cell.title}: {check.check}: {check.reason}"
-                bar.console.print(line, style="red", markup=False, soft_wrap=True)
+                progress.note(f"{cell.title}: {check.check}: {check.reason}", "red")
 
-        runner.run_all(cells, options, jobs, started, finished)
+        runner.run_all(cells, options, jobs, lambda cell: progress.start(cell.title), finished)
 
 
 def _keep(found: Results, device: str, console: Console) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 import pathlib
 import platform
 from collections import Counter
@@ -12,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sparse_bridge.errors import SettingError
+from sparse_bridge.harness import results
 
 from .matrix import CHECKS, FRAMEWORKS
 
@@ -72,9 +72,7 @@ class Results:
 
     def save(self, path: pathlib.Path) -> None:
         """Write as JSON."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        values = {"schema": SCHEMA, **dataclasses.asdict(self)}
-        path.write_text(json.dumps(values, indent=1) + "\n")
+        results.save(path, SCHEMA, dataclasses.asdict(self))
 
     @staticmethod
     def read(path: pathlib.Path) -> Results:
@@ -84,9 +82,9 @@ class Results:
             SettingError: the file is not such a file.
         """
         try:
-            values = json.loads(path.read_text())
-            if values["schema"] != SCHEMA:
-                raise ValueError(f"schema {values['schema']}, expected {SCHEMA}")
+            schema, values = results.read(path)
+            if schema != SCHEMA:
+                raise ValueError(f"schema {schema}, expected {SCHEMA}")
             cells = []
             for cell in values["cells"]:
                 checks = tuple(CheckResult(**check) for check in cell.pop("checks"))

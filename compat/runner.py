@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import json
 import os
 import pathlib
-import queue
 import re
-import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+
+from sparse_bridge.harness.processes import Child
 
 from .cellfile import to_json
 from .matrix import CHECKS, Cell
@@ -25,10 +22,8 @@ from .results import CellResult, CheckResult
 __all__ = ["Options", "run_all", "run_cell"]
 
 _START = 120.0  # seconds in which a process has to begin: it imports torch
-_ROOT = pathlib.Path(__file__).resolve().parents[1]
-_ERROR_LINE = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit|Fault)\b.*|^Fatal Python error.*")
 
-_running: set[subprocess.Popen[str]] = set()
+_running: set[Child] = set()
 _stopped = threading.Event()
 
 
@@ -83,7 +78,7 @@ def run_all(
         _stopped.set()
         pool.shutdown(wait=False, cancel_futures=True)
         for child in list(_running):
-            _end(child)
+            child.kill()
         raise
     finally:
         pool.shutdown()
@@ -100,7 +95,6 @@ def run_cell(cell: Cell, options: Options) -> CellResult:
             if _stopped.is_set():
                 raise KeyboardInterrupt
             ending = _process(cell, rest, found, options, pathlib.Path(folder))
-            ending = ending or f"ended early: {_last_error(log)}"
             if found.running:
                 seconds = round(time.monotonic() - found.since, 2)
                 found.done[found.running] = CheckResult(found.running, "fail", ending, seconds)
@@ -130,76 +124,30 @@ def run_cell(cell: Cell, options: Options) -> CellResult:
 def _process(
     cell: Cell, checks: list[str], found: _Found, options: Options, folder: pathlib.Path
 ) -> str:
-    """One process, until it ends or a check takes too long; why it ended early, or ""."""
+    """One process, until it ends or a check takes too long; how it ended."""
     passed = [name for name, result in found.done.items() if result.outcome == "pass"]
     task = {"cell": to_json(cell), "checks": checks, "passed": passed}
     task["native_python"] = options.native_python
     path = folder / "task.json"
     path.write_text(json.dumps(task))
-    with (folder / "log.txt").open("a") as log:
-        child = subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", "-m", "compat.worker", str(path)],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            cwd=_ROOT,
-            env={**os.environ, **cell.model.environment},
-            start_new_session=True,
-        )
-        _running.add(child)
-        found.since = time.monotonic()
-        try:
-            ended = _follow(child, found, options.limit)
-        finally:
-            _end(child)
-            _running.discard(child)
-            code = child.wait()
-    if not ended:
+    environment = {**os.environ, **cell.model.environment}
+    child = Child("compat.worker", [str(path)], environment, folder / "log.txt")
+    _running.add(child)
+    found.since = time.monotonic()
+    try:
+        while True:
+            allowed = options.limit if found.running else max(options.limit, _START)
+            event = child.receive(found.since + allowed - time.monotonic())
+            if event is None:
+                break
+            found.take(event)
+            found.since = time.monotonic()
+        return child.ending()
+    except TimeoutError:
         return f"timed out after {options.limit:g} s"
-    if code < 0:
-        return f"killed by {signal.Signals(-code).name}: {_last_error(folder / 'log.txt')}"
-    return ""
-
-
-def _end(child: subprocess.Popen[str]) -> None:
-    """Kill a child and whatever it has started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-
-
-def _follow(child: subprocess.Popen[str], found: _Found, limit: float) -> bool:
-    """Take the child's events until it closes its end; False if a check takes too long."""
-    lines: queue.Queue[str | None] = queue.Queue()
-
-    def read() -> None:
-        assert child.stdout is not None
-        for line in child.stdout:
-            lines.put(line)
-        lines.put(None)
-
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        try:
-            allowed = limit if found.running else max(limit, _START)
-            line = lines.get(timeout=max(found.since + allowed - time.monotonic(), 0.01))
-        except queue.Empty:
-            return False
-        if line is None:
-            child.wait()
-            return True
-        found.take(json.loads(line))
-        found.since = time.monotonic()
-
-
-def _last_error(log: pathlib.Path) -> str:
-    """The last line that names an error, or just the last line."""
-
-    def lines() -> Iterator[str]:
-        text = log.read_text(errors="replace") if log.exists() else ""
-        yield from (line.strip() for line in reversed(text.splitlines()) if line.strip())
-
-    named = next((line for line in lines() if _ERROR_LINE.match(line)), None)
-    return named or next(lines(), "nothing printed")
+    finally:
+        _running.discard(child)
+        child.end()
 
 
 def _judged(cell: Cell, mode: str, result: CheckResult) -> CheckResult:

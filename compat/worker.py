@@ -8,12 +8,12 @@ TASK holds the cell, the checks still to run, and what earlier processes of the 
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import sys
 import time
 import traceback
-from typing import IO, Any
+
+from sparse_bridge.harness.processes import channel, write
 
 from .bridged import NotRun, status
 from .cellfile import from_json
@@ -25,11 +25,6 @@ __all__ = ["NEEDS", "attempt"]
 NEEDS = {"import": (), "construct": ("import",), "forward": ("import", "construct")}
 _NEEDS_OTHERS = ("import", "construct", "forward")
 _REASON = 400  # characters of an error that go into the report
-
-
-def _report(events: IO[str], **event: Any) -> None:
-    events.write(json.dumps(event) + "\n")
-    events.flush()
 
 
 def attempt(bench: Bench, check: str) -> tuple[str, str]:
@@ -58,22 +53,21 @@ def _summary(error: Exception) -> str:
 def main(task_path: str) -> None:
     """Run the checks of a task."""
     # Whatever models and libraries print goes to the log, not among the events.
-    events = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    events = channel()
     task = json.loads(pathlib.Path(task_path).read_text())
     cell = from_json(task["cell"])
     bench = Bench(cell, task["native_python"], set(task["passed"]))
     if bench.passed:  # an earlier process of this cell has ended in the middle
         TABLE["import"](bench)
     for check in task["checks"]:
-        _report(events, check=check)
+        write(events, check=check)
         start = time.perf_counter()
         outcome, reason = attempt(bench, check)
         seconds = round(time.perf_counter() - start, 2)
-        _report(events, check=check, outcome=outcome, reason=reason, seconds=seconds)
+        write(events, check=check, outcome=outcome, reason=reason, seconds=seconds)
         if check == "import" and outcome == "pass":
             found = status(cell)
-            _report(events, mode=found.mode, version=found.version)
+            write(events, mode=found.mode, version=found.version)
 
 
 if __name__ == "__main__":

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from .. import settings
 from ..core.tuning import tuner as tuners
 from ..core.tuning.tune_cache import DIRECTIONS, Stamp, TuneCache, Winners, encode, folder, shipped
 from ..errors import DeviceError, SettingError
+from ..harness.progress import Progress
 from ..kernels.runtime import target as targets
 from .warm_jobs import DTYPES, MODELS, LayerJob, ModelJob, layer_jobs
 
@@ -173,15 +173,14 @@ def _untimed(run: Callable[[], object], limit: float) -> float:
 
 
 def _compile(jobs: Sequence[Job], setup: _Setup, processes: int, console: Console) -> None:
-    with _progress(console) as bar:
-        task = bar.add_task("compile", total=len(jobs))
+    with Progress(len(jobs), "compile", console, transient=True) as progress:
         left = jobs
         if processes > 1:
-            left = _compile_side_by_side(jobs, setup, processes, lambda: bar.advance(task))
+            left = _compile_side_by_side(jobs, setup, processes, progress.done)
         for job in left:
-            bar.update(task, description=f"compile {job}")
+            progress.start(f"compile {job}")
             _compile_one(job, setup)
-            bar.advance(task)
+            progress.done()
 
 
 def _compile_side_by_side(
@@ -218,18 +217,12 @@ def _tune(
     if timer is None and not targets.of(setup.device).raw:
         raise DeviceError(f"--tune: tiles cannot be timed on {setup.device}; expected a real GPU.")
     tuner = tuners.Tuner(timer, how="blocking", budget=args.budget, again=args.again)
-    with _progress(console) as bar, setup.in_force(tuner):
-        task = bar.add_task("tune", total=len(jobs))
+    with Progress(len(jobs), "tune", console, transient=True) as progress, setup.in_force(tuner):
         for job in jobs:
-            bar.update(task, description=f"tune {job}")
+            progress.start(f"tune {job}")
             job.run(setup.device)
-            bar.advance(task)
+            progress.done()
     console.print(_results(tuner.results))
-
-
-def _progress(console: Console) -> Progress:
-    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
-    return Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
 
 
 def _results(results: Sequence[tuners.Result]) -> Table:

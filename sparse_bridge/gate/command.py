@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..harness.progress import Progress
 from ..kernels.runtime.architectures import compiled
 
 if TYPE_CHECKING:
@@ -60,19 +61,14 @@ def _run(jobs: Sequence, workers: int | None, console: Console | None) -> list[R
 
     if console is None:
         return run(jobs, workers)
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    )  # fmt: skip
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("compiling", total=len(jobs))
-        failed = 0
+    failed = 0
+    with Progress(len(jobs), "compiling", console) as progress:
 
         def count(result: Result) -> None:
             nonlocal failed
             failed += bool(result.problems)
-            progress.update(task, advance=1, description=f"{result.arch}, {failed} failed")
+            progress.start(f"{result.arch}, {failed} failed")
+            progress.done()
 
         return run(jobs, workers, count)
 

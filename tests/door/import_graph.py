@@ -29,7 +29,7 @@ FLOORS = (
     ("core.warmup",),
     ("core.functional",),
     ("adapters", "optimization"),
-    ("__main__", "commands", "demo", "doctor", "gate", "networks", "processes"),
+    ("__main__", "commands", "demo", "doctor", "gate", "harness", "networks"),
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 
