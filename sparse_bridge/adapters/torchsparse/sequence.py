@@ -15,10 +15,9 @@ from torch import nn
 
 from ... import hooks
 from ...core.conv import fused_call
-from ...core.conv.epilogue import Epilogue
 from ..base import Patch
 from ..expected import Expected, expect
-from ..fusion import Tail, activation_of, foldable
+from ..fusion import EpilogueLayers, activation_of, foldable, values_of
 from ..protocol import is_layer
 from . import options
 
@@ -56,11 +55,12 @@ def expected(container: nn.Module) -> Iterator[Expected]:
     """The products of a container that end in a norm and an activation."""
     children = list(container.children())
     for place, layer in enumerate(children):
-        tail = tail_after(children, place + 1) if hooks.inference() and _bare(layer) else None
-        if tail is not None:
+        following = (
+            layers_after(children, place + 1) if hooks.inference() and _bare(layer) else None
+        )
+        if following is not None:
             for one in options.expected(layer):
-                end = Epilogue(one.epilogue.bias, tail.activation, tail.alpha, tail.values)
-                yield dataclasses.replace(one, epilogue=end)
+                yield dataclasses.replace(one, epilogue=following.epilogue(one.epilogue.bias))
 
 
 def _run(children: Sequence[nn.Module], x: Any) -> Any:
@@ -69,18 +69,20 @@ def _run(children: Sequence[nn.Module], x: Any) -> Any:
     while index < len(children):
         module = children[index]
         index += 1
-        tail = tail_after(children, index) if _bare(module) else None
-        if tail is None:
+        following = layers_after(children, index) if _bare(module) else None
+        if following is None:
             x = module(x)
             continue
-        pending = fused_call.Pending(tail.values, tail.activation, tail.alpha)
+        pending = fused_call.Pending(
+            values_of(following.norm), following.activation, following.alpha
+        )
         x, taken = fused_call.offer(pending, module, x)
         if taken is not None:  # not by a plain matrix product
-            index += tail.length
+            index += following.length
     return x
 
 
-def tail_after(modules: Sequence[nn.Module], index: int) -> Tail | None:
+def layers_after(modules: Sequence[nn.Module], index: int) -> EpilogueLayers | None:
     """The norm at `modules[index]` and perhaps an activation, if both are the framework's own, the
     norm in eval mode."""
     if index >= len(modules):
@@ -93,8 +95,8 @@ def tail_after(modules: Sequence[nn.Module], index: int) -> Tail | None:
     after = modules[index + 1] if index + 1 < len(modules) else None
     known = None if after is None else activation_of(after)
     if known is None or after is None or not (_own(after, nn.Module) and hooks.plain(after)):
-        return Tail(norm)
-    return Tail(norm, *known)
+        return EpilogueLayers(norm)
+    return EpilogueLayers(norm, *known)
 
 
 def _bare(module: nn.Module) -> bool:

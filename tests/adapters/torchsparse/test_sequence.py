@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import sparse_bridge
-from sparse_bridge.adapters.torchsparse import norm
+from sparse_bridge.adapters import fusion
 from sparse_bridge.adapters.torchsparse.sequence import expected
 from sparse_bridge.core.warmup import compilation
 from tests import checks
@@ -19,13 +19,13 @@ from .test_layers import tensor
 @pytest.fixture
 def norms(monkeypatch):
     """The norms in eval mode that ran for themselves."""
-    asked, own = [], norm.apply_statistics
+    asked, own = [], fusion.batch_norm_inference
 
     def counted(layer, forward, x):
         asked.append(layer)
         return own(layer, forward, x)
 
-    monkeypatch.setattr(norm, "apply_statistics", counted)
+    monkeypatch.setattr(fusion, "batch_norm_inference", counted)
     return asked
 
 
