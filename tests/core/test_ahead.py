@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -117,6 +119,62 @@ def test_the_third_scene_is_built_ahead(kernel_lane):
     assert scene(kernel_lane, 2).network() == 5
     for seed in (3, 4):
         assert scene(kernel_lane, seed, share=0.19 + 0.01 * seed).network() == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Halved:
+    """A rule for outputs, as of a framework that has no grid: the cells of the input's bounds."""
+
+    def output_box(self, box):
+        ends = [low + extent - 1 for low, extent in zip(box.lo, box.size, strict=True)]
+        lo = (box.lo[0], *(low // 2 for low in box.lo[1:]))
+        hi = (ends[0], *(end // 2 for end in ends[1:]))
+        return Box.spanning(lo, tuple(h - low + 1 for low, h in zip(lo, hi, strict=True)))
+
+
+class Loose(Scene):
+    """Sorted levels inside bounds of the data, and maps between given rows."""
+
+    def __init__(self, coords, both=True):
+        super().__init__(coords, both)
+        lo, hi = (tuple(bound) for bound in torch.stack(coords.aminmax(dim=0)).tolist())
+        box = Box.spanning(lo, tuple(h - low + 1 for low, h in zip(lo, hi, strict=True)))
+        self.root = CoordinateMap(coords, box), map_cache.MapStore()
+
+    def sorted(self, level):
+        cmap, stride = level[0], (2, 2, 2)
+        kmap, new, store = self.ask(level, "strided", PAIR, stride, Halved(), "sorted")
+        alone = CoordinateMap(cmap.coords.clone(), cmap.box)
+        box = Halved().output_box(cmap.box)
+        expected, other = map_builder.strided(alone, PAIR, stride, box, "sorted")
+        assert torch.equal(new.coords, expected.coords) and new.box is expected.box
+        same(kmap, other, self.both)
+        return new, store
+
+    def between(self, fine, coarse):
+        kmap = self.ask(fine, "between", THREE, (2, 2, 2), coarse[0]).kmap
+        x, y = (CoordinateMap(level[0].coords.clone(), level[0].box) for level in (fine, coarse))
+        same(kmap, map_builder.between(x, y, THREE, (2, 2, 2)), self.both)
+
+    def network(self):
+        self.submanifold(self.root)
+        half = self.sorted(self.root)
+        self.between(self.root, half)
+        self.submanifold(half)
+        self.between(half, self.sorted(half))
+        return self.built
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_bounds_of_the_data_do_not_matter(kernel_lane, both):
+    """What repeats is the list of requests; every scene lies elsewhere."""
+    built = []
+    for seed in (1, 2, 3, 4):
+        coords = cloud(SHAPE, share=0.2, seed=seed)
+        coords = coords[(coords[:, 1] < 12 - seed) & (coords[:, 3] >= seed)]
+        coords[:, 1:] += torch.tensor([seed - 2, -7 * seed, 3], dtype=torch.int32)
+        built.append(Loose(coords.contiguous().to(kernel_lane.device), both).network())
+    assert built[:2] == [6, 6] and built[-1] == 0
 
 
 def test_training_after_inference(kernel_lane):

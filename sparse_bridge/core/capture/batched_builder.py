@@ -15,35 +15,33 @@ import torch
 from ...kernels.runtime.target import Target
 from ..geometry.boxes import Box
 from ..maps.coordinate_map import CoordinateMap, capacity_for
+from ..maps.expansion import Expansion, Source, look_up
 from ..maps.kernel_map import KernelMap
 from ..maps.request import MapRequest
 from ..maps.rows import Rows
 from ..maps.rulebook import Rulebook
 from .padded import PaddedScene, rows_found
 
-__all__ = ["Answers", "Chain", "Record", "Sides", "Step", "ordered_alike"]
+__all__ = ["Answer", "Answers", "Chain", "Record", "Sides", "Step", "ordered_alike"]
 
 _ROOM = 1.25  # memory of a level over the estimate
 
 
 class Step(NamedTuple):
-    """A request over level `level`, whose coordinates are in `box`.
+    """A request over level `level`; out: the level of its output coordinates, where those are given
+    (and then no part of the request).
 
     Level 0 holds the input's own coordinates; a strided step at place i of the history makes level
     i + 1.
     """
 
     level: int
-    box: Box
     request: MapRequest
+    out: int | None = None
 
     @property
     def strided(self) -> bool:
         return self.request.kind == "strided"
-
-    @property
-    def out_box(self) -> Box | None:
-        return self.request.output if isinstance(self.request.output, Box) else None
 
 
 class Views(NamedTuple):
@@ -95,9 +93,21 @@ class _Level:
     def room(self) -> int:
         return self.coords.shape[0]
 
+    def source(self) -> Source:
+        return Source(self.coords, self.box, None, self.count)
 
-# The coordinates over which a step was asked, its map, and the coordinates that it made.
-Answers = dict[Step, tuple[CoordinateMap, KernelMap, "CoordinateMap | None"]]
+
+class Answer(NamedTuple):
+    """kmap: the map of a step over the coordinates `over`, whose outputs are `given`, or the `new`
+    ones that it made."""
+
+    over: CoordinateMap
+    given: CoordinateMap | None
+    kmap: KernelMap
+    new: CoordinateMap | None
+
+
+Answers = dict[Step, Answer]
 
 # Tiles or table of side 0 and of side 1 of a step; None where there is nothing.
 Sides = tuple[Any, ...]
@@ -116,7 +126,12 @@ class Chain:
         self.slack, self.n_rows = slack, cmap.n_rows if n_rows is None else n_rows
         self.device = cmap.device
         self.levels: dict[int, _Level] = {}
-        self.slots: dict[int, torch.Tensor] = {}
+        self.expansions: dict[int, Expansion] = {}
+        self.boxes: dict[int, Box | None] = {0: cmap.box}
+        for place, step in enumerate(steps):
+            box = self.boxes.get(step.level)
+            if step.strided and box is not None:
+                self.boxes[place + 1] = step.request.out_box(box)
 
     def answers(self) -> Answers | None:
         """The answer of every step; None where this scene is not like the last."""
@@ -167,7 +182,7 @@ class Chain:
         if not streams:
             return self.queued()
         here, made = torch.cuda.current_stream(self.device), []
-        kept = dict(self.slots)
+        kept = [(expansion, expansion.slots) for expansion in self.expansions.values()]
         for stream in streams:
             stream.wait_stream(here)
         for place, step in enumerate(self.steps):
@@ -175,7 +190,8 @@ class Chain:
                 made.append(self._queue(place, step))
         for stream in streams:
             here.wait_stream(stream)
-        self.slots = kept
+        for expansion, slots in kept:
+            expansion.slots = slots
         return made
 
     def coords(self) -> dict[int, torch.Tensor]:
@@ -203,11 +219,12 @@ class Chain:
                 continue
             rows = self.last.rows.get(place)
             below = self.cmap.n_rows if step.level == 0 else rooms.get(step.level - 1)
-            if rows is None or below is None or step.out_box is None:
+            out_box = self.boxes.get(place + 1)
+            if rows is None or below is None or out_box is None or out_box.oversized:
                 return None
-            if self.cmap.kernel_target(step.out_box.key64) is None or step.out_box.oversized:
+            if self.cmap.kernel_target(out_box.key64) is None:
                 return None
-            most = min(below * len(step.request.offsets), max(1, step.out_box.volume))
+            most = min(below * len(step.request.offsets), max(1, out_box.volume))
             likely = rows * growth
             # With more room the rows would be ordered otherwise.
             if rows * self.n_rows <= SORTED_APART * max(1, self.last.n_rows):
@@ -222,7 +239,7 @@ class Chain:
 
         wanted = []
         for place, room in rooms.items():
-            out_box = self.steps[place].out_box
+            out_box = self.boxes[place + 1]
             assert out_box is not None
             # Half full at worst; for the room alone it would be a third.
             level = self.steps[place].level
@@ -236,56 +253,35 @@ class Chain:
         return [len(level.table.flags) for place, level in self.levels.items() if place]
 
     def _expand(self, place: int, step: Step, room: int, table: Any) -> None:
-        from ...kernels.maps.hash_table import hash_insert
-        from ...kernels.maps.new_rows import count_owners, number_new_rows
-
-        below, out_box = self.levels[step.level], step.out_box
+        below, out_box, req = self.levels[step.level], self.boxes[place + 1], step.request
         assert out_box is not None
-        geometry, wide = self._geometry(step, below, out_box)
-        slots = below.coords.new_empty((geometry.n_taps, below.room))
-        hash_insert(
-            table, below.coords, geometry, out_box.bounds(self.device), None, slots, wide,
-            self.target, below.count,
-        )  # fmt: skip
-        owned = count_owners(table, slots, self.target, below.count)
-        coords = number_new_rows(
-            table, slots, owned, room, below.coords, geometry, wide, self.target, below.count,
-            zeroed=self.cmap.rows.device is not None,
-        )  # fmt: skip
-        self.slots[place] = slots
+        one, zeroed = (1,) * len(req.stride), self.cmap.rows.device is not None
+        expansion = Expansion(
+            below.source(), req.offsets, one, req.stride, -1, out_box, self.target
+        )
+        expansion.insert(table)
+        coords = expansion.number(room, req.order, True, zeroed)
+        self.expansions[place] = expansion
         self.levels[place + 1] = _Level(coords, out_box, table, table.total)
-
-    def _geometry(self, step: Step, below: _Level, out_box: Box) -> tuple[Any, bool]:
-        """(geometry of a strided step, whether it needs 64 bits)."""
-        offsets, stride = step.request.offsets, step.request.stride
-        one = (1,) * offsets.dimension
-        wide = below.box.wide(offsets, one) or out_box.wide(offsets, stride)
-        return offsets.geometry(self.device, one, stride, -1), wide
 
     def _queue(self, place: int, step: Step) -> Sides:
         from ...kernels.maps.mask_order import mask_order, pack_tiles
-        from ...kernels.maps.neighbor_table import neighbor_lookup
-        from ...kernels.maps.new_rows import link_new_rows
 
-        level, target = self.levels[step.level], self.target
+        level, target, offsets = self.levels[step.level], self.target, step.request.offsets
         if step.strided:
             new = self.levels[place + 1]
             # Inference has no use for the other side, which is as large.
-            linked, table = link_new_rows(
-                new.table, self.slots.pop(place), new.room, level.coords,
-                *self._geometry(step, level, new.box), target, level.count, new.count,
-                1 in self.last.asked.get(place, ()),
-            )  # fmt: skip
+            both = 1 in self.last.asked.get(place, ())
+            sides: list[Any] = [*self.expansions[place].link(new.room, new.count, both)]
         else:
-            linked, offsets = None, step.request.offsets
-            one = (1,) * offsets.dimension
-            table = neighbor_lookup(
-                level.table, level.room, level.coords, offsets.geometry(self.device, one, one, 1),
-                level.box.bounds(self.device), None, len(offsets), offsets.center,
-                level.box.wide(offsets, one), target, level.count,
-            )  # fmt: skip
+            here, stride, center = level, (1,) * offsets.dimension, offsets.center
+            if step.out is not None:
+                here, stride, center = self.levels[step.out], step.request.stride, -1
+            table = look_up(
+                here.source(), level.table, level.room, level.box, offsets, stride, target, center
+            )
+            sides = [table, None]
         wanted = self.last.tiled.get(place, ())
-        sides: list[Any] = [table, linked]
         for side, found in enumerate(sides):
             if side in wanted and found is not None:
                 sides[side] = pack_tiles(found, mask_order(found, target), target)
@@ -323,20 +319,23 @@ class Chain:
             kmap, new = self._answer(place, step, sides, rows, coords, scene)
             if new is not None:
                 maps[place + 1] = new
-            answers[step] = maps[step.level], kmap, new
+            given = None if step.out is None else maps[step.out]
+            answers[step] = Answer(maps[step.level], given, kmap, new)
         return answers
 
     def _answer(
         self, place: int, step: Step, sides: Sides, rows: dict[int, int],
         coords: dict[int, torch.Tensor], scene: PaddedScene | None,
     ) -> tuple[KernelMap, CoordinateMap | None]:  # fmt: skip
-        out = place + 1 if step.strided else step.level
+        out = place + 1 if step.strided else step.level if step.out is None else step.out
         x, y = (
             Rows.of(rows[level]) if scene is None else scene.rows(level)
             for level in (step.level, out)
         )  # fmt: skip
         offsets = step.request.offsets
-        symmetric, center = (False, -1) if step.strided else (offsets.symmetric, offsets.center)
+        symmetric, center = offsets.symmetric, offsets.center
+        if out != step.level:
+            symmetric, center = False, -1
         kmap = KernelMap(
             Rulebook(
                 x, y, len(offsets), self.device, symmetric=symmetric, center=center, views=sides
@@ -344,8 +343,9 @@ class Chain:
         )
         if not step.strided:
             return kmap, None
-        assert step.out_box is not None
-        new = CoordinateMap(coords[out][: y.capacity], step.out_box, y)
+        box = self.boxes[out]
+        assert box is not None
+        new = CoordinateMap(coords[out][: y.capacity], box, y)
         new.adopt()
         return kmap, new
 

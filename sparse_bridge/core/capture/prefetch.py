@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -39,13 +40,14 @@ __all__ = ["Step", "Trail", "forget", "habit_of", "install", "provide"]
 _STEPS = 64  # requests remembered of an input
 _GRIDS = 256  # grids remembered
 _LONGEST_WAIT = 1 << 10  # inputs to let pass after repeated failures
-_KINDS = ("submanifold", "strided")
+_KINDS = ("submanifold", "strided", "between")
 
 
 @dataclasses.dataclass(eq=False)
 class _Habit:
-    """What inputs of a grid are asked."""
+    """What inputs are asked: of one grid, which graphs may serve if they are `alike`, or of any."""
 
+    alike: bool = True
     record: Record | None = None
     steps: tuple[Step, ...] = ()
     wait: int = 0  # inputs to let pass
@@ -60,38 +62,69 @@ _lock = threading.Lock()
 class Trail:
     """The requests that one input is asked, and answers that are ready, for one stream."""
 
-    def __init__(self, record: Record, ready: Answers, stream: int) -> None:
+    def __init__(self, cmap: CoordinateMap, record: Record, ready: Answers, stream: int) -> None:
         self.record, self._ready, self._stream = record, ready, stream
+        self.levels = weakref.WeakKeyDictionary({cmap: 0})
 
-    def ask(self, step: Step, cmap: CoordinateMap, stream: int) -> tuple[int, BuiltMap | None]:
-        """(place of the step, its answer if there is one)."""
+    def ask(self, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
+        """The map of `req` over coordinates of this input: one that is ready, or built now."""
+        step = step_of(self.levels, cmap, req)
+        if step is None or len(self.record.steps) >= _STEPS:
+            return requests.build(cmap, req)
         self.record.steps.append(step)
         place = len(self.record.steps) - 1
-        over, kmap, new = self._ready.get(step, (None, None, None))
+        found = self._ready.get(step)
         # Levels are counted, and requests that nobody expected shift the count: what tells levels
         # apart are their coordinates. Another stream may run before the work that was queued here.
-        if over is not cmap or kmap is None or stream != self._stream:
-            return place, None
-        del self._ready[step]
-        return place, BuiltMap.of(kmap, new)
+        if (
+            found is None
+            or found.over is not cmap
+            or (step.out is not None and found.given is not req.output)
+            or self._stream != _stream(cmap.device)
+        ):
+            built = requests.build(cmap, req)  # raises for a padded input
+            self._remember(place, built, True)
+        else:
+            del self._ready[step]
+            built = BuiltMap.of(found.kmap, found.new)
+            self._remember(place, built, False)
+        return built
 
-    def answer(self, place: int, found: BuiltMap, fresh: bool) -> None:
+    def _remember(self, place: int, built: BuiltMap, fresh: bool) -> None:
         """Remember the map that a step got, and the level that it made.
 
-        fresh: the map was built now, so what there is of it was asked for.
+        fresh: the map was built now, so what tiles there are were asked for.
         """
-        views = self.record.views(place)
-        rulebook = found.kmap.rulebook
+        views, rulebook = self.record.views(place), built.kmap.rulebook
         for side in (0, 1):
             if fresh and rulebook.tiled(side):
                 views.wanted(side, True)
         rulebook.observe(views)
-        if found.coords is not None:
-            self.record.rows[place] = found.coords.n_rows
+        if built.coords is not None:
+            self.record.rows[place] = built.coords.n_rows
+            self.levels[built.coords] = place + 1
 
 
-# Of every store, the trail of the input that it descends from and its level there.
-_trails: weakref.WeakKeyDictionary[MapStore, tuple[Trail, int]] = weakref.WeakKeyDictionary()
+def step_of(
+    levels: Mapping[CoordinateMap, int], cmap: CoordinateMap, req: MapRequest
+) -> Step | None:
+    """The request by levels; None where its coordinates are none of these."""
+    level = levels.get(cmap)
+    if level is None:
+        return None
+    if not isinstance(req.output, CoordinateMap):
+        return Step(level, req)
+    out = levels.get(req.output)
+    return None if out is None else Step(level, req._replace(output=None), out)
+
+
+def _relative(step: Step) -> bool:
+    """Whether a step says nothing of absolute bounds."""
+    return step.request.box is None and not isinstance(step.request.output, Box)
+
+
+# Of every store, the trail of the input that it descends from.
+_trails: weakref.WeakKeyDictionary[MapStore, Trail] = weakref.WeakKeyDictionary()
 
 
 def install() -> None:
@@ -111,75 +144,93 @@ def provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
     if req.kind not in _KINDS:
         return requests.build(cmap, req)
     with _lock:
-        known = _trails.get(store)
-    trail, level = (None, 0) if known is None else known
-    step = Step(level, cmap.box, req)
+        trail = _trails.get(store)
     if trail is None:
-        trail = _begin(cmap, step)
-        _keep(store, trail, 0)
-    if len(trail.record.steps) >= _STEPS:
-        built = requests.build(cmap, req)
-        _keep(built.store, trail, level)
-        return built
-    place, found = trail.ask(step, cmap, _stream(cmap.device))
-    built = requests.build(cmap, req) if found is None else found  # raises for a padded input
-    trail.answer(place, built, found is None)
-    _keep(built.store, trail, place + 1)
+        first = step_of({cmap: 0}, cmap, req)
+        if first is None:
+            return requests.build(cmap, req)
+        trail = _begin(cmap, first)
+        _keep(store, trail)
+    built = trail.ask(cmap, req)
+    if built.store is not None:
+        _keep(built.store, trail)
     return built
 
 
-def _keep(store: MapStore | None, trail: Trail, level: int) -> None:
-    if store is not None:
-        with _lock:
-            _trails[store] = (trail, level)
+def _keep(store: MapStore, trail: Trail) -> None:
+    with _lock:
+        _trails[store] = trail
 
 
 def _begin(cmap: CoordinateMap, first: Step) -> Trail:
-    """A trail for a scene that is asked its first question; answers are ready where the last two
-    scenes of the grid were asked the same."""
+    """A trail for an input that is asked its first request; answers are ready where the last two
+    inputs of the grid were asked the same, or the last two of any grid if no request names one."""
     record = Record(cmap.n_rows)
     target = cmap.kernel_target()
     scene = padded.current()
     if scene is not None:
-        return Trail(record, _padded(cmap, target, scene), _stream(cmap.device))
+        return Trail(cmap, record, _padded(cmap, target, scene), _stream(cmap.device))
     now = settings.get()
     if target is None or now.capture == "off" or now.dataflow not in ("auto", "masked"):
-        return Trail(record, {}, 0)
+        return Trail(cmap, record, {}, 0)
+    # The grid's own history first, of which there may be graphs.
+    keys = [(cmap.device, cmap.box), *([(cmap.device, first)] if _relative(first) else [])]
+    answers: Answers | None = None
+    for habit, last in [_habit(key, record) for key in keys]:
+        if answers is None and last is not None:
+            answers = _ready(habit, last, cmap, target, first)
+    return Trail(cmap, record, answers or {}, _stream(cmap.device))
+
+
+def _habit(key: Any, record: Record) -> tuple[_Habit, Record | None]:
+    """(what inputs of `key` are asked, of which `record` is the newest; the last one's record if
+    the last two were asked the same)."""
     with _lock:
         if len(_habits) >= _GRIDS:
             _habits.clear()
             graph_cache.forget()
-        habit = _habits.setdefault((cmap.device, cmap.box), _Habit())
+        habit = _habits.setdefault(key, _Habit(alike=isinstance(key[1], Box)))
         last = habit.record
         steps = () if last is None else tuple(last.steps)
-        trusted = steps == habit.steps and habit.wait == 0
+        trusted = last is not None and steps == habit.steps and habit.wait == 0
         habit.record, habit.steps = record, steps
         habit.wait = max(0, habit.wait - 1)
-    if last is None or not trusted or steps[:1] != (first,):
-        return Trail(record, {}, 0)
-    if not (_several(steps) or (len(steps) < _STEPS and graph_cache.possible(cmap, target))):
-        return Trail(record, {}, 0)
-    answers = _answers(habit.graphs, cmap, target, steps, last)
+    return habit, last if trusted else None
+
+
+def _ready(
+    habit: _Habit, last: Record, cmap: CoordinateMap, target: targets.Target, first: Step
+) -> Answers | None:
+    """The answers to what inputs like this one are asked; None where there are none."""
+    steps = tuple(last.steps)
+    graphs = habit.graphs if habit.alike else None
+    if steps[:1] != (first,) or (graphs is None and not all(map(_relative, steps))):
+        return None
+    replayed = graphs is not None and len(steps) < _STEPS and graph_cache.possible(cmap, target)
+    if not (_several(steps) or replayed):
+        return None
+    answers = _answers(graphs, cmap, target, steps, last)
     with _lock:
         habit.failures = 0 if answers is not None else habit.failures + 1
         if answers is None:
             habit.wait = min(_LONGEST_WAIT, 1 << habit.failures)
-    return Trail(record, answers or {}, _stream(cmap.device))
+    return answers
 
 
 def _answers(
-    graphs: MapGraphs, cmap: CoordinateMap, target: targets.Target, steps: tuple[Step, ...],
-    last: Record,
+    graphs: MapGraphs | None, cmap: CoordinateMap, target: targets.Target,
+    steps: tuple[Step, ...], last: Record,
 ) -> Answers | None:  # fmt: skip
     """The maps of a scene, replayed or queued; None where this scene is not like the last."""
     try:
-        answers = graphs.answers(cmap, steps, last)
+        answers = None if graphs is None else graphs.answers(cmap, steps, last)
         if answers is None:
             answers = Chain(cmap, target, steps, last).answers()
-            if answers is not None:
+            if answers is not None and graphs is not None:
                 graphs.consider(cmap, target, steps, last)
     except torch.cuda.OutOfMemoryError:  # map by map it takes less
-        graphs.clear()
+        if graphs is not None:
+            graphs.clear()
         return None
     return answers
 

@@ -46,7 +46,7 @@ class Expansion:
         self.source, self.out_box, self.target = source, out_box, target
         self.geometry = offsets.geometry(source.coords.device, multiplier, divisor, sign)
         self.wide = source.box.wide(offsets, multiplier) or out_box.wide(offsets, divisor)
-        self._slots = torch.empty(
+        self.slots: torch.Tensor | None = torch.empty(
             (self.geometry.n_taps, source.coords.shape[0]), dtype=torch.int32,
             device=source.coords.device,
         )  # fmt: skip
@@ -57,12 +57,13 @@ class Expansion:
         from ...kernels.maps.new_rows import count_owners
 
         source, bounds = self.source, self.out_box.bounds(self.source.coords.device)
+        assert self.slots is not None
         hash_insert(
-            table, source.coords, self.geometry, bounds, source.alive, self._slots, self.wide,
+            table, source.coords, self.geometry, bounds, source.alive, self.slots, self.wide,
             self.target, source.last,
         )  # fmt: skip
         self.table = table
-        self._owned = count_owners(table, self._slots, self.target, source.last)
+        self._owned = count_owners(table, self.slots, self.target, source.last)
 
     def number(self, n_new: int, order: str, counted: bool, zeroed: bool = False) -> torch.Tensor:
         """The new coordinates int32 [n_new, 1 + D] in `order`, see `MapRequest`; the table then
@@ -74,8 +75,9 @@ class Expansion:
         from ...kernels.maps.new_rows import number_new_rows
 
         source = self.source
+        assert self.slots is not None
         coords = number_new_rows(
-            self.table, self._slots, self._owned, n_new, source.coords, self.geometry, self.wide,
+            self.table, self.slots, self._owned, n_new, source.coords, self.geometry, self.wide,
             self.target, source.last, zeroed,
         )  # fmt: skip
         if order == "first_seen" or n_new == 0:
@@ -94,9 +96,9 @@ class Expansion:
         """(table of the new rows, table of the old rows if `link`); once."""
         from ...kernels.maps.new_rows import link_new_rows
 
-        slots = self._slots
-        del self._slots  # may be reused for a table
-        source = self.source
+        slots, source = self.slots, self.source
+        assert slots is not None
+        self.slots = None  # may be reused for a table
         linked, scattered = link_new_rows(
             self.table, slots, n_new, source.coords, self.geometry, self.wide, self.target,
             source.last, count_new, link,
