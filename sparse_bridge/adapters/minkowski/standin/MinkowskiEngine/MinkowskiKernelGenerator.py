@@ -98,8 +98,6 @@ class KernelGenerator:
     Raises: ContractError (an AssertionError).
     """
 
-    _specs = (None, None)  # until a layer asks, and after an attribute was assigned
-
     def __init__(
         self, kernel_size=-1, stride=1, dilation=1, is_transpose=False,
         region_type=RegionType.HYPER_CUBE, region_offsets=None, expand_coordinates=False,
@@ -108,6 +106,7 @@ class KernelGenerator:
         if dimension is None or dimension < 1:
             raise ContractError(f"dimension={dimension}; a kernel needs its number of axes.")
         _refuse_axis_types(axis_types)
+        self._specs = {}
         region_type = RegionType(region_type)
         self._custom = _custom(region_type, region_offsets, dimension)
         if self._custom is not None and isinstance(kernel_size, int) and kernel_size < 0:
@@ -147,24 +146,23 @@ class KernelGenerator:
 
     def spec(self, transposed=False):
         """The kernel as the adapter's layers take it, of a forward or a transposed layer."""
-        found = self._specs[transposed]
+        size, stride = tuple(self.kernel_size), tuple(self.kernel_stride)
+        now = (
+            transposed, size, stride, tuple(self.kernel_dilation), self.region_type,
+            self.expand_coordinates,
+        )  # fmt: skip
+        found = self._specs.get(now)
         if found is None:
-            made = [
-                kernel_spec(
-                    self.region(), tuple(self.kernel_size), tuple(self.kernel_stride),
-                    bool(self.expand_coordinates), way,
-                )
-                for way in (False, True)
-            ]  # fmt: skip
-            self.__dict__["_specs"], found = made, made[transposed]
+            expand = bool(self.expand_coordinates)
+            found = kernel_spec(self.region(), size, stride, expand, transposed)
+            self._specs[now] = found
         return found
-
-    def __setattr__(self, name, value):
-        self.__dict__[name] = value
-        self.__dict__.pop("_specs", None)
 
     def __getstate__(self):
         return {name: value for name, value in self.__dict__.items() if name != "_specs"}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state, _specs={})
 
     def summary(self):
         """The kernel as a layer's `repr` shows it."""

@@ -1,0 +1,109 @@
+"""Maps of a manager: one expansion makes a coarser map, and what a network asks is prefetched."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from sparse_bridge.adapters.minkowski.grid import Grid
+from sparse_bridge.core.capture import prefetch
+from sparse_bridge.core.maps import request
+from tests.adapters.minkowski.scenes import scene
+
+
+def grid(low, high, axes=3):
+    coords = torch.tensor([[0, *[low] * axes], [1, *[high] * axes]], dtype=torch.int32)
+    return Grid.given(coords, (1,) * axes, "inserted")
+
+
+@pytest.mark.parametrize(("low", "high"), [(-700, 741), (-760, 700), (-641, 760)])
+def test_scenes_of_one_kind_share_their_bounds(low, high):
+    found, like = grid(low, high), grid(-730, 720)
+    assert found.box(found.unit) is like.box(like.unit)
+    assert found.lo == (0, -768, -768, -768) and found.hi == (1, 767, 767, 767)
+
+
+BOUNDS = [
+    (0, 0), (-1, 0), (-3, 4), (5, 6), (7, 8), (-900, -100), (0, 1499), (-(1 << 31), (1 << 31) - 1),
+    ((1 << 31) - 9, (1 << 31) - 1), (-(1 << 31), -(1 << 31) + 3), (0, 1023), (-200, 823), (1, 1025),
+    (0, (1 << 20) + 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("low", "high"), BOUNDS)
+@pytest.mark.parametrize("axes", [1, 3, 6])
+def test_bounds_hold_the_coordinates_and_widen_no_keys(low, high, axes):
+    found = grid(low, high, axes)
+    box, extent = found.box(found.unit), high - low + 1
+    for first, size in zip(box.lo[1:], box.size[1:], strict=True):
+        assert first <= low and high < first + size
+        assert size <= max(16, 1.5 * extent)
+    keys = 2 * extent**axes
+    assert box.key64 == (keys >= 1 << 31)
+    assert box.oversized == (keys >= 1 << 62 or extent >= 1 << 31)
+
+
+@pytest.mark.parametrize("size", [(2, 2, 2), (3, 3, 3), (2, 1, 4), (5, 5, 5), (9, 8, 7)])
+def test_a_coarser_map_by_its_first_rows(ME, size):
+    """By one expansion up to 64 cells, by folding above; either way in the same order."""
+    coords, features = scene(3, channels=2, dtype=torch.float32)
+    x = ME.SparseTensor(features, coordinates=coords)
+    manager = x.coordinate_manager
+    key = manager.stride(x.coordinate_map_key, list(size))
+    step = torch.tensor([1, *size])
+    cells = (torch.div(coords, step, rounding_mode="floor") * step).tolist()
+    want = list(dict.fromkeys(map(tuple, cells)))
+    assert [tuple(row) for row in manager.get_coordinates(key).tolist()] == want
+    rows, parents = manager.stride_map(x.coordinate_map_key, key)
+    assert torch.equal(rows, torch.arange(len(coords)))
+    assert parents.tolist() == [want.index(tuple(cell)) for cell in cells]
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """Kinds of the maps that are built one by one."""
+    kinds, own = [], request.build
+
+    def build(cmap, req):
+        kinds.append(req.kind)
+        return own(cmap, req)
+
+    monkeypatch.setattr(request, "build", build)
+    prefetch.install()
+    yield kinds
+    prefetch.install()
+    prefetch.forget()
+
+
+def test_a_kernel_as_large_as_its_stride_comes_with_the_map(ME, built):
+    coords, features = scene(3, channels=4, dtype=torch.float32)
+    down = ME.MinkowskiConvolution(4, 4, kernel_size=2, stride=2, dimension=3)
+    up = ME.MinkowskiConvolutionTranspose(4, 4, kernel_size=2, stride=2, dimension=3)
+    y = up(down(ME.SparseTensor(features, coordinates=coords)))
+    assert built == ["strided"]
+    assert torch.equal(y.C, coords)
+
+
+@pytest.mark.emulated
+@pytest.mark.interpreted
+def test_maps_are_prefetched_for_other_scenes(ME, kernel_lane, built):
+    """Scenes of other rows and bounds: the third is built at once, and as one map after another."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        ME.MinkowskiConvolution(4, 4, kernel_size=(1, 3, 1), dimension=3),
+        ME.MinkowskiConvolution(4, 4, kernel_size=2, stride=2, dimension=3),
+    ).to(kernel_lane.device)
+    prefetch.forget()
+    with torch.no_grad():
+        for seed, rows in enumerate((30, 32, 31)):
+            coords, features = scene(3, channels=4, seed=seed, dtype=torch.float32)
+            coords = (coords + torch.tensor([0, seed, 1, -seed]))[:rows].int()
+            given = features[:rows].to(kernel_lane.device), coords.to(kernel_lane.device)
+            built.clear()
+            y = net(ME.SparseTensor(*given))
+            assert built == ([] if seed == 2 else ["submanifold", "strided"])
+    request.register(None)
+    alone = net(ME.SparseTensor(*given))
+    assert torch.equal(y.C, alone.C)
+    assert torch.equal(y.F, alone.F)
