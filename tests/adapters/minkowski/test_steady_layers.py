@@ -47,7 +47,7 @@ LAYERS = {
     "convolution": (lambda ME: ME.MinkowskiConvolution(4, 4, kernel_size=3, dimension=3), 8),
     "strided": (lambda ME: ME.MinkowskiConvolution(4, 4, kernel_size=2, stride=2, dimension=3), 8),
     "matrix product": (lambda ME: ME.MinkowskiConvolution(4, 4, kernel_size=1, dimension=3), 5),
-    "batch norm": (lambda ME: ME.MinkowskiBatchNorm(4), 5),
+    "batch norm": (lambda ME: ME.MinkowskiBatchNorm(4), 6),
     "activation": (lambda ME: ME.MinkowskiReLU(), 3),
 }
 
