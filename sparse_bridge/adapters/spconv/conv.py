@@ -7,14 +7,16 @@ kind. The steady path, a layer whose `indice_key` has a map, is `conv_forward`, 
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from ...core.conv.convolution import conv
+from ...core.conv import convolution as core
 from ...core.conv.epilogue import Epilogue
+from ...core.conv.plan import ConvForm
 from ...core.device import trace
 from ...core.device.rocm import linear
 from ...core.maps.kernel_map import KernelMap
@@ -143,13 +145,16 @@ def convolve(
     groups: int = 1,
 ) -> torch.Tensor:  # fmt: skip
     """[M, C_out]; an activation that needs a gradient follows the product."""
-    bias, activation, alpha, norm, _ = epilogue
-    later = activation is not None and _learns(features, weight, bias)
-    y = conv(
-        features, weight, bias, kmap, layout="ovi", groups=groups,
-        activation=None if later else activation, alpha=alpha, norm=norm, allow_tf32=allow_tf32(),
-    )  # fmt: skip
-    return _activated(y, epilogue) if later else y
+    form = _form(groups, allow_tf32())
+    if epilogue.activation is not None and _learns(features, weight, epilogue.bias):
+        y = core.convolve(features, weight, kmap, Epilogue(epilogue.bias), form)
+        return _activated(y, epilogue)
+    return core.convolve(features, weight, kmap, epilogue, form)
+
+
+@functools.cache
+def _form(groups: int, tf32: bool) -> ConvForm:
+    return ConvForm("ovi", groups, "tf32" if tf32 else "ieee")
 
 
 def _learns(*tensors: torch.Tensor | None) -> bool:

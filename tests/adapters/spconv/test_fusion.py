@@ -48,16 +48,14 @@ def one_by_one(net, x):
 @pytest.fixture
 def fused(monkeypatch):
     """How many convolutions were given a norm."""
-    calls, original = [], core_conv.conv
+    calls, original = [], core_conv.convolve
 
-    def spy(*args, **kwargs):
-        if kwargs.get("norm") is not None:
-            calls.append(kwargs["activation"])
-        return original(*args, **kwargs)
+    def spy(x, weight, kmap, epilogue, form):
+        if epilogue.norm is not None:
+            calls.append(epilogue.activation)
+        return original(x, weight, kmap, epilogue, form)
 
-    from sparse_bridge.adapters.spconv import conv
-
-    monkeypatch.setattr(conv, "conv", spy)
+    monkeypatch.setattr(core_conv, "convolve", spy)
     return calls
 
 

@@ -153,15 +153,15 @@ def test_parameters_may_be_computed(sp):
 
 
 def test_switches_are_read_at_every_call(sp, monkeypatch):
-    from sparse_bridge.adapters.spconv import conv
+    from sparse_bridge.core.conv import convolution
 
-    asked, original = [], conv.conv
+    asked, original = [], convolution.convolve
 
-    def spy(*args, **kwargs):
-        asked.append(kwargs["allow_tf32"])
-        return original(*args, **kwargs)
+    def spy(x, weight, kmap, epilogue, form):
+        asked.append(form.precision)
+        return original(x, weight, kmap, epilogue, form)
 
-    monkeypatch.setattr(conv, "conv", spy)
+    monkeypatch.setattr(convolution, "convolve", spy)
     import spconv
 
     x, layer = doors.tensor(sp), sp.SubMConv3d(4, 6, 3, indice_key="key", name="one")
@@ -169,7 +169,7 @@ def test_switches_are_read_at_every_call(sp, monkeypatch):
     for allow in (True, False):
         monkeypatch.setattr(spconv.constants, "SPCONV_ALLOW_TF32", allow)
         layer(y.replace_feature(x.features))
-        assert asked[-1] is allow
+        assert asked[-1] == ("tf32" if allow else "ieee")
     with trace.record() as events:
         layer(x)
     assert len(events) == 1
