@@ -119,7 +119,9 @@ class _Learner:
             )
             if level == 2 and expected:  # an extension that asks for memory before the sum, say
                 name = type(self.model).__name__
-                log.logger.warning("optimize() leaves the sums of %s apart: %s", name, error)
+                log.logger.warning(
+                    "optimize() leaves the residual sums of %s unfused: %s", name, error
+                )
                 return False
             _uninstall(self.model)
             raise

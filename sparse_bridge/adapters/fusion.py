@@ -106,16 +106,14 @@ def epilogue_after(modules: Sequence[nn.Module], index: int) -> EpilogueLayers |
 def training_fusible(x: torch.Tensor) -> bool:
     """Whether layers that normalise features `x` in training may be one operation now: kernels
     there, and nobody who watches every module or every operation."""
-    return (
-        not (
-            hooks.traced()
-            or hooks.hooked_everywhere()
-            or torch._C._functorch.peek_interpreter_stack()
-            or torch._C._len_torch_dispatch_stack()
-            or forward_ad._current_level >= 0
-        )
-        and type(x) is torch.Tensor
-        and serves(x) is not None
+    if type(x) is not torch.Tensor or serves(x) is None:
+        return False
+    return not (
+        hooks.traced()
+        or hooks.hooked_everywhere()
+        or torch._C._functorch.peek_interpreter_stack()
+        or torch._C._len_torch_dispatch_stack()
+        or forward_ad._current_level >= 0
     )
 
 

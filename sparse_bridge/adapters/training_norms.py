@@ -138,9 +138,7 @@ def normalise(norm: nn.BatchNorm1d, run: Callable[..., torch.Tensor], x: Any) ->
         )
     if not (fusion.is_training_norm(norm, run) and fusion.training_fusible(features)):
         return frame.with_features(x, run(features))
-    # Without gradients nobody else would mind a change of what the norm was given.
-    needs_grad = features.requires_grad and torch.is_grad_enabled()
-    ahead = norm in _rectified and norm not in _read and needs_grad
+    ahead = norm in _rectified and norm not in _read and _foreseen(features)
     y = fusion.batch_norm_training(norm, features, ahead)
     out = frame.with_features(x, y)
     if ahead:
@@ -149,6 +147,18 @@ def normalise(norm: nn.BatchNorm1d, run: Callable[..., torch.Tensor], x: Any) ->
     elif isinstance(out, LateFeatures):
         object.__setattr__(out, "_late", weakref.ref(norm))
     return out
+
+
+def _foreseen(features: torch.Tensor) -> bool:
+    """Whether a result may be computed with what probably follows. Without gradients nobody else
+    would mind a later change of the features; checkpoints count what is saved, call by call."""
+    saved: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return (
+        features.requires_grad
+        and torch.is_grad_enabled()
+        and saved is not None
+        and saved(False) is None
+    )
 
 
 def rectify(relu: nn.ReLU, run: Callable[..., torch.Tensor], x: Any) -> Any:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
+from torch.utils.checkpoint import checkpoint
 
 import sparse_bridge
 from sparse_bridge.adapters import fusion, protocol
@@ -218,6 +219,22 @@ def test_hooks_on_all_modules(api, map_lane, fused):
         handle.remove()
     assert fused == []
     net(api.scene(1))
+    assert fused == AHEAD
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints(api, map_lane, fused, reentrant):
+    """What is computed again saves what the first call saved."""
+    net = api.stack().to(map_lane.device)
+    for seed in range(3):
+        x = api.scene(seed)
+        y = checkpoint(lambda feats, x=x: rows(net(api.tensor(feats, x.coords))), rows(x) * 1,
+                       use_reentrant=reentrant)  # fmt: skip
+        y.square().sum().backward()
+    if not reentrant:
+        assert set(fused) == {False}
+    del fused[:]
+    net(api.scene())
     assert fused == AHEAD
 
 
