@@ -237,10 +237,10 @@ def zero_module(module: nn.Module, std: float = 0.02) -> nn.Module:
     return module
 
 
-def convert_module_to_f16(module: nn.Module) -> None:
+def convert_module_to_f16(module: nn.Module, conv: type = SparseConv3d) -> None:
     """Halve the parameters of sparse convolutions and linear layers; norms stay."""
     for child in module.modules():
-        if isinstance(child, (SparseConv3d, SparseLinear, nn.Linear)):
+        if isinstance(child, (conv, SparseLinear, nn.Linear)):
             for parameter in child.parameters():
                 parameter.data = parameter.data.half()
 

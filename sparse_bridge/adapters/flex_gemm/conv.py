@@ -50,11 +50,15 @@ def _check_rows(feats: torch.Tensor, coords: torch.Tensor, what: str) -> None:
 def multiply(
     feats: torch.Tensor, cache: NeighborCache, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """The product along a neighbour cache, with gradients; autocast changes nothing, as in
-    FlexGEMM."""
+    """The product along a neighbour cache, with gradients, in the dtype of `feats`.
+
+    Autocast changes nothing, as in FlexGEMM, but where it made features of another dtype than the
+    weight (an error there) the weight follows them.
+    """
     n_offsets = weight.shape[1] * weight.shape[2] * weight.shape[3]
     kmap = cache.kernel_map(feats.shape[0], n_offsets)
     if torch._C._is_any_autocast_enabled():
+        weight = weight.to(feats.dtype)
         with torch.autocast(feats.device.type, enabled=False):
             return conv(feats, weight, bias, kmap, layout="ovi", allow_tf32=allow_tf32())
     return conv(feats, weight, bias, kmap, layout="ovi", allow_tf32=allow_tf32())
@@ -110,6 +114,7 @@ class SubMConv3dFunction(torch.autograd.Function):
         coords: torch.Tensor, shape: Sequence[int], kernel_size: Any, dilation: Any,
         needs_grad: bool = True,
     ) -> Any:  # fmt: skip
+        note("flex_gemm", "neighbor_cache")
         kernel = triple(kernel_size, "kernel_size", 1)
         return submanifold_cache(coords, shape, kernel, triple(dilation, "dilation", 1), needs_grad)
 

@@ -200,13 +200,20 @@ def test_inputs_need_not_be_contiguous(flex_gemm):
     torch.testing.assert_close(out, want)
 
 
-def test_autocast_changes_nothing(flex_gemm):
+def test_autocast_changes_nothing_but_lets_the_weight_follow(flex_gemm):
     feats, coords, shape = voxels(20, 4, dtype=torch.float32)
     weight = weights(4, 4, (3, 3, 3), torch.float32).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
         out, _ = flex_gemm.ops.spconv.sparse_submanifold_conv3d(feats, coords, shape, weight)
     assert out.dtype == torch.float32
     out.sum().backward()
+    assert weight.grad.dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):  # features that a linear layer made
+        out, _ = flex_gemm.ops.spconv.sparse_submanifold_conv3d(
+            feats.bfloat16(), coords, shape, weight
+        )
+    assert out.dtype == torch.bfloat16
+    out.float().sum().backward()
     assert weight.grad.dtype == torch.float32
 
 

@@ -1,4 +1,7 @@
-"""TRELLIS.2's shape VAE: submanifold blocks between space-to-channel and its inverse."""
+"""TRELLIS.2's VAE: submanifold blocks between space-to-channel and its inverse.
+
+With `points` the decoder's voxels are sampled as its renderers and texture baking do.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +12,27 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from .blocks import in_order
-from .trellis_sparse import (
+from ..spconv.trellis_sparse import (
     LayerNorm32,
-    SparseConv3d,
     SparseLinear,
     SparseTensor,
     convert_module_to_f16,
     latent,
     zero_module,
 )
+from .trellis2_sparse import CONVOLUTIONS
 
 
 class SparseConvNeXtBlock3d(nn.Module):
     """Submanifold layer, norm, MLP of ratio 4, residual; recomputed in backward on request."""
 
-    def __init__(self, channels: int, mlp_ratio: float = 4.0, use_checkpoint: bool = False):
+    def __init__(
+        self, channels: int, conv: Any, mlp_ratio: float = 4.0, use_checkpoint: bool = False
+    ):
         super().__init__()
         self.use_checkpoint = use_checkpoint
         self.norm = LayerNorm32(channels, elementwise_affine=True, eps=1e-6)
-        self.conv = SparseConv3d(channels, channels, 3)
+        self.conv = conv(channels, channels, 3)
         hidden = int(channels * mlp_ratio)
         self.mlp = nn.Sequential(
             nn.Linear(channels, hidden), nn.SiLU(), zero_module(nn.Linear(hidden, channels))
@@ -54,7 +58,9 @@ def space_to_channel(x: SparseTensor) -> SparseTensor:
     feats = feats.index_add(0, row * 8 + child, x.feats)
     occupied = torch.zeros(len(sites) * 8, dtype=torch.bool, device=row.device)
     occupied[row * 8 + child] = True
-    out = SparseTensor(feats.view(len(sites), 8 * channels), sites, (x.shape[0], 8 * channels))
+    out = type(x)(
+        feats.view(len(sites), 8 * channels), sites, torch.Size([x.shape[0], 8 * channels])
+    )
     out._scale = tuple(s / 2 for s in x._scale)
     out._spatial_cache = x._spatial_cache
     out.register_spatial_cache("children", occupied.view(-1, 8))
@@ -68,7 +74,7 @@ def channel_to_space(x: SparseTensor, children: torch.Tensor) -> SparseTensor:
     offset = torch.stack([child // 4, child // 2 % 2, child % 2], dim=1).int()
     sites = torch.cat([x.coords[row, :1], x.coords[row, 1:] * 2 + offset], dim=1)
     feats = x.feats.view(-1, 8, channels)[row, child]
-    out = SparseTensor(feats, sites, (x.shape[0], channels))
+    out = type(x)(feats, sites, torch.Size([x.shape[0], channels]))
     out._scale = tuple(s * 2 for s in x._scale)
     out._spatial_cache = x._spatial_cache
     return out
@@ -77,12 +83,12 @@ def channel_to_space(x: SparseTensor, children: torch.Tensor) -> SparseTensor:
 class SparseResBlockS2C3d(nn.Module):
     """Half the resolution: eight voxels become one of eight narrow groups of channels."""
 
-    def __init__(self, channels: int, out_channels: int):
+    def __init__(self, channels: int, out_channels: int, conv: Any):
         super().__init__()
         self.norm1 = LayerNorm32(channels, elementwise_affine=True, eps=1e-6)
         self.norm2 = LayerNorm32(out_channels, elementwise_affine=False, eps=1e-6)
-        self.conv1 = SparseConv3d(channels, out_channels // 8, 3)
-        self.conv2 = zero_module(SparseConv3d(out_channels, out_channels, 3))
+        self.conv1 = conv(channels, out_channels // 8, 3)
+        self.conv2 = zero_module(conv(out_channels, out_channels, 3))
         self.out_channels = out_channels
 
     def forward(self, x: SparseTensor) -> SparseTensor:
@@ -98,12 +104,12 @@ class SparseResBlockS2C3d(nn.Module):
 class SparseResBlockC2S3d(nn.Module):
     """Twice the resolution, at the children that are given or predicted."""
 
-    def __init__(self, channels: int, out_channels: int):
+    def __init__(self, channels: int, out_channels: int, conv: Any):
         super().__init__()
         self.norm1 = LayerNorm32(channels, elementwise_affine=True, eps=1e-6)
         self.norm2 = LayerNorm32(out_channels, elementwise_affine=False, eps=1e-6)
-        self.conv1 = SparseConv3d(channels, out_channels * 8, 3)
-        self.conv2 = zero_module(SparseConv3d(out_channels, out_channels, 3))
+        self.conv1 = conv(channels, out_channels * 8, 3)
+        self.conv2 = zero_module(conv(out_channels, out_channels, 3))
         self.to_subdiv = SparseLinear(channels, 8)
         self.channels, self.out_channels = channels, out_channels
 
@@ -128,34 +134,37 @@ class ShapeVae(nn.Module):
 
     def __init__(
         self, in_channels: int, latent_channels: int, model_channels: Any, num_blocks: Any,
-        use_checkpoint: bool, use_fp16: bool, grow: bool,
+        use_checkpoint: bool, use_fp16: bool, grow: bool, backend: str, points: int,
     ):  # fmt: skip
         super().__init__()
+        conv = CONVOLUTIONS[backend]
+        self.tensor, self.points = conv.tensor, points
         self.dtype, self.grow = torch.float16 if use_fp16 else None, grow
         widths, levels = list(model_channels), len(model_channels)
         self.input_layer = SparseLinear(in_channels, widths[0])
         self.encoder, self.decoder = nn.ModuleList(), nn.ModuleList()
         for i, (width, count) in enumerate(zip(widths, num_blocks, strict=True)):
             blocks = [
-                SparseConvNeXtBlock3d(width, use_checkpoint=use_checkpoint) for _ in range(count)
+                SparseConvNeXtBlock3d(width, conv, use_checkpoint=use_checkpoint)
+                for _ in range(count)
             ]
             if i < levels - 1:
-                blocks.append(SparseResBlockS2C3d(width, widths[i + 1]))
+                blocks.append(SparseResBlockS2C3d(width, widths[i + 1], conv))
             self.encoder.append(nn.ModuleList(blocks))
         self.to_latent = SparseLinear(widths[-1], 2 * latent_channels)
         self.from_latent = SparseLinear(latent_channels, widths[-1])
         for i in reversed(range(levels)):
             blocks = [
-                SparseConvNeXtBlock3d(widths[i], use_checkpoint=use_checkpoint)
+                SparseConvNeXtBlock3d(widths[i], conv, use_checkpoint=use_checkpoint)
                 for _ in range(num_blocks[i])
             ]
             if i > 0:
-                blocks.append(SparseResBlockC2S3d(widths[i], widths[i - 1]))
+                blocks.append(SparseResBlockC2S3d(widths[i], widths[i - 1], conv))
             self.decoder.append(nn.ModuleList(blocks))
         self.output_layer = SparseLinear(widths[0], in_channels)
         if use_fp16:
-            convert_module_to_f16(self.encoder)
-            convert_module_to_f16(self.decoder)
+            for part in (self.encoder, self.decoder):
+                convert_module_to_f16(part, conv)
 
     def encode(self, x: SparseTensor) -> tuple[SparseTensor, list[torch.Tensor]]:
         """Latent means, and the occupied children of every level from coarse to fine."""
@@ -171,6 +180,9 @@ class ShapeVae(nn.Module):
         return h.replace(mean), children
 
     def decode(self, z: SparseTensor, children: list[torch.Tensor] | None) -> Any:
+        # Latents arrive alone: the decoder's voxels need not be the encoder's.
+        scale, z = z._scale, type(z)(z.feats, z.coords, z.shape)
+        z._scale = scale
         h, predicted = self.from_latent(z), []
         h = h if self.dtype is None else h.type(self.dtype)
         for blocks in self.decoder:
@@ -186,20 +198,40 @@ class ShapeVae(nn.Module):
         return self.output_layer(h), predicted
 
     def forward(self, feats: torch.Tensor, coords: torch.Tensor) -> Any:
-        z, children = self.encode(SparseTensor(feats, coords))
+        z, children = self.encode(self.tensor(feats, coords))
         grow = self.grow and not self.training
         out, subdivisions = self.decode(z, None if grow else children)
-        return {"out": out, "latent": z, "subdivisions": subdivisions}
+        found = {"out": out, "latent": z, "subdivisions": subdivisions}
+        if self.points:
+            found["samples"] = self.sample(out)
+        return found
+
+    def sample(self, x: SparseTensor) -> list[torch.Tensor]:
+        """Attributes at points near the surface, by both modes."""
+        from flex_gemm.ops.grid_sample import grid_sample_3d
+
+        rows = torch.linspace(0, len(x.coords) - 1, self.points).long().to(x.coords.device)
+        near = x.coords[rows, 1:].float() + 0.5
+        near = near + 0.4 * torch.sin(torch.arange(near.numel(), device=near.device)).view_as(near)
+        shape = torch.Size([x.shape[0], x.feats.shape[1], *x.spatial_shape])
+        grid = near.unsqueeze(0).expand(x.shape[0], -1, -1)
+        feats, coords = x.feats.contiguous(), x.coords
+        return [
+            grid_sample_3d(feats, coords, shape=shape, grid=grid, mode=mode)
+            for mode in ("trilinear", "nearest")
+        ]
 
 
 def build(
     in_channels: int = 6, latent_channels: int = 32,
     model_channels: Any = (64, 128, 256, 512, 1024), num_blocks: Any = (0, 4, 8, 16, 4),
     use_checkpoint: bool = True, use_fp16: bool = False, grow: bool = True,
+    backend: str = "flex_gemm", points: int = 0,
 ) -> nn.Module:  # fmt: skip
     return ShapeVae(
-        in_channels, latent_channels, model_channels, num_blocks, use_checkpoint, use_fp16, grow
-    )
+        in_channels, latent_channels, model_channels, num_blocks, use_checkpoint, use_fp16, grow,
+        backend, points,
+    )  # fmt: skip
 
 
 def batch(scene: Any, device: Any, dtype: torch.dtype) -> tuple:
@@ -208,4 +240,12 @@ def batch(scene: Any, device: Any, dtype: torch.dtype) -> tuple:
 
 def outputs(result: dict[str, Any]) -> list[torch.Tensor]:
     tensors = [result["out"], result["latent"], *result["subdivisions"]]
-    return [in_order(x.feats, x.coords) for x in tensors]
+    return [*(in_order(x.feats, x.coords) for x in tensors), *result.get("samples", ())]
+
+
+def in_order(feats: torch.Tensor, coords: torch.Tensor) -> torch.Tensor:
+    """Rows in the order of their coordinates."""
+    order = torch.arange(len(coords), device=coords.device)
+    for column in reversed(range(coords.shape[1])):
+        order = order[torch.argsort(coords[order, column], stable=True)]
+    return feats[order]

@@ -1,0 +1,1 @@
+"""Networks of projects that import flex_gemm."""
