@@ -146,9 +146,10 @@ def check(
     """Forward and all three gradients of a layer against its truth in fp64, from rounded inputs."""
     *operands, dy = tensors(layer, c_in, c_out, dtype=dtype, groups=groups, bias=bias, seed=seed)
     x, weight, shift = leaves(operands, lane.device)
-    y = functional.conv(x, weight, shift, layer.kmap, groups=groups, **options)
-    assert y.dtype == dtype and y.shape == dy.shape
-    y.backward(dy.to(lane.device))
+    with lane.serving(dtype):
+        y = functional.conv(x, weight, shift, layer.kmap, groups=groups, **options)
+        assert y.dtype == dtype and y.shape == dy.shape
+        y.backward(dy.to(lane.device))
     exact = [None if t is None else t.double() for t in operands]
     x64, weight64, shift64 = leaves(exact, "cpu")
     want = layer.truth(x64, weight64, shift64, groups)

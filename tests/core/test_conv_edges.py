@@ -149,10 +149,11 @@ def test_autocast(lane, dtype, repeat):
     made = layer("submanifold", 2, coords=coords, dense=not repeat, device=lane.device)
     x, weight, bias, dy = tensors(made, 16, 16)
     rows, taps, shift = leaves([x, weight, bias], lane.device)
-    with torch.autocast(lane.device, dtype):
-        y = functional.conv(rows, taps, shift, made.kmap)
-    assert y.dtype == dtype
-    y.backward(dy.to(lane.device, dtype))
+    with lane.serving(dtype):
+        with torch.autocast(lane.device, dtype):
+            y = functional.conv(rows, taps, shift, made.kmap)
+        assert y.dtype == dtype
+        y.backward(dy.to(lane.device, dtype))
     exact = leaves([t.to(dtype).double() for t in (x, weight)] + [bias.double()], "cpu")
     want = made.truth(*exact)
     want.backward(dy.to(dtype).double())
@@ -167,7 +168,7 @@ def test_autocast(lane, dtype, repeat):
 def test_autocast_leaves_fp64_alone(lane):
     made = layer("submanifold", 1, device=lane.device)
     x, weight, _, _ = tensors(made, 4, 4, dtype=torch.float64)
-    with torch.autocast(lane.device, torch.bfloat16):
+    with lane.serving(torch.float64), torch.autocast(lane.device, torch.bfloat16):
         y = functional.conv(x.to(lane.device), weight.to(lane.device), None, made.kmap)
     assert y.dtype == torch.float64
     assert_close(y, made.truth(x, weight), torch.float64)

@@ -37,30 +37,31 @@ def warm(made, lane, dtype=torch.float32, groups=1):
     return x, weight, bias
 
 
-def right(made, x, weight, bias=None, groups=1, dtype=torch.float32, **options):
-    y = conv(x, weight, bias, made.kmap, groups=groups, **options)
+def right(lane, made, x, weight, bias=None, groups=1, dtype=torch.float32, **options):
+    with lane.serving(dtype):
+        y = conv(x, weight, bias, made.kmap, groups=groups, **options)
     exact = [None if t is None else t.detach().cpu().double() for t in (x, weight, bias)]
     assert_close(y, made.truth(*exact, groups), dtype)
 
 
 def test_tensors_may_be_others_at_every_call(lane, made):
     x, weight, bias = warm(made, lane)
-    right(made, x, weight)
-    right(made, x, weight, bias)
-    right(made, x, weight, bias.half())
-    right(made, x, weight.transpose(1, 2).contiguous().transpose(1, 2), bias)
-    right(made, x, weight[:1].expand(9, 6, 10), bias)
-    right(made, x, weight[..., ::2], bias[::2].contiguous())
-    right(made, torch.cat([x, x], 1)[:, :6], weight, bias)
-    right(made, x.t().contiguous().t(), weight, bias)
-    right(made, x.double(), weight.double(), bias, dtype=torch.float64)
-    right(made, x, weight[:, :3], bias, groups=2)
+    right(lane, made, x, weight)
+    right(lane, made, x, weight, bias)
+    right(lane, made, x, weight, bias.half())
+    right(lane, made, x, weight.transpose(1, 2).contiguous().transpose(1, 2), bias)
+    right(lane, made, x, weight[:1].expand(9, 6, 10), bias)
+    right(lane, made, x, weight[..., ::2], bias[::2].contiguous())
+    right(lane, made, torch.cat([x, x], 1)[:, :6], weight, bias)
+    right(lane, made, x.t().contiguous().t(), weight, bias)
+    right(lane, made, x.double(), weight.double(), bias, dtype=torch.float64)
+    right(lane, made, x, weight[:, :3], bias, groups=2)
     shared = torch.nn.Parameter(weight.clone())
-    right(made, x, shared, bias)
+    right(lane, made, x, shared, bias)
     shared.data = weight[..., :5].clone()
-    right(made, x, shared, bias[:5])
+    right(lane, made, x, shared, bias[:5])
     shared.data = weight.double()
-    right(made, x.double(), shared, bias, dtype=torch.float64)
+    right(lane, made, x.double(), shared, bias, dtype=torch.float64)
 
 
 def test_maps_may_be_others_at_every_call(lane):
@@ -69,7 +70,7 @@ def test_maps_may_be_others_at_every_call(lane):
     _, weight, bias = warm(first, lane)
     for made in (second, turned, first):
         rows = tensors(made, 6, 10)[0].to(lane.device)
-        right(made, rows, weight, bias)
+        right(lane, made, rows, weight, bias)
 
 
 WRONG = {
@@ -136,8 +137,8 @@ def test_settings_may_change(lane, made):
     seen = []
     for flow in ("per_offset", "explicit", "per_offset"):
         with settings.override(dataflow=flow), trace.record() as events:
-            right(made, x, weight, bias)
-            right(made, x, weight, bias)
+            right(lane, made, x, weight, bias)
+            right(lane, made, x, weight, bias)
         seen += [event.dataflow for event in events]
     assert seen == ["per_offset"] * 2 + ["explicit"] * 2 + ["per_offset"] * 2
 
@@ -160,11 +161,12 @@ def test_autocast_may_be_switched(lane, made):
     x, weight, bias = warm(made, lane)
     held = weight.clone().requires_grad_()
     for dtype in (torch.bfloat16, torch.float16):
-        with torch.autocast(lane.device, dtype):
-            for _ in range(2):
-                y = conv(x, held, bias, made.kmap)
-        assert y.dtype == dtype
-        (gradient,) = torch.autograd.grad(y.sum(), held)
+        with lane.serving(dtype):
+            with torch.autocast(lane.device, dtype):
+                for _ in range(2):
+                    y = conv(x, held, bias, made.kmap)
+            assert y.dtype == dtype
+            (gradient,) = torch.autograd.grad(y.sum(), held)
         assert gradient.dtype == torch.float32 and gradient.stride() == held.stride()
         assert conv(x, weight, bias, made.kmap).dtype == torch.float32
 
@@ -271,7 +273,7 @@ def launches(monkeypatch):
     monkeypatch.setattr(targets, "unavailable", lambda device: None)
     monkeypatch.setattr(targets, "of", lambda device: hopper)
     monkeypatch.setattr(Kernel, "launch", launch)
-    monkeypatch.setattr(Kernel, "ready", lambda self, device, key: None)
+    monkeypatch.setattr(Kernel, "start", lambda self, *args: False)
     plan.reset()
     yield seen
     plan.reset()

@@ -39,13 +39,14 @@ class Case:
         self.bare = self.made.truth(x, weight, bias)
         self.want = (self.bare - mean.double()) / (var.double() + EPS).sqrt()
         self.sum = self.want + rows.double()
-        self.dtype = dtype
+        self.lane, self.dtype = lane, dtype
         self.x, self.weight, self.bias = (t.to(lane.device) for t in (x, weight, bias))
         self.rows = rows.to(lane.device)
         self.norm = Norm(mean.to(lane.device), var.to(lane.device), None, None, EPS)
 
     def __call__(self, **options):
-        return conv(self.x, self.weight, self.bias, self.kmap, **options)
+        with self.lane.serving(self.dtype):
+            return conv(self.x, self.weight, self.bias, self.kmap, **options)
 
     def deferred(self, activation="relu"):
         """The result that waits, and a list of the sums it has told of."""
@@ -133,17 +134,18 @@ def test_no_gradients(lane, case):
 
 
 def test_autocast(lane, case):
-    with torch.autocast(lane.device, torch.bfloat16):
-        y = case(residual=case.rows)
-    assert y.dtype == torch.bfloat16
-    assert_close(y, case.bare + case.rows.cpu().double(), torch.bfloat16)
-    with torch.autocast(lane.device, torch.bfloat16):
-        told = []
-        pending = fused_call.Pending(case.norm, None, 0.0, told.append)
-        out, _ = fused_call.offer(pending, case)
-    assert out.dtype == torch.bfloat16
-    assert_close(out + case.rows.bfloat16(), case.sum, torch.bfloat16)
-    assert len(told) == 1
+    with lane.serving(torch.bfloat16):
+        with torch.autocast(lane.device, torch.bfloat16):
+            y = case(residual=case.rows)
+        assert y.dtype == torch.bfloat16
+        assert_close(y, case.bare + case.rows.cpu().double(), torch.bfloat16)
+        with torch.autocast(lane.device, torch.bfloat16):
+            told = []
+            pending = fused_call.Pending(case.norm, None, 0.0, told.append)
+            out, _ = fused_call.offer(pending, case)
+        assert out.dtype == torch.bfloat16
+        assert_close(out + case.rows.bfloat16(), case.sum, torch.bfloat16)
+        assert len(told) == 1
 
 
 SUMS = {

@@ -15,11 +15,9 @@ from .checks import check, check_devices, like_result
 from .column_sums import column_sums
 from .deferred import Deferred
 from .epilogue import Epilogue, Norm, check_activation
-from .plan import ConvForm, ConvPlan, find, present, run
+from .plan import ConvForm, Wanted, backward, find, run
 
 __all__ = ["autocast_dtype", "conv", "convolve"]
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
@@ -32,17 +30,6 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor if tensor.dtype in (dtype, torch.float64) else tensor.to(dtype)
-
-
-def _gradient_like(weight: torch.Tensor, dtype: torch.dtype, dense: bool) -> torch.Tensor:
-    """Uninitialised memory for a gradient: laid out as the weight, unless that overlaps itself.
-    dense: new memory like the weight's is so anyway."""
-    if dense and type(weight) in _PLAIN:
-        return torch.empty_like(weight, dtype=dtype)
-    shape, strides = weight.shape, weight.stride()
-    if any(step == 0 and size > 1 for size, step in zip(shape, strides, strict=True)):
-        return torch.empty(shape, dtype=dtype, device=weight.device)
-    return torch.empty_strided(shape, strides, dtype=dtype, device=weight.device)
 
 
 class _Conv(torch.autograd.Function):
@@ -68,19 +55,16 @@ class _Conv(torch.autograd.Function):
 
 def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     x, weight = ctx.saved_tensors
-    plan: ConvPlan
     kmap, plan, weight_dtype, bias_dtype = ctx.problem
-    plan = present(plan)
     wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
     if dy.dtype != x.dtype:
         dy = dy.to(x.dtype)
     if not dy.is_contiguous():
         dy = dy.contiguous()
     dx = dw = db = None
-    if wants_weight:
-        dw = _gradient_like(weight, weight_dtype, plan.dense(weight))
     if wants_x or wants_weight:
-        dx = plan.gradients(kmap, x, weight, dy, dw, wants_x)
+        wanted = Wanted(wants_x, weight_dtype if wants_weight else None)
+        dx, dw = backward(plan, kmap, x, weight, dy, wanted)
     if wants_bias:
         db = column_sums(dy, bias_dtype, plan.product.target)
     return dx, dw, db, None, None, None

@@ -61,9 +61,11 @@ class LayerProduct(NamedTuple):
 
 
 class Dataflow:
-    """The base of all: plain torch, for every case.  name: as settings spell it."""
+    """The base of all: plain torch, for every case.  name: as settings spell it.  joint: it has
+    `gradients`."""
 
     name: str
+    joint = False
 
     @property
     def kernels(self) -> bool:
@@ -89,6 +91,6 @@ class Dataflow:
     def gradients(
         self, product: LayerProduct, kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor,
         dy: torch.Tensor, dw: torch.Tensor,
-    ) -> torch.Tensor | None:  # fmt: skip
-        """dx, with dw written, where both together are cheaper than one by one; else None."""
-        return None
+    ) -> torch.Tensor:  # fmt: skip
+        """dx, with dw written: both together, where that is cheaper than one by one."""
+        raise NotImplementedError

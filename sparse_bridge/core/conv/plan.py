@@ -21,10 +21,11 @@ from .checks import check, check_devices, like_result
 from .dataflow import Case, Gather, LayerProduct, Wgrad
 from .epilogue import Epilogue
 
-__all__ = ["ConvForm", "ConvPlan", "count", "find", "present", "reset", "run"]
+__all__ = ["ConvForm", "ConvPlan", "Wanted", "backward", "count", "find", "present", "reset", "run"]
 
 _MOST_PLANS, _MOST_SETTINGS = 1 << 16, 8
 _NOTHING = Epilogue()
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class ConvForm(NamedTuple):
@@ -92,12 +93,18 @@ class ConvPlan:
             found = self._wgrad[dw.dtype] = self.dataflow.wgrad(self.product, dw.dtype)
         return found
 
-    def dense(self, weight: torch.Tensor) -> bool:
-        """Whether new memory like the weight's has its strides, too."""
-        if self._dense is None:
+    def gradient_like(self, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Uninitialised memory for a gradient, laid out as the weight unless that overlaps
+        itself."""
+        if self._dense is None:  # whether new memory like the weight's has its strides, too
             twin = torch.empty_strided(weight.shape, weight.stride(), device="meta")
             self._dense = torch.empty_like(twin).stride() == weight.stride()
-        return self._dense
+        if self._dense and type(weight) in _PLAIN:
+            return torch.empty_like(weight, dtype=dtype)
+        shape, strides = weight.shape, weight.stride()
+        if any(step == 0 and size > 1 for size, step in zip(shape, strides, strict=True)):
+            return torch.empty(shape, dtype=dtype, device=weight.device)
+        return torch.empty_strided(shape, strides, dtype=dtype, device=weight.device)
 
     def gradients(
         self, kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor,
@@ -110,10 +117,8 @@ class ConvPlan:
                 dw.zero_()
             return x.new_zeros(x.shape) if wants_x else None
         like_weight = dw is None or dw.stride() == weight.stride()
-        if dw is not None and wants_x and like_weight:
-            dx = self.dataflow.gradients(self.product, kmap, x, weight, dy, dw)
-            if dx is not None:
-                return dx
+        if dw is not None and wants_x and like_weight and self.dataflow.joint:
+            return self.dataflow.gradients(self.product, kmap, x, weight, dy, dw)
         dx = self.dgrad(rulebook, 1 - side, dy, weight, _NOTHING) if wants_x else None
         if dw is not None:
             self.wgrad(dw, like_weight)(rulebook, side, x, dy, dw)
@@ -223,6 +228,23 @@ def present(plan: ConvPlan) -> ConvPlan:
             _plans.put(found)
     found.generation = settings.generation
     return found
+
+
+class Wanted(NamedTuple):
+    """Which gradients of a convolution: of x, and of the weight in this dtype."""
+
+    x: bool
+    weight: torch.dtype | None
+
+
+def backward(
+    plan: ConvPlan, kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor,
+    wanted: Wanted,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+    """(dx, dw), under the settings in force."""
+    plan = present(plan)
+    dw = None if wanted.weight is None else plan.gradient_like(weight, wanted.weight)
+    return plan.gradients(kmap, x, weight, dy, dw, wanted.x), dw
 
 
 def run(

@@ -7,6 +7,7 @@ for each direction, pair lists per offset.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -94,7 +95,8 @@ class Rulebook:
         self._tiles: list[TileList | None] = [None, None]
         self._lists, self._given = lists, lists is not None
         self._pairs: DevicePairs | None = None
-        self._regular = regular
+        if regular is not None:
+            self.regular = regular
         self._observer: Observer | None = None
         self.cache = Derived()
         for side, view in enumerate(views):
@@ -119,17 +121,15 @@ class Rulebook:
         """Whether there are tiles of `side`."""
         return self._tiles[side] is not None
 
-    @property
+    @functools.cached_property  # plain to read afterwards: every layer call asks
     def regular(self) -> bool:
-        if self._regular is None:
-            lists = self.lists()
-            lengths = torch.tensor(lists.starts, device=self.device).diff()
-            v = torch.arange(self.n_offsets, device=self.device).repeat_interleave(lengths)
-            self._regular = all(
-                torch.unique(v * n + rows).shape[0] == rows.shape[0]
-                for rows, n in ((lists.in_rows, self.n_rows[1]), (lists.out_rows, self.n_rows[0]))
-            )
-        return self._regular
+        lists = self.lists()
+        lengths = torch.tensor(lists.starts, device=self.device).diff()
+        v = torch.arange(self.n_offsets, device=self.device).repeat_interleave(lengths)
+        return all(
+            torch.unique(v * n + rows).shape[0] == rows.shape[0]
+            for rows, n in ((lists.in_rows, self.n_rows[1]), (lists.out_rows, self.n_rows[0]))
+        )
 
     def table(self, side: int) -> tuple[NeighborTable, bool]:
         """(neighbour table [V, n_rows[side]], whether its offsets run backwards)."""

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from ...errors import KernelError
 from ..maps.mask_order import TileList
-from ..runtime.launch import aligned_at, cdiv, register, run, specialise
+from ..runtime.launch import alignment_at, cdiv, register, specialise
 from ..tiles.tile_config import TileConfig
 from .gather_spec import GemmSpec
 
@@ -270,7 +270,9 @@ class GatherGemm:
             fresh = torch.zeros if self.blank else torch.empty
             out = fresh((split, *y.shape), dtype=torch.float32, device=spec.device)
         x_at, w_at, y_at, out_at = x.data_ptr(), w.data_ptr(), y.data_ptr(), out.data_ptr()
-        aligned = aligned_at(x_at | w_at | y_at | out_at, (x_at, w_at, y_at, out_at))
+        aligned: object = True
+        if (x_at | w_at | y_at | out_at) & 15:
+            aligned = alignment_at(x_at, w_at, y_at, out_at)
         extra: tuple[torch.Tensor, ...] = (y,) * 6
         extra_at: tuple[int, ...] = (y_at,) * 6
         kinds: tuple[object, ...] = ()
@@ -280,7 +282,7 @@ class GatherGemm:
             extra_at = p, q, r, s, t, u = (
                 a.data_ptr(), b.data_ptr(), c.data_ptr(), d.data_ptr(), e.data_ptr(), f.data_ptr()
             )  # fmt: skip
-            aligned_too = aligned_at(p | q | r | s | t | u, extra_at)
+            aligned_too = alignment_at(*extra_at) if (p | q | r | s | t | u) & 15 else True
             kinds = (aligned_too, a.dtype, b.dtype, c.dtype, d.dtype, e.dtype, f.dtype)
         stride_xn, numbers = x.stride()[0], self._numbers
         row_kind = spec.row_kind
@@ -288,11 +290,11 @@ class GatherGemm:
             row_kind = specialise(stride_xn)
             numbers = (*numbers[:-7], stride_xn, *numbers[-6:])  # the first of seven strides
         key = (self._key, aligned, w.dtype, kinds, row_kind)
-        entry = gather_gemm_kernel.ready(spec.device, key) if self._addressed else None
-        if entry is not None:
-            values = (x_at, w_at, *extra_at, out_at, *numbers)
-            run(entry, spec.device.index, self.grid, values, spec.constants)
-        else:
+        values = (x_at, w_at, *extra_at, out_at, *numbers)
+        if not (
+            self._addressed
+            and gather_gemm_kernel.start(spec.device, key, self.grid, values, spec.constants)
+        ):
             numbers = numbers[4:] if self._addressed else numbers
             args = (x, w, *extra, out, *self._views(), *numbers)
             gather_gemm_kernel.launch(

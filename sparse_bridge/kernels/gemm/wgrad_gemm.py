@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..runtime.launch import aligned_at, cdiv, register, run, specialise
+from ..runtime.launch import alignment_at, cdiv, register, specialise
 from ..tiles.tile_config import wgrad_shares
 from .gather_spec import INT32_END
 from .wgrad_spec import SUM_BLOCKS, SUM_LOADS, WgradSpec, sum_shape
@@ -207,7 +207,7 @@ class WgradGemm:
         self.pairs, self.direct, self.shares = pairs, shares == 0, shares or n_offsets
         self.spec = spec.fitting(self.direct, wide)
         self.grid = (spec.blocks, self.shares, groups)
-        self._pairs_at: tuple[int, ...] | None = None
+        self._pairs_at: tuple[int, ...] = ()  # where a launch takes addresses
         if spec.target.takes_addresses:
             self._pairs_at = (pairs[0].data_ptr(), pairs[1].data_ptr(), pairs[2].data_ptr())
 
@@ -220,17 +220,18 @@ class WgradGemm:
             rows = self.shares + spec.n_offsets
             out = torch.empty((rows, 4 * spec.quads), dtype=torch.float32, device=device)
         x_at, dy_at, dw_at = x.data_ptr(), dy.data_ptr(), dw.data_ptr()
-        aligned = aligned_at(x_at | dy_at | dw_at, (x_at, dy_at, dw_at))
+        aligned: object = True
+        if (x_at | dy_at | dw_at) & 15:
+            aligned = alignment_at(x_at, dy_at, dw_at)
         strides, kinds = (x.stride()[0], dy.stride()[0]), spec.row_kinds
         if strides != spec.rows:
             kinds = specialise(*strides)
         numbers = (*spec.before, *strides, *spec.after)
         key = (spec.key, aligned, out.dtype, kinds)
-        entry = wgrad_kernel.ready(device, key) if self._pairs_at is not None else None
-        if entry is not None and self._pairs_at is not None:
-            values = (x_at, dy_at, out.data_ptr(), *self._pairs_at, *numbers)
-            run(entry, device.index, self.grid, values, spec.constants)
-        else:
+        values = (x_at, dy_at, out.data_ptr(), *self._pairs_at, *numbers)
+        if not (
+            self._pairs_at and wgrad_kernel.start(device, key, self.grid, values, spec.constants)
+        ):
             wgrad_kernel.launch(
                 device, target, self.grid, (x, dy, out, *self.pairs, *numbers), spec.constants,
                 spec.options, key,
@@ -243,13 +244,11 @@ class WgradGemm:
         """Add up what programs that share a result have found."""
         spec, key = self.spec, (self.spec.sum_key, dw.dtype, dw_at % 16 == 0)
         numbers = (*spec.sum_sizes, self.shares, *spec.place)
-        entry = None
-        if self._pairs_at is not None:
-            entry = sum_shares_kernel.ready(spec.device, key)
-        if entry is not None and self._pairs_at is not None:
-            values = (partial.data_ptr(), dw_at, self._pairs_at[2], *numbers)
-            run(entry, spec.device.index, spec.sum_grid, values, spec.sum_constants)
-        else:
+        values = (partial.data_ptr(), dw_at, *self._pairs_at[2:], *numbers)
+        if not (
+            self._pairs_at
+            and sum_shares_kernel.start(spec.device, key, spec.sum_grid, values, spec.sum_constants)
+        ):
             sum_shares_kernel.launch(
                 spec.device, spec.target, spec.sum_grid, (partial, dw, self.pairs[2], *numbers),
                 spec.sum_constants, _SUM_OPTIONS, key,

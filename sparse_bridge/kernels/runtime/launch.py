@@ -33,8 +33,8 @@ from .triton_compat import (
 __all__ = [
     "REGISTRY",
     "Kernel",
-    "aligned_at",
     "alignment",
+    "alignment_at",
     "carve",
     "cdiv",
     "number_of",
@@ -97,9 +97,9 @@ def alignment(*tensors: torch.Tensor) -> tuple[bool, ...]:
     return tuple([tensor.data_ptr() % 16 == 0 for tensor in tensors])
 
 
-def aligned_at(joined: int, addresses: tuple[int, ...]) -> object:
-    """`alignment` of addresses. joined: all of them, bit by bit."""
-    return tuple([at % 16 == 0 for at in addresses]) if joined & 15 else True
+def alignment_at(*addresses: int) -> tuple[bool, ...]:
+    """`alignment` of addresses."""
+    return tuple([at % 16 == 0 for at in addresses])
 
 
 class _Launch(NamedTuple):
@@ -157,13 +157,19 @@ class Kernel:
             return
         _call(entry, index, grid, args, constants)
 
-    def ready(self, device: torch.device, key: Hashable) -> Entry | None:
-        """A compiled variant for `run`; on CUDA, with an indexed device that is the current one,
-        and where nobody listens to launches."""
+    def start(
+        self, device: torch.device, key: Hashable, grid: tuple[int, int, int],
+        values: Sequence[Any], constants: tuple[Any, ...],
+    ) -> bool:  # fmt: skip
+        """Run a compiled variant on CUDA, see `run`; False where there is none, the device is not
+        the current one, or somebody listens to launches: then nothing ran."""
         entry = self._compiled.get((device.index, key))
         if entry is None or device.index != torch._C._cuda_getDevice() or _heard():
-            return None
-        return None if precompile.dry_runs and precompile.futures() is not None else entry
+            return False
+        if precompile.dry_runs and precompile.futures() is not None:
+            return False
+        run(entry, device.index, grid, values, constants)
+        return True
 
     @staticmethod
     def variant(target: Target, args: tuple[Any, ...], key: Hashable) -> Hashable:

@@ -270,7 +270,7 @@ def _accumulate(
 
 
 class PerOffset(Dataflow):
-    name = "per_offset"
+    name, joint = "per_offset", True
 
     def gather(self, product: LayerProduct) -> Gather:
         w = product.w

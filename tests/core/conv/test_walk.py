@@ -1,0 +1,91 @@
+"""The way of a convolution through the engine is short, and enters no file twice."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparse_bridge import settings
+from sparse_bridge.core.conv import plan
+from sparse_bridge.core.conv.convolution import conv
+from sparse_bridge.core.conv.epilogue import Norm
+from sparse_bridge.core.maps.rulebook import DevicePairs
+from tests.core.layers import layer
+from tests.walk import walk
+
+pytest.importorskip("triton")
+
+STEADY = [
+    "core/conv/convolution.py", "core/conv/plan.py", "core/conv/kernel_products.py",
+    "kernels/gemm/gather_gemm.py", "kernels/runtime/launch.py",
+]  # fmt: skip
+
+
+@pytest.fixture
+def kmap(monkeypatch):
+    """A map of a GPU that is not there, whose compiled kernels do nothing."""
+    from sparse_bridge.kernels.gemm import gather_gemm, wgrad_gemm
+    from sparse_bridge.kernels.runtime import launch
+    from sparse_bridge.kernels.runtime import target as targets
+
+    class Compiled(dict):
+        def get(self, key, default=None):
+            return (lambda *args: None), (), ()
+
+    with settings.override(dataflow="per_offset"):
+        made = layer("submanifold", 2).kmap
+        made.rulebook.table(0)
+        made.rulebook.lists()
+    empty, starts = torch.zeros(10, dtype=torch.int32), torch.zeros(6, dtype=torch.int64)
+    made.rulebook._pairs = DevicePairs(empty, empty, starts, True, 10)
+    hopper = targets.Target("cuda", "sm_90", 32, 132, 227 << 10, raw=True)
+    monkeypatch.setattr(targets, "unavailable", lambda device: None)
+    monkeypatch.setattr(targets, "of", lambda device: hopper)
+    monkeypatch.setattr(launch.Kernel, "launch", lambda self, *args: None)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    kernels = (gather_gemm.gather_gemm_kernel, wgrad_gemm.wgrad_kernel)
+    for kernel in (*kernels, wgrad_gemm.sum_shares_kernel):
+        monkeypatch.setattr(kernel, "_compiled", Compiled())
+    plan.reset()
+    with settings.override(dataflow="masked"):
+        yield made
+    plan.reset()
+
+
+def operands(kmap, gradients=False):
+    x, weight = torch.randn(kmap.n_in, 16), torch.randn(9, 16, 32)
+    return x.requires_grad_(gradients), weight.requires_grad_(gradients), torch.rand(32)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_steady_layer(kmap, fused):
+    x, weight, bias = operands(kmap)
+    norm = Norm(bias, bias, bias, bias, 1e-3) if fused else None
+    options = {"norm": norm, "activation": "relu", "residual": None} if fused else {}
+
+    def run():
+        conv(x, weight, bias, kmap, **options)
+
+    cold = walk(run)
+    steady = walk(run)
+    assert steady.files == STEADY and steady.twice == []
+    assert steady.called <= 12 < cold.called
+    with settings.override(tune="off"):
+        assert walk(run).files != STEADY, "other settings, another plan"
+        assert walk(run).files == STEADY
+
+
+def test_a_steady_training_step(kmap):
+    x, weight, _ = operands(kmap, True)
+    for _ in range(2):
+        y = conv(x, weight, None, kmap)
+        y.backward(torch.ones_like(y))
+    forward = walk(lambda: conv(x, weight, None, kmap))
+    assert forward.files == STEADY and forward.twice == []
+    y, dy = conv(x, weight, None, kmap), torch.ones(kmap.n_out, 32)
+    back = walk(lambda: y.backward(dy))
+    assert set(back.files) == {*STEADY, "kernels/gemm/wgrad_gemm.py"}
+    # Two products, the second in two launches.
+    assert set(back.twice) <= {"core/conv/kernel_products.py", "kernels/runtime/launch.py"}
+    assert back.called <= 20
