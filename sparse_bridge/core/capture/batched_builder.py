@@ -224,6 +224,8 @@ class Chain:
                 return None
             if self.cmap.kernel_target(out_box.key64) is None:
                 return None
+            if step.request.order == "sorted" and out_box.steps(self.device) is None:
+                return None
             most = min(below * len(step.request.offsets), max(1, out_box.volume))
             likely = rows * growth
             # With more room the rows would be ordered otherwise.

@@ -24,7 +24,7 @@ class Box:
     Interned by value. Keys of the box are row-major indices, int32 when they fit.
     """
 
-    __slots__ = ("_bounds", "lo", "size", "volume")
+    __slots__ = ("_bounds", "_steps", "lo", "size", "volume")
 
     def __init__(self, lo: tuple[int, ...], size: tuple[int, ...]) -> None:
         self.lo, self.size = lo, size
@@ -33,6 +33,7 @@ class Box:
             volume *= extent
         self.volume = volume
         self._bounds: dict[torch.device, torch.Tensor] = {}
+        self._steps: dict[torch.device, torch.Tensor] = {}
 
     @staticmethod
     @functools.lru_cache(maxsize=4096)
@@ -100,6 +101,23 @@ class Box:
             rows = list(zip(self.lo, self.size, strict=True))
             found = torch.tensor(rows, dtype=torch.int32, device=device)
             self._bounds[device] = found
+        return found
+
+    def steps(self, device: torch.device) -> torch.Tensor | None:
+        """int64 [1 + D] on `device`, cached: the products with coordinates of the box ascend by
+        batch and then by the axes from the last to the first. None where they may overflow."""
+        found = self._steps.get(device)
+        if found is None:
+            steps, step, furthest = [1] * len(self.size), 1, 0
+            for column in (*range(1, len(self.size)), 0):
+                steps[column] = step
+                low, extent = self.lo[column], self.size[column]
+                furthest += max(abs(low), abs(low + extent)) * step
+                step *= max(1, extent)
+            if furthest >= 1 << 62:
+                return None
+            found = torch.tensor(steps, dtype=torch.int64, device=device)
+            self._steps[device] = found
         return found
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019 - boxes and offsets are interned

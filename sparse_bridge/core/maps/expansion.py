@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from ...errors import OverflowLimitError
 from ...kernels.runtime.target import Target
 from ..geometry.boxes import Box
 from ..geometry.offsets import Offsets
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from ...kernels.maps.hash_table import HashTable
     from ...kernels.maps.neighbor_table import NeighborTable
 
-__all__ = ["Expansion", "Source", "look_up", "sorted_ranks"]
+__all__ = ["Expansion", "Source", "look_up", "sorted_rows"]
 
 
 class Source(NamedTuple):
@@ -82,10 +83,11 @@ class Expansion:
         )  # fmt: skip
         if order == "first_seen" or n_new == 0:
             return coords
-        last = self.table.total if counted else None
-        by_rank, rank = sorted_ranks(coords, self.out_box, last)
-        # Values are -2 - row of the old order, or -1.
-        renamed = torch.cat([rank.new_full((1,), -1), -2 - rank])
+        by_rank = sorted_rows(coords, self.out_box, self.table.total if counted else None)
+        # Values are -2 - row, or -1: where rows go.
+        renamed = by_rank.new_full((n_new + 1,), -1, dtype=torch.int32)
+        ranks = torch.arange(-2, -2 - n_new, -1, dtype=torch.int32, device=coords.device)
+        renamed.index_copy_(0, by_rank + 1, ranks)
         values = self.table.values
         values.copy_(renamed.index_select(0, -1 - values))
         return coords.index_select(0, by_rank)
@@ -106,31 +108,27 @@ class Expansion:
         return scattered, linked
 
 
-def sorted_ranks(
-    coords: torch.Tensor, box: Box, last: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rows by rank int64 [N], rank of every row int32 [N]) of coordinates in `box`, by batch and
-    then by the axes from the last to the first.
+def sorted_rows(coords: torch.Tensor, box: Box, last: torch.Tensor | None = None) -> torch.Tensor:
+    """Rows int64 [N] of coordinates in `box` by batch and then by the axes from the last to the
+    first.
 
     last: on the device, one less than the rows in use; those behind stay behind.
     """
     n_rows, device = coords.shape[0], coords.device
-    if box.oversized:
-        by_rank = torch.arange(n_rows, device=device)
+    steps = box.steps(device)
+    if steps is None and last is None:
+        order = torch.arange(n_rows, device=device)
         for column in (*range(1, coords.shape[1]), 0):
-            order = torch.sort(coords[:, column].index_select(0, by_rank), stable=True).indices
-            by_rank = by_rank.index_select(0, order)
-    else:
-        key = coords[:, 0].long() - box.lo[0]
-        for column in range(coords.shape[1] - 1, 0, -1):
-            key = key.mul_(box.size[column]).add_(coords[:, column]).sub_(box.lo[column])
-        if last is not None:
-            behind = torch.arange(n_rows, device=device) > last
-            key.masked_fill_(behind, torch.iinfo(torch.int64).max)
-        by_rank = torch.sort(key, stable=True).indices
-    rank = torch.empty(n_rows, dtype=torch.int32, device=device)
-    rank[by_rank] = torch.arange(n_rows, dtype=torch.int32, device=device)
-    return by_rank, rank
+            column_values = coords[:, column].index_select(0, order)
+            order = order.index_select(0, torch.sort(column_values, stable=True).indices)
+        return order
+    if steps is None:
+        raise OverflowLimitError(f"coordinates of {box} lie too far out to be sorted by keys.")
+    keys = (coords * steps).sum(1)
+    if last is not None:
+        behind = torch.arange(n_rows, device=device) > last
+        keys.masked_fill_(behind, torch.iinfo(torch.int64).max)
+    return torch.sort(keys, stable=True).indices
 
 
 def look_up(

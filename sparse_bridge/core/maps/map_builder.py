@@ -21,7 +21,7 @@ from ..geometry.boxes import Box
 from ..geometry.offsets import Offsets
 from . import host_index, wide_index
 from .coordinate_map import CoordinateMap, capacity_for
-from .expansion import Expansion, Source, look_up, sorted_ranks
+from .expansion import Expansion, Source, look_up, sorted_rows
 from .host_index import HostIndex, PairLists
 from .kernel_map import KernelMap, unfolded
 from .rulebook import Rulebook
@@ -167,8 +167,8 @@ def _expand(
         search = wide_index if out_box.oversized else host_index
         coords, index, lists = search.expand(cmap.coords, cmap.alive, offsets, *rule, out_box)
         if order == "sorted":
-            by_rank, rank = sorted_ranks(coords, out_box)
-            coords, rank = coords.index_select(0, by_rank), rank.long()
+            by_rank = sorted_rows(coords, out_box)
+            coords, rank = coords.index_select(0, by_rank), torch.argsort(by_rank)
             index = HostIndex(index.coords, rank.index_select(0, index.rows), out_box)
             lists.out_rows = rank.index_select(0, lists.out_rows)
         new = CoordinateMap(coords, out_box)

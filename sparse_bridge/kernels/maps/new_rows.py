@@ -201,19 +201,6 @@ def count_owners(
     return owned
 
 
-def count_new_rows(
-    table: HashTable, slots: torch.Tensor, target: Target
-) -> tuple[torch.Tensor, int, bool]:
-    """(new coordinates discovered by each block of rows, how many in all, overflow) after
-    `hash_insert`.
-
-    slots: [n_taps, N].  Waits for the device once.
-    """
-    owned = count_owners(table, slots, target)
-    _, _, overflow, total = table.flags.tolist()[:FLAGS]
-    return owned, total + 1, overflow > 0
-
-
 def owner_counters(n_rows: int) -> int:
     """Counters that `count_owners` needs at most in the table's memory beyond its own."""
     return cdiv(n_rows, _shape(32)[1] * _CLUSTER)
