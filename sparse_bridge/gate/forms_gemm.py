@@ -20,7 +20,9 @@ from ..kernels.tiles.candidates import candidates
 from ..kernels.tiles.tile_config import TileConfig, clamp_for_problem, gather_tile, wgrad_tile
 from .forms import PLACES, POINTED, Form, Space, make
 
-__all__ = ["CHANNELS", "OFFSET_BLOCKS", "TAILS", "Case", "declare", "gather_tiles", "wgrad_tiles"]
+__all__ = [
+    "CHANNELS", "EPILOGUES", "OFFSET_BLOCKS", "Case", "declare", "gather_tiles", "wgrad_tiles",
+]  # fmt: skip
 
 # One of each class that a tile choice can tell apart: powers of two, their neighbours, multiples of
 # a smaller power, beyond the largest tile.
@@ -30,7 +32,7 @@ CHANNELS = (
 OFFSET_BLOCKS = (32, 16, 64, 128, 256, 512, 1024)  # powers of two that hold the kernel volume
 SPLITS = (2, 4, 8, 16)
 # What follows a sum, by bits: 1 a bias, 2 a norm, 4 with gain and beta, 8 a residual.
-TAILS = (7, 0, 1, 2, 3, 6, 15, 8, 9, 10, 11, 14)
+EPILOGUES = (7, 0, 1, 2, 3, 6, 15, 8, 9, 10, 11, 14)
 _VECTORS = ("fp32", "fp16", "bf16", "fp64")
 _OFFSETS = 27
 
@@ -119,47 +121,47 @@ def _strides(kernel: Kernel, layout: str, of_input: str, of_output: str) -> tupl
 
 def _gather(
     target: Target, case: Case, layout: str, depth: str, columns: int, packed: bool, size: str,
-    end: tuple[int, int, int], vector: str,
+    epilogue: tuple[int, int, int], vector: str,
 ) -> Form:  # fmt: skip
-    """end: (tail, activation, split).  vector: what bias and norm hold.  size: "int32", "wide"
+    """epilogue: (bits, activation, split).  vector: what bias and norm hold.  size: "int32", "wide"
     offsets, or "far": more than 2^31 result elements too."""
-    held, (tail, act, split) = case.holds, end
+    held, (bits, act, split) = case.holds, epilogue
     even, one, c_in = _DEPTHS[depth]
     wide, whole = size != "int32", case.tile.block_k
     tile = dataclasses.replace(case.tile, split_k=split)
     tile = clamp_for_problem(
-        tile, target, case.dtype, case.precision, whole if even else whole + 1, wide, tail
+        tile, target, case.dtype, case.precision, whole if even else whole + 1, wide, bits
     )
     divisible, ones = _strides(gather_gemm_kernel, layout, "stride_wi", "stride_wo")
     for names, channels in ((("c_in", "stride_xn"), c_in), (("c_out", "stride_yn"), columns)):
         divisible += names if channels == 16 else ()
         ones += names if channels == 1 else ()
     constants = (
-        packed, tail, act, case.precision, even, one, wide, split, tile.block_m,
+        packed, bits, act, case.precision, even, one, wide, split, tile.block_m,
         tile.block_n, tile.block_k,
     )  # fmt: skip
     found = make(
         gather_gemm_kernel, constants, tile.options(target), divisible, ones,
         x=held, w=held, y=held if split == 1 else "fp32", alpha="fp32", eps="fp32",
-        stride_ys="i64" if size == "far" else "i32", **_vectors(tail, vector, held),
+        stride_ys="i64" if size == "far" else "i32", **_vectors(bits, vector, held),
     )  # fmt: skip
     return dataclasses.replace(found, large=size != "int32")
 
 
-def _vectors(tail: int, vector: str, held: str) -> dict[str, str]:
-    """What the vectors of the tail hold; those it does not read are stood in for by y. A residual
-    is like y."""
+def _vectors(bits: int, vector: str, held: str) -> dict[str, str]:
+    """What the vectors of an epilogue hold; y stands in for those it does not read. A residual is
+    like y."""
     read = {"bias": 1, "mean": 2, "var": 2, "gain": 4, "beta": 4}
-    return {"residual": held} | {n: vector if tail & bit else held for n, bit in read.items()}
+    return {"residual": held} | {n: vector if bits & one else held for n, one in read.items()}
 
 
 def _sum_partials(
-    held: str, vector: str, tail: int, act: int, split: int, far: bool, place: str
+    held: str, vector: str, bits: int, act: int, split: int, far: bool, place: str
 ) -> Form:
     return make(
-        sum_partials_kernel, (tail, act, split, 1024), {"num_warps": 4}, place=place,
+        sum_partials_kernel, (bits, act, split, 1024), {"num_warps": 4}, place=place,
         partial="fp32", y=held, alpha="fp32", eps="fp32", n_values="i64" if far else "i32",
-        **_vectors(tail, vector, held),
+        **_vectors(bits, vector, held),
     )  # fmt: skip
 
 
@@ -204,7 +206,7 @@ class _GatherSpace(Space):
             "depth": [name for name, (even, one, _) in _DEPTHS.items()
                       if (even, one) == (named["EVEN_K"], named["ONE_K"])],
             "size": ("wide", "far") if named["WIDE"] else ("int32",),
-            "end": [(named["TAIL"], named["ACT"], named["SPLIT_K"])],
+            "epilogue": [(named["TAIL"], named["ACT"], named["SPLIT_K"])],
         }  # fmt: skip
         sides = {
             name: [level for level in levels if level in told.get(name, levels)]
@@ -217,9 +219,9 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     """The spaces of each kernel of the two products."""
     held = sorted({POINTED[dtype] for dtype, _ in products(target)})
     acts = tuple(ACTIVATIONS.values())
-    # Split reductions leave the tail to the kernel that adds them up.
-    ends = [(tail, act, 1) for tail in TAILS for act in acts]
-    ends += [(0, 0, split) for split in SPLITS]
+    # Split reductions leave the epilogue to the kernel that adds them up.
+    epilogues = [(bits, act, 1) for bits in EPILOGUES for act in acts]
+    epilogues += [(0, 0, split) for split in SPLITS]
     gather = functools.partial(
         _GatherSpace, build=functools.partial(_gather, target), main="case",
         silent=("layout", "columns", "vector"),
@@ -227,7 +229,8 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     default, tuned = gather_tiles(target)
     flags: dict[str, Any] = {
         "layout": _LAYOUTS, "depth": tuple(_DEPTHS), "columns": (16, 3, 1),
-        "packed": (True, False), "size": ("int32", "wide", "far"), "end": ends, "vector": _VECTORS,
+        "packed": (True, False), "size": ("int32", "wide", "far"), "epilogue": epilogues,
+        "vector": _VECTORS,
     }  # fmt: skip
     yield (
         gather_gemm_kernel,
@@ -236,7 +239,8 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
             gather({"case": tuned, **flags}, rows=1, lone=False),
         ],
     )
-    flags = {"vector": _VECTORS, "tail": TAILS, "act": acts, "split": SPLITS, "far": (False, True)}
+    flags = {"vector": _VECTORS, "bits": EPILOGUES, "act": acts, "split": SPLITS}
+    flags["far"] = (False, True)
     silent = ("place", "vector")
     flags = {"held": held, **flags, "place": PLACES}
     yield sum_partials_kernel, [Space(flags, _sum_partials, silent=silent)]

@@ -77,8 +77,8 @@ def jobs_for(
         )
     return [
         (target.arch, form)
-        for place, target in enumerate(targets)
-        for form in selected(target, place, full)
+        for index, target in enumerate(targets)
+        for form in selected(target, index, full)
         if not kernels or form.kernel in kernels
     ]
 
@@ -95,19 +95,19 @@ def run(
     workers = workers or len(os.sched_getaffinity(0))
     results: dict[int, Result] = {}
 
-    def keep(place: int, result: Result) -> None:
-        results[place] = result
+    def keep(index: int, result: Result) -> None:
+        results[index] = result
         on_result(result)
 
     if workers == 1 or len(jobs) <= _CHUNK:
-        for place, job in enumerate(jobs):
-            keep(place, examine(*job))
+        for index, job in enumerate(jobs):
+            keep(index, examine(*job))
     else:
         _run_chunks(jobs, workers, keep)
-        for place in range(len(jobs)):  # what was lost with a compiler that crashed
-            if place not in results:
-                keep(place, _examine_apart(*jobs[place]))
-    return [results[place] for place in range(len(jobs))]
+        for index in range(len(jobs)):  # what was lost with a compiler that crashed
+            if index not in results:
+                keep(index, _examine_alone(*jobs[index]))
+    return [results[index] for index in range(len(jobs))]
 
 
 def _run_chunks(
@@ -127,14 +127,14 @@ def _run_chunks(
                 except BrokenProcessPool:
                     broken.append(waiting[done])
                     continue
-                for place, result in zip(waiting[done], found, strict=True):
-                    keep(place, result)
+                for index, result in zip(waiting[done], found, strict=True):
+                    keep(index, result)
         # A pool works through its chunks in order: the first of the rest were under way.
         broken.sort(key=lambda chunk: chunk.start)
         chunks = broken[2 * workers :]
 
 
-def _examine_apart(arch: str, form: Form) -> Result:
+def _examine_alone(arch: str, form: Form) -> Result:
     """`examine` in a process of its own, which may crash."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:

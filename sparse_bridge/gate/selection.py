@@ -15,12 +15,12 @@ __all__ = ["representative", "selected"]
 _TURNS = 3  # architectures that share the kernels other than products among them
 
 
-def selected(target: Target, place: int, full: bool) -> list[Form]:
-    """Forms to compile. place: of the target among the architectures of the run."""
-    return covering(target) if full else representative(target, place)
+def selected(target: Target, index: int, full: bool) -> list[Form]:
+    """Forms to compile. index: of the target among the architectures of the run."""
+    return covering(target) if full else representative(target, index)
 
 
-def representative(target: Target, place: int) -> list[Form]:
+def representative(target: Target, index: int) -> list[Form]:
     """One product of every dtype and precision, with its largest default tile, forward and wgrad
     taking turns, and every third other kernel."""
     forms = {name: declared[0].covering() for name, declared in spaces(target).items()}
@@ -31,12 +31,12 @@ def representative(target: Target, place: int) -> list[Form]:
         kernels = [k for k in multiply if any(product_of(form) == name for form in forms[k])]
         of_kind = [
             form
-            for form in forms[kernels[(turn + place) % len(kernels)]]
+            for form in forms[kernels[(turn + index) % len(kernels)]]
             if product_of(form) == name
         ]
         found.append(max(of_kind, key=_size))
     others = sorted(set(forms) - set(multiply))
-    return found + [forms[name][0] for name in others[place % _TURNS :: _TURNS]]
+    return found + [forms[name][0] for name in others[index % _TURNS :: _TURNS]]
 
 
 def product_name(dtype: torch.dtype, precision: str) -> str:

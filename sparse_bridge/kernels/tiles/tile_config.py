@@ -117,21 +117,21 @@ def clamp_for_registers(
 
 def clamp_for_problem(
     tile: TileConfig, target: Target, dtype: torch.dtype, precision: str, c_in: int, wide: bool,
-    tail: int,
+    epilogue: int,
 ) -> TileConfig:  # fmt: skip
     """The gather-GEMM's tile, made smaller where one problem takes more registers than others.
 
     Under 64-bit offsets (wide) a thread holds fewer results, fewer still before a residual (8 in
-    tail, see `GemmSpec`) and, on some generations, before a norm (2). Where rows are ragged (c_in
-    no multiple of block_k), so that every element has an address of its own, it holds fewer
+    epilogue, see `GemmSpec`) and, on some generations, before a norm (2). Where rows are ragged
+    (c_in no multiple of block_k), so that every element has an address of its own, it holds fewer
     channels then, and fewer results in the largest tiles. Where a norm follows, some hold fewer
     channels and results for IEEE fp32, and a thread that takes rows out of tensor memory holds few
     columns.
     """
     single, n, warps = dtype == torch.float32, tile.block_n, tile.num_warps
     generation = target.generation
-    normed, plain = bool(tail & 2) and tile.split_k == 1, single and precision == "ieee"
-    summed = bool(tail & 8) and wide and tile.split_k == 1
+    normed, plain = bool(epilogue & 2) and tile.split_k == 1, single and precision == "ieee"
+    summed = bool(epilogue & 8) and wide and tile.split_k == 1
     fewer = summed or (normed and generation.norm_halves)
     held = (32 if single else 64) // (2 if fewer else 1)
     narrow = normed and plain and generation.norm_narrows_fp32
@@ -253,15 +253,15 @@ _RESULTS = 32 << 10  # of programs that a compute unit holds at a time
 
 def wgrad_shares(
     target: Target, tile: TileConfig, dtype: torch.dtype, precision: str,
-    taps: tuple[int, int, int], groups: int, n_pairs: int, longest: int,
+    weight: tuple[int, int, int], groups: int, n_pairs: int, longest: int,
 ) -> int:  # fmt: skip
     """Programs per result block among which wgrad shares the pairs; 0 where one per offset, which
     leaves nothing to add up, is as fast.
 
-    taps: (V, c_in, c_out) of a group.  longest: pairs of the offset that has most, about. A share
+    weight: (V, c_in, c_out) of a group.  longest: pairs of the offset that has most, about. A share
     more shortens the others' way and costs a partial result, written and read.
     """
-    n_offsets, c_in, c_out = taps
+    n_offsets, c_in, c_out = weight
     m, n, depth, units = tile.block_m, tile.block_n, tile.block_k, target.compute_units
     blocks = groups * -(-c_in // m) * -(-c_out // n)
     half = dtype != torch.float32 and target.has_matrix_units
@@ -272,6 +272,6 @@ def wgrad_shares(
     fill = -(-max(1, min(4, _RESULTS // (m * n))) * units // blocks)
     shares = max(1, min(round((steps * step / partial) ** 0.5), fill, 4096))
     least = (steps + n_offsets) * blocks * busy / units  # of all programs together
-    apart = max(-(-longest // depth) * step, least)
+    single = max(-(-longest // depth) * step, least)
     shared = max(steps / shares * step, least) + (shares + n_offsets) * partial + _LAUNCH
-    return 0 if apart <= shared else shares
+    return 0 if single <= shared else shares
