@@ -30,7 +30,7 @@ def replay(ME, device):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                arrays = runner.load_arrays(str(FOLDER / "public"), entry)
+                arrays = runner.load_arrays(FOLDER / "public" / entry["file"])
                 runner.run_case(ME, entry, arrays, device)
         except Exception as error:
             wrong[entry["id"]] = f"{type(error).__name__}: {error}"
@@ -73,7 +73,7 @@ def test_convolutions_in_half_precision(ME, device, dtype):
     entries = [e for e in CASES if e["family"] in FAMILIES and e["kind"] == "net"]
     assert len(entries) >= 30
     for entry in entries:
-        arrays = runner.load_arrays(str(FOLDER / "public"), entry)
+        arrays = runner.load_arrays(FOLDER / "public" / entry["file"])
         if len(entry["spec"]["layers"]) != 1:
             continue  # rounding between layers is another question
         half_case(ME, entry, arrays, device, dtype)

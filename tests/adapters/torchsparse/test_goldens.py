@@ -6,7 +6,6 @@ import functools
 import json
 import pathlib
 
-import numpy as np
 import pytest
 import torch
 
@@ -30,8 +29,7 @@ NAMES = [
 
 
 def arrays_of(case):
-    with np.load(PUBLIC / case["file"], allow_pickle=False) as stored:
-        return {name: stored[name] for name in stored.files}
+    return run_golden.load_arrays(PUBLIC / case["file"])
 
 
 @pytest.mark.parametrize("device", DEVICES)

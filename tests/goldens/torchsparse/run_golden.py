@@ -6,20 +6,18 @@
 Needs numpy and torch only. The case format is described in README.md.
 """
 
-import argparse
 import importlib
-import json
+import os
 import sys
-import time
-import traceback
-from pathlib import Path
 
 import numpy as np
 import torch
 
+if __name__ == "__main__":  # as a file: the folder that holds `tests`
+    sys.path.insert(0, os.path.abspath(__file__).rsplit(os.sep, 4)[0])
 
-class Mismatch(Exception):
-    pass
+from tests.goldens import driver
+from tests.goldens.driver import Mismatch, load_arrays
 
 
 # ---------------------------------------------------------------- building blocks named in a spec
@@ -329,41 +327,21 @@ def run_case(case, A, device="cpu", dtype=torch.float32, grads=True):
 
 
 # ---------------------------------------------------------------- command line
-def find_cases(root):
-    for manifest in sorted(Path(root).rglob("manifest.json")):
-        for case in json.loads(manifest.read_text())["cases"]:
-            yield manifest.parent / case["file"], case
-
-
 def main():
-    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    p.add_argument(
-        "--cases", required=True, help="folder with manifest.json (searched recursively)"
-    )
-    p.add_argument("--profile", required=True, choices=["1.4", "2.0", "2.1"])
-    p.add_argument("--device", default="cpu")
-    p.add_argument("--enable", default="", help="python source run before torchsparse is imported")
-    p.add_argument(
-        "--filter",
-        default="",
-        help="run only cases whose id, family, kind or tags contain this text",
-    )
-    p.add_argument(
+    ap = driver.parser(__doc__)
+    ap.add_argument("--profile", required=True, choices=["1.4", "2.0", "2.1"])
+    ap.add_argument(
         "--source",
         choices=["real", "oracle"],
         help="real: only what an upstream CPU build of this profile reproduced, as far as it did",
     )
-    p.add_argument("--forward-only", action="store_true")
-    p.add_argument(
+    ap.add_argument("--forward-only", action="store_true")
+    ap.add_argument(
         "--double", action="store_true", help="run in float64 (for reference implementations)"
     )
-    p.add_argument("--tol", type=float, help="override the tolerance of every case")
-    p.add_argument("--json", help="write the results here")
-    p.add_argument("-v", "--verbose", action="store_true")
-    a = p.parse_args()
-
-    if a.enable:
-        exec(a.enable, {"__name__": "__enable__"})
+    ap.add_argument("--tol", type=float, help="override the tolerance of every case")
+    a = ap.parse_args()
+    driver.enable(a.enable)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     try:
@@ -373,59 +351,24 @@ def main():
     except Exception:
         pass
 
-    results, failed = [], 0
-    for path, case in find_cases(a.cases):
-        if a.profile not in case["profiles"]:
-            continue
-        text = " ".join([case["id"], case["family"], case["kind"], *case.get("tags", [])])
-        if a.filter and a.filter not in text:
-            continue
-        if a.source and case["source"] != a.source:
-            continue
-        reach = case.get("verified_on", {}).get(a.profile)
-        if a.source == "real" and reach is None:
-            continue
-        grads = not a.forward_only and not (a.source == "real" and reach == "forward")
-        t, log = time.time(), {}
-        try:
-            with np.load(path, allow_pickle=False) as z:
-                arrays = {k: z[k] for k in z.files}
-            if a.tol:
-                case["tol"] = a.tol
-            log = run_case(
-                case, arrays, a.device, torch.float64 if a.double else torch.float32, grads
-            )
-            ok, why = True, ""
-        except Mismatch as e:
-            ok, why = False, str(e)
-        except Exception as e:
-            ok, why = False, f"{type(e).__name__}: {e}".replace("\n", " ")[:300]
-            if a.verbose:
-                traceback.print_exc()
-        failed += not ok
-        worst = max(log.values(), default=0.0)
-        results.append(
-            {
-                "id": case["id"],
-                "family": case["family"],
-                "source": case["source"],
-                "passed": ok,
-                "reason": why,
-                "worst_error": worst,
-                "seconds": round(time.time() - t, 3),
-            }
-        )
-        print(
-            f"{'PASS' if ok else 'FAIL'}  {case['id']}"
-            + (f"  [{worst:.1e}]" if ok else f"  {why}"),
-            flush=True,
-        )
-    if a.json:
-        Path(a.json).write_text(
-            json.dumps({"profile": a.profile, "device": a.device, "results": results}, indent=1)
-        )
-    print(f"{len(results) - failed} passed, {failed} failed")
-    return 1 if failed or not results else 0
+    def reach(case):
+        """How far an upstream build of the profile reproduced a case."""
+        return case.get("verified_on", {}).get(a.profile)
+
+    def wanted(case):
+        real = a.source != "real" or reach(case) is not None
+        return a.profile in case["profiles"] and real and a.source in (None, case["source"])
+
+    def judged(case):
+        if a.tol:
+            case["tol"] = a.tol
+        grads = not a.forward_only and not (a.source == "real" and reach(case) == "forward")
+        dtype = torch.float64 if a.double else torch.float32
+        errors = run_case(case, load_arrays(case["path"]), a.device, dtype, grads)
+        return max(errors.values(), default=0.0), max(errors, key=errors.get, default="exact")
+
+    cases = filter(wanted, driver.cases_of(a.cases, a.filter))
+    return driver.finish(driver.replay(cases, judged, a), a, profile=a.profile)
 
 
 if __name__ == "__main__":
