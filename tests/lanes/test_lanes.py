@@ -33,7 +33,7 @@ KERNELS = [
     "tests/core/test_batch_norm.py",
     "tests/core/test_voxel.py",
     "tests/core/test_key_search.py",
-    "tests/core/test_ahead.py::test_the_third_scene_is_built_ahead",
+    "tests/core/capture/test_prefetch.py::test_the_third_scene_is_prefetched",
 ]
 ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 CONV = ("every_kind_and_dimension", "kernel_shapes", "crowded_scenes", "dtypes",
@@ -50,9 +50,9 @@ WHOLE = [
     "tests/core/test_batch_norm.py",
     "tests/adapters/spconv/test_fused_training.py",
     "tests/core/test_maps.py",
-    "tests/core/test_ahead.py",
-    "tests/core/test_map_graph.py",
-    "tests/core/test_padded.py",
+    "tests/core/capture/test_prefetch.py",
+    "tests/core/capture/test_graph_cache.py",
+    "tests/core/capture/test_padded.py",
     "tests/core/test_impulse.py",
     "tests/core/test_pool.py",
     "tests/core/test_voxel.py",
@@ -169,7 +169,7 @@ def test_emulated_gpu(arch):
     GPU, and one problem under shuffled schedules."""
     nodes = [KERNELS[0], *convolutions(arch), *networks(arch, SMALL[1])]
     nodes.append("tests/core/test_batch_norm.py::test_three_steps")
-    nodes.append("tests/core/test_map_graph.py::test_a_single_map")
+    nodes.append("tests/core/capture/test_graph_cache.py::test_a_single_map")
     nodes.append(f"tests/emulated/test_schedules.py::test_layers[{arch}-masked-submanifold-3-"
                  "torch.float16]")  # fmt: skip
     run(nodes, 58, SPARSE_BRIDGE_TEST_ARCH=arch)

@@ -17,72 +17,28 @@ from ..geometry.boxes import Box
 from ..maps.coordinate_map import CoordinateMap, capacity_for
 from ..maps.expansion import Expansion, Source, look_up
 from ..maps.kernel_map import KernelMap
-from ..maps.request import MapRequest
 from ..maps.rows import Rows
 from ..maps.rulebook import Rulebook
-from .padded import PaddedScene, rows_found
+from .history import RequestHistory, Step
+from .padded import PaddedInput, rows_found
 
-__all__ = ["Answer", "Answers", "Chain", "Record", "Sides", "Step", "ordered_alike"]
+__all__ = [
+    "Answer",
+    "Answers",
+    "BatchedBuilder",
+    "RequestHistory",
+    "Sides",
+    "Step",
+    "ordered_alike",
+]
 
 _ROOM = 1.25  # memory of a level over the estimate
 
 
-class Step(NamedTuple):
-    """A request over level `level`; out: the level of its output coordinates, where those are given
-    (and then no part of the request).
-
-    Level 0 holds the input's own coordinates; a strided step at place i of the history makes level
-    i + 1.
-    """
-
-    level: int
-    request: MapRequest
-    out: int | None = None
-
-    @property
-    def strided(self) -> bool:
-        return self.request.kind == "strided"
-
-
-class Views(NamedTuple):
-    """The sides of a map that were asked for, as tiles and at all: an observer of its rulebook."""
-
-    tiled: set[int]
-    asked: set[int]
-
-    def wanted(self, side: int, tiles: bool) -> None:
-        self.asked.add(side)
-        if tiles:
-            self.tiled.add(side)
-
-
-@dataclasses.dataclass(eq=False)
-class Record:
-    """What one scene was asked: the steps, by their places the rows of the levels they made and the
-    sides that were wanted of their maps, as tiles and at all."""
-
-    n_rows: int
-    steps: list[Step] = dataclasses.field(default_factory=list)
-    rows: dict[int, int] = dataclasses.field(default_factory=dict)
-    tiled: dict[int, set[int]] = dataclasses.field(default_factory=dict)
-    asked: dict[int, set[int]] = dataclasses.field(default_factory=dict)
-
-    def views(self, place: int) -> Views:
-        """Who hears which views of the map of a step are asked for."""
-        return Views(self.tiled.setdefault(place, set()), self.asked.setdefault(place, set()))
-
-    def both_ways(self) -> Record:
-        """The same with both sides of every strided map wanted, as tiles where one is."""
-        strided = [place for place, step in enumerate(self.steps) if step.strided]
-        tiled = {**self.tiled, **{place: {0, 1} for place in strided if self.tiled.get(place)}}
-        asked = {**self.asked, **{place: {0, 1} for place in strided}}
-        return dataclasses.replace(self, tiled=tiled, asked=asked)
-
-
 @dataclasses.dataclass(eq=False)
 class _Level:
-    """Coordinates with room for more rows than there are: `count` on the device is one less than
-    there are (None: all)."""
+    """Coordinates whose memory takes more rows than there are: `count` on the device is one less
+    than there are (None: all)."""
 
     coords: torch.Tensor
     box: Box
@@ -90,7 +46,7 @@ class _Level:
     count: torch.Tensor | None
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         return self.coords.shape[0]
 
     def source(self) -> Source:
@@ -113,11 +69,11 @@ Answers = dict[Step, Answer]
 Sides = tuple[Any, ...]
 
 
-class Chain:
+class BatchedBuilder:
     """All maps of a scene in one go."""
 
     def __init__(
-        self, cmap: CoordinateMap, target: Target, steps: tuple[Step, ...], last: Record,
+        self, cmap: CoordinateMap, target: Target, steps: tuple[Step, ...], last: RequestHistory,
         slack: float = _ROOM, n_rows: int | None = None,
     ) -> None:  # fmt: skip
         """slack: memory of a level over the estimate.  n_rows: rows of `cmap` that scenes use,
@@ -135,17 +91,17 @@ class Chain:
 
     def answers(self) -> Answers | None:
         """The answer of every step; None where this scene is not like the last."""
-        rooms = self._rooms()
-        if rooms is None:
+        capacities = self._capacities()
+        if capacities is None:
             return None
         from ...kernels.maps.hash_table import Fetched
 
-        books, root = self._expanded(rooms)
-        fetched = Fetched([books, root.flags])
+        counters, root = self._expanded(capacities)
+        fetched = Fetched([counters, root.flags])
         made = self.queued()
-        return self._finish(made, rooms, fetched.read())
+        return self._finish(made, capacities, fetched.read())
 
-    def lay_out(self, scene: PaddedScene, distinct: bool = False) -> bool:
+    def lay_out(self, scene: PaddedInput, distinct: bool = False) -> bool:
         """Queue the coordinates of all levels of a padded scene, which learns where its counters
         are; False where the last scene does not tell how large they get.
 
@@ -153,18 +109,21 @@ class Chain:
         """
         from ...kernels.maps.mask_order import SORTED_APART
 
-        rooms = self._rooms()
-        if rooms is None:
+        capacities = self._capacities()
+        if capacities is None:
             return False
         taken = {self.cmap.n_rows}
-        for place in rooms:
-            step = -8 if rooms[place] == SORTED_APART else 8
-            while distinct and rooms[place] in taken:
-                rooms[place] += step
-            taken.add(rooms[place])
-        scene.books, root = self._expanded(rooms)
-        scene.lengths, scene.flags = tuple(self._books()), root.flags
-        scene.rooms = {0: self.cmap.n_rows, **{place + 1: room for place, room in rooms.items()}}
+        for place in capacities:
+            step = -8 if capacities[place] == SORTED_APART else 8
+            while distinct and capacities[place] in taken:
+                capacities[place] += step
+            taken.add(capacities[place])
+        scene.counters, root = self._expanded(capacities)
+        scene.lengths, scene.flags = tuple(self._counter_lengths()), root.flags
+        scene.capacities = {
+            0: self.cmap.n_rows,
+            **{place + 1: capacity for place, capacity in capacities.items()},
+        }
         scene.counts = {
             level: scene.count if made.count is None else made.count
             for level, made in self.levels.items()
@@ -198,27 +157,27 @@ class Chain:
         """The coordinates of the new levels, by level."""
         return {level: made.coords for level, made in self.levels.items() if level}
 
-    def _expanded(self, rooms: dict[int, int]) -> tuple[torch.Tensor, Any]:
+    def _expanded(self, capacities: dict[int, int]) -> tuple[torch.Tensor, Any]:
         """Queue the coordinates of all levels; (counters of the new tables, table of the root)."""
         cmap = self.cmap
         root = cmap.table(self.target)
         self.levels[0] = _Level(cmap.coords, cmap.box, root, cmap.rows.device)
-        tables, memory = self._tables(rooms)
+        tables, memory = self._tables(capacities)
         for place, table in tables.items():
-            self._expand(place, self.steps[place], rooms[place], table)
-        return memory.narrow(0, 0, sum(self._books())), root
+            self._expand(place, self.steps[place], capacities[place], table)
+        return memory.narrow(0, 0, sum(self._counter_lengths())), root
 
-    def _rooms(self) -> dict[int, int] | None:
-        """Rows to make room for at every new level, by the place of its step."""
+    def _capacities(self) -> dict[int, int] | None:
+        """Rows to reserve at every new level, by the place of its step."""
         from ...kernels.maps.mask_order import SORTED_APART
 
         growth = self.cmap.n_rows / max(1, self.last.n_rows)
-        rooms: dict[int, int] = {}
+        capacities: dict[int, int] = {}
         for place, step in enumerate(self.steps):
             if not step.strided:
                 continue
             rows = self.last.rows.get(place)
-            below = self.cmap.n_rows if step.level == 0 else rooms.get(step.level - 1)
+            below = self.cmap.n_rows if step.level == 0 else capacities.get(step.level - 1)
             out_box = self.boxes.get(place + 1)
             if rows is None or below is None or out_box is None or out_box.oversized:
                 return None
@@ -228,33 +187,33 @@ class Chain:
                 return None
             most = min(below * len(step.request.offsets), max(1, out_box.volume))
             likely = rows * growth
-            # With more room the rows would be ordered otherwise.
+            # With more capacity the rows would be ordered otherwise.
             if rows * self.n_rows <= SORTED_APART * max(1, self.last.n_rows):
                 most = min(most, SORTED_APART)
-            rooms[place] = min(most, _rounded(int(self.slack * likely) + 256))
-        return rooms
+            capacities[place] = min(most, _rounded(int(self.slack * likely) + 256))
+        return capacities
 
-    def _tables(self, rooms: dict[int, int]) -> tuple[dict[int, Any], torch.Tensor]:
+    def _tables(self, capacities: dict[int, int]) -> tuple[dict[int, Any], torch.Tensor]:
         """(empty hash tables of the new levels, their memory)."""
         from ...kernels.maps.hash_table import HashTable
         from ...kernels.maps.new_rows import owner_counters
 
         wanted = []
-        for place, room in rooms.items():
+        for place, capacity in capacities.items():
             out_box = self.boxes[place + 1]
             assert out_box is not None
-            # Half full at worst; for the room alone it would be a third.
+            # Half full at worst; for the capacity alone it would be a third.
             level = self.steps[place].level
-            counters = owner_counters(self.cmap.n_rows if level == 0 else rooms[level - 1])
-            wanted.append((capacity_for(-(-2 * room // 3)), out_box.key64, counters))
+            counters = owner_counters(self.cmap.n_rows if level == 0 else capacities[level - 1])
+            wanted.append((capacity_for(-(-2 * capacity // 3)), out_box.key64, counters))
         tables, memory = HashTable.allocate_all(wanted, self.device)
-        return dict(zip(rooms, tables, strict=True)), memory
+        return dict(zip(capacities, tables, strict=True)), memory
 
-    def _books(self) -> list[int]:
+    def _counter_lengths(self) -> list[int]:
         """Lengths of the new tables' flags and counters, which lie one after another."""
         return [len(level.table.flags) for place, level in self.levels.items() if place]
 
-    def _expand(self, place: int, step: Step, room: int, table: Any) -> None:
+    def _expand(self, place: int, step: Step, capacity: int, table: Any) -> None:
         below, out_box, req = self.levels[step.level], self.boxes[place + 1], step.request
         assert out_box is not None
         one, zeroed = (1,) * len(req.stride), self.cmap.rows.device is not None
@@ -262,7 +221,7 @@ class Chain:
             below.source(), req.offsets, one, req.stride, -1, out_box, self.target
         )
         expansion.insert(table)
-        coords = expansion.number(room, req.order, True, zeroed)
+        coords = expansion.number(capacity, req.order, True, zeroed)
         self.expansions[place] = expansion
         self.levels[place + 1] = _Level(coords, out_box, table, table.total)
 
@@ -274,13 +233,20 @@ class Chain:
             new = self.levels[place + 1]
             # Inference has no use for the other side, which is as large.
             both = 1 in self.last.asked.get(place, ())
-            sides: list[Any] = [*self.expansions[place].link(new.room, new.count, both)]
+            sides: list[Any] = [*self.expansions[place].link(new.capacity, new.count, both)]
         else:
             here, stride, center = level, (1,) * offsets.dimension, offsets.center
             if step.out is not None:
                 here, stride, center = self.levels[step.out], step.request.stride, -1
             table = look_up(
-                here.source(), level.table, level.room, level.box, offsets, stride, target, center
+                here.source(),
+                level.table,
+                level.capacity,
+                level.box,
+                offsets,
+                stride,
+                target,
+                center,
             )
             sides = [table, None]
         wanted = self.last.tiled.get(place, ())
@@ -290,30 +256,30 @@ class Chain:
         return tuple(sides)
 
     def _finish(
-        self, made: list[Sides], rooms: dict[int, int], counters: list[list[int]]
+        self, made: list[Sides], capacities: dict[int, int], read: list[list[int]]
     ) -> Answers | None:
         """Cut everything to size, now that the sizes are known."""
         from ...kernels.maps.hash_table import live_flags
 
-        books, root = counters
+        counters, root = read
         cmap = self.cmap
         if not cmap.checked:
-            cmap.judge(*live_flags(root))
+            cmap.validate(*live_flags(root))
         if not cmap.unique or cmap.alive is not None:
             return None
-        levels = {place + 1: room for place, room in rooms.items()}
-        rows = rows_found(books, self._books(), levels)
+        levels = {place + 1: capacity for place, capacity in capacities.items()}
+        rows = rows_found(counters, self._counter_lengths(), levels)
         if rows is None or not ordered_alike(rows, levels):
             return None
         return self.assembled(made, {0: cmap.n_rows, **rows}, self.coords())
 
     def assembled(
         self, made: list[Sides], rows: dict[int, int], coords: dict[int, torch.Tensor],
-        scene: PaddedScene | None = None,
+        scene: PaddedInput | None = None,
     ) -> Answers:  # fmt: skip
         """The answers made of these sides and the new levels' coordinates, cut to `rows`.
 
-        scene: the padded scene whose they are, if they are cut to its rooms.
+        scene: the padded scene whose they are, if they are cut to its capacities.
         """
         answers: Answers = {}
         maps = {0: self.cmap}
@@ -327,7 +293,7 @@ class Chain:
 
     def _answer(
         self, place: int, step: Step, sides: Sides, rows: dict[int, int],
-        coords: dict[int, torch.Tensor], scene: PaddedScene | None,
+        coords: dict[int, torch.Tensor], scene: PaddedInput | None,
     ) -> tuple[KernelMap, CoordinateMap | None]:  # fmt: skip
         out = place + 1 if step.strided else step.level if step.out is None else step.out
         x, y = (
@@ -352,11 +318,11 @@ class Chain:
         return kmap, new
 
 
-def ordered_alike(rows: dict[int, int], rooms: dict[int, int]) -> bool:
-    """Whether the rows of every level are ordered as they would be without room to spare."""
+def ordered_alike(rows: dict[int, int], capacities: dict[int, int]) -> bool:
+    """Whether the rows of every level are ordered as they would be without padding."""
     from ...kernels.maps.mask_order import SORTED_APART
 
-    return not any(rows[level] <= SORTED_APART < rooms[level] for level in rows)
+    return not any(rows[level] <= SORTED_APART < capacities[level] for level in rows)
 
 
 def _rounded(rows: int) -> int:

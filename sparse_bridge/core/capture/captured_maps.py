@@ -12,13 +12,14 @@ from ...kernels.runtime import target as targets
 from ..geometry.boxes import Box
 from ..maps.coordinate_map import CoordinateMap
 from ..maps.rows import Rows
-from .batched_builder import Chain, Record, Step, ordered_alike
-from .padded import PaddedScene
+from .batched_builder import BatchedBuilder, ordered_alike
+from .history import RequestHistory, Step
+from .padded import PaddedInput
 
-__all__ = ["CapturedMaps", "Streams", "apart", "captured", "chain_over", "padded_scene"]
+__all__ = ["CapturedMaps", "Streams", "apart", "builder_over", "captured", "padded_input"]
 
 _STREAMS = 4  # on which maps are built side by side
-_SLACK = 1.125  # room of the levels over the estimate
+_SLACK = 1.125  # capacity of the levels over the estimate
 
 
 class Streams:
@@ -43,7 +44,8 @@ class CapturedMaps:
     over them: the host learns how many rows there are as soon as the first is through.
 
     scene: with the `n_rows` coordinates of a scene like those to come in place; its maps are
-    `prepared`. box: of the coordinates.  distinct: see `Chain.lay_out`.  abreast: maps side by side
+    `prepared`. box: of the coordinates.  distinct: see `BatchedBuilder.lay_out`.  abreast: maps
+    side by side
     on several streams, faster for the GPU, at up to twice the memory.  Raises RuntimeError where
     nothing can be captured.
 
@@ -51,42 +53,42 @@ class CapturedMaps:
     """
 
     def __init__(
-        self, scene: PaddedScene, box: Box, target: targets.Target, steps: tuple[Step, ...],
+        self, scene: PaddedInput, box: Box, target: targets.Target, steps: tuple[Step, ...],
         pool: Any, n_rows: int, distinct: bool = False, abreast: bool = True,
     ) -> None:  # fmt: skip
         self.scene = scene
-        rehearsal = chain_over(scene, box, target, steps, n_rows)  # compiles and loads beforehand
-        if not rehearsal.lay_out(scene, distinct):
+        dry_run = builder_over(scene, box, target, steps, n_rows)  # compiles and loads beforehand
+        if not dry_run.lay_out(scene, distinct):
             raise RuntimeError("the last scene does not tell how large the levels get")
-        rehearsal.queued()
-        assert scene.books is not None and scene.flags is not None
-        self.lengths = [len(scene.books), len(scene.flags)]
+        dry_run.queued()
+        assert scene.counters is not None and scene.flags is not None
+        self.lengths = [len(scene.counters), len(scene.flags)]
         self.host = torch.empty(sum(self.lengths), dtype=torch.int32, pin_memory=True)
-        del rehearsal
+        del dry_run
         device = scene.coords.device
         torch.cuda.current_stream(device).synchronize()
         before = torch.cuda.memory_reserved(device)
         # Its tables are read by the second graph.
-        self._chain = chain_over(scene, box, target, steps, n_rows)
+        self._builder = builder_over(scene, box, target, steps, n_rows)
         streams = [torch.cuda.Stream(device) for _ in range(_STREAMS)] if abreast else []
         with apart(device):
             self.first, _ = captured(lambda: self._coordinates(distinct), pool)
-            self.second, made = captured(lambda: self._chain.queued_apart(streams), pool)
+            self.second, made = captured(lambda: self._builder.queued_apart(streams), pool)
         taken = torch.cuda.memory_reserved(device) - before
         self.bytes = max(0, taken) + scene.coords.nbytes
-        scene.prepared = made, self._chain.coords()
+        scene.prepared = made, self._builder.coords()
         self.event, self._stream = torch.cuda.Event(), Streams(device)
 
     def _coordinates(self, distinct: bool) -> None:
         scene = self.scene
-        self._chain.lay_out(scene, distinct)
-        assert scene.books is not None and scene.flags is not None
+        self._builder.lay_out(scene, distinct)
+        assert scene.counters is not None and scene.flags is not None
         mine = self.host.split(self.lengths)
-        mine[0].copy_(scene.books, non_blocking=True)
+        mine[0].copy_(scene.counters, non_blocking=True)
         mine[1].copy_(scene.flags, non_blocking=True)
 
     def start(self, coords: torch.Tensor) -> None:
-        """Queue the maps over these coordinates, of which there must be room for."""
+        """Queue the maps over these coordinates, of which there must be capacity for."""
         n_rows = coords.shape[0]
         self.scene.coords.narrow(0, 0, n_rows).copy_(coords)
         self.scene.count.fill_(n_rows - 1)
@@ -98,25 +100,25 @@ class CapturedMaps:
         """Rows of every level; None where the scene cannot be served, or would be ordered
         otherwise. Waits for the first graph."""
         self.event.synchronize()
-        read, n_books = self.host.tolist(), self.lengths[0]
-        rows = self.scene.judged(read[:n_books], read[n_books:], n_rows)
-        return rows if rows is not None and ordered_alike(rows, self.scene.rooms) else None
+        read, n_counters = self.host.tolist(), self.lengths[0]
+        rows = self.scene.validated(read[:n_counters], read[n_counters:], n_rows)
+        return rows if rows is not None and ordered_alike(rows, self.scene.capacities) else None
 
 
-def chain_over(
-    scene: PaddedScene, box: Box, target: targets.Target, steps: tuple[Step, ...], n_rows: int
-) -> Chain:
-    """The chain of a padded scene, of whose coordinates about `n_rows` are used."""
+def builder_over(
+    scene: PaddedInput, box: Box, target: targets.Target, steps: tuple[Step, ...], n_rows: int
+) -> BatchedBuilder:
+    """The builder of a padded scene, of whose coordinates about `n_rows` are used."""
     root = CoordinateMap(scene.coords, box, Rows(None, scene.count, scene.coords.shape[0]))
     root.adopt()
-    return Chain(root, target, steps, scene.record, _SLACK, n_rows)
+    return BatchedBuilder(root, target, steps, scene.record, _SLACK, n_rows)
 
 
-def padded_scene(coords: torch.Tensor, room: int, record: Record) -> PaddedScene:
-    """A scene with room for `room` rows, and `coords` [N, 1 + D] in place."""
-    wide = coords.new_zeros((room, coords.shape[1]))
+def padded_input(coords: torch.Tensor, capacity: int, record: RequestHistory) -> PaddedInput:
+    """A scene with capacity for `capacity` rows, and `coords` [N, 1 + D] in place."""
+    wide = coords.new_zeros((capacity, coords.shape[1]))
     wide[: coords.shape[0]].copy_(coords)
-    return PaddedScene(wide, coords.new_full((1,), coords.shape[0] - 1), record)
+    return PaddedInput(wide, coords.new_full((1,), coords.shape[0] - 1), record)
 
 
 @contextlib.contextmanager

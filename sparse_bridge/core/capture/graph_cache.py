@@ -1,7 +1,7 @@
-"""Maps built ahead, replayed: what a `Chain` queues, captured once as graphs of launches.
+"""Prefetched maps, replayed: what a `BatchedBuilder` queues, captured once as graphs of launches.
 
 Queueing the maps of all levels costs the host more time than building them costs the GPU. Where
-scenes of a grid keep asking the same, the launches are captured over a scene with room to spare
+scenes of a grid keep asking the same, the launches are captured over a padded input
 (see `padded`) and replayed for every later scene: its coordinates are copied in, the maps copied
 out. Rows are numbered and ordered exactly as without. A graph holds the memory of the maps of one
 scene, so only scenes whose host time matters get one, and all of a device together have a small
@@ -20,9 +20,10 @@ import torch
 from ... import log, settings
 from ...kernels.runtime import target as targets
 from ..maps.coordinate_map import CoordinateMap
-from .batched_builder import Answers, Chain, Record, Sides, Step, ordered_alike
-from .captured_maps import CapturedMaps, Streams, padded_scene
-from .padded import room_for
+from .batched_builder import Answers, BatchedBuilder, Sides, ordered_alike
+from .captured_maps import CapturedMaps, Streams, padded_input
+from .history import RequestHistory, Step
+from .padded import capacity_of
 
 __all__ = ["MapGraphs", "forget", "possible"]
 
@@ -32,15 +33,15 @@ _GRAPHS = 3  # of a grid
 _CAPTURES = 16  # of a grid, in all
 _REFUSALS = 3  # in a row until a graph is dropped
 _SHARE = 64  # of a device's memory that all graphs may take is one part of so many
-_SPARE = 1.125  # room of level 0 over the scene that is captured
-_WIDEST = 1.7  # room over the rows of a scene it serves, unless the room is
+_SPARE = 1.125  # capacity of level 0 over the scene that is captured
+_WIDEST = 1.7  # capacity over the rows of a scene it serves, unless the capacity is
 _SMALL = 1 << 12
 
 # The sides that were wanted of every step, as tiles and at all.
 _Wants = tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]
 
 
-def _wants(record: Record) -> _Wants:
+def _wants(record: RequestHistory) -> _Wants:
     tiled, asked = (
         {place: frozenset(sides) for place, sides in wanted.items()}
         for wanted in (record.tiled, record.asked)
@@ -67,7 +68,9 @@ class MapGraphs:
             self.drop(graph)
         self.captures = _CAPTURES
 
-    def answers(self, cmap: CoordinateMap, steps: tuple[Step, ...], last: Record) -> Answers | None:
+    def answers(
+        self, cmap: CoordinateMap, steps: tuple[Step, ...], last: RequestHistory
+    ) -> Answers | None:
         """The answers of every step, from a graph; None where none serves this scene."""
         if not self.graphs or settings.get().capture != "graphs" or _capturing():
             return None
@@ -100,7 +103,11 @@ class MapGraphs:
             self.stream = stream
 
     def consider(
-        self, cmap: CoordinateMap, target: targets.Target, steps: tuple[Step, ...], last: Record
+        self,
+        cmap: CoordinateMap,
+        target: targets.Target,
+        steps: tuple[Step, ...],
+        last: RequestHistory,
     ) -> None:
         """Capture a graph where scenes like this one, just built without, keep coming."""
         if not possible(cmap, target) or self.captures >= _CAPTURES:
@@ -209,12 +216,12 @@ class _MapGraph:
     """Captured maps, and copies of them for every scene."""
 
     def __init__(
-        self, cmap: CoordinateMap, target: targets.Target, steps: tuple[Step, ...], last: Record,
-        wants: _Wants, pool: Any,
+        self, cmap: CoordinateMap, target: targets.Target, steps: tuple[Step, ...],
+        last: RequestHistory, wants: _Wants, pool: Any,
     ) -> None:  # fmt: skip
         self.target, self.steps, self.last, self.wants = target, steps, last, wants
         with torch.inference_mode(False), torch.no_grad():
-            scene = padded_scene(cmap.coords, _room(cmap.n_rows), last)
+            scene = padded_input(cmap.coords, _capacity(cmap.n_rows), last)
             # The host is busy with layers meanwhile: what counts is memory.
             self.maps = CapturedMaps(
                 scene, cmap.box, target, steps, pool, cmap.n_rows, abreast=False
@@ -224,12 +231,12 @@ class _MapGraph:
         self.made, self.coords = scene.prepared
         self.sources = _tensors(self.made, self.coords)
 
-    def serves(self, cmap: CoordinateMap, steps: tuple[Step, ...], last: Record) -> bool:
+    def serves(self, cmap: CoordinateMap, steps: tuple[Step, ...], last: RequestHistory) -> bool:
         """Whether this scene is of the graph's kind and size."""
-        room = self.scene.coords.shape[0]
+        capacity = self.scene.coords.shape[0]
         return (
-            cmap.n_rows <= room <= max(_SMALL, _WIDEST * cmap.n_rows)
-            and ordered_alike({0: cmap.n_rows}, {0: room})
+            cmap.n_rows <= capacity <= max(_SMALL, _WIDEST * cmap.n_rows)
+            and ordered_alike({0: cmap.n_rows}, {0: capacity})
             and (last.tiled, last.asked) == self.wants
             and steps == self.steps
         )
@@ -242,18 +249,20 @@ class _MapGraph:
         if rows is None:
             return None
         if not cmap.checked:
-            cmap.judge(cmap.n_rows, cmap.n_rows, False)
+            cmap.validate(cmap.n_rows, cmap.n_rows, False)
         made = [tuple(_copied(side, copies) for side in sides) for sides in self.made]
         coords = {level: copies[id(one)] for level, one in self.coords.items()}
-        return Chain(cmap, self.target, self.steps, self.last).assembled(made, rows, coords)
+        return BatchedBuilder(cmap, self.target, self.steps, self.last).assembled(
+            made, rows, coords
+        )
 
 
-def _room(n_rows: int) -> int:
-    """Rows that a graph captured for a scene of `n_rows` has room for."""
+def _capacity(n_rows: int) -> int:
+    """Rows that a graph captured for a scene of `n_rows` has capacity for."""
     from ...kernels.maps.mask_order import SORTED_APART
 
-    room = room_for(int(_SPARE * n_rows))
-    return min(room, SORTED_APART) if n_rows <= SORTED_APART else room
+    capacity = capacity_of(int(_SPARE * n_rows))
+    return min(capacity, SORTED_APART) if n_rows <= SORTED_APART else capacity
 
 
 def _tensors(made: list[Sides], coords: dict[int, torch.Tensor]) -> list[torch.Tensor]:

@@ -1,11 +1,11 @@
-"""Scenes with room to spare: how many rows there are stands on the device alone.
+"""Padded inputs: how many rows there are stands on the device alone.
 
-A captured graph of launches repeats addresses and sizes, but scenes differ in rows. So a scene
-lies in memory for more rows than it has, all its maps are built by a `Chain` that leaves them that
-large, and kernels read the number of rows of every level from the device. What lies behind the last
-row is never gathered by a convolution; NaN there shows whatever else mixes rows. Training asks for
-more: sums over rows are right where what lies behind is finite in features and zero in their
-gradients. Maps that the scenes before were not asked for cannot be had.
+A captured graph of launches repeats addresses and sizes, but inputs differ in rows. So an input
+lies in memory for more rows than it has, all its maps are built by a `BatchedBuilder` that leaves
+them that large, and kernels read the number of rows of every level from the device. What lies
+behind the last row is never gathered by a convolution; NaN there shows whatever else mixes rows.
+Training asks for more: sums over rows are right where what lies behind is finite in features and
+zero in their gradients. Maps that the inputs before were not asked for cannot be had.
 """
 
 from __future__ import annotations
@@ -22,10 +22,15 @@ from ..maps import rows as row_scopes
 from ..maps.rows import Rows, UnknownRowsError, UnpaddedError
 
 if TYPE_CHECKING:
-    from .batched_builder import Record
+    from .history import RequestHistory
 
 __all__ = [
-    "PaddedScene", "UnknownRowsError", "UnpaddedError", "current", "room_for", "rows_found",
+    "PaddedInput",
+    "UnknownRowsError",
+    "UnpaddedError",
+    "capacity_of",
+    "current",
+    "rows_found",
     "using",
 ]  # fmt: skip
 
@@ -34,70 +39,70 @@ _LEAST = 1024
 
 
 @dataclasses.dataclass(eq=False)
-class PaddedScene:
-    """coords: int32 [room, 1 + D], zeros behind the last row.  count: int32 [1], one less than the
-    rows there are.  record: what scenes of this grid are asked.  fill: what layers leave behind the
-    last row of a result; None: anything.
+class PaddedInput:
+    """coords: int32 [capacity, 1 + D], zeros behind the last row.  count: int32 [1], one less than
+    the rows there are.  record: what inputs of this grid are asked.  fill: what layers leave behind
+    the last row of a result; None: anything.
 
-    Once the maps are built: rooms, rows that each level has room for, by level; counts, by level
-    like `count`; books and flags, the counters to read, see `judged`.  prepared: the maps: sides of
-    every step and coordinates by level.
+    Once the maps are built: capacities, rows that each level has memory for, by level; counts, by
+    level like `count`; counters and flags, to be read and `validated`.  prepared: the maps: sides
+    of every step and coordinates by level.
     """
 
     coords: torch.Tensor
     count: torch.Tensor
-    record: Record
+    record: RequestHistory
     fill: float | None = None
-    rooms: dict[int, int] = dataclasses.field(default_factory=dict)
+    capacities: dict[int, int] = dataclasses.field(default_factory=dict)
     counts: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
-    books: torch.Tensor | None = None
-    lengths: tuple[int, ...] = ()  # of the levels' counters in the books
+    counters: torch.Tensor | None = None
+    lengths: tuple[int, ...] = ()  # of the counters of every level
     flags: torch.Tensor | None = None
     prepared: tuple[list[Any], dict[int, torch.Tensor]] | None = None
 
     def rows(self, level: int) -> Rows:
         """The rows of a level, once the maps are built."""
-        return Rows(None, self.counts[level], self.rooms[level], self.fill)
+        return Rows(None, self.counts[level], self.capacities[level], self.fill)
 
     def level_of(self, value: torch.Tensor) -> int:
-        """The level whose rows `value` has, room included. Raises UnknownRowsError."""
-        for level, room in self.rooms.items():
-            if value.ndim and value.shape[0] == room:
+        """The level whose rows `value` has, capacity included. Raises UnknownRowsError."""
+        for level, capacity in self.capacities.items():
+            if value.ndim and value.shape[0] == capacity:
                 return level
         raise UnknownRowsError(
             f"a tensor of shape {list(value.shape)} has not a row for every site of a level."
         )
 
-    def judged(
-        self, books: Sequence[int], flags: Sequence[int], n_rows: int
+    def validated(
+        self, counters: Sequence[int], flags: Sequence[int], n_rows: int
     ) -> dict[int, int] | None:
-        """Rows of every level, from the values of `books` and `flags` once the kernels have run;
+        """Rows of every level, from the values of `counters` and `flags` once the kernels have run;
         None where rows are equal, lie outside, or do not fit."""
         from ...kernels.maps.hash_table import live_flags
 
         inserted, seen, overflow = live_flags(flags)
         if overflow or not inserted == seen == n_rows:
             return None
-        deeper = {level: room for level, room in self.rooms.items() if level}
-        found = rows_found(books, self.lengths, deeper)
+        deeper = {level: capacity for level, capacity in self.capacities.items() if level}
+        found = rows_found(counters, self.lengths, deeper)
         return None if found is None else {0: n_rows, **found}
 
 
 def rows_found(
-    books: Sequence[int], lengths: Sequence[int], rooms: dict[int, int]
+    counters: Sequence[int], lengths: Sequence[int], capacities: dict[int, int]
 ) -> dict[int, int] | None:
     """Rows of new levels, by level, from the flags and counters of their tables, which lie one
-    after another; None where one has more than there is room for.
+    after another; None where one has more than there is capacity for.
 
     lengths: of the flags and counters of each.
     """
     from ...kernels.maps.hash_table import FLAGS
 
     found, at = {}, 0
-    for (level, room), length in zip(rooms.items(), lengths, strict=True):
-        _, _, overflow, last = books[at : at + FLAGS]
+    for (level, capacity), length in zip(capacities.items(), lengths, strict=True):
+        _, _, overflow, last = counters[at : at + FLAGS]
         at += length
-        if overflow > 0 or last + 1 > room:
+        if overflow > 0 or last + 1 > capacity:
             return None
         found[level] = last + 1
     return found
@@ -107,24 +112,24 @@ _local = threading.local()
 
 
 @contextmanager
-def using(scene: PaddedScene) -> Iterator[None]:
+def using(scene: PaddedInput) -> Iterator[None]:
     """Layers of this thread, given the scene's coordinates, take its maps."""
     before = getattr(_local, "scene", None)
     _local.scene = scene
-    levels = sorted(scene.rooms, reverse=True)  # of equal capacities the input's own counts
+    levels = sorted(scene.capacities, reverse=True)  # of equal capacities the input's own counts
     try:
-        with row_scopes.scope({scene.rooms[level]: scene.rows(level) for level in levels}):
+        with row_scopes.scope({scene.capacities[level]: scene.rows(level) for level in levels}):
             yield
     finally:
         _local.scene = before
 
 
-def current() -> PaddedScene | None:
+def current() -> PaddedInput | None:
     """The scene of this thread."""
     return getattr(_local, "scene", None)
 
 
-def room_for(rows: int) -> int:
-    """Rows to make room for: a few sizes per octave, so that scenes meet few."""
+def capacity_of(rows: int) -> int:
+    """Rows to reserve: a few sizes per octave, so that scenes meet few."""
     step = max(_LEAST, (1 << rows.bit_length()) // (2 * _STEPS_PER_OCTAVE))
     return -(-rows // step) * step

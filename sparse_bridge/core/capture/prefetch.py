@@ -31,11 +31,12 @@ from ..maps.coordinate_map import CoordinateMap
 from ..maps.map_cache import MapStore
 from ..maps.request import BuiltMap, MapRequest
 from . import graph_cache, padded
-from .batched_builder import Answers, Chain, Record, Step
+from .batched_builder import Answers, BatchedBuilder
 from .graph_cache import MapGraphs
-from .padded import PaddedScene
+from .history import RequestHistory, Step
+from .padded import PaddedInput
 
-__all__ = ["Step", "Trail", "forget", "habit_of", "install", "provide"]
+__all__ = ["Step", "Tracker", "forget", "history_of", "install", "provide"]
 
 _STEPS = 64  # requests remembered of an input
 _GRIDS = 256  # grids remembered
@@ -44,25 +45,27 @@ _KINDS = ("submanifold", "strided", "between")
 
 
 @dataclasses.dataclass(eq=False)
-class _Habit:
+class _History:
     """What inputs are asked: of one grid, which graphs may serve if they are `alike`, or of any."""
 
     alike: bool = True
-    record: Record | None = None
+    record: RequestHistory | None = None
     steps: tuple[Step, ...] = ()
     wait: int = 0  # inputs to let pass
     failures: int = 0
     graphs: MapGraphs = dataclasses.field(default_factory=MapGraphs)
 
 
-_habits: dict[Any, _Habit] = {}
+_histories: dict[Any, _History] = {}
 _lock = threading.Lock()
 
 
-class Trail:
+class Tracker:
     """The requests that one input is asked, and answers that are ready, for one stream."""
 
-    def __init__(self, cmap: CoordinateMap, record: Record, ready: Answers, stream: int) -> None:
+    def __init__(
+        self, cmap: CoordinateMap, record: RequestHistory, ready: Answers, stream: int
+    ) -> None:
         self.record, self._ready, self._stream = record, ready, stream
         self.levels = weakref.WeakKeyDictionary({cmap: 0})
 
@@ -123,8 +126,8 @@ def _relative(step: Step) -> bool:
     return step.request.box is None and not isinstance(step.request.output, Box)
 
 
-# Of every store, the trail of the input that it descends from.
-_trails: weakref.WeakKeyDictionary[MapStore, Trail] = weakref.WeakKeyDictionary()
+# Of every store, the tracker of the input that it descends from.
+_trackers: weakref.WeakKeyDictionary[MapStore, Tracker] = weakref.WeakKeyDictionary()
 
 
 def install() -> None:
@@ -135,7 +138,7 @@ def install() -> None:
 def forget() -> None:
     """Drop what was learnt."""
     with _lock:
-        _habits.clear()
+        _histories.clear()
     graph_cache.forget()
 
 
@@ -144,66 +147,70 @@ def provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
     if req.kind not in _KINDS:
         return requests.build(cmap, req)
     with _lock:
-        trail = _trails.get(store)
-    if trail is None:
+        tracker = _trackers.get(store)
+    if tracker is None:
         first = step_of({cmap: 0}, cmap, req)
         if first is None:
             return requests.build(cmap, req)
-        trail = _begin(cmap, first)
-        _keep(store, trail)
-    built = trail.ask(cmap, req)
+        tracker = _begin(cmap, first)
+        _keep(store, tracker)
+    built = tracker.ask(cmap, req)
     if built.store is not None:
-        _keep(built.store, trail)
+        _keep(built.store, tracker)
     return built
 
 
-def _keep(store: MapStore, trail: Trail) -> None:
+def _keep(store: MapStore, tracker: Tracker) -> None:
     with _lock:
-        _trails[store] = trail
+        _trackers[store] = tracker
 
 
-def _begin(cmap: CoordinateMap, first: Step) -> Trail:
-    """A trail for an input that is asked its first request; answers are ready where the last two
+def _begin(cmap: CoordinateMap, first: Step) -> Tracker:
+    """A tracker for an input that is asked its first request; answers are ready where the last two
     inputs of the grid were asked the same, or the last two of any grid if no request names one."""
-    record = Record(cmap.n_rows)
+    record = RequestHistory(cmap.n_rows)
     target = cmap.kernel_target()
     scene = padded.current()
     if scene is not None:
-        return Trail(cmap, record, _padded(cmap, target, scene), _stream(cmap.device))
+        return Tracker(cmap, record, _padded(cmap, target, scene), _stream(cmap.device))
     now = settings.get()
     if target is None or now.capture == "off" or now.dataflow not in ("auto", "masked"):
-        return Trail(cmap, record, {}, 0)
+        return Tracker(cmap, record, {}, 0)
     # The grid's own history first, of which there may be graphs.
     keys = [(cmap.device, cmap.box), *([(cmap.device, first)] if _relative(first) else [])]
     answers: Answers | None = None
-    for habit, last in [_habit(key, record) for key in keys]:
+    for history, last in [_history(key, record) for key in keys]:
         if answers is None and last is not None:
-            answers = _ready(habit, last, cmap, target, first)
-    return Trail(cmap, record, answers or {}, _stream(cmap.device))
+            answers = _ready(history, last, cmap, target, first)
+    return Tracker(cmap, record, answers or {}, _stream(cmap.device))
 
 
-def _habit(key: Any, record: Record) -> tuple[_Habit, Record | None]:
+def _history(key: Any, record: RequestHistory) -> tuple[_History, RequestHistory | None]:
     """(what inputs of `key` are asked, of which `record` is the newest; the last one's record if
     the last two were asked the same)."""
     with _lock:
-        if len(_habits) >= _GRIDS:
-            _habits.clear()
+        if len(_histories) >= _GRIDS:
+            _histories.clear()
             graph_cache.forget()
-        habit = _habits.setdefault(key, _Habit(alike=isinstance(key[1], Box)))
-        last = habit.record
+        history = _histories.setdefault(key, _History(alike=isinstance(key[1], Box)))
+        last = history.record
         steps = () if last is None else tuple(last.steps)
-        trusted = last is not None and steps == habit.steps and habit.wait == 0
-        habit.record, habit.steps = record, steps
-        habit.wait = max(0, habit.wait - 1)
-    return habit, last if trusted else None
+        trusted = last is not None and steps == history.steps and history.wait == 0
+        history.record, history.steps = record, steps
+        history.wait = max(0, history.wait - 1)
+    return history, last if trusted else None
 
 
 def _ready(
-    habit: _Habit, last: Record, cmap: CoordinateMap, target: targets.Target, first: Step
+    history: _History,
+    last: RequestHistory,
+    cmap: CoordinateMap,
+    target: targets.Target,
+    first: Step,
 ) -> Answers | None:
     """The answers to what inputs like this one are asked; None where there are none."""
     steps = tuple(last.steps)
-    graphs = habit.graphs if habit.alike else None
+    graphs = history.graphs if history.alike else None
     if steps[:1] != (first,) or (graphs is None and not all(map(_relative, steps))):
         return None
     replayed = graphs is not None and len(steps) < _STEPS and graph_cache.possible(cmap, target)
@@ -211,21 +218,21 @@ def _ready(
         return None
     answers = _answers(graphs, cmap, target, steps, last)
     with _lock:
-        habit.failures = 0 if answers is not None else habit.failures + 1
+        history.failures = 0 if answers is not None else history.failures + 1
         if answers is None:
-            habit.wait = min(_LONGEST_WAIT, 1 << habit.failures)
+            history.wait = min(_LONGEST_WAIT, 1 << history.failures)
     return answers
 
 
 def _answers(
     graphs: MapGraphs | None, cmap: CoordinateMap, target: targets.Target,
-    steps: tuple[Step, ...], last: Record,
+    steps: tuple[Step, ...], last: RequestHistory,
 ) -> Answers | None:  # fmt: skip
     """The maps of a scene, replayed or queued; None where this scene is not like the last."""
     try:
         answers = None if graphs is None else graphs.answers(cmap, steps, last)
         if answers is None:
-            answers = Chain(cmap, target, steps, last).answers()
+            answers = BatchedBuilder(cmap, target, steps, last).answers()
             if answers is not None and graphs is not None:
                 graphs.consider(cmap, target, steps, last)
     except torch.cuda.OutOfMemoryError:  # map by map it takes less
@@ -235,30 +242,30 @@ def _answers(
     return answers
 
 
-def habit_of(device: torch.device, box: Box, training: bool = False) -> Record | None:
-    """What the last two scenes of a grid were asked alike, if maps are built ahead for it.
+def history_of(device: torch.device, box: Box, training: bool = False) -> RequestHistory | None:
+    """What the last two scenes of a grid were asked alike, if maps are prefetched for it.
 
     training: with what a backward pass asks as well, which of the last scene is still to come.
     """
     with _lock:
-        habit = _habits.get((device, box))
-        if habit is None or habit.record is None or habit.wait or habit.failures:
+        history = _histories.get((device, box))
+        if history is None or history.record is None or history.wait or history.failures:
             return None
-        steps = tuple(habit.record.steps)
-        if steps != habit.steps or not 0 < len(steps) < _STEPS:
+        steps = tuple(history.record.steps)
+        if steps != history.steps or not 0 < len(steps) < _STEPS:
             return None
-        return habit.record.both_ways() if training else habit.record
+        return history.record.both_ways() if training else history.record
 
 
-def _padded(cmap: CoordinateMap, target: targets.Target | None, scene: PaddedScene) -> Answers:
+def _padded(cmap: CoordinateMap, target: targets.Target | None, scene: PaddedInput) -> Answers:
     """The maps of a padded scene, of which `cmap` must be the coordinates."""
     elsewhere = cmap.coords.data_ptr() != scene.coords.data_ptr()
     if target is None or elsewhere or scene.prepared is None:
         return {}
     cmap.adopt()
-    chain = Chain(cmap, target, tuple(scene.record.steps), scene.record)
+    builder = BatchedBuilder(cmap, target, tuple(scene.record.steps), scene.record)
     made, coords = scene.prepared
-    return chain.assembled(made, scene.rooms, coords, scene)
+    return builder.assembled(made, scene.capacities, coords, scene)
 
 
 def _stream(device: torch.device) -> int:

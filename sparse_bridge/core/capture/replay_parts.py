@@ -17,8 +17,8 @@ from ..conv.convolution import autocast_dtype
 from ..device.serving import kernel_target
 from ..geometry.boxes import Box
 from . import padded, prefetch
-from .captured_maps import CapturedMaps, padded_scene
-from .padded import PaddedScene, UnpaddedError
+from .captured_maps import CapturedMaps, padded_input
+from .padded import PaddedInput, UnpaddedError
 
 __all__ = [
     "Kind", "Replays", "Tensors", "addresses", "cutter", "kind_of", "maps_like", "over_padded",
@@ -92,7 +92,7 @@ def kind_of(tensors: Tensors | None, x: Any) -> Kind | None:
         return None
     return Kind(
         tensors, features.device, features.dtype, autocast_dtype(features.device),
-        features.shape[1], box, padded.room_for(features.shape[0]),
+        features.shape[1], box, padded.capacity_of(features.shape[0]),
         (settings.get(), tensors.switches(), torch.backends.cuda.matmul.allow_tf32),
     )  # fmt: skip
 
@@ -112,12 +112,12 @@ def maps_like(
 ) -> tuple[CapturedMaps, dict[int, int]] | None:
     """(captured maps, built for `x`; the rows of its levels); None where inputs of its grid are not
     asked the same, or this one is not like the others."""
-    record = prefetch.habit_of(kind.device, kind.box, training)
+    record = prefetch.history_of(kind.device, kind.box, training)
     target = kernel_target(kind.device)
     if record is None or target is None:
         return None
     coords = kind.tensors.coordinates_of(x)
-    scene = padded_scene(coords, kind.capacity, record)
+    scene = padded_input(coords, kind.capacity, record)
     steps, n_rows = tuple(record.steps), coords.shape[0]
     maps = CapturedMaps(scene, kind.box, target, steps, pool, n_rows, distinct=True)
     maps.start(coords)
@@ -241,7 +241,7 @@ def rebuilt(tensors: Tensors, value: Any, cut: Callable[[torch.Tensor], torch.Te
 
 
 def cutter(
-    scene: PaddedScene, rows: dict[int, int], own: torch.Tensor
+    scene: PaddedInput, rows: dict[int, int], own: torch.Tensor
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """What cuts a tensor of a padded scene to copies of the rows that there are; the scene's own
     coordinates are `own`."""
@@ -256,7 +256,7 @@ def cutter(
 
 
 def over_padded(
-    forward: Callable[[Any], Any], scene: PaddedScene, features: torch.Tensor, x: Any,
+    forward: Callable[[Any], Any], scene: PaddedInput, features: torch.Tensor, x: Any,
     tensors: Tensors,
 ) -> Any:  # fmt: skip
     """A model over a padded scene that is otherwise like `x`."""

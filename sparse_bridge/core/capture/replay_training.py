@@ -102,7 +102,7 @@ class _Graph:
     ) -> None:
         self.maps, self.scene = maps, maps.scene
         self.model, self.tensors = copy.model, copy.tensors
-        self.features = copy.room(self.scene)
+        self.features = copy.capacity(self.scene)
         self.forward, self.output = captured(lambda: copy.over(self.scene, self.features), pool)
         self.leaves = leaves_of(self.tensors, self.output)
         self.levels = [self.scene.level_of(leaf) for leaf in self.leaves]

@@ -19,7 +19,7 @@ from ... import tolerances
 from ..conv.convolution import autocast_dtype
 from ..ops.batch_norm import batch_norm
 from . import padded
-from .padded import PaddedScene, UnpaddedError
+from .padded import PaddedInput, UnpaddedError
 from .replay_parts import Tensors, over_padded, rebuilt
 
 __all__ = ["PaddedModel", "gradients_of", "leaves_of"]
@@ -62,7 +62,7 @@ class PaddedModel:
                 raise UnpaddedError(f"it puts another tensor in the place of {name}.")
         return out
 
-    def over(self, scene: PaddedScene, features: torch.Tensor) -> Any:
+    def over(self, scene: PaddedInput, features: torch.Tensor) -> Any:
         with _counted_norms(list(self.model.modules())):
             return over_padded(self, scene, features, self.x, self.tensors)
 
@@ -75,14 +75,14 @@ class PaddedModel:
         coords = self.tensors.coordinates_of(self.x).detach()
         return self(self.tensors.with_rows(self.x, features, coords)), features
 
-    def room(self, scene: PaddedScene) -> torch.Tensor:
+    def capacity(self, scene: PaddedInput) -> torch.Tensor:
         """Features for the padded scene, with those of x in place."""
         rows, channels = self.features.shape
         features = self.features.new_full((scene.coords.shape[0], channels), _TRIAL_FILL)
         features[:rows] = self.features.detach()
         return features.detach().requires_grad_(self.features.requires_grad)
 
-    def try_out(self, scene: PaddedScene, rows: dict[int, int]) -> None:
+    def try_out(self, scene: PaddedInput, rows: dict[int, int]) -> None:
         """Raise UnpaddedError unless outputs, gradients and buffers are those of x alone."""
         own = self.buffers
         try:
@@ -100,7 +100,7 @@ class PaddedModel:
             nudged += [*wide, *self._statistics().values()]
             self._begin(own)
             scene.fill = _TRIAL_FILL
-            features = self.room(scene)
+            features = self.capacity(scene)
             wide = leaves_of(self.tensors, self.over(scene, features))
             if len(wide) != len(leaves):
                 raise UnpaddedError("it returns less over a padded input.")

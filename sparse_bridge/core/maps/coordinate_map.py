@@ -188,9 +188,9 @@ class CoordinateMap:
         return table
 
     def _read_counters(self) -> None:
-        self.judge(*self._table.counters())  # type: ignore[union-attr,attr-defined]
+        self.validate(*self._table.counters())  # type: ignore[union-attr,attr-defined]
 
-    def judge(self, inserted: int, seen: int, overflow: bool) -> None:
+    def validate(self, inserted: int, seen: int, overflow: bool) -> None:
         """Learn from the table's counters whether rows are distinct and live."""
         slots = self._slots
         if overflow:

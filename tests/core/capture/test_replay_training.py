@@ -121,7 +121,7 @@ class TestSteps:
         for one in pair:
             optimizer = torch.optim.SGD(one.parameters(), 0.02, momentum=0.9)
             scaler = torch.amp.GradScaler("cuda", init_scale=64.0)
-            trail = []
+            tracker = []
             for _ in range(12):
                 optimizer.zero_grad(set_to_none=True)
                 with torch.autocast("cuda", torch.float16):
@@ -129,8 +129,8 @@ class TestSteps:
                 scaler.scale(loss).backward()
                 scaler.step(optimizer)
                 scaler.update()
-                trail.append(float(loss))
-            losses.append(trail)
+                tracker.append(float(loss))
+            losses.append(tracker)
         assert len(replays) >= 8
         assert losses[0][-1] < losses[0][0]
         for mine, theirs in zip(*losses, strict=True):

@@ -13,11 +13,11 @@ from sparse_bridge.core.capture import captured_maps, graph_cache, prefetch
 from tests.clouds import cloud
 
 from .pretended import graphs_on_the_cpu
-from .test_ahead import HALF, PAIR, QUARTER, SHAPE, Scene, features
+from .test_prefetch import HALF, PAIR, QUARTER, SHAPE, Scene, features
 
 pytestmark = pytest.mark.emulated
 
-UNTIL_CAPTURED = 5  # two scenes make a habit, three built ahead alike are enough
+UNTIL_CAPTURED = 5  # two scenes make a history, three prefetched alike are enough
 
 
 DEVICE = [""]
@@ -46,8 +46,8 @@ def scene(seed, share=0.2, **kwargs):
 
 
 def graphs():
-    (habit,) = prefetch._habits.values()
-    return habit.graphs
+    (history,) = prefetch._histories.values()
+    return history.graphs
 
 
 def captured(share=0.2, **kwargs):

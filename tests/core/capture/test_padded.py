@@ -1,4 +1,4 @@
-"""A network over a scene with room to spare computes what it computes over the scene itself."""
+"""A network over a padded input computes what it computes over the scene itself."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 import sparse_bridge
 from sparse_bridge.adapters.spconv.protocol import PROTOCOL
 from sparse_bridge.core.capture import padded, prefetch
-from sparse_bridge.core.capture.batched_builder import Chain
-from sparse_bridge.core.capture.captured_maps import chain_over
-from sparse_bridge.core.capture.padded import PaddedScene, UnpaddedError, room_for
+from sparse_bridge.core.capture.batched_builder import BatchedBuilder
+from sparse_bridge.core.capture.captured_maps import builder_over
+from sparse_bridge.core.capture.padded import PaddedInput, UnpaddedError, capacity_of
 from sparse_bridge.core.capture.replay_trial import PaddedModel
 from sparse_bridge.core.device.serving import kernel_target
 from sparse_bridge.core.geometry.boxes import Box
@@ -67,9 +67,9 @@ class Network(torch.nn.Module):
         return self.up(y), y, pooled
 
 
-def spread(coords, room):
+def spread(coords, capacity):
     """(padded coordinates, count)."""
-    more = coords.new_zeros((room, 4))
+    more = coords.new_zeros((capacity, 4))
     more[: len(coords)] = coords
     return more, torch.full((1,), len(coords) - 1, dtype=torch.int32, device=coords.device)
 
@@ -82,23 +82,23 @@ def tensor(sp, coords, x=None):
 def learnt(sp, network, lane, seeds=(1, 2, 3)):
     for seed in seeds:
         network(tensor(sp, cloud(SHAPE, share=0.2, seed=seed, device=lane.device)))
-    return prefetch.habit_of(torch.zeros(1, device=lane.device).device, BOX)
+    return prefetch.history_of(torch.zeros(1, device=lane.device).device, BOX)
 
 
-def prepared(coords, record, room, **how):
+def prepared(coords, record, capacity, **how):
     """A padded scene whose maps are built, and the rows of its levels."""
-    scene = PaddedScene(*spread(coords, room), record, **how)
+    scene = PaddedInput(*spread(coords, capacity), record, **how)
     target = kernel_target(coords.device)
-    chain = chain_over(scene, BOX, target, tuple(record.steps), len(coords))
-    assert chain.lay_out(scene, distinct=True)
-    scene.prepared = chain.queued(), chain.coords()
-    return scene, scene.judged(scene.books.tolist(), scene.flags.tolist(), len(coords))
+    builder = builder_over(scene, BOX, target, tuple(record.steps), len(coords))
+    assert builder.lay_out(scene, distinct=True)
+    scene.prepared = builder.queued(), builder.coords()
+    return scene, scene.validated(scene.counters.tolist(), scene.flags.tolist(), len(coords))
 
 
-def over_padded(sp, network, coords, record, room):
+def over_padded(sp, network, coords, record, capacity):
     """(output, padded scene, rows of its levels)."""
-    scene, rows = prepared(coords, record, room, fill=float("nan"))
-    x = torch.full((room, 4), float("nan"), device=coords.device)
+    scene, rows = prepared(coords, record, capacity, fill=float("nan"))
+    x = torch.full((capacity, 4), float("nan"), device=coords.device)
     x[: len(coords)] = features(len(coords), 4, seed=len(coords), device=coords.device)
     with padded.using(scene):
         found = network(tensor(sp, scene.coords.detach(), x))
@@ -113,14 +113,17 @@ def test_rows_are_those_of_the_scene(sp, kernel_lane, pooled):
     coords = cloud(SHAPE, share=0.22, seed=7, device=kernel_lane.device)
     expected = network(tensor(sp, coords))
     found, scene, rows = over_padded(sp, network, coords, record, len(coords) + 200)
-    assert rows is not None and len(set(scene.rooms.values())) == len(scene.rooms) == 2 + pooled
+    assert (
+        rows is not None
+        and len(set(scene.capacities.values())) == len(scene.capacities) == 2 + pooled
+    )
     levels = (*sorted(rows), -1)[:3]
     for level, one, other in zip(levels, found, expected, strict=True):
         if other is None:
             assert not pooled
             continue
         n_rows = rows[level]
-        assert n_rows == len(other.indices) <= len(one.indices) == scene.rooms[level]
+        assert n_rows == len(other.indices) <= len(one.indices) == scene.capacities[level]
         assert torch.equal(one.indices[:n_rows], other.indices)
         assert torch.equal(one.features[:n_rows], other.features)
         if level:
@@ -153,7 +156,7 @@ def test_a_level_that_outgrows_its_room(sp, kernel_lane):
 
 @torch.no_grad()
 def test_room_to_spare_does_not_change_the_order(sp, kernel_lane, monkeypatch):
-    """Up to so many rows are sorted apart: a level that has fewer gets no more room than that."""
+    """Up to so many rows are sorted apart: a level that has fewer takes no more than that."""
     network = Network(sp).eval().to(kernel_lane.device)
     record = learnt(sp, network, kernel_lane)
     coords = cloud(SHAPE, share=0.2, seed=3, device=kernel_lane.device)
@@ -161,11 +164,11 @@ def test_room_to_spare_does_not_change_the_order(sp, kernel_lane, monkeypatch):
     record = dataclasses.replace(record, n_rows=len(coords), rows=dict.fromkeys(record.rows, 100))
     monkeypatch.setattr(mask_order, "SORTED_APART", 120)
     steps, target = tuple(record.steps), kernel_target(wide.device)
-    rooms = [
-        Chain(CoordinateMap(wide, BOX), target, steps, record, 1.1, used)._rooms()
+    capacities = [
+        BatchedBuilder(CoordinateMap(wide, BOX), target, steps, record, 1.1, used)._capacities()
         for used in (len(coords), None)
     ]
-    assert [next(iter(room.values())) > 120 for room in rooms] == [False, True]
+    assert [next(iter(capacity.values())) > 120 for capacity in capacities] == [False, True]
 
 
 @torch.no_grad()
@@ -189,7 +192,7 @@ def test_a_habit_is_two_scenes_alike(sp, kernel_lane):
 
 
 def test_rooms_come_in_few_sizes():
-    sizes = [room_for(rows) for rows in range(1, 100_000, 7)]
+    sizes = [capacity_of(rows) for rows in range(1, 100_000, 7)]
     assert all(size >= rows for size, rows in zip(sizes, range(1, 100_000, 7), strict=True))
     assert sizes == sorted(sizes) and len(set(sizes)) < 40
     assert all(size <= 1.26 * rows for size, rows in zip(sizes, range(1, 100_000, 7), strict=True)
@@ -272,7 +275,7 @@ def test_training_over_a_padded_scene(sp, kernel_lane, kind, words):
         x = tensor(sp, cloud(SHAPE, share=0.2, seed=seed, device=kernel_lane.device))
         found = model(x)
         (found["y"].features.sum() + found["deep"].sum()).backward()
-    record = prefetch.habit_of(x.features.device, BOX, training=True)
+    record = prefetch.history_of(x.features.device, BOX, training=True)
     coords = cloud(SHAPE, share=0.22, seed=7, device=kernel_lane.device)
     x = tensor(sp, coords)
     x.features.requires_grad_()

@@ -88,9 +88,9 @@ def replays_on_the_cpu(monkeypatch):
 def start(self, coords, own=CapturedMaps.start):
     """New levels land where the captured ones lie."""
     kept = dict(self.scene.prepared[1])
-    self._chain.cmap._table = None  # which the first capture filled
+    self._builder.cmap._table = None  # which the first capture filled
     own(self, coords)
-    for level, made in self._chain.coords().items():
+    for level, made in self._builder.coords().items():
         kept[level].copy_(made)
 
 

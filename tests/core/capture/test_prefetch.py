@@ -1,4 +1,4 @@
-"""Maps built ahead are the maps that would have been built one by one."""
+"""Prefetched maps are the maps that would have been built one by one."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def scene(lane, seed, share=0.2, both=True, **kwargs):
     return Scene(cloud(SHAPE, share=share, seed=seed, device=lane.device, **kwargs), both)
 
 
-def test_the_third_scene_is_built_ahead(kernel_lane):
+def test_the_third_scene_is_prefetched(kernel_lane):
     assert scene(kernel_lane, 1).network() == 5
     assert scene(kernel_lane, 2).network() == 5
     for seed in (3, 4):
@@ -191,11 +191,11 @@ def test_a_scene_that_outgrows_the_estimate(kernel_lane):
     for seed in (1, 2):
         scene(kernel_lane, seed, share=0.9).network()
     outgrown = scene(kernel_lane, 3, share=0.9)
-    habit = next(iter(prefetch._habits.values()))
-    habit.record.rows = dict.fromkeys(habit.record.rows, 1)
-    habit.record.n_rows = 1 << 20
+    history = next(iter(prefetch._histories.values()))
+    history.record.rows = dict.fromkeys(history.record.rows, 1)
+    history.record.n_rows = 1 << 20
     assert outgrown.network() == 5
-    assert habit.failures == 1 and habit.wait == 2
+    assert history.failures == 1 and history.wait == 2
 
 
 @pytest.mark.parametrize("spoil", ["equal", "outside"])
@@ -219,7 +219,7 @@ def test_another_order_of_questions(kernel_lane):
     half, _ = other.strided(other.root, QUARTER)
     other.submanifold(half)
     assert other.built == 2, "only the first question was expected"
-    assert scene(kernel_lane, 4).network() == 5, "one scene of a kind is no habit"
+    assert scene(kernel_lane, 4).network() == 5, "one scene of a kind is no history"
 
 
 @pytest.mark.gpu
@@ -267,7 +267,7 @@ def test_memory_for_all_levels_at_once_is_not_there(kernel_lane, monkeypatch):
     def full(self):
         raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr(prefetch.Chain, "answers", full)
+    monkeypatch.setattr(prefetch.BatchedBuilder, "answers", full)
     assert scene(kernel_lane, 3).network() == 5
 
 
