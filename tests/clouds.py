@@ -24,10 +24,10 @@ def features(n, channels, seed=0, dtype=torch.float32, device="cpu"):
 def weight(c_out, kernel, c_in, seed=0, dtype=torch.float32, device="cpu"):
     """A weight [c_out, *kernel, c_in] scaled to keep activations near 1."""
     generator = torch.Generator().manual_seed(seed + 2)
-    taps = 1
+    volume = 1
     for k in kernel:
-        taps *= k
-    value = torch.randn(c_out, *kernel, c_in, generator=generator) / (taps * c_in) ** 0.5
+        volume *= k
+    value = torch.randn(c_out, *kernel, c_in, generator=generator) / (volume * c_in) ** 0.5
     return value.to(dtype).to(device)
 
 

@@ -16,25 +16,27 @@ def dense_conv(x, x_coords, shape, weight, y_coords, stride, padding, dilation, 
 
     weight: ([V, C_in / groups, C_out], kernel size). y coordinates may lie outside the grid.
     """
-    batch_size, taps = _batches(x_coords, y_coords), box_weight(weight)
+    batch_size, kernel = _batches(x_coords, y_coords), box_weight(weight)
     dense = densify(x.double(), x_coords, batch_size, shape)
     # As much margin as the outermost output needs; where it has none, the last cells are cut.
-    margin, steps = [], zip(shape, padding, stride, dilation, taps.shape[2:], strict=True)
+    margin, steps = [], zip(shape, padding, stride, dilation, kernel.shape[2:], strict=True)
     for axis, (extent, p, s, d, k) in enumerate(steps):
         last = int(y_coords[:, axis + 1].max()) if len(y_coords) else 0
         margin.append((p, last * s - p + d * (k - 1) + 1 - extent))
     dense = F.pad(dense, [m for pair in reversed(margin) for m in pair])
-    dense = _CONV[len(shape)](dense, taps, stride=stride, dilation=dilation, groups=groups)
+    dense = _CONV[len(shape)](dense, kernel, stride=stride, dilation=dilation, groups=groups)
     return sample(dense, y_coords)
 
 
 def dense_conv_transpose(x, x_coords, shape, weight, y_coords, stride, padding, dilation, groups=1):
     """Rows at `y_coords` of a dense transposed convolution in fp64; otherwise as `dense_conv`."""
-    batch_size, taps = _batches(x_coords, y_coords), box_weight(weight)
+    batch_size, kernel = _batches(x_coords, y_coords), box_weight(weight)
     # [C_out, C_in / groups, *kernel] -> [C_in, C_out / groups, *kernel]
-    taps = torch.cat([part.transpose(0, 1) for part in taps.chunk(groups, 0)], 0)
+    kernel = torch.cat([part.transpose(0, 1) for part in kernel.chunk(groups, 0)], 0)
     dense = densify(x.double(), x_coords, batch_size, shape)
-    full = _CONV_TRANSPOSE[len(shape)](dense, taps, stride=stride, dilation=dilation, groups=groups)
+    full = _CONV_TRANSPOSE[len(shape)](
+        dense, kernel, stride=stride, dilation=dilation, groups=groups
+    )
     inside, place = torch.ones(len(y_coords), dtype=torch.bool), y_coords.clone()
     for axis, p in enumerate(padding):
         place[:, axis + 1] += p
@@ -44,7 +46,7 @@ def dense_conv_transpose(x, x_coords, shape, weight, y_coords, stride, padding, 
 
 
 def box_weight(weight):
-    """([V, C_in, C_out], kernel size), row-major taps -> torch's [C_out, C_in, *kernel]."""
+    """([V, C_in, C_out], kernel size), row-major offsets -> torch's [C_out, C_in, *kernel]."""
     tensor, kernel = weight
     return tensor.double().reshape(*kernel, *tensor.shape[1:]).movedim((-1, -2), (0, 1))
 
