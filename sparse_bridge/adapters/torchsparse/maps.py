@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -43,6 +44,7 @@ __all__ = [
 ]  # fmt: skip
 
 Range = tuple[int, ...]
+Steps = tuple[int, ...]
 _OURS = ("made here",)
 
 
@@ -154,11 +156,22 @@ def as_tensor(level: Level, profile: Profile) -> torch.Tensor:
 
 class Level(NamedTuple):
     """coords: output coordinates, distinct.  store: of all that is asked over them.  kmap: the map
-    there, for the offsets that reach exactly them; None where there is none."""
+    there, for the offsets that reach exactly them; None where there is none.  gathers: (offsets,
+    step) of that map, as in `Layer`."""
 
     coords: CoordinateMap
     store: MapStore
     kmap: KernelMap | None = None
+    gathers: tuple[Offsets, Steps] | None = None
+
+
+class Units(NamedTuple):
+    """Coordinates that are multiples of `scale`, divided by it, and their store. Cells in them have
+    few offsets, whatever the tensor stride."""
+
+    scale: Steps
+    coords: CoordinateMap
+    store: MapStore
 
 
 def strided_level(
@@ -173,6 +186,14 @@ def strided_level(
         rows = cell_rows(sites, x.coords if x.alive is None else x.coords[x.alive >= 0])
         made = map_builder.distinct(rows, core_box(truncated_bounds(bounds)))
         return Level(made, MapStore(made))
+    scale: Steps = (1, 1, 1)
+    units: Units | None = store.peek("units")
+    if units is not None and sites.kind == "cells":
+        cell = tuple(zip(sites.cell, units.scale[::-1], strict=True))
+        if all(c % s == 0 for c, s in cell):
+            scale, x, store = units
+            bounds, small = box_bounds(x.box), tuple(c // s for c, s in cell)
+            sites = dataclasses.replace(sites, cell=small)  # type: ignore[arg-type]
     reach = reach_of(sites)
     found, exact = reach_bounds(sites, bounds, spatial_range)
     output: Box | OutputBox = core_box(found)
@@ -180,12 +201,16 @@ def strided_level(
         output = OutputBox(sites)
     built = request(store, x, MapRequest("strided", reach.offsets, reach.step, output, "sorted"))
     assert built.coords is not None and built.store is not None
-    if max(reach.scale) > 1:
-        made = _scaled(built.coords, reach.scale)
-        return Level(made, MapStore(made))
+    if max(reach.scale) > 1 or max(scale) > 1:
+        offsets = [[c * s for c, s in zip(o, scale, strict=True)] for o in reach.offsets.values]
+        scale = tuple(a * b for a, b in zip(reach.scale, scale, strict=True))
+        made = _scaled(built.coords, scale)
+        made_store = MapStore(made)
+        made_store.put("units", Units(scale, built.coords, built.store))
+        return Level(made, made_store, built.kmap, (Offsets.of(offsets), (1, 1, 1)))
     if spatial_range is None and exact:
         built.store.put("bounds", found)
-    return Level(built.coords, built.store, built.kmap)
+    return Level(built.coords, built.store, built.kmap, (reach.offsets, reach.step))
 
 
 def _scaled(cmap: CoordinateMap, scale: tuple[int, ...]) -> CoordinateMap:
@@ -250,8 +275,8 @@ def build_record(
     def strided() -> tuple[torch.Tensor, MapStore, KernelMap]:
         x, x_store, bounds = _source(store, coords, profile, spatial_range, what)
         level = strided_level(sites, x, x_store, bounds, spatial_range)
-        kmap, reach = level.kmap, reach_of(sites)
-        if kmap is None or (reach.offsets, reach.step) != (layer.offsets, layer.step):
+        kmap = level.kmap
+        if kmap is None or level.gathers != (layer.offsets, layer.step):
             asked = MapRequest("between", layer.offsets, layer.step, level.coords)
             kmap = request(x_store, x, asked).kmap
         return as_tensor(level, profile), level.store, kmap
