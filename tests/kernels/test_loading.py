@@ -76,12 +76,12 @@ def wrong(build, modules):
 
 def test_modules_of_one_name(modules):
     build = loader()
-    assert triton_compat.load_apart(build)
+    assert triton_compat.load_separately(build)
     assert wrong(build, modules) == 0
     load = build._load_module_from_path
-    assert triton_compat.load_apart(build) and build._load_module_from_path is load  # once
+    assert triton_compat.load_separately(build) and build._load_module_from_path is load  # once
 
 
 def test_older_releases_load_one_at_a_time():
-    assert not triton_compat.load_apart(types.SimpleNamespace())
+    assert not triton_compat.load_separately(types.SimpleNamespace())
     assert triton_compat.loading() is not None

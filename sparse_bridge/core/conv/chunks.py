@@ -24,9 +24,9 @@ class Chunks:
     """Pieces of the pair lists: in places of `order` where runs were merged, in rows otherwise
     (`order` is None).
 
-    items: (tap, width, pairs, x places, y places): y[y places] += [x[p], .., x[p + width - 1]] @
-    [tap, .., tap + width - 1]. Taps count offsets, from the last one down where `reverse` is set.
-    dense: the tap that pairs every row with itself and has no items, -1 if none.  longest: most
+    items: (offset, width, pairs, x places, y places): y[y places] += [x[p], .., x[p + width - 1]] @
+    [offset, .., offset + width - 1]. Offsets count from the last one down where `reverse` is set.
+    dense: the offset that pairs every row with itself and has no items, -1 if none.  longest: most
     pairs of an item.  widest: largest width.
     """
 
@@ -53,7 +53,7 @@ class RowSums:
     """Sums over a run of items: row r is the sum of the products bags[starts[r] : starts[r + 1]].
 
     items: slice of `Chunks.items`; their products lie one after another, behind those of the dense
-    tap (rows of its own, in order) where `dense` is set.  products: how many.
+    offset (rows of its own, in order) where `dense` is set.  products: how many.
     """
 
     items: slice
@@ -100,7 +100,7 @@ def chunks_of(kmap: KernelMap, merge: bool) -> Chunks:
 def _cut(kmap: KernelMap, merge: bool) -> Chunks:
     rulebook, last = kmap.rulebook, kmap.n_offsets - 1
     # Read backwards, a submanifold map is itself with the offsets reversed; only then do places
-    # ascend with the taps.
+    # ascend with the offsets.
     reverse = merge and kmap.flipped
     n_y, n_x = rulebook.n_rows[kmap.side], rulebook.n_rows[1 - kmap.side]
     center = rulebook.center
@@ -108,47 +108,47 @@ def _cut(kmap: KernelMap, merge: bool) -> Chunks:
     if dense >= 0 and reverse:
         dense = last - dense
 
-    def pairs(tap: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def pairs(offset: int) -> tuple[torch.Tensor, torch.Tensor]:
         find = kmap.place_list if merge else kmap.pair_list
-        return find(last - tap if reverse else tap)
+        return find(last - offset if reverse else offset)
 
     pieces: list[tuple[int, int, torch.Tensor, torch.Tensor]] = []
     if merge:
-        for tap, length in rulebook.lists().runs:
-            taps = [t for t in range(tap, tap + length) if t != dense]
-            pieces += _merge(taps, [pairs(t) for t in taps], n_y)
+        for first, length in rulebook.lists().runs:
+            offsets = [v for v in range(first, first + length) if v != dense]
+            pieces += _merge(offsets, [pairs(v) for v in offsets], n_y)
     else:
-        pieces = [(tap, 1, *pairs(tap)) for tap in range(kmap.n_offsets) if tap != dense]
+        pieces = [(v, 1, *pairs(v)) for v in range(kmap.n_offsets) if v != dense]
     items = []
-    for tap, width, x_rows, y_rows in pieces:
+    for offset, width, x_rows, y_rows in pieces:
         for x_part, y_part in zip(x_rows.split(BLOCK), y_rows.split(BLOCK), strict=True):
             if len(x_part):
-                items.append((tap, width, len(x_part), x_part, y_part))
+                items.append((offset, width, len(x_part), x_part, y_part))
     longest = max((item[2] for item in items), default=0)
     widest = max((item[1] for item in items), default=1)
     order = rulebook.lists().order if merge else None
     return Chunks(tuple(items), reverse, dense, longest, widest, order, (n_y, n_x))
 
 
-def _merge(taps, found, n_rows: int):  # type: ignore[no-untyped-def]
-    """Split up to three neighbouring taps into triples, doubles and singles: every pair lands in
+def _merge(offsets, found, n_rows: int):  # type: ignore[no-untyped-def]
+    """Split up to three neighbouring offsets into triples, doubles and singles: every pair lands in
     exactly one."""
     device = found[0][0].device if found else None
-    place = [torch.full((n_rows,), -1, dtype=torch.int64, device=device) for _ in taps]
+    place = [torch.full((n_rows,), -1, dtype=torch.int64, device=device) for _ in offsets]
     for where, (x_rows, y_rows) in zip(place, found, strict=True):
         where[y_rows] = x_rows
     pieces = []
-    for width in range(len(taps), 0, -1):
-        for first in range(len(taps) - width + 1):
+    for width in range(len(offsets), 0, -1):
+        for first in range(len(offsets) - width + 1):
             window = place[first : first + width]
-            if taps[first + width - 1] - taps[first] != width - 1:
+            if offsets[first + width - 1] - offsets[first] != width - 1:
                 continue  # the centre is missing in between
             present = window[0] >= 0
             for where in window[1:]:
                 present = present & (where >= 0)
             rows = present.nonzero().squeeze(1)
             if len(rows):
-                pieces.append((taps[first], width, window[0].index_select(0, rows), rows))
+                pieces.append((offsets[first], width, window[0].index_select(0, rows), rows))
                 for where in window:
                     where[rows] = -1
     return pieces

@@ -91,7 +91,7 @@ def conv(
 
     Args:
         x: [N_in, C_in], fp16 / bf16 / fp32 / fp64.
-        weight: tap v belongs to offset v of the map; layout "vio" [V, C_in / groups, C_out], any
+        weight: matrix v belongs to offset v of the map; layout "vio" [V, C_in / groups, C_out], any
             strides, never copied, or "ovi" [C_out, *kernel, C_in / groups].
         bias: [C_out] or None.
         kmap: from `map_builder`; its N_in must be x's rows.

@@ -35,10 +35,10 @@ def _gather(
         channelwise_gather(x.contiguous(), weight, table.nbr, y, reverse, target)
         return y
     work = _accumulator(x)
-    y, wide, taps = x.new_zeros((n_out, x.shape[1]), dtype=work), x.to(work), weight.to(work)
+    y, wide, weights = x.new_zeros((n_out, x.shape[1]), dtype=work), x.to(work), weight.to(work)
     for v in range(kmap.n_offsets):
         x_rows, y_rows = kmap.pair_list(v)
-        y.index_add_(0, y_rows, wide.index_select(0, x_rows) * taps[v])
+        y.index_add_(0, y_rows, wide.index_select(0, x_rows) * weights[v])
     return y.to(x.dtype)
 
 
@@ -103,7 +103,7 @@ def channelwise(x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap) -> torch
 
     Args:
         x: [N_in, C], fp16 / bf16 / fp32 / fp64.
-        weight: [V, C], any strides, tap v at offset v of the map.
+        weight: [V, C], any strides, row v for offset v of the map.
         kmap: from `map_builder`, between distinct coordinates.
 
     Returns: [N_out, C] in x's dtype; under autocast in the autocast dtype (fp64 is left alone).

@@ -126,7 +126,7 @@ class ConvPlan:
 
 
 class _Plans:
-    """The plans of a process, apart for each of the last settings."""
+    """The plans of a process, a set for each of the last settings."""
 
     def __init__(self) -> None:
         self.reset()

@@ -22,8 +22,8 @@ from .precision import product_precision
 __all__ = ["KEYS", "PRODUCTS", "Verdict", "failures", "problem", "products_of", "reset", "run"]
 
 ROWS, CHANNELS, OFFSETS = 150, 32, 27
-SCENE_ROWS = (
-    40_000  # of scenes whose default tiles are checked, and compiled before they are wanted
+COMMON_ROWS = (
+    40_000  # of inputs whose default tiles are checked, and compiled before they are wanted
 )
 KEYS = {"int32 keys": (16, 16, 16), "int64 keys": (1 << 20, 1 << 15, 16)}
 PRODUCTS: dict[str, tuple[torch.dtype, str]] = {
@@ -146,13 +146,13 @@ def _check_keys(device: torch.device, target: Target, part: str) -> str | None:
     from ..geometry.offsets import Offsets, box_offsets
 
     one, coords = (1, 1, 1), _crowd(part)
-    taps, box = box_offsets((3, 3, 3), one, one), Box.grid(2, KEYS[part])
+    offsets, box = box_offsets((3, 3, 3), one, one), Box.grid(2, KEYS[part])
     first: dict[tuple[int, ...], int] = {}
     for row, site in enumerate(coords.tolist()):
         first.setdefault(tuple(site), row)
     wanted = [
         [first.get((b, x + dx, y + dy, z + dz), -1) for b, x, y, z in coords.tolist()]
-        for dx, dy, dz in taps.values
+        for dx, dy, dz in offsets.values
     ]
     there = coords.to(device)
     table = HashTable.allocate(1 << 9, box.key64, device)
@@ -164,8 +164,8 @@ def _check_keys(device: torch.device, target: Target, part: str) -> str | None:
     if counted != (len(first), ROWS, False):
         return f"the hash table counted {counted}; expected {(len(first), ROWS, False)}"
     found = neighbor_lookup(
-        table, ROWS, there, taps.geometry(device, one, one, 1), bounds, None, len(taps), -1, False,
-        target,
+        table, ROWS, there, offsets.geometry(device, one, one, 1), bounds, None, len(offsets), -1,
+        False, target,
     ).nbr.cpu()  # fmt: skip
     wrong = int((found != torch.tensor(wanted, dtype=torch.int32)).sum())
     return f"{wrong} of {found.numel()} neighbours are wrong" if wrong else None
@@ -201,7 +201,7 @@ def _multiply(
     device: torch.device, target: Target, precision: str, nbr: torch.Tensor, x: torch.Tensor,
     weight: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
-    """y [ROWS, CHANNELS] on the device, by the tile of a scene's layer."""
+    """y [ROWS, CHANNELS] on the device, by the tile of a common layer."""
     from ...kernels.gemm.gather_gemm import GatherGemm
     from ...kernels.gemm.gather_spec import GemmSpec
     from ...kernels.gemm.product import Product
@@ -211,7 +211,7 @@ def _multiply(
     from ..geometry.weights import layout_of
 
     w = layout_of(weight, "vio")
-    tile = gather_tile(target, x.dtype, SCENE_ROWS, w.c_in, w.c_out, OFFSETS, precision)
+    tile = gather_tile(target, x.dtype, COMMON_ROWS, w.c_in, w.c_out, OFFSETS, precision)
     table = NeighborTable(nbr.to(device))
     tiles = pack_tiles(table, mask_order(table, target), target)
     spec = GemmSpec(Product(target, device, x.dtype, precision, w), tile, packed=True)

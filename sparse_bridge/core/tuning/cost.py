@@ -62,9 +62,9 @@ def _wgrad(problem: Problem, tile: TileConfig) -> float:
     size, groups = problem.dtype.itemsize, problem.groups
     blocks = _cdiv(problem.c_in, tile.block_m) * _cdiv(problem.c_out, tile.block_n) * groups
     steps = (_cdiv(problem.work, tile.block_k) + problem.n_offsets) * blocks
-    taps = (problem.n_offsets, problem.c_in, problem.c_out)
+    sizes = (problem.n_offsets, problem.c_in, problem.c_out)
     shares = wgrad_shares(
-        problem.target, tile, problem.dtype, problem.precision, taps, groups, problem.work,
+        problem.target, tile, problem.dtype, problem.precision, sizes, groups, problem.work,
         min(problem.n_in, problem.n_rows),
     )  # fmt: skip
     results = problem.c_in * problem.c_out * groups * 4

@@ -68,7 +68,7 @@ class _Choice:
     final: bool
 
 
-class _Book:
+class _Known:
     """The winners of one device under one setting, and the choices made from them."""
 
     def __init__(self, mode: str, tune_file: str, stamp: Stamp, again: bool) -> None:
@@ -134,7 +134,7 @@ class Tuner:
         self.count, self.again, self.clock = count, again, clock
         self.results: list[Result] = []
         self.compiler = Compiler()
-        self._books: dict[tuple[object, ...], _Book] = {}
+        self._known: dict[tuple[object, ...], _Known] = {}
         self._busy = threading.Lock()
 
     def tile_for(self, problem: Problem, trial: Trial | None = None) -> TileConfig:
@@ -142,26 +142,26 @@ class Tuner:
         now = settings.get()
         if now.tune == "off":
             return problem.default()
-        book = self._book(now, problem)
+        known = self._known_of(now, problem)
         full = now.tune == "full"
-        if book.empty and not full:
+        if known.empty and not full:
             return problem.default()
         bucket = problem.bucket()
-        choice = book.choices.get(bucket) or book.choose(bucket, problem)
+        choice = known.choices.get(bucket) or known.choose(bucket, problem)
         if full and trial is not None and not choice.final:
-            choice = self._learn(book, bucket, problem, trial, choice)
+            choice = self._learn(known, bucket, problem, trial, choice)
         return problem.default() if choice.tile is None else choice.tile
 
-    def _book(self, now: settings.Settings, problem: Problem) -> _Book:
+    def _known_of(self, now: settings.Settings, problem: Problem) -> _Known:
         key = (now.tune, now.tune_file, now.cache_dir, problem.device, problem.target.arch)
-        book = self._books.get(key)
-        if book is None:
+        known = self._known.get(key)
+        if known is None:
             stamp = Stamp.of(problem.device, problem.target)
-            book = self._books.setdefault(key, _Book(now.tune, now.tune_file, stamp, self.again))
-        return book
+            known = self._known.setdefault(key, _Known(now.tune, now.tune_file, stamp, self.again))
+        return known
 
     def _learn(
-        self, book: _Book, bucket: Bucket, problem: Problem, trial: Trial, choice: _Choice
+        self, known: _Known, bucket: Bucket, problem: Problem, trial: Trial, choice: _Choice
     ) -> _Choice:
         if (self.timer is None and not problem.target.raw) or _capturing(problem.device):
             return choice
@@ -171,9 +171,9 @@ class Tuner:
             with torch.no_grad():
                 if not self._compiled(bucket, problem, trial):
                     return choice
-                tile = self._tune(book, bucket, problem, trial)
+                tile = self._tune(known, bucket, problem, trial)
                 choice = _Choice(choice.tile if tile is None else tile, True)
-                book.choices[bucket] = choice
+                known.choices[bucket] = choice
         finally:
             self._busy.release()
         return choice
@@ -194,12 +194,12 @@ class Tuner:
         return True
 
     def _tune(
-        self, book: _Book, bucket: Bucket, problem: Problem, trial: Trial
+        self, known: _Known, bucket: Bucket, problem: Problem, trial: Trial
     ) -> TileConfig | None:
-        if self.how == "compile" or book.cache is None:
+        if self.how == "compile" or known.cache is None:
             return None
-        with book.cache.claim(bucket.direction, str(bucket), self.wait) as mine:
-            tile = book.stored(bucket, problem)
+        with known.cache.claim(bucket.direction, str(bucket), self.wait) as mine:
+            tile = known.stored(bucket, problem)
             if tile is not None or not mine:
                 return tile
             try:
@@ -210,7 +210,7 @@ class Tuner:
             self.results.append(result)
             if result.winner is None:
                 return None
-            book.store(bucket, result.winner)
+            known.store(bucket, result.winner)
             return result.winner.tile
 
     def race(self, bucket: Bucket, problem: Problem, trial: Trial) -> Result:

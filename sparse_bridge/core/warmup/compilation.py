@@ -28,7 +28,7 @@ from ..conv.kernel_products import GatherProduct, KernelDataflow, WgradProduct
 from ..device import serving
 from ..device.precision import KERNEL_DTYPES
 from ..device.self_check import CHANNELS, KEYS
-from ..device.self_check import SCENE_ROWS as _ROWS
+from ..device.self_check import COMMON_ROWS as _ROWS
 from ..geometry.boxes import Box
 from ..geometry.offsets import Offsets, box_offsets
 from ..geometry.weights import layout_of
@@ -117,34 +117,34 @@ def _map_kernels(device: torch.device, target: Target, key64: bool) -> None:
     from ...kernels.maps.neighbor_table import NeighborTable, neighbor_lookup
 
     one = (1, 1, 1)
-    taps = box_offsets((3, 3, 3), one, one)
-    nbr = torch.empty((len(taps), _FEW), dtype=torch.int32)
+    offsets = box_offsets((3, 3, 3), one, one)
+    nbr = torch.empty((len(offsets), _FEW), dtype=torch.int32)
     order = mask_order(NeighborTable(nbr, nbr), target)
     coords, slots = nbr.new_empty((_FEW, 4)), nbr.new_empty((1, _FEW))
     box = Box.grid(1, KEYS["int64 keys" if key64 else "int32 keys"])
     bounds, table = box.bounds(device), HashTable.allocate(1 << 9, key64, device)
     origin = Offsets.of([(0, 0, 0)]).geometry(device, one, one, 1)
     hash_insert(table, coords, origin, bounds, None, slots, False, target)
-    near = taps.geometry(device, one, one, 1)
-    wide = box.wide(taps, one)
+    near = offsets.geometry(device, one, one, 1)
+    wide = box.wide(offsets, one)
 
     def look_up() -> NeighborTable:
         return neighbor_lookup(
-            table, _FEW, coords, near, bounds, None, len(taps), taps.center, wide, target
+            table, _FEW, coords, near, bounds, None, len(offsets), offsets.center, wide, target
         )
 
     look_up()
     tiles = pack_tiles(NeighborTable(nbr, nbr), order, target)
     NeighborTable(nbr).masks(target)
-    _expansion_kernels(coords, box, taps, target)
+    _expansion_kernels(coords, box, offsets, target)
     table.reversed = False
     look_up()
     large = NeighborTable(nbr[:, :1].expand(-1, SORTED_APART + 1), nbr)
     pack_tiles(NeighborTable(nbr, nbr), mask_order(large, target)[:_FEW], target)
-    write_pairs(tiles, order.long(), tiles.counts, order, order, len(taps), target)
+    write_pairs(tiles, order.long(), tiles.counts, order, order, len(offsets), target)
 
 
-def _expansion_kernels(coords: torch.Tensor, box: Box, taps: Offsets, target: Target) -> None:
+def _expansion_kernels(coords: torch.Tensor, box: Box, offsets: Offsets, target: Target) -> None:
     """New coordinates, stride 2."""
     from ...kernels.maps.hash_table import HashTable, hash_insert
     from ...kernels.maps.new_rows import (
@@ -155,8 +155,8 @@ def _expansion_kernels(coords: torch.Tensor, box: Box, taps: Offsets, target: Ta
     )
 
     device, two = coords.device, (2, 2, 2)
-    geometry = taps.geometry(device, (1, 1, 1), two, -1)
-    wide = box.wide(taps, (1, 1, 1)) or box.wide(taps, two)
+    geometry = offsets.geometry(device, (1, 1, 1), two, -1)
+    wide = box.wide(offsets, (1, 1, 1)) or box.wide(offsets, two)
     table = HashTable.allocate(1 << 9, box.key64, device, owner_counters(_FEW))
     slots = coords.new_empty((geometry.n_taps, _FEW))
     hash_insert(table, coords, geometry, box.bounds(device), None, slots, wide, target)

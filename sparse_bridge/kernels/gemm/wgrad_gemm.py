@@ -201,7 +201,7 @@ class WgradGemm:
         else:
             longest = min(longest, cdiv(2 * n_pairs, n_offsets))
         shares = wgrad_shares(
-            spec.target, spec.tile, spec.dtype, spec.precision, spec.taps, groups, n_pairs, longest
+            spec.target, spec.tile, spec.dtype, spec.precision, spec.sizes, groups, n_pairs, longest
         )
         wide = n_in * spec.columns_in >= INT32_END or n_out * spec.columns >= INT32_END
         self.pairs, self.direct, self.shares = pairs, shares == 0, shares or n_offsets

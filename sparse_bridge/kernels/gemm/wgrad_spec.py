@@ -38,7 +38,7 @@ class WgradSpec:
         self._flags = direct, wide
         target, self.device, self.dtype, self.precision, w, _ = product
         self.target, self.n_offsets, self.groups = target, w.n_offsets, w.groups
-        self.taps = n_offsets, c_in, c_out = w.n_offsets, w.c_in, w.c_out
+        self.sizes = n_offsets, c_in, c_out = w.n_offsets, w.c_in, w.c_out
         self.rows = self.columns_in, self.columns = w.groups * c_in, w.groups * c_out
         self.row_kinds = specialise(*self.rows)
         self.blocks = cdiv(c_in, tile.block_m) * cdiv(c_out, tile.block_n)

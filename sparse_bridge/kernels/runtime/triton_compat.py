@@ -50,7 +50,7 @@ HOOKS: Any = triton.compiler.CompiledKernel if _RUNTIME is None else _RUNTIME
 _loading = threading.RLock()
 
 
-class _Apart:
+class _Separate:
     """Triton's loading of a module, one at a time and each into an object of its own."""
 
     def __init__(self, load: Callable[[str, str], types.ModuleType]) -> None:
@@ -63,7 +63,7 @@ class _Apart:
         return found
 
 
-def load_apart(build: Any) -> bool:
+def load_separately(build: Any) -> bool:
     """Let launchers be loaded by several threads at once; whether `build`, Triton's module that
     loads them, has the place for it.
 
@@ -73,17 +73,17 @@ def load_apart(build: Any) -> bool:
     and a kernel ends up with the launcher of another. Here every load gets an object of its own.
     """
     load = getattr(build, "_load_module_from_path", None)  # from 3.4 on
-    if load is not None and not isinstance(load, _Apart):
-        build._load_module_from_path = _Apart(load)
+    if load is not None and not isinstance(load, _Separate):
+        build._load_module_from_path = _Separate(load)
     return load is not None
 
 
-_APART = load_apart(importlib.import_module("triton.runtime.build"))
+_SEPARATE = load_separately(importlib.import_module("triton.runtime.build"))
 
 
 def loading() -> contextlib.AbstractContextManager[Any]:
     """Around whatever may load a launcher."""
-    return contextlib.nullcontext() if _APART else _loading
+    return contextlib.nullcontext() if _SEPARATE else _loading
 
 
 def launcher_of(compiled: Any) -> Entry:

@@ -49,9 +49,9 @@ def gather_matmul(
         x = _in_order(x, chunks.order, "x")
         y = workspace.take("y", n_out, w.columns_out, x, accumulate)
     for group in range(w.groups):
-        taps = w.matrices(weight, group)
+        matrices = w.matrices(weight, group)
         left, right = columns(x, group, w.c_in), columns(y, group, w.c_out)
-        result = _multiply_chunks(chunks, left, taps, right)
+        result = _multiply_chunks(chunks, left, matrices, right)
         if w.groups > 1 and result is not right:
             right.copy_(result)
         elif result is not right:
@@ -67,39 +67,39 @@ def _worth_merging(kmap: KernelMap, w: WeightLayout) -> bool:
 
 
 def _multiply_chunks(
-    chunks: Chunks, x: torch.Tensor, taps: Sequence[torch.Tensor], y: torch.Tensor
+    chunks: Chunks, x: torch.Tensor, matrices: Sequence[torch.Tensor], y: torch.Tensor
 ) -> torch.Tensor:
-    """y[out] = sum of x[in] @ taps[v] over the chunks, in `y` or new memory; columns of x and y may
-    be strided."""
+    """y[out] = sum of x[in] @ matrices[v] over the chunks, in `y` or new memory; columns of x and y
+    may be strided."""
     same = x.dtype == y.dtype
-    taps = tuple(reversed(taps)) if chunks.reverse else taps
+    matrices = tuple(reversed(matrices)) if chunks.reverse else matrices
     n, c_in = x.shape
-    windows, stacked = [x], [taps]
+    windows, stacked = [x], [matrices]
     if chunks.widest > 1:
-        # Neighbouring rows as one wider row, neighbouring taps as one taller matrix.
-        packed = torch.stack(tuple(taps))
+        # Neighbouring rows as one wider row, neighbouring matrices as one taller one.
+        packed = torch.stack(tuple(matrices))
         stacked[0] = packed.unbind(0)
         for width in range(2, chunks.widest + 1):
             windows.append(x.as_strided((n - width + 1, width * c_in), (x.stride(0), 1)))
             stacked.append(
-                [packed[v : v + width].flatten(0, 1) for v in range(len(taps) - width + 1)]
+                [packed[v : v + width].flatten(0, 1) for v in range(len(matrices) - width + 1)]
             )
     rows = [_gathered("rows", chunks, window) for window in windows]
 
     def multiply(item: Item, result: torch.Tensor) -> None:
-        tap, width, count, x_rows, _ = item
+        v, width, count, x_rows, _ = item
         gathered = rows[width - 1][:count]
         torch.index_select(windows[width - 1], 0, x_rows, out=gathered)
-        mm(rows[width - 1], stacked[width - 1][tap], out=result)
+        mm(rows[width - 1], stacked[width - 1][v], out=result)
 
     if _sums_rows(y) and same:
-        return _sum_products(chunks, 0, x, taps, multiply, y)
+        return _sum_products(chunks, 0, x, matrices, multiply, y)
     if chunks.dense < 0:
         y.zero_()
     elif same and y.is_contiguous():
-        mm(x, taps[chunks.dense], out=y)
+        mm(x, matrices[chunks.dense], out=y)
     else:
-        y.copy_(rocm.linear(x, taps[chunks.dense]))
+        y.copy_(rocm.linear(x, matrices[chunks.dense]))
     product = workspace.take("product", chunks.longest, y.shape[1], x, x.dtype)
     for item in chunks.items:
         result = product[: item[2]]
@@ -120,10 +120,10 @@ def _sums_rows(y: torch.Tensor) -> bool:
 
 
 def _sum_products(
-    chunks: Chunks, side: int, dense_x: torch.Tensor, taps: Sequence[torch.Tensor],
+    chunks: Chunks, side: int, dense_x: torch.Tensor, matrices: Sequence[torch.Tensor],
     multiply: Callable[[Item, torch.Tensor], None], y: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
-    """Products of every item (and of dense_x with the dense tap), each row's added up in one pass
+    """Products of every item (and of dense_x at the dense offset), each row's added up in one pass
     instead of one per offset: in new memory, or in `y` where there is nothing to add."""
     total: torch.Tensor | None = None
     for part in chunks.sums(side):
@@ -131,7 +131,7 @@ def _sum_products(
         at = 0
         if part.dense:
             at = y.shape[0]
-            mm(dense_x, taps[chunks.dense], out=products[:at])
+            mm(dense_x, matrices[chunks.dense], out=products[:at])
         for item in chunks.items[part.items]:
             multiply(item, products[at : at + item[2]])
             at += item[2]
@@ -171,8 +171,8 @@ def weight_gradient(
         results = total.view(w.n_offsets, w.c_in, w.c_out).unbind(0)
         if chunks.reverse:
             results = results[::-1]
-        for tap, result in zip(w.matrices(dw, group), results, strict=True):
-            tap.copy_(result)
+        for matrix, result in zip(w.matrices(dw, group), results, strict=True):
+            matrix.copy_(result)
 
 
 def gradients(
@@ -196,8 +196,8 @@ def gradients(
     total.zero_()
     for group in range(w.groups):
         left, right = columns(x, group, w.c_in), columns(dy, group, w.c_out)
-        taps, out = w.matrices(weight, group), columns(dx, group, w.c_in)
-        result = _both_chunks(chunks, left, right, taps, w.matrices(total, group), out)
+        matrices, out = w.matrices(weight, group), columns(dx, group, w.c_in)
+        result = _both_chunks(chunks, left, right, matrices, w.matrices(total, group), out)
         if w.groups > 1 and result is not out:
             out.copy_(result)
         elif result is not out:
@@ -208,23 +208,23 @@ def gradients(
 
 
 def _both_chunks(
-    chunks: Chunks, x: torch.Tensor, dy: torch.Tensor, taps: Sequence[torch.Tensor],
+    chunks: Chunks, x: torch.Tensor, dy: torch.Tensor, matrices: Sequence[torch.Tensor],
     sums: Sequence[torch.Tensor], dx: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
-    """sums[v] [C_in, C_out] += x[in]^T dy[out]; dx[in] = the sum of dy[out] @ taps[v]^T, in `dx` or
-    new memory."""
+    """sums[v] [C_in, C_out] += x[in]^T dy[out]; dx[in] = the sum of dy[out] @ matrices[v]^T, in
+    `dx` or new memory."""
     same = dx.dtype == x.dtype
     if chunks.dense >= 0:
         _accumulate(sums[chunks.dense], x, dy, len(x), same)
     rows, other = _gathered("rows", chunks, x), _gathered("other", chunks, dy)
-    back = [tap.t() for tap in taps]
+    back = [matrix.t() for matrix in matrices]
 
     def multiply(item: Item, result: torch.Tensor) -> None:
-        tap, _, count, x_rows, y_rows = item
+        v, _, count, x_rows, y_rows = item
         torch.index_select(x, 0, x_rows, out=rows[:count])
         torch.index_select(dy, 0, y_rows, out=other[:count])
-        _accumulate(sums[tap], rows, other, count, same)
-        mm(other, back[tap], out=result)
+        _accumulate(sums[v], rows, other, count, same)
+        mm(other, back[v], out=result)
 
     if _sums_rows(dx) and same:
         return _sum_products(chunks, 1, dy, back, multiply, dx)
@@ -243,7 +243,7 @@ def _both_chunks(
 
 
 def _sum_chunks(chunks: Chunks, x: torch.Tensor, dy: torch.Tensor, total: torch.Tensor) -> None:
-    """total [V * C_in, C_out] += x[in]^T dy[out] of every chunk, at its taps."""
+    """total [V * C_in, C_out] += x[in]^T dy[out] of every chunk, at its offsets."""
     n, c_in = x.shape
     same = total.dtype == x.dtype
     if chunks.dense >= 0:
@@ -253,11 +253,11 @@ def _sum_chunks(chunks: Chunks, x: torch.Tensor, dy: torch.Tensor, total: torch.
         windows.append(x.as_strided((n - width + 1, width * c_in), (x.stride(0), 1)))
     rows = [_gathered("rows", chunks, part) for part in windows]
     other = _gathered("other", chunks, dy)
-    for tap, width, count, x_rows, y_rows in chunks.items:
+    for v, width, count, x_rows, y_rows in chunks.items:
         left = rows[width - 1]
         torch.index_select(windows[width - 1], 0, x_rows, out=left[:count])
         torch.index_select(dy, 0, y_rows, out=other[:count])
-        _accumulate(total.narrow(0, tap * c_in, width * c_in), left, other, count, same)
+        _accumulate(total.narrow(0, v * c_in, width * c_in), left, other, count, same)
 
 
 def _accumulate(
