@@ -133,6 +133,13 @@ def test_interpreter(part):
     run(nodes, at_least, TRITON_INTERPRET="1")
 
 
+def test_every_node_is_there():
+    for node in {*KERNELS, *WHOLE, *convolutions("a"), *networks("a", *SMALL)}:
+        path, *names = node.partition("[")[0].split("::")
+        source = (ROOT / path).read_text(encoding="utf-8")
+        assert not [name for name in names if f" {name}" not in source], node
+
+
 def test_the_parts_of_the_quick_lane_are_the_whole_of_it():
     named = [node for nodes, _ in QUICK.values() for node in nodes]
     assert sorted(named) == sorted(
