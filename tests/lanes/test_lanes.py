@@ -49,6 +49,7 @@ WHOLE = [
     "tests/kernels/test_batch_norm.py",
     "tests/core/test_batch_norm.py",
     "tests/adapters/spconv/test_fused_training.py",
+    "tests/adapters/test_training_norms.py",
     "tests/core/test_maps.py",
     "tests/core/capture/test_prefetch.py",
     "tests/core/capture/test_graph_cache.py",
