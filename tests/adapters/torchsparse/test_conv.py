@@ -189,6 +189,30 @@ def test_coarse_tensors_of_old_releases(geometry, tensor_stride, release):
         check(ts, coords, *geometry, tensor_stride=tensor_stride)
 
 
+@pytest.mark.parametrize("low", [0, -9])
+@pytest.mark.parametrize("layers", [
+    [(2, 2), (2, 2), (2, 2)], [(3, 3), (2, 2), (3, 2)], [(2, (2, 1, 2)), ((1, 2, 1), (1, 2, 1))],
+    [(3, 2), (2, 2), (2, 2)],
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("release", ["1.4", "2.0"])
+def test_levels_of_old_releases_do_not_need_their_history(release, layers, low):
+    """Coordinates of our own making are known to be multiples of the tensor stride; a copy's are
+    not."""
+    from .conftest import speaking
+
+    with speaking(release) as ts:
+        coords = points(release, seed=3)
+        coords[:, :3] = coords[:, :3] * 3 + low
+        x = ts.SparseTensor(torch.randn(len(coords), 4), coords)
+        for kernel, stride in layers:
+            copied = ts.SparseTensor(x.F, x.C.clone(), x.s)
+            conv = ts.nn.Conv3d(4, 4, kernel, stride=stride)
+            x, want = conv(x), conv(copied)
+            assert x.s == want.s and torch.equal(x.C, want.C)
+            torch.testing.assert_close(x.F, want.F)
+        assert len(x.C) > 1
+
+
 @pytest.mark.parametrize("channels", [(1, 1), (3, 17), (33, 2), (64, 64)], ids=str)
 def test_channels(ts, channels):
     check(ts, points(ts.release, seed=10), 3, 1, 0, *channels)
