@@ -89,3 +89,13 @@ def test_a_steady_training_step(kmap):
     # Two products, the second in two launches.
     assert set(back.twice) <= {"core/conv/kernel_products.py", "kernels/runtime/launch.py"}
     assert back.called <= 20
+
+
+def test_the_engine_is_five_files_behind_every_framework():
+    from tests.walk_doors import doors
+
+    seen = {}
+    for name, steady, cold in doors():
+        seen[name] = [file for file in steady.files if file.startswith(("core/", "kernels/"))]
+        assert len(steady.files) < len(cold.files) and not set(STEADY) & set(steady.twice)
+    assert seen == dict.fromkeys(("spconv", "torchsparse", "minkowski"), STEADY)
