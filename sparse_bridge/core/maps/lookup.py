@@ -8,6 +8,7 @@ from ..geometry.boxes import Box
 from ..geometry.offsets import Offsets
 from . import host_index, wide_index
 from .coordinate_map import CoordinateMap
+from .expansion import Source, look_up
 from .map_builder import search_of
 
 __all__ = ["distinct_rows", "find_rows"]
@@ -26,14 +27,10 @@ def find_rows(cmap: CoordinateMap, query: torch.Tensor) -> torch.Tensor:
     if target is None or coords.shape[0] == 0:
         rows = _host_rows(cmap, coords)
     else:
-        from ...kernels.maps.neighbor_table import neighbor_lookup
-
         one = (1,) * cmap.box.dimension
-        geometry = Offsets.of([(0,) * cmap.box.dimension]).geometry(cmap.device, one, one, 1)
-        bounds = cmap.box.bounds(cmap.device)
-        table = neighbor_lookup(
-            cmap.table(target), cmap.n_rows, coords, geometry, bounds, None, 1, -1, False, target
-        )
+        origin = Offsets.of([(0,) * cmap.box.dimension])
+        here, known = Source(coords, cmap.box), cmap.table(target)
+        table = look_up(here, known, cmap.n_rows, cmap.box, origin, one, target)
         rows = table.nbr[0].long()
     return rows if query.dtype == torch.int32 else torch.where(inside.all(1), rows, -1)
 

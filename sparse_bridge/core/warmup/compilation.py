@@ -32,6 +32,7 @@ from ..device.self_check import COMMON_ROWS as _ROWS
 from ..geometry.boxes import Box
 from ..geometry.offsets import Offsets, box_offsets
 from ..geometry.weights import layout_of
+from ..maps.expansion import Expansion, Source
 from ..tuning.problem import gather_problem, wgrad_problem
 from ..tuning.tuner import tile_for
 from . import preload
@@ -146,24 +147,17 @@ def _map_kernels(device: torch.device, target: Target, key64: bool) -> None:
 
 def _expansion_kernels(coords: torch.Tensor, box: Box, offsets: Offsets, target: Target) -> None:
     """New coordinates, stride 2."""
-    from ...kernels.maps.hash_table import HashTable, hash_insert
-    from ...kernels.maps.new_rows import (
-        count_owners,
-        link_new_rows,
-        number_new_rows,
-        owner_counters,
-    )
+    from ...kernels.maps.hash_table import HashTable
+    from ...kernels.maps.new_rows import owner_counters
 
-    device, two = coords.device, (2, 2, 2)
-    geometry = offsets.geometry(device, (1, 1, 1), two, -1)
-    wide = box.wide(offsets, (1, 1, 1)) or box.wide(offsets, two)
-    table = HashTable.allocate(1 << 9, box.key64, device, owner_counters(_FEW))
-    slots = coords.new_empty((geometry.n_taps, _FEW))
-    hash_insert(table, coords, geometry, box.bounds(device), None, slots, wide, target)
-    owned = count_owners(table, slots, target)
-    number_new_rows(table, slots, owned, _FEW, coords, geometry, wide, target)
+    table = HashTable.allocate(1 << 9, box.key64, coords.device, owner_counters(_FEW))
+    expansion = Expansion(Source(coords, box), offsets, (1, 1, 1), (2, 2, 2), -1, box, target)
+    expansion.insert(table)
+    expansion.number(_FEW, "first_seen", False)
+    slots = expansion.slots
     for link in (False, True):
-        link_new_rows(table, slots, _FEW, coords, geometry, wide, target, link=link)
+        expansion.slots = slots
+        expansion.link(_FEW, link=link)
 
 
 def _products(device: torch.device) -> list[tuple[Expected, torch.dtype]]:
