@@ -13,18 +13,10 @@ from ...errors import (
 )
 
 __all__ = [
-    "AbsentError",
-    "ArgumentValueError",
-    "CoordinateTypeError",
-    "DenseIndexError",
-    "DimensionError",
-    "FeatureShapeError",
-    "FeatureTypeError",
-    "KeyStateError",
-    "ReadOnlyError",
-    "StrideError",
-    "TensorDeviceError",
-]
+    "AbsentError", "ArgumentValueError", "CoordinateTypeError", "DenseIndexError",
+    "DimensionError", "FeatureShapeError", "FeatureTypeError", "KeyStateError", "ReadOnlyError",
+    "StrideError", "TensorDeviceError",
+]  # fmt: skip
 
 
 class ArgumentValueError(SparseBridgeError, ValueError):

@@ -5,17 +5,10 @@ from __future__ import annotations
 import enum
 
 __all__ = [
-    "BroadcastMode",
-    "ConvolutionMode",
-    "CoordinateMapType",
-    "GPUMemoryAllocatorType",
-    "MinkowskiAlgorithm",
-    "PoolingMode",
-    "RegionType",
-    "SparseTensorOperationMode",
-    "SparseTensorQuantizationMode",
-    "base_mode",
-]
+    "BroadcastMode", "ConvolutionMode", "CoordinateMapType", "GPUMemoryAllocatorType",
+    "MinkowskiAlgorithm", "PoolingMode", "RegionType", "SparseTensorOperationMode",
+    "SparseTensorQuantizationMode", "base_mode",
+]  # fmt: skip
 
 _BACKEND = "MinkowskiEngineBackend._C"
 

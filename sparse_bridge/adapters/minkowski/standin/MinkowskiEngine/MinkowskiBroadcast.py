@@ -13,13 +13,10 @@ from sparse_bridge.adapters.minkowski.tensors import drop_old
 from sparse_bridge.errors import ContractError
 
 __all__ = [
-    "MinkowskiBroadcast",
-    "MinkowskiBroadcastAddition",
-    "MinkowskiBroadcastBase",
-    "MinkowskiBroadcastConcatenation",
-    "MinkowskiBroadcastFunction",
+    "MinkowskiBroadcast", "MinkowskiBroadcastAddition", "MinkowskiBroadcastBase",
+    "MinkowskiBroadcastConcatenation", "MinkowskiBroadcastFunction",
     "MinkowskiBroadcastMultiplication",
-]
+]  # fmt: skip
 
 
 class MinkowskiBroadcastFunction(ComposedFunction):

@@ -10,15 +10,9 @@ from torch.nn import Module
 from sparse_bridge.adapters.minkowski.geometry import int_list
 
 __all__ = [
-    "MinkowskiModuleBase",
-    "StrideType",
-    "convert_to_int_list",
-    "convert_to_int_tensor",
-    "get_minkowski_function",
-    "get_postfix",
-    "int_dtypes",
-    "prep_args",
-]
+    "MinkowskiModuleBase", "StrideType", "convert_to_int_list", "convert_to_int_tensor",
+    "get_minkowski_function", "get_postfix", "int_dtypes", "prep_args",
+]  # fmt: skip
 
 StrideType = int | Sequence | np.ndarray | torch.Tensor
 int_dtypes = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]

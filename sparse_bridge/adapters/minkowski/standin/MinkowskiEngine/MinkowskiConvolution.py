@@ -22,13 +22,10 @@ from sparse_bridge.adapters.minkowski.upstream.keys import fill, given_by
 from sparse_bridge.adapters.minkowski.weights import check_aligned, expected
 
 __all__ = [
-    "MinkowskiConvolution",
-    "MinkowskiConvolutionBase",
-    "MinkowskiConvolutionFunction",
-    "MinkowskiConvolutionTranspose",
-    "MinkowskiConvolutionTransposeFunction",
+    "MinkowskiConvolution", "MinkowskiConvolutionBase", "MinkowskiConvolutionFunction",
+    "MinkowskiConvolutionTranspose", "MinkowskiConvolutionTransposeFunction",
     "MinkowskiGenerativeConvolutionTranspose",
-]
+]  # fmt: skip
 
 
 def _function(transposed, what):

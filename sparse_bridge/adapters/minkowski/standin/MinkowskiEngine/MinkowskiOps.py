@@ -20,24 +20,11 @@ from sparse_bridge.adapters.minkowski.errors import ArgumentValueError
 from sparse_bridge.errors import ContractError
 
 __all__ = [
-    "MinkowskiLinear",
-    "MinkowskiStackCat",
-    "MinkowskiStackMean",
-    "MinkowskiStackSum",
-    "MinkowskiStackVar",
-    "MinkowskiToDenseTensor",
-    "MinkowskiToFeature",
-    "MinkowskiToSparseTensor",
-    "SparseTensor",
-    "TensorField",
-    "_sum",
-    "cat",
-    "dense_coordinates",
-    "mean",
-    "to_sparse",
-    "to_sparse_all",
-    "var",
-]
+    "MinkowskiLinear", "MinkowskiStackCat", "MinkowskiStackMean", "MinkowskiStackSum",
+    "MinkowskiStackVar", "MinkowskiToDenseTensor", "MinkowskiToFeature",
+    "MinkowskiToSparseTensor", "SparseTensor", "TensorField", "_sum", "cat",
+    "dense_coordinates", "mean", "to_sparse", "to_sparse_all", "var",
+]  # fmt: skip
 
 
 class MinkowskiLinear(MinkowskiModuleBase):

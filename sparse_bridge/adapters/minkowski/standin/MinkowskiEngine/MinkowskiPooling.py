@@ -27,21 +27,13 @@ from sparse_bridge.adapters.minkowski.upstream.keys import fill, given_by
 from sparse_bridge.errors import ContractError
 
 __all__ = [
-    "MinkowskiAvgPooling",
-    "MinkowskiAvgUnpooling",
-    "MinkowskiDirectMaxPoolingFunction",
-    "MinkowskiGlobalAvgPooling",
-    "MinkowskiGlobalMaxPooling",
-    "MinkowskiGlobalPooling",
-    "MinkowskiGlobalPoolingFunction",
-    "MinkowskiGlobalSumPooling",
-    "MinkowskiLocalPoolingFunction",
-    "MinkowskiLocalPoolingTransposeFunction",
-    "MinkowskiMaxPooling",
-    "MinkowskiPoolingBase",
-    "MinkowskiPoolingTranspose",
+    "MinkowskiAvgPooling", "MinkowskiAvgUnpooling", "MinkowskiDirectMaxPoolingFunction",
+    "MinkowskiGlobalAvgPooling", "MinkowskiGlobalMaxPooling", "MinkowskiGlobalPooling",
+    "MinkowskiGlobalPoolingFunction", "MinkowskiGlobalSumPooling",
+    "MinkowskiLocalPoolingFunction", "MinkowskiLocalPoolingTransposeFunction",
+    "MinkowskiMaxPooling", "MinkowskiPoolingBase", "MinkowskiPoolingTranspose",
     "MinkowskiSumPooling",
-]
+]  # fmt: skip
 
 
 class MinkowskiLocalPoolingFunction(ComposedFunction):

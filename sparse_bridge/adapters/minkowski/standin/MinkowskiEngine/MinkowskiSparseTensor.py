@@ -38,18 +38,12 @@ from sparse_bridge.adapters.minkowski.upstream.quantize import reduce_points
 from sparse_bridge.errors import ContractError
 
 __all__ = [
-    "COORDINATE_KEY_DIFFERENT_ERROR",
-    "COORDINATE_MANAGER_DIFFERENT_ERROR",
-    "SparseTensor",
-    "SparseTensorOperationMode",
-    "SparseTensorQuantizationMode",
-    "_get_coordinate_map_key",
-    "clear_global_coordinate_manager",
-    "global_coordinate_manager",
-    "set_global_coordinate_manager",
-    "set_sparse_tensor_operation_mode",
+    "COORDINATE_KEY_DIFFERENT_ERROR", "COORDINATE_MANAGER_DIFFERENT_ERROR", "SparseTensor",
+    "SparseTensorOperationMode", "SparseTensorQuantizationMode", "_get_coordinate_map_key",
+    "clear_global_coordinate_manager", "global_coordinate_manager",
+    "set_global_coordinate_manager", "set_sparse_tensor_operation_mode",
     "sparse_tensor_operation_mode",
-]
+]  # fmt: skip
 
 _OLD_NAMES = {
     "feats": "features",

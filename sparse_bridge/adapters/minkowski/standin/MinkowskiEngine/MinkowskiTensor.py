@@ -13,17 +13,12 @@ from sparse_bridge.adapters.training_norms import LateFeatures
 from sparse_bridge.errors import ContractError
 
 __all__ = [
-    "COORDINATE_KEY_DIFFERENT_ERROR",
-    "COORDINATE_MANAGER_DIFFERENT_ERROR",
-    "SparseTensorOperationMode",
-    "SparseTensorQuantizationMode",
-    "Tensor",
-    "clear_global_coordinate_manager",
-    "global_coordinate_manager",
-    "set_global_coordinate_manager",
-    "set_sparse_tensor_operation_mode",
+    "COORDINATE_KEY_DIFFERENT_ERROR", "COORDINATE_MANAGER_DIFFERENT_ERROR",
+    "SparseTensorOperationMode", "SparseTensorQuantizationMode", "Tensor",
+    "clear_global_coordinate_manager", "global_coordinate_manager",
+    "set_global_coordinate_manager", "set_sparse_tensor_operation_mode",
     "sparse_tensor_operation_mode",
-]
+]  # fmt: skip
 
 _operation_mode = SparseTensorOperationMode.SEPARATE_COORDINATE_MANAGER
 _global_manager = None

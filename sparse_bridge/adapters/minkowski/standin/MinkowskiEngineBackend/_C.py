@@ -22,26 +22,12 @@ from sparse_bridge.adapters.minkowski.upstream.system import (
 )
 
 __all__ = [
-    "BroadcastMode",
-    "ConvolutionMode",
-    "CoordinateMapKey",
-    "CoordinateMapManagerCPU",
-    "CoordinateMapManagerGPU_c10",
-    "CoordinateMapManagerGPU_default",
-    "CoordinateMapType",
-    "GPUMemoryAllocatorType",
-    "MinkowskiAlgorithm",
-    "PoolingMode",
-    "RegionType",
-    "cuda_version",
-    "cudart_version",
-    "get_gpu_memory_info",
-    "is_cuda_available",
-    "quantize_label_np",
-    "quantize_label_th",
-    "quantize_np",
-    "quantize_th",
-]
+    "BroadcastMode", "ConvolutionMode", "CoordinateMapKey", "CoordinateMapManagerCPU",
+    "CoordinateMapManagerGPU_c10", "CoordinateMapManagerGPU_default", "CoordinateMapType",
+    "GPUMemoryAllocatorType", "MinkowskiAlgorithm", "PoolingMode", "RegionType", "cuda_version",
+    "cudart_version", "get_gpu_memory_info", "is_cuda_available", "quantize_label_np",
+    "quantize_label_th", "quantize_np", "quantize_th",
+]  # fmt: skip
 
 # Members are constants of the module too.
 for _enum in (

@@ -17,16 +17,7 @@ from MinkowskiEngine.utils.quantization import (
 from MinkowskiEngine.utils.summary import summary
 
 __all__ = [
-    "SparseCollation",
-    "batch_sparse_collate",
-    "batched_coordinates",
-    "coords",
-    "fnv_hash_vec",
-    "gradcheck",
-    "kaiming_normal_",
-    "ravel_hash_vec",
-    "sparse_collate",
-    "sparse_quantize",
-    "summary",
-    "unique_coordinate_map",
-]
+    "SparseCollation", "batch_sparse_collate", "batched_coordinates", "coords", "fnv_hash_vec",
+    "gradcheck", "kaiming_normal_", "ravel_hash_vec", "sparse_collate", "sparse_quantize",
+    "summary", "unique_coordinate_map",
+]  # fmt: skip

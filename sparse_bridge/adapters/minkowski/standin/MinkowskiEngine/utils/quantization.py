@@ -18,13 +18,9 @@ from sparse_bridge.adapters.minkowski.upstream.quantize import quantize_points
 from sparse_bridge.errors import ContractError
 
 __all__ = [
-    "fnv_hash_vec",
-    "quantize",
-    "quantize_label",
-    "ravel_hash_vec",
-    "sparse_quantize",
+    "fnv_hash_vec", "quantize", "quantize_label", "ravel_hash_vec", "sparse_quantize",
     "unique_coordinate_map",
-]
+]  # fmt: skip
 
 _FNV_START = np.uint64(14695981039346656037)
 _FNV_FACTOR = np.uint64(1099511628211)
