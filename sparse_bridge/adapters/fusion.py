@@ -87,7 +87,8 @@ def _own_activation(module: nn.Module) -> tuple[str, float] | None:
     known = _ACTIVATIONS.get(kind)
     if known is None or kind.forward is not known[1] or not hooks.plain(module):
         return None
-    return known[0], float(getattr(module, "negative_slope", 0.0))
+    # Asking a module for an attribute that it lacks is slow.
+    return known[0], float(module.negative_slope) if isinstance(module, nn.LeakyReLU) else 0.0
 
 
 def epilogue_after(modules: Sequence[nn.Module], index: int) -> EpilogueLayers | None:
