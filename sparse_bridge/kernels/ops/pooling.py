@@ -115,12 +115,12 @@ def _segment_reduce(
     out = (tl.program_id(2) * n_segments + segment).to(tl.int64) * n_channels + channel
     if MODE == 2:
         present = index >= 0
-        nan = present & (best != best)
         top = tl.max(tl.where(present & (best == best), best, -float("inf")), 0)
-        some_nan = tl.max(nan.to(tl.int32), 0) > 0
-        largest = tl.where(some_nan[None, :], nan, present & (best == top[None, :]))
-        rows = tl.where(largest, index, 9223372036854775807)
+        rows = tl.where(present & (best == top[None, :]), index, 9223372036854775807)
         first = tl.min(rows, 0)
+        rows = tl.where(present & (best != best), index, 9223372036854775807)
+        first_nan = tl.min(rows, 0)
+        first = tl.where(first_nan == 9223372036854775807, first, first_nan)
         tl.store(index_ptr + out, tl.where(first == 9223372036854775807, -1, first), mask=ok_c)
     else:
         tl.store(value_ptr + out, tl.sum(best, 0), mask=ok_c)
