@@ -9,7 +9,7 @@ import torch
 
 from sparse_bridge import settings
 from sparse_bridge.core import functional
-from sparse_bridge.core.conv import kernel_products
+from sparse_bridge.core.conv import kernel_products, plan
 from sparse_bridge.core.conv.kernel_products import octaves
 from sparse_bridge.core.device import precision
 from sparse_bridge.core.geometry.weights import layout_of
@@ -75,7 +75,7 @@ def test_copies_in_rows_hold_the_same_matrices(layout, shape, reverse, turned, g
 
 @pytest.mark.parametrize("turned", [False, True], ids=["forward", "dgrad"])
 @pytest.mark.parametrize("kind", ["submanifold", "strided", "inverse"])
-def test_layers_over_copied_weights(kernel_lane, monkeypatch, kind, turned):
+def test_layers_over_copied_weights(kernel_lane, monkeypatch, request, kind, turned):
     """turned: the input channels of the weight are the closer ones, so that dgrad copies it."""
     copied = []
 
@@ -84,6 +84,8 @@ def test_layers_over_copied_weights(kernel_lane, monkeypatch, kind, turned):
         return abs(w.strides[1]) != 1
 
     monkeypatch.setattr(kernel_products, "reads_rows", always)
+    plan.reset()  # plans that were made under the real rule
+    request.addfinalizer(plan.reset)
     made = layer(kind, 2, device=kernel_lane.device)
     x, weight, bias, dy = tensors(made, 6, 10, groups=2)
     rows, taps, shift = leaves([x, weight, bias], kernel_lane.device)

@@ -13,7 +13,15 @@ from sparse_bridge.core.capture import captured_maps, graph_cache, prefetch
 from tests.clouds import cloud
 
 from .pretended import graphs_on_the_cpu
-from .test_prefetch import HALF, PAIR, QUARTER, SHAPE, Scene, features
+from .test_prefetch import (
+    HALF,
+    PAIR,
+    QUARTER,
+    SHAPE,
+    Scene,
+    counted,  # noqa: F401
+    features,
+)
 
 pytestmark = pytest.mark.emulated
 
@@ -24,7 +32,7 @@ DEVICE = [""]
 
 
 @pytest.fixture(autouse=True)
-def fresh(kernel_lane, monkeypatch):
+def fresh(kernel_lane, monkeypatch, counted):  # noqa: F811
     """Real graphs on a GPU, pretended ones where kernels are emulated."""
     DEVICE[0] = kernel_lane.device
     prefetch.forget()
@@ -46,7 +54,7 @@ def scene(seed, share=0.2, **kwargs):
 
 
 def graphs():
-    (history,) = prefetch._histories.values()
+    (history,) = [one for one in prefetch._histories.values() if one.alike]  # of one grid
     return history.graphs
 
 
@@ -64,11 +72,11 @@ def replays(monkeypatch):
     found = []
     answers = graph_cache._MapGraph.answers
 
-    def counted(self, *args):
+    def answer(self, *args):
         found.append(answers(self, *args))
         return found[-1]
 
-    monkeypatch.setattr(graph_cache._MapGraph, "answers", counted)
+    monkeypatch.setattr(graph_cache._MapGraph, "answers", answer)
     return found
 
 

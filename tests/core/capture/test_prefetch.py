@@ -27,14 +27,20 @@ PAIR = functional.kernel_offsets((2, 2, 2), padding=(0, 0, 0))
 _built = [0]  # maps that were built when they were asked for
 
 
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch):
+@pytest.fixture
+def counted(monkeypatch):
+    """Prefetch answers, and what is built when it is asked for is counted."""
+
     def build(cmap, req, own=request.build):
         _built[0] += 1
         return own(cmap, req)
 
     monkeypatch.setattr(request, "build", build)
     prefetch.install()
+
+
+@pytest.fixture(autouse=True)
+def fresh(counted):
     prefetch.forget()
     yield
     prefetch.forget()
