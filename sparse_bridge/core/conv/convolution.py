@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -18,6 +19,10 @@ from .epilogue import Epilogue, Norm, check_activation
 from .plan import ConvForm, Wanted, backward, find, run
 
 __all__ = ["autocast_dtype", "conv", "convolve"]
+
+
+_any_autocast = torch._C._is_any_autocast_enabled
+_form = functools.lru_cache(maxsize=256)(ConvForm)  # every call of `conv` names one
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
@@ -104,10 +109,8 @@ def conv(
     Returns: [N_out, C_out] in x's dtype; under autocast in the autocast dtype (fp64 is left alone).
     Raises: ShapeError, DataTypeError, DeviceError, UnsupportedError.
     """
-    epilogue = Epilogue(bias, activation, alpha, norm, residual)
-    return convolve(
-        x, weight, kmap, epilogue, ConvForm(layout, groups, "tf32" if allow_tf32 else "ieee")
-    )
+    form = _form(layout, groups, "tf32" if allow_tf32 else "ieee")
+    return convolve(x, weight, kmap, Epilogue(bias, activation, alpha, norm, residual), form)
 
 
 def convolve(
@@ -123,11 +126,13 @@ def convolve(
     )
     if fused_call.listening:
         return _heard(x, weight, kmap, epilogue, form, wants_grad)
-    return _convolve(x, weight, kmap, epilogue, form, wants_grad)
+    if wants_grad or _any_autocast() or kmap.x_fold is not None or kmap.y_fold is not None:
+        return _convolve(x, weight, kmap, epilogue, form, wants_grad)
+    return run(x, weight, kmap, epilogue, form)[0]
 
 
 def _convolve(x, weight, kmap, epilogue, form, wants_grad):  # type: ignore[no-untyped-def]
-    dtype = autocast_dtype(x.device) if torch._C._is_any_autocast_enabled() else None
+    dtype = autocast_dtype(x.device) if _any_autocast() else None
     if wants_grad:
         _check_gradients(x, weight, kmap, epilogue)
         if kmap.x_fold is None and kmap.y_fold is None:

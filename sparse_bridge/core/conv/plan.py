@@ -187,10 +187,15 @@ def find(
     """
     if _plans.generation != settings.generation:
         _plans.renew()
-    rulebook = kmap.rulebook
+    rulebook, bias = kmap.rulebook, epilogue[0]
+    end: tuple[Any, ...] | None = None
+    if epilogue[1] is not None or epilogue[3] is not None or epilogue[4] is not None:
+        end = _key_of(epilogue)
+    elif bias is not None:
+        end = (bias.dtype, bias.device, bias.shape, bias.stride())
     key = (
         x.dtype, x.device, weight.dtype, weight.device, weight.shape, weight.stride(), form,
-        _key_of(epilogue), rulebook.regular,
+        end, rulebook.regular,
     )  # fmt: skip
     plan = _plans.plans.get(key)
     if plan is not None:
