@@ -102,7 +102,8 @@ QUICK = {
     "maps": (KERNELS[1:3], 30),
     "gemm": (KERNELS[3:5], 30),
     "pools and norms": (KERNELS[5:8], 70),
-    "voxels and keys": (KERNELS[8:], 50),
+    "voxels and keys": (KERNELS[8:10], 50),
+    "prefetch": (KERNELS[10:], 1),  # the longest: scenes, not single launches
     "convolutions": (convolutions("interpreter")[:5], 5),
     "more convolutions": (convolutions("interpreter")[5:], 5),
     "launches": (["tests/gate/test_launches.py"], 6),
