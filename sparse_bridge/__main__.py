@@ -19,8 +19,6 @@ from .gate import command as gate
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["main"]
-
 # Commands with options of their own: imported only when they are asked for. `compat` and
 # `benchmarks` belong to the source checkout, not to the installed package.
 _LAZY = {

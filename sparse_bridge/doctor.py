@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from .kernels.runtime.target import Target
 
-__all__ = ["collect", "show"]
-
 _PREFIX = settings.PREFIX
 # Variables that change which device, library, compiler switch or allocator is used.
 _BEARING = (

@@ -6,21 +6,6 @@ situation, so that `except AssertionError` or `except ValueError` in existing co
 
 from __future__ import annotations
 
-__all__ = [
-    "ContractError",
-    "CoordinateError",
-    "DataTypeError",
-    "DeviceError",
-    "GeometryError",
-    "KernelError",
-    "LifecycleError",
-    "OverflowLimitError",
-    "SettingError",
-    "ShapeError",
-    "SparseBridgeError",
-    "UnsupportedError",
-]
-
 
 class SparseBridgeError(Exception):
     """Base of every error raised on purpose by sparse_bridge."""

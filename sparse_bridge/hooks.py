@@ -9,8 +9,6 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-__all__ = ["hooked", "hooked_everywhere", "inference", "plain", "traced", "unwatched"]
-
 
 def inference() -> bool:
     """Whether inference may be fused now: no gradients, no tracing, no hooks on every module."""

@@ -17,8 +17,6 @@ from .adapters.protocol import features_of
 from .adapters.watch import watched
 from .errors import SparseBridgeError
 
-__all__ = ["optimize", "restore"]
-
 _MARK = "_sparse_bridge_optimized"
 
 

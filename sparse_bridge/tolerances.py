@@ -18,8 +18,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-__all__ = ["TABLE", "Limits", "of"]
-
 
 class Limits(NamedTuple):
     """Largest error of an element, and RMS of the errors; inf where that is not compared."""

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-__all__ = ["Work", "Workers"]
-
 Work = Callable[[], Any]
 
 

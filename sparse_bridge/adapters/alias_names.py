@@ -9,8 +9,6 @@ import types
 from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec
 
-__all__ = ["AliasFinder", "alias_spec"]
-
 
 class _AliasLoader(importlib.abc.Loader):
     """Loads a name by putting another module under it."""

@@ -24,8 +24,6 @@ from ..errors import SettingError, UnsupportedError
 if TYPE_CHECKING:
     from .protocol import TensorProtocol
 
-__all__ = ["ADAPTERS", "Framework", "FrameworkStatus", "Patch", "capture", "frameworks", "load"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Patch:

@@ -10,8 +10,6 @@ from ..core.geometry.sparse_data import SparseData
 from ..errors import DataTypeError, SettingError
 from . import base
 
-__all__ = ["convert", "framework_of"]
-
 
 def framework_of(x: Any) -> str | None:
     """Name of the framework that `x` is a sparse tensor of, "core" for a SparseData, else None."""

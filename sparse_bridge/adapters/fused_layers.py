@@ -16,8 +16,6 @@ from ..core.conv import fused_call
 from . import fusion
 from .protocol import features_of
 
-__all__ = ["Fused", "Skipped"]
-
 _TAG = "_sparse_bridge_epilogue"
 
 

@@ -21,12 +21,6 @@ from ..core.conv.epilogue import Epilogue, Norm
 from ..core.ops.batch_norm import batch_norm, serves
 from .protocol import is_layer
 
-__all__ = [
-    "EpilogueLayers", "activation_of", "batch_norm_inference", "batch_norm_training",
-    "epilogue_after", "foldable", "fusible_norm", "is_training_norm", "runs_own",
-    "training_fusible", "training_norm_after", "values_of",
-]  # fmt: skip
-
 _NORM_FORWARD = nn.BatchNorm1d.forward
 RELU_FORWARD = nn.ReLU.forward
 _ACTIVATIONS: dict[type, tuple[str, Any]] = {

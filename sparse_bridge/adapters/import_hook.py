@@ -17,8 +17,6 @@ from ..errors import LifecycleError, UnsupportedError
 from .alias_names import AliasFinder, alias_spec
 from .base import Framework
 
-__all__ = ["StandinFinder", "choose", "import_problem", "installed", "really_imported"]
-
 _VERSION = re.compile(r"""^__version__\s*(?::\s*str\s*)?=\s*["']([^"']+)["']""", re.MULTILINE)
 
 

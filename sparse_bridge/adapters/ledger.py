@@ -13,8 +13,6 @@ from .. import settings
 from ..errors import UnsupportedError
 from .base import FrameworkStatus
 
-__all__ = ["LayerCount", "Report", "counts", "note", "reset"]
-
 Tally = dict[tuple[str, str, str | None], int]
 
 _tally: Tally = {}

@@ -13,8 +13,6 @@ from ..errors import LifecycleError
 from ..log import logger
 from .base import Patch
 
-__all__ = ["PatchSet"]
-
 _ABSENT = object()
 
 

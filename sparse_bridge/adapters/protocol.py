@@ -18,8 +18,6 @@ from ..core.geometry.boxes import Box
 from ..core.geometry.sparse_data import SparseData
 from . import base
 
-__all__ = ["TensorProtocol", "features_of", "is_layer", "made_by", "of"]
-
 
 class TensorProtocol(abc.ABC):
     """What the shared parts of the bridge ask of one framework's tensors and layers.

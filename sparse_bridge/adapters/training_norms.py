@@ -33,9 +33,6 @@ from torch import nn
 from ..core.ops.batch_norm import batch_norm
 from . import fusion, protocol
 
-__all__ = ["LateFeatures", "normalise", "rectify"]
-
-
 _rectified: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # norms whose results ReLUs took
 _read: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # and those that others read, too
 

@@ -15,8 +15,6 @@ from . import fusion
 from .fused_layers import Fused
 from .protocol import features_of, is_layer, of
 
-__all__ = ["watched"]
-
 # Features by memory and by how often they had been overwritten.
 _Features = tuple[int, int]
 _SUMS = ("add", "__add__", "__radd__")

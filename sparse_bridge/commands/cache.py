@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from importlib.abc import Traversable
 
-__all__ = ["add_parser", "collect", "run_clear", "run_show"]
-
 _SUMMARY = "show or clear what tuning has stored"
 _PATTERNS = ("*.json", "*.json.aside", ".*.json.tmp")
 

@@ -25,8 +25,6 @@ from ..harness.progress import Progress
 from ..kernels.runtime import target as targets
 from .warm_jobs import DTYPES, MODELS, LayerJob, ModelJob, layer_jobs
 
-__all__ = ["add_parser", "run"]
-
 _SUMMARY = "compile and tune kernels before they are needed"
 _TEXT = """\
 Run layers and networks once, so that their kernels lie compiled in Triton's cache and the first

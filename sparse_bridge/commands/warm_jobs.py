@@ -16,8 +16,6 @@ from ..core.conv.epilogue import Norm
 from ..core.maps.coordinate_map import CoordinateMap
 from ..core.maps.kernel_map import KernelMap
 
-__all__ = ["DTYPES", "MODELS", "LayerJob", "ModelJob", "layer_jobs", "street_voxels"]
-
 DTYPES = {
     "fp16": (torch.float16, False),
     "bf16": (torch.bfloat16, False),

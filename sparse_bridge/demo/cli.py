@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from ..adapters.lifecycle import FrameworkStatus
 
-__all__ = ["add_parser", "configure", "run"]
-
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _CLASSES = 20
 _VOXEL_SIZE = 0.1

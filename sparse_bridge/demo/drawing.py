@@ -12,22 +12,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "BACKGROUND",
-    "FAINT",
-    "GRID",
-    "INK",
-    "Extent",
-    "check_png",
-    "colour_bar",
-    "legend",
-    "metric_panel",
-    "new_figure",
-    "plain_panel",
-    "require_matplotlib",
-    "save",
-]
-
 BACKGROUND, _PANEL, INK, FAINT, GRID = "#0b0f17", "#05070c", "#e6edf3", "#8b98a9", "#222b38"
 
 Extent = tuple[float, float, float, float]  # x low, x high, y low, y high in metres

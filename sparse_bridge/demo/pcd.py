@@ -11,8 +11,6 @@ import numpy.typing as npt
 from ..errors import DataTypeError, ShapeError, UnsupportedError
 from .tables import pick_columns, read_ascii, truncated, unique_names
 
-__all__ = ["lzf_decompress", "read_pcd"]
-
 _KINDS = {"F": "f", "I": "i", "U": "u"}
 _CODES = {"f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"}
 

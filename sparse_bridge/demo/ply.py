@@ -11,8 +11,6 @@ import numpy.typing as npt
 from ..errors import ShapeError, UnsupportedError
 from .tables import pick_columns, read_ascii, truncated, unique_names
 
-__all__ = ["read_ply"]
-
 _TYPES = {
     "char": "i1", "int8": "i1", "uchar": "u1", "uint8": "u1",
     "short": "i2", "int16": "i2", "ushort": "u2", "uint16": "u2",

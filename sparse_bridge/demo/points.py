@@ -23,8 +23,6 @@ from ..errors import DataTypeError, SettingError, ShapeError, SparseBridgeError,
 from .pcd import read_pcd
 from .ply import read_ply
 
-__all__ = ["PointCloud", "load_points"]
-
 Floats = npt.NDArray[np.floating]
 
 

@@ -14,8 +14,6 @@ from torch import nn
 
 from ..core.device import trace
 
-__all__ = ["LayerProfile", "NetworkProfile", "profile_network", "stopwatch"]
-
 
 @dataclasses.dataclass
 class LayerProfile:

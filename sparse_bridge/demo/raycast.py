@@ -12,8 +12,6 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Box", "Cylinder", "Ellipsoid", "RayImage", "Surface"]
-
 Array = npt.NDArray[np.float32]
 _TINY = np.float32(1e-9)
 

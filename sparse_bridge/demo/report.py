@@ -21,8 +21,6 @@ from .voxels import VoxelGrid
 if TYPE_CHECKING:
     from ..adapters.lifecycle import FrameworkStatus
 
-__all__ = ["facts_table", "layers_table", "times_table"]
-
 _FLOW_STYLE = {
     "masked": "green",
     "unmasked": "bright_green",

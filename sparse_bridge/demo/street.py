@@ -9,8 +9,6 @@ import numpy as np
 
 from .raycast import Box, Cylinder, Ellipsoid, Surface
 
-__all__ = ["KINDS", "CarBody", "street"]
-
 KINDS = ("road", "grass", "pavement", "building", "vegetation", "vehicle", "pole", "person")
 GROUND = -1.73  # metres below the sensor, the roof of a passenger car
 MIDDLE = 1.9  # y of the street's centre line: the car keeps to the right lane

@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from ..errors import ShapeError
 
-__all__ = ["pick_columns", "read_ascii", "truncated"]
-
 _INTENSITY = ("intensity", "scalar_intensity", "reflectance", "reflectivity", "i", "remission")
 _COLOUR = (
     ("red", "green", "blue"),

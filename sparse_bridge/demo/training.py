@@ -12,8 +12,6 @@ from torch import nn
 
 from .profile import stopwatch
 
-__all__ = ["TrainingResult", "train"]
-
 
 @dataclasses.dataclass(frozen=True)
 class TrainingResult:

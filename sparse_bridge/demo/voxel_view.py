@@ -12,8 +12,6 @@ from .drawing import FAINT, INK, plain_panel
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw_voxels"]
-
 Array = npt.NDArray[Any]
 
 _SHADE = np.array([0.62, 0.8, 1.0])  # of the faces across x, y and z: light from above

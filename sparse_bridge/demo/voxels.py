@@ -11,8 +11,6 @@ import torch
 from ..errors import GeometryError, SettingError
 from .points import PointCloud
 
-__all__ = ["VoxelGrid", "crop_of", "voxelize"]
-
 _MULTIPLE = 16  # the U-Net halves the grid four times
 _LOWEST = 32  # layers in z: the encoder's strides need 25
 _POINTS_PER_VOXEL = 10

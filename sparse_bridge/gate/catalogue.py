@@ -15,8 +15,6 @@ from ..kernels.runtime.target import Target
 from . import forms_gemm, forms_maps, forms_norms, forms_pools
 from .forms import Form, Space
 
-__all__ = ["all_forms", "covering", "launchable", "spaces"]
-
 DECLARATIONS = (forms_maps, forms_gemm, forms_pools, forms_norms)
 
 

@@ -6,8 +6,6 @@ from ..kernels.runtime.target import Target
 from .compiling import Code
 from .forms import Form
 
-__all__ = ["ACCEPTED", "expected_matrix", "problems", "product_of", "tolerated"]
-
 _PRODUCTS = ("gather_gemm", "wgrad_gemm")
 _LEAST_ROWS = 64  # rows of one warpgroup's product
 _NVIDIA_REGISTERS = 255  # of a thread, at most

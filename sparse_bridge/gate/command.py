@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from .running import Result
 
-__all__ = ["add_options", "main"]
-
 _SHOWN = 20  # failures that are printed
 
 

@@ -15,8 +15,6 @@ from ..errors import UnsupportedError
 from ..kernels.runtime.target import Target, triton_version
 from .forms import Form
 
-__all__ = ["Code", "compile_form", "require_triton", "source"]
-
 # Names in the machine code of matrix instructions, most specific first.
 _MATRIX = {
     "hip": (("MFMA", r"\bv_s?mfmac?_\w+"), ("WMMA", r"\bv_s?wmmac?_\w+")),

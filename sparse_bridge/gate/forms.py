@@ -18,8 +18,6 @@ import torch
 
 from ..kernels.runtime.launch import REGISTRY, Kernel
 
-__all__ = ["PLACES", "POINTED", "Form", "Space", "as_launched", "make"]
-
 # Triton's names of what a tensor holds.
 POINTED = {
     torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64",

@@ -20,10 +20,6 @@ from ..kernels.tiles.candidates import candidates
 from ..kernels.tiles.tile_config import TileConfig, clamp_for_problem, gather_tile, wgrad_tile
 from .forms import PLACES, POINTED, Form, Space, make
 
-__all__ = [
-    "CHANNELS", "EPILOGUES", "OFFSET_BLOCKS", "Case", "declare", "gather_tiles", "wgrad_tiles",
-]  # fmt: skip
-
 # One of each class that a tile choice can tell apart: powers of two, their neighbours, multiples of
 # a smaller power, beyond the largest tile.
 CHANNELS = (

@@ -11,8 +11,6 @@ from ..kernels.runtime.target import Target
 from .forms import PLACES, Form, Space, make
 from .forms_gemm import OFFSET_BLOCKS
 
-__all__ = ["declare"]
-
 DIMENSIONS = (3, 1, 2, 4, 5, 6)
 _FLAG = (False, True)
 _DIVISION = (2, 1, 0)

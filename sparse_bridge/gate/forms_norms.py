@@ -11,8 +11,6 @@ from ..kernels.runtime.launch import Kernel
 from ..kernels.runtime.target import Target
 from .forms import PLACES, Form, Space, make
 
-__all__ = ["declare"]
-
 # (channels of a program, what is known of a row's: 16 for a multiple of it, 1, or 3 for nothing)
 _WIDTHS = ((32, 16), (16, 16), (32, 3), (16, 3), (16, 1))
 _SILENT = ("place",)

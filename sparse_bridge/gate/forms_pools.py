@@ -11,8 +11,6 @@ from ..kernels.runtime.launch import Kernel
 from ..kernels.runtime.target import Target
 from .forms import PLACES, Form, Space, make
 
-__all__ = ["declare"]
-
 _BLOCKS = (128, 64, 32, 16)  # channels of a program
 _SHARES = (1, 2, 4, 8, 16, 32, 64)
 _OPTIONS = {"num_warps": 4}

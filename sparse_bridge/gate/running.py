@@ -19,8 +19,6 @@ from .compiling import Code, compile_form, require_triton
 from .forms import Form
 from .selection import selected
 
-__all__ = ["Result", "examine", "jobs_for", "run"]
-
 _CHUNK = 8  # forms a process takes at a time
 
 

@@ -10,8 +10,6 @@ from .checks import product_of
 from .forms import POINTED, Form
 from .forms_gemm import products
 
-__all__ = ["representative", "selected"]
-
 _TURNS = 3  # architectures that share the kernels other than products among them
 
 

@@ -11,8 +11,6 @@ from ..kernels.runtime.target import Target, described, triton_version
 from .checks import ACCEPTED, product_of
 from .running import Result
 
-__all__ = ["TargetSummary", "as_json", "kernel_rows", "markdown", "summaries"]
-
 PRODUCTS = ("fp16", "bf16", "fp32", "tf32", "tf32x3")
 _NO_BF16 = "per-offset dataflow"
 _NO_TF32 = "IEEE fp32 instead"

@@ -20,8 +20,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-__all__ = ["Child", "channel", "write"]
-
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _ERROR_LINE = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit|Fault)\b.*|^Fatal Python error.*")
 

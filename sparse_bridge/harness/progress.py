@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Progress"]
-
 
 class Progress:
     """A context manager. `start` names what runs now, `done` says what came out.

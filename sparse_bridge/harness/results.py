@@ -8,8 +8,6 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["read", "save"]
-
 
 def save(path: pathlib.Path, schema: int, values: Mapping[str, Any]) -> None:
     """Write `values` and their schema."""

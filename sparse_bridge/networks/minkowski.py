@@ -7,8 +7,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["MinkUNet", "basic_block"]
-
 
 def basic_block(
     ME: Any, inplanes: int, planes: int, stride: int = 1, dimension: int = 3,

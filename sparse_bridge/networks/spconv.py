@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["ResidualUNet", "Second", "norm"]
-
 
 def norm(channels: int, momentum: float = 0.01) -> nn.Module:
     """Batch norm as detection projects set it."""

@@ -8,8 +8,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["ResidualBlock", "ResidualUNet", "unit"]
-
 
 def unit(ts: Any, c_in: int, c_out: int, kernel_size: int = 3, **conv: Any) -> nn.Sequential:
     """Convolution, norm and ReLU; `conv`: further arguments of the convolution."""

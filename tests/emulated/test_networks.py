@@ -55,7 +55,7 @@ def arrays_of(framework, entry):
 def spconv(profile=None):
     with doors.standin():
         env = spconv_runner.Env()
-        yield lambda entry: spconv_runner.validate(env, entry["spec"], arrays_of("spconv", entry))
+        yield lambda entry: spconv_runner.judge(env, entry["spec"], arrays_of("spconv", entry))
 
 
 @contextlib.contextmanager

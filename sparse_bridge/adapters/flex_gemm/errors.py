@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ...errors import ContractError, DataTypeError, ShapeError, SparseBridgeError
 
-__all__ = ["ArgumentShapeError", "ArgumentTypeError", "ArgumentValueError", "PointTypeError"]
-
 
 class ArgumentShapeError(ShapeError, ContractError):
     """A tensor has another rank, row count or channel count than the call takes."""

@@ -16,8 +16,6 @@ from ...core.geometry.boxes import Box
 from ...core.geometry.offsets import Offsets, box_offsets
 from .errors import ArgumentShapeError, ArgumentTypeError, ArgumentValueError
 
-__all__ = ["Strided", "box_of", "check_coords", "grid_shape", "same_offsets", "triple"]
-
 Triple = tuple[int, int, int]
 
 

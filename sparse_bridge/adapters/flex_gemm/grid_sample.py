@@ -16,8 +16,6 @@ from ..ledger import note
 from .errors import ArgumentShapeError, ArgumentValueError, PointTypeError
 from .geometry import box_of, grid_shape
 
-__all__ = ["GridSample3dFunction", "corner_rows", "grid_sample_3d"]
-
 _HERE = Offsets.of([(0, 0, 0)])
 _CORNERS = box_offsets((2, 2, 2), (1, 1, 1), (0, 0, 0))
 _FAR = float(1 << 30)  # beyond every grid, and exact in 32 bits

@@ -13,8 +13,6 @@ from ...core.geometry.sparse_data import SparseData
 from ...errors import GeometryError
 from .geometry import check_coords, grid_shape
 
-__all__ = ["Voxels", "from_core", "to_core"]
-
 
 class Voxels(NamedTuple):
     """The first three arguments of FlexGEMM's functions: features [N, C], coordinates int32 [N, 4]

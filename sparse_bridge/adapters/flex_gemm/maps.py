@@ -18,8 +18,6 @@ from .geometry import Strided, Triple, box_of, check_coords, grid_shape, same_of
 from .options import row_order
 from .serialize import ordered_by_code
 
-__all__ = ["output_coordinates", "strided_cache", "submanifold_cache"]
-
 
 def submanifold_cache(
     coords: torch.Tensor, shape: Sequence[int], kernel: Triple, dilation: Triple,

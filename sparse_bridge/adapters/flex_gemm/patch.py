@@ -17,8 +17,6 @@ from ..base import Patch
 from . import conv, grid_sample
 from . import serialize as codes
 
-__all__ = ["patches"]
-
 _VERSIONS = "1.x"
 
 

@@ -14,8 +14,6 @@ from ...core.geometry.sparse_data import SparseData
 from ..protocol import TensorProtocol
 from . import interchange
 
-__all__ = ["PROTOCOL"]
-
 
 class _FlexGemm(TensorProtocol):
     def features_of(self, x: Any) -> torch.Tensor | None:

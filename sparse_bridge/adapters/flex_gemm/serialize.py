@@ -10,8 +10,6 @@ from ...core.ops.serialize import decode, encode
 from .errors import ArgumentShapeError, ArgumentValueError, PointTypeError
 from .geometry import grid_shape
 
-__all__ = ["decode_seq", "encode_seq", "ordered_by_code"]
-
 _MODES = {"z_order": "z_order", "hilbert": "hilbert"}
 
 

@@ -8,8 +8,6 @@ from ...errors import CoordinateError
 from .grid import Grid, Key
 from .maps import MapRegistry
 
-__all__ = ["batch_rows", "batches", "field_items", "field_rows", "item_rows", "origin"]
-
 
 def _present(column: torch.Tensor) -> torch.Tensor:
     """The batch indices in a column, ascending int64. Raises CoordinateError for a negative one."""

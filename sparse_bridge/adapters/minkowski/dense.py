@@ -11,8 +11,6 @@ from ...core.ops.dense import first_outside, to_dense
 from ...errors import ContractError
 from .errors import ArgumentValueError, DenseIndexError
 
-__all__ = ["coo", "dense", "dense_coordinates", "nonzero_cells"]
-
 
 def dense(x: Any, shape: Any, minimum: Any, contract: bool) -> tuple[torch.Tensor, Any, Any]:
     """(dense tensor, min_coordinate, tensor stride) of a SparseTensor; see its method."""

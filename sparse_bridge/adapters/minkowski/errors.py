@@ -12,12 +12,6 @@ from ...errors import (
     SparseBridgeError,
 )
 
-__all__ = [
-    "AbsentError", "ArgumentValueError", "CoordinateTypeError", "DenseIndexError",
-    "DimensionError", "FeatureShapeError", "FeatureTypeError", "KeyStateError", "ReadOnlyError",
-    "StrideError", "TensorDeviceError",
-]  # fmt: skip
-
 
 class ArgumentValueError(SparseBridgeError, ValueError):
     """An argument has a value outside of what the call takes."""

@@ -17,11 +17,6 @@ from ...errors import ContractError, UnsupportedError
 from .errors import ArgumentValueError, StrideError
 from .upstream.enums import RegionType
 
-__all__ = [
-    "KernelSpec", "Points", "Region", "cell_region", "core_offsets", "custom_points", "int_list",
-    "kernel_region", "kernel_spec",
-]  # fmt: skip
-
 Points = tuple[tuple[int, ...], ...]
 
 

@@ -21,8 +21,6 @@ from ...core.maps.request import BuiltMap, MapRequest, request
 from .. import providers  # noqa: F401 - maps are prefetched
 from .geometry import KernelSpec
 
-__all__ = ["Grid", "Key", "LayerMap", "common_unit", "floor_to", "reached"]
-
 Key = tuple[tuple[int, ...], str]
 _FAR = 1 << 30  # beyond, coordinates have the bounds that they need
 

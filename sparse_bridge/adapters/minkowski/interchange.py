@@ -12,8 +12,6 @@ from ...errors import CoordinateError, DataTypeError, GeometryError, LifecycleEr
 from .batches import batches
 from .maps import MapRegistry
 
-__all__ = ["from_core", "to_core"]
-
 
 def _step(stride: Any) -> tuple[int, ...]:
     return tuple(max(1, int(s)) for s in stride)

@@ -13,11 +13,6 @@ from .maps import MapRegistry, kernel_pairs
 from .points import FieldMap, interpolation_matrix
 from .pool import cell_matrix
 
-__all__ = [
-    "every_point_row", "insert_field", "interpolation_pairs", "kernel_map_pairs", "point_rows",
-    "slice_matrix", "stride_pairs", "union_pairs", "voxelize",
-]  # fmt: skip
-
 Voxelized = tuple[Key, torch.Tensor | None, torch.Tensor]
 
 

@@ -33,8 +33,6 @@ from .geometry import KernelSpec, Region, cell_region, core_offsets
 from .grid import Grid, Key, LayerMap, common_unit, floor_to, reached
 from .points import FieldMap
 
-__all__ = ["MapRegistry", "kernel_pairs"]
-
 _LETTERS = string.digits + string.ascii_uppercase
 _MOST_CELL_OFFSETS = 64  # above, cells are found by folding equal rows
 

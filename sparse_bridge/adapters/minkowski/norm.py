@@ -9,8 +9,6 @@ from ...core.ops.spread import spread
 from .. import fusion
 from .pool import pool_items
 
-__all__ = ["batch_norm", "instance_norm"]
-
 
 def batch_norm(norm: nn.BatchNorm1d, x: torch.Tensor) -> torch.Tensor:
     """What `norm` in eval mode makes of features [N, C]. No rows leave its statistics as they are

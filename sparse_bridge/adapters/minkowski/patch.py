@@ -9,8 +9,6 @@ from __future__ import annotations
 from ...errors import LifecycleError
 from ..base import Patch
 
-__all__ = ["patches"]
-
 
 def patches() -> list[Patch]:
     """Raises LifecycleError."""

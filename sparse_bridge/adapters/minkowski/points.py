@@ -9,8 +9,6 @@ from ...core.ops.row_matrix import RowMatrix
 from ...errors import ContractError, CoordinateError
 from .grid import Grid, Key
 
-__all__ = ["FieldMap", "integral", "interpolation_matrix", "splat_points"]
-
 _INT32 = torch.iinfo(torch.int32)
 
 

@@ -13,8 +13,6 @@ from .grid import Key
 from .maps import MapRegistry
 from .weights import check_aligned
 
-__all__ = ["cell_matrix", "global_pooling", "local_pooling", "pool_items", "transposed_pooling"]
-
 Pooled = tuple[torch.Tensor, Key]
 
 

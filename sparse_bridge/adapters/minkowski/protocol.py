@@ -10,8 +10,6 @@ from ...core.geometry.sparse_data import SparseData
 from ..protocol import TensorProtocol
 from . import interchange
 
-__all__ = ["PROTOCOL"]
-
 
 class _Minkowski(TensorProtocol):
     """Not replayed: coordinates are entered into a manager, which counts them on the host."""

@@ -15,8 +15,6 @@ from .grid import Key
 from .maps import MapRegistry
 from .weights import check_aligned
 
-__all__ = ["broadcast", "combine", "prune", "union"]
-
 
 def broadcast(
     registry: MapRegistry, glob: torch.Tensor, in_key: Key, glob_key: Key

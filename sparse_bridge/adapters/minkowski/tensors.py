@@ -10,8 +10,6 @@ import torch
 from ...errors import ContractError, DataTypeError
 from .errors import CoordinateTypeError
 
-__all__ = ["check_features", "check_pair", "drop_old", "moved", "old_names"]
-
 
 def old_names(
     what: str, old: Mapping[str, Any], names: Mapping[str, str], switches: Sequence[str], **new: Any

@@ -12,8 +12,6 @@ from ..expected import Expected, of_kernel
 from .errors import FeatureShapeError, FeatureTypeError, TensorDeviceError
 from .grid import Grid
 
-__all__ = ["allow_tf32", "check_aligned", "check_features", "check_weight", "expected"]
-
 
 def check_features(features: torch.Tensor, n_rows: int, device: torch.device, what: str) -> None:
     """Features [n_rows, C] must be floating point, on the device of their coordinates.

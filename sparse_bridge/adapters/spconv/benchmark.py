@@ -16,8 +16,6 @@ import torch
 
 from ...errors import ContractError
 
-__all__ = ["Stopwatch", "UnnamedLayerError", "of_conv", "of_pool", "timed"]
-
 _SIZES = ("kernel_size", "stride", "padding", "dilation")
 
 

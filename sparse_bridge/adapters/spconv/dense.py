@@ -13,8 +13,6 @@ from ...core.ops.dense import first_outside, to_dense
 from ...errors import CoordinateError
 from .tensors import box_of
 
-__all__ = ["CoordinateRangeError", "dense"]
-
 
 class CoordinateRangeError(CoordinateError, IndexError):
     """A row that lies outside the grid it is to be written into."""

@@ -14,8 +14,6 @@ from .geometry import LayerGeometry
 from .maps import layer_map
 from .tensors import check_parameters
 
-__all__ = ["avg_pool", "build_map", "conv_backward", "convolution", "max_pool"]
-
 
 def build_map(
     indices: torch.Tensor, batch_size: int, spatial_shape: Any, geometry: LayerGeometry

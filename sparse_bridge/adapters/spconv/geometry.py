@@ -9,19 +9,6 @@ from typing import Any, NamedTuple
 from ...core.geometry.offsets import Offsets, box_offsets
 from ...errors import GeometryError
 
-__all__ = [
-    "DimensionError",
-    "EvenKernelError",
-    "KernelSizeError",
-    "LayerGeometry",
-    "OutputSizeError",
-    "check_dimension",
-    "conv_output_size",
-    "deconv_output_size",
-    "strided_offsets",
-    "submanifold_offsets",
-]
-
 
 class OutputSizeError(GeometryError, RuntimeError):
     """A layer would produce a grid without cells."""

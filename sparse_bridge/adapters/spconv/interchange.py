@@ -11,8 +11,6 @@ from ...core.geometry.sparse_data import SparseData
 from ...errors import CoordinateError, DataTypeError, GeometryError, LifecycleError
 from .tensors import shape_of
 
-__all__ = ["from_core", "to_core"]
-
 
 def to_core(x: Any) -> SparseData:
     """Features and coordinates of a `SparseConvTensor`, by reference.

@@ -14,8 +14,6 @@ from ...core.maps.request import MapRequest, request
 from .. import providers  # noqa: F401 - maps are prefetched
 from .geometry import LayerGeometry
 
-__all__ = ["LayerMap", "layer_map"]
-
 
 class LayerMap(NamedTuple):
     """What a layer makes of the coordinates of its input.

@@ -15,8 +15,6 @@ from ..expected import Expected
 from .conv import convolved, expected
 from .tensors import parameters_of
 
-__all__ = ["expected_of", "run_sequential"]
-
 
 def run_sequential(
     children: Sequence[Any], x: Any, takes_sparse: Callable[[nn.Module], bool], tensor: Any,

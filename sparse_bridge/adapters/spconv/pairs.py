@@ -18,16 +18,6 @@ from ...core.maps.map_builder import from_pairs
 from ...core.maps.row_pairs import dense_table, row_pairs
 from ...errors import ShapeError
 
-__all__ = [
-    "counts_of",
-    "global_pool_rearrange",
-    "indice_pairs",
-    "map_from_pairs",
-    "map_from_table",
-    "masks_and_order",
-    "tables_of",
-]
-
 _maps: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _lock = threading.Lock()
 

@@ -17,8 +17,6 @@ from . import sums, weights
 from .conv import conv_forward
 from .norm import run_sequential
 
-__all__ = ["patches"]
-
 _VERSIONS = ">=2.2,<2.4"
 
 

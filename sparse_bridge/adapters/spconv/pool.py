@@ -16,8 +16,6 @@ from .maps import layer_map
 from .records import record_of
 from .tensors import check_input, shape_of
 
-__all__ = ["avg_pool_forward", "global_pool_forward", "max_pool_forward"]
-
 
 def max_pool_forward(layer: Any, x: Any) -> Any:
     """Local max pooling, at least 0 as in spconv; the gradient goes to every input that ties."""

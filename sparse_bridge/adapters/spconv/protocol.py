@@ -16,8 +16,6 @@ from . import interchange
 from .conv import allow_tf32
 from .tensors import box_of
 
-__all__ = ["PROTOCOL"]
-
 
 class _Spconv(TensorProtocol):
     def features_of(self, x: Any) -> torch.Tensor | None:

@@ -22,12 +22,6 @@ from .maps import LayerMap
 from .pairs import indice_pairs, map_from_pairs, map_from_table, masks_and_order, tables_of
 from .tensors import shape_of
 
-__all__ = [
-    "kernel_map_of",
-    "record_of",
-    "reordered",
-]
-
 _COMMON = (
     "out_indices", "indices", "spatial_shape", "out_spatial_shape", "is_subm", "algo", "ksize",
     "stride", "dilation", "padding",

@@ -10,8 +10,6 @@ from ...core.ops.union import union_rows
 from ...errors import ContractError
 from . import records
 
-__all__ = ["sparse_add", "sparse_add_hash_based"]
-
 
 def sparse_add(*tensors: Any) -> Any:
     """Union of the coordinates in lexicographic order, features summed where they coincide.

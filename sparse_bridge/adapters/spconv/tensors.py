@@ -10,16 +10,6 @@ from ...core.conv.convolution import autocast_dtype
 from ...core.geometry.boxes import Box
 from ...errors import DataTypeError, DeviceError, ShapeError, UnsupportedError
 
-__all__ = [
-    "FeatureTypeError",
-    "SparseInputError",
-    "box_of",
-    "check_input",
-    "check_parameters",
-    "parameters_of",
-    "shape_of",
-]
-
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 

@@ -11,8 +11,6 @@ import torch
 from ... import log
 from ...errors import ContractError
 
-__all__ = ["before_loading", "convert_layout"]
-
 _COUNTER = "max_num_voxels_during_training"
 _ORIGIN = {"RSKC": "spconv 2.0 / 2.1 (algo Native)", "RSCK": "spconv 1.x"}
 

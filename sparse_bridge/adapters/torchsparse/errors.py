@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ...errors import SparseBridgeError
 
-__all__ = ["MissingMapError", "SignatureError"]
-
 
 class SignatureError(SparseBridgeError, TypeError):
     """A call does not fit the signature of the torchsparse release in force."""

@@ -22,12 +22,6 @@ from ...core.geometry.boxes import Box
 from ...core.geometry.offsets import Offsets
 from ...errors import GeometryError, OverflowLimitError
 
-__all__ = [
-    "CORE_COLUMNS", "Bounds", "Layer", "OutputBox", "Reach", "Sites", "box_bounds", "cell_rows",
-    "clamped_rows", "core_box", "core_offsets", "generated_bounds", "kernel_offsets", "layer_of",
-    "reach_bounds", "reach_of", "shrunk_range", "truncated", "truncated_bounds",
-]  # fmt: skip
-
 Triple = tuple[int, int, int]
 CORE_COLUMNS = [0, 3, 2, 1]
 """Columns of [b, x, y, z] in the core's order, and the other way round."""

@@ -14,8 +14,6 @@ from .records import same_rows
 from .spec import triple
 from .tensors import check_input, range_of
 
-__all__ = ["from_core", "to_core"]
-
 
 def to_core(x: Any) -> SparseData:
     """Features and sites of a `SparseTensor`; releases before 2.1 multiply sites by the stride.

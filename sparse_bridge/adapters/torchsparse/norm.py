@@ -16,8 +16,6 @@ from . import profile as profiles
 from .maps import coordinate_map
 from .tensors import check_input, fapply, make_like, range_of
 
-__all__ = ["group_norm", "instance_norm", "sync_batch_norm_patch"]
-
 
 def sync_batch_norm_patch() -> Patch:
     """torch.nn.SyncBatchNorm.forward that also takes a sparse tensor."""

@@ -21,8 +21,6 @@ from .profile import of_version
 from .signatures import conv3d_arguments
 from .upstream import points
 
-__all__ = ["installed_profile", "patches"]
-
 _VERSIONS = ">=1.4,<2.2"
 _POINT_FUNCTIONS = ("spcount", "spdevoxelize", "sphash", "sphashquery", "spvoxelize")
 

@@ -14,8 +14,6 @@ from . import profile as profiles
 from .maps import bounds_of
 from .tensors import check_input
 
-__all__ = ["global_pool_forward"]
-
 
 def global_pool_forward(x: Any, mode: str) -> torch.Tensor:
     """Mean ("avg") or maximum ("max") of each batch item, [B, C], B = largest batch index + 1.

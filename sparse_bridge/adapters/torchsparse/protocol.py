@@ -11,8 +11,6 @@ from ..protocol import TensorProtocol
 from . import interchange
 from .tensors import with_feats
 
-__all__ = ["PROTOCOL"]
-
 
 class _Torchsparse(TensorProtocol):
     """Not replayed: the bounds of a grid are those of the data, so every scene has others."""

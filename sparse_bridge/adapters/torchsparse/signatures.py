@@ -9,8 +9,6 @@ from . import profile as profiles
 from .errors import SignatureError
 from .profile import Profile, bind
 
-__all__ = ["conv3d_arguments", "layer_arguments"]
-
 _LAYER = {
     "1.4": ("dilation", "bias", "transposed"),
     "2.0": ("dilation", "bias", "transposed", "config"),

@@ -23,14 +23,8 @@ from .history import RequestHistory, Step
 from .padded import PaddedInput, rows_found
 
 __all__ = [
-    "Answer",
-    "Answers",
-    "BatchedBuilder",
-    "RequestHistory",
-    "Sides",
-    "Step",
-    "ordered_alike",
-]
+    "Answer", "Answers", "BatchedBuilder", "RequestHistory", "Sides", "Step", "ordered_alike",
+]  # fmt: skip
 
 _ROOM = 1.25  # memory of a level over the estimate
 

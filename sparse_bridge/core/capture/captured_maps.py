@@ -16,8 +16,6 @@ from .batched_builder import BatchedBuilder, ordered_alike
 from .history import RequestHistory, Step
 from .padded import PaddedInput
 
-__all__ = ["CapturedMaps", "Streams", "apart", "builder_over", "captured", "padded_input"]
-
 _STREAMS = 4  # on which maps are built side by side
 _SLACK = 1.125  # capacity of the levels over the estimate
 

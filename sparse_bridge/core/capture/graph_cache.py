@@ -25,8 +25,6 @@ from .captured_maps import CapturedMaps, Streams, padded_input
 from .history import RequestHistory, Step
 from .padded import capacity_of
 
-__all__ = ["MapGraphs", "forget", "possible"]
-
 _STEADY = 2  # scenes alike before a graph is captured
 _MOST_ROWS = 1 << 17  # above, the GPU takes longer than the host
 _GRAPHS = 3  # of a grid

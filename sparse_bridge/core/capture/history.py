@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from ..maps.request import MapRequest
 
-__all__ = ["RequestHistory", "Step", "Views"]
-
 
 class Step(NamedTuple):
     """A request over level `level`; out: the level of its output coordinates, where those are given

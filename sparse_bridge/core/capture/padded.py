@@ -25,12 +25,7 @@ if TYPE_CHECKING:
     from .history import RequestHistory
 
 __all__ = [
-    "PaddedInput",
-    "UnknownRowsError",
-    "UnpaddedError",
-    "capacity_of",
-    "current",
-    "rows_found",
+    "PaddedInput", "UnknownRowsError", "UnpaddedError", "capacity_of", "current", "rows_found",
     "using",
 ]  # fmt: skip
 

@@ -32,8 +32,6 @@ from .replay_parts import (
 )
 from .replay_training import TrainingReplayer
 
-__all__ = ["Replayer"]
-
 
 class _Graph:
     """One captured inference, over maps that have graphs of their own."""

@@ -20,11 +20,6 @@ from . import padded, prefetch
 from .captured_maps import CapturedMaps, padded_input
 from .padded import PaddedInput, UnpaddedError
 
-__all__ = [
-    "Kind", "Replays", "Tensors", "addresses", "cutter", "kind_of", "maps_like", "over_padded",
-    "rebuilt",
-]  # fmt: skip
-
 _EAGER_CALLS = 2  # of a size before it is captured
 _FAILURES = 3  # until a model is left alone
 

@@ -21,8 +21,6 @@ from .captured_maps import CapturedMaps, apart, captured
 from .replay_parts import Kind, Replays, addresses, cutter, kind_of, maps_like, rebuilt
 from .replay_trial import PaddedModel, gradients_of, leaves_of
 
-__all__ = ["TrainingReplayer"]
-
 
 class TrainingReplayer(Replays):
     """The forward of a model where gradients are wanted.

@@ -22,8 +22,6 @@ from . import padded
 from .padded import PaddedInput, UnpaddedError
 from .replay_parts import Tensors, over_padded, rebuilt
 
-__all__ = ["PaddedModel", "gradients_of", "leaves_of"]
-
 _TRIAL_FILL = 3.0  # behind the last row: finite, and far from what features are there
 _ROUNDING = {torch.float16: 5e-4, torch.bfloat16: 4e-3}
 

@@ -9,8 +9,6 @@ from ..geometry.weights import WeightLayout
 from ..maps.kernel_map import KernelMap
 from .epilogue import Epilogue, Norm
 
-__all__ = ["check", "check_devices", "like_result"]
-
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 

@@ -11,8 +11,6 @@ import torch
 from ..maps.kernel_map import KernelMap
 from .host_products import BLOCK
 
-__all__ = ["Chunks", "Item", "RowSums", "chunks_of"]
-
 Item = tuple[int, int, int, torch.Tensor, torch.Tensor]  # see `Chunks`
 
 _HELD = 2  # products held at a time, per row

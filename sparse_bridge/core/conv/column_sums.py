@@ -7,8 +7,6 @@ import torch
 from ...kernels.runtime.target import Target
 from ..device.precision import KERNEL_DTYPES
 
-__all__ = ["column_sums"]
-
 
 def column_sums(x: torch.Tensor, dtype: torch.dtype, target: Target | None) -> torch.Tensor:
     """[C] in `dtype` from x [N, C], contiguous; summed in fp32, or in fp64 where x is.

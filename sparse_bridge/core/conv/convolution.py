@@ -18,9 +18,6 @@ from .deferred import Deferred
 from .epilogue import Epilogue, Norm, check_activation
 from .plan import ConvForm, Wanted, backward, find, run
 
-__all__ = ["autocast_dtype", "conv", "convolve"]
-
-
 _any_autocast = torch._C._is_any_autocast_enabled
 _form = functools.lru_cache(maxsize=256)(ConvForm)  # every call of `conv` names one
 

@@ -20,8 +20,6 @@ from ..maps.kernel_map import KernelMap
 from ..maps.rulebook import Rulebook
 from .epilogue import Epilogue
 
-__all__ = ["IRREGULAR", "Case", "Dataflow", "Gather", "LayerProduct", "Reason", "Wgrad"]
-
 # (rulebook, side, x, weight, epilogue) -> y; and (rulebook, side, x, dy, dw), which writes dw.
 Gather = Callable[[Rulebook, int, torch.Tensor, torch.Tensor, Epilogue], torch.Tensor]
 Wgrad = Callable[[Rulebook, int, torch.Tensor, torch.Tensor, torch.Tensor], None]

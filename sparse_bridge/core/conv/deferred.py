@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Deferred"]
-
 Launch = Callable[["torch.Tensor | None"], torch.Tensor]
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 

@@ -15,8 +15,6 @@ from .convolution import autocast_dtype
 from .dataflow import Case
 from .registry import row_kernels
 
-__all__ = ["channelwise"]
-
 
 def _accumulator(x: torch.Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -10,8 +10,6 @@ import torch.nn.functional as F
 from ...errors import UnsupportedError
 from ...kernels.gemm.product import EpilogueForm
 
-__all__ = ["ACTIVATIONS", "Epilogue", "Norm", "check_activation"]
-
 ACTIVATIONS = (None, "relu", "leaky_relu", "sigmoid")
 
 

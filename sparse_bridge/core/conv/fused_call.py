@@ -12,8 +12,6 @@ import torch
 
 from .epilogue import Norm
 
-__all__ = ["Pending", "collect", "collecting", "offer", "produced", "take"]
-
 listening = False  # whether anybody in this process ever offered or collected
 _local = threading.local()
 

@@ -19,8 +19,6 @@ import torch
 
 from ..device import rocm
 
-__all__ = ["BLOCK", "STEP", "add_transposed", "mm"]
-
 BLOCK = 4096  # rows of a product: what it reads and writes stays in a core's cache
 STEP = 512  # row counts given to oneDNN are multiples
 # Multiply-adds from which oneDNN's fixed cost (15 us, and a copy, for it only returns new memory)

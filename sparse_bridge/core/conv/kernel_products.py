@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from ...kernels.maps.mask_order import TileList
     from ...kernels.tiles.tile_config import TileConfig
 
-__all__ = ["GatherProduct", "KernelDataflow", "WgradProduct"]
-
 _keys = itertools.count(0, 2)  # a product's key in rulebooks; the next one is the other side's
 
 

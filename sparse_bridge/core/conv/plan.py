@@ -21,8 +21,6 @@ from .checks import check, check_devices, like_result
 from .dataflow import Case, Gather, LayerProduct, Wgrad
 from .epilogue import Epilogue
 
-__all__ = ["ConvForm", "ConvPlan", "Wanted", "backward", "count", "find", "present", "reset", "run"]
-
 _MOST_PLANS, _MOST_SETTINGS = 1 << 16, 8
 _NOTHING = Epilogue()
 _PLAIN = (torch.Tensor, torch.nn.Parameter)

@@ -17,8 +17,6 @@ from ...errors import DeviceError, UnsupportedError
 from ...kernels.runtime.target import Target
 from .dataflow import Case, Dataflow
 
-__all__ = ["automatic", "choose", "entry", "preferred", "row_kernels"]
-
 _automatic: tuple[str, ...] = ("masked", "per_offset")
 
 

@@ -8,8 +8,6 @@ from ... import settings
 from ...kernels.runtime.target import Target
 from ..geometry.weights import WeightLayout
 
-__all__ = ["KERNEL_DTYPES", "product_precision", "reads_rows"]
-
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 

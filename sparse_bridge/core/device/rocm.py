@@ -9,8 +9,6 @@ import torch
 
 from ... import log
 
-__all__ = ["MOST_ROWS", "allocator_warning", "linear", "mm", "splits", "warn_about_allocator"]
-
 # rocBLAS and hipBLASLt map the rows of a product to a grid axis that some GPUs (seen on gfx1201,
 # ROCm 7.1 and 7.2, fp32 and fp64) limit to 65536 blocks; rows beyond are wrong. No release with the
 # correction is known, and an extra launch per half a million rows costs next to nothing, so every

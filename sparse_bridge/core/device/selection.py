@@ -11,8 +11,6 @@ from ... import settings
 from ...errors import DeviceError
 from ...kernels.runtime import target as targets
 
-__all__ = ["Selection", "forces_kernels", "refusal", "select"]
-
 
 class Selection(NamedTuple):
     """target: whose kernels are to serve; None: plain torch does.  problem: why kernels that were

@@ -19,8 +19,6 @@ from ... import settings, tolerances
 from ...kernels.runtime.target import Target
 from .precision import product_precision
 
-__all__ = ["KEYS", "PRODUCTS", "Verdict", "failures", "problem", "products_of", "reset", "run"]
-
 ROWS, CHANNELS, OFFSETS = 150, 32, 27
 COMMON_ROWS = (
     40_000  # of inputs whose default tiles are checked, and compiled before they are wanted

@@ -12,8 +12,6 @@ from ...kernels.runtime.target import Target
 from . import rocm, self_check
 from .selection import forces_kernels, refusal, select
 
-__all__ = ["FirstUse", "kernel_target", "notes", "on_first_use", "reset"]
-
 # (device, target, whether keys have 64 bits) of kernels that are about to be used
 FirstUse = Callable[[torch.device, Target, bool], None]
 

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..maps.kernel_map import KernelMap
 
-__all__ = ["Event", "emit", "emit_linear", "record"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Event:

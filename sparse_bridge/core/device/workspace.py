@@ -12,8 +12,6 @@ import threading
 
 import torch
 
-__all__ = ["keep_heap", "release", "take"]
-
 _LIMIT_BYTES = 64 << 20  # larger buffers are made and dropped: nobody wants them to stay
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 _KEPT_BYTES = 256 << 20

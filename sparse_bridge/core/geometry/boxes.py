@@ -13,8 +13,6 @@ from ...errors import GeometryError, OverflowLimitError
 if TYPE_CHECKING:
     from .offsets import Offsets
 
-__all__ = ["Box"]
-
 _INT32 = 1 << 31
 
 

@@ -15,8 +15,6 @@ from ...errors import GeometryError, OverflowLimitError
 if TYPE_CHECKING:
     from ...kernels.maps.coord_key import Geometry
 
-__all__ = ["Offsets", "box_offsets"]
-
 _INT32 = 1 << 31
 _CLASSES = 1 << 12  # of remainders behind a stride, for which offsets are listed
 

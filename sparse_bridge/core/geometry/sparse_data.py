@@ -8,8 +8,6 @@ import torch
 
 from ...errors import CoordinateError, DataTypeError, DeviceError, GeometryError, ShapeError
 
-__all__ = ["SparseData"]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SparseData:

@@ -9,8 +9,6 @@ import torch
 
 from ...errors import OverflowLimitError, ShapeError
 
-__all__ = ["LAYOUTS", "WeightLayout", "layout_of"]
-
 LAYOUTS = ("vio", "ovi")
 
 

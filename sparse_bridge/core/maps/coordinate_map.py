@@ -24,8 +24,6 @@ from . import host_index, wide_index
 from .rows import Rows, rows_of
 from .segments import Segments
 
-__all__ = ["CoordinateMap", "Duplicates"]
-
 _MIN_CAPACITY = 64
 _MAX_CAPACITY = 1 << 30
 _FETCH_ROWS = 1 << 17  # below, waiting for all queued work costs less than an event

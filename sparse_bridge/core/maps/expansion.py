@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ...kernels.maps.hash_table import HashTable
     from ...kernels.maps.neighbor_table import NeighborTable
 
-__all__ = ["Expansion", "Source", "look_up", "sorted_rows"]
-
 
 class Source(NamedTuple):
     """coords: int32 [N, 1 + D].  box: of them.  alive: int32 [N], negative for dead rows; None

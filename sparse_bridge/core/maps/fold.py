@@ -8,8 +8,6 @@ from ..device.rocm import linear
 from .coordinate_map import Duplicates
 from .segments import SegmentOperator, multiply, segment_max
 
-__all__ = ["copy_rows", "first_rows", "max_rows", "self_product", "sum_rows"]
-
 
 def sum_rows(x: torch.Tensor, fold: Duplicates) -> torch.Tensor:
     """[N, C] -> [U, C]: sums of the rows of each distinct coordinate."""

@@ -15,8 +15,6 @@ import torch
 from ..geometry.boxes import Box
 from ..geometry.offsets import Offsets
 
-__all__ = ["HostIndex", "PairLists", "collect", "expand", "lookup"]
-
 # Bringing features into spatial order and back costs two passes; it pays from this many pairs a
 # row.
 _ORDER_PAYS = 5

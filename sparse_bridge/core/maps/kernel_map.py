@@ -10,8 +10,6 @@ from .coordinate_map import Duplicates
 from .host_index import PairLists
 from .rulebook import Rulebook
 
-__all__ = ["KernelMap", "unfolded"]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class KernelMap:

@@ -12,8 +12,6 @@ from ..geometry.offsets import Offsets
 from .coordinate_map import CoordinateMap, capacity_for
 from .map_builder import search_of
 
-__all__ = ["find_keys", "find_rows", "hash_rows"]
-
 _BASIS = 14695981039346656037 - (1 << 64)
 _PRIME = 1099511628211
 

@@ -11,8 +11,6 @@ from .coordinate_map import CoordinateMap
 from .expansion import Source, look_up
 from .map_builder import search_of
 
-__all__ = ["distinct_rows", "find_rows"]
-
 _INT32 = torch.iinfo(torch.int32)
 
 

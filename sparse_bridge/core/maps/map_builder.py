@@ -26,17 +26,6 @@ from .host_index import HostIndex, PairLists
 from .kernel_map import KernelMap, unfolded
 from .rulebook import Rulebook
 
-__all__ = [
-    "between",
-    "distinct",
-    "expanded",
-    "from_pairs",
-    "generative",
-    "search_of",
-    "strided",
-    "submanifold",
-]
-
 
 def _check_dimension(cmap: CoordinateMap, offsets: Offsets, stride: Sequence[int]) -> None:
     cmap.rows.number("A kernel map that inputs before were not asked for")

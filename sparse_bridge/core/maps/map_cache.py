@@ -19,8 +19,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ..geometry.boxes import Box
 from .coordinate_map import CoordinateMap
 
-__all__ = ["MapStore", "adopt", "normal_tensor", "store_of"]
-
 
 class MapStore:
     """Coordinate and kernel maps over one set of coordinates, by geometry."""

@@ -9,8 +9,6 @@ import torch
 from ..geometry.boxes import Box
 from .coordinate_map import CoordinateMap
 
-__all__ = ["merge"]
-
 
 def merge(maps: Sequence[CoordinateMap]) -> tuple[CoordinateMap, list[torch.Tensor]]:
     """(the union of distinct coordinate sets, its row for every row of each set, int64 [N_i]).

@@ -18,8 +18,6 @@ from .coordinate_map import CoordinateMap
 from .kernel_map import KernelMap
 from .map_cache import MapStore
 
-__all__ = ["BuiltMap", "MapRequest", "OutputRule", "Provider", "build", "register", "request"]
-
 
 @runtime_checkable
 class OutputRule(Protocol):

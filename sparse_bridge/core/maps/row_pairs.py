@@ -6,8 +6,6 @@ import torch
 
 from .kernel_map import KernelMap
 
-__all__ = ["dense_table", "row_pairs"]
-
 
 def row_pairs(kmap: KernelMap, v: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(x rows, y rows) of offset v, int64."""

@@ -16,8 +16,6 @@ import torch
 
 from ...errors import UnsupportedError
 
-__all__ = ["Rows", "UnknownRowsError", "UnpaddedError", "rows_of", "scope"]
-
 
 class UnknownRowsError(UnsupportedError):
     """Something needs on the host a number of rows that only the device knows."""

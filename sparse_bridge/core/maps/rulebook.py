@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ...kernels.maps.mask_order import TileList
     from ...kernels.maps.neighbor_table import NeighborTable
 
-__all__ = ["Derived", "DevicePairs", "Observer", "Rulebook"]
-
 
 class Observer(Protocol):
     """Who wants to know which views of a rulebook are asked for."""

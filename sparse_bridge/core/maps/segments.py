@@ -19,11 +19,6 @@ from ...kernels.runtime.target import Target
 from ..device.precision import KERNEL_DTYPES
 from ..device.serving import kernel_target
 
-__all__ = [
-    "RowOperator", "SegmentOperator", "Segments", "accumulator", "multiply", "reduce_sorted",
-    "segment_max", "target_of",
-]  # fmt: skip
-
 # Rows per segment from here on: a segment is shared by several programs, and added up in pairs.
 _LONG = 512
 _NONE = torch.iinfo(torch.int64).max

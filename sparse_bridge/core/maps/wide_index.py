@@ -11,8 +11,6 @@ from ..geometry.boxes import Box
 from ..geometry.offsets import Offsets
 from .host_index import HostIndex, Indexed, PairLists, collect
 
-__all__ = ["build", "expand", "lookup", "submanifold"]
-
 
 def _inside(coords: torch.Tensor, box: Box) -> torch.Tensor:
     """bool [N] of int64 coordinates."""

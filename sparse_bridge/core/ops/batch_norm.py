@@ -14,8 +14,6 @@ from ...kernels.runtime.target import Target
 from ..device.precision import KERNEL_DTYPES
 from ..device.serving import kernel_target
 
-__all__ = ["batch_norm", "launch_both", "serves"]
-
 _MOST_ROWS = (1 << 31) - (1 << 20)  # kernels count rows in 32 bits, and a few more than there are
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Outside", "first_outside", "to_dense"]
-
 
 class Outside(NamedTuple):
     """A coordinate that leaves a grid: its row, its column (0 is the batch), and how many do."""

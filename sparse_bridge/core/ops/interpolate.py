@@ -10,8 +10,6 @@ from ..maps.coordinate_map import CoordinateMap
 from ..maps.lookup import find_rows
 from .row_matrix import RowMatrix
 
-__all__ = ["corners", "interpolation"]
-
 
 def corners(position: torch.Tensor, spacing: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     """The grid points around positions and their multilinear weights.

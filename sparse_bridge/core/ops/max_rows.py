@@ -14,8 +14,6 @@ from ..device import trace
 from ..maps.kernel_map import KernelMap
 from ..maps.segments import SegmentOperator, Segments, multiply, segment_max
 
-__all__ = ["list_max", "window_max"]
-
 _NONE = torch.iinfo(torch.int64).max
 
 

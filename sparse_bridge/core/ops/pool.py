@@ -17,8 +17,6 @@ from ..maps.fold import copy_rows, max_rows, sum_rows
 from ..maps.kernel_map import KernelMap, unfolded
 from ..maps.segments import SegmentOperator, Segments, multiply, segment_max
 
-__all__ = ["global_pool", "pool"]
-
 MODES = ("max", "avg", "sum")
 
 

@@ -6,8 +6,6 @@ import torch
 
 from ..maps.segments import multiply, reduce_sorted
 
-__all__ = ["RowMatrix"]
-
 _GATHER_BYTES = 256 << 20  # gathered rows are held at once up to this size, else by column blocks
 
 

@@ -9,8 +9,6 @@ import torch
 
 from ..device.serving import kernel_target
 
-__all__ = ["decode", "encode"]
-
 
 def encode(coords: torch.Tensor, bits: int, curve: str, dtype: torch.dtype) -> torch.Tensor:
     """Codes [N] of voxels int32 [N, 4] (batch, x, y, z).

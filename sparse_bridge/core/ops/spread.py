@@ -6,8 +6,6 @@ import torch
 
 from ..maps.segments import SegmentOperator, Segments, multiply
 
-__all__ = ["spread"]
-
 
 def spread(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """x [B, C], rows int64 [N] -> x[rows] [N, C]; the gradient sums each item without atomics."""

@@ -9,8 +9,6 @@ import torch
 from ...errors import ContractError, DeviceError, ShapeError
 from ..maps.segments import SegmentOperator, Segments, multiply
 
-__all__ = ["union_rows"]
-
 
 def union_rows(
     indices_list: Sequence[torch.Tensor],

@@ -14,8 +14,6 @@ from ..device.serving import kernel_target
 from ..maps import map_cache
 from ..maps.segments import SegmentOperator, Segments, accumulator, multiply, target_of
 
-__all__ = ["count", "devoxelize", "trilinear_weights", "voxelize"]
-
 _INT32 = 1 << 31
 _INTEGERS = (torch.int32, torch.int64)
 

@@ -11,8 +11,6 @@ import torch
 from ... import log
 from ...workers import Workers
 
-__all__ = ["Compiler"]
-
 _PENDING = 4  # buckets; each keeps its tensors alive until it is compiled
 
 

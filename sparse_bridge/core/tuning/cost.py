@@ -19,8 +19,6 @@ from .problem import Problem
 if TYPE_CHECKING:
     from ...kernels.tiles.tile_config import TileConfig
 
-__all__ = ["predicted", "shortlist"]
-
 _CACHE = 2.5  # bytes out of the cache per byte of memory traffic
 _STEP = 0.25e-6  # seconds one step of a program waits for its operands
 _LAUNCH = 3e-6  # seconds of one more kernel

@@ -14,8 +14,6 @@ from importlib import resources
 
 from ..._version import __version__
 
-__all__ = ["TUNED", "kernel_hash"]
-
 # Products, and the sums of their partial results.
 TUNED = ("_gather_gemm", "_sum_partials", "_wgrad_gemm", "_sum_shares")
 

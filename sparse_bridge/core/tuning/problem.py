@@ -13,8 +13,6 @@ from ...kernels.runtime.target import Target
 if TYPE_CHECKING:
     from ...kernels.tiles.tile_config import TileConfig
 
-__all__ = ["Bucket", "Problem", "gather_problem", "wgrad_problem"]
-
 
 class Bucket(NamedTuple):
     """Problems that share a winner.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ...kernels.maps.mask_order import TileList
     from ...kernels.tiles.tile_config import TileConfig
 
-__all__ = ["Timer", "Trial", "device_timer", "mismatch", "reference_of"]
-
 # (run it once, seconds the measurement may take) -> seconds per run
 Timer = Callable[[Callable[[], object], float], float]
 

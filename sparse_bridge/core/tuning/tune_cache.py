@@ -37,21 +37,6 @@ if TYPE_CHECKING:
 
     from ...kernels.tiles.tile_config import TileConfig
 
-__all__ = [
-    "FORMAT",
-    "CacheFileError",
-    "Stamp",
-    "TuneCache",
-    "Winner",
-    "Winners",
-    "decode",
-    "encode",
-    "folder",
-    "pinned",
-    "shipped",
-    "shipped_folder",
-]
-
 FORMAT = 1
 DIRECTIONS = ("fwd", "dgrad", "wgrad")  # a namespace each
 WRITE_WAIT = 2.0  # seconds for the lock of the file; a winner not stored is tuned again some day

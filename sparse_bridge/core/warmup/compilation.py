@@ -37,8 +37,6 @@ from ..tuning.problem import gather_problem, wgrad_problem
 from ..tuning.tuner import tile_for
 from . import preload
 
-__all__ = ["Expected", "compile_ahead", "expect", "reset"]
-
 _FEW = 64  # rows of the tensors that stand for real ones
 
 

@@ -16,8 +16,6 @@ import torch
 from ... import log, settings
 from ...kernels.runtime import target as targets
 
-__all__ = ["begin"]
-
 _LONGEST = 10.0  # seconds that a fork waits
 
 _lock = threading.Lock()

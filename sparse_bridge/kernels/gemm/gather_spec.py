@@ -8,8 +8,6 @@ from ..runtime.launch import number_of, specialise
 from ..tiles.tile_config import TileConfig, clamp_for_problem
 from .product import Product
 
-__all__ = ["ACTIVATIONS", "INT32_END", "GemmSpec"]
-
 ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 2, "sigmoid": 3}
 INT32_END = 1 << 31  # from here on offsets need 64 bits
 

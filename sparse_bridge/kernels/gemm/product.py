@@ -8,8 +8,6 @@ import torch
 
 from ..runtime.target import Target
 
-__all__ = ["EpilogueForm", "Product", "Weights"]
-
 
 class Weights(Protocol):
     """How a weight lies in memory. c_in, c_out: channels **per group**. strides: (offset, input

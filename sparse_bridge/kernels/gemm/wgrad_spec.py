@@ -8,8 +8,6 @@ from ..runtime.launch import cdiv, number_of, power_of_2, specialise
 from ..tiles.tile_config import TileConfig
 from .product import Product
 
-__all__ = ["SUM_BLOCKS", "SUM_LOADS", "WgradSpec", "sum_shape"]
-
 SUM_BLOCKS = (64, 128, 256, 512, 1024)  # results per program that adds partials
 SUM_LOADS = 4096  # partial results that such a program loads at a time
 

@@ -20,8 +20,6 @@ from ..maps.coord_key import live_rows
 from ..runtime.launch import cdiv, register, specialise
 from ..runtime.target import Target
 
-__all__ = ["batch_norm_forward", "batch_norm_memory"]
-
 TILE = 8192  # values of a step
 PARTS = 128
 PROGRAMS = 1  # of a compute unit

@@ -12,8 +12,6 @@ from ..runtime.launch import register, specialise
 from ..runtime.target import Target
 from .batch_norm import OPTIONS, PARTS, Cut, affine, normal, saved, span, unread
 
-__all__ = ["batch_norm_backward"]
-
 
 @triton.jit(
     do_not_specialize=[

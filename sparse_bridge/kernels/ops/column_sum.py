@@ -13,8 +13,6 @@ from ..runtime.launch import alignment, cdiv, register, specialise
 from ..runtime.target import Target
 from .batch_norm import span
 
-__all__ = ["column_sum"]
-
 TILE = 8192  # values of a step
 PARTS = 512  # at most, of the rows
 PROGRAMS = 4  # of a compute unit

@@ -11,11 +11,6 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = [
-    "GENERATIONS", "Candidates", "Chip", "Generation", "RegisterLimits", "Shape", "compiled",
-    "generation_of",
-]  # fmt: skip
-
 Shape = tuple[int, int, int, int, int]  # block_m, block_n, block_k, num_warps, num_stages
 Options = tuple[tuple[str, int], ...]
 

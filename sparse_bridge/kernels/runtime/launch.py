@@ -30,20 +30,6 @@ from .triton_compat import (
     name_constexprs,
 )
 
-__all__ = [
-    "REGISTRY",
-    "Kernel",
-    "alignment",
-    "alignment_at",
-    "carve",
-    "cdiv",
-    "number_of",
-    "power_of_2",
-    "register",
-    "run",
-    "specialise",
-]
-
 REGISTRY: dict[str, Kernel] = {}
 
 

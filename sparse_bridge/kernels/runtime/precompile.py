@@ -17,8 +17,6 @@ from typing import Any
 
 from ...workers import Work, Workers
 
-__all__ = ["dry_run", "futures", "submit"]
-
 _MOST_THREADS = 8
 
 

@@ -18,17 +18,6 @@ from ... import log
 from ...errors import DeviceError
 from .architectures import Generation, generation_of
 
-__all__ = [
-    "MINIMUM_TRITON",
-    "Target",
-    "described",
-    "device_index",
-    "interpreted",
-    "of",
-    "triton_version",
-    "unavailable",
-]
-
 MINIMUM_TRITON = (3, 0)
 
 

@@ -19,19 +19,6 @@ import triton
 
 from . import target as targets
 
-__all__ = [
-    "HOOKS",
-    "PASS_CONSTEXPRS",
-    "VERSION",
-    "Entry",
-    "end_pool",
-    "hash_files",
-    "launcher_of",
-    "loading",
-    "name_constexprs",
-    "triton_cache",
-]
-
 # (call, arguments before the grid, arguments between the stream and the kernel's own)
 Entry = tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]
 

@@ -23,8 +23,6 @@ from .tile_config import (
     wgrad_tile,
 )
 
-__all__ = ["DIRECTIONS", "candidates"]
-
 DIRECTIONS = ("fwd", "dgrad", "wgrad")
 
 _SHARED_RESULTS = 32  # of a thread, at most, under waves_per_eu > 1

@@ -9,18 +9,6 @@ import torch
 
 from ..runtime.target import Target
 
-__all__ = [
-    "TileConfig",
-    "clamp_for_problem",
-    "clamp_for_registers",
-    "clamp_for_smem",
-    "gather_tile",
-    "power",
-    "split_for",
-    "wgrad_shares",
-    "wgrad_tile",
-]
-
 
 @dataclasses.dataclass(frozen=True)
 class TileConfig:

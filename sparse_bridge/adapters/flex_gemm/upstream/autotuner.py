@@ -12,11 +12,6 @@ from typing import Any
 
 from ..errors import ArgumentValueError
 
-__all__ = [
-    "PersistentCacheAutoTuner", "TritonPersistentCacheAutotuner", "autotune", "get_autotune_cache",
-    "load_autotune_cache", "save_autotune_cache", "triton_autotune",
-]  # fmt: skip
-
 _cache: dict[str, Any] = {}
 
 

@@ -16,25 +16,6 @@ from ..grid_sample import corner_rows
 from ..maps import output_coordinates, strided_cache, submanifold_cache
 from .hash_table import hashmap_insert_3d_idx_as_val
 
-__all__ = [
-    "expand_unique_build_sparse_conv_out_coords",
-    "hashmap_build_grid_sample_3d_nearest_neighbor_map",
-    "hashmap_build_grid_sample_3d_trilinear_neighbor_map_weight",
-    "hashmap_build_sparse_conv_neighbour_map",
-    "hashmap_build_sparse_conv_out_coords",
-    "hashmap_build_submanifold_conv_neighbour_map",
-    "hilbert_decode",
-    "hilbert_encode",
-    "indice_weighed_sum_bwd_input",
-    "indice_weighed_sum_fwd",
-    "neighbor_map_post_process_for_masked_implicit_gemm_1",
-    "neighbor_map_post_process_for_masked_implicit_gemm_1_no_bwd",
-    "neighbor_map_post_process_for_masked_implicit_gemm_2",
-    "refused",
-    "z_order_decode",
-    "z_order_encode",
-]
-
 
 def refused(name: str) -> Callable[..., Any]:
     """A function that says that FlexGEMM's kernel `name` has no counterpart."""

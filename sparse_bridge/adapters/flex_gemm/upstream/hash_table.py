@@ -14,11 +14,6 @@ import torch
 from ..errors import ArgumentValueError
 from ..geometry import grid_shape
 
-__all__ = [
-    "cell_keys", "hashmap_insert", "hashmap_insert_3d", "hashmap_insert_3d_idx_as_val",
-    "hashmap_lookup", "hashmap_lookup_3d", "init_hashmap",
-]  # fmt: skip
-
 _SIGNED = {torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 

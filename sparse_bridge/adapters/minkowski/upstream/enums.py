@@ -4,12 +4,6 @@ from __future__ import annotations
 
 import enum
 
-__all__ = [
-    "BroadcastMode", "ConvolutionMode", "CoordinateMapType", "GPUMemoryAllocatorType",
-    "MinkowskiAlgorithm", "PoolingMode", "RegionType", "SparseTensorOperationMode",
-    "SparseTensorQuantizationMode", "base_mode",
-]  # fmt: skip
-
 _BACKEND = "MinkowskiEngineBackend._C"
 
 

@@ -9,8 +9,6 @@ from ....errors import ContractError, DataTypeError
 from ..errors import KeyStateError
 from ..grid import Key
 
-__all__ = ["CoordinateMapKey", "fill", "given_by"]
-
 
 class CoordinateMapKey:
     """(tensor stride, string id), compared by value; may be made unset and filled in by a layer.

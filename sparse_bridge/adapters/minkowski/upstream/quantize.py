@@ -10,8 +10,6 @@ from ....core.ops.row_matrix import RowMatrix
 from ..errors import ArgumentValueError, CoordinateTypeError, FeatureTypeError
 from .enums import SparseTensorQuantizationMode as Mode
 
-__all__ = ["quantize_labels", "quantize_points", "reduce_onto", "reduce_points", "vote_labels"]
-
 _REDUCTIONS = (Mode.UNWEIGHTED_AVERAGE, Mode.UNWEIGHTED_SUM, Mode.MAX_POOL)
 
 

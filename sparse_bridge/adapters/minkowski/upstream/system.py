@@ -7,14 +7,6 @@ import sys
 
 import torch
 
-__all__ = [
-    "cuda_version",
-    "cudart_version",
-    "diagnostics",
-    "get_gpu_memory_info",
-    "is_cuda_available",
-]
-
 
 def is_cuda_available() -> bool:
     """Whether tensors can live on a GPU (CUDA or ROCm)."""

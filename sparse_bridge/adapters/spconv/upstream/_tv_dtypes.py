@@ -9,8 +9,6 @@ import torch
 
 from ....errors import DataTypeError
 
-__all__ = ["CODES", "TvDataTypeError", "code_of", "itemsize", "to_numpy_dtype", "to_torch_dtype"]
-
 
 class TvDataTypeError(DataTypeError, RuntimeError, ValueError):
     """A dtype that a tv.Tensor cannot hold here; RuntimeError or ValueError upstream."""

@@ -12,8 +12,6 @@ import torch
 from ....errors import DeviceError, GeometryError
 from ._tv_dtypes import CODES, TvDataTypeError, code_of, itemsize, to_numpy_dtype, to_torch_dtype
 
-__all__ = ["Tensor", "TvArgumentError", "from_numpy", "from_torch", "to_torch"]
-
 Array: TypeAlias = "np.ndarray[Any, Any] | torch.Tensor"
 
 

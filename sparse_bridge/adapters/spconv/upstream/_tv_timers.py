@@ -12,15 +12,6 @@ from collections.abc import Iterator
 
 import torch
 
-__all__ = [
-    "CUDAKernelTimer",
-    "KernelTimer",
-    "measure_and_print",
-    "measure_and_print_cpu",
-    "measure_duration",
-    "measure_duration_cpu",
-]
-
 
 class CUDAKernelTimer:
     """Named events and pairs of them; does nothing where disabled or without a GPU.

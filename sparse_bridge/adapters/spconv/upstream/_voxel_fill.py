@@ -14,8 +14,6 @@ import torch
 from ._voxel_grid import PointDataTypeError, PointShapeError, VoxelGrid
 from ._voxel_ops import NumpyOps, TorchOps, ops_for
 
-__all__ = ["VoxelBuffers"]
-
 Ops = type[NumpyOps] | type[TorchOps]
 
 

@@ -13,8 +13,6 @@ import numpy as np
 
 from ....errors import DataTypeError, GeometryError, ShapeError
 
-__all__ = ["GridError", "PointDataTypeError", "PointShapeError", "VoxelGrid"]
-
 
 class GridError(GeometryError, RuntimeError, TypeError):
     """Voxel sizes and range do not describe a grid.

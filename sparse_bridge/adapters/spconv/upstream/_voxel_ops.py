@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["NumpyOps", "TorchOps", "ops_for"]
-
 
 class NumpyOps:
     """Primitives on numpy arrays that share the memory of CPU tensors."""

@@ -13,16 +13,6 @@ import torch
 
 from ....errors import ContractError, ShapeError
 
-__all__ = [
-    "BoxCountError",
-    "nms",
-    "non_max_suppression_cpu",
-    "rbbox_intersection",
-    "rbbox_iou",
-    "rbbox_iou_loss",
-    "rotate_non_max_suppression_cpu",
-]
-
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
 # Pairs clipped at a time; a pair needs less than 1 KiB.

@@ -17,14 +17,6 @@ from ....errors import (
     UnsupportedError,
 )
 
-__all__ = [
-    "HashArgumentError",
-    "HashCapacityError",
-    "HashDataTypeError",
-    "HashRowCountError",
-    "HashTable",
-]
-
 
 class HashArgumentError(DataTypeError, AttributeError):
     """`device` is no torch.device; an AttributeError upstream."""

@@ -17,20 +17,10 @@ from ._voxel_fill import VoxelBuffers
 from ._voxel_grid import GridError, PointDataTypeError, PointShapeError, VoxelGrid
 
 __all__ = [
-    "GridError",
-    "Point2VoxelCPU1d",
-    "Point2VoxelCPU2d",
-    "Point2VoxelCPU3d",
-    "Point2VoxelCPU4d",
-    "Point2VoxelGPU1d",
-    "Point2VoxelGPU2d",
-    "Point2VoxelGPU3d",
-    "Point2VoxelGPU4d",
-    "PointDataTypeError",
-    "PointShapeError",
-    "PointToVoxel",
-    "gather_features_by_pc_voxel_id",
-]
+    "GridError", "Point2VoxelCPU1d", "Point2VoxelCPU2d", "Point2VoxelCPU3d", "Point2VoxelCPU4d",
+    "Point2VoxelGPU1d", "Point2VoxelGPU2d", "Point2VoxelGPU3d", "Point2VoxelGPU4d",
+    "PointDataTypeError", "PointShapeError", "PointToVoxel", "gather_features_by_pc_voxel_id",
+]  # fmt: skip
 
 
 class PointToVoxelArgumentError(DataTypeError, AttributeError):

@@ -11,15 +11,6 @@ from ....core.ops import voxel
 from ....errors import ContractError, DataTypeError
 from .. import profile as profiles
 
-__all__ = [
-    "calc_ti_weights",
-    "spcount",
-    "spdevoxelize",
-    "sphash",
-    "sphashquery",
-    "spvoxelize",
-]
-
 
 class HashInputError(ContractError, DataTypeError):
     """`sphash` asserts the shape and type of its input."""

@@ -12,8 +12,6 @@ from ..epilogue import Epilogue
 from . import per_offset
 from .per_offset import accumulator, columns
 
-__all__ = ["DATAFLOW"]
-
 _BYTES = 64 << 20  # of a slice
 
 

@@ -12,8 +12,6 @@ from ..kernel_products import KernelDataflow
 if TYPE_CHECKING:
     from ....kernels.maps.mask_order import TileList
 
-__all__ = ["DATAFLOW"]
-
 
 class Masked(KernelDataflow):
     name, packed = "masked", True

@@ -17,8 +17,6 @@ from ..dataflow import Dataflow, Gather, LayerProduct, Wgrad
 from ..epilogue import Epilogue
 from ..host_products import STEP, add_transposed, mm
 
-__all__ = ["DATAFLOW", "accumulator", "columns"]
-
 
 def accumulator(x: torch.Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -9,8 +9,6 @@ from ....kernels.runtime.target import Target
 from ...maps.rulebook import Rulebook
 from ..kernel_products import KernelDataflow
 
-__all__ = ["DATAFLOW"]
-
 
 class Unmasked(KernelDataflow):
     name, packed = "unmasked", False

@@ -5,13 +5,9 @@ import os as _os
 from . import kernels, ops, utils
 
 __all__ = [
-    "AUTOSAVE_AUTOTUNE_CACHE",
-    "AUTOTUNE_CACHE_PATH",
-    "USE_AUTOTUNE_CACHE",
-    "kernels",
-    "ops",
+    "AUTOSAVE_AUTOTUNE_CACHE", "AUTOTUNE_CACHE_PATH", "USE_AUTOTUNE_CACHE", "kernels", "ops",
     "utils",
-]
+]  # fmt: skip
 
 # Accepted; the engine keeps its tuned tiles in a cache of its own.
 USE_AUTOTUNE_CACHE = _os.environ.get("FLEX_GEMM_USE_AUTOTUNE_CACHE", "1") == "1"

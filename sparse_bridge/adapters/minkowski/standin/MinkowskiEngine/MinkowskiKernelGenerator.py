@@ -15,12 +15,8 @@ from sparse_bridge.adapters.minkowski.geometry import (
 from sparse_bridge.errors import ContractError, UnsupportedError
 
 __all__ = [
-    "KernelGenerator",
-    "KernelRegion",
-    "convert_region_type",
-    "get_kernel_volume",
-    "save_ctx",
-]
+    "KernelGenerator", "KernelRegion", "convert_region_type", "get_kernel_volume", "save_ctx",
+]  # fmt: skip
 
 KernelRegion = namedtuple(
     "KernelRegion",

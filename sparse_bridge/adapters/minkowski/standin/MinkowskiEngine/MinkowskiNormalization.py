@@ -17,12 +17,9 @@ from sparse_bridge.adapters.minkowski.upstream.keys import fill
 from sparse_bridge.adapters.minkowski.weights import check_aligned
 
 __all__ = [
-    "MinkowskiBatchNorm",
-    "MinkowskiInstanceNorm",
-    "MinkowskiInstanceNormFunction",
-    "MinkowskiStableInstanceNorm",
-    "MinkowskiSyncBatchNorm",
-]
+    "MinkowskiBatchNorm", "MinkowskiInstanceNorm", "MinkowskiInstanceNormFunction",
+    "MinkowskiStableInstanceNorm", "MinkowskiSyncBatchNorm",
+]  # fmt: skip
 
 
 class MinkowskiBatchNorm(MinkowskiModuleBase):

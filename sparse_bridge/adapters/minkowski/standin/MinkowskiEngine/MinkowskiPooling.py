@@ -29,10 +29,9 @@ from sparse_bridge.errors import ContractError
 __all__ = [
     "MinkowskiAvgPooling", "MinkowskiAvgUnpooling", "MinkowskiDirectMaxPoolingFunction",
     "MinkowskiGlobalAvgPooling", "MinkowskiGlobalMaxPooling", "MinkowskiGlobalPooling",
-    "MinkowskiGlobalPoolingFunction", "MinkowskiGlobalSumPooling",
-    "MinkowskiLocalPoolingFunction", "MinkowskiLocalPoolingTransposeFunction",
-    "MinkowskiMaxPooling", "MinkowskiPoolingBase", "MinkowskiPoolingTranspose",
-    "MinkowskiSumPooling",
+    "MinkowskiGlobalPoolingFunction", "MinkowskiGlobalSumPooling", "MinkowskiLocalPoolingFunction",
+    "MinkowskiLocalPoolingTransposeFunction", "MinkowskiMaxPooling", "MinkowskiPoolingBase",
+    "MinkowskiPoolingTranspose", "MinkowskiSumPooling",
 ]  # fmt: skip
 
 

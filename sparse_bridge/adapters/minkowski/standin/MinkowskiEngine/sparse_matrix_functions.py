@@ -7,12 +7,9 @@ from sparse_bridge.core.ops.max_rows import list_max
 from sparse_bridge.core.ops.row_matrix import RowMatrix
 
 __all__ = [
-    "ComposedFunction",
-    "MinkowskiDirectMaxPoolingFunction",
-    "MinkowskiSPMMAverageFunction",
-    "MinkowskiSPMMFunction",
-    "spmm",
-]
+    "ComposedFunction", "MinkowskiDirectMaxPoolingFunction", "MinkowskiSPMMAverageFunction",
+    "MinkowskiSPMMFunction", "spmm",
+]  # fmt: skip
 
 
 class ComposedFunction(torch.autograd.Function):

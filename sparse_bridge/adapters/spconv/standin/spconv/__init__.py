@@ -24,18 +24,9 @@ from spconv.core import AlgoHint, ConvAlgo
 SPCONV_VERSION_NUMBERS = [int(part) for part in __version__.split(".")]
 
 __all__ = [
-    "SPCONV_VERSION_NUMBERS",
-    "AlgoHint",
-    "ConvAlgo",
-    "build",
-    "constants",
-    "core",
-    "core_cc",
-    "cppconstants",
-    "debug_utils",
-    "tools",
-    "utils",
-]
+    "SPCONV_VERSION_NUMBERS", "AlgoHint", "ConvAlgo", "build", "constants", "core", "core_cc",
+    "cppconstants", "debug_utils", "tools", "utils",
+]  # fmt: skip
 
 _FIRST_GENERATION = frozenset(
     [

@@ -8,19 +8,9 @@ from .tensor import PointTensor, SparseTensor
 from .utils.tune import tune
 
 __all__ = [
-    "PointTensor",
-    "SparseTensor",
-    "backend",
-    "backends",
-    "cat",
-    "generative_add",
-    "nn",
-    "operators",
-    "tensor",
-    "tune",
-    "utils",
-    "version",
-]
+    "PointTensor", "SparseTensor", "backend", "backends", "cat", "generative_add", "nn",
+    "operators", "tensor", "tune", "utils", "version",
+]  # fmt: skip
 
 
 def __getattr__(name):

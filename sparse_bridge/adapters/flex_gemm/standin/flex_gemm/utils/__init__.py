@@ -8,9 +8,5 @@ from .autotuner import (
 )
 
 __all__ = [
-    "autotune",
-    "autotuner",
-    "get_autotune_cache",
-    "load_autotune_cache",
-    "save_autotune_cache",
-]
+    "autotune", "autotuner", "get_autotune_cache", "load_autotune_cache", "save_autotune_cache",
+]  # fmt: skip

@@ -12,11 +12,6 @@ from sparse_bridge.adapters.flex_gemm.upstream.autotuner import (
 )
 
 __all__ = [
-    "PersistentCacheAutoTuner",
-    "TritonPersistentCacheAutotuner",
-    "autotune",
-    "get_autotune_cache",
-    "load_autotune_cache",
-    "save_autotune_cache",
-    "triton_autotune",
-]
+    "PersistentCacheAutoTuner", "TritonPersistentCacheAutotuner", "autotune", "get_autotune_cache",
+    "load_autotune_cache", "save_autotune_cache", "triton_autotune",
+]  # fmt: skip

@@ -19,21 +19,7 @@ from .modules import (
 )
 
 __all__ = [
-    "BatchNorm",
-    "Conv3d",
-    "GlobalAvgPool",
-    "GlobalMaxPool",
-    "GroupNorm",
-    "InstanceNorm",
-    "LeakyReLU",
-    "ReLU",
-    "SiLU",
-    "SparseCrop",
-    "ToBEVConvolution",
-    "ToBEVHeightCompression",
-    "ToBEVReduction",
-    "ToDenseBEVConvolution",
-    "functional",
-    "modules",
-    "utils",
-]
+    "BatchNorm", "Conv3d", "GlobalAvgPool", "GlobalMaxPool", "GroupNorm", "InstanceNorm",
+    "LeakyReLU", "ReLU", "SiLU", "SparseCrop", "ToBEVConvolution", "ToBEVHeightCompression",
+    "ToBEVReduction", "ToDenseBEVConvolution", "functional", "modules", "utils",
+]  # fmt: skip

@@ -5,12 +5,6 @@ from .to_dense import to_dense
 from .utils import make_divisible, make_ntuple, make_tensor
 
 __all__ = [
-    "collate",
-    "make_divisible",
-    "make_ntuple",
-    "make_tensor",
-    "quantize",
-    "tensor_cache",
-    "to_dense",
-    "utils",
-]
+    "collate", "make_divisible", "make_ntuple", "make_tensor", "quantize", "tensor_cache",
+    "to_dense", "utils",
+]  # fmt: skip

@@ -5,14 +5,9 @@ from enum import Enum
 from sparse_bridge.errors import ContractError
 
 __all__ = [
-    "TensorCache",
-    "TensorCacheMode",
-    "clear_global_tensor_cache",
-    "get_global_tensor_cache",
-    "get_tensor_cache_mode",
-    "set_global_tensor_cache",
-    "set_tensor_cache_mode",
-]
+    "TensorCache", "TensorCacheMode", "clear_global_tensor_cache", "get_global_tensor_cache",
+    "get_tensor_cache_mode", "set_global_tensor_cache", "set_tensor_cache_mode",
+]  # fmt: skip
 
 
 class TensorCacheMode(Enum):

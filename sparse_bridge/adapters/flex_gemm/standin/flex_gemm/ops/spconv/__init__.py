@@ -12,19 +12,11 @@ from .submanifold_conv3d import (
 from .sparse_conv3d import sparse_conv3d  # isort: skip
 
 __all__ = [
-    "Algorithm",
-    "SerializationMode",
-    "SparseConv3dFunction",
-    "SparseConv3dNeighborCache",
-    "SparseConv3dOutCoordAlgorithm",
-    "SubMConv3dFunction",
-    "SubMConv3dNeighborCache",
-    "set_algorithm",
-    "set_hashmap_ratio",
-    "sparse_conv3d",
-    "sparse_submanifold_conv3d",
+    "Algorithm", "SerializationMode", "SparseConv3dFunction", "SparseConv3dNeighborCache",
+    "SparseConv3dOutCoordAlgorithm", "SubMConv3dFunction", "SubMConv3dNeighborCache",
+    "set_algorithm", "set_hashmap_ratio", "sparse_conv3d", "sparse_submanifold_conv3d",
     "submanifold_conv3d",
-]
+]  # fmt: skip
 
 
 class Algorithm:

@@ -13,18 +13,7 @@ from .norm import BatchNorm, GroupNorm, InstanceNorm
 from .pooling import GlobalAvgPool, GlobalMaxPool
 
 __all__ = [
-    "BatchNorm",
-    "Conv3d",
-    "GlobalAvgPool",
-    "GlobalMaxPool",
-    "GroupNorm",
-    "InstanceNorm",
-    "LeakyReLU",
-    "ReLU",
-    "SiLU",
-    "SparseCrop",
-    "ToBEVConvolution",
-    "ToBEVHeightCompression",
-    "ToBEVReduction",
-    "ToDenseBEVConvolution",
-]
+    "BatchNorm", "Conv3d", "GlobalAvgPool", "GlobalMaxPool", "GroupNorm", "InstanceNorm",
+    "LeakyReLU", "ReLU", "SiLU", "SparseCrop", "ToBEVConvolution", "ToBEVHeightCompression",
+    "ToBEVReduction", "ToDenseBEVConvolution",
+]  # fmt: skip

@@ -8,12 +8,9 @@ from .conv_mode import ConvMode
 from .utils.collections import AttributeDict
 
 __all__ = [
-    "Dataflow",
-    "clear_global_conv_config",
-    "get_default_conv_config",
-    "get_global_conv_config",
+    "Dataflow", "clear_global_conv_config", "get_default_conv_config", "get_global_conv_config",
     "set_global_conv_config",
-]
+]  # fmt: skip
 
 
 class Dataflow(Enum):

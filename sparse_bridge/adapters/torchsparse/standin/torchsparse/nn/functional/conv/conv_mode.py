@@ -5,14 +5,9 @@ from enum import Enum
 from sparse_bridge.errors import ContractError
 
 __all__ = [
-    "ConvMode",
-    "get_conv_mode",
-    "get_downsample_mode",
-    "get_kmap_mode",
-    "set_conv_mode",
-    "set_downsample_mode",
-    "set_kmap_mode",
-]
+    "ConvMode", "get_conv_mode", "get_downsample_mode", "get_kmap_mode", "set_conv_mode",
+    "set_downsample_mode", "set_kmap_mode",
+]  # fmt: skip
 
 
 class ConvMode(Enum):

@@ -6,12 +6,6 @@ from .downsample import spdownsample
 from .upsample import spupsample_generative
 
 __all__ = [
-    "build_kernel_map",
-    "build_kmap",
-    "convert_transposed_out_in_map",
-    "downsample",
-    "spdownsample",
-    "spupsample_generative",
-    "transpose_kernel_map",
-    "upsample",
-]
+    "build_kernel_map", "build_kmap", "convert_transposed_out_in_map", "downsample",
+    "spdownsample", "spupsample_generative", "transpose_kernel_map", "upsample",
+]  # fmt: skip
