@@ -24,7 +24,10 @@ from sparse_bridge.kernels.runtime import target as targets
 from tests.clouds import cloud
 from tests.walk import Walk, walk
 
-__all__ = ["doors", "pretended_gpu"]
+__all__ = ["LAUNCHER", "doors", "pretended_gpu"]
+
+# Where Triton's launcher is called.
+LAUNCHER = "kernels/runtime/launch.py", "run"
 
 _HOPPER = targets.Target("cuda", "sm_90", 32, 132, 227 << 10, raw=True)
 
@@ -47,13 +50,13 @@ def pretended_gpu() -> Iterator[None]:
             (gather_gemm_kernel, "_compiled", _Compiled()),
         ):
             stack.enter_context(mock.patch.object(owner, name, value, create=True))
-        stack.enter_context(settings.override(dataflow="unmasked"))
+        stack.enter_context(settings.override(dataflow="masked"))
         yield
 
 
 def _layers() -> Iterator[tuple[str, Any, Any]]:
     """(framework, layer, input)."""
-    coords, shape = cloud((6, 7, 5)), [6, 7, 5]
+    coords, shape = cloud((40, 40, 40)), [40, 40, 40]
     features = torch.randn(len(coords), 16)
     with sparse_bridge.enable("spconv", mode="standin"):
         sp: Any = importlib.import_module("spconv.pytorch")
@@ -67,6 +70,14 @@ def _layers() -> Iterator[tuple[str, Any, Any]]:
         me: Any = importlib.import_module("MinkowskiEngine")
         layer = me.MinkowskiConvolution(16, 32, kernel_size=3, dimension=3, bias=True).eval()
         yield "minkowski", layer, me.SparseTensor(features, coords)
+    with sparse_bridge.enable("flex_gemm", mode="standin"):
+        fg: Any = importlib.import_module("flex_gemm.ops.spconv")
+        weight, bias, grid = torch.randn(32, 3, 3, 3, 16), torch.rand(32), (2, 16, *shape)
+
+        def function(cache: Any) -> Any:
+            return fg.sparse_submanifold_conv3d(features, coords, grid, weight, bias, cache)[1]
+
+        yield "flex_gemm", function, None
 
 
 def doors() -> Iterator[tuple[str, Walk, Walk]]:
@@ -78,6 +89,8 @@ def doors() -> Iterator[tuple[str, Walk, Walk]]:
                 cold = walk(lambda layer=layer, x=x, made=made: made.append(layer(x)))
                 if name == "spconv":  # whose maps travel with the tensors
                     x = made[0].replace_feature(x.features)
+                elif name == "flex_gemm":  # whose maps the caller hands over
+                    x = made[0]
                 for one in gc.get_objects():
                     if type(one) is Rulebook:
                         one.table(0)
@@ -89,8 +102,9 @@ def doors() -> Iterator[tuple[str, Walk, Walk]]:
 
 if __name__ == "__main__":
     for name, steady, cold in doors():
-        last = steady.files.index("kernels/runtime/launch.py") + 1
-        print(f"{name}: steady {last} files to the launcher, {len(steady.files)} in all,")
-        print(f"  {steady.called} calls, entered twice: {steady.twice or 'none'}")
-        print(f"  {' > '.join(steady.files)}")
-        print(f"  cold {len(cold.files)} files, {cold.called} calls")
+        way = steady.until(*LAUNCHER)
+        print(f"{name}: steady {len(way.files)} files to the launcher, {way.called} calls,")
+        print(f"  entered twice: {way.twice or 'none'}; over 6 arguments: {way.wide(6) or 'none'}")
+        print(f"  {' > '.join(way.files)}")
+        print(f"  with the result {len(steady.files)} files, {steady.called} calls, entered twice:")
+        print(f"  {steady.twice or 'none'}; cold {len(cold.files)} files, {cold.called} calls")

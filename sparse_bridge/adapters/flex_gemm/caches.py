@@ -103,7 +103,7 @@ class NeighborCache:
             kmap = _read(self.neighbor_map, n_in)
             array = self.neighbor_map
             state.update(_kmap=kmap, _stamp=(array, array._version))
-        if kmap.n_offsets != n_offsets:
+        if kmap.rulebook.n_offsets != n_offsets:
             raise ArgumentShapeError(
                 f"the weight has {n_offsets} kernel offsets, the neighbour cache "
                 f"{kmap.n_offsets}; it is the cache of another kernel."

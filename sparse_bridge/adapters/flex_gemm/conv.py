@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ...core.conv.convolution import conv
+from ...core.conv.convolution import convolve
+from ...core.conv.epilogue import Epilogue
+from ...core.conv.plan import ConvForm
 from ..ledger import note
 from .caches import NeighborCache
 from .errors import ArgumentShapeError, ArgumentValueError
 from .geometry import Strided, triple
 from .maps import output_coordinates, strided_cache, submanifold_cache
-from .options import algorithm, allow_tf32
+from .options import algorithm, form
 
 __all__ = [
     "SparseConv3dFunction", "SubMConv3dFunction", "sparse_conv3d", "sparse_submanifold_conv3d",
@@ -48,8 +50,9 @@ def _check_rows(feats: torch.Tensor, coords: torch.Tensor, what: str) -> None:
 
 
 def multiply(
-    feats: torch.Tensor, cache: NeighborCache, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+    feats: torch.Tensor, cache: NeighborCache, weight: torch.Tensor, bias: torch.Tensor | None,
+    how: ConvForm,
+) -> torch.Tensor:  # fmt: skip
     """The product along a neighbour cache, with gradients, in the dtype of `feats`.
 
     Autocast changes nothing, as in FlexGEMM, but where it made features of another dtype than the
@@ -60,8 +63,8 @@ def multiply(
     if torch._C._is_any_autocast_enabled():
         weight = weight.to(feats.dtype)
         with torch.autocast(feats.device.type, enabled=False):
-            return conv(feats, weight, bias, kmap, layout="ovi", allow_tf32=allow_tf32())
-    return conv(feats, weight, bias, kmap, layout="ovi", allow_tf32=allow_tf32())
+            return convolve(feats, weight, kmap, Epilogue(bias), how)
+    return convolve(feats, weight, kmap, Epilogue(bias), how)
 
 
 def gradients(
@@ -77,7 +80,7 @@ def gradients(
     if not wanted:
         return None, None, None
     with torch.enable_grad():
-        y = multiply(leaves[0], cache, leaves[1], leaves[2])  # type: ignore[arg-type]
+        y = multiply(leaves[0], cache, leaves[1], leaves[2], form())  # type: ignore[arg-type]
     found = iter(torch.autograd.grad(y, wanted, grad_output))
     return tuple(next(found) if one is not None and one.requires_grad else None for one in leaves)  # type: ignore[return-value]
 
@@ -94,6 +97,7 @@ class SubMConv3dFunction(torch.autograd.Function):
         bias: Any = None, dilation: Any = _ONE,
     ) -> Any:  # fmt: skip
         cls = SubMConv3dFunction
+        algorithm()
         cache = _submanifold(feats, coords, shape, neighbor_cache, weight, dilation)
         out = cls._sparse_submanifold_conv_forward(feats, cache, weight, bias)
         ctx.save_for_backward(feats, weight, bias)
@@ -134,7 +138,7 @@ class SubMConv3dFunction(torch.autograd.Function):
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
         with torch.no_grad():
-            return multiply(feats, neighbor_cache, weight, bias)
+            return multiply(feats, neighbor_cache, weight, bias, form())
 
     @staticmethod
     def _sparse_submanifold_conv_backward(
@@ -153,10 +157,11 @@ class SparseConv3dFunction(torch.autograd.Function):
         bias: Any = None, out_coords: Any = None, stride: Any = _ONE, padding: Any = (0, 0, 0),
         dilation: Any = _ONE,
     ) -> Any:  # fmt: skip
+        algorithm()
         layer = _layer(feats, weight, stride, padding, dilation)
         out_coords, cache = _strided(feats, coords, shape, neighbor_cache, out_coords, layer)
         with torch.no_grad():
-            out = multiply(feats, cache, weight, bias)
+            out = multiply(feats, cache, weight, bias, form())
         ctx.save_for_backward(feats, weight, bias)
         ctx.neighbor_cache = cache
         ctx.mark_non_differentiable(out_coords)
@@ -210,7 +215,6 @@ def _submanifold(
 ) -> Any:  # fmt: skip
     """The cache that was given, or one of these coordinates."""
     kernel = _kernel_of(feats, weight, "sparse_submanifold_conv3d")
-    algorithm()
     if cache is not None:
         return cache
     _check_rows(feats, coords, "sparse_submanifold_conv3d")
@@ -224,7 +228,6 @@ def _strided(
     layer: Strided,
 ) -> tuple[torch.Tensor, Any]:  # fmt: skip
     """(output coordinates, cache)."""
-    algorithm()
     _check_rows(feats, coords, "sparse_conv3d")
     # Another tensor object on the same memory, as upstream.
     if out_coords is None:
@@ -267,14 +270,16 @@ def sparse_submanifold_conv3d(
     Returns: ([N, C_out] in feats' dtype, the cache).
     Raises: ArgumentShapeError, ArgumentTypeError, ArgumentValueError, DataTypeError, DeviceError.
     """
-    note("flex_gemm", "sparse_submanifold_conv3d")
-    if not _as_made():
-        found: Any = SubMConv3dFunction.apply(
+    if _as_made():
+        how = form()
+        cache = _submanifold(feats, coords, shape, neighbor_cache, weight, dilation)
+        found: Any = multiply(feats, cache, weight, bias, how), cache
+    else:
+        found = SubMConv3dFunction.apply(
             feats, coords, shape, neighbor_cache, weight, bias, dilation
         )
-        return found
-    cache = _submanifold(feats, coords, shape, neighbor_cache, weight, dilation)
-    return multiply(feats, cache, weight, bias), cache
+    note("flex_gemm", "sparse_submanifold_conv3d")
+    return found  # type: ignore[no-any-return]
 
 
 def sparse_conv3d(
@@ -292,7 +297,8 @@ def sparse_conv3d(
     Returns: ([M, C_out], output coordinates int32 [M, 4], the cache).
     Raises: as `sparse_submanifold_conv3d`.
     """
-    note("flex_gemm", "sparse_conv3d")
-    layer = _layer(feats, weight, stride, padding, dilation)
+    how, layer = form(), _layer(feats, weight, stride, padding, dilation)
     coords_out, cache = _strided(feats, coords, shape, neighbor_cache, out_coords, layer)
-    return multiply(feats, cache, weight, bias), coords_out, cache
+    y = multiply(feats, cache, weight, bias, how)
+    note("flex_gemm", "sparse_conv3d")
+    return y, coords_out, cache

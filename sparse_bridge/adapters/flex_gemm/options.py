@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 
 import torch
 
+from ...core.conv.plan import ConvForm
 from .errors import ArgumentValueError
 
-__all__ = ["ALGORITHMS", "algorithm", "allow_tf32", "row_order"]
+__all__ = ["ALGORITHMS", "algorithm", "allow_tf32", "form", "row_order"]
 
 ALGORITHMS = (
     "explicit_gemm", "implicit_gemm", "implicit_gemm_splitk", "masked_implicit_gemm",
@@ -48,3 +50,14 @@ def allow_tf32() -> bool:
     """
     switch = getattr(sys.modules.get(_CONFIG), "allow_tf32", None)
     return torch.backends.cuda.matmul.allow_tf32 if switch is None else bool(switch)
+
+
+def form() -> ConvForm:
+    """How convolutions multiply under the switches. Raises ArgumentValueError."""
+    algorithm()
+    return _form(allow_tf32())
+
+
+@functools.cache
+def _form(tf32: bool) -> ConvForm:
+    return ConvForm("ovi", 1, "tf32" if tf32 else "ieee")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ...core.conv.convolution import conv
+from ...core.conv import convolution as core
 from ...core.conv.depthwise import channelwise
+from ...core.conv.epilogue import Epilogue
+from ...core.conv.plan import ConvForm
 from ...core.device import trace
 from ...core.device.rocm import linear
 from ...core.maps.kernel_map import KernelMap
@@ -14,9 +16,11 @@ from .errors import FeatureShapeError, FeatureTypeError
 from .geometry import Region
 from .grid import Key
 from .maps import MapRegistry
-from .weights import allow_tf32, check_features, check_weight
+from .weights import check_features, check_weight
 
 __all__ = ["channelwise_convolution", "collapsed", "convolve", "pointwise"]
+
+_IEEE, _TF32 = ConvForm(), ConvForm(precision="tf32")
 
 
 def convolve(
@@ -28,10 +32,11 @@ def convolve(
     features: [N, C_in].  kernel: [V, C_in, C_out] or [C_in, C_out].  bias: [1, C_out] or None.
     Raises: FeatureShapeError, FeatureTypeError, TensorDeviceError.
     """
-    tf32 = features.dtype is torch.float32 and allow_tf32()
-    flat = None if bias is None else bias.view(-1)
+    # fp32 products follow torch's own switch, see `weights.allow_tf32`.
+    tf32 = features.dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    epilogue = Epilogue(None if bias is None else bias.view(-1))
     try:
-        return conv(features, kernel, flat, kmap, allow_tf32=tf32)
+        return core.convolve(features, kernel, kmap, epilogue, _TF32 if tf32 else _IEEE)
     except (ShapeError, DataTypeError, DeviceError):
         # The engine has checked; said again as users of MinkowskiEngine know it.
         check_features(features, kmap.n_in, kmap.device, what)

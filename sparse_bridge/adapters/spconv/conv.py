@@ -1,8 +1,8 @@
 """Convolutions of spconv, on the core: one implementation behind the patches and the stand-in.
 
 Functions take the layer itself and a `SparseConvTensor` of either kind and return one of the same
-kind. The steady path, a layer whose `indice_key` has a map, is `conv_forward`, `convolved`,
-`_product`, then the core.
+kind. The steady path, a layer whose `indice_key` has a map, is `layer_forward`,
+`convolved`, `_product`, then the core.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ __all__ = [
     "convolved",
     "expected",
     "expected_of",
+    "layer_forward",
     "record_voxels",
 ]
 
@@ -61,15 +62,32 @@ def conv_forward(
             f"{type(layer).__name__} was called with quantisation scales; int8 inference is not "
             "bridged."
         )
+    epilogue = _epilogue(layer, training, bias, act_type, act_alpha)
+    out = convolved(layer, input, weight, epilogue, (name, sparse_unique_name))
+    return out if add_input is None else _added(out, add_input, epilogue)
+
+
+def layer_forward(
+    layer: Any, x: Any, weight: torch.Tensor, bias: torch.Tensor | None, add_input: Any = None
+) -> Any:
+    """`conv_forward` with what the layer itself says."""
+    epilogue = _epilogue(layer, layer.training, bias, layer.act_type, layer.act_alpha)
+    out = convolved(layer, x, weight, epilogue, (layer.name, layer._sparse_unique_name))
+    return out if add_input is None else _added(out, add_input, epilogue)
+
+
+def _epilogue(
+    layer: Any, training: bool, bias: torch.Tensor | None, act_type: Any, alpha: float
+) -> Epilogue:
     activation = ACTIVATIONS[getattr(act_type, "name", "None_")]
     if training and activation is not None:
         raise ContractError(
             f"{type(layer).__name__}: a fused {activation} is for inference; call .eval() first."
         )
-    epilogue = Epilogue(bias, activation, act_alpha)
-    out = convolved(layer, input, weight, epilogue, (name, sparse_unique_name))
-    if add_input is None:
-        return out
+    return Epilogue(bias, activation, alpha)
+
+
+def _added(out: Any, add_input: Any, epilogue: Epilogue) -> Any:
     return out.replace_feature(_activated(out.features + add_input.features, epilogue))
 
 
@@ -109,19 +127,17 @@ def _product(
 ) -> Any:  # fmt: skip
     if layer.conv1x1:
         return _pointwise(layer, x, features, weight, epilogue.bias)
-    key, entries = layer.indice_key, keys.entries_of(x)
-    record: Any = None if key is None else entries.get(key)
-    if record is None and not layer.inverse:
+    entries, record, weight = keys.find(layer, x, features, weight)
+    if record is None:
         made = _new_map(layer, x)
         indices, shape, kmap = made.indices, made.shape, made.kmap
         if watch is not None:
             watch.built()
-        if key is not None:
-            entries[key] = record_of(x, layer, made)
+        if layer.indice_key is not None:
+            entries[layer.indice_key] = record_of(x, layer, made)
     else:
-        if record is None or not keys.fits(layer, x, record, features):
-            weight = keys.checked(layer, x, record, weight)
-        kmap = kernel_map_of(record)
+        found = getattr(record, "_map", None)  # the framework's own records have none
+        kmap = found if type(found) is KernelMap else kernel_map_of(record)
         if layer.inverse:
             indices, shape, kmap = record.indices, record.spatial_shape, kmap.transposed()
         else:

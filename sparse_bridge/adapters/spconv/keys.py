@@ -17,8 +17,12 @@ __all__ = [
     "KeyTakenError",
     "checked",
     "entries_of",
+    "find",
     "fits",
 ]
+
+
+_shared, _generation = False, -1  # the setting `shared_keys`, and the generation it was read at
 
 
 class KeyReuseError(ContractError):
@@ -27,6 +31,20 @@ class KeyReuseError(ContractError):
 
 class KeyTakenError(ContractError, GeometryError):
     """A pool found its `indice_key` in use."""
+
+
+def find(
+    layer: Any, x: Any, features: torch.Tensor, weight: torch.Tensor
+) -> tuple[dict[Any, Any], Any, torch.Tensor]:
+    """(the maps that the output carries, that of the layer's `indice_key` or None where the layer
+    is to build one, the weight as it is applied).  Raises as `checked`."""
+    key, entries = layer.indice_key, entries_of(x)
+    record = None if key is None else entries.get(key)
+    if record is None and not layer.inverse:
+        return entries, None, weight
+    if record is None or not fits(layer, x, record, features):
+        weight = checked(layer, x, record, weight)
+    return entries, record, weight
 
 
 def fits(layer: Any, x: Any, record: Any, features: torch.Tensor) -> bool:
@@ -160,8 +178,12 @@ def entries_of(x: Any) -> dict[Any, Any]:
     In spconv 1.x all tensors that come of one input share one dictionary, and so do they while
     keys are shared: branches see each other's maps.
     """
+    global _shared, _generation
+    if _generation != settings.generation:
+        _generation = settings.generation
+        _shared = settings.get().shared_keys
     entries: dict[Any, Any] = x.indice_dict
-    return entries if settings.get().shared_keys else dict(entries)
+    return entries if _shared else dict(entries)
 
 
 def _check_rows(what: str, key: Any, x: Any, indices: torch.Tensor) -> None:

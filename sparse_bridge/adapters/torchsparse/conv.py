@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import math
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from ...core.conv.convolution import autocast_dtype, conv
+from ...core.conv.convolution import autocast_dtype
+from ...core.conv.convolution import convolve as multiply
+from ...core.conv.epilogue import Epilogue
+from ...core.conv.plan import ConvForm
 from ...core.device import trace
 from ...core.device.rocm import linear
 from ...core.maps import map_cache
@@ -20,18 +27,20 @@ from ...errors import (
     ShapeError,
 )
 from ...log import once
+from ..expected import Expected, of_kernel
 from ..ledger import note
 from .errors import MissingMapError
 from .geometry import layer_of, shrunk_range
 from .maps import as_tensor, build_record, coordinate_map, generated_level
-from .options import allow_tf32, resolve
-from .profile import Profile
-from .records import Record, entry_of, read, record_of
+from .options import resolve
+from .profile import Profile, peek
+from .records import Record, entry_of, leading_from, read, record_of
 from .spec import ONE, ConvSpec, MapKey, spec_of
-from .tensors import caches_of, check_input, make_like, range_of, register_sites
+from .tensors import caches_of, check_input, output_of, range_of
 
-__all__ = ["conv3d", "convolve"]
+__all__ = ["allow_tf32", "conv3d", "convolve", "expected"]
 
+_IEEE, _TF32 = ConvForm(), ConvForm(precision="tf32")
 _HALVES = (torch.float16, torch.bfloat16)
 Range = tuple[int, ...] | None
 
@@ -72,7 +81,8 @@ def convolve(
             f"Conv3d has dilation {spec.dilation}; torchsparse accepts it and computes without, "
             "so do we.",
         )
-    stride, key = spec.level(x.stride)
+    level = spec.levels.get(x.stride) if type(x.stride) is tuple else None
+    stride, key = spec.level(x.stride) if level is None else level
     if spec.pointwise:
         kind, y, out_range = "Conv3d 1x1x1", _pointwise(feats, weight, bias, spec), range_of(x)
     elif spec.generative:
@@ -92,9 +102,8 @@ def convolve(
         record = _record(x, coords, spec, key, config)
         coords, out_range = record.out_coords, record.out_range
         y = _multiply(feats, weight, bias, record.kmap, spec.release)
-    register_sites(x, spec.release, stride, coords, out_range)
     note("torchsparse", kind)
-    return make_like(x, y, coords, stride, out_range)
+    return output_of(x, spec.release, y, coords, stride, out_range)
 
 
 def _pointwise(
@@ -153,7 +162,7 @@ def _multiply(
     if weight.ndim < 2 or feats.shape[1] != weight.shape[-2]:
         raise _mismatch(feats, weight, "[V, C_in, C_out]")
     tf32 = allow_tf32(release, feats.device)
-    return conv(feats, weight, bias, kmap, layout="vio", allow_tf32=tf32)
+    return multiply(feats, weight, kmap, Epilogue(bias), _TF32 if tf32 else _IEEE)
 
 
 def _record(x: Any, coords: torch.Tensor, spec: ConvSpec, key: MapKey, config: Any) -> Record:
@@ -162,9 +171,9 @@ def _record(x: Any, coords: torch.Tensor, spec: ConvSpec, key: MapKey, config: A
     As in torchsparse the cache key knows neither padding nor mode: layers that share a key share
     the map, and the `spatial_range`, of the first.
     """
-    kmaps = caches_of(x).kmaps
-    record = record_of(kmaps.get(key))
-    if record is not None and record.starts_from(coords):
+    kmaps = getattr(x, "_caches", x).kmaps
+    record = leading_from(coords, kmaps.get(key))
+    if record is not None:
         return record
     release, options = spec.release, resolve(spec.release, config)
     given = range_of(x) if release.divides else None
@@ -247,3 +256,25 @@ def _generated(x: Any, spec: ConvSpec, config: Any) -> tuple[KernelMap, torch.Te
     level = generated_level(coarse_map, store, kernel, stride, out_range)
     assert level.kmap is not None
     return level.kmap, as_tensor(level, release), out_range
+
+
+def allow_tf32(profile: Profile, device: torch.device) -> bool:
+    """2.1 has a switch of its own, on by default where TF32 exists; the others follow torch's."""
+    if device.type != "cuda":
+        return False
+    if not profile.divides:
+        return torch.backends.cuda.matmul.allow_tf32
+    backends = sys.modules.get("torchsparse.backends")
+    chosen = None if backends is None else vars(backends).get("allow_tf32")
+    return _has_tf32(device) if chosen is None else bool(chosen)
+
+
+def expected(layer: Any) -> Iterator[Expected]:
+    """What a `torchsparse.nn.Conv3d` will ask the engine to multiply."""
+    odd = all(size % 2 for size in layer.kernel_size) and math.prod(layer.stride) == 1
+    return of_kernel(layer, odd, allow_tf32(peek(), layer.kernel.device))
+
+
+@functools.cache
+def _has_tf32(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= (8, 0)

@@ -15,10 +15,10 @@ from ...core.ops.voxel import voxelize
 from ...errors import CoordinateError, DeviceError, GeometryError, ShapeError
 from ..ledger import note
 from . import profile as profiles
-from .maps import bounds_of, check_coords
-from .options import allow_tf32
+from .conv import allow_tf32
+from .maps import bounds_of
 from .spec import triple
-from .tensors import check_input
+from .tensors import check_coords, check_input
 
 __all__ = ["dense_convolution", "height_compression", "to_dense"]
 

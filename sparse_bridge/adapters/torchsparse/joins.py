@@ -9,8 +9,7 @@ import torch
 
 from ...core.ops.union import union_rows
 from ...errors import ContractError, ShapeError
-from .maps import check_coords
-from .tensors import make_like, range_of
+from .tensors import check_coords, make_like, range_of
 
 __all__ = ["add", "cat", "crop", "generative_add"]
 

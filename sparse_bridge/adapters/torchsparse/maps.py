@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -15,7 +15,7 @@ from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.map_cache import MapStore
 from ...core.maps.request import MapRequest, request
-from ...errors import CoordinateError, DataTypeError, ShapeError
+from ...errors import CoordinateError
 from .. import providers  # noqa: F401 - maps are prefetched
 from .geometry import (
     CORE_COLUMNS,
@@ -39,29 +39,13 @@ from .profile import Profile
 from .records import Record
 
 __all__ = [
-    "Level", "as_tensor", "bounds_of", "build_record", "check_coords", "check_range",
+    "Level", "as_tensor", "bounds_of", "build_record", "check_range",
     "coordinate_map", "core_rows", "generated_level", "inside_range", "strided_level",
 ]  # fmt: skip
 
 Range = tuple[int, ...]
 Steps = tuple[int, ...]
 _OURS = ("made here",)
-
-
-def check_coords(coords: Any, what: str) -> torch.Tensor:
-    """`coords` if they are int32 [N, 4] in a tensor. Raises DataTypeError, ShapeError."""
-    if not isinstance(coords, torch.Tensor):
-        raise DataTypeError(
-            f"{what} got coordinates in a {type(coords).__name__}; expected a tensor (numpy arrays "
-            "become tensors in sparse_collate)."
-        )
-    if coords.ndim != 2 or coords.shape[1] != 4:
-        raise ShapeError(f"{what} got coordinates of shape {list(coords.shape)}; expected [N, 4].")
-    if coords.dtype != torch.int32:
-        raise DataTypeError(
-            f"{what} got coordinates of {coords.dtype}; expected torch.int32 (use .int())."
-        )
-    return coords
 
 
 def core_rows(coords: torch.Tensor, profile: Profile) -> torch.Tensor:

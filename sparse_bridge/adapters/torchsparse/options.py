@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import math
 import sys
-from collections.abc import Iterator
 from typing import Any
-
-import torch
 
 from ... import settings
 from ...errors import ContractError, SettingError, UnsupportedError
-from ..expected import Expected, of_kernel
-from .profile import Profile, peek
+from .profile import Profile
 
-__all__ = ["Options", "allow_tf32", "expected", "resolve"]
+__all__ = ["Options", "resolve"]
 
 _CONFIG = "torchsparse.nn.functional.conv.conv_config"
 _MODES = ("hashmap_on_the_fly", "hashmap")
@@ -76,25 +70,3 @@ def _check_dataflow(dataflow: Any) -> None:
         raise ContractError("the CodedCSR dataflow does not exist yet; use Dataflow.ImplicitGEMM.")
     if name is not None and name not in _DATAFLOWS:
         raise SettingError(f"dataflow is {dataflow!r}; expected a Dataflow other than CodedCSR.")
-
-
-def allow_tf32(profile: Profile, device: torch.device) -> bool:
-    """2.1 has a switch of its own, on by default where TF32 exists; the others follow torch's."""
-    if device.type != "cuda":
-        return False
-    if not profile.divides:
-        return torch.backends.cuda.matmul.allow_tf32
-    backends = sys.modules.get("torchsparse.backends")
-    chosen = None if backends is None else vars(backends).get("allow_tf32")
-    return _has_tf32(device) if chosen is None else bool(chosen)
-
-
-def expected(layer: Any) -> Iterator[Expected]:
-    """What a `torchsparse.nn.Conv3d` will ask the engine to multiply."""
-    odd = all(size % 2 for size in layer.kernel_size) and math.prod(layer.stride) == 1
-    return of_kernel(layer, odd, allow_tf32(peek(), layer.kernel.device))
-
-
-@functools.cache
-def _has_tf32(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= (8, 0)

@@ -67,7 +67,7 @@ _OLD = "1.4"
 _lock = threading.Lock()
 _chosen: str | None = None
 _reason = ""
-_settled = False
+settled: Profile | None = None  # the one that results depend on; None: still open to correction
 
 
 def of_version(version: str) -> str | None:
@@ -80,14 +80,15 @@ def of_version(version: str) -> str | None:
 def choose(name: str | None, reason: str) -> None:
     """Start with profile `name`; None: the default, open to correction until something depends on
     it."""
-    global _chosen, _reason, _settled
+    global _chosen, _reason, settled
     with _lock:
-        _chosen, _reason, _settled = name, reason, name is not None
+        _chosen, _reason = name, reason
+        settled = None if name is None else PROFILES[name]
 
 
 def confirm(name: str) -> None:
     """A second `enable()` names a profile. Raises LifecycleError when another one is in force."""
-    global _chosen, _reason, _settled
+    global _chosen, _reason, settled
     with _lock:
         if name != (_chosen or _DEFAULT):
             raise LifecycleError(
@@ -95,8 +96,8 @@ def confirm(name: str) -> None:
                 f"{name!r}. Call sparse_bridge.disable('torchsparse') first, or leave the option "
                 "out."
             )
-        if not _settled:
-            _chosen, _reason, _settled = name, f"enable(profile={name!r})", True
+        if settled is None:
+            _chosen, _reason, settled = name, f"enable(profile={name!r})", PROFILES[name]
 
 
 def peek() -> Profile:
@@ -106,11 +107,11 @@ def peek() -> Profile:
 
 def current() -> Profile:
     """The profile, for work whose result depends on it: settled from now on."""
-    global _settled
-    if not _settled:
-        with _lock:
-            _settled = True
-    return PROFILES[_chosen or _DEFAULT]
+    global settled
+    with _lock:
+        if settled is None:
+            settled = PROFILES[_chosen or _DEFAULT]
+        return settled
 
 
 def saw_old_signature(what: str) -> Profile:
@@ -119,19 +120,19 @@ def saw_old_signature(what: str) -> Profile:
 
     Raises SignatureError when 2.1 was chosen or has been worked with already.
     """
-    global _chosen, _reason, _settled
+    global _chosen, _reason, settled
     with _lock:
         name = _chosen or _DEFAULT
         if not PROFILES[name].batch_first:
             return PROFILES[name]
-        if _settled:
+        if settled is not None:
             raise SignatureError(
                 f"{what}, as torchsparse 1.4 and 2.0 take it, but the process runs with profile "
                 f"{name} ({_reason or 'the default, and tensors were processed with it'}). Say "
                 "which release the project is written for: enable('torchsparse', profile='1.4'), "
                 "or SPARSE_BRIDGE_ENABLE=torchsparse_profile=1.4."
             )
-        _chosen, _reason, _settled = _OLD, f"detected: {what}", True
+        _chosen, _reason, settled = _OLD, f"detected: {what}", PROFILES[_OLD]
     logger.log(
         logging.WARNING,
         "torchsparse profile %s was detected (%s). Set it with enable('torchsparse', profile=%r) "
@@ -145,7 +146,7 @@ def describe() -> str:
     """One line for `status()`."""
     name = _chosen or _DEFAULT
     reason = _reason or "default"
-    if _chosen is None and not _settled:
+    if _chosen is None and settled is None:
         reason += "; a call with an older release's signature changes it"
     layout = "[b, x, y, z]" if PROFILES[name].batch_first else "[x, y, z, b]"
     return f"profile {name} ({reason}), coordinates {layout}"

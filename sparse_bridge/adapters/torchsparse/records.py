@@ -22,6 +22,7 @@ __all__ = [
     "MapList",
     "Record",
     "entry_of",
+    "leading_from",
     "padded_table",
     "pair_tensors",
     "read",
@@ -168,6 +169,13 @@ def entry_of(record: Record, profile: Profile) -> MapDict | MapList:
 def record_of(entry: Any) -> Record | None:
     """The record of an entry made here; None for one that the framework or a pickle made."""
     return entry.record if isinstance(entry, (MapDict, MapList)) else None
+
+
+def leading_from(coords: torch.Tensor, entry: Any) -> Record | None:
+    """The record of an entry made here if its map was built for these coordinates."""
+    if isinstance(entry, (MapDict, MapList)) and entry.record.starts_from(coords):
+        return entry.record
+    return None
 
 
 def read(

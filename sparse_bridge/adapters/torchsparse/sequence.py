@@ -19,7 +19,7 @@ from ..base import Patch
 from ..expected import Expected, expect
 from ..fusion import EpilogueLayers, activation_of, foldable, values_of
 from ..protocol import is_layer
-from . import options
+from . import conv
 
 __all__ = ["expected", "sequential_patches"]
 
@@ -59,7 +59,7 @@ def expected(container: nn.Module) -> Iterator[Expected]:
             layers_after(children, place + 1) if hooks.inference() and _bare(layer) else None
         )
         if following is not None:
-            for one in options.expected(layer):
+            for one in conv.expected(layer):
                 yield dataclasses.replace(one, epilogue=following.epilogue(one.epilogue.bias))
 
 

@@ -37,7 +37,8 @@ class ConvSpec:
     """The geometry of a convolution under one release. Equal arguments give the same object.
 
     kernel, stride, padding, dilation: along x, y, z; padding counts in 2.1 only, dilation is part
-    of the cache key alone.
+    of the cache key alone.  pointwise: no map is needed.  levels: what `level` has answered, by
+    tensor stride.
     """
 
     release: Profile
@@ -47,28 +48,22 @@ class ConvSpec:
     dilation: Triple
     transposed: bool
     generative: bool
-    _levels: dict[Any, tuple[Triple, MapKey]] = dataclasses.field(default_factory=dict)
-
-    @property
-    def pointwise(self) -> bool:
-        """No map is needed."""
-        return self.kernel == self.stride == ONE
+    pointwise: bool
+    levels: dict[Any, tuple[Triple, MapKey]] = dataclasses.field(default_factory=dict)
 
     def level(self, tensor_stride: Any) -> tuple[Triple, MapKey]:
         """(tensor stride of the outputs, key of the map in `kmaps`) for inputs at a tensor stride.
 
         The key is that of the forward layer: it starts with the finer one. Raises ShapeError.
         """
-        if type(tensor_stride) is not tuple:
-            tensor_stride = triple(tensor_stride, "the tensor stride")
-        found = self._levels.get(tensor_stride)
+        here = triple(tensor_stride, "the tensor stride")
+        found = self.levels.get(here)
         if found is None:
-            here = triple(tensor_stride, "the tensor stride")
             pairs = zip(here, self.stride, strict=True)
             there: Any = tuple(t // s if self.transposed else t * s for t, s in pairs)
             fine = there if self.transposed else here
             found = there, (fine, self.kernel, self.stride, self.dilation)
-            self._levels[tensor_stride] = found
+            self.levels[here] = found
         return found
 
 
@@ -79,7 +74,7 @@ def spec_of(
 
     Raises ShapeError, and ContractError for a generative layer that is not transposed.
     """
-    release = profiles.current()
+    release = profiles.settled or profiles.current()
     given = kernel_size, stride, padding, dilation
     try:
         if torch.Tensor not in map(type, given):
@@ -98,12 +93,14 @@ def _spec(
 ) -> ConvSpec:  # fmt: skip
     if generative and not transposed:
         raise ContractError("generative=True is for transposed layers; pass transposed=True too.")
+    kernel, steps = triple(kernel_size, "kernel_size"), triple(stride, "stride")
     return ConvSpec(
         release,
-        triple(kernel_size, "kernel_size"),
-        triple(stride, "stride"),
+        kernel,
+        steps,
         triple(padding, "padding") if release.divides else (0, 0, 0),
         triple(dilation, "dilation"),
         bool(transposed),
         bool(generative),
+        kernel == steps == ONE,
     )

@@ -8,17 +8,17 @@ from typing import Any
 import torch
 
 from ...errors import DataTypeError, DeviceError, ShapeError
-from .maps import check_coords
 from .profile import Profile
 from .spec import Triple
 
 __all__ = [
     "caches_of",
+    "check_coords",
     "check_input",
     "fapply",
     "make_like",
+    "output_of",
     "range_of",
-    "register_sites",
     "with_feats",
 ]
 
@@ -75,17 +75,32 @@ def fapply(x: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
     return with_feats(x, function(x.feats, *args, **kwargs))
 
 
-def register_sites(
-    x: Any,
-    profile: Profile,
-    stride: Triple,
-    coords: torch.Tensor,
+def output_of(
+    x: Any, profile: Profile, feats: torch.Tensor, coords: torch.Tensor, stride: Triple,
     spatial_range: tuple[int, ...] | None,
-) -> None:
-    """Enter the coordinates at a tensor stride into `cmaps`, where the first ones stay."""
+) -> Any:  # fmt: skip
+    """`make_like` for a layer's output, whose coordinates are entered into `cmaps`; the first ones
+    at a tensor stride stay there."""
     cmaps = caches_of(x).cmaps
     if stride not in cmaps:
         cmaps[stride] = (coords, spatial_range) if profile.batch_first else coords
+    return make_like(x, feats, coords, stride, spatial_range)
+
+
+def check_coords(coords: Any, what: str) -> torch.Tensor:
+    """`coords` if they are int32 [N, 4] in a tensor. Raises DataTypeError, ShapeError."""
+    if not isinstance(coords, torch.Tensor):
+        raise DataTypeError(
+            f"{what} got coordinates in a {type(coords).__name__}; expected a tensor (numpy arrays "
+            "become tensors in sparse_collate)."
+        )
+    if coords.ndim != 2 or coords.shape[1] != 4:
+        raise ShapeError(f"{what} got coordinates of shape {list(coords.shape)}; expected [N, 4].")
+    if coords.dtype != torch.int32:
+        raise DataTypeError(
+            f"{what} got coordinates of {coords.dtype}; expected torch.int32 (use .int())."
+        )
+    return coords
 
 
 def check_input(x: Any, what: str) -> tuple[torch.Tensor, torch.Tensor]:

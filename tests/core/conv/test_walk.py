@@ -11,7 +11,8 @@ from sparse_bridge.core.conv.convolution import conv
 from sparse_bridge.core.conv.epilogue import Norm
 from sparse_bridge.core.maps.rulebook import DevicePairs
 from tests.core.layers import layer
-from tests.walk import walk
+from tests.walk import Walk, walk
+from tests.walk_doors import LAUNCHER, doors
 
 pytest.importorskip("triton")
 
@@ -91,11 +92,27 @@ def test_a_steady_training_step(kmap):
     assert back.called <= 20
 
 
-def test_the_engine_is_five_files_behind_every_framework():
-    from tests.walk_doors import doors
-
+def test_the_way_from_every_framework_to_the_launcher_is_short():
     seen = {}
     for name, steady, cold in doors():
-        seen[name] = [file for file in steady.files if file.startswith(("core/", "kernels/"))]
-        assert len(steady.files) < len(cold.files) and not set(STEADY) & set(steady.twice)
+        way = steady.until(*LAUNCHER)
+        assert way.files[0].startswith(f"adapters/{name}/")
+        assert len(way.files) <= 10 and way.twice == [], way.files
+        # The framework's own function takes seven.
+        wide = ["adapters/flex_gemm/conv.py:sparse_submanifold_conv3d"]
+        assert way.wide(6) == (wide if name == "flex_gemm" else [])
+        # The result's tensor and the ledger come behind the launch.
+        assert len(steady.files) <= len(way.files) + 3 <= len(cold.files)
+        assert set(steady.twice) <= {"adapters/torchsparse/tensors.py"}
+        seen[name] = [file for file in way.files if file.startswith(("core/", "kernels/"))]
+    assert seen.pop("flex_gemm") == ["core/maps/kernel_map.py", *STEADY]
     assert seen == dict.fromkeys(("spconv", "torchsparse", "minkowski"), STEADY)
+
+
+def test_a_walk_sees_what_is_entered_twice_and_long_argument_lists():
+    calls = [("a", "f", 2, True), ("b", "g", 7, True), ("b", "h", 1, False), ("a", "k", 3, True)]
+    seen = Walk(calls)
+    assert (seen.files, seen.twice, seen.wide(6)) == (["a", "b"], ["a"], ["b:g"])
+    assert seen.until("b", "g").twice == [] and seen.until("b", "g").called == 2
+    with pytest.raises(ValueError, match="not in list"):
+        seen.until("b", "f")

@@ -11,9 +11,10 @@ from ....core.maps.coordinate_map import CoordinateMap
 from ....errors import ContractError, GeometryError
 from .. import geometry
 from .. import profile as profiles
-from ..maps import check_coords, coordinate_map, core_rows
+from ..maps import coordinate_map, core_rows
 from ..records import PAD
 from ..spec import triple
+from ..tensors import check_coords
 
 __all__ = ["CoordinateTable"]
 

@@ -15,7 +15,6 @@ from ..maps import (
     as_tensor,
     bounds_of,
     build_record,
-    check_coords,
     coordinate_map,
     generated_level,
     inside_range,
@@ -23,6 +22,7 @@ from ..maps import (
 )  # fmt: skip
 from ..records import PAD, MapDict, pair_tensors
 from ..spec import triple
+from ..tensors import check_coords
 
 __all__ = [
     "build_kernel_map",

@@ -15,7 +15,7 @@ from torch.nn import init
 from sparse_bridge import settings
 from sparse_bridge.adapters.expected import expect
 from sparse_bridge.adapters.spconv import weights
-from sparse_bridge.adapters.spconv.conv import conv_forward, expected_of
+from sparse_bridge.adapters.spconv.conv import conv_forward, expected_of, layer_forward
 from sparse_bridge.adapters.spconv.geometry import KernelSizeError
 from sparse_bridge.errors import ContractError
 
@@ -172,6 +172,8 @@ class SparseConvolution(SparseConvolutionBase, SparseModule):
             weight, bias = self._parameters["weight"], self._parameters["bias"]
         except KeyError:  # one is computed
             weight, bias = self.weight, self.bias
+        if getattr(self._conv_forward, "__func__", None) is conv_forward:
+            return layer_forward(self, input, weight, bias, add_input)
         return self._conv_forward(
             self.training, input, weight, bias, add_input, name=self.name,
             sparse_unique_name=self._sparse_unique_name, act_type=self.act_type,

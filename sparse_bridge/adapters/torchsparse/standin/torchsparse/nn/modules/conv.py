@@ -10,8 +10,7 @@ from torchsparse.utils.utils import make_ntuple
 
 from sparse_bridge.adapters.expected import expect
 from sparse_bridge.adapters.torchsparse import profile
-from sparse_bridge.adapters.torchsparse.conv import convolve
-from sparse_bridge.adapters.torchsparse.options import expected
+from sparse_bridge.adapters.torchsparse.conv import convolve, expected
 from sparse_bridge.adapters.torchsparse.signatures import layer_arguments
 from sparse_bridge.adapters.torchsparse.spec import spec_of
 from sparse_bridge.errors import ContractError
