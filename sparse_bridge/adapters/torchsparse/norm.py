@@ -34,11 +34,15 @@ def sync_batch_norm_patch() -> Patch:
 
 def _items(x: Any, coords: torch.Tensor, what: str) -> tuple[torch.Tensor, int]:
     """(batch index of every row, a number of items that covers them)."""
-    release = profiles.current()
-    box = coordinate_map(map_cache.store_of(coords), coords, release).box
-    if box.lo[0] < 0:
-        raise CoordinateError(f"{what} got the batch index {box.lo[0]}; expected 0 or more.")
-    return coords[:, release.batch_column], box.lo[0] + box.size[0]
+    release, store = profiles.current(), map_cache.store_of(coords)
+
+    def count() -> int:
+        box = coordinate_map(store, coords, release).box
+        if box.lo[0] < 0:
+            raise CoordinateError(f"{what} got the batch index {box.lo[0]}; expected 0 or more.")
+        return box.lo[0] + box.size[0]
+
+    return coords[:, release.batch_column], store.get("items", count)
 
 
 def group_norm(
