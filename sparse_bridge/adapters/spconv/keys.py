@@ -180,8 +180,9 @@ def entries_of(x: Any) -> dict[Any, Any]:
     """
     global _shared, _generation
     if _generation != settings.generation:
-        _generation = settings.generation
+        now = settings.generation
         _shared = settings.get().shared_keys
+        _generation = now  # last: other threads go by it
     entries: dict[Any, Any] = x.indice_dict
     return entries if _shared else dict(entries)
 
