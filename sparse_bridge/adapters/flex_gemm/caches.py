@@ -18,7 +18,10 @@ from ...core.maps.map_builder import from_pairs
 from ...core.maps.row_pairs import dense_table
 from .errors import ArgumentShapeError
 
-__all__ = ["NeighborCache", "SparseConv3dNeighborCache", "SubMConv3dNeighborCache", "written_out"]
+__all__ = [
+    "NeighborCache", "SparseConv3dNeighborCache", "SubMConv3dNeighborCache",
+    "SubMConvNeighborCache", "written_out",
+]  # fmt: skip
 
 _PRIVATE = ("_kmap", "_stamp", "_backward", "_store")
 
@@ -129,6 +132,16 @@ class SparseConv3dNeighborCache(NeighborCache):
             return None
 
 
+class SubMConvNeighborCache(SubMConv3dNeighborCache):
+    """Of a submanifold layer of any dimension; its map is int32 with -1 for "no neighbour"."""
+
+    def __init__(self, neighbor_map: torch.Tensor | None = None, **attributes: Any) -> None:
+        if neighbor_map is not None:
+            attributes["neighbor_map"] = neighbor_map
+        super().__init__(**attributes)
+
+
+SubMConvNeighborCache.__module__ = "flex_gemm.ops.spconv.submanifold_conv"
 SubMConv3dNeighborCache.__module__ = "flex_gemm.ops.spconv.submanifold_conv3d"
 SparseConv3dNeighborCache.__module__ = "flex_gemm.ops.spconv.sparse_conv3d"
 
@@ -160,7 +173,8 @@ def _read(neighbor_map: torch.Tensor, n_in: int) -> KernelMap:
 
 
 def _neighbor_map(cache: NeighborCache) -> torch.Tensor:
-    return written_out(dense_table(cache._kmap, 0))
+    table = written_out(dense_table(cache._kmap, 0))
+    return table.view(torch.int32) if isinstance(cache, SubMConvNeighborCache) else table
 
 
 def _neighbor_map_bwd(cache: NeighborCache) -> torch.Tensor | None:

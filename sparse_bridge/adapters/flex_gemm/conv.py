@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,7 +59,7 @@ def multiply(
     Autocast changes nothing, as in FlexGEMM, but where it made features of another dtype than the
     weight (an error there) the weight follows them.
     """
-    n_offsets = weight.shape[1] * weight.shape[2] * weight.shape[3]
+    n_offsets = math.prod(weight.shape[1:-1])
     kmap = cache.kernel_map(feats.shape[0], n_offsets)
     if torch._C._is_any_autocast_enabled():
         weight = weight.to(feats.dtype)
@@ -257,21 +258,24 @@ def _as_made() -> bool:
 def sparse_submanifold_conv3d(
     feats: torch.Tensor, coords: torch.Tensor, shape: Any, weight: torch.Tensor,
     bias: torch.Tensor | None = None, neighbor_cache: Any = None, dilation: Any = _ONE,
+    algorithm: Any = None,
 ) -> tuple[torch.Tensor, Any]:  # fmt: skip
     """Submanifold convolution; output rows are the input rows.
 
     Args:
         feats: [N, C_in], fp16, bf16, fp32 or fp64.  coords: int32 [N, 4] (batch, x, y, z).
-        shape: (batch, channels, S1, S2, S3); rows outside meet no other row.
+        shape: (batch, channels, S1, S2, S3); rows outside meet no other row. None: the bounds of
+            the coordinates.
         weight: [C_out, k1, k2, k3, C_in], odd kernel sizes.  bias: [C_out] or None.
         neighbor_cache: of an earlier call with these coordinates and this kernel; coords, shape and
             dilation are then not looked at.
+        algorithm: a name of `ops.spconv.Algorithm`, checked; None: that of the module.
 
     Returns: ([N, C_out] in feats' dtype, the cache).
     Raises: ArgumentShapeError, ArgumentTypeError, ArgumentValueError, DataTypeError, DeviceError.
     """
+    how = form(algorithm)
     if _as_made():
-        how = form()
         cache = _submanifold(feats, coords, shape, neighbor_cache, weight, dilation)
         found: Any = multiply(feats, cache, weight, bias, how), cache
     else:

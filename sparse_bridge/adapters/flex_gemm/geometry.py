@@ -43,7 +43,25 @@ def grid_shape(shape: Sequence[int]) -> tuple[int, int, Triple]:
 
 def box_of(batch: int, extents: Sequence[int]) -> Box:
     """The cells of a grid; rows outside have no neighbours."""
-    return Box.spanning((0, 0, 0, 0), (batch, *extents))
+    return Box.spanning((0,) * (1 + len(extents)), (batch, *extents))
+
+
+def bounds_of(coords: torch.Tensor) -> Box:
+    """The bounds of coordinates [N, 1 + D]; waits for the device."""
+    if coords.shape[0] == 0:
+        return box_of(0, (0,) * (coords.shape[1] - 1))
+    lo, hi = torch.stack(coords.aminmax(dim=0)).tolist()
+    return Box.spanning(tuple(lo), tuple(h - low + 1 for low, h in zip(lo, hi, strict=True)))
+
+
+def row_major(coords: torch.Tensor, box: Box) -> torch.Tensor:
+    """Distinct rows of a box that starts at zero, in ascending order."""
+    if box.oversized:
+        return torch.unique(coords, dim=0)
+    key = coords[:, 0].long()
+    for axis in range(1, coords.shape[1]):
+        key = key * box.size[axis] + coords[:, axis]
+    return coords.index_select(0, torch.argsort(key))
 
 
 def check_coords(coords: torch.Tensor, what: str) -> torch.Tensor:

@@ -7,30 +7,42 @@ from collections.abc import Sequence
 
 import torch
 
-from ...core.geometry.boxes import Box
 from ...core.maps import map_builder, map_cache
 from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.request import MapRequest, request
 from .. import providers  # noqa: F401 - maps are prefetched
 from .caches import SparseConv3dNeighborCache, SubMConv3dNeighborCache
-from .geometry import Strided, Triple, box_of, check_coords, grid_shape, same_offsets
+from .geometry import (
+    Strided,
+    Triple,
+    bounds_of,
+    box_of,
+    check_coords,
+    grid_shape,
+    row_major,
+    same_offsets,
+)  # fmt: skip
 from .options import row_order
 from .serialize import ordered_by_code
 
 
 def submanifold_cache(
-    coords: torch.Tensor, shape: Sequence[int], kernel: Triple, dilation: Triple,
+    coords: torch.Tensor, shape: Sequence[int] | None, kernel: Triple, dilation: Triple,
     backward: bool = True,
 ) -> SubMConv3dNeighborCache:  # fmt: skip
-    """The cache of a submanifold layer over int32 coordinates [N, 4].
+    """The cache of a submanifold layer over int32 coordinates [N, 4]; shape None: their bounds.
 
     Rows outside of the shape meet themselves alone; of equal rows the first one is everybody's
     neighbour.
     """
     check_coords(coords, "sparse_submanifold_conv3d")
-    batch, _, extents = grid_shape(shape)
-    box, store = box_of(batch, extents), map_cache.store_of(coords)
+    store = map_cache.store_of(coords)
+    if shape is None:
+        box = store.get("bounds", lambda: bounds_of(coords))
+    else:
+        batch, _, extents = grid_shape(shape)
+        box = box_of(batch, extents)
     asked = MapRequest("submanifold", same_offsets(kernel, dilation), box=box)
     built = request(store, lambda: store.coordinates(coords, box), asked)
     made = SubMConv3dNeighborCache.of(built.kmap, backward)
@@ -66,21 +78,11 @@ def _output_map(
         asked = MapRequest("strided", layer.offsets, layer.stride, out_box, "first_seen", box)
         new = request(store, lambda: store.coordinates(coords, box), asked).coords
         assert new is not None
-        made = CoordinateMap(_row_major(new.coords, out_box), out_box)
+        made = CoordinateMap(row_major(new.coords, out_box), out_box)
         made.adopt()
         return made
 
     return store.get(("outputs", box, layer), build), extents
-
-
-def _row_major(coords: torch.Tensor, box: Box) -> torch.Tensor:
-    """Distinct rows in ascending order."""
-    if box.oversized:
-        return torch.unique(coords, dim=0)
-    key = coords[:, 0].long()
-    for axis in range(1, 4):
-        key = key * box.size[axis] + coords[:, axis]
-    return coords.index_select(0, torch.argsort(key))
 
 
 def strided_cache(
@@ -100,25 +102,17 @@ def strided_cache(
     y_map = store.peek(("outputs", box, layer))
     if y_map is None or y_map.coords is not out_coords:
         given = map_cache.store_of(out_coords)
-        y_map = given.coordinates(out_coords, given.get("bounds", lambda: _spanned(out_coords)))
+        y_map = given.coordinates(out_coords, given.get("bounds", lambda: bounds_of(out_coords)))
     asked = MapRequest("between", layer.offsets, layer.stride, y_map, box=box)
     kmap = request(store, lambda: store.coordinates(coords, box), asked).kmap
     if kmap.x_fold is not None:
-        kmap = _of_first_rows(kmap)
+        kmap = of_first_rows(kmap)
     made = SparseConv3dNeighborCache.of(kmap, backward)
     made.__dict__["_store"] = store
     return made  # type: ignore[return-value]
 
 
-def _spanned(coords: torch.Tensor) -> Box:
-    """The bounds of coordinates; waits for the device."""
-    if coords.shape[0] == 0:
-        return box_of(0, (0, 0, 0))
-    lo, hi = torch.stack(coords.aminmax(dim=0)).tolist()
-    return Box.spanning(tuple(lo), tuple(h - low + 1 for low, h in zip(lo, hi, strict=True)))
-
-
-def _of_first_rows(kmap: KernelMap) -> KernelMap:
+def of_first_rows(kmap: KernelMap) -> KernelMap:
     """The map in which the first of equal inputs stands for all, instead of their sum."""
     fold = kmap.x_fold
     assert fold is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from typing import Any
 
 import torch
 
@@ -20,16 +21,17 @@ _SPCONV = "flex_gemm.ops.spconv"
 _CONFIG = "flex_gemm.kernels.triton.spconv.config"
 
 
-def algorithm() -> str:
-    """`ops.spconv.ALGORITHM`, whose setter checks nothing. Raises ArgumentValueError.
+def algorithm(wanted: Any = None) -> str:
+    """`wanted`, or `ops.spconv.ALGORITHM`, whose setter checks nothing. Raises ArgumentValueError.
 
     All five give the same answers here: the engine chooses its own dataflow.
     """
-    name = str(getattr(sys.modules.get(_SPCONV), "ALGORITHM", ALGORITHMS[-1]))
+    where = "flex_gemm.ops.spconv.ALGORITHM" if wanted is None else "algorithm"
+    if wanted is None:
+        wanted = getattr(sys.modules.get(_SPCONV), "ALGORITHM", ALGORITHMS[-1])
+    name = str(wanted)
     if name not in ALGORITHMS:
-        raise ArgumentValueError(
-            f"flex_gemm.ops.spconv.ALGORITHM is {name!r}; expected one of {', '.join(ALGORITHMS)}."
-        )
+        raise ArgumentValueError(f"{where} is {name!r}; expected one of {', '.join(ALGORITHMS)}.")
     return name
 
 
@@ -52,10 +54,11 @@ def allow_tf32() -> bool:
     return torch.backends.cuda.matmul.allow_tf32 if switch is None else bool(switch)
 
 
-def form() -> ConvForm:
-    """How convolutions multiply under the switches. Raises ArgumentValueError."""
-    algorithm()
-    return _form(allow_tf32())
+def form(wanted: Any = None, tf32: bool | None = None) -> ConvForm:
+    """How convolutions multiply under the switches, or under what a call says (algorithm, TF32).
+    Raises ArgumentValueError."""
+    algorithm(wanted)
+    return _form(allow_tf32() if tf32 is None else bool(tf32))
 
 
 @functools.cache

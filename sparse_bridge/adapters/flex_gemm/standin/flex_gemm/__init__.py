@@ -1,17 +1,16 @@
 """FlexGEMM 1.x, answered by sparse_bridge."""
 
-import os as _os
-
-from . import kernels, ops, utils
+from . import config, kernels, ops, utils
+from .config import AUTOSAVE_AUTOTUNE_CACHE, AUTOTUNE_CACHE_PATH, USE_AUTOTUNE_CACHE
+from .ops.grid_sample import grid_sample_3d
+from .ops.spconv.submanifold_conv import (
+    sparse_submanifold_conv,
+    sparse_submanifold_conv3d,
+    sparse_submanifold_conv_any_offset,
+)
 
 __all__ = [
-    "AUTOSAVE_AUTOTUNE_CACHE", "AUTOTUNE_CACHE_PATH", "USE_AUTOTUNE_CACHE", "kernels", "ops",
-    "utils",
+    "AUTOSAVE_AUTOTUNE_CACHE", "AUTOTUNE_CACHE_PATH", "USE_AUTOTUNE_CACHE", "config",
+    "grid_sample_3d", "kernels", "ops", "sparse_submanifold_conv", "sparse_submanifold_conv3d",
+    "sparse_submanifold_conv_any_offset", "utils",
 ]  # fmt: skip
-
-# Accepted; the engine keeps its tuned tiles in a cache of its own.
-USE_AUTOTUNE_CACHE = _os.environ.get("FLEX_GEMM_USE_AUTOTUNE_CACHE", "1") == "1"
-AUTOSAVE_AUTOTUNE_CACHE = _os.environ.get("FLEX_GEMM_AUTOSAVE_AUTOTUNE_CACHE", "1") == "1"
-AUTOTUNE_CACHE_PATH = _os.environ.get(
-    "FLEX_GEMM_AUTOTUNE_CACHE_PATH", _os.path.expanduser("~/.flex_gemm/autotune_cache.json")
-)

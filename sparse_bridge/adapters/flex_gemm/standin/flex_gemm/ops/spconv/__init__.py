@@ -1,6 +1,6 @@
 """Sparse convolution on plain tensors."""
 
-from . import submanifold_conv3d
+from . import submanifold_conv, submanifold_conv3d
 from .sparse_conv3d import SparseConv3dFunction, SparseConv3dNeighborCache
 from .submanifold_conv3d import (
     SubMConv3dFunction,
@@ -15,7 +15,7 @@ __all__ = [
     "Algorithm", "SerializationMode", "SparseConv3dFunction", "SparseConv3dNeighborCache",
     "SparseConv3dOutCoordAlgorithm", "SubMConv3dFunction", "SubMConv3dNeighborCache",
     "set_algorithm", "set_hashmap_ratio", "sparse_conv3d", "sparse_submanifold_conv3d",
-    "submanifold_conv3d",
+    "submanifold_conv", "submanifold_conv3d",
 ]  # fmt: skip
 
 
