@@ -73,24 +73,30 @@ def draw(path: Path) -> None:
 
 
 def _code_and_adapters(axes: Axes) -> None:
-    places = {"spconv": 4.2, "torchsparse": 8.2, "MinkowskiEngine": 12.2}
+    places = {"spconv": 3.2, "torchsparse": 6.35, "MinkowskiEngine": 9.5, "FlexGEMM": 12.65}
     doors = {
         "spconv": "patches of its classes,\nor a stand-in for its modules",
         "torchsparse": "patches or a stand-in;\nrelease 1.4, 2.0 or 2.1",
         "MinkowskiEngine": "a stand-in for its modules",
+        "FlexGEMM": "patches or a stand-in;\nplain tensors",
     }
-    imports = ["import spconv.pytorch", "import torchsparse", "import MinkowskiEngine"]
+    imports = [
+        "import spconv.pytorch",
+        "import torchsparse",
+        "import MinkowskiEngine",
+        "import flex_gemm",
+    ]
     for (name, x), line in zip(places.items(), imports, strict=True):
-        box(axes, x, 9.2, 3.5, 0.62, line)
+        box(axes, x, 9.2, 2.95, 0.62, line)
         arrow(axes, (x, 8.86), (x, 8.0))
-        box(axes, x, 7.4, 3.5, 1.12, name, doors[name])
+        box(axes, x, 7.4, 2.95, 1.12, name, doors[name])
         arrow(axes, (x, 6.8), (x, 6.05))
     box(axes, 15.05, 9.2, 1.75, 0.62, "new code")
     arrow(axes, (15.05, 8.86), (15.05, 6.05))
     axes.text(14.92, 7.4, "core.functional", rotation=90, ha="right", va="center", color=FAINT)
     for x, note in (
-        (6.2, "a tensor is (coordinates, features)"),
-        (10.2, "a layer is (offsets, stride, output rule)"),
+        (4.8, "a tensor is (coordinates, features)"),
+        (11.1, "a layer is (offsets, stride, output rule)"),
     ):
         axes.text(x, 6.42, note, ha="center", va="center", fontsize=9, color=INK)
 
@@ -100,10 +106,10 @@ def _core(axes: Axes) -> None:
         3.55: ("CoordinateMap", "int [N, 1 + D], any sign;\nexact packed keys"),
         6.75: (
             "KernelMap",
-            "(offset, in row, out row);\nbuilt once, kept in the\nframework's own cache",
+            "asked for by request; built\nor prefetched once, kept in\nthe framework's own cache",
         ),
-        9.95: ("plan", "dataflow and tile;\nrule, or measured\nwinners on disk"),
-        13.15: ("conv, pool", "autograd: forward,\ndgrad and wgrad are\nplanned apart"),
+        9.95: ("ConvPlan", "dataflow and tile;\nrule, or measured\nwinners on disk"),
+        13.15: ("conv, pool", "autograd: forward, dgrad\nand wgrad are separate\nproblems"),
     }
     xs = list(steps)
     for x, (title, text) in steps.items():
@@ -119,7 +125,7 @@ def _core(axes: Axes) -> None:
 def _kernels_and_devices(axes: Axes) -> None:
     names = {
         3.1: ("hash table", "coordinates to rows"),
-        5.6: ("neighbour table", "rows per offset, [N, V]"),
+        5.6: ("neighbour table", "rows per offset, [V, N]"),
         8.1: ("mask order", "like rows together"),
         10.6: ("gather-GEMM", "forward, dgrad, epilogue"),
         13.1: ("wgrad, pooling", "no atomics on features"),
