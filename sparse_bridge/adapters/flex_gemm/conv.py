@@ -18,6 +18,7 @@ from .errors import ArgumentShapeError, ArgumentValueError
 from .geometry import Strided, triple
 from .maps import output_coordinates, strided_cache, submanifold_cache
 from .options import algorithm, form
+from .warmup import tell
 
 __all__ = [
     "SparseConv3dFunction", "SubMConv3dFunction", "sparse_conv3d", "sparse_submanifold_conv3d",
@@ -99,7 +100,7 @@ class SubMConv3dFunction(torch.autograd.Function):
     ) -> Any:  # fmt: skip
         cls = SubMConv3dFunction
         algorithm()
-        cache = _submanifold(feats, coords, shape, neighbor_cache, weight, dilation)
+        cache = _submanifold(feats, coords, shape, neighbor_cache, (weight, bias), dilation)
         out = cls._sparse_submanifold_conv_forward(feats, cache, weight, bias)
         ctx.save_for_backward(feats, weight, bias)
         ctx.neighbor_cache = cache
@@ -211,17 +212,21 @@ def _layer(
 
 
 def _submanifold(
-    feats: torch.Tensor, coords: torch.Tensor, shape: Any, cache: Any, weight: torch.Tensor,
-    dilation: Any,
+    feats: torch.Tensor, coords: torch.Tensor, shape: Any, cache: Any,
+    weights: tuple[torch.Tensor, torch.Tensor | None], dilation: Any,
 ) -> Any:  # fmt: skip
-    """The cache that was given, or one of these coordinates."""
+    """The cache that was given, or one of these coordinates.  weights: weight and bias."""
+    weight = weights[0]
     kernel = _kernel_of(feats, weight, "sparse_submanifold_conv3d")
     if cache is not None:
         return cache
     _check_rows(feats, coords, "sparse_submanifold_conv3d")
     needs = torch.is_grad_enabled() and (feats.requires_grad or weight.requires_grad)
     build = SubMConv3dFunction._compute_neighbor_cache
-    return build(coords, shape, kernel, dilation, needs)
+    first = tell(*weights, True)
+    made = build(coords, shape, kernel, dilation, needs)
+    del first
+    return made
 
 
 def _strided(
@@ -276,7 +281,7 @@ def sparse_submanifold_conv3d(
     """
     how = form(algorithm)
     if _as_made():
-        cache = _submanifold(feats, coords, shape, neighbor_cache, weight, dilation)
+        cache = _submanifold(feats, coords, shape, neighbor_cache, (weight, bias), dilation)
         found: Any = multiply(feats, cache, weight, bias, how), cache
     else:
         found = SubMConv3dFunction.apply(

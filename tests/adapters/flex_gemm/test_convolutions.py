@@ -370,3 +370,28 @@ def test_the_tf32_switch(flex_gemm):
 def test_kernels_without_a_counterpart_say_so(flex_gemm):
     with pytest.raises(UnsupportedError, match=r"ops\.spconv"):
         flex_gemm.kernels.triton.sparse_conv_fwd_masked_implicit_gemm(1, 2)
+
+
+def test_the_first_product_is_told_to_the_warm_up(flex_gemm, monkeypatch):
+    from sparse_bridge.adapters.flex_gemm import conv, warmup
+    from sparse_bridge.core.warmup import compilation
+
+    seen = []
+    real = conv.submanifold_cache
+
+    def spy(*args):
+        told = [one for one in compilation._described if isinstance(one, warmup.FirstProduct)]
+        (only,) = [next(one.products()) for one in told] or [None]
+        # Whoever keeps the product keeps it told.
+        seen.append(only and (only.weight, only.layout, only.epilogue.bias, only.symmetric))
+        return real(*args)
+
+    monkeypatch.setattr(conv, "submanifold_cache", spy)
+    warmup.reset()
+    feats, coords, shape = voxels(10, 3)
+    weight, bias = weights(3, 4, (3, 3, 3)).requires_grad_(), torch.zeros(4).double()
+    for _ in range(2):
+        flex_gemm.ops.spconv.sparse_submanifold_conv3d(feats, coords, shape, weight, bias)
+    first, later = seen
+    assert first[0] is weight and first[2] is bias and first[1::2] == ("ovi", True)
+    assert later is None, "told once, and gone with its map"
