@@ -17,10 +17,12 @@ import torch
 
 import sparse_bridge
 from sparse_bridge import settings
+from sparse_bridge.core.conv import fused_call
 from sparse_bridge.core.maps.rulebook import Rulebook
 from sparse_bridge.kernels.gemm.gather_gemm import gather_gemm_kernel
 from sparse_bridge.kernels.runtime import launch
 from sparse_bridge.kernels.runtime import target as targets
+from tests.adapters.spconv import doors as spconv_doors
 from tests.clouds import cloud
 from tests.walk import Walk, walk
 
@@ -44,6 +46,7 @@ def pretended_gpu() -> Iterator[None]:
         for owner, name, value in (
             (torch._C, "_cuda_getDevice", lambda: None),
             (torch._C, "_cuda_getCurrentRawStream", lambda index: 0),
+            (fused_call, "listening", False),  # whatever ran in this process before
             (targets, "unavailable", lambda device: None),
             (targets, "of", lambda device: _HOPPER),
             (launch.Kernel, "launch", lambda self, *args: None),
@@ -58,8 +61,7 @@ def _layers() -> Iterator[tuple[str, Any, Any]]:
     """(framework, layer, input)."""
     coords, shape = cloud((40, 40, 40)), [40, 40, 40]
     features = torch.randn(len(coords), 16)
-    with sparse_bridge.enable("spconv", mode="standin"):
-        sp: Any = importlib.import_module("spconv.pytorch")
+    with spconv_doors.standin() as sp:
         layer = sp.SubMConv3d(16, 32, 3, indice_key="a").eval()
         yield "spconv", layer, sp.SparseConvTensor(features, coords, shape, 2)
     with sparse_bridge.enable("torchsparse", mode="standin"):

@@ -67,6 +67,14 @@ FACTS = {
         },
         6.07,
     ),
+    "trellis2_vae": (
+        {
+            "encoder.1.0.conv.conv.kernel": (27, 32, 32),
+            "encoder.3.4.conv1.conv.kernel": (27, 128, 32),
+            "decoder.0.1.conv1.conv.kernel": (27, 256, 1024),
+        },
+        22.35,
+    ),
 }
 
 

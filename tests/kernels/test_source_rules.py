@@ -16,6 +16,7 @@ PACKAGE = pathlib.Path(sparse_bridge.__file__).parent
 BASE = ("errors.py", "log.py", "settings.py", "tolerances.py", "workers.py")
 KERNELS = sorted((PACKAGE / "kernels").rglob("*.py"))
 CORE = [path for path in FILES if path.relative_to(PACKAGE).parts[0] == "core"]
+WITHOUT_TRITON = ("sparse_bridge.kernels.runtime.target", "sparse_bridge.kernels.gemm.product")
 ADAPTERS = [path for path in FILES if "adapters" in path.relative_to(PACKAGE).parts]
 DEVICE_WORDS = (
     "get_device_capability", "get_device_properties", r"torch\.version", r"gfx\d", r"\bsm_\d",
@@ -62,9 +63,19 @@ def test_adapters_never_reach_for_kernels(path):
 
 @pytest.mark.parametrize("path", CORE, ids=name_of)
 def test_the_core_imports_kernels_only_where_it_needs_them(path):
-    """At import time only `target`, which needs no Triton: machines without it get this far."""
+    """At import time only what needs no Triton: machines without it get this far."""
     reached = reaches(imports_of(path, False), "sparse_bridge.kernels")
-    assert reached == reaches(set(reached), "sparse_bridge.kernels.runtime.target")
+    assert set(reached) == set(reaches(set(reached), *WITHOUT_TRITON))
+
+
+@pytest.mark.parametrize("name", WITHOUT_TRITON)
+def test_what_the_core_imports_needs_no_triton(name):
+    path = PACKAGE.joinpath(*name.split(".")[1:]).with_suffix(".py")
+    assert not reaches(imports_of(path, False), "triton")
+    ours = set(reaches(imports_of(path, False), "sparse_bridge.kernels"))
+    assert ours == set(
+        reaches(ours, *WITHOUT_TRITON, "sparse_bridge.kernels.runtime.architectures")
+    )
 
 
 @pytest.mark.parametrize("path", KERNELS, ids=name_of)

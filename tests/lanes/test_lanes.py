@@ -106,7 +106,7 @@ QUICK = {
     "voxels and keys": (KERNELS[8:10], 50),
     "convolutions": (convolutions("interpreter")[:5], 5),
     "more convolutions": (convolutions("interpreter")[5:], 5),
-    "launches": (["tests/gate/test_launches.py"], 6),
+    "launches": (["tests/gate/test_launches.py"], 5),
 }
 
 
