@@ -12,6 +12,7 @@ import dataclasses
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from .. import settings
 from ..errors import LifecycleError, SettingError, UnsupportedError
@@ -39,7 +40,8 @@ class _Active:
 _lock = threading.RLock()
 _active: dict[str, _Active] = {}
 _left_out: dict[str, str] = {}  # why an enable() of everything passed a framework over
-_finders: dict[str, StandinFinder] = {}  # kept: they own the stand-ins' module objects
+# By stand-in tree; kept: they own the stand-ins' module objects.
+_finders: dict[tuple[str, Path], StandinFinder] = {}
 
 
 def _renew_lock() -> None:
@@ -109,7 +111,7 @@ def enable(
             None: the setting.
         strict: raise where a layer would be left to the original framework. None: the setting.
         profile: the release whose conventions are meant, for frameworks that changed theirs
-            (torchsparse: "2.1", "2.0", "1.4"). None: the setting, the installed version or a guess.
+            (torchsparse: "2.1", "2.0", "1.4"; flex_gemm: "1", "2.0"). None: by the framework.
 
     Returns:
         A handle with `report()`, `status()` and `disable()`, usable as a context manager.
@@ -181,8 +183,15 @@ def _profiles(name: str) -> tuple[str, ...]:
 
 
 def _check_profile(names: tuple[str, ...], profile: str | None) -> None:
-    """SettingError for a profile that none of the frameworks has."""
-    if profile is not None and not any(profile in _profiles(name) for name in names):
+    """SettingError for a profile that none of the frameworks has, or several."""
+    if profile is None:
+        return
+    having = [name for name in names if profile in _profiles(name)]
+    if len(having) > 1:
+        raise SettingError(
+            f"{' and '.join(having)} have a profile {profile!r}; enable them one by one."
+        )
+    if not having:
         known = [f"{name}: {', '.join(_profiles(name))}" for name in names if _profiles(name)]
         raise SettingError(
             f"profile is {profile!r}; expected one of {'; '.join(known)}."
@@ -259,7 +268,7 @@ def _start(adapter: Framework, mode: str) -> tuple[Callable[[], None], str | Non
     patches.apply()
     if mode == "patch":
         return patches.undo, adapter.version()
-    finder = _finders.setdefault(adapter.name, StandinFinder(adapter))
+    finder = _finders.setdefault((adapter.name, adapter.standin_root), StandinFinder(adapter))
     try:
         finder.install()
     except BaseException:

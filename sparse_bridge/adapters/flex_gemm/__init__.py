@@ -1,10 +1,11 @@
-"""FlexGEMM 1.x (`flex_gemm`): sparse convolution and voxel sampling on plain tensors."""
+"""FlexGEMM 1.x and 2.0 (`flex_gemm`): sparse convolution and voxel sampling on plain tensors."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...errors import LifecycleError
 from ..base import Framework, Patch
 
 if TYPE_CHECKING:
@@ -23,7 +24,32 @@ class FlexGemmAdapter(Framework):
     # It has no tensor class; this tuple names what its functions take.
     tensor = ("sparse_bridge.adapters.flex_gemm.interchange", "Voxels")
     standin_root = Path(__file__).parent / "standin"
-    versions = "1.x"
+    versions = "1.x, 2.0 (stand-in)"
+    profiles = ("1", "2.0")
+
+    def begin(self, mode: str, profile: str | None) -> None:
+        """Choose the generation. Raises LifecycleError for 2.0 in patch mode."""
+        from . import profile as profiles
+
+        if mode == "patch" and profile == "2.0":
+            raise LifecycleError(
+                "profile '2.0' of flex_gemm is served by its stand-in alone, and an installed "
+                "FlexGEMM is to be patched. Use mode='standin' before flex_gemm is imported."
+            )
+        root = Path(__file__).parent / "standin"
+        self.standin_root = root / "v2" if profiles.choose(profile) == "2.0" else root
+
+    def confirm(self, profile: str) -> None:
+        """Raises LifecycleError unless `profile` is the one in force."""
+        from .profile import confirm
+
+        confirm(profile)
+
+    def notes(self) -> list[str]:
+        """The generation and how it was chosen."""
+        from .profile import describe
+
+        return [describe()]
 
     def patches(self) -> list[Patch]:
         """Seams of the installed FlexGEMM. Raises UnsupportedError for another generation."""

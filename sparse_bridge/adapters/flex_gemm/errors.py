@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from ...errors import ContractError, DataTypeError, ShapeError, SparseBridgeError
+from ...errors import (
+    ContractError,
+    DataTypeError,
+    ShapeError,
+    SparseBridgeError,
+    UnsupportedError,
+)  # fmt: skip
 
 
 class ArgumentShapeError(ShapeError, ContractError):
@@ -19,3 +25,21 @@ class PointTypeError(DataTypeError, RuntimeError):
 
 class ArgumentValueError(SparseBridgeError, ValueError):
     """An argument has a value outside of what the call takes."""
+
+
+class GenerationError(UnsupportedError, AttributeError):
+    """A name of the other generation of FlexGEMM than the profile in force."""
+
+
+class GenerationImportError(UnsupportedError, ImportError):
+    """A module of the other generation of FlexGEMM than the profile in force."""
+
+
+def other_generation(name: str, profile: str, module: bool = False) -> SparseBridgeError:
+    """The error of `name`, which only `profile` has."""
+    kind = GenerationImportError if module else GenerationError
+    return kind(
+        f"{name} is of FlexGEMM {profile}, and the process runs with another profile. Say which "
+        f"generation the project is written for: sparse_bridge.disable('flex_gemm'), then "
+        f"enable('flex_gemm', profile={profile!r})."
+    )

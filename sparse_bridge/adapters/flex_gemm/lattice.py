@@ -96,6 +96,8 @@ def lattice(
 
 
 def _bounds(store: MapStore, rows: torch.Tensor) -> Box:
+    if store.root is not None and store.root.coords.shape == rows.shape:
+        return store.root.box
     found: Box = store.get(("bounds", rows.shape[1]), lambda: bounds_of(rows))
     return found
 

@@ -1,0 +1,218 @@
+"""Neighbour caches of 2.0: a kernel map with the coordinates on its two ends."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ....core.maps.kernel_map import KernelMap
+from ....core.maps.row_pairs import dense_table
+from ..errors import ArgumentShapeError, ArgumentTypeError, ArgumentValueError
+from ..lattice import Lattice, between, lattice, made_by, of_first, submanifold_map
+from .windows import Ints, Window, box_window, centred_window, delta_window, per_axis, split
+
+__all__ = ["NeighborCache", "NeighborCacheT", "build_neighbor_cache"]
+
+
+@dataclasses.dataclass(eq=False)
+class NeighborCache:
+    """Which input rows each output row reads, per kernel offset; of the geometry alone.
+
+    It holds its coordinates, so that their memory is not used again while it lives.  given: the
+    output coordinates came from the caller, and may have no neighbours.
+    """
+
+    kmap: KernelMap
+    source: Lattice
+    target: Lattice
+    given: bool = True
+
+    @property
+    def input_coords(self) -> torch.Tensor:
+        return self.source.coords
+
+    @property
+    def output_coords(self) -> torch.Tensor:
+        return self.target.coords
+
+    @property
+    def neighbor_map(self) -> torch.Tensor:
+        """int32 [output rows, V], -1 where there is no neighbour."""
+        return dense_table(self.kmap, 0).t().contiguous()
+
+    @property
+    def T(self) -> NeighborCache:
+        """The same pairs in the other direction."""
+        kind = NeighborCache if isinstance(self, NeighborCacheT) else NeighborCacheT
+        return kind(self.kmap.transposed(), self.target, self.source)
+
+    def assert_match(
+        self, input_coords: torch.Tensor | None, output_coords: torch.Tensor | None = None
+    ) -> None:
+        """ArgumentShapeError (an AssertionError) unless these are the coordinates of the cache, by
+        memory address; None matches."""
+        pairs = (("input", input_coords, self.source), ("output", output_coords, self.target))
+        for name, coords, own in pairs:
+            if coords is None:
+                continue
+            mine = own.coords
+            if coords.data_ptr() != mine.data_ptr() or coords.shape != mine.shape:
+                raise ArgumentShapeError(
+                    f"the neighbour cache was made for other {name} coordinates, of shape "
+                    f"{list(mine.shape)}; pass the same tensor, got one of {list(coords.shape)}."
+                )
+
+    def kernel_map(self, feats: torch.Tensor, n_offsets: int) -> KernelMap:
+        """The map, for these features and a kernel of `n_offsets`. Raises ArgumentShapeError."""
+        if feats.ndim != 2 or feats.shape[0] != self.kmap.n_in:
+            raise ArgumentShapeError(
+                f"features have shape {list(feats.shape)}; expected [{self.kmap.n_in}, C], one row "
+                "per coordinate."
+            )
+        if n_offsets != self.kmap.n_offsets:
+            raise ArgumentShapeError(
+                f"the kernel has {n_offsets} offsets, the neighbour cache {self.kmap.n_offsets}; "
+                "it is the cache of another kernel."
+            )
+        return self.kmap
+
+    def shape(self, channels: int) -> torch.Size:
+        """The output's shape, channels last."""
+        return torch.Size((*self.target.sizes, channels))
+
+
+class NeighborCacheT(NeighborCache):
+    """Of a layer that goes from coarse to fine coordinates."""
+
+
+NeighborCache.__module__ = NeighborCacheT.__module__ = "flex_gemm.ops"
+
+
+def around(
+    what: str, coords: torch.Tensor, shape: Sequence[int] | None, window: Window, cache: Any
+) -> NeighborCache:
+    """The cache that was given, checked, or the one of these coordinates."""
+    if cache is not None:
+        return _checked(what, cache, (NeighborCache,), coords, None)
+    n_batch = coords.shape[-1] - window.dimension
+    sizes = None if shape is None else sum(split(shape, n_batch, window.dimension, what), ())
+    own = lattice(coords, window.dimension, sizes, what)
+    return NeighborCache(submanifold_map(own, window.offsets), own, own, False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outputs:
+    """What a call says of its output.  covering: coarse extents are rounded up, so that no input is
+    lost."""
+
+    coords: torch.Tensor | None = None
+    shape: Sequence[int] | None = None
+    cache: Any = None
+    covering: bool = False
+
+
+def down(
+    what: str, coords: torch.Tensor, shape: Sequence[int] | None, window: Window, out: Outputs
+) -> NeighborCache:
+    """From fine to coarse: coarse[q] reads fine[q * stride + offset]."""
+    if out.cache is not None:
+        if isinstance(out.cache, NeighborCacheT):
+            raise ArgumentTypeError(f"{what} got a transposed neighbour cache; pass cache.T.")
+        return _checked(what, out.cache, (NeighborCache,), coords, out.coords)
+    fine, extents = _input(what, coords, shape, window)
+    if out.covering:
+        new = tuple(-(-s // step) for s, step in zip(extents, window.stride, strict=True))
+    else:
+        new = window.down(extents)
+    coarse = _output(what, fine, "strided", window, new, out)
+    kmap = of_first(between(fine, coarse, window.offsets, window.stride))
+    return NeighborCache(kmap, fine, coarse, out.coords is not None)
+
+
+def up(
+    what: str, coords: torch.Tensor, shape: Sequence[int] | None, window: Window, out: Outputs,
+    strict: bool = False,
+) -> NeighborCache:  # fmt: skip
+    """From coarse to fine: fine[q * stride + offset] reads coarse[q].
+
+    strict: a cache must be transposed already; else that of the way down is turned.
+    """
+    if out.cache is not None:
+        cache = out.cache
+        if isinstance(cache, NeighborCache) and not isinstance(cache, NeighborCacheT):
+            if strict:
+                raise ArgumentTypeError(f"{what} needs a transposed neighbour cache; pass cache.T.")
+            cache = cache.T
+        return _checked(what, cache, (NeighborCacheT,), coords, out.coords)
+    coarse, extents = _input(what, coords, shape, window)
+    fine = _output(what, coarse, "generative", window, window.up(extents), out)
+    kmap = between(fine, coarse, window.offsets, window.stride).transposed()
+    return NeighborCacheT(kmap, coarse, fine, out.coords is not None)
+
+
+def _input(
+    what: str, coords: torch.Tensor, shape: Sequence[int] | None, window: Window
+) -> tuple[Lattice, Ints]:
+    """The input's coordinates and the extents of its axes."""
+    batch, extents = split(shape, coords.shape[-1] - window.dimension, window.dimension, what)
+    return lattice(coords, window.dimension, (*batch, *extents), what), extents
+
+
+def _output(
+    what: str, own: Lattice, kind: str, window: Window, extents: Ints, out: Outputs
+) -> Lattice:
+    """The output's coordinates: given, or every one that the input reaches."""
+    n_batch, batch = own.n_batch, own.sizes[: own.n_batch]
+    if out.shape is not None:
+        batch, extents = split(out.shape, n_batch, window.dimension, f"{what} (output_shape)")
+    if out.coords is None:
+        return made_by(own, kind, window.offsets, window.stride, extents)
+    if out.coords.shape[-1] != own.coords.shape[1] or out.coords.device != own.coords.device:
+        raise ArgumentShapeError(
+            f"{what} got output coordinates of shape {list(out.coords.shape)} on "
+            f"{out.coords.device} for inputs of {list(own.coords.shape)} on {own.coords.device}."
+        )
+    return lattice(out.coords, window.dimension, (*batch, *extents), f"{what} (output_coords)")
+
+
+def _checked(
+    what: str, cache: Any, kinds: tuple[type, ...], coords: Any, output_coords: Any
+) -> NeighborCache:
+    if not isinstance(cache, kinds):
+        raise ArgumentTypeError(
+            f"{what} got {type(cache).__name__} as its neighbour cache; expected "
+            f"{kinds[0].__name__}, as an earlier call returned it."
+        )
+    assert isinstance(cache, NeighborCache)
+    cache.assert_match(coords, output_coords)
+    return cache
+
+
+def build_neighbor_cache(
+    coords: torch.Tensor, shape: Sequence[int] | None, *, kernel_size: Any = None,
+    kernel_delta: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
+    offset: Any = 0, output_coords: torch.Tensor | None = None,
+    output_shape: Sequence[int] | None = None, submanifold: bool = False, transposed: bool = False,
+) -> NeighborCache:  # fmt: skip
+    """The cache that a layer of this geometry would return.
+
+    kernel_size: a tuple, with padding and dilation; or kernel_delta [V, D], with offset.
+    submanifold: outputs are the inputs; stride, padding, offset and outputs are not looked at.
+    Raises: ArgumentShapeError, ArgumentTypeError, ArgumentValueError.
+    """
+    what = "build_neighbor_cache"
+    if (kernel_size is None) == (kernel_delta is None):
+        raise ArgumentValueError(f"{what} takes either kernel_size or kernel_delta.")
+    kernel = None if kernel_size is None else per_axis(kernel_size, None, "kernel_size", 1)
+    if submanifold:
+        window = delta_window(kernel_delta) if kernel is None else centred_window(kernel, dilation)
+        return around(what, coords, shape, window, None)
+    if kernel is None:
+        window = delta_window(kernel_delta, stride, offset)
+    else:
+        window = box_window(kernel, stride, padding, dilation)
+    out = Outputs(output_coords, output_shape)
+    return (up if transposed else down)(what, coords, shape, window, out)

@@ -1,0 +1,142 @@
+"""Convolutions of 2.0 on plain tensors."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ....core.conv.convolution import convolve
+from ....core.conv.epilogue import Epilogue
+from ...ledger import note
+from ..errors import ArgumentShapeError, ArgumentValueError
+from ..options import form
+from . import cache as caches
+from .cache import NeighborCache, Outputs
+from .windows import Window, box_window, centred_window, delta_window
+
+Found = tuple[torch.Tensor, torch.Tensor, torch.Size, NeighborCache]
+
+__all__ = ["sparse_conv", "sparse_conv_transpose", "submanifold_conv"]
+
+
+def submanifold_conv(
+    feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int] | None, weight: torch.Tensor,
+    bias: torch.Tensor | None = None, *, dilation: Any = 1, kernel_delta: Any = None,
+    neighbor_cache: Any = None, algorithm: Any = None, allow_tf32: bool | None = None,
+    dimension: int | None = None,
+) -> tuple[torch.Tensor, NeighborCache]:  # fmt: skip
+    """out[n] = bias + sum of W[t] feats at coord_n + (t - (k - 1) // 2) * dilation.
+
+    Args:
+        feats: [N, C_in].  coords: int32 [N, batch columns + D].
+        shape: (batch sizes, S1 .. SD, C), C is not looked at; None: the bounds of the coordinates.
+        weight: [C_out, k1 .. kD, C_in]; with `kernel_delta` [V, D] it is [C_out, V, C_in].
+        neighbor_cache: of an earlier call with these coordinates and this kernel.
+        algorithm: checked, without effect.  allow_tf32: of fp32 products; None: the switch.
+
+    Returns: ([N, C_out] in feats' dtype, under autocast in its dtype; the cache).
+    Raises: ArgumentShapeError, ArgumentTypeError, ArgumentValueError, DataTypeError, DeviceError.
+    """
+    what = "submanifold_conv"
+    window = _window(what, weight, kernel_delta, dimension, (None, None, dilation, None))
+    found = caches.around(what, coords, shape, window, neighbor_cache)
+    how = form(algorithm, _tf32(allow_tf32))
+    return _product(what, feats, weight, bias, found, how), found
+
+
+def sparse_conv(
+    feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int] | None, weight: torch.Tensor,
+    bias: torch.Tensor | None = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
+    kernel_delta: Any = None, offset: Any = 0, output_coords: torch.Tensor | None = None,
+    output_shape: Sequence[int] | None = None, neighbor_cache: Any = None, algorithm: Any = None,
+    allow_tf32: bool | None = None, dimension: int | None = None,
+) -> Found:  # fmt: skip
+    """out[q] = bias + sum of W[t] feats at q * stride - padding + t * dilation.
+
+    Args:
+        as `submanifold_conv`, a shape is needed; with `kernel_delta` the window reads q * stride +
+            offset + delta.
+        output_coords: int32 [M, batch columns + D], taken as they are; None: every place of the
+            output grid with an input, ascending.
+        output_shape: (batch sizes, extents, C), C is not looked at; None: by the formula.
+
+    Returns: ([M, C_out], output coordinates, output shape, the cache).
+    Raises: as `submanifold_conv`.
+    """
+    what = "sparse_conv"
+    window = _window(what, weight, kernel_delta, dimension, (stride, padding, dilation, offset))
+    out = Outputs(output_coords, output_shape, neighbor_cache)
+    found = caches.down(what, coords, shape, window, out)
+    how = form(algorithm, _tf32(allow_tf32))
+    y = _product(what, feats, weight, bias, found, how)
+    return y, found.output_coords, found.shape(y.shape[1]), found
+
+
+def sparse_conv_transpose(
+    feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int] | None, weight: torch.Tensor,
+    bias: torch.Tensor | None = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
+    kernel_delta: Any = None, offset: Any = 0, output_coords: torch.Tensor | None = None,
+    output_shape: Sequence[int] | None = None, neighbor_cache: Any = None, algorithm: Any = None,
+    allow_tf32: bool | None = None, dimension: int | None = None,
+) -> Found:  # fmt: skip
+    """out[p * stride - padding + t * dilation] = bias + sum of W[t] feats at p.
+
+    Arguments and results as in `sparse_conv`; a cache must be transposed (`cache.T` of that of the
+    way down, or one that this function returned).
+    """
+    what = "sparse_conv_transpose"
+    window = _window(what, weight, kernel_delta, dimension, (stride, padding, dilation, offset))
+    out = Outputs(output_coords, output_shape, neighbor_cache)
+    found = caches.up(what, coords, shape, window, out, strict=True)
+    how = form(algorithm, _tf32(allow_tf32))
+    y = _product(what, feats, weight, bias, found, how)
+    return y, found.output_coords, found.shape(y.shape[1]), found
+
+
+def _window(
+    what: str, weight: torch.Tensor, kernel_delta: Any, dimension: int | None, rest: Any
+) -> Window:
+    """rest: stride (None: submanifold), padding, dilation, offset."""
+    stride, padding, dilation, offset = rest
+    axes = 1 if kernel_delta is not None else dimension
+    if weight.ndim < 3 or (axes is not None and weight.ndim != axes + 2):
+        wanted = "V" if kernel_delta is not None else f"k1 .. k{dimension or 'D'}"
+        raise ArgumentValueError(
+            f"{what} got a weight of shape {list(weight.shape)}; expected [C_out, {wanted}, C_in]."
+        )
+    kernel = tuple(weight.shape[1:-1])
+    if kernel_delta is not None:
+        window = delta_window(kernel_delta, stride or 1, offset or 0)
+        if len(window.offsets) != kernel[0] or dimension not in (None, window.dimension):
+            raise ArgumentValueError(
+                f"{what} got {len(window.offsets)} kernel offsets of {window.dimension} axes for a "
+                f"weight of shape {list(weight.shape)}."
+            )
+        return window
+    if stride is None:
+        return centred_window(kernel, dilation)
+    return box_window(kernel, stride, padding, dilation)
+
+
+def _product(
+    what: str, feats: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+    cache: NeighborCache, how: Any,
+) -> torch.Tensor:  # fmt: skip
+    if feats.ndim != 2 or feats.shape[1] != weight.shape[-1]:
+        raise ArgumentShapeError(
+            f"{what} got features of shape {list(feats.shape)}; expected [N, {weight.shape[-1]}]."
+        )
+    kmap = cache.kernel_map(feats, weight[0, ..., 0].numel())
+    y = convolve(feats, weight, kmap, Epilogue(bias), how)
+    note("flex_gemm", what)
+    return y
+
+
+def _tf32(wanted: bool | None) -> bool | None:
+    """What the call says, or `flex_gemm.config.SPCONV_ALLOW_TF32`."""
+    if wanted is not None:
+        return wanted
+    return getattr(sys.modules.get("flex_gemm.config"), "SPCONV_ALLOW_TF32", None)

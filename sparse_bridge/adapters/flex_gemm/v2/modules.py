@@ -1,0 +1,214 @@
+"""`flex_gemm.nn`: layers on plain tensors.
+
+Submanifold layers take (feats, coords, shape, neighbor_cache=None) and give (feats, cache); the
+others take output_coords, output_shape and neighbor_cache and give (feats, coords, shape, cache).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+
+from . import convolutions, pools, resize
+from .windows import per_axis
+
+__all__ = [
+    "SparseConv", "SparseConvTranspose", "SparsePixelShuffle", "SparsePixelUnshuffle", "SparsePool",
+    "SparseUpsample", "SubmanifoldConv", "SubmanifoldPool",
+]  # fmt: skip
+
+
+class _Layer(torch.nn.Module):
+    """dimension: number of axes; None: of the tuple that is given."""
+
+    dimension: ClassVar[int | None] = None
+    _shown: tuple[str, ...] = ()
+
+    def _sizes(self, value: Any, name: str, like: Any = None) -> tuple[int, ...]:
+        dimension = self.dimension if like is None else len(like)
+        return per_axis(value, dimension, name, None if name == "padding" else 1)
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self._shown)
+
+
+class _Conv(_Layer):
+    def _make(
+        self, in_channels: int, out_channels: int, kernel_size: Any, bias: bool, algorithm: Any,
+        allow_tf32: bool | None,
+    ) -> None:  # fmt: skip
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.kernel_size = self._sizes(kernel_size, "kernel_size")
+        self.algorithm, self.allow_tf32 = algorithm, allow_tf32
+        self.weight = torch.nn.Parameter(torch.empty(out_channels, *self.kernel_size, in_channels))
+        if bias:
+            self.bias = torch.nn.Parameter(torch.empty(out_channels))
+        else:
+            self.register_parameter("bias", None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Kaiming-uniform with a = sqrt(5), as torch's own convolutions."""
+        torch.nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        if self.bias is not None:
+            fan_in = math.prod(self.weight.shape[1:])
+            bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
+            torch.nn.init.uniform_(self.bias, -bound, bound)
+
+    def _options(self) -> dict[str, Any]:
+        return {"algorithm": self.algorithm, "allow_tf32": self.allow_tf32}
+
+
+class SubmanifoldConv(_Conv):
+    """Convolution whose outputs are its inputs' coordinates; see `ops.submanifold_conv`."""
+
+    _shown = ("in_channels", "out_channels", "kernel_size", "dilation")
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: Any, dilation: Any = 1,
+        bias: bool = True, algorithm: Any = None, allow_tf32: bool | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._make(in_channels, out_channels, kernel_size, bias, algorithm, allow_tf32)
+        self.dilation = self._sizes(dilation, "dilation", self.kernel_size)
+
+    def forward(self, feats: Any, coords: Any, shape: Any, neighbor_cache: Any = None) -> Any:
+        return convolutions.submanifold_conv(
+            feats, coords, shape, self.weight, self.bias, dilation=self.dilation,
+            neighbor_cache=neighbor_cache, **self._options(),
+        )  # fmt: skip
+
+
+class SparseConv(_Conv):
+    """Strided convolution; see `ops.sparse_conv`."""
+
+    _shown = ("in_channels", "out_channels", "kernel_size", "stride", "dilation", "padding")
+    _function = staticmethod(convolutions.sparse_conv)
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: Any, stride: Any = 1,
+        dilation: Any = 1, padding: Any = 0, bias: bool = True, algorithm: Any = None,
+        allow_tf32: bool | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._make(in_channels, out_channels, kernel_size, bias, algorithm, allow_tf32)
+        self.stride = self._sizes(stride, "stride", self.kernel_size)
+        self.dilation = self._sizes(dilation, "dilation", self.kernel_size)
+        self.padding = self._sizes(padding, "padding", self.kernel_size)
+
+    def forward(
+        self, feats: Any, coords: Any, shape: Any, output_coords: Any = None,
+        output_shape: Any = None, neighbor_cache: Any = None,
+    ) -> Any:  # fmt: skip
+        return self._function(
+            feats, coords, shape, self.weight, self.bias, stride=self.stride, padding=self.padding,
+            dilation=self.dilation, output_coords=output_coords, output_shape=output_shape,
+            neighbor_cache=neighbor_cache, **self._options(),
+        )  # fmt: skip
+
+
+class SparseConvTranspose(SparseConv):
+    """Transposed convolution; see `ops.sparse_conv_transpose`."""
+
+    _function = staticmethod(convolutions.sparse_conv_transpose)
+
+
+class SubmanifoldPool(_Layer):
+    """Pool whose outputs are its inputs' coordinates; see `ops.submanifold_pool`."""
+
+    _shown = ("kernel_size", "reduce")
+
+    def __init__(self, kernel_size: Any, reduce: str = "mean") -> None:
+        super().__init__()
+        self.kernel_size, self.reduce = self._sizes(kernel_size, "kernel_size"), reduce
+
+    def forward(self, feats: Any, coords: Any, shape: Any, neighbor_cache: Any = None) -> Any:
+        return pools.submanifold_pool(
+            feats, coords, shape, self.kernel_size, self.reduce, neighbor_cache=neighbor_cache
+        )
+
+
+class _Resizing(_Layer):
+    """Forward of the layers whose outputs have coordinates of their own."""
+
+    _function: ClassVar[Any]
+
+    def _arguments(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in self._shown)
+
+    def forward(
+        self, feats: Any, coords: Any, shape: Any, output_coords: Any = None,
+        output_shape: Any = None, neighbor_cache: Any = None,
+    ) -> Any:  # fmt: skip
+        return self._function(
+            feats, coords, shape, *self._arguments(), output_coords=output_coords,
+            output_shape=output_shape, neighbor_cache=neighbor_cache,
+        )  # fmt: skip
+
+
+class SparsePool(_Resizing):
+    """Strided pool; see `ops.sparse_pool`."""
+
+    _shown = ("kernel_size", "stride", "padding", "reduce")
+    _function = staticmethod(pools.sparse_pool)
+
+    def __init__(
+        self, kernel_size: Any, stride: Any = None, padding: Any = 0, reduce: str = "mean"
+    ) -> None:
+        super().__init__()
+        self.kernel_size = self._sizes(kernel_size, "kernel_size")
+        stride = self.kernel_size if stride is None else stride
+        self.stride = self._sizes(stride, "stride", self.kernel_size)
+        self.padding = self._sizes(padding, "padding", self.kernel_size)
+        self.reduce = reduce
+
+
+class SparseUpsample(_Resizing):
+    """Finer grid; see `ops.sparse_upsample`."""
+
+    _shown = ("scale_factor", "mode", "padding_mode")
+    _function = staticmethod(resize.sparse_upsample)
+
+    def __init__(
+        self, scale_factor: Any, mode: str = "nearest", padding_mode: str = "normalize"
+    ) -> None:
+        super().__init__()
+        self.scale_factor = self._sizes(scale_factor, "scale_factor")
+        self.mode, self.padding_mode = mode, padding_mode
+
+
+class SparsePixelShuffle(_Resizing):
+    """Channels to space; see `ops.sparse_pixel_shuffle`."""
+
+    _shown = ("upscale_factor",)
+    _function = staticmethod(resize.sparse_pixel_shuffle)
+
+    def __init__(self, upscale_factor: Any) -> None:
+        super().__init__()
+        self.upscale_factor = self._sizes(upscale_factor, "upscale_factor")
+
+
+class SparsePixelUnshuffle(_Resizing):
+    """Space to channels; see `ops.sparse_pixel_unshuffle`."""
+
+    _shown = ("downscale_factor",)
+    _function = staticmethod(resize.sparse_pixel_unshuffle)
+
+    def __init__(self, downscale_factor: Any) -> None:
+        super().__init__()
+        self.downscale_factor = self._sizes(downscale_factor, "downscale_factor")
+
+
+NAMES: dict[str, type[_Layer]] = {}
+for _base in (
+    SubmanifoldConv, SparseConv, SparseConvTranspose, SubmanifoldPool, SparsePool, SparseUpsample,
+    SparsePixelShuffle, SparsePixelUnshuffle,
+):  # fmt: skip
+    NAMES[_base.__name__] = _base
+    for _n in (2, 3, 4):
+        _name = f"{_base.__name__}{_n}d"
+        NAMES[_name] = type(_name, (_base,), {"dimension": _n, "__doc__": _base.__doc__})
+for _one in NAMES.values():
+    _one.__module__ = "flex_gemm.nn"

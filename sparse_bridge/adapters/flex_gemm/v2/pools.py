@@ -1,0 +1,88 @@
+"""Pools over the voxels that exist."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ....core.maps.kernel_map import KernelMap
+from ....core.maps.row_pairs import dense_table
+from ....core.ops.pool import pool
+from ....core.ops.voxel import devoxelize
+from ...ledger import note
+from ..errors import ArgumentValueError
+from . import cache as caches
+from .cache import NeighborCache, Outputs
+from .convolutions import Found
+from .windows import box_window, centred_window, per_axis
+
+__all__ = ["gathered", "sparse_pool", "submanifold_pool"]
+
+_REDUCES = {"sum": "sum", "mean": "avg", "max": "max", "min": "max", "prod": "prod"}
+
+
+def submanifold_pool(
+    feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int] | None, kernel_size: Any,
+    reduce: str = "mean", *, neighbor_cache: Any = None, dimension: int | None = None,
+) -> tuple[torch.Tensor, NeighborCache]:  # fmt: skip
+    """Each row from the rows in the window around it, of `kernel_size` cells per axis.
+
+    reduce: "sum", "mean", "max", "min" or "prod" over the rows that exist.  Others, results and
+    errors as in `submanifold_conv`.
+    """
+    kernel = per_axis(kernel_size, dimension, "kernel_size", 1)
+    window = centred_window(kernel)
+    found = caches.around("submanifold_pool", coords, shape, window, neighbor_cache)
+    y = _pooled(feats, found, reduce, len(window.offsets))
+    note("flex_gemm", "submanifold_pool")
+    return y, found
+
+
+def sparse_pool(
+    feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int] | None, kernel_size: Any,
+    stride: Any = None, padding: Any = 0, reduce: str = "mean", *,
+    output_coords: torch.Tensor | None = None, output_shape: Sequence[int] | None = None,
+    neighbor_cache: Any = None, dimension: int | None = None,
+) -> Found:  # fmt: skip
+    """Each output from the inputs in its window.
+
+    stride: None: the kernel size.  An output without inputs, among given ones, is 0 (1 for "prod").
+    Others, results and errors as in `sparse_conv` and `submanifold_pool`.
+    """
+    kernel = per_axis(kernel_size, dimension, "kernel_size", 1)
+    window = box_window(kernel, kernel if stride is None else stride, padding)
+    out = Outputs(output_coords, output_shape, neighbor_cache)
+    found = caches.down("sparse_pool", coords, shape, window, out)
+    y = _pooled(feats, found, reduce, len(window.offsets))
+    note("flex_gemm", "sparse_pool")
+    return y, found.output_coords, found.shape(y.shape[1]), found
+
+
+def gathered(feats: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Rows of `feats` at index (any shape), zeros for -1: [index.numel(), C]; differentiable."""
+    column = index.reshape(-1, 1).contiguous()
+    ones = torch.ones(column.shape, dtype=torch.float32, device=column.device)
+    return devoxelize(feats, column, ones)
+
+
+def _pooled(feats: torch.Tensor, cache: NeighborCache, reduce: str, n_offsets: int) -> torch.Tensor:
+    mode = _REDUCES.get(reduce)
+    if mode is None:
+        raise ArgumentValueError(f"reduce is {reduce!r}; expected one of {', '.join(_REDUCES)}.")
+    kmap = cache.kernel_map(feats, n_offsets)
+    if mode == "prod":
+        return _product(feats, kmap)
+    y = -pool(-feats, kmap, mode) if reduce == "min" else pool(feats, kmap, mode)
+    if mode == "max" and cache.given:
+        nothing = (dense_table(kmap, 0) < 0).all(0)
+        y = y.masked_fill(nothing.unsqueeze(1), 0)
+    return y
+
+
+def _product(feats: torch.Tensor, kmap: KernelMap) -> torch.Tensor:
+    index = dense_table(kmap, 0).t()
+    work = feats if feats.dtype == torch.float64 else feats.float()
+    values = gathered(work, index).view(*index.shape, feats.shape[1])
+    return torch.where((index >= 0).unsqueeze(2), values, 1).prod(1).to(feats.dtype)

@@ -1,0 +1,87 @@
+"""Two generations of FlexGEMM in one process, one at a time."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+
+import sparse_bridge
+from sparse_bridge.errors import LifecycleError, SettingError, UnsupportedError
+
+from .test_convolutions import voxels, weights
+from .test_doors import installed
+
+
+@pytest.fixture(autouse=True)
+def disabled():
+    sparse_bridge.disable()
+    yield
+    sparse_bridge.disable()
+
+
+def generation(profile):
+    return sparse_bridge.enable("flex_gemm", mode="standin", profile=profile)
+
+
+def test_profiles_take_turns():
+    with generation(None):
+        first = importlib.import_module("flex_gemm")
+        assert not hasattr(first, "nn") and hasattr(first.ops, "serialize")
+        assert "profile 1" in sparse_bridge.status()["flex_gemm"].notes[0]
+        with pytest.raises(LifecycleError, match="already with profile '1'"):
+            generation("2.0")
+        with pytest.raises(ImportError, match=r"profile='2\.0'"):
+            importlib.import_module("flex_gemm.nn")
+        with pytest.raises(UnsupportedError, match=r"profile='2\.0'"):
+            _ = first.nn
+    with generation("2.0"):
+        second = importlib.import_module("flex_gemm")
+        assert second is not first and hasattr(second, "nn") and hasattr(second, "config")
+        assert not hasattr(second.ops, "serialize") and not hasattr(second.ops, "grid_sample")
+        for name in ("flex_gemm.ops.serialize", "flex_gemm.ops.grid_sample"):
+            with pytest.raises(ImportError, match="profile='1'"):
+                importlib.import_module(name)
+        with pytest.raises(UnsupportedError, match="profile='1'"):
+            _ = second.ops.spconv.SubMConv3dFunction
+        assert "sparse_conv4d" in second.ops.__all__
+        assert "profile 2.0" in sparse_bridge.status()["flex_gemm"].notes[0]
+    with generation("1"):
+        assert importlib.import_module("flex_gemm") is first
+    with pytest.raises(SettingError):
+        generation("3")
+
+
+def test_a_profile_of_two_frameworks_needs_a_name():
+    with pytest.raises(SettingError, match="torchsparse and flex_gemm have a profile"):
+        sparse_bridge.enable("torchsparse", "flex_gemm", profile="2.0")
+
+
+def test_old_names_warn_and_agree():
+    feats, coords, shape = voxels(40, 3)
+    weight = weights(3, 4, (3, 3, 3))
+    with generation("1"):
+        from flex_gemm.ops.spconv import sparse_submanifold_conv3d
+
+        want, _ = sparse_submanifold_conv3d(feats, coords, shape, weight)
+    with generation("2.0"):
+        from flex_gemm.ops import spconv
+
+        last = (shape[0], *shape[2:], shape[1])
+        with pytest.warns(DeprecationWarning, match="submanifold_conv3d"):
+            got, cache = spconv.sparse_submanifold_conv3d(feats, coords, last, weight)
+        assert torch.equal(got, want)
+        with pytest.warns(DeprecationWarning):
+            again, same = spconv.sparse_submanifold_conv3d(feats, coords, None, weight, None, cache)
+        assert same is cache and torch.equal(again, got)
+        with pytest.warns(DeprecationWarning, match="set_algorithm"):
+            spconv.set_algorithm(spconv.Algorithm.EXPLICIT_GEMM)
+        with pytest.warns(DeprecationWarning, match="set_hashmap_ratio"):
+            spconv.set_hashmap_ratio(3.0)
+
+
+def test_the_second_generation_is_a_standin_only(monkeypatch):
+    installed(monkeypatch)
+    with pytest.raises(LifecycleError, match="stand-in alone"):
+        sparse_bridge.enable("flex_gemm", mode="patch", profile="2.0")
