@@ -1,0 +1,1 @@
+"""The tree of FlexGEMM 2.0."""
