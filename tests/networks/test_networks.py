@@ -12,6 +12,7 @@ import sparse_bridge
 import sparse_bridge.networks
 from sparse_bridge.networks import minkowski, spconv
 from sparse_bridge.networks import torchsparse as for_torchsparse
+from tests.adapters.spconv import doors
 from tests.clouds import cloud
 from tests.door.test_imports import imports_of
 
@@ -40,7 +41,7 @@ def gradients(network, y):
 
 def test_second(points, plain_settings):
     coords, x = points
-    with sparse_bridge.enable("spconv", mode="standin"):
+    with doors.standin():
         import spconv.pytorch as sp
 
         network = copy.deepcopy(spconv.Second(sp, widths=(4, 4, 6, 8), out_channels=10))
@@ -55,7 +56,7 @@ def test_second(points, plain_settings):
 
 def test_the_unets_of_spconv_and_torchsparse_have_one_layout(points, plain_settings):
     coords, x = points
-    with sparse_bridge.enable("spconv", mode="standin"):
+    with doors.standin():
         import spconv.pytorch as sp
 
         one = copy.deepcopy(spconv.ResidualUNet(sp, classes=5, blocks=(1, 2, 1), **THIN))
