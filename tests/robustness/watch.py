@@ -26,10 +26,11 @@ def live_tensors() -> int:
 
 
 def box_bounds(device: str) -> int:
-    """Tensors of bounds that boxes of coordinates keep on `device`."""
+    """Tensors of bounds and of key steps that boxes of coordinates keep on `device`."""
     gc.collect()
     boxes = [one for one in gc.get_objects() if type(one) is Box]
-    return sum(where.type == device for box in boxes for where in box._bounds)
+    held = [where for box in boxes for where in (*box._bounds, *box._steps)]
+    return sum(where.type == device for where in held)
 
 
 def resident_bytes() -> int:
