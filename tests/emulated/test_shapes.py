@@ -30,7 +30,7 @@ def test_forward_and_gradients(kernel_lane, volume, dtype):
 
 def test_accesses_out_of_bounds_are_seen(kernel_lane):
     """The emulator's checks are on: a look-up table that names a row beyond the features."""
-    import emu
+    import amd_emulator
 
     from sparse_bridge.core.geometry.weights import layout_of
     from sparse_bridge.kernels.gemm.gather_gemm import GatherGemm
@@ -38,11 +38,11 @@ def test_accesses_out_of_bounds_are_seen(kernel_lane):
     from sparse_bridge.kernels.gemm.product import Product
     from sparse_bridge.kernels.tiles.tile_config import TileConfig
 
-    assert emu.cfg.check
+    assert amd_emulator.cfg.check
     device = torch.device("cpu")
     nbr = torch.full((1, 64), 1 << 20, dtype=torch.int32)
     x, w, y = torch.ones(64, 16), torch.ones(1, 16, 16), torch.empty(64, 16)
     product = Product(targets.of(device), device, torch.float32, "ieee", layout_of(w, "vio"))
     gemm = GatherGemm(GemmSpec(product, TileConfig(64, 16, 16, 4, 2), False), nbr, 64, 64)
-    with pytest.raises(emu.MemoryFault):
+    with pytest.raises(amd_emulator.MemoryFault):
         gemm(x, w, None, y)

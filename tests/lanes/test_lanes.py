@@ -4,7 +4,7 @@ Each lane is a process of its own. A quick part runs by default; `pytest tests/l
 runs the whole of it on all architectures (minutes each). By hand, any test that takes a `lane`:
 
     TRITON_INTERPRET=1 python -m pytest tests/core tests/kernels tests/emulated
-    SPARSE_BRIDGE_TEST_ARCH=gfx942 python -m pytest tests/core  # with the emulator on PYTHONPATH
+    SPARSE_BRIDGE_TEST_ARCH=gfx942 python -m pytest tests/core
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ KERNELS = [
     "tests/core/test_batch_norm.py",
     "tests/core/test_voxel.py",
     "tests/core/test_key_search.py",
+    "tests/kernels/test_grouped.py",
 ]
 ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 CONV = ("every_kind_and_dimension", "kernel_shapes", "crowded_scenes", "dtypes",
@@ -40,6 +41,8 @@ CONV = ("every_kind_and_dimension", "kernel_shapes", "crowded_scenes", "dtypes",
         "row_counts_around_the_tile", "empty_batch_items")  # fmt: skip
 EDGES = ("split_k", "repeated_coordinates", "repeated_coordinates_under_other_kernels")
 WHOLE = [
+    "tests/kernels/test_grouped.py",
+    "tests/core/ops/test_relational.py",
     "tests/kernels/test_hash_table.py",
     "tests/kernels/test_neighbor_table.py",
     "tests/kernels/test_mask_order.py",
@@ -51,6 +54,7 @@ WHOLE = [
     "tests/adapters/test_training_norms.py",
     "tests/core/test_maps.py",
     "tests/core/capture/test_prefetch.py",
+    "tests/core/capture/test_new_shapes.py",
     "tests/core/capture/test_graph_cache.py",
     "tests/core/capture/test_padded.py",
     "tests/core/test_impulse.py",
@@ -68,7 +72,18 @@ WHOLE = [
     "tests/emulated/test_networks.py",
     "tests/emulated/test_schedules.py",
     "tests/emulated/test_shapes.py",
+    "tests/emulated/test_buffer_operations.py",
+    "tests/kernels/test_far_tensors.py",
+    "tests/proof/test_proof.py::test_an_emulated_gpu_passes",
 ]
+
+# Recorded answers of the frameworks: nodes, and how many tests they hold at least.
+GOLDENS = {
+    "spconv": (["tests/emulated/test_networks.py::test_recorded_layers_of_spconv"], 1),
+    "torchsparse": (["tests/emulated/test_networks.py::test_recorded_layers_of_torchsparse"], 2),
+    "minkowski": (["tests/adapters/minkowski/test_goldens.py"], 1),
+    "flex_gemm": (["tests/adapters/flex_gemm/test_goldens.py"], 80),
+}
 
 
 def convolutions(lane):
@@ -104,6 +119,7 @@ QUICK = {
     "gemm": (KERNELS[3:5], 30),
     "pools and norms": (KERNELS[5:8], 70),
     "voxels and keys": (KERNELS[8:10], 50),
+    "groups": (KERNELS[10:], 25),
     "convolutions": (convolutions("interpreter")[:5], 5),
     "more convolutions": (convolutions("interpreter")[5:], 5),
     "launches": (["tests/gate/test_launches.py"], 5),
@@ -136,7 +152,8 @@ def test_interpreter(part):
 
 
 def test_every_node_is_there():
-    for node in {*KERNELS, *WHOLE, *convolutions("a"), *networks("a", *SMALL)}:
+    recorded = [node for nodes, _ in GOLDENS.values() for node in nodes]
+    for node in {*KERNELS, *WHOLE, *recorded, *convolutions("a"), *networks("a", *SMALL)}:
         path, *names = node.partition("[")[0].split("::")
         source = (ROOT / path).read_text(encoding="utf-8")
         assert not [name for name in names if f" {name}" not in source], node
@@ -157,15 +174,9 @@ def test_networks_in_the_interpreter():
     run(networks("interpreter", *SMALL), 4, TRITON_INTERPRET="1")
 
 
-def emulator_there():
-    """Whether PYTHONPATH names the emulator, whatever other package may be called `emu`."""
-    spec = importlib.util.find_spec("emu")
-    folders = [] if spec is None else spec.submodule_search_locations or []
-    return any((pathlib.Path(folder) / "triton_driver.py").exists() for folder in folders)
-
-
 needs_emulator = pytest.mark.skipif(
-    not emulator_there(), reason="the emulator is not on PYTHONPATH"
+    importlib.util.find_spec("tinygrad") is None or importlib.util.find_spec("triton") is None,
+    reason="the emulator needs Triton and the extra `emulator`",
 )
 
 
@@ -178,6 +189,7 @@ def test_emulated_gpu(arch):
     GPU, and one problem under shuffled schedules."""
     nodes = [KERNELS[0], *convolutions(arch), *networks(arch, SMALL[1])]
     nodes.append("tests/core/test_batch_norm.py::test_three_steps")
+    nodes.append("tests/core/ops/test_relational.py::test_means_and_sums")
     # Minutes in the interpreter, seconds here.
     nodes.append("tests/core/capture/test_prefetch.py::test_the_third_scene_is_prefetched")
     nodes.append("tests/core/capture/test_graph_cache.py::test_a_single_map")
@@ -195,3 +207,15 @@ def test_the_whole_of_an_emulated_gpu(arch, record_property):
     """Every kernel and map builder, every dtype, networks of all frameworks; bounds checks are on
     and many schedules are tried."""
     record_property("cases", run(WHOLE, 700, SPARSE_BRIDGE_TEST_ARCH=arch))
+
+
+@HERE
+@pytest.mark.slow
+@pytest.mark.emulated
+@needs_emulator
+@pytest.mark.parametrize("framework", GOLDENS)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_goldens_of_every_framework(arch, framework):
+    """The frameworks' recorded answers from the machine code of that GPU."""
+    nodes, at_least = GOLDENS[framework]
+    run([*nodes, "--slow"], at_least, SPARSE_BRIDGE_TEST_ARCH=arch)
