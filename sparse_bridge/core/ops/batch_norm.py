@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 
 from ... import settings
 from ...errors import DataTypeError
 from ...kernels.runtime.target import Target
+from ..conv.first_order import first_order
 from ..device.precision import KERNEL_DTYPES
 from ..device.serving import kernel_target
 
@@ -51,7 +51,7 @@ class _BatchNorm(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         from ...kernels.ops.batch_norm_grad import batch_norm_backward
 

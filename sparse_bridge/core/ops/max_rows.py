@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from ...errors import ShapeError
 from ..conv.dataflow import Case
+from ..conv.first_order import first_order
 from ..conv.registry import row_kernels
 from ..device import trace
 from ..maps.kernel_map import KernelMap
@@ -63,7 +63,7 @@ class _WindowMax(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
         (index,) = ctx.saved_tensors
         kmap, target, n_in = ctx.problem

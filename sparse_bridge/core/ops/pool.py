@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
+from ... import log
 from ...errors import DataTypeError, DeviceError, GeometryError, ShapeError, UnsupportedError
 from ...kernels.runtime.target import Target
 from ..conv.dataflow import Case
+from ..conv.first_order import first_order
 from ..conv.registry import row_kernels
-from ..device import trace
+from ..device import self_check, trace
 from ..device.precision import KERNEL_DTYPES
 from ..maps.fold import copy_rows, max_rows, sum_rows
 from ..maps.kernel_map import KernelMap, unfolded
@@ -65,12 +66,27 @@ def _host_backward(
     return dx
 
 
+def _trusted(device: torch.device, target: Target, mode: str) -> bool:
+    """Whether the kernels of a mode have passed the self-check."""
+    problem = self_check.problem(device, target, f"{mode} pools")
+    if problem is not None:
+        log.once(
+            ("fault", str(device), problem),
+            f"On {device} {problem}. Pools are computed in torch. Please report this with the "
+            "output of `python -m sparse_bridge doctor --json`.",
+            level=30,
+        )
+    return problem is None
+
+
 class _Pool(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, kmap: KernelMap, mode: str, floor: float
     ) -> torch.Tensor:
         dataflow, target = row_kernels(Case(x.device, x.dtype, kmap.rulebook.regular))
+        if target is not None and not _trusted(x.device, target, mode):
+            dataflow, target = "per_offset", None
         x = x.contiguous()
         n_out = kmap.rulebook.n_rows[kmap.side]
         count = None
@@ -94,7 +110,7 @@ class _Pool(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, dy: torch.Tensor):  # type: ignore[no-untyped-def]
         x, y, count = ctx.saved_tensors
         kmap, mode, target = ctx.problem

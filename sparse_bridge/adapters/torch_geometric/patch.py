@@ -1,0 +1,130 @@
+"""Seams of an installed PyG: the forward passes of its relational layers, looked up when called."""
+
+from __future__ import annotations
+
+import functools
+import re
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...core.ops.relational import RelationMap, relation_map
+from ...core.ops.relational_layer import forward, node_inputs
+from ...errors import UnsupportedError
+from ..base import Patch
+from ..ledger import note
+
+_VERSIONS = ">=2.3"
+_AGGREGATIONS = ("mean", "add", "sum")
+_MOST = 8  # graphs that are kept
+
+
+class _Graphs:
+    """Relation maps of the last graphs, as long as their edges live unchanged: a training run asks
+    for the same graph in every layer and step. Changes are seen by torch's version counter, as
+    autograd sees them."""
+
+    def __init__(self) -> None:
+        self._held: dict[Any, tuple[weakref.ref[torch.Tensor], ...]] = {}
+        self._maps: dict[Any, RelationMap] = {}
+
+    def find(
+        self, edge_index: torch.Tensor, edge_type: torch.Tensor, sizes: tuple[int, int, int],
+        flow: str,
+    ) -> RelationMap:  # fmt: skip
+        """sizes: relations, target nodes, source nodes."""
+        edges = (edge_index, edge_type)
+        turned = flow == "target_to_source"
+        if any(tensor.is_inference() for tensor in edges):  # they count no versions
+            return relation_map(edge_index.flip(0) if turned else edge_index, edge_type, *sizes)
+        key = (*(id(tensor) for tensor in edges), sizes, turned)
+        now = tuple(tensor._version for tensor in edges)
+        held = self._held.get(key)
+        if held is not None and all(a() is b for a, b in zip(held, edges, strict=True)):
+            found = self._maps.get((key, now))
+            if found is not None:
+                return found
+        found = relation_map(edge_index.flip(0) if turned else edge_index, edge_type, *sizes)
+        self._forget(key)
+        while len(self._held) >= _MOST:
+            self._forget(next(iter(self._held)))
+        gone = functools.partial(self._gone, key)
+        self._held[key] = tuple(weakref.ref(tensor, gone) for tensor in edges)
+        self._maps[key, now] = found
+        return found
+
+    def _gone(self, key: Any, reference: weakref.ref[torch.Tensor]) -> None:
+        if reference in self._held.get(key, ()):
+            self._forget(key)
+
+    def _forget(self, key: Any) -> None:
+        self._held.pop(key, None)
+        for old in [one for one in self._maps if one[0] == key]:
+            self._maps.pop(old, None)
+
+    def __len__(self) -> int:
+        return len(self._maps)
+
+
+graphs = _Graphs()  # of this process
+
+
+def _refusal(layer: Any, x: Any, edge_index: Any, edge_type: Any, fast: bool) -> str | None:
+    """Why a call must run in PyG itself."""
+    if not isinstance(edge_index, torch.Tensor) or edge_index.layout != torch.strided:
+        return "edges given as a sparse matrix"
+    if edge_type is None:
+        return "no edge_type"
+    if layer.aggr not in _AGGREGATIONS:
+        return f"aggr={layer.aggr!r}"
+    if layer.explain:
+        return "an explanation is being made"
+    if any(hooks for name, hooks in vars(layer).items() if name.endswith("_hooks") and
+           name.startswith(("_propagate", "_message", "_aggregate"))):  # fmt: skip
+        return "hooks on messages"
+    source, _ = node_inputs(layer, x)
+    if not source.is_floating_point():
+        if layer.num_blocks is not None:
+            return "numbers of nodes with blocks"
+        if fast and (x[0] if isinstance(x, tuple) else x) is not None:
+            return "numbers of nodes"  # which FastRGCNConv takes from the edges instead
+    return None
+
+
+def _relational(fast: bool) -> Callable[..., Any]:
+    def factory(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def bridged(self: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Any:
+            reason = _refusal(self, x, edge_index, edge_type, fast)
+            note("torch_geometric", type(self).__name__, reason)
+            if reason is not None:
+                return original(self, x, edge_index, edge_type)
+            source, target = node_inputs(self, x)
+            sizes = (self.num_relations, target.shape[0], source.shape[0])
+            relations = graphs.find(edge_index, edge_type, sizes, self.flow)
+            return forward(self, x, relations, None)
+
+        return bridged
+
+    return factory
+
+
+def patches() -> list[Patch]:
+    """Patches for the PyG that is imported. Raises UnsupportedError before 2.3."""
+    import torch_geometric
+    from torch_geometric.nn import FastRGCNConv, RGCNConv
+
+    found = tuple(int(part) for part in re.findall(r"\d+", torch_geometric.__version__)[:2])
+    if found < (2, 3):
+        raise UnsupportedError(
+            f"torch_geometric {torch_geometric.__version__} is installed; the patches are written "
+            f"for {_VERSIONS}. Install a newer one, or use "
+            "sparse_bridge.core.functional.RelationalConv."
+        )
+    reason = "graph convolution on relations"
+    return [
+        Patch(owner, "forward", _relational(fast), reason, _VERSIONS, wraps=True)
+        for owner, fast in ((FastRGCNConv, True), (RGCNConv, False))
+    ]

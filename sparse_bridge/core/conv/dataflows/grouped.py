@@ -1,0 +1,40 @@
+"""All offsets in one launch, each tile of pairs for one of them: for wide layers with few rows, and
+for irregular maps, such as graphs, where an offset meets a row more than once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ....kernels.gemm.product import Product
+from ....kernels.runtime.target import Target
+from ...maps.pair_groups import PairGroups, pair_groups
+from ...maps.rulebook import Rulebook
+from ..kernel_products import KernelDataflow
+
+if TYPE_CHECKING:
+    from ....kernels.gemm.grouped_gemm import GroupedGemm
+    from ....kernels.tiles.tile_config import TileConfig
+
+
+class Grouped(KernelDataflow):
+    name, packed, irregular = "grouped", False, True
+
+    def view(self, rulebook: Rulebook, side: int, target: Target) -> tuple[PairGroups, bool]:
+        return pair_groups(rulebook, side, target), False
+
+    def work(self, table: Any, n_rows: int) -> int:
+        pairs: int = table.n_pairs
+        return max(pairs, 1)
+
+    def spec(self, product: Product, tile: TileConfig) -> Any:
+        from ....kernels.gemm.grouped_gemm import GroupedSpec
+
+        return GroupedSpec(product, tile)
+
+    def launch(self, spec: Any, table: Any, n_rows: int, n_in: int) -> GroupedGemm:
+        from ....kernels.gemm.grouped_gemm import GroupedGemm
+
+        return GroupedGemm(spec, table.groups, table.tiles(spec.tile.block_m), n_rows, n_in)
+
+
+DATAFLOW = Grouped()

@@ -1,0 +1,81 @@
+"""A rulebook's pairs as the grouped gather-GEMM follows them, kept with the rulebook."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...kernels.runtime.target import Target
+from .rulebook import Rulebook
+
+if TYPE_CHECKING:
+    from ...kernels.gemm.grouped_gemm import Groups
+
+
+class PairGroups:
+    """The pairs of one side, and their tiles of any height.
+
+    groups: for the kernels.  n_pairs: how many the lists have room for.
+    """
+
+    def __init__(self, rulebook: Rulebook, side: int, target: Target) -> None:
+        from ...kernels.gemm.grouped_gemm import LONGEST, Groups, pieces_of
+
+        pairs, n_rows = rulebook.device_pairs(target), rulebook.n_rows[side]
+        starts, rows = pairs.starts, (pairs.in_rows, pairs.out_rows)
+        source, result = rows[side], rows[1 - side]
+        n_lists, n_listed = len(starts) - 1, len(source)
+        place = torch.arange(n_listed, device=source.device)
+        # Lists may have room for more pairs than there are: those are no row's.
+        result = torch.where(place < starts[-1], result, n_rows)
+        self._offsets = torch.arange(n_lists, device=source.device)
+        self._lengths, self._begins = starts.diff(), starts[:-1]
+        if pairs.mirrored:
+            # Offset V - 1 - v has the pairs of v, swapped; the middle one has a list of its own.
+            behind = rulebook.n_offsets - n_lists
+            swapped = torch.where(place < starts[behind], rows[side], n_rows)
+            source, result = torch.cat([source, rows[1 - side]]), torch.cat([result, swapped])
+            mirror = rulebook.n_offsets - 1 - self._offsets[:behind]
+            self._offsets = torch.cat([self._offsets, mirror])
+            self._lengths = torch.cat([self._lengths, self._lengths[:behind]])
+            self._begins = torch.cat([self._begins, starts[:behind] + n_listed])
+        self.n_pairs = len(source)
+        ordered, entries = torch.sort(result, stable=True)
+        bounds = torch.arange(n_rows + 1, dtype=result.dtype, device=result.device)
+        begins = torch.searchsorted(ordered, bounds, out_int32=True)
+        pieces: tuple[torch.Tensor, ...] = ()
+        if not rulebook.regular or rulebook.n_offsets > LONGEST:
+            pieces = pieces_of(begins, int(begins.diff().max()))
+        self.groups: Groups = Groups(source, entries.int(), begins, pieces)
+        self._tiles: dict[int, torch.Tensor] = {}
+
+    def lists(self, block_m: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(`tiles`, how many blocks each of them visits), like those of a `TileList`."""
+        tiles = self.tiles(block_m)
+        return tiles, tiles[:, 2] > 0
+
+    def tiles(self, block_m: int) -> torch.Tensor:
+        """int32 [T, 4]: offset, first pair and number of pairs (twice) of every tile; tiles that
+        are not needed have no pairs. Without waiting for the device."""
+        found = self._tiles.get(block_m)
+        if found is None:
+            lengths = self._lengths
+            per_list = (lengths + block_m - 1) // block_m
+            ends = per_list.cumsum(0)
+            tile = torch.arange(self.n_pairs // block_m + len(lengths), device=lengths.device)
+            which = torch.searchsorted(ends, tile, right=True).clamp_(max=len(lengths) - 1)
+            within = (tile - (ends - per_list)[which]) * block_m
+            count = (lengths[which] - within).clamp_(0, block_m)
+            first = torch.where(count > 0, self._begins[which] + within, 0)
+            made = torch.stack([self._offsets[which], first, count, count], 1).int()
+            found = self._tiles[block_m] = made
+        return found
+
+
+def pair_groups(rulebook: Rulebook, side: int, target: Target) -> PairGroups:
+    """The pairs by which rows of `side` are computed; made once. Waits for the device where nobody
+    has asked for pair lists before."""
+    key = ("pair groups", side)
+    found: PairGroups | None = rulebook.cache.get(key)
+    return rulebook.cache.put(key, PairGroups(rulebook, side, target)) if found is None else found

@@ -1,0 +1,148 @@
+"""A layer of graph convolution on relations, with the parameters of PyG's `RGCNConv`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import UnsupportedError
+from ..device import rocm
+from .relational import AGGREGATIONS, RelationMap, relation_map, relational_conv
+
+Nodes = torch.Tensor | None
+
+
+def relation_weight(
+    weight: torch.Tensor, comp: torch.Tensor | None, sizes: tuple[int, int]
+) -> torch.Tensor:
+    """[R, C_in, C_out] of basis matrices [B, C_in, C_out] and their shares comp [R, B]; without
+    shares the weight itself."""
+    if comp is None:
+        return weight
+    return rocm.linear(comp, weight.flatten(1)).view(comp.shape[0], *sizes)
+
+
+class RelationalConv(nn.Module):
+    """y[i] = x[i] @ root + bias + sum over relations r of the mean (or sum) over the edges j -> i
+    of r of x[j] @ weight[r] (Schlichtkrull et al. 2017).
+
+    Constructor, parameters, initialisation and results are those of `torch_geometric.nn.RGCNConv`,
+    so its state dicts load. No torch_geometric is needed.
+
+    Args:
+        in_channels: of the nodes, or of (source, target) nodes in a bipartite graph; without
+            features, how many nodes there are.
+        out_channels, num_relations: as they say.
+        num_bases: relations share this many matrices (weight [B, C_in, C_out], comp [R, B]).
+        num_blocks: block-diagonal matrices (weight [R, blocks, C_in / blocks, C_out / blocks]).
+        aggr: "mean", "sum" or "add" over the edges of one relation into one node.
+        root_weight, bias: whether to have them.
+        is_sorted: accepted; edges may come in any order.
+        flow: "source_to_target": edge_index holds (source, target); "target_to_source": the other
+            way around.
+    """
+
+    def __init__(
+        self, in_channels: int | tuple[int, int], out_channels: int, num_relations: int,
+        num_bases: int | None = None, num_blocks: int | None = None, aggr: str = "mean",
+        root_weight: bool = True, is_sorted: bool = False, bias: bool = True,
+        flow: str = "source_to_target",
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if num_bases is not None and num_blocks is not None:
+            raise ValueError("num_bases and num_blocks are both given; a layer takes one of them.")
+        if aggr not in (*AGGREGATIONS, "add"):
+            raise UnsupportedError(f"aggr={aggr!r}; expected mean, sum or add.")
+        if flow not in ("source_to_target", "target_to_source"):
+            raise ValueError(f"flow={flow!r}; expected source_to_target or target_to_source.")
+        sizes = (in_channels, in_channels) if isinstance(in_channels, int) else in_channels
+        self.in_channels, self.out_channels, self.num_relations = (
+            in_channels,
+            out_channels,
+            num_relations,
+        )
+        self.in_channels_l, self.aggr, self.flow = sizes[0], aggr, flow
+        self.num_bases, self.num_blocks, self.is_sorted = num_bases, num_blocks, is_sorted
+        self.comp: nn.Parameter | None = None
+        shape: tuple[int, ...] = (num_bases or num_relations, sizes[0], out_channels)
+        if num_blocks is not None:
+            if sizes[0] % num_blocks or out_channels % num_blocks:
+                raise ValueError(
+                    f"{sizes[0]} and {out_channels} channels do not divide into {num_blocks} "
+                    "blocks."
+                )
+            block = (sizes[0] // num_blocks, out_channels // num_blocks)
+            shape = (num_relations, num_blocks, *block)
+        self.weight = nn.Parameter(torch.empty(shape))
+        if num_bases is not None:
+            self.comp = nn.Parameter(torch.empty(num_relations, num_bases))
+        self.root = nn.Parameter(torch.empty(sizes[1], out_channels)) if root_weight else None
+        self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Glorot's uniform initialisation of all matrices; the bias becomes zero."""
+        for matrix in (self.weight, self.comp, self.root):
+            if matrix is not None:
+                bound = math.sqrt(6.0 / (matrix.size(-2) + matrix.size(-1)))
+                nn.init.uniform_(matrix, -bound, bound)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(
+        self, x: Nodes | tuple[Nodes, torch.Tensor], edge_index: torch.Tensor | RelationMap,
+        edge_type: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """
+        Args:
+            x: features [N, C_in], numbers of nodes [N] (int32 or int64), None for nodes 0 .. N - 1,
+                or (source, target) of them.
+            edge_index: int [2, E] with edge_type int [E]; or a `RelationMap` of them, which saves
+                grouping the edges in every call.
+
+        Returns: [N, C_out].
+        Raises: as `relation_map` and `relational_conv`.
+        """
+        return forward(self, x, edge_index, edge_type)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}, {self.out_channels}, num_relations={self.num_relations}"
+
+
+def node_inputs(layer: Any, x: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """(source, target) features or numbers of nodes."""
+    source = x[0] if isinstance(x, tuple) else x
+    if source is None:
+        source = torch.arange(layer.in_channels_l, device=layer.weight.device)
+    return source, x[1] if isinstance(x, tuple) else source
+
+
+def forward(layer: Any, x: Any, edge_index: Any, edge_type: torch.Tensor | None) -> torch.Tensor:
+    """What a `RelationalConv`, or a layer with its attributes, makes of its inputs."""
+    source, target = node_inputs(layer, x)
+    relations = edge_index
+    if not isinstance(relations, RelationMap):
+        if edge_type is None:
+            raise UnsupportedError("edge_type is None; give the relation of every edge, int [E].")
+        if layer.flow == "target_to_source":
+            edge_index = edge_index.flip(0)
+        relations = relation_map(
+            edge_index, edge_type, layer.num_relations, target.shape[0], source.shape[0]
+        )
+    comp = layer.comp if layer.num_bases is not None else None
+    weight = relation_weight(layer.weight, comp, (layer.in_channels_l, layer.out_channels))
+    rest = layer.bias
+    if layer.root is not None:
+        if target.is_floating_point():
+            rest = rocm.linear(target, layer.root, rest)
+        else:
+            rows = layer.root.index_select(0, target)
+            rest = rows if rest is None else rows + rest
+    elif rest is not None:
+        rest = rest.expand(target.shape[0], -1)
+    tf32 = torch.backends.cuda.matmul.allow_tf32
+    aggr = "sum" if layer.aggr == "add" else layer.aggr
+    return relational_conv(source, weight, relations, aggr=aggr, residual=rest, allow_tf32=tf32)

@@ -1,0 +1,159 @@
+"""PyG's relational layers, patched and not, side by side."""
+
+from __future__ import annotations
+
+import copy
+import gc
+
+import pytest
+import torch
+
+import sparse_bridge
+from sparse_bridge.core.functional import RelationalConv, relation_map
+from sparse_bridge.errors import LifecycleError, UnsupportedError
+from tests.checks import assert_close, assert_error
+
+pyg = pytest.importorskip("torch_geometric.nn")
+FORMS = [
+    {}, {"num_bases": 2}, {"num_blocks": 4}, {"aggr": "add"}, {"aggr": "sum", "num_bases": 3},
+    {"root_weight": False}, {"bias": False}, {"root_weight": False, "bias": False},
+    {"flow": "target_to_source"},
+]  # fmt: skip
+
+
+@pytest.fixture
+def patched():
+    with sparse_bridge.enable("torch_geometric") as handle:
+        yield handle
+
+
+def graph(n_in=20, n_out=20, n_edges=150, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    ends = [torch.randint(0, n, (n_edges,), generator=generator) for n in (n_in, n_out)]
+    return torch.stack(ends), torch.randint(0, 3, (n_edges,), generator=generator)
+
+
+def run(layer, x, *edges):
+    """(result, gradients of the parameters)."""
+    layer.zero_grad()
+    y = layer(x, *edges)
+    y.square().sum().backward()
+    return y.detach(), [parameter.grad for parameter in layer.parameters()]
+
+
+def agree(one, two):
+    for a, b in zip((one[0], *one[1]), (two[0], *two[1]), strict=True):
+        assert_close(a, b.double(), torch.float32)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("kind", ["RGCNConv", "FastRGCNConv"])
+def test_features(kind, form):
+    torch.manual_seed(0)
+    layer, x = getattr(pyg, kind)(8, 4, 3, **form), torch.randn(20, 8)
+    want = run(layer, x, *graph())
+    with sparse_bridge.enable("torch_geometric") as handle:
+        agree(run(layer, x, *graph()), want)
+        counted = handle.report().layers["torch_geometric"][kind]
+    assert (counted.bridged, counted.original) == (1, {})
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_the_layer_without_pyg(form):
+    """The same state dict, the same results."""
+    torch.manual_seed(0)
+    layer, ours, x = (
+        pyg.RGCNConv(8, 4, 3, **form),
+        RelationalConv(8, 4, 3, **form),
+        torch.randn(20, 8),
+    )
+    ours.load_state_dict(layer.state_dict())
+    agree(run(ours, x, *graph()), run(layer, x, *graph()))
+
+
+def test_how_parameters_begin():
+    """Glorot's bounds, a bias of zeros."""
+    torch.manual_seed(0)
+    ours, layer = RelationalConv(64, 32, 5, num_bases=4), pyg.RGCNConv(64, 32, 5, num_bases=4)
+    for (name, a), (_, b) in zip(ours.named_parameters(), layer.named_parameters(), strict=True):
+        assert a.shape == b.shape and abs(a.std() - b.std()) < 0.15 * (b.std() + 1e-9), name
+
+
+@pytest.mark.parametrize("numbers", [None, "permuted"])
+@pytest.mark.parametrize("form", FORMS[:2] + FORMS[3:6], ids=str)
+def test_nodes_without_features(form, numbers):
+    torch.manual_seed(0)
+    layer = pyg.RGCNConv(20, 4, 3, **form)
+    x = None if numbers is None else torch.randperm(20)
+    want = run(layer, x, *graph())
+    with sparse_bridge.enable("torch_geometric"):
+        agree(run(layer, x, *graph()), want)
+
+
+def test_two_kinds_of_nodes():
+    torch.manual_seed(0)
+    layer, x = pyg.RGCNConv((8, 6), 4, 3), (torch.randn(20, 8), torch.randn(9, 6))
+    edges = graph(n_out=9)
+    want = run(layer, x, *edges)
+    with sparse_bridge.enable("torch_geometric"):
+        agree(run(layer, x, *edges), want)
+
+
+def test_what_is_left_to_pyg(patched):
+    torch.manual_seed(0)
+    layer, fast = pyg.RGCNConv(20, 4, 3, aggr="max"), pyg.FastRGCNConv(20, 4, 3)
+    layer(torch.randn(20, 20), *graph())
+    fast(torch.arange(20), *graph())
+    counted = patched.report().layers["torch_geometric"]
+    assert counted["RGCNConv"].original == {"aggr='max'": 1}
+    assert counted["FastRGCNConv"].original == {"numbers of nodes": 1}
+
+
+def test_graphs_are_grouped_once_and_let_go(patched, monkeypatch):
+    from sparse_bridge.adapters.torch_geometric import patch
+
+    made = []
+
+    def counting(*args):
+        made.append(args)
+        return relation_map(*args)
+
+    monkeypatch.setattr(patch, "relation_map", counting)
+    layer, x, edges = pyg.RGCNConv(8, 4, 3), torch.randn(20, 8), graph()
+    first = layer(x, *edges)
+    assert torch.equal(layer(x, *edges), first) and len(made) == 1
+    edges[1].fill_(0)  # seen
+    assert not torch.equal(layer(x, *edges), first) and len(made) == 2
+    with torch.inference_mode():
+        layer(x, *(tensor.clone() for tensor in edges))
+    assert len(made) == 3
+    before = len(patch.graphs)
+    made.clear()
+    del edges
+    gc.collect()
+    assert len(patch.graphs) == before - 1
+
+
+def test_disable_restores(patched):
+    layer = copy.deepcopy(pyg.RGCNConv(8, 4, 3))
+    forward = pyg.RGCNConv.forward
+    patched.disable()
+    assert pyg.RGCNConv.forward is not forward and "torch_geometric" not in sparse_bridge.status()
+    assert layer(torch.randn(20, 8), *graph()).shape == (20, 4)
+
+
+def test_it_is_bridged_only_where_it_is_named():
+    with sparse_bridge.enable():
+        assert "torch_geometric" not in sparse_bridge.status()
+    assert_error(
+        lambda: sparse_bridge.enable("torch_geometric", mode="standin"), LifecycleError,
+        ["torch_geometric"],
+    )  # fmt: skip
+
+
+def test_constructor_refusals():
+    with pytest.raises(ValueError, match="one of them"):
+        RelationalConv(8, 4, 3, num_bases=2, num_blocks=2)
+    with pytest.raises(ValueError, match="do not divide"):
+        RelationalConv(8, 6, 3, num_blocks=4)
+    assert_error(lambda: RelationalConv(8, 4, 3, aggr="max"), UnsupportedError, ["'max'"])
