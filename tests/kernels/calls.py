@@ -15,14 +15,14 @@ def schedules(lane):
     """Three runs; on an emulated GPU the waves take turns in a different order each time."""
     for seed in (None, 1, 2):
         if lane.arch:
-            import emu
+            import amd_emulator
 
-            emu.cfg.seed = seed
+            amd_emulator.cfg.seed = seed
         try:
             yield seed
         finally:
             if lane.arch:
-                emu.cfg.seed = None
+                amd_emulator.cfg.seed = None
 
 
 def target_of(lane):
@@ -48,7 +48,7 @@ def insert(lane, coords, box, capacity, offsets=None, alive=None, wide=False, si
     table = HashTable.allocate(capacity, box.key64, coords.device, counters)
     slots = torch.empty((taps.n_taps, len(coords)), dtype=torch.int32, device=coords.device)
     hash_insert(
-        table, coords, taps, box.bounds(coords.device),
+        table, coords, taps, box.layout(coords.device).bounds,
         None if alive is None else alive.to(lane.device), slots, wide, target_of(lane),
     )  # fmt: skip
     return table, slots
@@ -59,7 +59,7 @@ def find(lane, table, n_values, coords, box, offsets=None, center=-1, alive=None
     offsets = zero(box.dimension) if offsets is None else offsets
     coords = coords.to(lane.device)
     return neighbor_lookup(
-        table, n_values, coords, geometry(offsets, lane.device), box.bounds(coords.device),
+        table, n_values, coords, geometry(offsets, lane.device), box.layout(coords.device).bounds,
         None if alive is None else alive.to(lane.device), len(offsets), center, wide,
         target_of(lane),
     )  # fmt: skip

@@ -63,7 +63,7 @@ def norm_vectors(norm, channels):
 
 def run_gather(
     lane, tile, packed, *, n=70, n_in=50, c_in=16, c_out=16, n_offsets=9, groups=1, bias=True,
-    dtype=torch.float32, activation=None, nbr=None, norm="none", residual=False,
+    dtype=torch.float32, activation=None, nbr=None, norm="none", residual=False, precision="ieee",
 ):  # fmt: skip
     """(result, fp64 truth) of one launch."""
     target, device = target_of(lane), torch.device(lane.device)
@@ -80,7 +80,8 @@ def run_gather(
         table = pack_tiles(made, mask_order(made, target), target)
     w = layout_of(weight, "vio", groups)
     parts = bias + {"none": 0, "statistics": 2, "affine": 6}[norm] + 8 * residual
-    product = Product(target, device, dtype, "ieee", w, EpilogueForm(parts, activation, 0.1, EPS))
+    end = EpilogueForm(parts, activation, 0.1, EPS)
+    product = Product(target, device, dtype, precision, w, end)
     gemm = GatherGemm(GemmSpec(product, tile, packed), table, n, n_in)
     y = nan_like(n, groups * c_out, dtype=dtype, device=device)
     placed = [None if t is None else t.to(device) for t in vectors]
@@ -108,6 +109,17 @@ def test_rows_around_the_tile(kernel_lane, n, packed):
     for block_m in (TILE, 2 * TILE):
         y, want = run_gather(kernel_lane, TileConfig(block_m, 16, 16, 4, 2), packed, n=n)
         assert_close(y, want)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_sums_in_fp16(kernel_lane, packed):
+    """Leave to add fp16 products up in fp16: still about as close as fp16 is."""
+    for split in (1, 3):
+        y, want = run_gather(
+            kernel_lane, TileConfig(64, 16, 16, 4, 2, split), packed, n_offsets=3,
+            dtype=torch.float16, precision="half", activation="relu",
+        )  # fmt: skip
+        assert_close(y, want.relu(), torch.float16)
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 
+from sparse_bridge.kernels.maps import mask_order as ordering
 from sparse_bridge.kernels.maps.mask_order import TILE, compact_pairs, mask_order, pack_tiles
 from sparse_bridge.kernels.maps.neighbor_table import NeighborTable
 from tests.kernels.calls import target_of
@@ -42,6 +43,34 @@ def test_the_order_holds_every_row_once_and_groups_equal_masks(kernel_lane, n_of
             assert before < row, "rows with equal masks keep their order"
     if n_offsets <= 31:  # above, several offsets share a bit of the rank
         assert len(runs) == len(set(runs)), "equal masks are neighbours"
+
+
+@pytest.mark.parametrize("n_rows", [1, 63, 65, 127, 128, 129, 300])
+@pytest.mark.parametrize("n_offsets", [8, 27, 64])
+def test_chunks_are_in_the_order_of_the_whole(kernel_lane, n_offsets, n_rows, monkeypatch):
+    """A chunk that is sorted by itself holds its rows as a sort of all of them has them."""
+    made, target = table(kernel_lane, n_offsets, n_rows), target_of(kernel_lane)
+    monkeypatch.setattr(ordering, "_CHUNK", 128)
+    chunks = mask_order(made, target).long().cpu()
+    monkeypatch.setattr(ordering, "SORTED_APART", 0)
+    whole = mask_order(made, target).cpu()
+    for first in range(0, n_rows, 128):
+        inside = whole[(whole >= first) & (whole < first + 128)]
+        assert torch.equal(chunks[first : first + 128], inside)
+
+
+@pytest.mark.parametrize("n_offsets", [3, 9, 27, 33])
+@pytest.mark.parametrize("live", [1, 200, 256, 257, 400])
+def test_memory_for_more_rows_does_not_change_the_order(kernel_lane, monkeypatch, n_offsets, live):
+    """Few rows are sorted in blocks, however many there is memory for."""
+    monkeypatch.setattr(ordering, "SORTED_APART", 256)
+    monkeypatch.setattr(ordering, "_CHUNK", 64)
+    made, target = table(kernel_lane, n_offsets, 400, share=0.15), target_of(kernel_lane)
+    alone = mask_order(NeighborTable(made.nbr[:, :live].contiguous()), target)
+    made.masks(target)
+    made.mask[:, live:] = 0x5A5A5A5A
+    made.count = torch.full((1,), live - 1, dtype=torch.int32, device=made.nbr.device)
+    assert torch.equal(mask_order(made, target)[:live].long(), alone.long())
 
 
 @pytest.mark.parametrize("n_offsets", [4, 9, 27])
@@ -96,6 +125,17 @@ def test_pair_lists(kernel_lane, n_offsets, n_lists, n_rows):
         got = sorted(zip(rows[part].tolist(), entries[part].tolist(), strict=True))
         here = (nbr[v] >= 0).nonzero().flatten()
         assert got == list(zip(here.tolist(), nbr[v, here].tolist(), strict=True))
+
+
+def test_a_table_with_room_for_more_rows_comes_back(kernel_lane):
+    """Rows behind those in use are in no tile, and absent in the table that tiles give back."""
+    full, target = table(kernel_lane, 27, 150), target_of(kernel_lane)
+    full.nbr[:, 90:] = -1
+    count = torch.tensor([89], dtype=torch.int32, device=full.nbr.device)
+    made = NeighborTable(full.nbr, count=count)
+    tiles = pack_tiles(made, mask_order(made, target), target)
+    assert (tiles.rows[90:] == -1).all()
+    assert torch.equal(tiles.table().nbr, full.nbr)
 
 
 def test_a_table_without_entries(kernel_lane):

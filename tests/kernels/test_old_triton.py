@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 from sparse_bridge.gate import catalogue
 from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.kernels.runtime import triton_compat
+from sparse_bridge.kernels.runtime.launch import OPTIONS
 from tests.conftest import INTERPRETED
 
 pytestmark = [
@@ -46,5 +47,5 @@ def test_every_kernel_and_dtype():
         constants = dict(zip(kernel.constants, form.constants, strict=True))
         constants |= dict.fromkeys(form.ones, 1)
         source = ASTSource(kernel.fn, signature, constants)
-        made = triton.compile(source, target=gpu, options=dict(form.options))
+        made = triton.compile(source, target=gpu, options={**OPTIONS, **dict(form.options)})
         assert made.asm["cubin"], form

@@ -121,7 +121,7 @@ def _gather_gemm(
         share = tl.cdiv(end, SPLIT_K)
         first = tl.program_id(2) * share
         end = tl.minimum(end, first + share)
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float16 if PRECISION == "half" else tl.float32)
     for step in range(first, end):
         if ONE_K:
             index = step
@@ -151,7 +151,11 @@ def _gather_gemm(
                 mask=mask_k[:, None] & mask_n[None, :],
                 other=0.0,
             )
-        acc = tl.dot(a, b, acc, input_precision=PRECISION)
+        if PRECISION == "half":
+            acc = tl.dot(a, b, acc, out_dtype=tl.float16)
+        else:
+            acc = tl.dot(a, b, acc, input_precision=PRECISION)
+    acc = acc.to(tl.float32)
     if TAIL & 7:
         scale, shift = _tail(
             bias_ptr,

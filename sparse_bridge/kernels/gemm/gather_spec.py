@@ -33,9 +33,10 @@ class GemmSpec:
         tile = clamp_for_problem(tile, target, self.dtype, precision, c_in, wide, parts)
         self.tile, split = tile, tile.split_k
         self.activation = ACTIVATIONS[activation]
+        exact = self.dtype != torch.float32 and precision != "half"
         self.constants = (
             packed, parts if split == 1 else 0, self.activation if split == 1 else 0,
-            precision if self.dtype == torch.float32 else "ieee", c_in % tile.block_k == 0,
+            "ieee" if exact else precision, c_in % tile.block_k == 0,
             c_in <= tile.block_k, wide, split, tile.block_m, tile.block_n, tile.block_k,
         )  # fmt: skip
         self.options = tile.options(target)

@@ -44,7 +44,8 @@ class EpilogueForm(NamedTuple):
 
 
 class Product(NamedTuple):
-    """A product but for its map and tile. precision: of fp32, "ieee", "tf32" or "tf32x3"."""
+    """A product but for its map and tile.  precision: of fp32, "ieee", "tf32" or "tf32x3"; "half"
+    where fp16 is also added up in fp16."""
 
     target: Target
     device: torch.device

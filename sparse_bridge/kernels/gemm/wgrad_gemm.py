@@ -187,19 +187,19 @@ class WgradGemm:
     """A wgrad over one map.
 
     pairs: (in_rows [P], out_rows [P], starts int64) on the device; likely: about how many pairs the
-    lists hold where they have room for more.
+    lists hold where they have room for more; most: pairs of the longest, where that is known.
     """
 
     def __init__(
         self, spec: WgradSpec, pairs: tuple[torch.Tensor, torch.Tensor, torch.Tensor], n_in: int,
-        n_out: int, likely: int | None = None,
+        n_out: int, likely: int | None = None, most: int | None = None,
     ) -> None:  # fmt: skip
         n_offsets, groups = spec.n_offsets, spec.groups
         n_pairs, longest = len(pairs[0]) if likely is None else likely, min(n_in, n_out)
         if spec.mirrored:  # the centre meets every row, and its list is stored once
             n_pairs = max(n_pairs, 2 * n_pairs - longest)
         else:
-            longest = min(longest, cdiv(2 * n_pairs, n_offsets))
+            longest = min(longest, cdiv(2 * n_pairs, n_offsets)) if most is None else most
         shares = wgrad_shares(
             spec.target, spec.tile, spec.dtype, spec.precision, spec.sizes, groups, n_pairs, longest
         )

@@ -14,7 +14,7 @@ import triton.language as tl
 from ..runtime.launch import power_of_2
 
 KEY_BITS = 31
-LEAST_OFFSETS = 32  # smaller kernels share one form: the sort takes long to compile
+LEAST_OFFSETS = 32  # smaller kernels share one form
 SAMPLE = 256  # rows that tell how frequent the offsets are
 DENSE = 0.2  # share of present entries from which single offsets serve the rank better than groups
 

@@ -13,6 +13,12 @@ that ends well finds the value in the sector it has just read. A value stores `n
 under an atomic maximum, so the smallest row of equal keys wins; later, once rows are numbered
 anew, `-2 - number`; -1 means none. The counters start at -1: keys inserted, live rows (both only
 where COUNT asks for them), and whether a key ran out of probes.
+
+AMD's compilers and memory have had faults with atomics, which the loop leaves no room for. All
+operands are non-negative: maxima of signed values within a wave have been taken as unsigned ones.
+The loop holds atomics only, whose results come from L2, never a load that an old line of L0 could
+answer; loads outside may be old, because slots only grow. It ends after `max_probes`, whatever an
+atomic answers, and says so. Tables lie in the device's own memory, not in fine-grained memory.
 """
 
 from __future__ import annotations

@@ -18,41 +18,53 @@ from .gray_rank import DENSE, KEY_BITS, SAMPLE, gray_rank, key_places, offset_bl
 from .neighbor_table import NeighborTable
 
 TILE = 64  # rows of the smallest packed tile; the other lists pair them up
-SORTED_APART = 32 << 10  # rows up to which blocks of _SORT_BLOCK are sorted apart
-_SORT_BLOCK = 2048
+SORTED_APART = 32 << 10  # rows up to which chunks of _CHUNK rows are sorted apart
+_CHUNK = 2048
+_KEY_BLOCK = 1024
+_PART = 64  # rows whose place one program finds
 
 
-@triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted", "n_offsets"])
+@triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted", "n_offsets", "apart"])
 def _order_key(
-    mask_ptr, count_ptr, key_ptr, n_rows, counted, n_offsets, V_BLOCK: tl.constexpr,
+    mask_ptr, count_ptr, key_ptr, n_rows, counted, n_offsets, apart, V_BLOCK: tl.constexpr,
     BITS: tl.constexpr, DENSE: tl.constexpr, SAMPLE: tl.constexpr, BLOCK: tl.constexpr,
-    LAST: tl.constexpr,
+    CHUNK: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
-    """Sort key of every row; LAST, the largest, for rows that are not in use."""
+    """Sort key of every row; LAST, the largest, for rows that are not in use.
+
+    Where at most `apart` rows are in use, a sort of them all is to sort chunks of CHUNK rows apart:
+    the chunk is the most significant part of the key.
+    """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = live_rows(count_ptr, n_rows, counted)
     places = key_places(mask_ptr, live, n_rows, n_offsets, V_BLOCK, BITS, DENSE, SAMPLE)
     key = gray_rank(mask_ptr, row, live, n_rows, n_offsets, places, V_BLOCK)
-    key = tl.where(row < live, key, LAST)
-    tl.store(key_ptr + row, key.to(key_ptr.dtype.element_ty), mask=row < n_rows)
+    key = key.to(key_ptr.dtype.element_ty)
+    chunk = (row // CHUNK).to(key.dtype) << tl.minimum(n_offsets, BITS)
+    key = tl.where(live <= apart, key | chunk, key)
+    key = tl.where(row < live, key, LAST).to(key_ptr.dtype.element_ty)
+    tl.store(key_ptr + row, key, mask=row < n_rows)
 
 
-@triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted", "n_offsets"])
+@triton.jit(do_not_specialize=["n_rows"])
 def _order_chunk(
-    mask_ptr, count_ptr, order_ptr, n_rows, counted, n_offsets,
-    V_BLOCK: tl.constexpr, BITS: tl.constexpr, DENSE: tl.constexpr, SAMPLE: tl.constexpr,
+    key_ptr, order_ptr, n_rows, CHUNK: tl.constexpr, LAST: tl.constexpr, STEP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sort one block of rows by key, stably."""
-    lane = tl.arange(0, BLOCK)
-    row = tl.program_id(0) * BLOCK + lane
-    live = live_rows(count_ptr, n_rows, counted)
-    places = key_places(mask_ptr, live, n_rows, n_offsets, V_BLOCK, BITS, DENSE, SAMPLE)
-    key = gray_rank(mask_ptr, row, live, n_rows, n_offsets, places, V_BLOCK)
-    pair = (key.to(tl.int64) * BLOCK) | lane
-    pair = tl.where(row < live, pair, 0x7FFFFFFFFFFFFFFF)  # behind every row
-    place = (tl.sort(pair) & (BLOCK - 1)).to(tl.int32)
-    tl.store(order_ptr + row, tl.program_id(0) * BLOCK + place, mask=row < n_rows)
+    """Sort each chunk of rows by key, stably: a row's place is the number of rows before it.
+
+    Comparing all pairs of a chunk compiles in a fifth of the time that a sorting network takes.
+    """
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    key = tl.load(key_ptr + row, mask=row < n_rows, other=LAST)
+    first = tl.program_id(0) * BLOCK // CHUNK * CHUNK
+    before = tl.zeros((STEP, BLOCK), tl.int32)
+    for start in range(first, tl.minimum(first + CHUNK, n_rows), STEP):
+        other = start + tl.arange(0, STEP)
+        its = tl.load(key_ptr + other, mask=other < n_rows, other=LAST)[:, None]
+        tied = (its == key[None, :]) & (other[:, None] < row[None, :])
+        before += ((its < key[None, :]) | tied).to(tl.int32)
+    tl.store(order_ptr + first + tl.sum(before, 0), row, mask=row < n_rows)
 
 
 @triton.jit
@@ -231,40 +243,53 @@ class TileList:
         """The table these tiles were made of."""
         there = self.counts.repeat_interleave(2 * TILE, 1)[:, : self.n_rows] > 0
         packed = torch.where(there, self.packed[:, : self.n_rows], -1)
-        nbr = torch.empty_like(packed)
-        nbr.index_copy_(1, self.rows[: self.n_rows].long(), packed)
-        return NeighborTable(nbr)
+        rows = self.rows[: self.n_rows].long()
+        # Places behind the rows in use have row -1: they go to a column of their own.
+        nbr = packed.new_full((self.n_offsets, self.n_rows + 1), -1)
+        nbr.index_copy_(1, rows.where(rows >= 0, self.n_rows), packed)
+        return NeighborTable(nbr[:, : self.n_rows].contiguous())
 
 
 def mask_order(table: NeighborTable, target: Target) -> torch.Tensor:
     """Rows of `table` in mask order: int32 or int64 [N]. Rows with equal masks keep their order.
 
-    Small tables are sorted in blocks: one launch, where a sort of the whole takes ten that cost
-    more time than the better order would save.
+    Small tables are sorted in chunks: one launch, where a sort of the whole takes ten that cost
+    more time than the better order would save. What counts are the rows in use.
     """
     mask = table.masks(target)
     (n_offsets, n_rows), device = table.nbr.shape, table.nbr.device
-    # Triton's interpreter takes seconds for one block.
-    apart = n_rows <= SORTED_APART and target.backend != "interpreter"
-    block = _SORT_BLOCK if apart else 1024
-    counted = int(table.count is not None)
+    apart, counted = n_rows <= SORTED_APART, table.count is not None
     count = mask if table.count is None else table.count
-    constants = (offset_block(n_offsets), KEY_BITS, DENSE, SAMPLE, block)
-    grid = (cdiv(n_rows, block), 1, 1)
-    if apart:
-        order = torch.empty(n_rows, dtype=torch.int32, device=device)
-        arguments = (mask, count, order, n_rows, counted, n_offsets)
-        chunk_kernel.launch(device, target, grid, arguments, constants, {"num_warps": 8}, constants)
-        return order
-    # Radix sorts cost by the key's bytes: few offsets take a narrow key.
-    dtype = torch.uint8 if n_offsets <= 8 else torch.int16 if n_offsets <= 15 else torch.int32
-    key = torch.empty(n_rows, dtype=dtype, device=device)
-    arguments = (mask, count, key, n_rows, counted, n_offsets)
+    dtype = _key_type(n_offsets, apart, counted)
+    last, key = torch.iinfo(dtype).max, torch.empty(n_rows, dtype=dtype, device=device)
+    constants = (offset_block(n_offsets), KEY_BITS, DENSE, SAMPLE, _KEY_BLOCK, _CHUNK, last)
+    limit = 0 if apart else SORTED_APART
     key_kernel.launch(
-        device, target, grid, arguments, (*constants, torch.iinfo(dtype).max), {"num_warps": 8},
+        device, target, (cdiv(n_rows, _KEY_BLOCK), 1, 1),
+        (mask, count, key, n_rows, int(counted), n_offsets, limit), constants, {"num_warps": 8},
         (constants, dtype),
     )  # fmt: skip
-    return torch.sort(key, stable=True).indices
+    if not apart:
+        return torch.sort(key, stable=True).indices
+    order = torch.empty(n_rows, dtype=torch.int32, device=device)
+    chunk_kernel.launch(
+        device, target, (cdiv(n_rows, _PART), 1, 1), (key, order, n_rows),
+        (_CHUNK, last, _PART, _PART), {"num_warps": 4}, _CHUNK,
+    )  # fmt: skip
+    return order
+
+
+def _key_type(n_offsets: int, apart: bool, counted: bool) -> torch.dtype:
+    """Of sort keys. Radix sorts cost by the key's bytes: few offsets take a narrow one.
+
+    counted: the host does not know how many rows are in use; keys may have to hold a chunk.
+    """
+    if apart:
+        return torch.int32
+    if counted:
+        chunks = (cdiv(SORTED_APART, _CHUNK) - 1).bit_length()
+        return torch.int32 if n_offsets + chunks <= 31 else torch.int64
+    return torch.uint8 if n_offsets <= 8 else torch.int16 if n_offsets <= 15 else torch.int32
 
 
 def pack_tiles(table: NeighborTable, order: torch.Tensor, target: Target) -> TileList:

@@ -181,7 +181,7 @@ _AMPERE_TILES = Candidates(
     wgrad_half=(
         (64, 64, 32, 4, 3), (64, 64, 64, 4, 2), (128, 64, 32, 4, 3), (128, 128, 32, 8, 2),
     ),
-    wgrad_single=((64, 64, 16, 4, 2), (32, 64, 32, 4, 2), (64, 64, 32, 4, 2)),
+    wgrad_single=((64, 64, 16, 4, 2), (32, 64, 32, 4, 2), (64, 64, 32, 8, 2)),
 )  # fmt: skip
 _HOPPER_TILES = Candidates(
     gather_half=(
@@ -226,6 +226,9 @@ _AMPERE = dataclasses.replace(
 )
 _HOPPER = dataclasses.replace(_AMPERE, limits=RegisterLimits(), candidates=_HOPPER_TILES)
 
+# Through Triton's XPU backend; not run by us.
+_INTEL = Generation("generic", "xpu", ".*", other=Chip(64), tf32=False)
+
 # Triton's interpreter keeps bf16 as bits, and `tl.dot` multiplies those bits as integers.
 _INTERPRETER = Generation("generic", "interpreter", ".*", other=Chip(1024), bf16=False)
 
@@ -247,7 +250,8 @@ GENERATIONS: tuple[Generation, ...] = (
         chips={"gfx1100": Chip(64, "RX 7900"), "gfx1151": Chip(64, "Ryzen AI Max (Strix Halo)")},
     ),
     dataclasses.replace(
-        _RDNA, family="rdna4", names="gfx12..", chips={"gfx1201": Chip(64, "RX 9070")}
+        _RDNA, family="rdna4", names="gfx12..", chips={"gfx1201": Chip(64, "RX 9070")},
+        limits=_RDNA_LIMITS._replace(gather=Limit(64, 32, 2)),  # three stages have hung there
     ),
     dataclasses.replace(
         _NVIDIA, family="turing", names="sm_7[5-9]", bf16=False, tf32=False, matrix=(),
@@ -285,6 +289,7 @@ GENERATIONS: tuple[Generation, ...] = (
     _NVIDIA,
     dataclasses.replace(_AMD, names="gfx9..", warp_size=64),  # the gfx9 line alone has wide waves
     _AMD,
+    _INTEL,
     _INTERPRETER,
 )  # fmt: skip
 

@@ -11,6 +11,7 @@ keys); `Kernel.variant` adds what one backend alone looks at.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
@@ -28,6 +29,7 @@ from .triton_compat import (
     launcher_of,
     loading,
     name_constexprs,
+    without_buffer_operations,
 )
 
 REGISTRY: dict[str, Kernel] = {}
@@ -88,8 +90,24 @@ def alignment_at(*addresses: int) -> tuple[bool, ...]:
     return tuple([at % 16 == 0 for at in addresses])
 
 
+# Multiply-adds round once; said aloud, since Triton 3.9 warns of a new default to come.
+OPTIONS = {"enable_fp_fusion": True}
+
+
+def _beyond_2_gib(arg: Any) -> bool:
+    return isinstance(arg, torch.Tensor) and arg.untyped_storage().nbytes() >= 1 << 31
+
+
+def _addressing(small_pointers: bool, args: tuple[Any, ...]) -> contextlib.AbstractContextManager:
+    """Around what may compile a kernel for AMD: buffer operations, which take 32-bit offsets, have
+    been miscompiled beside tensors of more than 2 GiB."""
+    if small_pointers and any(map(_beyond_2_gib, args)):
+        return without_buffer_operations()
+    return contextlib.nullcontext()
+
+
 class _Launch(NamedTuple):
-    """What `Kernel.launch` was called with.  device: its number."""
+    """What `Kernel.launch` was called with.  device: its number.  small_pointers: of its target."""
 
     device: int
     grid: tuple[int, int, int]
@@ -97,6 +115,7 @@ class _Launch(NamedTuple):
     constants: tuple[Any, ...]
     options: dict[str, Any]
     key: Hashable
+    small_pointers: bool
 
 
 class Kernel:
@@ -128,18 +147,23 @@ class Kernel:
         beforehand = precompile.futures() if precompile.dry_runs else None
         if not target.raw:
             if beforehand is None:
-                self.fn[grid](*args, *constants, **options)
+                with _addressing(target.generation.small_pointers, args):
+                    self.fn[grid](*args, *constants, **OPTIONS, **options)
             return
         if target.generation.small_pointers:
             key = self.variant(target, args, key)
         index = targets.device_index(device) if device.index is None else device.index
         if beforehand is not None:
-            self._compile(_Launch(index, grid, args, constants, options, key), beforehand)
+            small = target.generation.small_pointers
+            it = _Launch(index, grid, args, constants, options, key, small)
+            self._compile(it, beforehand)
             return
         entry = self._compiled.get((index, key))
         if entry is None or _heard() or index != torch._C._cuda_getDevice():
             with torch.cuda.device(index):
-                self._launch_slowly(_Launch(index, grid, args, constants, options, key))
+                small = target.generation.small_pointers
+                it = _Launch(index, grid, args, constants, options, key, small)
+                self._launch_slowly(it)
             return
         _call(entry, index, grid, args, constants)
 
@@ -164,11 +188,7 @@ class Kernel:
         if not target.generation.small_pointers:
             return key
         # Tensors within 2 GiB of memory are addressed through 32-bit byte offsets there.
-        return key, tuple(
-            arg.untyped_storage().nbytes() >= 1 << 31
-            for arg in args
-            if isinstance(arg, torch.Tensor)
-        )
+        return key, tuple(map(_beyond_2_gib, args))
 
     def _launch_slowly(self, it: _Launch) -> None:
         place = (it.device, it.key)
@@ -177,8 +197,8 @@ class Kernel:
             coming.exception()  # waits; what failed there fails again below, to the caller's face
         entry = self._compiled.get(place)
         if entry is None or _heard():
-            with loading():
-                compiled = self.fn[it.grid](*it.args, *it.constants, **it.options)
+            with loading(), _addressing(it.small_pointers, it.args):
+                compiled = self.fn[it.grid](*it.args, *it.constants, **OPTIONS, **it.options)
             self._compiled[place] = launcher_of(compiled)
         else:
             _call(entry, it.device, it.grid, it.args, it.constants)
@@ -190,8 +210,10 @@ class Kernel:
             return
 
         def compile_it() -> None:
-            with torch.cuda.device(it.device):
-                compiled = self.fn.warmup(*it.args, *it.constants, grid=it.grid, **it.options)
+            with torch.cuda.device(it.device), _addressing(it.small_pointers, it.args):
+                compiled = self.fn.warmup(
+                    *it.args, *it.constants, grid=it.grid, **OPTIONS, **it.options
+                )
                 self._compiled[place] = launcher_of(compiled)
 
         if place not in self._coming:

@@ -8,24 +8,17 @@ the thread that compiles it, or does it itself where none has begun.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
-from ...workers import Work, Workers
+from ...workers import Work, Workers, cores
 
 _MOST_THREADS = 8
 
-
-def _cores() -> int:
-    there = getattr(os, "sched_getaffinity", None)
-    return len(there(0)) if there is not None else os.cpu_count() or 1
-
-
-_workers = Workers(min(_MOST_THREADS, _cores()), "sparse_bridge-compiler")
+_workers = Workers(min(_MOST_THREADS, cores()), "sparse_bridge-compiler")
 _local = threading.local()
 dry_runs = 0  # in all threads; launches look at their thread only where there are any
 _lock = threading.Lock()

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.metadata
 import os
 import re
+import sys
 
 import torch
 
@@ -25,7 +27,7 @@ MINIMUM_TRITON = (3, 0)
 class Target:
     """What a launcher needs to know about the device behind a tensor.
 
-    backend: "cuda", "hip" or "interpreter".  arch: "sm_90", "gfx942", ... or "interpreter".
+    backend: "cuda", "hip", "xpu" or "interpreter".  arch: "sm_90", "gfx942", ... or "interpreter".
     warp_size: lanes of a warp (wave).  compute_units: SMs / CUs.  shared_memory: bytes per
     workgroup. raw: compiled kernels may be launched directly (a real GPU); otherwise through
     Triton's ordinary call.
@@ -76,6 +78,11 @@ class Target:
         return self.generation.chip(self.arch).splits_fp32
 
     @property
+    def adds_in_fp16(self) -> bool:
+        """Whether matrix units add fp16 products up in fp16, where they are asked to."""
+        return self.backend == "cuda" and self.has_matrix_units
+
+    @property
     def has_matrix_units(self) -> bool:
         """Whether Triton's `tl.dot` of half types becomes matrix instructions."""
         return bool(self.generation.matrix)
@@ -106,18 +113,25 @@ def device_index(device: torch.device) -> int:
     return torch.cuda.current_device() if index is None else index
 
 
+def current_stream(device: torch.device) -> int:
+    """Number of the current stream of a GPU; 0 elsewhere."""
+    if device.type != "cuda":
+        return 0
+    stream: int = torch._C._cuda_getCurrentRawStream(device_index(device))
+    return stream
+
+
 def unavailable(device: torch.device) -> str | None:
     """Why Triton kernels cannot run on tensors of `device`, or None when they can."""
     version = triton_version()
     if version is None:
-        return (
-            "Triton is not installed or cannot be imported (torch's own Triton is the right one: "
-            "reinstall torch)"
-        )
+        return f"Triton is not installed or cannot be imported ({_where_from()})"
     if version < MINIMUM_TRITON:
         return f"Triton {'.'.join(map(str, version))} is older than 3.0"
     if device.type == "cuda":
         return _gpu_unavailable(device_index(device))
+    if device.type == "xpu":
+        return _xpu_unavailable()
     if device.type == "cpu":
         if interpreted() or _host_driver() is not None:
             return None
@@ -126,6 +140,39 @@ def unavailable(device: torch.device) -> str | None:
             "Triton driver"
         )
     return f"no Triton driver for device type {device.type!r}"
+
+
+def _where_from() -> str:
+    if sys.platform == "win32":
+        return "pip install triton-windows, in the release that fits this torch"
+    if sys.platform == "darwin":
+        return "there is none for macOS"
+    return "torch's own Triton is the right one: reinstall torch"
+
+
+@functools.cache
+def _xpu_unavailable() -> str | None:
+    """Intel's GPUs are driven by Triton builds with the XPU backend, which torch's XPU builds
+    bring."""
+    if interpreted():
+        return "TRITON_INTERPRET=1 is set: kernels run on CPU tensors only"
+    try:
+        from triton.runtime import driver
+
+        backend = driver.active.get_current_target().backend
+    except Exception as error:  # whatever a driver raises where it finds no device
+        return f"Triton has no working driver for XPU devices: {error}"
+    return None if backend == "xpu" else f"Triton drives {backend!r} here, not 'xpu'"
+
+
+def triton_build() -> str | None:
+    """Name and version of the package that Triton comes from: "triton-windows 3.6.0", say."""
+    for name in ("triton", "triton-windows", "pytorch-triton-rocm", "pytorch-triton-xpu"):
+        try:
+            return f"{name} {importlib.metadata.version(name)}"
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
 
 
 @functools.cache
@@ -163,6 +210,8 @@ def of(device: torch.device) -> Target:
     """The target behind tensors of `device`; call only when `unavailable(device)` is None."""
     if device.type == "cuda":
         return _gpu_target(device_index(device))
+    if device.type == "xpu":
+        return _xpu_target(device.index or 0)
     if interpreted():
         return Target("interpreter", "interpreter", 32, 4, 1 << 20, raw=False)
     driver = _host_driver()
@@ -187,6 +236,17 @@ def _gpu_target(index: int) -> Target:
         shared,
         raw=True,
     )
+
+
+@functools.cache
+def _xpu_target(index: int) -> Target:
+    """Launched through Triton's ordinary call: `raw` is about CUDA and HIP launchers."""
+    from triton.runtime import driver
+
+    described = driver.active.get_current_target()
+    properties = torch.xpu.get_device_properties(index)
+    units = getattr(properties, "gpu_subslice_count", 0) or properties.max_compute_units
+    return _make_target("xpu", "xpu", described.warp_size, units, None, raw=False)
 
 
 def _make_target(

@@ -11,7 +11,7 @@ import os
 import pathlib
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -92,9 +92,16 @@ def launcher_of(compiled: Any) -> Entry:
     return run, (), between
 
 
-def hash_files() -> None:
-    """Have Triton hash its own files, which every compilation asks for and the process remembers.
-    The function has moved between releases; one that does without is left alone."""
+def prepare() -> None:
+    """Have Triton build its driver, and hash its own files, which every compilation asks for.
+    The process remembers both."""
+    with contextlib.suppress(Exception):  # said again where it is wanted
+        _ = triton.runtime.driver.active.utils
+    _hash_files()
+
+
+def _hash_files() -> None:
+    """The function has moved between releases; one that does without is left alone."""
     for place in ("triton.compiler.compiler", "triton.runtime.cache"):
         key = getattr(importlib.import_module(place), "triton_key", None)
         if key is not None:
@@ -137,6 +144,35 @@ def _mend_interpreter() -> None:
 
 if VERSION < (3, 7) and targets.interpreted():
     _mend_interpreter()
+
+
+_switching = threading.RLock()
+
+
+@contextlib.contextmanager
+def without_buffer_operations() -> Iterator[None]:
+    """Kernels that are compiled inside for AMD use no buffer operations.
+
+    For the whole process: what other threads compile meanwhile goes without them, too, which costs
+    some speed and changes no result.
+    """
+    with _switching:
+        knobs = getattr(_KNOBS, "amd", None)
+        if knobs is not None:
+            with knobs.scope():
+                knobs.use_buffer_ops = False
+                yield
+            return
+        name = "AMDGCN_USE_BUFFER_OPS"
+        before = os.environ.get(name)
+        os.environ[name] = "0"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = before
 
 
 def triton_cache() -> pathlib.Path:

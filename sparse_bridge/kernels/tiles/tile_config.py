@@ -97,7 +97,9 @@ def clamp_for_registers(
             m //= 2
         else:
             n //= 2
-    depth, stages = min(tile.block_k, limit.depth), min(tile.num_stages, limit.stages)
+    # Without matrix instructions, wgrad over 32 steps spills 100 bytes or more (Triton 3.9, sm_80).
+    deepest = max(16, limit.depth // 2) if wgrad and limit is limits.plain else limit.depth
+    depth, stages = min(tile.block_k, deepest), min(tile.num_stages, limit.stages)
     return dataclasses.replace(
         tile, block_m=m, block_n=n, block_k=depth, num_warps=warps, num_stages=stages
     )
@@ -142,7 +144,10 @@ def clamp_for_problem(
 # Per compute unit: from here on rows of one tile are alike enough for larger tiles. A power of two,
 # because plans decide once per octave.
 _MOST_ROWS = 2048
-_CACHED_WEIGHT = 40 << 20  # bytes
+CACHED_WEIGHT = 40 << 20  # bytes
+
+
+GROUPED_WIDE = (128, 256, 64, 8, 3)
 
 
 def _wide(target: Target, n_rows: int, c_in: int, c_out: int, weight: int) -> bool:
@@ -151,7 +156,7 @@ def _wide(target: Target, n_rows: int, c_in: int, c_out: int, weight: int) -> bo
     if c_in % 128 or c_out % 256:
         return False
     programs = -(-n_rows // 128) * (c_out // 256)
-    return weight > _CACHED_WEIGHT or 4 * programs >= 7 * target.compute_units
+    return weight > CACHED_WEIGHT or 4 * programs >= 7 * target.compute_units
 
 
 def gather_tile(
@@ -190,6 +195,23 @@ def gather_tile(
     )
     split = split_for(target, tile, n_rows, c_in, c_out, n_offsets)
     return dataclasses.replace(tile, split_k=split)
+
+
+def grouped_tile(
+    target: Target, dtype: torch.dtype, n_pairs: int, c_in: int, c_out: int, n_offsets: int,
+    precision: str = "ieee", order: str = "oi",
+) -> TileConfig:  # fmt: skip
+    """Default tile of the grouped gather-GEMM over `n_pairs` pairs; the rest as for `gather_tile`.
+
+    Rows' addresses do not change along its reduction, so that shallow blocks in three stages beat
+    the deep ones of the gather-GEMM (H200, 1024 channels: 88 and 102 us).
+    """
+    # Whichever channels of the weight are next to each other: 88 and 89 us.
+    tile = gather_tile(target, dtype, n_pairs, c_in, c_out, n_offsets, precision)
+    if tile.block_n == 256:
+        tile = clamp_for_smem(TileConfig(*GROUPED_WIDE), target, dtype.itemsize)
+        tile = clamp_for_registers(tile, target, dtype, precision, wgrad=False)
+    return dataclasses.replace(tile, split_k=1)
 
 
 def split_for(
@@ -234,7 +256,7 @@ def wgrad_tile(
 INTENSITY = {"half": 200.0, "tf32": 100.0, "tf32x3": 33.0, "ieee": 14.0}
 # What a device does in a microsecond; only their ratios matter.
 _STEP = 0.25  # microseconds that a step of a program waits for its operands
-_CACHED, _MOVED = 75e3, 30e3  # bytes per compute unit out of the cache, out of memory
+_CACHED, MOVED = 75e3, 30e3  # bytes per compute unit out of the cache, out of memory
 _LAUNCH = 4.0  # microseconds of one more kernel
 _RESULTS = 32 << 10  # of programs that a compute unit holds at a time
 
@@ -253,10 +275,10 @@ def wgrad_shares(
     m, n, depth, units = tile.block_m, tile.block_n, tile.block_k, target.compute_units
     blocks = groups * -(-c_in // m) * -(-c_out // n)
     half = dtype != torch.float32 and target.has_matrix_units
-    products = 2 * m * n * depth / (INTENSITY["half" if half else precision] * _MOVED)
+    products = 2 * m * n * depth / (INTENSITY["half" if half else precision] * MOVED)
     busy = max((m + n) * depth * dtype.itemsize / _CACHED, products)
     steps, step = -(-n_pairs // depth), _STEP + busy
-    partial = 8 * groups * c_in * c_out / (_MOVED * units)
+    partial = 8 * groups * c_in * c_out / (MOVED * units)
     fill = -(-max(1, min(4, _RESULTS // (m * n))) * units // blocks)
     shares = max(1, min(round((steps * step / partial) ** 0.5), fill, 4096))
     least = (steps + n_offsets) * blocks * busy / units  # of all programs together
