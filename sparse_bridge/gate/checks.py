@@ -6,7 +6,7 @@ from ..kernels.runtime.target import Target
 from .compiling import Code
 from .forms import Form
 
-_PRODUCTS = ("gather_gemm", "wgrad_gemm")
+_PRODUCTS = ("gather_gemm", "grouped_gemm", "wgrad_gemm")
 _LEAST_ROWS = 64  # rows of one warpgroup's product
 _NVIDIA_REGISTERS = 255  # of a thread, at most
 _BY_CHOICE = 64  # bytes
@@ -19,6 +19,7 @@ ACCEPTED: dict[tuple[object, ...], int] = {
     ("hopper", "wgrad_gemm", "", 128, 64, 64, 4): 64,
     ("hopper", "gather_gemm", "tf32x3", 64, 128, 64, 4): 64,
     ("hopper", "gather_gemm", "tf32x3", 128, 128, 16, 8): 16,
+    ("hopper", "grouped_gemm", "fp32", 128, 128, 16, 4): 8,
 }
 
 
@@ -27,7 +28,7 @@ def product_of(form: Form) -> str | None:
     if form.kernel not in _PRODUCTS:
         return None
     precision = form.named["PRECISION"]
-    return form.types[0].lstrip("*") if precision == "ieee" else str(precision)
+    return form.types[0].lstrip("*") if precision in ("ieee", "half") else str(precision)
 
 
 def expected_matrix(form: Form, target: Target) -> tuple[str, ...]:

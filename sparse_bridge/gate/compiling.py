@@ -12,6 +12,7 @@ import tempfile
 from typing import Any
 
 from ..errors import UnsupportedError
+from ..kernels.runtime.launch import OPTIONS
 from ..kernels.runtime.target import Target, triton_version
 from .forms import Form
 
@@ -87,7 +88,9 @@ def compile_form(form: Form, target: Target) -> Code:
     from triton.backends.compiler import GPUTarget
 
     described = GPUTarget(target.backend, _arch(target), target.warp_size)
-    made = triton.compile(source(form, target), target=described, options=dict(form.options))
+    made = triton.compile(
+        source(form, target), target=described, options={**OPTIONS, **dict(form.options)}
+    )
     metadata = made.metadata
     if target.backend == "hip":
         text = made.asm["amdgcn"]

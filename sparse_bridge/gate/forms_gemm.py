@@ -13,11 +13,23 @@ import torch
 from ..kernels.gemm import wgrad_gemm
 from ..kernels.gemm.gather_gemm import gather_gemm_kernel, sum_partials_kernel
 from ..kernels.gemm.gather_spec import ACTIVATIONS
+from ..kernels.gemm.grouped_gemm import (
+    SUM_LANES,
+    SUM_ROWS,
+    grouped_gemm_kernel,
+    sum_products_kernel,
+)
 from ..kernels.gemm.wgrad_gemm import sum_shares_kernel, wgrad_kernel
 from ..kernels.runtime.launch import Kernel
 from ..kernels.runtime.target import Target
 from ..kernels.tiles.candidates import candidates
-from ..kernels.tiles.tile_config import TileConfig, clamp_for_problem, gather_tile, wgrad_tile
+from ..kernels.tiles.tile_config import (
+    TileConfig,
+    clamp_for_problem,
+    gather_tile,
+    grouped_tile,
+    wgrad_tile,
+)
 from .forms import PLACES, POINTED, Form, Space, make
 
 # One of each class that a tile choice can tell apart: powers of two, their neighbours, multiples of
@@ -144,6 +156,33 @@ def _gather(
     return dataclasses.replace(found, large=size != "int32")
 
 
+def _grouped(target: Target, case: Case, layout: str, depth: str, columns: int, size: str) -> Form:
+    held, (even, one, c_in) = case.holds, _DEPTHS[depth]
+    wide, whole = size != "int32", case.tile.block_k
+    channels = whole if even else whole + 1
+    tile = clamp_for_problem(case.tile, target, case.dtype, case.precision, channels, wide, 0)
+    divisible, ones = _strides(grouped_gemm_kernel, layout, "stride_wi", "stride_wo")
+    for names, n in ((("c_in", "stride_xn"), c_in), (("c_out", "stride_pn"), columns)):
+        divisible += names if n == 16 else ()
+        ones += names if n == 1 else ()
+    constants = (case.precision, even, one, wide, tile.block_m, tile.block_n, tile.block_k)
+    found = make(
+        grouped_gemm_kernel, constants, tile.options(target), divisible, ones,
+        x=held, w=held, out="fp32",
+    )  # fmt: skip
+    return dataclasses.replace(found, large=wide)
+
+
+def _sum_products(
+    held: str, vector: str, bits: int, act: int, listed: bool, block: int, place: str
+) -> Form:
+    return make(
+        sum_products_kernel, (bits, act, listed, SUM_ROWS, SUM_LANES, block), {"num_warps": 4},
+        place=place, product="fp32", y=held, alpha="fp32", eps="fp32",
+        **_vectors(bits, vector, held),
+    )  # fmt: skip
+
+
 def _vectors(bits: int, vector: str, held: str) -> dict[str, str]:
     """What the vectors of an epilogue hold; y stands in for those it does not read. A residual is
     like y."""
@@ -198,17 +237,52 @@ class _GatherSpace(Space):
     def holds(self, form: Form) -> bool:
         """As `Space.holds`."""
         named = form.named
-        told = {
+        told: dict[str, Any] = {
             "depth": [name for name, (even, one, _) in _DEPTHS.items()
                       if (even, one) == (named["EVEN_K"], named["ONE_K"])],
             "size": ("wide", "far") if named["WIDE"] else ("int32",),
-            "epilogue": [(named["TAIL"], named["ACT"], named["SPLIT_K"])],
         }  # fmt: skip
+        if "TAIL" in named:
+            told["epilogue"] = [(named["TAIL"], named["ACT"], named["SPLIT_K"])]
         sides = {
             name: [level for level in levels if level in told.get(name, levels)]
             for name, levels in self.factors.items()
         }
         return Space(sides, self.build, self.main, silent=self.silent).holds(form)
+
+
+def _in_half(target: Target, cases: list[Case]) -> list[Case]:
+    """The cases of fp16, added up in fp16."""
+    found = [case for case in cases if case.dtype == torch.float16 and target.adds_in_fp16]
+    return [dataclasses.replace(case, precision="half") for case in found]
+
+
+def _declare_grouped(
+    target: Target, held: list[str], acts: tuple[int, ...]
+) -> Iterator[tuple[Kernel, list[Space]]]:
+    grouped = functools.partial(
+        _GatherSpace, build=functools.partial(_grouped, target), main="case", rows=1,
+        silent=("layout", "columns"),
+    )  # fmt: skip
+    flags: dict[str, Any] = {
+        "layout": _LAYOUTS, "depth": tuple(_DEPTHS), "columns": (16, 3, 1),
+        "size": ("int32", "wide"),
+    }  # fmt: skip
+    default, tuned = gather_tiles(target)
+    wide = [dataclasses.replace(c, tile=grouped_tile(target, c.dtype, 1 << 20, 1024, 1024, 27))
+            for c in default if c.dtype != torch.float32]  # fmt: skip
+    default = list(dict.fromkeys([*default, *wide]))
+    tuned = [case for case in tuned if case not in default]
+    spaces: list[Space] = [
+        grouped({"case": default, **flags}),
+        grouped({"case": tuned, **flags}, lone=False),
+    ]
+    yield grouped_gemm_kernel, spaces
+    flags = {
+        "held": held, "vector": _VECTORS, "bits": EPILOGUES, "act": acts, "listed": (True, False),
+        "block": (128, 64, 32, 16), "place": PLACES,
+    }  # fmt: skip
+    yield sum_products_kernel, [Space(flags, _sum_products, silent=("place", "vector"))]
 
 
 def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
@@ -233,6 +307,7 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
         [
             gather({"case": default, **flags}),
             gather({"case": tuned, **flags}, rows=1, lone=False),
+            gather({"case": _in_half(target, default), **flags}, rows=1, lone=False),
         ],
     )
     flags = {"vector": _VECTORS, "bits": EPILOGUES, "act": acts, "split": SPLITS}
@@ -240,6 +315,7 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     silent = ("place", "vector")
     flags = {"held": held, **flags, "place": PLACES}
     yield sum_partials_kernel, [Space(flags, _sum_partials, silent=silent)]
+    yield from _declare_grouped(target, held, acts)
     wgrad = functools.partial(Space, build=functools.partial(_wgrad, target), main="case")
     default, tuned = wgrad_tiles(target)
     results = ("fp32", "fp16", "bf16")

@@ -23,7 +23,7 @@ _DIVIDED = tuple(
     for division, classes in ((2, True), (1, True), (2, False), (1, False), (0, False))
 )
 _Divided = tuple[int, bool, int]
-_LARGEST = {"i32": (1 << 31) - 1, "i16": (1 << 15) - 1, "u8": 255}
+_LARGEST = {"i64": (1 << 63) - 1, "i32": (1 << 31) - 1, "i16": (1 << 15) - 1, "u8": 255}
 
 
 def _insert(
@@ -85,18 +85,10 @@ def _fixed(
     return kernel, [Space({"place": PLACES}, build, silent=_SILENT)]
 
 
-def _rank_constants(v_block: int, block: int) -> tuple:
-    return (v_block, gray_rank.KEY_BITS, gray_rank.DENSE, gray_rank.SAMPLE, block)
-
-
 def _order_key(v_block: int, key: str, place: str) -> Form:
-    constants = (*_rank_constants(v_block, 1024), _LARGEST[key])
+    rank = (v_block, gray_rank.KEY_BITS, gray_rank.DENSE, gray_rank.SAMPLE)
+    constants = (*rank, mask_order._KEY_BLOCK, mask_order._CHUNK, _LARGEST[key])
     return make(mask_order.key_kernel, constants, {"num_warps": 8}, place=place, key=key)
-
-
-def _order_chunk(v_block: int, place: str) -> Form:
-    constants = _rank_constants(v_block, mask_order._SORT_BLOCK)
-    return make(mask_order.chunk_kernel, constants, {"num_warps": 8}, place=place)
 
 
 def _pack(order: str, place: str) -> Form:
@@ -143,9 +135,10 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     yield _fixed(neighbor_table.masks_kernel)
     held = tuple(block for block in OFFSET_BLOCKS if block >= gray_rank.LEAST_OFFSETS)
     blocks = {"v_block": held}
-    factors = {**blocks, "key": ("i32", "i16", "u8"), **places}
+    factors = {**blocks, "key": ("i32", "i16", "u8", "i64"), **places}
     yield mask_order.key_kernel, [Space(factors, _order_key, silent=_SILENT)]
-    yield mask_order.chunk_kernel, [Space({**blocks, **places}, _order_chunk, silent=_SILENT)]
+    part = mask_order._PART
+    yield _fixed(mask_order.chunk_kernel, mask_order._CHUNK, _LARGEST["i32"], part, part)
     orders = {"order": ("i64", "i32"), **places}
     yield mask_order.pack_kernel, [Space(orders, _pack, silent=_SILENT)]
     yield _fixed(mask_order.compact_kernel, 2 * mask_order.TILE, num_warps=8, ends="i64")

@@ -6,13 +6,13 @@ import dataclasses
 import multiprocessing
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 
 from ..errors import DeviceError, UnsupportedError
 from ..kernels.runtime.target import described
+from ..workers import cores
 from .catalogue import spaces
 from .checks import problems
 from .compiling import Code, compile_form, require_triton
@@ -20,11 +20,13 @@ from .forms import Form
 from .selection import selected
 
 _CHUNK = 8  # forms a process takes at a time
+_MOST_SECONDS = 20.0  # of processor time that a form may take: users wait for it
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One form on one target. code: None where it did not compile; problems: () if it may ship."""
+    """One form on one target. code: None where it did not compile; problems: () if it may ship;
+    seconds: of processor time."""
 
     arch: str
     form: Form
@@ -35,7 +37,7 @@ class Result:
 
 def examine(arch: str, form: Form) -> Result:
     """Compile one form in this process, afresh, and check it."""
-    target, begin = described(arch), time.perf_counter()
+    target, begin = described(arch), _processor_seconds()
     code = None
     with tempfile.TemporaryDirectory() as folder:
         before = os.environ.get("TRITON_CACHE_DIR")
@@ -52,7 +54,15 @@ def examine(arch: str, form: Form) -> Result:
                 del os.environ["TRITON_CACHE_DIR"]
             else:
                 os.environ["TRITON_CACHE_DIR"] = before
-    return Result(arch, form, code, found, time.perf_counter() - begin)
+    seconds = _processor_seconds() - begin
+    if seconds > _MOST_SECONDS:
+        found += (f"takes {seconds:.0f} s to compile; allowed {_MOST_SECONDS:.0f}",)
+    return Result(arch, form, code, found, seconds)
+
+
+def _processor_seconds() -> float:
+    """Of this process and of those it has started and waited for, such as an assembler."""
+    return sum(os.times()[:4])
 
 
 def jobs_for(
@@ -90,7 +100,7 @@ def run(
 
     workers: processes (default: one per CPU that this process may use).
     """
-    workers = workers or len(os.sched_getaffinity(0))
+    workers = workers or cores()
     results: dict[int, Result] = {}
 
     def keep(index: int, result: Result) -> None:

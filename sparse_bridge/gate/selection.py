@@ -39,7 +39,7 @@ def representative(target: Target, index: int) -> list[Form]:
 
 def product_name(dtype: torch.dtype, precision: str) -> str:
     """What `product_of` says of forms with this dtype and precision."""
-    return POINTED[dtype] if precision == "ieee" else precision
+    return POINTED[dtype] if precision in ("ieee", "half") else precision
 
 
 def _size(form: Form) -> int:

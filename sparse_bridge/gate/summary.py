@@ -107,6 +107,7 @@ def as_json(results: Sequence[Result]) -> dict[str, Any]:
         "triton": ".".join(map(str, triton_version() or ())),
         "forms": len(results),
         "failed": sum(bool(result.problems) for result in results),
+        "slowest_seconds": round(max((result.seconds for result in results), default=0.0), 3),
         "results": [_described_result(result) for result in results],
     }
 

@@ -293,3 +293,13 @@ def test_a_compiler_that_crashes(monkeypatch):
     fields = {f.name: getattr(form, f.name) for f in dataclasses.fields(form)}
     results = running.run([("gfx942", form), ("gfx942", Fatal(**fields))], 2)
     assert [r.problems for r in results] == [(), ("the compiler crashed",)]
+
+
+def test_a_form_that_takes_too_long_fails(monkeypatch):
+    (arch, form), *_ = running.jobs_for(["gfx1100"], full=False)
+    quick = running.examine(arch, form)
+    assert quick.problems == () and 0 < quick.seconds < 20
+    monkeypatch.setattr(running, "_MOST_SECONDS", quick.seconds / 1000)
+    (problem,) = running.examine(arch, form).problems
+    assert "s to compile; allowed 0" in problem
+    assert summary.as_json([quick])["slowest_seconds"] == round(quick.seconds, 3)
