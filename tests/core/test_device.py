@@ -131,7 +131,7 @@ def test_a_gpu_that_triton_does_not_know(monkeypatch):
 
 def test_a_device_that_is_no_gpu(monkeypatch):
     monkeypatch.setattr(targets, "triton_version", lambda: (3, 6, 0))
-    assert "'xpu'" in targets.unavailable(torch.device("xpu", 0))
+    assert "'hpu'" in targets.unavailable(torch.device("hpu", 0))
 
 
 def test_cpu_tensors_take_torch_unless_a_driver_serves_them():
@@ -193,10 +193,11 @@ def test_what_a_gpu_cannot_multiply_goes_to_torch(monkeypatch):
         hopper = fake(monkeypatch, "sm_90")
         assert chosen(torch.bfloat16) == ("masked", hopper)
         assert chosen(torch.float64) == ("per_offset", None)
-        assert chosen(torch.float16, regular=False) == ("per_offset", None)
+        assert chosen(torch.float16, regular=False) == ("grouped", hopper)
+        assert chosen(torch.float64, regular=False) == ("per_offset", None)
 
 
-@pytest.mark.parametrize("flow", ["masked", "unmasked"])
+@pytest.mark.parametrize("flow", ["masked", "unmasked", "grouped"])
 def test_a_forced_dataflow_that_cannot_serve_says_why(monkeypatch, flow):
     """Nothing else runs in its place."""
     with settings.override(dataflow=flow, self_check=False):
@@ -208,10 +209,11 @@ def test_a_forced_dataflow_that_cannot_serve_says_why(monkeypatch, flow):
         ):
             assert_error(lambda c=case: registry.choose(c), kind, [forced, "auto", *words])
         assert registry.row_kernels(Case(CUDA, torch.float64)) == ("per_offset", None)
-        assert registry.choose(Case(CUDA, torch.float16, False)).name == "per_offset"
+        assert registry.choose(Case(CUDA, torch.float16, False)).name == "grouped"
+        assert registry.choose(Case(CUDA, torch.float64, False)).name == "per_offset"
     with settings.override(dataflow="explicit"):
         assert registry.choose(Case(CUDA, torch.float64)).name == "explicit"
-        assert registry.choose(Case(CUDA, torch.float64, False)).name == "per_offset"
+        assert registry.choose(Case(CUDA, torch.float16, False)).name == "per_offset"
 
 
 def test_every_dataflow_of_the_settings_has_a_file():

@@ -11,9 +11,9 @@ from sparse_bridge import log, settings
 from sparse_bridge.core import functional
 from sparse_bridge.core.conv import kernel_products, registry
 from sparse_bridge.core.conv.dataflow import Case
-from sparse_bridge.core.device import self_check
+from sparse_bridge.core.device import precision, self_check, self_check_problems
 from sparse_bridge.core.device import serving as devices
-from sparse_bridge.errors import DeviceError
+from sparse_bridge.errors import DeviceError, KernelError
 from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.kernels.runtime.target import Target
 from tests.checks import assert_close, assert_error
@@ -28,6 +28,7 @@ kernels = [pytest.mark.interpreted, pytest.mark.emulated]
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     monkeypatch.setattr(self_check, "_verdicts", {})
+    monkeypatch.setattr(precision, "_unsplit", set())
     log.reset()
 
 
@@ -43,7 +44,8 @@ def lane_target(lane):
 
 
 def parts_of(target):
-    return [*self_check.KEYS, *self_check.products_of(target)]
+    """All but what takes gigabytes."""
+    return [part for part in self_check.parts_of(target) if part != self_check.FAR]
 
 
 @pytest.mark.usefixtures("kernel_lane")
@@ -114,6 +116,80 @@ class TestOnKernels:
         monkeypatch.setattr(hash_table, "hash_insert", losing)
         problem = self_check.run(device, target, part).problem
         assert part in problem and "neighbours are wrong" in problem
+
+    def test_new_coordinates_in_another_order_are_found(self, kernel_lane, monkeypatch):
+        from sparse_bridge.kernels.maps import new_rows
+
+        device, target = lane_target(kernel_lane)
+        right = new_rows.number_new_rows
+        monkeypatch.setattr(new_rows, "number_new_rows", lambda *given: right(*given).flip(0))
+        problem = self_check.run(device, target, self_check.NEW_COORDINATES).problem
+        assert "kernel maps with new coordinates" in problem and "another order" in problem
+
+    def test_a_pair_that_is_lost_is_found(self, kernel_lane, monkeypatch):
+        from sparse_bridge.kernels.maps import new_rows
+
+        device, target = lane_target(kernel_lane)
+        right = new_rows.link_new_rows
+
+        def losing(*given):
+            linked, scattered = right(*given)
+            scattered.nbr[tuple(torch.nonzero(scattered.nbr >= 0)[5])] = -1
+            return linked, scattered
+
+        monkeypatch.setattr(new_rows, "link_new_rows", losing)
+        problem = self_check.run(device, target, self_check.NEW_COORDINATES).problem
+        assert "1 of " in problem and "pairs are wrong" in problem
+
+    @pytest.mark.parametrize("part", ["wgrad fp16", "wgrad fp32"])
+    def test_a_wrong_gradient_of_a_weight_is_found(self, kernel_lane, monkeypatch, part):
+        from sparse_bridge.kernels.gemm.wgrad_gemm import WgradGemm
+
+        device, target = lane_target(kernel_lane)
+        right = WgradGemm.__call__
+
+        def one_off(self, x, dy, dw):
+            right(self, x, dy, dw)
+            dw[3, 4, 5] += dw.float().square().mean().sqrt().to(dw.dtype)
+            return dw
+
+        monkeypatch.setattr(WgradGemm, "__call__", one_off)
+        problem = self_check.run(device, target, part).problem
+        assert f"{part} products failed" in problem and f"row {3 * 32 + 4}, channel 5" in problem
+
+    @pytest.mark.parametrize("part", self_check_problems.POOLS)
+    @pytest.mark.parametrize("way", ["forward", "backward"])
+    def test_a_wrong_pool_is_found(self, kernel_lane, monkeypatch, part, way):
+        from sparse_bridge.kernels.ops import pooling
+
+        device, target = lane_target(kernel_lane)
+        right, place = getattr(pooling, f"pool_{way}"), {"forward": 2, "backward": 5}[way]
+
+        def one_off(*given):
+            right(*given)
+            given[place][77, 5] += 3.0
+
+        monkeypatch.setattr(pooling, f"pool_{way}", one_off)
+        problem = self_check.run(device, target, part).problem
+        assert part in problem and "row 77, channel 5" in problem
+
+    def test_rows_behind_two_gibibytes_that_are_read_wrongly_are_found(
+        self, kernel_lane, monkeypatch
+    ):
+        """The same code over features of half a megabyte: an offset that loses its upper bits."""
+        from sparse_bridge.kernels.gemm.gather_gemm import GatherGemm
+
+        device, target = lane_target(kernel_lane)
+        monkeypatch.setattr(self_check_problems, "_FAR_BYTES", 1 << 19)
+        assert self_check.run(device, target, self_check.FAR).problem is None
+        self_check.reset()
+        right = GatherGemm.__call__
+
+        def wrapping(self, x, *rest):
+            return right(self, torch.cat([x[: len(x) // 2], x[: len(x) - len(x) // 2]]), *rest)
+
+        monkeypatch.setattr(GatherGemm, "__call__", wrapping)
+        assert "beyond 2 GiB" in self_check.run(device, target, self_check.FAR).problem
 
     def test_counters_without_atomics_are_found(self, kernel_lane, monkeypatch):
         from sparse_bridge.kernels.maps import hash_table
@@ -268,12 +344,124 @@ def test_fp32_is_checked_as_layers_compute_it(monkeypatch):
         asked.append(precision)
         return x * float("nan")
 
-    monkeypatch.setattr(self_check, "_multiply", spoilt)
+    monkeypatch.setattr(self_check_problems, "_multiply", spoilt)
     for mode in ("auto", "ieee", "auto"):
         with settings.override(fp32=mode):
             assert "not finite" in self_check.run(CUDA, HOPPER, "fp32").problem
     self_check.run(CUDA, HOPPER, "tf32")
     assert asked == ["tf32x3", "ieee", "tf32"]
+
+
+BLACKWELL = Target("cuda", "sm_100", 32, 148, 227 << 10, raw=True)
+
+
+@pytest.mark.parametrize("target", [HOPPER, BLACKWELL], ids=lambda target: target.arch)
+def test_a_split_product_that_fails_gives_way_to_ieee_products(gpu, caplog, monkeypatch, target):
+    """Not to torch: layers that were resolved before are resolved again."""
+    monkeypatch.setattr(targets, "of", lambda device: target)
+    forms, before = [], settings.generation
+
+    def find(device, target, part):
+        if part in self_check.KEYS:
+            return None
+        forms.append(precision.product_precision(target, SINGLE, "ieee"))
+        return "fp32 products failed the self-check (wrong)" if forms[-1] == "tf32x3" else None
+
+    monkeypatch.setattr(self_check, "_find", find)
+    with caplog.at_level(logging.WARNING, "sparse_bridge"):
+        for _ in range(2):
+            assert chosen(CUDA, SINGLE) == ("masked", target)
+    assert forms == ["tf32x3", "ieee"]
+    assert settings.generation > before
+    assert precision.product_precision(target, SINGLE, "ieee") == "ieee"
+    assert precision.product_precision(target, SINGLE, "tf32") == "tf32"
+    (record,) = caplog.records
+    assert "IEEE multiply-adds" in record.getMessage()
+    (note,) = devices.notes()
+    assert "IEEE multiply-adds instead" in note
+    self_check.reset()
+    assert precision.product_precision(target, SINGLE, "ieee") == "tf32x3"
+
+
+def test_ieee_products_that_fail_too_leave_fp32_to_torch(gpu, monkeypatch):
+    gpu["fp32"] = "fp32 products failed the self-check (wrong)"
+    assert chosen(CUDA, SINGLE) == ("per_offset", None)
+
+
+def test_maps_with_new_coordinates_are_checked_when_one_is_built(gpu, caplog):
+    gpu[self_check.NEW_COORDINATES] = "kernel maps with new coordinates failed the self-check (x)"
+    assert devices.kernel_target(CUDA) is HOPPER
+    with caplog.at_level(logging.WARNING, "sparse_bridge"):
+        assert devices.kernel_target(CUDA, expands=True) is None
+    assert devices.kernel_target(CUDA) is HOPPER
+    (record,) = caplog.records
+    assert "new coordinates" in record.getMessage()
+
+
+@pytest.mark.usefixtures("kernel_lane")
+class TestFallbacks:
+    """What runs where a part fails, with the right answer."""
+
+    pytestmark = kernels
+
+    @pytest.fixture
+    def failing(self, kernel_lane, monkeypatch):
+        """A function that makes a part fail."""
+        device, target = lane_target(kernel_lane)
+        monkeypatch.setattr(self_check, "_applies", lambda device: True)
+
+        def fail(part):
+            verdict = self_check.Verdict(str(device), part, f"{part} failed the self-check", 1.0)
+            for name in parts_of(target):
+                passed = self_check.Verdict(str(device), name, None, 1.0)
+                self_check._verdicts[device, target.arch, name] = passed
+            self_check._verdicts[device, target.arch, part] = verdict
+
+        return fail
+
+    def test_gradients_of_weights(self, kernel_lane, failing, monkeypatch, caplog):
+        from sparse_bridge.kernels.gemm.wgrad_gemm import WgradGemm
+
+        made = layer("submanifold", 2, device=kernel_lane.device)
+        x, weight, bias, dy = (t.to(kernel_lane.device) for t in tensors(made, 9, 12))
+        (want,) = torch.autograd.grad(
+            functional.conv(x, weight.requires_grad_(), bias, made.kmap), weight, dy
+        )
+        failing("wgrad fp32")
+
+        def never(*_):
+            raise AssertionError("the kernel ran")
+
+        monkeypatch.setattr(WgradGemm, "__call__", never)
+        other = weight.detach()[:, :, :11].clone().requires_grad_()  # a plan of its own
+        with caplog.at_level(logging.WARNING, "sparse_bridge"):
+            y = functional.conv(x, other, bias[:11], made.kmap)
+            (got,) = torch.autograd.grad(y, other, dy[:, :11].contiguous())
+        assert_close(got, want[:, :, :11].double(), SINGLE)
+        assert any("Gradients of weights" in r.getMessage() for r in caplog.records)
+
+    def test_pools(self, kernel_lane, failing, monkeypatch):
+        from sparse_bridge.kernels.ops import pooling
+
+        made = layer("strided", 2, device=kernel_lane.device)
+        x = torch.randn(len(made.x_coords), 7).to(kernel_lane.device)
+        want = functional.pool(x, made.kmap, "max")
+        failing("max pools")
+        monkeypatch.setattr(pooling, "pool_forward", None)
+        assert torch.equal(functional.pool(x, made.kmap, "max"), want)
+
+    def test_features_beyond_two_gibibytes_raise(self, kernel_lane, failing):
+        made = layer("submanifold", 2, device=kernel_lane.device)
+        failing(self_check.FAR)
+        device = kernel_lane.device  # pages that nobody touches
+        storage = torch.empty((1 << 31) + 64, dtype=torch.uint8, device=device)
+        x = storage.view(torch.float16)[: made.kmap.n_in * 16].view(-1, 16).zero_()
+        weight = torch.zeros(made.kmap.n_offsets, 16, 8, dtype=torch.float16, device=device)
+        with settings.override(dataflow="masked"):
+            assert_error(
+                lambda: functional.conv(x, weight, None, made.kmap), KernelError,
+                ["beyond 2 GiB", "2.0 GiB", "per_offset"],
+            )  # fmt: skip
 
 
 @pytest.mark.gpu

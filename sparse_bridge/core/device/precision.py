@@ -9,23 +9,38 @@ from ...kernels.runtime.target import Target
 from ..geometry.weights import WeightLayout
 
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_unsplit: set[str] = set()  # architectures on which the split product failed the self-check
+
+
+def forbid_split(target: Target) -> None:
+    """fp32 products of this architecture are IEEE from now on: the sum of three TF32 products came
+    out wrong there (some releases miscompile chained `tl.dot` for Blackwell)."""
+    _unsplit.add(target.arch)
+
+
+def allow_split() -> None:
+    """Forget what `forbid_split` was told."""
+    _unsplit.clear()
 
 
 def product_precision(
     target: Target, dtype: torch.dtype, precision: str, wgrad: bool = False
 ) -> str:
-    """What kernels do for a layer that asks for "ieee" or "tf32" products of `dtype`: "ieee",
-    "tf32" or "tf32x3".
+    """What kernels do for a layer that asks for "ieee", "tf32" or "half" products of `dtype`:
+    "ieee", "tf32", "tf32x3" or "half".
 
     TF32 is leave to round, not an order: targets without it compute fp32. fp32 itself may be the
     sum of three TF32 products ("tf32x3"; Ootomo and Yokota 2022), as exact and much faster where
     `Target.splits_fp32`; not in wgrad, where turning both operands around takes what it saves.
     """
     if dtype != torch.float32:
-        return "ieee"
+        # Leave to add fp16 products up in fp16, too; of use where that doubles the rate.
+        half = precision == "half" and dtype == torch.float16 and target.adds_in_fp16
+        return "half" if half and not wgrad else "ieee"
     if precision == "tf32" and target.has_tf32:
         return "tf32"
     split = target.splits_fp32 and not wgrad and settings.get().fp32 == "auto"
+    split = split and target.arch not in _unsplit
     return "tf32x3" if split else "ieee"
 
 

@@ -7,7 +7,7 @@ import os
 
 import torch
 
-from ... import log
+from ... import log, settings
 
 # rocBLAS and hipBLASLt map the rows of a product to a grid axis that some GPUs (seen on gfx1201,
 # ROCm 7.1 and 7.2, fp32 and fp64) limit to 65536 blocks; rows beyond are wrong. No release with the
@@ -21,7 +21,7 @@ _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLO
 def splits(x: torch.Tensor) -> bool:
     """Whether a product of x [N, K] has to be taken in parts of at most MOST_ROWS rows."""
     return (
-        x.shape[0] > MOST_ROWS and x.is_cuda and torch.version.hip is not None and x.dtype in _WIDE
+        torch.version.hip is not None and x.is_cuda and x.dtype in _WIDE and x.shape[0] > MOST_ROWS
     )
 
 
@@ -39,6 +39,24 @@ def mm(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     for part, rows in zip(x.split(MOST_ROWS), out.split(MOST_ROWS), strict=True):
         torch.mm(part, w, out=rows)
     return out
+
+
+def replays_graphs() -> bool:
+    """Whether captured graphs may be replayed: on ROCm only if the settings say "always".
+
+    Replayed graphs give wrong data now and then there (ROCm 7.2 on MI300X; graphs of more than 200
+    nodes on gfx1201). A trial when a graph is captured does not show it.
+    """
+    return torch.version.hip is None or settings.get().capture == "always"
+
+
+def say_that_graphs_stay_off() -> None:
+    """Log once why nothing is replayed on ROCm."""
+    log.once(
+        ("rocm-graphs",),
+        "Graphs are not replayed on ROCm, where they give wrong data now and then; "
+        "SPARSE_BRIDGE_CAPTURE=always replays them all the same.",
+    )
 
 
 def allocator_warning() -> str | None:

@@ -15,33 +15,39 @@ from collections.abc import Callable
 
 import torch
 
-from ... import settings, tolerances
+from ... import log, settings
 from ...kernels.runtime.target import Target
-from .precision import product_precision
-
-ROWS, CHANNELS, OFFSETS = 150, 32, 27
-COMMON_ROWS = (
-    40_000  # of inputs whose default tiles are checked, and compiled before they are wanted
+from . import precision
+from .self_check_problems import (
+    KEYS,
+    POOLS,
+    PRODUCTS,
+    check_far,
+    check_keys,
+    check_new_coordinates,
+    check_pools,
+    check_products,
+    check_wgrad,
+    precision_of,
 )
-KEYS = {"int32 keys": (16, 16, 16), "int64 keys": (1 << 20, 1 << 15, 16)}
-PRODUCTS: dict[str, tuple[torch.dtype, str]] = {
-    "fp16": (torch.float16, "ieee"),
-    "bf16": (torch.bfloat16, "ieee"),
-    "fp32": (torch.float32, "ieee"),
-    "tf32": (torch.float32, "tf32"),
-}
+
 NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+SPLIT = "tf32x3"
+NEW_COORDINATES, FAR = "new coordinates", "features beyond 2 GiB"
+_FREE_BYTES = 5 << 30  # that FAR wants
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """device: as torch names it.  part: a key of KEYS or PRODUCTS.  problem: None when it
-    passed.  milliseconds: what the check took, compiling included."""
+    """device: as torch names it.  part: see `parts_of`.  problem: None when it passed.
+    milliseconds: what the check took, compiling included.  instead: what takes over if it did
+    not."""
 
     device: str
     part: str
     problem: str | None
     milliseconds: float
+    instead: str = "the per-offset dataflow in torch"
 
 
 _verdicts: dict[tuple[torch.device, str, str], Verdict] = {}
@@ -51,18 +57,27 @@ _lock = threading.RLock()
 
 def _applies(device: torch.device) -> bool:
     """GPUs are checked; on CPU tensors kernels run for tests only, and slowly."""
-    return device.type == "cuda" and settings.get().self_check
+    return device.type in ("cuda", "xpu") and settings.get().self_check
 
 
 def problem(device: torch.device, target: Target, part: str) -> str | None:
-    """Why `part` cannot be trusted on `device`, or None; checked when it is first asked for.
+    """Why `part` cannot be trusted on `device`, or None; checked when it is first asked for. fp32
+    as three TF32 products that fails is not used from then on, and IEEE multiply-adds are checked.
 
-    device: with an index.  part: a key of KEYS or PRODUCTS.
+    device: with an index.  part: see `parts_of`.
     """
     if not _applies(device):
         return None
     verdict = _verdicts.get((device, target.arch, _form(target, part)))
-    return (verdict or run(device, target, part)).problem
+    verdict = verdict or run(device, target, part)
+    if verdict.problem is None or _form(target, part) != SPLIT:
+        return verdict.problem
+    precision.forbid_split(target)
+    log.once(
+        ("split", str(device)), f"{device}: {verdict.problem}; {verdict.instead} take over.", 30
+    )
+    settings.changed()  # layers that were resolved before are resolved again
+    return problem(device, target, part)
 
 
 def run(device: torch.device, target: Target, part: str) -> Verdict:
@@ -73,26 +88,28 @@ def run(device: torch.device, target: Target, part: str) -> Verdict:
             start = time.perf_counter()
             found = _find(device, target, part)
             took = 1e3 * (time.perf_counter() - start)
-            _verdicts[key] = Verdict(str(device), part, found, took)
+            verdict = Verdict(str(device), part, found, took)
+            if key[2] == SPLIT:
+                verdict = dataclasses.replace(verdict, instead="IEEE multiply-adds")
+            _verdicts[key] = verdict
         return _verdicts[key]
 
 
 def _form(target: Target, part: str) -> str:
     """What a verdict is about: fp32 may be computed in two ways, see `product_precision`."""
-    split = part in PRODUCTS and _precision(target, part) == "tf32x3"
-    return "tf32x3" if split else part
-
-
-def _precision(target: Target, part: str) -> str:
-    """How layers multiply what `part` names."""
-    dtype, precision = PRODUCTS[part]
-    return product_precision(target, dtype, precision)
+    return SPLIT if part in PRODUCTS and precision_of(target, part) == SPLIT else part
 
 
 def products_of(target: Target) -> list[str]:
     """The parts of PRODUCTS that kernels compute on a target."""
     missing = {"bf16": not target.has_bf16, "tf32": not target.has_tf32}
     return [part for part in PRODUCTS if not missing.get(part)]
+
+
+def parts_of(target: Target) -> list[str]:
+    """Everything that is checked on a target."""
+    products = products_of(target)
+    return [*KEYS, NEW_COORDINATES, *products, *(f"wgrad {p}" for p in products), *POOLS, FAR]
 
 
 def failures() -> tuple[Verdict, ...]:
@@ -105,12 +122,15 @@ def reset() -> None:
     global generation
     with _lock:
         _verdicts.clear()
+        precision.allow_split()
         generation += 1
         settings.changed()
 
 
 def _find(device: torch.device, target: Target, part: str) -> str | None:
-    words, check = _CHECKS["keys" if part in KEYS else "products"]
+    words, check = _CHECKS[_kind(part)]
+    if part == FAR and device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < _FREE_BYTES:
+        return None  # the product that asks will say that memory is short
     # Not the caller's modes: the answers are compared on the CPU, whatever its default device.
     with torch.no_grad(), torch.device("cpu"):
         try:
@@ -124,100 +144,19 @@ def _find(device: torch.device, target: Target, part: str) -> str | None:
     return None if wrong is None else f"{words.format(part)} failed the self-check ({wrong})"
 
 
-def _crowd(part: str) -> torch.Tensor:
-    """int32 [ROWS, 4]: neighbours in one corner and, for 64-bit keys, far from it; every tenth row
-    repeats an earlier one."""
-    generator = torch.Generator().manual_seed(0)
-    coords = torch.randint(0, 6, (ROWS, 4), generator=generator, dtype=torch.int32)
-    coords[:, 0] %= 2
-    far = torch.tensor(KEYS[part], dtype=torch.int32) - 6
-    coords[::2, 1:] += far
-    coords[9::10] = coords[:-9:10]
-    return coords
-
-
-def _check_keys(device: torch.device, target: Target, part: str) -> str | None:
-    """Hash table and look-up, and with them the atomics on shared addresses."""
-    from ...kernels.maps.hash_table import HashTable, hash_insert
-    from ...kernels.maps.neighbor_table import neighbor_lookup
-    from ..geometry.boxes import Box
-    from ..geometry.offsets import Offsets, box_offsets
-
-    one, coords = (1, 1, 1), _crowd(part)
-    offsets, box = box_offsets((3, 3, 3), one, one), Box.grid(2, KEYS[part])
-    first: dict[tuple[int, ...], int] = {}
-    for row, site in enumerate(coords.tolist()):
-        first.setdefault(tuple(site), row)
-    wanted = [
-        [first.get((b, x + dx, y + dy, z + dz), -1) for b, x, y, z in coords.tolist()]
-        for dx, dy, dz in offsets.values
-    ]
-    there = coords.to(device)
-    table = HashTable.allocate(1 << 9, box.key64, device)
-    slots = torch.empty((1, ROWS), dtype=torch.int32, device=device)
-    origin = Offsets.of([(0, 0, 0)]).geometry(device, one, one, 1)
-    bounds = box.bounds(device)
-    hash_insert(table, there, origin, bounds, None, slots, False, target)
-    counted = table.counters()
-    if counted != (len(first), ROWS, False):
-        return f"the hash table counted {counted}; expected {(len(first), ROWS, False)}"
-    found = neighbor_lookup(
-        table, ROWS, there, offsets.geometry(device, one, one, 1), bounds, None, len(offsets), -1,
-        False, target,
-    ).nbr.cpu()  # fmt: skip
-    wrong = int((found != torch.tensor(wanted, dtype=torch.int32)).sum())
-    return f"{wrong} of {found.numel()} neighbours are wrong" if wrong else None
-
-
-def _check_products(device: torch.device, target: Target, part: str) -> str | None:
-    """The gather-GEMM over mask-ordered tiles, as forward and dgrad run it."""
-    dtype, limit = PRODUCTS[part][0], tolerances.of("self_check", part).largest
-    precision = _precision(target, part)
-    generator = torch.Generator().manual_seed(1)
-    nbr = torch.randint(-ROWS, ROWS, (OFFSETS, ROWS), generator=generator, dtype=torch.int32)
-    nbr.clamp_(min=-1)
-    x = torch.randn(ROWS, CHANNELS, generator=generator).to(dtype)
-    weight = torch.randn(OFFSETS, CHANNELS, CHANNELS, generator=generator).to(dtype)
-    y = _multiply(device, target, precision, nbr, x, weight).cpu().double()
-    padded = torch.cat([x, x.new_zeros((1, CHANNELS))]).double()
-    want = padded[nbr.t().long()].flatten(1) @ weight.double().flatten(0, 1)
-    error = (y - want).abs() / want.square().mean().sqrt()
-    worst = int(error.argmax()) if bool(torch.isfinite(error).all()) else -1
-    if worst < 0:
-        return f"{int((~torch.isfinite(y)).sum())} of {y.numel()} results are not finite"
-    largest = error.flatten()[worst].item()
-    if largest <= limit:
-        return None
-    row, channel = divmod(worst, CHANNELS)
-    return (
-        f"largest error {largest:.1e} of the typical value, at row {row}, channel {channel}; "
-        f"allowed {limit:.0e}"
-    )
-
-
-def _multiply(
-    device: torch.device, target: Target, precision: str, nbr: torch.Tensor, x: torch.Tensor,
-    weight: torch.Tensor,
-) -> torch.Tensor:  # fmt: skip
-    """y [ROWS, CHANNELS] on the device, by the tile of a common layer."""
-    from ...kernels.gemm.gather_gemm import GatherGemm
-    from ...kernels.gemm.gather_spec import GemmSpec
-    from ...kernels.gemm.product import Product
-    from ...kernels.maps.mask_order import mask_order, pack_tiles
-    from ...kernels.maps.neighbor_table import NeighborTable
-    from ...kernels.tiles.tile_config import gather_tile
-    from ..geometry.weights import layout_of
-
-    w = layout_of(weight, "vio")
-    tile = gather_tile(target, x.dtype, COMMON_ROWS, w.c_in, w.c_out, OFFSETS, precision)
-    table = NeighborTable(nbr.to(device))
-    tiles = pack_tiles(table, mask_order(table, target), target)
-    spec = GemmSpec(Product(target, device, x.dtype, precision, w), tile, packed=True)
-    y = torch.full((ROWS, CHANNELS), float("nan"), dtype=x.dtype, device=device)
-    return GatherGemm(spec, tiles, ROWS, ROWS)(x.to(device), weight.to(device), None, y)
+def _kind(part: str) -> str:
+    if part in KEYS:
+        return "keys"
+    if part in POOLS:
+        return "pools"
+    return {NEW_COORDINATES: "maps", FAR: "far"}.get(part, "wgrad" if " " in part else "products")
 
 
 _CHECKS: dict[str, tuple[str, Callable[[torch.device, Target, str], str | None]]] = {
-    "keys": ("looking up coordinates by {}", _check_keys),
-    "products": ("{} products", _check_products),
+    "keys": ("looking up coordinates by {}", check_keys),
+    "maps": ("kernel maps with {}", check_new_coordinates),
+    "products": ("{} products", check_products),
+    "wgrad": ("{} products", check_wgrad),
+    "pools": ("{}", check_pools),
+    "far": ("{}", check_far),
 }

@@ -25,7 +25,7 @@ class Devices:
 
     def reset(self) -> None:
         """Forget every decision, and that devices were used; who listens stays."""
-        self._targets: dict[tuple[torch.device, bool], Target] = {}
+        self._targets: dict[tuple[torch.device, bool, bool], Target] = {}
         self._used: set[tuple[torch.device, bool]] = set()
         self._generation = -1
 
@@ -34,29 +34,34 @@ class Devices:
         if listener not in self._listeners:
             self._listeners.append(listener)
 
-    def kernel_target(self, device: torch.device, key64: bool = False) -> Target | None:
+    def kernel_target(
+        self, device: torch.device, key64: bool = False, expands: bool = False
+    ) -> Target | None:
         """The target whose kernels serve tensors of `device`, or None where plain torch does: by
-        `selection.select`, and by the self-check of look-ups (key64: by 64-bit keys).
+        `selection.select`, and by the self-check of look-ups (key64: by 64-bit keys; expands: and
+        of maps that make new coordinates).
 
         Raises: DeviceError for a forced dataflow that cannot be had; never a silent fallback.
         """
         if device.type != "cuda":  # whose driver may be another at the next call
-            return self._find(device, key64)
+            return self._find(device, key64, expands)
         if self._generation != settings.generation:
             self._targets, self._generation = {}, settings.generation
-        found = self._targets.get((device, key64))
+        found = self._targets.get((device, key64, expands))
         if found is None:
             rocm.warn_about_allocator()
-            found = self._find(device, key64)
+            found = self._find(device, key64, expands)
             if found is not None:
-                self._targets[device, key64] = found
+                self._targets[device, key64, expands] = found
         return found
 
-    def _find(self, device: torch.device, key64: bool) -> Target | None:
+    def _find(self, device: torch.device, key64: bool, expands: bool) -> Target | None:
         target, problem = select(device)
         if target is not None:
             self._announce(device, target, key64)
             problem = self_check.problem(device, target, "int64 keys" if key64 else "int32 keys")
+            if problem is None and expands:
+                problem = self_check.problem(device, target, self_check.NEW_COORDINATES)
             if problem is None:
                 return target
         if problem is None:
@@ -87,6 +92,6 @@ reset = _devices.reset
 def notes() -> tuple[str, ...]:
     """What the self-check has taken from Triton kernels in this process, one sentence each."""
     return tuple(
-        f"{verdict.device}: {verdict.problem}; the per-offset dataflow in torch takes over"
+        f"{verdict.device}: {verdict.problem}; {verdict.instead} instead"
         for verdict in self_check.failures()
     )

@@ -27,12 +27,14 @@ from ..conv.epilogue import Epilogue
 from ..conv.kernel_products import GatherProduct, KernelDataflow, WgradProduct
 from ..device import serving
 from ..device.precision import KERNEL_DTYPES
-from ..device.self_check import CHANNELS, KEYS
-from ..device.self_check import COMMON_ROWS as _ROWS
+from ..device.self_check import NAMES
+from ..device.self_check_problems import CHANNELS, KEYS, OFFSETS, PRODUCTS, WGRAD_PAIRS, wgrad_over
+from ..device.self_check_problems import COMMON_ROWS as _ROWS
 from ..geometry.boxes import Box
 from ..geometry.offsets import Offsets, box_offsets
 from ..geometry.weights import layout_of
 from ..maps.expansion import Expansion, Source
+from ..maps.rulebook import Rulebook
 from ..tuning.problem import gather_problem, wgrad_problem
 from ..tuning.tuner import tile_for
 from . import preload
@@ -101,16 +103,21 @@ def _compile(device: torch.device, target: Target, key64: bool) -> None:
     with _lock:
         first = device not in _devices
         _devices.add(device)
+    preload.finish()
     products = _products(device) if first else []
     # Not the caller's modes: tensors here only stand for others.
     with torch.no_grad(), torch.device(device), dry_run():
-        _map_kernels(device, target, key64)
+        later = _map_kernels(device, target, key64)
         for expected, dtype in products:
             _product_kernels(device, target, expected, dtype)
+        for name in {_name(one, dtype) for one, dtype in products if one.trains}:
+            _checked_wgrad(device, target, name)
+        later()
 
 
-def _map_kernels(device: torch.device, target: Target, key64: bool) -> None:
-    """Everything between coordinates and tiles, for kernels of 3x3x3; what takes longest first."""
+def _map_kernels(device: torch.device, target: Target, key64: bool) -> Callable[[], None]:
+    """Everything between coordinates and tiles, for kernels of 3x3x3, in the order of a first
+    submanifold layer; what that does not need, the result compiles."""
     from ...kernels.maps.hash_table import HashTable, hash_insert
     from ...kernels.maps.mask_order import SORTED_APART, mask_order, pack_tiles, write_pairs
     from ...kernels.maps.neighbor_table import NeighborTable, neighbor_lookup
@@ -121,7 +128,7 @@ def _map_kernels(device: torch.device, target: Target, key64: bool) -> None:
     order = mask_order(NeighborTable(nbr, nbr), target)
     coords, slots = nbr.new_empty((_FEW, 4)), nbr.new_empty((1, _FEW))
     box = Box.grid(1, KEYS["int64 keys" if key64 else "int32 keys"])
-    bounds, table = box.bounds(device), HashTable.allocate(1 << 9, key64, device)
+    bounds, table = box.layout(device).bounds, HashTable.allocate(1 << 9, key64, device)
     origin = Offsets.of([(0, 0, 0)]).geometry(device, one, one, 1)
     hash_insert(table, coords, origin, bounds, None, slots, False, target)
     near = offsets.geometry(device, one, one, 1)
@@ -135,12 +142,16 @@ def _map_kernels(device: torch.device, target: Target, key64: bool) -> None:
     look_up()
     tiles = pack_tiles(NeighborTable(nbr, nbr), order, target)
     NeighborTable(nbr).masks(target)
-    _expansion_kernels(coords, box, offsets, target)
-    table.reversed = False
-    look_up()
-    large = NeighborTable(nbr[:, :1].expand(-1, SORTED_APART + 1), nbr)
-    pack_tiles(NeighborTable(nbr, nbr), mask_order(large, target)[:_FEW], target)
-    write_pairs(tiles, order.long(), tiles.counts, order, order, len(offsets), target)
+
+    def later() -> None:
+        _expansion_kernels(coords, box, offsets, target)
+        table.reversed = False
+        look_up()
+        large = NeighborTable(nbr[:, :1].expand(-1, SORTED_APART + 1), nbr)
+        pack_tiles(NeighborTable(nbr, nbr), mask_order(large, target)[:_FEW], target)
+        write_pairs(tiles, order.long(), tiles.counts, order, order, len(offsets), target)
+
+    return later
 
 
 def _expansion_kernels(coords: torch.Tensor, box: Box, offsets: Offsets, target: Target) -> None:
@@ -149,7 +160,8 @@ def _expansion_kernels(coords: torch.Tensor, box: Box, offsets: Offsets, target:
     from ...kernels.maps.new_rows import owner_counters
 
     table = HashTable.allocate(1 << 9, box.key64, coords.device, owner_counters(_FEW))
-    expansion = Expansion(Source(coords, box), offsets, (1, 1, 1), (2, 2, 2), -1, box, target)
+    source, layout = Source.of(coords, box), box.layout(coords.device)
+    expansion = Expansion(source, offsets, (1, 1, 1), (2, 2, 2), -1, layout, target)
     expansion.insert(table)
     expansion.number(_FEW, "first_seen", False)
     slots = expansion.slots
@@ -195,10 +207,12 @@ def _product_kernels(
     w = layout_of(expected.weight, expected.layout, expected.groups)
     form, bias = expected.epilogue.form, expected.epilogue.bias
     product = LayerProduct(target, device, dtype, expected.precision, w, form)
-    _gather_kernel(product, expected.epilogue)
+    map_like = Rulebook(_ROWS, _ROWS, w.n_offsets, device, symmetric=expected.symmetric)
+    map_like.trained = expected.trains
+    _gather_kernel(product, expected.epilogue, map_like)
     if expected.trains:
         back = w.transposed().reversed() if expected.symmetric else w.transposed()
-        _gather_kernel(product._replace(w=back, epilogue=EpilogueForm()), Epilogue())
+        _gather_kernel(product._replace(w=back, epilogue=EpilogueForm()), Epilogue(), map_like)
         _wgrad_kernel(product, expected.symmetric, expected.weight.dtype)
         if bias is not None:
             column_sums(torch.empty((1, w.columns_out), dtype=dtype), bias.dtype, target)
@@ -209,21 +223,43 @@ def _product_kernels(
         launch_both(features, expected.norm, target)
 
 
-def _gather_kernel(layer: LayerProduct, epilogue: Epilogue) -> None:
+def _gather_kernel(layer: LayerProduct, epilogue: Epilogue, map_like: Rulebook) -> None:
+    """map_like: like the maps that the layer will meet, without pairs."""
     from ...kernels.gemm.gather_gemm import GatherGemm
     from ...kernels.maps.mask_order import TileList
 
-    flow = registry.entry(registry.automatic()[0])
+    flow = registry.entry(registry.automatic()[0]).by_rule()
     assert isinstance(flow, KernelDataflow)
     product, w = GatherProduct(flow, layer), layer.w
+    flow = flow.serving(map_like, 0, layer)
+    if flow.name == "grouped":
+        return  # its launches follow pairs, which nobody knows yet
     x, y = (torch.empty((1, n), dtype=layer.dtype) for n in (w.columns_in, w.columns_out))
     table: TileList | torch.Tensor = torch.empty((w.n_offsets, 1), dtype=torch.int32)
     if flow.packed:
         memory = torch.empty(TileList.size(w.n_offsets, 1), dtype=torch.int32)
         table = TileList(memory, w.n_offsets, 1, _ROWS)
     tile = tile_for(gather_problem(product.product, flow.name, _ROWS, _ROWS))
-    launch = GatherGemm(product.spec(tile), table, _ROWS, _ROWS)
+    launch = GatherGemm(flow.spec(product.product, tile), table, _ROWS, _ROWS)
     launch(x, x.new_empty(1), epilogue.vectors, y)
+
+
+def _name(expected: Expected, dtype: torch.dtype) -> str | None:
+    """What the self-check calls this product."""
+    tf32 = dtype == torch.float32 and expected.precision == "tf32"
+    return "tf32" if tf32 else NAMES.get(dtype)
+
+
+def _checked_wgrad(device: torch.device, target: Target, name: str | None) -> None:
+    """The kernel that the self-check runs before a first gradient of a weight."""
+    if name is None or not settings.get().self_check:
+        return
+    dtype = PRODUCTS[name][0]
+    rows = torch.empty(OFFSETS * WGRAD_PAIRS, dtype=torch.int32)
+    starts = torch.empty(OFFSETS + 1, dtype=torch.int64)
+    x = torch.empty((1, CHANNELS), dtype=dtype)
+    dw = torch.empty((OFFSETS, CHANNELS, CHANNELS), dtype=dtype)
+    wgrad_over((rows, rows, starts), target, name, dw)(x, x, dw)
 
 
 def _wgrad_kernel(layer: LayerProduct, mirrored: bool, dtype: torch.dtype) -> None:

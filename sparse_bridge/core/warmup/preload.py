@@ -1,9 +1,10 @@
 """What Triton does once per process, done before the first layer runs.
 
 Importing Triton takes 0.2 s; hashing its own files, hundreds of megabytes without which it finds no
-compiled kernel, twice that. With the first layer that is made Triton is imported, in that thread,
-because imports of one package in two threads can fail; the hashing, which leaves the interpreter to
-others, goes on while the program builds its model and reads its data.
+compiled kernel, twice that; with empty caches it compiles its driver with a C compiler, too. With
+the first layer that is made Triton is imported, in that thread, because imports of one package in
+two threads can fail; the rest, which leaves the interpreter to others, goes on while the program
+builds its model and reads its data.
 """
 
 from __future__ import annotations
@@ -47,14 +48,15 @@ def _import_and_hash() -> None:
         log.logger.debug("no preload: %s", error)
         return
     _thread = threading.Thread(
-        target=triton_compat.hash_files, name="sparse_bridge-preload", daemon=True
+        target=triton_compat.prepare, name="sparse_bridge-preload", daemon=True
     )
     # A child process would find the locks of what is being imported taken for ever.
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=_finish)
+        os.register_at_fork(before=finish)
     _thread.start()
 
 
-def _finish() -> None:
+def finish() -> None:
+    """Wait for what has begun: nobody does the same work beside it."""
     if _thread is not None and _thread is not threading.current_thread():
         _thread.join(_LONGEST)

@@ -43,7 +43,7 @@ def test_a_first_layer_starts_it_and_a_fork_waits_for_it():
                 os._exit(0)
             assert not preload._thread.is_alive()
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        preload._finish()
+        preload.finish()
         from triton.compiler import compiler
         from triton.runtime import cache
         key = getattr(compiler, "triton_key", None) or cache.triton_key
@@ -56,7 +56,7 @@ def test_a_first_layer_starts_it_and_a_fork_waits_for_it():
 
 @pytest.mark.parametrize(
     "gpus, variable",
-    [(0, {}), (1, {"TRITON_INTERPRET": "1"}), (1, {"SPARSE_BRIDGE_WARMUP": "0"})],
+    [(0, {}), (1, {"TRITON_INTERPRET": "1"}), (1, {"SPARSE_BRIDGE_STARTUP": "warmup=0"})],
     ids=["no GPU", "interpreted", "switched off"],
 )
 def test_where_nothing_is_started(gpus, variable):

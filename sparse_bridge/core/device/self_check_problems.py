@@ -1,0 +1,258 @@
+"""The tiny problems of the self-check: what kernels compute, compared with plain Python or torch on
+the CPU. Each answers what is wrong, or None."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ... import tolerances
+from ...kernels.runtime.target import Target
+from .precision import product_precision
+
+if TYPE_CHECKING:
+    from ...kernels.gemm.wgrad_gemm import WgradGemm
+
+ROWS, CHANNELS, OFFSETS = 150, 32, 27
+COMMON_ROWS = (
+    40_000  # of inputs whose default tiles are checked, and compiled before they are wanted
+)
+KEYS = {"int32 keys": (16, 16, 16), "int64 keys": (1 << 20, 1 << 15, 16)}
+PRODUCTS: dict[str, tuple[torch.dtype, str]] = {
+    "fp16": (torch.float16, "ieee"),
+    "bf16": (torch.bfloat16, "ieee"),
+    "fp32": (torch.float32, "ieee"),
+    "tf32": (torch.float32, "tf32"),
+}
+POOLS = {"max pools": "max", "avg pools": "avg", "sum pools": "sum"}
+_FAR_BYTES = (1 << 31) + (1 << 20)  # of features that 32-bit offsets do not reach
+_FAR_CHANNELS = 512
+WGRAD_PAIRS = 100  # of every offset
+
+
+def precision_of(target: Target, part: str, wgrad: bool = False) -> str:
+    """How layers multiply what `part` names."""
+    dtype, precision = PRODUCTS[part]
+    return product_precision(target, dtype, precision, wgrad)
+
+
+def _crowd(part: str) -> torch.Tensor:
+    """int32 [ROWS, 4]: neighbours in one corner and, for 64-bit keys, far from it; every tenth row
+    repeats an earlier one."""
+    generator = torch.Generator().manual_seed(0)
+    coords = torch.randint(0, 6, (ROWS, 4), generator=generator, dtype=torch.int32)
+    coords[:, 0] %= 2
+    far = torch.tensor(KEYS[part], dtype=torch.int32) - 6
+    coords[::2, 1:] += far
+    coords[9::10] = coords[:-9:10]
+    return coords
+
+
+def check_keys(device: torch.device, target: Target, part: str) -> str | None:
+    """Hash table and look-up, and with them the atomics on shared addresses."""
+    from ...kernels.maps.hash_table import HashTable, hash_insert
+    from ...kernels.maps.neighbor_table import neighbor_lookup
+    from ..geometry.boxes import Box
+    from ..geometry.offsets import Offsets, box_offsets
+
+    one, coords = (1, 1, 1), _crowd(part)
+    offsets, box = box_offsets((3, 3, 3), one, one), Box.grid(2, KEYS[part])
+    first: dict[tuple[int, ...], int] = {}
+    for row, site in enumerate(coords.tolist()):
+        first.setdefault(tuple(site), row)
+    wanted = [
+        [first.get((b, x + dx, y + dy, z + dz), -1) for b, x, y, z in coords.tolist()]
+        for dx, dy, dz in offsets.values
+    ]
+    there = coords.to(device)
+    table = HashTable.allocate(1 << 9, box.key64, device)
+    slots = torch.empty((1, ROWS), dtype=torch.int32, device=device)
+    origin = Offsets.of([(0, 0, 0)]).geometry(device, one, one, 1)
+    bounds = box.layout(device).bounds
+    hash_insert(table, there, origin, bounds, None, slots, False, target)
+    counted = table.counters()
+    if counted != (len(first), ROWS, False):
+        return f"the hash table counted {counted}; expected {(len(first), ROWS, False)}"
+    found = neighbor_lookup(
+        table, ROWS, there, offsets.geometry(device, one, one, 1), bounds, None, len(offsets), -1,
+        False, target,
+    ).nbr.cpu()  # fmt: skip
+    wrong = int((found != torch.tensor(wanted, dtype=torch.int32)).sum())
+    return f"{wrong} of {found.numel()} neighbours are wrong" if wrong else None
+
+
+def check_products(device: torch.device, target: Target, part: str) -> str | None:
+    """The gather-GEMM over mask-ordered tiles, as forward and dgrad run it."""
+    dtype, limit = PRODUCTS[part][0], tolerances.of("self_check", part).largest
+    precision = precision_of(target, part)
+    generator = torch.Generator().manual_seed(1)
+    nbr = torch.randint(-ROWS, ROWS, (OFFSETS, ROWS), generator=generator, dtype=torch.int32)
+    nbr.clamp_(min=-1)
+    x = torch.randn(ROWS, CHANNELS, generator=generator).to(dtype)
+    weight = torch.randn(OFFSETS, CHANNELS, CHANNELS, generator=generator).to(dtype)
+    y = _multiply(device, target, precision, nbr, x, weight).cpu().double()
+    padded = torch.cat([x, x.new_zeros((1, CHANNELS))]).double()
+    want = padded[nbr.t().long()].flatten(1) @ weight.double().flatten(0, 1)
+    return _compare(y, want, limit)
+
+
+def _compare(y: torch.Tensor, want: torch.Tensor, limit: float) -> str | None:
+    """What is wrong with y, by its largest error relative to the RMS of `want`."""
+    error = (y - want).abs() / want.square().mean().sqrt()
+    worst = int(error.argmax()) if bool(torch.isfinite(error).all()) else -1
+    if worst < 0:
+        return f"{int((~torch.isfinite(y)).sum())} of {y.numel()} results are not finite"
+    largest = error.flatten()[worst].item()
+    if largest <= limit:
+        return None
+    row, channel = divmod(worst, y.shape[-1])
+    return (
+        f"largest error {largest:.1e} of the typical value, at row {row}, channel {channel}; "
+        f"allowed {limit:.0e}"
+    )
+
+
+def _multiply(
+    device: torch.device, target: Target, precision: str, nbr: torch.Tensor, x: torch.Tensor,
+    weight: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    """y [ROWS, CHANNELS] on the device, by the tile of a common layer."""
+    from ...kernels.gemm.gather_gemm import GatherGemm
+    from ...kernels.gemm.gather_spec import GemmSpec
+    from ...kernels.gemm.product import Product
+    from ...kernels.maps.mask_order import mask_order, pack_tiles
+    from ...kernels.maps.neighbor_table import NeighborTable
+    from ...kernels.tiles.tile_config import gather_tile
+    from ..geometry.weights import layout_of
+
+    w = layout_of(weight, "vio")
+    tile = gather_tile(target, x.dtype, COMMON_ROWS, w.c_in, w.c_out, OFFSETS, precision)
+    table = NeighborTable(nbr.to(device))
+    tiles = pack_tiles(table, mask_order(table, target), target)
+    spec = GemmSpec(Product(target, device, x.dtype, precision, w), tile, packed=True)
+    y = torch.full((ROWS, CHANNELS), float("nan"), dtype=x.dtype, device=device)
+    return GatherGemm(spec, tiles, ROWS, len(x))(x.to(device), weight.to(device), None, y)
+
+
+def check_new_coordinates(device: torch.device, target: Target, part: str) -> str | None:
+    """The launches of a strided layer: candidates, their owners, their order, and the table."""
+    from ...kernels.maps.hash_table import HashTable, hash_insert
+    from ...kernels.maps.new_rows import (
+        count_owners,
+        link_new_rows,
+        number_new_rows,
+        owner_counters,
+    )
+    from ..geometry.boxes import Box
+    from ..geometry.offsets import box_offsets
+
+    one, coords = (1, 1, 1), torch.unique(_crowd("int32 keys"), dim=0)
+    offsets, box = box_offsets((3, 3, 3), one, one), Box.grid(2, KEYS["int32 keys"])
+    sites: dict[tuple[int, ...], int] = {}
+    pairs = set()
+    for row, (b, *site) in enumerate(coords.tolist()):
+        for at, offset in enumerate(offsets.values):
+            steps = [c - o for c, o in zip(site, offset, strict=True)]
+            u = (b, *(c // 2 for c in steps))
+            if not any(c % 2 for c in steps) and min(steps) >= 0:
+                pairs.add((at, row, sites.setdefault(u, len(sites))))
+    there, n_new = coords.to(device), len(sites)
+    geometry = offsets.geometry(device, one, (2, 2, 2), -1)
+    wide = box.wide(offsets, one) or box.wide(offsets, (2, 2, 2))
+    table = HashTable.allocate(1 << 11, box.key64, device, owner_counters(len(coords)))
+    slots = torch.empty((geometry.n_taps, len(coords)), dtype=torch.int32, device=device)
+    hash_insert(table, there, geometry, box.layout(device).bounds, None, slots, wide, target)
+    owned = count_owners(table, slots, target)
+    if (counted := int(table.total) + 1) != n_new:
+        return f"{counted} new coordinates were counted; expected {n_new}"
+    new = number_new_rows(table, slots, owned, n_new, there, geometry, wide, target)
+    if new.tolist() != [list(site) for site in sites]:
+        return "the new coordinates are others, or in another order"
+    scattered = link_new_rows(table, slots, n_new, there, geometry, wide, target)[1].nbr.cpu()
+    v, out = torch.nonzero(scattered >= 0, as_tuple=True)
+    found = set(zip(v.tolist(), scattered[v, out].tolist(), out.tolist(), strict=True))
+    return None if found == pairs else f"{len(found ^ pairs)} of {len(pairs)} pairs are wrong"
+
+
+def wgrad_over(
+    pairs: tuple[torch.Tensor, torch.Tensor, torch.Tensor], target: Target, name: str,
+    dw: torch.Tensor,
+) -> WgradGemm:  # fmt: skip
+    """The wgrad that is checked.  name: a key of PRODUCTS.  dw: what it writes."""
+    from ...kernels.gemm.product import Product
+    from ...kernels.gemm.wgrad_gemm import WgradGemm
+    from ...kernels.gemm.wgrad_spec import WgradSpec
+    from ...kernels.tiles.tile_config import wgrad_tile
+    from ..geometry.weights import layout_of
+
+    dtype, precision = PRODUCTS[name][0], precision_of(target, name, wgrad=True)
+    tile = wgrad_tile(target, dtype, CHANNELS, CHANNELS, precision)
+    product = Product(target, dw.device, dtype, precision, layout_of(dw, "vio"))
+    return WgradGemm(WgradSpec(product, tile, False), pairs, ROWS, ROWS)
+
+
+def check_wgrad(device: torch.device, target: Target, part: str) -> str | None:
+    """Gradients of weights over pair lists. part: "wgrad fp16", ..."""
+    name = part.removeprefix("wgrad ")
+    dtype = PRODUCTS[name][0]
+    generator = torch.Generator().manual_seed(2)
+    rows = [torch.randperm(ROWS, generator=generator)[:WGRAD_PAIRS] for _ in range(2 * OFFSETS)]
+    x, dy = (torch.randn(ROWS, CHANNELS, generator=generator).to(dtype) for _ in "ab")
+    lists = (torch.cat(rows[::2]).int(), torch.cat(rows[1::2]).int())
+    starts = torch.arange(OFFSETS + 1) * WGRAD_PAIRS
+    dw = torch.full((OFFSETS, CHANNELS, CHANNELS), float("nan"), dtype=dtype, device=device)
+    there = (lists[0].to(device), lists[1].to(device), starts.to(device))
+    wgrad_over(there, target, name, dw)(x.to(device), dy.to(device), dw)
+    want = torch.stack(
+        [x[i].double().t() @ dy[j].double() for i, j in zip(rows[::2], rows[1::2], strict=True)]
+    )
+    limit = tolerances.of("self_check", name).largest
+    return _compare(dw.cpu().double().flatten(0, 1), want.flatten(0, 1), limit)
+
+
+def check_pools(device: torch.device, target: Target, part: str) -> str | None:
+    """A pool and its gradient. part: a key of POOLS."""
+    from ...kernels.ops.pooling import pool_backward, pool_forward
+
+    mode, generator = POOLS[part], torch.Generator().manual_seed(3)
+    nbr = torch.full((OFFSETS, ROWS), -1, dtype=torch.int32)
+    back = nbr.clone()
+    for v in range(OFFSETS):
+        i, j = (torch.randperm(ROWS, generator=generator)[:60] for _ in "ab")
+        nbr[v, j], back[v, i] = i.int(), j.int()
+    x, dy = (torch.randn(ROWS, CHANNELS, generator=generator) for _ in "ab")
+    here, there = (tensor.to(device) for tensor in (x, nbr))
+    y, count = torch.full_like(here, float("nan")), there.new_empty(ROWS)
+    dx = torch.full_like(here, float("nan"))
+    pool_forward(here, there, y, count, mode, float("-inf"), target)
+    pool_backward(here, y, dy.to(device), back.to(device), count, dx, mode, target)
+    x, dy, inside = x.double(), dy.double(), nbr >= 0
+    values = torch.where(inside.unsqueeze(2), x[nbr.clamp(min=0).long()], float("-inf"))
+    total = torch.where(inside.unsqueeze(2), values, 0.0).sum(0)
+    counts = inside.sum(0).unsqueeze(1)
+    want = {"max": values.amax(0), "sum": total, "avg": total / counts}[mode]
+    gradient = torch.zeros_like(x)
+    for v in range(OFFSETS):
+        out = torch.nonzero(inside[v]).flatten()
+        rows, share = nbr[v, out].long(), dy[out] / (counts[out] if mode == "avg" else 1)
+        gradient[rows] += share * (x[rows] == want[out]) if mode == "max" else share
+    limit = tolerances.of("self_check", "fp32").largest
+    return _compare(y.cpu().double(), want, limit) or _compare(dx.cpu().double(), gradient, limit)
+
+
+def check_far(device: torch.device, target: Target, part: str) -> str | None:
+    """Features beyond 2 GiB: a product that reads the rows behind it."""
+    n_in = _FAR_BYTES // (2 * _FAR_CHANNELS)
+    generator = torch.Generator().manual_seed(4)
+    rows = torch.cat([torch.arange(n_in - ROWS // 2, n_in), torch.arange(ROWS - ROWS // 2)])
+    values = torch.randn(ROWS, _FAR_CHANNELS, generator=generator).half()
+    weight = torch.randn(OFFSETS, _FAR_CHANNELS, CHANNELS, generator=generator).half()
+    pick = torch.randint(-ROWS, ROWS, (OFFSETS, ROWS), generator=generator).clamp(min=-1)
+    nbr = torch.where(pick >= 0, rows[pick.clamp(min=0)], -1).int()
+    x = torch.empty((n_in, _FAR_CHANNELS), dtype=torch.float16, device=device)
+    x[rows.to(device)] = values.to(device)
+    y = _multiply(device, target, "ieee", nbr, x, weight).cpu().double()
+    padded = torch.cat([values, values.new_zeros((1, _FAR_CHANNELS))]).double()
+    want = padded[pick.t()].flatten(1) @ weight.double().flatten(0, 1)
+    return _compare(y, want, tolerances.of("self_check", "fp16").largest)
