@@ -1,7 +1,7 @@
 """All maps of a scene in one go: queued without knowing how many rows each level will have.
 
-Kernels read these numbers from the device; memory is taken by estimate; the host waits once, for
-the counters of all levels. See `ahead` for when this is done.
+Kernels read these numbers and the bounds of all levels from the device; memory is taken by
+estimate; the host waits once, for the counters of all levels. See `prefetch` for when this is done.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 
 from ...kernels.runtime.target import Target
 from ..geometry.boxes import Box
+from ..geometry.layout import KeyLayout, laid_out
 from ..maps.coordinate_map import CoordinateMap, capacity_for
 from ..maps.expansion import Expansion, Source, look_up
 from ..maps.kernel_map import KernelMap
@@ -22,9 +23,7 @@ from ..maps.rulebook import Rulebook
 from .history import RequestHistory, Step
 from .padded import PaddedInput, rows_found
 
-__all__ = [
-    "Answer", "Answers", "BatchedBuilder", "RequestHistory", "Sides", "Step", "ordered_alike",
-]  # fmt: skip
+__all__ = ["Answer", "Answers", "BatchedBuilder", "RequestHistory", "Sides", "Step"]
 
 _ROOM = 1.25  # memory of a level over the estimate
 
@@ -32,10 +31,10 @@ _ROOM = 1.25  # memory of a level over the estimate
 @dataclasses.dataclass(eq=False)
 class _Level:
     """Coordinates whose memory takes more rows than there are: `count` on the device is one less
-    than there are (None: all)."""
+    than there are (None: all). layout: of the keys of `table`."""
 
     coords: torch.Tensor
-    box: Box
+    layout: KeyLayout
     table: Any
     count: torch.Tensor | None
 
@@ -44,7 +43,7 @@ class _Level:
         return self.coords.shape[0]
 
     def source(self) -> Source:
-        return Source(self.coords, self.box, None, self.count)
+        return Source(self.coords, self.layout, None, self.count)
 
 
 class Answer(NamedTuple):
@@ -63,25 +62,32 @@ Answers = dict[Step, Answer]
 Sides = tuple[Any, ...]
 
 
+def boxes_of(box: Box, steps: Sequence[Step]) -> dict[int, Box]:
+    """The boxes of all levels over inputs in `box`, as far as they have any."""
+    boxes = {0: box}
+    for place, step in enumerate(steps):
+        below = boxes.get(step.level)
+        made = step.request.out_box(below) if step.makes and below is not None else None
+        if made is not None:
+            boxes[place + 1] = made
+    return boxes
+
+
 class BatchedBuilder:
     """All maps of a scene in one go."""
 
     def __init__(
         self, cmap: CoordinateMap, target: Target, steps: tuple[Step, ...], last: RequestHistory,
-        slack: float = _ROOM, n_rows: int | None = None,
+        slack: float = _ROOM, layouts: dict[int, KeyLayout] | None = None,
     ) -> None:  # fmt: skip
-        """slack: memory of a level over the estimate.  n_rows: rows of `cmap` that scenes use,
-        about, if not all."""
+        """slack: memory of a level over the estimate.  layouts: of the levels, if not those of
+        their boxes."""
         self.cmap, self.target, self.steps, self.last = cmap, target, steps, last
-        self.slack, self.n_rows = slack, cmap.n_rows if n_rows is None else n_rows
+        self.slack, self.layouts = slack, layouts or {}
         self.device = cmap.device
         self.levels: dict[int, _Level] = {}
         self.expansions: dict[int, Expansion] = {}
-        self.boxes: dict[int, Box | None] = {0: cmap.box}
-        for place, step in enumerate(steps):
-            box = self.boxes.get(step.level)
-            if step.strided and box is not None:
-                self.boxes[place + 1] = step.request.out_box(box)
+        self.boxes = boxes_of(cmap.box, steps)
 
     def answers(self) -> Answers | None:
         """The answer of every step; None where this scene is not like the last."""
@@ -101,16 +107,13 @@ class BatchedBuilder:
 
         distinct: rows tell which level they are of.
         """
-        from ...kernels.maps.mask_order import SORTED_APART
-
         capacities = self._capacities()
         if capacities is None:
             return False
         taken = {self.cmap.n_rows}
         for place in capacities:
-            step = -8 if capacities[place] == SORTED_APART else 8
             while distinct and capacities[place] in taken:
-                capacities[place] += step
+                capacities[place] += 8
             taken.add(capacities[place])
         scene.counters, root = self._expanded(capacities)
         scene.lengths, scene.flags = tuple(self._counter_lengths()), root.flags
@@ -126,7 +129,7 @@ class BatchedBuilder:
 
     def queued(self) -> list[Sides]:
         """Queue the maps over these coordinates: the sides of every step."""
-        return [self._queue(place, step) for place, step in enumerate(self.steps)]
+        return [self.sides(place) for place in range(len(self.steps))]
 
     def queued_apart(self, streams: Sequence[torch.cuda.Stream]) -> list[Sides]:
         """The same, side by side on these streams (none: the current one): a map keeps few
@@ -138,9 +141,9 @@ class BatchedBuilder:
         kept = [(expansion, expansion.slots) for expansion in self.expansions.values()]
         for stream in streams:
             stream.wait_stream(here)
-        for place, step in enumerate(self.steps):
+        for place in range(len(self.steps)):
             with torch.cuda.stream(streams[place % len(streams)]):
-                made.append(self._queue(place, step))
+                made.append(self.sides(place))
         for stream in streams:
             here.wait_stream(stream)
         for expansion, slots in kept:
@@ -151,40 +154,46 @@ class BatchedBuilder:
         """The coordinates of the new levels, by level."""
         return {level: made.coords for level, made in self.levels.items() if level}
 
+    def root(self) -> Any:
+        """Queue the table of the input's own coordinates, all that maps among them need."""
+        cmap = self.cmap
+        layout = self.layouts.get(0) or cmap.box.layout(self.device)
+        table = cmap.table(self.target, layout)
+        self.levels[0] = _Level(cmap.coords, layout, table, cmap.rows.device)
+        return table
+
     def _expanded(self, capacities: dict[int, int]) -> tuple[torch.Tensor, Any]:
         """Queue the coordinates of all levels; (counters of the new tables, table of the root)."""
-        cmap = self.cmap
-        root = cmap.table(self.target)
-        self.levels[0] = _Level(cmap.coords, cmap.box, root, cmap.rows.device)
+        if not self.layouts:
+            layouts = laid_out(list(self.boxes.values()), self.device)
+            self.layouts = dict(zip(self.boxes, layouts, strict=True))
+        root = self.root()
         tables, memory = self._tables(capacities)
         for place, table in tables.items():
             self._expand(place, self.steps[place], capacities[place], table)
         return memory.narrow(0, 0, sum(self._counter_lengths())), root
 
     def _capacities(self) -> dict[int, int] | None:
-        """Rows to reserve at every new level, by the place of its step."""
-        from ...kernels.maps.mask_order import SORTED_APART
-
-        growth = self.cmap.n_rows / max(1, self.last.n_rows)
+        """Rows to reserve at every new level, by the place of its step; None where that is not
+        known."""
         capacities: dict[int, int] = {}
         for place, step in enumerate(self.steps):
-            if not step.strided:
+            if not step.makes:
                 continue
-            rows = self.last.rows.get(place)
+            growth = self.last.growth(place)
             below = self.cmap.n_rows if step.level == 0 else capacities.get(step.level - 1)
             out_box = self.boxes.get(place + 1)
-            if rows is None or below is None or out_box is None or out_box.oversized:
+            if growth is None or below is None or out_box is None or out_box.oversized:
                 return None
-            if self.cmap.kernel_target(out_box.key64) is None:
+            if self.cmap.kernel_target(out_box.key64, expands=True) is None:
                 return None
-            if step.request.order == "sorted" and out_box.steps(self.device) is None:
+            if step.request.order == "sorted" and not out_box.steps:
                 return None
-            most = min(below * len(step.request.offsets), max(1, out_box.volume))
-            likely = rows * growth
-            # With more capacity the rows would be ordered otherwise.
-            if rows * self.n_rows <= SORTED_APART * max(1, self.last.n_rows):
-                most = min(most, SORTED_APART)
-            capacities[place] = min(most, _rounded(int(self.slack * likely) + 256))
+            layout = self.layouts.get(place + 1)
+            cells = (out_box if layout is None else layout.limits).volume
+            most = min(below * len(step.request.offsets), max(1, cells))
+            likely = int(self.slack * growth * self.cmap.n_rows)
+            capacities[place] = min(most, _rounded(likely + 256))
         return capacities
 
     def _tables(self, capacities: dict[int, int]) -> tuple[dict[int, Any], torch.Tensor]:
@@ -194,12 +203,11 @@ class BatchedBuilder:
 
         wanted = []
         for place, capacity in capacities.items():
-            out_box = self.boxes[place + 1]
-            assert out_box is not None
             # Half full at worst; for the capacity alone it would be a third.
             level = self.steps[place].level
             counters = owner_counters(self.cmap.n_rows if level == 0 else capacities[level - 1])
-            wanted.append((capacity_for(-(-2 * capacity // 3)), out_box.key64, counters))
+            key64 = self.layouts[place + 1].key64
+            wanted.append((capacity_for(-(-2 * capacity // 3)), key64, counters))
         tables, memory = HashTable.allocate_all(wanted, self.device)
         return dict(zip(capacities, tables, strict=True)), memory
 
@@ -208,22 +216,22 @@ class BatchedBuilder:
         return [len(level.table.flags) for place, level in self.levels.items() if place]
 
     def _expand(self, place: int, step: Step, capacity: int, table: Any) -> None:
-        below, out_box, req = self.levels[step.level], self.boxes[place + 1], step.request
-        assert out_box is not None
+        below, out, req = self.levels[step.level], self.layouts[place + 1], step.request
         one, zeroed = (1,) * len(req.stride), self.cmap.rows.device is not None
-        expansion = Expansion(
-            below.source(), req.offsets, one, req.stride, -1, out_box, self.target
-        )
+        rule = (one, req.stride, -1) if req.kind == "strided" else (req.stride, one, 1)
+        expansion = Expansion(below.source(), req.offsets, *rule, out, self.target)
         expansion.insert(table)
         coords = expansion.number(capacity, req.order, True, zeroed)
         self.expansions[place] = expansion
-        self.levels[place + 1] = _Level(coords, out_box, table, table.total)
+        self.levels[place + 1] = _Level(coords, out, table, table.total)
 
-    def _queue(self, place: int, step: Step) -> Sides:
+    def sides(self, place: int) -> Sides:
+        """Queue the map of one step."""
         from ...kernels.maps.mask_order import mask_order, pack_tiles
 
+        step = self.steps[place]
         level, target, offsets = self.levels[step.level], self.target, step.request.offsets
-        if step.strided:
+        if step.makes:
             new = self.levels[place + 1]
             # Inference has no use for the other side, which is as large.
             both = 1 in self.last.asked.get(place, ())
@@ -236,7 +244,7 @@ class BatchedBuilder:
                 here.source(),
                 level.table,
                 level.capacity,
-                level.box,
+                level.layout,
                 offsets,
                 stride,
                 target,
@@ -263,7 +271,7 @@ class BatchedBuilder:
             return None
         levels = {place + 1: capacity for place, capacity in capacities.items()}
         rows = rows_found(counters, self._counter_lengths(), levels)
-        if rows is None or not ordered_alike(rows, levels):
+        if rows is None:
             return None
         return self.assembled(made, {0: cmap.n_rows, **rows}, self.coords())
 
@@ -289,7 +297,7 @@ class BatchedBuilder:
         self, place: int, step: Step, sides: Sides, rows: dict[int, int],
         coords: dict[int, torch.Tensor], scene: PaddedInput | None,
     ) -> tuple[KernelMap, CoordinateMap | None]:  # fmt: skip
-        out = place + 1 if step.strided else step.level if step.out is None else step.out
+        out = place + 1 if step.makes else step.level if step.out is None else step.out
         x, y = (
             Rows.of(rows[level]) if scene is None else scene.rows(level)
             for level in (step.level, out)
@@ -303,20 +311,11 @@ class BatchedBuilder:
                 x, y, len(offsets), self.device, symmetric=symmetric, center=center, views=sides
             )
         )
-        if not step.strided:
+        if not step.makes:
             return kmap, None
-        box = self.boxes[out]
-        assert box is not None
-        new = CoordinateMap(coords[out][: y.capacity], box, y)
+        new = CoordinateMap(coords[out][: y.capacity], self.boxes[out], y)
         new.adopt()
         return kmap, new
-
-
-def ordered_alike(rows: dict[int, int], capacities: dict[int, int]) -> bool:
-    """Whether the rows of every level are ordered as they would be without padding."""
-    from ...kernels.maps.mask_order import SORTED_APART
-
-    return not any(rows[level] <= SORTED_APART < capacities[level] for level in rows)
 
 
 def _rounded(rows: int) -> int:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from ...kernels.runtime import target as targets
 from ..geometry.boxes import Box
+from ..geometry.layout import KeyLayout, layout_over, record_of
 from ..maps.coordinate_map import CoordinateMap
 from ..maps.rows import Rows
-from .batched_builder import BatchedBuilder, ordered_alike
+from .batched_builder import BatchedBuilder, boxes_of
 from .history import RequestHistory, Step
 from .padded import PaddedInput
 
 _STREAMS = 4  # on which maps are built side by side
-_SLACK = 1.125  # capacity of the levels over the estimate
+_SLACK = 1.25  # capacity of the levels over the estimate
+_FAR = 1 << 24  # coordinates beyond are not served
 
 
 class Streams:
@@ -37,15 +39,58 @@ class Streams:
         return self._stream
 
 
+class _Layouts:
+    """Where captured launches read the number of rows and the bounds of all levels: inputs of any
+    shape are served. Keys of 64 bits serve smaller boxes, too."""
+
+    def __init__(self, boxes: dict[int, Box], key64: Collection[int], device: torch.device) -> None:
+        """key64: levels that are to have 64-bit keys, whether these boxes need them or not."""
+        records = [record_of(box) for box in boxes.values()]
+        self.sent = torch.zeros(2 + sum(map(len, records)), dtype=torch.int64, device=device)
+        self.host = torch.empty(len(self.sent), dtype=torch.int64, pin_memory=device.type == "cuda")
+        first, *parts = self.sent.split([2, *map(len, records)])
+        self.count = first.view(torch.int32)[:1]
+        far = len(boxes[0].size)
+        limits = Box.spanning((-_FAR,) * far, (2 * _FAR,) * far)
+        self.layouts = {
+            level: layout_over(part, limits, box.key64 or level in key64, bool(box.steps))
+            for part, (level, box) in zip(parts, boxes.items(), strict=True)
+        }
+
+    def serves(self, boxes: dict[int, Box]) -> bool:
+        """Whether these are bounds that the launches can take."""
+        if boxes.keys() != self.layouts.keys():
+            return False
+        for level, box in boxes.items():
+            layout = self.layouts[level]
+            if box.oversized or (box.key64 and not layout.key64):
+                return False
+            if layout.steps is not None and not box.steps:
+                return False
+            ends = (*box.lo, *map(sum, zip(box.lo, box.size, strict=True)))
+            if max(map(abs, ends)) > _FAR:
+                return False
+        return True
+
+    def write(self, boxes: dict[int, Box], n_rows: int) -> None:
+        """Leave these bounds where `send` finds them."""
+        values = [n_rows - 1, 0]
+        for box in boxes.values():
+            values += record_of(box)
+        self.host.copy_(torch.tensor(values, dtype=torch.int64))
+
+    def send(self) -> None:
+        self.sent.copy_(self.host, non_blocking=True)
+
+
 class CapturedMaps:
     """The maps of a padded scene as two graphs, of the coordinates of all levels and of the maps
     over them: the host learns how many rows there are as soon as the first is through.
 
     scene: with the `n_rows` coordinates of a scene like those to come in place; its maps are
     `prepared`. box: of the coordinates.  distinct: see `BatchedBuilder.lay_out`.  abreast: maps
-    side by side
-    on several streams, faster for the GPU, at up to twice the memory.  Raises RuntimeError where
-    nothing can be captured.
+    side by side on several streams, faster for the GPU, at up to twice the memory.  key64: levels
+    that need 64-bit keys at times.  Raises RuntimeError where nothing can be captured.
 
     bytes: of memory taken for the graphs, about.
     """
@@ -53,63 +98,98 @@ class CapturedMaps:
     def __init__(
         self, scene: PaddedInput, box: Box, target: targets.Target, steps: tuple[Step, ...],
         pool: Any, n_rows: int, distinct: bool = False, abreast: bool = True,
+        key64: Collection[int] = (),
     ) -> None:  # fmt: skip
-        self.scene = scene
-        dry_run = builder_over(scene, box, target, steps, n_rows)  # compiles and loads beforehand
-        if not dry_run.lay_out(scene, distinct):
-            raise RuntimeError("the last scene does not tell how large the levels get")
-        dry_run.queued()
+        self.scene, self.box, self.steps, self.target = scene, box, steps, target
+        self.distinct, self.pool = distinct, pool
+        self.aside: torch.cuda.Stream | None = None
+        device, boxes = scene.coords.device, boxes_of(box, steps)
+        self._known = box, boxes
+        self._layouts = _Layouts(boxes, key64, device)
+        scene.count = self._layouts.count
+        self._layouts.write(boxes, n_rows)
+        self._layouts.send()
+        dry_run = self._laid_out()  # compiles and loads beforehand
+        self._plan(dry_run)
         assert scene.counters is not None and scene.flags is not None
         self.lengths = [len(scene.counters), len(scene.flags)]
         self.host = torch.empty(sum(self.lengths), dtype=torch.int32, pin_memory=True)
         del dry_run
-        device = scene.coords.device
         torch.cuda.current_stream(device).synchronize()
         before = torch.cuda.memory_reserved(device)
-        # Its tables are read by the second graph.
-        self._builder = builder_over(scene, box, target, steps, n_rows)
-        streams = [torch.cuda.Stream(device) for _ in range(_STREAMS)] if abreast else []
-        with apart(device):
-            self.first, _ = captured(lambda: self._coordinates(distinct), pool)
-            self.second, made = captured(lambda: self._builder.queued_apart(streams), pool)
+        self.streams = [torch.cuda.Stream(device) for _ in range(_STREAMS)] if abreast else []
+        with apart(device, self.aside):
+            self.first, coords = captured(self._coordinates, self.pool)
+            self.second, made = captured(self._maps, self.pool)
         taken = torch.cuda.memory_reserved(device) - before
         self.bytes = max(0, taken) + scene.coords.nbytes
-        scene.prepared = made, self._builder.coords()
+        scene.prepared = made, coords
         self.event, self._stream = torch.cuda.Event(), Streams(device)
 
-    def _coordinates(self, distinct: bool) -> None:
+    def _laid_out(self) -> BatchedBuilder:
+        """A builder that has queued the coordinates of all levels. Raises RuntimeError."""
+        layouts = self._layouts.layouts
+        builder = builder_over(self.scene, self.box, self.target, self.steps, layouts)
+        if not builder.lay_out(self.scene, self.distinct):
+            raise RuntimeError("the last scene does not tell how large the levels get")
+        return builder
+
+    def _plan(self, dry_run: BatchedBuilder) -> None:
+        """Run once what is captured afterwards."""
+        dry_run.queued()
+
+    def _coordinates(self) -> dict[int, torch.Tensor]:
+        self._layouts.send()
+        self._builder = self._laid_out()  # its tables are read by the second graph
         scene = self.scene
-        self._builder.lay_out(scene, distinct)
         assert scene.counters is not None and scene.flags is not None
         mine = self.host.split(self.lengths)
         mine[0].copy_(scene.counters, non_blocking=True)
         mine[1].copy_(scene.flags, non_blocking=True)
+        return self._builder.coords()
 
-    def start(self, coords: torch.Tensor) -> None:
-        """Queue the maps over these coordinates, of which there must be capacity for."""
+    def _maps(self) -> list[Any]:
+        return self._builder.queued_apart(self.streams)
+
+    def serves(self, box: Box) -> bool:
+        """Whether inputs in `box` can be served, if there is capacity for them."""
+        return box is self.box or self._layouts.serves(self._boxes(box))
+
+    def _boxes(self, box: Box) -> dict[int, Box]:
+        """Of all levels over inputs in `box`."""
+        if box is not self._known[0]:
+            self._known = box, boxes_of(box, self.steps)
+        return self._known[1]
+
+    def start(self, coords: torch.Tensor, box: Box | None = None) -> None:
+        """Queue the maps over these coordinates, of which there must be capacity for.
+
+        box: of them, which must be served; None: the one at capture.
+        """
         n_rows = coords.shape[0]
+        self.event.synchronize()  # what was written for the last input has been read
+        self._layouts.write(self._boxes(box or self.box), n_rows)
         self.scene.coords.narrow(0, 0, n_rows).copy_(coords)
-        self.scene.count.fill_(n_rows - 1)
         self.first.replay()
         self.event.record(self._stream.current())
         self.second.replay()
 
     def rows(self, n_rows: int) -> dict[int, int] | None:
-        """Rows of every level; None where the scene cannot be served, or would be ordered
-        otherwise. Waits for the first graph."""
+        """Rows of every level; None where the scene cannot be served. Waits for the first
+        graph."""
         self.event.synchronize()
         read, n_counters = self.host.tolist(), self.lengths[0]
-        rows = self.scene.validated(read[:n_counters], read[n_counters:], n_rows)
-        return rows if rows is not None and ordered_alike(rows, self.scene.capacities) else None
+        return self.scene.validated(read[:n_counters], read[n_counters:], n_rows)
 
 
 def builder_over(
-    scene: PaddedInput, box: Box, target: targets.Target, steps: tuple[Step, ...], n_rows: int
-) -> BatchedBuilder:
-    """The builder of a padded scene, of whose coordinates about `n_rows` are used."""
+    scene: PaddedInput, box: Box, target: targets.Target, steps: tuple[Step, ...],
+    layouts: dict[int, KeyLayout] | None = None,
+) -> BatchedBuilder:  # fmt: skip
+    """The builder of a padded scene."""
     root = CoordinateMap(scene.coords, box, Rows(None, scene.count, scene.coords.shape[0]))
     root.adopt()
-    return BatchedBuilder(root, target, steps, scene.record, _SLACK, n_rows)
+    return BatchedBuilder(root, target, steps, scene.record, _SLACK, layouts)
 
 
 def padded_input(coords: torch.Tensor, capacity: int, record: RequestHistory) -> PaddedInput:
@@ -120,10 +200,10 @@ def padded_input(coords: torch.Tensor, capacity: int, record: RequestHistory) ->
 
 
 @contextlib.contextmanager
-def apart(device: torch.device) -> Iterator[None]:
-    """A stream of its own, between what came before and what comes after, and other random
-    numbers."""
-    stream = torch.cuda.Stream(device)
+def apart(device: torch.device, stream: torch.cuda.Stream | None = None) -> Iterator[None]:
+    """A stream of its own, or this one, between what came before and what comes after, and other
+    random numbers."""
+    stream = torch.cuda.Stream(device) if stream is None else stream
     stream.wait_stream(torch.cuda.current_stream(device))
     try:
         with _random_numbers_apart(device), torch.cuda.stream(stream):
@@ -132,20 +212,44 @@ def apart(device: torch.device) -> Iterator[None]:
         torch.cuda.current_stream(device).wait_stream(stream)
 
 
-def captured(work: Callable[[], Any], pool: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """(the graph of what `work` launches on the current stream, what it returns).
+class Recording:
+    """What is launched on the current stream inside of it becomes a graph.
 
     torch's own context manager would collect garbage and empty the allocator's cache before.
     """
-    graph = torch.cuda.CUDAGraph()
-    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-    try:
+
+    def __init__(self, pool: Any) -> None:
+        self.graph, self._pool = torch.cuda.CUDAGraph(), pool
+
+    def __enter__(self) -> None:
+        self.graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if error is None:
+            try:
+                self.graph.capture_end()
+                return
+            except BaseException:
+                _abandon(self.graph, self._pool)
+                raise
+        _abandon(self.graph, self._pool)
+
+
+def captured(work: Callable[[], Any], pool: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """(the graph of what `work` launches on the current stream, what it returns)."""
+    recording = Recording(pool)
+    with recording:
         made = work()
-        graph.capture_end()
-    except BaseException:
-        _abandon(graph, pool)
-        raise
-    return graph, made
+    return recording.graph, made
+
+
+def captured_from(
+    work: Callable[[Sequence[Any]], Any], pool: Any
+) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """The same from where `work` enters the context that it is given."""
+    recording = Recording(pool)
+    made = work([recording])
+    return recording.graph, made
 
 
 def _abandon(graph: torch.cuda.CUDAGraph, pool: Any) -> None:

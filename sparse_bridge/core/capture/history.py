@@ -1,19 +1,27 @@
-"""Request histories: which maps an input was asked for, in which order, and which views of them."""
+"""Request histories: which maps an input was asked for, in which order, and which views of them;
+and what that says of the next input."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from ..geometry.boxes import Box
 from ..maps.request import MapRequest
+
+MOST_STEPS = 64  # requests remembered of an input
+_KINDS = 256  # of inputs that share their first request, until all of them are forgotten
+_DECAY = 0.98  # from input to input, of the largest growth so far
+_LONGEST_WAIT = 1 << 10  # inputs to let pass after repeated failures
 
 
 class Step(NamedTuple):
-    """A request over level `level`; out: the level of its output coordinates, where those are given
-    (and then no part of the request).
+    """A request over level `level`, without bounds; out: the level of its output coordinates, where
+    those are given (and then no part of the request).
 
-    Level 0 holds the input's own coordinates; a strided step at place i of the history makes level
-    i + 1.
+    Level 0 holds the input's own coordinates; a step at place i of the history that makes
+    coordinates makes level i + 1.
     """
 
     level: int
@@ -21,8 +29,14 @@ class Step(NamedTuple):
     out: int | None = None
 
     @property
-    def strided(self) -> bool:
-        return self.request.kind == "strided"
+    def makes(self) -> bool:
+        """Whether it makes coordinates."""
+        return self.request.kind in ("strided", "generative")
+
+    @property
+    def relative(self) -> bool:
+        """Whether it says nothing of absolute bounds."""
+        return not isinstance(self.request.output, Box)
 
 
 class Views(NamedTuple):
@@ -39,22 +53,102 @@ class Views(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class RequestHistory:
-    """What one scene was asked: the steps, by their places the rows of the levels they made and the
-    sides that were wanted of their maps, as tiles and at all."""
+    """What one input of `n_rows` rows in `box` was asked: the steps, by their places the rows of
+    the levels they made and the sides that were wanted of their maps, as tiles and at all.
+
+    largest: by place, the rows of a level per row of the input, of inputs before.  number: of the
+    steps, see `Habit`.
+    """
 
     n_rows: int
+    box: Box | None = None
     steps: list[Step] = dataclasses.field(default_factory=list)
     rows: dict[int, int] = dataclasses.field(default_factory=dict)
     tiled: dict[int, set[int]] = dataclasses.field(default_factory=dict)
     asked: dict[int, set[int]] = dataclasses.field(default_factory=dict)
+    largest: dict[int, float] = dataclasses.field(default_factory=dict)
+    number: int = -1
 
     def views(self, place: int) -> Views:
         """Who hears which views of the map of a step are asked for."""
         return Views(self.tiled.setdefault(place, set()), self.asked.setdefault(place, set()))
 
+    def growth(self, place: int) -> float | None:
+        """Rows that a step made, per row of the input: the most that this and earlier inputs
+        had."""
+        rows = self.rows.get(place)
+        if rows is None:
+            return None
+        return max(rows / max(1, self.n_rows), _DECAY * self.largest.get(place, 0.0))
+
     def both_ways(self) -> RequestHistory:
-        """The same with both sides of every strided map wanted, as tiles where one is."""
-        strided = [place for place, step in enumerate(self.steps) if step.strided]
-        tiled = {**self.tiled, **{place: {0, 1} for place in strided if self.tiled.get(place)}}
-        asked = {**self.asked, **{place: {0, 1} for place in strided}}
+        """The same with both sides of every map to coordinates of its own wanted, as tiles where
+        one is."""
+        made = [place for place, step in enumerate(self.steps) if step.makes]
+        tiled = {**self.tiled, **{place: {0, 1} for place in made if self.tiled.get(place)}}
+        asked = {**self.asked, **{place: {0, 1} for place in made}}
         return dataclasses.replace(self, tiled=tiled, asked=asked)
+
+
+@dataclasses.dataclass(eq=False)
+class Expectation:
+    """What an input is likely to be asked: what the last one in its place was.
+
+    wait: inputs to let pass.  failures: in a row, of inputs that were not like the one before.
+    """
+
+    record: RequestHistory | None = None
+    wait: int = 0
+    failures: int = 0
+
+    def succeeded(self, done: bool) -> None:
+        """Learn whether the maps of an input could be prepared."""
+        self.failures = 0 if done else self.failures + 1
+        if not done:
+            self.wait = min(_LONGEST_WAIT, 1 << self.failures)
+
+
+class Habit:
+    """What inputs with the same first request are asked, of whatever shape they are.
+
+    Networks that share it are told apart by turns: an input is expected to be asked what followed
+    the last time that the input before was asked the same.
+    """
+
+    def __init__(self) -> None:
+        self._newest: RequestHistory | None = None
+        self._numbers: dict[tuple[Step, ...], int] = {}  # of lists of steps
+        self._seen: collections.Counter[int] = collections.Counter()  # inputs that were asked them
+        self._after: dict[int, Expectation] = {}
+        self.graphs: dict[Any, Any] = {}  # that may serve inputs, by number of their steps
+
+    @property
+    def full(self) -> bool:
+        """Whether inputs are asked something else again and again: nothing is learnt from them."""
+        return len(self._numbers) >= _KINDS
+
+    def begin(self, record: RequestHistory) -> tuple[Expectation, RequestHistory | None]:
+        """Enter the record of a new input: (what is expected of it, the record that says so if two
+        inputs at least were asked the same and none is to be let pass)."""
+        before = -1
+        if self._newest is not None:
+            steps = tuple(self._newest.steps)
+            before = self._newest.number = self._numbers.setdefault(steps, len(self._numbers))
+            self._seen[before] += 1
+        expected = self._after.setdefault(before, Expectation())
+        last, trusted = expected.record, expected.wait == 0
+        expected.record = self._newest = record
+        expected.wait = max(0, expected.wait - 1)
+        if last is None:
+            return expected, None
+        places = {**last.largest, **last.rows}
+        grown = {place: last.growth(place) or last.largest.get(place) for place in places}
+        record.largest = {place: rate for place, rate in grown.items() if rate is not None}
+        return expected, last if trusted and self._seen[last.number] > 1 else None
+
+    def settled(self, record: RequestHistory) -> bool:
+        """Whether another input was asked the same as this one."""
+        if not 0 < len(record.steps) < MOST_STEPS:
+            return False
+        seen = self._seen[self._numbers.get(tuple(record.steps), -1)]
+        return seen > (record is not self._newest)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..geometry.layout import constants
 from ..maps import rows as row_scopes
 from ..maps.rows import Rows, UnknownRowsError, UnpaddedError
 
@@ -28,6 +29,11 @@ __all__ = [
     "PaddedInput", "UnknownRowsError", "UnpaddedError", "capacity_of", "current", "rows_found",
     "using",
 ]  # fmt: skip
+
+
+class MixedRowsError(UnpaddedError):
+    """A model computes something else over a padded input; or rounding makes it seem so."""
+
 
 _STEPS_PER_OCTAVE = 4
 _LEAST = 1024
@@ -58,6 +64,14 @@ class PaddedInput:
     def rows(self, level: int) -> Rows:
         """The rows of a level, once the maps are built."""
         return Rows(None, self.counts[level], self.capacities[level], self.fill)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """What the maps consist of, once they are built, and numbers that kernels read."""
+        assert self.prepared is not None
+        sides, coords = self.prepared
+        parts = [part for pair in sides for side in pair if side is not None for part in side.parts]
+        counts = [self.count, *self.counts.values(), *constants()]
+        return [self.coords, *counts, *coords.values(), *parts]
 
     def level_of(self, value: torch.Tensor) -> int:
         """The level whose rows `value` has, capacity included. Raises UnknownRowsError."""

@@ -1,29 +1,29 @@
 """Prefetched maps: all that a network asks of one input, queued at its first request.
 
-Networks ask every input for the same maps in the same order. The history of the last inputs'
-requests is remembered by grid; when a new input is asked the first of them, the maps of all levels
-are queued at once, the sizes of deeper levels read from the device by the kernels themselves, and
-the host waits once instead of once or twice a level. Rows are numbered and ordered exactly as
-without.
+Networks ask every input for the same maps in the same order, whatever its shape. What the last
+inputs were asked is remembered relative to their coordinates; when a new input is asked the first
+of it, the maps of all levels are queued at once, the sizes of deeper levels read from the device by
+the kernels themselves, and the host waits once instead of once or twice a level. Rows are numbered
+and ordered exactly as without.
 
-Memory is taken by estimate: the last input's growth from level to level, and a quarter more. Where
-an input exceeds that, or holds equal or outlying rows, what was queued is dropped and every map is
-built when it is asked for.
+Memory is taken by estimate: the largest growth of the last inputs from level to level, and some
+more. Where an input exceeds that, or holds equal or outlying rows, what was queued is dropped and
+every map is built when it is asked for.
 
 `install` registers all this as the provider of `core.maps.request`.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import threading
 import weakref
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
-from ... import settings
+from ... import log, settings
+from ...errors import KernelError, SparseBridgeError
 from ...kernels.runtime import target as targets
 from ..geometry.boxes import Box
 from ..maps import request as requests
@@ -33,30 +33,19 @@ from ..maps.request import BuiltMap, MapRequest
 from . import graph_cache, padded
 from .batched_builder import Answers, BatchedBuilder
 from .graph_cache import MapGraphs
-from .history import RequestHistory, Step
+from .history import MOST_STEPS, Expectation, Habit, RequestHistory, Step
 from .padded import PaddedInput
 
 __all__ = ["Step", "Tracker", "forget", "history_of", "install", "provide"]
 
-_STEPS = 64  # requests remembered of an input
-_GRIDS = 256  # grids remembered
-_LONGEST_WAIT = 1 << 10  # inputs to let pass after repeated failures
-_KINDS = ("submanifold", "strided", "between")
+_HABITS = 256  # first requests remembered
+_BOXES = 64  # inputs that `history_of` knows
+_KINDS = ("submanifold", "strided", "generative", "between")
 
-
-@dataclasses.dataclass(eq=False)
-class _History:
-    """What inputs are asked: of one grid, which graphs may serve if they are `alike`, or of any."""
-
-    alike: bool = True
-    record: RequestHistory | None = None
-    steps: tuple[Step, ...] = ()
-    wait: int = 0  # inputs to let pass
-    failures: int = 0
-    graphs: MapGraphs = dataclasses.field(default_factory=MapGraphs)
-
-
-_histories: dict[Any, _History] = {}
+# What inputs are asked, by device, number of columns and first request.
+_habits: dict[tuple[torch.device, int, Step], Habit] = {}
+# The last record of inputs in a box, and where it belongs.
+_records: dict[tuple[torch.device, Box], tuple[Habit, Expectation, RequestHistory]] = {}
 _lock = threading.Lock()
 
 
@@ -72,7 +61,7 @@ class Tracker:
     def ask(self, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
         """The map of `req` over coordinates of this input: one that is ready, or built now."""
         step = step_of(self.levels, cmap, req)
-        if step is None or len(self.record.steps) >= _STEPS:
+        if step is None or len(self.record.steps) >= MOST_STEPS:
             return requests.build(cmap, req)
         self.record.steps.append(step)
         place = len(self.record.steps) - 1
@@ -83,7 +72,7 @@ class Tracker:
             found is None
             or found.over is not cmap
             or (step.out is not None and found.given is not req.output)
-            or self._stream != _stream(cmap.device)
+            or self._stream != targets.current_stream(cmap.device)
         ):
             built = requests.build(cmap, req)  # raises for a padded input
             self._remember(place, built, True)
@@ -116,14 +105,9 @@ def step_of(
     if level is None:
         return None
     if not isinstance(req.output, CoordinateMap):
-        return Step(level, req)
+        return Step(level, req if req.box is None else req._replace(box=None))
     out = levels.get(req.output)
-    return None if out is None else Step(level, req._replace(output=None), out)
-
-
-def _relative(step: Step) -> bool:
-    """Whether a step says nothing of absolute bounds."""
-    return step.request.box is None and not isinstance(step.request.output, Box)
+    return None if out is None else Step(level, req._replace(output=None, box=None), out)
 
 
 # Of every store, the tracker of the input that it descends from.
@@ -138,7 +122,8 @@ def install() -> None:
 def forget() -> None:
     """Drop what was learnt."""
     with _lock:
-        _histories.clear()
+        _habits.clear()
+        _records.clear()
     graph_cache.forget()
 
 
@@ -166,61 +151,59 @@ def _keep(store: MapStore, tracker: Tracker) -> None:
 
 
 def _begin(cmap: CoordinateMap, first: Step) -> Tracker:
-    """A tracker for an input that is asked its first request; answers are ready where the last two
-    inputs of the grid were asked the same, or the last two of any grid if no request names one."""
-    record = RequestHistory(cmap.n_rows)
-    target = cmap.kernel_target()
+    """A tracker for an input that is asked its first request; answers are ready where inputs in its
+    place were asked the same."""
+    record = RequestHistory(cmap.n_rows, cmap.box)
+    target, stream = cmap.kernel_target(), targets.current_stream(cmap.device)
     scene = padded.current()
     if scene is not None:
-        return Tracker(cmap, record, _padded(cmap, target, scene), _stream(cmap.device))
+        return Tracker(cmap, record, _padded(cmap, target, scene), stream)
     now = settings.get()
     if target is None or now.capture == "off" or now.dataflow not in ("auto", "masked"):
         return Tracker(cmap, record, {}, 0)
-    # The grid's own history first, of which there may be graphs.
-    keys = [(cmap.device, cmap.box), *([(cmap.device, first)] if _relative(first) else [])]
-    answers: Answers | None = None
-    for history, last in [_history(key, record) for key in keys]:
-        if answers is None and last is not None:
-            answers = _ready(history, last, cmap, target, first)
-    return Tracker(cmap, record, answers or {}, _stream(cmap.device))
+    habit, expected, last = _learn(cmap, record, first)
+    answers = None if last is None else _ready(habit, expected, last, cmap, target)
+    return Tracker(cmap, record, answers or {}, stream)
 
 
-def _history(key: Any, record: RequestHistory) -> tuple[_History, RequestHistory | None]:
-    """(what inputs of `key` are asked, of which `record` is the newest; the last one's record if
-    the last two were asked the same)."""
+def _learn(
+    cmap: CoordinateMap, record: RequestHistory, first: Step
+) -> tuple[Habit, Expectation, RequestHistory | None]:
+    """What is to be expected of a new input, see `Habit.begin`."""
+    device, box = cmap.device, cmap.box
     with _lock:
-        if len(_histories) >= _GRIDS:
-            _histories.clear()
-            graph_cache.forget()
-        history = _histories.setdefault(key, _History(alike=isinstance(key[1], Box)))
-        last = history.record
-        steps = () if last is None else tuple(last.steps)
-        trusted = last is not None and steps == history.steps and history.wait == 0
-        history.record, history.steps = record, steps
-        history.wait = max(0, history.wait - 1)
-    return history, last if trusted else None
+        key = device, len(box.size), first
+        habit = _habits.get(key)
+        if habit is None or habit.full:
+            if len(_habits) >= _HABITS:
+                _habits.clear()
+            habit = _habits[key] = Habit()
+        expected, last = habit.begin(record)
+        _records.pop((device, box), None)
+        _records[device, box] = habit, expected, record
+        if len(_records) > _BOXES:
+            del _records[next(iter(_records))]
+    return habit, expected, last
 
 
 def _ready(
-    history: _History,
-    last: RequestHistory,
-    cmap: CoordinateMap,
+    habit: Habit, expected: Expectation, last: RequestHistory, cmap: CoordinateMap,
     target: targets.Target,
-    first: Step,
-) -> Answers | None:
+) -> Answers | None:  # fmt: skip
     """The answers to what inputs like this one are asked; None where there are none."""
     steps = tuple(last.steps)
-    graphs = history.graphs if history.alike else None
-    if steps[:1] != (first,) or (graphs is None and not all(map(_relative, steps))):
+    if len(steps) >= MOST_STEPS:
         return None
-    replayed = graphs is not None and len(steps) < _STEPS and graph_cache.possible(cmap, target)
-    if not (_several(steps) or replayed):
+    if cmap.box is not last.box:
+        steps = tuple(itertools.takewhile(lambda step: step.relative, steps))
+    graphs: MapGraphs | None = None
+    if graph_cache.possible(cmap, target):
+        graphs = habit.graphs.setdefault((last.number, len(steps)), MapGraphs())
+    if not (_several(steps) or graphs is not None):
         return None
     answers = _answers(graphs, cmap, target, steps, last)
     with _lock:
-        history.failures = 0 if answers is not None else history.failures + 1
-        if answers is None:
-            history.wait = min(_LONGEST_WAIT, 1 << history.failures)
+        expected.succeeded(answers is not None)
     return answers
 
 
@@ -230,11 +213,16 @@ def _answers(
 ) -> Answers | None:  # fmt: skip
     """The maps of a scene, replayed or queued; None where this scene is not like the last."""
     try:
-        answers = None if graphs is None else graphs.answers(cmap, steps, last)
+        answers = None if graphs is None else graphs.answers(cmap, last)
         if answers is None:
             answers = BatchedBuilder(cmap, target, steps, last).answers()
             if answers is not None and graphs is not None:
                 graphs.consider(cmap, target, steps, last)
+    except KernelError:
+        raise
+    except SparseBridgeError as error:  # of a layer that this input may never reach: it will say so
+        log.logger.debug("no prefetch: %s", error)
+        return None
     except torch.cuda.OutOfMemoryError:  # map by map it takes less
         if graphs is not None:
             graphs.clear()
@@ -243,18 +231,19 @@ def _answers(
 
 
 def history_of(device: torch.device, box: Box, training: bool = False) -> RequestHistory | None:
-    """What the last two scenes of a grid were asked alike, if maps are prefetched for it.
+    """What the last input in `box` was asked, and another one before, if maps are prefetched
+    there.
 
     training: with what a backward pass asks as well, which of the last scene is still to come.
     """
     with _lock:
-        history = _histories.get((device, box))
-        if history is None or history.record is None or history.wait or history.failures:
+        found = _records.get((device, box))
+        if found is None:
             return None
-        steps = tuple(history.record.steps)
-        if steps != history.steps or not 0 < len(steps) < _STEPS:
+        habit, expected, record = found
+        if expected.wait or expected.failures or not habit.settled(record):
             return None
-        return history.record.both_ways() if training else history.record
+        return record.both_ways() if training else record
 
 
 def _padded(cmap: CoordinateMap, target: targets.Target | None, scene: PaddedInput) -> Answers:
@@ -268,14 +257,6 @@ def _padded(cmap: CoordinateMap, target: targets.Target | None, scene: PaddedInp
     return builder.assembled(made, scene.capacities, coords, scene)
 
 
-def _stream(device: torch.device) -> int:
-    """The current stream of a GPU; 0 elsewhere."""
-    if device.type != "cuda":
-        return 0
-    stream: int = torch._C._cuda_getCurrentRawStream(targets.device_index(device))
-    return stream
-
-
 def _several(steps: tuple[Step, ...]) -> bool:
-    """Several maps, strided ones among them, which would each wait for the device."""
-    return 1 < len(steps) < _STEPS and any(step.strided for step in steps)
+    """Several maps, and new coordinates among them, which would each wait for the device."""
+    return len(steps) > 1 and any(step.makes for step in steps)

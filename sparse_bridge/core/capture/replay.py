@@ -17,19 +17,12 @@ import torch
 from torch import nn
 
 from ... import hooks
-from .captured_maps import CapturedMaps, apart, captured
-from .padded import UnpaddedError
-from .replay_parts import (
-    Kind,
-    Replays,
-    Tensors,
-    addresses,
-    cutter,
-    kind_of,
-    maps_like,
-    over_padded,
-    rebuilt,
-)
+from .calls import Call, foreign_reads
+from .captured_maps import CapturedMaps, apart, captured_from
+from .captured_model import Captured, agree, untouched
+from .kinds import Kind, Root, addresses
+from .padded import MixedRowsError
+from .replay_parts import MISSING, Replays, Served, maps_like
 from .replay_training import TrainingReplayer
 
 
@@ -37,89 +30,93 @@ class _Graph:
     """One captured inference, over maps that have graphs of their own."""
 
     def __init__(
-        self, maps: CapturedMaps, features: torch.Tensor, tensors: Tensors,
-        work: Callable[[], Any], modules: Sequence[nn.Module], pool: Any,
+        self, maps: CapturedMaps, features: torch.Tensor, work: Callable[..., Captured],
+        modules: Sequence[nn.Module], pool: Any,
     ) -> None:  # fmt: skip
-        """work: the model over the padded scene, `features` in it."""
-        self.maps, self.features, self.tensors = maps, features, tensors
-        self.graph, self.output = captured(work, pool)
+        """work: the model over the padded scene, `features` in it, inside of contexts."""
+        self.maps, self.features, self.proved = maps, features, False
+        self.graph, self.made = captured_from(work, pool)
         self.parameters = addresses(modules)
 
-    def run(self, x: Any) -> Any:
-        """The model's output for `x`; None where the graph cannot serve it."""
-        features, coords = self.tensors.features_of(x), self.tensors.coordinates_of(x)
+    def values(self, call: Call, root: Root) -> Callable[[Any], Any] | None:
+        """Replay; what makes values of the outcome those of the call. None where the graph cannot
+        serve this input."""
+        features = self.made.tensors.features_of(call.x)
         assert features is not None  # `kind_of` has seen them
         n_rows = features.shape[0]
-        self.maps.start(coords)
+        self.maps.start(*root)
         self.features[:n_rows].copy_(features)
         self.graph.replay()
         rows = self.maps.rows(n_rows)
-        if rows is None:
-            return None
-        return rebuilt(self.tensors, self.output, cutter(self.maps.scene, rows, coords))
+        return None if rows is None else self.made.of(call, rows, root)
 
 
 class Replayer(Replays):
-    """The forward of a model in evaluation.
-
-    agree: whether two outputs are equal within rounding.  training: takes the calls with gradients.
-    """
+    """The forward of a model in evaluation; training: takes the calls with gradients."""
 
     most = 6
-    _carried = ("agree", "training")
+    _carried = ("training",)
 
-    def __init__(self, training: TrainingReplayer, agree: Callable[[Any, Any], bool]) -> None:
+    def __init__(self, training: TrainingReplayer) -> None:
         super().__init__(training.model, training.forward, training.tensors_of)
-        self.training, self.agree = training, agree
+        self.training = training
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def mode(self) -> Replays:
+        """What serves calls now."""
+        return self.training if torch.is_grad_enabled() else self
+
+    def serving(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Served | None:
         if torch.is_grad_enabled():
-            return self.training(*args, **kwargs)
-        return super().__call__(*args, **kwargs)
+            return self.training.serving(args, kwargs)
+        return super().serving(args, kwargs)
 
-    def _serve(self, kind: Kind, x: Any) -> Any:
-        graph = self.held(kind)
-        out = None if graph is None else self._run(graph, kind, x)
-        if out is not None:
-            return out
-        out = self.forward(x)
-        if graph is None:
-            self.consider(kind, lambda: self._capture(kind, x, out))
-        return out
+    def possible(self) -> bool:
+        return hooks.inference() and not any(
+            m.training or m._forward_hooks or m._forward_pre_hooks for m in self.modules
+        )
 
-    def _run(self, graph: _Graph, kind: Kind, x: Any) -> Any:
+    def _run(self, graph: _Graph, call: Call, root: Root) -> Callable[[Any], Any] | None:
         """One at a time: all graphs of a model share their memory."""
-        with self.lock, torch.cuda.device(kind.device):
+        with self.lock, torch.cuda.device(root[0].device):
             self.follow()
-            return graph.run(x)
+            return graph.values(call, root)
 
-    def _kind(self, x: Any) -> Kind | None:
-        if not hooks.inference():
-            return None
-        if any(m.training or m._forward_hooks or m._forward_pre_hooks for m in self.modules):
-            return None
-        return kind_of(self.tensors_of(x), x)
+    def replayed(self, graph: _Graph, call: Call, root: Root) -> Any:
+        made = self._run(graph, call, root)
+        return MISSING if made is None else graph.made.outcome.given_to(call, made)
 
-    def _capture(self, kind: Kind, x: Any, out: Any) -> _Graph | None:
+    def values(self, graph: _Graph, call: Call, root: Root) -> list[Any] | None:
+        made = self._run(graph, call, root)
+        return None if made is None else list(map(made, graph.made.outcome.values()))
+
+    def after(self, kind: Kind, call: Call, root: Root, out: Any) -> None:
+        self.consider(kind, lambda: self._capture(kind, call, root, out))
+
+    def _capture(self, kind: Kind, call: Call, root: Root, out: Any) -> _Graph | None:
         # What is made in inference mode could not be written to outside of it.
-        with torch.inference_mode(False), torch.no_grad(), apart(kind.device):
-            found = maps_like(x, kind, self.pool)
+        alone = untouched(self.model, kind.tensors)
+        with torch.inference_mode(False), torch.no_grad(), apart(kind.device), alone:
+            found = maps_like(root, kind, self.pool)
             if found is None:
                 return None
             maps, rows = found
-            tensors, scene, own = kind.tensors, maps.scene, kind.tensors.features_of(x)
+            scene, own = maps.scene, kind.tensors.features_of(call.x)
             assert own is not None
             features = torch.full(
                 (kind.capacity, kind.channels), float("nan"), dtype=kind.dtype, device=kind.device
             )
             features[: own.shape[0]].copy_(own)
+            place, known = self.place(kind, root[1]), len(self.reads)
 
-            def work() -> Any:
-                return over_padded(self.forward, scene, features, x, tensors)
+            def work(around: Sequence[Any]) -> Captured:
+                return Captured(self.forward, call, scene, features, place, around)
 
             scene.fill = float("nan")
-            cut = cutter(scene, rows, tensors.coordinates_of(x))
-            if not self.agree(out, rebuilt(tensors, work(), cut)):
-                raise UnpaddedError("it mixes rows outside its sparse layers.")
+            made = work([foreign_reads([features, *scene.tensors(), *self.own_tensors()])])
+            if len(self.reads) > known:  # calls are told apart by more from now on
+                return None
+            mine = [made.of(call, rows, root)(value) for value in made.outcome.values()]
+            if not agree(kind.tensors, made.outcome.seen_in(call, out), mine):
+                raise MixedRowsError("it mixes rows outside its sparse layers.")
             scene.fill = None
-            return _Graph(maps, features, tensors, work, self.modules, self.pool)
+            return _Graph(maps, features, work, self.modules, self.pool)

@@ -3,121 +3,76 @@
 from __future__ import annotations
 
 import abc
-import collections
 import contextlib
 import threading
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from ... import log, settings
-from ..conv.convolution import autocast_dtype
+from ... import log
 from ..device.serving import kernel_target
 from ..geometry.boxes import Box
-from . import padded, prefetch
+from . import prefetch
+from .calls import Call, call_of
 from .captured_maps import CapturedMaps, padded_input
-from .padded import PaddedInput, UnpaddedError
+from .captured_model import Place, Tensors, agree, statistics_kept
+from .kinds import Kind, Root, addresses, kind_of
+from .padded import MixedRowsError, UnpaddedError
 
 _EAGER_CALLS = 2  # of a size before it is captured
-_FAILURES = 3  # until a model is left alone
-
-
-class Tensors(Protocol):
-    """How the sparse tensors of one framework are read and made anew."""
-
-    def is_tensor(self, value: Any) -> bool:
-        """Whether `value` is a sparse tensor of the framework."""
-
-    def features_of(self, x: Any) -> torch.Tensor | None:
-        """Features [N, C]."""
-
-    def coordinates_of(self, x: Any) -> torch.Tensor:
-        """Coordinates, batch first where a model may be captured: int32 [N, 1 + D]."""
-
-    def with_rows(self, x: Any, features: torch.Tensor, coords: torch.Tensor) -> Any:
-        """A sparse tensor like `x` with other rows, hence without kernel maps."""
-
-    def capture_box(self, x: Any) -> Box | None:
-        """The cells that `x` may occupy; None where a model over `x` may not be captured."""
-
-    def switches(self) -> Hashable:
-        """What layers look at besides their arguments."""
-
-
-class Kind(NamedTuple):
-    """What a graph was captured for.
-
-    capacity: rows of the padded input.  switches: what else layers look at.
-    """
-
-    tensors: Tensors
-    device: torch.device
-    dtype: torch.dtype
-    autocast: torch.dtype | None
-    channels: int
-    box: Box
-    capacity: int
-    switches: tuple[Any, ...]
-
-
-def addresses(modules: Sequence[nn.Module]) -> tuple[int, ...]:
-    """Where parameters and buffers lie: a graph reads them there."""
-    return tuple([
-        tensor.data_ptr()
-        for module in modules
-        for held in (module._parameters, module._buffers)
-        for tensor in held.values() if tensor is not None
-    ])  # fmt: skip
-
-
-def kind_of(tensors: Tensors | None, x: Any) -> Kind | None:
-    """What would have to be captured for `x`; None where it may not be."""
-    if tensors is None or not tensors.is_tensor(x):
-        return None
-    features, coords = tensors.features_of(x), tensors.coordinates_of(x)
-    box = tensors.capture_box(x) if features is not None and capturable(features) else None
-    if features is None or box is None:
-        return None
-    columns = (coords.device, coords.dtype, coords.ndim, coords.shape[-1])
-    if columns != (features.device, torch.int32, 2, len(box.size)):
-        return None
-    if features.ndim != 2 or not 0 < features.shape[0] == coords.shape[0]:
-        return None
-    return Kind(
-        tensors, features.device, features.dtype, autocast_dtype(features.device),
-        features.shape[1], box, padded.capacity_of(features.shape[0]),
-        (settings.get(), tensors.switches(), torch.backends.cuda.matmul.allow_tf32),
-    )  # fmt: skip
-
-
-def capturable(features: torch.Tensor) -> bool:
-    """Whether launches over these features can be captured now; not inside another model that is
-    being captured."""
-    return (
-        features.is_cuda
-        and not torch.cuda.is_current_stream_capturing()
-        and padded.current() is None
-    )
+_FAILURES = 2  # until a model is left alone
+_BARREN = 8  # captures for which there were no maps, likewise
+_KINDS = 48  # of calls, if graphs serve fewer calls than that
+_WIDEST = 1.7  # capacity over the rows of an input
+_PAYS = 32  # calls that a graph serves make up for another capture
 
 
 def maps_like(
-    x: Any, kind: Kind, pool: Any, training: bool = False
+    root: Root, kind: Kind, pool: Any, training: bool = False
 ) -> tuple[CapturedMaps, dict[int, int]] | None:
-    """(captured maps, built for `x`; the rows of its levels); None where inputs of its grid are not
-    asked the same, or this one is not like the others."""
-    record = prefetch.history_of(kind.device, kind.box, training)
+    """(captured maps, built for `root`; the rows of its levels); None where inputs in its place
+    are not asked the same, or this one is not like the others."""
+    coords, box = root
+    record = prefetch.history_of(kind.device, box, training)
     target = kernel_target(kind.device)
     if record is None or target is None:
         return None
-    coords = kind.tensors.coordinates_of(x)
     scene = padded_input(coords, kind.capacity, record)
     steps, n_rows = tuple(record.steps), coords.shape[0]
-    maps = CapturedMaps(scene, kind.box, target, steps, pool, n_rows, distinct=True)
+    maps = CapturedMaps(scene, box, target, steps, pool, n_rows, distinct=True)
     maps.start(coords)
     rows = maps.rows(n_rows)
     return None if rows is None else (maps, rows)
+
+
+MISSING: Any = object()
+
+
+class Served(NamedTuple):
+    """found: a replayed output, or MISSING; then `after` wants to hear of the one that was
+    computed."""
+
+    found: Any
+    after: Callable[[Any], None]
+
+
+_local = threading.local()
+
+
+def trying() -> bool:
+    """Whether this thread captures a model, or tries to."""
+    return getattr(_local, "trying", False)
+
+
+@contextlib.contextmanager
+def _trial() -> Iterator[None]:
+    _local.trying = True
+    try:
+        yield
+    finally:
+        _local.trying = False
 
 
 class Replays(abc.ABC):
@@ -128,6 +83,7 @@ class Replays(abc.ABC):
     """
 
     most: int
+    each_box = False
     is_optimized_forward = True
 
     def __init__(
@@ -141,7 +97,11 @@ class Replays(abc.ABC):
         self.modules: list[nn.Module] = []  # of the model, once it is called
         self.graphs: dict[Kind, Any] = {}
         self.calls: dict[Kind, int] = {}
-        self.failures = 0
+        self.failures, self.barren, self.captures = 0, 0, 0
+        self.hits = 0
+        self.by_box = self.each_box  # a graph for every box; where the model looks at bounds
+        self.reason: str | None = None  # why a capture failed
+        self.reads: set[Any] = set()  # what the model reads of dictionaries
         self.pool: Any = None
         self.stream: torch.cuda.Stream | None = None  # of the last replay
         self.lock = threading.Lock()
@@ -158,25 +118,106 @@ class Replays(abc.ABC):
         self._forget()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        served = self.serving(args, kwargs)
+        if served is None:
+            return self.forward(*args, **kwargs)
+        if served.found is not MISSING:
+            return served.found
+        out = self.forward(*args, **kwargs)
+        served.after(out)
+        return out
+
+    def ready(self) -> bool:
+        """Whether a call may be replayed now, whatever it is given."""
         self.modules = self.modules or list(self.model.modules())
-        kind = self._kind(*args) if len(args) == 1 and not kwargs else None
-        return self.forward(*args, **kwargs) if kind is None else self._serve(kind, *args)
+        return not trying() and self.possible()
+
+    def serving(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Served | None:
+        """A call that may be replayed, and what a graph made of it."""
+        if not self.ready():
+            return None
+        try:
+            call = call_of(args, kwargs, self._is_tensor, self.reads)
+        except UnpaddedError as error:
+            self.refuse(str(error))
+            return None
+        return None if call is None else self.served(call)
+
+    def _is_tensor(self, value: Any) -> bool:
+        tensors = self.tensors_of(value)
+        return tensors is not None and tensors.is_tensor(value)
+
+    def served(self, call: Call) -> Served | None:
+        tensors = self.tensors_of(call.x)
+        found = kind_of(tensors, call)
+        if found is None:
+            return None
+        kind, root = self.known(found[0]), found[1]
+        if self.by_box:
+            kind = kind._replace(label=(kind.label, root[1]))
+        graph = self.held(kind, root)
+        if graph is None:
+            return Served(MISSING, lambda out: self.after(kind, call, root, out))
+        if root[1] is not graph.maps.box and not graph.proved:
+            return Served(MISSING, lambda out: self._prove(kind, graph, call, root, out))
+        made = self.replayed(graph, call, root)
+        self.hits += made is not MISSING
+        return Served(made, lambda _: None)
+
+    def _prove(self, kind: Kind, graph: Any, call: Call, root: Root, out: Any) -> None:
+        """At the first input in another box: whether the graph computes what the model did."""
+        with _trial(), torch.no_grad(), statistics_kept(self.model):
+            seen = self.values(graph, call, root)
+            if seen is None:
+                return
+            outcome = graph.made.outcome
+            graph.proved = agree(kind.tensors, outcome.seen_in(call, out), seen)
+        if not graph.proved:
+            self.by_box = True
+            self.graphs.clear()
+            self.calls.clear()
+
+    def values(self, graph: Any, call: Call, root: Root) -> list[Any] | None:
+        """What a graph makes of a call, value by value; None where it cannot serve it."""
+        raise NotImplementedError
 
     @abc.abstractmethod
-    def _kind(self, x: Any) -> Kind | None:
-        """What would have to be captured for `x`; None where it may not be."""
+    def possible(self) -> bool:
+        """The same, once the modules are known."""
+
+    def known(self, kind: Kind) -> Kind:
+        """`kind`, and what else counts."""
+        return kind
 
     @abc.abstractmethod
-    def _serve(self, kind: Kind, x: Any) -> Any:
-        """The model's output, replayed where a graph can."""
+    def replayed(self, graph: Any, call: Call, root: Root) -> Any:
+        """The model's output, or MISSING where the graph cannot serve the call."""
 
-    def held(self, kind: Kind) -> Any:
-        """The graph for `kind`, unless what it reads has moved."""
+    @abc.abstractmethod
+    def after(self, kind: Kind, call: Call, root: Root, out: Any) -> None:
+        """A call that no graph is for has returned `out`."""
+
+    def own_tensors(self) -> list[torch.Tensor]:
+        """Parameters and buffers."""
+        return [*self.model.parameters(), *self.model.buffers()]
+
+    def held(self, kind: Kind, root: Root) -> Any:
+        """The smallest graph that serves an input of `kind`, unless what it reads has moved."""
+        n_rows = len(root[0])
+        fitting = [
+            one for one in list(self.graphs)
+            if kind.capacity <= one.capacity <= max(kind.capacity, _WIDEST * n_rows)
+            and one._replace(capacity=kind.capacity) == kind
+        ]  # fmt: skip
+        kind = min(fitting, key=lambda one: one.capacity, default=kind)
         graph = self.graphs.get(kind)
-        if graph is not None and graph.parameters != addresses(self.modules):
+        if graph is None or not graph.maps.serves(root[1]):
+            return None
+        if graph.parameters != addresses(self.modules):
             self.graphs.clear()
             self.calls.clear()
             return None
+        self.graphs[kind] = self.graphs.pop(kind)  # the last one used stands last
         return graph
 
     def follow(self) -> None:
@@ -194,76 +235,53 @@ class Replays(abc.ABC):
         late = calls - _EAGER_CALLS
         if late <= 0 or late & (late - 1):  # less and less often
             return
-        if self.failures >= _FAILURES or len(self.graphs) >= self.most or kind in self.graphs:
+        if self.given_up() is not None or kind in self.graphs:
+            return
+        if self.captures >= self.most + self.hits // _PAYS:
             return
         try:
-            with self.lock, torch.cuda.device(kind.device):
+            with self.lock, torch.cuda.device(kind.device), _trial():
+                if len(self.graphs) >= self.most:  # the one that has not served for longest
+                    del self.graphs[next(iter(self.graphs))]
                 if not self.graphs:  # a pool lasts as long as its graphs
                     self.pool = torch.cuda.graph_pool_handle()
+                known = len(self.reads)
                 graph = capture()
                 if graph is not None:
+                    self.captures += 1
                     self.graphs[kind] = graph
                     torch.cuda.empty_cache()  # what the trial took on a stream of its own
+                elif len(self.reads) == known:
+                    self.barren += 1
         # A model may do anything at all in there; it runs as it did.
         except Exception as error:
-            self.failures += 1
-            log.once(
-                ("replay", type(self).__name__, type(self.model).__name__),
-                f"{type(self.model).__name__} is not replayed from a graph: {error}",
-                level=30,
-            )
+            final = isinstance(error, UnpaddedError) and not isinstance(error, MixedRowsError)
+            self.failures += _FAILURES if final else 1
+            self.refuse(str(error))
 
+    def given_up(self) -> str | None:
+        """Why nothing is captured any more, if so."""
+        if self.failures >= _FAILURES:
+            return self.reason
+        if self.barren >= _BARREN and not self.graphs:
+            return "the kernel maps that it asks for are not prepared ahead."
+        if len(self.calls) >= max(_KINDS, self.hits):
+            return f"its calls are of ever new kinds: {len(self.calls)}, {self.hits} were replayed."
+        return None
 
-def rebuilt(tensors: Tensors, value: Any, cut: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A model's output with `cut` of every tensor, in its own structure. Sparse tensors lose their
-    maps. Raises UnpaddedError."""
-    if isinstance(value, torch.Tensor):
-        return cut(value)
-    if tensors.is_tensor(value):
-        features = cut(tensors.features_of(value))  # type: ignore[arg-type]
-        return tensors.with_rows(value, features, cut(tensors.coordinates_of(value)))
-    if type(value) in (dict, collections.OrderedDict):
-        return type(value)((name, rebuilt(tensors, one, cut)) for name, one in value.items())
-    if isinstance(value, (list, tuple)):
-        parts = [rebuilt(tensors, one, cut) for one in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise UnpaddedError(
-        f"its output holds a {type(value).__name__}; expected sparse tensors, their features, "
-        "numbers and text, in lists, tuples and dicts."
-    )
+    def place(self, kind: Kind, box: Box) -> Place:
+        """Of a captured model."""
+        return Place(kind.tensors, box, self.reads, self.model, self.drop)
 
+    def drop(self, reason: str) -> None:
+        """Replay no more."""
+        self.failures = _FAILURES
+        self.graphs.clear()
+        self.refuse(reason)
 
-def cutter(
-    scene: PaddedInput, rows: dict[int, int], own: torch.Tensor
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What cuts a tensor of a padded scene to copies of the rows that there are; the scene's own
-    coordinates are `own`."""
-
-    def cut(tensor: torch.Tensor) -> torch.Tensor:
-        level = scene.level_of(tensor)
-        if level == 0 and tensor.data_ptr() == scene.coords.data_ptr():
-            return own
-        return tensor[: rows[level]].clone()
-
-    return cut
-
-
-def over_padded(
-    forward: Callable[[Any], Any], scene: PaddedInput, features: torch.Tensor, x: Any,
-    tensors: Tensors,
-) -> Any:  # fmt: skip
-    """A model over a padded scene that is otherwise like `x`."""
-    # Coordinates in an object of their own, which has no maps yet.
-    twin = tensors.with_rows(x, features, scene.coords.detach())
-    with padded.using(scene), _uncached_autocast(features.device):
-        return forward(twin)
-
-
-def _uncached_autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """The autocast in force, without the casts of weights that it keeps and soon lets go of."""
-    dtype = autocast_dtype(device)
-    if dtype is None:
-        return contextlib.nullcontext()
-    return torch.autocast(device.type, dtype, cache_enabled=False)
+    def refuse(self, reason: str) -> None:
+        """Remember why this was not replayed, and say so once."""
+        self.reason = reason
+        name = type(self.model).__name__
+        text = f"{name} is not replayed from a graph: {reason}"
+        log.once(("replay", type(self).__name__, name), text, level=30)

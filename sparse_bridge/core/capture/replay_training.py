@@ -8,6 +8,7 @@ Losses, optimizers, scalers and whatever hangs on the parameters' gradients see 
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,8 +18,11 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from ... import hooks
-from .captured_maps import CapturedMaps, apart, captured
-from .replay_parts import Kind, Replays, addresses, cutter, kind_of, maps_like, rebuilt
+from .calls import Call
+from .captured_maps import CapturedMaps, apart, captured, captured_from
+from .captured_model import untouched
+from .kinds import Kind, Root, addresses
+from .replay_parts import MISSING, Replays, maps_like
 from .replay_trial import PaddedModel, gradients_of, leaves_of
 
 
@@ -30,63 +34,75 @@ class TrainingReplayer(Replays):
     """
 
     most = 3
+    each_box = True  # graphs over other bounds have failed on GPUs
 
     def _forget(self) -> None:
         super()._forget()
         self.capturing = False
         self.pending: Callable[[], _Run | None] = lambda: None
 
-    def _serve(self, kind: Kind, x: Any) -> Any:
-        graph = self.held(kind)
-        if graph is None:
-            out = self.forward(x)
-            self.consider(kind, lambda: self._capture(kind, x))
-            return out
-        with self.lock, torch.cuda.device(kind.device):
-            run = self._begin(graph, x)
-        return self.forward(x) if run is None else graph.output_of(run, x)
-
-    def _kind(self, x: Any) -> Kind | None:
+    def possible(self) -> bool:
         before = self.pending()
-        if self.capturing or (before is not None and before.open):
-            return None
-        if hooks.hooked_everywhere() or any(hooks.hooked(module) for module in self.modules):
-            return None
-        kind = kind_of(self.tensors_of(x), x)
-        if kind is None or hooks.traced():
-            return None
+        if self.capturing or (before is not None and before.open) or hooks.traced():
+            return False
+        return not (
+            hooks.hooked_everywhere() or any(hooks.hooked(module) for module in self.modules)
+        )
+
+    def known(self, kind: Kind) -> Kind:
         modes = tuple([module.training for module in self.modules])
         wanted = tuple([p.requires_grad for p in self.model.parameters()])
-        features = kind.tensors.features_of(x)
-        assert features is not None
-        more = (features.requires_grad, modes, wanted)
-        return kind._replace(switches=(*kind.switches, *more))
+        return kind._replace(switches=(*kind.switches, modes, wanted))
 
-    def _begin(self, graph: _Graph, x: Any) -> _Run | None:
+    def replayed(self, graph: _Graph, call: Call, root: Root) -> Any:
+        with self.lock, torch.cuda.device(root[0].device):
+            run = self._begin(graph, root)
+        return MISSING if run is None else graph.output_of(run, call, root)
+
+    def values(self, graph: _Graph, call: Call, root: Root) -> list[Any] | None:
+        with self.lock, torch.cuda.device(root[0].device):
+            run = self._begin(graph, root)
+        if run is None:
+            return None
+        features = graph.made.tensors.features_of(call.x)
+        assert features is not None
+        with torch.no_grad():
+            found = graph.values(run.forward(features.detach()), call, run, root)
+            made = list(map(found, graph.made.outcome.values()))
+        run.open = False
+        return made
+
+    def after(self, kind: Kind, call: Call, root: Root, out: Any) -> None:
+        self.consider(kind, lambda: self._capture(kind, call, root))
+
+    def _begin(self, graph: _Graph, root: Root) -> _Run | None:
         """Replay the maps; None where the graph cannot serve this scene."""
         before = self.pending()
         if before is not None and before.open:  # another thread's, by now
             return None
         self.follow()
-        coords = graph.tensors.coordinates_of(x)
-        graph.maps.start(coords)
-        rows = graph.maps.rows(coords.shape[0])
+        graph.maps.start(*root)
+        rows = graph.maps.rows(len(root[0]))
         if rows is None:
             return None
         run = _Run(self, graph, rows)
         self.pending = weakref.ref(run)
         return run
 
-    def _capture(self, kind: Kind, x: Any) -> _Graph | None:
+    def _capture(self, kind: Kind, call: Call, root: Root) -> _Graph | None:
         self.capturing = True
         try:
-            with torch.autograd.set_multithreading_enabled(False), apart(kind.device):
-                found = maps_like(x, kind, self.pool, training=True)
+            alone = untouched(self.model, kind.tensors)
+            with torch.autograd.set_multithreading_enabled(False), apart(kind.device), alone:
+                found = maps_like(root, kind, self.pool, training=True)
                 if found is None:
                     return None
                 maps, rows = found
-                copy = PaddedModel(self.model, x, kind.tensors)
+                place, known = self.place(kind, root[1]), len(self.reads)
+                copy = PaddedModel(self.model, call, root[0], place)
                 copy.try_out(maps.scene, rows)
+                if len(self.reads) > known:  # calls are told apart by more from now on
+                    return None
                 return _Graph(copy, self.modules, maps, self.pool)
         finally:
             self.capturing = False
@@ -98,11 +114,13 @@ class _Graph:
     def __init__(
         self, copy: PaddedModel, modules: Sequence[nn.Module], maps: CapturedMaps, pool: Any
     ) -> None:
-        self.maps, self.scene = maps, maps.scene
-        self.model, self.tensors = copy.model, copy.tensors
-        self.features = copy.capacity(self.scene)
-        self.forward, self.output = captured(lambda: copy.over(self.scene, self.features), pool)
-        self.leaves = leaves_of(self.tensors, self.output)
+        self.maps, self.scene, self.model = maps, maps.scene, copy.model
+        self.proved = False
+        self.tensors = copy.place.tensors
+        self.features, self.reach = copy.capacity(self.scene), copy.reach
+        work = functools.partial(copy.over, self.scene, self.features)
+        self.forward, self.made = captured_from(work, pool)
+        self.leaves = leaves_of(self.made)
         self.levels = [self.scene.level_of(leaf) for leaf in self.leaves]
         self.cotangents = [torch.zeros_like(leaf) for leaf in self.leaves]
         inputs = copy.inputs(self.features)
@@ -111,18 +129,24 @@ class _Graph:
         )
         self.parameters = addresses(modules)
 
-    def output_of(self, run: _Run, x: Any) -> Any:
-        """The model's output for `x`, whose maps are replayed already."""
+    def output_of(self, run: _Run, call: Call, root: Root) -> Any:
+        """The model's output for a call whose maps are replayed already."""
         trained = [p for p in self.model.parameters() if p.requires_grad]
-        found = _Replay.apply(run, self.tensors.features_of(x), *trained)
+        found = _Replay.apply(run, self.tensors.features_of(call.x), *trained)
+        return self.made.outcome.given_to(call, self.values(found, call, run, root))
+
+    def values(
+        self, found: Sequence[torch.Tensor], call: Call, run: _Run, root: Root
+    ) -> Callable[[Any], Any]:
+        """What makes values of the outcome those of the call, which the leaves `found` are of."""
         made = {id(leaf): one for leaf, one in zip(self.leaves, found, strict=True)}
-        cut = cutter(self.scene, run.rows, self.tensors.coordinates_of(x))
+        cut = self.made.cutter(call, run.rows)
 
         def one_of(tensor: torch.Tensor) -> torch.Tensor:
             mine = made.get(id(tensor))
             return cut(tensor.detach()) if mine is None else mine
 
-        return rebuilt(self.tensors, self.output, one_of)
+        return self.made.of(call, run.rows, root, one_of)
 
 
 class _Run:
@@ -141,8 +165,9 @@ class _Run:
             pairs = zip(graph.leaves, graph.levels, strict=True)
             return tuple([leaf.detach()[: self.rows[level]].clone() for leaf, level in pairs])
 
-    def backward(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        """Of the features, if those are wanted, and the trained parameters."""
+    def backward(self, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Of the features, if those are wanted, and the trained parameters: None where it comes
+        through outputs alone that have none."""
         if not self.open:
             raise RuntimeError(
                 "a training step replayed from a graph goes backward once; call "
@@ -152,8 +177,9 @@ class _Run:
         with self.owner.lock:
             self.owner.follow()
             for wide, one, level in zip(graph.cotangents, gradients, graph.levels, strict=True):
-                rows = self.rows[level]
-                wide[:rows].copy_(one)
+                rows = self.rows[level] if one is not None else 0
+                if one is not None:
+                    wide[:rows].copy_(one)
                 wide[rows:].zero_()
             graph.backward.replay()
             found = [one for one in graph.gradients if one is not None]
@@ -161,7 +187,16 @@ class _Run:
             torch._foreach_copy_(copies, found)
             self.open = False
         given = iter(copies)
-        return [None if one is None else next(given) for one in graph.gradients]
+        every = [None if one is None else next(given) for one in graph.gradients]
+        used = [
+            through for through, one in zip(graph.reach, gradients, strict=False) if one is not None
+        ]
+        if len(used) == len(graph.reach):
+            return every
+        return [
+            one if any(reached) else None
+            for one, reached in zip(every, zip(*used, strict=True), strict=True)
+        ]
 
 
 class _Replay(torch.autograd.Function):
@@ -172,11 +207,12 @@ class _Replay(torch.autograd.Function):
         ctx: Any, run: _Run, features: torch.Tensor, *parameters: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         ctx.run, ctx.rows = run, features.shape[0]
+        ctx.set_materialize_grads(False)
         return run.forward(features)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         found = ctx.run.backward(gradients)
         if not ctx.needs_input_grad[1]:
             return None, None, *found

@@ -1,4 +1,4 @@
-"""Boxes of coordinates: what a coordinate map may hold, and how wide its keys are."""
+"""Boxes of coordinates: what a coordinate map may hold, and how its keys are laid out."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...errors import GeometryError, OverflowLimitError
+from .layout import KeyLayout, laid_out
 
 if TYPE_CHECKING:
     from .offsets import Offsets
@@ -22,7 +23,7 @@ class Box:
     Interned by value. Keys of the box are row-major indices, int32 when they fit.
     """
 
-    __slots__ = ("_bounds", "_steps", "lo", "size", "volume")
+    __slots__ = ("_steps", "layouts", "lo", "size", "volume")
 
     def __init__(self, lo: tuple[int, ...], size: tuple[int, ...]) -> None:
         self.lo, self.size = lo, size
@@ -30,8 +31,8 @@ class Box:
         for extent in size:
             volume *= extent
         self.volume = volume
-        self._bounds: dict[torch.device, torch.Tensor] = {}
-        self._steps: dict[torch.device, torch.Tensor] = {}
+        self.layouts: dict[tuple[torch.device, int], KeyLayout] = {}  # see `laid_out`
+        self._steps: tuple[int, ...] | None = None
 
     @staticmethod
     @functools.lru_cache(maxsize=4096)
@@ -92,31 +93,23 @@ class Box:
         """Too large for row-major keys: searched by whole coordinates. Only from `spanning`."""
         return self.volume >= 1 << 62 or max(self.size) >= _INT32
 
-    def bounds(self, device: torch.device) -> torch.Tensor:
-        """int32 [1 + D, 2] on `device`: (lo, size) per column; cached."""
-        found = self._bounds.get(device)
-        if found is None:
-            rows = list(zip(self.lo, self.size, strict=True))
-            found = torch.tensor(rows, dtype=torch.int32, device=device)
-            self._bounds[device] = found
-        return found
+    def layout(self, device: torch.device) -> KeyLayout:
+        """The keys of the box, for kernels on `device`; cached. Does not wait for the device."""
+        return laid_out([self], device)[0]
 
-    def steps(self, device: torch.device) -> torch.Tensor | None:
-        """int64 [1 + D] on `device`, cached: the products with coordinates of the box ascend by
-        batch and then by the axes from the last to the first. None where they may overflow."""
-        found = self._steps.get(device)
-        if found is None:
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """[1 + D]: the products with coordinates of the box ascend by batch and then by the axes
+        from the last to the first. Empty where they may leave 62 bits."""
+        if self._steps is None:
             steps, step, furthest = [1] * len(self.size), 1, 0
             for column in (*range(1, len(self.size)), 0):
                 steps[column] = step
                 low, extent = self.lo[column], self.size[column]
                 furthest += max(abs(low), abs(low + extent)) * step
                 step *= max(1, extent)
-            if furthest >= 1 << 62:
-                return None
-            found = torch.tensor(steps, dtype=torch.int64, device=device)
-            self._steps[device] = found
-        return found
+            self._steps = tuple(steps) if furthest < 1 << 62 else ()
+        return self._steps
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019 - boxes and offsets are interned
     def wide(self, offsets: Offsets, multiplier: tuple[int, ...]) -> bool:

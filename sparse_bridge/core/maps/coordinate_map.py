@@ -19,6 +19,7 @@ from ...errors import (
 from ...kernels.runtime.target import Target
 from ..device.serving import kernel_target
 from ..geometry.boxes import Box
+from ..geometry.layout import KeyLayout
 from ..geometry.offsets import Offsets
 from . import host_index, wide_index
 from .rows import Rows, rows_of
@@ -138,12 +139,12 @@ class CoordinateMap:
                 self.table(target)
                 self._read_counters()
 
-    def kernel_target(self, key64: bool = False) -> Target | None:
-        """The target whose kernels search this map (key64: and another one with 64-bit keys); None
-        where plain torch does."""
+    def kernel_target(self, key64: bool = False, expands: bool = False) -> Target | None:
+        """The target whose kernels search this map (key64: and another one with 64-bit keys;
+        expands: and make that one's coordinates); None where plain torch does."""
         if self.n_rows == 0 or self.box.oversized:
             return None
-        return kernel_target(self.device, key64 or self.box.key64)
+        return kernel_target(self.device, key64 or self.box.key64, expands)
 
     def adopt(self, index: host_index.HostIndex | None = None, table: object | None = None) -> None:
         """Take over structures from whoever made these coordinates, which are distinct and live by
@@ -160,23 +161,23 @@ class CoordinateMap:
                 self._alive, self._unique, self._checked = built.alive, built.unique, True
         return self._host
 
-    def table(self, target: Target):  # type: ignore[no-untyped-def]
+    def table(self, target: Target, layout: KeyLayout | None = None):  # type: ignore[no-untyped-def]
         """The hash table for kernels; its values decode to rows of this map. Does not wait for the
-        device."""
+        device. layout: where bounds are read, if not those of the box."""
         if self._table is None:
-            self._table = self._insert(target)
+            self._table = self._insert(target, layout or self.box.layout(self.device))
         return self._table
 
-    def _insert(self, target: Target):  # type: ignore[no-untyped-def]
+    def _insert(self, target: Target, layout: KeyLayout):  # type: ignore[no-untyped-def]
         from ...kernels.maps.hash_table import HashTable, hash_insert
 
         one = (1,) * self.box.dimension
         origin = Offsets.of([(0,) * self.box.dimension])
-        table = HashTable.allocate(capacity_for(self.n_rows), self.box.key64, self.device)
+        table = HashTable.allocate(capacity_for(self.n_rows), layout.key64, self.device)
         slots = torch.empty((1, self.n_rows), dtype=torch.int32, device=self.device)
         geometry = origin.geometry(self.device, one, one, 1)
         hash_insert(
-            table, self.coords, geometry, self.box.bounds(self.device), None, slots, False, target,
+            table, self.coords, geometry, layout.bounds, None, slots, False, target,
             self.rows.device,
         )  # fmt: skip
         if not self._checked:

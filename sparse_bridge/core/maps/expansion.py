@@ -14,6 +14,7 @@ import torch
 from ...errors import OverflowLimitError
 from ...kernels.runtime.target import Target
 from ..geometry.boxes import Box
+from ..geometry.layout import KeyLayout
 from ..geometry.offsets import Offsets
 
 if TYPE_CHECKING:
@@ -22,29 +23,34 @@ if TYPE_CHECKING:
 
 
 class Source(NamedTuple):
-    """coords: int32 [N, 1 + D].  box: of them.  alive: int32 [N], negative for dead rows; None
-    where all live.  last: on the device, one less than the rows in use; None where all are."""
+    """coords: int32 [N, 1 + D].  layout: of their keys.  alive: int32 [N], negative for dead rows;
+    None where all live.  last: on the device, one less than the rows in use; None where all are."""
 
     coords: torch.Tensor
-    box: Box
+    layout: KeyLayout
     alive: torch.Tensor | None = None
     last: torch.Tensor | None = None
 
+    @staticmethod
+    def of(coords: torch.Tensor, box: Box, alive: torch.Tensor | None = None) -> Source:
+        """Coordinates in `box`, all rows of which are in use."""
+        return Source(coords, box.layout(coords.device), alive)
+
 
 class Expansion:
-    """New coordinates (c * multiplier + sign * offset) / divisor that are whole and lie in
-    `out_box`, of the coordinates c of `source`, and the tables between both.
+    """New coordinates (c * multiplier + sign * offset) / divisor that are whole and lie in the
+    bounds of `out`, of the coordinates c of `source`, and the tables between both.
 
     `insert`, `number` and `link` in this order.
     """
 
     def __init__(
         self, source: Source, offsets: Offsets, multiplier: tuple[int, ...],
-        divisor: tuple[int, ...], sign: int, out_box: Box, target: Target,
+        divisor: tuple[int, ...], sign: int, out: KeyLayout, target: Target,
     ) -> None:  # fmt: skip
-        self.source, self.out_box, self.target = source, out_box, target
+        self.source, self.out, self.target = source, out, target
         self.geometry = offsets.geometry(source.coords.device, multiplier, divisor, sign)
-        self.wide = source.box.wide(offsets, multiplier) or out_box.wide(offsets, divisor)
+        self.wide = source.layout.wide(offsets, multiplier) or out.wide(offsets, divisor)
         self.slots: torch.Tensor | None = torch.empty(
             (self.geometry.n_taps, source.coords.shape[0]), dtype=torch.int32,
             device=source.coords.device,
@@ -55,11 +61,11 @@ class Expansion:
         from ...kernels.maps.hash_table import hash_insert
         from ...kernels.maps.new_rows import count_owners
 
-        source, bounds = self.source, self.out_box.bounds(self.source.coords.device)
+        source = self.source
         assert self.slots is not None
         hash_insert(
-            table, source.coords, self.geometry, bounds, source.alive, self.slots, self.wide,
-            self.target, source.last,
+            table, source.coords, self.geometry, self.out.bounds, source.alive, self.slots,
+            self.wide, self.target, source.last,
         )  # fmt: skip
         self.table = table
         self._owned = count_owners(table, self.slots, self.target, source.last)
@@ -81,7 +87,7 @@ class Expansion:
         )  # fmt: skip
         if order == "first_seen" or n_new == 0:
             return coords
-        by_rank = sorted_rows(coords, self.out_box, self.table.total if counted else None)
+        by_rank = sorted_rows(coords, self.out.steps, self.table.total if counted else None)
         # Values are -2 - row, or -1: where rows go.
         renamed = by_rank.new_full((n_new + 1,), -1, dtype=torch.int32)
         ranks = torch.arange(-2, -2 - n_new, -1, dtype=torch.int32, device=coords.device)
@@ -106,14 +112,16 @@ class Expansion:
         return scattered, linked
 
 
-def sorted_rows(coords: torch.Tensor, box: Box, last: torch.Tensor | None = None) -> torch.Tensor:
-    """Rows int64 [N] of coordinates in `box` by batch and then by the axes from the last to the
+def sorted_rows(
+    coords: torch.Tensor, steps: torch.Tensor | None, last: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Rows int64 [N] of coordinates by batch and then by the axes from the last to the
     first.
 
-    last: on the device, one less than the rows in use; those behind stay behind.
+    steps: of their layout.  last: on the device, one less than the rows in use; those behind stay
+    behind.
     """
     n_rows, device = coords.shape[0], coords.device
-    steps = box.steps(device)
     if steps is None and last is None:
         order = torch.arange(n_rows, device=device)
         for column in (*range(1, coords.shape[1]), 0):
@@ -121,7 +129,7 @@ def sorted_rows(coords: torch.Tensor, box: Box, last: torch.Tensor | None = None
             order = order.index_select(0, torch.sort(column_values, stable=True).indices)
         return order
     if steps is None:
-        raise OverflowLimitError(f"coordinates of {box} lie too far out to be sorted by keys.")
+        raise OverflowLimitError("coordinates that lie too far out to be sorted by keys.")
     keys = (coords * steps).sum(1)
     if last is not None:
         behind = torch.arange(n_rows, device=device) > last
@@ -130,19 +138,19 @@ def sorted_rows(coords: torch.Tensor, box: Box, last: torch.Tensor | None = None
 
 
 def look_up(
-    here: Source, table: HashTable, n_values: int, box: Box, offsets: Offsets,
+    here: Source, table: HashTable, n_values: int, known: KeyLayout, offsets: Offsets,
     step: tuple[int, ...], target: Target, center: int = -1,
 ) -> NeighborTable:  # fmt: skip
     """What the rows of `here` reach, coordinate * step + offset, among the `n_values` coordinates
-    in `box` that `table` holds.
+    of the layout `known` that `table` holds.
 
     center: the offset that is every row itself, found or not; -1: none.
     """
     from ...kernels.maps.neighbor_table import neighbor_lookup
 
     device, one = here.coords.device, (1,) * offsets.dimension
-    wide = here.box.wide(offsets, step) or box.wide(offsets, one)
+    wide = here.layout.wide(offsets, step) or known.wide(offsets, one)
     return neighbor_lookup(
-        table, n_values, here.coords, offsets.geometry(device, step, one, 1), box.bounds(device),
+        table, n_values, here.coords, offsets.geometry(device, step, one, 1), known.bounds,
         here.alive, len(offsets), center, wide, target, here.last,
     )  # fmt: skip

@@ -162,7 +162,7 @@ def find_rows(
         one = (1,) * offsets.dimension
         # The queries' bounds are unknown, so coordinates are computed in 64 bits.
         geometry = offsets.geometry(coords.device, steps, one, 1)
-        bounds = found_in.box.bounds(coords.device)
+        bounds = found_in.box.layout(coords.device).bounds
         nbr = neighbor_lookup(
             found_in.table(target), found_in.n_rows, coords.contiguous(), geometry, bounds, None,
             n_offsets, -1, True, target,

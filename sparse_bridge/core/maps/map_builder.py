@@ -89,10 +89,10 @@ def _submanifold_rulebook(
         return Rulebook(n, n, n_offsets, device, lists=lists, **options)  # type: ignore[arg-type]
     from ...kernels.maps.neighbor_table import NeighborTable
 
-    here = Source(cmap.coords, cmap.box, alive)
+    here = Source.of(cmap.coords, cmap.box, alive)
     center = offsets.center if keep_center else -1
     one = (1,) * offsets.dimension
-    table = look_up(here, cmap.table(target), n, cmap.box, offsets, one, target, center)
+    table = look_up(here, cmap.table(target), n, here.layout, offsets, one, target, center)
     if not keep_center and offsets.center >= 0:
         table.nbr[offsets.center].fill_(-1)
         table = NeighborTable(table.nbr)
@@ -125,15 +125,6 @@ def generative(
     return new, KernelMap(rulebook, x_fold=None if cmap.unique else cmap.duplicates())
 
 
-def expanded(
-    cmap: CoordinateMap, offsets: Offsets, divisor: tuple[int, ...], out_box: Box
-) -> CoordinateMap:
-    """Every whole (c + offset) / divisor in `out_box` of a live coordinate c; order of
-    `strided`."""
-    one = (1,) * offsets.dimension
-    return _expand(cmap, offsets, (one, divisor, 1), out_box, "first_seen")[0]
-
-
 def distinct(coords: torch.Tensor, box: Box) -> CoordinateMap:
     """The distinct ones of coordinates [N, 1 + D] that lie in `box`, sorted, see `MapRequest`."""
     one = (1,) * box.dimension
@@ -151,34 +142,36 @@ def _expand(
     if not cmap.unique:
         cmap = cmap.duplicates().map
     n, n_offsets, device = cmap.n_rows, len(offsets), cmap.device
-    target = None if out_box.oversized else cmap.kernel_target(out_box.key64)
+    target = None if out_box.oversized else cmap.kernel_target(out_box.key64, expands=True)
     if target is None:
         search = wide_index if out_box.oversized else host_index
         coords, index, lists = search.expand(cmap.coords, cmap.alive, offsets, *rule, out_box)
         if order == "sorted":
-            by_rank = sorted_rows(coords, out_box)
+            by_rank = sorted_rows(
+                coords, None if out_box.oversized else out_box.layout(device).steps
+            )
             coords, rank = coords.index_select(0, by_rank), torch.argsort(by_rank)
             index = HostIndex(index.coords, rank.index_select(0, index.rows), out_box)
             lists.out_rows = rank.index_select(0, lists.out_rows)
         new = CoordinateMap(coords, out_box)
         new.adopt(index=index)
         return new, Rulebook(n, new.n_rows, n_offsets, device, lists=lists)
-    source = Source(cmap.coords, cmap.box, cmap.alive)
-    expansion = Expansion(source, offsets, *rule, out_box, target)
-    n_new = _insert_candidates(expansion)
+    source = Source.of(cmap.coords, cmap.box, cmap.alive)
+    expansion = Expansion(source, offsets, *rule, out_box.layout(device), target)
+    n_new = _insert_candidates(expansion, out_box)
     new = CoordinateMap(expansion.number(n_new, order, False), out_box)
     new.adopt(table=expansion.table)
     return new, Rulebook(n, n_new, n_offsets, device, views=expansion.link(n_new))
 
 
-def _insert_candidates(expansion: Expansion) -> int:
+def _insert_candidates(expansion: Expansion, out_box: Box) -> int:
     """Hash every coordinate that a row reaches; how many there are. That is unknown beforehand, so
     a table sized for the usual case grows until it holds them at most two thirds full; one wait for
     the device per try."""
     from ...kernels.maps.hash_table import FLAGS, HashTable
     from ...kernels.maps.new_rows import owner_counters
 
-    coords, out_box = expansion.source.coords, expansion.out_box
+    coords = expansion.source.coords
     n, key64 = coords.shape[0], out_box.key64
     most = min(expansion.geometry.n_taps * n, out_box.volume)
     guess = most if most <= 1 << 16 else min(most, n)
@@ -224,8 +217,8 @@ def _between_rulebook(
         )
         return Rulebook(n_x, n_y, n_offsets, device, lists=lists)
     # The other side is made of this one, if it is asked for.
-    here = Source(y_map.coords, y_map.box, y_map.alive)
-    table = look_up(here, x_map.table(target), n_x, x_map.box, offsets, stride, target)
+    here, known = Source.of(y_map.coords, y_map.box, y_map.alive), x_map.box.layout(device)
+    table = look_up(here, x_map.table(target), n_x, known, offsets, stride, target)
     return Rulebook(n_x, n_y, n_offsets, device, views=(table, None))
 
 

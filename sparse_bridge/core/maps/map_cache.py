@@ -91,14 +91,26 @@ def store_of(coords: torch.Tensor) -> MapStore:
     if stamp is None:
         return MapStore()
     with _lock:
-        entry = _stores.get(coords)
-        if entry is not None and entry[0] == stamp:
-            store = entry[1]() if isinstance(entry[1], weakref.ref) else entry[1]
-            if store is not None:
-                return store
-        store = MapStore()
-        _stores[coords] = (stamp, weakref.ref(store))
+        store = _known(coords, stamp)
+        if store is None:
+            store = MapStore()
+            _stores[coords] = (stamp, weakref.ref(store))
         return store
+
+
+def _known(coords: torch.Tensor, stamp: tuple[int, ...]) -> MapStore | None:
+    entry = _stores.get(coords)
+    if entry is None or entry[0] != stamp:
+        return None
+    store: MapStore | None = entry[1]() if isinstance(entry[1], weakref.ref) else entry[1]
+    return store
+
+
+def known_store(coords: torch.Tensor) -> MapStore | None:
+    """The store of a coordinate tensor if it has one and was not changed in place since."""
+    stamp = _stamp(coords)
+    with _lock:
+        return None if stamp is None else _known(coords, stamp)
 
 
 def adopt(coords: torch.Tensor, store: MapStore) -> None:

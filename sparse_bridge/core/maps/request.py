@@ -8,7 +8,7 @@ built before: see `core.capture.prefetch`. An answer is never changed afterwards
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 from ...errors import GeometryError
 from ..geometry.boxes import Box
@@ -19,7 +19,6 @@ from .kernel_map import KernelMap
 from .map_cache import MapStore
 
 
-@runtime_checkable
 class OutputRule(Protocol):
     """Where output coordinates may lie, by where the input's are: what repeats from input to input
     where bounds do not. Hashable by value."""
@@ -50,7 +49,8 @@ class MapRequest(NamedTuple):
         """The box of the output coordinates of inputs in `box`; None where they are given."""
         if isinstance(self.output, Box):
             return self.output
-        return self.output.output_box(box) if isinstance(self.output, OutputRule) else None
+        rule = getattr(self.output, "output_box", None)  # a look at the protocol takes longer
+        return None if rule is None else rule(box)
 
 
 class BuiltMap(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -58,7 +59,8 @@ class DevicePairs:
     rest. Where only the device knows the number of rows, lists have room for more pairs than they
     hold.
 
-    likely: about how many pairs they hold.
+    likely: about how many pairs they hold.  longest: pairs of the offset that has most, where the
+    host knows.
     """
 
     in_rows: torch.Tensor
@@ -66,6 +68,7 @@ class DevicePairs:
     starts: torch.Tensor
     mirrored: bool
     likely: int
+    longest: int | None = None
 
 
 class Rulebook:
@@ -96,6 +99,7 @@ class Rulebook:
         if regular is not None:
             self.regular = regular
         self._observer: Observer | None = None
+        self.trained = False  # whether a convolution over it has recorded gradients
         self.cache = Derived()
         for side, view in enumerate(views):
             self._adopt(side, view)
@@ -232,8 +236,9 @@ class Rulebook:
                 lists = self._lists
                 starts = torch.tensor(lists.starts, dtype=torch.int64, device=self.device)
                 x_rows, y_rows = lists.rows(slice(None))
+                longest = max(b - a for a, b in itertools.pairwise(lists.starts))
                 self._pairs = DevicePairs(
-                    x_rows.int(), y_rows.int(), starts, lists.mirrored, len(x_rows)
+                    x_rows.int(), y_rows.int(), starts, lists.mirrored, len(x_rows), longest
                 )
             else:
                 self._pairs = self._compact(target)

@@ -8,18 +8,16 @@ import types
 
 import torch
 
-from sparse_bridge import settings
-from sparse_bridge.adapters.spconv.protocol import PROTOCOL
 from sparse_bridge.core.capture import (
+    arena,
     captured_maps,
     graph_cache,
+    kinds,
     padded,
     replay,
-    replay_parts,
     replay_training,
 )
-from sparse_bridge.core.capture.captured_maps import CapturedMaps
-from sparse_bridge.core.capture.replay_parts import rebuilt
+from sparse_bridge.core.capture.captured_model import Captured, rebuilt
 from sparse_bridge.core.capture.replay_trial import leaves_of
 
 
@@ -39,8 +37,18 @@ def tensors(made):
     found = []
     if isinstance(made, (list, tuple)):
         return [tensor for one in made for tensor in tensors(one)]
-    if isinstance(made, dict) or PROTOCOL.is_tensor(made):
-        rebuilt(PROTOCOL, made, lambda tensor: found.append(tensor) or tensor)
+    if isinstance(made, dict):
+        return tensors(list(made.values()))
+    if isinstance(made, Captured):
+
+        def sparse(y):
+            found.append(made.tensors.features_of(y))
+            if not made.tensors.on_rows_of(made.twin, y):
+                found.append(made.tensors.coordinates_of(y))
+            return y
+
+        for value in made.outcome.values():
+            rebuilt(made.tensors, value, lambda tensor: found.append(tensor) or tensor, sparse)
         return found
     if isinstance(made, torch.Tensor):
         return [made]
@@ -65,13 +73,17 @@ def capture(work, pool):
     return graph, graph.made
 
 
+def capture_from(work, pool):
+    return capture(lambda: work([]), pool)
+
+
 def forward(self, features):
     """A step's forward pass, run once more for a backward pass of its own."""
     graph = self.graph
     graph.features.detach()[: features.shape[0]].copy_(features)
     with torch.enable_grad():
-        graph.output = graph.forward.work()
-    graph.leaves = leaves_of(graph.tensors, graph.output)
+        graph.made = graph.forward.work()
+    graph.leaves = leaves_of(graph.made)
     pairs = zip(graph.leaves, graph.levels, strict=True)
     return tuple(leaf.detach()[: self.rows[level]].clone() for leaf, level in pairs)
 
@@ -80,18 +92,10 @@ def replays_on_the_cpu(monkeypatch):
     """Let models over CPU tensors be replayed, besides."""
     graphs_on_the_cpu(monkeypatch)
     for module in (replay, replay_training):
-        monkeypatch.setattr(module, "captured", capture)
-    monkeypatch.setattr(replay_parts, "capturable", lambda features: padded.current() is None)
+        monkeypatch.setattr(module, "captured_from", capture_from)
+    monkeypatch.setattr(replay_training, "captured", capture)
+    monkeypatch.setattr(kinds, "capturable", lambda features: padded.current() is None)
     monkeypatch.setattr(replay_training._Run, "forward", forward)
-
-
-def start(self, coords, own=CapturedMaps.start):
-    """New levels land where the captured ones lie."""
-    kept = dict(self.scene.prepared[1])
-    self._builder.cmap._table = None  # which the first capture filled
-    own(self, coords)
-    for level, made in self._builder.coords().items():
-        kept[level].copy_(made)
 
 
 def graphs_on_the_cpu(monkeypatch):
@@ -117,10 +121,7 @@ def graphs_on_the_cpu(monkeypatch):
     monkeypatch.setattr(captured_maps, "_random_numbers_apart", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(captured_maps, "captured", capture)
     streams = types.SimpleNamespace(current=lambda: current)
-    for module in (captured_maps, graph_cache):
+    for module in (captured_maps, arena):
         monkeypatch.setattr(module, "Streams", lambda _: streams)
     monkeypatch.setattr(graph_cache, "current", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(CapturedMaps, "start", start)
-    monkeypatch.setattr(
-        graph_cache, "possible", lambda cmap, target: settings.get().capture == "graphs"
-    )
+    monkeypatch.setattr(graph_cache, "possible", lambda cmap, target: graph_cache._wanted())

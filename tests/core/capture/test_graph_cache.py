@@ -9,14 +9,12 @@ import torch
 
 from sparse_bridge import settings
 from sparse_bridge.core import functional
-from sparse_bridge.core.capture import captured_maps, graph_cache, prefetch
+from sparse_bridge.core.capture import arena, captured_maps, graph_cache, prefetch
 from tests.clouds import cloud
 
 from .pretended import graphs_on_the_cpu
 from .test_prefetch import (
-    HALF,
     PAIR,
-    QUARTER,
     SHAPE,
     Scene,
     counted,  # noqa: F401
@@ -36,6 +34,8 @@ def fresh(kernel_lane, monkeypatch, counted):  # noqa: F811
     """Real graphs on a GPU, pretended ones where kernels are emulated."""
     DEVICE[0] = kernel_lane.device
     prefetch.forget()
+    monkeypatch.setattr(graph_cache, "_RECURS", 3)
+    monkeypatch.setattr(graph_cache, "_BETWEEN", 0)
     if kernel_lane.device == "cpu":
         graphs_on_the_cpu(monkeypatch)
     with settings.override(capture="graphs", tune="off"):
@@ -54,8 +54,9 @@ def scene(seed, share=0.2, **kwargs):
 
 
 def graphs():
-    (history,) = [one for one in prefetch._histories.values() if one.alike]  # of one grid
-    return history.graphs
+    (habit,) = prefetch._habits.values()
+    (found,) = habit.graphs.values()
+    return found
 
 
 def captured(share=0.2, **kwargs):
@@ -64,6 +65,16 @@ def captured(share=0.2, **kwargs):
         scene(seed, share, **kwargs).network()
     assert len(graphs().graphs) == 1
     return graphs()
+
+
+@pytest.mark.parametrize("capture, n_graphs", [("graphs", 0), ("always", 1)])
+def test_on_rocm_maps_are_replayed_only_if_the_settings_say_so(monkeypatch, capture, n_graphs):
+    monkeypatch.setattr(torch.version, "hip", "7.2.1")
+    with settings.override(capture=capture):
+        for seed in range(UNTIL_CAPTURED + 3):
+            scene(seed).network()
+    owners = [owner for habit in prefetch._habits.values() for owner in habit.graphs.values()]
+    assert sum(len(owner.graphs) for owner in owners) == n_graphs
 
 
 @pytest.fixture
@@ -92,10 +103,10 @@ def test_maps_outlive_later_replays(replays):
     captured()
     first = scene(21)
     kmap = first.submanifold(first.root)
-    half, down = first.strided(first.root, HALF)
+    half, down = first.strided(first.root)
     first.submanifold(half)
     first.submanifold(half, PAIR)
-    first.strided(half, QUARTER, PAIR)
+    first.strided(half, offsets=PAIR)
     x = features(kmap.n_in, 8, seed=1).mul(4).round().to(DEVICE[0])
     weight = features(27 * 8, 16, seed=3).mul(4).round().view(27, 8, 16).to(DEVICE[0])
     before = [functional.conv(x, weight, None, one) for one in (kmap, down)]
@@ -118,16 +129,17 @@ def test_equal_and_outlying_rows(replays, spoil):
 
 
 def test_a_scene_that_outgrows_the_graph(replays):
-    """Few rows, in nearly all cells of the next level."""
+    """As many rows, in far more cells of the next level."""
     captured(share=0.9)
-    sparse = cloud(SHAPE, share=0.9, seed=41, device=DEVICE[0])[::7].contiguous()
-    assert Scene(sparse).network() in (0, 5)  # which compares every map
-    assert len(replays) == 1
+    shape = (24, 20, 28)
+    sparse = cloud(shape, share=0.111, seed=41, device=DEVICE[0])[:3000].contiguous()
+    assert Scene(sparse, shape=shape).network() == 5
+    assert replays == [None]
 
 
 def test_graphs_that_serve_nobody_are_dropped(replays, monkeypatch):
     held = captured()
-    monkeypatch.setattr(held.graphs[0].maps, "rows", lambda n_rows: None)
+    monkeypatch.setattr(next(iter(held.graphs.values())).maps, "rows", lambda n_rows: None)
     for left in (1, 1, 0):  # graphs after each
         assert scene(42).network() == 0  # queued instead
         assert replays[-1] is None and len(held.graphs) == left
@@ -201,6 +213,57 @@ def test_threads(streams):
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_scenes_of_other_shapes(replays):
+    """What is captured over one shape serves others; keys of 64 bits serve those of 32, too."""
+
+    def network(seed, shape, scale=1):
+        coords = cloud(shape, share=0.2, seed=seed, device=DEVICE[0])[:672].contiguous()
+        return Scene(coords, shape=[scale * axis for axis in shape]).network()
+
+    for seed, shape in enumerate([(30, 9, 9), (10, 14, 20), (12, 12, 15), (9, 40, 8), (16, 16, 9)]):
+        built = network(seed, shape)
+    assert built == 0 and len(graphs().graphs) == 1
+    for seed, shape in enumerate([(17, 11, 13), (64, 7, 7)]):
+        assert network(10 + seed, shape) == 0
+    assert len(replays) == 2 and None not in replays
+    for seed in range(3):  # wider keys than the graph has
+        assert network(20 + seed, (13, 13, 13), 300) == 0
+    assert len(replays) == 2 and graphs().captures == 2
+    for scale in (1, 300):
+        assert network(30 + scale, (15, 12, 13), scale) == 0
+    assert len(replays) == 4 and None not in replays
+
+
+def test_large_maps_are_queued_beside_the_graph(replays, monkeypatch):
+    monkeypatch.setattr(arena.Arena, "limit", lambda self: 450_000)
+    for seed in range(UNTIL_CAPTURED + 2):
+        here = scene(seed)
+        here.submanifold(here.root)
+        here.strided(here.root, offsets=PAIR)
+    (graph,) = graphs().graphs.values()
+    assert graph.maps.left == {0} and here.built == 0
+    assert len(replays) == 2 and None not in replays
+
+
+def test_scenes_that_are_too_large(replays, monkeypatch):
+    monkeypatch.setattr(arena.Arena, "limit", lambda self: 5000)
+    for seed in range(UNTIL_CAPTURED + 3):
+        built = scene(seed).network()
+    assert built == 0 and not graphs().graphs and not replays and graphs().captures == 1
+
+
+def test_a_larger_class(replays):
+    """The arena grows; what was captured over the smaller one is captured anew."""
+    held = captured(0.12)
+    for seed in range(3):
+        assert scene(90 + seed, 0.9).network() == 0
+    assert list(held.graphs) == [3072] and not replays
+    for seed in range(3):
+        assert scene(95 + seed, 0.12).network() == 0
+        assert scene(98 + seed, 0.9).network() == 0
+    assert len(held.graphs) == 2 and None not in replays and len(replays) == 3
 
 
 def test_a_single_map(replays):

@@ -2,68 +2,109 @@
 
 from __future__ import annotations
 
-import types
+import contextlib
+import itertools
 
 import pytest
 import torch
 
-from sparse_bridge.core.capture import graph_cache
+from sparse_bridge.core.capture import arena, graph_cache
+from sparse_bridge.core.capture.arena import Arena
 from sparse_bridge.core.capture.graph_cache import MapGraphs
+from sparse_bridge.core.capture.history import RequestHistory
+from sparse_bridge.core.capture.padded import capacity_of
+from sparse_bridge.core.geometry.boxes import Box
+from sparse_bridge.core.maps.coordinate_map import CoordinateMap
 
-HERE, THERE = torch.device("cuda", 0), torch.device("cuda", 1)
+HERE = torch.device("cuda", 0)
+
+
+class Graph:
+    """Counts how often it is told to go."""
+
+    def __init__(self, held):
+        self.held, self.gone = held, 0
+        held.hold(self)
+
+    def dropped(self):
+        self.gone += 1
 
 
 @pytest.fixture
-def shelf(monkeypatch):
-    monkeypatch.setattr(graph_cache, "_shelf", graph_cache._Shelf())
-    return graph_cache._shelf
+def held(monkeypatch):
+    """An arena in the CPU's memory."""
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 1 << 32)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    made = Arena(torch.device("cpu"))
+    yield made
+    made.clear()
 
 
-class Graph(types.SimpleNamespace):
-    __hash__ = object.__hash__
-
-    def __eq__(self, other):
-        return self is other
-
-
-def put(shelf, owner, size, device=HERE, limit=100):
-    graph = Graph(bytes=size, device=device)
-    if shelf.holds(graph, owner, limit):
-        owner.graphs = [graph, *owner.graphs]
-    return graph
+def test_the_one_unused_for_longest_gives_way(held, monkeypatch):
+    monkeypatch.setattr(arena, "_MOST_GRAPHS", 2)
+    first, second = Graph(held), Graph(held)
+    held.hold(first)
+    third = Graph(held)
+    assert [first.gone, second.gone, third.gone] == [0, 1, 0]
+    held.drop(second)
+    assert second.gone == 1, "it is gone already"
 
 
-def test_the_one_unused_for_longest_gives_way(shelf):
-    one, other = MapGraphs(), MapGraphs()
-    first, second = put(shelf, one, 40), put(shelf, other, 40)
-    shelf.touch(first)
-    third = put(shelf, other, 50)
-    assert one.graphs == [first] and other.graphs == [third]
-    put(shelf, one, 100)
-    assert [graph.bytes for graph in one.graphs] == [100] and other.graphs == []
-    shelf.touch(second)  # gone: nothing comes back
-    assert len(shelf._held) == 1
+def test_graphs_share_a_pool_that_lasts_as_long_as_they(held):
+    pool = held.pool()
+    graph = Graph(held)
+    assert held.pool() is pool
+    held.drop(graph)
+    assert held.pool() is not pool
 
 
-def test_one_that_is_too_large_stays_away(shelf):
-    owner = MapGraphs()
-    small = put(shelf, owner, 10)
-    put(shelf, owner, 101)
-    assert owner.graphs == [small]
+def test_an_arena_that_grows(held):
+    small = held.reserve(1000)
+    graph = Graph(held)
+    assert len(small) >= 1000 and held.reserve(len(small)) is small and not graph.gone
+    large = held.reserve(len(small) + 1)
+    assert graph.gone == 1 and not held.graphs and len(large) > len(small)
 
 
-def test_devices_do_not_share(shelf):
-    owner, other = MapGraphs(), MapGraphs()
-    put(shelf, owner, 90, HERE)
-    put(shelf, other, 90, THERE)
-    assert len(owner.graphs) == len(other.graphs) == 1
+class Captured(Graph):
+    """A capture that takes no time."""
+
+    def __init__(self, owner, cmap, *_):
+        super().__init__(arena.arena_of(cmap.device))
+        self.arena = self.held
 
 
-def test_everything_is_forgotten(shelf):
-    owners = [MapGraphs() for _ in range(3)]
-    for owner in owners:
-        put(shelf, owner, 10)
-    owners[0].clear()
-    assert owners[0].graphs == [] and len(shelf._held) == 2
-    graph_cache.forget()
-    assert not any(owner.graphs for owner in owners) and not shelf._held
+def test_captures_keep_away_from_each_other(held, monkeypatch):
+    """Streams of all sizes: a class has to come often, and captures are few among scenes."""
+    monkeypatch.setattr(graph_cache, "_MapGraph", Captured)
+    monkeypatch.setattr(graph_cache, "possible", lambda *_: True)
+    monkeypatch.setattr(graph_cache, "_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    graphs, captured = MapGraphs(), []
+    box, target = Box.grid(1, (99, 99, 99)), None
+    for turn in range(200):
+        rows = 1000 * (1 + turn % 9) if turn < 190 else 1000
+        cmap = CoordinateMap(torch.zeros(rows, 4, dtype=torch.int32), box)
+        if capacity_of(rows) not in graphs.graphs:
+            graphs.consider(cmap, target, (), RequestHistory(rows))
+            captured += [turn] * (len(graphs.graphs) > len(captured))
+    assert captured[0] >= 8 and 4 <= len(captured) <= 7
+    assert all(b - a >= 24 for a, b in itertools.pairwise(captured))
+    arena.forget()
+
+
+def test_graphs_may_take_a_part_of_what_is_reserved(held, monkeypatch):
+    assert held.limit() == (1 << 32) // arena._SHARE
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 1)
+    assert held.limit() == arena._LEAST_SHARE
+    elements = held.limit() // 4
+    assert len(held.reserve(elements)) == elements, "nothing to spare for others"
+
+
+def test_devices_have_arenas_of_their_own():
+    arena.forget()
+    there = torch.device("cuda", 1)
+    assert arena.arena_of(HERE) is arena.arena_of(HERE) is not arena.arena_of(there)
+    graph = Graph(arena.arena_of(there))
+    arena.forget()
+    assert graph.gone == 1 and not arena._devices

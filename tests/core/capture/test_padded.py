@@ -12,14 +12,14 @@ import torch
 import sparse_bridge
 from sparse_bridge.adapters.spconv.protocol import PROTOCOL
 from sparse_bridge.core.capture import padded, prefetch
-from sparse_bridge.core.capture.batched_builder import BatchedBuilder
+from sparse_bridge.core.capture.calls import call_of
 from sparse_bridge.core.capture.captured_maps import builder_over
+from sparse_bridge.core.capture.captured_model import Place
 from sparse_bridge.core.capture.padded import PaddedInput, UnpaddedError, capacity_of
 from sparse_bridge.core.capture.replay_trial import PaddedModel
 from sparse_bridge.core.device.serving import kernel_target
 from sparse_bridge.core.geometry.boxes import Box
 from sparse_bridge.core.maps import rows
-from sparse_bridge.core.maps.coordinate_map import CoordinateMap
 from sparse_bridge.kernels.maps import mask_order
 from tests.adapters.spconv import doors
 from tests.clouds import cloud, features
@@ -89,7 +89,7 @@ def prepared(coords, record, capacity, **how):
     """A padded scene whose maps are built, and the rows of its levels."""
     scene = PaddedInput(*spread(coords, capacity), record, **how)
     target = kernel_target(coords.device)
-    builder = builder_over(scene, BOX, target, tuple(record.steps), len(coords))
+    builder = builder_over(scene, BOX, target, tuple(record.steps))
     assert builder.lay_out(scene, distinct=True)
     scene.prepared = builder.queued(), builder.coords()
     return scene, scene.validated(scene.counters.tolist(), scene.flags.tolist(), len(coords))
@@ -149,26 +149,24 @@ def test_a_level_that_outgrows_its_room(sp, kernel_lane):
     network = Network(sp).eval().to(kernel_lane.device)
     record = learnt(sp, network, kernel_lane)
     coords = cloud(SHAPE, share=0.5, seed=9, device=kernel_lane.device)
-    small = dataclasses.replace(record, rows=dict.fromkeys(record.rows, 1))
+    small = dataclasses.replace(record, rows=dict.fromkeys(record.rows, 1), largest={})
     assert prepared(coords, record, len(coords))[1] is not None
     assert prepared(coords, small, len(coords))[1] is None
 
 
 @torch.no_grad()
 def test_room_to_spare_does_not_change_the_order(sp, kernel_lane, monkeypatch):
-    """Up to so many rows are sorted apart: a level that has fewer takes no more than that."""
+    """Up to so many rows are sorted apart, whatever there is memory for."""
+    monkeypatch.setattr(mask_order, "SORTED_APART", 120)
+    monkeypatch.setattr(mask_order, "_CHUNK", 64)
     network = Network(sp).eval().to(kernel_lane.device)
     record = learnt(sp, network, kernel_lane)
-    coords = cloud(SHAPE, share=0.2, seed=3, device=kernel_lane.device)
-    wide, _ = spread(coords, 2 * len(coords))
-    record = dataclasses.replace(record, n_rows=len(coords), rows=dict.fromkeys(record.rows, 100))
-    monkeypatch.setattr(mask_order, "SORTED_APART", 120)
-    steps, target = tuple(record.steps), kernel_target(wide.device)
-    capacities = [
-        BatchedBuilder(CoordinateMap(wide, BOX), target, steps, record, 1.1, used)._capacities()
-        for used in (len(coords), None)
-    ]
-    assert [next(iter(capacity.values())) > 120 for capacity in capacities] == [False, True]
+    coords = cloud(SHAPE, share=0.03, seed=3, device=kernel_lane.device)
+    expected = network(tensor(sp, coords))
+    found, scene, rows = over_padded(sp, network, coords, record, 200)
+    assert len(coords) < 120 < len(scene.coords) and rows is not None
+    for one, other in zip(found[:2], expected[:2], strict=True):
+        assert torch.equal(one.features[: len(other.features)], other.features)
 
 
 @torch.no_grad()
@@ -284,7 +282,10 @@ def test_training_over_a_padded_scene(sp, kernel_lane, kind, words):
     if words is not None:
         expected = pytest.raises(UnpaddedError, match=words)
     with expected:
-        PaddedModel(model, x, PROTOCOL).try_out(scene, rows)
+        call = call_of((x,), {}, PROTOCOL.is_tensor, set())
+        PaddedModel(model, call, coords, Place(PROTOCOL, BOX, set(), model, str)).try_out(
+            scene, rows
+        )
 
 
 @pytest.mark.parametrize("trains", [False, True])

@@ -18,7 +18,7 @@ from tests.clouds import cloud, features
 
 pytestmark = [pytest.mark.emulated, pytest.mark.interpreted]
 
-SHAPE, HALF, QUARTER = (12, 10, 14), (6, 5, 7), (3, 3, 4)
+SHAPE = (12, 10, 14)
 THREE = functional.kernel_offsets((3, 3, 3))
 DOWN = functional.kernel_offsets((3, 3, 3), padding=(1, 1, 1))
 PAIR = functional.kernel_offsets((2, 2, 2), padding=(0, 0, 0))
@@ -46,12 +46,20 @@ def fresh(counted):
     prefetch.forget()
 
 
+@dataclasses.dataclass(frozen=True)
+class Cells:
+    """A rule for outputs: half the grid, rounded up."""
+
+    def output_box(self, box):
+        return Box.grid(box.size[0], [-(-extent // 2) for extent in box.size[1:]])
+
+
 class Scene:
     """A scene whose maps are asked for as an adapter asks, and compared with those built alone."""
 
-    def __init__(self, coords, both=True):
-        self.both = both
-        self.root = CoordinateMap(coords, Box.grid(2, SHAPE)), map_cache.MapStore()
+    def __init__(self, coords, both=True, shape=SHAPE):
+        self.both, self.shape = both, shape
+        self.root = CoordinateMap(coords, Box.grid(2, shape)), map_cache.MapStore()
         self.built = 0
 
     def ask(self, level, *question):
@@ -68,9 +76,11 @@ class Scene:
         same(kmap, map_builder.submanifold(alone, offsets), self.both)
         return kmap
 
-    def strided(self, level, shape, offsets=DOWN):
-        cmap, stride, box = level[0], (2, 2, 2), Box.grid(2, shape)
-        kmap, new, store = self.ask(level, "strided", offsets, stride, box, "first_seen")
+    def strided(self, level, rule=None, offsets=DOWN):
+        cmap, stride = level[0], (2, 2, 2)
+        rule = Cells() if rule is None else rule
+        box = rule if isinstance(rule, Box) else rule.output_box(cmap.box)
+        kmap, new, store = self.ask(level, "strided", offsets, stride, rule, "first_seen")
         alone = CoordinateMap(cmap.coords.clone(), cmap.box)
         expected, other = map_builder.strided(alone, offsets, stride, box)
         assert torch.equal(new.coords, expected.coords)
@@ -80,10 +90,10 @@ class Scene:
     def network(self, pooled=False):
         """Two levels down, with a map of its own at each; returns how many were built alone."""
         self.submanifold(self.root)
-        half, _ = self.strided(self.root, HALF)
+        half, _ = self.strided(self.root)
         self.submanifold(half)
         self.submanifold(half, PAIR)
-        self.strided(half, QUARTER, PAIR)[0]
+        self.strided(half, offsets=PAIR)
         return self.built
 
 
@@ -197,11 +207,12 @@ def test_a_scene_that_outgrows_the_estimate(kernel_lane):
     for seed in (1, 2):
         scene(kernel_lane, seed, share=0.9).network()
     outgrown = scene(kernel_lane, 3, share=0.9)
-    history = next(iter(prefetch._histories.values()))
-    history.record.rows = dict.fromkeys(history.record.rows, 1)
-    history.record.n_rows = 1 << 20
+    (habit,) = prefetch._habits.values()
+    record = habit._newest
+    record.rows, record.n_rows, record.largest = dict.fromkeys(record.rows, 1), 1 << 20, {}
     assert outgrown.network() == 5
-    assert history.failures == 1 and history.wait == 2
+    expected = habit._after[0]
+    assert expected.failures == 1 and expected.wait == 2
 
 
 @pytest.mark.parametrize("spoil", ["equal", "outside"])
@@ -222,7 +233,7 @@ def test_another_order_of_questions(kernel_lane):
         scene(kernel_lane, seed).network()
     other = scene(kernel_lane, 3)
     other.submanifold(other.root)
-    half, _ = other.strided(other.root, QUARTER)
+    half, _ = other.strided(other.root, Box.grid(2, (3, 3, 4)))
     other.submanifold(half)
     assert other.built == 2, "only the first question was expected"
     assert scene(kernel_lane, 4).network() == 5, "one scene of a kind is no history"
@@ -237,7 +248,7 @@ def test_another_stream_builds_its_own():
     assert branched.built == 0
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
-        branched.strided(branched.root, HALF)
+        branched.strided(branched.root)
     torch.cuda.synchronize()
     assert branched.built == 1
 
@@ -256,9 +267,9 @@ def test_levels_that_were_counted_otherwise(kernel_lane):
         here.submanifold(here.root)
         if more:
             here.submanifold(here.root, PAIR)
-        wide, _ = here.strided(here.root, HALF)
+        wide, _ = here.strided(here.root)
         if not more:
-            here.submanifold(here.strided(here.root, HALF, PAIR)[0])
+            here.submanifold(here.strided(here.root, offsets=PAIR)[0])
         here.submanifold(wide)
         return here.built
 

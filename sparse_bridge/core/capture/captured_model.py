@@ -1,0 +1,313 @@
+"""A model over a padded input: what it made, and how that becomes the output of a call."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import operator
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import nn
+
+from ... import tolerances
+from ..conv.waiting import settled
+from ..geometry.boxes import Box
+from ..maps.coordinate_map import CoordinateMap
+from ..maps.rows import Rows
+from . import padded
+from .batched_builder import boxes_of
+from .calls import Call, Outcome, Watched
+from .padded import PaddedInput, UnpaddedError
+
+_TORCHS = ("_parameters", "_buffers", "_modules")
+
+
+class Tensors(Protocol):
+    """How the sparse tensors of one framework are read and made anew; see
+    `adapters.protocol.TensorProtocol`."""
+
+    def is_tensor(self, value: Any) -> bool: ...
+
+    def features_of(self, x: Any) -> torch.Tensor | None: ...
+
+    def coordinates_of(self, x: Any) -> torch.Tensor: ...
+
+    def with_features(self, x: Any, features: torch.Tensor) -> Any: ...
+
+    def capture_root(self, x: Any) -> Any: ...
+
+    def over(self, x: Any, features: torch.Tensor, root: CoordinateMap) -> Any: ...
+
+    def on_rows_of(self, x: Any, y: Any) -> bool: ...
+
+    def result(
+        self, x: Any, y: Any, features: torch.Tensor, coords: torch.Tensor | None, box: Any
+    ) -> Any: ...
+
+    def label(self, x: Any) -> Hashable: ...
+
+    def keep_for(self, y: Any, captured: Any, recover: Callable[[], Any]) -> None: ...
+
+    def is_norm(self, module: nn.Module) -> bool: ...
+
+    def is_own(self, module: nn.Module) -> bool: ...
+
+    def switches(self) -> Hashable: ...
+
+
+Cut = Callable[[torch.Tensor], torch.Tensor]
+
+
+def rebuilt(tensors: Tensors, value: Any, cut: Cut, sparse: Callable[[Any], Any]) -> Any:
+    """A model's output with `cut` of every tensor and `sparse` of every sparse tensor, in its own
+    structure. Raises UnpaddedError."""
+    if isinstance(value, torch.Tensor):
+        return cut(value)
+    if tensors.is_tensor(value):
+        return sparse(value)
+    if type(value) in (dict, collections.OrderedDict):
+        parts = [(name, rebuilt(tensors, one, cut, sparse)) for name, one in value.items()]
+        return type(value)(parts)
+    if isinstance(value, (list, tuple)):
+        made = [rebuilt(tensors, one, cut, sparse) for one in value]
+        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise UnpaddedError(
+        f"its output holds a {type(value).__name__}; expected sparse tensors, their features, "
+        "numbers and text, in lists, tuples and dicts."
+    )
+
+
+class Place(NamedTuple):
+    """tensors: the framework.  box: of the input.  reads: what models read of dictionaries.
+    model: whose results these are; dropped: to be called where it is not to be replayed any more,
+    with the reason."""
+
+    tensors: Tensors
+    box: Box
+    reads: set[Any]
+    model: nn.Module
+    dropped: Callable[[str], None]
+
+
+class Captured:
+    """A model over a padded input: its outcome, whose tensors stay where they are."""
+
+    def __init__(
+        self, forward: Callable[..., Any], call: Call, scene: PaddedInput, features: torch.Tensor,
+        place: Place, around: Sequence[contextlib.AbstractContextManager[Any]] = (),
+    ) -> None:  # fmt: skip
+        """Run it.  around: what to enter when it begins with the sparse tensor.
+
+        Raises UnpaddedError where it does more to its input than to read it."""
+        self.tensors, self.scene = place.tensors, scene
+        self.forward, self.place = forward, place
+        version = features._version
+        with statistics_kept(place.model), contextlib.ExitStack() as stack:
+
+            def start() -> Any:
+                for one in (*around, padded.using(scene), _uncached_autocast()):
+                    stack.enter_context(one)
+                shape = scene.coords.shape[0]
+                root = CoordinateMap(scene.coords, place.box, Rows(None, scene.count, shape))
+                root.adopt()
+                self.twin = self.tensors.over(call.x, features, root)
+                self.coords = self.tensors.coordinates_of(self.twin)
+                return self.twin
+
+            self.outcome = self._launched(Outcome.of(call, forward, start, place.reads))
+        if self.tensors.features_of(self.twin) is not features or features._version != version:
+            raise UnpaddedError("it changes the sparse tensor that it is given.")
+
+    def _launched(self, outcome: Outcome) -> Outcome:
+        """The same without convolutions that wait to be launched."""
+
+        def inside(y: Any) -> Any:
+            self.tensors.features_of(y)
+            return y
+
+        def made(value: Any) -> Any:
+            if isinstance(value, Watched):  # one that was given
+                return value
+            return rebuilt(self.tensors, value, settled, inside)
+
+        new = {
+            place: {key: made(one) for key, one in entries.items()}
+            for place, entries in outcome.written.items()
+        }
+        return Outcome(made(outcome.value), new)
+
+    def cutter(self, call: Call, rows: dict[int, int]) -> Cut:
+        """What makes copies of the rows that there are; the call's own coordinates are its own."""
+        own = self.tensors.coordinates_of(call.x)
+
+        def cut(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.data_ptr() == self.coords.data_ptr() and tensor.shape == self.coords.shape:
+                return own
+            return tensor[: rows[self.scene.level_of(tensor)]].clone()
+
+        return cut
+
+    def of(
+        self, call: Call, rows: dict[int, int], root: tuple[torch.Tensor, Box],
+        made: Cut | None = None,
+    ) -> Callable[[Any], Any]:  # fmt: skip
+        """What makes a value of the outcome one of `call`, whose coordinates are `root`; made: how
+        tensors of it become the call's, if not as copies of the rows that there are."""
+        cut = self.cutter(call, rows)
+        boxes: dict[int, Box] = {}
+        if root[1] is not self.place.box:
+            boxes = boxes_of(root[1], self.scene.record.steps)
+
+        def sparse(y: Any) -> Any:
+            wide = self.tensors.features_of(y)
+            assert wide is not None
+            box = boxes.get(self.scene.level_of(wide))
+            mine = self.tensors.on_rows_of(self.twin, y)
+            coords = None if mine else cut(self.tensors.coordinates_of(y))
+            result = self.tensors.result(call.x, y, (made or cut)(wide), coords, box)
+            self.tensors.keep_for(result, y, lambda: self._with_maps(call, root))
+            return result
+
+        return lambda value: rebuilt(self.tensors, value, made or cut, sparse)
+
+    def _with_maps(self, call: Call, root: Any) -> Any:
+        """A sparse tensor of the call's outcome with its kernel maps, which somebody wants who is
+        no part of the model: it computes once more, and is not replayed from now on."""
+        self.place.dropped("a layer outside of it uses its kernel maps.")
+        found: list[Any] = []
+
+        def keep(y: Any) -> Any:
+            found.append(y)
+            return y
+
+        features = self.tensors.features_of(call.x)
+        assert features is not None
+        with torch.no_grad(), statistics_kept(self.place.model), torch.random.fork_rng():
+            start = functools.partial(
+                self.tensors.over, call.x, features.detach(), CoordinateMap(*root)
+            )
+            for value in Outcome.of(call, self.forward, start, set()).values():
+                rebuilt(self.tensors, value, lambda tensor: tensor, keep)
+        return found[0]
+
+
+@contextlib.contextmanager
+def statistics_kept(model: nn.Module) -> Iterator[None]:
+    """Buffers have the same values afterwards."""
+    # Not the buffers themselves: their versions are of interest to backward passes still to come.
+    before = [(buffer.data, buffer.data.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, values in before:
+            buffer.copy_(values)
+
+
+def shown(tensors: Tensors, outcome: Outcome, look: Callable[[torch.Tensor], None]) -> None:
+    """Show all tensors of an outcome but coordinates of sparse tensors to `look`."""
+
+    def seen(tensor: torch.Tensor) -> torch.Tensor:
+        look(tensor)
+        return tensor
+
+    def inside(y: Any) -> Any:
+        seen(tensors.features_of(y))  # type: ignore[arg-type]
+        return y
+
+    for value in outcome.values():
+        rebuilt(tensors, value, seen, inside)
+
+
+def agree(tensors: Tensors, expected: list[Any], found: list[Any]) -> bool:
+    """Whether two outcomes are equal within rounding."""
+    sides: list[list[torch.Tensor]] = []
+    for values in (expected, found):
+        seen: list[torch.Tensor] = []
+
+        def look(tensor: torch.Tensor, seen: list[torch.Tensor] = seen) -> torch.Tensor:
+            seen.append(tensor)
+            return tensor
+
+        def inside(y: Any, look: Cut = look) -> Any:
+            look(tensors.features_of(y))  # type: ignore[arg-type]
+            look(tensors.coordinates_of(y))
+            return y
+
+        for value in values:
+            rebuilt(tensors, value, look, inside)
+        sides.append(seen)
+    mine, theirs = sides
+    return 0 < len(mine) == len(theirs) and all(map(_close, mine, theirs))
+
+
+def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    error = (a.double() - b.double()).square().mean() if a.numel() else 0.0
+    limit = tolerances.of("fused", a.dtype).rms
+    return bool(error <= limit**2 * a.double().square().mean() + 1e-30) or not a.numel()
+
+
+@contextlib.contextmanager
+def untouched(model: nn.Module, tensors: Tensors) -> Iterator[None]:
+    """Raise UnpaddedError where the modules of a model come to hold other things in attributes,
+    which are put back: a graph could not repeat it. The frameworks' own layers may."""
+    before = [
+        (module, dict(module.__dict__), _contents(module))
+        for module in model.modules() if not tensors.is_own(module)
+    ]  # fmt: skip
+    try:
+        yield
+    finally:
+        moved = [(m, name) for m, held, inside in before for name in _moved(m, held, inside)]
+        for module, held, _ in before:
+            for name in set(module.__dict__) | set(held):
+                if module.__dict__.get(name) is not held.get(name):
+                    module.__dict__[name] = held.get(name)
+    if moved:
+        module, name = moved[0]
+        raise UnpaddedError(f"{type(module).__name__} keeps something of a call in {name!r}.")
+
+
+def _contents(module: nn.Module) -> dict[str, Any]:
+    """What lies in lists and dictionaries that a module holds."""
+    return {
+        name: list(value.items()) if isinstance(value, dict) else list(value)
+        for name, value in module.__dict__.items()
+        if type(value) in (list, dict) and name not in _TORCHS
+    }
+
+
+def _moved(module: nn.Module, held: dict[str, Any], inside: dict[str, Any]) -> Iterator[str]:
+    now = module.__dict__
+    for name in set(now) | set(held):
+        if now.get(name) is not held.get(name):
+            yield name
+    for name, mine in _contents(module).items():
+        own = inside.get(name)
+        if own is None or len(own) != len(mine) or not all(map(_same, own, mine)):
+            yield name
+
+
+def _same(one: Any, other: Any) -> bool:
+    if type(one) is tuple and type(other) is tuple:
+        return len(one) == len(other) and all(map(operator.is_, one, other))
+    return one is other
+
+
+@contextlib.contextmanager
+def _uncached_autocast() -> Iterator[None]:
+    """Without the casts of weights that autocast keeps and soon lets go of."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)

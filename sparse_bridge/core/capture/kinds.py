@@ -1,0 +1,87 @@
+"""Which calls may be replayed, and what a graph is captured for."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ... import settings
+from ..conv.convolution import autocast_dtype
+from ..device import rocm
+from ..geometry.boxes import Box
+from . import padded
+from .calls import Call
+from .captured_model import Tensors
+
+Root = tuple[torch.Tensor, Box]
+
+
+class Kind(NamedTuple):
+    """What a graph was captured for.
+
+    wide: whether keys of the coordinates take 64 bits.  label: what else the sparse tensor says of
+    itself; with the box where the model looks at that.  capacity: rows of the padded input.
+    constants: what else the model is given.  switches: what else layers look at.
+    """
+
+    tensors: Tensors
+    device: torch.device
+    dtype: torch.dtype
+    autocast: torch.dtype | None
+    channels: int
+    wide: bool
+    label: Hashable
+    capacity: int
+    constants: Hashable
+    switches: tuple[Any, ...]
+
+
+def addresses(modules: Sequence[nn.Module]) -> tuple[int, ...]:
+    """Where parameters and buffers lie: a graph reads them there."""
+    return tuple([
+        tensor.data_ptr()
+        for module in modules
+        for held in (module._parameters, module._buffers)
+        for tensor in held.values() if tensor is not None
+    ])  # fmt: skip
+
+
+def kind_of(tensors: Tensors | None, call: Call) -> tuple[Kind, Root] | None:
+    """(what would have to be captured for a call, the coordinates of its sparse tensor as the core
+    has them, in their box); None where it may not be."""
+    x = call.x
+    features = None if tensors is None else tensors.features_of(x)
+    if tensors is None or features is None or features.ndim != 2 or not capturable(features):
+        return None
+    root = tensors.capture_root(x)
+    if root is None:
+        return None
+    coords, box = root
+    columns = (coords.device, coords.dtype, coords.ndim, coords.shape[-1])
+    if columns != (features.device, torch.int32, 2, len(box.size)):
+        return None
+    if not 0 < features.shape[0] == coords.shape[0]:
+        return None
+    kind = Kind(
+        tensors, features.device, features.dtype, autocast_dtype(features.device),
+        features.shape[1], box.key64, tensors.label(x), padded.capacity_of(features.shape[0]),
+        call.constants,
+        (settings.get(), tensors.switches(), torch.backends.cuda.matmul.allow_tf32),
+    )  # fmt: skip
+    return kind, root
+
+
+def capturable(features: torch.Tensor) -> bool:
+    """Whether launches over these features can be captured now; not inside another model that is
+    being captured."""
+    if features.is_cuda and not rocm.replays_graphs():
+        rocm.say_that_graphs_stay_off()
+        return False
+    return (
+        features.is_cuda
+        and not torch.cuda.is_current_stream_capturing()
+        and padded.current() is None
+    )

@@ -1,0 +1,93 @@
+"""Where kernels read how coordinates become keys.
+
+Bounds are values on the device and no part of a kernel, so that scenes of any shape run the same
+launches. All boxes of a scene travel together, and nobody waits for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from ...kernels.runtime.target import current_stream
+
+if TYPE_CHECKING:
+    from .boxes import Box
+    from .offsets import Offsets
+
+
+class KeyLayout(NamedTuple):
+    """The keys of coordinates.
+
+    limits: a box that holds them all, as far as the host knows.  key64: width of the keys.
+    bounds: int32 [1 + D, 2] on the device, (lo, size) per column.  steps: int64 [1 + D] on the
+    device, see `Box.steps`; None where there are none.
+    """
+
+    limits: Box
+    key64: bool
+    bounds: torch.Tensor
+    steps: torch.Tensor | None
+
+    def wide(self, offsets: Offsets, multiplier: tuple[int, ...]) -> bool:
+        """Whether coordinate * multiplier + offset can leave 32 bits."""
+        return self.limits.wide(offsets, multiplier)
+
+
+def record_of(box: Box) -> list[int]:
+    """What the device has to know of a box: steps and then bounds, each starting at a multiple of
+    16 bytes, as int64 (bounds two to one)."""
+    even = [0] * (len(box.size) % 2)
+    steps = box.steps or (0,) * len(box.size)
+    bounds = [low & 0xFFFFFFFF | size << 32 for low, size in zip(box.lo, box.size, strict=True)]
+    return [*steps, *even, *bounds, *even]
+
+
+def layout_over(record: torch.Tensor, limits: Box, key64: bool, sortable: bool) -> KeyLayout:
+    """The layout that reads `record` [2 * even(1 + D)], int64 on the device, see `record_of`."""
+    columns = len(limits.size)
+    steps, bounds = record.view(2, -1)[:, :columns]
+    pairs = bounds.view(torch.int32).view(columns, 2)
+    # Views would keep the tensors alive that they are views of.
+    return KeyLayout(limits, key64, pairs.data, steps.data if sortable else None)
+
+
+def laid_out(boxes: Sequence[Box], device: torch.device) -> list[KeyLayout]:
+    """The layouts of these boxes, for work on the current stream; new ones are sent in one copy."""
+    key = device, current_stream(device)
+    new = list(dict.fromkeys(box for box in boxes if key not in box.layouts))
+    if new:
+        records = [record_of(box) for box in new]
+        sent = uploaded([value for record in records for value in record], device)
+        for box, record in zip(new, sent.split([len(one) for one in records]), strict=True):
+            box.layouts[key] = layout_over(record, box, box.key64, bool(box.steps))
+    return [box.layouts[key] for box in boxes]
+
+
+_constants: dict[tuple[tuple[int, ...], torch.device], torch.Tensor] = {}
+
+
+def constant(values: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """These few numbers on `device`, int32; sent once, and not to be changed."""
+    found = _constants.get((values, device))
+    if found is None:
+        with torch.inference_mode(False):
+            found = torch.tensor(values, dtype=torch.int32, device=device)
+        _constants[values, device] = found
+    return found
+
+
+def constants() -> list[torch.Tensor]:
+    """All of them. Graphs may read them: they stay."""
+    return list(_constants.values())
+
+
+def uploaded(values: Sequence[int], device: torch.device) -> torch.Tensor:
+    """int64 on `device`, without waiting for it."""
+    # In a capture the copy would read memory that is somebody else's by then; this one is refused.
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return torch.tensor(values, dtype=torch.int64, device=device)
+    host = torch.tensor(values, dtype=torch.int64, device="cpu", pin_memory=True)
+    return host.to(device, non_blocking=True)

@@ -1,0 +1,225 @@
+"""Streams of scenes that all have another shape: maps are prefetched as in streams of one shape, in
+every framework, and are those that would have been built one by one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import sparse_bridge
+from sparse_bridge.core import functional
+from sparse_bridge.core.capture import prefetch
+from sparse_bridge.core.capture.history import Habit, RequestHistory, Step
+from sparse_bridge.core.geometry.boxes import Box
+from sparse_bridge.core.geometry.layout import laid_out
+from sparse_bridge.core.maps import map_cache, request
+from sparse_bridge.core.maps.coordinate_map import CoordinateMap
+from sparse_bridge.core.maps.request import MapRequest
+from tests.adapters.spconv import doors
+from tests.clouds import cloud, features
+
+pytestmark = pytest.mark.emulated
+
+THREE = functional.kernel_offsets((3, 3, 3))
+SHAPES = [(12, 10, 14), (9, 17, 11), (16, 8, 9), (7, 13, 20), (15, 15, 6)]
+
+
+@pytest.fixture(autouse=True)
+def built(monkeypatch):
+    """Kinds of the maps that are built one by one."""
+    kinds, own = [], request.build
+
+    def build(cmap, req):
+        kinds.append(req.kind)
+        return own(cmap, req)
+
+    monkeypatch.setattr(request, "build", build)
+    prefetch.install()
+    prefetch.forget()
+    yield kinds
+    prefetch.install()
+    prefetch.forget()
+
+
+def voxels(turn, device, channels=4):
+    """(features, coordinates, shape) of a scene that is like no other; one item is empty at
+    times."""
+    shape = SHAPES[turn % len(SHAPES)]
+    coords = cloud(shape, share=0.2, seed=turn, empty_items=(1,) if turn == 3 else ())
+    return features(len(coords), channels, seed=turn).to(device), coords.to(device), shape
+
+
+class Spconv:
+    """A little network, down and up and with a layer that makes coordinates, by an API."""
+
+    def __init__(self):
+        with doors.standin() as module:
+            self.sp = module
+        layers = self.sp
+        self.net = nn.ModuleList([
+            layers.SubMConv3d(4, 8, 3, indice_key="a"),
+            layers.SparseConv3d(8, 8, 3, 2, padding=1, indice_key="d"),
+            layers.SubMConv3d(8, 8, 3, indice_key="b"),
+            layers.SparseConvTranspose3d(8, 4, 3, 2, padding=1),
+        ])  # fmt: skip
+        self.maps = 4
+
+    def __call__(self, x, coords, shape):
+        out = self.sp.SparseConvTensor(x, coords, list(shape), 2)
+        for layer in self.net:
+            out = layer(out)
+        return out.indices, out.features
+
+
+class Torchsparse:
+    def __init__(self):
+        with sparse_bridge.enable("torchsparse", mode="standin"):
+            import torchsparse
+            from torchsparse import nn as spnn
+        self.ts = torchsparse
+        self.net = nn.ModuleList(
+            [
+                spnn.Conv3d(4, 8, 3), spnn.Conv3d(8, 8, 2, 2), spnn.Conv3d(8, 8, 3),
+                spnn.Conv3d(8, 4, 2, 2, transposed=True),
+            ]
+        )  # fmt: skip
+        self.maps = 3
+
+    def __call__(self, x, coords, shape):
+        out = self.ts.SparseTensor(x, coords - coords.new_tensor([0, shape[0] // 2, 3, -5]))
+        for layer in self.net:
+            out = layer(out)
+        return out.coords, out.feats
+
+
+class Minkowski:
+    def __init__(self):
+        with sparse_bridge.enable("minkowski", mode="standin"):
+            import MinkowskiEngine
+        self.me = me = MinkowskiEngine
+        up = me.MinkowskiGenerativeConvolutionTranspose
+        self.net = nn.ModuleList(
+            [
+                me.MinkowskiConvolution(4, 8, 3, dimension=3),
+                me.MinkowskiConvolution(8, 8, 2, 2, dimension=3),
+                me.MinkowskiConvolution(8, 8, 3, dimension=3),
+                me.MinkowskiConvolution(8, 8, 3, 2, dimension=3, expand_coordinates=True),
+                up(8, 4, 2, 2, dimension=3),
+            ]
+        )
+        self.maps = 6
+
+    def __call__(self, x, coords, shape):
+        moved = coords - coords.new_tensor([0, shape[0] // 2, 3, -5])
+        out = self.me.SparseTensor(x, moved)
+        for layer in self.net:
+            out = layer(out)
+        return out.C, out.F
+
+
+@pytest.mark.parametrize("door", [Spconv, Torchsparse, Minkowski])
+@torch.no_grad()
+def test_a_stream_of_new_shapes(kernel_lane, built, door):
+    network = door()
+    network.net.to(kernel_lane.device).eval()
+    for turn in range(len(SHAPES)):
+        scene = voxels(turn, kernel_lane.device)
+        built.clear()
+        coords, x = network(*scene)
+        assert len(built) == (network.maps if turn < 2 else 0), turn
+        request.register(None)
+        alone, expected = network(*scene[:1], scene[1].clone(), scene[2])
+        prefetch.install()
+        assert torch.equal(coords, alone) and torch.equal(x, expected)
+
+
+def ask(cmap, *questions):
+    """Ask for maps one after another, from level to level: what they hold."""
+    store, held = map_cache.MapStore(cmap), []
+    for kind in questions:
+        if kind == "same":
+            made = request.request(store, cmap, MapRequest("submanifold", THREE))
+        else:
+            asked = MapRequest(kind, THREE, (2, 2, 2), Wide(kind), "first_seen")
+            made = request.request(store, cmap, asked)
+            cmap, store = made.coords, made.store
+            held.append(cmap.coords)
+        held.append(made.kmap.rulebook.table(0)[0].nbr)
+    return held
+
+
+class Wide:
+    """A rule whose outputs may lie anywhere near."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def __eq__(self, other):
+        return self.kind == other.kind
+
+    def __hash__(self):
+        return hash(self.kind)
+
+    def output_box(self, box):
+        lo = tuple(2 * c - 3 for c in box.lo[1:])
+        return Box.spanning((0, *lo), (2, *(2 * n + 6 for n in box.size[1:])))
+
+
+def test_networks_that_begin_alike_take_turns(kernel_lane, built):
+    """A backbone and a second network over what it proposes, as in instance segmentation."""
+    large, small = ("same", "strided", "same"), ("same", "same", "generative")
+    count = []
+    for turn in range(8):
+        _, coords, shape = voxels(turn, kernel_lane.device)
+        built.clear()
+        ask(CoordinateMap(coords, Box.grid(2, shape)), *(large, small)[turn % 2])
+        count.append(len(built))
+    assert count[:4] == [3, 2, 3, 2] and count[-3:] == [0, 0, 0]
+
+
+def test_keys_of_any_width(kernel_lane, built):
+    """Keys of 32 bits, of 64, and coordinates that leave 32 bits on the way."""
+    scales = [(1, 1, 1)] * 3 + [(512, 512, 512), (1 << 24, 1, 1), (1, 1, 1)]
+    for turn, scale in enumerate(scales):
+        _, coords, _ = voxels(turn, kernel_lane.device)
+        coords[:, 1:] *= coords.new_tensor(scale)
+        box = Box.grid(2, [30 * axis for axis in scale])
+        assert box.key64 == (max(scale) > 1)
+        built.clear()
+        held = ask(CoordinateMap(coords, box), "same", "strided", "same")
+        assert len(built) == (0 if turn > 1 else 3), turn
+        request.register(None)
+        alone = ask(CoordinateMap(coords, box), "same", "strided", "same")
+        prefetch.install()
+        assert all(torch.equal(*pair) for pair in zip(held, alone, strict=True))
+
+
+def test_a_network_that_is_asked_something_else_every_time():
+    habit, offsets = Habit(), THREE
+    for turn in range(300):
+        if habit.full:
+            habit = Habit()
+        record = RequestHistory(10)
+        assert habit.begin(record)[1] is None
+        record.steps += [Step(0, MapRequest(f"{turn}", offsets))]
+
+
+def test_growth_is_the_largest_of_late():
+    habit, step = Habit(), Step(0, MapRequest("strided", THREE, (2, 2, 2)))
+    for rows in (50, 90, 10, 10):
+        record = RequestHistory(100)
+        habit.begin(record)
+        record.steps.append(step)
+        record.rows[0] = rows
+    assert 0.8 < record.growth(0) < 0.9 and record.growth(1) is None
+
+
+def test_bounds_travel_together():
+    boxes = [Box.grid(3, (5, 6, 7)), Box.spanning((0, -4, -(1 << 31)), (1, 9, 1 << 30))]
+    device = torch.device("cpu")
+    for box, layout in zip(boxes, laid_out(boxes, device), strict=True):
+        pairs = list(zip(box.lo, box.size, strict=True))
+        assert layout.bounds.tolist() == [list(pair) for pair in pairs]
+        assert tuple(layout.steps.tolist()) == box.steps and layout is box.layout(device)
+        assert layout.bounds.dtype == torch.int32 and layout.bounds.is_contiguous()

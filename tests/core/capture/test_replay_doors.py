@@ -1,0 +1,165 @@
+"""Models of all three frameworks, replayed from captured graphs."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import sparse_bridge
+from sparse_bridge import hooks, settings
+from sparse_bridge.adapters import protocol
+from sparse_bridge.core.capture import padded, prefetch, units
+
+from . import doors
+from .pretended import replays_on_the_cpu
+
+pytestmark = pytest.mark.emulated
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    prefetch.forget()
+    units.remove()
+    yield
+    prefetch.forget()
+    units.remove()
+
+
+class Whole(torch.nn.Module):
+    """A program's own: dense parts around sparse ones, which look at all rows."""
+
+    def __init__(self, backbone, make):
+        super().__init__()
+        self.embed, self.backbone = torch.nn.Linear(4, 4), backbone
+        self.head, self.make = torch.nn.Linear(4, 3), make
+
+    def forward(self, values, coords):
+        found = self.backbone(self.make(coords, self.embed(values)))
+        rows = protocol.features_of(found["out"])
+        return {**found, "scores": self.head(rows - rows.mean(0))}
+
+
+class Made(torch.nn.Module):
+    """A backbone that takes and returns a dictionary, and makes its sparse tensor itself."""
+
+    def __init__(self, network, make):
+        super().__init__()
+        self.stem, self.body, self.make = network.stem, network, make
+
+    def forward(self, batch):
+        values, coords = batch["voxel_features"], batch["voxel_coords"]
+        size = int(coords[:, 0].max()) + 1
+        x = self.make(coords, values)
+        x = self.stem(x)
+        y = self.body.deep(self.body.down(x))
+        out = self.body.head(self.body.cat(self.body.up(y), x))
+        batch.update({"out": out, "deep": y, "size": size})
+        batch["kind"] = batch["mode"] + "!"
+        return batch
+
+
+def maker(module, name):
+    return lambda coords, values: doors.tensor(module, name, coords, values)
+
+
+@pytest.mark.parametrize("name", doors.NAMES)
+@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("kind", [Whole, Made])
+def test_a_program_that_is_not_changed(kernel_lane, monkeypatch, name, trains, kind):
+    device = kernel_lane.device
+    if device == "cpu":
+        replays_on_the_cpu(monkeypatch)
+    monkeypatch.setattr(padded, "_LEAST", 512)  # one class of rows, and whole tiles behind them
+    with doors.standin(name) as module, settings.override(optimize="graphs"):
+        plain = kind(doors.network(module, name, device), maker(module, name))
+        plain = plain.to(device).train(trains)
+        model = copy.deepcopy(plain)
+        for seed in range(11):
+            found = []
+            for one in (model, plain):
+                one.zero_grad(set_to_none=True)
+                x = doors.scene(module, name, seed, device, 0.3 + 0.002 * seed)
+                frame = protocol.of(x)
+                given = frame.features_of(x), frame.coordinates_of(x)
+                if kind is Made:
+                    batch = dict(zip(("voxel_features", "voxel_coords"), given, strict=True))
+                    given = ({**batch, "names": [seed], "mode": "a" if seed < 10 else "b"},)
+                mode = "graphs" if one is model else "off"
+                with torch.set_grad_enabled(trains), settings.override(optimize=mode):
+                    out = one(*given)
+                if kind is Made:
+                    assert out is given[0] and out["size"] == 2 and out["names"] == [seed]
+                    assert out["kind"] == ("a!" if seed < 10 else "b!")
+                values = [protocol.features_of(out[key]) for key in ("out", "deep")]
+                if trains:
+                    (values[0].square().sum() + values[1].sum()).backward()
+                found.append((out, values))
+            check(*found)
+            if trains:
+                same_gradients(model, plain)
+        part = model.backbone if kind is Whole else model
+        unit = part.__dict__["forward"]
+        assert [one.name for one in units.summary() if one.hits] == [type(part).__name__]
+        assert not any(map(hooks.replaced, copy.deepcopy(model).modules()))
+        text = str(sparse_bridge.report())
+        assert f"{type(part).__name__}: {unit.summary().hits} calls replayed from 1 graphs" in text
+    assert not any(map(hooks.replaced, model.modules()))
+
+
+@pytest.mark.parametrize("name", doors.NAMES)
+@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+def test_a_replayed_model(kernel_lane, monkeypatch, name, trains):
+    """Where kernels are emulated a replay runs what was captured once more."""
+    device = kernel_lane.device
+    if device == "cpu":
+        replays_on_the_cpu(monkeypatch)
+    monkeypatch.setattr(padded, "_LEAST", 512)  # one class of rows, and whole tiles behind them
+    with doors.standin(name) as module:
+        plain = doors.network(module, name, device).train(trains)
+        model = sparse_bridge.optimize(copy.deepcopy(plain), graphs=True)
+        for seed in range(7):
+            shape = doors.SHAPE if seed < 4 else (7, 5, 8 + seed)
+            found = []
+            for one in (model, plain):
+                one.zero_grad(set_to_none=True)
+                x = doors.scene(module, name, seed, device, 0.25 + 0.002 * seed, shape=shape)
+                with torch.set_grad_enabled(trains):
+                    out = one(x)
+                values = [protocol.features_of(out[key]) for key in ("out", "deep")]
+                if trains:
+                    (values[0].square().sum() + values[1].sum()).backward()
+                found.append((out, values))
+            check(*found)
+            if trains:
+                same_gradients(model, plain)
+        replayer = model.__dict__["forward"]
+        replayer = replayer.training if trains else replayer
+        # The fourth scene, and of those of other shapes all but the first, which proves it.
+        assert replayer.reason is None and len(replayer.graphs) == 1
+        # optimize() learns from the first; training has a graph for each shape.
+        assert replayer.hits == (1 if trains else 2)
+
+
+def check(mine, theirs):
+    frame = protocol.of(mine[0]["out"])
+    for key in ("out", "deep"):
+        one, other = (frame.coordinates_of(found[0][key]) for found in (mine, theirs))
+        assert extent(mine[0][key]) == extent(theirs[0][key])
+        assert torch.equal(one, other)
+    for one, other in zip(mine[1], theirs[1], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def extent(x):
+    return [getattr(x, name, None) for name in ("spatial_shape", "batch_size", "stride")]
+
+
+def same_gradients(model, plain):
+    for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert (p.grad is None) == (q.grad is None), name
+        if q.grad is None:
+            continue
+        scale = float(q.grad.abs().max()) + 1
+        assert float((p.grad - q.grad).abs().max()) <= 2e-3 * scale, name
