@@ -31,12 +31,16 @@ from .maps import map_builder
 from .maps.coordinate_map import CoordinateMap
 from .maps.kernel_map import KernelMap
 from .ops.pool import global_pool, pool
+from .ops.relational import RelationMap, relation_map, relational_conv
+from .ops.relational_layer import RelationalConv
 
 __all__ = [
     "Box",
     "CoordinateMap",
     "KernelMap",
     "Offsets",
+    "RelationMap",
+    "RelationalConv",
     "between",
     "conv",
     "conv_shape",
@@ -47,6 +51,8 @@ __all__ = [
     "kernel_map",
     "kernel_offsets",
     "pool",
+    "relation_map",
+    "relational_conv",
     "strided",
     "submanifold",
 ]

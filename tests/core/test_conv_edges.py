@@ -283,7 +283,7 @@ def test_one_map_serves_many_layers(lane):
 def test_one_map_serves_every_dataflow(lane, kind):
     """Each view of the pairs is made from whatever others there are, in any order."""
     flows = [lane.dataflow, "per_offset", "explicit"]
-    flows += ["unmasked", "masked", "unmasked"] if lane.kernels else []
+    flows += ["unmasked", "grouped", "masked", "unmasked"] if lane.kernels else []
     for order in (flows, flows[::-1]):
         made = layer(kind, 2, device=lane.device)
         for flow in order:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
+from torch.autograd import forward_ad
 
 from ...errors import UnsupportedError
 from ..geometry.weights import layout_of
@@ -16,8 +17,18 @@ from .checks import check, check_devices, like_result
 from .column_sums import column_sums
 from .deferred import Deferred
 from .epilogue import Epilogue, Norm, check_activation
+from .first_order import first_order
 from .plan import ConvForm, Wanted, backward, find, run
 
+_transforms = torch._C._functorch.peek_interpreter_stack
+_modes = torch._C._len_torch_dispatch_stack
+Operator = Callable[[torch.Tensor, torch.Tensor, KernelMap, Epilogue, ConvForm], torch.Tensor]
+as_operator: Operator | None = None  # once `sparse_bridge.compile` has registered operators
+# What serves a layer whose result may wait for what follows it, once `pending` is imported.
+waiting: Callable[..., Any] | None = None
+# Values of a layer's result, on a CPU and on a GPU, from which on it pays to wait. That takes the
+# host some 30 us a layer; below it a network waits for the host, and loses (H200, 18k voxels).
+WORTH = [1 << 16, 1 << 23]
 _any_autocast = torch._C._is_any_autocast_enabled
 _form = functools.lru_cache(maxsize=256)(ConvForm)  # every call of `conv` names one
 
@@ -43,6 +54,7 @@ class _Conv(torch.autograd.Function):
         x_cast, weight_cast = x, weight
         if dtype is not None:
             x_cast, weight_cast = _cast(x, dtype), _cast(weight, dtype)
+        kmap.rulebook.trained = True
         y, plan = run(x_cast, weight_cast, kmap, Epilogue(bias), form)
         ctx.save_for_backward(x_cast, weight_cast)
         ctx.problem = kmap, plan, weight.dtype, None if bias is None else bias.dtype
@@ -72,7 +84,7 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     return dx, dw, db, None, None, None
 
 
-_backward_once = once_differentiable(_backward)
+_backward_once = first_order(_backward)
 
 
 def conv(
@@ -88,6 +100,7 @@ def conv(
     norm: Norm | None = None,
     residual: torch.Tensor | None = None,
     allow_tf32: bool = False,
+    fp16_accumulation: bool = False,
 ) -> torch.Tensor:
     """Convolve the rows of `x` along a kernel map.
 
@@ -102,11 +115,14 @@ def conv(
         residual: [N_out, C_out] of the result's dtype (under autocast of any float dtype), added
             before the activation; only without gradients.
         allow_tf32: fp32 products may round their inputs to TF32 (IEEE otherwise).
+        fp16_accumulation: sums of fp16 products may run in fp16, which consumer GPUs of NVIDIA do
+            at twice the rate; less exact, and sums beyond 65504 become infinite. wgrad is left out.
 
     Returns: [N_out, C_out] in x's dtype; under autocast in the autocast dtype (fp64 is left alone).
     Raises: ShapeError, DataTypeError, DeviceError, UnsupportedError.
     """
-    form = _form(layout, groups, "tf32" if allow_tf32 else "ieee")
+    half = fp16_accumulation and torch.float16 in (x.dtype, autocast_dtype(x.device))
+    form = _form(layout, groups, "half" if half else "tf32" if allow_tf32 else "ieee")
     return convolve(x, weight, kmap, Epilogue(bias, activation, alpha, norm, residual), form)
 
 
@@ -121,6 +137,8 @@ def convolve(
         or (bias is not None and bias.requires_grad)
         or (residual is not None and residual.requires_grad)
     )
+    if forward_ad._current_level >= 0 or _transforms():
+        _refuse_transform()
     if fused_call.listening:
         return _heard(x, weight, kmap, epilogue, form, wants_grad)
     if wants_grad or _any_autocast() or kmap.x_fold is not None or kmap.y_fold is not None:
@@ -128,17 +146,48 @@ def convolve(
     return run(x, weight, kmap, epilogue, form)[0]
 
 
+def convolve_layer(
+    owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue,
+    form: ConvForm,
+) -> Any:  # fmt: skip
+    """`convolve`, or a `pending.PendingConv`, for callers whose results can wait.
+
+    owner: the layer, or its weight, whose earlier results tell what follows.
+    """
+    if waiting is not None and not torch.is_grad_enabled():
+        columns = weight.shape[0 if form[0] == "ovi" else -1]
+        if kmap.rulebook.n_rows[kmap.flipped] * columns >= WORTH[x.is_cuda]:
+            return waiting(owner, x, weight, kmap, epilogue, form)
+    return convolve(x, weight, kmap, epilogue, form)
+
+
 def _convolve(x, weight, kmap, epilogue, form, wants_grad):  # type: ignore[no-untyped-def]
     dtype = autocast_dtype(x.device) if _any_autocast() else None
     if wants_grad:
         _check_gradients(x, weight, kmap, epilogue)
         if kmap.x_fold is None and kmap.y_fold is None:
+            if _modes() and as_operator is not None and _selects():
+                return as_operator(x, weight, kmap, epilogue, form)
             return _Conv.apply(x, weight, epilogue.bias, kmap, form, dtype)
     if dtype is not None and epilogue.residual is not None:
         epilogue = epilogue._replace(residual=_cast(epilogue.residual, dtype))
     if kmap.x_fold is not None or kmap.y_fold is not None:
         return _folded(x, weight, kmap, epilogue, form, dtype)
     return _inference(x, weight, kmap, epilogue, form, dtype)
+
+
+def _selects() -> bool:
+    """Whether a selective checkpoint keeps results by the operators that made them."""
+    modes = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+    return any(type(mode).__module__ == "torch.utils.checkpoint" for mode in modes)
+
+
+def _refuse_transform() -> None:
+    raise UnsupportedError(
+        "sparse convolutions have no forward-mode derivative and run under no transform of "
+        "torch.func (vmap, jvp, grad); use backward() or torch.autograd.grad, and put samples into "
+        "one tensor by batch index."
+    )
 
 
 def _inference(x, weight, kmap, epilogue, form, dtype):  # type: ignore[no-untyped-def]

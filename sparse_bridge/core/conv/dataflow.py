@@ -70,6 +70,10 @@ class Dataflow:
         """Whether Triton kernels compute it."""
         return settings.DATAFLOWS[self.name]
 
+    def by_rule(self) -> Dataflow:
+        """What "auto" takes in its place: itself, or one that looks at each map."""
+        return self
+
     def unsupported_reasons(self, case: Case) -> list[Reason]:
         """Why it cannot serve; empty where it can."""
         return []
@@ -77,6 +81,10 @@ class Dataflow:
     def target(self, case: Case) -> Target | None:
         """The target whose kernels compute a case that it serves."""
         return None
+
+    def serves(self, rulebook: Rulebook, side: int, product: LayerProduct) -> str:
+        """The name of what computes the rows of `side`: its own, or what a rule puts there."""
+        return self.name
 
     def gather(self, product: LayerProduct) -> Gather:
         """Forward or dgrad, for maps with rows on both sides."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from ...errors import DataTypeError, ShapeError
 from ...kernels.runtime.target import Target
@@ -13,6 +12,7 @@ from ..device import trace
 from ..maps.kernel_map import KernelMap
 from .convolution import autocast_dtype
 from .dataflow import Case
+from .first_order import first_order
 from .registry import row_kernels
 
 
@@ -83,7 +83,7 @@ class _Channelwise(torch.autograd.Function):
         return _gather(kmap, x, weight, target)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         kmap, target = ctx.problem

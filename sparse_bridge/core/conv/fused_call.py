@@ -64,6 +64,11 @@ def collecting() -> bool:
     return listening and getattr(_local, "results", None) is not None
 
 
+def busy() -> bool:
+    """Whether this thread offers to the next convolution, or collects."""
+    return listening and (getattr(_local, "offer", None) is not None or collecting())
+
+
 def take() -> tuple[Pending, list[torch.Tensor]] | None:
     """The offer in force, which is then gone; costs a comparison where there is none."""
     if not listening:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ... import log
+from ...errors import KernelError
 from ...kernels.gemm.product import Product
 from ...kernels.runtime.target import Target
 from ..device import self_check
@@ -25,11 +27,15 @@ from .epilogue import Epilogue
 
 if TYPE_CHECKING:
     from ...kernels.gemm.gather_gemm import GatherGemm, Vectors
-    from ...kernels.gemm.gather_spec import GemmSpec
+    from ...kernels.gemm.grouped_gemm import GroupedGemm
     from ...kernels.gemm.wgrad_gemm import WgradGemm
     from ...kernels.gemm.wgrad_spec import WgradSpec
     from ...kernels.maps.mask_order import TileList
     from ...kernels.tiles.tile_config import TileConfig
+    from ..maps.pair_groups import PairGroups
+
+    Table = TileList | torch.Tensor | PairGroups
+    Launch = GatherGemm | GroupedGemm
 
 _keys = itertools.count(0, 2)  # a product's key in rulebooks; the next one is the other side's
 
@@ -48,12 +54,14 @@ def device_reasons(case: Case) -> list[Reason]:
 
 
 class KernelDataflow(Dataflow):
-    """The base of those that kernels compute.  packed: over mask-ordered tiles."""
+    """The base of those that kernels compute.  packed: over mask-ordered tiles.  irregular: maps
+    that tables cannot hold are served, too."""
 
     packed: bool
+    irregular = False
 
     def unsupported_reasons(self, case: Case) -> list[Reason]:
-        found = [] if case.regular else [IRREGULAR]
+        found = [] if case.regular or self.irregular else [IRREGULAR]
         if case.dtype not in KERNEL_DTYPES:
             found.append(Reason(f"kernels do not multiply {case.dtype}"))
         return found or device_reasons(case)
@@ -61,17 +69,48 @@ class KernelDataflow(Dataflow):
     def target(self, case: Case) -> Target | None:
         return kernel_target(case.device)
 
-    def view(
-        self, rulebook: Rulebook, side: int, target: Target
-    ) -> tuple[TileList | torch.Tensor, bool]:
+    def view(self, rulebook: Rulebook, side: int, target: Target) -> tuple[Table, bool]:
         """(what the kernel follows for the rows of `side`, whether its offsets run backwards)."""
         raise NotImplementedError
+
+    def serving(
+        self, rulebook: Rulebook, side: int, product: Product | LayerProduct
+    ) -> KernelDataflow:
+        """The dataflow of one map: this one, where there is no rule."""
+        return self
+
+    def work(self, table: Table, n_rows: int) -> int:
+        """Rows that the kernel multiplies, for the choice of a tile."""
+        return n_rows
+
+    def spec(self, product: Product, tile: TileConfig) -> Any:
+        """What the kernel needs to know but for the map."""
+        from ...kernels.gemm.gather_spec import GemmSpec
+
+        return GemmSpec(product, tile, self.packed)
+
+    def launch(self, spec: Any, table: Any, n_rows: int, n_in: int) -> Launch:
+        """The kernel over one map."""
+        return _gather_gemm()(spec, table, n_rows, n_in)
 
     def gather(self, product: LayerProduct) -> Gather:
         return GatherProduct(self, product)
 
     def wgrad(self, product: LayerProduct, dtype: torch.dtype) -> Wgrad:
-        return WgradProduct(product)
+        target, device = product.target, product.device
+        assert target is not None
+        problem = self_check.problem(device, target, f"wgrad {self_check.NAMES[dtype]}")
+        if problem is None:
+            return WgradProduct(product)
+        log.once(
+            ("fault", str(device), problem),
+            f"On {device} {problem}. Gradients of weights are computed in torch. Please report "
+            "this with the output of `python -m sparse_bridge doctor --json`.",
+            level=30,
+        )
+        from .dataflows.per_offset import DATAFLOW
+
+        return DATAFLOW.wgrad(product, dtype)
 
 
 def _unit_channels(x: torch.Tensor) -> torch.Tensor:
@@ -97,7 +136,7 @@ class GatherProduct:
     """y = act(norm(sum of x @ w[v] + bias) + residual)."""
 
     __slots__ = (
-        "_backwards", "_columns", "_copied", "_gemm", "_key", "_specs", "flow", "product",
+        "_backwards", "_columns", "_copied", "_key", "_specs", "flow", "product",
     )  # fmt: skip
 
     def __init__(self, flow: KernelDataflow, layer: LayerProduct) -> None:
@@ -109,8 +148,8 @@ class GatherProduct:
         w = w if self._copied is None else w.in_rows()
         self.flow, self.product = flow, Product(target, device, dtype, precision, w, epilogue)
         self._backwards = self.product._replace(w=w.reversed())
-        self._columns, self._gemm, self._key = w.columns_out, _gather_gemm(), next(_keys)
-        self._specs: dict[tuple[Any, ...], GemmSpec] = {}
+        self._columns, self._key = w.columns_out, next(_keys)
+        self._specs: dict[tuple[Any, ...], Any] = {}
 
     def __call__(
         self, rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor,
@@ -141,30 +180,40 @@ class GatherProduct:
     def _bind(
         self, rulebook: Rulebook, side: int,
         inputs: tuple[torch.Tensor, torch.Tensor, Vectors | None],
-    ) -> GatherGemm:  # fmt: skip
+    ) -> Launch:  # fmt: skip
         n_rows, n_in = rulebook.n_rows[side], rulebook.n_rows[1 - side]
-        table, reverse = self.flow.view(rulebook, side, self.product.target)
-        key = (reverse, octaves(self.product.target, n_rows, n_in))
+        self._check_far(inputs[0])
+        flow = self.flow.serving(rulebook, side, self.product)
+        table, reverse = flow.view(rulebook, side, self.product.target)
+        work = flow.work(table, n_rows)
+        key = (flow.name, reverse, octaves(self.product.target, work, n_in))
         spec = self._specs.get(key)
         if spec is None:
             product = self._backwards if reverse else self.product
             trial = Trial(
-                lambda tile: self._gemm(self.spec(tile, reverse), table, n_rows, n_in), inputs,
+                lambda tile: flow.launch(flow.spec(product, tile), table, n_rows, n_in), inputs,
                 lambda: inputs[0].new_empty((n_rows, self._columns)), table,
             )  # fmt: skip
-            problem = gather_problem(product, self.flow.name, n_rows, n_in)
-            spec = self.spec(tile_for(problem, trial), reverse)
+            spec = flow.spec(
+                product, tile_for(gather_problem(product, flow.name, work, n_in), trial)
+            )
             if final():
                 self._specs[key] = spec
-        launch = self._gemm(spec, table, n_rows, n_in)
+        launch = flow.launch(spec, table, n_rows, n_in)
         launch.blank = rulebook.rows[side].fill is not None
         return launch
 
-    def spec(self, tile: TileConfig, reverse: bool = False) -> GemmSpec:
-        """The kernel with a tile.  reverse: for tables whose offsets run backwards."""
-        from ...kernels.gemm.gather_spec import GemmSpec
-
-        return GemmSpec(self._backwards if reverse else self.product, tile, self.flow.packed)
+    def _check_far(self, x: torch.Tensor) -> None:
+        """Features of more than 2 GiB are addressed otherwise, which compilers have got wrong."""
+        if x.untyped_storage().nbytes() < 1 << 31:
+            return
+        problem = self_check.problem(x.device, self.product.target, self_check.FAR)
+        if problem is not None:
+            raise KernelError(
+                f"On {x.device} {problem}, and these features take "
+                f"{x.untyped_storage().nbytes() / 2**30:.1f} GiB. Use smaller batches, or "
+                "SPARSE_BRIDGE_DATAFLOW=per_offset."
+            )
 
 
 class WgradProduct:
@@ -209,7 +258,7 @@ class WgradProduct:
         if spec is None:
             trial = Trial(
                 lambda tile: WgradGemm(
-                    self.spec(tile, pairs.mirrored), lists, n_in, n_out, pairs.likely
+                    self.spec(tile, pairs.mirrored), lists, n_in, n_out, pairs.likely, pairs.longest
                 ),
                 (x, dy), lambda: torch.empty_like(dw),
             )  # fmt: skip
@@ -217,7 +266,7 @@ class WgradProduct:
             spec = self.spec(tile_for(problem, trial), pairs.mirrored)
             if final():
                 self._specs[key] = spec
-        return WgradGemm(spec, lists, n_in, n_out, pairs.likely)
+        return WgradGemm(spec, lists, n_in, n_out, pairs.likely, pairs.longest)
 
     def spec(self, tile: TileConfig, mirrored: bool) -> WgradSpec:
         """The kernel with a tile.  mirrored: for lists of half of the offsets."""

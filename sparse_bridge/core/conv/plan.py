@@ -16,7 +16,7 @@ from ... import settings
 from ..device import self_check, trace
 from ..geometry.weights import layout_of
 from ..maps.kernel_map import KernelMap
-from . import registry
+from . import override, registry
 from .checks import check, check_devices, like_result
 from .dataflow import Case, Gather, LayerProduct, Wgrad
 from .epilogue import Epilogue
@@ -27,12 +27,28 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class ConvForm(NamedTuple):
-    """How a layer reads its weight ("vio" or "ovi", see `layout_of`; groups) and multiplies fp32
-    ("ieee" or "tf32")."""
+    """How a layer reads its weight ("vio" or "ovi", see `layout_of`; groups) and multiplies: "ieee"
+    or "tf32" for fp32, "half" for fp16 with leave to add up in fp16.  dataflow: what its module was
+    given, "" for nothing.
+    """
 
     layout: str = "vio"
     groups: int = 1
     precision: str = "ieee"
+    dataflow: str = ""
+
+
+def _fills_its_memory(x: torch.Tensor) -> bool:
+    """Whether the elements of `x` lie without gaps or overlaps, in any order of the axes.
+
+    By hand: torch's answer on meta tensors imports a computer algebra system, which takes seconds.
+    """
+    step = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1 and stride != step:
+            return False
+        step *= size
+    return True
 
 
 class ConvPlan:
@@ -55,7 +71,7 @@ class ConvPlan:
         self.n_offsets, self.columns_in, self.columns_out = (
             product.w.n_offsets, product.w.columns_in, product.w.columns_out,
         )  # fmt: skip
-        self.dataflow = registry.choose(case)
+        self.dataflow = registry.choose(case, form.dataflow)
         self.product = product._replace(target=self.dataflow.target(case))
         self.forward: Gather = self.dataflow.gather(self.product)
         self.generation = settings.generation
@@ -95,8 +111,7 @@ class ConvPlan:
         """Uninitialised memory for a gradient, laid out as the weight unless that overlaps
         itself."""
         if self._dense is None:  # whether new memory like the weight's has its strides, too
-            twin = torch.empty_strided(weight.shape, weight.stride(), device="meta")
-            self._dense = torch.empty_like(twin).stride() == weight.stride()
+            self._dense = _fills_its_memory(weight)
         if self._dense and type(weight) in _PLAIN:
             return torch.empty_like(weight, dtype=dtype)
         shape, strides = weight.shape, weight.stride()
@@ -138,9 +153,10 @@ class _Plans:
         """Turn to the plans under the settings in force."""
         self.generation = settings.generation
         under = settings.get(), self_check.generation, registry.automatic()
-        if under not in self._sets and len(self._sets) >= _MOST_SETTINGS:
-            self._sets.clear()
-        self.plans = self._sets.setdefault(under, {})
+        self.plans = self._sets.pop(under, {})
+        if len(self._sets) >= _MOST_SETTINGS:
+            del self._sets[next(iter(self._sets))]  # least recently used
+        self._sets[under] = self.plans
 
     def put(self, plan: ConvPlan) -> None:
         if len(self.plans) >= _MOST_PLANS:
@@ -185,6 +201,8 @@ def find(
     """
     if _plans.generation != settings.generation:
         _plans.renew()
+    if override.inside:
+        form = form._replace(dataflow=override.current())
     rulebook, bias = kmap.rulebook, epilogue[0]
     end: tuple[Any, ...] | None = None
     if epilogue[1] is not None or epilogue[3] is not None or epilogue[4] is not None:
@@ -267,5 +285,6 @@ def run(
     else:
         y = epilogue.finish(x.new_zeros((rulebook.n_rows[side], plan.columns_out)))
     if trace.recorders:
-        trace.emit("conv", plan.dataflow.name, kmap, plan.columns_in, plan.columns_out)
+        served = plan.dataflow.serves(rulebook, side, plan.product)
+        trace.emit("conv", served, kmap, plan.columns_in, plan.columns_out)
     return y, plan

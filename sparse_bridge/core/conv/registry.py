@@ -45,29 +45,33 @@ def entry(name: str) -> Dataflow:
     return found
 
 
-def choose(case: Case) -> Dataflow:
+def choose(case: Case, wanted: str = "") -> Dataflow:
     """The dataflow of a convolution. Maps that tables cannot hold, as repeated coordinates make
-    them, are lists of pairs for the last of `automatic()`, whatever is forced.
+    them, are lists of pairs: whatever is forced, kernels take them by groups and torch by offset.
 
+    wanted: by the layer's own module, before the settings.
     Raises: DeviceError, UnsupportedError with the reasons why a forced one cannot serve.
     """
+    forced = wanted or settings.get().dataflow
     if not case.regular:
-        return entry(_automatic[-1])
-    forced = settings.get().dataflow
+        by_kernels = settings.DATAFLOWS.get(forced, True) and _serves(entry("grouped"), case)
+        return entry("grouped" if by_kernels else _automatic[-1])
     if forced != "auto":
-        return _forced(entry(forced), case)
-    return next(flow for flow in map(entry, _automatic) if _serves(flow, case))
+        by = f"sparse_bridge.dataflow(module, {wanted!r})" if wanted else ""
+        return _forced(entry(forced), case, by)
+    return next(flow for flow in map(entry, _automatic) if _serves(flow, case)).by_rule()
 
 
-def _forced(flow: Dataflow, case: Case) -> Dataflow:
+def _forced(flow: Dataflow, case: Case, by: str = "") -> Dataflow:
     reasons = flow.unsupported_reasons(case)
     if not reasons:
         return flow
     kind = DeviceError if all(reason.device for reason in reasons) else UnsupportedError
+    other = "auto or per_offset with it" if by else "SPARSE_BRIDGE_DATAFLOW=auto or per_offset"
     raise kind(
-        f"SPARSE_BRIDGE_DATAFLOW={flow.name} cannot serve {case.dtype} on {case.device}: "
-        f"{'; '.join(reason.text for reason in reasons)}. "
-        "Use SPARSE_BRIDGE_DATAFLOW=auto or per_offset, or another dtype."
+        f"{by or 'SPARSE_BRIDGE_DATAFLOW=' + flow.name} cannot serve {case.dtype} on "
+        f"{case.device}: {'; '.join(reason.text for reason in reasons)}. Use {other}, or another "
+        "dtype."
     )
 
 

@@ -87,17 +87,20 @@ class Problem(NamedTuple):
 
     def default(self) -> TileConfig:
         """The tile that needs no tuning."""
-        from ...kernels.tiles.tile_config import gather_tile, wgrad_tile
+        from ...kernels.tiles.tile_config import gather_tile, grouped_tile, wgrad_tile
 
         target, dtype, precision = self.target, self.dtype, self.precision
         if self.direction == "wgrad":
             return wgrad_tile(target, dtype, self.c_in, self.c_out, precision, self.work)
-        return gather_tile(
+        choose = grouped_tile if self.dataflow == "grouped" else gather_tile
+        return choose(
             target, dtype, self.n_rows, self.c_in, self.c_out, self.n_offsets, precision, self.order
         )
 
     def candidates(self) -> list[TileConfig]:
         """Tiles worth timing, the default first."""
+        if self.precision == "half":
+            return [self.default()]
         from ...kernels.tiles.candidates import candidates
 
         found = candidates(
@@ -131,6 +134,7 @@ def wgrad_problem(product: Product, n_rows: int, n_in: int, n_pairs: int) -> Pro
 def _problem(product: Product, direction: str, dataflow: str, n_rows: int, n_in: int) -> Problem:
     target, device, dtype, precision, w, _ = product
     return Problem(
-        direction, dataflow, device, target, dtype, precision if dtype == torch.float32 else "ieee",
+        direction, dataflow, device, target, dtype,
+        precision if dtype == torch.float32 or precision == "half" else "ieee",
         _order(w), w.c_in, w.c_out, w.groups, w.n_offsets, n_rows, n_in,
     )  # fmt: skip

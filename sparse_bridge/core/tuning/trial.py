@@ -16,6 +16,7 @@ from ... import tolerances
 if TYPE_CHECKING:
     from ...kernels.maps.mask_order import TileList
     from ...kernels.tiles.tile_config import TileConfig
+    from ..maps.pair_groups import PairGroups
 
 # (run it once, seconds the measurement may take) -> seconds per run
 Timer = Callable[[Callable[[], object], float], float]
@@ -30,13 +31,14 @@ class Trial:
     """A problem with its tensors.
 
     build: tile -> plan, called as plan(*inputs, result).  fresh: new memory for a result.  table:
-    what a gather-GEMM follows (`TileList` or nbr [V, N]), None for wgrad.
+    what a gather-GEMM follows (`TileList`, nbr [V, N] or pairs by offset), None
+    for wgrad.
     """
 
     build: Callable[[TileConfig], Any]
     inputs: tuple[Any, ...]
     fresh: Callable[[], torch.Tensor]
-    table: TileList | torch.Tensor | None = None
+    table: TileList | PairGroups | torch.Tensor | None = None
 
     def run(self, tile: TileConfig, poison: float = math.nan) -> torch.Tensor:
         """The result with `tile`; elements that were not written hold `poison`."""

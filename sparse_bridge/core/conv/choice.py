@@ -1,0 +1,48 @@
+"""Which of the kernels' dataflows serves one map of a layer, where nobody forces one.
+
+By what the host knows without waiting: rows, kernel volume, channels, and whether gradients have
+been recorded over the map. So a program takes the same way every time.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ...kernels.gemm.product import Product
+from ...kernels.tiles.tile_config import CACHED_WEIGHT, INTENSITY, MOVED
+from ..device.precision import product_precision
+from ..maps.rulebook import Rulebook
+from .dataflow import LayerProduct
+
+SORTED_APART = 32 << 10  # rows, see `mask_order`
+_FEW_OFFSETS = 8  # of strided maps, which a network uses once in each direction
+# Microseconds of ordering a table and packing its tiles (H200): of few rows, which are sorted in
+# one launch; of many, in all and per row.
+_FEW, _ORDER, _ORDER_ROW = 45.0, 20.0, 1e-4
+_UNEVEN = 2.0  # how much longer products over a table take than their multiply-adds
+_GROUPED_ROWS = 16  # per compute unit
+
+
+def flow_of(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> str:
+    """The dataflow of the rows of `side`: "masked" unless another one is clearly cheaper.
+
+    *grouped* for few rows under a weight that the cache does not hold, which it reads less often.
+    *unmasked* where ordering the rows takes longer than it saves: few offsets, narrow channels, and
+    no gradients, for whose pair lists rows are ordered anyway.
+    """
+    target, w, n_rows = product.target, product.w, rulebook.n_rows[side]
+    assert target is not None
+    half = product.dtype != torch.float32
+    padded = any(rows.device is not None for rows in rulebook.rows)
+    weight = w.n_offsets * w.c_in * w.c_out * product.dtype.itemsize
+    few = n_rows <= _GROUPED_ROWS * target.compute_units
+    if half and few and w.groups == 1 and weight > CACHED_WEIGHT and not padded:
+        return "grouped"
+    if w.n_offsets <= _FEW_OFFSETS and not rulebook.symmetric and not rulebook.trained:
+        work = 2.0 * n_rows * w.n_offsets * w.c_in * w.c_out * w.groups
+        kind = "half" if half else product_precision(target, product.dtype, product.precision)
+        rate = INTENSITY[kind] * MOVED * target.compute_units
+        order = _FEW if n_rows <= SORTED_APART else _ORDER + _ORDER_ROW * n_rows
+        if _UNEVEN * work / rate < order:
+            return "unmasked"
+    return "masked"

@@ -1,0 +1,51 @@
+"""Gradients that have none of their own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...errors import UnsupportedError
+
+NO_SECOND_ORDER = (
+    "the gradient of a sparse layer has no gradient of its own; do without create_graph=True, or "
+    "compute the second order by finite differences."
+)
+
+
+class _Refusal(torch.autograd.Function):
+    """Gradients as they are, whose own gradient is an UnsupportedError."""
+
+    @staticmethod
+    def forward(ctx: Any, dy: torch.Tensor, *grads: Any) -> Any:
+        return tuple(grad.view_as(grad) for grad in grads)
+
+    @staticmethod
+    def backward(ctx: Any, *ignored: Any) -> Any:
+        raise UnsupportedError(NO_SECOND_ORDER)
+
+
+def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """`once_differentiable` with a typed error, for layers with one result."""
+
+    @functools.wraps(backward)
+    def run(ctx: Any, dy: torch.Tensor) -> Any:
+        if not torch.is_grad_enabled():
+            return backward(ctx, dy)
+        with torch.no_grad():
+            found = backward(ctx, dy)
+        saved = [tensor for tensor in ctx.saved_tensors if tensor is not None]
+        if not any(tensor.requires_grad for tensor in (dy, *saved)):
+            return found
+        several = isinstance(found, tuple)
+        grads = list(found) if several else [found]
+        held = [i for i, grad in enumerate(grads) if grad is not None]
+        marked = dy if dy.requires_grad else dy.detach().requires_grad_()
+        for i, grad in zip(held, _Refusal.apply(marked, *(grads[i] for i in held)), strict=True):
+            grads[i] = grad
+        return tuple(grads) if several else grads[0]
+
+    return run

@@ -1,0 +1,99 @@
+"""The dataflow of single layers, against the settings and the rules: `sparse_bridge.dataflow`."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+from torch import nn
+
+from ... import settings
+from ...errors import SettingError
+
+_local = threading.local()
+_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_lock = threading.Lock()
+inside = 0  # how many forward passes of such modules run now, in all threads
+
+
+class _Enter:
+    """A hook before a module's forward pass: its convolutions, and those inside it, take `name`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        _stack().append(self.name)
+        _count(1)
+
+
+def _leave(module: nn.Module, args: Any, output: Any) -> None:
+    stack = _stack()
+    if stack:
+        stack.pop()
+        _count(-1)
+
+
+def _count(step: int) -> None:
+    global inside
+    with _lock:
+        inside += step
+
+
+def _stack() -> list[str]:
+    found: list[str] = _local.__dict__.setdefault("stack", [])
+    return found
+
+
+def current() -> str:
+    """The dataflow of the module that this thread is in, or ""."""
+    stack = _stack()
+    return stack[-1] if stack else ""
+
+
+def of(module: nn.Module) -> str | None:
+    """What `dataflow` gave the module itself."""
+    hooks = module._forward_pre_hooks.values()
+    return next((hook.name for hook in hooks if isinstance(hook, _Enter)), None)
+
+
+def dataflow(module: nn.Module, name: str | None) -> None:
+    """Have the convolutions of a module computed by one dataflow, whatever settings and rules say.
+
+    Args:
+        module: a layer of any framework, or a container, for all layers inside that are not given
+            one of their own. The choice is copied and pickled with it.
+        name: "masked", "unmasked", "grouped", "per_offset" or "explicit"; None or "auto" takes the
+            choice back.
+
+    A dataflow that cannot serve a call raises there, as a forced one does. `report()` lists the
+    modules.
+    Raises: SettingError for another name.
+    """
+    if name not in (None, "auto", *settings.DATAFLOWS):
+        raise SettingError(
+            f"dataflow {name!r}; expected one of {', '.join(settings.CHOICES['dataflow'])} or None."
+        )
+    for hooks, ours in ((module._forward_pre_hooks, _Enter), (module._forward_hooks, None)):
+        for key, hook in list(hooks.items()):
+            if hook is _leave or (ours is not None and isinstance(hook, ours)):
+                del hooks[key]
+                module._forward_hooks_always_called.pop(key, None)
+    _modules.discard(module)
+    if name in (None, "auto"):
+        return
+    module.register_forward_pre_hook(_Enter(str(name)), prepend=True)
+    module.register_forward_hook(_leave, always_call=True)
+    _modules.add(module)
+
+
+def listed() -> dict[str, dict[str, int]]:
+    """Modules that were given a dataflow: how many of each class, by dataflow."""
+    found: dict[str, dict[str, int]] = {}
+    for module in list(_modules):
+        name = of(module)
+        if name is not None:
+            kinds = found.setdefault(name, {})
+            kinds[type(module).__name__] = kinds.get(type(module).__name__, 0) + 1
+    return found

@@ -1,0 +1,184 @@
+"""Features of convolutions that wait, as tensors: for code that takes features out of a sparse
+tensor, normalises, adds or activates them, and puts them back.
+
+Those operations go to the pending convolution. Everything else that is done with the tensor sees
+what the convolution computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from .epilogue import Norm
+from .pending import Following, PendingConv
+
+
+class _Features:
+    """What both kinds of tensor share."""
+
+    pending: PendingConv
+    ndim = 2  # asked for all the time; as attributes they take no detour
+    shape = property(lambda self: torch.Size(self.pending.shape))
+    dtype = property(lambda self: self.pending.dtype)
+    device = property(lambda self: self.pending.device)
+
+    def dim(self) -> int:
+        return 2
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        follow = _FOLLOWING.get(func)
+        if follow is not None:
+            found = follow(*args, **kwargs)
+            if found is not None:
+                return found
+        elif func in _ABOUT:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        return func(*settled(args), **{name: settled(value) for name, value in kwargs.items()})
+
+
+class Waiting(_Features, torch.Tensor):
+    """Features without memory: their convolution has not been launched."""
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        named = {name: settled(value) for name, value in (kwargs or {}).items()}
+        return func(*settled(args), **named)
+
+
+class Watched(_Features, torch.Tensor):
+    """Features with memory, of a layer of which it is found out what follows."""
+
+
+_KINDS = (Waiting, Watched)
+_make, _no_memory = torch.Tensor._make_wrapper_subclass, torch._C._set_throw_on_mutable_data_ptr
+
+
+def features_of(pending: Following) -> torch.Tensor:
+    """The features of a pending convolution as a tensor; of a result, itself."""
+    if type(pending) is not PendingConv:
+        return pending  # type: ignore[return-value]
+    made: Any
+    call = pending.call
+    if call.target and pending.result is None:
+        made = _make(Waiting, call.shape, dtype=call.dtype, device=call.device)
+        # Extensions that ask for the memory, of which there is none, get an exception.
+        _no_memory(made)
+    elif pending.follows:
+        there = pending.result if pending.fallback is None else pending.fallback
+        made = there.as_subclass(Watched)  # type: ignore[union-attr]
+    else:
+        return pending.read()
+    made.pending = pending
+    return made  # type: ignore[no-any-return]
+
+
+def settled(value: Any) -> Any:
+    """`value` with plain tensors for features that wait."""
+    kind = type(value)
+    if kind in _KINDS:
+        return value.pending.read()
+    if kind in (list, tuple):
+        return kind([settled(one) for one in value])
+    return value
+
+
+def _then(
+    x: Any, inplace: bool, follow: Callable[[PendingConv], Following]
+) -> torch.Tensor:  # fmt: skip
+    """Features behind one step more; in place, all who hold `x` see them."""
+    made = follow(x.pending)
+    if not inplace:
+        return features_of(made)
+    if type(made) is PendingConv:
+        x.pending = made
+        return x  # type: ignore[no-any-return]
+    x.pending.become(made)
+    return made  # type: ignore[return-value]
+
+
+def _batch_norm(
+    input: Any, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None,
+    training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+) -> torch.Tensor | None:  # fmt: skip
+    given = (running_mean, running_var, weight, bias)
+    if training or type(input) not in _KINDS or running_mean is None or running_var is None:
+        return None
+    norm = Norm(*given, eps)
+    return _then(input, False, lambda conv: conv.normed(
+        norm, lambda y: F.batch_norm(y, *given, False, momentum, eps)
+    ))  # fmt: skip
+
+
+def _relu(input: Any, inplace: bool = False) -> torch.Tensor:
+    alone = torch.relu_ if inplace else torch.relu
+    return _then(input, inplace, lambda conv: conv.activated("relu", 0.0, alone))
+
+
+def _relu_(input: Any) -> torch.Tensor:
+    return _relu(input, True)
+
+
+def _leaky_relu(
+    input: Any, negative_slope: float = 0.01, inplace: bool = False
+) -> torch.Tensor:  # fmt: skip
+    return _then(input, inplace, lambda conv: conv.activated(
+        "leaky_relu", float(negative_slope), lambda y: F.leaky_relu(y, negative_slope, inplace)
+    ))  # fmt: skip
+
+
+def _sigmoid(input: Any) -> torch.Tensor:
+    return _then(input, False, lambda conv: conv.activated("sigmoid", 0.0, torch.sigmoid))
+
+
+def _add(input: Any, other: Any, **unusual: Any) -> torch.Tensor | None:
+    if unusual:
+        return None
+    if type(input) not in _KINDS:
+        input, other = other, input
+    if other is input or not isinstance(other, torch.Tensor):
+        return None
+    rows = settled(other)
+    return _then(input, False, lambda conv: conv.plus(rows, lambda y: y + rows))
+
+
+def _add_(input: Any, other: Any, **unusual: Any) -> torch.Tensor | None:
+    if unusual or type(input) not in _KINDS or other is input:
+        return None
+    if not isinstance(other, torch.Tensor):
+        return None
+    rows = settled(other)
+    return _then(input, True, lambda conv: conv.plus(rows, lambda y: y.add_(rows)))
+
+
+_FOLLOWING: dict[Any, Callable[..., torch.Tensor | None]] = {
+    F.batch_norm: _batch_norm,
+    F.relu: _relu, torch.relu: _relu, torch.Tensor.relu: _relu,
+    torch.relu_: _relu_, torch.Tensor.relu_: _relu_,
+    F.leaky_relu: _leaky_relu,
+    torch.sigmoid: _sigmoid, torch.Tensor.sigmoid: _sigmoid,
+    torch.add: _add, torch.Tensor.add: _add, torch.Tensor.__add__: _add,
+    torch.Tensor.__radd__: _add,
+    torch.Tensor.add_: _add_, torch.Tensor.__iadd__: _add_,
+}  # fmt: skip
+_T: Any = torch.Tensor
+# Of a tensor, without its values.
+_ABOUT = {
+    _T.__len__, _T.element_size, _T.get_device, _T.is_complex, _T.is_floating_point,
+    _T.is_inference, _T.nelement, _T.numel, _T.size, _T.grad_fn.__get__, _T.is_cpu.__get__,
+    _T.is_cuda.__get__, _T.is_leaf.__get__, _T.is_meta.__get__, _T.layout.__get__,
+    _T.requires_grad.__get__,
+}  # fmt: skip

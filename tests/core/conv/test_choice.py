@@ -1,0 +1,76 @@
+"""Which dataflow serves a map where nobody forces one: by rows, offsets and channels."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from sparse_bridge import settings
+from sparse_bridge.core.conv import kernel_products, registry
+from sparse_bridge.core.conv.choice import flow_of
+from sparse_bridge.core.conv.dataflow import Case, LayerProduct
+from sparse_bridge.core.geometry.weights import layout_of
+from sparse_bridge.core.maps.rows import Rows
+from sparse_bridge.core.maps.rulebook import Rulebook
+from sparse_bridge.kernels.runtime import target as targets
+
+CPU = torch.device("cpu")
+
+
+def chosen(arch="sm_90", n_rows=20_000, n_offsets=8, c_in=32, c_out=32, **options):
+    target = dataclasses.replace(targets.described(arch), compute_units=132)
+    dtype, symmetric = options.get("dtype", torch.float16), options.get("symmetric", False)
+    weight = torch.empty(n_offsets, c_in // options.get("groups", 1), c_out, device="meta")
+    w = layout_of(weight, "vio", options.get("groups", 1))
+    count = torch.zeros(1, dtype=torch.int32) if options.get("padded") else None
+    rows = Rows(n_rows if count is None else None, count, n_rows)
+    book = Rulebook(rows, rows, n_offsets, CPU, symmetric=symmetric)
+    book.trained = options.get("trained", False)
+    product = LayerProduct(target, CPU, dtype, options.get("precision", "ieee"), w)
+    return flow_of(book, 0, product)
+
+
+@pytest.mark.parametrize("options, flow", [
+    ({}, "unmasked"),
+    ({"padded": True}, "unmasked"),
+    ({"c_in": 64, "c_out": 64}, "unmasked"),
+    ({"c_in": 256, "c_out": 256, "n_rows": 60_000}, "masked"),
+    ({"c_in": 256, "c_out": 256, "n_rows": 500}, "unmasked"),
+    ({"trained": True}, "masked"),
+    ({"n_offsets": 27}, "masked"),
+    ({"n_offsets": 3, "symmetric": True}, "masked"),
+    ({"c_in": 64, "c_out": 64, "n_rows": 60_000, "dtype": torch.float32}, "masked"),
+    ({"c_in": 64, "c_out": 64, "n_rows": 60_000, "dtype": torch.float32, "precision": "tf32"},
+     "unmasked"),
+], ids=str)  # fmt: skip
+def test_tables_in_the_order_of_rows(options, flow):
+    assert chosen(**options) == flow
+
+
+@pytest.mark.parametrize("options, flow", [
+    ({}, "grouped"),
+    ({"n_rows": 5000}, "masked"),
+    ({"c_in": 512, "c_out": 512}, "masked"),
+    ({"dtype": torch.float32}, "masked"),
+    ({"groups": 2, "c_in": 2048}, "masked"),
+    ({"padded": True}, "masked"),
+    ({"trained": True}, "grouped"),
+], ids=str)  # fmt: skip
+def test_few_rows_under_a_large_weight(options, flow):
+    given = {"n_rows": 848, "n_offsets": 27, "c_in": 1024, "c_out": 1024, "symmetric": True}
+    assert chosen(**{**given, **options}) == flow
+
+
+def test_a_forced_dataflow_follows_no_rule(monkeypatch):
+    case = Case(torch.device("cuda"), torch.float16)
+    monkeypatch.setattr(kernel_products, "kernel_target", lambda _: targets.described("sm_90"))
+    with settings.override(dataflow="auto", self_check=False):
+        ruled = registry.choose(case)
+        forced = [registry.choose(case, "masked")]
+    with settings.override(dataflow="masked", self_check=False):
+        forced.append(registry.choose(case))
+    assert ruled is registry.entry("masked").by_rule() and ruled not in forced
+    assert forced == [registry.entry("masked")] * 2
+    assert forced[0].serves(None, 0, None) == "masked"
