@@ -1,0 +1,164 @@
+"""Convolutions of torchsparse while a program is traced: by `torch.compile` or `torch.export`.
+
+Tensor strides, keys and ranges are worked out while the program is traced; coordinates and maps
+are operators. What the graph knows of them stands in the tensor's own `kmaps`, under keys that
+start with `TRACED`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...core.compile import coordinates, products
+from ...core.compile import row_functions as row_functions  # registers operators
+from ...core.compile.coordinates import Made, Sites, Traced
+from ...core.conv.epilogue import Epilogue
+from .errors import MissingMapError
+from .geometry import layer_of, shrunk_range
+from .maps import as_tensor, build_record, coordinate_map, generated_level
+from .options import Options, resolve
+from .profile import PROFILES, Profile
+from .spec import ONE, ConvSpec, MapKey
+from .tensors import caches_of, range_of
+
+TRACED = "compiled"
+_BUILDER, _GENERATIVE = "torchsparse", "torchsparse generative"
+_RELEASES = tuple(PROFILES)
+_MODES = ("hashmap_on_the_fly", "hashmap")
+_RULES = ("spconv", "minkowski")
+
+
+class Record:
+    """What a graph knows of a layer's map. handle: of the kernel map, fine to coarse."""
+
+    def __init__(self, before: Traced, after: Traced, ranges: tuple[Any, Any], handle: Any) -> None:
+        self.before, self.after, self.handle = before, after, handle
+        self.in_range, self.out_range = ranges
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _options(release: str, config: Any) -> tuple[int, int, int]:
+    found = resolve(PROFILES[release], config)
+    return _MODES.index(found.kmap_mode), _RULES.index(found.downsample_mode), int(found.keep_tail)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _keeps_sites(numbers: tuple[int, ...]) -> bool:
+    """Whether outputs are the inputs; also raises what the geometry is refused for."""
+    return _layer(numbers)[1].sites is None
+
+
+@functools.cache
+def _layer(numbers: tuple[int, ...]) -> tuple[Profile, Any, Options]:
+    release, (mode, rule, tail) = PROFILES[_RELEASES[numbers[0]]], numbers[13:16]
+    kernel, stride, padding, tensor_stride = (numbers[1 + 3 * i : 4 + 3 * i] for i in range(4))
+    options = Options(_MODES[mode], _RULES[rule], bool(tail))
+    layer = layer_of(
+        release.name, kernel, stride, padding, tensor_stride, options.kmap_mode,
+        options.downsample_mode, options.keep_tail,
+    )  # type: ignore[arg-type]  # fmt: skip
+    return release, layer, options
+
+
+def _build(sites: Sites, numbers: Sequence[int]) -> Made:
+    """numbers: 16 of the layer, then its input's range or nothing."""
+    own, given = tuple(numbers[:16]), tuple(numbers[16:]) or None
+    release, layer, options = _layer(own)
+    kernel, stride, padding = own[1:4], own[4:7], own[7:10]
+    out_range = shrunk_range(given, kernel, stride, padding, options.keep_tail)  # type: ignore[arg-type]
+    record = build_record(sites.coords, release, layer, given, out_range, "Conv3d", sites.store)
+    if record.out_coords is record.in_coords:
+        return Made(record.kmap)
+    return Made(record.kmap, Sites(record.out_coords, record.stores[1]))
+
+
+def _generate(sites: Sites, numbers: Sequence[int]) -> Made:
+    """numbers: release, kernel, stride, the output's range."""
+    release, kernel, stride = _RELEASES[numbers[0]], tuple(numbers[1:4]), tuple(numbers[4:7])
+    profile = PROFILES[release]
+    coarse = coordinate_map(sites.store, sites.coords, profile)
+    level = generated_level(coarse, sites.store, kernel, stride, tuple(numbers[7:]))
+    assert level.kmap is not None
+    return Made(level.kmap, Sites(as_tensor(level, profile), level.store))
+
+
+coordinates.register(_BUILDER, _build)
+coordinates.register(_GENERATIVE, _generate)
+
+
+def sites_of(x: Any) -> Traced:
+    """The coordinates of a traced tensor."""
+    known = caches_of(x).kmaps.get((TRACED, x.stride))
+    if known is not None and known.coords is x.coords:
+        found: Traced = known
+        return found
+    return coordinates.entered(x.coords)
+
+
+def record_of(x: Any, spec: ConvSpec, key: MapKey, config: Any) -> Record:
+    """The map of a forward layer: the known one if it starts from x, or a new one."""
+    kmaps, name = caches_of(x).kmaps, (TRACED, *key)
+    known = kmaps.get(name)
+    if known is not None and known.before.coords is x.coords:
+        found: Record = known
+        return found
+    release = spec.release
+    given = range_of(x) if release.divides else None
+    kernel, stride, padding = spec.kernel, spec.stride, spec.padding
+    options = _options(release.name, config)
+    own = (
+        _RELEASES.index(release.name), *kernel, *stride, *padding,
+        *(ONE if release.divides else key[0]), *options,
+    )  # fmt: skip
+    numbers, before = [*own, *(given or ())], sites_of(x)
+    if _keeps_sites(own):
+        handle, after = before.map(_BUILDER, numbers), before
+    else:
+        handle, after = before.new_map(_BUILDER, numbers, torch.is_grad_enabled())
+    out_range = shrunk_range(given, kernel, stride, padding, bool(options[2]))
+    record = kmaps[name] = Record(before, after, (given, out_range), handle)
+    return record
+
+
+def earlier_record(x: Any, key: MapKey) -> Record:
+    """The map of the layer that made x's coordinates. Raises MissingMapError."""
+    kmaps = caches_of(x).kmaps
+    known: Record | None = kmaps.get((TRACED, *key))
+    if known is None:
+        raise MissingMapError(
+            f"a transposed Conv3d at tensor stride {x.stride} needs the map of an earlier layer "
+            f"with the key {key} in the same graph."
+        )
+    if known.after.coords is not x.coords:
+        raise MissingMapError(
+            f"the map for tensor strides {key[0]} to {x.stride} does not end at the coordinates of "
+            "this tensor, so a transposed Conv3d cannot reverse it."
+        )
+    return known
+
+
+def generated(x: Any, spec: ConvSpec, out_range: Sequence[int]) -> Record:
+    """The map of a layer that makes new coordinates around every input."""
+    before = sites_of(x)
+    numbers = [_RELEASES.index(spec.release.name), *spec.kernel, *spec.stride, *out_range]
+    handle, after = before.new_map(_GENERATIVE, numbers, torch.is_grad_enabled())
+    return Record(before, after, (range_of(x), tuple(out_range)), handle)
+
+
+def multiplied(
+    feats: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, record: Record,
+    form: Any, transposed: bool,
+) -> torch.Tensor:  # fmt: skip
+    """The product over a record's map."""
+    sites = record.before if transposed else record.after
+    rows = sites.coords.shape[0]
+    return products.conv(feats, weight, Epilogue(bias), record.handle, rows, form, transposed)
+
+
+def remember(x: Any, stride: Any, sites: Traced) -> None:
+    """Let layers on the output find its coordinates."""
+    caches_of(x).kmaps[TRACED, stride] = sites

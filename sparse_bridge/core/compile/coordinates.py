@@ -1,0 +1,171 @@
+"""Operators that build maps, and the coordinates that they are built over.
+
+Coordinates pass through a graph as the tensor that users see and a handle of a `Sites`: a private
+copy and the store of all maps over it. A graph may write into the memory of its own tensors once it
+needs them no more, so the engine reads the copy only.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ...errors import KernelError, ShapeError, UnsupportedError
+from ..maps import map_cache
+from ..maps.coordinate_map import CoordinateMap
+from ..maps.kernel_map import KernelMap
+from ..maps.map_cache import MapStore
+from . import handles
+from .library import define
+
+ops: Any = torch.ops.sparse_bridge
+
+
+class Sites:
+    """Coordinates int32 [N, 1 + D] as a framework has them, and the store of the maps over them.
+
+    more: what else an adapter remembers of them.
+    """
+
+    def __init__(self, coords: torch.Tensor, store: MapStore, more: Any = None) -> None:
+        self.coords, self.store, self.more = coords, store, more
+
+
+class Made(NamedTuple):
+    """What a builder answers: the map, and coordinates where it made some."""
+
+    kmap: KernelMap
+    sites: Sites | None = None
+
+
+Builder = Callable[[Sites, Sequence[int]], Made]
+_builders: dict[str, Builder] = {}
+_entered: weakref.WeakValueDictionary[Any, Sites] = weakref.WeakValueDictionary()
+
+
+def register(name: str, builder: Builder) -> None:
+    """Have the map operators call `builder` under this name."""
+    _builders[name] = builder
+
+
+def enter(coords: torch.Tensor) -> Sites:
+    """The sites of coordinates that come from outside. A tensor that was entered before is compared
+    with what it was then: graphs write without changing version counters."""
+    store = map_cache.known_store(coords)
+    if store is not None:
+        return Sites(coords, store)
+    key = coords.data_ptr(), tuple(coords.shape), coords.device
+    found = _entered.get(key)
+    if found is None or not torch.equal(found.coords, coords):
+        found = _entered[key] = Sites(coords.clone(), MapStore())
+    return found
+
+
+def _source(coords: torch.Tensor, handle: torch.Tensor, then: int, now: int) -> Sites:
+    """The sites behind a handle, unless the visible coordinates were changed in place since."""
+    if then != now:
+        return enter(coords)
+    found = handles.value_of(handle, Sites)
+    if found.coords.shape != coords.shape:
+        raise KernelError(
+            f"a handle of {found.coords.shape[0]} coordinates came with {coords.shape[0]}; please "
+            "report the graph that did that."
+        )
+    return found
+
+
+def _build(sites: Sites, builder: str, numbers: Sequence[int]) -> Made:
+    found = _builders.get(builder)
+    if found is None:
+        raise UnsupportedError(
+            f"this graph needs maps of {builder}; import sparse_bridge.compile before loading it."
+        )
+    return found(sites, numbers)
+
+
+def _coordinates(coords: torch.Tensor) -> torch.Tensor:
+    return handles.make(enter(coords))
+
+
+def _map(
+    coords: torch.Tensor, handle: torch.Tensor, then: int, now: int, builder: str,
+    numbers: Sequence[int],
+) -> torch.Tensor:  # fmt: skip
+    return handles.make(_build(_source(coords, handle, then, now), builder, numbers).kmap)
+
+
+def _new_map(
+    coords: torch.Tensor, handle: torch.Tensor, then: int, now: int, builder: str,
+    numbers: Sequence[int], least: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    kmap, sites = _build(_source(coords, handle, then, now), builder, numbers)
+    assert sites is not None
+    if sites.coords.shape[0] < least:
+        raise ShapeError(
+            f"a layer of a compiled graph made {sites.coords.shape[0]} rows; the graph serves "
+            f"{least} and more of them. Run scenes as small as this one through the eager model."
+        )
+    return handles.make(kmap), sites.coords.clone(), handles.make(sites)
+
+
+def _fake_new_map(
+    coords: torch.Tensor, handle: torch.Tensor, then: int, now: int, builder: str,
+    numbers: Sequence[int], least: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    n_rows = torch.library.get_ctx().new_dynamic_size(min=least)
+    return handles.like(), coords.new_empty((n_rows, coords.shape[1])), handles.like()
+
+
+_ASKED = "Tensor coords, Tensor handle, SymInt then, SymInt now, str builder, SymInt[] numbers"
+define("coordinates", "(Tensor coords) -> Tensor", _coordinates, lambda coords: handles.like())
+define("map", f"({_ASKED}) -> Tensor", _map, lambda *ignored: handles.like())
+define(
+    "new_map", f"({_ASKED}, int least) -> (Tensor, Tensor, Tensor)", _new_map, _fake_new_map
+)  # fmt: skip
+
+
+class Traced:
+    """Coordinates while a program is traced.
+
+    coords: as users see them.  handle: of the `Sites`.  version: of `coords` when both were made.
+    made: a layer made them.
+    """
+
+    def __init__(self, coords: torch.Tensor, handle: torch.Tensor, made: bool = False) -> None:
+        self.coords, self.handle, self.version = coords, handle, version_of(coords)
+        self.made = made
+
+    def map(self, builder: str, numbers: Sequence[int]) -> torch.Tensor:
+        """A handle of the kernel map onto coordinates that are known."""
+        now = version_of(self.coords)
+        found: torch.Tensor = ops.map(self.coords, self.handle, self.version, now, builder, numbers)
+        return found
+
+    def new_map(
+        self, builder: str, numbers: Sequence[int], training: bool
+    ) -> tuple[torch.Tensor, Traced]:
+        """A handle of the kernel map onto new coordinates, and those. There is at least one of
+        them, in training two, because torch's norms want to know that while they are traced."""
+        now, least = version_of(self.coords), 2 if training else 1
+        kmap, coords, handle = ops.new_map(
+            self.coords, self.handle, self.version, now, builder, numbers, least
+        )
+        return kmap, Traced(coords, handle, True)
+
+
+def entered(coords: torch.Tensor) -> Traced:
+    """Coordinates that come from outside of the layers."""
+    return Traced(coords, ops.coordinates(coords))
+
+
+def version_of(coords: torch.Tensor) -> int:
+    """Changes when a traced program changes the tensor in place."""
+    return coords._version
+
+
+def sites_of(cmap: CoordinateMap, store: MapStore) -> Sites:
+    """The sites of coordinates that the engine made."""
+    return Sites(cmap.coords, store)

@@ -1,0 +1,166 @@
+"""The convolution as operators: one for the output, one for the gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...errors import UnsupportedError
+from ..conv import convolution
+from ..conv.column_sums import column_sums
+from ..conv.convolution import autocast_dtype, convolve
+from ..conv.epilogue import Epilogue, Norm
+from ..conv.plan import ConvForm, Wanted, backward, find
+from ..maps.kernel_map import KernelMap
+from . import handles
+from .library import define, differentiate, forget, recording
+
+ops: Any = torch.ops.sparse_bridge
+_FORM = "Tensor kmap, str layout, int groups, bool tf32, bool transposed"
+
+
+def map_of(handle: torch.Tensor, transposed: bool) -> KernelMap:
+    """The kernel map behind a handle, or its reverse."""
+    found = handles.value_of(handle, KernelMap)
+    return found.transposed() if transposed else found
+
+
+def _form(layout: str, groups: int, tf32: bool) -> ConvForm:
+    return ConvForm(layout, groups, "tf32" if tf32 else "ieee")
+
+
+def _conv(x, weight, bias, rows, kmap, layout, groups, tf32, transposed):  # type: ignore[no-untyped-def]
+    form = _form(layout, groups, tf32)
+    with torch.no_grad():
+        y = convolve(x, weight, map_of(kmap, transposed), Epilogue(bias), form)
+    return y.contiguous()
+
+
+def _fake_conv(x, weight, bias, rows, kmap, layout, groups, tf32, transposed):  # type: ignore[no-untyped-def]
+    return x.new_empty((rows, weight.shape[0] if layout == "ovi" else weight.shape[-1]))
+
+
+def _conv_backward(dy, x, weight, bias, kmap, layout, groups, tf32, transposed, wanted):  # type: ignore[no-untyped-def]
+    form, found = _form(layout, groups, tf32), map_of(kmap, transposed)
+    none = x.new_empty(0)
+    dx = dw = db = None
+    if found.x_fold is not None or found.y_fold is not None:
+        return _folded_backward(dy, x, weight, bias, found, form, wanted)
+    with torch.no_grad():
+        dy = dy.contiguous()
+        plan = find(x, weight, found, Epilogue(), form)
+        if wanted[0] or wanted[1]:
+            want = Wanted(wanted[0], weight.dtype if wanted[1] else None)
+            dx, dw = backward(plan, found, x, weight, dy, want)
+        if wanted[2]:
+            db = column_sums(dy, bias.dtype, plan.product.target)
+    return tuple(none.clone() if grad is None else grad for grad in (dx, dw, db))
+
+
+def _folded_backward(dy, x, weight, bias, kmap, form, wanted):  # type: ignore[no-untyped-def]
+    """Equal coordinates: gradients follow by composition."""
+    given: Any = [
+        tensor.detach().requires_grad_(wants) if tensor is not None else None
+        for tensor, wants in zip((x, weight, bias), wanted, strict=True)
+    ]
+    with recording():
+        y = convolve(given[0], given[1], kmap, Epilogue(given[2]), form)
+    leaves = [tensor for tensor, wants in zip(given, wanted, strict=True) if wants]
+    found = iter(torch.autograd.grad(y, leaves, dy))
+    return tuple(next(found).contiguous() if wants else x.new_empty(0) for wants in wanted)
+
+
+def _fake_conv_backward(dy, x, weight, bias, kmap, layout, groups, tf32, transposed, wanted):  # type: ignore[no-untyped-def]
+    dx = x.new_empty(x.shape) if wanted[0] else x.new_empty(0)
+    dw = torch.empty_like(weight) if wanted[1] else x.new_empty(0)
+    db = bias.new_empty(bias.shape) if wanted[2] else x.new_empty(0)
+    return dx, dw, db
+
+
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
+    x, weight, bias, _, kmap, *form = inputs
+    ctx.save_for_backward(x, weight, bias, kmap)
+    ctx.form = form
+
+
+def _gradient(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    x, weight, bias, kmap = ctx.saved_tensors
+    wanted = [bool(wants) for wants in ctx.needs_input_grad[:3]]
+    found = ops.conv_backward(dy.to(x.dtype), x, weight, bias, kmap, *ctx.form, wanted)
+    grads = [grad if wants else None for grad, wants in zip(found, wanted, strict=True)]
+    return (*grads, *(None,) * (2 + len(ctx.form)))
+
+
+define(
+    "conv", f"(Tensor x, Tensor weight, Tensor? bias, SymInt rows, {_FORM}) -> Tensor", _conv,
+    _fake_conv,
+)  # fmt: skip
+define(
+    "conv_backward",
+    f"(Tensor dy, Tensor x, Tensor weight, Tensor? bias, {_FORM}, bool[] wanted) "
+    "-> (Tensor, Tensor, Tensor)",
+    _conv_backward, _fake_conv_backward,
+)  # fmt: skip
+differentiate("conv", _setup, _gradient)
+differentiate("conv_backward", forget, None)
+
+
+def _conv_fused(x, weight, bias, rows, kmap, layout, groups, tf32, transposed, *end):  # type: ignore[no-untyped-def]
+    mean, var, gain, beta, eps, activation, alpha = end
+    norm = None if mean is None else Norm(mean, var, gain, beta, eps)
+    epilogue = Epilogue(bias, activation, alpha, norm)
+    with torch.no_grad():
+        y = convolve(x, weight, map_of(kmap, transposed), epilogue, _form(layout, groups, tf32))
+    return y.contiguous()
+
+
+def _fused_gradient(ctx: Any, dy: torch.Tensor) -> None:
+    raise UnsupportedError(
+        "this graph was made for inference, with norms fused into convolutions; gradients need one "
+        "that is made with gradients enabled."
+    )
+
+
+define(
+    "conv_fused",
+    f"(Tensor x, Tensor weight, Tensor? bias, SymInt rows, {_FORM}, Tensor? mean, Tensor? var, "
+    "Tensor? gain, Tensor? beta, float eps, str? activation, float alpha) -> Tensor",
+    _conv_fused, lambda *inputs: _fake_conv(*inputs[:9]),
+)  # fmt: skip
+differentiate("conv_fused", forget, _fused_gradient)
+
+
+def _watched(
+    x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm
+) -> torch.Tensor:
+    """`convolve` of an eager layer as an operator."""
+    return conv(x, weight, epilogue, handles.make(kmap), kmap.n_out, form)
+
+
+convolution.as_operator = _watched
+
+
+def conv(
+    x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue, kmap: torch.Tensor, rows: int,
+    form: ConvForm, transposed: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """`convolve` while a program is traced: [rows, C_out].
+
+    kmap: a handle; transposed: of a map that is read backwards.  rows: of its output.  epilogue:
+    anything but the bias has no gradient.
+    """
+    dtype = autocast_dtype(x.device)
+    if dtype is not None:
+        x = x if x.dtype == torch.float64 else x.to(dtype)
+        weight = weight if weight.dtype == torch.float64 else weight.to(dtype)
+    tf32 = form.precision == "tf32"
+    end: tuple[Any, ...] = ()
+    if epilogue.norm is not None or epilogue.activation is not None:
+        norm = epilogue.norm or Norm(None, None, None, None, 0.0)  # type: ignore[arg-type]
+        end = (*norm, epilogue.activation, epilogue.alpha)
+    function = ops.conv_fused if end else ops.conv
+    y: torch.Tensor = function(
+        x, weight, epilogue.bias, rows, kmap, form.layout, form.groups, tf32, transposed, *end
+    )
+    return y

@@ -1,0 +1,103 @@
+"""Pools and dense grids as operators.
+
+Each has an operator for its gradient, which computes the result again and takes the engine's own
+gradient of it: that is cheap beside a convolution, and needs no rule of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ...errors import CoordinateError
+from ..ops import dense, pool
+from .library import define, differentiate, forget, recording
+from .products import map_of
+
+ops: Any = torch.ops.sparse_bridge
+
+
+def _function(name: str, more: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Operators `name`(x, more) and `name`_backward(dy, x, more) of a function that is
+    differentiable in its first argument."""
+
+    def forward(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        with torch.no_grad():
+            y: torch.Tensor = run(x, *rest)
+        return y.contiguous()
+
+    def gradient(dy: torch.Tensor, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        with recording():
+            (dx,) = torch.autograd.grad(run(x, *rest), x, dy)
+        return dx.contiguous()
+
+    def setup(ctx: Any, inputs: Any, output: Any) -> None:
+        x, *rest = inputs
+        ctx.tensors = [isinstance(value, torch.Tensor) for value in rest]
+        ctx.rest = [None if held else value for held, value in zip(ctx.tensors, rest, strict=True)]
+        ctx.save_for_backward(x, *[value for value in rest if isinstance(value, torch.Tensor)])
+
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, *saved = ctx.saved_tensors
+        kept = iter(saved)
+        rest = [
+            next(kept) if held else value for held, value in zip(ctx.tensors, ctx.rest, strict=True)
+        ]
+        dx = getattr(ops, f"{name}_backward")(dy, x, *rest)
+        return dx, *(None,) * len(rest)
+
+    define(name, f"(Tensor x, {more}) -> Tensor", forward, fake)
+    define(
+        f"{name}_backward", f"(Tensor dy, Tensor x, {more}) -> Tensor", gradient,
+        lambda dy, x, *rest: x.new_empty(x.shape),
+    )  # fmt: skip
+    differentiate(name, setup, backward)
+    differentiate(f"{name}_backward", forget, None)
+
+
+def _pool(x, rows, kmap, mode, floor, transposed):  # type: ignore[no-untyped-def]
+    return pool.pool(x, map_of(kmap, transposed), mode, floor=floor)
+
+
+def _global_pool(x, items, n_items, mode):  # type: ignore[no-untyped-def]
+    return pool.global_pool(x, items, n_items, mode)
+
+
+def _to_dense(x, coords, shape, channels_first, last_wins, then, now):  # type: ignore[no-untyped-def]
+    if then != now:
+        _check_inside(coords, shape, not last_wins)
+    return dense.to_dense(x, coords, shape, channels_first=channels_first, last_wins=last_wins)
+
+
+def _check_inside(coords: torch.Tensor, shape: Sequence[int], negative: bool) -> None:
+    wrong = dense.first_outside(coords, shape, negative=negative)
+    if wrong is not None:
+        name = "batch index" if wrong.column == 0 else f"axis {wrong.column - 1}"
+        raise CoordinateError(
+            f"row {wrong.row} has {name} {int(coords[wrong.row, wrong.column])}, but the grid "
+            f"holds {shape[wrong.column]} ({wrong.n_outside} such entries); correct the "
+            "coordinates or the grid first."
+        )
+
+
+def _fake_dense(x, coords, shape, channels_first, last_wins, then, now):  # type: ignore[no-untyped-def]
+    batch, *axes = shape
+    return x.new_empty((batch, x.shape[1], *axes) if channels_first else (*shape, x.shape[1]))
+
+
+_function(
+    "pool", "SymInt rows, Tensor kmap, str mode, float floor, bool transposed", _pool,
+    lambda x, rows, *rest: x.new_empty((rows, x.shape[1])),
+)  # fmt: skip
+_function(
+    "global_pool", "Tensor items, SymInt n_items, str mode", _global_pool,
+    lambda x, items, n_items, mode: x.new_empty((n_items, x.shape[1])),
+)  # fmt: skip
+_function(
+    "to_dense",
+    "Tensor coords, SymInt[] shape, bool channels_first, bool last_wins, SymInt then, SymInt now",
+    _to_dense, _fake_dense,
+)  # fmt: skip

@@ -1,0 +1,197 @@
+"""Programs that are compiled in the tests: networks from plain tensors to a plain tensor."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo import symbolic_convert
+from torch._dynamo.utils import counters
+
+import sparse_bridge
+from sparse_bridge.networks import minkowski as for_minkowski
+from sparse_bridge.networks import spconv as for_spconv
+from sparse_bridge.networks import torchsparse as for_torchsparse
+from tests.adapters.spconv import doors
+from tests.clouds import cloud
+
+GRID = (32, 32, 32)
+
+
+class Program(nn.Module):
+    """network: takes and returns the framework's tensor.  wrap: makes it of features and
+    coordinates.  read: makes a plain tensor of the result."""
+
+    def __init__(self, network: nn.Module, wrap: Callable, read: Callable) -> None:
+        super().__init__()
+        self.network, self._wrap, self._read = network, wrap, read
+
+    def forward(self, features: torch.Tensor, coords: torch.Tensor) -> torch.Tensor:
+        return self._read(self.network(self._wrap(features, coords)))
+
+
+@contextlib.contextmanager
+def spconv_programs(door: str) -> Iterator[dict[str, Callable[[], Program]]]:
+    """Programs of spconv through one of its doors, by name."""
+    with doors.DOORS[door]() as sp:
+
+        def wrap(features, coords):
+            return sp.SparseConvTensor(features, coords, list(GRID), 2)
+
+        def dense(y):
+            return y.dense()
+
+        def features(y):
+            return y.features
+
+        def unit(conv):
+            layers = conv, nn.BatchNorm1d(conv.out_channels), nn.ReLU()
+            return sp.SparseSequential(*layers)
+
+        def three():
+            layers = (
+                sp.SubMConv3d(4, 8, 3, indice_key="a"), sp.SparseConv3d(8, 8, 3, 2, 1),
+                sp.SubMConv3d(8, 6, 3, indice_key="b"),
+            )  # fmt: skip
+            return Program(nn.Sequential(*map(unit, layers)), wrap, dense)
+
+        def pools():
+            layers = (
+                sp.SubMConv3d(4, 8, 3, indice_key="a"), sp.SparseMaxPool3d(2, 2, indice_key="p"),
+                sp.SubMConv3d(8, 6, 3, bias=False), sp.SparseInverseConv3d(6, 5, 2, "p"),
+            )  # fmt: skip
+            return Program(nn.Sequential(*layers), wrap, features)
+
+        def second():
+            return Program(for_spconv.Second(sp, 4, (4, 4, 6, 8), 10), wrap, dense)
+
+        def unet():
+            thin = {"encoder": (4, 6), "decoder": (6, 4), "stem": 4, "blocks": (1, 1)}
+            return Program(for_spconv.ResidualUNet(sp, classes=5, **thin), wrap, features)
+
+        yield {"three": three, "pools": pools, "second": second, "unet": unet}
+    _forget_modules()
+
+
+def _forget_modules() -> None:
+    """Dynamo keeps modules by name, some in the globals of what it compiles; here other modules get
+    the same names."""
+    torch._dynamo.reset()
+    symbolic_convert._import_module.cache_clear()
+    for module in list(sys.modules.values()):
+        held = getattr(module, "__dict__", {})
+        for name in [name for name in held if name.startswith("__import_") and "_dot_" in name]:
+            del held[name]
+
+
+@contextlib.contextmanager
+def torchsparse_programs(profile: str) -> Iterator[dict[str, Callable[[], Program]]]:
+    """Programs of torchsparse, whose stand-in answers."""
+    with sparse_bridge.enable("torchsparse", mode="standin", profile=profile):
+        import torchsparse as ts
+        import torchsparse.nn as spnn
+
+        def wrap(features, coords):
+            if profile != "2.1":
+                coords = coords[:, [1, 2, 3, 0]].contiguous()
+            return ts.SparseTensor(features, coords)
+
+        def features(y):
+            return y.feats
+
+        def unit(*conv, **more):
+            layer = spnn.Conv3d(*conv, **more)
+            return nn.Sequential(layer, spnn.BatchNorm(layer.out_channels), spnn.ReLU(True))
+
+        def three():
+            layers = unit(4, 8, 3), unit(8, 8, 2, stride=2), unit(8, 6, 3)
+            return Program(nn.Sequential(*layers), wrap, features)
+
+        def unet():
+            thin = {"encoder": (4, 6), "decoder": (6, 4), "stem": 4, "blocks": (1, 1, 1, 1)}
+            return Program(for_torchsparse.ResidualUNet(ts, classes=5, **thin), wrap, features)
+
+        yield {"three": three, "unet": unet}
+    _forget_modules()
+
+
+@contextlib.contextmanager
+def minkowski_programs() -> Iterator[dict[str, Callable[[], Program]]]:
+    """Programs of MinkowskiEngine, whose tensors are made before the graph."""
+    with sparse_bridge.enable("minkowski", mode="standin"):
+        import MinkowskiEngine as ME
+
+        def wrap(features, coords):
+            return ME.SparseTensor(features, coords)
+
+        def features(y):
+            return y.F
+
+        def unit(c_in, c_out, k, **more):
+            conv = ME.MinkowskiConvolution(c_in, c_out, kernel_size=k, dimension=3, **more)
+            return nn.Sequential(conv, ME.MinkowskiBatchNorm(c_out), ME.MinkowskiReLU())
+
+        def three():
+            layers = unit(4, 8, 3), unit(8, 8, 2, stride=2), unit(8, 6, 3, bias=True)
+            return Program(nn.Sequential(*layers), wrap, features)
+
+        def unet():
+            planes = (4, 6, 8, 8, 8, 6, 4, 4)
+            made = for_minkowski.MinkUNet(ME, 4, 5, layers=(1,) * 8, planes=planes, init=4)
+            return Program(made, wrap, features)
+
+        yield {"three": three, "unet": unet}
+    _forget_modules()
+
+
+PROGRAMS = {
+    "spconv": lambda: spconv_programs("standin"),
+    "patched spconv": lambda: spconv_programs("patch"),
+    "torchsparse": lambda: torchsparse_programs("2.1"),
+    "minkowski": minkowski_programs,
+    "torchsparse 1.4": lambda: torchsparse_programs("1.4"),
+}
+
+
+def scene(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(features, coordinates) of another size for every number."""
+    coords = cloud(GRID, 2, 0.01 + 0.002 * number, seed=number)
+    generator = torch.Generator().manual_seed(number)
+    return torch.randn(len(coords), 4, generator=generator), coords
+
+
+def compare(program: Program, backend: str, scenes: int, fullgraph: bool = True) -> None:
+    """Compiled and eager agree, and no graph is made after the second scene."""
+    twin = copy.deepcopy(program)
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = torch.compile(program, backend=backend, fullgraph=fullgraph)
+    graphs = []
+    for number in range(scenes):
+        features, coords = scene(number)
+        results = []
+        for run in (compiled, twin):
+            y = run(features, coords)
+            if program.training:
+                y.square().mean().backward()
+            results.append(y)
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+        graphs.append(counters["stats"]["unique_graphs"])
+        if program.training:
+            compare_gradients(program, twin)
+    assert graphs[-1] == graphs[min(1, scenes - 1)], graphs
+
+
+def compare_gradients(program: nn.Module, twin: nn.Module) -> None:
+    """Parameters have the same gradients, statistics the same values."""
+    pairs: list[Any] = list(zip(program.parameters(), twin.parameters(), strict=True))
+    for mine, theirs in pairs:
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-5)
+        mine.grad = theirs.grad = None
+    for mine, theirs in zip(program.buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(mine, theirs)

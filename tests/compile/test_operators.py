@@ -1,0 +1,222 @@
+"""Every operator by `torch.library.opcheck`; what operators refuse; what handles own."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+import sparse_bridge.compile
+from sparse_bridge.core import functional as sparse
+from sparse_bridge.core.compile import handles
+from sparse_bridge.errors import CoordinateError, LifecycleError, ShapeError, UnsupportedError
+from tests.clouds import cloud
+
+ops = torch.ops.sparse_bridge
+GRID = (12, 12, 12)
+SUBM = [3, 1, 0, 3, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 2, *GRID]
+DOWN = [3, 0, 0, 2, 2, 2, 2, 2, 2, 0, 0, 0, 1, 1, 1, 0, 0, 0, 2, *GRID]
+TS = [0, 2, 2, 2, 2, 2, 2, 0, 0, 0, 1, 1, 1, 0, 0, 0]
+ME = [3, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0]
+
+
+HANDLES = ("coordinates", "map", "new_map", "minkowski_insert")
+_ANY = ("test_schema", "test_autograd_registration", "test_faketensor")
+# Handles of two calls are two numbers; programs show that their graphs compute the same.
+CHECKS = {True: _ANY, False: (*_ANY, "test_aot_dispatch_dynamic")}
+
+
+@pytest.fixture(scope="module")
+def coords():
+    return cloud(GRID, 2, 0.05)
+
+
+def features(n, c):
+    return torch.randn(n, c, requires_grad=True)
+
+
+def cases(coords):
+    """Arguments of each operator, by name."""
+    n = len(coords)
+    kmap = sparse.submanifold(
+        sparse.coordinate_map(coords, GRID, 2), sparse.kernel_offsets((3, 3, 3))
+    )
+    sites, same = ops.coordinates(coords), handles.make(kmap)
+    asked = coords, sites, 0, 0
+    x, dy, weight = features(n, 4), torch.randn(n, 5), features(27, 4 * 5).view(27, 4, 5).detach()
+    weight, bias, form = weight.requires_grad_(), features(1, 5)[0].detach(), ("vio", 1, False)
+    batch, shape = coords[:, 0].contiguous(), [2, *GRID]
+    return {
+        "coordinates": [(coords,)],
+        "map": [(*asked, "spconv", SUBM)],
+        "new_map": [(*asked, "spconv", DOWN, 1), (*asked, "torchsparse", TS, 2)],
+        "minkowski_insert": [(coords, [1, 1, 1])],
+        "conv": [
+            (x, weight, bias.requires_grad_(), n, same, *form, False),
+            (x, weight, None, n, same, *form, True),
+        ],
+        "conv_backward": [
+            (dy, x.detach(), weight.detach(), bias.detach(), same, *form, False, [True] * 3),
+            (dy, x.detach(), weight.detach(), None, same, *form, True, [False, True, False]),
+        ],
+        "conv_fused": [
+            (x.detach(), weight.detach(), None, n, same, *form, False, None, None, None, None,
+             0.0, "leaky_relu", 0.1),
+            (x.detach(), weight.detach(), bias.detach(), n, same, *form, False, *torch.rand(4, 5),
+             1e-3, "relu", 0.0),
+        ],
+        "batch_norm": [
+            (x, bias.detach()[:4], bias.detach()[1:], 1e-3, relu) for relu in (True, False)
+        ],
+        "batch_norm_backward": [
+            (torch.randn(n, 4), x.detach(), bias.detach()[:4], None, 1e-3, True),
+            (torch.randn(n, 4), x.detach(), None, None, 1e-3, False),
+        ],
+        "pool": [(x, n, same, mode, 0.0, False) for mode in ("max", "avg", "sum")],
+        "pool_backward": [(torch.randn(n, 4), x.detach(), n, same, "max", 0.0, False)],
+        "global_pool": [(x, batch, 2, mode) for mode in ("max", "avg")],
+        "global_pool_backward": [(torch.randn(2, 4), x.detach(), batch, 2, "avg")],
+        "to_dense": [(x, coords, shape, first, not first, -1, 0) for first in (True, False)],
+        "to_dense_backward": [
+            (torch.randn(2, 4, *GRID), x.detach(), coords, shape, True, False, 0, 0)
+        ],
+    }  # fmt: skip
+
+
+def test_there_is_a_case_for_every_operator(coords):
+    expected = {f"sparse_bridge::{name}" for name in cases(coords)}
+    assert set(sparse_bridge.compile.operators()) == expected
+
+
+@pytest.mark.parametrize(
+    "name", [name.partition("::")[2] for name in sparse_bridge.compile.operators()]
+)
+def test_opcheck(name, coords, plain_settings):
+    for arguments in cases(coords)[name]:
+        torch.library.opcheck(getattr(ops, name), arguments, test_utils=CHECKS[name in HANDLES])
+
+
+def test_a_map_of_minkowski(coords, plain_settings):
+    _, distinct, sites = ops.minkowski_insert(coords, [1, 1, 1])
+    asked = distinct, sites, 0, 0, "minkowski", ME
+    torch.library.opcheck(ops.map, asked, test_utils=CHECKS[True])
+
+
+@pytest.mark.parametrize("transposed", (False, True))
+def test_gradients_are_those_of_the_engine(coords, transposed, plain_settings):
+    cmap = sparse.coordinate_map(coords, GRID, 2)
+    coarse, kmap = sparse.strided(cmap, sparse.kernel_offsets((2, 2, 2), padding=0), 2, (6, 6, 6))
+    n_in, n_out = len(coords), len(coarse.coords)
+    if transposed:
+        n_in, n_out = n_out, n_in
+    x, weight, bias = features(n_in, 3), features(8, 15), features(1, 5)
+    given = x, weight.view(8, 3, 5), bias[0]
+    y = ops.conv(*given, n_out, handles.make(kmap), "vio", 1, False, transposed)
+    z = sparse.conv(*given, sparse.inverse(kmap) if transposed else kmap)
+    dy = torch.randn_like(z)
+    assert torch.equal(y, z)
+    for mine, theirs in zip(
+        torch.autograd.grad(y, (x, weight, bias), dy),
+        torch.autograd.grad(z, (x, weight, bias), dy),
+        strict=True,
+    ):
+        assert torch.equal(mine, theirs)
+
+
+def test_equal_coordinates_have_gradients(coords, plain_settings):
+    twice = torch.cat([coords, coords[:7]])
+    cmap = sparse.coordinate_map(twice, GRID, 2)
+    kmap = sparse.submanifold(cmap, sparse.kernel_offsets((3, 3, 3)))
+    x, weight = features(len(twice), 3), features(27, 15).view(27, 3, 5)
+    y = ops.conv(x, weight, None, len(twice), handles.make(kmap), "vio", 1, False, False)
+    z = sparse.conv(x, weight, None, kmap)
+    grads = [torch.autograd.grad(r.square().sum(), (x, weight)) for r in (y, z)]
+    for mine, theirs in zip(*grads, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_a_handle_owns_its_object(coords):
+    gc.collect()
+    before = handles.count()
+    handle = ops.coordinates(coords)
+    alias = handle.detach()
+    del handle
+    assert handles.count() == before + 1
+    number = alias.clone()
+    del alias
+    gc.collect()
+    assert handles.count() == before
+    with pytest.raises(LifecycleError, match="stands for no Sites"):
+        ops.map(coords, number, 0, 0, "spconv", SUBM)
+
+
+def test_a_tensor_that_was_overwritten_is_not_the_one_that_was_entered(coords, plain_settings):
+    mine = coords.clone()
+    first = ops.coordinates(mine)
+    again = ops.coordinates(mine)
+    mine.numpy()[:, 1] = GRID[0] - 1 - mine.numpy()[:, 1]  # as graphs write: unseen by versions
+    other = ops.coordinates(mine)
+    stores = [handles.value_of(h, object) for h in (first, again, other)]
+    assert stores[0] is stores[1] and stores[0] is not stores[2]
+
+
+def test_too_few_rows_are_refused(coords, plain_settings):
+    one = coords[:1].contiguous()
+    with pytest.raises(ShapeError, match="serves 2 and more"):
+        ops.new_map(one, ops.coordinates(one), 0, 0, "spconv", DOWN, 2)
+
+
+def test_a_dense_grid_refuses_coordinates_outside(coords):
+    with pytest.raises(CoordinateError, match="the grid holds 4"):
+        ops.to_dense(torch.ones(len(coords), 1), coords, [2, 4, 4, 4], True, False, -1, 0)
+
+
+def test_maps_of_nobody_are_refused(coords):
+    with pytest.raises(UnsupportedError, match=r"import sparse_bridge\.compile"):
+        ops.map(coords, ops.coordinates(coords), 0, 0, "nobody", [])
+
+
+def product(coords):
+    cmap = sparse.coordinate_map(coords, GRID, 2)
+    handle = handles.make(sparse.submanifold(cmap, sparse.kernel_offsets((3, 3, 3))))
+    weight = features(27, 12).detach().view(27, 4, 3)
+
+    def run(x):
+        return ops.conv(x, weight, None, len(coords), handle, "vio", 1, False, False)
+
+    return run
+
+
+def test_second_order_and_vmap_are_refused(coords, plain_settings):
+    run, x = product(coords), features(len(coords), 4)
+    (dx,) = torch.autograd.grad(run(x).square().sum(), x, create_graph=True)
+    with pytest.raises(UnsupportedError, match="no gradient of its own"):
+        dx.sum().backward()
+    with pytest.raises(UnsupportedError, match="no batch dimension"):
+        torch.func.vmap(run)(torch.randn(2, len(coords), 4))
+
+
+@pytest.mark.parametrize("learned", (False, True))
+def test_eager_layers_refuse_transforms_and_second_order(coords, learned, plain_settings):
+    kmap = sparse.submanifold(
+        sparse.coordinate_map(coords, GRID, 2), sparse.kernel_offsets((3, 3, 3))
+    )
+    weight = torch.randn(27, 4, 3, requires_grad=learned)
+
+    def run(x):
+        return sparse.conv(x, weight, None, kmap)
+
+    x, t = torch.randn(2, len(coords), 4)
+    for transform in (
+        lambda: torch.func.vmap(run)(torch.stack([x, t])),
+        lambda: torch.func.jvp(run, (x,), (t,)),
+        lambda: torch.func.grad(lambda x: run(x).sum())(x),
+    ):
+        with pytest.raises(UnsupportedError, match="no forward-mode derivative"):
+            transform()
+    for layer in (run, lambda x: sparse.pool(x, kmap, "max")):
+        given = x.clone().requires_grad_()
+        (dx,) = torch.autograd.grad(layer(given).square().sum(), given, create_graph=True)
+        with pytest.raises(UnsupportedError, match="no gradient of its own"):
+            dx.sum().backward()

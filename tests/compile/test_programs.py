@@ -1,0 +1,50 @@
+"""`torch.compile` of whole programs gives the eager numbers, in one graph, with any rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparse_bridge.core.compile import norms
+from tests.compile.programs import PROGRAMS, compare
+
+DOORS = tuple(PROGRAMS)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_three_layers_in_one_graph(door, plain_settings):
+    with PROGRAMS[door]() as programs:
+        compare(programs["three"]().train(), "aot_eager", 3)
+
+
+@pytest.mark.parametrize("door", ("spconv", "torchsparse", "minkowski"))
+def test_norms_as_operators(door, plain_settings, monkeypatch):
+    """As they are on GPUs."""
+    monkeypatch.setattr(norms, "DEVICES", ("cpu",))
+    with PROGRAMS[door]() as programs:
+        compare(programs["three"]().train(), "aot_eager", 2)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_inference_of_three_layers_in_one_graph(door, plain_settings):
+    with PROGRAMS[door]() as programs, torch.no_grad():
+        compare(programs["three"]().eval(), "eager", 3)
+
+
+@pytest.mark.parametrize("door", ("spconv",))
+def test_pools_and_inverse_layers_in_one_graph(door, plain_settings):
+    with PROGRAMS[door]() as programs:
+        compare(programs["pools"]().train(), "aot_eager", 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
+@pytest.mark.parametrize("training", (False, True), ids=("eval", "train"))
+@pytest.mark.parametrize("network", ("second", "unet"))
+@pytest.mark.parametrize("door", DOORS)
+def test_networks_in_one_graph(door, network, training, backend, plain_settings):
+    with PROGRAMS[door]() as programs:
+        if network not in programs:
+            pytest.skip(f"{door} has no {network}")
+        with torch.set_grad_enabled(training):
+            compare(programs[network]().train(training), backend, 10)
