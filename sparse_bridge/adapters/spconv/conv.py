@@ -16,7 +16,9 @@ import torch
 
 from ...core.conv import convolution as core
 from ...core.conv.epilogue import Epilogue
+from ...core.conv.pending import PendingConv
 from ...core.conv.plan import ConvForm
+from ...core.conv.waiting import features_of
 from ...core.device import trace
 from ...core.device.rocm import linear
 from ...core.maps.kernel_map import KernelMap
@@ -26,9 +28,9 @@ from ..expected import Expected, trains
 from ..ledger import note
 from . import benchmark, keys
 from .geometry import LayerGeometry, check_dimension
-from .maps import LayerMap, layer_map
+from .maps import LayerMap, layer_map_of
 from .records import kernel_map_of, record_of
-from .tensors import check_input, check_parameters, shape_of
+from .tensors import channels_differ, check_input, check_parameters, shape_of
 
 __all__ = [
     "ACTIVATIONS",
@@ -100,12 +102,11 @@ def convolved(
     names: the layer's own and the one that a timer shows.
     """
     what = type(layer).__name__
+    if torch.compiler.is_compiling():
+        return _traced(layer, x, weight, epilogue, names)
     features = check_input(x, what)
     if features.shape[1] != layer.in_channels:
-        raise ContractError(
-            f"channel size mismatch: {what} takes {layer.in_channels} channels, its input has "
-            f"{features.shape[1]}."
-        )
+        raise channels_differ(layer, features)
     if features.dtype is not weight.dtype or features.device != weight.device:
         check_parameters(features, weight, what)
     watch = benchmark.of_conv(x, layer, names[0]) if x.benchmark else None
@@ -118,6 +119,25 @@ def convolved(
     if layer.record_voxel_count:
         record_voxels(layer, out.features)
     note("spconv", what)
+    return out
+
+
+def _traced(
+    layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue, names: tuple[str | None, str]
+) -> Any:  # fmt: skip
+    """`convolved` in a graph; where that cannot be, between two graphs."""
+    from . import compiled
+
+    if not compiled.served(x, layer):
+        return compiled.outside(convolved, layer, x, weight, epilogue, names)
+    if layer.conv1x1:
+        return _pointwise(layer, x, check_input(x, type(layer).__name__), weight, epilogue.bias)
+    learns = torch.is_grad_enabled()  # an activation that needs a gradient follows the product
+    end = Epilogue(epilogue.bias) if learns else epilogue
+    made = compiled.convolved(layer, x, weight, end, allow_tf32())
+    out = made.tensor(x, _activated(made.features, epilogue) if learns else made.features)
+    if layer.record_voxel_count:
+        record_voxels(layer, out.features)
     return out
 
 
@@ -142,7 +162,12 @@ def _product(
             indices, shape, kmap = record.indices, record.spatial_shape, kmap.transposed()
         else:
             indices, shape = record.out_indices, record.out_spatial_shape
-    y = convolve(features, weight, epilogue, kmap, layer.groups)
+    form = _form(layer.groups, allow_tf32(), _adds_in_fp16(layer, features))
+    if torch.is_grad_enabled():
+        y = _convolve(features, weight, epilogue, kmap, form)
+    else:
+        started = core.convolve_layer(layer, features, weight, kmap, epilogue, form)
+        y = features_of(started) if isinstance(started, PendingConv) else started
     if watch is not None:
         watch.finish(int(y.shape[0]))
     out = x.replace_feature(y)
@@ -152,8 +177,7 @@ def _product(
 
 def _new_map(layer: Any, x: Any) -> LayerMap:
     check_dimension(layer, x)
-    geometry = LayerGeometry.of(layer)
-    return layer_map(x.indices, int(x.batch_size), shape_of(x), geometry, type(layer).__name__)
+    return layer_map_of(layer, x)
 
 
 def convolve(
@@ -161,7 +185,13 @@ def convolve(
     groups: int = 1,
 ) -> torch.Tensor:  # fmt: skip
     """[M, C_out]; an activation that needs a gradient follows the product."""
-    form = _form(groups, allow_tf32())
+    return _convolve(features, weight, epilogue, kmap, _form(groups, allow_tf32()))
+
+
+def _convolve(
+    features: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue, kmap: KernelMap,
+    form: ConvForm,
+) -> torch.Tensor:  # fmt: skip
     if epilogue.activation is not None and _learns(features, weight, epilogue.bias):
         y = core.convolve(features, weight, kmap, Epilogue(epilogue.bias), form)
         return _activated(y, epilogue)
@@ -169,8 +199,13 @@ def convolve(
 
 
 @functools.cache
-def _form(groups: int, tf32: bool) -> ConvForm:
-    return ConvForm("ovi", groups, "tf32" if tf32 else "ieee")
+def _form(groups: int, tf32: bool, half: bool = False) -> ConvForm:
+    return ConvForm("ovi", groups, "half" if half else "tf32" if tf32 else "ieee")
+
+
+def _adds_in_fp16(layer: Any, features: torch.Tensor) -> bool:
+    """Whether the layer was made with fp32_accum=False, which is leave to add up in fp16."""
+    return features.dtype is torch.float16 and getattr(layer, "fp32_accum", None) is False
 
 
 def _learns(*tensors: torch.Tensor | None) -> bool:

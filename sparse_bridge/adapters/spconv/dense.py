@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ...core.conv.waiting import settled
 from ...core.geometry.boxes import Box
 from ...core.maps import map_cache
 from ...core.maps.rows import rows_of
@@ -24,10 +25,14 @@ def dense(x: Any, channels_first: bool) -> torch.Tensor:
     Of rows that share coordinates one stays. Negative indices count from the end, as in Python.
     Raises CoordinateRangeError for rows beyond the grid.
     """
+    if torch.compiler.is_compiling():
+        from . import compiled
+
+        return compiled.dense(x, channels_first)
     rows_of(x.indices).number("dense()")
     box = box_of(x)
     _check_inside(x.indices, box)
-    return to_dense(x._features, x.indices, box.size, channels_first=channels_first)
+    return to_dense(settled(x._features), x.indices, box.size, channels_first=channels_first)
 
 
 def _check_inside(indices: torch.Tensor, box: Box) -> None:

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ...core.geometry.boxes import Box
 from ...core.geometry.offsets import Offsets, box_offsets
 from ...errors import GeometryError
 
@@ -119,6 +120,17 @@ class LayerGeometry(NamedTuple):
             tuple(layer.dilation), tuple(getattr(layer, "output_padding", ())), layer.subm,
             getattr(layer, "transposed", False),
         )  # fmt: skip
+
+    @property
+    def rule(self) -> LayerGeometry:
+        """What of it decides where outputs lie: a rule of requests, alike for layers that share
+        maps."""
+        return self if self.transposed else self._replace(output_padding=())
+
+    def output_box(self, box: Box) -> Box:
+        """The grid behind the grid `box`."""
+        shape = self.output_shape(list(box.size[1:]), "A layer")
+        return Box.grid(box.size[0], shape)
 
     def output_shape(self, shape: list[int], what: str) -> list[int]:
         """The grid that comes of `shape`. Raises OutputSizeError, KernelSizeError, GeometryError.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import weakref
+from typing import Any, NamedTuple
 
 import torch
 
@@ -10,9 +11,12 @@ from ...core.geometry.boxes import Box
 from ...core.maps import map_cache
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.map_cache import MapStore
-from ...core.maps.request import MapRequest, request
+from ...core.maps.request import BuiltMap, MapRequest, request
 from .. import providers  # noqa: F401 - maps are prefetched
 from .geometry import LayerGeometry
+from .tensors import shape_of
+
+_held: weakref.WeakKeyDictionary[Any, MapStore] = weakref.WeakKeyDictionary()
 
 
 class LayerMap(NamedTuple):
@@ -35,15 +39,33 @@ def layer_map(
 
     what: the layer's name, for messages.  Raises what `LayerGeometry` does, and CoordinateError.
     """
-    out_shape, box = geometry.output_shape(shape, what), Box.grid(batch_size, shape)
     store = map_cache.store_of(indices)
+    built, out_shape = ask(store, indices, batch_size, shape, geometry, what)
+    if built.coords is None or built.store is None:
+        return LayerMap(store.alias(indices), out_shape, built.kmap, store)
+    return LayerMap(built.store.alias(built.coords.coords), out_shape, built.kmap, store)
+
+
+def layer_map_of(layer: Any, x: Any) -> LayerMap:
+    """The map of a layer on a tensor, whose maps live as long as it: a checkpoint runs the layers
+    again when nothing else is left of them."""
+    shape, geometry = shape_of(x), LayerGeometry.of(layer)
+    made = layer_map(x.indices, int(x.batch_size), shape, geometry, type(layer).__name__)
+    if made.store is not None:
+        _held[x] = made.store
+    return made
+
+
+def ask(
+    store: MapStore, indices: torch.Tensor, batch_size: int, shape: list[int],
+    geometry: LayerGeometry, what: str,
+) -> tuple[BuiltMap, list[int]]:  # fmt: skip
+    """The map of a layer on indices of which `store` holds the maps, and the output's grid."""
+    out_shape, box = geometry.output_shape(shape, what), Box.grid(batch_size, shape)
     if geometry.subm:
         asked = MapRequest("submanifold", geometry.offsets, box=box)
     else:
         kind = "generative" if geometry.transposed else "strided"
-        out_box = Box.grid(batch_size, out_shape)
-        asked = MapRequest(kind, geometry.offsets, geometry.stride, out_box, "first_seen", box)
-    built = request(store, lambda: store.coordinates(indices, box), asked)
-    if built.coords is None or built.store is None:
-        return LayerMap(store.alias(indices), out_shape, built.kmap, store)
-    return LayerMap(built.store.alias(built.coords.coords), out_shape, built.kmap, store)
+        rule = geometry.rule
+        asked = MapRequest(kind, geometry.offsets, geometry.stride, rule, "first_seen", box)
+    return request(store, lambda: store.coordinates(indices, box), asked), out_shape

@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import Proxy
 
 from ... import hooks
 from ...core.conv.epilogue import Epilogue
 from .. import fusion
 from ..expected import Expected
+from . import tracing
 from .conv import convolved, expected
 from .tensors import parameters_of
 
@@ -26,7 +28,9 @@ def run_sequential(
     if there are any rows.  tensor: the framework's SparseConvTensor.  convolution: its
     SparseConvolution.
     """
-    fusing = hooks.inference()
+    if isinstance(x, Proxy):
+        return tracing.sequential(children, x, takes_sparse, convolution)
+    fusing = hooks.inference() or hooks.compiled_inference()
     index, count = 0, len(children)
     while index < count:
         module = children[index]
@@ -44,8 +48,12 @@ def run_sequential(
                 x = convolved(module, x, weight, epilogue, names)
                 index += layers.length
         elif isinstance(x, tensor):
-            if x.indices.shape[0] != 0:
+            if hooks.traced() or x.indices.shape[0] != 0:  # a graph holds the layers
                 features = x.features
+                if hooks.traced():
+                    y, done = fusion.traced_norm(children, index - 1, features)
+                    x, index = x.replace_feature(y), index + done - 1
+                    continue
                 fused = fusion.fusible_norm(children, index - 1, features)
                 if fused:
                     x = x.replace_feature(fusion.batch_norm_training(module, features, fused == 2))

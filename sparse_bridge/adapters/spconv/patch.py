@@ -8,14 +8,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.fx import Proxy
 
 from ...errors import UnsupportedError
 from ..base import Patch
 from ..ledger import note
 from . import pool as pools
-from . import sums, weights
+from . import sums, tracing, weights
 from .conv import conv_forward
 from .norm import run_sequential
+from .tensors import assign_features
 
 _VERSIONS = ">=2.2,<2.4"
 
@@ -29,6 +31,8 @@ def _refusal(x: Any) -> str | None:
 def _convolution(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def bridged(self: Any, training: bool, input: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(input, Proxy):
+            return tracing.as_node(self, input, input)
         reason = _refusal(input)
         if reason is None and kwargs.get("channel_scale") is not None:
             reason = "int8 scales"
@@ -44,6 +48,8 @@ def _pool(forward: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     def factory(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def bridged(self: Any, input: Any) -> Any:
+            if isinstance(input, Proxy):
+                return tracing.as_node(self, input, input)
             reason = _refusal(input)
             if reason is not None:
                 note("spconv", type(self).__name__, reason)
@@ -73,10 +79,9 @@ def _sequential(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _assignable(original: property) -> property:
-    def assign(self: Any, value: Any) -> None:
-        self._features = value
-
-    return property(original.fget, assign, None, "Features [N, C]; assignable as in spconv 1.x.")
+    return property(
+        original.fget, assign_features, None, "Features [N, C]; assignable as in spconv 1.x."
+    )
 
 
 def _before_loading(self: Any, state_dict: Any, prefix: str, *ignored: Any) -> None:
@@ -107,6 +112,10 @@ def patches() -> list[Patch]:
     return [
         seam(conv.SparseConvolutionBase, "_conv_forward", _convolution, "all convolutions"),
         seam(modules.SparseSequential, "forward", _sequential, "fused layers"),
+        *(
+            seam(getattr(modules, name), "forward", tracing.one_node, "symbolic tracing")
+            for name in ("SparseBatchNorm", "SparseSyncBatchNorm", "SparseReLU")
+        ),
         seam(pool.SparseMaxPool, "forward", _pool(pools.max_pool_forward), "max pooling"),
         seam(pool.SparseAvgPool, "forward", _pool(pools.avg_pool_forward), average),
         seam(pool.SparseGlobalMaxOrAvgPool, "forward", global_pool, "all devices"),

@@ -10,11 +10,11 @@ from ...core.ops import pool as core_pool
 from ..ledger import note
 from . import benchmark
 from .conv import record_voxels
-from .geometry import LayerGeometry, check_dimension
+from .geometry import check_dimension
 from .keys import KeyTakenError, entries_of
-from .maps import layer_map
+from .maps import layer_map_of
 from .records import record_of
-from .tensors import check_input, shape_of
+from .tensors import check_input
 
 
 def max_pool_forward(layer: Any, x: Any) -> Any:
@@ -29,16 +29,18 @@ def avg_pool_forward(layer: Any, x: Any) -> Any:
 
 def _pool(layer: Any, x: Any, mode: str) -> Any:
     what, key = type(layer).__name__, layer.indice_key
+    if key is not None and x.find_indice_pair(key) is not None:
+        check_input(x, what)
+        raise KeyTakenError(f"{what}: indice_key {key!r} exists already; pools never reuse a key.")
+    if torch.compiler.is_compiling():
+        return _traced(layer, x, mode)
     features = check_input(x, what)
     check_dimension(layer, x)
-    if key is not None and x.find_indice_pair(key) is not None:
-        raise KeyTakenError(f"{what}: indice_key {key!r} exists already; pools never reuse a key.")
     watch = None
     if x.benchmark:
         watch = benchmark.of_pool(x, layer, "SparseMaxPool" if mode == "max" else "SparseAvgPool")
     with benchmark.timed(x, layer._sparse_unique_name or layer.name or what):
-        geometry = LayerGeometry.of(layer)
-        made = layer_map(x.indices, int(x.batch_size), shape_of(x), geometry, what)
+        made = layer_map_of(layer, x)
         if watch is not None:
             watch.built()
         y = core_pool.pool(features, made.kmap, mode, floor=0.0)
@@ -54,11 +56,26 @@ def _pool(layer: Any, x: Any, mode: str) -> Any:
     return out
 
 
+def _traced(layer: Any, x: Any, mode: str) -> Any:
+    """`_pool` in a graph; where that cannot be, between two graphs."""
+    from . import compiled
+
+    if not compiled.served(x, layer):
+        return compiled.outside(_pool, layer, x, mode)
+    made = compiled.pooled(layer, x, mode)
+    record_voxels(layer, made.features)
+    return made.tensor(x, made.features)
+
+
 def global_pool_forward(layer: Any, x: Any) -> torch.Tensor:
     """[batch_size, C]: maximum or mean of each batch item's rows; other rows take no part."""
     what = type(layer).__name__
     features = check_input(x, what)
     mode = "avg" if layer.is_mean else "max"
+    if torch.compiler.is_compiling():
+        from . import compiled
+
+        return compiled.global_pool(features, x, mode)
     y = core_pool.global_pool(features, x.indices[:, 0], int(x.batch_size), mode)
     note("spconv", what)
     return y

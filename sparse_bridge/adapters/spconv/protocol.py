@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
+from ...core.conv.waiting import settled
 from ...core.geometry.boxes import Box
 from ...core.geometry.sparse_data import SparseData
-from ..protocol import TensorProtocol
+from ...core.maps.coordinate_map import CoordinateMap
+from ..protocol import LateMaps, Root, TensorProtocol
 from . import interchange
 from .conv import allow_tf32
 from .tensors import box_of
@@ -19,7 +21,7 @@ from .tensors import box_of
 
 class _Spconv(TensorProtocol):
     def features_of(self, x: Any) -> torch.Tensor | None:
-        found = getattr(x, "features", None)
+        found = settled(getattr(x, "features", None))
         return found if isinstance(found, torch.Tensor) else None
 
     def coordinates_of(self, x: Any) -> torch.Tensor:
@@ -42,18 +44,38 @@ class _Spconv(TensorProtocol):
                 if type(after) is nn.BatchNorm1d:
                     yield child
 
-    def capture_box(self, x: Any) -> Box | None:
+    def capture_root(self, x: Any) -> Root | None:
         if not hasattr(x, "indice_dict") or x.indice_dict or x.benchmark:
             return None
-        return box_of(x)
+        return Root(x.indices, box_of(x))
 
-    def with_rows(self, x: Any, features: torch.Tensor, coords: torch.Tensor) -> Any:
-        out = x.replace_feature(features)
-        out.indices, out.indice_dict = coords, {}
+    def over(self, x: Any, features: torch.Tensor, root: CoordinateMap) -> Any:
+        # Coordinates in an object of their own, which has no maps yet.
+        return _with_rows(x, features, root.coords.detach())
+
+    def result(
+        self, x: Any, y: Any, features: torch.Tensor, coords: torch.Tensor | None, box: Box | None
+    ) -> Any:
+        out = _with_rows(y, features, x.indices if coords is None else coords)
+        if box is not None:
+            out.batch_size, out.spatial_shape = box.size[0], list(box.size[1:])
         return out
+
+    def keep_for(self, y: Any, captured: Any, recover: Callable[[], Any]) -> None:
+        maps = captured.indice_dict
+        late = [key for key, one in maps.items() if not getattr(one, "is_subm", False)]
+        if late:
+            y.indice_dict = LateMaps(late, lambda: recover().indice_dict)
 
     def switches(self) -> Hashable:
         return allow_tf32()
+
+
+def _with_rows(x: Any, features: torch.Tensor, coords: torch.Tensor) -> Any:
+    """Like `x`, without kernel maps."""
+    out = x.replace_feature(features)
+    out.indices, out.indice_dict = coords, {}
+    return out
 
 
 PROTOCOL = _Spconv()

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ...core.conv.waiting import settled
 from ...core.ops.union import union_rows
 from ...errors import ContractError
 from . import records
@@ -32,7 +33,7 @@ def sparse_add(*tensors: Any) -> Any:
                 )
     indices, features = union_rows(
         [x.indices for x in tensors],
-        [x.features for x in tensors],
+        [settled(x.features) for x in tensors],
         first.spatial_shape,
         int(first.batch_size),
     )

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from ...core.conv.convolution import autocast_dtype
+from ...core.conv.waiting import settled
 from ...core.geometry.boxes import Box
-from ...errors import DataTypeError, DeviceError, ShapeError, UnsupportedError
+from ...errors import ContractError, DataTypeError, DeviceError, ShapeError, UnsupportedError
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -44,6 +45,8 @@ def check_input(x: Any, what: str) -> torch.Tensor:
             f"{what} takes a SparseConvTensor, got {type(x).__name__}. Derive the module that "
             "holds this layer from SparseModule, or use SparseSequential."
         ) from None
+    if type(features) is not torch.Tensor:
+        features = settled(features)
     if features.dtype == torch.qint8:
         raise UnsupportedError(
             f"{what} got int8 features; quantised inference is not bridged. "
@@ -62,6 +65,14 @@ def check_input(x: Any, what: str) -> torch.Tensor:
             "move both to one device."
         )
     return features
+
+
+def channels_differ(layer: Any, features: torch.Tensor) -> ContractError:
+    """Features of another width than the layer takes."""
+    return ContractError(
+        f"channel size mismatch: {type(layer).__name__} takes {layer.in_channels} channels, its "
+        f"input has {features.shape[1]}."
+    )
 
 
 def parameters_of(layer: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -85,3 +96,13 @@ def check_parameters(features: torch.Tensor, weight: torch.Tensor, what: str) ->
             f"{what} has a weight of {weight.dtype}, its input has {features.dtype}; "
             "convert one, or use torch.autocast."
         )
+
+
+def assign_features(x: Any, value: Any) -> None:
+    """`x.features = value`, as spconv 1.x allows it. Raises DataTypeError for what is no tensor."""
+    if not isinstance(value, torch.Tensor):
+        raise DataTypeError(
+            f"x.features was given {type(value).__name__}; expected a tensor [N, C]. Pass the "
+            "`features` of another sparse tensor, or use x.replace_feature(tensor)."
+        )
+    x._features = value

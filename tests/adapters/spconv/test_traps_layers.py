@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from sparse_bridge import settings
+from sparse_bridge.errors import DataTypeError
 
 from . import doors
 
@@ -306,3 +307,30 @@ def test_inverse_layers_restore_rows_exactly(sp):
     assert z.indices is x.indices and z.spatial_shape == x.spatial_shape
     assert torch.equal(up(inner(down(x))).features, z.features)
     assert z.replace_feature(torch.cat([x.features, z.features], 1)).features.shape == (60, 8)
+
+
+@pytest.mark.parametrize("kind", ["SubMConv3d", "SparseConv3d", "SparseConvTranspose3d"])
+def test_use_hash_of_the_first_generation_is_accepted(standin, kind):
+    import spconv
+
+    for value in (True, False):
+        layer = getattr(spconv, kind)(4, 5, 3, indice_key="a", use_hash=value)
+        assert layer(doors.tensor(standin)).features.shape[1] == 5
+    assert standin.SparseInverseConv3d(4, 5, 3, "a", use_hash=True).inverse
+    base = standin.conv.SparseConvolution(3, 4, 5, use_hash=True)
+    assert base.in_channels == 4
+    with pytest.raises(TypeError, match="use_hashes"):
+        getattr(spconv, kind)(4, 5, 3, use_hashes=True)
+
+
+@pytest.mark.parametrize("value", [None, [1.0], "features", np.zeros((60, 4), np.float32)])
+def test_features_are_assigned_tensors_only(sp, value):
+    x = doors.tensor(sp)
+    before = x.features
+    with pytest.raises(DataTypeError, match=f"was given {type(value).__name__}"):
+        x.features = value
+    with pytest.raises(DataTypeError, match="SparseConvTensor"):
+        x.features = x
+    assert x.features is before
+    x.features = before * 2
+    assert torch.equal(x.features, before * 2)

@@ -1,17 +1,17 @@
-"""spconv's run-time tuners; sparse_bridge chooses tiles by itself. Every use raises."""
+"""spconv's run-time tuners; sparse_bridge chooses tiles by itself.
 
-from spconv.core_cc import MissingExtensionError
+The tuner objects can be imported and handed to `ConvGemmOps`; asking them to tune raises.
+"""
 
+from spconv.core_cc.csrc.sparse.convops.convops import ConvTunerSimple
+from spconv.core_cc.csrc.sparse.convops.gemmops import GemmTunerSimple
 
-class _Tuner:
-    def __init__(self, name):
-        self._name = name
+from sparse_bridge.adapters.spconv.upstream.missing import MissingExtensionError, tuner_class
 
-    def __getattr__(self, name):
-        raise MissingExtensionError.of(f"spconv.algo.{self._name}", name)
-
-
-GEMM, CONV, GEMM_CPP, CONV_CPP = (_Tuner(name) for name in ("GEMM", "CONV", "GEMM_CPP", "CONV_CPP"))
+SimpleGemm = tuner_class(__name__, "SimpleGemm")
+SimpleConv = tuner_class(__name__, "SimpleConv")
+GEMM, CONV = SimpleGemm(), SimpleConv()
+GEMM_CPP, CONV_CPP = GemmTunerSimple(), ConvTunerSimple()
 
 
 def __getattr__(name):

@@ -1,6 +1,6 @@
 """spconv's export of its own C++ sources: importable, nothing to export here."""
 
-from spconv.core_cc import MissingExtensionError
+from sparse_bridge.adapters.spconv.upstream.missing import MissingExtensionError
 
 
 def __getattr__(name):

@@ -1,5 +1,6 @@
 """Convolution layers: parameters and geometry; shared adapter functions do the work."""
 
+import functools
 import math
 
 import numpy as np
@@ -10,6 +11,7 @@ from spconv.core import ConvAlgo
 from spconv.pytorch.core import SparseConvTensor, expand_nd
 from spconv.pytorch.modules import SparseModule
 from torch import nn
+from torch.fx import Proxy
 from torch.nn import init
 
 from sparse_bridge import settings
@@ -17,6 +19,7 @@ from sparse_bridge.adapters.expected import expect
 from sparse_bridge.adapters.spconv import weights
 from sparse_bridge.adapters.spconv.conv import conv_forward, expected_of, layer_forward
 from sparse_bridge.adapters.spconv.geometry import KernelSizeError
+from sparse_bridge.adapters.spconv.tracing import as_node
 from sparse_bridge.errors import ContractError
 
 FILTER_HWIO = constants.FILTER_HWIO
@@ -102,9 +105,23 @@ def _check_groups(groups, in_channels, out_channels):
         )
 
 
+def _takes_use_hash(init):
+    """Accept spconv 1.x's `use_hash=`, which chose how it built maps and changes nothing here.
+
+    The signature that inspection shows stays that of 2.x.
+    """
+
+    @functools.wraps(init)
+    def accepting(self, *args, use_hash=False, **kwargs):
+        init(self, *args, **kwargs)
+
+    return accepting
+
+
 class SparseConvolution(SparseConvolutionBase, SparseModule):
     """A convolution with parameters `weight` [C_out, *kernel, C_in] and `bias` [C_out] or None."""
 
+    @_takes_use_hash
     def __init__(
         self, ndim, in_channels, out_channels, kernel_size=3, stride=1, padding=0, dilation=1,
         groups=1, bias=True, subm=False, output_padding=0, transposed=False, inverse=False,
@@ -168,6 +185,9 @@ class SparseConvolution(SparseConvolutionBase, SparseModule):
                 init.uniform_(self.bias, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
 
     def forward(self, input: SparseConvTensor, add_input: SparseConvTensor = None):
+        if isinstance(input, Proxy):
+            more = () if add_input is None else (add_input,)
+            return as_node(self, input, input, *more)
         try:  # five times faster than attributes
             weight, bias = self._parameters["weight"], self._parameters["bias"]
         except KeyError:  # one is computed
@@ -187,6 +207,7 @@ class _Regular(SparseConvolution):
     _ndim: int
     _transposed = False
 
+    @_takes_use_hash
     def __init__(
         self, in_channels, out_channels, kernel_size, stride=1, padding=0, dilation=1, groups=1,
         bias=True, indice_key=None, algo=None, fp32_accum=None, record_voxel_count=False,
@@ -211,6 +232,7 @@ class _Submanifold(SparseConvolution):
 
     _ndim: int
 
+    @_takes_use_hash
     def __init__(
         self, in_channels, out_channels, kernel_size, stride=1, padding=0, dilation=1, groups=1,
         bias=True, indice_key=None, algo=None, fp32_accum=None, large_kernel_fast_algo=False,
@@ -228,6 +250,7 @@ class _Inverse(SparseConvolution):
 
     _ndim: int
 
+    @_takes_use_hash
     def __init__(
         self, in_channels, out_channels, kernel_size, indice_key, bias=True, algo=None,
         fp32_accum=None, large_kernel_fast_algo=False, name=None,

@@ -7,6 +7,7 @@ from spconv.tools import CUDAKernelTimer
 from torch.fx import Proxy, ProxyableClassMeta
 
 from sparse_bridge.adapters.spconv.dense import dense
+from sparse_bridge.adapters.spconv.tensors import assign_features
 from sparse_bridge.errors import ContractError, DataTypeError, ShapeError
 
 
@@ -162,7 +163,7 @@ class SparseConvTensor(metaclass=SpConvTensorMeta):
     @features.setter
     def features(self, value):
         # spconv 2.x refuses; 1.x projects assign, and nothing can depend on the refusal.
-        self._features = value
+        assign_features(self, value)
 
     @property
     def is_quantized(self):

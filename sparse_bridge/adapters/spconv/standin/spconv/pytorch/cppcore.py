@@ -2,8 +2,36 @@
 
 import torch
 from cumm import tensorview as tv
+from spconv.constants import AllocKeys as AllocKeys
+from spconv.core_cc.csrc.sparse.alloc import ExternalAllocator as ExternalAllocator
+from spconv.core_cc.csrc.sparse.convops import ExternalSpconvMatmul as ExternalSpconvMatmul
+from spconv.core_cc.cumm.common import CompileInfo as CompileInfo
+from spconv.cppconstants import COMPILED_CUDA_ARCHS as COMPILED_CUDA_ARCHS
 
-from sparse_bridge.errors import UnsupportedError
+from sparse_bridge.adapters.spconv.upstream.allocator import (
+    TORCH_DTYPE_TO_TV as _TORCH_DTYPE_TO_TV,
+)
+from sparse_bridge.adapters.spconv.upstream.allocator import (
+    TORCH_UINT_WORKAROUNDS as _TORCH_UINT_WORKAROUNDS,
+)
+from sparse_bridge.adapters.spconv.upstream.allocator import (
+    TV_DTYPE_TO_TORCH as _TV_DTYPE_TO_TORCH,
+)
+from sparse_bridge.adapters.spconv.upstream.allocator import (
+    TorchAllocator as TorchAllocator,
+)
+from sparse_bridge.adapters.spconv.upstream.allocator import (
+    TorchSpconvMatmul as TorchSpconvMatmul,
+)
+
+_TV_DTYPE_TO_TORCHQ = dict(_TV_DTYPE_TO_TORCH)
+_TH_QTYPES = {torch.qint8}
+_ALL_INTS = {code for code, kind in _TV_DTYPE_TO_TORCH.items() if not kind.is_floating_point}
+__all__ = [
+    "_ALL_INTS", "_TH_QTYPES", "_TORCH_DTYPE_TO_TV", "_TORCH_UINT_WORKAROUNDS",
+    "_TV_DTYPE_TO_TORCH", "_TV_DTYPE_TO_TORCHQ", "TorchAllocator", "TorchSpconvMatmul", "get_arch",
+    "get_current_stream", "torch_tensor_to_tv", "torch_tensors_to_tv",
+]  # fmt: skip
 
 
 def torch_tensor_to_tv(ten, dtype=None, shape=None, stride=None):
@@ -24,18 +52,5 @@ def get_current_stream():
 
 
 def get_arch():
-    """(major, minor) of the current GPU."""
-    return torch.cuda.get_device_capability()
-
-
-class TorchAllocator:
-    """spconv's C++ kernels allocate through this; there are none here."""
-
-    def __init__(self, *args, **kwargs):
-        raise UnsupportedError(
-            "TorchAllocator serves spconv's compiled kernels, which are not used here."
-        )
-
-
-class TorchSpconvMatmul(TorchAllocator):
-    """See `TorchAllocator`."""
+    """(major, minor) of the current GPU, (0, 0) on machines without one."""
+    return torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)

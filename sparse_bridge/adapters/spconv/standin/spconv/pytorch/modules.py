@@ -8,9 +8,11 @@ from collections import OrderedDict
 import torch
 from spconv.pytorch.core import SparseConvTensor
 from torch import nn
+from torch.fx import Proxy
 
 from sparse_bridge.adapters.expected import expect
 from sparse_bridge.adapters.spconv.norm import expected_of, run_sequential
+from sparse_bridge.adapters.spconv.tracing import as_node
 from sparse_bridge.errors import ContractError
 
 
@@ -91,7 +93,9 @@ def assign_name_for_sparse_modules(module):
             child._sparse_unique_name = name
 
 
-def _on_features(forward, input):
+def _on_features(module, forward, input):
+    if isinstance(input, Proxy):
+        return as_node(module, input, input)
     if isinstance(input, SparseConvTensor):
         return input.replace_feature(forward(input.features))
     return forward(input)
@@ -99,22 +103,22 @@ def _on_features(forward, input):
 
 class SparseBatchNorm(nn.BatchNorm1d):
     def forward(self, input):
-        return _on_features(super().forward, input)
+        return _on_features(self, super().forward, input)
 
 
 class SparseSyncBatchNorm(nn.SyncBatchNorm):
     def forward(self, input):
-        return _on_features(super().forward, input)
+        return _on_features(self, super().forward, input)
 
 
 class SparseReLU(nn.ReLU):
     def forward(self, input):
-        return _on_features(super().forward, input)
+        return _on_features(self, super().forward, input)
 
 
 class SparseIdentity(nn.Identity):
     def forward(self, input):
-        return _on_features(super().forward, input)
+        return input.shadow_copy() if isinstance(input, SparseConvTensor) else input
 
 
 class PrintTensorMeta(nn.Module):

@@ -12,6 +12,7 @@ from sparse_bridge.adapters.spconv.pool import (
     global_pool_forward,
     max_pool_forward,
 )
+from sparse_bridge.adapters.spconv.tracing import one_node
 
 _MAX_NUM_VOXELS_DURING_TRAINING = "max_num_voxels_during_training"
 
@@ -67,6 +68,7 @@ class _OfDimension:
 class SparseMaxPool(_SparsePool):
     """max(0, window): inactive coordinates count as 0."""
 
+    @one_node
     def forward(self, input):
         return max_pool_forward(self, input)
 
@@ -74,6 +76,7 @@ class SparseMaxPool(_SparsePool):
 class SparseAvgPool(_SparsePool):
     """Mean over the active coordinates of the window."""
 
+    @one_node
     def forward(self, input):
         return avg_pool_forward(self, input)
 
@@ -85,6 +88,7 @@ class SparseGlobalMaxOrAvgPool(SparseModule):
         super().__init__(name=name)
         self.is_mean = is_mean
 
+    @one_node
     def forward(self, input):
         return global_pool_forward(self, input)
 

@@ -3,6 +3,7 @@
 import torch
 from spconv.pytorch.modules import SparseModule
 
+from sparse_bridge.adapters.spconv.tracing import one_node
 from sparse_bridge.errors import ContractError
 
 
@@ -38,6 +39,7 @@ def _like_first(first, second, features):
 class JoinTable(SparseModule):
     """Concatenates the features of tensors that share their coordinates."""
 
+    @one_node
     def forward(self, input):
         first, second = _check(input)
         return _like_first(first, second, torch.cat([x.features for x in input], 1))
@@ -49,6 +51,7 @@ class JoinTable(SparseModule):
 class AddTable(SparseModule):
     """Adds the features of tensors that share their coordinates."""
 
+    @one_node
     def forward(self, input):
         first, second = _check(input)
         return _like_first(first, second, sum(x.features for x in input))
@@ -60,6 +63,7 @@ class AddTable(SparseModule):
 class AddTableMisaligned(SparseModule):
     """Adds tensors whose coordinates differ; the result has their union."""
 
+    @one_node
     def forward(self, input):
         from spconv.pytorch import functional
 

@@ -1,9 +1,11 @@
-"""int8 is not supported."""
+"""Layers fused with what follows them."""
 
-from spconv.pytorch.quantization import refuse_class
+from spconv.pytorch.quantization.intrinsic.modules import (
+    SpconvAddReLUNd,
+    SpconvBnAddReLUNd,
+    SpconvBnNd,
+    SpconvBnReLUNd,
+    SpconvReLUNd,
+)
 
-SpconvReLUNd = refuse_class("SpconvReLUNd")
-SpconvBnNd = refuse_class("SpconvBnNd")
-SpconvBnReLUNd = refuse_class("SpconvBnReLUNd")
-SpconvBnAddReLUNd = refuse_class("SpconvBnAddReLUNd")
-SpconvAddReLUNd = refuse_class("SpconvAddReLUNd")
+__all__ = ["SpconvAddReLUNd", "SpconvBnAddReLUNd", "SpconvBnNd", "SpconvBnReLUNd", "SpconvReLUNd"]

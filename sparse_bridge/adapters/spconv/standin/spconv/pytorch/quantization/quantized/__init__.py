@@ -1,6 +1,5 @@
-"""int8 is not supported."""
+"""Layers on quantised tensors."""
 
-from spconv.pytorch.quantization import refuse_class
+from spconv.pytorch.quantization.quantized.conv import LinearPerChannelWeight, SparseConv
 
-SparseConv = refuse_class("SparseConv")
-LinearPerChannelWeight = refuse_class("LinearPerChannelWeight")
+__all__ = ["LinearPerChannelWeight", "SparseConv"]

@@ -1,10 +1,15 @@
-"""int8 is not supported."""
+"""Layers that train with fake quantisation."""
 
-from spconv.pytorch.quantization import refuse_class
+from spconv.pytorch.quantization.intrinsic.qat.modules import (
+    SparseConv,
+    SparseConvAddReLU,
+    SparseConvBn,
+    SparseConvBnAddReLU,
+    SparseConvBnReLU,
+    SparseConvReLU,
+)
 
-SparseConv = refuse_class("SparseConv")
-SparseConvReLU = refuse_class("SparseConvReLU")
-SparseConvAddReLU = refuse_class("SparseConvAddReLU")
-SparseConvBn = refuse_class("SparseConvBn")
-SparseConvBnReLU = refuse_class("SparseConvBnReLU")
-SparseConvBnAddReLU = refuse_class("SparseConvBnAddReLU")
+__all__ = [
+    "SparseConv", "SparseConvAddReLU", "SparseConvBn", "SparseConvBnAddReLU", "SparseConvBnReLU",
+    "SparseConvReLU",
+]  # fmt: skip

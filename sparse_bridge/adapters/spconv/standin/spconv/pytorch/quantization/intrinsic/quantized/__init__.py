@@ -1,7 +1,9 @@
-"""int8 is not supported."""
+"""Fused layers on quantised tensors."""
 
-from spconv.pytorch.quantization import refuse_class
+from spconv.pytorch.quantization.intrinsic.quantized.conv_relu import (
+    LinearPerChannelWeightReLU,
+    SparseConvAddReLU,
+    SparseConvReLU,
+)
 
-SparseConvReLU = refuse_class("SparseConvReLU")
-SparseConvAddReLU = refuse_class("SparseConvAddReLU")
-LinearPerChannelWeightReLU = refuse_class("LinearPerChannelWeightReLU")
+__all__ = ["LinearPerChannelWeightReLU", "SparseConvAddReLU", "SparseConvReLU"]

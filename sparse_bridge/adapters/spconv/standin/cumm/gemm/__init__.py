@@ -1,0 +1,1 @@
+"""Names of cumm's code generator that programs import; nothing is generated here."""

@@ -1,0 +1,1 @@
+"""Sparse operations, hash table, box and point cloud utilities."""

@@ -1,0 +1,5 @@
+"""Boxes and point clouds."""
+
+from spconv.core_cc.csrc.utils import boxops, pcc
+
+__all__ = ["boxops", "pcc"]

@@ -1,0 +1,3 @@
+"""Kernels of cumm for convs."""
+
+from spconv.core_cc.cumm.conv import main as main

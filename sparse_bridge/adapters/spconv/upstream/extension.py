@@ -1,0 +1,292 @@
+"""spconv's compiled operations that Python code calls, on our engine: tv.Tensors in, results in the
+allocator's memory, under the names that spconv gives them (`AllocKeys`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ....errors import UnsupportedError
+from .. import functional, geometry, pairs
+from ..conv import ACTIVATIONS
+from ._tv_tensor import Tensor, from_numpy, to_torch
+from .missing import MissingParts
+
+_INT32_MAX = (1 << 31) - 1
+
+
+def _map(
+    indices: Tensor, batch_size: int, input_dims: Sequence[int], rule: Any, subm: bool,
+    transposed: bool,
+) -> Any:  # fmt: skip
+    kernel, stride, padding, dilation, out_padding = (tuple(map(int, part)) for part in rule)
+    layer = geometry.LayerGeometry(kernel, stride, padding, dilation, out_padding, subm, transposed)
+    return functional.build_map(to_torch(indices).contiguous(), batch_size, input_dims, layer)
+
+
+class SpconvOps(metaclass=MissingParts):
+    """Kernel maps and pools."""
+
+    @staticmethod
+    def cumm_version() -> str:
+        return "0.7.11"
+
+    @staticmethod
+    def pccm_version() -> str:
+        return "0.4.16"
+
+    @staticmethod
+    def is_cpu_only_build() -> bool:
+        return False
+
+    @staticmethod
+    def get_int32_max() -> int:
+        return _INT32_MAX
+
+    @staticmethod
+    def get_indice_pairs(
+        allocator: Any, indices: Tensor, batch_size: int, input_dims: list[int], algo: int,
+        ksize: list[int], stride: list[int], padding: list[int], dilation: list[int],
+        out_padding: list[int], subm: bool, transposed: bool, stream_int: int = 0,
+        num_out_act_bound: int = -1, num_input_act_bound: int = -1,
+    ) -> int:  # fmt: skip
+        """Pair lists; returns the number of output rows.
+
+        Leaves PairFwd int32 [2, V, N], IndiceNumPerLoc int32 [V] and, if not subm, OutIndices.
+        """
+        rule = ksize, stride, padding, dilation, out_padding
+        out, kmap = _map(indices, batch_size, input_dims, rule, subm, transposed)
+        found, counts = pairs.indice_pairs(kmap, indices.dim(0), subm)
+        _bounded(len(out), num_out_act_bound)
+        allocator.put("PairFwd", found)
+        allocator.put("IndiceNumPerLoc", counts)
+        if not subm:
+            allocator.put("OutIndices", out)
+        return len(out)
+
+    @staticmethod
+    def get_indice_pairs_implicit_gemm(
+        allocator: Any, indices: Tensor, batch_size: int, input_dims: list[int], algo: int,
+        ksize: list[int], stride: list[int], padding: list[int], dilation: list[int],
+        out_padding: list[int], subm: bool, transposed: bool, is_train: bool,
+        stream_int: int = 0, num_out_act_bound: int = -1, timer: Any = None,
+        direct_table: bool = False, do_sort: bool = True, preallocated: Any = None,
+    ) -> tuple[Tensor, int]:  # fmt: skip
+        """Tables; returns the masks of the splits, uint32 [1], and the number of output rows.
+
+        Leaves PairFwd int32 [V, M], PairMask [1, M, words] (without the last axis up to 32
+        offsets), MaskArgSort [1, M], IndiceNumPerLoc [V], and where they differ from those,
+        OutIndices [M, 1 + nd], PairBwd [V, N], PairMaskBwd, MaskArgSortBwd.
+        """
+        rule = ksize, stride, padding, dilation, out_padding
+        out, kmap = _map(indices, batch_size, input_dims, rule, subm, transposed)
+        _bounded(len(out), num_out_act_bound)
+        fwd, bwd = pairs.tables_of(kmap)
+        _put_table(allocator, "", fwd, do_sort)
+        allocator.put("IndiceNumPerLoc", (fwd >= 0).sum(1, dtype=torch.int32))
+        if not subm:
+            allocator.put("OutIndices", out)
+        if not subm or is_train:
+            _put_table(allocator, "Bwd", bwd, do_sort)
+        masks = np.array([(1 << min(32, len(fwd))) - 1], dtype=np.uint32)
+        return from_numpy(masks), len(out)
+
+    @staticmethod
+    def indice_maxpool(
+        out_features: Tensor, features: Tensor, indice_pairs: Tensor, indice_pair_num: Tensor,
+        num_activate_out: int, stream: int = 0,
+    ) -> None:  # fmt: skip
+        """out = max(0, window), in place."""
+        x = to_torch(features)
+        kmap = pairs.map_from_pairs(
+            to_torch(indice_pairs), to_torch(indice_pair_num), len(x), num_activate_out
+        )
+        to_torch(out_features).copy_(functional.max_pool(x, kmap))
+
+    @staticmethod
+    def maximum_value_int(data: Tensor, value: int, stream_int: int) -> None:
+        """data = max(data, value), in place."""
+        to_torch(data).clamp_(min=value)
+
+    @staticmethod
+    def global_pool_rearrange(
+        out_indices: Tensor, coords: Tensor, counts: Tensor, stream: int = 0
+    ) -> None:
+        """Rows by batch item into out_indices int32 [B, N], their numbers into counts [B]."""
+        rows, found = pairs.global_pool_rearrange(to_torch(coords), counts.dim(0))
+        to_torch(out_indices).copy_(rows)
+        to_torch(counts).copy_(found)
+
+
+def _put_table(allocator: Any, suffix: str, table: torch.Tensor, do_sort: bool) -> None:
+    masks, order = pairs.masks_and_order(table)
+    if not do_sort:
+        order = torch.arange(len(order), dtype=torch.int32, device=order.device)
+    flat = masks[:, 0] if masks.shape[1] == 1 else masks
+    allocator.put("PairFwd" if not suffix else "PairBwd", table)
+    allocator.put(f"PairMask{suffix}", flat.contiguous()[None])
+    allocator.put(f"MaskArgSort{suffix}", order[None])
+
+
+def _bounded(n_rows: int, bound: int) -> None:
+    if 0 < bound < n_rows:
+        raise UnsupportedError(
+            f"the layer makes {n_rows} rows, more than num_out_act_bound ({bound}); raise it, or "
+            "leave it at -1."
+        )
+
+
+class ConvGemmOps(metaclass=MissingParts):
+    """Products; the results lie in the allocator as OutFeatures, DIn and DFilters."""
+
+    @staticmethod
+    def get_compute_capability(index: int = -1) -> tuple[int, int]:
+        if not torch.cuda.is_available():
+            return 0, 0
+        return torch.cuda.get_device_capability(None if index < 0 else index)
+
+    @staticmethod
+    def indice_conv(
+        allocator: Any, ext_mm: Any, gemm_tuner: Any, all_w_is_krsc: bool, filter_hwio: bool,
+        features: Tensor, filters: Tensor, indice_pairs: Tensor, indice_pair_num: Tensor,
+        arch: tuple[int, int], num_activate_out: int, inverse: bool = False, subm: bool = False,
+        algo: int = 0, stream_int: int = 0, bias: Tensor | None = None, act_alpha: float = 0.0,
+        act_beta: float = 0.0, act_type: Any = None, use_tf32: bool = True,
+    ) -> None:  # fmt: skip
+        _krsc(all_w_is_krsc, filter_hwio)
+        x = to_torch(features)
+        kmap = pairs.map_from_pairs(
+            to_torch(indice_pairs), to_torch(indice_pair_num), len(x), num_activate_out, subm,
+            inverse,
+        )  # fmt: skip
+        end = _given(bias), act_alpha, act_type
+        y = functional.convolution(x, to_torch(filters), kmap, *end)
+        allocator.put("OutFeatures", y)
+
+    @staticmethod
+    def indice_conv_backward(
+        allocator: Any, ext_mm: Any, gemm_tuner: Any, all_w_is_krsc: bool, filter_hwio: bool,
+        features: Tensor, filters: Tensor, out_bp: Tensor, indice_pairs: Tensor,
+        indice_pair_num: Tensor, arch: tuple[int, int], inverse: bool = False, subm: bool = False,
+        algo: int = 0, stream_int: int = 0, use_tf32: bool = True,
+    ) -> None:  # fmt: skip
+        _krsc(all_w_is_krsc, filter_hwio)
+        x, dy = to_torch(features), to_torch(out_bp)
+        counts = to_torch(indice_pair_num)
+        kmap = pairs.map_from_pairs(to_torch(indice_pairs), counts, len(x), len(dy), subm, inverse)
+        _put_gradients(allocator, functional.conv_backward(x, to_torch(filters), kmap, dy))
+
+    @staticmethod
+    def implicit_gemm(
+        allocator: Any, conv_tuner: Any, features: Tensor, filters: Tensor, pair_fwd: Tensor,
+        pair_mask_fwd_splits: list[Tensor], mask_argsort_fwd_splits: list[Tensor],
+        num_activate_out: int, masks: Tensor, arch: tuple[int, int], is_train: bool = False,
+        is_subm: bool = False, stream_int: int = 0, timer: Any = None,
+        auto_fp32_accum: bool = True, fp32_accum: bool = False, bias: Tensor | None = None,
+        act_alpha: float = 0.0, act_beta: float = 0.0, act_type: Any = None,
+        use_tf32: bool = True, output_scale: float = 1.0, scale: Tensor | None = None,
+        output_add: Tensor | None = None, output_add_scale: float = 1.0, output_dtype: int = -1,
+    ) -> int:  # fmt: skip
+        """Returns the mask width, which is -1: no mask is kept for the backward pass."""
+        for given in (scale, output_add):
+            if _given(given) is not None:
+                raise UnsupportedError("int8 kernels are not here; implicit_gemm got int8 scales.")
+        x = to_torch(features)
+        kmap = pairs.map_from_table(to_torch(pair_fwd), len(x), num_activate_out)
+        y = functional.convolution(x, to_torch(filters), kmap, _given(bias), act_alpha, act_type)
+        allocator.put("OutFeatures", y)
+        return -1
+
+    @staticmethod
+    def implicit_gemm_backward(
+        allocator: Any, conv_tuner: Any, features: Tensor, filters: Tensor, out_bp: Tensor,
+        pair_fwd: Tensor, pair_bwd: Tensor, pair_mask_fwd_splits: list[Tensor],
+        pair_mask_bwd_splits: list[Tensor], mask_argsort_fwd_splits: list[Tensor],
+        mask_argsort_bwd_splits: list[Tensor], mask_output_fwd: Tensor, masks: Tensor,
+        arch: tuple[int, int], mask_width: int, is_subm: bool, stream_int: int = 0,
+        timer: Any = None, auto_fp32_accum: bool = True, fp32_accum: bool = False,
+        use_tf32: bool = True,
+    ) -> None:  # fmt: skip
+        x, dy = to_torch(features), to_torch(out_bp)
+        kmap = pairs.map_from_table(to_torch(pair_fwd), len(x), len(dy))
+        _put_gradients(allocator, functional.conv_backward(x, to_torch(filters), kmap, dy))
+
+
+def _put_gradients(allocator: Any, gradients: tuple[torch.Tensor, ...]) -> None:
+    for name, gradient in zip(("DIn", "DFilters"), gradients, strict=True):
+        allocator.put(name, gradient)
+
+
+def _given(tensor: Any) -> torch.Tensor | None:
+    """An optional tensor; upstream passes an empty one for none."""
+    if tensor is None or tensor.empty():
+        return None
+    return to_torch(tensor)
+
+
+def _krsc(all_w_is_krsc: bool, filter_hwio: bool) -> None:
+    if not all_w_is_krsc or filter_hwio:
+        raise UnsupportedError("weights of older layouts; pass KRSC with all_w_is_krsc=True.")
+
+
+class InferenceOps(metaclass=MissingParts):
+    """Bias and activation, in place."""
+
+    @staticmethod
+    def bias_add_inplace(out: Tensor, bias: Tensor, stream: int = 0) -> None:
+        to_torch(out).add_(to_torch(bias))
+
+    @staticmethod
+    def activation_inplace(
+        out: Tensor, act_type: Any, alpha: float, beta: float, stream: int = 0
+    ) -> None:
+        values, kind = to_torch(out), ACTIVATIONS[act_type.name]
+        if kind == "relu":
+            values.relu_()
+        elif kind == "leaky_relu":
+            torch.nn.functional.leaky_relu_(values, alpha)
+        elif kind == "sigmoid":
+            values.sigmoid_()
+
+    @staticmethod
+    def bias_add_act_inplace(
+        out: Tensor, bias: Tensor, act_type: Any = None, alpha: float = 0.0, beta: float = 0.0,
+        stream: int = 0,
+    ) -> None:  # fmt: skip
+        InferenceOps.bias_add_inplace(out, bias, stream)
+        if act_type is not None:
+            InferenceOps.activation_inplace(out, act_type, alpha, beta, stream)
+
+
+class CompileInfo(metaclass=MissingParts):
+    """Nothing is compiled ahead of time, and every architecture is compiled for when it is met."""
+
+    @staticmethod
+    def get_compiled_cuda_arch() -> list[tuple[int, int]]:
+        return []
+
+    @staticmethod
+    def get_compiled_gemm_cuda_arch() -> list[tuple[int, int]]:
+        return []
+
+    @staticmethod
+    def get_compiled_cuda_version() -> tuple[int, int]:
+        version = torch.version.cuda
+        return (0, 0) if version is None else tuple(map(int, version.split(".")[:2]))  # type: ignore[return-value]
+
+    @staticmethod
+    def arch_is_compiled(arch: tuple[int, int]) -> bool:
+        return False
+
+    @staticmethod
+    def arch_is_compatible(arch: tuple[int, int]) -> bool:
+        return True
+
+    arch_is_compiled_gemm = arch_is_compiled
+    arch_is_compatible_gemm = arch_is_compatible
+
+
+__all__ = ["CompileInfo", "ConvGemmOps", "InferenceOps", "SpconvOps"]

@@ -1,0 +1,221 @@
+"""The nodes of the domain `autoware`, as torch functions: values from our engine, and a node each
+in a graph that torch.onnx traces.
+
+Inputs, outputs and attributes are those that Autoware's plugins declare and check
+(`perception/autoware_tensorrt_plugins` of autoware_universe) and that TIER IV's exporter writes
+(`projects/SparseConvolution` of AWML).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..adapters.spconv import functional, pairs
+from ..adapters.spconv.geometry import LayerGeometry
+
+DOMAIN = "autoware"
+
+
+def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Out of the trace, which would take every size for a value of the graph."""
+
+    @functools.wraps(function)
+    def run(*args: Any) -> Any:
+        state = torch._C._get_tracing_state()
+        torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
+        try:
+            return function(*args)
+        finally:
+            torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
+
+    return run
+
+
+def _typed(value: Any, like: Any, sizes: list[int | None]) -> None:
+    value.setType(like.type().with_sizes(sizes))
+
+
+def attributes_of(
+    geometry: LayerGeometry, batch_size: int, shape: list[int], algo: int
+) -> dict[str, Any]:
+    """What both nodes that make pairs say of their layer."""
+    n_axes = len(shape)
+    return {
+        "batch_size_i": batch_size, "spatial_shape_i": shape, "algo_i": algo,
+        "ksize_i": list(geometry.kernel), "stride_i": list(geometry.stride),
+        "padding_i": list(geometry.padding), "dilation_i": list(geometry.dilation),
+        "out_padding_i": list(geometry.output_padding) or [0] * n_axes,
+        "subm_i": int(geometry.subm), "transpose_i": int(geometry.transposed),
+    }  # fmt: skip
+
+
+def _map(indices: torch.Tensor, attributes: dict[str, Any]) -> Any:
+    kernel, stride, padding, dilation, out_padding = (
+        tuple(attributes[f"{name}_i"])
+        for name in ("ksize", "stride", "padding", "dilation", "out_padding")
+    )
+    kind = bool(attributes["subm_i"]), bool(attributes["transpose_i"])
+    geometry = LayerGeometry(kernel, stride, padding, dilation, out_padding, *kind)
+    return functional.build_map(
+        indices, attributes["batch_size_i"], attributes["spatial_shape_i"], geometry
+    )
+
+
+def pair_tables(
+    indices: torch.Tensor, attributes: dict[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """GetIndicePairsImplicitGemm: sites int32 [M, 4], pair_fwd int32 [V, M], pair_mask [M, 1],
+    mask_argsort [M], and M as a scalar."""
+    out, kmap = _map(indices, attributes)
+    table, _ = pairs.tables_of(kmap)
+    masks, order = pairs.masks_and_order(table)
+    if not attributes.get("do_sort_i", 1):
+        order = torch.arange(len(order), dtype=torch.int32, device=order.device)
+    count = torch.tensor(len(out), dtype=torch.int32, device=out.device)
+    return out, table, masks[:, :1].contiguous(), order, count
+
+
+def pair_lists(
+    indices: torch.Tensor, attributes: dict[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """GetIndicePairs: sites int32 [M, 4], pairs int32 [2, V, N], their numbers [V], and M."""
+    out, kmap = _map(indices, attributes)
+    found, counts = pairs.indice_pairs(kmap, indices.shape[0], bool(attributes["subm_i"]))
+    count = torch.tensor(len(out), dtype=torch.int32, device=out.device)
+    return out, found, counts, count
+
+
+def product_by_table(
+    features: torch.Tensor, filters: torch.Tensor, pair_fwd: torch.Tensor
+) -> torch.Tensor:
+    """ImplicitGemm: [N, C] and KRSC -> [M, K]."""
+    kmap = pairs.map_from_table(pair_fwd, features.shape[0], pair_fwd.shape[1])
+    return functional.convolution(features, filters, kmap)
+
+
+def product_by_lists(
+    features: torch.Tensor, filters: torch.Tensor, found: torch.Tensor, counts: torch.Tensor,
+    n_out: int, subm: bool,
+) -> torch.Tensor:  # fmt: skip
+    """IndiceConv: [N, C] and KRSC -> [M, K]."""
+    kmap = pairs.map_from_pairs(found, counts, features.shape[0], n_out, subm)
+    return functional.convolution(features, filters, kmap)
+
+
+class GetIndicePairsImplicitGemm(torch.autograd.Function):
+    @staticmethod
+    def symbolic(g: Any, indices: Any, attributes: dict[str, Any]) -> Any:
+        made = g.op(f"{DOMAIN}::GetIndicePairsImplicitGemm", indices, outputs=5, **attributes)
+        volume = _volume(attributes)
+        sizes: list[list[int | None]] = [[None, 4], [volume, None], [None, 1], [None], []]
+        for value, size in zip(made, sizes, strict=True):
+            _typed(value, indices, size)
+        return made
+
+    @staticmethod
+    @_untraced
+    def forward(ctx: Any, indices: torch.Tensor, attributes: dict[str, Any]) -> Any:
+        return pair_tables(indices, attributes)
+
+
+class ImplicitGemm(torch.autograd.Function):
+    @staticmethod
+    def symbolic(
+        g: Any, features: Any, filters: Any, pair_fwd: Any, masks: Any, order: Any,
+        attributes: dict[str, Any],
+    ) -> Any:  # fmt: skip
+        made = g.op(
+            f"{DOMAIN}::ImplicitGemm", features, filters, pair_fwd, masks, order, **attributes
+        )
+        _typed(made, features, [None, _first_size(filters)])
+        return made
+
+    @staticmethod
+    @_untraced
+    def forward(
+        ctx: Any, features: torch.Tensor, filters: torch.Tensor, pair_fwd: torch.Tensor,
+        masks: torch.Tensor, order: torch.Tensor, attributes: dict[str, Any],
+    ) -> Any:  # fmt: skip
+        return product_by_table(features, filters, pair_fwd)
+
+
+class GetIndicePairs(torch.autograd.Function):
+    @staticmethod
+    def symbolic(g: Any, indices: Any, attributes: dict[str, Any]) -> Any:
+        made = g.op(f"{DOMAIN}::GetIndicePairs", indices, outputs=4, **attributes)
+        volume = _volume(attributes)
+        sizes: list[list[int | None]] = [[None, 4], [2, volume, None], [volume], []]
+        for value, size in zip(made, sizes, strict=True):
+            _typed(value, indices, size)
+        return made
+
+    @staticmethod
+    @_untraced
+    def forward(ctx: Any, indices: torch.Tensor, attributes: dict[str, Any]) -> Any:
+        return pair_lists(indices, attributes)
+
+
+class IndiceConv(torch.autograd.Function):
+    @staticmethod
+    def symbolic(
+        g: Any, features: Any, filters: Any, found: Any, counts: Any, n_out: Any, subm: bool
+    ) -> Any:
+        made = g.op(
+            f"{DOMAIN}::IndiceConv", features, filters, found, counts, n_out, is_subm_i=int(subm)
+        )
+        _typed(made, features, [None, _first_size(filters)])
+        return made
+
+    @staticmethod
+    @_untraced
+    def forward(
+        ctx: Any, features: torch.Tensor, filters: torch.Tensor, found: torch.Tensor,
+        counts: torch.Tensor, n_out: torch.Tensor, subm: bool,
+    ) -> Any:  # fmt: skip
+        return product_by_lists(features, filters, found, counts, int(n_out), subm)
+
+
+class Dense(torch.autograd.Function):
+    """Rows written into zeros, by nodes of ONNX itself; the zeros are no constant in the file."""
+
+    @staticmethod
+    def symbolic(
+        g: Any, features: Any, indices: Any, size: list[int], channels: int, channels_first: bool
+    ) -> Any:
+        shape = g.op("Constant", value_t=torch.tensor([*size, channels]))
+        zeros = g.op("ConstantOfShape", shape, value_t=torch.zeros(1))
+        sites = g.op("Cast", indices, to_i=7)  # int64, which ScatterND takes
+        made = g.op("ScatterND", zeros, sites, features)
+        n_axes = len(size) - 1
+        sizes: list[int | None] = [*size, channels]
+        if channels_first:
+            made = g.op("Transpose", made, perm_i=[0, n_axes + 1, *range(1, n_axes + 1)])
+            sizes = [size[0], channels, *size[1:]]
+        _typed(made, features, sizes)
+        return made
+
+    @staticmethod
+    @_untraced
+    def forward(
+        ctx: Any, features: torch.Tensor, indices: torch.Tensor, size: list[int], channels: int,
+        channels_first: bool,
+    ) -> Any:  # fmt: skip
+        made = features.new_zeros((*size, channels))
+        made[tuple(indices.long().unbind(1))] = features
+        return made.movedim(-1, 1).contiguous() if channels_first else made
+
+
+def _first_size(value: Any) -> int | None:
+    sizes = value.type().sizes()
+    return None if sizes is None else sizes[0]
+
+
+def _volume(attributes: dict[str, Any]) -> int:
+    volume = 1
+    for size in attributes["ksize_i"]:
+        volume *= size
+    return volume

@@ -1,0 +1,193 @@
+"""What replaces layers of spconv while a network is traced for export."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from ..adapters.spconv.conv import ACTIVATIONS
+from ..adapters.spconv.geometry import LayerGeometry
+from ..adapters.spconv.tensors import shape_of
+from ..errors import UnsupportedError
+from . import nodes
+
+_MASK_BITS = 32  # offsets that one word of a mask holds; the plugins read one
+
+
+class ExportError(UnsupportedError):
+    """A network that the nodes of the plugins cannot express, or an input that does not fit."""
+
+
+class _Pairs(NamedTuple):
+    """Pairs of a layer in the graph, kept under its indice_key."""
+
+    geometry: LayerGeometry
+    tensors: tuple[torch.Tensor, ...]
+    shape: list[int]
+    lists: bool
+
+
+def _checked(layer: Any, x: Any, weight: torch.Tensor) -> None:
+    what = f"{type(layer).__name__}(indice_key={layer.indice_key!r})"
+    if layer.inverse or layer.transposed:
+        raise ExportError(
+            f"{what}: Autoware's plugins have no inverse or transposed convolution; export the "
+            "part of the network before it."
+        )
+    if layer.ndim != 3:
+        raise ExportError(f"{what} has {layer.ndim} dimensions; Autoware's plugins take 3.")
+    if layer.groups != 1:
+        raise ExportError(f"{what} has {layer.groups} groups; Autoware's plugins take 1.")
+    for name, tensor in (("features", x.features), ("the weight", weight)):
+        if tensor.dtype != torch.float32:
+            raise ExportError(
+                f"{what}: {name} are {tensor.dtype}; export in float32 (model.float()). TensorRT "
+                "chooses half precision when it builds the engine."
+            )
+    if x.indices.dtype != torch.int32:
+        raise ExportError(f"{what}: indices are {x.indices.dtype}; expected int32.")
+
+
+def _by_lists(layer: Any) -> bool:
+    """Native submanifold layers go by pair lists; the plugins build lists for no others."""
+    volume = math.prod(layer.kernel_size)
+    native = layer.algo is not None and layer.algo.name == "Native"
+    if layer.subm and (native or volume > _MASK_BITS):
+        return True
+    if volume > _MASK_BITS:
+        raise ExportError(
+            f"{type(layer).__name__} has {volume} kernel offsets; Autoware's plugins take at most "
+            f"{_MASK_BITS} in layers that are not submanifold."
+        )
+    return False
+
+
+class _Exporter:
+    def __init__(self, do_sort: bool | None) -> None:
+        self._do_sort = do_sort
+
+    def convolution(
+        self, layer: Any, training: bool, x: Any, weight: torch.Tensor,
+        bias: torch.Tensor | None, add_input: Any = None, channel_scale: Any = None,
+        output_scale: Any = None, name: str | None = None, sparse_unique_name: str = "",
+        act_type: Any = None, act_alpha: float = 0, act_beta: float = 0,
+    ) -> Any:  # fmt: skip
+        """In place of `SparseConvolutionBase._conv_forward`."""
+        _checked(layer, x, weight)
+        if layer.conv1x1:  # one matrix product, whose weight is read as [C, K]
+            y = x.features @ weight.reshape(layer.in_channels, layer.out_channels)
+            found, entries = None, x.indice_dict
+        else:
+            found, entries = self._pairs(layer, x)
+            y = self._product(layer, x.features, weight, found)
+        if bias is not None:
+            y = y + bias
+        if add_input is not None:
+            y = y + add_input.features
+        out = x.replace_feature(_activated(y, act_type, act_alpha))
+        if found is not None:
+            out.indices, out.spatial_shape = found.tensors[0], list(found.shape)
+            out.indice_dict = entries
+        return out
+
+    def _pairs(self, layer: Any, x: Any) -> tuple[_Pairs, dict[str, Any]]:
+        geometry, key = LayerGeometry.of(layer), layer.indice_key
+        kept = x.indice_dict.get(key) if key is not None else None
+        if kept is not None:
+            same = kept.geometry.kernel, kept.geometry.dilation, kept.geometry.subm
+            if not layer.subm or same != (geometry.kernel, geometry.dilation, True):
+                raise ExportError(
+                    f"{type(layer).__name__}: indice_key {key!r} belongs to another geometry; only "
+                    "submanifold layers of one kernel size share a key."
+                )
+            return kept, x.indice_dict
+        shape, lists = shape_of(x), _by_lists(layer)
+        algo = 0 if lists else 1
+        attributes = nodes.attributes_of(geometry, int(x.batch_size), shape, algo)
+        made: Any
+        if lists:
+            made = nodes.GetIndicePairs.apply(x.indices, attributes)
+        else:
+            attributes["is_train_i"] = 0
+            if self._do_sort is not None:
+                attributes["do_sort_i"] = int(self._do_sort)
+            made = nodes.GetIndicePairsImplicitGemm.apply(x.indices, attributes)
+        result = _Pairs(geometry, made, geometry.output_shape(shape, type(layer).__name__), lists)
+        entries = dict(x.indice_dict)
+        if key is not None:
+            entries[key] = result
+        return result, entries
+
+    def _product(
+        self, layer: Any, features: torch.Tensor, weight: torch.Tensor, found: _Pairs
+    ) -> torch.Tensor:
+        subm, made = layer.subm, found.tensors
+        product: Any
+        if found.lists:
+            product = nodes.IndiceConv.apply(features, weight, *made[1:4], subm)
+            return product
+        attributes = {
+            "is_train_i": 0, "is_subm_i": int(subm), "act_alpha_f": 0.0, "act_beta_f": 0.0,
+            "output_scale_f": 1.0, "output_add_scale_f": 0.0,
+        }  # fmt: skip
+        if layer.fp32_accum is not None:
+            attributes["fp32_accum_i"] = int(layer.fp32_accum)
+        product = nodes.ImplicitGemm.apply(features, weight, *made[1:4], attributes)
+        return product
+
+
+def _activated(y: torch.Tensor, act_type: Any, alpha: float) -> torch.Tensor:
+    kind = ACTIVATIONS[getattr(act_type, "name", "None_")]
+    if kind == "relu":
+        return y.relu()
+    if kind == "leaky_relu":
+        return torch.nn.functional.leaky_relu(y, alpha)
+    return y.sigmoid() if kind == "sigmoid" else y
+
+
+def _dense(x: Any, channels_first: bool = True) -> Any:
+    size = [int(x.batch_size), *shape_of(x)]
+    channels = int(x.features.shape[1])
+    return nodes.Dense.apply(x.features, x.indices, size, channels, channels_first)
+
+
+def _no_pool(layer: Any, x: Any) -> Any:
+    raise ExportError(
+        f"{type(layer).__name__}: Autoware's plugins have no pooling; use a strided convolution, "
+        "or export the part of the network before it."
+    )
+
+
+@contextlib.contextmanager
+def exporting(do_sort: bool | None = None) -> Iterator[None]:
+    """Layers of the spconv that is imported, real or stand-in, become nodes of `autoware`.
+
+    do_sort: written to the nodes that build tables; left out by default, as older plugins expect.
+    """
+    conv, core, pool = (
+        importlib.import_module(f"spconv.pytorch.{name}") for name in ("conv", "core", "pool")
+    )
+    exporter = _Exporter(do_sort)
+
+    def convolution(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        return exporter.convolution(layer, *args, **kwargs)
+
+    replaced = [
+        (conv.SparseConvolutionBase, "_conv_forward", convolution),
+        (core.SparseConvTensor, "dense", _dense),
+        *((cls, "forward", _no_pool) for cls in (
+            pool.SparseMaxPool, pool.SparseAvgPool, pool.SparseGlobalMaxOrAvgPool)),
+    ]  # fmt: skip
+    kept = [(owner, name, owner.__dict__[name]) for owner, name, _ in replaced]
+    try:
+        for owner, name, value in replaced:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value in kept:
+            setattr(owner, name, value)

@@ -1,0 +1,246 @@
+"""Exported files: their nodes, and that they compute what the network computes."""
+
+from __future__ import annotations
+
+import copy
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from sparse_bridge.errors import DataTypeError, ShapeError
+from tests.adapters.spconv import doors
+
+onnx = pytest.importorskip("onnx")
+from sparse_bridge.export import ExportError, evaluate, export_onnx  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+# What Autoware's plugins declare.
+PAIRS = "batch_size spatial_shape algo ksize stride padding dilation out_padding subm transpose"
+ATTRIBUTES = {
+    "GetIndicePairsImplicitGemm": {*PAIRS.split(), "is_train"},
+    "ImplicitGemm": {
+        "is_train", "is_subm", "act_alpha", "act_beta", "output_scale", "output_add_scale",
+    },
+    "GetIndicePairs": set(PAIRS.split()),
+    "IndiceConv": {"is_subm"},
+}  # fmt: skip
+COUNTS = {
+    "GetIndicePairsImplicitGemm": (1, 5), "ImplicitGemm": (5, 1), "GetIndicePairs": (1, 4),
+    "IndiceConv": (5, 1),
+}  # fmt: skip
+SHAPE = (9, 10, 11)
+
+
+@pytest.fixture(params=list(doors.DOORS))
+def sp(request, plain_settings):
+    with doors.DOORS[request.param]() as module:
+        yield module
+
+
+@pytest.fixture
+def standin(plain_settings):
+    with doors.standin() as module:
+        yield module
+
+
+def encoder(sp, seed=0):
+    torch.manual_seed(seed)
+
+    class Encoder(nn.Module):
+        """Shared keys, strides per axis, a residual sum, a layer of kernel size 1, a dense head."""
+
+        def __init__(self):
+            super().__init__()
+            self.first = sp.SparseSequential(
+                sp.SubMConv3d(4, 8, 3, bias=False, indice_key="a"),
+                nn.BatchNorm1d(8),
+                nn.ReLU(),
+                sp.SubMConv3d(8, 8, 3, indice_key="a"),
+            )
+            self.down = sp.SparseSequential(
+                sp.SparseConv3d(8, 12, 3, (2, 1, 2), (0, 1, 1), bias=False, indice_key="d"),
+                nn.BatchNorm1d(12),
+                nn.ReLU(),
+            )
+            self.block = sp.SubMConv3d(12, 12, 3, indice_key="b")
+            self.wide = sp.SubMConv3d(12, 6, 5, dilation=1)
+            self.project = sp.SubMConv3d(6, 5, 1)
+            self.head = nn.Conv2d(5 * 4, 3, 3, padding=1)
+
+        def forward(self, x):
+            x = self.down(self.first(x))
+            x = x.replace_feature(torch.relu(self.block(x).features + x.features))
+            y = self.project(self.wide(x))
+            return {"view": self.head(y.dense().flatten(1, 2)), "sparse": y}
+
+    net = Encoder().eval()
+    for norm in net.modules():
+        if isinstance(norm, nn.BatchNorm1d):
+            norm.running_mean.uniform_(-0.2, 0.2), norm.running_var.uniform_(0.5, 2)
+    return net
+
+
+def scene(sp, rows=200, seed=0):
+    return doors.tensor(sp, SHAPE, rows=rows, seed=seed)
+
+
+def inputs(x):
+    return {"features": x.features, "indices": x.indices}
+
+
+def test_a_file_computes_the_network_on_other_scenes(sp, tmp_path):
+    net, path = encoder(sp), tmp_path / "encoder.onnx"
+    export_onnx(net, scene(sp), path, verify=True)
+    onnx.checker.check_model(onnx.load(path))
+    for rows, seed in ((333, 5), (1, 2), (900, 3)):
+        x = scene(sp, rows, seed)
+        view, features, sites = evaluate(path, inputs(x))
+        with torch.no_grad():
+            want = net(x)
+        torch.testing.assert_close(view, want["view"], atol=1e-5, rtol=1e-4)
+        got = want["sparse"].replace_feature(features)
+        got.indices = sites
+        doors.assert_same(got, want["sparse"], 1e-4)
+
+
+def test_nodes_have_what_the_plugins_check(standin):
+    proto = export_onnx(encoder(standin), scene(standin))
+    assert {(part.domain, part.version) for part in proto.opset_import} == {
+        ("", 17), ("autoware", 1),
+    }  # fmt: skip
+    nodes = [node for node in proto.graph.node if node.domain == "autoware"]
+    kinds = [node.op_type for node in nodes]
+    assert kinds == [
+        "GetIndicePairsImplicitGemm", "ImplicitGemm", "ImplicitGemm",  # one key, two layers
+        "GetIndicePairsImplicitGemm", "ImplicitGemm", "GetIndicePairsImplicitGemm", "ImplicitGemm",
+        "GetIndicePairs", "IndiceConv",  # 125 offsets
+    ]  # fmt: skip
+    for node in nodes:
+        assert {a.name for a in node.attribute} == ATTRIBUTES[node.op_type]
+        assert (len(node.input), len(node.output)) == COUNTS[node.op_type]
+    values = {a.name: onnx.helper.get_attribute_value(a) for a in nodes[3].attribute}
+    assert values == {
+        "batch_size": 2, "spatial_shape": [9, 10, 11], "algo": 1, "ksize": [3, 3, 3],
+        "stride": [2, 1, 2], "padding": [0, 1, 1], "dilation": [1, 1, 1], "out_padding": [0] * 3,
+        "subm": 0, "transpose": 0, "is_train": 0,
+    }  # fmt: skip
+    others = {node.op_type for node in proto.graph.node if node.domain == ""}
+    assert {"ScatterND", "MatMul", "Relu", "Add", "ConstantOfShape", "Conv"} <= others
+    held = {one.name: list(one.dims) for one in proto.graph.initializer}
+    assert held[nodes[1].input[1]] == [8, 3, 3, 3, 4]
+
+
+def test_native_layers_and_sorting_are_written_as_asked(standin):
+    native = standin.ConvAlgo.Native
+    net = standin.SparseSequential(standin.SubMConv3d(4, 4, 3, algo=native)).eval()
+    proto = export_onnx(net, scene(standin), verify=True)
+    assert [n.op_type for n in proto.graph.node][:2] == ["GetIndicePairs", "IndiceConv"]
+    net = standin.SparseSequential(standin.SparseConv3d(4, 4, 2, 2, algo=native)).eval()
+    for value in (False, True):
+        proto = export_onnx(net, scene(standin), do_sort=value, verify=True)
+        (found,) = [a.i for a in proto.graph.node[0].attribute if a.name == "do_sort"]
+        assert found == value and proto.graph.node[0].op_type == "GetIndicePairsImplicitGemm"
+
+
+def test_models_that_take_tensors(standin, tmp_path):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = standin.SubMConv3d(4, 6, 3)
+            self.fc = nn.Linear(6, 2)
+
+        def forward(self, voxels, coors):
+            x = standin.SparseConvTensor(voxels, coors, list(SHAPE), 2)
+            return self.fc(self.conv(x).features)
+
+    net, x = Net().eval(), scene(standin)
+    names = ["voxels", "coors"]
+    proto = export_onnx(
+        net, (x.features, x.indices), input_names=names, output_names=["scores"],
+        dynamic_axes={name: {0: "n"} for name in names}, verify=True,
+    )  # fmt: skip
+    y = scene(standin, 77, 4)
+    (got,) = evaluate(proto, {"voxels": y.features, "coors": y.indices})
+    torch.testing.assert_close(got, net(y.features, y.indices).detach(), atol=1e-5, rtol=1e-5)
+    with pytest.raises(ShapeError, match="coors"):
+        evaluate(proto, {"voxels": y.features})
+
+
+REFUSED = {
+    "inverse or transposed": lambda sp: sp.SparseConvTranspose3d(4, 4, 3),
+    "inverse": lambda sp: sp.SparseSequential(
+        sp.SparseConv3d(4, 4, 3, 2, indice_key="k"), sp.SparseInverseConv3d(4, 4, 3, "k")
+    ),
+    "no pooling": lambda sp: sp.SparseMaxPool3d(2),
+    "64 kernel offsets": lambda sp: sp.SparseConv3d(4, 4, 4, 4),
+    "float64": lambda sp: sp.SubMConv3d(4, 4, 3).double(),
+    "another geometry": lambda sp: sp.SparseSequential(
+        sp.SubMConv3d(4, 4, 3, indice_key="k"), sp.SubMConv3d(4, 4, 5, indice_key="k")
+    ),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_the_plugins_lack_is_refused_by_name(standin, message):
+    net, x = REFUSED[message](standin).eval(), scene(standin)
+    if message == "another geometry":  # an eager run refuses this one itself
+        with pytest.raises(ValueError, match="kernel"):
+            export_onnx(net, x)
+        return
+    if message == "float64":
+        x = x.replace_feature(x.features.double())
+    with pytest.raises(ExportError, match=message):
+        export_onnx(net, x)
+    assert net(x).features.shape[1] == 4  # and everything is as it was
+
+
+def test_other_refusals(standin):
+    x = scene(standin)
+    with pytest.raises(ExportError, match="training mode"):
+        export_onnx(standin.SubMConv3d(4, 4, 3), x)
+    flat = doors.tensor(standin, (9, 10))
+    with pytest.raises(ExportError, match="2 dimensions"):
+        export_onnx(standin.SubMConv2d(4, 4, 3).eval(), flat)
+
+    class Net(nn.Module):
+        def forward(self, x):
+            return x.features, "text"
+
+    with pytest.raises(DataTypeError, match="str at output_1"):
+        export_onnx(Net().eval(), x)
+
+
+def test_verifying_notices_values_that_were_fixed(standin):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = standin.SubMConv3d(4, 4, 3)
+
+        def forward(self, x):
+            return self.conv(x).features * float(x.features.abs().sum())
+
+    export_onnx(Net().eval(), scene(standin))
+    with pytest.raises(ExportError, match="fixed"):
+        export_onnx(Net().eval(), scene(standin), verify=True)
+
+
+def test_masks_that_do_not_fit_are_noticed(standin):
+    net = standin.SparseSequential(standin.SubMConv3d(4, 4, 3)).eval()
+    proto = export_onnx(net, scene(standin))
+    wrong = copy.deepcopy(proto)
+    gemm = next(node for node in wrong.graph.node if node.op_type == "ImplicitGemm")
+    pairs = next(node for node in wrong.graph.node if node.op_type.startswith("GetIndice"))
+    ones = onnx.helper.make_node("Sub", [pairs.output[2], pairs.output[2]], ["no_masks"])
+    gemm.input[3] = "no_masks"
+    wrong.graph.node.insert(1, ones)
+    with pytest.raises(ShapeError, match="masks"):
+        evaluate(wrong, inputs(scene(standin)))
+
+
+def test_the_missing_package_is_named(standin, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(ImportError, match=r"sparse-bridge\[onnx\]"):
+        export_onnx(standin.SubMConv3d(4, 4, 3).eval(), scene(standin))
