@@ -1,13 +1,15 @@
-"""MinkowskiEngine 0.5 (with names of 0.4)."""
+"""MinkowskiEngine 0.5 and 0.4: two profiles of one stand-in."""
 
 from __future__ import annotations
 
+import importlib.metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from ... import settings
 from ..base import Framework, Patch
-from . import patch
+from . import patch, profile
 
 if TYPE_CHECKING:
     from ...core.geometry.sparse_data import SparseData
@@ -21,10 +23,10 @@ _FLAT = (
     "MinkowskiInterpolation", "MinkowskiKernelGenerator", "MinkowskiNetwork",
     "MinkowskiNonlinearity", "MinkowskiNormalization", "MinkowskiOps", "MinkowskiPooling",
     "MinkowskiPruning", "MinkowskiSparseTensor", "MinkowskiTensor", "MinkowskiTensorField",
-    "MinkowskiUnion", "sparse_matrix_functions",
+    "MinkowskiUnion", "MinkowskiCoords", "sparse_matrix_functions",
 )  # fmt: skip
 # Names that others use as well: answered only where nobody else does.
-_SHARED = ("diagnostics", "modules", "utils")
+_SHARED = ("Common", "SparseTensor", "diagnostics", "modules", "utils")
 
 
 class MinkowskiAdapter(Framework):
@@ -36,7 +38,8 @@ class MinkowskiAdapter(Framework):
     main = "MinkowskiEngine"
     tensor = ("MinkowskiEngine", "SparseTensor")
     standin_root = Path(__file__).parent / "standin"
-    versions = "0.5"
+    versions = "0.5, 0.4"
+    profiles = ("0.5", "0.4")
     patchable = False
     aliases = MappingProxyType({name: f"MinkowskiEngine.{name}" for name in _FLAT})
     weak_aliases = MappingProxyType({name: f"MinkowskiEngine.{name}" for name in _SHARED})
@@ -44,6 +47,48 @@ class MinkowskiAdapter(Framework):
     def patches(self) -> list[Patch]:
         """Raises LifecycleError: there are none."""
         return patch.patches()
+
+    def standin_version(self, package: str) -> str | None:
+        """The stand-in carries the version of the profile."""
+        return profile.version()
+
+    def begin(self, mode: str, profile: str | None) -> None:
+        """Choose the profile: the one asked for, the setting's, or an installed release's."""
+        _begin(profile)
+
+    def confirm(self, profile: str) -> None:
+        """Raises LifecycleError unless `profile` is the one in force."""
+        _confirm(profile)
+
+    def notes(self) -> list[str]:
+        """The profile and how it was chosen."""
+        return [profile.describe()]
+
+
+def _begin(wanted: str | None) -> None:
+    configured = settings.get().minkowski_profile
+    if wanted is not None:
+        profile.choose(wanted, f"enable(profile={wanted!r})")
+    elif configured != "auto":
+        profile.choose(configured, "SPARSE_BRIDGE_ENABLE")
+    else:
+        profile.choose(*_installed())
+
+
+def _confirm(wanted: str) -> None:
+    profile.confirm(wanted)
+
+
+def _installed() -> tuple[str | None, str]:
+    """(profile, reason) of a MinkowskiEngine 0.4 that is installed; it does not answer imports."""
+    try:
+        version = importlib.metadata.version("MinkowskiEngine")
+    except importlib.metadata.PackageNotFoundError:
+        return None, ""
+    found = profile.of_version(version)
+    if found != "0.4":  # 0.5 is the default, and projects for it may hold branches for 0.4
+        return None, ""
+    return found, f"MinkowskiEngine {version} is installed"
 
 
 ADAPTER = MinkowskiAdapter()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ...core.conv import convolution as core
+from ...core.conv.convolution import convolve_layer
 from ...core.conv.depthwise import channelwise
 from ...core.conv.epilogue import Epilogue
 from ...core.conv.plan import ConvForm
@@ -13,22 +16,23 @@ from ...core.device.rocm import linear
 from ...core.maps.kernel_map import KernelMap
 from ...errors import DataTypeError, DeviceError, ShapeError
 from .errors import FeatureShapeError, FeatureTypeError
-from .geometry import Region
-from .grid import Key
+from .geometry import KernelSpec, Region, folded
+from .grid import Key, LayerMap
 from .maps import MapRegistry
 from .weights import check_features, check_weight
 
-__all__ = ["channelwise_convolution", "collapsed", "convolve", "pointwise"]
+__all__ = ["channelwise_convolution", "collapsed", "convolve", "fold", "pointwise"]
 
 _IEEE, _TF32 = ConvForm(), ConvForm(precision="tf32")
 
 
 def convolve(
     features: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None, kmap: KernelMap,
-    what: str,
-) -> torch.Tensor:  # fmt: skip
+    what: str, owner: Any = None,
+) -> Any:  # fmt: skip
     """y[u] = sum of x[u + o * tensor stride] @ kernel[o] over a kernel map.
 
+    owner: the layer, where what it returns may wait (`core.conv.pending`).
     features: [N, C_in].  kernel: [V, C_in, C_out] or [C_in, C_out].  bias: [1, C_out] or None.
     Raises: FeatureShapeError, FeatureTypeError, TensorDeviceError.
     """
@@ -36,6 +40,8 @@ def convolve(
     tf32 = features.dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
     epilogue = Epilogue(None if bias is None else bias.view(-1))
     try:
+        if owner is not None:
+            return convolve_layer(owner, features, kernel, kmap, epilogue, _TF32 if tf32 else _IEEE)
         return core.convolve(features, kernel, kmap, epilogue, _TF32 if tf32 else _IEEE)
     except (ShapeError, DataTypeError, DeviceError):
         # The engine has checked; said again as users of MinkowskiEngine know it.
@@ -52,6 +58,18 @@ def collapsed(
     them with a tensor stride of 0."""
     centre = Region.of(((0,) * registry.dimension,))
     return kernel.sum(0, keepdim=True), registry.relation(out_key, in_key, centre).transposed()
+
+
+def fold(
+    registry: MapRegistry, key: Key, spec: KernelSpec, kernel: torch.Tensor
+) -> tuple[torch.Tensor, LayerMap]:
+    """The kernel and map of a layer on a tensor stride of 0, where offsets coincide: their weights
+    add up.  Raises: StrideError for any other layer (the one that `layer_map` has met)."""
+    folded_spec, groups = folded(spec, registry.grid(key).stride)
+    found = registry.layer_map(key, folded_spec)
+    shape = (len(folded_spec.region), *kernel.shape[1:])
+    index = torch.tensor(groups, device=kernel.device)
+    return kernel.new_zeros(shape).index_add(0, index, kernel), found
 
 
 def pointwise(

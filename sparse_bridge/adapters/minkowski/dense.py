@@ -9,11 +9,21 @@ import torch
 
 from ...core.ops.dense import first_outside, to_dense
 from ...errors import ContractError
+from . import profile
 from .errors import ArgumentValueError, DenseIndexError
 
 
-def dense(x: Any, shape: Any, minimum: Any, contract: bool) -> tuple[torch.Tensor, Any, Any]:
-    """(dense tensor, min_coordinate, tensor stride) of a SparseTensor; see its method."""
+def dense(
+    x: Any, shape: Any, minimum: Any, contract: bool, old: dict[str, Any]
+) -> tuple[torch.Tensor, Any, Any]:
+    """(dense tensor, min_coordinate, tensor stride) of a SparseTensor; see its method.
+
+    old: keyword arguments of 0.4, or a tensor in place of the shape: what 0.4 made of them.
+    """
+    if isinstance(shape, torch.Tensor):
+        return old_dense(x, shape, minimum, contract, **old)
+    if old or (shape is minimum is None and profile.is_old()):
+        return old_dense(x, **{"contract_coords": contract, **old})
     if shape is not None and not isinstance(shape, torch.Size):
         raise ContractError(f"shape is {shape!r}; expected a torch.Size.")
     if len(x) == 0:
@@ -24,18 +34,20 @@ def dense(x: Any, shape: Any, minimum: Any, contract: bool) -> tuple[torch.Tenso
         return zeros, torch.zeros(x.D, dtype=torch.int32), x.tensor_stride
     if minimum is not None and not isinstance(minimum, torch.Tensor):
         raise ContractError(f"min_coordinate is {minimum!r}; expected a torch.IntTensor.")
-    result, reported = _to_dense(x.F, x.C, x.tensor_stride, shape, minimum, contract)
+    result, reported = _to_dense(x.F, x._sites(), x.tensor_stride, shape, minimum, contract)
     return result, reported, torch.tensor(x.tensor_stride, dtype=torch.int32)
 
 
-def coo(x: Any, low: Any, high: Any, contract: bool) -> tuple[torch.Tensor, torch.Tensor, Any]:
-    """(sparse COO tensor [B, X_1 .. X_D, C], min_coords [1, D], tensor stride) of a SparseTensor.
+def _boxed(
+    x: Any, low: Any, high: Any, contract: bool
+) -> tuple[torch.Tensor, list[int], torch.Tensor]:
+    """(int64 index [N, 1 + D] in the box low .. high, its size with the batch first, low [1, D]).
 
     low: IntTensor [D], subtracted first; None for the smallest coordinates.  high: IntTensor [D],
-    inclusive bound of the coordinates that sets the shape; None for the largest.
+    inclusive bound of the coordinates that sets the size; None for the largest.
     Raises: DenseIndexError (a coordinate outside of low .. high).
     """
-    coords, dimension = x.C, x.D
+    coords, dimension = x._sites(), x.D
     axes = coords[:, 1:]
     step = coords.new_tensor([max(1, s) for s in x.tensor_stride])
     empty = len(coords) == 0
@@ -51,10 +63,39 @@ def coo(x: Any, low: Any, high: Any, contract: bool) -> tuple[torch.Tensor, torc
         axes = torch.div(axes, step, rounding_mode="floor")
         extent = torch.div(extent, step, rounding_mode="floor")
     n_items = 0 if empty else int(coords[:, 0].max()) + 1
-    size = (n_items, *(int(e) + 1 for e in extent), x.F.shape[1])
-    index = torch.cat([coords[:, :1], axes], 1).t().long()
-    sparse = torch.sparse_coo_tensor(index, x.F, size, check_invariants=False)
+    size = [n_items, *(int(e) + 1 for e in extent)]
+    return torch.cat([coords[:, :1], axes], 1).long(), size, low
+
+
+def coo(x: Any, low: Any, high: Any, contract: bool) -> tuple[torch.Tensor, torch.Tensor, Any]:
+    """(sparse COO tensor [B, X_1 .. X_D, C], min_coords [1, D], tensor stride) of a SparseTensor.
+
+    low, high: as in `_boxed`.  Raises: DenseIndexError (a coordinate outside of low .. high).
+    """
+    index, size, low = _boxed(x, low, high, contract)
+    whole = (*size, x.F.shape[1])
+    sparse = torch.sparse_coo_tensor(index.t(), x.F, whole, check_invariants=False)
     return sparse, low, torch.tensor(x.tensor_stride, dtype=torch.int32)
+
+
+def old_dense(
+    x: Any, min_coords: Any = None, max_coords: Any = None, contract_coords: bool = True
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """0.4's `dense`: (dense [B, C, X_1 .. X_D], min_coords [1, D], tensor stride [D]).
+
+    The box of the coordinates, or min_coords .. max_coords (IntTensors [D], inclusive, multiples of
+    the tensor stride); with `contract_coords` its steps are tensor strides, also in min_coords.
+    Raises: ContractError, DenseIndexError (a coordinate outside of the box).
+    """
+    stride = torch.tensor(x.tensor_stride, dtype=torch.int32)
+    step = stride.clamp(min=1)
+    for name, bound in (("min_coords", min_coords), ("max_coords", max_coords)):
+        if bound is not None:
+            _check_minimum(bound, step, x.D, name)
+    index, size, low = _boxed(x, min_coords, max_coords, contract_coords)
+    if contract_coords:
+        low = torch.div(low, step.to(low.device), rounding_mode="floor")
+    return to_dense(x.F, index, size), low.cpu().int(), stride
 
 
 def _to_dense(
@@ -101,16 +142,17 @@ def _to_dense(
     return to_dense(features, index, size), reported
 
 
-def _check_minimum(minimum: torch.Tensor, step: torch.Tensor, dimension: int) -> torch.Tensor:
+def _check_minimum(
+    minimum: torch.Tensor, step: torch.Tensor, dimension: int, name: str = "min_coordinate"
+) -> torch.Tensor:
     if not isinstance(minimum, torch.Tensor) or minimum.dtype != torch.int32:
-        raise ContractError(f"min_coordinate is {minimum!r}; expected a torch.IntTensor.")
+        raise ContractError(f"{name} is {minimum!r}; expected a torch.IntTensor.")
     if minimum.numel() != dimension:
-        raise ContractError(f"min_coordinate has {minimum.numel()} entries; expected {dimension}.")
+        raise ContractError(f"{name} has {minimum.numel()} entries; expected {dimension}.")
     minimum = minimum.reshape(1, dimension)
     if bool((minimum % step.to(minimum.device)).any()):
         raise ContractError(
-            f"min_coordinate {minimum[0].tolist()} is not a multiple of the tensor stride "
-            f"{step.tolist()}."
+            f"{name} {minimum[0].tolist()} is not a multiple of the tensor stride {step.tolist()}."
         )
     return minimum
 

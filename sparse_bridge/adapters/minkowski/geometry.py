@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ...core.geometry.offsets import Offsets
-from ...errors import ContractError, UnsupportedError
+from ...errors import ContractError
 from .errors import ArgumentValueError, StrideError
 from .upstream.enums import RegionType
 
@@ -71,6 +71,55 @@ def _cross(kernel_size: tuple[int, ...]) -> Points:
     return tuple(points)
 
 
+@functools.cache
+def hybrid_points(kernel_size: tuple[int, ...], axis_types: tuple[RegionType, ...]) -> Points:
+    """A cube over some axes with a cross over the others, in the order of MinkowskiEngine 0.4.
+
+    The centre, then every cube axis multiplies what is there by its steps, then every cross axis
+    adds its own. Steps ascend without 0; those of an even size k run -(k - 1) // 2 .. k // 2.
+    """
+    points = [(0,) * len(kernel_size)]
+    steps = [[r - (k - 1) // 2 for r in range(k) if r != (k - 1) // 2] for k in kernel_size]
+    for wanted in (RegionType.HYPER_CUBE, RegionType.HYPER_CROSS):
+        for axis, kind in enumerate(axis_types):
+            if kind is wanted:
+                start = points if wanted is RegionType.HYPER_CUBE else points[:1]
+                points = points + [
+                    (*point[:axis], step, *point[axis + 1 :])
+                    for point in start
+                    for step in steps[axis]
+                ]
+    return tuple(points)
+
+
+def region_of_axes(region_type: RegionType, axis_types: Any, dimension: int) -> RegionType:
+    """The region type that `axis_types` (a RegionType per axis, or None) make of a region type.
+
+    Axes that differ make a cube HYBRID.  Raises: ContractError.
+    """
+    if axis_types is None:
+        if region_type is RegionType.HYBRID:
+            raise ContractError(
+                "RegionType.HYBRID needs axis_types, HYPER_CUBE or HYPER_CROSS for every axis."
+            )
+        return region_type
+    kinds = {RegionType(kind) for kind in axis_types}
+    simple = {RegionType.HYPER_CUBE, RegionType.HYPER_CROSS}
+    if len(axis_types) != dimension or not kinds <= simple:
+        raise ContractError(
+            f"axis_types is {axis_types}; expected HYPER_CUBE or HYPER_CROSS for each of "
+            f"{dimension} axes."
+        )
+    if region_type is RegionType.HYBRID or kinds == {region_type}:
+        return region_type
+    if region_type is not RegionType.HYPER_CUBE or len(kinds) == 1:
+        raise ContractError(
+            f"axis_types is {axis_types}, but the region is {region_type.name}; leave one out, or "
+            "use RegionType.HYBRID."
+        )
+    return RegionType.HYBRID
+
+
 def custom_points(region_offsets: Any, dimension: int) -> Points:
     """Points of a CUSTOM region from [V, D] integers (a tensor, array or nested sequence).
 
@@ -113,19 +162,14 @@ def kernel_region(
     dilation: tuple[int, ...],
     custom: Points | None = None,
 ) -> Region:
-    """The offsets of a kernel; `custom` are those of a CUSTOM region.
+    """The offsets of a kernel; `custom` are those of a CUSTOM or HYBRID region.
 
-    Raises: ContractError, UnsupportedError.
+    Raises: ContractError.
     """
-    if region_type is RegionType.CUSTOM:
-        if custom is None:
-            raise ContractError("RegionType.CUSTOM needs region_offsets, integers [V, D].")
+    if custom is not None:
         points = custom
-    elif region_type is RegionType.HYBRID:
-        raise UnsupportedError(
-            "RegionType.HYBRID belongs to MinkowskiEngine 0.4 and has no definition in 0.5. "
-            "Use RegionType.CUSTOM with region_offsets."
-        )
+    elif region_type in (RegionType.CUSTOM, RegionType.HYBRID):
+        raise ContractError(f"RegionType.{region_type.name} without its offsets.")
     elif region_type is RegionType.HYPER_CROSS and math.prod(kernel_size) > 1:
         points = _cross(kernel_size)
     else:
@@ -147,14 +191,13 @@ def core_offsets(region: Region, scale: tuple[int, ...]) -> Offsets:
 
     Raises: StrideError where a scale of 0 makes offsets coincide.
     """
-    if any(s == 0 for s in scale) and len(region) > 1:
+    scaled = [tuple(c * s for c, s in zip(p, scale, strict=True))[::-1] for p in region.points]
+    if 0 in scale and len(set(scaled)) < len(scaled):
         raise StrideError(
             "a window larger than one cell on a tensor of tensor stride 0 (a globally pooled one); "
             "only kernel size 1 makes sense there."
         )
-    return Offsets.of(
-        [tuple(c * s for c, s in zip(p, scale, strict=True))[::-1] for p in region.points]
-    )
+    return Offsets.of(scaled)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -193,3 +236,15 @@ def kernel_spec(
 ) -> KernelSpec:  # fmt: skip
     """The one `KernelSpec` of these values."""
     return KernelSpec(region, kernel_size, stride, expand, transposed)
+
+
+@functools.cache
+def folded(spec: KernelSpec, tensor_stride: tuple[int, ...]) -> tuple[KernelSpec, list[int]]:
+    """A kernel on a tensor stride with zeros, where offsets coincide: the kernel of the different
+    ones, and which of them each offset became. Weights of one offset add up."""
+    scale = spec.scaled(tensor_stride) if spec.transposed else tensor_stride
+    flat = [tuple(c if s else 0 for c, s in zip(p, scale, strict=True)) for p in spec.region.points]
+    points = tuple(dict.fromkeys(flat))
+    region = Region.of(points)
+    made = kernel_spec(region, spec.kernel_size, spec.stride, spec.expand, spec.transposed)
+    return made, [points.index(point) for point in flat]

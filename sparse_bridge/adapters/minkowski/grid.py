@@ -7,12 +7,14 @@ rule the tensor stride) and with the spatial axes reversed: MinkowskiEngine's ke
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
 import torch
 
 from ...core.geometry.boxes import Box
+from ...core.geometry.offsets import Offsets
 from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.lookup import find_rows
@@ -22,7 +24,6 @@ from .. import providers  # noqa: F401 - maps are prefetched
 from .geometry import KernelSpec
 
 Key = tuple[tuple[int, ...], str]
-_FAR = 1 << 30  # beyond, coordinates have the bounds that they need
 
 
 class LayerMap(NamedTuple):
@@ -58,36 +59,37 @@ def common_unit(*units: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.gcd(*axis) for axis in zip(*units, strict=True))
 
 
-def reached(
-    box: Box, offsets: tuple[tuple[int, ...], ...], multiplier: tuple[int, ...],
-    divisor: tuple[int, ...],
-) -> Box:  # fmt: skip
-    """Bounds of (c * multiplier + o) / divisor, where whole, for the coordinates c of `box`."""
-    lo, size = [box.lo[0]], [box.size[0]]
-    for axis, (m, d) in enumerate(zip(multiplier, divisor, strict=True)):
-        along = [offset[axis] for offset in offsets]
-        low, extent = box.lo[axis + 1], box.size[axis + 1]
-        first = -(-(low * m + min(along)) // d)
-        last = ((low + extent - 1) * m + max(along)) // d
-        lo.append(first)
-        size.append(max(0, last - first + 1) if extent else 0)
-    return Box.spanning(tuple(lo), tuple(size))
+class Reached(NamedTuple):
+    """The places (c * multiplier + offset) / divisor, where whole, of coordinates c: a rule of
+    requests."""
+
+    offsets: Offsets
+    multiplier: tuple[int, ...]
+    divisor: tuple[int, ...]
+
+    def output_box(self, box: Box) -> Box:
+        """Bounds of the places that coordinates in `box` reach."""
+        lo, size = [box.lo[0]], [box.size[0]]
+        for axis, (m, d) in enumerate(zip(self.multiplier, self.divisor, strict=True)):
+            along = [offset[axis] for offset in self.offsets.values]
+            low, extent = box.lo[axis + 1], box.size[axis + 1]
+            first = -(-(low * m + min(along)) // d)
+            last = ((low + extent - 1) * m + max(along)) // d
+            lo.append(first)
+            size.append(max(0, last - first + 1) if extent else 0)
+        return Box.spanning(tuple(lo), tuple(size))
 
 
-def _rounded(lo: list[int], hi: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Bounds moved outwards to one of few values, so that scenes of one kind share theirs: maps are
-    prefetched where they do. No coordinates get wider keys by it."""
-    low, high, before, after = [lo[0]], [hi[0]], hi[0] - lo[0] + 1, hi[0] - lo[0] + 1
-    for first, last in zip(lo[1:], hi[1:], strict=True):
-        extent = last - first + 1
-        step = max(8, (1 << extent.bit_length()) >> 3)
-        low.append(first // step * step)
-        high.append((last // step + 1) * step - 1)
-        before, after = before * extent, after * (high[-1] - low[-1] + 1)
-    widest = max(map(abs, low + high))
-    if widest >= _FAR or any(before < keys <= after for keys in (1 << 31, 1 << 62)):
-        return tuple(lo), tuple(hi)
-    return tuple(low), tuple(high)
+@functools.cache
+def negated(offsets: Offsets) -> Offsets:
+    """The offsets the other way, in the same order."""
+    return Offsets.of([tuple(-c for c in offset) for offset in offsets.values])
+
+
+def strided_request(offsets: Offsets, divisor: tuple[int, ...]) -> MapRequest:
+    """For the places (c + offset) / divisor: those u that reach a c by u * divisor - offset."""
+    rule = Reached(offsets, (1,) * len(divisor), divisor)
+    return MapRequest("strided", negated(offsets), divisor, rule, "first_seen")
 
 
 class Grid:
@@ -114,7 +116,7 @@ class Grid:
         """A grid around int32 coordinates [N, 1 + D] as they are. Waits for the device."""
         lo, hi = (0,) * coords.shape[1], (-1,) * coords.shape[1]
         if coords.shape[0]:
-            lo, hi = _rounded(*torch.stack(coords.aminmax(dim=0)).tolist())
+            lo, hi = map(tuple, torch.stack(coords.aminmax(dim=0)).tolist())
         unit = tuple(max(1, t) for t in stride)
         if any(u > 1 for u in unit) and bool((coords[:, 1:] % coords.new_tensor(unit)).any()):
             unit = (1,) * len(unit)  # the stride is only a label then
@@ -171,8 +173,8 @@ class Grid:
         hi = (self.hi[0], *high[::-1])
         return Box.spanning(lo, tuple(max(0, h - c + 1) for c, h in zip(lo, hi, strict=True)))
 
-    def adopt(self, coords: torch.Tensor, view: CoordinateMap) -> None:
-        """The coordinates, and their view at the grid's unit."""
+    def adopt(self, coords: torch.Tensor | None, view: CoordinateMap) -> None:
+        """The coordinates (None: those of the view), and their view at the grid's unit."""
         self._coords, self._views[self.unit] = coords, view
 
     def query(self, coords: torch.Tensor, unit: tuple[int, ...]) -> torch.Tensor:

@@ -26,7 +26,7 @@ def to_core(x: Any) -> SparseData:
     """
     if not hasattr(x, "coordinate_map_key"):
         raise DataTypeError(f"expected a MinkowskiEngine SparseTensor, got {type(x).__name__}.")
-    coords, step = x.C, _step(x.tensor_stride)
+    coords, step = x._sites(), _step(x.tensor_stride)
     if any(s > 1 for s in step):
         spacing = coords.new_tensor((1, *step))
         if bool((coords % spacing).any()):
@@ -58,7 +58,7 @@ def from_core(data: SparseData, like: Any = None) -> Any:
         manager = like.coordinate_manager
         if data.dimension != like.D:
             raise GeometryError(f"`like` has {like.D} axes, the data {data.dimension}.")
-        if list(data.tensor_stride) == like.tensor_stride and torch.equal(like.C, coords):
+        if list(data.tensor_stride) == like.tensor_stride and torch.equal(like._sites(), coords):
             return framework.SparseTensor(
                 data.feats, coordinate_map_key=like.coordinate_map_key, coordinate_manager=manager
             )

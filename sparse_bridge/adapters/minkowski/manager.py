@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from ...core.maps.coordinate_map import CoordinateMap
+from ...core.maps.kernel_map import KernelMap
 from ...core.ops.row_matrix import RowMatrix
 from ...errors import ContractError, CoordinateError
 from .errors import KeyStateError
 from .geometry import KernelSpec
-from .grid import Key
-from .maps import MapRegistry, kernel_pairs
+from .grid import Grid, Key
+from .maps import MapRegistry
 from .points import FieldMap, interpolation_matrix
 from .pool import cell_matrix
 
@@ -23,6 +25,38 @@ def insert_field(
     registry.use_device(coords.device)
     key = registry.free_key(stride, name, registry.fields)
     registry.fields[key] = FieldMap(coords, stride)
+    return key
+
+
+def over(registry: MapRegistry, key: Key, root: CoordinateMap) -> MapRegistry:
+    """A registry that has the map `key` alone, with the coordinates `root` instead of its own."""
+    grid = registry.grid(key)
+    twin = Grid(None, grid.stride, grid.unit, (grid.lo, grid.hi), grid.made)
+    twin.adopt(None, root)
+    made = type(registry)(registry.dimension)
+    made.use_device(root.device)
+    made.grids[key] = twin
+    return made
+
+
+def join(
+    registry: MapRegistry, root: Key, other: MapRegistry, key: Key, coords: torch.Tensor
+) -> Key:
+    """Enter the map that layers made in `other` under `key`, here with these coordinates, as they
+    would have made it of `root`; the key. A map that layers have made here since is it."""
+    like, grid = other.grid(key), registry.grid(root)
+    known = registry.grids.get(key)
+    if known is not None and known.made == like.made == "strided":
+        return key
+    key = registry.free_key(*key)
+    if like.made == "strided":  # cells of the root
+        low = (c // s * s for c, s in zip(grid.lo[1:], like.stride, strict=True))
+        high = (c // s * s for c, s in zip(grid.hi[1:], like.stride, strict=True))
+        bounds = (grid.lo[0], *low), (grid.hi[0], *high)
+        made = Grid(coords, like.stride, like.unit, bounds, like.made)
+    else:
+        made = Grid.given(coords, like.stride, like.made)
+    registry.grids[key] = made
     return key
 
 
@@ -84,10 +118,22 @@ def stride_pairs(
     return rows, parents.index_select(0, rows)
 
 
+def kernel_pairs(kmap: KernelMap) -> dict[int, torch.Tensor]:
+    """{offset: int32 [2, n]}, row 0 input and row 1 output rows, ascending in the output row;
+    offsets without pairs are absent."""
+    found = {}
+    for v in range(kmap.n_offsets):
+        in_rows, out_rows = kmap.pair_list(v)
+        if len(in_rows):
+            order = torch.sort(out_rows, stable=True).indices
+            found[v] = torch.stack([in_rows[order], out_rows[order]]).int()
+    return found
+
+
 def kernel_map_pairs(
     registry: MapRegistry, in_key: Key, out_key: Key, spec: KernelSpec, pool: bool
 ) -> dict[int, torch.Tensor]:
-    """{offset: int32 [2, n]} (input rows, output rows); see `maps.kernel_pairs`."""
+    """{offset: int32 [2, n]} (input rows, output rows); see `kernel_pairs`."""
     if not (pool and spec.cells):
         return kernel_pairs(registry.layer_map(in_key, spec, out_key).kmap)
     fine, coarse = (out_key, in_key) if spec.transposed else (in_key, out_key)

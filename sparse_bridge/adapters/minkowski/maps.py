@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from ...core.maps import map_builder
 from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.merge import merge
@@ -30,7 +29,7 @@ from ...core.ops.row_matrix import RowMatrix
 from ...errors import ContractError
 from .errors import KeyStateError, StrideError, TensorDeviceError
 from .geometry import KernelSpec, Region, cell_region, core_offsets
-from .grid import Grid, Key, LayerMap, common_unit, floor_to, reached
+from .grid import Grid, Key, LayerMap, Reached, common_unit, floor_to, negated, strided_request
 from .points import FieldMap
 
 _LETTERS = string.digits + string.ascii_uppercase
@@ -55,6 +54,7 @@ class MapRegistry:
         self.cells: dict[tuple[Key, Key], RowMatrix] = {}
         self.batch_rows: dict[tuple[Key, Key], torch.Tensor] = {}
         self.slices: dict[tuple[Key, Key], RowMatrix] = {}
+        self.traced: dict[Key, Any] = {}  # what compiled graphs know of their own maps
         self._strided: dict[tuple[Key, tuple[int, ...], str], Key] = {}
         # (number of roots, batch indices that they have); (key of the origin map, its indices)
         self.batches: tuple[int, torch.Tensor] | None = None
@@ -137,7 +137,7 @@ class MapRegistry:
             )
 
     def insert(
-        self, coords: torch.Tensor, stride: tuple[int, ...], name: str = ""
+        self, coords: torch.Tensor, stride: tuple[int, ...], name: str = "", made: str = "inserted"
     ) -> tuple[Key, torch.Tensor | None, torch.Tensor | None]:
         """Enter int32 coordinates [N, 1 + D] as a new map.
 
@@ -145,7 +145,7 @@ class MapRegistry:
         row of every input row (int64 [N]); both None if all rows were different.
         """
         self.use_device(coords.device)
-        grid = Grid.given(coords, stride, "inserted")
+        grid = Grid.given(coords, stride, made)
         view = CoordinateMap(grid.query(coords, grid.unit), grid.box(grid.unit))
         first = inverse = None
         if view.unique:
@@ -171,15 +171,11 @@ class MapRegistry:
         memo = (key, stride, name)
         if memo in self._strided:
             return self._strided[memo]
-        if 0 in grid.stride:
-            raise StrideError(
-                f"a stride of {list(stride)} on tensor stride {list(grid.stride)}; "
-                "a globally pooled tensor cannot be strided."
-            )
         out_stride = tuple(t * s for t, s in zip(grid.stride, stride, strict=True))
         found = (out_stride, name or key[1])
         if found not in self.grids or self.grids[found].made == "pruned":
-            found = self._coarsen(key, grid, self.free_key(*found))
+            make = self._flatten if 0 in out_stride else self._coarsen
+            found = make(key, grid, self.free_key(*found))
         self._strided[memo] = found
         return found
 
@@ -193,7 +189,7 @@ class MapRegistry:
         else:
             region = cell_region(divisor)
             offsets = core_offsets(region, (1,) * len(divisor))
-            asked = MapRequest("strided", offsets, divisor[::-1], grid.box(out[0]), "first_seen")
+            asked = strided_request(negated(offsets), divisor[::-1])
             kmap, made, store = grid.ask(asked, grid.unit)
             if grid.unit == grid.stride:
                 self.kernel_maps[key, out, region] = kmap
@@ -202,6 +198,13 @@ class MapRegistry:
         self.grids[out] = Grid.of_view(view, out[0], out[0], "strided", store)
         return out
 
+    def _flatten(self, key: Key, grid: Grid, out: Key) -> Key:
+        """The map whose cells reach over all of every axis of tensor stride 0."""
+        whole = grid.coords.new_tensor([False, *(s == 0 for s in out[0])], dtype=torch.bool)
+        step = tuple(max(1, s) for s in out[0])
+        coords = floor_to(grid.coords, step).masked_fill(whole, 0)
+        return self.insert(coords, *out, "strided")[0]
+
     def expanded(self, key: Key, region: Region, stride: tuple[int, ...]) -> Key:
         """A new map: {u + o * tensor stride} that lie on the coarser grid (expand_coordinates)."""
         grid = self.grid(key)
@@ -209,15 +212,21 @@ class MapRegistry:
         scale = tuple(t // u for t, u in zip(grid.stride, grid.unit, strict=True))
         divisor = tuple(t // u for t, u in zip(out[0], grid.unit, strict=True))[::-1]
         offsets = core_offsets(region, scale)
-        box = reached(grid.own_view().box, offsets.values, (1,) * len(divisor), divisor)
-        view = map_builder.expanded(grid.own_view(), offsets, divisor, box)
-        self.grids[out] = Grid.of_view(view, out[0], out[0], "expanded")
+        _, view, store = grid.ask(strided_request(offsets, divisor), grid.unit)
+        assert view is not None
+        self.grids[out] = Grid.of_view(view, out[0], out[0], "expanded", store)
         return out
 
-    def finer_stride(self, key: Key, stride: tuple[int, ...]) -> tuple[int, ...]:
-        """Tensor stride after a transposed layer. Raises StrideError if it does not divide."""
+    def finer_stride(
+        self, key: Key, stride: tuple[int, ...], whole: bool = True
+    ) -> tuple[int, ...]:
+        """Tensor stride after a transposed layer, rounded down.
+
+        whole: raise StrideError if it does not divide; upstream's generative layers go on, at last
+        with a tensor stride of 0.
+        """
         tensor_stride = self.grid(key).stride
-        if any(t % s for t, s in zip(tensor_stride, stride, strict=True)):
+        if whole and any(t % s for t, s in zip(tensor_stride, stride, strict=True)):
             raise StrideError(
                 f"a transposed layer of stride {list(stride)} on tensor stride "
                 f"{list(tensor_stride)}; the stride must divide it."
@@ -227,15 +236,15 @@ class MapRegistry:
     def generated(self, key: Key, region: Region, stride: tuple[int, ...]) -> Key:
         """A new map: {u + o * finer tensor stride}, and the kernel map to it."""
         grid = self.grid(key)
-        fine = self.finer_stride(key, stride)
+        fine = self.finer_stride(key, stride, whole=False)
         out = self.free_key(fine)
         aligned = grid.unit == grid.stride
         unit = fine if aligned and 0 not in fine else (1,) * len(fine)
         scale = tuple(t // u for t, u in zip(fine, unit, strict=True))
         multiplier = tuple(g // u for g, u in zip(grid.unit, unit, strict=True))[::-1]
         offsets = core_offsets(region, scale)
-        box = reached(grid.own_view().box, offsets.values, multiplier, (1,) * len(unit))
-        asked = MapRequest("generative", offsets, multiplier, box, "first_seen")
+        rule = Reached(offsets, multiplier, (1,) * len(unit))
+        asked = MapRequest("generative", offsets, multiplier, rule, "first_seen")
         kmap, view, store = grid.ask(asked, grid.unit)
         assert view is not None
         self.grids[out] = Grid.of_view(view, fine, unit, "expanded", store)
@@ -331,15 +340,3 @@ def _related(x: Grid, y: Grid, region: Region) -> KernelMap:
         return x.ask(MapRequest("submanifold", offsets), unit).kmap
     stride = tuple(g // u for g, u in zip(y.unit, unit, strict=True))[::-1]
     return x.ask(MapRequest("between", offsets, stride, y.own_view()), unit).kmap
-
-
-def kernel_pairs(kmap: KernelMap) -> dict[int, torch.Tensor]:
-    """{offset: int32 [2, n]}, row 0 input and row 1 output rows, ascending in the output row;
-    offsets without pairs are absent."""
-    found = {}
-    for v in range(kmap.n_offsets):
-        in_rows, out_rows = kmap.pair_list(v)
-        if len(in_rows):
-            order = torch.sort(out_rows, stable=True).indices
-            found[v] = torch.stack([in_rows[order], out_rows[order]]).int()
-    return found

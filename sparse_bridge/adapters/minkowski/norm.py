@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
+from ...core.conv.pending import PendingConv
 from ...core.ops.spread import spread
-from .. import fusion
+from .. import fusion, inference
 from .pool import pool_items
 
 
-def batch_norm(norm: nn.BatchNorm1d, x: torch.Tensor) -> torch.Tensor:
-    """What `norm` in eval mode makes of features [N, C]. No rows leave its statistics as they are
+def batch_norm(norm: nn.BatchNorm1d, x: Any) -> inference.Features:
+    """What `norm` in eval mode makes of the features of x. No rows leave its statistics as they are
     in training, too."""
-    if x.shape[0] == 0:  # torch refuses to train on fewer than two rows
-        return x.clone()
-    return fusion.batch_norm_inference(norm, norm, x)
+    if type(x._late) is PendingConv:
+        return inference.normed(norm, norm, x)
+    rows: torch.Tensor = x._F
+    if rows.shape[0] == 0:  # torch refuses to train on fewer than two rows
+        return rows.clone()
+    return fusion.batch_norm_inference(norm, norm, rows)
 
 
 def instance_norm(

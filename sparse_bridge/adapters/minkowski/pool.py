@@ -7,11 +7,11 @@ import torch
 from ...core.ops.max_rows import list_max, window_max
 from ...core.ops.pool import global_pool, pool
 from ...core.ops.row_matrix import RowMatrix
-from .batches import batch_rows, origin
+from .batches import batch_rows, field_items, origin
 from .geometry import KernelSpec
 from .grid import Key
 from .maps import MapRegistry
-from .weights import check_aligned
+from .weights import check_aligned, check_features
 
 Pooled = tuple[torch.Tensor, Key]
 
@@ -87,8 +87,17 @@ def pool_items(features: torch.Tensor, rows: torch.Tensor, n_items: int, mode: s
 def global_pooling(
     registry: MapRegistry, features: torch.Tensor, mode: str, in_key: Key
 ) -> Pooled:  # fmt: skip
-    """Pool every batch item: rows by ascending batch index, and the key of the origin map."""
-    check_aligned(features, registry.grid(in_key), "global pooling")
+    """Pool every batch item: rows by ascending batch index, and the key of the origin map.
+
+    in_key: of a map; or of a field, where no map of that key has as many rows as the features.
+    Raises: FeatureShapeError, FeatureTypeError, TensorDeviceError, KeyStateError.
+    """
     glob = origin(registry)
-    rows = batch_rows(registry, in_key, glob)
+    grid, field = registry.grids.get(in_key), registry.fields.get(in_key)
+    if field is not None and (grid is None or grid.n_rows != features.shape[0]):
+        check_features(features, len(field.coords), field.coords.device, "global pooling")
+        rows = field_items(registry, in_key, glob)
+    else:
+        check_aligned(features, registry.grid(in_key), "global pooling")
+        rows = batch_rows(registry, in_key, glob)
     return pool_items(features, rows, registry.grid(glob).n_rows, mode), glob

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Hashable
 from typing import Any
 
 import torch
 
+from ...core.geometry.boxes import Box
 from ...core.geometry.sparse_data import SparseData
-from ..protocol import TensorProtocol
+from ...core.maps.coordinate_map import CoordinateMap
+from ..protocol import Root, TensorProtocol
 from . import interchange
+from .manager import join, over
 
 
 class _Minkowski(TensorProtocol):
-    """Not replayed: coordinates are entered into a manager, which counts them on the host."""
-
     def features_of(self, x: Any) -> torch.Tensor | None:
         """Of a `SparseTensor` or a `TensorField`."""
         found = getattr(x, "F", None)
         return found if isinstance(found, torch.Tensor) else None
 
     def coordinates_of(self, x: Any) -> torch.Tensor:
-        coords: torch.Tensor = x.C
+        coords: torch.Tensor = x._sites() if hasattr(x, "_sites") else x.C
         return coords
 
     def with_features(self, x: Any, features: torch.Tensor) -> Any:
@@ -31,6 +34,37 @@ class _Minkowski(TensorProtocol):
 
     def from_core(self, data: SparseData, like: Any = None) -> Any:
         return interchange.from_core(data, like)
+
+    def capture_root(self, x: Any) -> Root | None:
+        if not hasattr(x, "coordinate_map_key"):
+            return None  # a field of points
+        registry, key = x._manager._manager, x.coordinate_map_key.key
+        if len(registry.grids) != 1 or registry.kernel_maps or key not in registry.grids:
+            return None
+        view = registry.grids[key].own_view()
+        return Root(view.coords, view.box)
+
+    def over(self, x: Any, features: torch.Tensor, root: CoordinateMap) -> Any:
+        manager, key = copy.copy(x._manager), x.coordinate_map_key.key
+        manager._manager = over(x._manager._manager, key, root)
+        return x._of(features, key, manager)
+
+    def on_rows_of(self, x: Any, y: Any) -> bool:
+        same: bool = x.coordinate_map_key.key == y.coordinate_map_key.key
+        return same
+
+    def label(self, x: Any) -> Hashable:
+        key: Hashable = x.coordinate_map_key.key
+        return key
+
+    def result(
+        self, x: Any, y: Any, features: torch.Tensor, coords: torch.Tensor | None, box: Box | None
+    ) -> Any:
+        if coords is None:
+            return x._with(features)
+        mine, theirs = x._manager._manager, y._manager._manager
+        key = join(mine, x.coordinate_map_key.key, theirs, y.coordinate_map_key.key, coords)
+        return x._of(features, key, x._manager)
 
 
 PROTOCOL = _Minkowski()

@@ -11,7 +11,7 @@ from ...errors import CoordinateError, DeviceError
 from ...log import logger
 from .batches import batch_rows
 from .errors import FeatureShapeError, TensorDeviceError
-from .grid import Key
+from .grid import Grid, Key
 from .maps import MapRegistry
 from .weights import check_aligned
 
@@ -25,6 +25,17 @@ def broadcast(
     """
     check_aligned(glob, registry.grid(glob_key), "broadcast")
     return spread(glob, batch_rows(registry, in_key, glob_key))
+
+
+def look_up(
+    grid: Grid, features: torch.Tensor, query: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(features [M, C] at int32 coordinates [M, 1 + D], 0 where there is no row; int64, which of
+    them were found)."""
+    rows = grid.rows_of(query)
+    found = (rows >= 0).nonzero().squeeze(1)
+    picked = features.index_select(0, rows.index_select(0, found))
+    return features.new_zeros((len(rows), features.shape[1])).index_copy(0, found, picked), found
 
 
 def prune(

@@ -8,7 +8,22 @@ from typing import Any
 import torch
 
 from ...errors import ContractError, DataTypeError
+from . import profile
 from .errors import CoordinateTypeError
+
+# Keywords of 0.4's SparseTensor: what they are called now, and those that mean nothing.
+OLD_NAMES = {
+    "feats": "features",
+    "coords": "coordinates",
+    "coords_key": "coordinate_map_key",
+    "coords_manager": "coordinate_manager",
+}
+OLD_SWITCHES = (
+    "force_creation",
+    "allow_duplicate_coords",
+    "memory_manager_backend",
+    "is_transpose",
+)
 
 
 def old_names(
@@ -18,6 +33,8 @@ def old_names(
 
     switches: keywords of 0.4 that mean nothing here. Raises: DataTypeError for others.
     """
+    if old:
+        profile.saw_old(f"{what}({', '.join(old)}=...)")
     for name, value in old.items():
         if name in switches:
             continue
@@ -29,6 +46,8 @@ def old_names(
 
 def drop_old(what: str, old: Mapping[str, Any], names: Sequence[str] = ("dimension", "D")) -> None:
     """Accept keywords of 0.4 that mean nothing any more. Raises: DataTypeError for others."""
+    if old:
+        profile.saw_old(f"{what}({', '.join(old)}=...)")
     for name in old:
         if name not in names:
             raise DataTypeError(f"{what} got an unexpected keyword argument {name!r}.")
@@ -65,6 +84,13 @@ def check_pair(features: torch.Tensor, coordinates: Any) -> None:
         )
     if not coordinates.is_contiguous():
         raise CoordinateTypeError("coordinates must be contiguous (use .contiguous()).")
+
+
+def followed(features: torch.Tensor, coordinates: Any) -> Any:
+    """In 0.4 coordinates stayed on the CPU while features were on a GPU; here they follow."""
+    if isinstance(coordinates, torch.Tensor) and coordinates.device != features.device:
+        return coordinates.to(features.device) if profile.is_old() else coordinates
+    return coordinates
 
 
 def moved(features: torch.Tensor, coordinates: Any, device: Any) -> tuple[torch.Tensor, Any]:

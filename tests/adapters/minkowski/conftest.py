@@ -21,6 +21,17 @@ def ME():
         module.clear_global_coordinate_manager()
 
 
+@pytest.fixture
+def ME4():
+    """`MinkowskiEngine` of the stand-in, as 0.4."""
+    with sparse_bridge.enable("minkowski", profile="0.4"):
+        module = importlib.import_module("MinkowskiEngine")
+        yield module
+        modes = module.SparseTensorOperationMode
+        module.set_sparse_tensor_operation_mode(modes.SEPARATE_COORDS_MANAGER)
+        module.clear_global_coords_man()
+
+
 @pytest.fixture(autouse=True)
 def _plain_settings(plain_settings):
     """No setting of the caller's environment, and none left behind; one thread for tiny tensors."""

@@ -169,3 +169,44 @@ def test_instance_norm_of_lone_voxels_gives_the_bias(ME):
         norm.bias.copy_(torch.arange(4.0))
     y = norm(ME.SparseTensor(torch.randn(3, 4), coords))
     torch.testing.assert_close(y.F, torch.arange(4.0).expand(3, 4))
+
+
+def test_broadcast_layers_tell_their_operation(ME):
+    coords, feats = scene(2, 3, seed=8)
+    x = ME.SparseTensor(feats.requires_grad_(), coords)
+    glob = ME.MinkowskiGlobalPooling()(x).detach()
+    glob.F.requires_grad_()
+    for layer, mode in (
+        (ME.MinkowskiBroadcastAddition(), ME.BroadcastMode.ELEMENTWISE_ADDITON),
+        (ME.MinkowskiBroadcastMultiplication(), ME.BroadcastMode.ELEMENTWISE_MULTIPLICATION),
+    ):
+        assert layer.operation_type is mode
+        keys = x.coordinate_map_key, glob.coordinate_map_key, x.coordinate_manager
+        arguments = (x.F, glob.F, layer.operation_type, *keys)
+        assert torch.equal(ME.MinkowskiBroadcastFunction().apply(*arguments), layer(x, glob).F)
+        assert ME.utils.gradcheck.gradcheck(ME.MinkowskiBroadcastFunction(), arguments)
+
+
+@pytest.mark.parametrize("mode", ["SUM", "AVG", "MAX"])
+@pytest.mark.parametrize("merged", [False, True])
+def test_the_global_pooling_function_of_a_field(ME, mode, merged):
+    """By the field's key, also where a map has the same key and another number of rows."""
+    generator = torch.Generator().manual_seed(3)
+    coords = torch.rand(40, 3, generator=generator) * 3
+    coords[:, 0] = torch.arange(40) % 3
+    feats = torch.randn(40, 2, generator=generator, dtype=torch.float64, requires_grad=True)
+    field = ME.TensorField(feats, coords)
+    if merged:
+        assert len(field.sparse()) < 40
+    mode = getattr(ME.PoolingMode, f"GLOBAL_{mode}_POOLING_PYTORCH_INDEX")
+    pooled = ME.MinkowskiGlobalPooling(mode)(field)
+    arguments = (
+        feats, mode, field.coordinate_field_map_key, pooled.coordinate_map_key,
+        field.coordinate_manager,
+    )  # fmt: skip
+    assert torch.equal(ME.MinkowskiGlobalPoolingFunction().apply(*arguments), pooled.F)
+    items = [feats[coords[:, 0] == b] for b in range(3)]
+    reduce = {"SUM": lambda f: f.sum(0), "AVG": lambda f: f.mean(0), "MAX": lambda f: f.amax(0)}
+    want = torch.stack([reduce[mode.name.split("_")[1]](item) for item in items])
+    torch.testing.assert_close(pooled.F, want)
+    assert ME.utils.gradcheck.gradcheck(ME.MinkowskiGlobalPoolingFunction(), arguments)

@@ -185,8 +185,6 @@ def test_switches_and_diagnostics(ME, capsys):
     for algorithm in ME.MinkowskiAlgorithm:
         made = ME.CoordinateManager(D=1, minkowski_algorithm=algorithm)
         assert made.minkowski_algorithm is algorithm
-    with pytest.raises(DeprecationWarning):
-        ME.CoordsManager(3)
     region, offsets, volume = ME.convert_region_type(
         ME.RegionType.HYPER_CROSS, [2, 2], 3, 1, 1, None, None, 2
     )

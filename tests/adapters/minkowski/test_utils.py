@@ -77,6 +77,21 @@ def test_the_contract_s_own_vote(ME):
     assert voted.tolist() == [5, 6, 255]
 
 
+def test_a_column_of_labels(ME, points):
+    """int32 [N, 1], as a stack of scenes gives them, votes like [N]."""
+    coords, feats, labels = points
+    for given in (labels.astype(np.int32), torch.tensor(labels).int()):
+        kind = torch.tensor if isinstance(given, torch.Tensor) else np.asarray
+        found = [
+            ME.utils.sparse_quantize(kind(coords), kind(feats), labels=part, quantization_size=0.5)
+            for part in (given, given.reshape(-1, 1))
+        ]
+        for one, other in zip(*found, strict=True):
+            assert one.shape == other.shape and bool((one == other).all())
+    joined = ME.utils.sparse_collate([coords[:4]], [feats[:4]], [torch.ones(4, 1).int()])
+    assert joined[2].shape == (4, 1)
+
+
 def test_collation(ME, points):
     coords, feats, labels = points
     parts = [(coords[:5], feats[:5], labels[:5]), (coords[5:9], feats[5:9], labels[5:9])]

@@ -24,7 +24,7 @@ class CoordinateMapType(enum.IntEnum):
 
 
 class RegionType(enum.IntEnum):
-    """Kernel shapes. HYPERCUBE, HYPERCROSS and HYBRID are names of 0.4; HYBRID cannot be used."""
+    """Kernel shapes. HYPERCUBE, HYPERCROSS and HYBRID (by `axis_types`) are names of 0.4."""
 
     HYPER_CUBE = 0
     HYPER_CROSS = 1
@@ -60,9 +60,35 @@ class BroadcastMode(enum.IntEnum):
     ELEMENTWISE_MULTIPLICATION = 1
 
 
+class OperationType(enum.IntEnum):
+    """0.4's `BroadcastMode`."""
+
+    ADDITION = 0
+    MULTIPLICATION = 1
+
+
+class GlobalPoolingMode(enum.IntEnum):
+    """How 0.4 computed a global pool; all of them give the same."""
+
+    AUTO = 0
+    INDEX_SELECT = 1
+    SPARSE = 2
+
+
+class MemoryManagerBackend(enum.IntEnum):
+    """0.4's `GPUMemoryAllocatorType`."""
+
+    CUDA = 0
+    PYTORCH = 1
+
+
 class SparseTensorOperationMode(enum.Enum):
+    """SEPARATE_COORDS_MANAGER and SHARE_COORDS_MANAGER are names of 0.4."""
+
     SEPARATE_COORDINATE_MANAGER = 0
     SHARE_COORDINATE_MANAGER = 1
+    SEPARATE_COORDS_MANAGER = 0  # noqa: PIE796
+    SHARE_COORDS_MANAGER = 1  # noqa: PIE796
 
 
 class SparseTensorQuantizationMode(enum.Enum):
@@ -82,6 +108,9 @@ for _enum in (
     ConvolutionMode,
     PoolingMode,
     BroadcastMode,
+    OperationType,
+    GlobalPoolingMode,
+    MemoryManagerBackend,
 ):
     _enum.__module__ = _BACKEND  # where pickles look for them
     # Upstream's are pybind11 enumerations, whose table of members some projects read.

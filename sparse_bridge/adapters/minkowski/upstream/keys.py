@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
 from ....errors import ContractError, DataTypeError
+from .. import profile
 from ..errors import KeyStateError
+from ..geometry import int_list
 from ..grid import Key
 
 
@@ -93,6 +96,61 @@ class CoordinateMapKey:
         return f"coordinate map key:{list(stride)}" + (f":{name}" if name else "")
 
 
+class CoordsKey(CoordinateMapKey):
+    """The key of 0.4: CoordsKey(D) is unset; a manager's `initialize` sets it.
+
+    `getKey` and `setKey` deal in numbers, which say no more than whether keys are equal.
+    """
+
+    __slots__ = ("_stride",)
+
+    def __init__(self, D: int) -> None:
+        profile.saw_old("CoordsKey(D)")
+        super().__init__(int(D) + 1)
+        self._stride = (1,) * int(D)
+
+    @classmethod
+    def of(cls, key: Key | None) -> CoordsKey:
+        made = object.__new__(cls)
+        made._key, made._stride = key, () if key is None else key[0]
+        made._size = len(made._stride) + 1
+        return made
+
+    @property
+    def D(self) -> int:
+        return self._size - 1
+
+    def isKeySet(self) -> bool:
+        return self.is_key_set()
+
+    def getKey(self) -> int:
+        """Raises KeyStateError if unset."""
+        stride, name = self.key
+        return int(name) if name.isdecimal() else zlib.crc32(repr((stride, name)).encode())
+
+    def setKey(self, key: int) -> None:
+        self._key = (self._stride, str(int(key)))
+
+    def getTensorStride(self) -> list[int]:
+        return list(self._stride if self._key is None else self._key[0])
+
+    def setTensorStride(self, tensor_stride: Any) -> None:
+        self._stride = tuple(int_list(tensor_stride, self.D, "tensor_stride"))
+        if self._key is not None:
+            self._key = (self._stride, self._key[1])
+
+    def set_key(self, key: Any, name: str | None = None) -> None:
+        super().set_key(key, name)
+        self._stride = self.key[0]
+
+    def __getstate__(self) -> Any:
+        return self._key, self._size, self._stride
+
+    def __setstate__(self, state: Any) -> None:
+        self._key, self._size, self._stride = state
+
+
+CoordsKey.__module__ = "MinkowskiEngine.MinkowskiCoords"
 CoordinateMapKey.__module__ = "MinkowskiEngineBackend._C"
 
 

@@ -100,12 +100,13 @@ def quantize_labels(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`quantize_points` and the label of every distinct coordinate, `ignore_label` on conflict.
 
-    labels: int32 [N] on the CPU. Raises: CoordinateTypeError.
+    labels: int32, N of them in any shape ([N, 1] is common), on the CPU; voted ones are [U].
+    Raises: CoordinateTypeError.
     """
-    if labels.dtype != torch.int32 or labels.shape != coords.shape[:1]:
+    if labels.dtype != torch.int32 or labels.numel() != coords.shape[0]:
         raise CoordinateTypeError(
             f"labels are {labels.dtype} of shape {list(labels.shape)}; "
             f"expected int32 [{coords.shape[0]}]."
         )
     first, inverse = quantize_points(coords)
-    return first, inverse, vote_labels(labels, first, inverse, ignore_label)
+    return first, inverse, vote_labels(labels.reshape(-1), first, inverse, ignore_label)

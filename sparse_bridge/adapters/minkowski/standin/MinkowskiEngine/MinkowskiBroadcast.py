@@ -50,12 +50,17 @@ class MinkowskiBroadcastFunction(ComposedFunction):
 class MinkowskiBroadcastBase(MinkowskiModuleBase):
     """forward(input, input_glob): SparseTensors of one manager.
 
+    operation_type: a BroadcastMode; None for layers that copy.
     Raises: ContractError, FeatureShapeError, FeatureTypeError, CoordinateError.
     """
 
-    def __init__(self, **old):
+    operation_type = None
+
+    def __init__(self, operation_type=None, **old):
         super().__init__()
         drop_old(type(self).__name__, old)
+        if operation_type is not None:
+            self.operation_type = BroadcastMode(operation_type)
 
     def forward(self, input, input_glob):
         for part in (input, input_glob):
@@ -75,10 +80,10 @@ class MinkowskiBroadcastBase(MinkowskiModuleBase):
             input_glob.coordinate_map_key.key,
         )  # fmt: skip
 
-    def _apply_function(self, input, input_glob, mode):
+    def _join(self, input, input_glob):
         return MinkowskiBroadcastFunction.apply(
-            input._F, input_glob._F, mode, input.coordinate_map_key, input_glob.coordinate_map_key,
-            input._manager,
+            input._F, input_glob._F, self.operation_type, input.coordinate_map_key,
+            input_glob.coordinate_map_key, input._manager,
         )  # fmt: skip
 
     def __repr__(self):
@@ -88,15 +93,13 @@ class MinkowskiBroadcastBase(MinkowskiModuleBase):
 class MinkowskiBroadcastAddition(MinkowskiBroadcastBase):
     """x + g of the row's batch item."""
 
-    def _join(self, input, input_glob):
-        return self._apply_function(input, input_glob, BroadcastMode.ELEMENTWISE_ADDITON)
+    operation_type = BroadcastMode.ELEMENTWISE_ADDITON
 
 
 class MinkowskiBroadcastMultiplication(MinkowskiBroadcastBase):
     """x * g of the row's batch item."""
 
-    def _join(self, input, input_glob):
-        return self._apply_function(input, input_glob, BroadcastMode.ELEMENTWISE_MULTIPLICATION)
+    operation_type = BroadcastMode.ELEMENTWISE_MULTIPLICATION
 
 
 class MinkowskiBroadcast(MinkowskiBroadcastBase):

@@ -3,8 +3,7 @@
 import math
 
 import torch
-from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
-from MinkowskiEngine.MinkowskiKernelGenerator import generator_of
+from MinkowskiEngine.MinkowskiKernelGenerator import KernelLayer, generator_of
 from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor, refuse_input
 from torch.nn import Parameter
 
@@ -15,7 +14,7 @@ from sparse_bridge.adapters.minkowski.tensors import drop_old
 __all__ = ["MinkowskiChannelwiseConvolution"]
 
 
-class MinkowskiChannelwiseConvolution(MinkowskiModuleBase):
+class MinkowskiChannelwiseConvolution(KernelLayer):
     """Every channel convolved by itself: `kernel` [V, C], `bias` [1, C].
 
     Args: as MinkowskiConvolution, with one number of channels.

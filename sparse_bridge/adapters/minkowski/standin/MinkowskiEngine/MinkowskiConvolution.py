@@ -3,8 +3,7 @@
 import math
 
 import torch
-from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
-from MinkowskiEngine.MinkowskiKernelGenerator import KernelGenerator, generator_of
+from MinkowskiEngine.MinkowskiKernelGenerator import KernelGenerator, KernelLayer, generator_of
 from MinkowskiEngine.MinkowskiSparseTensor import (
     SparseTensor,
     _get_coordinate_map_key,
@@ -16,7 +15,9 @@ from torch.nn import Parameter
 
 from sparse_bridge.adapters.expected import expect
 from sparse_bridge.adapters.ledger import note
-from sparse_bridge.adapters.minkowski.conv import collapsed, convolve, pointwise
+from sparse_bridge.adapters.minkowski import profile
+from sparse_bridge.adapters.minkowski.conv import collapsed, convolve, fold, pointwise
+from sparse_bridge.adapters.minkowski.errors import StrideError
 from sparse_bridge.adapters.minkowski.tensors import drop_old
 from sparse_bridge.adapters.minkowski.upstream.keys import fill, given_by
 from sparse_bridge.adapters.minkowski.weights import check_aligned, expected
@@ -48,18 +49,39 @@ def _function(transposed, what):
 
 
 class MinkowskiConvolutionFunction(ComposedFunction):
-    """apply(features, kernel, kernel_generator, convolution_mode, in_key, out_key, manager)."""
+    """apply(features, kernel, kernel_generator, convolution_mode, in_key, out_key, manager).
+
+    Or 0.4's arguments: features, kernel, tensor_stride, stride, kernel_size, dilation, region_type,
+    region_offset, in_key, out_key, manager.
+    """
 
     compute = _function(False, "MinkowskiConvolution")
 
+    @classmethod
+    def apply(cls, *args, **kwargs):
+        if len(args) > 8 and not isinstance(args[2], KernelGenerator):
+            args = cls._from_old(*args)
+        return cls.compute(*args, **kwargs)
 
-class MinkowskiConvolutionTransposeFunction(ComposedFunction):
-    """apply(features, kernel, kernel_generator, convolution_mode, in_key, out_key, manager)."""
+    @classmethod
+    def _from_old(cls, features, kernel, *rest):
+        from MinkowskiEngine.old_functions import old_generator
+
+        finer = cls is not MinkowskiConvolutionFunction
+        kernel_arguments, rest = rest[:6], rest[6:]
+        expand, keys = (rest[0], rest[1:]) if finer and isinstance(rest[0], bool) else (0, rest)
+        generator = old_generator(*kernel_arguments, keys[0], finer)
+        generator.expand_coordinates = bool(expand)
+        return (features, kernel, generator, ConvolutionMode.DEFAULT, *keys)
+
+
+class MinkowskiConvolutionTransposeFunction(MinkowskiConvolutionFunction):
+    """As `MinkowskiConvolutionFunction`; 0.4 had generate_new_coords before in_key."""
 
     compute = _function(True, "MinkowskiConvolutionTranspose")
 
 
-class MinkowskiConvolutionBase(MinkowskiModuleBase):
+class MinkowskiConvolutionBase(KernelLayer):
     """A convolution with `kernel` [V, C_in, C_out] and `bias` [1, C_out].
 
     A kernel of volume 1 and stride 1 is [C_in, C_out], a plain matrix product (`use_mm`); with one
@@ -82,9 +104,13 @@ class MinkowskiConvolutionBase(MinkowskiModuleBase):
         convolution_mode=ConvolutionMode.DEFAULT, dimension=-1, **old,
     ):  # fmt: skip
         super().__init__()
+        if old:
+            profile.saw_old(f"{type(self).__name__}({', '.join(old)}=...)")
         bias = old.pop("has_bias", bias)
         if is_transpose:
             expand_coordinates = old.pop("generate_new_coords", expand_coordinates)
+        if isinstance(kernel_generator, bool):  # the place of 0.4's generate_new_coords
+            expand_coordinates, kernel_generator = kernel_generator, None
         drop_old(type(self).__name__, old, ())
         kernel_generator = generator_of(kernel_generator, kernel_size, stride, dilation, dimension)
         kernel_generator.expand_coordinates = expand_coordinates
@@ -115,13 +141,16 @@ class MinkowskiConvolutionBase(MinkowskiModuleBase):
             if self.bias is not None:
                 self.bias.uniform_(-bound, bound)
 
-    def forward(self, input, coordinates=None):
+    def forward(self, input, coordinates=None, coords=None):
         """SparseTensor -> SparseTensor.
 
         coordinates: where to compute: an IntTensor [M, D + 1], a CoordinateMapKey or a SparseTensor
             of the same manager; None for the layer's own rule. `use_mm` layers ignore it.
+        coords: 0.4's name of it.
         Raises: ContractError, FeatureShapeError, FeatureTypeError, StrideError, TensorDeviceError.
         """
+        if coords is not None:
+            coordinates = coords
         if not isinstance(input, SparseTensor) or self.dimension != input._D:
             refuse_input(self, input)
         what, manager = type(self).__name__, input._manager
@@ -131,20 +160,38 @@ class MinkowskiConvolutionBase(MinkowskiModuleBase):
             kernel, bias = self.kernel, self.bias
         if self.use_mm:
             made = input._with(pointwise(input._F, kernel, bias, what))
+        elif torch.compiler.is_compiling():
+            return self._traced(input, coordinates, kernel, bias)
         elif coordinates is None:
-            spec = self.kernel_generator.spec(self.is_transpose)
-            key, kmap = manager._manager.layer_map(input.coordinate_map_key._key, spec)
-            made = SparseTensor._of(convolve(input._F, kernel, bias, kmap, what), key, manager)
+            spec, registry = self.kernel_generator.spec(self.is_transpose), manager._manager
+            try:
+                key, kmap = registry.layer_map(input.coordinate_map_key._key, spec)
+            except StrideError:
+                kernel, (key, kmap) = fold(registry, input.coordinate_map_key.key, spec, kernel)
+            y = convolve(input._F, kernel, bias, kmap, what, self)
+            made = SparseTensor._of(y, key, manager)
         else:
             made = self._convolve_at(coordinates, input, kernel, bias)
         note("minkowski", what)
+        return made
+
+    def _traced(self, input, coordinates, kernel, bias):
+        """In a graph; where that cannot be, between two graphs."""
+        from sparse_bridge.adapters.minkowski import compiled
+
+        if not compiled.served(self, input, coordinates):
+            return compiled.outside(type(self).forward, self, input, coordinates)
+        features, key, coords = compiled.convolved(self, input, kernel, bias)
+        made = SparseTensor._of(features, key, input._manager)
+        made._C = coords
         return made
 
     def _convolve_at(self, coordinates, input, kernel, bias):
         spec, registry = self.kernel_generator.spec(self.is_transpose), input._manager._manager
         wanted = _get_coordinate_map_key(input, coordinates, spec.scaled(input.tensor_stride))
         in_key, key = input.coordinate_map_key.key, given_by(wanted)
-        if spec.transposed and not spec.expand and isinstance(coordinates, torch.Tensor):
+        labelled_zero = isinstance(coordinates, torch.Tensor) and not profile.is_old()
+        if spec.transposed and not spec.expand and labelled_zero:
             kernel, kmap = collapsed(registry, in_key, key, kernel)
         else:
             key, kmap = registry.layer_map(in_key, spec, key)

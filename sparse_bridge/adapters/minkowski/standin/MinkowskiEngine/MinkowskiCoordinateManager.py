@@ -54,15 +54,6 @@ def set_memory_manager_backend(backend):
     set_gpu_allocator(backend)
 
 
-class CoordsManager:
-    """The manager of 0.4, which cannot be made any more."""
-
-    def __init__(self, *args, **kwargs):
-        raise DeprecationWarning(
-            "CoordsManager belongs to MinkowskiEngine 0.4; use CoordinateManager(D=...)."
-        )
-
-
 class CoordinateManager:
     """Maps from coordinates to rows, and kernel maps between them, for D spatial axes.
 
@@ -282,3 +273,12 @@ class CoordinateManager:
         keys = sorted(self._manager.grids)
         lines = [f"\t{key}: {self._manager.grids[key].n_rows} rows" for key in keys]
         return "\n".join([f"{self.__class__.__name__}(D={self.D})", *lines])
+
+
+def new_manager(dimension, coordinates, allocator_type, minkowski_algorithm):
+    """The manager of a tensor made from coordinates; `coords_man` gives it the methods of 0.4."""
+    kind = CoordinateMapType.CUDA if coordinates.is_cuda else CoordinateMapType.CPU
+    return CoordinateManager(
+        D=dimension, coordinate_map_type=kind, allocator_type=allocator_type,
+        minkowski_algorithm=minkowski_algorithm,
+    )  # fmt: skip

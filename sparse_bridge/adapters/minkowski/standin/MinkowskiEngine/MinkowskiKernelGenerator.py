@@ -3,16 +3,18 @@
 from collections import namedtuple
 
 import torch
-from MinkowskiEngine.MinkowskiCommon import convert_to_int_list
+from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase, convert_to_int_list
 from MinkowskiEngineBackend._C import RegionType
 
 from sparse_bridge.adapters.minkowski.errors import DimensionError
 from sparse_bridge.adapters.minkowski.geometry import (
     custom_points,
+    hybrid_points,
     kernel_region,
     kernel_spec,
+    region_of_axes,
 )
-from sparse_bridge.errors import ContractError, UnsupportedError
+from sparse_bridge.errors import ContractError
 
 __all__ = [
     "KernelGenerator", "KernelRegion", "convert_region_type", "get_kernel_volume", "save_ctx",
@@ -24,34 +26,29 @@ KernelRegion = namedtuple(
 )
 
 
-def _refuse_axis_types(axis_types):
-    if axis_types is not None:
-        raise ContractError(
-            f"axis_types={axis_types!r}: kernels that mix regions per axis are not defined in "
-            "MinkowskiEngine 0.5; use RegionType.CUSTOM with region_offsets."
-        )
-
-
-def _custom(region_type, region_offsets, dimension):
+def _resolved(region_type, region_offsets, axis_types, kernel_size, dimension):
+    """(region type, the points of a CUSTOM or HYBRID region or None for a cube or a cross)."""
+    region_type = region_of_axes(RegionType(region_type), axis_types, dimension)
+    if region_type is RegionType.HYBRID:
+        kinds = tuple(RegionType(kind) for kind in axis_types)
+        return region_type, hybrid_points(tuple(kernel_size), kinds)
     if region_type is not RegionType.CUSTOM:
-        return None
+        return region_type, None
     if region_offsets is None:
         raise ContractError("RegionType.CUSTOM needs region_offsets, integers [V, D].")
-    return custom_points(region_offsets, dimension)
+    return region_type, custom_points(region_offsets, dimension)
 
 
 def get_kernel_volume(region_type, kernel_size, region_offset, axis_types, dimension):
     """Number of kernel offsets.
 
     Args: region_type; kernel_size: int or one per axis; region_offset: [V, D] for CUSTOM;
-        axis_types: None; dimension: D.
+        axis_types: the region of each axis, for HYBRID; dimension: D.
     Raises: ContractError (an AssertionError).
     """
-    _refuse_axis_types(axis_types)
-    region_type = RegionType(region_type)
     size = tuple(convert_to_int_list(kernel_size, dimension))
-    custom = _custom(region_type, region_offset, dimension)
-    return len(kernel_region(region_type, size, (1,) * dimension, custom))
+    region_type, listed = _resolved(region_type, region_offset, axis_types, size, dimension)
+    return len(kernel_region(region_type, size, (1,) * dimension, listed))
 
 
 def convert_region_type(
@@ -59,12 +56,10 @@ def convert_region_type(
     dimension, center=True,
 ):  # fmt: skip
     """(region type, IntTensor [V, D] of absolute offsets, V) of a kernel on a tensor stride."""
-    _refuse_axis_types(axis_types)
-    region_type = RegionType(region_type)
     size = tuple(convert_to_int_list(kernel_size, dimension))
     steps = tuple(convert_to_int_list(dilation, dimension))
-    custom = _custom(region_type, region_offset, dimension)
-    region = kernel_region(region_type, size, steps, custom)
+    region_type, listed = _resolved(region_type, region_offset, axis_types, size, dimension)
+    region = kernel_region(region_type, size, steps, listed)
     stride = torch.tensor(convert_to_int_list(tensor_stride, dimension), dtype=torch.int32)
     up = torch.tensor(convert_to_int_list(up_stride, dimension), dtype=torch.int32)
     offsets = torch.tensor(region.points, dtype=torch.int32)
@@ -88,7 +83,8 @@ class KernelGenerator:
         region_type: RegionType or its number.
         region_offsets: [V, D] integers, counted in tensor strides; for RegionType.CUSTOM.
         expand_coordinates: make new output coordinates.
-        axis_types: None.
+        axis_types: HYPER_CUBE or HYPER_CROSS for every axis; where they differ, the region is
+            HYBRID: the cube over its axes, and the cross's steps along each of the others.
         dimension: D, required.
 
     Raises: ContractError (an AssertionError).
@@ -101,13 +97,13 @@ class KernelGenerator:
     ):  # fmt: skip
         if dimension is None or dimension < 1:
             raise ContractError(f"dimension={dimension}; a kernel needs its number of axes.")
-        _refuse_axis_types(axis_types)
         self._specs = {}
         region_type = RegionType(region_type)
-        self._custom = _custom(region_type, region_offsets, dimension)
-        if self._custom is not None and isinstance(kernel_size, int) and kernel_size < 0:
+        unsized = isinstance(kernel_size, int) and kernel_size < 0
+        if region_type is RegionType.CUSTOM and unsized and region_offsets is not None:
             # The box that holds the offsets: it decides nothing but the layer's repr.
-            kernel_size = [1 + max(axis) - min(axis) for axis in zip(*self._custom, strict=True)]
+            points = custom_points(region_offsets, dimension)
+            kernel_size = [1 + max(axis) - min(axis) for axis in zip(*points, strict=True)]
         self.kernel_size = convert_to_int_list(kernel_size, dimension)
         self.kernel_stride = convert_to_int_list(stride, dimension)
         self.kernel_dilation = convert_to_int_list(dilation, dimension)
@@ -117,12 +113,10 @@ class KernelGenerator:
                     f"{name} is {getattr(self, name)}; every entry must be 1 or more."
                 )
         if region_type is RegionType.HYPER_CROSS and max(self.kernel_size) == 1:
-            region_type = RegionType.HYPER_CUBE
-        if region_type is RegionType.HYBRID:
-            raise UnsupportedError(
-                "RegionType.HYBRID belongs to MinkowskiEngine 0.4; use RegionType.CUSTOM with "
-                "region_offsets."
-            )
+            region_type, axis_types = RegionType.HYPER_CUBE, None
+        region_type, self._listed = _resolved(
+            region_type, region_offsets, axis_types, self.kernel_size, dimension
+        )
         self.region_type = region_type
         self.region_offsets = region_offsets
         self.axis_types = axis_types
@@ -137,7 +131,7 @@ class KernelGenerator:
 
     def region(self):
         return kernel_region(
-            self.region_type, tuple(self.kernel_size), tuple(self.kernel_dilation), self._custom
+            self.region_type, tuple(self.kernel_size), tuple(self.kernel_dilation), self._listed
         )
 
     def spec(self, transposed=False):
@@ -163,8 +157,9 @@ class KernelGenerator:
     def summary(self):
         """The kernel as a layer's `repr` shows it."""
         text = f"kernel_size={self.kernel_size}, "
-        if self.region_type is RegionType.CUSTOM:
-            text = f"region_type={self.region_type}, kernel_volume={self.kernel_volume}, "
+        if self._listed is not None:
+            region = f"RegionType.{self.region_type.name}"
+            text = f"region_type={region}, kernel_volume={self.kernel_volume}, "
         return text + f"stride={self.kernel_stride}, dilation={self.kernel_dilation}"
 
     def get_kernel(self, tensor_stride, is_transpose):
@@ -183,6 +178,32 @@ class KernelGenerator:
             + text
             + f"expand_coordinates={self.expand_coordinates}, dimension={self.dimension})"
         )
+
+
+# What 0.4 kept on layers.
+_OLD_ATTRIBUTES = frozenset((
+    "axis_types", "dilation", "kernel_size", "kernel_volume", "region_offset", "region_offset_",
+    "region_type", "region_type_", "stride",
+))  # fmt: skip
+
+
+class KernelLayer(MinkowskiModuleBase):
+    """A layer with a `kernel_generator`, whose numbers it shows as attributes, as in 0.4: stride,
+    dilation and kernel_size are IntTensors [D], region_offset(_) those of a listed region on a
+    tensor stride of 1."""
+
+    def __getattr__(self, name):
+        if name not in _OLD_ATTRIBUTES:
+            return super().__getattr__(name)
+        generator, name = super().__getattribute__("kernel_generator"), name.removesuffix("_")
+        if name in ("kernel_volume", "region_type", "axis_types"):
+            return getattr(generator, name)
+        if name == "region_offset":
+            if generator._listed is None:
+                return torch.empty((0, generator.dimension), dtype=torch.int32)
+            return generator.get_kernel([1] * generator.dimension, False)[1]
+        numbers = getattr(generator, name if name == "kernel_size" else f"kernel_{name}")
+        return torch.tensor(numbers, dtype=torch.int32)
 
 
 def generator_of(given, kernel_size, stride, dilation, dimension, **options):

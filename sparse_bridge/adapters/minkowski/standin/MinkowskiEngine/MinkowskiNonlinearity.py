@@ -5,7 +5,8 @@ from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
 from MinkowskiEngine.MinkowskiTensor import Tensor, refuse_kind
 from torch import nn
 
-from sparse_bridge.adapters import training_norms
+from sparse_bridge.adapters import fusion, inference, training_norms
+from sparse_bridge.adapters.late import pending_of
 from sparse_bridge.adapters.ledger import note
 
 _NAMES = (
@@ -32,7 +33,13 @@ class MinkowskiNonlinearityBase(MinkowskiModuleBase):
         if torch.is_grad_enabled() and isinstance(activation, nn.ReLU):
             made = training_norms.rectify(activation, activation, input)
         else:
-            made = input._with(activation(input._F))
+            conv = None if input._late is None else pending_of(input)
+            known = None if conv is None else fusion.own_activation(activation)
+            if known is None:
+                made = input._with(activation(input._F))
+            else:
+                inplace = getattr(activation, "inplace", False)
+                made = input._with(inference.activated(conv, known, inplace, activation, input))
         note("minkowski", type(self).__name__)
         return made
 

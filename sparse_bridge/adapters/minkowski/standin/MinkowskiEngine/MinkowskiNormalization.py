@@ -5,7 +5,7 @@ from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
 from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor
 from MinkowskiEngine.MinkowskiTensor import Tensor, refuse_kind
 from MinkowskiEngine.sparse_matrix_functions import ComposedFunction
-from MinkowskiEngineBackend._C import CoordinateMapKey, PoolingMode
+from MinkowskiEngineBackend._C import CoordinateMapKey, GlobalPoolingMode, PoolingMode
 from torch import nn
 
 from sparse_bridge.adapters import training_norms
@@ -45,7 +45,7 @@ class MinkowskiBatchNorm(MinkowskiModuleBase):
         if norm.training and len(input._F):
             made = training_norms.normalise(norm, norm, input)
         else:
-            made = input._with(batch_norm(norm, input._F))
+            made = input._with(batch_norm(norm, input))
         note("minkowski", type(self).__name__)
         return made
 
@@ -111,7 +111,16 @@ def _normalized(features, registry, key, eps):
 
 
 class MinkowskiInstanceNormFunction(ComposedFunction):
-    """apply(features, in_key, glob_key=None, manager=None, gpooling_mode=...)."""
+    """apply(features, in_key, glob_key=None, manager=None, gpooling_mode=...).
+
+    Or 0.4's arguments: features, mode, in_key, glob_key, manager.
+    """
+
+    @classmethod
+    def apply(cls, *args, **kwargs):
+        if len(args) > 1 and isinstance(args[1], GlobalPoolingMode):
+            args = (args[0], *args[2:])
+        return cls.compute(*args, **kwargs)
 
     @staticmethod
     def compute(
@@ -127,11 +136,12 @@ class MinkowskiInstanceNorm(MinkowskiModuleBase):
     """w * (x - mean) / sqrt(var + 1e-8) + b per batch item and channel; biased variance.
 
     `weight` [1, C], `bias` [1, C]. An item of one row gives the bias.
+    mode: how 0.4 computed means, a GlobalPoolingMode; changes nothing.
     """
 
     _eps = 1e-8
 
-    def __init__(self, num_features, **old):
+    def __init__(self, num_features, mode=None, **old):
         super().__init__()
         drop_old(type(self).__name__, old)
         self.num_features = num_features

@@ -1,7 +1,7 @@
 """Pooling layers."""
 
 from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
-from MinkowskiEngine.MinkowskiKernelGenerator import generator_of
+from MinkowskiEngine.MinkowskiKernelGenerator import KernelLayer, generator_of
 from MinkowskiEngine.MinkowskiSparseTensor import (
     SparseTensor,
     _get_coordinate_map_key,
@@ -11,14 +11,12 @@ from MinkowskiEngine.sparse_matrix_functions import (
     ComposedFunction,
     MinkowskiDirectMaxPoolingFunction,
 )
-from MinkowskiEngineBackend._C import PoolingMode
+from MinkowskiEngineBackend._C import GlobalPoolingMode, PoolingMode
 
 from sparse_bridge.adapters.ledger import note
-from sparse_bridge.adapters.minkowski import batches
 from sparse_bridge.adapters.minkowski.pool import (
     global_pooling,
     local_pooling,
-    pool_items,
     transposed_pooling,
 )
 from sparse_bridge.adapters.minkowski.tensors import drop_old
@@ -68,7 +66,18 @@ class MinkowskiLocalPoolingTransposeFunction(ComposedFunction):
 
 
 class MinkowskiGlobalPoolingFunction(ComposedFunction):
-    """apply(features, pooling_mode, in_key, out_key, manager)."""
+    """apply(features, pooling_mode, in_key, out_key, manager).
+
+    Or 0.4's arguments: features, average, mode, in_key, out_key, manager.
+    """
+
+    @classmethod
+    def apply(cls, *args, **kwargs):
+        if len(args) > 1 and isinstance(args[1], bool):
+            mode = PoolingMode.GLOBAL_AVG_POOLING_PYTORCH_INDEX
+            mode = mode if args[1] else PoolingMode.GLOBAL_SUM_POOLING_PYTORCH_INDEX
+            args = (args[0], mode, *args[3:])
+        return cls.compute(*args, **kwargs)
 
     @staticmethod
     def compute(
@@ -83,7 +92,7 @@ class MinkowskiGlobalPoolingFunction(ComposedFunction):
         return out
 
 
-class MinkowskiPoolingBase(MinkowskiModuleBase):
+class MinkowskiPoolingBase(KernelLayer):
     """Base of local pools. A kernel equal to its stride bins inputs into cells; others are windows.
 
     Args: kernel_size, stride, dilation: int or one per axis; kernel_generator overrides them;
@@ -104,7 +113,7 @@ class MinkowskiPoolingBase(MinkowskiModuleBase):
         self.pooling_mode = pooling_mode
         self.dimension = dimension
 
-    def forward(self, input, coordinates=None):
+    def forward(self, input, coordinates=None, coords=None):
         """SparseTensor -> SparseTensor; `coordinates` as in a convolution.
 
         Raises: ContractError, FeatureShapeError, FeatureTypeError, StrideError, TensorDeviceError.
@@ -112,6 +121,7 @@ class MinkowskiPoolingBase(MinkowskiModuleBase):
         if not isinstance(input, SparseTensor) or self.dimension != input._D:
             refuse_input(self, input)
         spec, wanted = self.kernel_generator.spec(self.is_transpose), None
+        coordinates = coords if coordinates is None else coordinates
         if coordinates is not None:
             stride = spec.scaled(input.tensor_stride)
             wanted = _get_coordinate_map_key(input, coordinates, stride)
@@ -200,30 +210,27 @@ class MinkowskiGlobalPooling(MinkowskiModuleBase):
     """Reduces every batch item: rows by ascending batch index, coordinates (b, 0, .., 0).
 
     mode: a PoolingMode of sum, avg or max. Takes SparseTensors and TensorFields.
+    0.4's arguments were `average` and how to compute, a GlobalPoolingMode.
     """
 
-    def __init__(self, mode=PoolingMode.GLOBAL_AVG_POOLING_PYTORCH_INDEX, **old):
+    _mode = PoolingMode.GLOBAL_AVG_POOLING_PYTORCH_INDEX
+
+    def __init__(self, mode=_mode, old_mode=None, **old):
         super().__init__()
         drop_old(type(self).__name__, old, ("average", "dimension", "D"))
-        if isinstance(mode, bool):  # 0.4's first argument was `average`
-            old = {"average": mode}
-            mode = PoolingMode.GLOBAL_AVG_POOLING_PYTORCH_INDEX
-        if old.get("average") is False:
+        average = old.get("average", mode if isinstance(mode, bool) else True)
+        if isinstance(mode, (bool, GlobalPoolingMode)):
+            mode = self._mode
+        if not average:
             mode = PoolingMode.GLOBAL_SUM_POOLING_PYTORCH_INDEX
         if not isinstance(mode, PoolingMode) or mode < PoolingMode.GLOBAL_SUM_POOLING_DEFAULT:
             raise ContractError(f"{mode!r} is not a global PoolingMode.")
         self.pooling_mode = mode
 
     def forward(self, input, coordinates=None):
-        from MinkowskiEngine.MinkowskiTensorField import TensorField
-
-        mode, registry = base_mode(self.pooling_mode), input._manager._manager
-        if isinstance(input, TensorField):
-            key = batches.origin(registry)
-            items = batches.field_items(registry, input.coordinate_field_map_key.key, key)
-            out = pool_items(input._F, items, registry.grid(key).n_rows, mode)
-        else:
-            out, key = global_pooling(registry, input._F, mode, input.coordinate_map_key.key)
+        out, key = global_pooling(
+            input._manager._manager, input._F, base_mode(self.pooling_mode), input._map_key.key
+        )
         note("minkowski", type(self).__name__)
         return SparseTensor._of(out, key, input._manager)
 
@@ -234,19 +241,25 @@ class MinkowskiGlobalPooling(MinkowskiModuleBase):
 class MinkowskiGlobalSumPooling(MinkowskiGlobalPooling):
     """Sum of every batch item."""
 
-    def __init__(self, mode=PoolingMode.GLOBAL_SUM_POOLING_PYTORCH_INDEX, **old):
-        super().__init__(mode, **old)
+    _mode = PoolingMode.GLOBAL_SUM_POOLING_PYTORCH_INDEX
+
+    def __init__(self, mode=_mode, old_mode=None, **old):
+        super().__init__(mode, old_mode, **old)
 
 
 class MinkowskiGlobalAvgPooling(MinkowskiGlobalPooling):
     """Mean of every batch item."""
 
-    def __init__(self, mode=PoolingMode.GLOBAL_AVG_POOLING_PYTORCH_INDEX, **old):
-        super().__init__(mode, **old)
+    _mode = PoolingMode.GLOBAL_AVG_POOLING_PYTORCH_INDEX
+
+    def __init__(self, mode=_mode, old_mode=None, **old):
+        super().__init__(mode, old_mode, **old)
 
 
 class MinkowskiGlobalMaxPooling(MinkowskiGlobalPooling):
     """Maximum of every batch item."""
 
-    def __init__(self, mode=PoolingMode.GLOBAL_MAX_POOLING_PYTORCH_INDEX, **old):
-        super().__init__(mode, **old)
+    _mode = PoolingMode.GLOBAL_MAX_POOLING_PYTORCH_INDEX
+
+    def __init__(self, mode=_mode, old_mode=None, **old):
+        super().__init__(mode, old_mode, **old)

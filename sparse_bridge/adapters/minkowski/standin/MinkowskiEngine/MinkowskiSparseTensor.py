@@ -4,7 +4,7 @@ import warnings
 
 import torch
 from MinkowskiEngine.MinkowskiCommon import convert_to_int_list
-from MinkowskiEngine.MinkowskiCoordinateManager import CoordinateManager
+from MinkowskiEngine.MinkowskiCoordinateManager import new_manager
 from MinkowskiEngine.MinkowskiTensor import (
     COORDINATE_KEY_DIFFERENT_ERROR,
     COORDINATE_MANAGER_DIFFERENT_ERROR,
@@ -18,9 +18,10 @@ from MinkowskiEngine.MinkowskiTensor import (
     set_sparse_tensor_operation_mode,
     sparse_tensor_operation_mode,
 )
-from MinkowskiEngineBackend._C import CoordinateMapKey, CoordinateMapType
+from MinkowskiEngineBackend._C import CoordinateMapKey
 
-from sparse_bridge.adapters.minkowski import batches, dense, rows
+from sparse_bridge.adapters.late import keep
+from sparse_bridge.adapters.minkowski import batches, dense, profile, rows
 from sparse_bridge.adapters.minkowski.errors import (
     AbsentError,
     ArgumentValueError,
@@ -29,12 +30,16 @@ from sparse_bridge.adapters.minkowski.errors import (
 )
 from sparse_bridge.adapters.minkowski.points import integral
 from sparse_bridge.adapters.minkowski.tensors import (
+    OLD_NAMES,
+    OLD_SWITCHES,
     check_features,
     check_pair,
+    followed,
     moved,
     old_names,
 )
 from sparse_bridge.adapters.minkowski.upstream.quantize import reduce_points
+from sparse_bridge.core.conv.pending import PendingConv
 from sparse_bridge.errors import ContractError
 
 __all__ = [
@@ -44,19 +49,6 @@ __all__ = [
     "set_global_coordinate_manager", "set_sparse_tensor_operation_mode",
     "sparse_tensor_operation_mode",
 ]  # fmt: skip
-
-_OLD_NAMES = {
-    "feats": "features",
-    "coords": "coordinates",
-    "coords_key": "coordinate_map_key",
-    "coords_manager": "coordinate_manager",
-}
-_OLD_SWITCHES = (
-    "force_creation",
-    "allow_duplicate_coords",
-    "memory_manager_backend",
-    "is_transpose",
-)
 
 
 class SparseTensor(Tensor):
@@ -82,8 +74,13 @@ class SparseTensor(Tensor):
         quantization_mode=SparseTensorQuantizationMode.RANDOM_SUBSAMPLE, allocator_type=None,
         minkowski_algorithm=None, requires_grad=None, device=None, **old,
     ):  # fmt: skip
+        if isinstance(tensor_stride, CoordinateMapKey):
+            # the order of 0.4: features, coordinates, key, manager
+            profile.saw_old("SparseTensor(feats, coords, coords_key, coords_manager)")
+            coordinate_manager, coordinate_map_key = coordinate_map_key, tensor_stride
+            tensor_stride = 1
         given = old_names(
-            "SparseTensor", old, _OLD_NAMES, _OLD_SWITCHES, features=features,
+            "SparseTensor", old, OLD_NAMES, OLD_SWITCHES, features=features,
             coordinates=coordinates, coordinate_map_key=coordinate_map_key,
             coordinate_manager=coordinate_manager,
         )  # fmt: skip
@@ -91,7 +88,7 @@ class SparseTensor(Tensor):
         check_features(features)
         features, coordinates = moved(features, coordinates, device)
         self.quantization_mode = quantization_mode
-        self._C = None
+        self._C = self._late = None
         if coordinates is None:
             self._share(features, key, manager)
         else:
@@ -115,7 +112,7 @@ class SparseTensor(Tensor):
         self.coordinate_map_key = key
 
     def _create(self, features, coordinates, tensor_stride, manager, make):
-        check_pair(features, coordinates)
+        check_pair(features, coordinates := followed(features, coordinates))
         if coordinates.dtype != torch.int32:
             warnings.warn(
                 f"{coordinates.dtype} coordinates are floored to torch.IntTensor.", stacklevel=4
@@ -134,6 +131,12 @@ class SparseTensor(Tensor):
         stride, name = coordinate_map_key, ""
         if isinstance(coordinate_map_key, CoordinateMapKey):
             stride, name = coordinate_map_key.get_key()
+        if torch.compiler.is_compiling():
+            from sparse_bridge.adapters.minkowski import compiled
+
+            self.coordinate_map_key = CoordinateMapKey.of((tuple(stride), name))
+            self._F, self._C = compiled.inserted(self, features, coordinates)
+            return
         key, first, inverse = self._manager._manager.insert(coordinates, tuple(stride), name)
         self.coordinate_map_key = CoordinateMapKey.of(key)
         n_rows = self._manager._manager.grid(key).n_rows
@@ -148,16 +151,26 @@ class SparseTensor(Tensor):
     def _of(cls, features, key, manager):
         """A tensor of a layer's features on the map `key`; nothing is checked."""
         made = object.__new__(SparseTensor)
-        made._F, made._C, made._manager = features, None, manager
+        made._late = None
+        if type(features) is torch.Tensor:
+            made._F = features
+        else:
+            keep(made, features)
+        made._C, made._manager = None, manager
         made._D, made.quantization_mode = manager.D, SparseTensorQuantizationMode.RANDOM_SUBSAMPLE
         made.coordinate_map_key = CoordinateMapKey.of(key)
         return made
 
     def _with(self, features):
-        if not isinstance(features, torch.Tensor) or features.ndim != 2:
-            check_features(features)
         made = object.__new__(SparseTensor)
-        made._F, made._C, made._manager, made._D = features, None, self._manager, self._D
+        made._late = None
+        if type(features) is PendingConv:
+            keep(made, features)
+        else:
+            if not isinstance(features, torch.Tensor) or features.ndim != 2:
+                check_features(features)
+            made._F = features
+        made._C, made._manager, made._D = None, self._manager, self._D
         made.quantization_mode = SparseTensorQuantizationMode.RANDOM_SUBSAMPLE
         made.coordinate_map_key = self.coordinate_map_key
         return made
@@ -173,8 +186,14 @@ class SparseTensor(Tensor):
     def C(self):
         """Coordinates, int32 [N, D + 1]; one tensor per object, changing it changes no map."""
         if self._C is None:
-            self._C = self._manager.get_coordinates(self.coordinate_map_key)
+            coordinates = self._manager.get_coordinates(self.coordinate_map_key)
+            on_cpu = coordinates.is_cuda and profile.is_old()  # where 0.4 kept them
+            self._C = coordinates.cpu() if on_cpu else coordinates
         return self._C
+
+    def _sites(self):
+        """The coordinates where the features are; not to be changed."""
+        return self._manager._manager.grid(self.coordinate_map_key.key).coords
 
     @property
     def tensor_stride(self):
@@ -208,15 +227,22 @@ class SparseTensor(Tensor):
         return batches.item_rows(self._manager._manager, self.coordinate_map_key.key)[1]
 
     def to(self, device):
-        """The tensor on another device, with a coordinate manager of its own there."""
+        """The tensor with a coordinate manager of its own on another device; in 0.4 it moves."""
         device = torch.device(device)
         if device.type == self.device.type and device.index in (None, self.device.index):
             return self
-        return SparseTensor(self._F.to(device), self.C.to(device), tensor_stride=self.tensor_stride)
+        made = SparseTensor(
+            self._F.to(device), self._sites().to(device), tensor_stride=self.tensor_stride
+        )
+        if not profile.is_old():
+            return made
+        self._F, self._manager, self._C = made._F, made._manager, None
+        self.coordinate_map_key = made.coordinate_map_key
+        return self
 
     # dense and sparse torch tensors
 
-    def dense(self, shape=None, min_coordinate=None, contract_stride=True):
+    def dense(self, shape=None, min_coordinate=None, contract_stride=True, **old):
         """(dense [B, C, X_1 .. X_D], min_coordinate int32 [1, D], tensor_stride int32 [D]).
 
         Args:
@@ -224,10 +250,11 @@ class SparseTensor(Tensor):
             min_coordinate: IntTensor [D], a multiple of the tensor stride, subtracted first.
             contract_stride: divide coordinates by the tensor stride.
 
+        In 0.4: dense(min_coords=None, max_coords=None, contract_coords=True), of that box.
         Raises: ArgumentValueError (negative coordinates without a minimum), ContractError,
             DenseIndexError (a coordinate outside of the shape).
         """
-        return dense.dense(self, shape, min_coordinate, contract_stride)
+        return dense.dense(self, shape, min_coordinate, contract_stride, old)
 
     def sparse(self, min_coords=None, max_coords=None, contract_coords=True):
         """(torch.sparse_coo_tensor [B, X_1 .. X_D, C], min_coords int32 [1, D], tensor_stride)."""
@@ -238,7 +265,7 @@ class SparseTensor(Tensor):
     def slice(self, X):
         """The features of the voxel that holds each point of `X`: a TensorField.
 
-        X: a TensorField, or a SparseTensor of the same key that was made from coordinates.
+        X: a TensorField, or (in 0.4: features alone) a SparseTensor of this key with coordinates.
         Raises: ContractError, CoordinateError (a point without voxel).
         """
         from MinkowskiEngine.MinkowskiTensorField import slice_tensor
@@ -275,20 +302,17 @@ class SparseTensor(Tensor):
             )
         return interpolate_at(self, query_coordinates)[0]
 
+    def features_at_coords(self, query_coords):
+        """0.4's look-up of int32 [M, D + 1]: (features [M, C], 0 where absent; rows found)."""
+        grid = self._manager._manager.grid(self.coordinate_map_key.key)
+        return rows.look_up(grid, self._F, integral(query_coords.to(self.device)))
+
     def __repr__(self):
         return (
             f"{self.__class__.__name__}(\n  coordinates={self.C}\n  features={self._F}\n"
             f"  coordinate_map_key={self.coordinate_map_key}\n"
             f"  coordinate_manager={self._manager}  spatial dimension={self._D})"
         )
-
-
-def new_manager(dimension, coordinates, allocator_type, minkowski_algorithm):
-    kind = CoordinateMapType.CUDA if coordinates.is_cuda else CoordinateMapType.CPU
-    return CoordinateManager(
-        D=dimension, coordinate_map_type=kind, allocator_type=allocator_type,
-        minkowski_algorithm=minkowski_algorithm,
-    )  # fmt: skip
 
 
 def refuse_input(layer, input):

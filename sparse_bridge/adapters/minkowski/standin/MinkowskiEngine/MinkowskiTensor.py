@@ -4,12 +4,15 @@ import operator
 
 import torch
 
+from sparse_bridge.adapters import inference
+from sparse_bridge.adapters.late import LateFeatures, pending_of
+from sparse_bridge.adapters.minkowski import profile
 from sparse_bridge.adapters.minkowski.errors import AbsentError
 from sparse_bridge.adapters.minkowski.upstream.enums import (
     SparseTensorOperationMode,
     SparseTensorQuantizationMode,
 )
-from sparse_bridge.adapters.training_norms import LateFeatures
+from sparse_bridge.adapters.minkowski.upstream.keys import CoordsKey
 from sparse_bridge.errors import ContractError
 
 __all__ = [
@@ -98,7 +101,13 @@ class Tensor(LateFeatures):
 
     @property
     def coords_man(self):
-        """0.4's name of `coordinate_manager`."""
+        """0.4's name of `coordinate_manager`; a CoordsManager."""
+        profile.saw_old("x.coords_man")
+        if profile.is_old():
+            from MinkowskiEngine.MinkowskiCoords import CoordsManager
+
+            if not isinstance(self._manager, CoordsManager):
+                self._manager.__class__ = CoordsManager  # made before the profile was known
         return self._manager
 
     @property
@@ -107,8 +116,13 @@ class Tensor(LateFeatures):
 
     @property
     def coords_key(self):
-        """0.4's name of the key."""
-        return self._map_key
+        """0.4's name of the key; a CoordsKey."""
+        profile.saw_old("x.coords_key")
+        return CoordsKey.of(self._map_key.key) if profile.is_old() else self._map_key
+
+    def getKey(self):
+        """0.4's method for `coords_key`."""
+        return self.coords_key
 
     @property
     def F(self):
@@ -206,7 +220,7 @@ class Tensor(LateFeatures):
     def decomposed_coordinates(self):
         """Per batch index, the coordinates [n, D] without batch column."""
         coordinates = self.C
-        return [coordinates[part, 1:] for part in self._item_rows()]
+        return [coordinates[part.to(coordinates.device), 1:] for part in self._item_rows()]
 
     @property
     def decomposed_features(self):
@@ -228,7 +242,7 @@ class Tensor(LateFeatures):
 
     def coordinates_at(self, batch_index):
         """Coordinates [n, D] of one batch index."""
-        return self.C[self._rows_at(batch_index), 1:]
+        return self.C[self._rows_at(batch_index).to(self.C.device), 1:]
 
     def features_at(self, batch_index):
         """Features [n, C] of one batch index."""
@@ -236,8 +250,7 @@ class Tensor(LateFeatures):
 
     def coordinates_and_features_at(self, batch_index):
         """(coordinates_at, features_at)."""
-        part = self._rows_at(batch_index)
-        return self.C[part, 1:], self._F[part]
+        return self.coordinates_at(batch_index), self.features_at(batch_index)
 
     # arithmetic
 
@@ -263,6 +276,8 @@ class Tensor(LateFeatures):
             )
         self._check_manager(other)
         if self._same_map(other):
+            if function is operator.add:
+                return self._with(inference.plus(self, other))
             return self._with(function(self._F, other._F))
         return self._combined(other, function)
 
@@ -280,7 +295,10 @@ class Tensor(LateFeatures):
             raise ContractError(
                 f"{COORDINATE_KEY_DIFFERENT_ERROR} {self._map_key} != {other._map_key}"
             )
-        self._F = function(self._F, other._F)
+        if function is operator.iadd and pending_of(self) is not None:
+            inference.plus(self, other, inplace=True)
+        else:
+            self._F = function(self._F, other._F)
         return self
 
     def __add__(self, other):

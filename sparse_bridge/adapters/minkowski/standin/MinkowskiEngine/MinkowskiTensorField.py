@@ -2,8 +2,9 @@
 
 import torch
 from MinkowskiEngine.MinkowskiCommon import convert_to_int_list
+from MinkowskiEngine.MinkowskiCoordinateManager import new_manager
 from MinkowskiEngine.MinkowskiInterpolation import interpolate_at
-from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor, new_manager
+from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor
 from MinkowskiEngine.MinkowskiTensor import (
     COORDINATE_KEY_DIFFERENT_ERROR,
     SparseTensorQuantizationMode,
@@ -12,7 +13,7 @@ from MinkowskiEngine.MinkowskiTensor import (
 )
 from MinkowskiEngineBackend._C import CoordinateMapKey
 
-from sparse_bridge.adapters.minkowski import batches, manager
+from sparse_bridge.adapters.minkowski import batches, manager, profile
 from sparse_bridge.adapters.minkowski.errors import AbsentError, ArgumentValueError
 from sparse_bridge.adapters.minkowski.points import integral, splat_points
 from sparse_bridge.adapters.minkowski.tensors import (
@@ -68,6 +69,8 @@ class TensorField(Tensor):
         else:
             if coordinate_field_map_key is not None:
                 raise ContractError("give coordinates or a coordinate_field_map_key, not both.")
+            if isinstance(coordinates, torch.Tensor):
+                coordinates = coordinates.contiguous()
             check_pair(features, coordinates)
             self._D = coordinates.shape[1] - 1
             self._manager = choose_manager(
@@ -223,9 +226,11 @@ def _of_points(x, points):
         raise ContractError("slice() of a SparseTensor needs one with the same key.")
     rows = points.inverse_mapping
     every = torch.arange(len(rows), device=rows.device)
-    coordinates = points.C.index_select(0, rows)
+    coordinates = points._sites().index_select(0, rows)
 
     def make(features):
+        if profile.is_old():  # which had no fields
+            return features
         return TensorField(features, coordinates, coordinate_manager=x._manager)
 
     return RowMatrix(every, rows, None, len(rows), len(x)), make

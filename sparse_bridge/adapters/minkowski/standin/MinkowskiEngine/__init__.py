@@ -2,7 +2,7 @@
 
 from importlib import import_module as _import_module
 
-__version__ = "0.5.4"
+from sparse_bridge.adapters.minkowski import profile as _profile
 
 _LAYERS = (
     "MinkowskiBroadcast",
@@ -20,12 +20,12 @@ _LAYERS = (
 _NAMES = {
     "MinkowskiEngineBackend._C": (
         "BroadcastMode", "CoordinateMapKey", "CoordinateMapType", "GPUMemoryAllocatorType",
-        "MinkowskiAlgorithm", "PoolingMode", "RegionType", "cuda_version", "cudart_version",
-        "get_gpu_memory_info", "is_cuda_available",
+        "GlobalPoolingMode", "MinkowskiAlgorithm", "OperationType", "PoolingMode", "RegionType",
+        "cuda_version", "cudart_version", "get_gpu_memory_info", "is_cuda_available",
     ),
     "MinkowskiEngine.MinkowskiCommon": ("MinkowskiModuleBase", "convert_to_int_tensor"),
     "MinkowskiEngine.MinkowskiCoordinateManager": (
-        "CoordinateManager", "CoordsManager", "set_gpu_allocator", "set_memory_manager_backend",
+        "CoordinateManager", "set_gpu_allocator", "set_memory_manager_backend",
     ),
     "MinkowskiEngine.MinkowskiKernelGenerator": (
         "KernelGenerator", "KernelRegion", "convert_region_type", "get_kernel_volume",
@@ -45,6 +45,12 @@ _NAMES = {
         "to_sparse_all", "var",
     ),
     "MinkowskiEngine.MinkowskiFunctional": (),
+    # names of 0.4
+    "MinkowskiEngine.MinkowskiCoords": ("CoordsKey", "CoordsManager", "MemoryManagerBackend"),
+    "MinkowskiEngine.old_functions": (
+        "MinkowskiAvgPoolingFunction", "MinkowskiGlobalMaxPoolingFunction",
+        "MinkowskiMaxPoolingFunction", "MinkowskiPoolingTransposeFunction",
+    ),
     "MinkowskiEngine.diagnostics": ("print_diagnostics",),
 }  # fmt: skip
 
@@ -60,6 +66,9 @@ def _fill():
         found.update({public: getattr(module, public) for public in publics})
     found["sum"] = _import_module("MinkowskiEngine.MinkowskiOps")._sum
     del found["ComposedFunction"]
+    _import_module("MinkowskiEngine.SparseTensor")  # 0.4's module; the name is the class's
+    for verb in ("clear_global", "global", "set_global"):
+        found[f"{verb}_coords_man"] = found[f"{verb}_coordinate_manager"]
     return found
 
 
@@ -67,3 +76,9 @@ globals().update(_fill())
 # These are written with the names above.
 _import_module("MinkowskiEngine.modules")
 _import_module("MinkowskiEngine.utils")
+
+
+def __getattr__(name):
+    if name == "__version__":
+        return _profile.version()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,8 +7,11 @@ from sparse_bridge.adapters.minkowski.upstream.enums import (
     BroadcastMode,
     ConvolutionMode,
     CoordinateMapType,
+    GlobalPoolingMode,
     GPUMemoryAllocatorType,
+    MemoryManagerBackend,
     MinkowskiAlgorithm,
+    OperationType,
     PoolingMode,
     RegionType,
 )
@@ -24,9 +27,10 @@ from sparse_bridge.adapters.minkowski.upstream.system import (
 __all__ = [
     "BroadcastMode", "ConvolutionMode", "CoordinateMapKey", "CoordinateMapManagerCPU",
     "CoordinateMapManagerGPU_c10", "CoordinateMapManagerGPU_default", "CoordinateMapType",
-    "GPUMemoryAllocatorType", "MinkowskiAlgorithm", "PoolingMode", "RegionType", "cuda_version",
-    "cudart_version", "get_gpu_memory_info", "is_cuda_available", "quantize_label_np",
-    "quantize_label_th", "quantize_np", "quantize_th",
+    "GPUMemoryAllocatorType", "GlobalPoolingMode", "MemoryManagerBackend", "MinkowskiAlgorithm",
+    "OperationType", "PoolingMode", "RegionType", "cuda_version", "cudart_version",
+    "get_gpu_memory_info", "is_cuda_available", "quantize_label_np", "quantize_label_th",
+    "quantize_np", "quantize_th",
 ]  # fmt: skip
 
 # Members are constants of the module too.

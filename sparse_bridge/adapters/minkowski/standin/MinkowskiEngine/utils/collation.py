@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from sparse_bridge.adapters.minkowski.tensors import drop_old
 from sparse_bridge.errors import ContractError
 
 __all__ = ["SparseCollation", "batch_sparse_collate", "batched_coordinates", "sparse_collate"]
@@ -13,6 +14,14 @@ __all__ = ["SparseCollation", "batch_sparse_collate", "batched_coordinates", "sp
 
 def _tensor(value):
     return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+
+
+def _is_double(what, old):
+    """0.4's option: features in float64. Raises: DataTypeError for other keywords."""
+    old = {name: value for name, value in old.items() if name != "is_double" or value}
+    if old:
+        drop_old(what, old, ("is_double",))
+    return bool(old)
 
 
 def batched_coordinates(coords, dtype=torch.int32, device=None):
@@ -47,13 +56,14 @@ def batched_coordinates(coords, dtype=torch.int32, device=None):
     return result
 
 
-def sparse_collate(coords, feats, labels=None, dtype=torch.int32, device=None):
+def sparse_collate(coords, feats, labels=None, dtype=torch.int32, device=None, **old):
     """(coordinates [N, D + 1], features [N, C][, labels]) of several samples.
 
     labels: concatenated if they are arrays or tensors, otherwise returned as a list.
     device: None for that of the first coordinates.
     Raises: ContractError (an AssertionError) where lengths differ.
     """
+    double = _is_double("sparse_collate", old)
     with_labels = labels is not None
     if not isinstance(coords, Sequence) or not isinstance(feats, Sequence):
         raise ContractError("coords and feats must be sequences.")
@@ -68,6 +78,7 @@ def sparse_collate(coords, feats, labels=None, dtype=torch.int32, device=None):
         device = coords[0].device
     joined = batched_coordinates(coords, dtype=dtype, device=device)
     features = torch.cat(feats).to(joined.device)
+    features = features.double() if double else features
     if not with_labels:
         return joined, features
     tensors = [_tensor(label) for label in labels]
@@ -76,9 +87,9 @@ def sparse_collate(coords, feats, labels=None, dtype=torch.int32, device=None):
     return joined, features, list(labels)
 
 
-def batch_sparse_collate(data, dtype=torch.int32, device=None):
+def batch_sparse_collate(data, dtype=torch.int32, device=None, **old):
     """`sparse_collate` of a list of (coordinates, features[, labels])."""
-    return sparse_collate(*zip(*data, strict=True), dtype=dtype, device=device)
+    return sparse_collate(*zip(*data, strict=True), dtype=dtype, device=device, **old)
 
 
 class SparseCollation:
@@ -87,7 +98,8 @@ class SparseCollation:
     limit_numpoints: samples that would take the batch beyond it are dropped; -1 for no limit.
     """
 
-    def __init__(self, limit_numpoints=-1, dtype=torch.int32, device=None):
+    def __init__(self, limit_numpoints=-1, dtype=torch.int32, device=None, **old):
+        self.is_double = _is_double("SparseCollation", old)
         self.limit_numpoints = limit_numpoints
         self.dtype = dtype
         self.device = device
@@ -105,5 +117,6 @@ class SparseCollation:
                 break
             kept += 1
         return sparse_collate(
-            coords[:kept], feats[:kept], labels[:kept], dtype=self.dtype, device=self.device
-        )
+            coords[:kept], feats[:kept], labels[:kept], dtype=self.dtype, device=self.device,
+            is_double=self.is_double,
+        )  # fmt: skip

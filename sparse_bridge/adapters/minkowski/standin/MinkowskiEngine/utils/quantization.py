@@ -11,6 +11,7 @@ from MinkowskiEngineBackend._C import (
     quantize_th,
 )
 
+from sparse_bridge.adapters.minkowski import profile
 from sparse_bridge.adapters.minkowski.errors import ArgumentValueError
 from sparse_bridge.adapters.minkowski.points import integral
 from sparse_bridge.adapters.minkowski.tensors import old_names
@@ -123,7 +124,8 @@ def sparse_quantize(
     Returns, in this order and as a bare value if it is the only one: coordinates, features,
         labels, unique_map (return_index), inverse_map (return_inverse). Without labels coordinates
         are always a torch.IntTensor and maps int64 tensors; with labels everything has the
-        container of the input (numpy: int32). return_maps_only leaves the maps alone.
+        container of the input (numpy: int32). return_maps_only leaves the maps alone. In 0.4,
+        without labels: the maps alone with return_index, and always the container of the input.
         Voxels are in the order of their first point.
 
     Raises: ContractError (an AssertionError), ArgumentValueError, CoordinateError (ValueErrors),
@@ -143,6 +145,9 @@ def sparse_quantize(
         )
     voxels = voxels.to(device)
     first, inverse = quantize_points(voxels)
+    if profile.is_old():
+        maps = (first, inverse)
+        return _old_result(coordinates, voxels, features, maps, return_index, return_inverse)
     maps = [first] * return_index + [inverse] * return_inverse
     if return_maps_only:
         return (first, inverse) if return_inverse else first
@@ -151,6 +156,18 @@ def sparse_quantize(
         found.append(_take(features, first))
     found += maps
     return found[0] if len(found) == 1 else tuple(found)
+
+
+def _old_result(coordinates, voxels, features, maps, with_index, with_inverse):
+    """0.4: the maps alone if they are asked for; everything in the container of the input."""
+    first, inverse = maps
+    if isinstance(coordinates, np.ndarray):
+        voxels, first, inverse = (part.cpu().numpy() for part in (voxels, *maps))
+    if with_index:
+        return (first, inverse) if with_inverse else first
+    if features is None:
+        return voxels[first]
+    return voxels[first], _take(features, torch.as_tensor(first))
 
 
 def _take(features, rows):
