@@ -12,6 +12,7 @@ import abc
 import contextlib
 import dataclasses
 import importlib
+import importlib.util
 import pathlib
 import sys
 import threading
@@ -135,6 +136,12 @@ class Framework(abc.ABC):
         ).PROTOCOL
         return found
 
+    def register_operators(self) -> None:
+        """Register what the adapter adds to `torch.ops`: `compiled.py`, where it has one."""
+        name = type(self).__module__ + ".compiled"
+        if importlib.util.find_spec(name) is not None:
+            importlib.import_module(name)
+
     def tensor_class(self) -> type | None:
         """The class of its sparse tensors, real or stand-in; None while nothing has imported it."""
         found = getattr(sys.modules.get(self.tensor[0]), self.tensor[1], None)
@@ -147,6 +154,11 @@ ADAPTERS: dict[str, str] = {
     "torchsparse": "sparse_bridge.adapters.torchsparse:ADAPTER",
     "minkowski": "sparse_bridge.adapters.minkowski:ADAPTER",
     "flex_gemm": "sparse_bridge.adapters.flex_gemm:ADAPTER",
+}
+
+# The same for frameworks that `enable()` bridges only where they are named.
+BY_NAME: dict[str, str] = {
+    "torch_geometric": "sparse_bridge.adapters.torch_geometric:ADAPTER",
 }
 
 _loaded: dict[str, Framework] = {}
@@ -163,11 +175,12 @@ def load(name: str) -> Framework:
     with _lock:
         if name in _loaded:
             return _loaded[name]
-        if name not in ADAPTERS:
+        known = {**BY_NAME, **ADAPTERS}
+        if name not in known:
             raise SettingError(
-                f"framework {name!r} is unknown; expected one of {', '.join(sorted(ADAPTERS))}."
+                f"framework {name!r} is unknown; expected one of {', '.join(sorted(known))}."
             )
-        target = ADAPTERS[name]
+        target = known[name]
     adapter = _import_adapter(name, target)
     with _lock:
         return _loaded.setdefault(name, adapter)

@@ -59,6 +59,21 @@ def values_of(norm: nn.BatchNorm1d) -> Norm:
     )  # fmt: skip
 
 
+def foldable_values(norm: nn.BatchNorm1d, run: Any) -> Norm | None:
+    """`values_of` a norm in eval mode that normalises by them and that nothing watches; `run` as of
+    `is_training_norm`."""
+    buffers: dict[str, Any] = norm._buffers
+    if (
+        norm.training
+        or len(norm._parameters) != 2
+        or buffers.get("running_mean") is None
+        or buffers.get("running_var") is None
+        or not runs_own(run, nn.BatchNorm1d, _NORM_FORWARD)
+    ):
+        return None
+    return values_of(norm)
+
+
 def foldable(norm: nn.Module) -> bool:
     """A BatchNorm1d that only scales and shifts: eval mode, running statistics, no hooks."""
     if not isinstance(norm, nn.BatchNorm1d) or norm.training:
@@ -75,11 +90,11 @@ def activation_of(module: nn.Module) -> tuple[str, float] | None:
     return None
 
 
-def _own_activation(module: nn.Module) -> tuple[str, float] | None:
+def own_activation(module: nn.Module) -> tuple[str, float] | None:
     """`activation_of` where it is torch's own, which nothing watches or replaces."""
     kind: Any = type(module)
     known = _ACTIVATIONS.get(kind)
-    if known is None or kind.forward is not known[1] or not hooks.plain(module):
+    if known is None or not runs_own(module, kind, known[1]):
         return None
     # Asking a module for an attribute that it lacks is slow.
     return known[0], float(module.negative_slope) if isinstance(module, nn.LeakyReLU) else 0.0
@@ -94,18 +109,17 @@ def epilogue_after(modules: Sequence[nn.Module], index: int) -> EpilogueLayers |
         return None
     if norm.training or not foldable(norm):
         return None
-    following = _own_activation(modules[index + 1]) if index + 1 < len(modules) else None
+    following = own_activation(modules[index + 1]) if index + 1 < len(modules) else None
     return EpilogueLayers(norm, *(following or ()))
 
 
 def training_fusible(x: torch.Tensor) -> bool:
     """Whether layers that normalise features `x` in training may be one operation now: kernels
     there, and nobody who watches every module or every operation."""
-    if type(x) is not torch.Tensor or serves(x) is None:
+    if hooks.traced() or type(x) is not torch.Tensor or serves(x) is None:
         return False
     return not (
-        hooks.traced()
-        or hooks.hooked_everywhere()
+        hooks.hooked_everywhere()
         or torch._C._functorch.peek_interpreter_stack()
         or torch._C._len_torch_dispatch_stack()
         or forward_ad._current_level >= 0
@@ -116,10 +130,26 @@ def fusible_norm(modules: Sequence[nn.Module], index: int, x: torch.Tensor) -> i
     """How many modules from `modules[index]` on `batch_norm_training` may replace: 2 for torch's
     own BatchNorm1d in training and a ReLU, 1 for the norm alone, else 0."""
     norm = modules[index]
-    if not (_is_own_training_norm(norm) and training_fusible(x)):
+    if hooks.traced() or not (_is_own_training_norm(norm) and training_fusible(x)):
         return 0
     after = modules[index + 1] if index + 1 < len(modules) else None
     return 2 if runs_own(after, nn.ReLU, RELU_FORWARD) else 1
+
+
+def traced_norm(
+    modules: Sequence[nn.Module], index: int, x: torch.Tensor
+) -> tuple[torch.Tensor, int]:
+    """What `modules[index]` makes of features in a graph, with a ReLU behind it if both are one
+    operator, and how many modules that were."""
+    from ..core.compile import norms
+
+    norm = modules[index]
+    own = type(norm) is nn.BatchNorm1d and not hooks.hooked(norm)
+    if not own or not norms.served(norm, x):
+        return norm(x), 1
+    after = modules[index + 1] if index + 1 < len(modules) else None
+    relu = type(after) is nn.ReLU and not hooks.hooked(after)
+    return norms.normalised(norm, x, relu), 1 + relu  # type: ignore[arg-type]
 
 
 def is_training_norm(norm: nn.BatchNorm1d, run: Any) -> bool:
@@ -137,8 +167,7 @@ def is_training_norm(norm: nn.BatchNorm1d, run: Any) -> bool:
 def runs_own(run: Any, kind: type[nn.Module], forward: Any) -> bool:
     """Whether calling `run` is torch's own `forward` of a class and nothing else."""
     if isinstance(run, nn.Module):
-        own = type(run) is kind and kind.forward is forward
-        return own and hooks.unwatched(run) and not hooks.hooked_everywhere()
+        return type(run) is kind and kind.forward is forward and hooks.unseen(run)
     return getattr(run, "__func__", None) is forward
 
 
@@ -183,6 +212,9 @@ def batch_norm_inference(norm: nn.BatchNorm1d, run: Any, x: torch.Tensor) -> tor
     It comes to the same operation without looking up a dozen attributes of modules, which takes as
     long as the operation. Anything unusual goes to `run`.
     """
+    if hooks.traced():
+        seen: torch.Tensor = run(x)
+        return seen
     parameters: dict[str, Any] = norm._parameters
     mean, var = norm._buffers.get("running_mean"), norm._buffers.get("running_var")
     own = len(parameters) == 2 and x.ndim == 2 and mean is not None and var is not None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import threading
 
 from .. import settings
@@ -46,6 +47,9 @@ def note(framework: str, layer: str, reason: str | None = None) -> None:
     Raises:
         UnsupportedError: there is a reason, and strict mode is on for `framework`.
     """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.compiler.is_compiling():
+        return  # a call is no call of the layer then
     if reason is not None and is_strict(framework):
         raise UnsupportedError(
             f"{framework} {layer} cannot be bridged: {reason}. Strict mode does not run the "
@@ -103,15 +107,53 @@ def counts(tally: Tally | None = None) -> dict[str, dict[str, LayerCount]]:
     return grouped
 
 
+def given_dataflows() -> dict[str, dict[str, int]]:
+    """See `Report.dataflows`; imports nothing."""
+    override = sys.modules.get("sparse_bridge.core.conv.override")
+    return {} if override is None else override.listed()
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayCount:
+    """A part of a model that `optimize="graphs"` found: its class, calls that were replayed, graphs
+    that are held, and why none is captured any more, or was not."""
+
+    name: str
+    calls: int
+    graphs: int
+    reason: str | None
+
+    def __str__(self) -> str:
+        text = f"{self.name}: {self.calls} calls replayed from {self.graphs} graphs"
+        return text if self.reason is None else f"{text}; {self.reason}"
+
+
+def replays() -> tuple[ReplayCount, ...]:
+    """Parts of models that are replayed, or were tried."""
+    units = sys.modules.get("sparse_bridge.core.capture.units")
+    return () if units is None else tuple(ReplayCount(*one) for one in units.summary())
+
+
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What the bridge did: how each framework is answered, and the calls of each layer type."""
+    """What the bridge did: how each framework is answered, the calls of each layer type,
+    modules that `dataflow()` gave one of their own (how many of each class, by dataflow), and parts
+    of models that are replayed."""
 
     frameworks: tuple[FrameworkStatus, ...]
     layers: dict[str, dict[str, LayerCount]]
+    dataflows: dict[str, dict[str, int]] = dataclasses.field(default_factory=given_dataflows)
+    replays: tuple[ReplayCount, ...] = dataclasses.field(default_factory=replays)
 
     def __str__(self) -> str:
-        return "\n".join([*self._status_lines(), *self._layer_lines()])
+        lines = [*self._status_lines(), *self._dataflow_lines(), *self._layer_lines()]
+        return "\n".join([*lines, *map(str, self.replays)])
+
+    def _dataflow_lines(self) -> list[str]:
+        return [
+            f"{name} dataflow given to {', '.join(f'{n} {kind}' for kind, n in kinds.items())}"
+            for name, kinds in sorted(self.dataflows.items())
+        ]
 
     def _status_lines(self) -> list[str]:
         lines = []

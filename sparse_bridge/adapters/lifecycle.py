@@ -13,11 +13,12 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from .. import settings
 from ..errors import LifecycleError, SettingError, UnsupportedError
 from ..log import logger
-from . import base, ledger
+from . import base, ledger, optimizing, place
 from .base import Framework, FrameworkStatus
 from .import_hook import StandinFinder, choose, really_imported
 from .patching import PatchSet
@@ -94,7 +95,17 @@ class Handle:
         names = [held.adapter.name for held in self._held]
         layers = {name: found for name, found in ledger.counts(tally).items() if name in names}
         with _lock:
-            return ledger.Report(tuple(_described(held) for held in self._held), layers)
+            described = tuple(_described(held) for held in self._held)
+        return ledger.Report(described, layers)
+
+
+class _Wanted(NamedTuple):
+    """Arguments of `enable()`; None: as it is, or as settings say."""
+
+    mode: str | None
+    strict: bool | None
+    profile: str | None
+    optimize: str | None
 
 
 def enable(
@@ -102,6 +113,7 @@ def enable(
     mode: str | None = None,
     strict: bool | None = None,
     profile: str | None = None,
+    optimize: str | None = None,
 ) -> Handle:
     """Bridge `frameworks` ("spconv", ...); without names, all that this installation knows.
 
@@ -111,34 +123,43 @@ def enable(
             None: the setting.
         strict: raise where a layer would be left to the original framework. None: the setting.
         profile: the release whose conventions are meant, for frameworks that changed theirs
-            (torchsparse: "2.1", "2.0", "1.4"; flex_gemm: "1", "2.0"). None: by the framework.
+            (torchsparse: "2.1", "2.0", "1.4"; minkowski: "0.5", "0.4"; flex_gemm: "1", "2.0").
+            None: by the framework.
+        optimize: what is done to models as they run, of all frameworks, as long as one that was
+            enabled so is. "off": nothing; "fuse": in inference norms, activations and residual sums
+            join the convolutions before them; "graphs": on a GPU, parts of models that take and
+            return sparse tensors are captured as graphs of launches and replayed, too (on AMD GPUs
+            with SPARSE_BRIDGE_CAPTURE=always alone). None: the setting.
 
     Returns:
         A handle with `report()`, `status()` and `disable()`, usable as a context manager.
 
     Raises:
-        SettingError: an unknown framework, mode or profile.
+        SettingError: an unknown framework, mode, profile or optimize.
         UnsupportedError: the adapter, its stand-in or the installed version is not supported.
         LifecycleError: `mode` or `profile` cannot be had, or contradicts how the framework is
-            enabled already.
+            enabled already, as `optimize` may how any is.
     """
-    if mode is not None and mode not in settings.MODES:
-        raise SettingError(
-            f"mode is {mode!r}; expected one of {', '.join(settings.MODES)} or None."
-        )
+    for name, value in (("mode", mode), ("optimize", optimize)):
+        allowed = settings.CHOICES[name]
+        if value is not None and value not in allowed:
+            raise SettingError(
+                f"{name} is {value!r}; expected one of {', '.join(allowed)} or None."
+            )
     if strict not in (None, True, False):
         raise SettingError(f"strict is {strict!r}; expected True, False or None.")
     names = tuple(dict.fromkeys(frameworks or base.ADAPTERS))
     _check_profile(names, profile)
+    wanted = _Wanted(mode, strict, profile, optimize)
     with _lock:
         baseline = ledger.snapshot()
         held: list[_Active] = []
         try:
             for name in names:
                 if frameworks:
-                    held.append(_hold(name, mode, strict, profile))
+                    held.append(_hold(name, wanted))
                 else:
-                    held.extend(_hold_if_possible(name, mode, strict, profile))
+                    held.extend(_hold_if_possible(name, wanted))
         except BaseException:
             for one in reversed(held):
                 _let_go(one)
@@ -166,13 +187,14 @@ def disable(*frameworks: str) -> None:
 def status() -> dict[str, FrameworkStatus]:
     """How each known framework is answered now."""
     with _lock:
-        return {name: _describe(name) for name in base.ADAPTERS}
+        return {name: _describe(name) for name in dict.fromkeys((*base.ADAPTERS, *_active))}
 
 
 def report() -> ledger.Report:
     """Layers that ran in this process, and how the enabled frameworks are answered."""
     with _lock:
-        return ledger.Report(tuple(map(_described, _active.values())), ledger.counts())
+        described = tuple(map(_described, _active.values()))
+    return ledger.Report(described, ledger.counts())
 
 
 def _profiles(name: str) -> tuple[str, ...]:
@@ -200,23 +222,23 @@ def _check_profile(names: tuple[str, ...], profile: str | None) -> None:
         )
 
 
-def _hold(name: str, mode: str | None, strict: bool | None, profile: str | None) -> _Active:
+def _hold(name: str, wanted: _Wanted) -> _Active:
     active = _active.get(name)
     adapter = base.load(name)
-    wanted = profile if profile in adapter.profiles else None
+    if wanted.profile not in adapter.profiles:
+        wanted = wanted._replace(profile=None)
     if active is None:
-        active = _activate(adapter, mode or settings.get().mode, strict, wanted)
+        active = _activate(adapter, wanted)
     else:
-        _check_same(active, mode, strict)
-        if wanted is not None:
-            adapter.confirm(wanted)
+        _check_same(active, wanted)
+        if wanted.profile is not None:
+            adapter.confirm(wanted.profile)
+        optimizing.choose(name, wanted.optimize)
     active.holders += 1
     return active
 
 
-def _hold_if_possible(
-    name: str, mode: str | None, strict: bool | None, profile: str | None
-) -> list[_Active]:
+def _hold_if_possible(name: str, wanted: _Wanted) -> list[_Active]:
     """As `_hold`, but a framework out of reach is passed over, and `status()` says why.
 
     Never where the real framework is imported: it would run unbridged without a word.
@@ -224,7 +246,7 @@ def _hold_if_possible(
     adapter = None
     try:
         adapter = base.load(name)
-        return [_hold(name, mode, strict, profile)]
+        return [_hold(name, wanted)]
     except (LifecycleError, UnsupportedError) as error:
         if name in _active or (adapter is not None and really_imported(adapter)):
             raise
@@ -233,9 +255,9 @@ def _hold_if_possible(
         return []
 
 
-def _check_same(active: _Active, mode: str | None, strict: bool | None) -> None:
+def _check_same(active: _Active, wanted: _Wanted) -> None:
     """Refuse options that differ from those in force; None and "auto" go along with any."""
-    name = active.adapter.name
+    name, mode, strict = active.adapter.name, wanted.mode, wanted.strict
     wrong = []
     if mode in ("patch", "standin") and mode != active.mode:
         wrong.append(f"mode={mode!r} (it is {active.mode!r})")
@@ -248,14 +270,14 @@ def _check_same(active: _Active, mode: str | None, strict: bool | None) -> None:
         )
 
 
-def _activate(
-    adapter: Framework, mode: str, strict: bool | None, profile: str | None = None
-) -> _Active:
+def _activate(adapter: Framework, wanted: _Wanted) -> _Active:
     name = adapter.name
-    chosen, reason = choose(adapter, mode)
-    adapter.begin(chosen, profile)
+    optimizing.check(wanted.optimize)
+    chosen, reason = choose(adapter, wanted.mode or settings.get().mode)
+    adapter.begin(chosen, wanted.profile)
     undo, version = _start(adapter, chosen)
-    ledger.set_strict(name, strict)
+    ledger.set_strict(name, wanted.strict)
+    optimizing.choose(name, wanted.optimize)
     _left_out.pop(name, None)
     _active[name] = active = _Active(adapter, chosen, reason, version, undo)
     logger.info("%s is bridged, mode %s (%s)", name, chosen, reason)
@@ -294,6 +316,7 @@ def _deactivate(active: _Active) -> None:
     if _active.get(name) is active:
         del _active[name]
         ledger.set_strict(name, None)
+        optimizing.leave(name)
         active.undo()
         logger.info("%s is no longer bridged", name)
 
@@ -302,7 +325,7 @@ def _describe(name: str) -> FrameworkStatus:
     if name in _active:
         return _described(_active[name])
     reason = _left_out.get(name, "enable() was not called for it")
-    return FrameworkStatus(name, False, None, None, reason, *_place())
+    return FrameworkStatus(name, False, None, None, reason, *place.of_layers())
 
 
 def _described(active: _Active) -> FrameworkStatus:
@@ -318,33 +341,6 @@ def _described(active: _Active) -> FrameworkStatus:
         active.mode,
         version,
         active.reason,
-        *_place(),
-        (*adapter.notes(), *_mistrusted()),
+        *place.of_layers(),
+        (*adapter.notes(), *place.mistrusted()),
     )
-
-
-def _mistrusted() -> tuple[str, ...]:
-    """What GPUs of this process compute without kernels, because the self-check failed."""
-    from ..core.device import serving
-
-    return serving.notes()
-
-
-def _place() -> tuple[str, str]:
-    """Default dataflow and device, without waking a GPU that the process has not used yet.
-
-    Waking it would forbid forking worker processes afterwards.
-    """
-    import torch
-
-    forced = settings.get().dataflow
-    if not torch.cuda.is_available():
-        return ("per_offset" if forced == "auto" else forced), "cpu"
-    if not torch.cuda.is_initialized():
-        return forced, "cuda (not used yet)"
-    from ..core.device.serving import kernel_target
-
-    device = torch.device("cuda", torch.cuda.current_device())
-    if forced == "auto":
-        forced = "per_offset" if kernel_target(device) is None else "auto"
-    return forced, f"{device} {torch.cuda.get_device_name(device)}"

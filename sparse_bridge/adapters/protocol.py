@@ -8,15 +8,55 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Hashable, Iterable
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from ..core.geometry.boxes import Box
 from ..core.geometry.sparse_data import SparseData
+from ..core.maps.coordinate_map import CoordinateMap
 from . import base
+
+
+class Root(NamedTuple):
+    """coords: int32 [N, 1 + D], batch first, axes in the order of the core.  box: their bounds."""
+
+    coords: torch.Tensor
+    box: Box
+
+
+class LateMaps(dict[Any, Any]):
+    """Kernel maps by key, some of which are made when one of them is wanted.
+
+    late: the keys of those; recover: makes all maps.
+    """
+
+    def __init__(self, late: Iterable[Hashable], recover: Callable[[], Mapping[Any, Any]]) -> None:
+        super().__init__()
+        self._late, self._recover = frozenset(late), recover
+
+    def _want(self, key: Any) -> None:
+        if key in self._late and not super().__contains__(key):
+            self._late = frozenset()
+            for name, one in self._recover().items():
+                self.setdefault(name, one)
+
+    def __getitem__(self, key: Any) -> Any:
+        self._want(key)
+        return super().__getitem__(key)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        self._want(key)
+        return super().get(key, default)
+
+    def __contains__(self, key: Any) -> bool:
+        self._want(key)
+        return super().__contains__(key)
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
 
 
 class TensorProtocol(abc.ABC):
@@ -58,16 +98,48 @@ class TensorProtocol(abc.ABC):
         """Convolutions whose norm a container of the framework fuses by itself."""
         return ()
 
+    def is_norm(self, module: nn.Module) -> bool:
+        """Whether this is torch's BatchNorm1d, or the framework's over its own tensors."""
+        return is_layer(module, nn.BatchNorm1d)
+
+    def is_own(self, module: nn.Module) -> bool:
+        """Whether the class of a module is a framework's or torch's own."""
+        kind: Any = type(module)
+        return _root_of(kind) is not None or kind.__module__.startswith("torch.nn.")
+
     # replay: inputs whose layers may be captured as a graph of launches
 
-    def capture_box(self, x: Any) -> Box | None:
-        """The cells that `x` may occupy, batch first, where a model over `x` may be captured; None
-        where it may not, for instance because `x` has kernel maps already."""
+    def capture_root(self, x: Any) -> Root | None:
+        """The coordinates of `x` as requests for kernel maps are over, where a model over `x` may
+        be captured; None where it may not, for instance because `x` has kernel maps already."""
         return None
 
-    def with_rows(self, x: Any, features: torch.Tensor, coords: torch.Tensor) -> Any:
-        """A sparse tensor like `x` with other rows, hence without kernel maps."""
+    def over(self, x: Any, features: torch.Tensor, root: CoordinateMap) -> Any:
+        """A sparse tensor like `x` over other coordinates, `root`, hence without kernel maps."""
         raise NotImplementedError
+
+    def on_rows_of(self, x: Any, y: Any) -> bool:
+        """Whether `y`, which a model made of `x`, has its rows: the coordinates of `x`."""
+        return bool(self.coordinates_of(x).data_ptr() == self.coordinates_of(y).data_ptr())
+
+    def label(self, x: Any) -> Hashable:
+        """What `x` says of itself besides features and coordinates, by value."""
+        return None
+
+    def result(
+        self, x: Any, y: Any, features: torch.Tensor, coords: torch.Tensor | None, box: Box | None
+    ) -> Any:
+        """What a model would have made of `x` where it made `y` of another input, by its features
+        and its coordinates (None: those of `x`). It has no kernel maps but those of `x`.
+
+        box: of the coordinates, as the core has them, where that is not the one of `y`."""
+        raise NotImplementedError
+
+    def keep_for(self, y: Any, captured: Any, recover: Callable[[], Any]) -> None:
+        """Let layers find kernel maps of `y`, a `result`, that its model made, where they cannot be
+        built again.  captured: what the result is like.  recover: makes such a tensor that has
+        them, by computing it once more."""
+        return
 
     def switches(self) -> Hashable:
         """What the framework's layers look at besides their arguments."""
@@ -99,6 +171,17 @@ def features_of(value: Any) -> torch.Tensor | None:
         return value
     found = made_by(value.__class__)
     return None if found is None else found.features_of(value)
+
+
+def n_layers(module: nn.Module) -> int:
+    """How many layers with a kernel a module has, of whatever framework."""
+    found = 0
+    for held in module.modules():
+        kind: Any = type(held)
+        if _root_of(kind) is not None:
+            weights = held._parameters.values()
+            found += any(one is not None and one.ndim >= 2 for one in weights)
+    return found
 
 
 def is_layer(module: nn.Module, torch_kind: type = nn.Module) -> bool:

@@ -1,4 +1,5 @@
-"""Who answers requests for kernel maps besides the builder: prefetch, where it is installed.
+"""Who answers requests for kernel maps besides the builder: prefetch, where it is installed, and
+who looks for parts of models to replay when layers make them.
 
 Adapters import this module for what importing it does; without `core.capture` maps are built when
 they are asked for.
@@ -9,7 +10,8 @@ from __future__ import annotations
 import contextlib
 
 from ..errors import UnsupportedError
-from . import base
+from . import base, protocol
 
 with contextlib.suppress(UnsupportedError):
     base.capture("prefetch").install()
+    base.capture("units").install(protocol.of, protocol.n_layers)

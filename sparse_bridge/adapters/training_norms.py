@@ -8,7 +8,7 @@ gets those of the norm alone, computed then. Running statistics move once, when 
 
 How a framework's classes use it:
 
-    class SparseTensor(LateFeatures):       # features_attribute = where it keeps them
+    class SparseTensor(LateFeatures):       # of `late`
     class BatchNorm(nn.BatchNorm1d):
         def forward(self, input):
             return training_norms.normalise(self, super().forward, input)
@@ -30,8 +30,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from .. import hooks
 from ..core.ops.batch_norm import batch_norm
 from . import fusion, protocol
+from .late import LateFeatures, has_features, take
 
 _rectified: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # norms whose results ReLUs took
 _read: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # and those that others read, too
@@ -46,7 +48,7 @@ class _Result:
         self.norm, self.x, self.version = norm, x, x._version
         self.rectified: torch.Tensor | None = rectified
 
-    def alone(self) -> torch.Tensor:
+    def read(self) -> torch.Tensor:
         """Without the ReLU. Statistics have been counted already."""
         if self.x._version != self.version:
             raise RuntimeError(
@@ -64,61 +66,7 @@ class _Result:
     def taken(self) -> torch.Tensor:
         """With the ReLU; a tensor of its own for everybody who asks."""
         found, self.rectified = self.rectified, None
-        return torch.relu(self.alone()) if found is None else found
-
-
-class LateFeatures:
-    """A sparse tensor whose features may be computed when they are first read.
-
-    features_attribute: where it keeps them, an attribute or a slot, which is empty until then. With
-    slots, `_late` must be one of them. It holds what is to be computed, or the norm in training
-    that made the features.
-    """
-
-    __slots__ = ()
-    features_attribute: str
-    _late: _Result | weakref.ref[nn.Module]
-
-    def __getattr__(self, name: str) -> Any:  # asked only for what is not there
-        if name == self.features_attribute:
-            late = _late_of(self)
-            if late is not None:
-                features = late.alone()
-                setattr(self, name, features)
-                return features
-        raise AttributeError(
-            f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
-        )
-
-    def __reduce_ex__(self, version: Any) -> Any:
-        """Copies and pickles have features."""
-        getattr(self, self.features_attribute, None)
-        _made_by(self)
-        return super().__reduce_ex__(version)
-
-
-def _late_of(x: LateFeatures) -> _Result | None:
-    """The result that stands in for x's features, which is then gone; None where they are there."""
-    late = _made_by(x)
-    return late if isinstance(late, _Result) and not _has_features(x) else None
-
-
-def _made_by(x: LateFeatures) -> _Result | weakref.ref[nn.Module] | None:
-    """What a norm left on its result, and takes off it."""
-    try:
-        late: Any = object.__getattribute__(x, "_late")
-    except AttributeError:
-        return None
-    object.__delattr__(x, "_late")
-    return late  # type: ignore[no-any-return]
-
-
-def _has_features(x: LateFeatures) -> bool:
-    try:
-        object.__getattribute__(x, x.features_attribute)
-    except AttributeError:
-        return False
-    return True
+        return torch.relu(self.read()) if found is None else found
 
 
 def normalise(norm: nn.BatchNorm1d, run: Callable[..., torch.Tensor], x: Any) -> Any:
@@ -127,6 +75,8 @@ def normalise(norm: nn.BatchNorm1d, run: Callable[..., torch.Tensor], x: Any) ->
     norm: holds parameters and statistics.  run: what computes on the features: the norm's own
     `nn.BatchNorm1d.forward`, or `norm` itself where it is a module of its own.
     """
+    if hooks.traced():
+        return _traced(x, lambda features: _traced_norm(norm, run, features))
     frame = protocol.of(x)
     features = None if frame is None else frame.features_of(x)
     if frame is None or features is None:
@@ -142,8 +92,25 @@ def normalise(norm: nn.BatchNorm1d, run: Callable[..., torch.Tensor], x: Any) ->
         delattr(out, out.features_attribute)
         out._late = _Result(norm, features, y)
     elif isinstance(out, LateFeatures):
-        object.__setattr__(out, "_late", weakref.ref(norm))
+        out._late = weakref.ref(norm)
     return out
+
+
+def _traced_norm(
+    norm: nn.BatchNorm1d, run: Callable[..., torch.Tensor], features: torch.Tensor
+) -> torch.Tensor:
+    from ..core.compile import norms
+
+    return (
+        norms.normalised(norm, features, False) if norms.served(norm, features) else run(features)
+    )
+
+
+def _traced(x: Any, run: Callable[..., torch.Tensor]) -> Any:
+    """A sparse tensor with what `run` makes of its features, in a graph: compilers fuse that."""
+    if isinstance(x, LateFeatures):
+        return x._with(run(getattr(x, x.features_attribute)))
+    return _frame(x).with_features(x, run(_features(x)))
 
 
 def _foreseen(features: torch.Tensor) -> bool:
@@ -160,8 +127,10 @@ def _foreseen(features: torch.Tensor) -> bool:
 
 def rectify(relu: nn.ReLU, run: Callable[..., torch.Tensor], x: Any) -> Any:
     """What a framework's ReLU returns for a sparse tensor; arguments as of `normalise`."""
-    late = _made_by(x) if isinstance(x, LateFeatures) else None
-    if isinstance(late, _Result) and not _has_features(x):
+    if hooks.traced():
+        return _traced(x, run)
+    late = take(x, _Result, weakref.ref) if isinstance(x, LateFeatures) else None
+    if isinstance(late, _Result) and not has_features(x):
         if fusion.runs_own(run, nn.ReLU, fusion.RELU_FORWARD):
             y = late.taken()
             if relu.inplace:
@@ -169,7 +138,7 @@ def rectify(relu: nn.ReLU, run: Callable[..., torch.Tensor], x: Any) -> Any:
             else:
                 x._late = late
             return _frame(x).with_features(x, y)
-        setattr(x, x.features_attribute, late.alone())
+        setattr(x, x.features_attribute, late.read())
     elif isinstance(late, weakref.ref) and (norm := late()) is not None:
         _rectified.add(norm)
     return _frame(x).with_features(x, run(_features(x)))

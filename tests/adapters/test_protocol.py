@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import pathlib
+import pickle
 import subprocess
 import sys
 
@@ -14,14 +15,15 @@ from torch import nn
 import sparse_bridge
 from sparse_bridge.adapters import base, protocol
 from sparse_bridge.core.geometry.sparse_data import SparseData
+from sparse_bridge.core.maps.coordinate_map import CoordinateMap
 from sparse_bridge.errors import UnsupportedError
 from tests.adapters.test_convert import NAMES, frameworks, make, rows, scene  # noqa: F401
 
 PACKAGE = pathlib.Path(sparse_bridge.__file__).parent
-# Where frameworks are named: their adapters, models for each of them, and the commands that build
-# such models. The table of adapters is the one exception in the shared parts.
+# Where frameworks are named: their adapters, models for each of them, what builds or checks such
+# models, and the export of spconv's. The table of adapters is the one exception elsewhere.
 OWN = tuple(f"adapters/{name}/" for name in base.ADAPTERS)
-USERS = ("networks/", "demo/", "commands/")
+USERS = ("networks/", "demo/", "commands/", "proof/", "export/")
 # Attributes that sparse tensors of one framework have and others do not.
 ATTRIBUTES = {"indice_dict", "indices", "replace_feature", "kmaps", "cmaps", "spatial_range",
               "coordinate_map_key", "coordinate_manager", "indice_key", "feats"}  # fmt: skip
@@ -114,17 +116,42 @@ def test_layers(frameworks, name):  # noqa: F811
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_only_tensors_that_tell_their_bounds_are_captured(frameworks, name):  # noqa: F811
+def test_tensors_over_other_rows(frameworks, name):  # noqa: F811
+    """What replays do: a twin over padded coordinates, and a result on the rows of an input."""
     feats, coords = scene()
     x = make(frameworks, name, feats, coords)
-    box = protocol.of(x).capture_box(x)
-    assert (box is not None) == (name == "spconv")
-    if box is not None:
-        assert box.size == (3, 7, 6, 5)
-        few = protocol.of(x).with_rows(x, feats[:2], coords[:2])
-        assert len(few.features) == len(few.indices) == 2 and not few.indice_dict
-        x.indice_dict["a"] = None
-        assert protocol.of(x).capture_box(x) is None
+    frame = protocol.of(x)
+    root = frame.capture_root(x)
+    assert root.coords.dtype == torch.int32 and len(root.coords) == len(coords)
+    assert all(low <= 0 for low in root.box.lo) and root.box.size[0] == 3
+    few = CoordinateMap(root.coords[:5], root.box)
+    twin = frame.over(x, feats[:5], few)
+    assert type(twin) is type(x) and frame.features_of(twin) is not frame.features_of(x)
+    assert torch.equal(frame.coordinates_of(twin), frame.coordinates_of(x)[:5])
+    assert frame.on_rows_of(twin, frame.with_features(twin, feats[:5] * 2))
+    y = frame.result(x, twin, feats * 3, None, None)
+    assert frame.on_rows_of(x, y) and torch.equal(frame.features_of(y), feats * 3)
+    assert frame.capture_root(y) is not None
+    layer = {
+        "spconv": lambda sp: sp.SubMConv3d(feats.shape[1], 8, 3, indice_key="a"),
+        "torchsparse": lambda ts: ts.nn.Conv3d(feats.shape[1], 8, 3),
+        "minkowski": lambda me: me.MinkowskiConvolution(
+            feats.shape[1], 8, kernel_size=3, dimension=3
+        ),
+    }[name](frameworks[name])
+    assert frame.capture_root(layer(x)) is None, "it has kernel maps"
+
+
+def test_maps_that_are_made_when_wanted():
+    asked = []
+    maps = protocol.LateMaps(["down"], lambda: asked.append(1) or {"down": 1, "same": 2})
+    assert not maps and maps.get("same") is None and "other" not in maps and not asked
+    maps["same"] = 3
+    assert maps["down"] == 1 and maps["same"] == 3 and "down" in maps and asked == [1]
+    again = pickle.loads(pickle.dumps(maps))
+    assert type(again) is dict and again == {"down": 1, "same": 3}
+    with pytest.raises(KeyError):
+        maps["other"]
 
 
 def test_a_framework_that_is_not_installed(monkeypatch):

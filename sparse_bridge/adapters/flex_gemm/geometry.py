@@ -109,6 +109,10 @@ class Strided(NamedTuple):
             sizes.append(max(0, (s + 2 * p - d * (k - 1) - 1) // step + 1))
         return tuple(sizes)  # type: ignore[return-value]
 
+    def output_box(self, box: Box) -> Box:
+        """The output grid behind the grid `box`; a rule of requests."""
+        return box_of(box.size[0], self.extents(box.size[1:]))  # type: ignore[arg-type]
+
 
 @functools.lru_cache(maxsize=1024)
 def _shifted(layer: Strided) -> Offsets:

@@ -75,7 +75,7 @@ def _output_map(
     box, out_box = box_of(batch, extents), box_of(batch, layer.extents(extents))
 
     def build() -> CoordinateMap:
-        asked = MapRequest("strided", layer.offsets, layer.stride, out_box, "first_seen", box)
+        asked = MapRequest("strided", layer.offsets, layer.stride, layer, "first_seen", box)
         new = request(store, lambda: store.coordinates(coords, box), asked).coords
         assert new is not None
         made = CoordinateMap(row_major(new.coords, out_box), out_box)

@@ -10,8 +10,11 @@ from collections.abc import Iterator
 import torch
 
 from ...core.conv.epilogue import Epilogue
+from ...core.warmup import preload
 from ..expected import Expected, expect, trains
 from .options import allow_tf32
+
+preload.begin()
 
 _told: set[torch.device] = set()
 

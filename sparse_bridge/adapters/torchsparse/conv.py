@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from ...core.conv.convolution import autocast_dtype
-from ...core.conv.convolution import convolve as multiply
+from ...core.conv.convolution import autocast_dtype, convolve_layer
 from ...core.conv.epilogue import Epilogue
+from ...core.conv.pending import PendingConv
 from ...core.conv.plan import ConvForm
 from ...core.device import trace
 from ...core.device.rocm import linear
@@ -81,8 +81,11 @@ def convolve(
             f"Conv3d has dilation {spec.dilation}; torchsparse accepts it and computes without, "
             "so do we.",
         )
+    if torch.compiler.is_compiling():
+        return _traced(x, feats, weight, bias, spec, config)
     level = spec.levels.get(x.stride) if type(x.stride) is tuple else None
     stride, key = spec.level(x.stride) if level is None else level
+    y: torch.Tensor | PendingConv
     if spec.pointwise:
         kind, y, out_range = "Conv3d 1x1x1", _pointwise(feats, weight, bias, spec), range_of(x)
     elif spec.generative:
@@ -104,6 +107,36 @@ def convolve(
         y = _multiply(feats, weight, bias, record.kmap, spec.release)
     note("torchsparse", kind)
     return output_of(x, spec.release, y, coords, stride, out_range)
+
+
+def _traced(
+    x: Any, feats: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, spec: ConvSpec,
+    config: Any,
+) -> Any:  # fmt: skip
+    """`convolve` in a graph."""
+    from . import compiled
+
+    stride, key = spec.level(x.stride)
+    if spec.pointwise:
+        y = _pointwise(feats, weight, bias, spec)
+        return output_of(x, spec.release, y, x.coords, stride, range_of(x))
+    feats, weight = _checked(feats, weight, spec.release)
+    if spec.generative:
+        record = compiled.generated(x, spec, _generated_range(x, spec, config))
+    elif spec.transposed:
+        record = compiled.earlier_record(x, key)
+    else:
+        record = compiled.record_of(x, spec, key, config)
+    form = _TF32 if allow_tf32(spec.release, feats.device) else _IEEE
+    back = spec.transposed and not spec.generative
+    y = compiled.multiplied(feats, weight, bias, record, form, back)
+    sites, found = (record.before, record.in_range) if back else (record.after, record.out_range)
+    if spec.generative:
+        caches = caches_of(x)
+        caches.kmaps, caches.hashmaps = {}, {}
+        caches.cmaps.pop(stride, None)
+    compiled.remember(x, stride, sites)
+    return output_of(x, spec.release, y, sites.coords, stride, found)
 
 
 def _pointwise(
@@ -151,18 +184,26 @@ def _same_dtype(
     return feats, weight
 
 
+def _checked(
+    feats: torch.Tensor, weight: torch.Tensor, release: Profile
+) -> tuple[torch.Tensor, torch.Tensor]:
+    feats, weight = _same_dtype(feats, weight, release)
+    if weight.ndim < 2 or feats.shape[1] != weight.shape[-2]:
+        raise _mismatch(feats, weight, "[V, C_in, C_out]")
+    return feats, weight
+
+
 def _multiply(
     feats: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     kmap: KernelMap,
     release: Profile,
-) -> torch.Tensor:
-    feats, weight = _same_dtype(feats, weight, release)
-    if weight.ndim < 2 or feats.shape[1] != weight.shape[-2]:
-        raise _mismatch(feats, weight, "[V, C_in, C_out]")
+) -> torch.Tensor | PendingConv:
+    owner = weight
+    feats, weight = _checked(feats, weight, release)
     tf32 = allow_tf32(release, feats.device)
-    return multiply(feats, weight, kmap, Epilogue(bias), _TF32 if tf32 else _IEEE)
+    return convolve_layer(owner, feats, weight, kmap, Epilogue(bias), _TF32 if tf32 else _IEEE)
 
 
 def _record(x: Any, coords: torch.Tensor, spec: ConvSpec, key: MapKey, config: Any) -> Record:
@@ -231,6 +272,16 @@ def _missing(kmaps: Any, key: MapKey, tensor_stride: Any) -> MissingMapError:
 
 def _generated(x: Any, spec: ConvSpec, config: Any) -> tuple[KernelMap, torch.Tensor, Range]:
     """(map, coordinates, range) of new coordinates around every input."""
+    release, out_range = spec.release, _generated_range(x, spec, config)
+    store = map_cache.store_of(x.coords)
+    coarse_map = coordinate_map(store, x.coords, release)
+    level = generated_level(coarse_map, store, spec.kernel, spec.stride, out_range)
+    assert level.kmap is not None
+    return level.kmap, as_tensor(level, release), out_range
+
+
+def _generated_range(x: Any, spec: ConvSpec, config: Any) -> tuple[int, ...]:
+    """The range of new coordinates. Raises SettingError, ContractError, CoordinateError."""
     release, kernel, stride = spec.release, spec.kernel, spec.stride
     if resolve(release, config).kmap_mode != "hashmap":
         raise SettingError(
@@ -251,11 +302,7 @@ def _generated(x: Any, spec: ConvSpec, config: Any) -> tuple[KernelMap, torch.Te
             f"{out_range}. torchsparse limits generated sites to that smaller range; give a "
             "larger one."
         )
-    store = map_cache.store_of(x.coords)
-    coarse_map = coordinate_map(store, x.coords, release)
-    level = generated_level(coarse_map, store, kernel, stride, out_range)
-    assert level.kmap is not None
-    return level.kmap, as_tensor(level, release), out_range
+    return out_range
 
 
 def allow_tf32(profile: Profile, device: torch.device) -> bool:

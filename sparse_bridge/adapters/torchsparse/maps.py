@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ...core.geometry.boxes import Box
+from ...core.geometry.layout import constant
 from ...core.geometry.offsets import Offsets
 from ...core.maps import map_builder, map_cache
 from ...core.maps.coordinate_map import CoordinateMap
@@ -50,7 +51,13 @@ _OURS = ("made here",)
 
 def core_rows(coords: torch.Tensor, profile: Profile) -> torch.Tensor:
     """Rows [b, z, y, x], contiguous."""
-    return coords[:, CORE_COLUMNS if profile.batch_first else [3, 2, 1, 0]]
+    return _permuted(coords, profile)
+
+
+def _permuted(coords: torch.Tensor, profile: Profile) -> torch.Tensor:
+    """From the framework's columns to the core's, or back."""
+    columns = tuple(CORE_COLUMNS) if profile.batch_first else (3, 2, 1, 0)
+    return coords.index_select(1, constant(columns, coords.device))
 
 
 def bounds_of(store: MapStore, coords: torch.Tensor, profile: Profile) -> Bounds:
@@ -132,8 +139,7 @@ def check_range(
 def as_tensor(level: Level, profile: Profile) -> torch.Tensor:
     """The coordinates of `level` in the framework's layout, a tensor that keeps its store alive."""
     rows = level.coords.coords
-    columns = CORE_COLUMNS if profile.batch_first else [3, 2, 1, 0]
-    coords = map_cache.normal_tensor(lambda: rows[:, columns])
+    coords = map_cache.normal_tensor(lambda: _permuted(rows, profile))
     map_cache.adopt(coords, level.store)
     return coords
 
@@ -180,9 +186,8 @@ def strided_level(
             sites = dataclasses.replace(sites, cell=small)  # type: ignore[arg-type]
     reach = reach_of(sites)
     found, exact = reach_bounds(sites, bounds, spatial_range)
-    output: Box | OutputBox = core_box(found)
-    if spatial_range is None and box_bounds(x.box) == bounds:
-        output = OutputBox(sites)
+    box, rule = core_box(found), OutputBox(sites)
+    output = rule if rule.output_box(x.box) is box else box  # rules hold for other scenes, too
     built = request(store, x, MapRequest("strided", reach.offsets, reach.step, output, "sorted"))
     assert built.coords is not None and built.store is not None
     if max(reach.scale) > 1 or max(scale) > 1:
@@ -202,7 +207,7 @@ def _scaled(cmap: CoordinateMap, scale: tuple[int, ...]) -> CoordinateMap:
     factor, box = (1, *scale), cmap.box
     lo = tuple(c * f for c, f in zip(box.lo, factor, strict=True))
     size = tuple(max(0, (n - 1) * f + 1) for n, f in zip(box.size, factor, strict=True))
-    made = CoordinateMap(cmap.coords * cmap.coords.new_tensor(factor), Box.spanning(lo, size))
+    made = CoordinateMap(cmap.coords * constant(factor, cmap.device), Box.spanning(lo, size))
     made.adopt()
     return made
 
@@ -242,9 +247,12 @@ def build_record(
     spatial_range: Range | None,
     out_range: Range | None,
     what: str,
+    store: MapStore | None = None,
 ) -> Record:
-    """The map of `layer` on `coords`, shared by all layers of this geometry on this tensor."""
-    store = map_cache.store_of(coords)
+    """The map of `layer` on `coords`, shared by all layers of this geometry on this tensor.
+
+    store: of the maps over `coords`, where the tensor does not say it."""
+    store = map_cache.store_of(coords) if store is None else store
     if layer.sites is None:
         asked = MapRequest("submanifold", layer.offsets)
         kmap = request(

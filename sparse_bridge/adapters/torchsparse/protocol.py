@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 
+from ...core.geometry.boxes import Box
 from ...core.geometry.sparse_data import SparseData
-from ..protocol import TensorProtocol
-from . import interchange
-from .tensors import with_feats
+from ...core.maps import map_cache
+from ...core.maps.coordinate_map import CoordinateMap
+from ...core.maps.map_cache import MapStore
+from ..protocol import LateMaps, Root, TensorProtocol
+from . import interchange, options
+from . import profile as profiles
+from .conv import allow_tf32
+from .geometry import box_bounds
+from .maps import Level, as_tensor, coordinate_map
+from .tensors import alone, caches_of, output_of, range_of, with_feats
 
 
 class _Torchsparse(TensorProtocol):
-    """Not replayed: the bounds of a grid are those of the data, so every scene has others."""
-
     def features_of(self, x: Any) -> torch.Tensor | None:
         """Of a `SparseTensor` or a `PointTensor`, which knows them as F alone."""
         found = getattr(x, "F", None)
@@ -32,6 +39,46 @@ class _Torchsparse(TensorProtocol):
 
     def from_core(self, data: SparseData, like: Any = None) -> Any:
         return interchange.from_core(data, like)
+
+    def capture_root(self, x: Any) -> Root | None:
+        caches = caches_of(x)
+        kmaps, cmaps = getattr(caches, "kmaps", None), getattr(caches, "cmaps", None)
+        if kmaps is None or cmaps is None or kmaps or not cmaps.keys() <= {x.stride}:
+            return None  # a PointTensor, or a tensor that layers have seen
+        if x.coords.dtype != torch.int32 or x.coords.ndim != 2 or x.coords.shape[1] != 4:
+            return None
+        cmap = coordinate_map(map_cache.store_of(x.coords), x.coords, _profile(), range_of(x))
+        return Root(cmap.coords, cmap.box)
+
+    def over(self, x: Any, features: torch.Tensor, root: CoordinateMap) -> Any:
+        store = MapStore(root)
+        if range_of(x) is None:  # the box is that of the coordinates
+            store.put("bounds", box_bounds(root.box))
+        return alone(x, features, as_tensor(Level(root, store), _profile()))
+
+    def label(self, x: Any) -> Hashable:
+        return x.stride, range_of(x)
+
+    def result(
+        self, x: Any, y: Any, features: torch.Tensor, coords: torch.Tensor | None, box: Box | None
+    ) -> Any:
+        rows = x.coords if coords is None else coords
+        return output_of(x, _profile(), features, rows, y.stride, range_of(y))
+
+    def keep_for(self, y: Any, captured: Any, recover: Callable[[], Any]) -> None:
+        caches = caches_of(y)
+        late = [key for key in caches_of(captured).kmaps if any(step != 1 for step in key[2])]
+        if late and not isinstance(caches.kmaps, LateMaps):
+            caches.kmaps = LateMaps(late, lambda: caches_of(recover()).kmaps)
+
+    def switches(self) -> Hashable:
+        profile = _profile()
+        tf32 = torch.cuda.is_available() and allow_tf32(profile, torch.device("cuda"))
+        return profile, options.resolve(profile, None), tf32
+
+
+def _profile() -> profiles.Profile:
+    return profiles.current()
 
 
 PROTOCOL = _Torchsparse()

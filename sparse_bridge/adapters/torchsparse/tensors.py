@@ -7,11 +7,14 @@ from typing import Any
 
 import torch
 
+from ...core.conv.pending import PendingConv
+from ...core.conv.waiting import features_of, settled
 from ...errors import DataTypeError, DeviceError, ShapeError
 from .profile import Profile
 from .spec import Triple
 
 __all__ = [
+    "alone",
     "caches_of",
     "check_coords",
     "check_input",
@@ -45,7 +48,7 @@ def caches_of(x: Any) -> Any:
 
 def make_like(
     x: Any,
-    feats: torch.Tensor,
+    feats: torch.Tensor | PendingConv,
     coords: torch.Tensor,
     stride: Triple,
     spatial_range: tuple[int, ...] | None = None,
@@ -55,6 +58,8 @@ def make_like(
     make = getattr(kind, "_made", None)
     if make is not None:  # the stand-in's: nothing to convert
         return make(feats, coords, stride, spatial_range, x._caches)
+    if type(feats) is PendingConv:
+        feats = features_of(feats)
     out = kind(feats, coords, stride)
     if hasattr(out, "spatial_range"):
         out.spatial_range = spatial_range
@@ -65,19 +70,29 @@ def make_like(
     return out
 
 
-def with_feats(x: Any, feats: torch.Tensor) -> Any:
+def alone(x: Any, feats: torch.Tensor, coords: torch.Tensor) -> Any:
+    """A SparseTensor of x's kind over other coordinates, with caches of its own."""
+    out = make_like(x, feats, coords, x.stride, range_of(x))
+    if hasattr(x, "_caches"):
+        out._caches = type(x._caches)()
+    else:
+        out.cmaps, out.kmaps = {}, {}
+    return out
+
+
+def with_feats(x: Any, feats: torch.Tensor | PendingConv) -> Any:
     """A tensor with other features [N, C]; everything else is x's."""
     return make_like(x, feats, x.coords, x.stride, range_of(x))
 
 
-def fapply(x: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-    """A tensor with `function(x.feats, ...)` as features; everything else is x's."""
-    return with_feats(x, function(x.feats, *args, **kwargs))
+def fapply(input: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
+    """A tensor with `fn(input.feats, ...)` as features; everything else is the input's."""
+    return with_feats(input, fn(input.feats, *args, **kwargs))
 
 
 def output_of(
-    x: Any, profile: Profile, feats: torch.Tensor, coords: torch.Tensor, stride: Triple,
-    spatial_range: tuple[int, ...] | None,
+    x: Any, profile: Profile, feats: torch.Tensor | PendingConv, coords: torch.Tensor,
+    stride: Triple, spatial_range: tuple[int, ...] | None,
 ) -> Any:  # fmt: skip
     """`make_like` for a layer's output, whose coordinates are entered into `cmaps`; the first ones
     at a tensor stride stay there."""
@@ -111,6 +126,8 @@ def check_input(x: Any, what: str) -> tuple[torch.Tensor, torch.Tensor]:
         raise DataTypeError(
             f"{what} takes a torchsparse.SparseTensor, got {type(x).__name__}."
         ) from None
+    if type(feats) is not torch.Tensor:
+        feats = settled(feats)
     if not isinstance(feats, torch.Tensor):
         raise DataTypeError(
             f"{what} got features in a {type(feats).__name__}; expected a tensor (numpy arrays "

@@ -1,5 +1,6 @@
 """Sparse tensors and point tensors."""
 
+from torch import Tensor
 from torchsparse.utils.tensor_cache import (
     TensorCache,
     TensorCacheMode,
@@ -8,8 +9,8 @@ from torchsparse.utils.tensor_cache import (
 )
 from torchsparse.utils.utils import make_ntuple
 
+from sparse_bridge.adapters.late import LateFeatures, keep
 from sparse_bridge.adapters.torchsparse import dense, joins
-from sparse_bridge.adapters.training_norms import LateFeatures
 from sparse_bridge.errors import ContractError
 
 __all__ = ["PointTensor", "SparseTensor"]
@@ -48,6 +49,7 @@ class SparseTensor(LateFeatures):
     """
 
     features_attribute = "feats"
+    _late = None
 
     def __init__(self, feats, coords, stride=1, spatial_range=None):
         self.feats = feats
@@ -63,9 +65,17 @@ class SparseTensor(LateFeatures):
     def _made(cls, feats, coords, stride, spatial_range, caches):
         """A tensor of parts that need no conversion, with the caches of another one."""
         made = cls.__new__(cls)
-        made.feats, made.coords, made.stride = feats, coords, stride
+        if type(feats) is Tensor:
+            made.feats = feats
+        else:
+            keep(made, feats)
+        made.coords, made.stride = coords, stride
         made.spatial_range, made._caches = spatial_range, caches
         return made
+
+    def _with(self, feats):
+        """Other features, everything else as here."""
+        return self._made(feats, self.coords, self.stride, self.spatial_range, self._caches)
 
     F = property(
         lambda self: self.feats, lambda self, value: setattr(self, "feats", value), doc="`feats`"

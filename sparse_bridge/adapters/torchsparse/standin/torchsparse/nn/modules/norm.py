@@ -3,7 +3,7 @@
 from torch import nn
 from torchsparse.nn.utils.apply import fapply
 
-from sparse_bridge.adapters import fusion, training_norms
+from sparse_bridge.adapters import inference, training_norms
 from sparse_bridge.adapters.torchsparse import norm
 from sparse_bridge.adapters.torchsparse.tensors import with_feats
 
@@ -16,7 +16,7 @@ class BatchNorm(nn.BatchNorm1d):
     def forward(self, input):
         if self.training:
             return training_norms.normalise(self, super().forward, input)
-        return with_feats(input, fusion.batch_norm_inference(self, super().forward, input.feats))
+        return with_feats(input, inference.normed(self, super().forward, input))
 
 
 class GroupNorm(nn.GroupNorm):

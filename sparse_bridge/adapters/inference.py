@@ -1,0 +1,76 @@
+"""Norms, activations and sums of sparse tensors in inference: part of the convolution before them
+where that waits (`core.conv.pending`), else torch's own operations.
+
+For stand-ins, whose tensors are `LateFeatures`. What these functions return becomes the features of
+a new tensor with `late.keep`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..core.conv.pending import PendingConv
+from . import fusion, protocol
+from .late import LateFeatures, pending_of, replace
+
+Features = torch.Tensor | PendingConv
+
+
+def normed(norm: nn.BatchNorm1d, run: Callable[..., torch.Tensor], x: Any) -> Features:
+    """What a BatchNorm1d in eval mode makes of x's features; `run` as of `is_training_norm`."""
+    conv = pending_of(x)
+    values = None if conv is None else fusion.foldable_values(norm, run)
+    if conv is None or values is None:
+        return fusion.batch_norm_inference(norm, run, _rows(x))
+    return conv.normed(values, lambda y: fusion.batch_norm_inference(norm, run, y))
+
+
+def activated(conv: PendingConv, form: tuple[str, float], inplace: bool, alone: Any, x: Any) -> Any:
+    """Behind an activation that kernels apply, of x whose features `conv` makes.
+
+    form: name and slope.  alone(features) computes it; inplace: in x's own features, too.
+    """
+    made = conv.activated(*form, alone)
+    if inplace:
+        replace(x, made)
+    return made
+
+
+def plus(a: Any, b: Any, inplace: bool = False) -> Features:
+    """The sum of the features of two sparse tensors with the same rows.
+
+    inplace: in a's own features, too.
+    """
+    conv, other = pending_of(a), b
+    if conv is None and not inplace and pending_of(b) is not None:
+        conv, other = pending_of(b), a
+    if conv is None:
+        if inplace:
+            return _rows(a).add_(_rows(b))
+        return _rows(a) + _rows(b)
+    y = _rows(other)
+    made = conv.plus(y, (lambda x: x.add_(y)) if inplace else (lambda x: x + y))
+    if inplace:
+        replace(a, made)
+    return made
+
+
+def shape_of(x: Any) -> Any:
+    """Of the features, which need not be there."""
+    conv = pending_of(x)
+    return _rows(x).shape if conv is None else conv.shape
+
+
+def _rows(x: Any) -> torch.Tensor:
+    if isinstance(x, LateFeatures):
+        features: torch.Tensor = getattr(x, x.features_attribute)
+        return features
+    frame = protocol.of(x)
+    found = None if frame is None else frame.features_of(x)
+    if found is None:
+        raise AttributeError(f"expected a sparse tensor with features, got {type(x).__name__}.")
+    return found

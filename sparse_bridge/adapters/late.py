@@ -1,0 +1,109 @@
+"""Sparse tensors whose features are computed when they are first read.
+
+How a framework's class uses it:
+
+    class SparseTensor(LateFeatures):       # features_attribute = where it keeps them
+
+and where it makes one of given features, `keep(made, features)` stores them, whether they are a
+tensor or a convolution that waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..core.conv.pending import PendingConv
+
+
+class LateFeatures:
+    """A sparse tensor whose features may be computed when they are first read.
+
+    features_attribute: where it keeps them, an attribute or a slot, which is empty until then. With
+    slots, `_late` must be one of them. It holds what is to be computed (an object with `read()`),
+    or what made the features that are there.  _with: makes a tensor like it with other features.
+    """
+
+    __slots__ = ()
+    features_attribute: str
+    _with: Callable[..., Any]
+    _late: Any
+
+    def __getattr__(self, name: str) -> Any:  # asked only for what is not there
+        if name == "_late":
+            return None
+        late = self._late if name == self.features_attribute else None
+        if late is not None and hasattr(late, "read"):
+            features = late.read()
+            setattr(self, name, features)
+            _forget(self)
+            return features
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
+        )
+
+    def __reduce_ex__(self, version: Any) -> Any:
+        """Copies and pickles have features."""
+        getattr(self, self.features_attribute, None)
+        _forget(self)
+        return super().__reduce_ex__(version)
+
+
+def _forget(x: LateFeatures) -> None:
+    with contextlib.suppress(AttributeError):
+        object.__delattr__(x, "_late")
+
+
+def keep(x: Any, features: torch.Tensor | PendingConv) -> None:
+    """Make `features` those of `x`, which has none."""
+    if type(features) is not PendingConv:
+        setattr(x, x.features_attribute, features)
+        return
+    if features.result is not None:
+        setattr(x, x.features_attribute, features.result)
+    if features.result is None or features.follows:
+        x._late = features
+
+
+def replace(x: Any, features: torch.Tensor | PendingConv) -> None:
+    """The same for a tensor that has features already."""
+    if type(features) is torch.Tensor:
+        setattr(x, x.features_attribute, features)
+        x._late = None
+        return
+    with contextlib.suppress(AttributeError):
+        object.__delattr__(x, x.features_attribute)
+    keep(x, features)
+
+
+def take(x: LateFeatures, *kinds: type) -> Any:
+    """What made x's features or is to make them, taken off it, if it is one of these kinds."""
+    late = x._late
+    if not isinstance(late, kinds):
+        return None
+    _forget(x)
+    return late
+
+
+def has_features(x: LateFeatures) -> bool:
+    """Whether they are there."""
+    try:
+        object.__getattribute__(x, x.features_attribute)
+    except AttributeError:
+        return False
+    return True
+
+
+def pending_of(x: Any) -> PendingConv | None:
+    """The convolution whose result x's features are, if it waits or is watched."""
+    late = getattr(x, "_late", None)
+    if type(late) is not PendingConv:
+        return None
+    try:
+        there = object.__getattribute__(x, x.features_attribute)
+    except AttributeError:
+        return late
+    return late if there is late.result and late.follows else None

@@ -1,0 +1,48 @@
+"""The `optimize` of `enable()`: in force for the process while a framework enabled so is."""
+
+from __future__ import annotations
+
+import sys
+
+from .. import settings
+from ..errors import LifecycleError
+
+_chosen: dict[str, str] = {}  # by framework; all the same
+_before: str | None = None  # the setting before the first choice
+
+
+def check(value: str | None) -> None:
+    """LifecycleError where `value` contradicts what another `enable()` chose."""
+    for name, other in _chosen.items():
+        if value not in (None, other):
+            raise LifecycleError(
+                f"optimize is {value!r}, but {name} is enabled with optimize={other!r}, which "
+                f"counts for all frameworks. Call sparse_bridge.disable({name!r}) first, or leave "
+                "it out."
+            )
+
+
+def choose(name: str, value: str | None) -> None:
+    """Put the choice made for framework `name` in force; None: there is none."""
+    global _before
+    check(value)
+    if value is None or name in _chosen:
+        return
+    if not _chosen:
+        _before = settings.update(optimize=value).optimize
+    _chosen[name] = value
+
+
+def leave(name: str) -> None:
+    """Framework `name` is disabled: its modules have their own forward again, and with the last
+    one that was enabled so, the setting before is in force."""
+    global _before
+    units = sys.modules.get("sparse_bridge.core.capture.units")
+    if units is not None:
+        units.remove()
+    value = _chosen.pop(name, None)
+    if value is None or _chosen:
+        return
+    if settings.get().optimize == value:  # nobody has changed it since
+        settings.update(optimize=_before)
+    _before = None
