@@ -1,0 +1,150 @@
+"""Comparing a release's table with the stand-in that answers it."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import enum
+import importlib
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from .. import settings
+from ..adapters import lifecycle
+from .table import Entry, Parameter, Reason, entries, reasons
+
+__all__ = ["Finding", "Surface", "check"]
+
+PRESENT, EXPLAINED, ABSENT, DIFFERENT = "present", "absent on purpose", "absent", "different"
+CHANGED = "different on purpose"
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """How one name is answered. note: the reason, or what is wrong."""
+
+    entry: Entry
+    state: str
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Surface:
+    """All findings of one release."""
+
+    framework: str
+    release: str
+    findings: tuple[Finding, ...]
+
+    def of(self, *states: str) -> list[Finding]:
+        return [finding for finding in self.findings if finding.state in states]
+
+    @property
+    def unexplained(self) -> list[Finding]:
+        return self.of(ABSENT, DIFFERENT)
+
+
+def check(framework: str, release: str, profile: str | None) -> Surface:
+    """Enable the stand-in as that release and look for every name of its table.
+
+    Raises: LifecycleError if the real framework is imported in this process.
+    """
+    why = reasons(framework)
+    with (
+        settings.override(mode="standin"),
+        lifecycle.enable(framework, mode="standin", profile=profile),
+    ):
+        found = tuple(_finding(entry, why) for entry in entries(framework, release))
+    return Surface(framework, release, found)
+
+
+def _finding(entry: Entry, why: tuple[Reason, ...]) -> Finding:
+    try:
+        found = _resolve(entry)
+    except (ImportError, AttributeError, NotImplementedError) as error:
+        for reason in why:
+            if not reason.of_parameters and reason.fits(entry.full_name):
+                return Finding(entry, EXPLAINED, reason.text)
+        return Finding(entry, ABSENT, f"{type(error).__name__}: {error}")
+    wrong = "" if entry.parameters is None else "; ".join(_compare(entry, found))
+    if not wrong:
+        return Finding(entry, PRESENT)
+    for reason in why:
+        if reason.of_parameters and reason.fits(entry.full_name):
+            return Finding(entry, CHANGED, reason.text)
+    return Finding(entry, DIFFERENT, wrong)
+
+
+def _resolve(entry: Entry) -> Any:
+    found: Any = importlib.import_module(entry.module)
+    for part in entry.name.split(".") if entry.name else ():
+        owner, found = found, getattr(found, part)
+        if part == "apply":  # of a function of autograd: it takes what is computed from
+            found = getattr(owner, "compute", getattr(owner, "forward", found))
+    return found
+
+
+def _compare(entry: Entry, found: Any) -> Iterator[str]:
+    """What is wrong with the parameters of `found`: each must stand in its place with its name and
+    default; further ones may follow if they are optional."""
+    assert entry.parameters is not None
+    try:
+        ours = list(inspect.signature(found).parameters.values())
+    except (TypeError, ValueError):  # not written in Python: no names to compare
+        return
+    if ours and ours[0].name in ("self", "ctx") and "." in entry.name:
+        del ours[0]
+    kinds = inspect.Parameter
+    named = {p.name: p for p in ours}
+    positional = [p for p in ours if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
+    rest = any(p.kind is kinds.VAR_POSITIONAL for p in ours)
+    anything = any(p.kind is kinds.VAR_KEYWORD for p in ours)
+    wanted = [p for p in entry.parameters if p.kind == ""]
+    for place, parameter in enumerate(wanted):
+        if place >= len(positional):
+            if not rest:
+                yield f"takes no {parameter.name!r} at place {place + 1}"
+                return
+            break  # read at the call, by the rules of the profile
+        if positional[place].name != parameter.name:
+            yield f"place {place + 1} is {positional[place].name!r}, not {parameter.name!r}"
+            return
+        yield from _compare_default(parameter, positional[place])
+    for parameter in entry.parameters:
+        if parameter.kind == "keyword":
+            if parameter.name in named:
+                yield from _compare_default(parameter, named[parameter.name])
+            elif not anything:
+                yield f"takes no keyword {parameter.name!r}"
+    if any(p.kind == "*" for p in entry.parameters):
+        return
+    for extra in positional[len(wanted) :]:
+        if extra.default is kinds.empty:
+            yield f"needs a further {extra.name!r}"
+
+
+def _compare_default(wanted: Parameter, ours: inspect.Parameter) -> Iterator[str]:
+    if wanted.default in (None, "..."):
+        if wanted.default is None and ours.default is not inspect.Parameter.empty:
+            return  # optional here, needed there
+        if wanted.default == "..." and ours.default is inspect.Parameter.empty:
+            yield f"{wanted.name!r} is needed"
+        return
+    if ours.default is inspect.Parameter.empty:
+        yield f"{wanted.name!r} is needed, not {wanted.default}"
+    elif not _equal(wanted.default or "", ours.default):
+        yield f"{wanted.name!r} defaults to {ours.default!r}, not {wanted.default}"
+
+
+def _equal(source: str, value: Any) -> bool:
+    """Whether a default in a table is this value; members and dtypes go by their last name."""
+    try:
+        wanted = ast.literal_eval(source)
+    except ValueError:
+        last = source.rpartition(".")[2]
+        name = getattr(value, "name" if isinstance(value, enum.Enum) else "__name__", str(value))
+        return name.rpartition(".")[2] == last
+    if isinstance(wanted, (list, tuple)) and isinstance(value, (list, tuple)):
+        return list(wanted) == list(value)
+    return bool(wanted == value) and isinstance(wanted, bool) == isinstance(value, bool)

@@ -1,0 +1,78 @@
+"""`python -m sparse_bridge surface`: every public name of the frameworks, and whether it is
+answered."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from ..errors import SettingError
+from .check import CHANGED, EXPLAINED, PRESENT, Surface, check
+from .markdown import page
+from .table import releases
+
+__all__ = ["add_parser", "collect", "facts_of"]
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "surface",
+        help="list what of each framework's public surface is answered",
+        description="Look for every public name, method and parameter of the frameworks in what "
+        "answers their imports. Exit status 1 where something is absent without a reason.",
+    )
+    parser.add_argument("framework", nargs="*", help="which (default: all)")
+    parser.add_argument("--all", action="store_true", help="list what is present, too")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="machine-readable output")
+    output.add_argument("--markdown", action="store_true", help="the page docs/surface.md")
+    parser.set_defaults(func=_run)
+    return parser
+
+
+def collect(frameworks: list[str]) -> list[Surface]:
+    """The surfaces of all releases of some frameworks, of all without names.
+
+    Raises: SettingError (an unknown framework), LifecycleError (a real one is imported here).
+    """
+    known = list(dict.fromkeys(framework for framework, _, _ in releases()))
+    for name in frameworks:
+        if name not in known:
+            raise SettingError(f"framework {name!r} is unknown; expected {', '.join(known)}.")
+    return [check(*release) for release in releases() if not frameworks or release[0] in frameworks]
+
+
+def _run(args: argparse.Namespace) -> int:
+    surfaces = collect(args.framework)
+    if args.markdown:
+        sys.stdout.write(page(surfaces))
+    elif args.json:
+        json.dump([facts_of(surface) for surface in surfaces], sys.stdout, indent=1)
+        sys.stdout.write("\n")
+    else:
+        for surface in surfaces:
+            _print(surface, args.all)
+    return 1 if any(surface.unexplained for surface in surfaces) else 0
+
+
+def facts_of(surface: Surface) -> dict[str, Any]:
+    """Framework, release, and by state {full name: note}."""
+    names: dict[str, dict[str, str]] = {}
+    for finding in surface.findings:
+        names.setdefault(finding.state, {})[finding.entry.full_name] = finding.note
+    return {"framework": surface.framework, "release": surface.release, **names}
+
+
+def _print(surface: Surface, everything: bool) -> None:
+    total, present = len(surface.findings), len(surface.of(PRESENT))
+    lines = [f"{surface.framework} {surface.release}: {present} of {total} names present"]
+    for finding in surface.findings:
+        if finding.state == PRESENT and not everything:
+            continue
+        note = f": {finding.note}" if finding.note else ""
+        lines.append(f"  {finding.state:20} {finding.entry.full_name}{note}")
+    reasons = len(surface.of(EXPLAINED, CHANGED))
+    lines.append(f"  {reasons} with a reason, {len(surface.unexplained)} without")
+    sys.stdout.write("\n".join(lines) + "\n")
