@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from . import adapters
     from .adapters.convert import convert
     from .adapters.lifecycle import FrameworkStatus, Handle, disable, enable, report, status
+    from .core.conv.override import dataflow
     from .optimization import optimize, restore
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "__version__",
     "adapters",
     "convert",
+    "dataflow",
     "disable",
     "enable",
     "errors",
@@ -44,6 +46,7 @@ _LAZY = {
     "FrameworkStatus": "adapters.lifecycle",
     "Handle": "adapters.lifecycle",
     "convert": "adapters.convert",
+    "dataflow": "core.conv.override",
     "disable": "adapters.lifecycle",
     "enable": "adapters.lifecycle",
     "optimize": "optimization",

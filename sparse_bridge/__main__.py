@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import settings
+from . import settings, workers
 from ._version import __version__
 from .errors import SparseBridgeError, UnsupportedError
 from .gate import command as gate
@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 _LAZY = {
     "demo": ("sparse_bridge.demo.cli", "run two networks on a scan or a built-in scene"),
     "warm": ("sparse_bridge.commands.warm", "compile and tune kernels before they are needed"),
+    "prove": (
+        "sparse_bridge.commands.prove",
+        "show that this GPU computes rightly, in ten minutes",
+    ),
     "cache": ("sparse_bridge.commands.cache", "show or clear what tuning has stored"),
+    "surface": ("sparse_bridge.surface.command", "list what of each framework is answered"),
     "bench": ("benchmarks.cli", "time layers and networks, peers side by side"),
     "compat": ("compat.cli", "run the compatibility matrix"),
 }
@@ -34,6 +39,7 @@ Run a script or module with the bridge enabled, as python would run it.
 
   python -m sparse_bridge run train.py --cfg model.yaml
   python -m sparse_bridge run --report -m mypackage.train --cfg model.yaml
+  python -m sparse_bridge run --optimize graphs train.py --cfg model.yaml
 
 Options of `run` come before the script; everything after it belongs to the script."""
 
@@ -41,11 +47,13 @@ Options of `run` come before the script; everything after it belongs to the scri
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status.
 
-    0: done.  1: sparse_bridge refused, in one line on stderr.  2: wrong usage.
+    0: done.  1: sparse_bridge refused, in one line on stderr.  2: wrong usage.  130: Ctrl-C.
     `run` passes on whatever the script raises or exits with.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     args = argparse.Namespace()
+    if argv[:1] != ["doctor"]:  # which shows what the user's own programs find
+        workers.wait_passively()
     try:
         parser = _parser(wanted=argv[0] if argv else None)
         args = parser.parse_args(argv)
@@ -55,6 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise  # the script's author wants to see where
         _console(stderr=True).print(f"sparse_bridge: {error}", style="red", soft_wrap=True)
         return 1
+    except KeyboardInterrupt:
+        if getattr(args, "in_script", False):
+            raise
+        _console(stderr=True).print("sparse_bridge: interrupted", style="red")
+        return 130
 
 
 def _console(stderr: bool = False) -> Console:
@@ -75,7 +88,7 @@ def _parser(wanted: str | None) -> argparse.ArgumentParser:
     for name, (module, summary) in _LAZY.items():
         if name == wanted:
             _command(name, module).add_parser(commands)
-        else:
+        elif module.startswith(f"{__package__}.") or _checkout(module):
             commands.add_parser(name, help=summary, add_help=False)
     return parser
 
@@ -90,6 +103,12 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     run.add_argument("--framework", metavar="A,B", help="which to bridge (default: all)")
     run.add_argument("--mode", choices=settings.MODES, help="default: auto")
+    run.add_argument(
+        "--optimize",
+        choices=settings.CHOICES["optimize"],
+        help="what is done to models as they run (default: fuse); graphs: replay sparse parts "
+        "from captured CUDA graphs",
+    )
     run.add_argument(
         "--strict", action="store_true", help="raise where a layer would run in the original"
     )
@@ -111,11 +130,17 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     doctor.set_defaults(func=_doctor)
 
 
+def _checkout(module: str) -> pathlib.Path | None:
+    """The folder of a source checkout beside this package that holds `module`."""
+    top, folder = module.partition(".")[0], pathlib.Path(__file__).resolve().parents[1]
+    there = top != __package__ and (folder / top / "cli.py").is_file()
+    return folder if there else None
+
+
 def _command(name: str, module: str) -> Any:
     """The module that implements a command: it has `add_parser(commands)`."""
-    top = module.partition(".")[0]
-    checkout = pathlib.Path(__file__).resolve().parents[1]
-    if top != __package__ and (checkout / top / "cli.py").is_file():
+    top, checkout = module.partition(".")[0], _checkout(module)
+    if checkout is not None:
         sys.path.insert(0, str(checkout))
     try:
         return importlib.import_module(module)
@@ -135,7 +160,9 @@ def _run(args: argparse.Namespace) -> int:
         _console(stderr=True).print(f"sparse_bridge: can't find {args.target!r}", style="red")
         return 2
     names = [name for name in (args.framework or "").split(",") if name]
-    handle = lifecycle.enable(*names, mode=args.mode, strict=True if args.strict else None)
+    handle = lifecycle.enable(
+        *names, mode=args.mode, strict=True if args.strict else None, optimize=args.optimize
+    )
     args.in_script = True
     try:
         _execute(args.target, args.arguments, args.module)

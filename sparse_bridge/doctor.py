@@ -13,7 +13,7 @@ import pathlib
 import platform
 from typing import TYPE_CHECKING, Any
 
-from . import settings
+from . import settings, workers
 from ._version import __version__
 from .adapters import base, lifecycle
 from .adapters.import_hook import installed
@@ -31,13 +31,13 @@ _PREFIX = settings.PREFIX
 _BEARING = (
     _PREFIX + "*", "TRITON_*", "AMDGCN_*", "PYTORCH_*", "TORCH_*", "CUDA_*", "CUBLAS_*",
     "NVIDIA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE", "HIP_*", "HSA_*", "ROCM_*", "ROCR_*",
-    "ROCBLAS_*", "HIPBLASLT_*", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "XDG_CACHE_HOME",
+    "ROCBLAS_*", "HIPBLASLT_*", "OMP_*", "KMP_*", "MKL_NUM_THREADS", "XDG_CACHE_HOME",
 )  # fmt: skip
 
 
-def collect() -> dict[str, Any]:
+def collect(self_check: bool = True) -> dict[str, Any]:
     """Everything that `doctor` knows, as JSON values; imports torch and installed frameworks, and
-    runs the self-check of every GPU."""
+    runs the self-check of every GPU unless told not to."""
     environment = {
         name: value
         for name, value in sorted(os.environ.items())
@@ -48,7 +48,7 @@ def collect() -> dict[str, Any]:
         "sparse_bridge": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        **_torch_facts(),
+        **_torch_facts(self_check),
         "frameworks": [_framework(name) for name in base.ADAPTERS],
         "caches": [_cache(name, folder) for name, folder in _cache_folders().items()],
         "settings": dataclasses.asdict(settings.get()),
@@ -60,12 +60,12 @@ def collect() -> dict[str, Any]:
     }
 
 
-def _torch_facts() -> dict[str, Any]:
+def _torch_facts(self_check: bool) -> dict[str, Any]:
     """Versions and devices."""
     try:
         import torch
 
-        from .core.device import rocm
+        from .core.device import known_faults, rocm
         from .kernels.runtime import target
     except ImportError as error:
         return {"torch": None, "torch_problem": str(error), "triton": None, "devices": []} | {
@@ -74,18 +74,30 @@ def _torch_facts() -> dict[str, Any]:
     triton = target.triton_version()
     devices = [torch.device("cpu")]
     devices += [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    described = [_device(device, self_check) for device in devices]
+    archs = tuple(one["architecture"] for one in described[1:] if one["architecture"])
+    machine = known_faults.Machine(
+        torch.version.hip, triton, archs, os.environ, settings.get().capture
+    )
+    allocator = rocm.allocator_warning()
     return {
         "torch": torch.__version__,
         "torch_problem": None,
         "cuda": torch.version.cuda,
         "rocm": torch.version.hip,
         "triton": triton and ".".join(map(str, triton)),
-        "warnings": [warning for warning in [rocm.allocator_warning()] if warning],
-        "devices": [_device(device) for device in devices],
+        "triton_build": target.triton_build(),
+        "warnings": [*([allocator] if allocator else []), *known_faults.of(machine)],
+        "devices": described,
+        "cpu": {
+            "cores": workers.cores(),
+            "threads": torch.get_num_threads(),
+            "wait_policy": os.environ.get(workers.WAIT_POLICY, "active").lower(),
+        },
     }
 
 
-def _device(device: torch.device) -> dict[str, Any]:
+def _device(device: torch.device, self_check: bool) -> dict[str, Any]:
     """Name, architecture and memory of a device, and why Triton kernels do not run there, if so."""
     import torch
 
@@ -108,7 +120,7 @@ def _device(device: torch.device) -> dict[str, Any]:
         "compute_units": found and found.compute_units,
         "shared_memory_bytes": found and found.shared_memory,
         "triton_problem": problem,
-        "self_check": [] if found is None else _self_check(device, found),
+        "self_check": _self_check(device, found) if found is not None and self_check else [],
     }
 
 
@@ -121,7 +133,7 @@ def _self_check(device: torch.device, found: Target) -> list[dict[str, Any]]:
     if device.type == "cpu":
         return []
     verdicts = []
-    for part in (*self_check.KEYS, *self_check.products_of(found)):
+    for part in self_check.parts_of(found):
         try:
             verdict = self_check.run(device, found, part)
         except torch.cuda.OutOfMemoryError:
@@ -208,7 +220,11 @@ def _machine_table(facts: dict[str, Any]) -> Table:
     build = [f"{k} {facts[k.lower()]}" for k in ("CUDA", "ROCm") if facts.get(k.lower())]
     torch = facts["torch"] and f"{facts['torch']} ({', '.join(build) or 'CPU build'})"
     table.add_row("torch", torch or f"cannot be imported: {facts['torch_problem']}")
-    table.add_row("Triton", facts["triton"] or "cannot be imported")
+    triton = facts["triton"] or "cannot be imported"
+    origin = facts.get("triton_build")
+    table.add_row("Triton", f"{triton} ({origin})" if origin else triton)
+    if facts.get("cpu"):
+        table.add_row("CPU threads", _threads(facts["cpu"]))
     for device in facts["devices"]:
         words = [device["name"]]
         if device["memory_bytes"]:
@@ -223,6 +239,16 @@ def _machine_table(facts: dict[str, Any]) -> Table:
             )
         table.add_row(device["device"], "; ".join(words))
     return table
+
+
+def _threads(cpu: dict[str, Any]) -> str:
+    text = f"{cpu['threads']} on {cpu['cores']} cores"
+    if cpu["threads"] > 1 and cpu["wait_policy"] != "passive":
+        text += (
+            "; they spin while they wait. Beside other work, layers on the CPU take many times as "
+            f"long: set {workers.WAIT_POLICY}=passive before torch is imported"
+        )
+    return text
 
 
 def _check_table(facts: dict[str, Any]) -> Table:

@@ -5,6 +5,8 @@ Layers are fused or replayed only where nobody could notice; these are the quest
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
@@ -13,8 +15,17 @@ from torch.nn.modules import module as torch_module
 def inference() -> bool:
     """Whether inference may be fused now: no gradients, no tracing, no hooks on every module."""
     return not (
+        traced()
+        or torch.is_grad_enabled()
+        or torch_module._global_forward_hooks
+        or torch_module._global_forward_pre_hooks
+    )
+
+
+def compiled_inference() -> bool:
+    """`inference` in a graph that `torch.compile` makes."""
+    return torch.compiler.is_compiling() and not (
         torch.is_grad_enabled()
-        or traced()
         or torch_module._global_forward_hooks
         or torch_module._global_forward_pre_hooks
     )
@@ -22,12 +33,25 @@ def inference() -> bool:
 
 def traced() -> bool:
     """Whether torch records what Python does: `torch.jit.trace`, `torch.compile`."""
-    return bool(torch._C._get_tracing_state() or torch.compiler.is_compiling())
+    return torch.compiler.is_compiling() or bool(torch._C._get_tracing_state())
 
 
 def plain(module: nn.Module) -> bool:
     """Whether nothing watches or replaces this module's forward."""
-    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
+    return not (module._forward_hooks or module._forward_pre_hooks or replaced(module))
+
+
+def replaced(module: nn.Module) -> bool:
+    """Whether an object's forward is another one than its class's."""
+    forward = module.__dict__.get("forward")
+    if forward is None:
+        return "forward" in module.__dict__
+    return not (  # what copies of replayed modules have
+        type(forward) is functools.partial
+        and forward.func is type(module).forward
+        and forward.args == (module,)
+        and not forward.keywords
+    )
 
 
 def hooked(module: nn.Module) -> bool:
@@ -50,6 +74,22 @@ def hooked_everywhere() -> bool:
     )
 
 
+def unseen(module: nn.Module) -> bool:
+    """`unwatched`, and nobody listens to every module. (One function: inference asks for it at
+    every layer.)"""
+    return not (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
+        or torch_module._global_forward_hooks
+        or torch_module._global_forward_pre_hooks
+        or torch_module._global_backward_hooks
+        or torch_module._global_backward_pre_hooks
+    )
+
+
 def unwatched(module: nn.Module) -> bool:
     """`plain`, and no hooks on the gradient."""
-    return not hooked(module) and "forward" not in module.__dict__
+    return not (hooked(module) or replaced(module))

@@ -35,9 +35,9 @@ def optimize(model: nn.Module, *example: Any, graphs: bool = False, **keywords: 
     before the norm or activation in later calls alone gets them after it.
 
     graphs: on a GPU, also capture inference and training steps as graphs of launches and replay
-    them, which takes Python out of the way. For models that take one sparse tensor, alone, and
-    return such tensors or their features, in any structure of lists and dicts; other calls run as
-    ever, and so do frameworks whose tensors do not tell the bounds of their grid. A graph serves
+    them, which takes Python out of the way. For models that take one sparse tensor and return such
+    tensors or their features, in any structure of lists and dicts; other calls run as ever. Tensors
+    beside it must not be computed with. A graph serves
     inputs of about one size, and is captured when the third of them comes, if the model computes
     the same over an input padded with rows that do not exist. Results have no kernel maps, and the
     memory of an inference stays taken for each of up to six sizes, that of a training step for each
@@ -91,7 +91,7 @@ class _Learner:
         found, plain = watched(self.model, forward, args, kwargs)
         del self.model.__dict__["forward"]
         if self.training is not None:
-            self.model.__dict__["forward"] = base.capture("replay").Replayer(self.training, _agree)
+            self.model.__dict__["forward"] = base.capture("replay").Replayer(self.training)
         for level in (2, 1, 0):
             _install(self.model, [one for fused in found if (one := fused.at(level))])
             if not found or self._agrees(plain, level, args, kwargs):

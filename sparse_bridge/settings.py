@@ -2,14 +2,14 @@
 
 | environment variable | values (default first) | meaning |
 |---|---|---|
-| `SPARSE_BRIDGE_DATAFLOW` | auto, masked, unmasked, per_offset, explicit | force one dataflow |
+| `SPARSE_BRIDGE_DATAFLOW` | auto, masked, unmasked, grouped, per_offset, explicit | force one dataflow |
 | `SPARSE_BRIDGE_FP32` | auto, ieee | fp32 products that may not be rounded to TF32: on NVIDIA's data-centre GPUs (A100, H100, B200 and relatives) as three TF32 products, whose sum is as exact as fp32, or always by IEEE multiply-adds, several times slower there |
-| `SPARSE_BRIDGE_SELF_CHECK` | 1, 0 | compare a GPU's kernels with the CPU at their first use |
-| `SPARSE_BRIDGE_CAPTURE` | graphs, prefetch, off | on a GPU, how maps that a program asks for again and again are prepared: queued together at the first request and replayed from captured CUDA graphs, queued together only, or built one by one |
-| `SPARSE_BRIDGE_WARMUP` | 1, 0 | on a GPU, compile what a program is about to need in parallel, and import Triton early |
+| `SPARSE_BRIDGE_OPTIMIZE` | fuse, graphs, off | what is done to models as they run: in inference, norms, activations and residual sums join the convolutions before them; on a GPU, parts that take and return sparse tensors are replayed from captured graphs as well; nothing |
+| `SPARSE_BRIDGE_CAPTURE` | graphs, prefetch, off, always | on a GPU, how maps that a program asks for again and again are prepared: queued together at the first request and replayed from captured CUDA graphs, queued together only, or built one by one; `always` replays on ROCm too, maps and models, whose replayed graphs have given wrong data |
+| `SPARSE_BRIDGE_STARTUP` | a list of `warmup=1`, `self_check=1` | at the first use of a GPU, compile what a program is about to need in parallel, and import Triton early; compare its kernels with the CPU |
 | `SPARSE_BRIDGE_TUNE` | cached, off, full, pinned, pinned:FILE | how tiles of GPU kernels are chosen: from stored and shipped winners, by rule alone, tuned when new (costs time, may change bits between steps), or from FILE or the shipped winners alone (same bits in every process) |
 | `SPARSE_BRIDGE_CACHE_DIR` | a path | where winners are stored; default: the platform's cache folder |
-| `SPARSE_BRIDGE_ENABLE` | a list of `mode=auto`, `strict=0`, `torchsparse_profile=auto` | arguments that `enable()` takes where the program names none |
+| `SPARSE_BRIDGE_ENABLE` | a list of `mode=auto`, `strict=0`, `torchsparse_profile=auto`, `minkowski_profile=auto` | arguments that `enable()` takes where the program names none |
 | `SPARSE_BRIDGE_RULES` | a list of `groups`, `shared_keys`, `torchsparse_keep_tail` | rules of the frameworks that are relaxed |
 
 Each is a keyword, or several, of `update` (`KEYWORDS`). A list is separated by commas; its items are
@@ -31,14 +31,18 @@ from .errors import SettingError
 
 PREFIX = "SPARSE_BRIDGE_"
 # Whether Triton kernels compute a dataflow. `core.conv.dataflows` has a file for each.
-DATAFLOWS = {"masked": True, "unmasked": True, "per_offset": False, "explicit": False}
+DATAFLOWS = {
+    "masked": True, "unmasked": True, "grouped": True, "per_offset": False, "explicit": False,
+}  # fmt: skip
 CHOICES = {
     "dataflow": ("auto", *DATAFLOWS),
     "fp32": ("auto", "ieee"),
-    "capture": ("graphs", "prefetch", "off"),
+    "capture": ("graphs", "prefetch", "off", "always"),
     "tune": ("cached", "off", "full", "pinned"),
+    "optimize": ("fuse", "graphs", "off"),
     "mode": ("auto", "patch", "standin"),
     "torchsparse_profile": ("auto", "2.1", "2.0", "1.4"),
+    "minkowski_profile": ("auto", "0.5", "0.4"),
 }
 MODES = CHOICES["mode"]
 
@@ -49,15 +53,17 @@ class Settings:
 
     dataflow: str = "auto"
     fp32: str = "auto"
-    self_check: bool = True
+    optimize: str = "fuse"
     capture: str = "graphs"
     warmup: bool = True
+    self_check: bool = True
     tune: str = "cached"
     tune_file: str = ""
     cache_dir: str = ""
     mode: str = "auto"
     strict: bool = False
     torchsparse_profile: str = "auto"
+    minkowski_profile: str = "auto"
     groups: bool = False
     shared_keys: bool = False
     torchsparse_keep_tail: bool = False
@@ -68,18 +74,20 @@ FIELDS = tuple(field.name for field in dataclasses.fields(Settings))
 KEYWORDS = {
     "DATAFLOW": ("dataflow",),
     "FP32": ("fp32",),
-    "SELF_CHECK": ("self_check",),
+    "OPTIMIZE": ("optimize",),
     "CAPTURE": ("capture",),
-    "WARMUP": ("warmup",),
+    "STARTUP": ("warmup", "self_check"),
     "TUNE": ("tune", "tune_file"),
     "CACHE_DIR": ("cache_dir",),
-    "ENABLE": ("mode", "strict", "torchsparse_profile"),
+    "ENABLE": ("mode", "strict", "torchsparse_profile", "minkowski_profile"),
     "RULES": ("groups", "shared_keys", "torchsparse_keep_tail"),
 }
 # Names of earlier releases: what to write today.
 RENAMED = {
-    "AHEAD": "SPARSE_BRIDGE_CAPTURE=off and SPARSE_BRIDGE_WARMUP=0",
+    "AHEAD": "SPARSE_BRIDGE_CAPTURE=off and SPARSE_BRIDGE_STARTUP=warmup=0",
     "MAP_GRAPHS": "SPARSE_BRIDGE_CAPTURE=prefetch",
+    "WARMUP": "SPARSE_BRIDGE_STARTUP=warmup=...",
+    "SELF_CHECK": "SPARSE_BRIDGE_STARTUP=self_check=...",
     "TUNE_FILE": "SPARSE_BRIDGE_TUNE=pinned:FILE",
     "MODE": "SPARSE_BRIDGE_ENABLE=mode=...",
     "STRICT": "SPARSE_BRIDGE_ENABLE=strict",

@@ -4,12 +4,33 @@ from __future__ import annotations
 
 import atexit
 import collections
+import os
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 Work = Callable[[], Any]
+
+WAIT_POLICY = "OMP_WAIT_POLICY"
+
+
+def wait_passively() -> None:
+    """Let torch's CPU threads sleep while they wait, unless the user says otherwise.
+
+    They spin by default: with any other load on the machine a layer, which is many short parallel
+    regions, takes several times as long. The policy is read once, when torch is imported.
+    """
+    if "torch" not in sys.modules:
+        os.environ.setdefault(WAIT_POLICY, "passive")
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class Workers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _CLASSES = 20
+_WIDTH = 140  # characters, where there is no terminal to ask
 _VOXEL_SIZE = 0.1
 _SUMMARY = "voxelise a scan, run two spconv networks on it, print what ran, draw it from above"
 
@@ -115,12 +117,20 @@ def run(args: argparse.Namespace) -> int:
         )
     picture = None if args.no_picture else _picture_path(args.output)
     device = _device(args.device)
-    console = Console()
+    console = _console()
     with sparse_bridge.enable("spconv") as handle:
         _run(args, console, device, picture, handle.status()["spconv"])
     if picture:
         console.print("picture:", str(picture), markup=False, soft_wrap=True)
     return 0
+
+
+def _console() -> Console:
+    """As wide as the terminal; files and pipes, which have no width, get room for all columns."""
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console = Console(width=_WIDTH)
+    return console
 
 
 def _device(wanted: str) -> torch.device:
@@ -186,7 +196,7 @@ def _run(
             with steps.step(f"{network.title}: inference"):
                 _calibrate(network.model, _forward(network, grid, args))
                 profiles.append(_profile(network, grid, args, device))
-            console.print(layers_table(profiles[-1], device))
+            console.print(layers_table(profiles[-1], device, console.width))
             if args.train:
                 with steps.step(f"{network.title}: training"):
                     trained.append(_train(network, grid, args))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _FLOW_STYLE = {
     "masked": "green",
     "unmasked": "bright_green",
+    "grouped": "bright_cyan",
     "per_offset": "cyan",
     "explicit": "yellow",
     "mm": "blue",
@@ -88,9 +89,14 @@ def facts_table(
     return table
 
 
-def layers_table(profile: NetworkProfile, device: torch.device) -> Table:
-    """One row per sparse layer, then the sum."""
+def layers_table(profile: NetworkProfile, device: torch.device, width: int) -> Table:
+    """One row per sparse layer, then the sum; the columns that `width` characters have room for."""
     memory = "peak +MB" if device.type == "cuda" else "output MB"
+    total = sum(layer.ms for layer in profile.layers)
+    largest = max((layer.memory for layer in profile.layers), default=0)
+    summary = ["all layers", *[""] * 7, f"{total:,.2f}", f"max {_megabytes(largest)}"]
+    rows: list[Sequence[str | Text]] = [*map(_cells, profile.layers), summary]
+    shown = _fitting([*_COLUMNS, memory], rows, width)
     table = Table(
         title=f"{profile.title}: {len(profile.layers)} sparse layers, "
         f"{profile.parameters / 1e6:.2f} M parameters",
@@ -98,23 +104,38 @@ def layers_table(profile: NetworkProfile, device: torch.device) -> Table:
         caption="ms: median, with the building of kernel maps",
         caption_justify="left",
     )
-    table.add_column("layer", no_wrap=True)
-    table.add_column("kind", no_wrap=True)
-    for column in ("kernel", "stride", "voxels in", "voxels out", "channels"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("dataflow", no_wrap=True)
-    table.add_column("ms", justify="right", no_wrap=True)
-    table.add_column(memory, justify="right", no_wrap=True)
-    for layer in profile.layers:
+    for index in shown:
+        words = index in _WORDS
+        table.add_column(
+            [*_COLUMNS, memory][index], justify="left" if words else "right", no_wrap=True
+        )
+    for layer, cells in zip(profile.layers, rows, strict=False):
         if layer.kind not in ("SubM", "1x1"):
             table.add_section()  # the voxels change: a new resolution begins
-        table.add_row(*_cells(layer))
-    total = sum(layer.ms for layer in profile.layers)
-    largest = max((layer.memory for layer in profile.layers), default=0)
+        table.add_row(*(cells[index] for index in shown))
     table.add_section()
-    summary = [f"{total:,.2f}", f"max {_megabytes(largest)}"]
-    table.add_row("all layers", "", "", "", "", "", "", "", *summary, style="bold")
+    table.add_row(*(summary[index] for index in shown), style="bold")
     return table
+
+
+_COLUMNS = (
+    "layer", "kind", "kernel", "stride", "voxels in", "voxels out", "channels", "dataflow", "ms"
+)  # fmt: skip
+_WORDS = (0, 1, 7)  # columns that are read from the left
+_LEFT_OUT = (4, 3, 9, 2, 1)  # columns that a narrow terminal does without, the first one first
+
+
+def _fitting(names: Sequence[str], rows: Sequence[Sequence[str | Text]], width: int) -> list[int]:
+    """The columns that fit into `width` characters whole."""
+    needed = [
+        max(len(name), *(len(row[index]) for row in rows)) + 3 for index, name in enumerate(names)
+    ]
+    shown = list(range(len(names)))
+    for index in _LEFT_OUT:
+        if 1 + sum(needed[one] for one in shown) <= width:
+            break
+        shown.remove(index)
+    return shown
 
 
 def _cells(layer: LayerProfile) -> list[str | Text]:

@@ -105,7 +105,11 @@ class Child:
     def kill(self) -> None:
         """End the process and whatever it has started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+            if hasattr(os, "killpg"):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            else:  # Windows, whose tool knows the tree
+                tree = ["taskkill", "/F", "/T", "/PID", str(self.process.pid)]
+                subprocess.run(tree, capture_output=True, check=False)
         self.process.wait()
 
     def end(self, patience: float = 0.0) -> None:

@@ -96,13 +96,25 @@ def render(*tables: object) -> str:
 def test_table_contents(profiled: profile.NetworkProfile) -> None:
     layers = [dataclasses.replace(layer, ms=1.5) for layer in profiled.layers]
     layers[0] = dataclasses.replace(layers[0], n_in=1234567, memory=3 << 20)
-    text = render(report.layers_table(dataclasses.replace(profiled, layers=layers), CPU))
+    text = render(report.layers_table(dataclasses.replace(profiled, layers=layers), CPU, 160))
     assert "a net: 4 sparse layers" in text and "output MB" in text
     row = next(line for line in text.splitlines() if "stem" in line)
     for cell in ("SubM", "3x3x3", "1,234,567", "4 > 8", "per_offset", "1.50", "3.0"):
         assert cell in row
     total = next(line for line in text.splitlines() if "all layers" in line)
     assert "6.00" in total and "max 3.0" in total
+
+
+@pytest.mark.parametrize("width", [50, 64, 80, 100, 140])
+def test_a_table_has_whole_cells_at_any_width(profiled, width) -> None:
+    table = report.layers_table(profiled, CPU, width)
+    console = Console(width=max(width, 60), record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(table)
+    text = console.export_text()
+    assert "\u2026" not in text, "nothing is cut"
+    for word in ("layer", "voxels out", "dataflow", "ms", "per_offset"):
+        assert word in text
+    assert ("voxels in" in text) == (width > 100)
 
 
 def test_facts_and_times(profiled: profile.NetworkProfile) -> None:

@@ -25,11 +25,15 @@ FLOORS = (
     ("core.maps",),
     ("core.conv",),
     ("core.ops",),
+    ("core.compile",),
     ("core.capture",),
     ("core.warmup",),
     ("core.functional",),
     ("adapters", "optimization"),
-    ("__main__", "commands", "demo", "doctor", "gate", "harness", "networks"),
+    (
+        *("__main__", "commands", "compile", "demo", "doctor"),
+        *("export", "gate", "harness", "networks", "proof", "surface"),
+    ),
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 

@@ -314,3 +314,27 @@ def test_help_of_the_commands(capsys):
             command_line.main([*words, "--help"])
         assert left.value.code == 0 and "usage: " in capsys.readouterr().out
     assert cache.collect()["folder"]
+
+
+def test_an_installed_wheel_lists_only_what_it_has(monkeypatch, capsys, tmp_path):
+    from sparse_bridge import __main__ as command_line
+
+    with pytest.raises(SystemExit):
+        command_line.main(["--help"])
+    assert "bench" in capsys.readouterr().out
+    monkeypatch.setattr(command_line, "__file__", str(tmp_path / "sparse_bridge/__main__.py"))
+    with pytest.raises(SystemExit):
+        command_line.main(["--help"])
+    shown = capsys.readouterr().out
+    assert "bench" not in shown and "compat" not in shown and "doctor" in shown
+
+
+def test_ctrl_c_is_one_line(monkeypatch, capsys):
+    from sparse_bridge import __main__ as command_line
+
+    def interrupt(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command_line, "_doctor", interrupt)
+    assert command_line.main(["doctor"]) == 130
+    assert capsys.readouterr().err.strip() == "sparse_bridge: interrupted"

@@ -59,7 +59,7 @@ def test_a_gpu_that_passes(gpu):
     assert (device["device"], device["name"]) == ("cuda:0", "NVIDIA H200")
     assert (device["warp_size"], device["compute_units"]) == (32, 132)
     parts = {verdict["part"]: verdict["problem"] for verdict in device["self_check"]}
-    assert parts == dict.fromkeys([*self_check.KEYS, *self_check.PRODUCTS])
+    assert parts == dict.fromkeys(self_check.parts_of(targets.described("sm_90")))
     text = shown(facts)
     for word in ("Self-check", "passed", "NVIDIA H200", "132 compute units", "227 KiB", "sm_90"):
         assert word in text
@@ -138,7 +138,8 @@ def test_expandable_segments_on_rocm(no_frameworks, monkeypatch):
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     assert doctor.collect()["warnings"] == []
     monkeypatch.setattr(torch.version, "hip", "7.2.1")
-    (warning,) = doctor.collect()["warnings"]
+    warning, graphs = doctor.collect()["warnings"]
+    assert "ROCm 7.2.0 to 7.2.3" in graphs
     assert warning == rocm.allocator_warning() and "PYTORCH_CUDA_ALLOC_CONF" in warning
     assert warning[:60] in shown(doctor.collect())
 

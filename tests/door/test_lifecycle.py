@@ -11,6 +11,7 @@ import threading
 import pytest
 
 import sparse_bridge
+from sparse_bridge import settings
 from sparse_bridge.adapters import base, ledger, lifecycle
 from sparse_bridge.adapters.base import Patch
 from sparse_bridge.errors import LifecycleError, SettingError, UnsupportedError
@@ -122,6 +123,27 @@ def test_other_options_while_enabled_are_refused(world):
         pass
 
 
+def test_optimize_is_a_setting_while_frameworks_are_enabled(world, plain_settings):
+    one, other = world.framework("working").name, world.framework().name
+    assert settings.get().optimize == "fuse"
+    with sparse_bridge.enable(one, optimize="graphs"):
+        with sparse_bridge.enable(other):
+            assert settings.get().optimize == "graphs"
+        with sparse_bridge.enable(one, other, optimize="graphs"):
+            pass
+        for name in (one, other):
+            with pytest.raises(LifecycleError, match=r"optimize is 'off', but .*'graphs'.*disable"):
+                sparse_bridge.enable(name, optimize="off")
+        assert modes() == {one: "patch"}
+    assert settings.get().optimize == "fuse"
+    with sparse_bridge.enable(one), sparse_bridge.enable(one, optimize="off"):
+        assert settings.get().optimize == "off"
+    assert settings.get().optimize == "fuse"
+    with sparse_bridge.enable(one, optimize="off"):
+        sparse_bridge.update_settings(optimize="graphs")
+    assert settings.get().optimize == "graphs", "what was chosen since counts"
+
+
 def test_a_failure_half_way_undoes_the_frameworks_before_it(world):
     good, bad = world.framework("working"), world.framework("broken")
     with pytest.raises(LifecycleError):
@@ -137,6 +159,8 @@ def test_names_are_checked(world):
             call("nonesuch")
     with pytest.raises(SettingError, match="mode is 'fast'"):
         sparse_bridge.enable(name, mode="fast")
+    with pytest.raises(SettingError, match="optimize is 'on'; expected one of fuse"):
+        sparse_bridge.enable(name, optimize="on")
     with pytest.raises(SettingError, match="strict is 'yes'"):
         sparse_bridge.enable(name, strict="yes")
 

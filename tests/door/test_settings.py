@@ -32,7 +32,9 @@ def test_every_field_has_one_variable_and_there_are_nine():
 
 @pytest.mark.parametrize(("given", "want"), [
     ({}, {}),
-    ({"DATAFLOW": "explicit", "WARMUP": "off"}, {"dataflow": "explicit", "warmup": False}),
+    ({"DATAFLOW": "explicit", "OPTIMIZE": "graphs"},
+     {"dataflow": "explicit", "optimize": "graphs"}),
+    ({"STARTUP": "warmup=off, self_check"}, {"warmup": False}),
     ({"CAPTURE": "prefetch"}, {"capture": "prefetch"}),
     ({"TUNE": "off"}, {"tune": "off"}),
     ({"TUNE": "pinned:C:/a.json"}, {"tune": "pinned", "tune_file": "C:/a.json"}),
@@ -51,7 +53,8 @@ def test_today(given, want):
     ({"DATAFLOW": "fast"}, ("SPARSE_BRIDGE_DATAFLOW", "'fast'", "per_offset")),
     ({"CAPTURE": "1"}, ("SPARSE_BRIDGE_CAPTURE", "prefetch")),
     ({"TUNE": "full:x"}, ("SPARSE_BRIDGE_TUNE", "'full:x'")),
-    ({"SELF_CHECK": "2"}, ("SPARSE_BRIDGE_SELF_CHECK", "0 or 1")),
+    ({"STARTUP": "self_check=2"}, ("self_check in SPARSE_BRIDGE_STARTUP", "0 or 1")),
+    ({"OPTIMIZE": "1"}, ("SPARSE_BRIDGE_OPTIMIZE", "fuse, graphs, off")),
     ({"ENABLE": "patch"}, ("SPARSE_BRIDGE_ENABLE", "'patch'", "torchsparse_profile")),
     ({"ENABLE": "mode=fast"}, ("mode in SPARSE_BRIDGE_ENABLE", "standin")),
     ({"RULES": "groups=3"}, ("groups in SPARSE_BRIDGE_RULES", "0 or 1")),
@@ -63,8 +66,10 @@ def test_bad_values_are_named(given, named):
 
 
 OLD = {
-    "AHEAD": ("0", {"capture": "off", "warmup": False}, "SPARSE_BRIDGE_WARMUP=0"),
+    "AHEAD": ("0", {"capture": "off", "warmup": False}, "SPARSE_BRIDGE_STARTUP=warmup=0"),
     "MAP_GRAPHS": ("0", {"capture": "prefetch"}, "SPARSE_BRIDGE_CAPTURE=prefetch"),
+    "WARMUP": ("0", {"warmup": False}, "SPARSE_BRIDGE_STARTUP=warmup"),
+    "SELF_CHECK": ("0", {"self_check": False}, "SPARSE_BRIDGE_STARTUP=self_check"),
     "TUNE_FILE": ("a.json", {"tune_file": "a.json"}, "SPARSE_BRIDGE_TUNE=pinned:FILE"),
     "MODE": ("patch", {"mode": "patch"}, "SPARSE_BRIDGE_ENABLE=mode"),
     "STRICT": ("1", {"strict": True}, "SPARSE_BRIDGE_ENABLE=strict"),

@@ -29,8 +29,9 @@ def box_bounds(device: str) -> int:
     """Tensors of bounds and of key steps that boxes of coordinates keep on `device`."""
     gc.collect()
     boxes = [one for one in gc.get_objects() if type(one) is Box]
-    held = [where for box in boxes for where in (*box._bounds, *box._steps)]
-    return sum(where.type == device for where in held)
+    held = [layout for box in boxes for layout in box.layouts.values()]
+    tensors = [one for layout in held for one in (layout.bounds, layout.steps) if one is not None]
+    return sum(one.device.type == device for one in tensors)
 
 
 def resident_bytes() -> int:
