@@ -17,7 +17,7 @@ from sparse_bridge.errors import DeviceError, SettingError
 from .machine import describe
 from .peers import PEERS, installed
 from .registry import DTYPES, SUITES, Case, Selection, enumerate_cases
-from .report import markdown, show
+from .report import headline, markdown, show
 from .results import Run, load_run, merge
 from .runner import Limits, Runner
 from .workloads import VOXEL_SIZE
@@ -50,6 +50,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     report.add_argument("files", type=Path, nargs="+", metavar="FILE", help="JSON of a run")
     report.add_argument("--merge", action="store_true", help="treat all files as one run")
     report.add_argument("--markdown", type=Path, metavar="OUT")
+    report.add_argument("--headline", action="store_true", help="the README's table of streams")
     report.add_argument("--plots", type=Path, metavar="DIR")
     report.set_defaults(func=_report)
     return parser
@@ -147,6 +148,9 @@ def _report(args: argparse.Namespace) -> int:
     _require_outputs(args)
     runs = [load_run(path) for path in args.files]
     runs = [merge(runs)] if args.merge else runs
+    if args.headline:
+        print("\n\n".join(map(headline, runs)))
+        return 0
     if args.markdown is None and args.plots is None:
         for run in runs:
             show(run)

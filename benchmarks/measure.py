@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import math
+import statistics
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from .works import Work
 
-__all__ = ["first_call", "issue_times", "kept_memory", "peak_memory", "synchronize", "times"]
+__all__ = [
+    "busy_time", "first_call", "issue_times", "kept_memory", "peak_memory", "synchronize", "times"
+]  # fmt: skip
 
 MB = 1 << 20
 _CALLS_IN_FLIGHT = 40  # below the length of a GPU's launch queue, so that the host never waits
 _MOST_SAMPLES = 50  # of one round
+_PROFILED_CALLS = 5
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -43,6 +50,8 @@ def times(work: Work, device: torch.device, seconds: float, settle: bool = True)
         first_call(work, device)
     found: list[float] = []
     while len(found) < _MOST_SAMPLES and (not found or time.perf_counter() - begin < seconds):
+        work.prepare()
+        synchronize(device)
         start = time.perf_counter()
         work.run()
         synchronize(device)
@@ -70,6 +79,38 @@ def issue_times(
         found.append((time.perf_counter() - start) * 1e3 / (calls * work.parts))
     synchronize(device)
     return found
+
+
+def busy_time(work: Work, device: torch.device) -> float | None:
+    """Milliseconds in which a GPU works on a call, median of a few calls; None elsewhere.
+
+    Wall time over it says how much of the GPU the host wastes; 1.0 is the limit.
+    """
+    if device.type != "cuda":
+        return None
+    found = []
+    for _ in range(_PROFILED_CALLS):
+        work.prepare()
+        synchronize(device)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            work.run()
+            synchronize(device)
+        found.append(_covered(profile.events()) / 1e3)
+    return statistics.median(found)
+
+
+def _covered(events: Iterable[Any]) -> float:
+    """Microseconds that the device's part of `events` covers, overlaps counted once."""
+    spans = sorted(
+        (one.time_range.start, one.time_range.end)
+        for one in events
+        if one.device_type == torch.autograd.DeviceType.CUDA
+    )
+    total, end = 0.0, -math.inf
+    for start, stop in spans:
+        total += max(stop - max(start, end), 0.0)
+        end = max(end, stop)
+    return total
 
 
 def peak_memory(work: Work, device: torch.device) -> tuple[float, float] | None:

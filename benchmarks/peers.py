@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparse_bridge.networks import torchsparse
+from sparse_bridge.networks import minkowski, torchsparse
 from sparse_bridge.networks.spconv import ResidualUNet, Second, norm
 
 from .workloads import Scan
@@ -173,18 +173,14 @@ class _TorchSparse(Peer):
     def network(self, name):
         return torchsparse.ResidualUNet(self.ts) if name == "unet" else super().network(name)
 
-    def _tensor(self, feats, coords, scan):
-        extent = (scan.batch_size, *scan.shape)
-        return self.ts.SparseTensor(feats, coords, spatial_range=extent)
-
     def maps(self, layer, feats, scan):
-        x = self._tensor(feats, scan.coords, scan)
+        x = self.ts.SparseTensor(feats, scan.coords)
         layer(x)
         return x._caches
 
     def call(self, layer, feats, scan, maps=None):
         coords = scan.coords.clone() if maps is None else scan.coords
-        x = self._tensor(feats, coords, scan)
+        x = self.ts.SparseTensor(feats, coords)
         if maps is not None:
             x._caches = maps
         return layer(x).feats
@@ -192,6 +188,39 @@ class _TorchSparse(Peer):
     def allow_tf32(self, allowed):
         super().allow_tf32(allowed)
         self.ts.backends.allow_tf32 = allowed
+
+    def fans(self, weight):  # [C_in, C_out] or [V, C_in, C_out]
+        return weight.shape[-2], weight.numel() // (weight.shape[-2] * weight.shape[-1])
+
+
+class _Minkowski(Peer):
+    """`MinkowskiEngine` 0.5; its manager of coordinates holds the maps."""
+
+    api = "minkowski"
+
+    def __init__(self, name: str, package: str):
+        super().__init__(name, package)
+        self.me = importlib.import_module(package)
+
+    def layer(self, channels, bias=True):
+        return self.me.MinkowskiConvolution(channels, channels, 3, bias=bias, dimension=3)
+
+    def network(self, name):
+        if name != "unet":
+            return super().network(name)
+        return minkowski.MinkUNet(self.me, in_channels=4)
+
+    def maps(self, layer, feats, scan):
+        x = self.me.SparseTensor(feats, coordinates=scan.coords)
+        layer(x)
+        return x
+
+    def call(self, layer, feats, scan, maps=None):
+        if maps is None:
+            return layer(self.me.SparseTensor(feats, coordinates=scan.coords.clone())).F
+        key, manager = maps.coordinate_map_key, maps.coordinate_manager
+        x = self.me.SparseTensor(feats, coordinate_map_key=key, coordinate_manager=manager)
+        return layer(x).F
 
     def fans(self, weight):  # [C_in, C_out] or [V, C_in, C_out]
         return weight.shape[-2], weight.numel() // (weight.shape[-2] * weight.shape[-1])
@@ -242,16 +271,22 @@ def _let_cpu_gradients_run() -> None:
             module.get_current_stream = lambda: 0
 
 
-# name -> (interface, package, framework to bridge and how)
-PEERS: dict[str, tuple[type[Peer], str, tuple[str, str] | None]] = {
+_STANDIN = {"mode": "standin"}
+_GRAPHS = {**_STANDIN, "optimize": "graphs"}
+# name -> (interface, package, framework to bridge, and how: keywords of `enable`)
+PEERS: dict[str, tuple[type[Peer], str, tuple[str, dict[str, Any]] | None]] = {
     "spconv": (_Spconv, "spconv", None),
-    "bridge": (_Spconv, "spconv", ("spconv", "standin")),
-    "bridge_optimized": (_Optimized, "spconv", ("spconv", "standin")),
-    "bridge_replayed": (_Replayed, "spconv", ("spconv", "standin")),
-    "bridge_patch": (_Spconv, "spconv", ("spconv", "patch")),
+    "bridge": (_Spconv, "spconv", ("spconv", _STANDIN)),
+    "bridge_optimized": (_Optimized, "spconv", ("spconv", _STANDIN)),
+    "bridge_replayed": (_Replayed, "spconv", ("spconv", _STANDIN)),
+    "bridge_graphs": (_Spconv, "spconv", ("spconv", _GRAPHS)),
+    "bridge_patch": (_Spconv, "spconv", ("spconv", {"mode": "patch"})),
     "spconv_triton": (_Spconv, "spconv_triton", None),
     "torchsparse": (_TorchSparse, "torchsparse", None),
-    "bridge_torchsparse": (_TorchSparse, "torchsparse", ("torchsparse", "standin")),
+    "bridge_torchsparse": (_TorchSparse, "torchsparse", ("torchsparse", _STANDIN)),
+    "bridge_torchsparse_graphs": (_TorchSparse, "torchsparse", ("torchsparse", _GRAPHS)),
+    "bridge_minkowski": (_Minkowski, "MinkowskiEngine", ("minkowski", _STANDIN)),
+    "bridge_minkowski_graphs": (_Minkowski, "MinkowskiEngine", ("minkowski", _GRAPHS)),
     "flexgemm": (_FlexGemm, "flex_gemm", None),
 }
 
@@ -260,7 +295,8 @@ def installed(name: str) -> bool:
     """Whether a peer's own package can be found; a stand-in needs none."""
     _, package, bridged = PEERS[name]
     return (
-        bool(bridged and bridged[1] == "standin") or importlib.util.find_spec(package) is not None
+        bool(bridged and bridged[1]["mode"] == "standin")
+        or importlib.util.find_spec(package) is not None
     )
 
 
@@ -275,5 +311,5 @@ def load(name: str) -> Peer:
     if bridged is not None:
         import sparse_bridge
 
-        sparse_bridge.enable(bridged[0], mode=bridged[1])
+        sparse_bridge.enable(bridged[0], **bridged[1])
     return interface(name, package)

@@ -30,6 +30,10 @@ WORKS = {
     "issue-block": "host: conv + norm + ReLU, cached map",
     "issue-train": "host: forward for training, cached map",
     "issue-network": "host: inference, per layer",
+    "stream": "stream of new shapes, inference",
+    "stream-step": "stream of new shapes, training step",
+    "stream-fixed": "stream of one shape, inference",
+    "stream-fixed-step": "stream of one shape, training step",
     "cold-infer": "first inference",
     "cold-step": "first training step",
 }
@@ -49,7 +53,8 @@ class Case:
 
     Attributes:
         suite: one of SUITES.
-        source, batch, voxel_size: the scene, as `workloads.load` takes it.
+        source, batch, voxel_size: the scene, as `workloads.load` takes it; a stream has several
+            sources with "+" between them.
         dtype: one of DTYPES.
         work: a key of WORKS.
         channels: C_in = C_out of a layer; 0 for a network.
@@ -91,7 +96,12 @@ class Case:
 
     @property
     def trains(self) -> bool:
-        return self.work in ("train", "step", "cold-step")
+        return self.work == "train" or self.work.endswith("step")
+
+    @property
+    def streams(self) -> bool:
+        """Every call gets a new scene."""
+        return self.work.startswith("stream")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +154,19 @@ def _networks(wanted: Selection) -> Iterator[Case]:
                         yield Case("networks", source, batch, dtype, work, network=network)
 
 
+def _stream(wanted: Selection) -> Iterator[Case]:
+    """All scans in turns; detectors see one shape, segmentation a new one per scene."""
+    source = "+".join(wanted.scans)
+    for dtype in wanted.dtypes:
+        for batch in (1, 4):
+            for network, works in (
+                ("unet", ("stream", "stream-step", "stream-fixed")),
+                ("second", ("stream-fixed", "stream-fixed-step")),
+            ):
+                for work in works:
+                    yield Case("stream", source, batch, dtype, work, network=network)
+
+
 def _memory(wanted: Selection) -> Iterator[Case]:
     for dtype in wanted.dtypes:
         for source, batch in _network_scenes(wanted):
@@ -192,7 +215,8 @@ def _cpu(wanted: Selection) -> Iterator[Case]:
 
 
 _BUILDERS = {
-    "layers": _layers, "shells": _shells, "networks": _networks, "memory": _memory,
+    "stream": _stream, "layers": _layers, "shells": _shells, "networks": _networks,
+    "memory": _memory,
     "cold": _cold, "scale": _scale, "cpu": _cpu, "host": _host,
 }  # fmt: skip
 SUITES = tuple(_BUILDERS)

@@ -11,6 +11,7 @@ from .results import Comparison, Figure, Run
 __all__ = ["markdown", "show", "suite_table"]
 
 _TITLES = {
+    "stream": "Streams: every call a new scene, every kernel map built anew",
     "layers": "One submanifold layer, 3x3x3, C -> C",
     "shells": "One submanifold layer on spherical shells",
     "networks": "Whole networks, every kernel map built anew",
@@ -86,7 +87,8 @@ def suite_table(run: Run, suite: str, bold: bool = False) -> Table:
     """Header and rows of one suite, losses marked in the last column.
 
     Columns: the case; per further peer its ratio, the quartiles and the ratio of memories; the
-    share of the floor of every peer; the medians of every peer; remarks.
+    share of the floor of every peer; the medians of every peer; of streams what nine calls of ten
+    stay below, and wall time over the time that the GPU works; remarks.
     """
     cases = [one for one in run.comparisons() if one.base.suite == suite]
     base, *others = run.peers
@@ -102,7 +104,8 @@ def suite_table(run: Run, suite: str, bold: bool = False) -> Table:
     header += ["floor"] if floors else []
     names = " / ".join(run.peers)
     header.append(f"{names}, {unit}" if timed else f"{names}, MB")
-    header.append("")
+    streams = suite == "stream"
+    header += ["nine of ten below", "wall / GPU busy", ""] if streams else [""]
     rows = []
     for one in cases:
         figures = {figure.peer: figure for figure in _figures(one)}
@@ -119,9 +122,42 @@ def suite_table(run: Run, suite: str, bold: bool = False) -> Table:
             shares = [figures[p].floor_share if p in figures else None for p in run.peers]
             row.append(" / ".join("-" if s is None else f"{s:.0%}" for s in shares))
         values = [_value(figures.get(peer), timed, factor) for peer in run.peers]
-        row += [" / ".join(values), _remarks(one, bold)]
-        rows.append(row)
+        row.append(" / ".join(values))
+        if streams:
+            peers = [figures.get(peer) for peer in run.peers]
+            row.append(" / ".join(_digits(f.p90) if f and f.p90 else "-" for f in peers))
+            shares = [f.ms / f.busy_ms if f and f.ms and f.busy_ms else None for f in peers]
+            row.append(" / ".join(f"{share:.1f}" if share else "-" for share in shares))
+        rows.append([*row, _remarks(one, bold)])
     return header, rows
+
+
+def headline(run: Run) -> str:
+    """The README's table: streams, how many times as fast as the base each further peer is; a peer
+    slower than the base gets a number below 1."""
+    _, *others = run.peers
+    header = ["stream of scenes", *(_DOORS.get(peer, peer) for peer in others)]
+    rows = []
+    for one in run.comparisons():
+        if one.base.suite != "stream":
+            continue
+        figures = {figure.peer: figure for figure in one.others}
+        ratios = [one.ratio(figures[peer]) if peer in figures else None for peer in others]
+        if any(ratios):
+            batch = "batch of 4" if one.base.scene.endswith("_x4") else "one scene at a time"
+            words = f"{_NETWORKS[one.base.subject]}, {one.base.label.partition(', ')[2]}"
+            shape = one.base.label.partition(",")[0].removeprefix("stream of ")
+            cells = [f"{1 / ratio.median:.1f}" if ratio else "-" for ratio in ratios]
+            rows.append([f"{words}, {shape}, {batch}", *cells])
+    return _lines(header, rows)
+
+
+_DOORS = {
+    "bridge": "spconv's API", "bridge_torchsparse": "torchsparse's", "bridge_minkowski":
+    "MinkowskiEngine's", "bridge_graphs": "spconv's, graphs", "bridge_torchsparse_graphs":
+    "torchsparse's, graphs", "bridge_minkowski_graphs": "MinkowskiEngine's, graphs",
+}  # fmt: skip
+_NETWORKS = {"unet": "U-Net", "second": "SECOND"}
 
 
 def _figures(one: Comparison) -> list[Figure]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -42,6 +43,7 @@ class Figure:
         label: the work in words.
         rows: voxels; `pairs`: pairs of a 3x3x3 layer; `channels`: 0 for networks.
         ms: median over all calls, milliseconds; `low`, `high`: its quartiles.
+        p90: nine of ten calls take less.  busy_ms: of a call, in which the GPU works.
         rounds: median of each round; round i of all peers ran one after the other.
         peak_mb, total_mb: memory of one call on top of its inputs, and in all.
         held_mb: what stays between calls on top of inputs and weights; None where not known.
@@ -66,6 +68,8 @@ class Figure:
     ms: float | None = None
     low: float | None = None
     high: float | None = None
+    p90: float | None = None
+    busy_ms: float | None = None
     rounds: list[float] = dataclasses.field(default_factory=list)
     samples: int = 0
     peak_mb: float | None = None
@@ -82,6 +86,7 @@ class Figure:
         calls = [one for found in rounds for one in found]
         if calls:
             self.low, self.ms, self.high = quartiles(calls)
+            self.p90 = sorted(calls)[math.ceil(0.9 * len(calls)) - 1]
             self.rounds = [statistics.median(found) for found in rounds]
             self.samples = len(calls)
 

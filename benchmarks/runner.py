@@ -146,7 +146,7 @@ class Runner:
                 found = self._try(figure, lambda peer=peer: self._ask(peer, "memory"))
             if found:
                 figure.peak_mb, figure.total_mb = found["peak_mb"], found["total_mb"]
-                figure.held_mb = found["held_mb"]
+                figure.held_mb, figure.busy_ms = found["held_mb"], found.get("busy_ms")
             self._try(figure, lambda peer=peer: self._ask(peer, "close"))
         self._add_floors(case, figures)
 
@@ -267,6 +267,8 @@ def _words(case: Case, figures: Sequence[Figure]) -> Iterator[str]:
         if figure.error is not None:
             yield f"{figure.peer}{again} {figure.error}"
         elif figure.ms is not None:
-            yield f"{figure.peer}{again} {figure.ms:.3f} ms{compared}"
+            spread = f", p90 {figure.p90:.3f}" if case.streams and figure.p90 else ""
+            busy = f", GPU {figure.busy_ms:.3f}" if figure.busy_ms else ""
+            yield f"{figure.peer}{again} {figure.ms:.3f} ms{compared}{spread}{busy}"
         elif figure.memory_mb is not None:
             yield f"{figure.peer} {figure.memory_mb:.0f} MB"

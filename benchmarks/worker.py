@@ -27,6 +27,7 @@ from .works import Work, build
 __all__ = ["Session", "serve"]
 
 _WARM_CALLS, _WARM_SECONDS = 7, 0.7  # more than a peer needs to see what repeats
+_WARM_STREAM = 19, 60.0  # twenty scenes, whatever they take; figures are of those after them
 _LONG_SECONDS = 0.25  # a call that hides what taking over the device costs
 
 
@@ -84,8 +85,9 @@ class Session:
         self.op_close()
         self._case = one = Case(**case)
         torch.set_num_threads(one.threads or self._threads)
-        scan = self._scan(one)
-        self._work = build(self.peer, one, scan)
+        scans = [self._scan(one, source) for source in one.source.split("+")]
+        scan = scans[0]
+        self._work = build(self.peer, one, scans)
         device = scan.coords.device
         self._kept = measure.kept_memory(device)
         first, result = measure.first_call(self._work, device)
@@ -97,9 +99,11 @@ class Session:
             found["pairs"] = pair_count(scan)
         if warm:
             begin = time.perf_counter()
-            for _ in range(_WARM_CALLS):
+            calls, seconds = _WARM_STREAM if one.streams else (_WARM_CALLS, _WARM_SECONDS)
+            for _ in range(calls):
+                self._work.prepare()
                 self._call_seconds, _ = measure.first_call(self._work, device)
-                if time.perf_counter() - begin > _WARM_SECONDS:
+                if time.perf_counter() - begin > seconds:
                     break
         return found
 
@@ -121,7 +125,8 @@ class Session:
         work.clear()
         kept = measure.kept_memory(device)
         held = None if kept is None or self._kept is None else max(kept - self._kept, 0.0)
-        return {"peak_mb": found[0], "total_mb": found[1], "held_mb": held}
+        busy = measure.busy_time(work, device) if case.network and case.timed else None
+        return {"peak_mb": found[0], "total_mb": found[1], "held_mb": held, "busy_ms": busy}
 
     def op_close(self) -> dict[str, Any]:
         """Give the memory of the open case back."""
@@ -134,11 +139,12 @@ class Session:
         assert self._work is not None and self._case is not None, "no case is open"
         return self._work, self._case
 
-    def _scan(self, case: Case) -> Scan:
-        key = (case.source, case.batch, case.voxel_size, case.device)
+    def _scan(self, case: Case, source: str) -> Scan:
+        batch = 1 if case.streams else case.batch  # streams make batches of crops
+        key = (source, batch, case.voxel_size, case.device)
         if self._scene is None or self._scene[0] != key:
             self._scene = None  # first, so that two large scenes never share the memory
-            self._scene = key, load(case.source, case.batch, case.voxel_size, case.device)
+            self._scene = key, load(source, batch, case.voxel_size, case.device)
         return self._scene[1]
 
     def _empty_cache(self) -> None:

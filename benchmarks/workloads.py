@@ -11,7 +11,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +50,9 @@ class Scan:
 
 def scene_name(source: str, batch: int = 1) -> str:
     """How tables call a source: no folders, no suffix."""
+    if "+" in source:
+        name = "+".join(scene_name(one) for one in source.split("+"))
+        return name if batch == 1 else f"{name}_x{batch}"
     built_in = source.partition(":")[0] in ("street", "shell", "sheet")
     name = source.replace(":", "_") if built_in else Path(source).name.partition(".")[0]
     return name if batch == 1 else f"{name}_x{batch}"
@@ -138,6 +143,40 @@ def _sheet(rows: int) -> tuple[np.ndarray, np.ndarray]:
     z = np.rint(20 + 8 * np.sin(x / 11) + 7 * np.cos(y / 9)).astype(np.int32)
     feats = np.stack([x / side, y / side, z / 40, np.ones(rows)], 1)
     return np.stack([x, y, z], 1), feats
+
+
+def stream(scans: Sequence[Scan], batch: int = 1, fixed: bool = False) -> Iterator[Scan]:
+    """Inputs as a data loader gives them, without end and the same in every process: new tensors,
+    another crop, other rows; the scans (on their device) take turns.
+
+    fixed: every input has its scan's shape, as detectors have it. Otherwise the shape follows from
+    the data, as segmentation code computes it: largest coordinate + 96.
+    """
+    random = np.random.default_rng(0)
+    for number in itertools.count():
+        scan = scans[number % len(scans)]
+        items = [_crop(scan, random, fixed) for _ in range(batch)]
+        columns = [coords.new_full((len(coords), 1), i) for i, (coords, _) in enumerate(items)]
+        coords = torch.cat([torch.cat([b, c], 1) for b, (c, _) in zip(columns, items, strict=True)])
+        shape = scan.shape if fixed else tuple((coords[:, 1:].amax(0) + 96).tolist())
+        feats = torch.cat([feats for _, feats in items])
+        yield Scan(scan.name, coords.contiguous(), feats, shape, batch)
+
+
+def _crop(scan: Scan, random: np.random.Generator, fixed: bool) -> tuple[torch.Tensor, ...]:
+    """int32 [M, 3] and its features: 60 to 100 % of one axis, 85 to 100 % of the rows there, every
+    other time mirrored."""
+    extent = scan.coords[:, 1:].amax(0).tolist()
+    axis, keep = int(random.integers(0, 2)), random.uniform(0.6, 1.0)
+    start = int(random.integers(0, max(1, int(extent[axis] * (1 - keep))) + 1))
+    line = scan.coords[:, 1 + axis]
+    inside = (line >= start) & (line < start + int(extent[axis] * keep))
+    kept = torch.from_numpy(random.random(len(line)) < random.uniform(0.85, 1))
+    inside &= kept.to(line.device)
+    coords = scan.coords[inside, 1:].clone()
+    if random.integers(0, 2):
+        coords[:, 0] = extent[0] - coords[:, 0]
+    return coords if fixed else coords - coords.amin(0), scan.feats[inside].clone()
 
 
 def pair_count(scan: Scan) -> int:

@@ -12,7 +12,7 @@ from torch import nn
 
 from .peers import Peer
 from .registry import Case
-from .workloads import Scan
+from .workloads import Scan, stream
 
 __all__ = ["TORCH_DTYPES", "Work", "build"]
 
@@ -28,23 +28,44 @@ class Work:
     Attributes:
         run: the call; returns features or a loss.
         clear: drops what the last call left behind (gradients).
+        prepare: makes the input of the next call, outside the time that counts.
         parts: layers that one call runs, for times per layer; 1 otherwise.
     """
 
     run: Callable[[], torch.Tensor]
     clear: Callable[[], None]
     parts: int = 1
+    prepare: Callable[[], None] = lambda: None
 
 
-def build(peer: Peer, case: Case, scan: Scan) -> Work:
-    """Raises NotImplementedError where the peer has no such thing, and whatever the peer raises."""
+class Scenes:
+    """The input of a network: one scan, or a stream of which `next` takes another."""
+
+    def __init__(self, case: Case, scans: Sequence[Scan]) -> None:
+        self._turned = case.network == "second"  # its axes are z, y, x
+        fixed = case.work.startswith("stream-fixed")
+        self._stream = stream(scans, case.batch, fixed) if case.streams else iter(scans)
+        self.streams = case.streams
+        self.next()
+
+    def next(self) -> None:
+        """Take another scene."""
+        scan = next(self._stream)
+        coords, shape = scan.zyx() if self._turned else (scan.coords, scan.shape)
+        self.scan = dataclasses.replace(scan, coords=coords, shape=tuple(shape))
+
+
+def build(peer: Peer, case: Case, scans: Sequence[Scan]) -> Work:
+    """scans: one, or those that a stream takes its scenes from.
+
+    Raises NotImplementedError where the peer has no such thing, and whatever the peer raises.
+    """
     peer.allow_tf32(case.dtype == "tf32")
-    if case.network:
-        # SECOND's axes are z, y, x.
-        coords, shape = scan.zyx() if case.network == "second" else (scan.coords, scan.shape)
-        scan = dataclasses.replace(scan, coords=coords, shape=tuple(shape))
-        return _network(peer, case, scan)
-    return _layer(peer, case, scan)
+    if not case.network:
+        return _layer(peer, case, scans[0])
+    scenes = Scenes(case, scans)
+    work = _network(peer, case, scenes)
+    return dataclasses.replace(work, prepare=scenes.next) if scenes.streams else work
 
 
 def _fill(peer: Peer, model: nn.Module) -> None:
@@ -118,30 +139,31 @@ def _layer_for_training(
     return Work(step if case.work == "train" else forward, clear)
 
 
-def _network(peer: Peer, case: Case, scan: Scan) -> Work:
-    dtype, device = TORCH_DTYPES[case.dtype], scan.coords.device
+def _network(peer: Peer, case: Case, scenes: Scenes) -> Work:
+    dtype, device = TORCH_DTYPES[case.dtype], scenes.scan.coords.device
     model = peer.network(case.network).to(device)
     _fill(peer, model)
     layers = sum(parameter.dim() >= 2 for parameter in model.parameters())
     if case.trains:
-        return _training_step(peer, case, scan, peer.for_training(model.train()))
+        return _training_step(peer, case, scenes, peer.for_training(model.train()))
     if case.work == "autocast":
-        model, feats, casting = model.eval(), scan.feats, _autocast(device, dtype)
+        model, kept, casting = model.eval(), torch.float32, _autocast(device, dtype)
     else:
-        model, feats, casting = model.eval().to(dtype), scan.feats.to(dtype), _no_autocast
+        model, kept, casting = model.eval().to(dtype), dtype, _no_autocast
 
     model = peer.for_inference(model)
 
     def run() -> torch.Tensor:
+        scan = scenes.scan
         with torch.no_grad(), casting():
-            return peer.call(model, feats, scan)
+            return peer.call(model, scan.feats.to(kept), scan)
 
     return Work(run, _nothing, layers if case.work == "issue-network" else 1)
 
 
-def _training_step(peer: Peer, case: Case, scan: Scan, model: nn.Module) -> Work:
+def _training_step(peer: Peer, case: Case, scenes: Scenes, model: nn.Module) -> Work:
     """Mixed precision as projects write it: fp32 weights, autocast, a scaler for fp16, SGD."""
-    dtype, device = TORCH_DTYPES[case.dtype], scan.coords.device
+    dtype, device = TORCH_DTYPES[case.dtype], scenes.scan.coords.device
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     casting = _autocast(device, dtype)
@@ -151,6 +173,7 @@ def _training_step(peer: Peer, case: Case, scan: Scan, model: nn.Module) -> Work
 
     def step() -> torch.Tensor:
         clear()
+        scan = scenes.scan
         with casting():
             y = peer.call(model, scan.feats, scan)
         loss = y.float().square().mean()

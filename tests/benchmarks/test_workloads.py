@@ -1,11 +1,13 @@
 """Inputs: how many voxels, which neighbours, which files."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 
 from benchmarks.floor import Rates, layer_floor
-from benchmarks.workloads import load, pair_count, scene_name, shell
+from benchmarks.workloads import load, pair_count, scene_name, shell, stream
 
 
 def brute_force_pairs(scan):
@@ -89,3 +91,22 @@ def test_floor_is_the_longer_of_arithmetic_and_traffic():
 def test_floor_of_a_lidar_scan_on_an_h200(channels, microseconds):
     floor = layer_floor("forward", 94_444, 284_298, channels, "fp16", Rates(780e12, 4.3e12))
     assert floor * 1e3 == pytest.approx(microseconds, abs=0.5)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_stream_gives_new_scenes_and_the_same_in_every_process(batch, fixed):
+    scans = [load("sheet:400"), load("shell:16")]
+    first = list(itertools.islice(stream(scans, batch, fixed), 6))
+    again = list(itertools.islice(stream(scans, batch, fixed), 6))
+    for one, same, scan in zip(first, again, scans * 3, strict=True):
+        assert torch.equal(one.coords, same.coords) and torch.equal(one.feats, same.feats)
+        assert one.batch_size == batch and sorted(set(one.coords[:, 0].tolist())) == [*range(batch)]
+        assert len(torch.unique(one.coords, dim=0)) == len(one.coords) == len(one.feats)
+        assert 0.4 * batch * len(scan.coords) < len(one.coords) < batch * len(scan.coords)
+        assert (one.coords[:, 1:] < torch.tensor(one.shape)).all() and one.coords.min() >= 0
+        wanted = scan.shape if fixed else tuple((one.coords[:, 1:].amax(0) + 96).tolist())
+        assert one.shape == wanted
+    shapes = {one.shape for one in first}
+    assert len(shapes) == 2 if fixed else len(shapes) > 3
+    assert len({len(one.coords) for one in first}) == 6
