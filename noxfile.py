@@ -84,6 +84,31 @@ def newest(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "-n", "auto", *session.posargs)
 
 
+# Releases of Triton under the newest torch: the gate on five GPUs, and compiled code for two of
+# AMD's on the emulator, with buffer operations and without.
+TRITONS = ["3.6.0", "3.7.1", "3.8.0", "3.9.0"]
+GATED = ["gfx942", "gfx1100", "gfx1201", "sm_89", "sm_120"]
+EMULATED = [
+    "tests/kernels/test_hash_table.py",
+    "tests/kernels/test_far_tensors.py",
+    "tests/emulated/test_buffer_operations.py",
+    "tests/core/test_self_check.py",
+]
+
+
+@nox.session(python="3.12")
+@nox.parametrize("triton", TRITONS)
+def tritons(session: nox.Session, triton: str) -> None:
+    """One release of Triton. Older ones: `pairs`, which compiles every kernel."""
+    session.install("torch", "--index-url", INDEX)
+    session.install("-e", ".[test]")
+    session.install("--no-deps", f"triton=={triton}")
+    session.run("python", "-m", "sparse_bridge", "doctor", "--targets", *GATED, "--json")
+    for arch in ("gfx942", "gfx1100"):
+        environment = {"SPARSE_BRIDGE_TEST_ARCH": arch}
+        session.run("python", "-m", "pytest", "-q", *EMULATED, env=environment)
+
+
 @nox.session(venv_backend="none")
 def gpu(session: nox.Session) -> None:
     """The tests of a GPU and what `doctor` says, in the environment nox was started from."""
