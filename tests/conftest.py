@@ -12,11 +12,15 @@ import dataclasses
 import os
 
 import pytest
-import torch
 
-from sparse_bridge import settings
+from sparse_bridge import settings, workers
+
+workers.wait_passively()  # tests run beside one another
+
+import torch  # noqa: E402
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+KERNEL_FLOWS = ("masked", "unmasked", "grouped")
 EMULATED = os.environ.get("SPARSE_BRIDGE_TEST_ARCH", "")
 
 
@@ -31,7 +35,7 @@ class Lane:
     @property
     def kernels(self) -> bool:
         """Whether Triton kernels do the work."""
-        return self.dataflow in ("masked", "unmasked")
+        return settings.DATAFLOWS[self.dataflow]
 
     def serving(self, dtype):
         """The lane's dataflow, or the automatic one for a dtype that its kernels do not multiply:
@@ -57,17 +61,14 @@ def _lanes() -> list:
     if EMULATED:
         return [
             pytest.param(Lane("cpu", flow, EMULATED), id=f"{EMULATED}-{flow}")
-            for flow in ("masked", "unmasked")
+            for flow in KERNEL_FLOWS
         ]
     if INTERPRETED:
-        return [
-            pytest.param(Lane("cpu", flow), id=f"interpreter-{flow}")
-            for flow in ("masked", "unmasked")
-        ]
+        return [pytest.param(Lane("cpu", flow), id=f"interpreter-{flow}") for flow in KERNEL_FLOWS]
     lanes = [
         pytest.param(Lane("cpu", flow), id=f"cpu-{flow}") for flow in ("per_offset", "explicit")
     ]
-    for flow in ("masked", "unmasked", "per_offset"):
+    for flow in (*KERNEL_FLOWS, "per_offset"):
         lanes.append(pytest.param(Lane("cuda", flow), id=f"cuda-{flow}", marks=pytest.mark.gpu))
     return lanes
 
@@ -93,9 +94,9 @@ def _in_force(chosen: Lane):
     with contextlib.ExitStack() as stack:
         stack.enter_context(settings.override(dataflow="auto" if own_choice else chosen.dataflow))
         if chosen.arch:
-            import emu
+            import amd_emulator
 
-            stack.enter_context(emu.patch_triton(chosen.arch))
+            stack.enter_context(amd_emulator.patch_triton(chosen.arch))
         yield chosen
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import sparse_bridge
+from sparse_bridge import settings
 from sparse_bridge.core.conv import epilogue
 from tests.adapters.spconv import doors
 from tests.checks import assert_close
@@ -20,6 +21,13 @@ DOORS = {
     "torchsparse": functools.partial(sparse_bridge.enable, "torchsparse", mode="standin"),
     "minkowski": functools.partial(sparse_bridge.enable, "minkowski", mode="standin"),
 }
+
+
+@pytest.fixture(autouse=True)
+def alone():
+    """Nothing is fused but what `optimize` fuses."""
+    with settings.override(optimize="off"):
+        yield
 
 
 @pytest.fixture(params=["spconv", "torchsparse", "minkowski"])

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import sparse_bridge
+from sparse_bridge import settings
 from sparse_bridge.core.conv import epilogue
 from sparse_bridge.core.conv.deferred import Deferred
 from sparse_bridge.errors import KernelError
@@ -18,6 +19,13 @@ from tests.adapters.spconv import doors
 from tests.checks import assert_close
 from tests.residual_blocks import minkowski_blocks, spconv_blocks, torchsparse_blocks
 from tests.test_optimization import DOORS, INPUTS, ROWS, settle
+
+
+@pytest.fixture(autouse=True)
+def alone():
+    """Nothing is fused but what `optimize` fuses."""
+    with settings.override(optimize="off"):
+        yield
 
 
 @pytest.fixture
