@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import pathlib
@@ -34,6 +35,12 @@ _LAZY = {
     "compat": ("compat.cli", "run the compatibility matrix"),
 }
 
+_NO_TORCH = (
+    f"{sys.executable} finds no torch; expected 2.4 or newer. Install the build for your machine "
+    "first: `pip install torch` (NVIDIA), or with --index-url "
+    "https://download.pytorch.org/whl/rocm6.4 (AMD) or https://download.pytorch.org/whl/cpu (CPU)."
+)
+
 _RUN_HELP = """\
 Run a script or module with the bridge enabled, as python would run it.
 
@@ -47,7 +54,8 @@ Options of `run` come before the script; everything after it belongs to the scri
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status.
 
-    0: done.  1: sparse_bridge refused, in one line on stderr.  2: wrong usage.  130: Ctrl-C.
+    0: done.  1: the work was done and its answer is no (a check failed).  2: refused, in one line
+    on stderr: wrong usage, input or machine.  130: Ctrl-C.
     `run` passes on whatever the script raises or exits with.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
@@ -61,13 +69,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SparseBridgeError as error:
         if getattr(args, "in_script", False):
             raise  # the script's author wants to see where
-        _console(stderr=True).print(f"sparse_bridge: {error}", style="red", soft_wrap=True)
-        return 1
+        return _refused(str(error))
+    except OSError as error:
+        if getattr(args, "in_script", False):
+            raise
+        return _machine_refused(error)
+    except ModuleNotFoundError as error:
+        if getattr(args, "in_script", False) or error.name != "torch":
+            raise
+        return _refused(_NO_TORCH)
     except KeyboardInterrupt:
         if getattr(args, "in_script", False):
             raise
         _console(stderr=True).print("sparse_bridge: interrupted", style="red")
         return 130
+
+
+def _refused(why: str) -> int:
+    _console(stderr=True).print(f"sparse_bridge: {why}", style="red", soft_wrap=True)
+    return 2
+
+
+def _machine_refused(error: OSError) -> int:
+    """A file or folder that cannot be read or written, in one line."""
+    if isinstance(error, BrokenPipeError):  # `... | head`: whoever read has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    remedy = {
+        errno.ENOSPC: "free some space, or choose a folder on another disk",
+        errno.EACCES: "choose a folder that you may write to",
+        errno.EROFS: "choose a folder that can be written to",
+    }.get(error.errno or 0, "check the path")
+    what = f"{error.filename}: " if error.filename else ""
+    return _refused(f"{what}{error.strerror or error}; {remedy}.")
 
 
 def _console(stderr: bool = False) -> Console:

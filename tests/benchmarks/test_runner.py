@@ -163,8 +163,8 @@ def test_a_real_run_writes_json_markdown_and_pictures(tmp_path, capsys):
 
 
 def test_options_that_do_not_fit_are_refused(tmp_path, capsys):
-    assert main(["bench", "--scans", str(tmp_path / "missing.npz")]) == 1
-    assert main(["bench", "--rounds", "0"]) == 1
+    assert main(["bench", "--scans", str(tmp_path / "missing.npz")]) == 2
+    assert main(["bench", "--rounds", "0"]) == 2
     assert main(["bench", "--suite", "all", "--device", "cpu", "--list"]) == 0
     captured = capsys.readouterr()
     assert "no such file" in captured.err and "--rounds 0" in captured.err

@@ -53,7 +53,7 @@ def test_end_to_end(tmp_path: Path) -> None:
 
 def test_errors_are_messages_not_tracebacks(tmp_path: Path) -> None:
     result = demo(tmp_path, "--points", "absent.bin", "--no-picture")
-    assert result.returncode == 1
+    assert result.returncode == 2
     assert "absent.bin: no such file" in result.stderr
     assert "Traceback" not in result.stdout + result.stderr
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pathlib
@@ -105,7 +106,7 @@ def test_refusals_are_one_line(machine, tmp_path):
         machine("run", "--framework", "nonesuch", "empty.py"),
         machine("run", "empty.py", SPARSE_BRIDGE_ENABLE="mode=fast"),
     ):
-        assert done.returncode == 1
+        assert done.returncode == 2
         assert done.stderr.startswith("sparse_bridge: ") and done.stderr.count("\n") == 1
     assert machine("run", "missing.py").returncode == 2
     assert machine("run").returncode == 2
@@ -172,3 +173,42 @@ def test_help(arguments, capsys):
         command_line.main(arguments)
     assert left.value.code == 0
     assert "usage: python -m sparse_bridge" in capsys.readouterr().out
+
+
+def test_without_torch_every_command_says_what_to_install(tmp_path):
+    """A process that finds no torch: one line, not a traceback."""
+    write(tmp_path / "sitecustomize.py", "import sys; sys.modules['torch'] = None")
+    root = str(DRIVER.parents[2])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), root])}
+    for words in (["doctor"], ["demo"], ["cache", "show"], ["warm"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "sparse_bridge", *words],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            timeout=60,
+            env=environment,
+        )
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.count("\n") == 1 and "finds no torch" in done.stderr
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EIO])
+def test_what_the_machine_refuses_is_one_line(number, monkeypatch, capsys):
+    def fail(args):
+        raise OSError(number, os.strerror(number), "somewhere/out.json")
+
+    monkeypatch.setattr(command_line, "_doctor", fail)
+    assert command_line.main(["doctor"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"sparse_bridge: somewhere/out.json: {os.strerror(number)}; ")
+    assert said.count("\n") == 1
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    """`doctor | head`: the pipe is closed while the command still writes."""
+    command = [sys.executable, "-m", "sparse_bridge", "doctor"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()
+    _, said = process.communicate(timeout=60)
+    assert "Traceback" not in said and "BrokenPipe" not in said, said

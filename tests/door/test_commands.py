@@ -117,10 +117,10 @@ def test_clearing_leaves_the_locks_of_others(stored):
 
 @no_kernels
 def test_warm_without_a_gpu_says_so(capsys):
-    assert command_line.main(["warm", "--channels", "16"]) == 1
+    assert command_line.main(["warm", "--channels", "16"]) == 2
     refusal = capsys.readouterr().err
     assert "torch finds no CUDA or ROCm device" in refusal and "need no warming" in refusal
-    assert command_line.main(["warm", "--device", "cuda"]) == 1
+    assert command_line.main(["warm", "--device", "cuda"]) == 2
     assert "--device cuda" in capsys.readouterr().err
 
 

@@ -245,7 +245,7 @@ def test_the_command(monkeypatch, capsys, tmp_path):
 
 def test_what_is_no_architecture(capsys):
     for name in ("gfx", "sm90", "h200"):
-        assert command_line.main(["doctor", "--targets", name]) == 1
+        assert command_line.main(["doctor", "--targets", name]) == 2
         assert name in capsys.readouterr().err
     with pytest.raises(DeviceError, match="no architecture"):
         running.jobs_for([], False)
@@ -259,7 +259,7 @@ def test_a_run_of_some_kernels(capsys):
     assert [job for job in every if job[1].kernel == "pack_tiles"] == [
         job for job in jobs if job[0] == "sm_75" and job[1].kernel == "pack_tiles"
     ]
-    assert command_line.main(["doctor", "--targets", "sm_75", "--kernel", "gather_gem"]) == 1
+    assert command_line.main(["doctor", "--targets", "sm_75", "--kernel", "gather_gem"]) == 2
     assert "no kernel is named gather_gem; expected some of" in capsys.readouterr().err
 
 

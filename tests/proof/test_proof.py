@@ -175,8 +175,8 @@ def test_the_command_writes_json_and_markdown(tmp_path, capsys, monkeypatch):
 
 
 def test_the_command_refuses_in_one_line(capsys):
-    assert main(["prove", "--only", "nothing"]) == 1
-    assert main(["prove", "--minutes", "0"]) == 1
+    assert main(["prove", "--only", "nothing"]) == 2
+    assert main(["prove", "--minutes", "0"]) == 2
     assert "--minutes must be above 0" in capsys.readouterr().err
 
 
