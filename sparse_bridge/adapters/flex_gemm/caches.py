@@ -16,13 +16,16 @@ import torch
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.map_builder import from_pairs
 from ...core.maps.row_pairs import dense_table
-from .errors import ArgumentShapeError
+from .arguments import check_tensors
+from .errors import ArgumentShapeError, ArgumentTypeError
 
 __all__ = [
     "NeighborCache", "SparseConv3dNeighborCache", "SubMConv3dNeighborCache",
-    "SubMConvNeighborCache", "written_out",
+    "SubMConvNeighborCache", "as_cache", "written_out",
 ]  # fmt: skip
 
+_INTEGERS = (torch.uint32, torch.int32, torch.int64)
+_TWIN = "_sparse_bridge"  # on caches of the installed FlexGEMM: the same for the engine
 _PRIVATE = ("_kmap", "_stamp", "_backward", "_store")
 
 
@@ -146,6 +149,27 @@ SubMConv3dNeighborCache.__module__ = "flex_gemm.ops.spconv.submanifold_conv3d"
 SparseConv3dNeighborCache.__module__ = "flex_gemm.ops.spconv.sparse_conv3d"
 
 
+def as_cache(given: Any) -> NeighborCache:
+    """The cache that a caller gave: ours, or the installed FlexGEMM's, read by its `neighbor_map`.
+
+    Raises: ArgumentTypeError.
+    """
+    if isinstance(given, NeighborCache):
+        if not {"_kmap", "neighbor_map"} & given.__dict__.keys():
+            raise ArgumentTypeError("the neighbour cache has no neighbor_map; pass None instead.")
+        return given
+    array = getattr(given, "neighbor_map", None)
+    if not isinstance(array, torch.Tensor):
+        raise ArgumentTypeError(
+            f"got a {type(given).__name__} as the neighbour cache; expected one that an earlier "
+            "call returned, or None."
+        )
+    known: Any = given.__dict__.get(_TWIN)
+    if known is None or known.neighbor_map is not array:
+        known = given.__dict__[_TWIN] = NeighborCache(neighbor_map=array)
+    return known  # type: ignore[no-any-return]
+
+
 def written_out(table: torch.Tensor) -> torch.Tensor:
     """uint32 [rows, V] of a neighbour table int32 [V, rows]; -1 becomes 0xffffffff."""
     return table.int().t().contiguous().view(torch.uint32)
@@ -160,9 +184,14 @@ def _signed(neighbor_map: torch.Tensor) -> torch.Tensor:
 
 def _read(neighbor_map: torch.Tensor, n_in: int) -> KernelMap:
     """The kernel map of an array uint32 (or signed, with -1) [rows, V]."""
+    check_tensors("the neighbour cache", neighbor_map=neighbor_map)
     if neighbor_map.ndim != 2:
         raise ArgumentShapeError(
             f"neighbor_map has shape {list(neighbor_map.shape)}; expected [rows, V]."
+        )
+    if neighbor_map.dtype not in _INTEGERS:
+        raise ArgumentTypeError(
+            f"neighbor_map is {neighbor_map.dtype}; expected uint32, int32 or int64."
         )
     table = _signed(neighbor_map).t()
     offset, y_rows = (table >= 0).nonzero(as_tuple=True)

@@ -13,9 +13,11 @@ from ...core.conv.convolution import convolve
 from ...core.conv.epilogue import Epilogue
 from ...core.conv.plan import ConvForm
 from ..ledger import note
-from .caches import NeighborCache
+from .arguments import check_tensors
+from .arguments import kernel_size as kernel_sizes
+from .caches import as_cache
 from .errors import ArgumentShapeError, ArgumentValueError
-from .geometry import Strided, triple
+from .geometry import Strided, check_coords, triple
 from .maps import output_coordinates, strided_cache, submanifold_cache
 from .options import algorithm, form
 from .warmup import tell
@@ -29,8 +31,9 @@ Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
 
 def _kernel_of(feats: torch.Tensor, weight: torch.Tensor, what: str) -> tuple[int, int, int]:
-    """Kernel size of a weight [C_out, k1, k2, k3, C_in]. Raises ArgumentValueError,
-    ArgumentShapeError."""
+    """Kernel size of a weight [C_out, k1, k2, k3, C_in]. Raises ArgumentTypeError,
+    ArgumentValueError, ArgumentShapeError."""
+    check_tensors(what, feats=feats, weight=weight)
     if weight.ndim != 5:
         raise ArgumentValueError(
             f"{what} got a weight of shape {list(weight.shape)}; expected [C_out, k1, k2, k3, "
@@ -45,6 +48,7 @@ def _kernel_of(feats: torch.Tensor, weight: torch.Tensor, what: str) -> tuple[in
 
 
 def _check_rows(feats: torch.Tensor, coords: torch.Tensor, what: str) -> None:
+    check_coords(coords, what)
     if feats.shape[0] != coords.shape[0]:
         raise ArgumentShapeError(
             f"{what} got {feats.shape[0]} rows of features and {coords.shape[0]} coordinates."
@@ -52,7 +56,7 @@ def _check_rows(feats: torch.Tensor, coords: torch.Tensor, what: str) -> None:
 
 
 def multiply(
-    feats: torch.Tensor, cache: NeighborCache, weight: torch.Tensor, bias: torch.Tensor | None,
+    feats: torch.Tensor, cache: Any, weight: torch.Tensor, bias: torch.Tensor | None,
     how: ConvForm,
 ) -> torch.Tensor:  # fmt: skip
     """The product along a neighbour cache, with gradients, in the dtype of `feats`.
@@ -60,8 +64,10 @@ def multiply(
     Autocast changes nothing, as in FlexGEMM, but where it made features of another dtype than the
     weight (an error there) the weight follows them.
     """
+    if bias is not None:
+        check_tensors("the convolution", bias=bias)
     n_offsets = math.prod(weight.shape[1:-1])
-    kmap = cache.kernel_map(feats.shape[0], n_offsets)
+    kmap = as_cache(cache).kernel_map(feats.shape[0], n_offsets)
     if torch._C._is_any_autocast_enabled():
         weight = weight.to(feats.dtype)
         with torch.autocast(feats.device.type, enabled=False):
@@ -70,7 +76,7 @@ def multiply(
 
 
 def gradients(
-    grad_output: torch.Tensor, feats: torch.Tensor, cache: NeighborCache, weight: torch.Tensor,
+    grad_output: torch.Tensor, feats: torch.Tensor, cache: Any, weight: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> Gradients:  # fmt: skip
     """Gradients of features, weight and bias, None for what needs none."""
@@ -121,7 +127,7 @@ class SubMConv3dFunction(torch.autograd.Function):
         needs_grad: bool = True,
     ) -> Any:  # fmt: skip
         note("flex_gemm", "neighbor_cache")
-        kernel = triple(kernel_size, "kernel_size", 1)
+        kernel: Any = kernel_sizes(kernel_size, 3)
         return submanifold_cache(coords, shape, kernel, triple(dilation, "dilation", 1), needs_grad)
 
     @staticmethod
@@ -181,9 +187,7 @@ class SparseConv3dFunction(torch.autograd.Function):
         coords: torch.Tensor, shape: Sequence[int], kernel_size: Any, stride: Any, padding: Any,
         dilation: Any,
     ) -> torch.Tensor:  # fmt: skip
-        return output_coordinates(
-            coords, shape, _strided_of(kernel_size, stride, padding, dilation)
-        )
+        return output_coordinates(coords, shape, Strided.of(kernel_size, stride, padding, dilation))
 
     _get_output_coords_torch = _get_output_coords
 
@@ -193,22 +197,15 @@ class SparseConv3dFunction(torch.autograd.Function):
         stride: Any, padding: Any, dilation: Any, needs_grad: bool = True,
         is_out_coords_given: bool = False,
     ) -> Any:  # fmt: skip
-        layer = _strided_of(kernel_size, stride, padding, dilation)
+        layer = Strided.of(kernel_size, stride, padding, dilation)
         return strided_cache(coords, out_coords, shape, layer, needs_grad)
-
-
-def _strided_of(kernel: Any, stride: Any, padding: Any, dilation: Any) -> Strided:
-    return Strided(
-        triple(kernel, "kernel_size", 1), triple(stride, "stride", 1),
-        triple(padding, "padding", 0), triple(dilation, "dilation", 1),
-    )  # fmt: skip
 
 
 def _layer(
     feats: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, dilation: Any
 ) -> Strided:
     kernel = _kernel_of(feats, weight, "sparse_conv3d")
-    return _strided_of(kernel, stride, padding, dilation)
+    return Strided.of(kernel, stride, padding, dilation)
 
 
 def _submanifold(

@@ -14,30 +14,25 @@ import torch
 
 from ...core.geometry.boxes import Box
 from ...core.geometry.offsets import Offsets, box_offsets
+from .arguments import check_tensors, per_axis, shape_entries
+from .arguments import kernel_size as kernel_sizes
 from .errors import ArgumentShapeError, ArgumentTypeError, ArgumentValueError
 
 Triple = tuple[int, int, int]
 
 
 def triple(value: Any, name: str, least: int) -> Triple:
-    """Three integers from a sequence of three, or one for all axes. Raises ArgumentValueError."""
-    numbers = (value,) * 3 if isinstance(value, int) else tuple(int(v) for v in value)
-    if len(numbers) != 3 or min(numbers) < least:
-        raise ArgumentValueError(
-            f"{name} is {value!r}; expected three integers of at least {least}."
-        )
-    return numbers  # type: ignore[return-value]
+    """Three integers from a sequence of three, or one for all axes. Raises ArgumentTypeError,
+    ArgumentValueError."""
+    return per_axis(value, 3, name, least)  # type: ignore[return-value]
 
 
 def grid_shape(shape: Sequence[int]) -> tuple[int, int, Triple]:
-    """(batch size, channels, extents) of a five-entry shape. Raises ArgumentValueError."""
-    if len(shape) != 5:
-        raise ArgumentValueError(
-            f"shape is {tuple(shape)}; expected five entries (batch, channels, S1, S2, S3)."
-        )
-    batch, channels, *extents = (int(entry) for entry in shape)
-    if min(batch, *extents) < 0:
-        raise ArgumentValueError(f"shape is {tuple(shape)}; sizes cannot be negative.")
+    """(batch size, channels, extents) of a five-entry shape. Raises ArgumentTypeError,
+    ArgumentValueError."""
+    batch, channels, *extents = shape_entries(
+        shape, 5, "five entries (batch, channels, S1, S2, S3)"
+    )
     return batch, channels, tuple(extents)  # type: ignore[return-value]
 
 
@@ -65,7 +60,8 @@ def row_major(coords: torch.Tensor, box: Box) -> torch.Tensor:
 
 
 def check_coords(coords: torch.Tensor, what: str) -> torch.Tensor:
-    """Contiguous int32 [N, 4]. Raises ArgumentShapeError, ArgumentTypeError."""
+    """int32 [N, 4]. Raises ArgumentShapeError, ArgumentTypeError."""
+    check_tensors(what, coords=coords)
     if coords.ndim != 2 or coords.shape[1] != 4:
         raise ArgumentShapeError(
             f"{what} got coordinates of shape {list(coords.shape)}; expected [N, 4] (batch, x, y, "
@@ -96,6 +92,13 @@ class Strided(NamedTuple):
     stride: Triple
     padding: Triple
     dilation: Triple
+
+    @classmethod
+    def of(cls, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Strided:
+        """Each three integers, or one for all axes. Raises ArgumentTypeError,
+        ArgumentValueError."""
+        steps = triple(stride, "stride", 1), triple(padding, "padding", 0)
+        return cls(kernel_sizes(kernel, 3), *steps, triple(dilation, "dilation", 1))  # type: ignore[arg-type]
 
     @property
     def offsets(self) -> Offsets:

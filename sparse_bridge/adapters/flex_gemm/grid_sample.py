@@ -13,7 +13,8 @@ from ...core.maps.key_search import find_rows
 from ...core.ops.voxel import devoxelize
 from ...errors import DeviceError
 from ..ledger import note
-from .errors import ArgumentShapeError, ArgumentValueError, PointTypeError
+from .arguments import check_features, check_tensors
+from .errors import ArgumentShapeError, ArgumentTypeError, ArgumentValueError, PointTypeError
 from .geometry import box_of, grid_shape
 
 _HERE = Offsets.of([(0, 0, 0)])
@@ -37,6 +38,8 @@ def grid_sample_3d(
     Returns: [B, L, C] in feats' dtype.
     Raises: ArgumentShapeError, PointTypeError, ArgumentValueError, DeviceError.
     """
+    check_features("grid_sample_3d", feats)
+    check_tensors("grid_sample_3d", coords=coords)
     _check(feats, coords, grid, mode)
     batch, channels, extents = grid_shape(shape)
     if channels != feats.shape[1]:
@@ -58,7 +61,7 @@ def corner_rows(
     """Voxels around points and their weights: rows int32 [B * L, K], -1 where there is none, and
     fp32 [B * L, K]; K is 1 ("nearest") or 8.  sizes: (batch, S1, S2, S3)."""
     box = box_of(sizes[0], sizes[1:])
-    rows = coords if coords.dtype == torch.int32 else coords.int()
+    rows = coords if coords.dtype == torch.int32 else _whole(coords)
     store = map_cache.store_of(rows)
     cmap = store.get(("coordinates", box), lambda: CoordinateMap(rows, box))
     return (_nearest if mode == "nearest" else _trilinear)(cmap, grid)
@@ -78,19 +81,34 @@ def _check(feats: torch.Tensor, coords: torch.Tensor, grid: torch.Tensor, mode: 
             f"grid_sample_3d got features {list(feats.shape)} and coordinates "
             f"{list(coords.shape)}; expected [N, C] and [N, 4]."
         )
-    if grid.ndim != 3 or grid.shape[2] != 3:
-        raise ArgumentShapeError(
-            f"grid_sample_3d got points of shape {list(grid.shape)}; expected [B, L, 3]."
-        )
-    if grid.dtype != torch.float32:
-        raise PointTypeError(
-            f"grid_sample_3d got points of {grid.dtype}; expected torch.float32 (use .float())."
-        )
+    check_points("grid_sample_3d", grid)
     if not feats.device == coords.device == grid.device:
         raise DeviceError(
             f"grid_sample_3d got features on {feats.device}, coordinates on {coords.device} and "
             f"points on {grid.device}; move all to one device."
         )
+
+
+def check_points(what: str, grid: torch.Tensor) -> None:
+    """fp32 [B, L, 3]. Raises ArgumentTypeError, ArgumentShapeError, PointTypeError."""
+    check_tensors(what, grid=grid)
+    if grid.ndim != 3 or grid.shape[2] != 3:
+        raise ArgumentShapeError(
+            f"{what} got points of shape {list(grid.shape)}; expected [B, L, 3]."
+        )
+    if grid.dtype != torch.float32:
+        raise PointTypeError(
+            f"{what} got points of {grid.dtype}; expected torch.float32 (use .float())."
+        )
+
+
+def _whole(coords: torch.Tensor) -> torch.Tensor:
+    """Coordinates of another dtype as int32; what does not fit lies in no grid."""
+    if coords.is_complex() or coords.dtype == torch.bool:
+        raise ArgumentTypeError(f"grid_sample_3d got coordinates of {coords.dtype}; use .int().")
+    if coords.is_floating_point():
+        coords = coords.double().nan_to_num(nan=-_FAR, posinf=_FAR, neginf=-_FAR).trunc()
+    return coords.clamp(-int(_FAR), int(_FAR)).int() if coords.itemsize > 4 else coords.int()
 
 
 def _query(cells: torch.Tensor) -> torch.Tensor:

@@ -19,11 +19,11 @@ from ...core.maps.kernel_map import KernelMap
 from ...core.maps.map_cache import MapStore, store_of
 from ...core.maps.request import MapRequest, request
 from .. import providers  # noqa: F401 - maps are prefetched
+from .arguments import Ints, check_tensors
 from .errors import ArgumentShapeError, ArgumentTypeError, ArgumentValueError
 from .geometry import bounds_of, box_of, row_major
 from .maps import of_first_rows
 
-Ints = tuple[int, ...]
 Deltas = tuple[Ints, ...]
 
 
@@ -70,11 +70,7 @@ def lattice(
 
     Raises: ArgumentShapeError, ArgumentTypeError, ArgumentValueError.
     """
-    if coords.ndim != 2 or coords.shape[1] < dimension:
-        raise ArgumentShapeError(
-            f"{what} got coordinates of shape {list(coords.shape)}; expected [N, batch columns + "
-            f"{dimension}]."
-        )
+    columns_of(coords, dimension, what)
     if coords.dtype != torch.int32:
         raise ArgumentTypeError(
             f"{what} got coordinates of {coords.dtype}; expected torch.int32 (use .int())."
@@ -93,6 +89,18 @@ def lattice(
     if coords.shape[1] == dimension:
         numbers = [1, *numbers]
     return Lattice(coords, rows, dimension, box_of(numbers[0], numbers[1:]), store)
+
+
+def columns_of(coords: torch.Tensor, dimension: int, what: str) -> int:
+    """How many columns coordinates of `dimension` axes have. Raises ArgumentTypeError,
+    ArgumentShapeError."""
+    check_tensors(what, coords=coords)
+    if coords.ndim != 2 or coords.shape[1] < dimension:
+        raise ArgumentShapeError(
+            f"{what} got coordinates of shape {list(coords.shape)}; expected [N, batch columns + "
+            f"{dimension}]."
+        )
+    return coords.shape[1]
 
 
 def _bounds(store: MapStore, rows: torch.Tensor) -> Box:

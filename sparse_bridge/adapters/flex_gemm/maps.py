@@ -11,6 +11,7 @@ from ...core.maps import map_builder, map_cache
 from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.request import MapRequest, request
+from ...errors import DeviceError
 from .. import providers  # noqa: F401 - maps are prefetched
 from .caches import SparseConv3dNeighborCache, SubMConv3dNeighborCache
 from .geometry import (
@@ -96,6 +97,11 @@ def strided_cache(
     """
     check_coords(coords, "sparse_conv3d")
     check_coords(out_coords, "sparse_conv3d (out_coords)")
+    if out_coords.device != coords.device:
+        raise DeviceError(
+            f"sparse_conv3d got coordinates on {coords.device} and out_coords on "
+            f"{out_coords.device}; move both to one device."
+        )
     batch, _, extents = grid_shape(shape)
     store, box = map_cache.store_of(coords), box_of(batch, extents)
 

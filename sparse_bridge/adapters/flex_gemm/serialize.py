@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ...core.ops.serialize import decode, encode
+from .arguments import check_tensors
 from .errors import ArgumentShapeError, ArgumentValueError, PointTypeError
 from .geometry import grid_shape
 
@@ -35,6 +36,7 @@ def encode_seq(coords: torch.Tensor, shape: Sequence[int], mode: str = "z_order"
     exactly 32 (64) bits codes of the upper batches are negative.
     Raises: ArgumentShapeError, PointTypeError, ArgumentValueError.
     """
+    check_tensors("encode_seq", coords=coords)
     if coords.ndim != 2 or coords.shape[1] != 4:
         raise ArgumentShapeError(
             f"encode_seq got coordinates of shape {list(coords.shape)}; expected [N, 4]."
@@ -51,6 +53,7 @@ def decode_seq(code: torch.Tensor, shape: Sequence[int], mode: str = "z_order") 
 
     Raises: ArgumentShapeError, PointTypeError, ArgumentValueError.
     """
+    check_tensors("decode_seq", code=code)
     if code.ndim != 1:
         raise ArgumentShapeError(f"decode_seq got codes of shape {list(code.shape)}; expected [N].")
     if mode not in _MODES:
@@ -58,7 +61,12 @@ def decode_seq(code: torch.Tensor, shape: Sequence[int], mode: str = "z_order") 
     _, _, extents = grid_shape(shape)
     if code.dtype not in (torch.int32, torch.int64):
         raise PointTypeError(f"decode_seq got codes of {code.dtype}; expected int32 or int64.")
-    return decode(code, max(0, max(extents) - 1).bit_length(), mode)
+    bits = max(0, max(extents) - 1).bit_length()
+    if 3 * bits > 64:
+        raise ArgumentValueError(
+            f"a grid of {extents} needs codes of {3 * bits} bits; at most 64 are served."
+        )
+    return decode(code, bits, mode)
 
 
 def ordered_by_code(coords: torch.Tensor, shape: Sequence[int], mode: int) -> torch.Tensor:

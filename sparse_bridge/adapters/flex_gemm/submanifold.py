@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from ..ledger import note
+from .arguments import check_tensors, integers, per_axis, shape_entries
 from .caches import SubMConvNeighborCache
 from .conv import multiply
-from .errors import ArgumentShapeError, ArgumentValueError
-from .lattice import Deltas, Lattice, lattice, submanifold_map
+from .errors import ArgumentShapeError, ArgumentTypeError, ArgumentValueError
+from .lattice import Deltas, Lattice, columns_of, lattice, submanifold_map
 from .options import form
 
 __all__ = ["sparse_submanifold_conv", "sparse_submanifold_conv_any_offset"]
@@ -35,7 +36,9 @@ def sparse_submanifold_conv(
     Returns: ([N, C_out] in feats' dtype, the cache).
     Raises: ArgumentShapeError, ArgumentTypeError, ArgumentValueError, DataTypeError, DeviceError.
     """
-    what, dimension = "sparse_submanifold_conv", weight.ndim - 2
+    what = "sparse_submanifold_conv"
+    check_tensors(what, weight=weight)
+    dimension = weight.ndim - 2
     if dimension < 1:
         raise ArgumentValueError(
             f"{what} got a weight of shape {list(weight.shape)}; expected [C_out, k1 .. kD, C_in]."
@@ -44,14 +47,13 @@ def sparse_submanifold_conv(
     cache = neighbor_cache
     if cache is None:
         deltas = centred(tuple(weight.shape[1:-1]), dilation)
-        cut = coords.shape[1] - dimension
-        if shape is not None and len(shape) != coords.shape[1] + 1:
-            raise ArgumentValueError(
-                f"{what} got shape {tuple(shape)} for coordinates of {coords.shape[1]} columns; "
-                "expected (batch sizes, channels, S1 .. SD)."
-            )
-        sizes = None if shape is None else (*shape[:cut], *shape[cut + 1 :])
-        cache = _cache(lattice(coords, dimension, sizes, what), deltas)
+        n_columns = columns_of(coords, dimension, what)
+        numbers = None
+        if shape is not None:
+            layout = f"(batch sizes, channels, {dimension} extents), {n_columns + 1} entries"
+            cut, entries = n_columns - dimension, shape_entries(shape, n_columns + 1, layout)
+            numbers = (*entries[:cut], *entries[cut + 1 :])
+        cache = _cache(lattice(coords, dimension, numbers, what), deltas)
     found = _multiplied(what, feats, cache, weight, bias, how)
     return found, cache
 
@@ -69,6 +71,7 @@ def sparse_submanifold_conv_any_offset(
     Raises: as `sparse_submanifold_conv`.
     """
     what = "sparse_submanifold_conv_any_offset"
+    check_tensors(what, weight=weight)
     how = form(algorithm)
     cache = neighbor_cache
     if weight.ndim != 3:
@@ -88,20 +91,22 @@ def sparse_submanifold_conv_any_offset(
 
 def centred(kernel: tuple[int, ...], dilation: Any) -> Deltas:
     """Offsets (t - k // 2) * d, last axis fastest. Raises ArgumentValueError for even sizes."""
-    steps = (dilation,) * len(kernel) if isinstance(dilation, int) else tuple(dilation)
-    if any(k % 2 == 0 for k in kernel) or len(steps) != len(kernel) or min(steps) < 1:
-        raise ArgumentValueError(
-            f"a submanifold kernel of size {kernel} and dilation {dilation!r}; every size must be "
-            "odd and every dilation at least 1."
-        )
+    steps = per_axis(dilation, len(kernel), "dilation", 1)
+    if any(k % 2 == 0 for k in kernel):
+        raise ArgumentValueError(f"a submanifold kernel of size {kernel}; every size must be odd.")
     axes = [[(t - k // 2) * d for t in range(k)] for k, d in zip(kernel, steps, strict=True)]
     return tuple(itertools.product(*axes))
 
 
 def deltas_of(offsets: Any) -> Deltas:
-    """[V, D] of a tensor or nested sequence. Raises ArgumentValueError."""
-    rows = offsets.tolist() if isinstance(offsets, torch.Tensor) else offsets
-    found = tuple(tuple(int(c) for c in row) for row in rows)
+    """[V, D] of a tensor or nested sequence. Raises ArgumentTypeError, ArgumentValueError."""
+    rows = offsets
+    if isinstance(offsets, torch.Tensor):
+        check_tensors("the kernel", offsets=offsets)
+        rows = offsets.tolist()
+    if not hasattr(rows, "__iter__"):
+        raise ArgumentTypeError(f"kernel offsets are {offsets!r}; expected [V, D].")
+    found = tuple(integers(row, "a kernel offset") for row in rows)
     if not found or not found[0] or len({len(row) for row in found}) != 1:
         raise ArgumentValueError(f"kernel offsets are {offsets!r}; expected [V, D].")
     return found
@@ -117,6 +122,7 @@ def _multiplied(
     what: str, feats: torch.Tensor, cache: Any, weight: torch.Tensor,
     bias: torch.Tensor | None, how: Any,
 ) -> torch.Tensor:  # fmt: skip
+    check_tensors(what, feats=feats)
     if feats.ndim != 2 or feats.shape[1] != weight.shape[-1]:
         raise ArgumentShapeError(
             f"{what} got features of shape {list(feats.shape)}; expected [N, {weight.shape[-1]}]."

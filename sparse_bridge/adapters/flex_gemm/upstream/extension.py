@@ -10,9 +10,11 @@ import torch
 from ....core.ops.serialize import decode, encode
 from ....core.ops.voxel import devoxelize
 from ....errors import UnsupportedError
+from ..arguments import INTEGERS, Ints, check_features, check_tensors, per_axis, shape_entries
 from ..caches import NeighborCache, SubMConv3dNeighborCache, written_out
-from ..geometry import Strided
-from ..grid_sample import corner_rows
+from ..errors import ArgumentShapeError, ArgumentValueError
+from ..geometry import Strided, check_coords
+from ..grid_sample import check_points, corner_rows
 from ..maps import output_coordinates, strided_cache, submanifold_cache
 from .hash_table import hashmap_insert_3d_idx_as_val
 
@@ -30,6 +32,10 @@ def refused(name: str) -> Callable[..., Any]:
     return kernel
 
 
+def _numbers(what: str, given: tuple[int, ...], count: int) -> Ints:
+    return shape_entries(given, count, f"{count} integers", f"what follows the tensors of {what}")
+
+
 def _items(coords: torch.Tensor) -> int:
     return int(coords[:, 0].max()) + 1 if len(coords) else 0
 
@@ -38,17 +44,22 @@ def hashmap_build_submanifold_conv_neighbour_map(
     keys: torch.Tensor, vals: torch.Tensor, coords: torch.Tensor, *sizes: int
 ) -> torch.Tensor:
     """uint32 [N, V]; the coordinates are entered into the table.  sizes: S1..3, k1..3, d1..3."""
-    hashmap_insert_3d_idx_as_val(keys, vals, coords, *sizes[:3])
-    shape = (_items(coords), 1, *sizes[:3])
-    return submanifold_cache(coords, shape, sizes[3:6], sizes[6:9]).neighbor_map  # type: ignore[arg-type]
+    numbers = _numbers("hashmap_build_submanifold_conv_neighbour_map", sizes, 9)
+    hashmap_insert_3d_idx_as_val(keys, vals, coords, *numbers[:3])
+    shape = (_items(coords), 1, *numbers[:3])
+    layer: Any = numbers[3:6], numbers[6:9]
+    found: torch.Tensor = submanifold_cache(coords, shape, *layer).neighbor_map
+    return found
 
 
 def hashmap_build_sparse_conv_out_coords(
     coords: torch.Tensor, ratio: float, mode: int, *sizes: int
 ) -> torch.Tensor:
     """Output coordinates int32 [M, 4].  sizes: B, S1..3, k1..3, s1..3, p1..3, d1..3."""
-    shape = (sizes[0], 1, *sizes[1:4])
-    return output_coordinates(coords, shape, _layer(sizes[4:]), mode)
+    if mode not in (0, 1, 2):
+        raise ArgumentValueError(f"the row order is {mode!r}; expected 0, 1 or 2.")
+    shape, layer = _strided("hashmap_build_sparse_conv_out_coords", sizes)
+    return output_coordinates(coords, shape, layer, mode)
 
 
 def expand_unique_build_sparse_conv_out_coords(
@@ -58,16 +69,19 @@ def expand_unique_build_sparse_conv_out_coords(
     return hashmap_build_sparse_conv_out_coords(coords, 1.0, mode, *sizes)
 
 
-def _layer(sizes: tuple[int, ...]) -> Strided:
-    return Strided(sizes[:3], sizes[3:6], sizes[6:9], sizes[9:12])  # type: ignore[arg-type]
+def _strided(what: str, given: tuple[int, ...]) -> tuple[Ints, Strided]:
+    """(five-entry shape, layer) of B, S1..3, k1..3, s1..3, p1..3, d1..3."""
+    numbers = _numbers(what, given, 16)
+    parts = [numbers[first : first + 3] for first in (4, 7, 10, 13)]
+    return (numbers[0], 1, *numbers[1:4]), Strided.of(*parts)
 
 
 def hashmap_build_sparse_conv_neighbour_map(
     coords: torch.Tensor, out_coords: torch.Tensor, ratio: float, with_bwd: bool, *sizes: int
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(uint32 [M, V], uint32 [N, V] or None).  sizes: B, S1..3, k1..3, s1..3, p1..3, d1..3."""
-    shape = (sizes[0], 1, *sizes[1:4])
-    cache = strided_cache(coords, out_coords, shape, _layer(sizes[4:]), with_bwd)
+    shape, layer = _strided("hashmap_build_sparse_conv_neighbour_map", sizes)
+    cache = strided_cache(coords, out_coords, shape, layer, with_bwd)
     return cache.neighbor_map, cache.neighbor_map_bwd
 
 
@@ -75,6 +89,7 @@ def hashmap_build_grid_sample_3d_nearest_neighbor_map(
     keys: torch.Tensor, vals: torch.Tensor, coords: torch.Tensor, grid: torch.Tensor, *extents: int
 ) -> torch.Tensor:
     """uint32 [B, L]; the coordinates are entered into the table."""
+    check_points("hashmap_build_grid_sample_3d_nearest_neighbor_map", grid)
     hashmap_insert_3d_idx_as_val(keys, vals, coords, *extents)
     rows, _ = corner_rows(coords, (max(_items(coords), len(grid)), *extents), grid, "nearest")
     return written_out(rows.t()).view(*grid.shape[:2])
@@ -84,6 +99,7 @@ def hashmap_build_grid_sample_3d_trilinear_neighbor_map_weight(
     keys: torch.Tensor, vals: torch.Tensor, coords: torch.Tensor, grid: torch.Tensor, *extents: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(uint32 [B, L, 8], weights fp32 [B, L, 8]); the coordinates are entered into the table."""
+    check_points("hashmap_build_grid_sample_3d_trilinear_neighbor_map_weight", grid)
     hashmap_insert_3d_idx_as_val(keys, vals, coords, *extents)
     items = max(_items(coords), len(grid))
     rows, weights = corner_rows(coords, (items, *extents), grid, "trilinear")
@@ -114,6 +130,8 @@ def neighbor_map_post_process_for_masked_implicit_gemm_2(
     gray_code: torch.Tensor, sorted_idx: torch.Tensor, block_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(live offsets of each block of sorted rows, where each block starts)."""
+    check_tensors("the block lists", gray_code=gray_code, sorted_idx=sorted_idx)
+    (block_size,) = per_axis(block_size, 1, "block_size", 1)
     bits = torch.arange(32, device=gray_code.device)
     present = gray_code.long().unsqueeze(1) >> bits & 1
     table = torch.where(present > 0, 0, -1).int()
@@ -125,6 +143,9 @@ def indice_weighed_sum_fwd(
     input: torch.Tensor, indices: torch.Tensor, weight: torch.Tensor
 ) -> torch.Tensor:
     """out[m] = sum over k of weight[m, k] * input[indices[m, k]]; indices [M, K], any integers."""
+    check_features("indice_weighed_sum_fwd", input)
+    check_features("indice_weighed_sum_fwd", weight)
+    check_tensors("indice_weighed_sum_fwd", indices=indices)
     rows = indices.view(torch.int32) if indices.dtype == torch.uint32 else indices
     return devoxelize(input, rows, weight)
 
@@ -139,9 +160,22 @@ def indice_weighed_sum_bwd_input(
     return torch.autograd.grad(y, leaf, grad_output)[0]
 
 
+def _check_bits(bits: int) -> None:
+    if per_axis(bits, 1, "bits", 0)[0] > 21:
+        raise ArgumentValueError(f"bits is {bits}; codes of 64 bits hold at most 21 per axis.")
+
+
 def _encode(curve: str) -> Callable[..., None]:
     def code(coords: torch.Tensor, bits: int, codes: torch.Tensor) -> None:
         """Codes of int32 coordinates [N, 4], written into `codes` [N]."""
+        check_coords(coords, f"{curve}_encode")
+        check_tensors(f"{curve}_encode", codes=codes)
+        if codes.dtype not in INTEGERS or codes.shape != coords.shape[:1]:
+            raise ArgumentShapeError(
+                f"{curve}_encode got codes {list(codes.shape)} of {codes.dtype} for coordinates "
+                f"{list(coords.shape)}; expected [N], int32 or int64."
+            )
+        _check_bits(bits)
         codes.copy_(encode(coords, bits, curve, codes.dtype))
 
     return code
@@ -150,6 +184,13 @@ def _encode(curve: str) -> Callable[..., None]:
 def _decode(curve: str) -> Callable[..., torch.Tensor]:
     def coords(codes: torch.Tensor, bits: int) -> torch.Tensor:
         """Coordinates int32 [N, 4] of codes [N]."""
+        check_tensors(f"{curve}_decode", codes=codes)
+        if codes.ndim != 1 or codes.dtype not in INTEGERS:
+            raise ArgumentShapeError(
+                f"{curve}_decode got codes {list(codes.shape)} of {codes.dtype}; expected [N], "
+                "int32 or int64."
+            )
+        _check_bits(bits)
         return decode(codes, bits, curve)
 
     return coords

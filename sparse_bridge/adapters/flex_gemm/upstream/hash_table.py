@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from ..errors import ArgumentValueError
-from ..geometry import grid_shape
+from ..arguments import INTEGERS, check_tensors, per_axis, shape_entries
+from ..errors import ArgumentShapeError, ArgumentTypeError, ArgumentValueError
+from ..geometry import check_coords, grid_shape
 
 _SIGNED = {torch.uint32: torch.int32, torch.uint64: torch.int64}
 
@@ -25,6 +26,7 @@ def init_hashmap(
     spatial_size: a five-entry shape; keys are uint32 while its cells fit, else uint64.
     Raises: ArgumentValueError.
     """
+    (slots,) = per_axis(hashmap_size, 1, "hashmap_size", 0)
     batch, _, extents = grid_shape(spatial_size)
     cells = batch * extents[0] * extents[1] * extents[2]
     if cells >= 1 << 64:
@@ -32,10 +34,10 @@ def init_hashmap(
             f"a grid of {tuple(spatial_size)} has {cells} cells; keys take 64 bits."
         )
     dtype = torch.uint32 if cells < 1 << 32 else torch.uint64
-    keys = torch.full((hashmap_size,), -1, dtype=_SIGNED[dtype], device=device).view(dtype)
+    keys = torch.full((slots,), -1, dtype=_SIGNED[dtype], device=device).view(dtype)
     if not with_values:
         return keys
-    return keys, torch.empty(hashmap_size, dtype=torch.int32, device=device).view(torch.uint32)
+    return keys, torch.empty(slots, dtype=torch.int32, device=device).view(torch.uint32)
 
 
 def _signed(values: torch.Tensor) -> torch.Tensor:
@@ -47,6 +49,10 @@ def hashmap_insert(
 ) -> None:
     """Enter values under keys, in place; a key that is there gets the new value. Raises
     ArgumentValueError where the table is full."""
+    _check("hashmap_insert", keys, vals, k)
+    _check("hashmap_insert", keys, vals, v)
+    if len(k) != len(v):
+        raise ArgumentShapeError(f"hashmap_insert got {len(k)} keys for {len(v)} values.")
     held, stored, new, value = _signed(keys), _signed(vals), _signed(k), _signed(v)
     new, place = torch.unique(new, return_inverse=True)
     last = torch.zeros_like(new, dtype=torch.int64)
@@ -63,6 +69,19 @@ def hashmap_insert(
     held[slots], stored[slots] = new.to(held.dtype), value.to(stored.dtype)
 
 
+def _check(what: str, keys: torch.Tensor, vals: torch.Tensor, asked: torch.Tensor) -> None:
+    """Raises ArgumentTypeError, ArgumentShapeError."""
+    check_tensors(what, keys=keys, vals=vals, asked=asked)
+    for name, one in (("keys", keys), ("vals", vals), ("asked", asked)):
+        if one.ndim != 1 or one.dtype not in (*_SIGNED, *INTEGERS):
+            raise ArgumentShapeError(
+                f"{what} got {name} of shape {list(one.shape)} and {one.dtype}; expected [M], "
+                "integers of 32 or 64 bits."
+            )
+    if len(keys) != len(vals):
+        raise ArgumentShapeError(f"{what} got {len(keys)} keys and {len(vals)} values.")
+
+
 def _slots(held: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     """Where each key stands, int64, -1 where it does not."""
     if not len(held):
@@ -75,6 +94,7 @@ def _slots(held: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
 
 def hashmap_lookup(keys: torch.Tensor, vals: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """The value of every key; all ones where it is absent."""
+    _check("hashmap_lookup", keys, vals, k)
     slots = _slots(_signed(keys), _signed(k))
     stored = _signed(vals)
     found = torch.where(slots >= 0, stored[slots.clamp(min=0)], -1).to(stored.dtype)
@@ -84,7 +104,12 @@ def hashmap_lookup(keys: torch.Tensor, vals: torch.Tensor, k: torch.Tensor) -> t
 def cell_keys(
     coords: torch.Tensor, extents: Sequence[int], dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(keys of coordinates [M, 4], which of them lie in the box)."""
+    """(keys of coordinates [M, 4], which of them lie in the box). Raises ArgumentShapeError,
+    ArgumentTypeError, ArgumentValueError."""
+    check_coords(coords, "the hash table")
+    extents = shape_entries(extents, 3, "S1, S2, S3", "the grid of a hash table")
+    if dtype not in _SIGNED:
+        raise ArgumentTypeError(f"the hash table has keys of {dtype}; expected uint32 or uint64.")
     key = coords[:, 0].long()
     inside = torch.ones_like(key, dtype=torch.bool)
     for axis, extent in enumerate(extents):

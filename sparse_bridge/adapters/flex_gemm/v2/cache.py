@@ -10,9 +10,11 @@ import torch
 
 from ....core.maps.kernel_map import KernelMap
 from ....core.maps.row_pairs import dense_table
+from ..arguments import Ints, check_features
+from ..arguments import kernel_size as kernel_sizes
 from ..errors import ArgumentShapeError, ArgumentTypeError, ArgumentValueError
-from ..lattice import Lattice, between, lattice, made_by, of_first, submanifold_map
-from .windows import Ints, Window, box_window, centred_window, delta_window, per_axis, split
+from ..lattice import Lattice, between, columns_of, lattice, made_by, of_first, submanifold_map
+from .windows import Window, box_window, centred_window, delta_window, split
 
 __all__ = ["NeighborCache", "NeighborCacheT", "build_neighbor_cache"]
 
@@ -66,7 +68,9 @@ class NeighborCache:
                 )
 
     def kernel_map(self, feats: torch.Tensor, n_offsets: int) -> KernelMap:
-        """The map, for these features and a kernel of `n_offsets`. Raises ArgumentShapeError."""
+        """The map, for these features and a kernel of `n_offsets`. Raises ArgumentTypeError,
+        ArgumentShapeError."""
+        check_features("the layer", feats)
         if feats.ndim != 2 or feats.shape[0] != self.kmap.n_in:
             raise ArgumentShapeError(
                 f"features have shape {list(feats.shape)}; expected [{self.kmap.n_in}, C], one row "
@@ -97,7 +101,7 @@ def around(
     """The cache that was given, checked, or the one of these coordinates."""
     if cache is not None:
         return _checked(what, cache, (NeighborCache,), coords, None)
-    n_batch = coords.shape[-1] - window.dimension
+    n_batch = columns_of(coords, window.dimension, what) - window.dimension
     sizes = None if shape is None else sum(split(shape, n_batch, window.dimension, what), ())
     own = lattice(coords, window.dimension, sizes, what)
     return NeighborCache(submanifold_map(own, window.offsets), own, own, False)
@@ -157,7 +161,8 @@ def _input(
     what: str, coords: torch.Tensor, shape: Sequence[int] | None, window: Window
 ) -> tuple[Lattice, Ints]:
     """The input's coordinates and the extents of its axes."""
-    batch, extents = split(shape, coords.shape[-1] - window.dimension, window.dimension, what)
+    n_batch = columns_of(coords, window.dimension, what) - window.dimension
+    batch, extents = split(shape, n_batch, window.dimension, what)
     return lattice(coords, window.dimension, (*batch, *extents), what), extents
 
 
@@ -170,6 +175,7 @@ def _output(
         batch, extents = split(out.shape, n_batch, window.dimension, f"{what} (output_shape)")
     if out.coords is None:
         return made_by(own, kind, window.offsets, window.stride, extents)
+    columns_of(out.coords, window.dimension, f"{what} (output_coords)")
     if out.coords.shape[-1] != own.coords.shape[1] or out.coords.device != own.coords.device:
         raise ArgumentShapeError(
             f"{what} got output coordinates of shape {list(out.coords.shape)} on "
@@ -206,7 +212,7 @@ def build_neighbor_cache(
     what = "build_neighbor_cache"
     if (kernel_size is None) == (kernel_delta is None):
         raise ArgumentValueError(f"{what} takes either kernel_size or kernel_delta.")
-    kernel = None if kernel_size is None else per_axis(kernel_size, None, "kernel_size", 1)
+    kernel = None if kernel_size is None else kernel_sizes(kernel_size, None)
     if submanifold:
         window = delta_window(kernel_delta) if kernel is None else centred_window(kernel, dilation)
         return around(what, coords, shape, window, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from ....core.conv.convolution import convolve
 from ....core.conv.epilogue import Epilogue
 from ...ledger import note
+from ..arguments import check_tensors
 from ..errors import ArgumentShapeError, ArgumentValueError
 from ..options import form
 from . import cache as caches
@@ -41,10 +43,10 @@ def submanifold_conv(
     Raises: ArgumentShapeError, ArgumentTypeError, ArgumentValueError, DataTypeError, DeviceError.
     """
     what = "submanifold_conv"
-    window = _window(what, weight, kernel_delta, dimension, (None, None, dilation, None))
+    kernel = _kernel(what, weight, kernel_delta, dimension)
+    window = centred_window(kernel, dilation) if kernel_delta is None else kernel
     found = caches.around(what, coords, shape, window, neighbor_cache)
-    how = form(algorithm, _tf32(allow_tf32))
-    return _product(what, feats, weight, bias, found, how), found
+    return _product(what, (feats, weight, bias), found, (algorithm, allow_tf32)), found
 
 
 def sparse_conv(
@@ -66,12 +68,11 @@ def sparse_conv(
     Returns: ([M, C_out], output coordinates, output shape, the cache).
     Raises: as `submanifold_conv`.
     """
-    what = "sparse_conv"
-    window = _window(what, weight, kernel_delta, dimension, (stride, padding, dilation, offset))
+    kernel = _kernel("sparse_conv", weight, kernel_delta, dimension)
+    window = _strided(kernel, stride, padding, dilation, offset)
     out = Outputs(output_coords, output_shape, neighbor_cache)
-    found = caches.down(what, coords, shape, window, out)
-    how = form(algorithm, _tf32(allow_tf32))
-    y = _product(what, feats, weight, bias, found, how)
+    found = caches.down("sparse_conv", coords, shape, window, out)
+    y = _product("sparse_conv", (feats, weight, bias), found, (algorithm, allow_tf32))
     return y, found.output_coords, found.shape(y.shape[1]), found
 
 
@@ -87,50 +88,56 @@ def sparse_conv_transpose(
     Arguments and results as in `sparse_conv`; a cache must be transposed (`cache.T` of that of the
     way down, or one that this function returned).
     """
-    what = "sparse_conv_transpose"
-    window = _window(what, weight, kernel_delta, dimension, (stride, padding, dilation, offset))
+    kernel = _kernel("sparse_conv_transpose", weight, kernel_delta, dimension)
+    window = _strided(kernel, stride, padding, dilation, offset)
     out = Outputs(output_coords, output_shape, neighbor_cache)
-    found = caches.up(what, coords, shape, window, out, strict=True)
-    how = form(algorithm, _tf32(allow_tf32))
-    y = _product(what, feats, weight, bias, found, how)
+    found = caches.up("sparse_conv_transpose", coords, shape, window, out, strict=True)
+    y = _product("sparse_conv_transpose", (feats, weight, bias), found, (algorithm, allow_tf32))
     return y, found.output_coords, found.shape(y.shape[1]), found
 
 
-def _window(
-    what: str, weight: torch.Tensor, kernel_delta: Any, dimension: int | None, rest: Any
-) -> Window:
-    """rest: stride (None: submanifold), padding, dilation, offset."""
-    stride, padding, dilation, offset = rest
+def _kernel(what: str, weight: torch.Tensor, kernel_delta: Any, dimension: int | None) -> Any:
+    """The weight's kernel size; with `kernel_delta` the window of those offsets, of stride 1.
+
+    Raises: ArgumentTypeError, ArgumentValueError.
+    """
+    check_tensors(what, weight=weight)
     axes = 1 if kernel_delta is not None else dimension
     if weight.ndim < 3 or (axes is not None and weight.ndim != axes + 2):
         wanted = "V" if kernel_delta is not None else f"k1 .. k{dimension or 'D'}"
         raise ArgumentValueError(
             f"{what} got a weight of shape {list(weight.shape)}; expected [C_out, {wanted}, C_in]."
         )
-    kernel = tuple(weight.shape[1:-1])
-    if kernel_delta is not None:
-        window = delta_window(kernel_delta, stride or 1, offset or 0)
-        if len(window.offsets) != kernel[0] or dimension not in (None, window.dimension):
-            raise ArgumentValueError(
-                f"{what} got {len(window.offsets)} kernel offsets of {window.dimension} axes for a "
-                f"weight of shape {list(weight.shape)}."
-            )
-        return window
-    if stride is None:
-        return centred_window(kernel, dilation)
+    if kernel_delta is None:
+        return tuple(weight.shape[1:-1])
+    window = delta_window(kernel_delta)
+    if len(window.offsets) != weight.shape[1] or dimension not in (None, window.dimension):
+        raise ArgumentValueError(
+            f"{what} got {len(window.offsets)} kernel offsets of {window.dimension} axes for a "
+            f"weight of shape {list(weight.shape)}."
+        )
+    return window
+
+
+def _strided(kernel: Any, stride: Any, padding: Any, dilation: Any, offset: Any) -> Window:
+    if isinstance(kernel, Window):
+        return delta_window(kernel.offsets, stride, offset)
     return box_window(kernel, stride, padding, dilation)
 
 
 def _product(
-    what: str, feats: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
-    cache: NeighborCache, how: Any,
+    what: str, tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
+    cache: NeighborCache, options: tuple[Any, bool | None],
 ) -> torch.Tensor:  # fmt: skip
+    """tensors: features, weight, bias.  options: algorithm, allow_tf32."""
+    feats, weight, bias = tensors
+    check_tensors(what, feats=feats, **({} if bias is None else {"bias": bias}))
     if feats.ndim != 2 or feats.shape[1] != weight.shape[-1]:
         raise ArgumentShapeError(
             f"{what} got features of shape {list(feats.shape)}; expected [N, {weight.shape[-1]}]."
         )
-    kmap = cache.kernel_map(feats, weight[0, ..., 0].numel())
-    y = convolve(feats, weight, kmap, Epilogue(bias), how)
+    kmap = cache.kernel_map(feats, math.prod(weight.shape[1:-1]))
+    y = convolve(feats, weight, kmap, Epilogue(bias), form(options[0], _tf32(options[1])))
     note("flex_gemm", what)
     return y
 

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from ..arguments import per_axis
 from . import convolutions, pools, resize
-from .windows import per_axis
 
 __all__ = [
     "SparseConv", "SparseConvTranspose", "SparsePixelShuffle", "SparsePixelUnshuffle", "SparsePool",

@@ -11,8 +11,9 @@ from ....core.maps.key_search import find_rows
 from ....core.ops.dense import first_outside, to_dense
 from ....core.ops.voxel import devoxelize
 from ...ledger import note
-from ..errors import ArgumentShapeError, ArgumentValueError, PointTypeError
-from ..lattice import Lattice, lattice
+from ..arguments import INTEGERS, check_features, check_tensors, per_axis
+from ..errors import ArgumentShapeError, ArgumentTypeError, ArgumentValueError, PointTypeError
+from ..lattice import Lattice, columns_of, lattice
 from .windows import split
 
 __all__ = ["coalesce_coords", "sort_coords", "sparse_grid_sample", "sparse_to_dense"]
@@ -44,12 +45,16 @@ def sparse_grid_sample(
             f"mode is {mode!r}, padding_mode {padding_mode!r}; expected 'linear' or 'nearest', and "
             f"one of {PADDINGS}."
         )
+    check_features(what, feats)
+    check_tensors(what, coords=coords, grid=grid)
     if coords.ndim != 2 or feats.ndim != 2 or len(feats) != len(coords):
         raise ArgumentShapeError(
             f"{what} got features {list(feats.shape)} and coordinates {list(coords.shape)}; "
             "expected [N, C] and [N, batch columns + D]."
         )
-    dimension = coords.shape[1] - 1 if n_spatial_dims is None else n_spatial_dims
+    dimension = coords.shape[1] - 1
+    if n_spatial_dims is not None:
+        (dimension,) = per_axis(n_spatial_dims, 1, "n_spatial_dims", 1)
     if grid.ndim < 1 or grid.shape[-1] != coords.shape[1] or grid.device != coords.device:
         raise ArgumentShapeError(
             f"{what} got points {list(grid.shape)} on {grid.device} for coordinates "
@@ -113,6 +118,8 @@ def sparse_to_dense(
     """Zeros of the batch sizes and extents of `shape`, channels of `feats` last, with the rows
     written in; of equal ones the last. Differentiable. ArgumentValueError for rows outside."""
     what = "sparse_to_dense"
+    check_features(what, feats)
+    _check_rows(what, coords)
     if feats.ndim != 2 or coords.ndim != 2 or len(feats) != len(coords):
         raise ArgumentShapeError(
             f"{what} got features {list(feats.shape)} and coordinates {list(coords.shape)}; "
@@ -127,9 +134,18 @@ def sparse_to_dense(
     return to_dense(feats, coords, sizes, channels_first=False, last_wins=True)
 
 
+def _check_rows(what: str, coords: torch.Tensor) -> None:
+    columns_of(coords, 1, what)
+    if coords.dtype not in INTEGERS:
+        raise ArgumentTypeError(
+            f"{what} got coordinates of {coords.dtype}; expected int32 or int64."
+        )
+
+
 def sort_coords(coords: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(the rows ascending by columns from the first to the last, int64 [N]: where each one was);
     equal rows keep their order."""
+    _check_rows("sort_coords", coords)
     order = torch.arange(coords.shape[0], device=coords.device)
     for column in reversed(range(coords.shape[1])):
         order = order[torch.argsort(coords[order, column], stable=True)]
@@ -138,6 +154,7 @@ def sort_coords(coords: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def coalesce_coords(coords: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(the distinct rows, ascending; int64 [N]: which of them each row is)."""
+    _check_rows("coalesce_coords", coords)
     if coords.shape[0] == 0:
         return coords.clone(), torch.zeros(0, dtype=torch.int64, device=coords.device)
     found, inverse = torch.unique(coords, dim=0, return_inverse=True)

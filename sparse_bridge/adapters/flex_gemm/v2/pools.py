@@ -12,11 +12,12 @@ from ....core.maps.row_pairs import dense_table
 from ....core.ops.pool import pool
 from ....core.ops.voxel import devoxelize
 from ...ledger import note
+from ..arguments import kernel_size as kernel_sizes
 from ..errors import ArgumentValueError
 from . import cache as caches
 from .cache import NeighborCache, Outputs
 from .convolutions import Found
-from .windows import box_window, centred_window, per_axis
+from .windows import box_window, centred_window
 
 __all__ = ["gathered", "sparse_pool", "submanifold_pool"]
 
@@ -32,7 +33,7 @@ def submanifold_pool(
     reduce: "sum", "mean", "max", "min" or "prod" over the rows that exist.  Others, results and
     errors as in `submanifold_conv`.
     """
-    kernel = per_axis(kernel_size, dimension, "kernel_size", 1)
+    kernel = kernel_sizes(kernel_size, dimension)
     window = centred_window(kernel)
     found = caches.around("submanifold_pool", coords, shape, window, neighbor_cache)
     y = _pooled(feats, found, reduce, len(window.offsets))
@@ -51,7 +52,7 @@ def sparse_pool(
     stride: None: the kernel size.  An output without inputs, among given ones, is 0 (1 for "prod").
     Others, results and errors as in `sparse_conv` and `submanifold_pool`.
     """
-    kernel = per_axis(kernel_size, dimension, "kernel_size", 1)
+    kernel = kernel_sizes(kernel_size, dimension)
     window = box_window(kernel, kernel if stride is None else stride, padding)
     out = Outputs(output_coords, output_shape, neighbor_cache)
     found = caches.down("sparse_pool", coords, shape, window, out)

@@ -11,6 +11,8 @@ import torch
 from ....core.maps.row_pairs import dense_table
 from ....core.ops.voxel import devoxelize
 from ...ledger import note
+from ..arguments import Ints
+from ..arguments import kernel_size as kernel_sizes
 from ..errors import ArgumentShapeError, ArgumentValueError
 from ..lattice import Lattice
 from . import cache as caches
@@ -18,7 +20,7 @@ from .cache import NeighborCache, Outputs
 from .convolutions import Found
 from .points import PADDINGS, linear_rows
 from .pools import gathered
-from .windows import Ints, box_window, per_axis
+from .windows import box_window
 
 __all__ = ["sparse_pixel_shuffle", "sparse_pixel_unshuffle", "sparse_upsample"]
 
@@ -98,7 +100,7 @@ def sparse_pixel_unshuffle(
     `sparse_conv`.
     """
     what = "sparse_pixel_unshuffle"
-    factor = per_axis(downscale_factor, dimension, "downscale_factor", 1)
+    factor = kernel_sizes(downscale_factor, dimension, "downscale_factor")
     out = Outputs(output_coords, output_shape, neighbor_cache, covering=True)
     found = caches.down(what, coords, shape, box_window(factor, factor), out)
     volume = math.prod(factor)
@@ -113,7 +115,7 @@ def _finer(
     dimension: int | None, out: Outputs,
 ) -> tuple[NeighborCache, Ints]:  # fmt: skip
     """(the cache from rows to children, the factor per axis)."""
-    factors = per_axis(factor, dimension, "the factor", 1)
+    factors = kernel_sizes(factor, dimension, "the factor")
     return caches.up(what, coords, shape, box_window(factors, factors), out), factors
 
 

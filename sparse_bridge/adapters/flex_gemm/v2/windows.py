@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..errors import ArgumentTypeError, ArgumentValueError
-from ..lattice import Deltas, Ints
+from ..arguments import Ints, per_axis, shape_entries
+from ..arguments import kernel_size as kernel_sizes
+from ..errors import ArgumentValueError
+from ..lattice import Deltas
 from ..submanifold import deltas_of
 
 
@@ -42,31 +44,9 @@ class Window(NamedTuple):
         return tuple(map(min, columns)), tuple(map(max, columns))
 
 
-def per_axis(value: Any, dimension: int | None, name: str, least: int | None) -> Ints:
-    """One integer per axis; a single one for all, where the dimension is known.
-
-    Raises: ArgumentTypeError, ArgumentValueError.
-    """
-    if isinstance(value, int):
-        if dimension is None:
-            raise ArgumentTypeError(
-                f"{name} is {value!r}; the form without a number takes a tuple, one entry per axis "
-                "(or use the 2d, 3d or 4d form)."
-            )
-        numbers: Ints = (value,) * dimension
-    else:
-        numbers = tuple(int(number) for number in value)
-    wrong = dimension is not None and len(numbers) != dimension
-    if wrong or not numbers or (least is not None and min(numbers) < least):
-        floor = "" if least is None else f" of at least {least}"
-        raise ArgumentValueError(
-            f"{name} is {value!r}; expected {dimension or 'its'} integers{floor}."
-        )
-    return numbers
-
-
-def box_window(kernel: Ints, stride: Any = 1, padding: Any = 0, dilation: Any = 1) -> Window:
+def box_window(kernel_size: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1) -> Window:
     """Offsets t * dilation - padding, last axis fastest."""
+    kernel = kernel_sizes(kernel_size, None)
     n = len(kernel)
     pads, steps = per_axis(padding, n, "padding", None), per_axis(dilation, n, "dilation", 1)
     axes = [[t * d - p for t in range(k)] for k, d, p in zip(kernel, steps, pads, strict=True)]
@@ -91,34 +71,27 @@ def centred_window(kernel: Ints, dilation: Any = 1) -> Window:
 def split(
     shape: Sequence[int] | None, n_batch: int, dimension: int, what: str
 ) -> tuple[Ints, Ints]:
-    """(batch sizes, extents) of a shape. Raises ArgumentValueError."""
-    if shape is None or len(shape) != n_batch + dimension + 1:
-        shown = None if shape is None else tuple(shape)
-        raise ArgumentValueError(
-            f"{what} got shape {shown}; expected {n_batch} batch sizes, {dimension} extents and "
-            "the channels last."
-        )
-    numbers = tuple(int(size) for size in shape[:-1])
+    """(batch sizes, extents) of a shape. Raises ArgumentTypeError, ArgumentValueError."""
+    layout = f"{n_batch} batch sizes, {dimension} extents and the channels last"
+    numbers = shape_entries(shape, n_batch + dimension + 1, layout, f"the shape of {what}")[:-1]
     return numbers[:n_batch], numbers[n_batch:]
 
 
 def _reshaped(shape: Sequence[int], window: Window, up: bool) -> torch.Size:
-    n_batch = len(shape) - 1 - window.dimension
+    layout = f"batch sizes, {window.dimension} extents and the channels last"
+    *numbers, channels = shape_entries(shape, None, layout) or (0,)
+    n_batch = len(numbers) - window.dimension
     if n_batch < 0:
-        raise ArgumentValueError(
-            f"shape is {tuple(shape)}; expected batch sizes, {window.dimension} extents and the "
-            "channels last."
-        )
-    batch, extents = split(shape, n_batch, window.dimension, "the shape function")
-    return torch.Size((*batch, *(window.up if up else window.down)(extents), int(shape[-1])))
+        raise ArgumentValueError(f"shape is {tuple(shape)}; expected {layout}.")
+    extents = (window.up if up else window.down)(numbers[n_batch:])
+    return torch.Size((*numbers[:n_batch], *extents, channels))
 
 
 def compute_strided_kernel_size_output_shape(
     shape: Sequence[int], kernel_size: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1
 ) -> torch.Size:
     """(batch sizes, extents, C) behind `sparse_conv`; kernel_size is a tuple."""
-    kernel = per_axis(kernel_size, None, "kernel_size", 1)
-    return _reshaped(shape, box_window(kernel, stride, padding, dilation), up=False)
+    return _reshaped(shape, box_window(kernel_size, stride, padding, dilation), up=False)
 
 
 def compute_strided_kernel_delta_output_shape(
@@ -132,8 +105,7 @@ def compute_strided_kernel_size_transpose_output_shape(
     shape: Sequence[int], kernel_size: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1
 ) -> torch.Size:
     """(batch sizes, extents, C) behind `sparse_conv_transpose`; kernel_size is a tuple."""
-    kernel = per_axis(kernel_size, None, "kernel_size", 1)
-    return _reshaped(shape, box_window(kernel, stride, padding, dilation), up=True)
+    return _reshaped(shape, box_window(kernel_size, stride, padding, dilation), up=True)
 
 
 def compute_strided_kernel_delta_transpose_output_shape(

@@ -1,0 +1,101 @@
+"""What callers may pass: tensors, and integers per axis."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import torch
+
+from ...errors import DeviceError
+from .errors import ArgumentTypeError, ArgumentValueError
+
+Ints = tuple[int, ...]
+
+MAX_VOLUME = 1 << 16  # kernel offsets of one layer
+INTEGERS = (torch.int32, torch.int64)
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def check_tensors(what: str, **values: Any) -> None:
+    """Raises ArgumentTypeError unless every value is a dense tensor, DeviceError where one has no
+    values."""
+    for name, value in values.items():
+        if not isinstance(value, torch.Tensor):
+            raise ArgumentTypeError(
+                f"{what} got a {type(value).__name__} as {name}; expected a torch.Tensor."
+            )
+        if value.layout is not torch.strided:
+            raise ArgumentTypeError(
+                f"{what} got {name} of layout {value.layout}; expected a dense tensor (use "
+                ".to_dense())."
+            )
+        if value.is_meta:
+            raise DeviceError(f"{what} got {name} on the meta device, which holds no values.")
+
+
+def check_features(what: str, feats: Any) -> None:
+    """Raises ArgumentTypeError unless `feats` is a dense tensor of a dtype that is served."""
+    check_tensors(what, feats=feats)
+    if feats.dtype not in _FLOATS:
+        raise ArgumentTypeError(
+            f"{what} got features of {feats.dtype}; expected one of fp16, bf16, fp32, fp64."
+        )
+
+
+def integers(values: Any, name: str) -> Ints:
+    """A sequence of integers, of Python, numpy or torch. Raises ArgumentTypeError."""
+    try:
+        return tuple(map(operator.index, values))
+    except (TypeError, RuntimeError, ValueError):
+        raise ArgumentTypeError(f"{name} is {values!r}; expected a sequence of integers.") from None
+
+
+def per_axis(value: Any, dimension: int | None, name: str, least: int | None) -> Ints:
+    """One integer per axis; a single one for all, where the dimension is known.
+
+    Raises: ArgumentTypeError, ArgumentValueError.
+    """
+    single = hasattr(value, "__index__") and not getattr(value, "ndim", 0)
+    if single and dimension is None:
+        raise ArgumentTypeError(
+            f"{name} is {value!r}; the form without a number takes a tuple, one entry per axis (or "
+            "use the 2d, 3d or 4d form)."
+        )
+    numbers = integers((value,) * (dimension or 1) if single else value, name)
+    wrong = dimension is not None and len(numbers) != dimension
+    if wrong or not numbers or (least is not None and min(numbers) < least):
+        floor = "" if least is None else f" of at least {least}"
+        raise ArgumentValueError(
+            f"{name} is {value!r}; expected {dimension or 'its'} integers{floor}."
+        )
+    return numbers
+
+
+def kernel_size(value: Any, dimension: int | None, name: str = "kernel_size") -> Ints:
+    """Sizes of a kernel or factors of a grid. Raises ArgumentTypeError, ArgumentValueError."""
+    numbers = per_axis(value, dimension, name, 1)
+    if math.prod(numbers) > MAX_VOLUME:
+        raise ArgumentValueError(
+            f"{name} {numbers} has {math.prod(numbers)} kernel offsets; at most {MAX_VOLUME} are "
+            "served."
+        )
+    return numbers
+
+
+def shape_entries(shape: Any, n_entries: int | None, layout: str, what: str = "shape") -> Ints:
+    """The entries of a shape, none negative.  n_entries: None: any number.
+
+    Raises: ArgumentTypeError, ArgumentValueError.
+    """
+    try:
+        count = len(shape)
+    except TypeError:
+        raise ArgumentTypeError(f"{what} is {shape!r}; expected {layout}.") from None
+    if n_entries is not None and count != n_entries:
+        raise ArgumentValueError(f"{what} is {tuple(shape)}; expected {layout}.")
+    numbers = integers(shape, what)
+    if numbers and min(numbers) < 0:
+        raise ArgumentValueError(f"{what} is {numbers}; sizes cannot be negative.")
+    return numbers
