@@ -35,6 +35,14 @@ def check_tensors(what: str, **values: Any) -> None:
             raise DeviceError(f"{what} got {name} on the meta device, which holds no values.")
 
 
+def check_operands(what: str, feats: Any, weight: Any, bias: Any) -> None:
+    """`check_tensors` of a product; bias may be None."""
+    if bias is None:
+        check_tensors(what, feats=feats, weight=weight)
+    else:
+        check_tensors(what, feats=feats, weight=weight, bias=bias)
+
+
 def check_features(what: str, feats: Any) -> None:
     """Raises ArgumentTypeError unless `feats` is a dense tensor of a dtype that is served."""
     check_tensors(what, feats=feats)

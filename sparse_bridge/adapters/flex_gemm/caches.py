@@ -21,7 +21,7 @@ from .errors import ArgumentShapeError, ArgumentTypeError
 
 __all__ = [
     "NeighborCache", "SparseConv3dNeighborCache", "SubMConv3dNeighborCache",
-    "SubMConvNeighborCache", "as_cache", "written_out",
+    "SubMConvNeighborCache", "map_of", "written_out",
 ]  # fmt: skip
 
 _INTEGERS = (torch.uint32, torch.int32, torch.int64)
@@ -149,11 +149,16 @@ SubMConv3dNeighborCache.__module__ = "flex_gemm.ops.spconv.submanifold_conv3d"
 SparseConv3dNeighborCache.__module__ = "flex_gemm.ops.spconv.sparse_conv3d"
 
 
-def as_cache(given: Any) -> NeighborCache:
-    """The cache that a caller gave: ours, or the installed FlexGEMM's, read by its `neighbor_map`.
+def map_of(given: Any, n_in: int, n_offsets: int) -> KernelMap:
+    """`NeighborCache.kernel_map` of what a caller gave: a cache of ours, or of the installed
+    FlexGEMM, read by its `neighbor_map`.
 
-    Raises: ArgumentTypeError.
+    Raises: ArgumentTypeError, ArgumentShapeError.
     """
+    return _as_cache(given).kernel_map(n_in, n_offsets)
+
+
+def _as_cache(given: Any) -> NeighborCache:
     if isinstance(given, NeighborCache):
         if not {"_kmap", "neighbor_map"} & given.__dict__.keys():
             raise ArgumentTypeError("the neighbour cache has no neighbor_map; pass None instead.")

@@ -13,9 +13,9 @@ from ...core.conv.convolution import convolve
 from ...core.conv.epilogue import Epilogue
 from ...core.conv.plan import ConvForm
 from ..ledger import note
-from .arguments import check_tensors
+from .arguments import check_operands
 from .arguments import kernel_size as kernel_sizes
-from .caches import as_cache
+from .caches import map_of
 from .errors import ArgumentShapeError, ArgumentValueError
 from .geometry import Strided, check_coords, triple
 from .maps import output_coordinates, strided_cache, submanifold_cache
@@ -30,10 +30,12 @@ _ONE = (1, 1, 1)
 Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
 
-def _kernel_of(feats: torch.Tensor, weight: torch.Tensor, what: str) -> tuple[int, int, int]:
+def _kernel_of(
+    feats: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, what: str
+) -> tuple[int, int, int]:
     """Kernel size of a weight [C_out, k1, k2, k3, C_in]. Raises ArgumentTypeError,
     ArgumentValueError, ArgumentShapeError."""
-    check_tensors(what, feats=feats, weight=weight)
+    check_operands(what, feats, weight, bias)
     if weight.ndim != 5:
         raise ArgumentValueError(
             f"{what} got a weight of shape {list(weight.shape)}; expected [C_out, k1, k2, k3, "
@@ -64,10 +66,8 @@ def multiply(
     Autocast changes nothing, as in FlexGEMM, but where it made features of another dtype than the
     weight (an error there) the weight follows them.
     """
-    if bias is not None:
-        check_tensors("the convolution", bias=bias)
     n_offsets = math.prod(weight.shape[1:-1])
-    kmap = as_cache(cache).kernel_map(feats.shape[0], n_offsets)
+    kmap = map_of(cache, feats.shape[0], n_offsets)
     if torch._C._is_any_autocast_enabled():
         weight = weight.to(feats.dtype)
         with torch.autocast(feats.device.type, enabled=False):
@@ -145,6 +145,7 @@ class SubMConv3dFunction(torch.autograd.Function):
         feats: torch.Tensor, neighbor_cache: Any, weight: torch.Tensor,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
+        check_operands("the convolution", feats, weight, bias)
         with torch.no_grad():
             return multiply(feats, neighbor_cache, weight, bias, form())
 
@@ -166,7 +167,7 @@ class SparseConv3dFunction(torch.autograd.Function):
         dilation: Any = _ONE,
     ) -> Any:  # fmt: skip
         algorithm()
-        layer = _layer(feats, weight, stride, padding, dilation)
+        layer = _layer(feats, weight, bias, stride, padding, dilation)
         out_coords, cache = _strided(feats, coords, shape, neighbor_cache, out_coords, layer)
         with torch.no_grad():
             out = multiply(feats, cache, weight, bias, form())
@@ -202,9 +203,10 @@ class SparseConv3dFunction(torch.autograd.Function):
 
 
 def _layer(
-    feats: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, dilation: Any
-) -> Strided:
-    kernel = _kernel_of(feats, weight, "sparse_conv3d")
+    feats: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stride: Any,
+    padding: Any, dilation: Any,
+) -> Strided:  # fmt: skip
+    kernel = _kernel_of(feats, weight, bias, "sparse_conv3d")
     return Strided.of(kernel, stride, padding, dilation)
 
 
@@ -214,7 +216,7 @@ def _submanifold(
 ) -> Any:  # fmt: skip
     """The cache that was given, or one of these coordinates.  weights: weight and bias."""
     weight = weights[0]
-    kernel = _kernel_of(feats, weight, "sparse_submanifold_conv3d")
+    kernel = _kernel_of(feats, *weights, "sparse_submanifold_conv3d")
     if cache is not None:
         return cache
     _check_rows(feats, coords, "sparse_submanifold_conv3d")
@@ -303,7 +305,7 @@ def sparse_conv3d(
     Returns: ([M, C_out], output coordinates int32 [M, 4], the cache).
     Raises: as `sparse_submanifold_conv3d`.
     """
-    how, layer = form(), _layer(feats, weight, stride, padding, dilation)
+    how, layer = form(), _layer(feats, weight, bias, stride, padding, dilation)
     coords_out, cache = _strided(feats, coords, shape, neighbor_cache, out_coords, layer)
     y = multiply(feats, cache, weight, bias, how)
     note("flex_gemm", "sparse_conv3d")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..ledger import note
-from .arguments import check_tensors, integers, per_axis, shape_entries
+from .arguments import check_operands, check_tensors, integers, per_axis, shape_entries
 from .caches import SubMConvNeighborCache
 from .conv import multiply
 from .errors import ArgumentShapeError, ArgumentTypeError, ArgumentValueError
@@ -122,7 +122,7 @@ def _multiplied(
     what: str, feats: torch.Tensor, cache: Any, weight: torch.Tensor,
     bias: torch.Tensor | None, how: Any,
 ) -> torch.Tensor:  # fmt: skip
-    check_tensors(what, feats=feats)
+    check_operands(what, feats, weight, bias)
     if feats.ndim != 2 or feats.shape[1] != weight.shape[-1]:
         raise ArgumentShapeError(
             f"{what} got features of shape {list(feats.shape)}; expected [N, {weight.shape[-1]}]."

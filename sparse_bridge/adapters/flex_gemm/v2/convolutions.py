@@ -12,7 +12,7 @@ import torch
 from ....core.conv.convolution import convolve
 from ....core.conv.epilogue import Epilogue
 from ...ledger import note
-from ..arguments import check_tensors
+from ..arguments import check_operands, check_tensors
 from ..errors import ArgumentShapeError, ArgumentValueError
 from ..options import form
 from . import cache as caches
@@ -131,7 +131,7 @@ def _product(
 ) -> torch.Tensor:  # fmt: skip
     """tensors: features, weight, bias.  options: algorithm, allow_tf32."""
     feats, weight, bias = tensors
-    check_tensors(what, feats=feats, **({} if bias is None else {"bias": bias}))
+    check_operands(what, feats, weight, bias)
     if feats.ndim != 2 or feats.shape[1] != weight.shape[-1]:
         raise ArgumentShapeError(
             f"{what} got features of shape {list(feats.shape)}; expected [N, {weight.shape[-1]}]."
