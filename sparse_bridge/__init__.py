@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .adapters.lifecycle import FrameworkStatus, Handle, disable, enable, report, status
     from .core.conv.override import dataflow
     from .optimization import optimize, restore
+    from .profiling.recorder import profile
 
 __all__ = [
     "FrameworkStatus",
@@ -35,6 +36,7 @@ __all__ = [
     "errors",
     "optimize",
     "override_settings",
+    "profile",
     "report",
     "restore",
     "settings",
@@ -49,10 +51,13 @@ _LAZY = {
     "dataflow": "core.conv.override",
     "disable": "adapters.lifecycle",
     "enable": "adapters.lifecycle",
+    "load_ipython_extension": "profiling.notebook",
     "optimize": "optimization",
+    "profile": "profiling.recorder",
     "restore": "optimization",
     "report": "adapters.lifecycle",
     "status": "adapters.lifecycle",
+    "unload_ipython_extension": "profiling.notebook",
 }
 
 

@@ -5,19 +5,29 @@ Adapters call `note` once per layer call; everything else reads.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import html
+import json
 import os
 import sys
 import threading
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from .. import settings
 from ..errors import UnsupportedError
+from ..tables import Column, Table, megabytes
 from .base import FrameworkStatus
 
-Tally = dict[tuple[str, str, str | None], int]
+Call = tuple[str, str, str | None]
+Tally = dict[Call, int]
 
 _tally: Tally = {}
 _strict: dict[str, bool | None] = {}
+_listeners: list[tuple[int, list[Call]]] = []
+_measured: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -59,6 +69,31 @@ def note(framework: str, layer: str, reason: str | None = None) -> None:
     key = (framework, layer, reason)
     with _lock:
         _tally[key] = _tally.get(key, 0) + 1
+    for thread, calls in _listeners:
+        if thread == threading.get_ident():
+            calls.append(key)
+
+
+def keep_measured(model: Any, layers: Sequence[Any]) -> None:
+    """Remember what a profile has measured of a model's layers, as long as that lives."""
+    _measured[model] = tuple(layers)
+
+
+def measured(model: Any) -> tuple[Any, ...]:
+    """What the last profile has measured of a model, as `profiling.results.LayerProfile`."""
+    return _measured.get(model, ())
+
+
+@contextlib.contextmanager
+def listen() -> Iterator[list[Call]]:
+    """Collect the calls that the current thread notes, as (framework, layer, reason)."""
+    calls: list[Call] = []
+    mine = threading.get_ident(), calls
+    _listeners.append(mine)
+    try:
+        yield calls
+    finally:
+        _listeners[:] = [one for one in _listeners if one is not mine]
 
 
 def is_strict(framework: str) -> bool:
@@ -134,20 +169,93 @@ def replays() -> tuple[ReplayCount, ...]:
     return () if units is None else tuple(ReplayCount(*one) for one in units.summary())
 
 
+class Statuses(dict[str, FrameworkStatus]):
+    """The status of frameworks by name; a table where it is shown."""
+
+    def __repr__(self) -> str:
+        return "\n".join(_status_lines(self.values())) or "no framework is known"
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        return _status_table(self.values()).html()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {name: dataclasses.asdict(status) for name, status in self.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class ModuleReport:
+    """A sparse layer of a model.
+
+    parameter_bytes: of its own.  calls, ms, peak_bytes: of the last `sparse_bridge.profile` of the
+    model, forward and backward, on the GPU where there is one; None where it was not measured.
+    """
+
+    name: str
+    framework: str
+    kind: str
+    parameter_bytes: int
+    calls: int | None = None
+    ms: float | None = None
+    peak_bytes: int | None = None
+
+
+def modules_of(model: Any) -> tuple[ModuleReport, ...]:
+    """The sparse layers of a torch module, in its own order; () for None."""
+    if model is None:
+        return ()
+    from . import protocol
+
+    seen = {layer.name: layer for layer in measured(model)}
+    found = []
+    for name, module in model.named_modules():
+        layer, frame = seen.get(name), protocol.of(module)
+        facts = None if frame is None else frame.describe(module)
+        framework, kind = protocol.name_of(type(module)) or "", "" if facts is None else facts.kind
+        times: tuple[Any, ...] = ()
+        if layer is not None:
+            framework, kind = framework or layer.framework, kind or layer.kind
+            times = (layer.calls, layer.total_ms, layer.peak_bytes)
+        if not kind or framework in ("", "torch"):
+            continue
+        size = sum(one.numel() * one.element_size() for one in module.parameters(recurse=False))
+        found.append(ModuleReport(name, framework, kind, size, *times))
+    return tuple(found)
+
+
 @dataclasses.dataclass(frozen=True)
 class Report:
     """What the bridge did: how each framework is answered, the calls of each layer type,
-    modules that `dataflow()` gave one of their own (how many of each class, by dataflow), and parts
-    of models that are replayed."""
+    modules that `dataflow()` gave one of their own (how many of each class, by dataflow), parts
+    of models that are replayed, and the layers of the model that was asked about."""
 
     frameworks: tuple[FrameworkStatus, ...]
     layers: dict[str, dict[str, LayerCount]]
     dataflows: dict[str, dict[str, int]] = dataclasses.field(default_factory=given_dataflows)
     replays: tuple[ReplayCount, ...] = dataclasses.field(default_factory=replays)
+    modules: tuple[ModuleReport, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return dataclasses.asdict(self)
+
+    def to_json(self) -> str:
+        """The text of `to_dict()`."""
+        return json.dumps(self.to_dict(), indent=1)
 
     def __str__(self) -> str:
-        lines = [*self._status_lines(), *self._dataflow_lines(), *self._layer_lines()]
-        return "\n".join([*lines, *map(str, self.replays)])
+        lines = [*_status_lines(self.frameworks), *self._dataflow_lines(), *self._layer_lines()]
+        modules = [_module_table(self.modules).plain()] if self.modules else []
+        return "\n".join([*lines, *map(str, self.replays), *modules])
+
+    def _repr_html_(self) -> str:
+        parts = [_status_table(self.frameworks).html()] if self.frameworks else []
+        parts.append(self._layer_table().html() if self._counted() else "<p>no layer has run</p>")
+        notes = [*self._dataflow_lines(), *map(str, self.replays)]
+        parts += [f"<p>{html.escape(line)}</p>" for line in notes]
+        return "".join([*parts, *([_module_table(self.modules).html()] if self.modules else [])])
 
     def _dataflow_lines(self) -> list[str]:
         return [
@@ -155,24 +263,21 @@ class Report:
             for name, kinds in sorted(self.dataflows.items())
         ]
 
-    def _status_lines(self) -> list[str]:
-        lines = []
-        for status in self.frameworks:
-            mode = status.mode or "not enabled"
-            named = f"{status.framework} {status.version}" if status.version else status.framework
-            lines.append(f"{named}: {mode} ({status.reason})")
-            if status.mode:
-                lines.append(f"  {status.dataflow} dataflow on {status.device}")
-            lines.extend(f"  {remark}" for remark in status.notes)
-        return lines
-
-    def _layer_lines(self) -> list[str]:
-        rows = [("framework", "layer", "bridged", "original", "why original")]
+    def _counted(self) -> list[tuple[str, ...]]:
+        """Rows: framework, layer, bridged, original, why original."""
+        rows: list[tuple[str, ...]] = []
         for framework, layers in sorted(self.layers.items()):
             for layer, count in sorted(layers.items()):
                 why = "; ".join(f"{reason} ({n})" for reason, n in sorted(count.original.items()))
                 total = sum(count.original.values())
                 rows.append((framework, layer, str(count.bridged), str(total), why))
+        return rows
+
+    def _layer_table(self) -> Table:
+        return Table("Layers", _LAYER_COLUMNS, self._counted())
+
+    def _layer_lines(self) -> list[str]:
+        rows = [tuple(column.name for column in _LAYER_COLUMNS), *self._counted()]
         if len(rows) == 1:
             return ["no layer has run"]
         w = [max(len(row[column]) for row in rows) for column in range(4)]
@@ -180,3 +285,54 @@ class Report:
             f"{a:<{w[0]}}  {b:<{w[1]}}  {c:>{w[2]}}  {d:>{w[3]}}  {e}".rstrip()
             for a, b, c, d, e in rows
         ]
+
+
+_LAYER_COLUMNS = (
+    Column("framework", True), Column("layer", True), Column("bridged"), Column("original"),
+    Column("why original", True),
+)  # fmt: skip
+_STATUS_COLUMNS = tuple(
+    Column(name, True)
+    for name in ("framework", "version", "mode", "why", "dataflow", "device", "notes")
+)
+_MODULE_COLUMNS = (
+    Column("layer", True), Column("framework", True, 2), Column("kind", True),
+    Column("parameters MiB", spare=3), Column("calls", spare=1), Column("ms"), Column("peak MiB"),
+)  # fmt: skip
+
+
+def _status_lines(statuses: Iterable[FrameworkStatus]) -> list[str]:
+    lines = []
+    for status in statuses:
+        mode = status.mode or "not enabled"
+        named = f"{status.framework} {status.version}" if status.version else status.framework
+        lines.append(f"{named}: {mode} ({status.reason})")
+        if status.mode:
+            lines.append(f"  {status.dataflow} dataflow on {status.device}")
+        lines.extend(f"  {remark}" for remark in status.notes)
+    return lines
+
+
+def _status_table(statuses: Iterable[FrameworkStatus]) -> Table:
+    rows = [
+        (
+            one.framework, one.version or "", one.mode or "not enabled", one.reason,
+            *((one.dataflow, one.device) if one.mode else ("", "")), "; ".join(one.notes),
+        )
+        for one in statuses
+    ]  # fmt: skip
+    return Table("Frameworks", _STATUS_COLUMNS, rows)
+
+
+def _module_table(modules: Iterable[ModuleReport]) -> Table:
+    rows = [
+        (
+            one.name, one.framework, one.kind, megabytes(one.parameter_bytes),
+            "" if one.calls is None else str(one.calls),
+            "" if one.ms is None else f"{one.ms:,.2f}", megabytes(one.peak_bytes),
+        )
+        for one in modules
+    ]  # fmt: skip
+    measured = any(one.ms is not None for one in modules)
+    remark = "" if measured else "Not measured: run the model in sparse_bridge.profile(model)."
+    return Table("Layers of the model", _MODULE_COLUMNS, rows, remark=remark)

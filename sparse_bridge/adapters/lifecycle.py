@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .. import settings
 from ..errors import LifecycleError, SettingError, UnsupportedError
@@ -87,7 +87,8 @@ class Handle:
     def status(self) -> dict[str, FrameworkStatus]:
         """Status of this handle's frameworks, as long as it holds them."""
         with _lock:
-            return {held.adapter.name: _describe(held.adapter.name) for held in self._held}
+            names = [held.adapter.name for held in self._held]
+            return ledger.Statuses({name: _describe(name) for name in names})
 
     def report(self) -> ledger.Report:
         """Layers that ran while this handle was held, and how its frameworks were answered."""
@@ -187,14 +188,16 @@ def disable(*frameworks: str) -> None:
 def status() -> dict[str, FrameworkStatus]:
     """How each known framework is answered now."""
     with _lock:
-        return {name: _describe(name) for name in dict.fromkeys((*base.ADAPTERS, *_active))}
+        names = dict.fromkeys((*base.ADAPTERS, *_active))
+        return ledger.Statuses({name: _describe(name) for name in names})
 
 
-def report() -> ledger.Report:
-    """Layers that ran in this process, and how the enabled frameworks are answered."""
+def report(model: Any = None) -> ledger.Report:
+    """Layers that ran in this process, how the enabled frameworks are answered, and of a torch
+    module its sparse layers, with the times and memory that a profile of it has measured."""
     with _lock:
         described = tuple(map(_described, _active.values()))
-    return ledger.Report(described, ledger.counts())
+    return ledger.Report(described, ledger.counts(), modules=ledger.modules_of(model))
 
 
 def _profiles(name: str) -> tuple[str, ...]:

@@ -27,6 +27,23 @@ class Root(NamedTuple):
     box: Box
 
 
+class LayerFacts(NamedTuple):
+    """What a layer does, in a word; per axis, in the framework's order, its kernel and stride."""
+
+    kind: str
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @classmethod
+    def of_sizes(cls, kind: str, kernel: Iterable[int], stride: Iterable[int]) -> LayerFacts:
+        """kind: "" for a convolution that only its sizes tell: pointwise, submanifold, strided."""
+        sizes, steps = tuple(map(int, kernel)), tuple(map(int, stride))
+        if not kind:
+            alike = "pointwise" if set(sizes) == {1} else "submanifold"
+            kind = alike if set(steps) == {1} else "strided"
+        return cls(kind, sizes, steps)
+
+
 class LateMaps(dict[Any, Any]):
     """Kernel maps by key, some of which are made when one of them is wanted.
 
@@ -94,6 +111,10 @@ class TensorProtocol(abc.ABC):
 
     # layers
 
+    def describe(self, layer: nn.Module) -> LayerFacts | None:
+        """Kind and sizes of a convolution or pool; None for other modules."""
+        return None
+
     def fused_inside(self, container: nn.Module) -> Iterable[nn.Module]:
         """Convolutions whose norm a container of the framework fuses by itself."""
         return ()
@@ -156,8 +177,13 @@ def _root_of(kind: Any) -> str | None:
 @functools.lru_cache
 def made_by(kind: Any) -> TensorProtocol | None:
     """The protocol of the framework that defines a class or one that it derives from."""
-    name = next((found for one in kind.__mro__ if (found := _root_of(one))), None)
+    name = name_of(kind)
     return None if name is None else base.load(name).tensors()
+
+
+def name_of(kind: Any) -> str | None:
+    """The framework that defines a class or one that it derives from."""
+    return next((found for one in kind.__mro__ if (found := _root_of(one))), None)
 
 
 def of(x: Any) -> TensorProtocol | None:

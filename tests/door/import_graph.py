@@ -13,7 +13,7 @@ Graph = dict[str, set[str]]
 
 # From the lowest to the highest; what stands in one line may import each other, without a cycle.
 FLOORS = (
-    ("_version", "errors", "hooks", "log", "settings", "tolerances", "workers"),
+    ("_version", "errors", "hooks", "log", "settings", "tables", "tolerances", "workers"),
     ("kernels.runtime",),
     ("kernels.tiles",),
     ("kernels.maps",),
@@ -32,7 +32,7 @@ FLOORS = (
     ("adapters", "optimization"),
     (
         *("__main__", "commands", "compile", "demo", "doctor"),
-        *("export", "gate", "harness", "networks", "proof", "surface"),
+        *("export", "gate", "harness", "networks", "profiling", "proof", "surface"),
     ),
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}

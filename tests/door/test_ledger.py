@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import json
+import threading
 import timeit
 
 import pytest
 
 from sparse_bridge.adapters import ledger
-from sparse_bridge.adapters.ledger import LayerCount, Report
+from sparse_bridge.adapters.base import FrameworkStatus
+from sparse_bridge.adapters.ledger import LayerCount, Report, Statuses
 from sparse_bridge.errors import UnsupportedError
 
 
@@ -62,3 +65,32 @@ def test_the_report_is_a_table():
         "f          MaxPool        4         0",
     ]
     assert str(Report((), {})) == "no layer has run"
+
+
+def test_statuses_and_reports_are_tables_in_a_notebook():
+    status = FrameworkStatus("f", True, "patch", "1.0", "a <reason>", "masked", "cpu", ("a note",))
+    statuses = Statuses({"f": status})
+    assert statuses == {"f": status} and statuses["f"] is status
+    assert repr(statuses).splitlines() == [
+        "f 1.0: patch (a <reason>)", "  masked dataflow on cpu", "  a note",
+    ]  # fmt: skip
+    assert "a &lt;reason&gt;" in statuses._repr_html_()
+    assert json.loads(json.dumps(statuses.to_dict()))["f"]["notes"] == ["a note"]
+    report = Report(
+        (status,), {"f": {"Conv": LayerCount(18, {"groups=2": 1})}}, {"masked": {"C": 2}}
+    )
+    page = report._repr_html_()
+    assert page.count("<table>") == 2 and "groups=2 (1)" in page
+    assert "masked dataflow given to 2 C" in page
+    assert json.loads(report.to_json())["layers"]["f"]["Conv"]["bridged"] == 18
+    assert "no layer has run" in Report((), {})._repr_html_()
+
+
+def test_calls_are_heard_by_their_own_thread_alone():
+    with ledger.listen() as mine, ledger.listen() as also:
+        ledger.note("f", "Conv", "groups=2")
+        other = threading.Thread(target=ledger.note, args=("f", "Pool"))
+        other.start()
+        other.join()
+    ledger.note("f", "Conv")
+    assert mine == also == [("f", "Conv", "groups=2")]

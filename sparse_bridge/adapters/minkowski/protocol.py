@@ -11,7 +11,7 @@ import torch
 from ...core.geometry.boxes import Box
 from ...core.geometry.sparse_data import SparseData
 from ...core.maps.coordinate_map import CoordinateMap
-from ..protocol import Root, TensorProtocol
+from ..protocol import LayerFacts, Root, TensorProtocol
 from . import interchange
 from .manager import join, over
 
@@ -34,6 +34,18 @@ class _Minkowski(TensorProtocol):
 
     def from_core(self, data: SparseData, like: Any = None) -> Any:
         return interchange.from_core(data, like)
+
+    def describe(self, layer: Any) -> LayerFacts | None:
+        generator = getattr(layer, "kernel_generator", None)
+        if generator is None:
+            return None
+        if not hasattr(layer, "kernel"):
+            kind = "pool"
+        elif getattr(layer, "is_transpose", False):
+            kind = "generative" if generator.expand_coordinates else "transposed"
+        else:
+            kind = ""
+        return LayerFacts.of_sizes(kind, generator.kernel_size, generator.kernel_stride)
 
     def capture_root(self, x: Any) -> Root | None:
         if not hasattr(x, "coordinate_map_key"):

@@ -13,7 +13,7 @@ from ...core.conv.waiting import settled
 from ...core.geometry.boxes import Box
 from ...core.geometry.sparse_data import SparseData
 from ...core.maps.coordinate_map import CoordinateMap
-from ..protocol import LateMaps, Root, TensorProtocol
+from ..protocol import LateMaps, LayerFacts, Root, TensorProtocol
 from . import interchange
 from .conv import allow_tf32
 from .tensors import box_of
@@ -36,6 +36,21 @@ class _Spconv(TensorProtocol):
 
     def from_core(self, data: SparseData, like: Any = None) -> Any:
         return interchange.from_core(data, like)
+
+    def describe(self, layer: Any) -> LayerFacts | None:
+        if not hasattr(layer, "kernel_size"):
+            return None
+        if not hasattr(layer, "in_channels"):
+            kind = "pool"
+        elif layer.inverse:
+            kind = "inverse"
+        elif layer.transposed:
+            kind = "transposed"
+        elif layer.subm or layer.conv1x1 or any(step != 1 for step in layer.stride):
+            kind = ""
+        else:
+            kind = "convolution"  # at stride 1 onto every site that the kernel reaches
+        return LayerFacts.of_sizes(kind, layer.kernel_size, layer.stride)
 
     def fused_inside(self, container: nn.Module) -> Iterator[nn.Module]:
         """`SparseSequential` folds a BatchNorm1d and an activation into the convolution before."""

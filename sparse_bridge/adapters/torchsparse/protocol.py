@@ -12,7 +12,7 @@ from ...core.geometry.sparse_data import SparseData
 from ...core.maps import map_cache
 from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.map_cache import MapStore
-from ..protocol import LateMaps, Root, TensorProtocol
+from ..protocol import LateMaps, LayerFacts, Root, TensorProtocol
 from . import interchange, options
 from . import profile as profiles
 from .conv import allow_tf32
@@ -39,6 +39,15 @@ class _Torchsparse(TensorProtocol):
 
     def from_core(self, data: SparseData, like: Any = None) -> Any:
         return interchange.from_core(data, like)
+
+    def describe(self, layer: Any) -> LayerFacts | None:
+        if not hasattr(layer, "kernel_size"):
+            return None
+        kind = "transposed" if getattr(layer, "transposed", False) else ""
+        kind = "generative" if getattr(layer, "generative", False) else kind
+        axes = [size if isinstance(size, tuple) else (size,) * 3
+                for size in (layer.kernel_size, layer.stride)]  # fmt: skip
+        return LayerFacts.of_sizes(kind, *axes)
 
     def capture_root(self, x: Any) -> Root | None:
         caches = caches_of(x)

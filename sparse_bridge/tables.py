@@ -1,0 +1,139 @@
+"""Tables for terminals and notebooks: the columns that there is room for, the same rows in both."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import io
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+WIDE = 140  # characters where nobody says how many: pipes, files, logs
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """text: words, read from the left; numbers stand at the right.  spare: narrow terminals do
+    without it, the highest number first; 0 is always shown."""
+
+    name: str
+    text: bool = False
+    spare: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A title, rows of cells, rows of sums, and a remark below.
+
+    Columns in which no row says anything are left out.
+    """
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[str]]
+    sums: Sequence[Sequence[str]] = ()
+    remark: str = ""
+
+    def shown(self, width: int | None = None) -> list[int]:
+        """Indices of the columns that fit into `width` characters whole; None: all that say
+        something."""
+        every = [*self.rows, *self.sums]
+        filled = [i for i in range(len(self.columns)) if any(row[i] for row in every)]
+        if width is None:
+            return filled
+        needed = {
+            i: max(len(self.columns[i].name), *(len(row[i]) for row in every)) for i in filled
+        }
+        found = fitting(needed, {i: self.columns[i].spare for i in filled}, width)
+        return [i for i in filled if i in found]
+
+    def rich(self, width: int) -> RichTable:
+        """For a rich console of this width."""
+        from rich.table import Table as Rich
+        from rich.text import Text
+
+        shown = self.shown(width)
+        made = Rich(title=self.title or None, title_justify="left", title_style="bold")
+        if self.remark:
+            made.caption, made.caption_justify = Text(self.remark, overflow="fold"), "left"
+        for index in shown:
+            column = self.columns[index]
+            made.add_column(column.name, justify="left" if column.text else "right", no_wrap=True)
+        for row in self.rows:
+            made.add_row(*(Text(row[index]) for index in shown))
+        if self.sums:
+            made.add_section()
+        for row in self.sums:
+            made.add_row(*(Text(row[index]) for index in shown), style="bold")
+        return made
+
+    def plain(self, width: int | None = None) -> str:
+        """Without colours.  width: in characters; None: the terminal's, or `WIDE` elsewhere."""
+        from rich.console import Console
+
+        width = terminal_width() if width is None else width
+        console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
+        console.print(self.rich(width))
+        file: Any = console.file
+        return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+    def html(self) -> str:
+        """For a notebook."""
+        shown = self.shown()
+        sides = ["left" if self.columns[index].text else "right" for index in shown]
+
+        def line(cells: Sequence[str], tag: str) -> str:
+            text = (
+                f'<{tag} style="text-align:{side}">{html.escape(cells[index])}</{tag}>'
+                for index, side in zip(shown, sides, strict=True)
+            )
+            return f"<tr>{''.join(text)}</tr>"
+
+        head = line([column.name for column in self.columns], "th")
+        body = "".join(line(row, "td") for row in self.rows)
+        feet = "".join(line(row, "th") for row in self.sums)
+        title = f"<caption><b>{html.escape(self.title)}</b></caption>" if self.title else ""
+        remark = f"<p>{html.escape(self.remark)}</p>" if self.remark else ""
+        foot = f"<tfoot>{feet}</tfoot>" if feet else ""
+        return (
+            f"<table>{title}<thead>{head}</thead><tbody>{body}</tbody>{foot}</table>{remark}"
+            if shown
+            else title + remark
+        )
+
+
+def fitting(needed: dict[int, int], spare: dict[int, int], width: int) -> set[int]:
+    """The columns of a bordered table that fit into `width` characters.
+
+    needed: characters of each.  spare: as of `Column`.
+    """
+    shown = dict(needed)
+    for index in sorted((i for i in needed if spare[i]), key=lambda i: -spare[i]):
+        if 1 + sum(3 + size for size in shown.values()) <= width:
+            break
+        del shown[index]
+    return set(shown)
+
+
+def terminal_width() -> int:
+    """Of standard output; `COLUMNS` decides where it is set, `WIDE` where it is no terminal."""
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    if terminal or os.environ.get("COLUMNS", "").isdigit():
+        return shutil.get_terminal_size((WIDE, 24)).columns
+    return WIDE
+
+
+def megabytes(size: int | None) -> str:
+    """In MiB, with one decimal; "" for None."""
+    return "" if size is None else f"{size / 2**20:,.1f}"
+
+
+def times(values: Sequence[int] | None) -> str:
+    """`3x3x3`; "" for None."""
+    return "" if values is None else "x".join(map(str, values))
