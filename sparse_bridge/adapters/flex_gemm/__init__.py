@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import LifecycleError
 from ..base import Framework, Patch
 
 if TYPE_CHECKING:
@@ -24,20 +23,17 @@ class FlexGemmAdapter(Framework):
     # It has no tensor class; this tuple names what its functions take.
     tensor = ("sparse_bridge.adapters.flex_gemm.interchange", "Voxels")
     standin_root = Path(__file__).parent / "standin"
-    versions = "1.x, 2.0 (stand-in)"
+    versions = "1.x, 2.0"
     profiles = ("1", "2.0")
 
     def begin(self, mode: str, profile: str | None) -> None:
-        """Choose the generation. Raises LifecycleError for 2.0 in patch mode."""
+        """Choose the generation. Raises LifecycleError where another one is installed than asked
+        for, and patched."""
         from . import profile as profiles
 
-        if mode == "patch" and profile == "2.0":
-            raise LifecycleError(
-                "profile '2.0' of flex_gemm is served by its stand-in alone, and an installed "
-                "FlexGEMM is to be patched. Use mode='standin' before flex_gemm is imported."
-            )
         root = Path(__file__).parent / "standin"
-        self.standin_root = root / "v2" if profiles.choose(profile) == "2.0" else root
+        chosen = profiles.choose(mode, profile)
+        self.standin_root = root / "v2" if chosen == "2.0" else root
 
     def confirm(self, profile: str) -> None:
         """Raises LifecycleError unless `profile` is the one in force."""
@@ -52,7 +48,7 @@ class FlexGemmAdapter(Framework):
         return [describe()]
 
     def patches(self) -> list[Patch]:
-        """Seams of the installed FlexGEMM. Raises UnsupportedError for another generation."""
+        """Seams of the installed FlexGEMM."""
         from .patch import patches
 
         return patches()

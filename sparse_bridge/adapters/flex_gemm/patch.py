@@ -1,4 +1,4 @@
-"""Seams of an installed FlexGEMM: what its functions look up when they are called.
+"""Seams of an installed FlexGEMM 1.x: what its functions look up when they are called.
 
 Its convolutions and its sampling go through `apply` of autograd functions, so whoever imported a
 function by name is served as well.
@@ -12,10 +12,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ...errors import UnsupportedError
 from ..base import Patch
 from . import conv, grid_sample
 from . import serialize as codes
+from .profile import generation
+from .tf32 import switch
 
 _VERSIONS = "1.x"
 
@@ -50,14 +51,12 @@ def _strided(
 
 
 def patches() -> list[Patch]:
-    """Patches for the FlexGEMM that is imported. Raises UnsupportedError for 2.0, whose shapes have
-    the channels last."""
+    """Patches for the FlexGEMM that is imported, of either generation."""
     package = sys.modules["flex_gemm"]
-    if hasattr(package, "nn"):
-        raise UnsupportedError(
-            "FlexGEMM 2.0 is installed; the patches are written for 1.x. Use "
-            "enable('flex_gemm', mode='standin') before importing it."
-        )
+    if generation(package) == "2.0":
+        from .v2 import patch
+
+        return patch.patches(package)
     spconv = importlib.import_module("flex_gemm.ops.spconv")
 
     def seam(owner: Any, name: str, function: Callable[..., Any], reason: str) -> Patch:
@@ -81,4 +80,4 @@ def patches() -> list[Patch]:
         serialize = importlib.import_module("flex_gemm.ops.serialize")
         for name in ("encode_seq", "decode_seq"):
             found.append(seam(serialize, name, getattr(codes, name), "codes of voxels"))
-    return found
+    return found + switch("flex_gemm.kernels.triton.spconv.config", "allow_tf32", _VERSIONS)

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import sys
+
 from ...errors import LifecycleError
 
 PROFILES = ("1", "2.0")
@@ -11,11 +14,40 @@ _chosen = PROFILES[0]
 _reason = "default"
 
 
-def choose(name: str | None) -> str:
-    """Start with a profile; None: 1.x."""
+def generation(package: object) -> str:
+    """Of an imported FlexGEMM; only 2.0 has layers."""
+    return PROFILES[hasattr(package, "nn")]
+
+
+def _installed(mode: str) -> str | None:
+    """The generation of the FlexGEMM that answers imports, or whose files are there although they
+    do not import; None where there is none."""
+    if mode == "patch":
+        return generation(sys.modules["flex_gemm"])
+    spec = importlib.machinery.PathFinder.find_spec("flex_gemm")
+    folders = None if spec is None else spec.submodule_search_locations
+    if not folders:
+        return None
+    layers = importlib.machinery.PathFinder.find_spec("flex_gemm.nn", list(folders))
+    return PROFILES[layers is not None]
+
+
+def choose(mode: str, name: str | None) -> str:
+    """Start with a profile; None: that of the FlexGEMM that is installed, else 1.x.
+
+    Raises: LifecycleError where mode is "patch" and another one is installed.
+    """
     global _chosen, _reason
-    _reason = "default" if name is None else f"enable(profile={name!r})"
-    _chosen = PROFILES[0] if name is None else name
+    found = _installed(mode)
+    if mode == "patch" and name not in (None, found):
+        raise LifecycleError(
+            f"profile {name!r} was asked for, but FlexGEMM {found} is installed, which is to be "
+            "patched. Leave the profile out, or use mode='standin' before flex_gemm is imported."
+        )
+    _reason = "default" if found is None else f"FlexGEMM {found} is installed"
+    _chosen = found or PROFILES[0]
+    if name is not None:
+        _reason, _chosen = f"enable(profile={name!r})", name
     return _chosen
 
 

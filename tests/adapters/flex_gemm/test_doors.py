@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import types
 
 import pytest
@@ -10,53 +9,10 @@ import torch
 
 import sparse_bridge
 from sparse_bridge.adapters.flex_gemm.interchange import Voxels
-from sparse_bridge.errors import GeometryError, UnsupportedError
+from sparse_bridge.errors import GeometryError
 
+from . import installed
 from .test_convolutions import voxels, weights
-
-
-class _Refuses:
-    """An autograd function of a build that does not run here."""
-
-    @staticmethod
-    def apply(*args, **kwargs):
-        raise RuntimeError("no kernel image")
-
-    @staticmethod
-    def _compute_neighbor_cache(*args):
-        raise RuntimeError("no kernel image")
-
-
-def installed(monkeypatch, **more):
-    """A package that calls its functions as FlexGEMM does."""
-    sparse_bridge.disable()
-    names = ["", ".ops", ".ops.spconv", ".ops.grid_sample", ".ops.serialize"]
-    for name in [key for key in sys.modules if key.partition(".")[0] == "flex_gemm"]:
-        monkeypatch.delitem(sys.modules, name)
-    made = {name: types.ModuleType(f"flex_gemm{name}") for name in names}
-    for name, module in made.items():
-        module.__file__, module.__path__ = "elsewhere", []
-        module.__spec__ = types.SimpleNamespace(name=module.__name__, origin="elsewhere")
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        parent, _, leaf = name.rpartition(".")
-        if name:
-            setattr(made[parent], leaf, module)
-    spconv, grid = made[".ops.spconv"], made[".ops.grid_sample"]
-    spconv.SubMConv3dFunction = type("SubMConv3dFunction", (_Refuses,), {})
-    spconv.SparseConv3dFunction = type("SparseConv3dFunction", (_Refuses,), {})
-    grid.GridSample3dFunction = type("GridSample3dFunction", (_Refuses,), {})
-    made[".ops.serialize"].encode_seq = made[".ops.serialize"].decode_seq = _Refuses.apply
-
-    def sparse_submanifold_conv3d(
-        feats, coords, shape, weight, bias=None, neighbor_cache=None, dilation=(1, 1, 1)
-    ):
-        apply = spconv.SubMConv3dFunction.apply
-        return apply(feats, coords, shape, neighbor_cache, weight, bias, dilation)
-
-    spconv.sparse_submanifold_conv3d = sparse_submanifold_conv3d
-    for name, value in more.items():
-        setattr(made[""], name, value)
-    return made[""]
 
 
 def test_patched_functions_serve_and_come_back(flex_gemm, monkeypatch):
@@ -64,7 +20,8 @@ def test_patched_functions_serve_and_come_back(flex_gemm, monkeypatch):
     weight = weights(3, 4, (3, 3, 3))
     want, _ = flex_gemm.ops.spconv.sparse_submanifold_conv3d(feats, coords, shape, weight)
     codes = flex_gemm.ops.serialize.encode_seq(coords, shape)
-    real = installed(monkeypatch)
+    real = installed.first(monkeypatch)
+    switch = real.kernels.triton.spconv.config
     imported = real.ops.spconv.sparse_submanifold_conv3d  # as `from ... import` does
     before = real.ops.spconv.SubMConv3dFunction.__dict__.copy()
     with sparse_bridge.enable("flex_gemm", mode="patch"):
@@ -79,15 +36,25 @@ def test_patched_functions_serve_and_come_back(flex_gemm, monkeypatch):
         strided = real.ops.spconv.SparseConv3dFunction.apply
         _, places, _ = strided(feats, coords, shape, None, weight, None, None, (2, 2, 2))
         assert len(places)
-    assert real.ops.spconv.SubMConv3dFunction.__dict__ == before
+        assert switch.allow_tf32 is None  # torch's own decides, until somebody assigns it
+    assert real.ops.spconv.SubMConv3dFunction.__dict__ == before and switch.allow_tf32 is True
     with pytest.raises(RuntimeError, match="no kernel image"):
         imported(feats, coords, shape, weight)
 
 
-def test_another_generation_is_not_patched(monkeypatch):
-    installed(monkeypatch, nn=types.ModuleType("flex_gemm.nn"))
-    with pytest.raises(UnsupportedError, match=r"2\.0"):
-        sparse_bridge.enable("flex_gemm", mode="patch")
+def test_caches_of_the_installed_build_are_read(flex_gemm, monkeypatch):
+    """Made before it was patched."""
+    feats, coords, shape = voxels(30, 3)
+    weight = weights(3, 4, (3, 3, 3))
+    want, ours = flex_gemm.ops.spconv.sparse_submanifold_conv3d(feats, coords, shape, weight)
+    real = installed.first(monkeypatch)
+    theirs = types.SimpleNamespace(neighbor_map=ours.neighbor_map)
+    function = real.ops.spconv.sparse_submanifold_conv3d
+    with sparse_bridge.enable("flex_gemm", mode="patch"):
+        out, same = function(feats, coords, shape, weight, None, theirs)
+        assert same is theirs and torch.equal(out, want)
+        theirs.neighbor_map = ours.neighbor_map.flip(0)
+        assert not torch.equal(function(feats, coords, shape, weight, None, theirs)[0], want)
 
 
 def test_conversion(flex_gemm):

@@ -10,8 +10,8 @@ import torch
 import sparse_bridge
 from sparse_bridge.errors import LifecycleError, SettingError, UnsupportedError
 
+from . import installed
 from .test_convolutions import voxels, weights
-from .test_doors import installed
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +81,23 @@ def test_old_names_warn_and_agree():
             spconv.set_hashmap_ratio(3.0)
 
 
-def test_the_second_generation_is_a_standin_only(monkeypatch):
-    installed(monkeypatch)
-    with pytest.raises(LifecycleError, match="stand-in alone"):
+def test_what_is_installed_decides(monkeypatch, tmp_path):
+    folder = tmp_path / "flex_gemm" / "nn"
+    folder.mkdir(parents=True)
+    for place in (folder, folder.parent):
+        (place / "__init__.py").write_text("raise ImportError('no kernel image')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with sparse_bridge.enable("flex_gemm"):
+        assert "2.0 is installed" in sparse_bridge.status()["flex_gemm"].notes[0]
+        assert hasattr(importlib.import_module("flex_gemm"), "nn")
+    with generation("1"):
+        assert not hasattr(importlib.import_module("flex_gemm"), "nn")
+
+
+def test_another_generation_than_the_installed_one_is_not_patched(monkeypatch):
+    installed.first(monkeypatch)
+    with pytest.raises(LifecycleError, match="FlexGEMM 1 is installed"):
         sparse_bridge.enable("flex_gemm", mode="patch", profile="2.0")
+    installed.second(monkeypatch)
+    with pytest.raises(LifecycleError, match=r"FlexGEMM 2\.0 is installed"):
+        sparse_bridge.enable("flex_gemm", mode="patch", profile="1")

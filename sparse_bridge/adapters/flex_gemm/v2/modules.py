@@ -7,10 +7,12 @@ others take output_coords, output_shape and neighbor_cache and give (feats, coor
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
+from ....errors import UnsupportedError
 from ..arguments import per_axis
 from . import convolutions, pools, resize
 
@@ -18,6 +20,66 @@ __all__ = [
     "SparseConv", "SparseConvTranspose", "SparsePixelShuffle", "SparsePixelUnshuffle", "SparsePool",
     "SparseUpsample", "SubmanifoldConv", "SubmanifoldPool",
 ]  # fmt: skip
+
+_PARAMETERS = ("weight", "bias")
+_CHOICES = ("algorithm", "allow_tf32")  # of convolutions, where a layer has them
+
+
+class _Kind(NamedTuple):
+    """What a layer of one name runs: `function` with these attributes of the layer."""
+
+    function: Callable[..., Any]
+    attributes: tuple[str, ...]
+    same_coordinates: bool = False
+
+
+_KINDS = {
+    "SubmanifoldConv": _Kind(convolutions.submanifold_conv, (*_PARAMETERS, "dilation"), True),
+    "SparseConv": _Kind(convolutions.sparse_conv, (*_PARAMETERS, "stride", "padding", "dilation")),
+    "SparseConvTranspose": _Kind(
+        convolutions.sparse_conv_transpose, (*_PARAMETERS, "stride", "padding", "dilation")
+    ),
+    "SubmanifoldPool": _Kind(pools.submanifold_pool, ("kernel_size", "reduce"), True),
+    "SparsePool": _Kind(pools.sparse_pool, ("kernel_size", "stride", "padding", "reduce")),
+    "SparseUpsample": _Kind(resize.sparse_upsample, ("scale_factor", "mode", "padding_mode")),
+    "SparsePixelShuffle": _Kind(resize.sparse_pixel_shuffle, ("upscale_factor",)),
+    "SparsePixelUnshuffle": _Kind(resize.sparse_pixel_unshuffle, ("downscale_factor",)),
+}
+
+
+def forward_of(name: str, dimension: int | None) -> Callable[..., Any]:
+    """`forward` of the layer of that name, for any object with its attributes.  dimension: of the
+    numbered forms, in which one integer stands for all axes."""
+    kind = _KINDS[name]
+
+    def held(layer: Any) -> dict[str, Any]:
+        found = {"dimension": dimension}
+        for attribute in kind.attributes:
+            if not hasattr(layer, attribute):
+                raise UnsupportedError(
+                    f"{type(layer).__name__} has no attribute {attribute!r}, which the layers of "
+                    "FlexGEMM 2.0 have; use mode='standin', profile='2.0'."
+                )
+            found[attribute] = getattr(layer, attribute)
+        if "weight" in found:
+            found.update({choice: getattr(layer, choice, None) for choice in _CHOICES})
+        return found
+
+    def submanifold(
+        self: Any, feats: Any, coords: Any, shape: Any, neighbor_cache: Any = None
+    ) -> Any:
+        return kind.function(feats, coords, shape, neighbor_cache=neighbor_cache, **held(self))
+
+    def forward(
+        self: Any, feats: Any, coords: Any, shape: Any, output_coords: Any = None,
+        output_shape: Any = None, neighbor_cache: Any = None,
+    ) -> Any:  # fmt: skip
+        return kind.function(
+            feats, coords, shape, output_coords=output_coords, output_shape=output_shape,
+            neighbor_cache=neighbor_cache, **held(self),
+        )  # fmt: skip
+
+    return submanifold if kind.same_coordinates else forward
 
 
 class _Layer(torch.nn.Module):
@@ -57,9 +119,6 @@ class _Conv(_Layer):
             bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
             torch.nn.init.uniform_(self.bias, -bound, bound)
 
-    def _options(self) -> dict[str, Any]:
-        return {"algorithm": self.algorithm, "allow_tf32": self.allow_tf32}
-
 
 class SubmanifoldConv(_Conv):
     """Convolution whose outputs are its inputs' coordinates; see `ops.submanifold_conv`."""
@@ -74,18 +133,11 @@ class SubmanifoldConv(_Conv):
         self._make(in_channels, out_channels, kernel_size, bias, algorithm, allow_tf32)
         self.dilation = self._sizes(dilation, "dilation", self.kernel_size)
 
-    def forward(self, feats: Any, coords: Any, shape: Any, neighbor_cache: Any = None) -> Any:
-        return convolutions.submanifold_conv(
-            feats, coords, shape, self.weight, self.bias, dilation=self.dilation,
-            neighbor_cache=neighbor_cache, **self._options(),
-        )  # fmt: skip
-
 
 class SparseConv(_Conv):
     """Strided convolution; see `ops.sparse_conv`."""
 
     _shown = ("in_channels", "out_channels", "kernel_size", "stride", "dilation", "padding")
-    _function = staticmethod(convolutions.sparse_conv)
 
     def __init__(
         self, in_channels: int, out_channels: int, kernel_size: Any, stride: Any = 1,
@@ -98,21 +150,9 @@ class SparseConv(_Conv):
         self.dilation = self._sizes(dilation, "dilation", self.kernel_size)
         self.padding = self._sizes(padding, "padding", self.kernel_size)
 
-    def forward(
-        self, feats: Any, coords: Any, shape: Any, output_coords: Any = None,
-        output_shape: Any = None, neighbor_cache: Any = None,
-    ) -> Any:  # fmt: skip
-        return self._function(
-            feats, coords, shape, self.weight, self.bias, stride=self.stride, padding=self.padding,
-            dilation=self.dilation, output_coords=output_coords, output_shape=output_shape,
-            neighbor_cache=neighbor_cache, **self._options(),
-        )  # fmt: skip
-
 
 class SparseConvTranspose(SparseConv):
     """Transposed convolution; see `ops.sparse_conv_transpose`."""
-
-    _function = staticmethod(convolutions.sparse_conv_transpose)
 
 
 class SubmanifoldPool(_Layer):
@@ -124,35 +164,11 @@ class SubmanifoldPool(_Layer):
         super().__init__()
         self.kernel_size, self.reduce = self._sizes(kernel_size, "kernel_size"), reduce
 
-    def forward(self, feats: Any, coords: Any, shape: Any, neighbor_cache: Any = None) -> Any:
-        return pools.submanifold_pool(
-            feats, coords, shape, self.kernel_size, self.reduce, neighbor_cache=neighbor_cache
-        )
 
-
-class _Resizing(_Layer):
-    """Forward of the layers whose outputs have coordinates of their own."""
-
-    _function: ClassVar[Any]
-
-    def _arguments(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, name) for name in self._shown)
-
-    def forward(
-        self, feats: Any, coords: Any, shape: Any, output_coords: Any = None,
-        output_shape: Any = None, neighbor_cache: Any = None,
-    ) -> Any:  # fmt: skip
-        return self._function(
-            feats, coords, shape, *self._arguments(), output_coords=output_coords,
-            output_shape=output_shape, neighbor_cache=neighbor_cache,
-        )  # fmt: skip
-
-
-class SparsePool(_Resizing):
+class SparsePool(_Layer):
     """Strided pool; see `ops.sparse_pool`."""
 
     _shown = ("kernel_size", "stride", "padding", "reduce")
-    _function = staticmethod(pools.sparse_pool)
 
     def __init__(
         self, kernel_size: Any, stride: Any = None, padding: Any = 0, reduce: str = "mean"
@@ -165,11 +181,10 @@ class SparsePool(_Resizing):
         self.reduce = reduce
 
 
-class SparseUpsample(_Resizing):
+class SparseUpsample(_Layer):
     """Finer grid; see `ops.sparse_upsample`."""
 
     _shown = ("scale_factor", "mode", "padding_mode")
-    _function = staticmethod(resize.sparse_upsample)
 
     def __init__(
         self, scale_factor: Any, mode: str = "nearest", padding_mode: str = "normalize"
@@ -179,22 +194,20 @@ class SparseUpsample(_Resizing):
         self.mode, self.padding_mode = mode, padding_mode
 
 
-class SparsePixelShuffle(_Resizing):
+class SparsePixelShuffle(_Layer):
     """Channels to space; see `ops.sparse_pixel_shuffle`."""
 
     _shown = ("upscale_factor",)
-    _function = staticmethod(resize.sparse_pixel_shuffle)
 
     def __init__(self, upscale_factor: Any) -> None:
         super().__init__()
         self.upscale_factor = self._sizes(upscale_factor, "upscale_factor")
 
 
-class SparsePixelUnshuffle(_Resizing):
+class SparsePixelUnshuffle(_Layer):
     """Space to channels; see `ops.sparse_pixel_unshuffle`."""
 
     _shown = ("downscale_factor",)
-    _function = staticmethod(resize.sparse_pixel_unshuffle)
 
     def __init__(self, downscale_factor: Any) -> None:
         super().__init__()
@@ -206,6 +219,7 @@ for _base in (
     SubmanifoldConv, SparseConv, SparseConvTranspose, SubmanifoldPool, SparsePool, SparseUpsample,
     SparsePixelShuffle, SparsePixelUnshuffle,
 ):  # fmt: skip
+    _base.forward = forward_of(_base.__name__, None)  # type: ignore[method-assign]
     NAMES[_base.__name__] = _base
     for _n in (2, 3, 4):
         _name = f"{_base.__name__}{_n}d"

@@ -1,0 +1,46 @@
+"""Seams of an installed FlexGEMM 2.0: `forward` of its layers, and its functions where modules
+export them.
+
+A function that was imported by name before `enable()` is not reached; layers always are.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from ...base import Patch
+from ..tf32 import switch
+from . import functions, modules
+
+_VERSIONS = "2.0"
+_OLD = "sparse_submanifold_conv3d"
+
+
+def patches(package: Any) -> list[Patch]:
+    """Patches for the FlexGEMM 2.0 that is imported as `package`."""
+    found = _layers(importlib.import_module("flex_gemm.nn"))
+    ops = importlib.import_module("flex_gemm.ops")
+    for owner in (package, ops):
+        found += [
+            Patch(owner, name, one, "functions and caches", _VERSIONS)
+            for name, one in functions.NAMES.items()
+            if hasattr(owner, name)
+        ]
+    spconv = getattr(ops, "spconv", None)
+    if hasattr(spconv, _OLD):
+        old = functions.sparse_submanifold_conv3d
+        found.append(Patch(spconv, _OLD, old, "a name of 1.x", _VERSIONS))
+    return found + switch("flex_gemm.config", "SPCONV_ALLOW_TF32", _VERSIONS)
+
+
+def _layers(nn: Any) -> list[Patch]:
+    """One for every class, those of a number first: they inherit from the others."""
+    found = []
+    for name, ours in reversed(modules.NAMES.items()):
+        theirs = getattr(nn, name, None)
+        if theirs is not None:
+            kind = name[:-2] if ours.dimension else name
+            forward = modules.forward_of(kind, ours.dimension)
+            found.append(Patch(theirs, "forward", forward, "layers", _VERSIONS))
+    return found

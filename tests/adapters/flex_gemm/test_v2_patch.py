@@ -1,0 +1,100 @@
+"""An installed FlexGEMM 2.0 whose kernels do not run here: its layers and functions, patched, give
+what the stand-in gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import sparse_bridge
+from sparse_bridge.adapters.flex_gemm import options
+from sparse_bridge.errors import UnsupportedError
+
+from . import installed
+from .test_convolutions import voxels
+
+LAYERS = {
+    "SubmanifoldConv3d": ((4, 8, 3), {"dilation": 1}),
+    "SparseConv3d": ((4, 8, 2), {"stride": 2, "padding": 0, "dilation": 1}),
+    "SparseConvTranspose3d": ((4, 8, (2, 2, 2)), {"stride": 2, "padding": 0, "dilation": 1}),
+    "SubmanifoldPool3d": ((), {"kernel_size": 3, "reduce": "max"}),
+    "SparsePool3d": ((), {"kernel_size": 2, "stride": None, "padding": 0, "reduce": "mean"}),
+    "SparseUpsample3d": (
+        (), {"scale_factor": 2, "mode": "nearest", "padding_mode": "normalize"}
+    ),
+    "SparsePixelUnshuffle3d": ((), {"downscale_factor": 2}),
+    "SparsePixelShuffle": ((), {"upscale_factor": (2, 1, 1)}),
+}  # fmt: skip
+
+
+@pytest.fixture
+def scene(flex_gemm):
+    """(features, coordinates, shape); 1.x is not enabled any more."""
+    feats, coords, shape = voxels(60, 4, dtype=torch.float32)
+    sparse_bridge.disable()
+    return feats, coords, (shape[0], *shape[2:], shape[1])
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers(monkeypatch, scene, name):
+    sizes, options = LAYERS[name]
+    with sparse_bridge.enable("flex_gemm", mode="standin", profile="2.0"):
+        from flex_gemm import nn
+
+        ours = getattr(nn, name)(*sizes, **options)
+        want = ours(*scene)
+    theirs = getattr(installed.second(monkeypatch).nn, name)(*sizes, **options)
+    theirs.load_state_dict(ours.state_dict())
+    with pytest.raises(RuntimeError, match="no kernel image"):
+        theirs(*scene)
+    with sparse_bridge.enable("flex_gemm"):
+        status = sparse_bridge.status()["flex_gemm"]
+        assert status.mode == "patch" and "profile 2.0" in status.notes[0]
+        found = theirs(*scene)
+        assert len(found) == len(want) and torch.equal(found[0], want[0])
+        again = theirs(*scene, neighbor_cache=found[-1])
+        assert again[-1] is found[-1] and torch.equal(again[0], found[0])
+        if sizes:
+            theirs.bias.requires_grad_(False)
+            found[0].sum().backward()
+            assert theirs.weight.grad is not None
+    with pytest.raises(RuntimeError, match="no kernel image"):
+        theirs(*scene)
+
+
+def test_functions_caches_and_the_switch(monkeypatch, scene):
+    feats, coords, shape = scene
+    real = installed.second(monkeypatch)
+    before = {owner: dict(vars(owner)) for owner in (real, real.ops, real.ops.spconv, real.nn)}
+    weight, seen = torch.randn(8, 3, 3, 3, 4), []
+    monkeypatch.setattr(
+        options, "_form", lambda tf32, made=options._form: seen.append(tf32) or made(tf32)
+    )
+    with sparse_bridge.enable("flex_gemm", mode="patch"):
+        y, cache = real.submanifold_conv3d(feats, coords, shape, weight)
+        assert isinstance(cache, real.ops.NeighborCache)
+        again, _ = real.ops.submanifold_conv(feats, coords, shape, weight, neighbor_cache=cache)
+        with pytest.warns(DeprecationWarning):
+            old, _ = real.ops.spconv.sparse_submanifold_conv3d(feats, coords, shape, weight)
+        assert torch.equal(again, y) and torch.equal(old, y)
+        assert real.config.SPCONV_ALLOW_TF32 is None and not any(seen)
+        real.submanifold_conv3d(feats, coords, shape, weight, allow_tf32=True)
+        assert seen[-1]
+    assert real.config.SPCONV_ALLOW_TF32 is True
+    for owner, held in before.items():
+        assert vars(owner) == held
+
+
+def test_a_switch_that_was_assigned_stays(monkeypatch, scene):
+    real = installed.second(monkeypatch)
+    real.config.SPCONV_ALLOW_TF32 = False
+    with sparse_bridge.enable("flex_gemm"):
+        assert real.config.SPCONV_ALLOW_TF32 is False
+
+
+def test_a_layer_with_other_attributes_says_so(monkeypatch, scene):
+    real = installed.second(monkeypatch)
+    with sparse_bridge.enable("flex_gemm"):
+        layer = real.nn.SubmanifoldPool3d(reduce="max")
+        with pytest.raises(UnsupportedError, match="no attribute 'kernel_size'"):
+            layer(*scene)
