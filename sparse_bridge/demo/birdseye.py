@@ -1,4 +1,4 @@
-"""A picture of the scan from above: heights, what the encoder sees, what the U-Net says."""
+"""The demo's picture: the classes found in a scan, the truth, and the scan from above."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ShapeError
 from .drawing import (
     Extent,
     check_png,
     colour_bar,
+    legend,
     metric_panel,
     new_figure,
     require_matplotlib,
     save,
 )
+from .segmentation import CLASSES, COLOURS, Labelled
+from .voxel_view import draw_voxels
 from .voxels import VoxelGrid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-__all__ = ["draw_birdseye", "raster", "require_matplotlib"]
+__all__ = ["draw_birdseye", "raster"]
 
 _PIXELS = 620  # raster cells along the longer side of a panel
 
@@ -53,46 +56,53 @@ def raster(
     return image
 
 
-def draw_birdseye(
-    path: Path,
-    grid: VoxelGrid,
-    bev: Array,
-    outputs: Array,
-    title: str,
-    output_title: str,
-) -> None:
-    """Write the picture.
+def draw_birdseye(path: Path, grid: VoxelGrid, labelled: Labelled | None, title: str) -> None:
+    """Write the picture: what a network found in the scan, the truth if known, and the heights.
 
     Args:
         path: a `.png` file; missing folders are made.
-        bev: [C, H, W] float, the encoder's dense output; it covers the whole grid.
-        outputs: [V, classes] float, the U-Net's output for every voxel.
-        title: of the picture; `output_title` is the third panel's.
+        labelled: None draws the heights alone.
 
     Raises:
         SettingError: matplotlib is missing, or `path` does not end in `.png`.
-        ShapeError: `bev` or `outputs` do not belong to `grid`.
     """
     require_matplotlib()
     check_png(path)
-    if bev.ndim != 3 or outputs.ndim != 2 or len(outputs) != len(grid.indices):
-        raise ShapeError(
-            f"got bev {list(bev.shape)} and outputs {list(outputs.shape)}; "
-            f"expected [C, H, W] and [{len(grid.indices)}, classes]."
-        )
     extent = _extent(grid.centers(), grid.voxel_size)
-    aspect = float(np.clip((extent[3] - extent[2]) / (extent[1] - extent[0]), 0.4, 1.5))
-    # One large panel as high as two small ones with the titles and axes between them.
-    small = (13.4 - 1.2 / aspect) / 3
-    large = 13.4 - small
-    figure = new_figure((16.5, large * aspect + 1.9), title)
-    panels = figure.subplot_mosaic(
-        [["heights", "energy"], ["heights", "outputs"]], width_ratios=[large, small]
-    )
-    _draw_heights(panels["heights"], grid, extent)
-    _draw_energy(panels["energy"], grid, bev, extent)
-    _draw_outputs(panels["outputs"], grid, outputs, extent, output_title)
+    if labelled is None:
+        figure = new_figure((12, 10), title)
+        _draw_heights(figure.subplots(), grid, extent)
+    else:
+        figure = _draw_classes(labelled, grid, extent, title)
     save(figure, path)
+
+
+def _draw_classes(labelled: Labelled, grid: VoxelGrid, extent: Extent, title: str) -> Figure:
+    truth, iou = labelled.scan.labels, labelled.iou()
+    figure = new_figure((15, 15), title)
+    below: list[Any] = ["heights", "heights"] if truth is None else ["truth", "heights"]
+    panels = figure.subplot_mosaic([["found", "found"], below], height_ratios=[1.25, 1])
+    steps = f"after {len(labelled.losses)} training steps ({labelled.seconds:.0f} s)"
+    right = "" if truth is None else f": {(labelled.found == truth).mean():.0%} of voxels right"
+    _draw_cubes(panels["found"], labelled, labelled.found, f"classes found {steps}{right}")
+    if truth is not None:
+        name = f"truth: {len(truth):,} voxels of {labelled.voxel_size * 100:g} cm"
+        _draw_cubes(panels["truth"], labelled, truth, name)
+    _draw_heights(panels["heights"], grid, extent)
+    words = list(CLASSES)
+    if iou is not None:
+        words = [f"{name}: IoU {value:.2f}" for name, value in zip(words, iou, strict=True)]
+    colours = dict(zip(words, COLOURS, strict=True))
+    legend(figure, colours, loc="outside lower center", ncols=3, fontsize=16)
+    return figure
+
+
+def _draw_cubes(axes: Axes, labelled: Labelled, labels: Array, title: str) -> None:
+    from matplotlib.colors import to_rgb
+
+    paint = np.array([to_rgb(colour) for colour in COLOURS])[labels]
+    size = labelled.voxel_size
+    draw_voxels(axes, labelled.scan.cells, paint, title, cell_size=size, scale=(10.0, "10 m"))
 
 
 def _extent(centers: Array, voxel_size: float) -> Extent:
@@ -136,37 +146,3 @@ def _draw_heights(axes: Axes, grid: VoxelGrid, extent: Extent) -> None:
     image = _draw_voxels(axes, grid, z, extent, ("turbo", 0.12), (low, high))
     metric_panel(axes, f"{len(z):,} voxels by height", extent)
     colour_bar(axes, image, "height z, m")
-
-
-def _draw_outputs(axes: Axes, grid: VoxelGrid, outputs: Array, extent: Extent, title: str) -> None:
-    norm = np.linalg.norm(outputs.astype(np.float64), axis=1)
-    # Ranks, since the norms of a few voxels are far above the rest.
-    rank = norm.argsort(kind="stable").argsort(kind="stable") * (100 / max(len(norm) - 1, 1))
-    image = _draw_voxels(axes, grid, rank, extent, ("viridis", 0.2), (0.0, 100.0))
-    metric_panel(axes, title, extent)
-    colour_bar(axes, image, "output norm, percentile")
-
-
-def _draw_energy(axes: Axes, grid: VoxelGrid, bev: Array, extent: Extent) -> None:
-    from matplotlib.colors import PowerNorm
-
-    energy = np.sqrt((bev.astype(np.float64) ** 2).sum(0))
-    filled = energy[energy > 0]
-    _, y, x = grid.shape
-    full = (
-        grid.origin[0],
-        grid.origin[0] + x * grid.voxel_size,
-        grid.origin[1],
-        grid.origin[1] + y * grid.voxel_size,
-    )
-    image = axes.imshow(
-        np.where(energy > 0, energy, np.nan),
-        extent=full,
-        origin="lower",
-        cmap="inferno",
-        norm=PowerNorm(0.5, 0.0, float(np.percentile(filled, 99.8)) if filled.size else 1.0),
-        interpolation="nearest",
-    )
-    share = len(filled) / energy.size
-    metric_panel(axes, f"SECOND: {bev.shape[0]} x {bev.shape[1]} x {bev.shape[2]} features", extent)
-    colour_bar(axes, image, f"feature norm ({share:.0%} of cells filled)")

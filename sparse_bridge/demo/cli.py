@@ -1,12 +1,11 @@
-"""Command line of the demo: one scan through two spconv networks, with a table and a picture."""
+"""Command line of the demo: two spconv networks timed on a scan, a third one taught to label it."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,25 +22,30 @@ from rich.progress import (
 
 import sparse_bridge
 
-from ..errors import DeviceError, SettingError
-from .birdseye import draw_birdseye, require_matplotlib
+from ..errors import DeviceError, SettingError, ShapeError
+from ..harness.results import require_writable
+from .birdseye import draw_birdseye
+from .drawing import require_matplotlib
+from .networks import CLASSES, Network, calibrate, forward_of, make_networks
 from .points import PointCloud, load_points
 from .profile import NetworkProfile, profile_network, stopwatch
-from .report import facts_table, layers_table, times_table
-from .scene import street_scan
+from .report import classes_table, facts_table, layers_table, times_table
+from .scene import labelled_scan
+from .segmentation import REACH, Labelled, Segmenter, sample
 from .training import TrainingResult, train
 from .voxels import VoxelGrid, voxelize
 
 if TYPE_CHECKING:
-    from torch import nn
+    import numpy as np
 
     from ..adapters.lifecycle import FrameworkStatus
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-_CLASSES = 20
 _WIDTH = 140  # characters, where there is no terminal to ask
 _VOXEL_SIZE = 0.1
-_SUMMARY = "voxelise a scan, run two spconv networks on it, print what ran, draw it from above"
+_SEGMENT_STEPS = 60
+_STREETS = range(1001, 1005)  # seeds of the scans that the segmentation network learns from
+_SUMMARY = "time two spconv networks on a scan, teach a third one to label it, draw the result"
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -91,7 +95,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="STEPS",
         help="also time training steps (3 if no number is given)",
     )
-    runs.add_argument("--repeats", type=int, metavar="N", help="timed passes per network")
+    runs.add_argument(
+        "--segment",
+        type=int,
+        metavar="STEPS",
+        default=_SEGMENT_STEPS,
+        help="steps in which a small network learns to label the scan, on synthetic streets "
+        "(default: %(default)s; 0: none)",
+    )
+    runs.add_argument(
+        "--repeats",
+        type=int,
+        metavar="N",
+        help="timed passes per network (default: 10 on a GPU, 2 on the CPU)",
+    )
     runs.add_argument("--small", action="store_true", help="a thinner U-Net, for slow machines")
     runs.add_argument("--seed", type=int, default=0, help="of weights and synthetic street")
     runs.add_argument(
@@ -111,10 +128,10 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         SparseBridgeError: an option, the scan or the machine does not fit; says what to change.
     """
-    if args.train < 0 or (args.repeats is not None and args.repeats < 1):
-        raise SettingError(
-            f"got --train {args.train}, --repeats {args.repeats}; expected 0 or more, 1 or more."
-        )
+    for option, lowest in (("train", 0), ("segment", 0), ("repeats", 1)):
+        value = getattr(args, option)
+        if value is not None and value < lowest:
+            raise SettingError(f"got --{option} {value}; expected {lowest} or more.")
     picture = None if args.no_picture else _picture_path(args.output)
     device = _device(args.device)
     console = _console()
@@ -142,15 +159,6 @@ def _device(wanted: str) -> torch.device:
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(wanted)
-
-
-@dataclasses.dataclass
-class _Network:
-    """A network, the head that training puts on it, and the name of both."""
-
-    title: str
-    model: nn.Module
-    head: nn.Module
 
 
 class _Steps:
@@ -182,41 +190,88 @@ def _run(
     picture: Path | None,
     status: FrameworkStatus,
 ) -> None:
-    steps = _Steps(console, 4 + 2 * bool(args.train) + bool(picture))
+    segments = bool(args.segment)
+    steps = _Steps(console, 4 + 2 * bool(args.train) + segments + bool(picture))
+    labelled: Labelled | None = None
     with steps.bar:
         with steps.step("scan"):
-            cloud = _scan(args)
+            cloud, kinds = _scan(args)
         with steps.step("voxelise"):
             grid, voxelise_ms = _voxels(args, cloud, device)
         console.print(facts_table(cloud, grid, device, args.dtype, status))
         profiles: list[NetworkProfile] = []
         trained: list[TrainingResult] = []
-        networks = _networks(args, device)
-        for network in networks:
+        for network in make_networks(device, args.seed, args.small):
+            forward = forward_of(network, grid, _DTYPES[args.dtype])
             with steps.step(f"{network.title}: inference"):
-                _calibrate(network.model, _forward(network, grid, args))
-                profiles.append(_profile(network, grid, args, device))
+                calibrate(network.model, forward)
+                profiles.append(_profile(network, forward, args, device))
             console.print(layers_table(profiles[-1], device, console.width))
             if args.train:
                 with steps.step(f"{network.title}: training"):
-                    trained.append(_train(network, grid, args))
+                    trained.append(_train(network, forward, profiles[-1], args))
         console.print(times_table(profiles, trained, voxelise_ms))
+        if segments:
+            with steps.step("segmentation: training"):
+                labelled = _label(args, cloud, kinds, device)
+            console.print(classes_table(labelled))
         if picture:
             with steps.step("picture"):
-                _draw(picture, networks, cloud, grid, args)
+                title = f"{cloud.source}: {len(cloud.points):,} points"
+                draw_birdseye(picture, grid, labelled, title)
+
+
+def _profile(
+    network: Network, forward: Callable[[], Any], args: argparse.Namespace, device: torch.device
+) -> NetworkProfile:
+    repeats = args.repeats or (10 if device.type == "cuda" else 2)
+    with torch.no_grad():
+        return profile_network(network.title, network.model, forward, device, repeats)
+
+
+def _train(
+    network: Network, forward: Callable[[], Any], profile: NetworkProfile, args: argparse.Namespace
+) -> TrainingResult:
+    single = next((layer.name for layer in profile.layers if layer.n_out < 2), None)
+    if single is not None:
+        raise ShapeError(
+            f"--train: layer {single} of the {network.title} has 1 voxel, and batch norm learns "
+            "from 2 or more. Leave --train out, or take a smaller --voxel-size or another scan."
+        )
+    dtype = _DTYPES[args.dtype]
+    return train(network.title, network.model, network.head, forward, CLASSES, args.train, dtype)
+
+
+def _label(
+    args: argparse.Namespace, cloud: PointCloud, kinds: np.ndarray | None, device: torch.device
+) -> Labelled:
+    """The scan as a network that has learnt from synthetic streets labels it."""
+    one = sample(cloud.points, kinds, Segmenter.voxel_size)
+    if not len(one.cells):
+        raise SettingError(
+            f"{cloud.source}: no point within {REACH:g} m of the sensor to label; expected some. "
+            "Pass --segment 0."
+        )
+    segmenter = Segmenter(device, _STREETS, args.seed)
+    segmenter.train(args.segment)
+    return segmenter.label(one)
 
 
 def _picture_path(output: Path) -> Path:
     require_matplotlib(", or pass --no-picture")
     if output.suffix and output.suffix.lower() != ".png":
         raise SettingError(f"--output {output}: expected a folder or a file ending in .png.")
-    return output if output.suffix else output / "birdseye.png"
+    path = output if output.suffix else output / "birdseye.png"
+    require_writable(path, "--output")
+    return path
 
 
-def _scan(args: argparse.Namespace) -> PointCloud:
+def _scan(args: argparse.Namespace) -> tuple[PointCloud, np.ndarray | None]:
+    """The scan, and the kinds of its points where they are known."""
     if args.points is None:
-        return PointCloud(street_scan(args.seed), "synthetic 64-beam street")
-    return load_points(args.points, args.points_columns)
+        street = labelled_scan(args.seed)
+        return PointCloud(street.points, "synthetic 64-beam street"), street.kinds
+    return load_points(args.points, args.points_columns), None
 
 
 def _voxels(
@@ -228,89 +283,3 @@ def _voxels(
     with stopwatch(device, times):
         grid = voxelize(cloud, size, device, args.range)
     return grid, times[0]
-
-
-def _networks(args: argparse.Namespace, device: torch.device) -> list[_Network]:
-    """Random weights, the same for the same seed."""
-    import spconv.pytorch as spconv
-
-    from ..networks.spconv import ResidualUNet, Second
-
-    torch.manual_seed(args.seed)
-    thin: dict[str, Any] = {}
-    if args.small:
-        thin = {"encoder": (16, 24, 32, 48), "decoder": (48, 32, 24, 24), "blocks": (1, 1, 1, 1)}
-        thin["stem"] = 16
-    second, unet = Second(spconv), ResidualUNet(spconv, classes=_CLASSES, **thin)
-    return [
-        _Network("SECOND encoder", second.to(device), torch.nn.Linear(128, _CLASSES).to(device)),
-        _Network("residual U-Net", unet.to(device), torch.nn.Identity()),
-    ]
-
-
-def _forward(network: _Network, grid: VoxelGrid, args: argparse.Namespace) -> Any:
-    """A function that runs the network on a new sparse tensor, so that nothing is cached."""
-    import spconv.pytorch as spconv
-
-    dtype = _DTYPES[args.dtype]
-    device = grid.features.device.type
-
-    def forward() -> Any:
-        x = spconv.SparseConvTensor(grid.features, grid.indices, list(grid.shape), batch_size=1)
-        with torch.autocast(device, dtype, enabled=dtype != torch.float32):
-            return network.model(x)
-
-    return forward
-
-
-def _calibrate(model: nn.Module, forward: Any) -> None:
-    """Give the batch norms this scan's statistics: random weights then keep a sane scale."""
-    norms = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm1d)]
-    momenta = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.momentum = None  # average instead of decay: one pass is enough
-        norm.reset_running_stats()
-    model.train()
-    with torch.no_grad():
-        forward()
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum
-    model.eval()
-
-
-def _profile(
-    network: _Network, grid: VoxelGrid, args: argparse.Namespace, device: torch.device
-) -> NetworkProfile:
-    repeats = args.repeats or (10 if device.type == "cuda" else 3)
-    with torch.no_grad():
-        forward = _forward(network, grid, args)
-        return profile_network(network.title, network.model, forward, device, repeats)
-
-
-def _train(network: _Network, grid: VoxelGrid, args: argparse.Namespace) -> TrainingResult:
-    forward = _forward(network, grid, args)
-    dtype = _DTYPES[args.dtype]
-    return train(network.title, network.model, network.head, forward, _CLASSES, args.train, dtype)
-
-
-def _draw(
-    path: Path,
-    networks: list[_Network],
-    cloud: PointCloud,
-    grid: VoxelGrid,
-    args: argparse.Namespace,
-) -> None:
-    second, unet = networks
-    with torch.no_grad():
-        bev = _forward(second, grid, args)().dense().float()
-        outputs = _forward(unet, grid, args)().features.float()
-    state = f"after {args.train} training steps" if args.train else "untrained"
-    draw_birdseye(
-        path,
-        grid,
-        bev.flatten(1, 2)[0].cpu().numpy(),
-        outputs.cpu().numpy(),
-        f"{cloud.source}: {len(cloud.points):,} points, {len(grid.features):,} voxels "
-        f"of {grid.voxel_size * 100:g} cm",
-        f"U-Net: {outputs.shape[1]} values per voxel ({state})",
-    )

@@ -42,7 +42,7 @@ def new_figure(size: tuple[float, float], title: str) -> Figure:
     figure = Figure(figsize=size, facecolor=BACKGROUND)
     FigureCanvasAgg(figure)
     figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.1)
-    figure.suptitle(title, color=INK, fontsize=17, fontweight="bold")
+    figure.suptitle(title, color=INK, fontsize=20, fontweight="bold")
     return figure
 
 
@@ -54,11 +54,11 @@ def save(figure: Figure, path: Path) -> None:
 
 def plain_panel(axes: Axes, title: str, xlabel: str = "", ylabel: str = "") -> None:
     """Title, colours and axis labels of a panel."""
-    axes.set_title(title, color=INK, fontsize=14, pad=10)
+    axes.set_title(title, color=INK, fontsize=16, pad=10)
     axes.set_facecolor(_PANEL)
-    axes.set_xlabel(xlabel, color=FAINT)
-    axes.set_ylabel(ylabel, color=FAINT)
-    axes.tick_params(colors=FAINT, labelsize=9)
+    axes.set_xlabel(xlabel, color=FAINT, fontsize=13)
+    axes.set_ylabel(ylabel, color=FAINT, fontsize=13)
+    axes.tick_params(colors=FAINT, labelsize=11)
     for spine in axes.spines.values():
         spine.set_color(GRID)
 
@@ -74,8 +74,8 @@ def metric_panel(axes: Axes, title: str, extent: Extent) -> None:
 def colour_bar(axes: Axes, image: Any, label: str) -> None:
     """A bar exactly as high as the panel."""
     bar = axes.figure.colorbar(image, cax=axes.inset_axes((1.02, 0.0, 0.028, 1.0)))
-    bar.set_label(label, color=FAINT)
-    bar.ax.tick_params(colors=FAINT, labelsize=9)
+    bar.set_label(label, color=FAINT, fontsize=13)
+    bar.ax.tick_params(colors=FAINT, labelsize=11)
     bar.outline.set_edgecolor(GRID)  # type: ignore[operator]
 
 
@@ -84,6 +84,5 @@ def legend(where: Axes | Figure, colours: Mapping[str, Any], **place: Any) -> No
     from matplotlib.patches import Patch
 
     squares = [Patch(color=colour, label=name) for name, colour in colours.items()]
-    where.legend(
-        handles=squares, facecolor=_PANEL, edgecolor=GRID, labelcolor=INK, fontsize=11, **place
-    )
+    look = {"facecolor": _PANEL, "edgecolor": GRID, "labelcolor": INK, "fontsize": 13}
+    where.legend(handles=squares, **{**look, **place})

@@ -7,6 +7,7 @@ import platform
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from rich.markup import escape
 from rich.table import Table
@@ -15,6 +16,7 @@ from rich.text import Text
 from .. import _version
 from .points import PointCloud
 from .profile import LayerProfile, NetworkProfile
+from .segmentation import CLASSES, Labelled
 from .training import TrainingResult
 from .voxels import VoxelGrid
 
@@ -78,7 +80,7 @@ def facts_table(
         f"{count / (x * y * z):.3%} occupied",
     )
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
-    threads = "" if device.type == "cuda" else f", {torch.get_num_threads()} threads"
+    threads = "" if device.type == "cuda" else f", threads: {torch.get_num_threads()}"
     table.add_row("device", f"{device.type} {name}".strip() + threads + f", {dtype}")
     table.add_row(
         "versions",
@@ -101,7 +103,7 @@ def layers_table(profile: NetworkProfile, device: torch.device, width: int) -> T
         title=f"{profile.title}: {len(profile.layers)} sparse layers, "
         f"{profile.parameters / 1e6:.2f} M parameters",
         title_justify="left",
-        caption="ms: median, with the building of kernel maps",
+        caption="ms: median of each layer alone, with the building of kernel maps",
         caption_justify="left",
     )
     for index in shown:
@@ -174,4 +176,32 @@ def times_table(
     for result in trained:
         shown = " > ".join(f"{loss:.3f}" for loss in result.losses)
         table.add_row(f"{result.title}, training step", f"{result.ms:,.1f}", f"loss {shown}")
+    return table
+
+
+def classes_table(labelled: Labelled) -> Table:
+    """What the segmentation network found, per class, against the truth where it is known."""
+    iou, found = labelled.iou(), labelled.found
+    losses = labelled.losses
+    table = Table(
+        title=f"Labels after {len(losses)} training steps ({labelled.seconds:.1f} s)\n"
+        f"on synthetic streets, loss {losses[0]:.2f} > {losses[-1]:.2f}",
+        title_justify="left",
+        caption="IoU: intersection over union with the\ntruth, on a street that it has not seen"
+        if iou is not None
+        else "no IoU: this scan has no labels",
+        caption_justify="left",
+    )
+    table.add_column("class")
+    for name in ("voxels found", "voxels", "IoU"):
+        table.add_column(name, justify="right")
+    truth = labelled.scan.labels
+    for index, name in enumerate(CLASSES):
+        true = "-" if truth is None else f"{(truth == index).sum():,}"
+        share = "-" if iou is None or np.isnan(iou[index]) else f"{iou[index]:.3f}"
+        table.add_row(name, f"{(found == index).sum():,}", true, share)
+    if iou is not None:
+        table.add_section()
+        count = f"{len(found):,}"
+        table.add_row("all, mean IoU", count, count, f"{np.nanmean(iou):.3f}", style="bold")
     return table

@@ -8,6 +8,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from ..errors import SettingError
+
 
 def save(path: pathlib.Path, schema: int, values: Mapping[str, Any]) -> None:
     """Write `values` and their schema."""
@@ -15,6 +17,22 @@ def save(path: pathlib.Path, schema: int, values: Mapping[str, Any]) -> None:
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps({"schema": schema, **values}, indent=1) + "\n")
     os.replace(part, path)
+
+
+def require_writable(path: pathlib.Path, option: str) -> None:
+    """Say before minutes of work that the file `path` cannot be written; makes nothing.
+
+    Raises:
+        SettingError: a folder is in its place, or no file can be made there.
+    """
+    if path.is_dir():
+        raise SettingError(f"{option} {path}: got a folder; expected the name of a file.")
+    parent = next(one for one in (path, *path.absolute().parents) if one.exists())
+    if not (parent.is_dir() or parent == path) or not os.access(parent, os.W_OK):
+        raise SettingError(
+            f"{option} {path}: {parent} cannot be written; expected a place where this user may "
+            "make files. Name another one."
+        )
 
 
 def read(path: pathlib.Path) -> tuple[int | None, dict[str, Any]]:

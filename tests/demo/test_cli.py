@@ -40,6 +40,7 @@ def test_end_to_end(tmp_path: Path) -> None:
     scan = street_scan(azimuths=120)
     scan[np.linalg.norm(scan[:, :2], axis=1) < 25].tofile(tmp_path / "tiny.bin")
     options = ("--points", "tiny.bin", "--small", "--repeats", "1", "--voxel-size", "0.2")
+    options += ("--segment", "1")
     result = demo(tmp_path, *options, "--output", "out")
     assert result.returncode == 0, result.stdout + result.stderr
     text = result.stdout
@@ -47,6 +48,7 @@ def test_end_to_end(tmp_path: Path) -> None:
     for layer in ("conv_input.conv", "conv_out.conv", "encoder.1.down.conv", "decoder.4.up.conv"):
         row = next(line for line in text.splitlines() if layer in line)
         assert " > " in row
+    assert "Labels after 1 training steps" in text and "this scan has no labels" in text
     assert "residual U-Net, inference" in text and "picture: out/birdseye.png" in text
     assert (tmp_path / "out" / "birdseye.png").stat().st_size > 20_000
 
@@ -61,6 +63,7 @@ def test_errors_are_messages_not_tracebacks(tmp_path: Path) -> None:
 def test_training_without_a_picture(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", street_scan(azimuths=24))
     options = ("--small", "--repeats", "1", "--voxel-size", "0.4", "--train", "2", "--no-picture")
+    options += ("--segment", "0")
     result = demo(tmp_path, "--points", "a.npy", *options)
     assert result.returncode == 0, result.stdout + result.stderr
     for network in ("SECOND encoder", "residual U-Net"):
@@ -68,6 +71,29 @@ def test_training_without_a_picture(tmp_path: Path) -> None:
         first, last = row.split("loss")[1].strip(" │").split(" > ")
         assert float(last) < float(first)
     assert [path.name for path in tmp_path.iterdir()] == ["a.npy"]
+
+
+def test_one_voxel_per_level(tmp_path: Path) -> None:
+    points = np.array([[3.0, 2.0, 0.5, 0.2], [3.01, 2.01, 0.51, 0.3]], np.float32)
+    np.save(tmp_path / "one.npy", points)
+    options = ("--points", "one.npy", "--small", "--repeats", "1", "--segment", "0")
+    result = demo(tmp_path, *options, "--voxel-size", "1", "--no-picture")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "1 of 100 cm" in result.stdout
+    result = demo(tmp_path, *options, "--voxel-size", "1", "--no-picture", "--train")
+    assert result.returncode == 2 and "Traceback" not in result.stderr
+    assert "batch norm learns from 2 or more" in " ".join(result.stderr.split())
+
+
+def test_an_output_that_cannot_be_written_is_refused_first(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "folder.png").mkdir()
+    for output in ("file/view.png", "folder.png"):
+        result = demo(tmp_path, "--output", output)
+        assert result.returncode == 2 and "Traceback" not in result.stderr
+        assert f"--output {output}" in " ".join(result.stderr.split()) and not result.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.png"]
 
 
 def test_parser_joins_other_commands() -> None:
@@ -88,6 +114,7 @@ def test_parser_joins_other_commands() -> None:
         (["--output", "view.jpg"], "expected a folder"),
         (["--repeats", "0"], "1 or more"),
         (["--train", "-1"], "0 or more"),
+        (["--segment", "-1"], "0 or more"),
     ],
 )
 def test_bad_options(options: list[str], text: str) -> None:
