@@ -57,6 +57,8 @@ WHOLE = [
     "tests/core/capture/test_new_shapes.py",
     "tests/core/capture/test_graph_cache.py",
     "tests/core/capture/test_padded.py",
+    "tests/core/capture/test_replay_doors.py",
+    "tests/core/capture/test_random_streams.py",
     "tests/core/test_impulse.py",
     "tests/core/test_pool.py",
     "tests/core/test_voxel.py",

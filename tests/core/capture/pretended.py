@@ -6,10 +6,12 @@ from __future__ import annotations
 import contextlib
 import types
 
+import pytest
 import torch
 
 from sparse_bridge.core.capture import (
     arena,
+    captured_model,
     captured_maps,
     graph_cache,
     kinds,
@@ -81,7 +83,9 @@ def forward(self, features):
     """A step's forward pass, run once more for a backward pass of its own."""
     graph = self.graph
     graph.features.detach()[: features.shape[0]].copy_(features)
-    with torch.enable_grad():
+    with torch.enable_grad(), pytest.MonkeyPatch.context() as patch:
+        # A graph ends before a trial puts statistics back, so that replays move them.
+        patch.setattr(captured_model, "statistics_kept", contextlib.nullcontext)
         graph.made = graph.forward.work()
     graph.leaves = leaves_of(graph.made)
     pairs = zip(graph.leaves, graph.levels, strict=True)
