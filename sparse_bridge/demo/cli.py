@@ -62,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--points",
         type=Path,
         metavar="FILE",
-        help=".bin, .npy, .npz, .ply or .pcd (default: a synthetic 64-beam street)",
+        help=".bin, .npy, .npz, .ply, .pcd, .las or .laz (default: a synthetic 64-beam street)",
     )
     scan.add_argument(
         "--points-columns",

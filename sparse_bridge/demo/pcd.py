@@ -78,6 +78,8 @@ def _parse_header(path: Path, data: bytes) -> _Header:
         rows = int(fields["POINTS"][0])
     else:
         rows = int(fields["WIDTH"][0]) * int(fields.get("HEIGHT", ["1"])[0])
+    if rows < 0 or min(counts) < 0:
+        raise ShapeError(f"{path}: the header says {rows} points of {counts} values each.")
     return _Header(names, codes, counts, rows, fields["DATA"][0].lower(), at)
 
 

@@ -7,12 +7,16 @@
 | `.npz` | an array `points` [N, 3 or more], or voxels: `coords` [N, 3], `feats`, `voxel_size` |
 | `.ply` | ascii, little or big endian; vertex x, y, z and intensity, reflectance or colour |
 | `.pcd` | ascii, binary or LZF-compressed binary; fields x, y, z and intensity or colour |
+| `.las`, `.laz` | x, y, z and intensity or colour |
+
+`.ply`, `.las` and `.laz` need the extra `scans`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,10 +24,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DataTypeError, SettingError, ShapeError, SparseBridgeError, UnsupportedError
+from .las import read_las
 from .pcd import read_pcd
 from .ply import read_ply
+from .tables import unreadable
 
 Floats = npt.NDArray[np.floating]
+_FAR = 2.0**14  # metres; float32 steps by 1 mm below
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,31 +39,35 @@ class PointCloud:
 
     `points` is [N, 4] float32: x, y, z in metres and an intensity in [0, 1] (0 where the file has
     none). `dropped` rows of the file held NaN or infinity. `voxel_size` (metres) is set when the
-    file stores voxels; `points` are then their centres.
+    file stores voxels; `points` are then their centres. `origin` (metres) was subtracted from the
+    positions: it is not zero for maps in a national grid, whose coordinates float32 cannot hold.
     """
 
     points: npt.NDArray[np.float32]
     source: str
     dropped: int = 0
     voxel_size: float | None = None
+    origin: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
 def load_points(path: str | Path, columns: int | None = None) -> PointCloud:
     """Read a scan; the suffix decides the format.
 
     Args:
-        path: a `.bin`, `.npy`, `.npz`, `.ply` or `.pcd` file.
+        path: a `.bin`, `.npy`, `.npz`, `.ply`, `.pcd`, `.las` or `.laz` file.
         columns: float32 values per point of a `.bin` file; guessed when None.
 
     Raises:
-        SettingError: no such file, or `columns` is given for a format that describes itself.
+        SettingError: no such file, `columns` for a format that describes itself, or a package
+            that reads the format is not installed.
         UnsupportedError: unknown suffix or a variant of a format that is not read.
         ShapeError: the file is empty, truncated, or lacks a column.
         DataTypeError: the file's content is not numeric.
     """
     path = Path(path)
     if not path.is_file():
-        raise SettingError(f"{path}: no such file; expected one of {_suffixes()}.")
+        what = "is a folder" if path.is_dir() else "no such file"
+        raise SettingError(f"{path}: {what}; expected one of {_suffixes()}.")
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise UnsupportedError(
@@ -76,11 +87,8 @@ def load_points(path: str | Path, columns: int | None = None) -> PointCloud:
         return _finish(path, *reader(path))
     except SparseBridgeError:
         raise
-    except (ValueError, EOFError, OSError, KeyError, zipfile.BadZipFile) as error:
-        raise ShapeError(
-            f"{path}: not a readable {path.suffix} file ({error}); "
-            "expected a complete file. Download or export it again."
-        ) from error
+    except _BROKEN as error:
+        raise unreadable(path, error) from error
 
 
 def _finish(
@@ -97,8 +105,17 @@ def _finish(
         raise ShapeError(
             f"{path}: all {len(xyz)} points are NaN or infinite; expected finite coordinates."
         )
-    rows = np.column_stack([xyz[kept], intensity[kept]]).astype(np.float32)
-    return PointCloud(rows, path.name, int(len(xyz) - kept.sum()), voxel_size)
+    finite = xyz[kept].astype(np.float64)
+    x, y, z = _origin(finite)
+    rows = np.column_stack([finite - (x, y, z), intensity[kept]]).astype(np.float32)
+    return PointCloud(rows, path.name, len(xyz) - len(rows), voxel_size, (x, y, z))
+
+
+def _origin(xyz: Floats) -> list[float]:
+    """What to subtract, whole metres: nothing while float32 resolves a millimetre."""
+    if np.abs(xyz).max() < _FAR:
+        return [0.0, 0.0, 0.0]
+    return [float(middle) for middle in np.floor(np.median(xyz, 0))]
 
 
 def _brightness(extra: Floats) -> Floats:
@@ -220,7 +237,21 @@ _READERS: dict[str, Callable[..., tuple]] = {
     ".npz": _read_npz,
     ".ply": read_ply,
     ".pcd": read_pcd,
+    ".las": read_las,
+    ".laz": read_las,
 }
+# What NumPy, zipfile and int() raise on bytes that are not what the suffix promises.
+_BROKEN = (
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    EOFError,
+    OSError,
+    MemoryError,
+    NotImplementedError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def _suffixes() -> str:

@@ -69,6 +69,9 @@ def facts_table(
     if cloud.dropped:
         points += f" ({cloud.dropped:,} more were NaN or infinite and dropped)"
     table.add_row("source", escape(f"{cloud.source}, {points}"))
+    if any(cloud.origin):
+        x0, y0, z0 = (f"{value:,.0f}" for value in cloud.origin)
+        table.add_row("origin", f"{x0}, {y0}, {z0} m (x, y, z), subtracted from all positions")
     table.add_row(
         "voxels",
         f"{count:,} of {size * 100:g} cm from {grid.points_inside:,} points inside the crop "

@@ -1,14 +1,16 @@
-"""What `.ply` and `.pcd` files share: named columns, of which position and brightness are taken."""
+"""What the readers share: named columns, of which position and brightness are taken; errors."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ShapeError
+from ..errors import SettingError, ShapeError
 
 _INTENSITY = ("intensity", "scalar_intensity", "reflectance", "reflectivity", "i", "remission")
 _COLOUR = (
@@ -53,6 +55,30 @@ def truncated(path: Path, got: int, expected: int) -> ShapeError:
         f"{path}: the file holds {got} points; its header says {expected}. "
         "It is truncated: download or export it again."
     )
+
+
+def unreadable(path: Path, error: Exception) -> ShapeError:
+    """The error for a file that its reader gives up on; `error` says why."""
+    why = f"{error}" or type(error).__name__
+    return ShapeError(
+        f"{path}: not a readable {path.suffix} file ({why}); "
+        "expected a complete file. Download or export it again."
+    )
+
+
+def require(module: str, what: str) -> Any:
+    """The module that reads `what`.
+
+    Raises:
+        SettingError: it is not installed; says how to install it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError:
+        raise SettingError(
+            f"reading {what} needs the package {module}, which is not installed; "
+            'run pip install "sparse-bridge[scans]".'
+        ) from None
 
 
 def unique_names(names: Sequence[str]) -> list[str]:

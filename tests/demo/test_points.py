@@ -11,9 +11,8 @@ from sparse_bridge.demo.pcd import lzf_decompress
 from sparse_bridge.demo.points import load_points
 from sparse_bridge.errors import DataTypeError, SettingError, ShapeError, UnsupportedError
 
-from .writers import lzf_compress, pcd_header, write_pcd, write_ply
+from .writers import lzf_compress, pcd_header, write_pcd
 
-PLY_FORMS = ("ascii", "binary_little_endian", "binary_big_endian")
 PCD_FORMS = ("ascii", "binary", "binary_compressed")
 
 
@@ -67,26 +66,6 @@ def test_npz_voxels_become_their_centres(tmp_path: Path) -> None:
     np.testing.assert_allclose(loaded.points[1, :3], [0.35, 0.15, 0.25], atol=1e-6)
 
 
-@pytest.mark.parametrize("form", PLY_FORMS)
-def test_ply_round_trip(tmp_path: Path, cloud: np.ndarray, form: str) -> None:
-    faces = b"3 0 1 2\n" if form == "ascii" else b"\x03" + bytes(12)
-    write_ply(tmp_path / "a.ply", columns_of(cloud, "reflectance"), form, tail=faces)
-    np.testing.assert_array_equal(load_points(tmp_path / "a.ply").points, cloud)
-
-
-@pytest.mark.parametrize("form", PLY_FORMS)
-def test_ply_colour_becomes_brightness(tmp_path: Path, cloud: np.ndarray, form: str) -> None:
-    columns = columns_of(cloud.astype(np.float64), "nx")
-    columns |= {
-        name: np.full(len(cloud), v, np.uint8)
-        for name, v in zip(("red", "green", "blue"), (255, 0, 51), strict=True)
-    }
-    write_ply(tmp_path / "a.ply", columns, form)
-    loaded = load_points(tmp_path / "a.ply").points
-    np.testing.assert_allclose(loaded[:, :3], cloud[:, :3], atol=1e-6)
-    np.testing.assert_allclose(loaded[:, 3], 0.4, atol=1e-6)
-
-
 @pytest.mark.parametrize("form", PCD_FORMS)
 def test_pcd_round_trip(tmp_path: Path, cloud: np.ndarray, form: str) -> None:
     columns = columns_of(cloud) | {"ring": np.arange(len(cloud), dtype=np.uint16)}
@@ -136,13 +115,13 @@ def test_typed_errors_for_files(tmp_path: Path, cloud: np.ndarray) -> None:
     rows = cloud.tobytes()
     cases = [
         (tmp_path / "absent.bin", SettingError, "no such file"),
-        (file("a.las", b"LASF"), UnsupportedError, "not known"),
+        (file("a.e57", b"ASTM"), UnsupportedError, "not known"),
+        (tmp_path, SettingError, "is a folder"),
         (file("empty.bin", b""), ShapeError, "0 bytes"),
         (file("odd.bin", rows[:-2]), ShapeError, "truncated"),
         (file("odd.bin", rows[:-4]), ShapeError, "truncated"),
         (file("bad.npy", rows), ShapeError, "not a readable"),
         (file("bad.npz", b"PK" + rows), ShapeError, "not a readable"),
-        (file("bad.ply", rows), ShapeError, "no .ply header"),
         (file("bad.pcd", b"FIELDS x y z\n"), ShapeError, "no .pcd header"),
         (file("nan.bin", np.full((4, 4), np.nan, np.float32).tobytes()), ShapeError, "all 4"),
     ]
@@ -172,22 +151,6 @@ def test_typed_errors_for_arrays(tmp_path: Path, cloud: np.ndarray) -> None:
     cloud.tofile(tmp_path / "a.bin")
     with pytest.raises(SettingError, match="3 or more"):
         load_points(tmp_path / "a.bin", 2)
-
-
-@pytest.mark.parametrize("form", PLY_FORMS)
-def test_broken_ply(tmp_path: Path, cloud: np.ndarray, form: str) -> None:
-    path = tmp_path / "a.ply"
-    write_ply(path, columns_of(cloud), form)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ShapeError, match="header says 300"):
-        load_points(path)
-    path.write_bytes(whole.replace(b" z\n", b" w\n"))
-    with pytest.raises(ShapeError, match="field z is missing"):
-        load_points(path)
-    path.write_bytes(whole.replace(b"property float x", b"property list uchar int x"))
-    with pytest.raises(UnsupportedError, match="list"):
-        load_points(path)
 
 
 @pytest.mark.parametrize("form", PCD_FORMS)
