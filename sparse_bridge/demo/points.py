@@ -126,7 +126,8 @@ def _brightness(extra: Floats) -> Floats:
     for scale in (1.0, 255.0, 65535.0):  # unit range, bytes, 16-bit words
         if top <= scale:
             return value / scale
-    return value / top
+    with np.errstate(invalid="ignore"):  # infinity; `_finish` mends it
+        return value / top
 
 
 def _split(table: Floats, path: Path) -> tuple[Floats, Floats | None]:
