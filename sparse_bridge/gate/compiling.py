@@ -33,7 +33,8 @@ class Code:
     matrix: kind of its matrix instructions, or "".  instruction: the first of them.  registers: per
     thread.  spilled: bytes of memory per thread that hold spilled registers.  parked: scalar
     registers that AMD's compiler keeps in lanes of vector registers instead, which costs no memory.
-    shared: bytes per workgroup.  warp_size: lanes it was compiled for.
+    shared: bytes per workgroup.  warp_size: lanes it was compiled for.  wide_loops: loops between
+    64-bit bounds that carry integers.
     """
 
     matrix: str
@@ -43,6 +44,7 @@ class Code:
     parked: int
     shared: int
     warp_size: int
+    wide_loops: int = 0
 
 
 def require_triton() -> None:
@@ -101,7 +103,10 @@ def compile_form(form: Form, target: Target) -> Code:
         (registers, spilled), parked = _nvidia_registers(made.asm["cubin"], text), 0
         warp_size = metadata.warp_size
     matrix, instruction = _matrix(target.backend, text)
-    return Code(matrix, instruction, registers, spilled, parked, metadata.shared, warp_size)
+    return Code(
+        matrix, instruction, registers, spilled, parked, metadata.shared, warp_size,
+        wide_loops(made.asm["ttir"]),
+    )  # fmt: skip
 
 
 def _arch(target: Target) -> int | str:
@@ -114,6 +119,12 @@ def _matrix(backend: str, text: str) -> tuple[str, str]:
         if found:
             return kind, found[0]
     return "", ""
+
+
+def wide_loops(ttir: str) -> int:
+    """How many loops between 64-bit bounds, `scf.for ... -> (types) : i64`, carry integers."""
+    carried = re.findall(r"\bscf\.for\b.*-> \((.*)\)\s*: i64\b", ttir)
+    return sum(re.search(r"(\bi|xi)(8|16|32|64)\b", types) is not None for types in carried)
 
 
 def _last(pattern: str, text: str) -> str:

@@ -37,7 +37,7 @@ class Result:
 
 def examine(arch: str, form: Form) -> Result:
     """Compile one form in this process, afresh, and check it."""
-    target, begin = described(arch), _processor_seconds()
+    target, begin = described(arch), processor_seconds()
     code = None
     with tempfile.TemporaryDirectory() as folder:
         before = os.environ.get("TRITON_CACHE_DIR")
@@ -54,13 +54,13 @@ def examine(arch: str, form: Form) -> Result:
                 del os.environ["TRITON_CACHE_DIR"]
             else:
                 os.environ["TRITON_CACHE_DIR"] = before
-    seconds = _processor_seconds() - begin
+    seconds = processor_seconds() - begin
     if seconds > _MOST_SECONDS:
         found += (f"takes {seconds:.0f} s to compile; allowed {_MOST_SECONDS:.0f}",)
     return Result(arch, form, code, found, seconds)
 
 
-def _processor_seconds() -> float:
+def processor_seconds() -> float:
     """Of this process and of those it has started and waited for, such as an assembler."""
     return sum(os.times()[:4])
 

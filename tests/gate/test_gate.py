@@ -19,7 +19,12 @@ from tests.conftest import EMULATED, INTERPRETED
 if (triton_version() or (0,)) < (3, 3) or INTERPRETED or EMULATED:
     pytest.skip("compiles with Triton 3.3 or newer, in the plain lane", allow_module_level=True)
 
-from sparse_bridge.gate import checks, running, selection, summary
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from sparse_bridge.gate import checks, compiling, running, selection, summary
 from sparse_bridge.gate.catalogue import covering, spaces
 from sparse_bridge.gate.compiling import Code, compile_form, source
 from sparse_bridge.gate.forms import Form, make
@@ -100,6 +105,7 @@ def test_a_block_counted_for_waves_of_64():
         ({"spilled": 8}, ["spills 8 bytes per thread"]),
         ({"parked": 8}, []),
         ({"shared": 65537}, ["shared memory 65537 of 65536 bytes"]),
+        ({"wide_loops": 1}, ["a loop between 64-bit bounds"]),
         ({"warp_size": 32}, ["compiled for 32 lanes, the target has 64"]),
         ({"spilled": 8, "shared": 70000}, ["spills", "shared memory"]),
     ],
@@ -198,6 +204,32 @@ def test_code_of_a_small_kernel():
     code = compile_form(space.build(place="small"), target)
     assert code.matrix == "" and 0 < code.registers < 256
     assert (code.spilled, code.warp_size) == (0, 32)
+
+
+@triton.jit
+def _looping(bound_ptr, out_ptr, BITS: tl.constexpr, CARRIED: tl.constexpr):
+    """Loops up to a bound from memory."""
+    end = tl.load(bound_ptr)
+    if BITS == 32:
+        end = end.to(tl.int32)
+    found = tl.zeros((32,), CARRIED) - 1
+    for step in range(end):
+        found += step.to(CARRIED)
+    tl.store(out_ptr + tl.arange(0, 32), (found >= 0).to(tl.int32))
+
+
+@pytest.mark.parametrize("bits, carried, n", [(64, tl.int64, 1), (64, tl.int32, 1),
+                                              (64, tl.float32, 0), (32, tl.int64, 0)])  # fmt: skip
+def test_loops_between_64_bit_bounds(bits, carried, n):
+    signature = {
+        "bound_ptr": "*i64",
+        "out_ptr": "*i32",
+        "BITS": "constexpr",
+        "CARRIED": "constexpr",
+    }
+    text = ASTSource(_looping, signature, {"BITS": bits, "CARRIED": carried})
+    made = triton.compile(text, target=GPUTarget("hip", "gfx942", 64))
+    assert compiling.wide_loops(made.asm["ttir"]) == n
 
 
 def some_results():

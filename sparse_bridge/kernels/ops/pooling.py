@@ -99,8 +99,10 @@ def _segment_reduce(
     end = tl.minimum(end, begin + length)
     best = tl.zeros((ROWS, CHANNELS), tl.float32)
     index = tl.zeros((ROWS, CHANNELS), tl.int64) - 1
-    for start in range(begin, end, ROWS):
-        place = start + tl.arange(0, ROWS)
+    # Triton 3.8 and 3.9 for AMD take a loop between 64-bit bounds for empty, and fold comparisons
+    # of the integers that it carries.
+    for step in range(tl.cdiv(end - begin, ROWS).to(tl.int32)):
+        place = begin + step * ROWS + tl.arange(0, ROWS)
         row = tl.load(order_ptr + place, mask=place < end, other=-1).to(tl.int64)
         ok = (place < end)[:, None] & ok_c[None, :]
         value = tl.load(

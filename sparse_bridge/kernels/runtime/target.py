@@ -13,6 +13,7 @@ import importlib.metadata
 import os
 import re
 import sys
+from typing import Any
 
 import torch
 
@@ -217,7 +218,12 @@ def of(device: torch.device) -> Target:
     driver = _host_driver()
     assert driver is not None
     described = driver.get_current_target()  # type: ignore[attr-defined]
-    return _make_target(described.backend, described.arch, described.warp_size, 8, None, raw=False)
+    utils: Any = getattr(driver, "utils", None)
+    asked = utils.get_device_properties(0) if hasattr(utils, "get_device_properties") else {}
+    units = asked.get("multiprocessor_count", 8)
+    return _make_target(
+        described.backend, described.arch, described.warp_size, units, None, raw=False
+    )
 
 
 @functools.cache
