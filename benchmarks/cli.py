@@ -13,16 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from sparse_bridge.errors import DeviceError, SettingError
+from sparse_bridge.harness.results import require_writable
 
 from .machine import describe
 from .peers import PEERS, installed
 from .registry import DTYPES, SUITES, Case, Selection, enumerate_cases
 from .report import headline, markdown, show
 from .results import Run, load_run, merge
-from .runner import Limits, Runner
+from .runner import SKIPPED, Limits, Runner
 from .workloads import VOXEL_SIZE
 
-__all__ = ["add_parser"]
+__all__ = ["add_parser", "skipped_note"]
+
+# Without options: what a CPU gets through in the default time budget, and what a GPU does.
+_CPU_SCANS, _CPU_CASES = ["street:0.2"], ("layers/street_0.2/c[36]*", "networks/street_0.2/*")
+_SUITES, _SCANS = ["layers", "networks"], ["street", "street:0.2"]
 
 _SUMMARY = "time layers and networks, peers side by side"
 _EXAMPLES = """\
@@ -58,8 +63,9 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def _add_what(group: Any) -> None:
     group.add_argument(
-        "--suite", nargs="+", default=["layers", "networks"], choices=(*SUITES, "all"),
-        metavar="NAME", help=f"{', '.join(SUITES)} or all (default: layers networks)",
+        "--suite", nargs="+", choices=(*SUITES, "all"), metavar="NAME",
+        help=f"{', '.join(SUITES)} or all (default: {' '.join(_SUITES)}; on the CPU a few of "
+        "their cases)",
     )  # fmt: skip
     group.add_argument(
         "--case", nargs="+", default=[], metavar="GLOB", help="only cases whose names match"
@@ -75,9 +81,10 @@ def _add_what(group: Any) -> None:
     )  # fmt: skip
     group.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     group.add_argument(
-        "--scans", nargs="+", default=["street", "street:0.2"], metavar="SCAN",
+        "--scans", nargs="+", metavar="SCAN",
         help="files (.npz, .npy, .bin, .ply, .pcd), street[:VOXEL], shell:RES or sheet:N; batches "
-        "are made of the first, host and cpu cases of the last (default: street street:0.2)",
+        f"are made of the first, host and cpu cases of the last (default: {' '.join(_SCANS)}; "
+        f"on the CPU {' '.join(_CPU_SCANS)})",
     )  # fmt: skip
     group.add_argument(
         "--voxel-size", type=float, default=VOXEL_SIZE, metavar="M",
@@ -137,10 +144,23 @@ def _run(args: argparse.Namespace) -> int:
     begin = time.monotonic()
     Runner(run, limits, store).measure(cases)
     run.machine["seconds"] = round(time.monotonic() - begin)
+    run.notes += skipped_note(run, limits)
     store()
     show(run)
     _write([run], args)
     return 0 if any(figure.error is None for figure in run.figures) else 1
+
+
+def skipped_note(run: Run, limits: Limits) -> list[str]:
+    """What the time budget left out, and how to get it."""
+    cases = {figure.case for figure in run.figures}
+    skipped = {figure.case for figure in run.figures if figure.error == SKIPPED}
+    if not skipped:
+        return []
+    return [
+        f"{len(skipped)} of {len(cases)} cases were skipped after {limits.budget:.0f} s; "
+        "a longer --time-budget runs them all, --case fewer of them."
+    ]
 
 
 def _report(args: argparse.Namespace) -> int:
@@ -177,7 +197,11 @@ def _relative(picture: Path, folder: Path) -> Path:
 
 
 def _require_outputs(args: argparse.Namespace) -> None:
-    """Say before minutes of work that the pictures cannot be drawn."""
+    """Say before minutes of work that a result cannot be written or a picture not be drawn."""
+    for option in ("json", "markdown"):
+        path = getattr(args, option, None)
+        if path is not None:
+            require_writable(path, f"--{option}")
     if args.plots is None:
         return
     try:
@@ -202,17 +226,21 @@ def _device(wanted: str) -> str:
 
 
 def _cases(args: argparse.Namespace, device: str) -> list[Case]:
-    for scan in args.scans:
+    cpu = device == "cpu" and args.suite is None
+    few = cpu and not args.scans and not args.case
+    suites = args.suite or _SUITES
+    scans = args.scans or (_CPU_SCANS if cpu else _SCANS)
+    for scan in scans:
         built_in = scan.partition(":")[0] in ("street", "shell", "sheet")
         if not built_in and not Path(scan).is_file():
             raise SettingError(f"--scans {scan}: no such file; expected a scan or street.")
     selection = Selection(
-        suites=SUITES if "all" in args.suite else args.suite,
-        scans=args.scans,
+        suites=SUITES if "all" in suites else suites,
+        scans=scans,
         dtypes=args.dtype or (["fp16"] if device == "cuda" else ["fp32"]),
         device=device,
         threads=args.threads,
-        patterns=args.case,
+        patterns=_CPU_CASES if few else args.case,
         voxel_size=args.voxel_size,
     )
     return enumerate_cases(selection)

@@ -87,8 +87,9 @@ def suite_table(run: Run, suite: str, bold: bool = False) -> Table:
     """Header and rows of one suite, losses marked in the last column.
 
     Columns: the case; per further peer its ratio, the quartiles and the ratio of memories; the
-    share of the floor of every peer; the medians of every peer; of streams what nine calls of ten
-    stay below, and wall time over the time that the GPU works; remarks.
+    share of the floor of every peer; the medians of every peer, with the quartiles where there is
+    only one; of streams what nine calls of ten stay below, and wall time over the time that the GPU
+    works; remarks.
     """
     cases = [one for one in run.comparisons() if one.base.suite == suite]
     base, *others = run.peers
@@ -104,6 +105,8 @@ def suite_table(run: Run, suite: str, bold: bool = False) -> Table:
     header += ["floor"] if floors else []
     names = " / ".join(run.peers)
     header.append(f"{names}, {unit}" if timed else f"{names}, MB")
+    alone = timed and not others
+    header += ["quartiles"] if alone else []
     streams = suite == "stream"
     header += ["nine of ten below", "wall / GPU busy", ""] if streams else [""]
     rows = []
@@ -123,6 +126,7 @@ def suite_table(run: Run, suite: str, bold: bool = False) -> Table:
             row.append(" / ".join("-" if s is None else f"{s:.0%}" for s in shares))
         values = [_value(figures.get(peer), timed, factor) for peer in run.peers]
         row.append(" / ".join(values))
+        row += [_spread(first, factor)] if alone else []
         if streams:
             peers = [figures.get(peer) for peer in run.peers]
             row.append(" / ".join(_digits(f.p90) if f and f.p90 else "-" for f in peers))
@@ -173,6 +177,12 @@ def _value(figure: Figure | None, timed: bool, factor: float) -> str:
     if value is None:
         return "-"
     return _digits(value * factor if timed else value)
+
+
+def _spread(figure: Figure, factor: float) -> str:
+    if figure.low is None or figure.high is None:
+        return ""
+    return f"{_digits(figure.low * factor)} .. {_digits(figure.high * factor)}"
 
 
 def _digits(value: float) -> str:

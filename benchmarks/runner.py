@@ -16,12 +16,12 @@ from .processes import Worker, WorkerError, empty_caches
 from .registry import WORKS, Case
 from .results import Comparison, Figure, Run
 
-__all__ = ["Limits", "Runner"]
+__all__ = ["SKIPPED", "Limits", "Runner"]
 
 _HELLO_SECONDS = 120  # importing torch and a library from a cold disk
 _GRACE_SECONDS = 15  # a call that has begun may outlast the budget by this
 _COLD_REPEATS = 2
-_SKIPPED = "skipped: no time left"
+SKIPPED = "skipped: no time left"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Runner:
             figure.error = self._broken.get(peer)
         if self._left() <= 0:
             for figure in figures.values():
-                figure.error = figure.error or _SKIPPED
+                figure.error = figure.error or SKIPPED
         elif case.cold:
             self._cold(case, figures)
         else:
@@ -218,7 +218,7 @@ class Runner:
                     for one in (figure, again[peer]):
                         if self._left() <= 0:
                             if not repeat:
-                                one.error = one.error or _SKIPPED
+                                one.error = one.error or SKIPPED
                             continue
                         one.error = one.error or figure.error
                         first = self._try(one, lambda e=environment, f=one: self._once(f, case, e))

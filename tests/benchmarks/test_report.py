@@ -40,6 +40,15 @@ def test_losses_are_in_the_table_and_marked(run):
     assert all(len(row) == len(header) for row in rows)
 
 
+def test_a_peer_alone_shows_its_spread(run):
+    alone = Run(["bridge"], [one for one in run.figures if one.peer == "bridge"])
+    header, rows = suite_table(alone, "layers")
+    assert header[-3:] == ["bridge, ms", "quartiles", ""]
+    assert [row[-2] for row in rows[1:3]] == ["2.00 .. 2.00", "0.950 .. 1.05"]
+    assert all(len(row) == len(header) for row in rows)
+    assert "quartiles" not in header[:-2]
+
+
 def test_markdown_says_what_where_and_how(run):
     text = markdown([run])
     assert "**2.00**" in text and "**slower**" in text and "*even*" in text

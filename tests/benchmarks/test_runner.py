@@ -5,6 +5,7 @@ import json
 import pytest
 
 from benchmarks import runner
+from benchmarks.cli import skipped_note
 from benchmarks.processes import WorkerError, empty_caches
 from benchmarks.registry import Selection, enumerate_cases
 from benchmarks.results import Run, load_run
@@ -104,6 +105,9 @@ def test_what_the_budget_does_not_cover_is_listed(workers):
     run = measured(cases("*/c16/*"), Limits(budget=0.0))
     assert run.figures and not workers.log
     assert {one.error for one in run.figures} == {"skipped: no time left"}
+    (note,) = skipped_note(run, Limits(budget=7.0))
+    assert note.startswith("3 of 3 cases were skipped after 7 s") and "--time-budget" in note
+    assert skipped_note(measured(cases("*/c16/*")), Limits()) == []
 
 
 def test_cold_cases_start_new_processes_and_fill_one_cache(workers):
@@ -169,3 +173,23 @@ def test_options_that_do_not_fit_are_refused(tmp_path, capsys):
     captured = capsys.readouterr()
     assert "no such file" in captured.err and "--rounds 0" in captured.err
     assert "scale/sheet_8000000/c320/fp32/train" in captured.out.splitlines()
+
+
+def test_results_that_cannot_be_written_are_refused_first(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    for option in ("--json", "--markdown"):
+        assert main(["bench", option, str(tmp_path / "file" / "out")]) == 2
+        assert f"{option} {tmp_path}" in capsys.readouterr().err.replace("\n", "")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_without_options_a_cpu_gets_what_it_gets_through(capsys):
+    def listed(*options):
+        assert main(["bench", "--device", "cpu", "--list", *options]) == 0
+        return capsys.readouterr().out.split()
+
+    few = listed()
+    assert {name.split("/")[1] for name in few} == {"street_0.2"}
+    assert {name.split("/")[0] for name in few} == {"layers", "networks"} and len(few) <= 12
+    assert set(few) < set(listed("--suite", "layers", "networks", "--scans", "street:0.2"))
+    assert listed("--case", "layers/*/c256/*")  # what is asked for is not narrowed
