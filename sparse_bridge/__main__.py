@@ -29,6 +29,10 @@ _LAZY = {
         "sparse_bridge.commands.prove",
         "show that this GPU computes rightly, in ten minutes",
     ),
+    "verify": (
+        "sparse_bridge.verify.command",
+        "evaluate published weights with their own project on this engine",
+    ),
     "cache": ("sparse_bridge.commands.cache", "show or clear what tuning has stored"),
     "surface": ("sparse_bridge.surface.command", "list what of each framework is answered"),
     "bench": ("benchmarks.cli", "time layers and networks, peers side by side"),

@@ -8,6 +8,7 @@ import io
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -54,14 +55,12 @@ class Table:
         return [i for i in filled if i in found]
 
     def rich(self, width: int) -> RichTable:
-        """For a rich console of this width."""
+        """Its rows for a rich console of this width."""
         from rich.table import Table as Rich
         from rich.text import Text
 
         shown = self.shown(width)
-        made = Rich(title=self.title or None, title_justify="left", title_style="bold")
-        if self.remark:
-            made.caption, made.caption_justify = Text(self.remark, overflow="fold"), "left"
+        made = Rich()
         for index in shown:
             column = self.columns[index]
             made.add_column(column.name, justify="left" if column.text else "right", no_wrap=True)
@@ -81,7 +80,9 @@ class Table:
         console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
         console.print(self.rich(width))
         file: Any = console.file
-        return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+        lines = [line.rstrip() for line in file.getvalue().splitlines()]
+        around = [textwrap.wrap(text, max(width, 20)) for text in (self.title, self.remark)]
+        return "\n".join([*around[0], *lines, *around[1]])
 
     def html(self) -> str:
         """For a notebook."""

@@ -32,7 +32,7 @@ FLOORS = (
     ("adapters", "optimization"),
     (
         *("__main__", "commands", "compile", "demo", "doctor"),
-        *("export", "gate", "harness", "networks", "profiling", "proof", "surface"),
+        *("export", "gate", "harness", "networks", "profiling", "proof", "surface", "verify"),
     ),
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
