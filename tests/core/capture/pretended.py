@@ -11,8 +11,8 @@ import torch
 
 from sparse_bridge.core.capture import (
     arena,
-    captured_model,
     captured_maps,
+    captured_model,
     graph_cache,
     kinds,
     padded,
