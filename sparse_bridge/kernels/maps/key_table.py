@@ -1,9 +1,9 @@
 """64-bit keys: hashing coordinate rows, and finding keys among others.
 
-A table holds any int64 keys, so -1 (`EMPTY`) gets a slot of its own behind the others; values are
-as in `hash_table`:
-the smallest row of equal keys wins whatever the order of execution. The table is at most half
-full, so probing ends.
+A table holds any int64 keys, so -1 (`EMPTY`) gets a slot of its own behind the others. Values are
+as in `hash_table`: the smallest row of equal keys wins whatever the order of execution. The table
+is at most half full, so probing ends. Its slots are claimed by compare-and-swap: the ordered
+probing of `hash_table` takes maxima, which are safe on AMD for keys that are not negative alone.
 """
 
 from __future__ import annotations
