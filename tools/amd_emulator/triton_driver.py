@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -91,6 +93,9 @@ class _Arguments:
         return value.data_ptr() if hasattr(value, "data_ptr") else int(value)
 
 
+_one_at_a_time = threading.Lock()  # whichever thread launches: code is decoded as it is met
+
+
 class _Launcher:
     """Triton's launcher of one compiled kernel."""
 
@@ -103,21 +108,25 @@ class _Launcher:
         self, gx: int, gy: int, gz: int, stream: int, function: Any, packed: Any, launch: Any,
         enter: Any, leave: Any, *args: Any,
     ) -> None:  # fmt: skip
-        name, hsaco, shared = function
-        metadata = self.metadata
         if gx * gy * gz == 0:
             return
+        with _one_at_a_time:
+            self._run((gx, gy, gz), function, args)
+
+    def _run(self, grid: tuple[int, int, int], function: Any, args: tuple[Any, ...]) -> None:
+        name, hsaco, shared = function
+        metadata = self.metadata
         if self.kernel is None:
             self.kernel = Kernel(hsaco, name, metadata.target.arch, shared, metadata.num_warps)
         given = _Arguments()
         for one, kind, value in zip(self.names, self.signature.values(), args, strict=False):
             given.add(one, kind, value)
         each = getattr(metadata, "global_scratch_size", 0)
-        scratch = torch.zeros(each * gx * gy * gz + 256 if each else 0, dtype=torch.uint8)
+        scratch = torch.zeros(each * math.prod(grid) + 256 if each else 0, dtype=torch.uint8)
         given.ranges.append(_storage(scratch))
         given.add("global_scratch", "*g", scratch if each else None)
         given.add("profile_scratch", "*p", None)
-        self.kernel.launch((gx, gy, gz), given.values, given.ranges, given.names)
+        self.kernel.launch(grid, given.values, given.ranges, given.names)
         last.kernel, last.metadata = self.kernel, metadata
 
 
