@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import SettingError, SparseBridgeError
+from ..errors import SettingError
 from ..tables import Column, Table
 from . import weights
 from .projects import PROJECTS, Paths, Project, locate
@@ -73,22 +73,20 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; see the exit status in its help."""
+    """Run the command: 0 or 1, see its help.
+
+    Raises: SettingError, ShapeError, DataTypeError, which are exit status 2.
+    """
     project: Project = PROJECTS[args.project]
-    try:
-        expected = {} if args.check else _expected(project, args.expect)
-        tolerance = _tolerance(project, args.tolerance)
-        checked = weights.compare(
-            weights.load(args.checkpoint, args.trust), project.keys(), project.title
-        )
-        _check_data(project, args.data)
-        _say(_describe(args.checkpoint, checked))
-        if args.check:
-            return _checked(args, project, checked)
-        tree = locate(project, args.tree)
-    except SparseBridgeError as error:
-        _say(f"sparse_bridge: {error}")
-        return 2
+    expected = {} if args.check else _expected(project, args.expect)
+    tolerance = _tolerance(project, args.tolerance)
+    found = weights.load(args.checkpoint, args.trust)
+    checked = weights.compare(found, project.keys(), project.title)
+    _check_data(project, args.data)
+    _say(_describe(args.checkpoint, checked))
+    if args.check:
+        return _checked(args, project, checked)
+    tree = locate(project, args.tree)
     try:
         with tempfile.TemporaryDirectory(prefix="sparse_bridge_verify_") as scratch:
             paths = Paths(tree, args.checkpoint.resolve(), args.data.resolve(), Path(scratch))
