@@ -232,7 +232,7 @@ def _profile(
 def _train(
     network: Network, forward: Callable[[], Any], profile: NetworkProfile, args: argparse.Namespace
 ) -> TrainingResult:
-    single = next((layer.name for layer in profile.layers if layer.n_out < 2), None)
+    single = next((layer.name for layer in profile.layers if (layer.rows_out or 0) < 2), None)
     if single is not None:
         raise ShapeError(
             f"--train: layer {single} of the {network.title} has 1 voxel, and batch norm learns "

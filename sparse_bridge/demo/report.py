@@ -14,8 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import _version
+from ..profiling.results import LayerProfile
+from ..tables import fitting, megabytes, times
 from .points import PointCloud
-from .profile import LayerProfile, NetworkProfile
+from .profile import NetworkProfile
 from .segmentation import CLASSES, Labelled
 from .training import TrainingResult
 from .voxels import VoxelGrid
@@ -34,18 +36,9 @@ _FLOW_STYLE = {
 }
 
 
-def _megabytes(size: int) -> str:
-    return f"{size / 2**20:,.1f}"
-
-
-def _axes(values: Sequence[int]) -> str:
-    """`3x3x3`; the layer's own order of axes, z first."""
-    return "x".join(map(str, values))
-
-
 def _number(values: Sequence[int]) -> str:
     """One number where all axes agree."""
-    return str(values[0]) if len(set(values)) == 1 else _axes(values)
+    return str(values[0]) if len(set(values)) == 1 else times(values)
 
 
 def _version_of(package: str) -> str:
@@ -97,9 +90,9 @@ def facts_table(
 def layers_table(profile: NetworkProfile, device: torch.device, width: int) -> Table:
     """One row per sparse layer, then the sum; the columns that `width` characters have room for."""
     memory = "peak +MB" if device.type == "cuda" else "output MB"
-    total = sum(layer.ms for layer in profile.layers)
+    total = sum(layer.median_ms for layer in profile.layers)
     largest = max((layer.memory for layer in profile.layers), default=0)
-    summary = ["all layers", *[""] * 7, f"{total:,.2f}", f"max {_megabytes(largest)}"]
+    summary = ["all layers", *[""] * 7, f"{total:,.2f}", f"max {megabytes(largest)}"]
     rows: list[Sequence[str | Text]] = [*map(_cells, profile.layers), summary]
     shown = _fitting([*_COLUMNS, memory], rows, width)
     table = Table(
@@ -115,7 +108,7 @@ def layers_table(profile: NetworkProfile, device: torch.device, width: int) -> T
             [*_COLUMNS, memory][index], justify="left" if words else "right", no_wrap=True
         )
     for layer, cells in zip(profile.layers, rows, strict=False):
-        if layer.kind not in ("SubM", "1x1"):
+        if layer.kind not in ("submanifold", "pointwise"):
             table.add_section()  # the voxels change: a new resolution begins
         table.add_row(*(cells[index] for index in shown))
     table.add_section()
@@ -127,20 +120,17 @@ _COLUMNS = (
     "layer", "kind", "kernel", "stride", "voxels in", "voxels out", "channels", "dataflow", "ms"
 )  # fmt: skip
 _WORDS = (0, 1, 7)  # columns that are read from the left
-_LEFT_OUT = (4, 3, 9, 2, 1)  # columns that a narrow terminal does without, the first one first
+# Columns that a narrow terminal does without, as of `tables.Column`.
+_SPARE = {4: 5, 3: 4, 9: 3, 2: 2, 1: 1}
 
 
 def _fitting(names: Sequence[str], rows: Sequence[Sequence[str | Text]], width: int) -> list[int]:
     """The columns that fit into `width` characters whole."""
-    needed = [
-        max(len(name), *(len(row[index]) for row in rows)) + 3 for index, name in enumerate(names)
-    ]
-    shown = list(range(len(names)))
-    for index in _LEFT_OUT:
-        if 1 + sum(needed[one] for one in shown) <= width:
-            break
-        shown.remove(index)
-    return shown
+    needed = {
+        index: max(len(name), *(len(row[index]) for row in rows))
+        for index, name in enumerate(names)
+    }
+    return sorted(fitting(needed, {index: _SPARE.get(index, 0) for index in needed}, width))
 
 
 def _cells(layer: LayerProfile) -> list[str | Text]:
@@ -148,14 +138,14 @@ def _cells(layer: LayerProfile) -> list[str | Text]:
     return [
         layer.name,
         layer.kind,
-        _axes(layer.kernel),
-        _number(layer.stride),
-        f"{layer.n_in:,}",
-        f"{layer.n_out:,}",
-        f"{layer.c_in} > {layer.c_out}",
+        times(layer.kernel),
+        _number(layer.stride or ()),
+        f"{layer.rows_in:,}",
+        f"{layer.rows_out:,}",
+        f"{layer.channels_in} > {layer.channels_out}",
         Text(layer.dataflow, style=style),
-        f"{layer.ms:,.2f}",
-        _megabytes(layer.memory),
+        f"{layer.median_ms:,.2f}",
+        megabytes(layer.memory),
     ]
 
 
@@ -171,10 +161,10 @@ def times_table(
     table.add_column("notes")
     table.add_row("voxelise", f"{voxelise_ms:,.1f}", "")
     for profile in profiles:
-        voxels = profile.layers[0].n_in
+        voxels = profile.layers[0].rows_in or 0
         note = f"{voxels / profile.ms:,.0f} k voxels/s"
         if profile.peak_memory is not None:
-            note += f", peak memory +{_megabytes(profile.peak_memory)} MB"
+            note += f", peak memory +{megabytes(profile.peak_memory)} MB"
         table.add_row(f"{profile.title}, inference", f"{profile.ms:,.1f}", note)
     for result in trained:
         shown = " > ".join(f"{loss:.3f}" for loss in result.losses)

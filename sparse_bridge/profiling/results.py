@@ -98,6 +98,11 @@ class LayerProfile:
         return self.time(bool(self.device_ms))
 
     @property
+    def memory(self) -> int:
+        """Bytes: `peak_bytes` on a GPU, else `output_bytes`."""
+        return (self.output_bytes if self.peak_bytes is None else self.peak_bytes) or 0
+
+    @property
     def dataflow(self) -> str:
         """What computed it; "original" where the framework itself did."""
         return ", ".join([*self.dataflows, *(["original"] if self.original else [])])
@@ -213,6 +218,6 @@ def _row(layer: LayerProfile, totals: Totals, on_device: bool) -> list[str]:
         f"{sum(layer.host_ms):,.2f}",
         f"{sum(layer.device_ms):,.2f}" if layer.device_ms else "",
         f"{backward:,.2f}" if layer.backward_nodes else "",
-        megabytes(layer.peak_bytes if on_device else layer.output_bytes),
+        megabytes(layer.memory),
         _percent(layer.time(on_device), totals),
     ]

@@ -1,10 +1,11 @@
-"""Probes, tables and training, on stand-ins for sparse layers: no framework is imported here."""
+"""Probes, tables and training."""
 
 from __future__ import annotations
 
 import dataclasses
 import types
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -12,78 +13,44 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from sparse_bridge.core.device import trace
 from sparse_bridge.demo import profile, report, training, voxels
 from sparse_bridge.demo.points import PointCloud
 from sparse_bridge.errors import GeometryError, SettingError
+from tests.adapters.spconv import doors
 
 CPU = torch.device("cpu")
 
 
-class FakeConv(nn.Module):
-    """Looks like a sparse convolution to the profiler and keeps every `keep`-th row."""
-
-    def __init__(self, c_in: int, c_out: int, kernel: int, stride: int, flow: str | None) -> None:
-        super().__init__()
-        self.in_channels, self.out_channels, self.flow = c_in, c_out, flow
-        self.kernel_size, self.stride = [kernel] * 3, [stride] * 3
-        self.subm, self.inverse, self.transposed = stride == 1, False, False
-        self.linear = nn.Linear(c_in, c_out)
-
-    def forward(self, x: Any) -> Any:
-        features = self.linear(x.features)[:: self.stride[0]]
-        if self.flow:
-            kmap = types.SimpleNamespace(n_in=1, n_out=1, n_offsets=27)
-            trace.emit("conv", self.flow, kmap, 1, 1)  # type: ignore[arg-type]
-        return types.SimpleNamespace(features=features)
-
-
-class FakeNet(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = FakeConv(4, 8, 3, 1, "per_offset")
-        self.down = FakeConv(8, 16, 2, 2, "masked")
-        self.proj = FakeConv(16, 6, 1, 1, None)
-        self.other = FakeConv(6, 6, 3, 1, None)
-
-
 @pytest.fixture
-def profiled(monkeypatch: pytest.MonkeyPatch) -> profile.NetworkProfile:
-    def find(model: nn.Module) -> dict[str, nn.Module]:
-        return {name: m for name, m in model.named_modules() if isinstance(m, FakeConv)}
+def profiled() -> Iterator[profile.NetworkProfile]:
+    torch.manual_seed(0)
+    with doors.standin() as sp:
+        net = sp.SparseSequential(
+            OrderedDict(
+                stem=sp.SubMConv3d(4, 8, 3, bias=False, indice_key="a"),
+                down=sp.SparseConv3d(8, 16, 2, 2, bias=False),
+                act=nn.ReLU(),
+                proj=sp.SubMConv3d(16, 6, 1, bias=False),
+            )
+        )
+        one = doors.tensor(sp, shape=(8, 8, 8), rows=100)
 
-    monkeypatch.setattr(profile, "sparse_layers", find)
-    net = FakeNet()
+        def forward() -> object:
+            return net(sp.SparseConvTensor(one.features, one.indices, [8, 8, 8], 2))
 
-    def forward() -> object:
-        return net(types.SimpleNamespace(features=torch.zeros(100, 4)))
-
-    return profile.profile_network("a net", net, forward, CPU, repeats=2)
+        yield profile.profile_network("a net", net, forward, CPU, repeats=2)
 
 
 def test_layers_in_order_with_their_facts(profiled: profile.NetworkProfile) -> None:
-    stem, down, proj, other = profiled.layers
-    assert [layer.name for layer in profiled.layers] == ["stem", "down", "proj", "other"]
-    assert (stem.kind, down.kind, proj.kind) == ("SubM", "conv", "1x1")
-    assert (stem.n_in, stem.n_out, down.n_out) == (100, 100, 50)
-    assert (down.c_in, down.c_out) == (8, 16)
-    assert [layer.dataflow for layer in (stem, down, proj, other)] == [
-        "per_offset",
-        "masked",
-        "mm",
-        "original",
-    ]
+    stem, down, proj = profiled.layers
+    assert [layer.name for layer in profiled.layers] == ["stem", "down", "proj"]
+    assert [one.kind for one in profiled.layers] == ["submanifold", "strided", "pointwise"]
+    assert (stem.rows_in, stem.rows_out) == (100, 100) and down.rows_out == proj.rows_in < 100
+    assert (down.channels_in, down.channels_out) == (8, 16)
+    assert [one.dataflow for one in profiled.layers] == ["per_offset", "per_offset", "mm"]
     assert stem.memory == 100 * 8 * 4 and profiled.peak_memory is None
-    assert all(layer.ms > 0 for layer in profiled.layers)
-    assert profiled.ms > 0 and profiled.parameters == 40 + 144 + 102 + 42
-
-
-def test_hooks_are_gone_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    net = FakeNet()
-    monkeypatch.setattr(profile, "sparse_layers", lambda model: {"stem": model.stem})
-    with pytest.raises(ZeroDivisionError):
-        profile.profile_network("a net", net, lambda: 1 / 0, CPU, 1)
-    assert not net.stem._forward_hooks and not net.stem._forward_pre_hooks
+    assert all(layer.median_ms > 0 and layer.calls == 2 for layer in profiled.layers)
+    assert profiled.ms > 0 and profiled.parameters == 27 * 4 * 8 + 8 * 8 * 16 + 16 * 6
 
 
 def render(*tables: object) -> str:
@@ -94,15 +61,15 @@ def render(*tables: object) -> str:
 
 
 def test_table_contents(profiled: profile.NetworkProfile) -> None:
-    layers = [dataclasses.replace(layer, ms=1.5) for layer in profiled.layers]
-    layers[0] = dataclasses.replace(layers[0], n_in=1234567, memory=3 << 20)
+    layers = [dataclasses.replace(layer, host_ms=(1.5, 1.5)) for layer in profiled.layers]
+    layers[0] = dataclasses.replace(layers[0], rows_in=1234567, output_bytes=3 << 20)
     text = render(report.layers_table(dataclasses.replace(profiled, layers=layers), CPU, 160))
-    assert "a net: 4 sparse layers" in text and "output MB" in text
+    assert "a net: 3 sparse layers" in text and "output MB" in text
     row = next(line for line in text.splitlines() if "stem" in line)
-    for cell in ("SubM", "3x3x3", "1,234,567", "4 > 8", "per_offset", "1.50", "3.0"):
+    for cell in ("submanifold", "3x3x3", "1,234,567", "4 > 8", "per_offset", "1.50", "3.0"):
         assert cell in row
     total = next(line for line in text.splitlines() if "all layers" in line)
-    assert "6.00" in total and "max 3.0" in total
+    assert "4.50" in total and "max 3.0" in total
 
 
 @pytest.mark.parametrize("width", [50, 64, 80, 100, 140])
