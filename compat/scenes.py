@@ -53,6 +53,7 @@ PRESETS = {
     "slat": Preset((64, 64, 64), (1 / 64,) * 3, "shell", 1, {"radius": 27, "layers": 2}),
     "vae1024": Preset((1024, 1024, 1024), (1 / 1024,) * 3, "shell", 1, {"radius": 390}),
     "codec": Preset((1024, 1024, 1024), (1.0,) * 3, "shell", 1, {"radius": 190}),
+    "lartpc": Preset((768, 768, 768), (0.003,) * 3, "tracks", 4, {"count": 120, "length": 500}),
     "tiny": Preset((128, 128, 128), (0.02,) * 3, "cluster", 64),
 }
 
@@ -154,6 +155,10 @@ def _item(
         small = {"radius": math.sqrt(wanted / 1.5 / 4 / math.pi)}
         options = facts.options if size == "full" else small
         return _unique(surfaces.shell(facts.grid, rng, **options), facts.grid)
+    if facts.kind == "tracks":
+        few = {"count": 6, "length": wanted / 10}
+        options = facts.options if size == "full" else few
+        return _unique(surfaces.tracks(facts.grid, rng, **options), facts.grid)
     scene_seed = 1000 * seed + item
     draw = surfaces.street if facts.kind == "street" else surfaces.room
     voxels = _unique(draw(facts.grid, facts.voxel_size, scene_seed, **facts.options), facts.grid)

@@ -1,4 +1,4 @@
-"""Surfaces that scenes are made of: a street seen by a lidar, a room, closed shells, clusters."""
+"""What scenes are made of: a street seen by a lidar, a room, closed shells, tracks, clusters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["cluster", "room", "shell", "street"]
+__all__ = ["cluster", "room", "shell", "street", "tracks"]
 
 Voxels = npt.NDArray[np.int64]
 
@@ -113,6 +113,25 @@ def shell(
     outer = unit * (radius * (1 + 0.04 * bumps))[:, None]
     surfaces = [np.array(grid) / 2 + 0.7**layer * outer for layer in range(int(layers))]
     return np.floor(np.concatenate(surfaces)).astype(np.int64)
+
+
+def tracks(grid: tuple[int, ...], rng: np.random.Generator, count: float, length: float) -> Voxels:
+    """Voxels [n, 3], repeated, of charged particles that scatter as they cross the grid.
+
+    Args:
+        grid: extents (X, Y, Z).
+        rng: where particles start, where they go.
+        count: particles.
+        length: the longest, voxels; the shortest has a quarter of it.
+    """
+    steps = 2 * int(length)  # half a voxel each
+    shape = (int(count), steps, 3)
+    turned = rng.normal(0, 1, (shape[0], 1, 3)) + np.cumsum(rng.normal(0, 0.03, shape), 1)
+    unit = turned / np.linalg.norm(turned, axis=2, keepdims=True)
+    start = rng.uniform(0.2, 0.8, (shape[0], 1, 3)) * np.array(grid)
+    path = start + np.cumsum(0.5 * unit, 1) + rng.normal(0, 0.7, shape)  # charge diffuses
+    lives = rng.uniform(0.25, 1, (shape[0], 1)) * steps > np.arange(steps)
+    return np.floor(path[lives]).astype(np.int64)
 
 
 def cluster(grid: tuple[int, ...], count: int, rng: np.random.Generator) -> Voxels:

@@ -9,11 +9,18 @@ from typing import Any
 
 import spconv.pytorch as spconv
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from .point_sequential import Point, PointModule, PointSequential
-from .ptv3 import MLP, Embedding, GridPooling, GridUnpooling, SerializedAttention, batch
+from .ptv3 import (
+    Block,
+    Embedding,
+    GridPooling,
+    GridUnpooling,
+    SerializedAttention,
+    batch,
+    encoder,
+)
 
 __all__ = ["batch", "build"]
 
@@ -34,15 +41,8 @@ def rotated(x: torch.Tensor, coords: torch.Tensor, base: float = 100.0) -> torch
 class RotaryAttention(SerializedAttention):
     """Attention inside patches; queries and keys are turned by the points' cells."""
 
-    def forward(self, point: Point) -> Point:
-        rows, inverse = self.patches(point)
-        c = point.feat.shape[1]
-        qkv = self.qkv(point.feat)[rows].view(-1, self.size, 3, self.num_heads, c // self.num_heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        coords = point.grid_coord[rows].view(-1, 1, self.size, 3)
-        feat = F.scaled_dot_product_attention(rotated(q, coords), rotated(k, coords), v)
-        point.feat = self.proj(feat.transpose(1, 2).reshape(-1, c)[inverse])
-        return point
+    def prepared(self, heads: torch.Tensor, coords: torch.Tensor) -> torch.Tensor:
+        return rotated(heads, coords)
 
 
 class ConvBlock(PointModule):
@@ -65,24 +65,10 @@ class ConvBlock(PointModule):
         return point
 
 
-class AttentionBlock(PointModule):
+class AttentionBlock(Block):
     """Attention and MLP, without a convolution; pre-norm."""
 
-    def __init__(self, channels: int, num_heads: int, patch_size: int):
-        super().__init__()
-        self.norm1 = PointSequential(nn.LayerNorm(channels))
-        self.attn = RotaryAttention(channels, num_heads, patch_size)
-        self.norm2 = PointSequential(nn.LayerNorm(channels))
-        self.mlp = PointSequential(MLP(channels))
-
-    def forward(self, point: Point) -> Point:
-        for steps in ((self.norm1, self.attn), (self.norm2, self.mlp)):
-            shortcut = point.feat
-            for step in steps:
-                point = step(point)
-            point.feat = shortcut + point.feat
-        point.sparse_conv_feat = point.sparse_conv_feat.replace_feature(point.feat)
-        return point
+    attention = RotaryAttention
 
 
 class LitePT(PointModule):
@@ -94,17 +80,16 @@ class LitePT(PointModule):
     ):  # fmt: skip
         super().__init__()
         self.embedding = Embedding(in_channels, enc_channels[0])
-        self.enc, self.dec = PointSequential(), PointSequential()
-        for s, (width, heads) in enumerate(zip(enc_channels, enc_num_head, strict=True)):
-            stage = PointSequential()
-            if s > 0:
-                stage.add(GridPooling(enc_channels[s - 1], width), name="down")
-            for i in range(enc_depths[s]):
-                block: nn.Module = ConvBlock(width, f"stage{s}")
-                if s >= conv_stages:
-                    block = AttentionBlock(width, heads, patch_size)
-                stage.add(block, name=f"block{i}")
-            self.enc.add(stage, name=f"enc{s}")
+
+        def block(s: int, _: int) -> nn.Module:
+            if s < conv_stages:
+                return ConvBlock(enc_channels[s], f"stage{s}")
+            return AttentionBlock(enc_channels[s], enc_num_head[s], patch_size)
+
+        self.enc = encoder(
+            enc_depths, block, lambda s: GridPooling(enc_channels[s - 1], enc_channels[s])
+        )
+        self.dec = PointSequential()
         widths = [*dec_channels, enc_channels[-1]]
         for s in reversed(range(len(dec_channels))):
             up = GridUnpooling(widths[s + 1], enc_channels[s], widths[s])

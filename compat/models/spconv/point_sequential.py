@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import spconv.pytorch as spconv
@@ -36,11 +37,11 @@ class Point(dict):
             batch_size=self.batch[-1].tolist() + 1,
         )
 
-    def code(self) -> torch.Tensor:
-        """int64 [N], batch index and Morton code of each grid coordinate."""
+    def code(self, axes: Sequence[int] = (0, 1, 2)) -> torch.Tensor:
+        """int64 [N], batch index and Morton code of each grid coordinate, the last axis fastest."""
         value = self.batch.long()
         for bit in reversed(range(16)):
-            for axis in range(3):
+            for axis in axes:
                 value = value * 2 + ((self.grid_coord[:, axis].long() >> bit) & 1)
         return value
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import spconv.pytorch as spconv
@@ -21,6 +22,8 @@ BatchNorm = functools.partial(nn.BatchNorm1d, eps=1e-3, momentum=0.01)
 class SerializedAttention(PointModule):
     """Attention inside patches of points that are neighbours along a space-filling curve."""
 
+    axes = (0, 1, 2)  # of the curve, the fastest one last
+
     def __init__(self, channels: int, num_heads: int, patch_size: int):
         super().__init__()
         self.num_heads, self.patch_size = num_heads, patch_size
@@ -29,7 +32,7 @@ class SerializedAttention(PointModule):
 
     def patches(self, point: Point) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows [P * patch] in order of the curve, padded per batch item; place of each row."""
-        order = torch.argsort(point.code())
+        order = torch.argsort(point.code(self.axes), stable=True)
         counts = torch.bincount(point.batch, minlength=len(point.offset)).tolist()
         size = max(1, min(self.patch_size, *[count for count in counts if count]))
         rows, places, start, filled = [], [], 0, 0
@@ -44,11 +47,17 @@ class SerializedAttention(PointModule):
         inverse[order] = torch.cat(places)
         return torch.cat(rows), inverse
 
+    def prepared(self, heads: torch.Tensor, coords: torch.Tensor) -> torch.Tensor:
+        """What happens to queries and keys [patch, head, n, d] at cells [patch, 1, n, 3]."""
+        return heads
+
     def forward(self, point: Point) -> Point:
         rows, inverse = self.patches(point)
         c = point.feat.shape[1]
         qkv = self.qkv(point.feat)[rows].view(-1, self.size, 3, self.num_heads, c // self.num_heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        coords = point.grid_coord[rows].view(-1, 1, self.size, 3)
+        q, k = self.prepared(q, coords), self.prepared(k, coords)
         feat = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(-1, c)[inverse]
         point.feat = self.proj(feat)
         return point
@@ -63,24 +72,32 @@ class MLP(nn.Sequential):
 
 
 class Block(PointModule):
-    """Conditional position encoding (sparse), attention, MLP; pre-norm."""
+    """Conditional position encoding (sparse, if it has a key), attention, MLP; pre-norm."""
 
-    def __init__(self, channels: int, num_heads: int, patch_size: int, cpe_indice_key: str):
+    attention: type[SerializedAttention] = SerializedAttention
+
+    def __init__(
+        self, channels: int, num_heads: int, patch_size: int, cpe_indice_key: str | None = None
+    ):
         super().__init__()
-        self.cpe = PointSequential(
-            spconv.SubMConv3d(
-                channels, channels, kernel_size=3, bias=True, indice_key=cpe_indice_key
-            ),
-            nn.Linear(channels, channels),
-            nn.LayerNorm(channels),
-        )
+        if cpe_indice_key is not None:
+            self.cpe = PointSequential(
+                spconv.SubMConv3d(
+                    channels, channels, kernel_size=3, bias=True, indice_key=cpe_indice_key
+                ),
+                nn.Linear(channels, channels),
+                nn.LayerNorm(channels),
+            )
         self.norm1 = PointSequential(nn.LayerNorm(channels))
-        self.attn = SerializedAttention(channels, num_heads, patch_size)
+        self.attn = self.attention(channels, num_heads, patch_size)
         self.norm2 = PointSequential(nn.LayerNorm(channels))
         self.mlp = PointSequential(MLP(channels))
 
     def forward(self, point: Point) -> Point:
-        for steps in ((self.cpe,), (self.norm1, self.attn), (self.norm2, self.mlp)):
+        branches = [(self.norm1, self.attn), (self.norm2, self.mlp)]
+        if hasattr(self, "cpe"):
+            branches.insert(0, (self.cpe,))
+        for steps in branches:
             shortcut = point.feat
             for step in steps:
                 point = step(point)
@@ -151,6 +168,22 @@ class Embedding(PointModule):
         return self.stem(point)
 
 
+def encoder(
+    depths: Sequence[int], block: Callable[[int, int], nn.Module],
+    down: Callable[[int], nn.Module], name: str | None = "down",
+) -> PointSequential:  # fmt: skip
+    """Stages of `depths[s]` blocks, `block(s, i)`; all but the first begin with `down(s)`."""
+    enc = PointSequential()
+    for s, depth in enumerate(depths):
+        stage = PointSequential()
+        if s > 0:
+            stage.add(down(s), name=name)
+        for i in range(depth):
+            stage.add(block(s, i), name=f"block{i}")
+        enc.add(stage, name=f"enc{s}")
+    return enc
+
+
 class PointTransformerV3(PointModule):
     """Five encoder and four decoder stages."""
 
@@ -160,14 +193,12 @@ class PointTransformerV3(PointModule):
     ):  # fmt: skip
         super().__init__()
         self.embedding = Embedding(in_channels, enc_channels[0])
-        self.enc, self.dec = PointSequential(), PointSequential()
-        for s, (width, heads) in enumerate(zip(enc_channels, enc_num_head, strict=True)):
-            stage = PointSequential()
-            if s > 0:
-                stage.add(GridPooling(enc_channels[s - 1], width), name="down")
-            for i in range(enc_depths[s]):
-                stage.add(Block(width, heads, patch_size, f"stage{s}"), name=f"block{i}")
-            self.enc.add(stage, name=f"enc{s}")
+        self.enc = encoder(
+            enc_depths,
+            lambda s, _: Block(enc_channels[s], enc_num_head[s], patch_size, f"stage{s}"),
+            lambda s: GridPooling(enc_channels[s - 1], enc_channels[s]),
+        )
+        self.dec = PointSequential()
         widths = [*dec_channels, enc_channels[-1]]
         for s in reversed(range(len(dec_channels))):
             stage = PointSequential()

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from .point_sequential import Point, PointModule, PointSequential
-from .ptv3 import Block, GridPooling, batch
+from .ptv3 import Block, GridPooling, batch, encoder
 
 __all__ = ["batch", "build"]
 
@@ -56,14 +56,11 @@ class PointTransformerV3(PointModule):
         super().__init__()
         self.mask_ratio = mask_ratio
         self.embedding = Embedding(in_channels, enc_channels[0])
-        self.enc = PointSequential()
-        for s, (width, heads) in enumerate(zip(enc_channels, enc_num_head, strict=True)):
-            stage = PointSequential()
-            if s > 0:
-                stage.add(LayerNormPooling(enc_channels[s - 1], width), name="down")
-            for i in range(enc_depths[s]):
-                stage.add(Block(width, heads, patch_size, f"stage{s}"), name=f"block{i}")
-            self.enc.add(stage, name=f"enc{s}")
+        self.enc = encoder(
+            enc_depths,
+            lambda s, _: Block(enc_channels[s], enc_num_head[s], patch_size, f"stage{s}"),
+            lambda s: LayerNormPooling(enc_channels[s - 1], enc_channels[s]),
+        )
 
     def forward(self, data_dict: dict[str, torch.Tensor]) -> torch.Tensor:
         point = Point(data_dict)

@@ -69,12 +69,17 @@ class SLatMeshDecoder(nn.Module):
         if use_fp16:
             convert_module_to_f16(self.upsample)
 
+    def torso(self, h: SparseTensor) -> SparseTensor:
+        """What the transformer does to the tokens: nothing here."""
+        return h
+
     def forward(self, feats: torch.Tensor, coords: torch.Tensor) -> SparseTensor:
         x = SparseTensor(feats, coords)
         h = self.input_layer(x)
         dtype = h.feats.dtype
         if self.dtype is not None:
             h = h.type(self.dtype)
+        h = self.torso(h)
         for block in self.upsample:
             h = block(h)
         h = h.type(dtype)

@@ -97,9 +97,19 @@ class SLatFlowIO(nn.Module):
         angle = t[:, None].float() * rates
         return torch.cat([angle.cos(), angle.sin()], dim=-1)
 
-    def forward(self, feats: torch.Tensor, coords: torch.Tensor, t: torch.Tensor) -> SparseTensor:
+    def torso(self, h: SparseTensor, emb: torch.Tensor, *cond: torch.Tensor) -> SparseTensor:
+        """What the transformer does to the tokens."""
+        return h.replace(h.feats + self.tokens(h.feats))
+
+    def embedding(self, *times: torch.Tensor) -> torch.Tensor:
+        return self.t_embedder(self.timestep(times[0]).to(self.input_layer.weight.dtype))
+
+    def forward(
+        self, feats: torch.Tensor, coords: torch.Tensor, t: Any, *cond: torch.Tensor
+    ) -> SparseTensor:
+        """t: times [B], or a tuple of such; cond: what the tokens are told besides."""
         h = self.input_layer(SparseTensor(feats, coords))
-        emb = self.t_embedder(self.timestep(t).to(h.feats.dtype))
+        emb = self.embedding(*(t if isinstance(t, tuple) else (t,)))
         dtype = h.feats.dtype
         if self.dtype is not None:
             h, emb = h.type(self.dtype), emb.to(self.dtype)
@@ -107,7 +117,7 @@ class SLatFlowIO(nn.Module):
         for block in self.input_blocks:
             h = block(h, emb)
             skips.append(h.feats)
-        h = h.replace(h.feats + self.tokens(h.feats))
+        h = self.torso(h, emb, *cond)
         for block, skip in zip(self.out_blocks, reversed(skips), strict=True):
             h = block(h.replace(torch.cat([h.feats, skip], dim=1)), emb)
         h = h.type(dtype)
