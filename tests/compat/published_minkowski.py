@@ -34,6 +34,23 @@ INCEPTION = {
     "decoder.up0.kernel": (8, 8, 64),
     "decoder.conv2_cls.kernel": (27, 16, 1),
 }
+URESNET = {
+    "net.encoder.input_layer.kernel": (27, 1, 32),
+    "net.encoder.encoding_block.4.1.conv2.kernel": (27, 160, 160),
+    "net.encoder.encoding_conv.0.2.kernel": (8, 32, 64),
+    "net.decoder.decoding_block.0.0.residual.linear.weight": (128, 256),
+    "net.decoder.decoding_conv.3.2.kernel": (8, 64, 32),
+    "ppn.ppn_masks.0.linear.weight": (2, 128),
+    "ppn.final_block.norm1.bn.weight": (32,),
+}
+RESNET14 = {
+    "conv1.kernel": (27, 6, 64),
+    "layer1.0.downsample.0.kernel": (1, 64, 64),
+    "layer4.0.conv1.kernel": (27, 256, 512),
+    "layer4.0.norm2.bn.running_var": (512,),
+    "final.kernel": (512, 512),
+    "final.bias": (1, 512),
+}
 # Module, its options (None: those of the matrix), entries of the state, millions of parameters.
 FACTS = [
     ("minkunet", None, MINKUNET, 37.86),
@@ -96,4 +113,6 @@ FACTS = [
         1.85,
     ),
     ("pcgc", None, INCEPTION, 0.78),
+    ("spine", None, URESNET, 15.55),
+    ("rise", None, {f"sparse_encoder.cloud_encoder.{k}": v for k, v in RESNET14.items()}, 30.48),
 ]

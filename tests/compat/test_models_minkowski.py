@@ -267,3 +267,38 @@ def test_registration_works_in_six_dimensions(load):
     y.F.square().mean().backward()
     assert all(torch.isfinite(p.grad).all() for p in network.parameters())
     assert network.conv1.kernel.grad.any()
+
+
+def test_spine_scores_every_voxel_of_every_level(load):
+    """Rows come back in the order they were given; what the masks let through is no gradient."""
+    data = scenes.make("lartpc", "small", 1)
+    module = load("spine")
+    network = module.build(filters=4, depth=3, reps=1)
+    result = network(*module.batch(data, CPU, torch.float32))
+    coarse, fine = result["ppn_layers"]
+    assert coarse.tensor_stride == [2, 2, 2] and torch.equal(fine.C, data.coords)
+    assert result["ppn_points"].shape == (len(data.coords), 3 + 5 + 2)
+    torch.testing.assert_close(result["ppn_points"][:, -2:], fine.F)
+    result["ppn_points"][:, :8].square().sum().backward(retain_graph=True)
+    assert network.ppn.ppn_masks[0].linear.weight.grad is None
+    coarse.F.square().sum().backward()
+    assert network.ppn.ppn_masks[0].linear.weight.grad.abs().sum() > 0
+
+
+def test_rise_reads_the_coarsest_voxels_as_tokens(load):
+    data = scene(features=6, batch_size=2)
+    module = load("rise")
+    cloud, items = module.batch(data, CPU, torch.float32)
+    encoder = module.Sparse3DEncoder(6, 12).eval()
+    tokens, positions, padding = encoder(cloud, items, max_num_token=7)
+    coarse = encoder.cloud_encoder(cloud)
+    assert coarse.tensor_stride == [32] * 3 and bool((coarse.C[:, 1:] % 32 == 0).all())
+    for item in range(items):
+        mask = coarse.C[:, 0] == item
+        count = min(7, int(mask.sum()))
+        assert padding[item].tolist() == [False] * count + [True] * (7 - count)
+        assert torch.equal(tokens[item, :count], coarse.F[mask][:count])
+        assert bool((tokens[item, count:] == 0).all())
+    first = coarse.C[0, 1:].float() + 400  # coordinates around the origin
+    torch.testing.assert_close(positions[0, 0, :2], torch.stack([first[0].sin(), first[0].cos()]))
+    torch.testing.assert_close(positions[0, 0, 8:10], torch.stack([first[2].sin(), first[2].cos()]))

@@ -114,3 +114,33 @@ PUBLISHED = {
         "xyzc_net.conv4.6.weight": (128, 3, 3, 3, 128),
     },
 }
+
+# file of a model that the matrix runs narrower than published -> shapes as published
+WHOLE = {
+    "sonata": {
+        "backbone.embedding.mask_token": (1, 48),
+        "backbone.enc.enc4.down.proj.weight": (512, 384),
+        "backbone.enc.enc3.block11.cpe.0.weight": (384, 3, 3, 3, 384),
+    },
+    "unirig": {
+        "mesh_encoder.embedding.stem.conv.weight": (32, 5, 5, 5, 9),
+        "mesh_encoder.embedding.res_linear.weight": (32, 9),
+        "mesh_encoder.enc.enc4.0.weight": (384, 256),
+        "mesh_encoder.enc.enc4.block15.cpe.0.weight": (384, 3, 3, 3, 384),
+        "mesh_encoder.enc.enc0.block0.attn.qkv.weight": (96, 32),
+    },
+    "sam3d_objects": {
+        "slat_generator.input_blocks.1.conv1.conv.weight": (1024, 3, 3, 3, 128),
+        "slat_generator.blocks.23.self_attn.to_qkv.weight": (3072, 1024),
+        "slat_generator.blocks.0.self_attn.q_rms_norm.gamma": (16, 64),
+        "slat_generator.blocks.0.cross_attn.to_kv.weight": (2048, 1024),
+        "slat_generator.out_blocks.0.skip_connection.weight": (128, 2048),
+        "slat_decoder_mesh.blocks.11.mlp.mlp.0.weight": (3072, 768),
+        "slat_decoder_mesh.upsample.1.out_layers.3.conv.weight": (96, 3, 3, 3, 96),
+    },
+    "litept": {
+        "embedding.stem.conv.weight": (36, 5, 5, 5, 6),
+        "enc.enc2.block1.conv.0.weight": (144, 3, 3, 3, 144),
+        "enc.enc4.block1.attn.qkv.weight": (1512, 504),
+    },
+}

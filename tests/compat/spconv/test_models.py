@@ -12,7 +12,7 @@ from compat.subject import flatten
 from sparse_bridge import settings
 from tests.adapters.spconv import doors
 
-from .published import PUBLISHED
+from .published import PUBLISHED, WHOLE
 from .small import blob, module_of, run
 
 MODELS = {model.name: model for model in matrix.load() if model.framework == "spconv"}
@@ -33,6 +33,12 @@ def test_weights_have_the_published_names_and_shapes(library, name, unfilled):
     state = network.state_dict()
     found = {key: tuple(state[key].shape) for key in PUBLISHED[name] if key in state}
     assert found == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_models_have_the_published_names_and_shapes(library, name, unfilled):
+    state = module_of(name).build().state_dict()
+    assert {key: tuple(state[key].shape) for key in WHOLE[name] if key in state} == WHOLE[name]
 
 
 def test_trellis2_widths_and_depths(library, unfilled):
@@ -129,6 +135,37 @@ def test_trellis2_grows_where_it_predicts(library):
     grown = network.eval()(*module.batch(scene, "cpu", torch.float32))
     predicted = grown["subdivisions"][0].feats > 0
     assert len(grown["out"].coords) == int((predicted.sum(1).clamp(min=1)).sum())
+
+
+def test_a_step_of_the_flow_keeps_rows_and_the_decoder_splits_them(library):
+    options = {
+        "model_channels": 128, "io_channels": 16, "cond_channels": 24, "num_blocks": 1,
+        "decoder_channels": 256, "decoder_blocks": 1,
+    }  # fmt: skip
+    scene = blob((16, 16, 16), 8, rows=40)
+    torch.manual_seed(0)
+    module = module_of("sam3d_objects")
+    network = module.build(**options)
+    slat, mesh = network(*module.batch(scene, "cpu", torch.float32, cond_channels=24))
+    assert torch.equal(slat.coords, scene.coords) and len(mesh.feats) == 64 * len(scene.coords)
+    assert torch.equal(torch.unique(mesh.coords // torch.tensor([1, 4, 4, 4]), dim=0), scene.coords)
+    mesh.feats.square().mean().backward()
+    assert all(p.grad is not None for p in network.parameters())
+
+
+def test_skinning_weights_of_every_vertex_sum_to_one(library):
+    options = {
+        "enc_depths": (1, 2), "enc_channels": (8, 16), "enc_num_head": (2, 2), "feat_dim": 16,
+        "num_heads": 2, "mlp_dim": 8, "num_bone_attn": 1, "num_mesh_bone_attn": 1, "latents": 4,
+        "patch_size": 16,
+    }  # fmt: skip
+    scene = blob((16, 16, 16), 3)
+    _, network, weights = run("unirig", scene, **options)
+    assert weights.shape == (len(scene.coords), 12)
+    torch.testing.assert_close(weights.sum(1), torch.ones(len(weights)))
+    assert not torch.allclose(weights[0], weights[-1])
+    weights.square().sum().backward()
+    assert all(p.grad is not None for p in network.parameters())
 
 
 def test_gaussians_keep_their_rows(library):
