@@ -87,7 +87,20 @@ def record() -> str:
         except ImportError:  # needs a build for CUDA
             continue
         lines += ["", f"[{name}]", *_module(module)]
+    lines += _compiled(importlib.import_module("spconv.core_cc"))
     return "\n".join(lines) + "\n" + _CUDA
+
+
+def _compiled(module: types.ModuleType) -> list[str]:
+    """Names of the compiled classes and of their members, whose parameters cannot be asked for."""
+    lines, below = [], []
+    for name, value in sorted(vars(module).items()):
+        if isinstance(value, types.ModuleType) and not name.startswith("_"):
+            below += _compiled(value)
+        elif isinstance(value, type):
+            lines.append(name)
+            lines += _wrapped([m for m in sorted(vars(value)) if not m.startswith("_")], "    ")
+    return (["", f"[{module.__name__}]", *lines] if lines else []) + below
 
 
 def _module(module: types.ModuleType) -> list[str]:
