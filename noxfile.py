@@ -5,14 +5,19 @@
     nox -s newest            # the newest that the index has, the whole suite
     nox -s "pairs(torch='2.6')"
     nox -s gpu               # in an environment that has the GPU's own torch already
+    nox -s release           # sdist and wheel, checked away from the checkout; `-- dist` keeps them
+    nox -s site              # the documentation, and whether its search finds what readers ask
 
 Python versions that are not installed are passed over (`--error-on-missing-interpreters` insists).
-torch's CPU builds come from its own index; NOX_TORCH_INDEX names another one.
+torch's CPU builds come from its own index; NOX_TORCH names another requirement and index:
+`NOX_TORCH="torch==2.13.0"`.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
+from pathlib import Path
 
 import nox
 
@@ -32,7 +37,11 @@ PAIRS = {
     "2.9": ("3.5.1", "numpy", "3.14"),
     "2.10": ("3.6.0", "numpy", "3.14"),
 }
-INDEX = os.environ.get("NOX_TORCH_INDEX", "https://download.pytorch.org/whl/cpu")
+INDEX = "https://download.pytorch.org/whl/cpu"
+TORCH = os.environ.get("NOX_TORCH", f"torch --index-url {INDEX}").split()
+ROOT = Path(__file__).parent
+OF_SDIST = ["tests/docs/test_pages.py", "tests/docs/test_figures.py", "tests/demo/test_points.py"]
+ARCHIVES = (".whl", ".tar.gz")
 TOOLS = ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "matplotlib>=3.7"]
 # Every kernel compiled, layers in plain torch, all three frameworks: minutes on two cores.
 SHORT = [
@@ -79,7 +88,7 @@ def oldest(session: nox.Session) -> None:
 @nox.session(python=["3.12", "3.13", "3.14"])
 def newest(session: nox.Session) -> None:
     """What an installation gets today: the README's own command."""
-    session.install("torch", "--index-url", INDEX)
+    session.install(*TORCH)
     session.install("-e", ".[test]")
     session.run("python", "-m", "pytest", "-n", "auto", *session.posargs)
 
@@ -100,7 +109,7 @@ EMULATED = [
 @nox.parametrize("triton", TRITONS)
 def tritons(session: nox.Session, triton: str) -> None:
     """One release of Triton. Older ones: `pairs`, which compiles every kernel."""
-    session.install("torch", "--index-url", INDEX)
+    session.install(*TORCH)
     session.install("-e", ".[test]")
     session.install("--no-deps", f"triton=={triton}")
     session.run("python", "-m", "sparse_bridge", "doctor", "--targets", *GATED, "--json")
@@ -119,8 +128,36 @@ def gpu(session: nox.Session) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Style and types."""
-    session.install("torch", "--index-url", INDEX)
-    session.install("-e", ".[test]")
+    session.install(*TORCH)
+    session.install("-e", ".[dev]")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
+
+
+@nox.session
+def release(session: nox.Session) -> None:
+    """Build both archives, check them, and use each where there is no checkout."""
+    folder = Path(session.posargs[0] if session.posargs else session.create_tmp(), "").resolve()
+    session.install("build", "twine", "pytest", "hypothesis")
+    session.run("python", "-m", "build", "--outdir", str(folder))
+    wheel, sdist = (max(folder.glob(f"*{kind}"), key=os.path.getmtime) for kind in ARCHIVES)
+    session.run("twine", "check", "--strict", str(wheel), str(sdist))
+    session.install(*TORCH)
+    session.install(f"{wheel}[viz,scans]")
+    with tempfile.TemporaryDirectory() as name:
+        session.chdir(name)
+        session.run("python", str(ROOT / "tools" / "wheel_check.py"), str(ROOT / "README.md"))
+        session.run("python", "-m", "tarfile", "-e", str(sdist), name)
+        session.chdir(Path(name, sdist.name.removesuffix(".tar.gz")))
+        session.run("python", "-m", "pytest", "-q", *OF_SDIST)
+        session.chdir(ROOT)
+
+
+@nox.session
+def site(session: nox.Session) -> None:
+    """Build the documentation and ask its search what readers ask."""
+    session.install(*TORCH)
+    session.install(".[docs,test]")
+    session.run("mkdocs", "build", "--strict", *session.posargs)
+    session.run("python", "-m", "pytest", "-q", "tests/docs")
