@@ -41,11 +41,16 @@ def convert(
         x: a sparse tensor of any framework, or a SparseData.
         to: a framework's name as `enable()` takes it, or "core" (a SparseData).
         like: a tensor of the target framework whose grid and map caches the result joins.
-        tensor_stride, spatial_shape, batch_size: instead of what x says, or does not say.
+        tensor_stride: one value per axis, instead of what x says, or does not say.
+        spatial_shape: cells per axis, likewise.
+        batch_size: number of scenes, likewise.
 
-    Raises: SettingError (unknown `to`), DataTypeError (x is none of these), LifecycleError (the
-        target is not there: call enable() for it), CoordinateError and GeometryError (the target
-        cannot hold these coordinates).
+    Raises:
+        SettingError: unknown `to`.
+        DataTypeError: x is none of these.
+        LifecycleError: the target is not there: call enable() for it.
+        CoordinateError: the target cannot hold these coordinates.
+        GeometryError: nor this grid.
     """
     if to != "core" and to not in base.ADAPTERS:
         raise SettingError(f"to={to!r}; expected one of core, {', '.join(base.ADAPTERS)}.")

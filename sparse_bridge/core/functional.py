@@ -311,7 +311,11 @@ def kernel_map(
 ) -> KernelMap:
     """A kernel map from explicit (input rows, output rows) lists, integer [P_v], one per offset.
 
-    Raises: GeometryError (no offsets), ShapeError, DataTypeError, DeviceError, CoordinateError (a
-        row outside n_in or n_out).
+    Raises:
+        GeometryError: no offsets.
+        ShapeError: lists of another rank, or of different lengths.
+        DataTypeError: rows that are no integers.
+        DeviceError: lists on different devices.
+        CoordinateError: a row outside n_in or n_out.
     """
     return map_builder.from_pairs(pairs, n_in, n_out)

@@ -109,3 +109,15 @@ def test_the_architecture_figure_is_drawn_by_its_program(tmp_path: Path) -> None
     assert again.shape == kept.shape
     # Other versions of matplotlib and FreeType set letters a little differently.
     assert np.abs(again - kept).mean() < 0.02
+
+
+@pytest.mark.parametrize("repository", ["", "https://example.org/owner/sparse_bridge"])
+def test_the_readme_of_a_package_index_has_no_relative_links(repository: str) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    program = runpy.run_path(str(ROOT / "setup.py"))
+    shown = program["index_readme"](text, repository)
+    targets = LINK.findall(shown)
+    assert all(target.startswith(("https://", "#")) for target in targets), targets
+    assert len(LINK.findall(text)) > 20
+    assert bool(repository) == (f"{repository}/blob/main/docs/speed.md" in targets)
+    assert bool(repository) == bool(program["project_urls"](repository))

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import NamedTuple, Protocol
 
-from ...errors import GeometryError
+import torch
+
+from ...errors import GeometryError, UnsupportedError
 from ..geometry.boxes import Box
 from ..geometry.offsets import Offsets
 from . import map_builder
@@ -81,7 +83,17 @@ def request(
 
 
 def build(cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
-    """Build the map now."""
+    """Build the map now.
+
+    Raises:
+        UnsupportedError: `torch.jit.trace` is recording: it would keep this input's map for all.
+    """
+    if torch.jit.is_tracing():
+        raise UnsupportedError(
+            "torch.jit.trace recorded a sparse layer; a trace would hold the coordinates of this "
+            "one input. Use torch.export or torch.compile (docs/compile.md), or "
+            "sparse_bridge.export.export_onnx (docs/export.md)."
+        )
     kind, offsets, out_box = req.kind, req.offsets, req.out_box(cmap.box)
     new: CoordinateMap | None = None
     if kind == "submanifold":

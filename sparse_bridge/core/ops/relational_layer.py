@@ -35,12 +35,14 @@ class RelationalConv(nn.Module):
     Args:
         in_channels: of the nodes, or of (source, target) nodes in a bipartite graph; without
             features, how many nodes there are.
-        out_channels, num_relations: as they say.
+        out_channels: of the result.
+        num_relations: R, the number of edge types.
         num_bases: relations share this many matrices (weight [B, C_in, C_out], comp [R, B]).
         num_blocks: block-diagonal matrices (weight [R, blocks, C_in / blocks, C_out / blocks]).
         aggr: "mean", "sum" or "add" over the edges of one relation into one node.
-        root_weight, bias: whether to have them.
+        root_weight: whether a node's own features are added, by a matrix of their own.
         is_sorted: accepted; edges may come in any order.
+        bias: whether to have one.
         flow: "source_to_target": edge_index holds (source, target); "target_to_source": the other
             way around.
     """

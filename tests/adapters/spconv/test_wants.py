@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sparse_bridge import settings
+from sparse_bridge import errors, settings
 from tests import checks
 
 from . import doors
@@ -254,3 +254,18 @@ def test_duplicates_can_be_removed(standin):
     twice.indices = torch.cat([x.indices, x.indices])
     once = standin.spatial.RemoveDuplicate()(twice)
     assert torch.equal(once.indices, x.indices) and torch.equal(once.features, x.features)
+
+
+def test_a_torchscript_trace_is_refused(sp):
+    """It would hold the map of this one input, whatever it is given later."""
+    layer = sp.SubMConv3d(4, 8, 3).eval()
+    indices = torch.tensor([[0, 1, 1, 1], [0, 1, 1, 2]], dtype=torch.int32)
+
+    def network(features, indices):
+        return layer(sp.SparseConvTensor(features, indices, [8, 8, 8], 1)).features
+
+    with (
+        pytest.warns(torch.jit.TracerWarning),
+        pytest.raises(errors.UnsupportedError, match="torch.export"),
+    ):
+        torch.jit.trace(network, (torch.randn(2, 4), indices))
