@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import math
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from torch import nn
 
 console = Console()
 
@@ -21,6 +26,12 @@ def parse(description: str, name: str, steps: int) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, metavar="N", help=f"training steps (default: {steps})")
     parser.add_argument("--seed", type=int, default=0, help="of weights, data and their order")
+    parser.add_argument(
+        "--model",
+        choices=("small", "public"),
+        default="small",
+        help="a small network, or the definition of a public project (needs the source checkout)",
+    )
     parser.add_argument("--quick", action="store_true", help="a coarse, short run: a smoke test")
     parser.add_argument(
         "--out", type=Path, default=Path("examples_out"), metavar="DIR", help="default: %(default)s"
@@ -55,12 +66,41 @@ def training(steps: int, shown: bool = True) -> Iterator[tuple[int, Callable[[fl
             bar.advance(task)
 
 
+def public(name: str) -> ModuleType:
+    """A network of `compat/models` as its project defines it, such as "spconv.second"."""
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    return importlib.import_module(f"compat.models.{name}")
+
+
+@torch.no_grad()
+def precise_norms(model: nn.Module, forward: Callable[[], object], passes: int = 8) -> None:
+    """Average the statistics of all batch norms over `passes` calls of `forward`.
+
+    Projects that train for days let them decay slowly; a short run leaves them far behind.
+    """
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # average instead of decay
+    for _ in range(passes):
+        forward()
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+
+
 def finish(args: argparse.Namespace, metrics: dict[str, tuple[float, float]]) -> None:
-    """Print what training changed, and write it next to the picture as JSON."""
+    """Print what training changed, and write it next to the picture as JSON.
+
+    NaN, for what cannot be measured, becomes "-" and null.
+    """
     table = Table("", "before training", "after training")
-    for name, (before, after) in metrics.items():
-        table.add_row(name, f"{before:.3f}", f"{after:.3f}")
+    for name, values in metrics.items():
+        table.add_row(name, *("-" if math.isnan(value) else f"{value:.3f}" for value in values))
     console.print(table)
-    written = args.picture.with_suffix(".json")
-    written.write_text(json.dumps({k: list(map(float, v)) for k, v in metrics.items()}, indent=1))
+    known = {
+        name: [None if math.isnan(value) else float(value) for value in values]
+        for name, values in metrics.items()
+    }
+    args.picture.with_suffix(".json").write_text(json.dumps(known, indent=1))
     console.print("picture:", str(args.picture), markup=False, soft_wrap=True)
