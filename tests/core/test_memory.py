@@ -53,7 +53,7 @@ def step(kind, device, share=0.3, shape=SHAPE):
 def test_no_tensor_grows_with_the_kernel_volume(kind):
     workspace.release()
     workspace.keep_heap()  # tunes the allocator with one large block, once per process
-    run, forbidden = step(kind, "cpu")
+    run, forbidden = step(kind, "cpu", shape=LARGE)
     with settings.override(dataflow="per_offset"), Largest() as largest:
         run()
     assert largest.size < forbidden / 4, f"{largest.operator} made {largest.size} bytes"

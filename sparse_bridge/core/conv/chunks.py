@@ -1,152 +1,171 @@
-"""The pairs of a map, cut and merged for a CPU: pieces that a core's cache holds, and runs of
-neighbours in one product."""
+"""The pairs of a map, cut for a CPU: blocks of result rows whose products stay in its caches."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 
+from ..maps.host_integers import divided, stable_order
 from ..maps.kernel_map import KernelMap
-from .host_products import BLOCK
 
-Item = tuple[int, int, int, torch.Tensor, torch.Tensor]  # see `Chunks`
+_PRODUCTS = 1 << 21  # values that the products of a block take
+_PIECE = 1 << 15  # values that are gathered at a time, at least where many offsets share them
+_ROWS = 1 << 19  # values of a block's rows, at most
+_LONGEST = 1 << 15  # rows of a block and pairs of an item, at most
+_FEW = 1 << 10  # rows of a block, at least
+_MOST = 1 << 18  # pairs of a part
+_THREADS = 8  # whose caches blocks are made for, at most: memory has to hold the products
 
-_HELD = 2  # products held at a time, per row
-_RUNS_PAY = 12  # pairs a row from which merging runs beats the products it splits
+
+class Item(NamedTuple):
+    """Pairs of one offset: y[y_rows] += x[x_rows] @ matrix of `offset`."""
+
+    offset: int
+    n_pairs: int
+    x_rows: torch.Tensor
+    y_rows: torch.Tensor
+
+
+@dataclasses.dataclass(eq=False)
+class Part:
+    """Items whose products lie one after another. rows: int32, the row of y of each of
+    them.  begin, n_rows: of the block.  sizes: pairs of every item."""
+
+    items: tuple[Item, ...]
+    rows: torch.Tensor
+    begin: int
+    n_rows: int
+    sizes: list[int]
+    _sums: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def sums(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(products, starts) int32: row begin + r is the sum of the products
+        [starts[r] : starts[r + 1]] of that list."""
+        if self._sums is None:
+            places = self.rows - self.begin
+            starts = torch.zeros(self.n_rows + 1, dtype=torch.int32, device=places.device)
+            counts = torch.bincount(places, minlength=self.n_rows)
+            torch.cumsum(counts, 0, dtype=torch.int32, out=starts[1:])
+            self._sums = stable_order(places, self.n_rows).int(), starts
+        return self._sums
+
+
+class Block(NamedTuple):
+    """Rows begin to end of y, and what adds up to them."""
+
+    begin: int
+    end: int
+    parts: tuple[Part, ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Chunks:
-    """Pieces of the pair lists: in places of `order` where runs were merged, in rows otherwise
-    (`order` is None).
+    """All pairs of a map but those of the dense offset.
 
-    items: (offset, width, pairs, x places, y places): y[y places] += [x[p], .., x[p + width - 1]] @
-    [offset, .., offset + width - 1]. Offsets count from the last one down where `reverse` is set.
-    dense: the offset that pairs every row with itself and has no items, -1 if none.  longest: most
-    pairs of an item.  widest: largest width.
+    reverse: offsets count from the last one down.  dense: the offset that pairs every row with
+    itself, -1 if none.  longest: most pairs of an item.  products: most pairs of a part.
     """
 
-    items: tuple[Item, ...]
+    blocks: tuple[Block, ...]
     reverse: bool
     dense: int
     longest: int
-    widest: int
-    order: torch.Tensor | None
-    n_rows: tuple[int, int]  # of y and of x
-    _sums: dict[int, tuple[RowSums, ...]] = dataclasses.field(default_factory=dict)
-
-    def sums(self, side: int) -> tuple[RowSums, ...]:
-        """How the products of all pairs add up to the rows of y (side 0) or of x (side 1): one
-        after another, as few as memory allows."""
-        found = self._sums.get(side)
-        if found is None:
-            found = self._sums[side] = tuple(_row_sums(self, side))
-        return found
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class RowSums:
-    """Sums over a run of items: row r is the sum of the products bags[starts[r] : starts[r + 1]].
-
-    items: slice of `Chunks.items`; their products lie one after another, behind those of the dense
-    offset (rows of its own, in order) where `dense` is set.  products: how many.
-    """
-
-    items: slice
-    dense: bool
     products: int
-    bags: torch.Tensor
-    starts: torch.Tensor
+
+    def items(self) -> Iterator[Item]:
+        for block in self.blocks:
+            for part in block.parts:
+                yield from part.items
 
 
-def _row_sums(chunks: Chunks, side: int) -> Iterator[RowSums]:
-    n_rows = chunks.n_rows[side]
-    rows = [item[3] if side else item[4] for item in chunks.items]
-    begin, dense = 0, chunks.dense >= 0
-    while begin < len(rows) or dense:
-        end, size = begin, 0
-        while end < len(rows) and (end == begin or size + len(rows[end]) <= _HELD * n_rows):
-            size += len(rows[end])
-            end += 1
-        parts = rows[begin:end]
-        if dense:
-            parts.insert(0, torch.arange(n_rows, device="cpu"))
-        targets = torch.cat(parts)
-        starts = torch.zeros(n_rows + 1, dtype=torch.int64, device="cpu")
-        torch.cumsum(torch.bincount(targets, minlength=n_rows), 0, out=starts[1:])
-        bags = torch.sort(targets.int(), stable=True).indices  # 32 bits: half the passes
-        yield RowSums(slice(begin, end), dense, len(targets), bags, starts)
-        begin, dense = end, False
-
-
-def chunks_of(kmap: KernelMap, merge: bool) -> Chunks:
-    """Chunks of a map; cut once per direction and kept with the rulebook. merge: runs may become
-    one item."""
+def chunks_of(kmap: KernelMap, width: int) -> Chunks:
+    """Chunks of a map for rows of `width` channels; cut once per size of block and direction, and
+    kept with the rulebook."""
     rulebook = kmap.rulebook
-    lists = rulebook.lists()
-    total = lists.starts[-1] * (2 if lists.mirrored else 1)
-    merge = (
-        merge and lists.order is not None and bool(lists.runs) and total >= _RUNS_PAY * kmap.n_in
-    )
-    key = ("chunks", kmap.side, merge)
+    key = ("chunks", kmap.side, _n_blocks(kmap, width))
     found: Chunks | None = rulebook.cache.get(key)
-    return rulebook.cache.put(key, _cut(kmap, merge)) if found is None else found
+    if found is not None:
+        return found
+    if rulebook.symmetric and kmap.flipped:  # the other side with its offsets reversed
+        found = dataclasses.replace(chunks_of(kmap.transposed(), width), reverse=True)
+    else:
+        found = _cut(kmap, key[2])
+    rulebook.cache.put(key, found)
+    return found
 
 
-def _cut(kmap: KernelMap, merge: bool) -> Chunks:
-    rulebook, last = kmap.rulebook, kmap.n_offsets - 1
-    # Read backwards, a submanifold map is itself with the offsets reversed; only then do places
-    # ascend with the offsets.
-    reverse = merge and kmap.flipped
+def _n_blocks(kmap: KernelMap, width: int) -> int:
+    """Blocks of as many rows as the threads' caches hold products of."""
+    n_rows = max(1, kmap.rulebook.n_rows[kmap.side])
+    if kmap.device.type != "cpu":
+        return 1
+    lists = kmap.rulebook.lists()
+    per_row = max(1, lists.starts[-1] * (2 if lists.mirrored else 1)) / n_rows
+    size = min(_ROWS, max(_PRODUCTS, _PIECE * kmap.n_offsets) / per_row)
+    rows = min(_LONGEST, max(_FEW, size * min(_THREADS, torch.get_num_threads()) / width))
+    return max(1, round(n_rows / rows))
+
+
+def _cut(kmap: KernelMap, n_blocks: int) -> Chunks:
+    rulebook, n_offsets = kmap.rulebook, kmap.n_offsets
     n_y, n_x = rulebook.n_rows[kmap.side], rulebook.n_rows[1 - kmap.side]
     center = rulebook.center
-    dense = center if center >= 0 and kmap.place_list(center)[0].shape[0] == n_x == n_y else -1
-    if dense >= 0 and reverse:
-        dense = last - dense
+    dense = center if center >= 0 and kmap.pair_list(center)[0].shape[0] == n_x == n_y else -1
+    pairs = [kmap.pair_list(v) for v in range(n_offsets)]
+    if dense >= 0:
+        x_rows, y_rows = pairs[dense]
+        pairs[dense] = x_rows[:0], y_rows[:0]
+    x_rows = torch.cat([pair[0] for pair in pairs]).int()
+    y_rows = torch.cat([pair[1] for pair in pairs]).int()
+    lengths = [[len(pair[0]) for pair in pairs]]
+    height = -(-n_y // n_blocks)
+    if n_blocks > 1:
+        block = divided(y_rows, height)
+        order = stable_order(block, n_blocks)
+        sizes = torch.bincount(block, minlength=n_blocks).tolist()
+        starts = torch.tensor([0, *itertools.accumulate(lengths[0])])
+        # Within a block the order ascends, so offsets follow one another there, too.
+        lengths = [torch.searchsorted(at, starts).diff().tolist() for at in order.split(sizes)]
+        x_rows, y_rows = x_rows.index_select(0, order), y_rows.index_select(0, order)
+    blocks, at = [], 0
+    for number, counted in enumerate(lengths):
+        begin, end = min(n_y, number * height), min(n_y, (number + 1) * height)
+        found = slice(at, at + sum(counted))
+        parts = tuple(_parts(x_rows[found], y_rows[found], counted, begin, end - begin))
+        blocks.append(Block(begin, end, parts))
+        at = found.stop
+    every = [part for block in blocks for part in block.parts]
+    longest = max((item.n_pairs for part in every for item in part.items), default=0)
+    products = max((len(part.rows) for part in every), default=0)
+    return Chunks(tuple(blocks), False, dense, longest, products)
 
-    def pairs(offset: int) -> tuple[torch.Tensor, torch.Tensor]:
-        find = kmap.place_list if merge else kmap.pair_list
-        return find(last - offset if reverse else offset)
 
-    pieces: list[tuple[int, int, torch.Tensor, torch.Tensor]] = []
-    if merge:
-        for first, length in rulebook.lists().runs:
-            offsets = [v for v in range(first, first + length) if v != dense]
-            pieces += _merge(offsets, [pairs(v) for v in offsets], n_y)
-    else:
-        pieces = [(v, 1, *pairs(v)) for v in range(kmap.n_offsets) if v != dense]
-    items = []
-    for offset, width, x_rows, y_rows in pieces:
-        for x_part, y_part in zip(x_rows.split(BLOCK), y_rows.split(BLOCK), strict=True):
-            if len(x_part):
-                items.append((offset, width, len(x_part), x_part, y_part))
-    longest = max((item[2] for item in items), default=0)
-    widest = max((item[1] for item in items), default=1)
-    order = rulebook.lists().order if merge else None
-    return Chunks(tuple(items), reverse, dense, longest, widest, order, (n_y, n_x))
+def _parts(
+    x_rows: torch.Tensor, y_rows: torch.Tensor, lengths: Sequence[int], begin: int, n_rows: int
+) -> Iterator[Part]:
+    """The pairs of a block, offset by offset; in several parts where rows have a great many."""
+    pieces = [
+        (v, min(_LONGEST, length - done))
+        for v, length in enumerate(lengths)
+        for done in range(0, length, _LONGEST)
+    ]
+    sizes = [size for _, size in pieces]
+    cut = zip(pieces, x_rows.split(sizes), y_rows.split(sizes), strict=True)
+    items: list[Item] = []
+    start = end = 0
+    for (v, size), x_part, y_part in cut:
+        if items and end + size - start > _MOST:
+            yield _part(items, y_rows[start:end], begin, n_rows)
+            items, start = [], end
+        items.append(Item(v, size, x_part, y_part))
+        end += size
+    if items:
+        yield _part(items, y_rows[start:end], begin, n_rows)
 
 
-def _merge(offsets, found, n_rows: int):  # type: ignore[no-untyped-def]
-    """Split up to three neighbouring offsets into triples, doubles and singles: every pair lands in
-    exactly one."""
-    device = found[0][0].device if found else None
-    place = [torch.full((n_rows,), -1, dtype=torch.int64, device=device) for _ in offsets]
-    for where, (x_rows, y_rows) in zip(place, found, strict=True):
-        where[y_rows] = x_rows
-    pieces = []
-    for width in range(len(offsets), 0, -1):
-        for first in range(len(offsets) - width + 1):
-            window = place[first : first + width]
-            if offsets[first + width - 1] - offsets[first] != width - 1:
-                continue  # the centre is missing in between
-            present = window[0] >= 0
-            for where in window[1:]:
-                present = present & (where >= 0)
-            rows = present.nonzero().squeeze(1)
-            if len(rows):
-                pieces.append((offsets[first], width, window[0].index_select(0, rows), rows))
-                for where in window:
-                    where[rows] = -1
-    return pieces
+def _part(items: Sequence[Item], rows: torch.Tensor, begin: int, n_rows: int) -> Part:
+    return Part(tuple(items), rows, begin, n_rows, [item.n_pairs for item in items])

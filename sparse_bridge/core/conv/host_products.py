@@ -66,6 +66,12 @@ def _wanted(x: torch.Tensor) -> bool:
     )
 
 
+def is_plain(x: torch.Tensor) -> bool:
+    """Whether torch's own products are the quickest, and right, for fp32 or fp64 x whatever its
+    number of rows: a caller of many need not ask again."""
+    return x.device.type == "cpu" and not _wanted(x)
+
+
 def mm(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """x [M, K] @ w [K, N] into `out`. `x` may go on past `out`'s rows, into scrap."""
     n_rows = out.shape[0]

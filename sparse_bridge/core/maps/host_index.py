@@ -8,16 +8,12 @@ neighbour tables are derived from them only when something asks.
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import torch
 
 from ..geometry.boxes import Box
 from ..geometry.offsets import Offsets
-
-# Bringing features into spatial order and back costs two passes; it pays from this many pairs a
-# row.
-_ORDER_PAYS = 5
+from .host_integers import differs, distinct, divided, places, search, sort_keys
 
 
 @dataclasses.dataclass(eq=False)
@@ -26,37 +22,13 @@ class PairLists:
 
     in_rows, out_rows: int64 [P] (torch scatters much faster by int64 on CPUs).  starts: host
     integers [L + 1]; list v is [starts[v], starts[v + 1]). mirrored: lists of offsets 0..V/2 only;
-    offset V - 1 - v has those of v with in and out swapped. order: None, or int64 [N]: in_rows and
-    out_rows then count places of this order of the rows (place -> row), in which neighbours in
-    space are neighbours in memory. runs: (first offset, length) of offsets that step along the last
-    axis: where several of them are present for a row, the places they meet follow one another.
+    offset V - 1 - v has those of v with in and out swapped.
     """
 
     in_rows: torch.Tensor
     out_rows: torch.Tensor
     starts: list[int]
     mirrored: bool
-    order: torch.Tensor | None = None
-    runs: tuple[tuple[int, int], ...] = ()
-    _inverse: torch.Tensor | None = None
-
-    def inverse(self) -> torch.Tensor:
-        """Place of every row, int64 [N]."""
-        assert self.order is not None
-        if self._inverse is None:
-            place = torch.empty_like(self.order)
-            place[self.order] = torch.arange(len(self.order), device=self.order.device)
-            self._inverse = place  # only when it is whole: memory may run out, threads may look
-        return self._inverse
-
-    def rows(self, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """(in rows, out rows) of a slice of the lists, as rows whatever the order."""
-        if self.order is None:
-            return self.in_rows[part], self.out_rows[part]
-        return (
-            self.order.index_select(0, self.in_rows[part]),
-            self.order.index_select(0, self.out_rows[part]),
-        )
 
 
 def _keys(coords: torch.Tensor, box: Box, halo: tuple[int, ...]) -> torch.Tensor:
@@ -118,9 +90,9 @@ class HostIndex:
             if place is not None and present is not None and step == last + 1:
                 place = place + present
             else:
-                place = torch.searchsorted(keys, wanted)
+                place = search(keys, wanted)
             present = keys.index_select(0, place) == wanted
-            hits = present.nonzero().squeeze(1)
+            hits = places(present)
             found[step] = (hits, place.index_select(0, hits))
             last = step
         return [found[step] for step in steps]
@@ -140,41 +112,42 @@ class Indexed:
 def build(coords: torch.Tensor, box: Box) -> Indexed:
     """Index the rows of `coords` [N, 1 + D] that lie in `box`; of equal coordinates the first row
     counts."""
-    lo = torch.tensor(box.lo, dtype=torch.int64, device=coords.device)
-    size = torch.tensor(box.size, dtype=torch.int64, device=coords.device)
-    shifted = coords.long() - lo
-    inside = ((shifted >= 0) & (shifted < size)).all(1)
-    all_alive = bool(inside.all())
-    live = (
-        torch.arange(coords.shape[0], device=coords.device)
-        if all_alive
-        else inside.nonzero().squeeze(1)
-    )
-    keys = _keys(coords.index_select(0, live), box, (0,) * box.dimension)
-    keys, order = torch.sort(keys, stable=True)
-    rows = live.index_select(0, order)
-    first = torch.ones_like(keys, dtype=torch.bool)
-    first[1:] = keys[1:] != keys[:-1]
+    live = _live(coords, box)
+    kept = coords if live is None else coords.index_select(0, live)
+    keys, order = sort_keys(_keys(kept, box, (0,) * box.dimension), box.volume)
+    rows = order if live is None else live.index_select(0, order)
+    first = differs(keys)
     unique = bool(first.all())
     inverse = torch.full((coords.shape[0],), -1, dtype=torch.int64, device=coords.device)
-    inverse[rows] = first.cumsum(0) - 1
+    inverse.scatter_(0, rows, first.cumsum(0) - 1)
     if not unique:
-        rows = rows[first]
-    alive = None if all_alive else torch.where(inside, 0, -1).int()
+        rows = rows.index_select(0, places(first))
+    alive = None
+    if live is not None:
+        alive = torch.full((coords.shape[0],), -1, dtype=torch.int32, device=coords.device)
+        alive[live] = 0
     return Indexed(HostIndex(coords.index_select(0, rows), rows, box), alive, unique, inverse)
 
 
-def collect(
-    found: list[tuple[torch.Tensor, torch.Tensor]],
-    mirrored: bool = False,
-    order: torch.Tensor | None = None,
-) -> PairLists:
+def _live(coords: torch.Tensor, box: Box) -> torch.Tensor | None:
+    """The rows that lie in `box`, int64; None if all do."""
+    lo = torch.tensor(box.lo, dtype=torch.int64, device=coords.device)
+    end = lo + torch.tensor(box.size, dtype=torch.int64, device=coords.device)
+    if len(coords):
+        least, most = coords.aminmax(dim=0)
+        if bool(((least >= lo) & (most < end)).all()):
+            return None
+    wide = coords.long()
+    return places(((wide >= lo) & (wide < end)).all(1))
+
+
+def collect(found: list[tuple[torch.Tensor, torch.Tensor]], mirrored: bool = False) -> PairLists:
     """One list of the pairs (in rows, out rows) of every offset."""
     starts = [0]
     for in_rows, _ in found:
         starts.append(starts[-1] + in_rows.shape[0])
     in_all = torch.cat([pair[0] for pair in found])
-    return PairLists(in_all, torch.cat([pair[1] for pair in found]), starts, mirrored, order)
+    return PairLists(in_all, torch.cat([pair[1] for pair in found]), starts, mirrored)
 
 
 def submanifold(index: HostIndex, offsets: Offsets, n_rows: int, keep_center: bool) -> PairLists:
@@ -189,7 +162,6 @@ def submanifold(index: HostIndex, offsets: Offsets, n_rows: int, keep_center: bo
     steps = _key_steps(offsets, index.box, halo)
     half = range(len(offsets) // 2 + 1 if mirrored else len(offsets))
     searched = iter(index.find(keys, [steps[v] for v in half if v != center], halo))
-    whole = rows.shape[0] == n_rows
     found = []
     for v in half:
         if v == center:
@@ -197,32 +169,8 @@ def submanifold(index: HostIndex, offsets: Offsets, n_rows: int, keep_center: bo
             found.append((every, every))
             continue
         hits, place = next(searched)
-        if not whole:  # places count live rows only
-            hits, place = rows.index_select(0, hits), rows.index_select(0, place)
-        found.append((place, hits))
-    lists = collect(found, mirrored, rows if whole else None)
-    lists.runs = _runs(offsets)
-    if whole and lists.starts[-1] * (2 if mirrored else 1) < _ORDER_PAYS * n_rows:
-        in_rows, out_rows = lists.rows(slice(None))
-        lists = PairLists(in_rows, out_rows, lists.starts, mirrored)
-    return lists
-
-
-@functools.cache
-def _runs(offsets: Offsets) -> tuple[tuple[int, int], ...]:
-    """Groups of at most three consecutive offsets, each one step further along the last axis."""
-    step = (0,) * (offsets.dimension - 1) + (1,)
-    groups: list[tuple[int, int]] = []
-    for v, offset in enumerate(offsets.values):
-        before = offsets.values[v - 1] if v else None
-        follows = (
-            before is not None and tuple(a - b for a, b in zip(offset, before, strict=True)) == step
-        )
-        if follows and groups[-1][1] < 3:
-            groups[-1] = (groups[-1][0], groups[-1][1] + 1)
-        else:
-            groups.append((v, 1))
-    return tuple(groups)
+        found.append((rows.index_select(0, place), rows.index_select(0, hits)))
+    return collect(found, mirrored)
 
 
 def lookup(
@@ -249,7 +197,7 @@ def lookup(
     inside = ((scaled >= low) & (scaled < high)).all(1)
     if alive is not None:
         inside &= alive >= 0
-    rows = inside.nonzero().squeeze(1)
+    rows = places(inside)
     query = _keys(scaled.index_select(0, rows), box, halo)
     found = [
         (index.rows.index_select(0, place), rows.index_select(0, hits))
@@ -273,40 +221,17 @@ def expand(
     base = (batch >= 0) & (batch < out_box.size[0])
     if alive is not None:
         base &= alive >= 0
-    axes: list[dict[int, tuple[torch.Tensor, torch.Tensor]]] = []
-    for axis in range(offsets.dimension):
-        scaled = coords[:, axis + 1].long() * multiplier[axis]
-        low, extent = out_box.lo[axis + 1], out_box.size[axis + 1]
-        table = {}
-        for shift in {offset[axis] for offset in offsets.values}:
-            reached = scaled + sign * shift
-            whole = torch.div(reached, divisor[axis], rounding_mode="floor")
-            ok = (whole * divisor[axis] == reached) & (whole >= low) & (whole < low + extent)
-            table[shift] = (ok, whole - low)
-        axes.append(table)
-    keys, rows = [], []
-    for offset in offsets.values:
-        ok = base
-        for axis, shift in enumerate(offset):
-            ok = ok & axes[axis][shift][0]
-        hit = ok.nonzero().squeeze(1)
-        key = batch.index_select(0, hit)
-        for axis, shift in enumerate(offset):
-            key = key * out_box.size[axis + 1] + axes[axis][shift][1].index_select(0, hit)
-        keys.append(key)
-        rows.append(hit)
+    keys, rows = _reached(coords, base, offsets, multiplier, divisor, sign, out_box)
     in_rows = torch.cat(rows)
-    every = torch.cat(keys)
-    short = every.int() if out_box.volume < 1 << 31 else every  # sorted in half the time
-    distinct, inverse = torch.unique(short, return_inverse=True)
+    new_keys, inverse = distinct(torch.cat(keys), out_box.volume)
     # A key's discoverer: the smallest (row, offset) that reaches it.
     rank = torch.cat([hit * n_offsets + v for v, hit in enumerate(rows)])
-    first = torch.full_like(distinct, torch.iinfo(torch.int64).max, dtype=torch.int64)
+    first = torch.full_like(new_keys, torch.iinfo(torch.int64).max)
     first.scatter_reduce_(0, inverse, rank, "amin")
-    order = torch.argsort(first)
+    order = sort_keys(first, coords.shape[0] * n_offsets)[1]
     number = torch.empty_like(order)
-    number[order] = torch.arange(order.shape[0], device=device)
-    new = _coordinates(distinct.index_select(0, order).long(), out_box)
+    number.scatter_(0, order, torch.arange(order.shape[0], device=device))
+    new = _coordinates(new_keys.index_select(0, order), out_box)
     starts = [0]
     for hit in rows:
         starts.append(starts[-1] + hit.shape[0])
@@ -314,9 +239,47 @@ def expand(
     return new, HostIndex(new.index_select(0, number), number, out_box), pairs
 
 
+def _reached(
+    coords: torch.Tensor, base: torch.Tensor, offsets: Offsets, multiplier: tuple[int, ...],
+    divisor: tuple[int, ...], sign: int, out_box: Box,
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:  # fmt: skip
+    """The keys of `out_box` that every offset reaches and the rows that reach them, ascending; only
+    from rows where `base` is set. Offsets that begin alike look at their common axes once."""
+    every = places(base)
+    key = coords[:, 0].long().index_select(0, every) - out_box.lo[0]
+    known: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {(): (every, key)}
+    steps = []  # per axis and shift: (whether it meets a cell, what that adds to the key)
+    for axis in range(offsets.dimension):
+        scaled = coords[:, axis + 1].long() * multiplier[axis]
+        low, extent = out_box.lo[axis + 1], out_box.size[axis + 1]
+        table = {}
+        for shift in {offset[axis] for offset in offsets.values}:
+            moved = scaled + sign * shift
+            cell = divided(moved, divisor[axis])
+            inside = (cell >= low) & (cell < low + extent)
+            table[shift] = inside & (cell * divisor[axis] == moved), cell - low
+        steps.append(table)
+
+    def reached(begin: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        found = known.get(begin)
+        if found is None:
+            rows, key = reached(begin[:-1])
+            axis = len(begin) - 1
+            meets, cell = steps[axis][begin[-1]]
+            hits = places(meets.index_select(0, rows))
+            rows = rows.index_select(0, hits)
+            key = key.index_select(0, hits) * out_box.size[axis + 1] + cell.index_select(0, rows)
+            found = known[begin] = rows, key
+        return found
+
+    pairs = [reached(offset) for offset in offsets.values]
+    return [key for _, key in pairs], [rows for rows, _ in pairs]
+
+
 def _coordinates(keys: torch.Tensor, box: Box) -> torch.Tensor:
     columns = []
     for low, extent in zip(reversed(box.lo), reversed(box.size), strict=True):
-        columns.append((keys % extent + low).int())
-        keys = torch.div(keys, extent, rounding_mode="floor")
+        above = divided(keys, extent)
+        columns.append((keys - above * extent + low).int())
+        keys = above
     return torch.stack(columns[::-1], 1)

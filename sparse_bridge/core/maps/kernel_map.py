@@ -69,11 +69,6 @@ class KernelMap:
         x_rows, y_rows = self.rulebook.pair_list(v)
         return (y_rows, x_rows) if self.flipped else (x_rows, y_rows)
 
-    def place_list(self, v: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same in places of the rulebook's order, see `Rulebook.place_list`."""
-        x_rows, y_rows = self.rulebook.place_list(v)
-        return (y_rows, x_rows) if self.flipped else (x_rows, y_rows)
-
 
 def unfolded(kmap: KernelMap) -> KernelMap:
     """A folded submanifold map as explicit pairs of its rows: every row meets itself at the zero

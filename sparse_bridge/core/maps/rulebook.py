@@ -213,14 +213,6 @@ class Rulebook:
 
     def pair_list(self, v: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(x rows, y rows) int64 of offset v."""
-        order = self.lists().order
-        x_rows, y_rows = self.place_list(v)
-        if order is None:
-            return x_rows, y_rows
-        return order.index_select(0, x_rows), order.index_select(0, y_rows)
-
-    def place_list(self, v: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """`pair_list` in places of `lists().order` (rows where there is none)."""
         lists = self.lists()
         mirror = lists.mirrored and v > self.n_offsets - 1 - v
         index = self.n_offsets - 1 - v if mirror else v
@@ -235,7 +227,7 @@ class Rulebook:
             if self._given and self._lists is not None:
                 lists = self._lists
                 starts = torch.tensor(lists.starts, dtype=torch.int64, device=self.device)
-                x_rows, y_rows = lists.rows(slice(None))
+                x_rows, y_rows = lists.in_rows, lists.out_rows
                 longest = max(b - a for a, b in itertools.pairwise(lists.starts))
                 self._pairs = DevicePairs(
                     x_rows.int(), y_rows.int(), starts, lists.mirrored, len(x_rows), longest
