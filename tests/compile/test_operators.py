@@ -81,6 +81,14 @@ def cases(coords):
         "to_dense_backward": [
             (torch.randn(2, 4, *GRID), x.detach(), coords, shape, True, False, 0, 0)
         ],
+        "flex_gemm_grid_sample": [
+            (x, coords, shape, 12 * torch.rand(2, 7, 3), mode) for mode in ("trilinear", "nearest")
+        ],
+        "flex_gemm_grid_sample_backward": [
+            (torch.randn(2, 7, 4), x.detach(), coords, shape, 12 * torch.rand(2, 7, 3), "nearest")
+        ],
+        "voxel_codes": [(coords, 4, curve, True) for curve in ("z_order", "hilbert")],
+        "voxels_of_codes": [(torch.arange(99).int(), 4, "hilbert")],
     }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...errors import DeviceError
-from .errors import ArgumentTypeError, ArgumentValueError
+from .errors import ArgumentShapeError, ArgumentTypeError, ArgumentValueError
 
 Ints = tuple[int, ...]
 
@@ -41,6 +41,23 @@ def check_operands(what: str, feats: Any, weight: Any, bias: Any) -> None:
         check_tensors(what, feats=feats, weight=weight)
     else:
         check_tensors(what, feats=feats, weight=weight, bias=bias)
+
+
+def kernel_of(what: str, feats: Any, weight: Any, bias: Any) -> tuple[int, int, int]:
+    """Kernel size of a weight [C_out, k1, k2, k3, C_in] that fits the features. Raises
+    ArgumentTypeError, ArgumentValueError, ArgumentShapeError."""
+    check_operands(what, feats, weight, bias)
+    if weight.ndim != 5:
+        raise ArgumentValueError(
+            f"{what} got a weight of shape {list(weight.shape)}; expected [C_out, k1, k2, k3, "
+            "C_in]."
+        )
+    if feats.ndim != 2 or feats.shape[1] != weight.shape[4]:
+        raise ArgumentShapeError(
+            f"{what} got features of shape {list(feats.shape)} for a weight of {weight.shape[4]} "
+            f"input channels; expected [N, {weight.shape[4]}]."
+        )
+    return tuple(weight.shape[1:4])
 
 
 def check_features(what: str, feats: Any) -> None:

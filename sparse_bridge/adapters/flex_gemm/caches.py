@@ -163,6 +163,9 @@ def _as_cache(given: Any) -> NeighborCache:
         if not {"_kmap", "neighbor_map"} & given.__dict__.keys():
             raise ArgumentTypeError("the neighbour cache has no neighbor_map; pass None instead.")
         return given
+    engine_cache = getattr(given, "engine_cache", None)
+    if callable(engine_cache):  # of a compiled graph
+        return engine_cache()  # type: ignore[no-any-return]
     array = getattr(given, "neighbor_map", None)
     if not isinstance(array, torch.Tensor):
         raise ArgumentTypeError(

@@ -13,11 +13,12 @@ from ...core.conv.convolution import convolve
 from ...core.conv.epilogue import Epilogue
 from ...core.conv.plan import ConvForm
 from ..ledger import note
-from .arguments import check_operands
+from .arguments import check_operands, kernel_of
 from .arguments import kernel_size as kernel_sizes
 from .caches import map_of
-from .errors import ArgumentShapeError, ArgumentValueError
-from .geometry import Strided, check_coords, triple
+from .errors import ArgumentShapeError
+from .geometry import Strided, check_rows, triple
+from .graphs import between_graphs
 from .maps import output_coordinates, strided_cache, submanifold_cache
 from .options import algorithm, form
 from .warmup import tell
@@ -28,33 +29,6 @@ __all__ = [
 
 _ONE = (1, 1, 1)
 Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
-
-
-def _kernel_of(
-    feats: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, what: str
-) -> tuple[int, int, int]:
-    """Kernel size of a weight [C_out, k1, k2, k3, C_in]. Raises ArgumentTypeError,
-    ArgumentValueError, ArgumentShapeError."""
-    check_operands(what, feats, weight, bias)
-    if weight.ndim != 5:
-        raise ArgumentValueError(
-            f"{what} got a weight of shape {list(weight.shape)}; expected [C_out, k1, k2, k3, "
-            "C_in]."
-        )
-    if feats.ndim != 2 or feats.shape[1] != weight.shape[4]:
-        raise ArgumentShapeError(
-            f"{what} got features of shape {list(feats.shape)} for a weight of {weight.shape[4]} "
-            f"input channels; expected [N, {weight.shape[4]}]."
-        )
-    return tuple(weight.shape[1:4])  # type: ignore[return-value]
-
-
-def _check_rows(feats: torch.Tensor, coords: torch.Tensor, what: str) -> None:
-    check_coords(coords, what)
-    if feats.shape[0] != coords.shape[0]:
-        raise ArgumentShapeError(
-            f"{what} got {feats.shape[0]} rows of features and {coords.shape[0]} coordinates."
-        )
 
 
 def multiply(
@@ -122,6 +96,7 @@ class SubMConv3dFunction(torch.autograd.Function):
         return found[0], None, None, None, found[1], found[2], None
 
     @staticmethod
+    @between_graphs
     def _compute_neighbor_cache(
         coords: torch.Tensor, shape: Sequence[int], kernel_size: Any, dilation: Any,
         needs_grad: bool = True,
@@ -141,6 +116,7 @@ class SubMConv3dFunction(torch.autograd.Function):
         return SubMConv3dFunction._compute_neighbor_cache(coords, shape, kernel_size, dilation)
 
     @staticmethod
+    @between_graphs
     def _sparse_submanifold_conv_forward(
         feats: torch.Tensor, neighbor_cache: Any, weight: torch.Tensor,
         bias: torch.Tensor | None = None,
@@ -150,6 +126,7 @@ class SubMConv3dFunction(torch.autograd.Function):
             return multiply(feats, neighbor_cache, weight, bias, form())
 
     @staticmethod
+    @between_graphs
     def _sparse_submanifold_conv_backward(
         grad_output: torch.Tensor, feats: torch.Tensor, neighbor_cache: Any, weight: torch.Tensor,
         bias: torch.Tensor | None = None,
@@ -184,6 +161,7 @@ class SparseConv3dFunction(torch.autograd.Function):
         return (found[0], None, None, None, found[1], found[2], *(None,) * 4)
 
     @staticmethod
+    @between_graphs
     def _get_output_coords(
         coords: torch.Tensor, shape: Sequence[int], kernel_size: Any, stride: Any, padding: Any,
         dilation: Any,
@@ -193,6 +171,7 @@ class SparseConv3dFunction(torch.autograd.Function):
     _get_output_coords_torch = _get_output_coords
 
     @staticmethod
+    @between_graphs
     def _compute_neighbor_cache(
         coords: torch.Tensor, out_coords: torch.Tensor, shape: Sequence[int], kernel_size: Any,
         stride: Any, padding: Any, dilation: Any, needs_grad: bool = True,
@@ -206,7 +185,7 @@ def _layer(
     feats: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stride: Any,
     padding: Any, dilation: Any,
 ) -> Strided:  # fmt: skip
-    kernel = _kernel_of(feats, weight, bias, "sparse_conv3d")
+    kernel = kernel_of("sparse_conv3d", feats, weight, bias)
     return Strided.of(kernel, stride, padding, dilation)
 
 
@@ -216,10 +195,10 @@ def _submanifold(
 ) -> Any:  # fmt: skip
     """The cache that was given, or one of these coordinates.  weights: weight and bias."""
     weight = weights[0]
-    kernel = _kernel_of(feats, *weights, "sparse_submanifold_conv3d")
+    kernel = kernel_of("sparse_submanifold_conv3d", feats, *weights)
     if cache is not None:
         return cache
-    _check_rows(feats, coords, "sparse_submanifold_conv3d")
+    check_rows(feats, coords, "sparse_submanifold_conv3d")
     needs = torch.is_grad_enabled() and (feats.requires_grad or weight.requires_grad)
     build = SubMConv3dFunction._compute_neighbor_cache
     first = tell(*weights, True)
@@ -233,7 +212,7 @@ def _strided(
     layer: Strided,
 ) -> tuple[torch.Tensor, Any]:  # fmt: skip
     """(output coordinates, cache)."""
-    _check_rows(feats, coords, "sparse_conv3d")
+    check_rows(feats, coords, "sparse_conv3d")
     # Another tensor object on the same memory, as upstream.
     if out_coords is None:
         found = output_coordinates(coords, shape, layer)
@@ -279,6 +258,11 @@ def sparse_submanifold_conv3d(
     Raises: ArgumentShapeError, ArgumentTypeError, ArgumentValueError, DataTypeError, DeviceError.
     """
     how = form(algorithm)
+    if torch.compiler.is_compiling():
+        from . import compiled
+
+        layer = feats, coords, shape, weight, bias, neighbor_cache, dilation
+        return compiled.submanifold_conv(sparse_submanifold_conv3d, _as_made, how, layer)
     if _as_made():
         cache = _submanifold(feats, coords, shape, neighbor_cache, (weight, bias), dilation)
         found: Any = multiply(feats, cache, weight, bias, how), cache
@@ -306,6 +290,11 @@ def sparse_conv3d(
     Raises: as `sparse_submanifold_conv3d`.
     """
     how, layer = form(), _layer(feats, weight, bias, stride, padding, dilation)
+    if torch.compiler.is_compiling():
+        from . import compiled
+
+        given = feats, coords, shape, weight, bias, neighbor_cache, out_coords
+        return compiled.strided_conv(sparse_conv3d, how, layer, given)
     coords_out, cache = _strided(feats, coords, shape, neighbor_cache, out_coords, layer)
     y = multiply(feats, cache, weight, bias, how)
     note("flex_gemm", "sparse_conv3d")

@@ -74,6 +74,15 @@ def check_coords(coords: torch.Tensor, what: str) -> torch.Tensor:
     return coords
 
 
+def check_rows(feats: torch.Tensor, coords: torch.Tensor, what: str) -> None:
+    """`check_coords`, one for each row of features."""
+    check_coords(coords, what)
+    if feats.shape[0] != coords.shape[0]:
+        raise ArgumentShapeError(
+            f"{what} got {feats.shape[0]} rows of features and {coords.shape[0]} coordinates."
+        )
+
+
 def same_offsets(kernel: Triple, dilation: Triple) -> Offsets:
     """Offsets (t - k // 2) * d, last axis fastest. Raises ArgumentValueError for even sizes."""
     if any(k % 2 == 0 for k in kernel):

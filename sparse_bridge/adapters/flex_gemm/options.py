@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import functools
+import importlib
 import sys
 from typing import Any
 
 import torch
 
 from ...core.conv.plan import ConvForm
+from ..base import Patch
 from .errors import ArgumentValueError
 
-__all__ = ["ALGORITHMS", "algorithm", "allow_tf32", "form", "row_order"]
+__all__ = ["ALGORITHMS", "algorithm", "allow_tf32", "form", "row_order", "switch"]
 
 ALGORITHMS = (
     "explicit_gemm", "implicit_gemm", "implicit_gemm_splitk", "masked_implicit_gemm",
     "masked_implicit_gemm_splitk",
 )  # fmt: skip
+_FORMS = {tf32: ConvForm("ovi", 1, "tf32" if tf32 else "ieee") for tf32 in (False, True)}
 _SPCONV = "flex_gemm.ops.spconv"
 _CONFIG = "flex_gemm.kernels.triton.spconv.config"
 
@@ -58,9 +60,16 @@ def form(wanted: Any = None, tf32: bool | None = None) -> ConvForm:
     """How convolutions multiply under the switches, or under what a call says (algorithm, TF32).
     Raises ArgumentValueError."""
     algorithm(wanted)
-    return _form(allow_tf32() if tf32 is None else bool(tf32))
+    return _FORMS[allow_tf32() if tf32 is None else bool(tf32)]
 
 
-@functools.cache
-def _form(tf32: bool) -> ConvForm:
-    return ConvForm("ovi", 1, "tf32" if tf32 else "ieee")
+def switch(module: str, name: str, versions: str) -> list[Patch]:
+    """The patch that turns the TF32 default of an installed FlexGEMM, True, into None: torch's
+    switch decides, until somebody assigns the name. False stays."""
+    try:
+        owner: Any = importlib.import_module(module)
+    except ImportError:
+        return []
+    if getattr(owner, name, None) is not True:
+        return []
+    return [Patch(owner, name, None, "TF32 follows torch until it is assigned", versions)]

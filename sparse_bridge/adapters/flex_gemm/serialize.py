@@ -11,6 +11,8 @@ from .arguments import check_tensors
 from .errors import ArgumentShapeError, ArgumentValueError, PointTypeError
 from .geometry import grid_shape
 
+__all__ = ["decode_seq", "encode_seq"]
+
 _MODES = {"z_order": "z_order", "hilbert": "hilbert"}
 
 
@@ -44,6 +46,10 @@ def encode_seq(coords: torch.Tensor, shape: Sequence[int], mode: str = "z_order"
     bits, dtype = _layout(shape, mode)
     if coords.dtype != torch.int32:
         raise PointTypeError(f"encode_seq got coordinates of {coords.dtype}; expected int32.")
+    if torch.compiler.is_compiling():
+        from ...core.compile import codes
+
+        return codes.encode(coords, bits, mode, dtype)
     return encode(coords, bits, mode, dtype)
 
 
@@ -66,6 +72,10 @@ def decode_seq(code: torch.Tensor, shape: Sequence[int], mode: str = "z_order") 
         raise ArgumentValueError(
             f"a grid of {extents} needs codes of {3 * bits} bits; at most 64 are served."
         )
+    if torch.compiler.is_compiling():
+        from ...core.compile import codes
+
+        return codes.decode(code, bits, mode)
     return decode(code, bits, mode)
 
 

@@ -13,12 +13,14 @@ from .arguments import check_operands, check_tensors, integers, per_axis, shape_
 from .caches import SubMConvNeighborCache
 from .conv import multiply
 from .errors import ArgumentShapeError, ArgumentTypeError, ArgumentValueError
+from .graphs import between_graphs
 from .lattice import Deltas, Lattice, columns_of, lattice, submanifold_map
 from .options import form
 
 __all__ = ["sparse_submanifold_conv", "sparse_submanifold_conv_any_offset"]
 
 
+@between_graphs
 def sparse_submanifold_conv(
     feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int] | None, weight: torch.Tensor,
     bias: torch.Tensor | None = None, neighbor_cache: Any = None, dilation: Any = 1,
@@ -58,6 +60,7 @@ def sparse_submanifold_conv(
     return found, cache
 
 
+@between_graphs
 def sparse_submanifold_conv_any_offset(
     feats: torch.Tensor, coords: torch.Tensor, offsets: Any, weight: torch.Tensor,
     bias: torch.Tensor | None = None, neighbor_cache: Any = None, algorithm: Any = None,

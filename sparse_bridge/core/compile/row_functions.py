@@ -19,7 +19,7 @@ from .products import map_of
 ops: Any = torch.ops.sparse_bridge
 
 
-def _function(name: str, more: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
+def row_function(name: str, more: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
     """Operators `name`(x, more) and `name`_backward(dy, x, more) of a function that is
     differentiable in its first argument."""
 
@@ -88,15 +88,15 @@ def _fake_dense(x, coords, shape, channels_first, last_wins, then, now):  # type
     return x.new_empty((batch, x.shape[1], *axes) if channels_first else (*shape, x.shape[1]))
 
 
-_function(
+row_function(
     "pool", "SymInt rows, Tensor kmap, str mode, float floor, bool transposed", _pool,
     lambda x, rows, *rest: x.new_empty((rows, x.shape[1])),
 )  # fmt: skip
-_function(
+row_function(
     "global_pool", "Tensor items, SymInt n_items, str mode", _global_pool,
     lambda x, items, n_items, mode: x.new_empty((n_items, x.shape[1])),
 )  # fmt: skip
-_function(
+row_function(
     "to_dense",
     "Tensor coords, SymInt[] shape, bool channels_first, bool last_wins, SymInt then, SymInt now",
     _to_dense, _fake_dense,

@@ -8,6 +8,7 @@ import torch
 
 import sparse_bridge
 from sparse_bridge.adapters.flex_gemm import options
+from sparse_bridge.adapters.flex_gemm.v2 import convolutions
 from sparse_bridge.errors import UnsupportedError
 
 from . import installed
@@ -67,9 +68,12 @@ def test_functions_caches_and_the_switch(monkeypatch, scene):
     real = installed.second(monkeypatch)
     before = {owner: dict(vars(owner)) for owner in (real, real.ops, real.ops.spconv, real.nn)}
     weight, seen = torch.randn(8, 3, 3, 3, 4), []
-    monkeypatch.setattr(
-        options, "_form", lambda tf32, made=options._form: seen.append(tf32) or made(tf32)
-    )
+
+    def form(*asked):
+        seen.append(options.form(*asked).precision)
+        return options.form(*asked)
+
+    monkeypatch.setattr(convolutions, "form", form)
     with sparse_bridge.enable("flex_gemm", mode="patch"):
         y, cache = real.submanifold_conv3d(feats, coords, shape, weight)
         assert isinstance(cache, real.ops.NeighborCache)
@@ -77,9 +81,9 @@ def test_functions_caches_and_the_switch(monkeypatch, scene):
         with pytest.warns(DeprecationWarning):
             old, _ = real.ops.spconv.sparse_submanifold_conv3d(feats, coords, shape, weight)
         assert torch.equal(again, y) and torch.equal(old, y)
-        assert real.config.SPCONV_ALLOW_TF32 is None and not any(seen)
+        assert real.config.SPCONV_ALLOW_TF32 is None and set(seen) == {"ieee"}
         real.submanifold_conv3d(feats, coords, shape, weight, allow_tf32=True)
-        assert seen[-1]
+        assert seen[-1] == "tf32"
     assert real.config.SPCONV_ALLOW_TF32 is True
     for owner, held in before.items():
         assert vars(owner) == held

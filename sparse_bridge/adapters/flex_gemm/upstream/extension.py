@@ -14,8 +14,10 @@ from ..arguments import INTEGERS, Ints, check_features, check_tensors, per_axis,
 from ..caches import NeighborCache, SubMConv3dNeighborCache, written_out
 from ..errors import ArgumentShapeError, ArgumentValueError
 from ..geometry import Strided, check_coords
-from ..grid_sample import check_points, corner_rows
+from ..graphs import between_graphs
+from ..grid_sample import check_points
 from ..maps import output_coordinates, strided_cache, submanifold_cache
+from ..sampling import corner_rows
 from .hash_table import hashmap_insert_3d_idx_as_val
 
 
@@ -40,6 +42,7 @@ def _items(coords: torch.Tensor) -> int:
     return int(coords[:, 0].max()) + 1 if len(coords) else 0
 
 
+@between_graphs
 def hashmap_build_submanifold_conv_neighbour_map(
     keys: torch.Tensor, vals: torch.Tensor, coords: torch.Tensor, *sizes: int
 ) -> torch.Tensor:
@@ -52,6 +55,7 @@ def hashmap_build_submanifold_conv_neighbour_map(
     return found
 
 
+@between_graphs
 def hashmap_build_sparse_conv_out_coords(
     coords: torch.Tensor, ratio: float, mode: int, *sizes: int
 ) -> torch.Tensor:
@@ -76,6 +80,7 @@ def _strided(what: str, given: tuple[int, ...]) -> tuple[Ints, Strided]:
     return (numbers[0], 1, *numbers[1:4]), Strided.of(*parts)
 
 
+@between_graphs
 def hashmap_build_sparse_conv_neighbour_map(
     coords: torch.Tensor, out_coords: torch.Tensor, ratio: float, with_bwd: bool, *sizes: int
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -85,6 +90,7 @@ def hashmap_build_sparse_conv_neighbour_map(
     return cache.neighbor_map, cache.neighbor_map_bwd
 
 
+@between_graphs
 def hashmap_build_grid_sample_3d_nearest_neighbor_map(
     keys: torch.Tensor, vals: torch.Tensor, coords: torch.Tensor, grid: torch.Tensor, *extents: int
 ) -> torch.Tensor:
@@ -95,6 +101,7 @@ def hashmap_build_grid_sample_3d_nearest_neighbor_map(
     return written_out(rows.t()).view(*grid.shape[:2])
 
 
+@between_graphs
 def hashmap_build_grid_sample_3d_trilinear_neighbor_map_weight(
     keys: torch.Tensor, vals: torch.Tensor, coords: torch.Tensor, grid: torch.Tensor, *extents: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -107,6 +114,7 @@ def hashmap_build_grid_sample_3d_trilinear_neighbor_map_weight(
     return written_out(rows.t()).view(shape), weights.view(shape)
 
 
+@between_graphs
 def neighbor_map_post_process_for_masked_implicit_gemm_1(
     neighbor_map: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
@@ -118,6 +126,7 @@ def neighbor_map_post_process_for_masked_implicit_gemm_1(
     )  # fmt: skip
 
 
+@between_graphs
 def neighbor_map_post_process_for_masked_implicit_gemm_1_no_bwd(
     neighbor_map: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -126,6 +135,7 @@ def neighbor_map_post_process_for_masked_implicit_gemm_1_no_bwd(
     return cache.gray_code, cache.sorted_idx
 
 
+@between_graphs
 def neighbor_map_post_process_for_masked_implicit_gemm_2(
     gray_code: torch.Tensor, sorted_idx: torch.Tensor, block_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -139,6 +149,7 @@ def neighbor_map_post_process_for_masked_implicit_gemm_2(
     return cache.valid_kernel_callback(block_size), cache.valid_kernel_seg_callback(block_size)
 
 
+@between_graphs
 def indice_weighed_sum_fwd(
     input: torch.Tensor, indices: torch.Tensor, weight: torch.Tensor
 ) -> torch.Tensor:
@@ -150,6 +161,7 @@ def indice_weighed_sum_fwd(
     return devoxelize(input, rows, weight)
 
 
+@between_graphs
 def indice_weighed_sum_bwd_input(
     grad_output: torch.Tensor, indices: torch.Tensor, weight: torch.Tensor, N: int
 ) -> torch.Tensor:

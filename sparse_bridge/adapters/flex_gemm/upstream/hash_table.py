@@ -14,10 +14,12 @@ import torch
 from ..arguments import INTEGERS, check_tensors, per_axis, shape_entries
 from ..errors import ArgumentShapeError, ArgumentTypeError, ArgumentValueError
 from ..geometry import check_coords, grid_shape
+from ..graphs import between_graphs
 
 _SIGNED = {torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
+@between_graphs
 def init_hashmap(
     spatial_size: Sequence[int], hashmap_size: int, device: Any, with_values: bool = True
 ) -> Any:
@@ -44,6 +46,7 @@ def _signed(values: torch.Tensor) -> torch.Tensor:
     return values.view(_SIGNED[values.dtype]) if values.dtype in _SIGNED else values
 
 
+@between_graphs
 def hashmap_insert(
     keys: torch.Tensor, vals: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> None:
@@ -92,6 +95,7 @@ def _slots(held: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     return torch.where(found, order[at], -1)
 
 
+@between_graphs
 def hashmap_lookup(keys: torch.Tensor, vals: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """The value of every key; all ones where it is absent."""
     _check("hashmap_lookup", keys, vals, k)

@@ -13,6 +13,7 @@ from ....core.maps.row_pairs import dense_table
 from ..arguments import Ints, check_features
 from ..arguments import kernel_size as kernel_sizes
 from ..errors import ArgumentShapeError, ArgumentTypeError, ArgumentValueError
+from ..graphs import between_graphs
 from ..lattice import Lattice, between, columns_of, lattice, made_by, of_first, submanifold_map
 from .windows import Window, box_window, centred_window, delta_window, split
 
@@ -197,6 +198,7 @@ def _checked(
     return cache
 
 
+@between_graphs
 def build_neighbor_cache(
     coords: torch.Tensor, shape: Sequence[int] | None, *, kernel_size: Any = None,
     kernel_delta: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,

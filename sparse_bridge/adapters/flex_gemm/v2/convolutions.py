@@ -14,6 +14,7 @@ from ....core.conv.epilogue import Epilogue
 from ...ledger import note
 from ..arguments import check_operands, check_tensors
 from ..errors import ArgumentShapeError, ArgumentValueError
+from ..graphs import between_graphs
 from ..options import form
 from . import cache as caches
 from .cache import NeighborCache, Outputs
@@ -24,6 +25,7 @@ Found = tuple[torch.Tensor, torch.Tensor, torch.Size, NeighborCache]
 __all__ = ["sparse_conv", "sparse_conv_transpose", "submanifold_conv"]
 
 
+@between_graphs
 def submanifold_conv(
     feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int] | None, weight: torch.Tensor,
     bias: torch.Tensor | None = None, *, dilation: Any = 1, kernel_delta: Any = None,
@@ -49,6 +51,7 @@ def submanifold_conv(
     return _product(what, (feats, weight, bias), found, (algorithm, allow_tf32)), found
 
 
+@between_graphs
 def sparse_conv(
     feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int] | None, weight: torch.Tensor,
     bias: torch.Tensor | None = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
@@ -76,6 +79,7 @@ def sparse_conv(
     return y, found.output_coords, found.shape(y.shape[1]), found
 
 
+@between_graphs
 def sparse_conv_transpose(
     feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int] | None, weight: torch.Tensor,
     bias: torch.Tensor | None = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1,

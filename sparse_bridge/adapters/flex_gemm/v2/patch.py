@@ -10,7 +10,7 @@ import importlib
 from typing import Any
 
 from ...base import Patch
-from ..tf32 import switch
+from ..options import switch
 from . import functions, modules
 
 _VERSIONS = "2.0"

@@ -13,6 +13,7 @@ from ....core.ops.voxel import devoxelize
 from ...ledger import note
 from ..arguments import INTEGERS, check_features, check_tensors, per_axis
 from ..errors import ArgumentShapeError, ArgumentTypeError, ArgumentValueError, PointTypeError
+from ..graphs import between_graphs
 from ..lattice import Lattice, columns_of, lattice
 from .windows import split
 
@@ -22,6 +23,7 @@ PADDINGS = ("normalize", "zeros")
 _FAR = float(1 << 30)  # beyond every grid, and exact in 32 bits
 
 
+@between_graphs
 def sparse_grid_sample(
     feats: torch.Tensor, coords: torch.Tensor, grid: torch.Tensor, *, mode: str = "linear",
     padding_mode: str = "normalize", n_spatial_dims: int | None = None, return_mask: bool = False,
@@ -112,6 +114,7 @@ def _found(
     return find_rows(own.map(), query, own.offsets(corners), steps).t().contiguous()
 
 
+@between_graphs
 def sparse_to_dense(
     feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int]
 ) -> torch.Tensor:
@@ -142,6 +145,7 @@ def _check_rows(what: str, coords: torch.Tensor) -> None:
         )
 
 
+@between_graphs
 def sort_coords(coords: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(the rows ascending by columns from the first to the last, int64 [N]: where each one was);
     equal rows keep their order."""
@@ -152,6 +156,7 @@ def sort_coords(coords: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return coords.index_select(0, order), order
 
 
+@between_graphs
 def coalesce_coords(coords: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(the distinct rows, ascending; int64 [N]: which of them each row is)."""
     _check_rows("coalesce_coords", coords)

@@ -14,6 +14,7 @@ from ....core.ops.voxel import devoxelize
 from ...ledger import note
 from ..arguments import kernel_size as kernel_sizes
 from ..errors import ArgumentValueError
+from ..graphs import between_graphs
 from . import cache as caches
 from .cache import NeighborCache, Outputs
 from .convolutions import Found
@@ -24,6 +25,7 @@ __all__ = ["gathered", "sparse_pool", "submanifold_pool"]
 _REDUCES = {"sum": "sum", "mean": "avg", "max": "max", "min": "max", "prod": "prod"}
 
 
+@between_graphs
 def submanifold_pool(
     feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int] | None, kernel_size: Any,
     reduce: str = "mean", *, neighbor_cache: Any = None, dimension: int | None = None,
@@ -41,6 +43,7 @@ def submanifold_pool(
     return y, found
 
 
+@between_graphs
 def sparse_pool(
     feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int] | None, kernel_size: Any,
     stride: Any = None, padding: Any = 0, reduce: str = "mean", *,

@@ -14,6 +14,7 @@ from ...ledger import note
 from ..arguments import Ints
 from ..arguments import kernel_size as kernel_sizes
 from ..errors import ArgumentShapeError, ArgumentValueError
+from ..graphs import between_graphs
 from ..lattice import Lattice
 from . import cache as caches
 from .cache import NeighborCache, Outputs
@@ -25,6 +26,7 @@ from .windows import box_window
 __all__ = ["sparse_pixel_shuffle", "sparse_pixel_unshuffle", "sparse_upsample"]
 
 
+@between_graphs
 def sparse_upsample(
     feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int] | None, scale_factor: Any,
     mode: str = "nearest", padding_mode: str = "normalize", *,
@@ -60,6 +62,7 @@ def sparse_upsample(
     return y, found.output_coords, found.shape(y.shape[1]), found
 
 
+@between_graphs
 def sparse_pixel_shuffle(
     feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int] | None, upscale_factor: Any, *,
     output_coords: torch.Tensor | None = None, output_shape: Sequence[int] | None = None,
@@ -89,6 +92,7 @@ def sparse_pixel_shuffle(
     return y, found.output_coords, found.shape(channels), found
 
 
+@between_graphs
 def sparse_pixel_unshuffle(
     feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int] | None, downscale_factor: Any,
     *, output_coords: torch.Tensor | None = None, output_shape: Sequence[int] | None = None,

@@ -1,0 +1,26 @@
+"""Functions that are no operators: while a program is traced they run between two graphs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def between_graphs(function: Callable[P, R]) -> Callable[P, R]:
+    """`function`; in a traced program one break, behind which the next graph begins."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_compiling():
+            from ..traced import outside
+
+            return outside(functools.partial(function, **kwargs), *args)  # type: ignore[no-any-return]
+        return function(*args, **kwargs)
+
+    return call
