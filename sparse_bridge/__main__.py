@@ -16,6 +16,7 @@ from . import settings, workers
 from ._version import __version__
 from .errors import SparseBridgeError, UnsupportedError
 from .gate import command as gate
+from .harness import results
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,6 +46,7 @@ _NO_TORCH = (
     "https://download.pytorch.org/whl/rocm6.4 (AMD) or https://download.pytorch.org/whl/cpu (CPU)."
 )
 
+_REPORT_SCHEMA = 1  # of run --report-json
 _RUN_HELP = """\
 Run a script or module with the bridge enabled, as python would run it.
 
@@ -151,6 +153,9 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--strict", action="store_true", help="raise where a layer would run in the original"
     )
     run.add_argument("--report", action="store_true", help="print what ran to stderr at the end")
+    run.add_argument(
+        "--report-json", type=pathlib.Path, metavar="FILE", help="write what ran there, as JSON"
+    )
     run.add_argument("-m", dest="module", action="store_true", help="target names a module")
     run.add_argument("target", help="script, or with -m a module")
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
@@ -197,6 +202,8 @@ def _run(args: argparse.Namespace) -> int:
     if not args.module and not os.path.exists(args.target):
         _console(stderr=True).print(f"sparse_bridge: can't find {args.target!r}", style="red")
         return 2
+    if args.report_json:
+        results.require_writable(args.report_json, "--report-json")
     names = [name for name in (args.framework or "").split(",") if name]
     handle = lifecycle.enable(
         *names, mode=args.mode, strict=True if args.strict else None, optimize=args.optimize
@@ -208,6 +215,8 @@ def _run(args: argparse.Namespace) -> int:
         if args.report:
             sys.stdout.flush()
             _console(stderr=True).print(str(handle.report()), soft_wrap=True)
+        if args.report_json:
+            results.save(args.report_json, _REPORT_SCHEMA, handle.report().to_dict())
     return 0
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ..core.conv.pending import PendingConv
+from ..core.geometry.sparse_data import brief
 
 
 class LateFeatures:
@@ -107,3 +108,11 @@ def pending_of(x: Any) -> PendingConv | None:
     except AttributeError:
         return late
     return late if there is late.result and late.follows else None
+
+
+def brief_features(x: LateFeatures) -> str:
+    """Shape, dtype and device of x's features; computes nothing."""
+    conv = pending_of(x)
+    if conv is None and not has_features(x):
+        return "not computed yet"
+    return brief(getattr(x, x.features_attribute) if conv is None else conv)

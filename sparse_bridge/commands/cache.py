@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     clear.add_argument(
         "--stale", action="store_true", help="only what this version does not read any more"
     )
+    clear.add_argument("--json", action="store_true", help="machine-readable output")
     clear.set_defaults(func=run_clear)
     return parser
 
@@ -159,6 +161,10 @@ def run_clear(args: argparse.Namespace) -> int:
         for path in (place / "locks").glob("*.lock"):
             with contextlib.suppress(filelock.Timeout, OSError), filelock.FileLock(path, timeout=0):
                 path.unlink(missing_ok=True)
+    if args.json:
+        facts = {"folder": str(place), "files": [path.name for path in files], "bytes": size}
+        sys.stdout.write(json.dumps(facts) + "\n")
+        return 0
     Console().print(
         f"{len(files)} files deleted ({size / 1024:.1f} KiB) in {place}",
         markup=False,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import json
 import multiprocessing
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -72,6 +74,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     how.add_argument("--export", type=Path, metavar="FILE", help="also write all winners there")
     how.add_argument("--jobs", type=int, metavar="N", help="processes (default: by CPU cores)")
+    how.add_argument("--json", action="store_true", help="machine-readable output")
     how.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     parser.set_defaults(func=run)
     return parser
@@ -85,15 +88,18 @@ def run(args: argparse.Namespace, timer: Timer | None = None) -> int:
     _check(args)
     device = _device(args.device)
     jobs = _jobs(args)
-    console = Console()
+    console = Console(stderr=args.json)  # then standard output is for the result
     setup = _Setup(device, args.tune)
     start = time.perf_counter()
     _compile(jobs, setup, args.jobs or _processes(len(jobs)), console)
-    console.print(f"compiled in {time.perf_counter() - start:.1f} s", highlight=False)
-    if args.tune:
-        _tune(jobs, setup, args, timer, console)
-    if args.export:
-        _export(args.export, device, console)
+    seconds = time.perf_counter() - start
+    console.print(f"compiled in {seconds:.1f} s", highlight=False)
+    results = _tune(jobs, setup, args, timer, console) if args.tune else []
+    exported = _export(args.export, device, console) if args.export else None
+    if args.json:
+        done = {"device": str(device), "jobs": [str(job) for job in jobs], "seconds": seconds}
+        tuned = [_facts(result) for result in results]
+        sys.stdout.write(json.dumps({**done, "tuned": tuned, "exported": exported}) + "\n")
     return 0
 
 
@@ -210,7 +216,7 @@ def _tune(
     args: argparse.Namespace,
     timer: Timer | None,
     console: Console,
-) -> None:
+) -> Sequence[tuners.Result]:
     """One after the other: a GPU that does two things at a time cannot be timed."""
     if timer is None and not targets.of(setup.device).raw:
         raise DeviceError(f"--tune: tiles cannot be timed on {setup.device}; expected a real GPU.")
@@ -221,6 +227,14 @@ def _tune(
             job.run(setup.device)
             progress.done()
     console.print(_results(tuner.results))
+    return tuner.results
+
+
+def _facts(result: tuners.Result) -> dict[str, Any]:
+    """As JSON values."""
+    winner = None if result.winner is None else dataclasses.asdict(result.winner)
+    facts = {"direction": result.bucket.direction, "problem": str(result.bucket)}
+    return {**facts, "winner": winner, "why": result.why}
 
 
 def _results(results: Sequence[tuners.Result]) -> Table:
@@ -244,7 +258,7 @@ def _results(results: Sequence[tuners.Result]) -> Table:
     return table
 
 
-def _export(path: Path, device: torch.device, console: Console) -> None:
+def _export(path: Path, device: torch.device, console: Console) -> int:
     """The winners of this device in force: shipped ones, and over them those of the disk."""
     stamp = Stamp.of(device, targets.of(device))
     sources = [*reversed(shipped(stamp)), TuneCache(folder(), stamp).load()]
@@ -260,3 +274,4 @@ def _export(path: Path, device: torch.device, console: Console) -> None:
         ) from None
     count = sum(map(len, winners.values()))
     console.print(f"{count} winners in {path}", highlight=False, soft_wrap=True, markup=False)
+    return count

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
+import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +25,7 @@ from rich.progress import (
 import sparse_bridge
 
 from ..errors import DeviceError, SettingError, ShapeError
-from ..harness.results import require_writable
+from ..harness.results import require_writable, save
 from .birdseye import draw_birdseye
 from .drawing import require_matplotlib
 from .networks import CLASSES, Network, calibrate, forward_of, make_networks
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _WIDTH = 140  # characters, where there is no terminal to ask
+_SCHEMA = 1  # of --json
 _VOXEL_SIZE = 0.1
 _SEGMENT_STEPS = 60
 _STREETS = range(1001, 1005)  # seeds of the scans that the segmentation network learns from
@@ -118,6 +121,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="DIR_OR_PNG",
         help="where the picture goes (default: demo_out/birdseye.png)",
     )
+    runs.add_argument("--json", type=Path, metavar="FILE", help="also write every figure there")
     runs.add_argument("--no-picture", action="store_true", help="only print the tables")
     parser.set_defaults(func=run)
 
@@ -133,6 +137,8 @@ def run(args: argparse.Namespace) -> int:
         if value is not None and value < lowest:
             raise SettingError(f"got --{option} {value}; expected {lowest} or more.")
     picture = None if args.no_picture else _picture_path(args.output)
+    if args.json:
+        require_writable(args.json, "--json")
     device = _device(args.device)
     console = _console()
     with sparse_bridge.enable("spconv") as handle:
@@ -215,10 +221,28 @@ def _run(
             with steps.step("segmentation: training"):
                 labelled = _label(args, cloud, kinds, device)
             console.print(classes_table(labelled))
+        if args.json:
+            save(args.json, _SCHEMA, _figures(profiles, trained, labelled, voxelise_ms))
         if picture:
             with steps.step("picture"):
                 title = f"{cloud.source}: {len(cloud.points):,} points"
                 draw_birdseye(picture, grid, labelled, title)
+
+
+def _figures(
+    profiles: list[NetworkProfile],
+    trained: list[TrainingResult],
+    labelled: Labelled | None,
+    voxelise_ms: float,
+) -> dict[str, Any]:
+    """What the tables show, as JSON values."""
+    iou = None if labelled is None else labelled.iou()
+    return {
+        "voxelise_ms": voxelise_ms,
+        "networks": [dataclasses.asdict(profile) for profile in profiles],
+        "training": [dataclasses.asdict(result) for result in trained],
+        "iou": None if iou is None else [None if math.isnan(one) else float(one) for one in iou],
+    }
 
 
 def _profile(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -41,7 +42,7 @@ def test_end_to_end(tmp_path: Path) -> None:
     scan[np.linalg.norm(scan[:, :2], axis=1) < 25].tofile(tmp_path / "tiny.bin")
     options = ("--points", "tiny.bin", "--small", "--repeats", "1", "--voxel-size", "0.2")
     options += ("--segment", "1")
-    result = demo(tmp_path, *options, "--output", "out")
+    result = demo(tmp_path, *options, "--output", "out", "--json", "out/figures.json")
     assert result.returncode == 0, result.stdout + result.stderr
     text = result.stdout
     assert "tiny.bin" in text and "SECOND encoder: 12 sparse layers" in text
@@ -50,6 +51,9 @@ def test_end_to_end(tmp_path: Path) -> None:
         assert " > " in row
     assert "Labels after 1 training steps" in text and "this scan has no labels" in text
     assert "residual U-Net, inference" in text and "picture: out/birdseye.png" in text
+    figures = json.loads((tmp_path / "out" / "figures.json").read_text())
+    assert [len(one["layers"]) > 10 for one in figures["networks"]] == [True, True]
+    assert figures["iou"] is None and figures["voxelise_ms"] > 0
     assert (tmp_path / "out" / "birdseye.png").stat().st_size > 20_000
 
 

@@ -83,6 +83,12 @@ def test_options_of_run_and_the_report(machine, tmp_path):
     assert done.returncode == 0 and done.stdout == ""
     assert "invented 9.1.0: patch (invented is installed and imports)" in done.stderr
     assert "scale=2 unsupported (1)" in done.stderr
+    file = tmp_path / "report.json"
+    assert machine("run", "--report-json", str(file), "layers.py").stderr == ""
+    counts = json.loads(file.read_text())["layers"]["invented"]["Conv"]
+    assert counts == {"bridged": 1, "original": {"scale=2 unsupported": 1}}
+    refused = machine("run", "--report-json", str(tmp_path), "layers.py")
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1
     strict = machine("run", "--strict", "layers.py")
     assert strict.returncode == 1 and "UnsupportedError" in strict.stderr
     shadowed = machine("run", "layers.py", SPARSE_BRIDGE_ENABLE="mode=standin")
@@ -212,3 +218,16 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     process.stdout.close()
     _, said = process.communicate(timeout=60)
     assert "Traceback" not in said and "BrokenPipe" not in said, said
+
+
+@pytest.mark.parametrize("name", ["run", "doctor", *command_line._LAZY])
+def test_every_command_answers_a_program(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command_line.main([name, "--help"])
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0
+    if name == "cache":  # has commands of its own
+        with pytest.raises(SystemExit):
+            command_line.main([name, "clear", "--help"])
+        shown = capsys.readouterr().out
+    assert "--report-json" in shown if name == "run" else "--json" in shown

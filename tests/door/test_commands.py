@@ -99,7 +99,9 @@ def test_cache_clear(stored, capsys):
     assert command_line.main(["cache", "clear", "--stale"]) == 0
     assert files_of(place) == ["mine.txt", stamp.file_name]
     assert "2 files deleted" in capsys.readouterr().out
-    assert command_line.main(["cache", "clear"]) == 0
+    assert command_line.main(["cache", "clear", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["files"] == [stamp.file_name] and facts["bytes"] > 0
     assert files_of(place) == ["mine.txt"]
     assert not list((place / "locks").iterdir())
     assert command_line.main(["cache", "clear"]) == 0
@@ -242,7 +244,7 @@ def test_warm_tunes_stores_and_exports(tmp_path):
     layer = ["--channels", "16", "--kernels", "2", "--dtypes", "fp32", "--layouts", "vio"]
     how = ["--rows", "30", "--jobs", "1", "--tune", "--budget", "100"]
     export = tmp_path / "mine.json"
-    done = interpreted(tmp_path, *layer, *how, "--export", export)
+    done = interpreted(tmp_path, *layer, *how, "--export", export, "--json")
     assert done.returncode == 0, done.stderr[-3000:]
     stamp, winners = decode(export.read_text())
     assert (stamp.device, stamp.arch) == ("interpreter", "interpreter")
@@ -254,8 +256,12 @@ def test_warm_tunes_stores_and_exports(tmp_path):
             assert "/float32/ieee/" in bucket and "/c16x16/g1/v8/" in bucket
             assert winner.microseconds <= winner.default_microseconds
     assert any(one.tested > 1 for found in winners.values() for one in found.values())
-    assert f"3 winners in {export}" in done.stdout and "compiled in" in done.stdout
-    assert [line for line in done.stdout.splitlines() if "wgrad" in line and "pairs" in line]
+    assert f"3 winners in {export}" in done.stderr and "compiled in" in done.stderr
+    assert [line for line in done.stderr.splitlines() if "wgrad" in line and "pairs" in line]
+    facts = json.loads(done.stdout)
+    assert facts["exported"] == 3 and len(facts["jobs"]) == 1 and facts["seconds"] > 0
+    assert {one["direction"] for one in facts["tuned"]} == {"fwd", "dgrad", "wgrad"}
+    assert all(one["winner"]["tile"]["block_m"] for one in facts["tuned"])
     with settings.override(cache_dir=tmp_path):
         assert TuneCache(tmp_path, stamp).load() == winners
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...core.geometry.sparse_data import SparseData
+from ...core.geometry.sparse_data import SparseData, brief
 from ...errors import GeometryError
 from .geometry import check_coords, grid_shape
 
@@ -21,6 +21,10 @@ class Voxels(NamedTuple):
     feats: torch.Tensor
     coords: torch.Tensor
     shape: torch.Size
+
+    def __repr__(self) -> str:
+        shape = list(self.shape)
+        return f"Voxels(feats={brief(self.feats)}, coords={brief(self.coords)}, shape={shape})"
 
 
 def to_core(x: Any) -> SparseData:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 
 from ...errors import CoordinateError, DataTypeError, DeviceError, GeometryError, ShapeError
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+def brief(tensor: Any) -> str:
+    """Shape, dtype and device of a tensor or an array: `[300, 4] float32 cpu`. Reads no value."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return f"{list(tensor.shape)} {dtype} {getattr(tensor, 'device', '')}".rstrip()
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class SparseData:
     """Features at integer cells of one grid.
 
@@ -54,6 +61,13 @@ class SparseData:
                 )
         if self.batch_size is not None and self.batch_size < 0:
             raise CoordinateError(f"batch_size is {self.batch_size}; it cannot be negative.")
+
+    def __repr__(self) -> str:
+        parts = [f"feats={brief(self.feats)}", f"coords={brief(self.coords)}"]
+        for name in ("tensor_stride", "spatial_shape", "batch_size"):
+            value = getattr(self, name)
+            parts += [] if value is None else [f"{name}={value}"]
+        return f"SparseData({', '.join(parts)})"
 
     @property
     def dimension(self) -> int:

@@ -21,6 +21,7 @@ from ..device.serving import kernel_target
 from ..geometry.boxes import Box
 from ..geometry.layout import KeyLayout
 from ..geometry.offsets import Offsets
+from ..geometry.sparse_data import brief
 from . import host_index, wide_index
 from .rows import Rows, rows_of
 from .segments import Segments
@@ -102,6 +103,9 @@ class CoordinateMap:
         self._inverse: torch.Tensor | None = None
         self._slots: torch.Tensor | None = None
         self._duplicates: Duplicates | None = None
+
+    def __repr__(self) -> str:
+        return f"CoordinateMap({brief(self.coords)}, {self.box})"
 
     @property
     def n_rows(self) -> int:

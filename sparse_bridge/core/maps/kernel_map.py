@@ -11,7 +11,7 @@ from .host_index import PairLists
 from .rulebook import Rulebook
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class KernelMap:
     """A rulebook in one direction: y[r] = sum over offsets v and present x rows of x @ w[v].
 
@@ -27,6 +27,10 @@ class KernelMap:
     x_fold: Duplicates | None = None
     y_fold: Duplicates | None = None
     self_offset: int = -1
+
+    def __repr__(self) -> str:
+        rows = f"{self.n_in} -> {self.n_out} rows"
+        return f"KernelMap({self.n_offsets} offsets, {rows}, {self.device})"
 
     @property
     def n_offsets(self) -> int:

@@ -60,6 +60,10 @@ class RelationMap:
         self._sums: dict[str, EntrySums] = {}
         self._parts: dict[int, list[tuple[slice, RelationMap]]] = {}
 
+    def __repr__(self) -> str:
+        nodes = f"{self.n_in} -> {self.n_out} nodes"
+        return f"RelationMap({self.n_relations} relations, {nodes}, {self.n_edges} edges)"
+
     @property
     def _index(self) -> torch.dtype:
         """torch scatters faster by int64 on CPUs; kernels take int32."""

@@ -9,8 +9,9 @@ from torchsparse.utils.tensor_cache import (
 )
 from torchsparse.utils.utils import make_ntuple
 
-from sparse_bridge.adapters.late import LateFeatures, keep
+from sparse_bridge.adapters.late import LateFeatures, brief_features, keep
 from sparse_bridge.adapters.torchsparse import dense, joins
+from sparse_bridge.core.geometry.sparse_data import brief
 from sparse_bridge.errors import ContractError
 
 __all__ = ["PointTensor", "SparseTensor"]
@@ -76,6 +77,13 @@ class SparseTensor(LateFeatures):
     def _with(self, feats):
         """Other features, everything else as here."""
         return self._made(feats, self.coords, self.stride, self.spatial_range, self._caches)
+
+    def __repr__(self):
+        within = "" if self.spatial_range is None else f", spatial_range={self.spatial_range}"
+        return (
+            f"SparseTensor(feats={brief_features(self)}, coords={brief(self.coords)}, "
+            f"stride={self.stride}{within})"
+        )
 
     F = property(
         lambda self: self.feats, lambda self, value: setattr(self, "feats", value), doc="`feats`"
@@ -145,6 +153,9 @@ class PointTensor:
         self.idx_query = {} if idx_query is None else idx_query
         self.weights = {} if weights is None else weights
         self.additional_features = {"idx_query": {}, "counts": {}}
+
+    def __repr__(self):
+        return f"PointTensor(F={brief(self.F)}, C={brief(self.C)})"
 
     def cuda(self):
         """In place, like the following."""
