@@ -25,7 +25,13 @@ __all__ = ["add_parser"]
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = pathlib.Path(__file__).with_name("results")
 _SUMMARY = "run the compatibility matrix: public models, unchanged, under the bridge"
-_STYLES = {"pass": "green", "fail": "bold red", "unsupported": "yellow", "not run": "dim"}
+_STYLES = {
+    "pass": "green",
+    "fail": "bold red",
+    "known": "blue",
+    "unsupported": "yellow",
+    "not run": "dim",
+}
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:

@@ -55,9 +55,10 @@ def _head() -> list[str]:
         "",
         "runs each model in a fresh process (`compat/models`, `compat/matrix`). A cell counts as "
         "**pass** when all of its checks that apply here pass, as **fail** when one fails, as "
-        "**unsupported** when one asks for something that is refused on purpose. A number marks "
-        "a note with the reason; *known* ones are listed in `compat/matrix`, where a check that "
-        "passes although listed counts as a failure.",
+        "**known** when one fails that `compat/matrix` lists with its reason, such as behaviour "
+        "equal to the original's own, and as **unsupported** when one asks for something that is "
+        "refused on purpose. A number marks a note with the reason. A check that passes although "
+        "it is listed counts as a failure.",
         "",
     ]
 
@@ -105,10 +106,10 @@ def _place(found: Results, cell: CellResult) -> str:
 def _cell(cell: CellResult | None, notes: _Notes) -> str:
     if cell is None:
         return "not run"
-    numbers = Counter(check.outcome for check in cell.checks)
+    numbers = Counter(check.shown for check in cell.checks)
     applies = sum(numbers.values()) - numbers["not run"]
     marks = "".join(
-        notes.mark(f"{one.check}{' (known)' if one.expected else ''}: {one.reason}")
+        notes.mark(f"{one.check}{' (listed)' if one.expected else ''}: {one.reason}")
         for one in report.remarks(cell)
     )
     outcome = f"**{cell.outcome}**" if cell.outcome == "fail" else cell.outcome

@@ -7,7 +7,7 @@ import pathlib
 import string
 from collections.abc import Sequence
 
-from . import report
+from . import projects, report
 from .matrix import CHECKS, Model
 from .results import OUTCOMES, CellResult, CheckResult, Results
 
@@ -43,7 +43,7 @@ def _summary(group: report.Group) -> str:
     numbers = "".join(f'<td class="number">{group.cells[one]}</td>' for one in OUTCOMES)
     parts = "".join(
         f'<span class="{one}" style="flex:{group.cells[one]}"></span>'
-        for one in OUTCOMES[:3]
+        for one in OUTCOMES[:-1]
         if group.cells[one]
     )
     rest = group.cells["not run"]
@@ -93,15 +93,21 @@ def _row(found: Results, cell: CellResult) -> str:
     where = f"{device}, {cell.dtype}, {cell.mode}, {cell.size}"
     return (
         f'<tr {attributes}><td class="number">{cell.number or ""}</td>'
-        f'<th scope="row">{_text(cell.model)}</th><td>{report.TITLES[cell.framework]}</td>'
-        f'<td class="nowrap">{_text(where)}</td>'
-        f'<td><span class="tag {_class(cell.outcome)}">{cell.outcome}</span></td>'
+        f'<th scope="row">{_model(cell.model)}</th><td>{report.TITLES[cell.framework]}</td>'
+        f'<td class="where">{_text(where)}</td>'
+        f'<td class="outcome"><span class="tag {_class(cell.outcome)}">{cell.outcome}</span></td>'
         f"{''.join(_mark(by_name.get(name)) for name in CHECKS)}<td>{_details(cell)}</td></tr>"
     )
 
 
+def _model(name: str) -> str:
+    """The model, as a link to its project."""
+    address = projects.address(name)
+    return f'<a href="{_text(address)}">{_text(name)}</a>' if address else _text(name)
+
+
 def _mark(check: CheckResult | None) -> str:
-    outcome = check.outcome if check else "not run"
+    outcome = check.shown if check else "not run"
     hint = f"{check.check}: {outcome}; {check.reason}" if check else outcome
     return (
         f'<td class="check {_class(outcome)}" title="{_text(hint)}">'
@@ -112,8 +118,8 @@ def _mark(check: CheckResult | None) -> str:
 def _details(cell: CellResult) -> str:
     bad = report.remarks(cell)
     lines = "".join(
-        f'<li><span class="{_class(one.outcome)}">{one.check}: {one.outcome}</span>'
-        f"{' (known)' if one.expected else ''} {_text(one.reason)} "
+        f'<li><span class="{_class(one.shown)}">{one.check}: {one.shown}</span>'
+        f"{' (listed)' if one.expected else ''} {_text(one.reason)} "
         f'<span class="soft">{one.seconds:g} s</span></li>'
         for one in [*bad, *(check for check in cell.checks if check not in bad)]
     )

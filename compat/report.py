@@ -46,7 +46,7 @@ ABOUT = {
     "native": "the real library from the same weights: outputs, gradients, three training steps",
     "reference": "where the real library cannot run: fp64, each layer one explicit matrix product",
 }
-SYMBOLS = {"pass": "✓", "fail": "✗", "unsupported": "⊘", "not run": "·"}
+SYMBOLS = {"pass": "✓", "fail": "✗", "known": "≈", "unsupported": "⊘", "not run": "·"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ def groups(found: Results, models: Sequence[Model] = ()) -> list[Group]:
     for (framework, device), cells in table.items():
         present = {cell.model for cell in cells}
         missing = sum(one.framework == framework and one.name not in present for one in models)
-        checks = Counter(check.outcome for cell in cells for check in cell.checks)
+        checks = Counter(check.shown for cell in cells for check in cell.checks)
         outcomes = counts(cells) + Counter({"not run": missing})
         result.append(Group(framework, device, len(present), outcomes, checks))
     return result

@@ -18,7 +18,7 @@ from .matrix import CHECKS, FRAMEWORKS
 __all__ = ["OUTCOMES", "CellResult", "CheckResult", "Results", "merge", "run_facts"]
 
 SCHEMA = 1
-OUTCOMES = ("pass", "fail", "unsupported", "not run")
+OUTCOMES = ("pass", "fail", "known", "unsupported", "not run")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +30,11 @@ class CheckResult:
     reason: str = ""
     seconds: float = 0.0
     expected: bool = False
+
+    @property
+    def shown(self) -> str:
+        """The outcome in reports: a failure that the matrix lists with its reason is "known"."""
+        return "known" if self.outcome == "fail" and self.expected else self.outcome
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +54,8 @@ class CellResult:
     @property
     def outcome(self) -> str:
         """That of its worst check; checks that do not apply leave it alone."""
-        found = {check.outcome for check in self.checks}
-        return next((o for o in ("fail", "unsupported", "pass") if o in found), "not run")
+        found = {check.shown for check in self.checks}
+        return next((o for o in ("fail", "known", "unsupported", "pass") if o in found), "not run")
 
     @property
     def unexpected(self) -> list[CheckResult]:

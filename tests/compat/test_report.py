@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from compat import markdown, matrix, page, report
+from compat import markdown, matrix, page, projects, report
 from compat.results import Results, merge
 from sparse_bridge import __main__ as command_line
 from sparse_bridge.errors import SettingError
@@ -59,6 +59,16 @@ def test_a_cell_is_as_good_as_its_worst_check():
     assert cell(forward="pass", eval=("unsupported", "")).outcome == "unsupported"
     assert cell(forward=("fail", ""), eval=("unsupported", "")).outcome == "fail"
     assert cell(forward=("not run", "")).outcome == "not run"
+    listed = ("fail", "as the original", True)
+    assert cell(forward="pass", eval=listed).outcome == "known"
+    assert cell(forward=("fail", ""), eval=listed).outcome == "fail"
+
+
+def test_every_model_links_to_its_project():
+    for model in matrix.load():
+        assert (projects.address(model.name) or "").startswith("https://"), model.name
+    assert projects.address("TRELLIS.2 shape VAE").endswith("/TRELLIS.2")
+    assert projects.address("another") is None
 
 
 def test_every_check_is_explained():
@@ -78,9 +88,9 @@ def models(toys):
 
 def test_markdown(results, models):
     text = markdown.render(results, models)
-    assert "| spconv | CPU | 2 | 1 | 1 | 0 | 1 | 2 pass, 1 fail, 1 not run |" in text
-    assert "| spconv | NVIDIA H200 | 1 | 1 | 0 | 0 | 1 | 1 pass, 1 not run |" in text
-    assert "| MinkowskiEngine | CPU | 1 | 0 | 0 | 1 | 0 | 1 unsupported |" in text
+    assert "| spconv | CPU | 2 | 1 | 1 | 0 | 0 | 1 | 2 pass, 1 fail, 1 not run |" in text
+    assert "| spconv | NVIDIA H200 | 1 | 1 | 0 | 0 | 0 | 1 | 1 pass, 1 not run |" in text
+    assert "| MinkowskiEngine | CPU | 1 | 0 | 0 | 0 | 1 | 0 | 1 unsupported |" in text
     assert "- CPU, 2026-01-02 03:04 UTC: sparse_bridge 0.1.0, torch 2.9.0\n" in text
     assert "- CPU: of the 29 listed models 3 have run, 1 of them without any check failed" in text
     assert "| 1 | SECOND | pass 2/2 | not run |" in text
@@ -117,7 +127,7 @@ def test_page_is_self_contained_and_well_formed(results, models):
     outline.close()
     assert not outline._open
     assert not [tag for tag, _ in outline.tags if tag in ("link", "img", "iframe")]
-    assert not [a for _, a in outline.tags if a.get("src") or a.get("href")]
+    assert {tag for tag, a in outline.tags if a.get("src") or a.get("href")} == {"a"}
     assert "url(" not in text and "@import" not in text
     rows = [a for tag, a in outline.tags if tag == "tr" and "data-framework" in a]
     assert len(rows) == 4 and {row["data-outcome"] for row in rows} == {
