@@ -24,7 +24,7 @@ _STEP = 0.25e-6  # seconds one step of a program waits for its operands
 _LAUNCH = 3e-6  # seconds of one more kernel
 _PER_UNIT = 30e9  # bytes a second of memory traffic per compute unit
 _REGISTERS = 256 << 10  # bytes per compute unit
-_MOST_WARPS = 48  # per compute unit, of 32 lanes
+_MOST_THREADS = 1536  # per compute unit, where its record does not say
 
 
 def _cdiv(a: int, b: int) -> int:
@@ -101,9 +101,12 @@ def _launch(
 
 def _resident(problem: Problem, tile: TileConfig) -> int:
     """Programs that one compute unit holds at a time."""
-    shared = problem.target.shared_memory // max(1, tile.shared_bytes(problem.dtype.itemsize))
+    target = problem.target
+    chip = target.generation.chip(target.arch)
+    memory, threads = chip.unit_shared << 10, chip.unit_threads
+    shared = (memory or target.shared_memory) // max(1, tile.shared_bytes(problem.dtype.itemsize))
     registers = _REGISTERS // (tile.block_m * tile.block_n * 4 * 2)
-    warps = _MOST_WARPS * 32 // (tile.num_warps * problem.target.warp_size)
+    warps = (threads or _MOST_THREADS) // (tile.num_warps * target.warp_size)
     return max(1, min(shared, registers, warps))
 
 

@@ -21,27 +21,32 @@ class Chip(NamedTuple):
     shared_memory: KiB that one workgroup may take; a driver's answer is preferred.  gpus: products
     that have it; the compile gate compiles for architectures that name some.  splits_fp32: an fp32
     product is faster as three of TF32 (an operand's leading bits and what is left of it) than by
-    multiply-adds.
+    multiply-adds.  unit_shared, unit_threads: KiB of shared memory and threads of a compute unit,
+    which workgroups share; 0: not tabulated.
     """
 
     shared_memory: int
     gpus: str = ""
     splits_fp32: bool = False
+    unit_shared: int = 0
+    unit_threads: int = 0
 
 
 class Limit(NamedTuple):
-    """What keeps a product in registers: block_k, results per thread, stages, at most."""
+    """What keeps a product in registers: block_k, results per thread, stages, and block_m and
+    block_n, at most."""
 
     depth: int
     results: int
     stages: int
+    side: int = 256
 
 
 class RegisterLimits(NamedTuple):
     """By kind of product; None: the tiles as they are chosen stay in registers."""
 
     plain: Limit | None = None  # without matrix instructions
-    gather: Limit | None = None  # of halves, with them
+    gather: Limit | None = None  # of halves; None without matrix instructions: as `plain`
     wgrad: Limit | None = None
     tf32: Limit | None = None
     split: Limit | None = None  # of fp32 as three of TF32
@@ -202,9 +207,13 @@ _HOPPER_TILES = Candidates(
 
 # RDNA's matrix instructions take their operands from registers, too.
 _RDNA_LIMITS = RegisterLimits(Limit(16, 16, 2), Limit(64, 32, 3), Limit(32, 32, 2))
+# Results such that a compute unit of 64 Ki registers holds two programs at least, by the registers
+# of the compiled code. wgrad of 128 x 128 in 8 warps took 221 a thread (Triton 3.9, sm_89).
 _AMPERE_LIMITS = RegisterLimits(
-    Limit(32, 32, 2), Limit(64, 128, 3), Limit(32, 64, 3), Limit(32, 32, 2), Limit(32, 16, 2)
+    Limit(32, 32, 2), Limit(64, 128, 3), Limit(32, 32, 3), Limit(32, 32, 2), Limit(32, 16, 2)
 )
+# Multiply-adds of halves take 206 to 241 registers a thread for 32 results (Triton 3.9, sm_75).
+_TURING_LIMITS = RegisterLimits(Limit(16, 32, 2), Limit(16, 16, 2), Limit(16, 32, 2, side=64))
 
 _AMD = Generation(
     "generic", "hip", ".*", other=Chip(64), tf32=False, small_pointers=True,
@@ -255,35 +264,44 @@ GENERATIONS: tuple[Generation, ...] = (
     ),
     dataclasses.replace(
         _NVIDIA, family="turing", names="sm_7[5-9]", bf16=False, tf32=False, matrix=(),
-        chips={"sm_75": Chip(64, "T4, RTX 20")},
+        chips={"sm_75": Chip(64, "T4, RTX 20", unit_shared=64, unit_threads=1024)},
+        limits=_TURING_LIMITS,
     ),
     dataclasses.replace(
         _AMPERE, family="ampere", names="sm_8[0-8]", norm_halves=True,
         chips={
-            "sm_80": Chip(163, "A100", splits_fp32=True), "sm_86": Chip(99, "A10, RTX 30"),
+            "sm_80": Chip(163, "A100", True, unit_shared=164, unit_threads=2048),
+            "sm_86": Chip(99, "A10, RTX 30", unit_shared=100, unit_threads=1536),
             "sm_87": Chip(163),
         },
     ),
     dataclasses.replace(
-        _AMPERE, family="ada", names="sm_89", chips={"sm_89": Chip(99, "L4, RTX 40")}
+        _AMPERE, family="ada", names="sm_89",
+        chips={"sm_89": Chip(99, "L4, RTX 40", unit_shared=100, unit_threads=1536)},
     ),
     dataclasses.replace(
         _HOPPER, family="hopper", names=r"sm_9\d", matrix=("MMA", "WGMMA"), warpgroup="WGMMA",
         wide_turned=(128, 128, 64, 4, 4), tf32_reads_rows=True, norm_narrows_fp32=True,
-        chips={"sm_90": Chip(227, "H100, H200", splits_fp32=True)},
+        chips={"sm_90": Chip(227, "H100, H200", True, unit_shared=228, unit_threads=2048)},
     ),
     dataclasses.replace(  # data-centre parts
         _HOPPER, family="blackwell", names=r"sm_10\d", matrix=("MMA", "TCGEN05"),
         warpgroup="TCGEN05", tensor_memory=True,
-        limits=_AMPERE_LIMITS._replace(gather=Limit(64, 32, 3)),
+        limits=_AMPERE_LIMITS._replace(gather=Limit(64, 32, 3), wgrad=Limit(32, 64, 3)),
         chips={
-            "sm_100": Chip(227, "B200", splits_fp32=True), "sm_103": Chip(227, splits_fp32=True)
+            "sm_100": Chip(227, "B200", True, unit_shared=228, unit_threads=2048),
+            "sm_103": Chip(227, splits_fp32=True),
         },
     ),
     dataclasses.replace(
         _HOPPER, family="blackwell", names=r"sm_1[12]\d",
-        limits=_AMPERE_LIMITS._replace(gather=Limit(64, 64, 3)),
-        chips={"sm_120": Chip(99, "RTX 50"), "sm_110": Chip(227), "sm_121": Chip(99)},
+        limits=_AMPERE_LIMITS._replace(
+            gather=Limit(64, 64, 3), wgrad=Limit(32, 32, 3, side=64)  # 64 x 128: 137 registers
+        ),
+        chips={
+            "sm_120": Chip(99, "RTX 50", unit_shared=100, unit_threads=1536),
+            "sm_110": Chip(227), "sm_121": Chip(99),
+        },
     ),
     dataclasses.replace(_NVIDIA, names=r"sm_\d\d", bf16=False, tf32=False, matrix=()),  # older
     _NVIDIA,

@@ -81,7 +81,7 @@ def clamp_for_registers(
     tiles."""
     limits = target.generation.limits
     half = dtype != torch.float32
-    if half and target.has_matrix_units:
+    if half and (target.has_matrix_units or limits.gather is not None):
         limit = limits.wgrad if wgrad else limits.gather
     elif half or precision == "ieee":
         limit = limits.plain
@@ -89,7 +89,7 @@ def clamp_for_registers(
         limit = limits.split if precision == "tf32x3" else limits.tf32
     if limit is None:
         return tile
-    m, n, warps = tile.block_m, tile.block_n, tile.num_warps
+    m, n, warps = min(tile.block_m, limit.side), min(tile.block_n, limit.side), tile.num_warps
     while m * n > limit.results * warps * target.warp_size:
         if warps < _WARPS:
             warps *= 2
