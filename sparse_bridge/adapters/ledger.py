@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from .. import settings
-from ..errors import UnsupportedError
+from ..errors import DataTypeError, UnsupportedError
 from ..tables import Column, Table, megabytes
 from .base import FrameworkStatus
 
@@ -203,9 +203,14 @@ class ModuleReport:
 
 
 def modules_of(model: Any) -> tuple[ModuleReport, ...]:
-    """The sparse layers of a torch module, in its own order; () for None."""
+    """The sparse layers of a torch module, in its own order; () for None.
+
+    Raises: DataTypeError for anything else.
+    """
     if model is None:
         return ()
+    if not hasattr(model, "named_modules"):
+        raise DataTypeError(f"got {type(model).__name__}; expected a torch.nn.Module, or nothing.")
     from . import protocol
 
     seen = {layer.name: layer for layer in measured(model)}

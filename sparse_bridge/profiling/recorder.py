@@ -198,7 +198,7 @@ class ModelProfile:
 
     def _elsewhere(self) -> bool:
         """Whether this call is none of ours: another thread's, or one that is only traced."""
-        return threading.get_ident() != self._thread or self._stack is None or hooks.traced()
+        return hooks.traced() or self._stack is None or threading.get_ident() != self._thread
 
     def _before_any(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         self._before(module, args, {})
@@ -256,6 +256,7 @@ def profile(model: nn.Module | None = None, *, memory: bool = True) -> ModelProf
     Layers run one after another meanwhile, as with any hooks: none is fused with the next, none
     waits for what follows, captured graphs are not replayed. Training computes the same bits;
     inference that is fused otherwise rounds differently. Outside of the block nothing is added.
+    Layers inside of what `torch.compile` has compiled are not seen.
 
     Args:
         model: whose modules are watched; None: every module that this thread calls.

@@ -12,6 +12,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import sparse_bridge
 from sparse_bridge.adapters import ledger
@@ -357,6 +358,8 @@ def test_text_html_and_json(tmp_path, monkeypatch):
 def test_wrong_use():
     with pytest.raises(DataTypeError, match=r"got str; expected a torch\.nn\.Module"):
         sparse_bridge.profile("model")
+    with pytest.raises(DataTypeError, match="got int; expected"):
+        sparse_bridge.report(3)
     p = sparse_bridge.profile(nn.Linear(2, 2))
     with pytest.raises(LifecycleError, match="has not ended"):
         _ = p.layers
@@ -419,3 +422,29 @@ def test_a_model_that_is_gone():
     gc.collect()
     with pytest.raises(LifecycleError, match="model of this profile is gone"):
         p.start()
+
+
+def test_profiles_within_profiles():
+    model = nn.Sequential(nn.Linear(4, 4))
+    with sparse_bridge.profile() as outer, sparse_bridge.profile(model) as inner:
+        model(torch.ones(1, 4))
+    assert [one.name for one in outer.layers] == ["Sequential.0"]
+    assert [one.name for one in inner.layers] == ["0"]
+
+
+def test_layers_that_a_checkpoint_runs_again_are_counted_again():
+    layer = nn.Linear(4, 4)
+    with sparse_bridge.profile(layer) as p:
+        checkpoint(layer, torch.ones(1, 4), use_reentrant=False).sum().backward()
+    assert [(one.calls, len(one.host_ms)) for one in p.layers] == [(2, 2)]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_compiled_layers_are_not_seen_and_not_disturbed():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with sparse_bridge.profile(model) as p:
+        out = compiled(torch.ones(1, 4))
+    assert not any(one.name for one in p.layers)
+    assert torch.equal(out, model(torch.ones(1, 4)))
