@@ -1,4 +1,4 @@
-"""Run spconv, torchsparse and MinkowskiEngine models unchanged on AMD, NVIDIA and CPU.
+"""Run spconv, torchsparse, MinkowskiEngine and FlexGEMM models unchanged on NVIDIA, AMD and CPU.
 
     import sparse_bridge
     sparse_bridge.enable()

@@ -34,5 +34,5 @@ QUESTIONS = {
     "TRELLIS": {"projects", "questions", "flex_gemm"},
     "profile layers time": {"speed", "api"},
     "environment variables": {"environment", "hardware"},
-    "report a wrong result": {"migration", "troubleshooting"},
+    "report a wrong result": {"questions", "migration", "troubleshooting"},
 }
