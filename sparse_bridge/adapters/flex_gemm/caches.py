@@ -8,6 +8,7 @@ that array.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ __all__ = [
 ]  # fmt: skip
 
 _INTEGERS = (torch.uint32, torch.int32, torch.int64)
+_UNSIGNED = "_unsigned"
 _TWIN = "_sparse_bridge"  # on caches of the installed FlexGEMM: the same for the engine
 _PRIVATE = ("_kmap", "_stamp", "_backward", "_store")
 
@@ -53,12 +55,12 @@ class NeighborCache:
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "neighbor_map":
             self.__dict__.pop("_kmap", None)
-            for derived in [key for key in self.__dict__ if key in _WRITERS]:
+            for derived in [key for key in self.__dict__ if key in _WRITERS or _of_blocks(key)]:
                 del self.__dict__[derived]
         self.__dict__[name] = value
 
     def __getattr__(self, name: str) -> Any:
-        writer = None if name in self._absent else _WRITERS.get(name)
+        writer = None if name in self._absent else _WRITERS.get(name) or _of_blocks(name)
         if writer is None or not {"_kmap", "neighbor_map"} & self.__dict__.keys():
             raise AttributeError(f"this neighbour cache has no {name!r}")
         value = self.__dict__[name] = writer(self)
@@ -69,10 +71,15 @@ class NeighborCache:
     def __getstate__(self) -> dict[str, Any]:
         if "_kmap" in self.__dict__:
             _ = self.neighbor_map
-        return {name: one for name, one in self.__dict__.items() if name not in _PRIVATE}
+        state = {name: one for name, one in self.__dict__.items() if name not in _PRIVATE}
+        # Plain pickles of torch lose unsigned tensors.
+        state[_UNSIGNED] = names = [name for name, one in state.items() if _is_unsigned(one)]
+        return {**state, **{name: state[name].view(torch.int32) for name in names}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        names = state.pop(_UNSIGNED, ())  # none in pickles of FlexGEMM itself
         self.__dict__.update(state)
+        self.__dict__.update({name: state[name].view(torch.uint32) for name in names})
 
     def valid_kernel_callback(self, block: int) -> torch.Tensor:
         """int32: the live offsets of each block of `block` rows in `sorted_idx` order."""
@@ -147,6 +154,10 @@ class SubMConvNeighborCache(SubMConv3dNeighborCache):
 SubMConvNeighborCache.__module__ = "flex_gemm.ops.spconv.submanifold_conv"
 SubMConv3dNeighborCache.__module__ = "flex_gemm.ops.spconv.submanifold_conv3d"
 SparseConv3dNeighborCache.__module__ = "flex_gemm.ops.spconv.sparse_conv3d"
+
+
+def _is_unsigned(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype == torch.uint32
 
 
 def map_of(given: Any, n_in: int, n_offsets: int) -> KernelMap:
@@ -265,3 +276,12 @@ _WRITERS: dict[str, Callable[[Any], Any]] = {
     "valid_signal_o": _signal(1),
     "valid_signal_seg": _signal(2),
 }
+
+
+def _of_blocks(name: str) -> Callable[[Any], torch.Tensor] | None:
+    """What writes `valid_kernel_64`, `valid_kernel_seg_64` and the like."""
+    found = re.fullmatch(r"valid_kernel(_seg)?_([1-9]\d*)", name)
+    if found is None:
+        return None
+    callback = "valid_kernel_seg_callback" if found[1] else "valid_kernel_callback"
+    return lambda cache: getattr(cache, callback)(int(found[2]))  # type: ignore[no-any-return]

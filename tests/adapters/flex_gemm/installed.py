@@ -19,7 +19,8 @@ class Refuses(torch.autograd.Function):
     """Of a build that does not run here. Its `apply` is torch's own, a class method."""
 
     forward = backward = staticmethod(refuses)
-    _compute_neighbor_cache = staticmethod(refuses)
+    _compute_neighbor_cache = _get_output_coords = staticmethod(refuses)
+    _sparse_submanifold_conv_forward = _sparse_submanifold_conv_backward = staticmethod(refuses)
 
 
 def package(monkeypatch, names):
