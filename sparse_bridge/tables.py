@@ -87,26 +87,29 @@ class Table:
     def html(self) -> str:
         """For a notebook."""
         shown = self.shown()
-        sides = ["left" if self.columns[index].text else "right" for index in shown]
+        styles = [
+            f"text-align:{'left' if self.columns[index].text else 'right'};white-space:nowrap"
+            for index in shown
+        ]
 
         def line(cells: Sequence[str], tag: str) -> str:
             text = (
-                f'<{tag} style="text-align:{side}">{html.escape(cells[index])}</{tag}>'
-                for index, side in zip(shown, sides, strict=True)
+                f'<{tag} style="{style}">{html.escape(cells[index])}</{tag}>'
+                for index, style in zip(shown, styles, strict=True)
             )
             return f"<tr>{''.join(text)}</tr>"
 
         head = line([column.name for column in self.columns], "th")
         body = "".join(line(row, "td") for row in self.rows)
         feet = "".join(line(row, "th") for row in self.sums)
-        title = f"<caption><b>{html.escape(self.title)}</b></caption>" if self.title else ""
+        name = html.escape(self.title)
+        title = f'<caption style="text-align:left"><b>{name}</b></caption>' if name else ""
         remark = f"<p>{html.escape(self.remark)}</p>" if self.remark else ""
         foot = f"<tfoot>{feet}</tfoot>" if feet else ""
-        return (
-            f"<table>{title}<thead>{head}</thead><tbody>{body}</tbody>{foot}</table>{remark}"
-            if shown
-            else title + remark
-        )
+        if not shown:
+            return title + remark
+        table = f"<table>{title}<thead>{head}</thead><tbody>{body}</tbody>{foot}</table>"
+        return f'<div style="overflow-x:auto">{table}</div>{remark}'
 
 
 def fitting(needed: dict[int, int], spare: dict[int, int], width: int) -> set[int]:

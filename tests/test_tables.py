@@ -23,8 +23,8 @@ def test_html_is_escaped_and_aligned():
     page = MADE.html()
     assert "a&lt;b" in page and "a<b" not in page and "empty" not in page
     assert page.count("<tr>") == 3 and page.count("<tfoot>") == 1
-    assert '<td style="text-align:right">22</td>' in page
-    assert Table("t", COLUMNS, []).html() == "<caption><b>t</b></caption>"
+    assert '<td style="text-align:right;white-space:nowrap">22</td>' in page
+    assert Table("t", COLUMNS, []).html() == '<caption style="text-align:left"><b>t</b></caption>'
 
 
 def test_the_width_of_pipes_and_of_COLUMNS(monkeypatch):

@@ -10,23 +10,23 @@ from typing import Any
 
 from ..tables import Column, Table, megabytes, times
 
-_COLUMNS = (
+_COLUMNS = (  # what matters first: a narrow notebook scrolls to the rest
     Column("layer", text=True),
-    Column("framework", text=True, spare=8),
-    Column("kind", text=True, spare=2),
-    Column("kernel", spare=9),
-    Column("stride", spare=10),
+    Column("kind", text=True, spare=1),
     Column("rows in", spare=7),
     Column("rows out"),
     Column("channels", spare=3),
-    Column("offsets", spare=11),
-    Column("dataflow", text=True, spare=1),
+    Column("dataflow", text=True, spare=2),
     Column("calls", spare=5),
     Column("host ms"),
     Column("device ms"),
     Column("backward", spare=4),
-    Column("MiB", spare=6),
     Column("share"),
+    Column("MiB", spare=6),
+    Column("framework", text=True, spare=8),
+    Column("kernel", spare=9),
+    Column("stride", spare=10),
+    Column("offsets", spare=11),
 )
 
 
@@ -190,7 +190,7 @@ def _percent(time: float, totals: Totals) -> str:
 
 def _sum_row(name: str, forward: tuple[str, str], backward: str, share: str) -> list[str]:
     row = [""] * len(_COLUMNS)
-    row[0], row[-1] = name, share
+    row[0], row[_place("share")] = name, share
     row[_place("host ms")], row[_place("device ms")] = forward
     row[_place("backward")] = backward
     return row
@@ -205,19 +205,19 @@ def _row(layer: LayerProfile, totals: Totals, on_device: bool) -> list[str]:
     channels = [layer.channels_in, layer.channels_out]
     return [
         layer.name,
-        layer.framework,
         layer.kind,
-        times(layer.kernel),
-        times(layer.stride),
         _count(layer.rows_in),
         _count(layer.rows_out),
         " > ".join(str(number) for number in channels if number is not None),
-        _count(layer.offsets),
         layer.dataflow,
         str(layer.calls),
         f"{sum(layer.host_ms):,.2f}",
         f"{sum(layer.device_ms):,.2f}" if layer.device_ms else "",
         f"{backward:,.2f}" if layer.backward_nodes else "",
-        megabytes(layer.memory),
         _percent(layer.time(on_device), totals),
+        megabytes(layer.memory),
+        layer.framework,
+        times(layer.kernel),
+        times(layer.stride),
+        _count(layer.offsets),
     ]
