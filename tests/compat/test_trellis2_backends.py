@@ -8,6 +8,7 @@ import torch
 import sparse_bridge
 from compat.models.flex_gemm import trellis2_vae
 
+NATIVE = ("flex_gemm", "chunked")  # the layer holds its own weights
 OPTIONS = {"model_channels": (16, 32, 64), "num_blocks": (1, 1, 1), "use_checkpoint": False}
 
 
@@ -31,24 +32,30 @@ def adapted(state, backend):
             elif backend == "spconv":
                 name = name.replace(".weight", ".conv.weight")
         elif name.endswith((".conv.bias", "conv1.bias", "conv2.bias")):
-            name = name if backend == "chunked" else name.replace(".bias", ".conv.bias")
+            name = name if backend in NATIVE else name.replace(".bias", ".conv.bias")
         found[name] = value
     return found
 
 
-def run(backend, framework, state):
+def run(backend, framework, state, autocast=None, **options):
     sparse_bridge.disable()
     profile = {"profile": "2.1"} if framework == "torchsparse" else {}
     # Where the real spconv is imported already, its patched layers compute.
     with sparse_bridge.enable(framework, **profile):
         torch.manual_seed(1)
-        network = trellis2_vae.build(backend=backend, **OPTIONS).double()
+        network = trellis2_vae.build(backend=backend, **{**OPTIONS, **options})
+        narrow = options.get("use_fp16") or autocast
+        network = network if narrow else network.double()
         if state is not None:
             network.load_state_dict(adapted(state, backend))
         feats, coords = scene()
-        feats.requires_grad_()
-        outputs = trellis2_vae.outputs(network.train()(feats, coords))
-        (gradient,) = torch.autograd.grad(sum(one.square().mean() for one in outputs), feats)
+        feats = (feats.float() if narrow else feats).requires_grad_()
+        with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
+            outputs = trellis2_vae.outputs(network.train()(feats, coords))
+        (gradient,) = torch.autograd.grad(
+            sum(one.float().square().mean() if narrow else one.square().mean() for one in outputs),
+            feats,
+        )
         return network.state_dict(), [*outputs, gradient]
 
 
@@ -65,3 +72,24 @@ def test_the_same_numbers(native, backend):
     assert len(found) == len(wanted) >= 4
     for got, want in zip(found, wanted, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
+def test_recomputed_blocks(native):
+    """The project's default: blocks of the backward pass are computed again, on the same maps."""
+    state, wanted = native
+    _, found = run("flex_gemm", "flex_gemm", state, use_checkpoint=True)
+    for got, want in zip(found, wanted, strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("backend", ["flex_gemm", "spconv", "torchsparse"])
+@pytest.mark.parametrize("how", [{"use_fp16": True}, {"autocast": torch.bfloat16}], ids=str)
+def test_narrow_weights_and_autocast(native, backend, how):
+    """Half weights as the project sets them, and autocast around the whole network."""
+    state, wanted = native
+    state = {name: value.float() for name, value in state.items()}
+    _, found = run(backend, backend, state, **how)
+    for got, want in zip(found, wanted, strict=True):
+        want = want.float()
+        error = (got.float() - want).norm() / want.norm().clamp(min=1e-6)
+        assert error < 0.05, (got.shape, float(error))
