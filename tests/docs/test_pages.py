@@ -95,16 +95,17 @@ def test_the_module_docstring_names_every_setting() -> None:
         assert len(keywords) == 1 or name == "TUNE" or all(word in line for word in keywords)
 
 
-def test_the_architecture_figure_is_drawn_by_its_program(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["architecture", "speed"])
+def test_figures_are_drawn_by_their_programs(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     import matplotlib.image
     import numpy as np
 
-    program = runpy.run_path(str(ROOT / "docs" / "figures" / "architecture.py"))
+    program = runpy.run_path(str(ROOT / "docs" / "figures" / f"{name}.py"))
     program["draw"](tmp_path / "again.png")
     again, kept = (
         matplotlib.image.imread(path)[..., :3]
-        for path in (tmp_path / "again.png", ROOT / "docs" / "figures" / "architecture.png")
+        for path in (tmp_path / "again.png", ROOT / "docs" / "figures" / f"{name}.png")
     )
     assert again.shape == kept.shape
     # Other versions of matplotlib and FreeType set letters a little differently.
