@@ -7,6 +7,8 @@ import torch
 
 import sparse_bridge
 from compat.models.flex_gemm import trellis2_vae
+from compat.models.flex_gemm.trellis2_sparse import CONVOLUTIONS
+from compat.models.spconv import trellis_sparse
 
 NATIVE = ("flex_gemm", "chunked")  # the layer holds its own weights
 OPTIONS = {"model_channels": (16, 32, 64), "num_blocks": (1, 1, 1), "use_checkpoint": False}
@@ -71,6 +73,45 @@ def test_the_same_numbers(native, backend):
     _, found = run(backend, framework, state)
     assert len(found) == len(wanted) >= 4
     for got, want in zip(found, wanted, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
+class Levels(torch.nn.Module):
+    """Layers between a coarser grid, the finer one that it came from, and its subdivision."""
+
+    def __init__(self, backend):
+        super().__init__()
+        conv = CONVOLUTIONS[backend]
+        self.tensor = conv.tensor
+        self.layers = torch.nn.ModuleList(
+            torch.nn.ModuleDict({"conv": conv(6, 6, 3)}) for _ in range(4)
+        )
+
+    def forward(self, feats, coords):
+        x = self.layers[0]["conv"](self.tensor(feats, coords))
+        coarse = self.layers[1]["conv"](trellis_sparse.SparseDownsample(2)(x))
+        fine = self.layers[2]["conv"](trellis_sparse.SparseUpsample()(coarse) + x)
+        return self.layers[3]["conv"](trellis_sparse.SparseSubdivide()(fine))
+
+
+@pytest.mark.parametrize("backend", ["spconv", "torchsparse"])
+def test_between_resolutions(backend):
+    """What one resolution knows of another travels in the tensors' spatial cache."""
+    results = []
+    for one in ("flex_gemm", backend):
+        sparse_bridge.disable()
+        profile = {"profile": "2.1"} if one == "torchsparse" else {}
+        with sparse_bridge.enable(one, **profile):
+            torch.manual_seed(2)
+            network = Levels(one).double()
+            if results:
+                network.load_state_dict(adapted(results[0][0], one))
+            feats, coords = scene()
+            y = network(feats.requires_grad_(), coords)
+            (gradient,) = torch.autograd.grad(y.feats.square().mean(), feats)
+            rows = trellis2_vae.in_order(y.feats, y.coords)
+            results.append((network.state_dict(), rows, gradient))
+    for got, want in zip(results[1][1:], results[0][1:], strict=True):
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
 
 

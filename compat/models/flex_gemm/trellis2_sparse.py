@@ -22,8 +22,9 @@ class PlainTensor(trellis_sparse.SparseTensor):
 
     def __init__(
         self, feats: torch.Tensor, coords: torch.Tensor, shape: Any = None, scale: Any = (1, 1, 1),
-        spatial_cache: dict | None = None,
+        spatial_cache: dict | None = None, layout: Any = None,
     ):  # fmt: skip
+        self.layout = layout
         self.data = {"feats": feats, "coords": coords}
         batch_size = int(coords[:, 0].max()) + 1 if shape is None else shape[0]
         self.shape = shape or torch.Size([batch_size, *feats.shape[1:]])
@@ -92,8 +93,8 @@ class FlexGemmConv3d(nn.Module):
 class TorchsparseTensor(PlainTensor):
     """The same over a torchsparse.SparseTensor, whose caches travel with it."""
 
-    def __init__(self, feats, coords, shape=None, scale=(1, 1, 1), spatial_cache=None):
-        super().__init__(feats, coords, shape, scale, spatial_cache)
+    def __init__(self, feats, coords, shape=None, scale=(1, 1, 1), spatial_cache=None, layout=None):
+        super().__init__(feats, coords, shape, scale, spatial_cache, layout)
         made = torchsparse_wrapper.SparseTensor(feats=feats, coords=coords).data
         known = self.get_spatial_cache("torchsparse")
         if known is None:

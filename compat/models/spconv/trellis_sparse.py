@@ -179,7 +179,7 @@ class SparseSubdivide(nn.Module):
         coords[:, 1:] *= 2
         coords = (coords.unsqueeze(1) + child.unsqueeze(0)).flatten(0, 1)
         feats = x.feats.unsqueeze(1).expand(-1, 8, *x.feats.shape[1:]).flatten(0, 1)
-        out = SparseTensor(feats, coords, x.shape)
+        out = type(x)(feats, coords, x.shape)
         out._scale = tuple(2 * s for s in x._scale)
         out._spatial_cache = x._spatial_cache
         return out
@@ -208,7 +208,7 @@ class SparseDownsample(nn.Module):
             columns.insert(0, code % extent)
             code = code // extent
         sites = torch.stack([code, *columns], dim=1).int()
-        out = SparseTensor(feats, sites, x.shape)
+        out = type(x)(feats, sites, x.shape)
         out._scale = tuple(s / self.factor for s in x._scale)
         out._spatial_cache = x._spatial_cache
         out.register_spatial_cache("upsample", (x.coords, x.layout, index, x._scale))
@@ -223,7 +223,7 @@ class SparseUpsample(nn.Module):
         if cached is None:
             raise ValueError("no finer rows are known; downsample first")
         coords, layout, index, scale = cached
-        return SparseTensor(
+        return type(x)(
             x.feats[index], coords, x.shape, layout=layout, scale=scale,
             spatial_cache=x._spatial_cache,
         )  # fmt: skip
