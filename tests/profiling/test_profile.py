@@ -163,6 +163,28 @@ def case(request, one_thread):
         yield CASES[request.param]()
 
 
+def test_layers_of_flex_gemm_2():
+    with sparse_bridge.enable("flex_gemm", mode="standin", profile="2.0"):
+        layers = importlib.import_module("flex_gemm.nn")
+        same, down = layers.SubmanifoldConv3d(4, 8, 3), layers.SparseConv3d(8, 8, 2, 2)
+        pool, up = layers.SparsePool3d(2), layers.SparseConvTranspose3d(8, 4, 2, 2)
+        model = nn.ModuleDict({"same": same, "down": down, "pool": pool, "up": up})
+        shape = (1, EXTENT, EXTENT, EXTENT, 4)
+        with sparse_bridge.profile(model) as p:
+            x, _ = same(torch.randn(300, 4), coords(), shape)
+            shape = (*shape[:-1], 8)
+            pool(x, coords(), shape)
+            y, coarse, small, _ = down(x, coords(), shape)
+            up(y, coarse, small)
+    kinds = {one.name: (one.kind, one.kernel) for one in p.layers}
+    two = (2, 2, 2)
+    assert kinds == {
+        "same": ("submanifold", (3, 3, 3)), "down": ("strided", two), "pool": ("pool", two),
+        "up": ("transposed", two),
+    }  # fmt: skip
+    assert all(one.framework == "flex_gemm" and one.calls == 1 for one in p.layers)
+
+
 def trained(model, run):
     """Output, gradients and running statistics of one step."""
     features = torch.randn(300, 4, generator=torch.Generator().manual_seed(1)).requires_grad_()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ...core.geometry.sparse_data import SparseData
-from ..protocol import TensorProtocol
+from ..protocol import LayerFacts, TensorProtocol
 from . import interchange
 
 
@@ -30,6 +30,20 @@ class _FlexGemm(TensorProtocol):
 
     def to_core(self, x: Any) -> SparseData:
         return interchange.to_core(x)
+
+    def describe(self, layer: Any) -> LayerFacts | None:
+        """Of 2.0's layers; 1.x has functions alone."""
+        kernel = getattr(layer, "kernel_size", None)
+        if kernel is None:
+            return None
+        stride = getattr(layer, "stride", (1,) * len(kernel))
+        if not hasattr(layer, "weight"):
+            kind = "pool"
+        elif "Transpose" in type(layer).__name__:
+            kind = "transposed"
+        else:  # at stride 1 onto every site that the kernel reaches, but for submanifold layers
+            kind = "convolution" if hasattr(layer, "stride") and set(stride) == {1} else ""
+        return LayerFacts.of_sizes(kind, kernel, stride)
 
     def from_core(self, data: SparseData, like: Any = None) -> Any:
         return interchange.from_core(data, like)
