@@ -8,12 +8,15 @@ neighbour tables are derived from them only when something asks.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 
 from ..geometry.boxes import Box
 from ..geometry.offsets import Offsets
 from .host_integers import differs, distinct, divided, places, search, sort_keys
+
+_MET = 1 << 22  # offsets and rows that are compared at a time
 
 
 @dataclasses.dataclass(eq=False)
@@ -221,59 +224,79 @@ def expand(
     base = (batch >= 0) & (batch < out_box.size[0])
     if alive is not None:
         base &= alive >= 0
-    keys, rows = _reached(coords, base, offsets, multiplier, divisor, sign, out_box)
-    in_rows = torch.cat(rows)
-    new_keys, inverse = distinct(torch.cat(keys), out_box.volume)
+    step = 1
+    for extent in out_box.size[1:]:
+        step *= extent
+    steps, keys = [], batch * step
+    for axis in range(offsets.dimension):
+        step //= out_box.size[axis + 1]
+        scaled = coords[:, axis + 1].long() * multiplier[axis]
+        bounds = out_box.lo[axis + 1], out_box.size[axis + 1]
+        moves = [sign * offset[axis] for offset in offsets.values]
+        steps.append(_steps(scaled, moves, divisor[axis], bounds, step))
+    v, in_rows, every = _reached(base, keys, steps)
+    new_keys, inverse = distinct(every, out_box.volume)
     # A key's discoverer: the smallest (row, offset) that reaches it.
-    rank = torch.cat([hit * n_offsets + v for v, hit in enumerate(rows)])
+    rank = in_rows * n_offsets + v
     first = torch.full_like(new_keys, torch.iinfo(torch.int64).max)
     first.scatter_reduce_(0, inverse, rank, "amin")
     order = sort_keys(first, coords.shape[0] * n_offsets)[1]
     number = torch.empty_like(order)
     number.scatter_(0, order, torch.arange(order.shape[0], device=device))
     new = _coordinates(new_keys.index_select(0, order), out_box)
-    starts = [0]
-    for hit in rows:
-        starts.append(starts[-1] + hit.shape[0])
+    starts = torch.searchsorted(v, torch.arange(n_offsets + 1, device=device)).tolist()
     pairs = PairLists(in_rows, number.index_select(0, inverse), starts, False)
     return new, HostIndex(new.index_select(0, number), number, out_box), pairs
 
 
+@dataclasses.dataclass
+class _Steps:
+    """Where every offset leads along one axis: row which[v] of `meets`, whether cells are met there
+    bool [S, N], and of `keys`, what that adds to their keys int64 [S, N]."""
+
+    which: torch.Tensor
+    meets: torch.Tensor
+    keys: torch.Tensor
+
+
+def _steps(
+    scaled: torch.Tensor, moves: Sequence[int], divisor: int, bounds: tuple[int, int], step: int
+) -> _Steps:
+    """Along an axis whose cells, `bounds` (lowest, number), are `step` keys apart."""
+    low, extent = bounds
+    distances = sorted(set(moves))
+    which = torch.tensor([distances.index(move) for move in moves], device=scaled.device)
+    moved = scaled + torch.tensor(distances, device=scaled.device).unsqueeze(1)
+    cell = divided(moved, divisor)
+    meets = (cell >= low) & (cell < low + extent)
+    if divisor != 1:
+        meets &= cell * divisor == moved
+    return _Steps(which, meets, (cell - low) * step)
+
+
 def _reached(
-    coords: torch.Tensor, base: torch.Tensor, offsets: Offsets, multiplier: tuple[int, ...],
-    divisor: tuple[int, ...], sign: int, out_box: Box,
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:  # fmt: skip
-    """The keys of `out_box` that every offset reaches and the rows that reach them, ascending; only
-    from rows where `base` is set. Offsets that begin alike look at their common axes once."""
-    every = places(base)
-    key = coords[:, 0].long().index_select(0, every) - out_box.lo[0]
-    known: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {(): (every, key)}
-    steps = []  # per axis and shift: (whether it meets a cell, what that adds to the key)
-    for axis in range(offsets.dimension):
-        scaled = coords[:, axis + 1].long() * multiplier[axis]
-        low, extent = out_box.lo[axis + 1], out_box.size[axis + 1]
-        table = {}
-        for shift in {offset[axis] for offset in offsets.values}:
-            moved = scaled + sign * shift
-            cell = divided(moved, divisor[axis])
-            inside = (cell >= low) & (cell < low + extent)
-            table[shift] = inside & (cell * divisor[axis] == moved), cell - low
-        steps.append(table)
-
-    def reached(begin: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        found = known.get(begin)
-        if found is None:
-            rows, key = reached(begin[:-1])
-            axis = len(begin) - 1
-            meets, cell = steps[axis][begin[-1]]
-            hits = places(meets.index_select(0, rows))
-            rows = rows.index_select(0, hits)
-            key = key.index_select(0, hits) * out_box.size[axis + 1] + cell.index_select(0, rows)
-            found = known[begin] = rows, key
-        return found
-
-    pairs = [reached(offset) for offset in offsets.values]
-    return [key for _, key in pairs], [rows for rows, _ in pairs]
+    base: torch.Tensor, keys: torch.Tensor, steps: Sequence[_Steps]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(offset, row, key) int64 of every cell that a row with `base` set reaches, by offset and then
+    by row.  keys: to which those of the steps are added."""
+    n_offsets, n_rows = len(steps[0].which), len(base)
+    found = []
+    together = max(1, _MET // max(1, n_rows))
+    for first in range(0, n_offsets, together):
+        which = [step.which[first : first + together] for step in steps]
+        meets = base.expand(len(which[0]), n_rows)
+        for step, of in zip(steps, which, strict=True):
+            meets = meets & step.meets.index_select(0, of)
+        hits = places(meets.view(-1))
+        v = divided(hits, max(1, n_rows))
+        rows = hits - v * n_rows
+        key = keys.index_select(0, rows)
+        for step, of in zip(steps, which, strict=True):
+            place = (of * n_rows).index_select(0, v).add_(rows)
+            key += step.keys.view(-1).index_select(0, place)
+        found.append((v + first, rows, key))
+    v, rows, key = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return v, rows, key
 
 
 def _coordinates(keys: torch.Tensor, box: Box) -> torch.Tensor:
