@@ -19,7 +19,7 @@ __all__ = ["draw"]
 
 _TITLES = {
     "layers": "One submanifold layer", "shells": "Spherical shells", "networks": "Networks",
-    "memory": "Networks", "cold": "First calls", "scale": "Scale", "cpu": "Networks on the CPU",
+    "memory": "Networks", "cold": "First calls", "scale": "Scale", "cpu": "On the CPU",
     "host": "Host time per layer",
 }  # fmt: skip
 _BAR_SUITES = ("layers", "shells", "networks", "cpu", "cold", "host")

@@ -40,6 +40,7 @@ WORKS = {
 
 LAYER_CHANNELS = (16, 32, 64, 128, 256)
 FEW_CHANNELS = (32, 64, 128)
+CPU_CHANNELS = (16, 32, 64, 128)
 SHELLS = ((16, 1024), (32, 1024), (64, 1024), (128, 512), (256, 256), (512, 128), (1024, 64))
 SCALE_ROWS = tuple(1000 * 4**power for power in range(7)) + (8_000_000,)
 SCALE_CHANNELS = (16, 32, 64, 128, 256, 512, 1024)
@@ -206,6 +207,12 @@ def _host(wanted: Selection) -> Iterator[Case]:
 
 def _cpu(wanted: Selection) -> Iterator[Case]:
     for threads in wanted.threads:
+        for channels in CPU_CHANNELS:
+            for work in LAYER_WORKS:
+                yield Case(
+                    "cpu", wanted.scans[-1], 1, "fp32", work, channels, device="cpu",
+                    threads=threads,
+                )  # fmt: skip
         for network in NETWORK_NAMES:
             for work in ("infer", "step"):
                 yield Case(

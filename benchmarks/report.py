@@ -18,7 +18,7 @@ _TITLES = {
     "memory": "Peak memory of whole networks",
     "cold": "First calls: nothing compiled, nothing tuned",
     "scale": "Scale: one layer against voxels and channels",
-    "cpu": "Whole networks on the CPU",
+    "cpu": "Layers and whole networks on the CPU (one thread: CPU time)",
     "host": "Host time alone, per layer",
 }
 _UNITS = {"host": ("us", 1e3), "cold": ("s", 1e-3)}

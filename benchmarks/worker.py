@@ -110,9 +110,11 @@ class Session:
     def op_round(self, seconds: float) -> dict[str, Any]:
         """Milliseconds of the calls of one round."""
         work, case = self._opened()
-        clock = measure.issue_times if case.work.startswith("issue-") else measure.times
-        settle = self._call_seconds < _LONG_SECONDS
-        return {"ms": clock(work, torch.device(case.device), seconds, settle)}
+        settle, device = self._call_seconds < _LONG_SECONDS, torch.device(case.device)
+        if case.work.startswith("issue-"):
+            return {"ms": measure.issue_times(work, device, seconds, settle)}
+        clock = time.process_time if case.threads == 1 else time.perf_counter
+        return {"ms": measure.times(work, device, seconds, settle, clock)}
 
     def op_memory(self) -> dict[str, Any]:
         """MB of one call: on top of its inputs, and in all; and MB that stay between calls, on top

@@ -56,6 +56,13 @@ def test_cpu_cases_stay_on_the_cpu_and_autocast_needs_a_short_dtype():
     assert not any(case.work == "autocast" for case in cases)
 
 
+def test_the_cpu_suite_has_layers_and_networks():
+    cases = enumerate_cases(selection("cpu", threads=(1, 2)))
+    layers = {(case.channels, case.work, case.threads) for case in cases if not case.network}
+    assert {(16, "fresh", 1), (128, "train", 2)} <= layers
+    assert {case.network for case in cases} == {"", "second", "unet"}
+
+
 def test_patterns_select_by_name():
     cases = enumerate_cases(selection("layers", patterns=("*/c64/*", "layers/street/c16/*/fresh")))
     assert {case.channels for case in cases} == {16, 64}

@@ -14,7 +14,7 @@ from ..maps.kernel_map import KernelMap
 
 _PRODUCTS = 1 << 21  # values that the products of a block take
 _PIECE = 1 << 15  # values that are gathered at a time, at least where many offsets share them
-_ROWS = 1 << 19  # values of a block's rows, at most
+_ROWS = 1 << 20  # values of a block's rows, at most
 _LONGEST = 1 << 15  # rows of a block and pairs of an item, at most
 _FEW = 1 << 10  # rows of a block, at least
 _MOST = 1 << 18  # pairs of a part
