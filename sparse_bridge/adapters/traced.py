@@ -7,8 +7,15 @@ from typing import Any
 
 import torch
 
+from ..core.conv import override
 
-@torch.compiler.disable
+
 def outside(function: Callable[..., Any], *args: Any) -> Any:
     """`function(*args)` between two graphs."""
-    return function(*args)
+    return _between_graphs(override.traced(), function, *args)
+
+
+@torch.compiler.disable
+def _between_graphs(dataflow: str, function: Callable[..., Any], *args: Any) -> Any:
+    with override.entered(dataflow):
+        return function(*args)

@@ -10,6 +10,7 @@ import torch
 import sparse_bridge.compile
 from sparse_bridge.core import functional as sparse
 from sparse_bridge.core.compile import handles
+from sparse_bridge.core.ops.batch_norm import MEMORY_ROWS
 from sparse_bridge.errors import CoordinateError, LifecycleError, ShapeError, UnsupportedError
 from tests.clouds import cloud
 
@@ -45,7 +46,8 @@ def cases(coords):
     sites, same = ops.coordinates(coords), handles.make(kmap)
     asked = coords, sites, 0, 0
     x, dy, weight = features(n, 4), torch.randn(n, 5), features(27, 4 * 5).view(27, 4, 5).detach()
-    weight, bias, form = weight.requires_grad_(), features(1, 5)[0].detach(), ("vio", 1, False)
+    weight, bias, form = weight.requires_grad_(), features(1, 5)[0].detach(), ("vio", 1, "ieee", "")
+    memory = torch.zeros(MEMORY_ROWS * 4)
     batch, shape = coords[:, 0].contiguous(), [2, *GRID]
     return {
         "coordinates": [(coords,)],
@@ -70,8 +72,8 @@ def cases(coords):
             (x, bias.detach()[:4], bias.detach()[1:], 1e-3, relu) for relu in (True, False)
         ],
         "batch_norm_backward": [
-            (torch.randn(n, 4), x.detach(), bias.detach()[:4], None, 1e-3, True),
-            (torch.randn(n, 4), x.detach(), None, None, 1e-3, False),
+            (torch.randn(n, 4), x.detach(), bias.detach()[:4], None, memory, 1e-3, True),
+            (torch.randn(n, 4), x.detach(), None, None, memory, 1e-3, False),
         ],
         "pool": [(x, n, same, mode, 0.0, False) for mode in ("max", "avg", "sum")],
         "pool_backward": [(torch.randn(n, 4), x.detach(), n, same, "max", 0.0, False)],
@@ -120,7 +122,7 @@ def test_gradients_are_those_of_the_engine(coords, transposed, plain_settings):
         n_in, n_out = n_out, n_in
     x, weight, bias = features(n_in, 3), features(8, 15), features(1, 5)
     given = x, weight.view(8, 3, 5), bias[0]
-    y = ops.conv(*given, n_out, handles.make(kmap), "vio", 1, False, transposed)
+    y = ops.conv(*given, n_out, handles.make(kmap), "vio", 1, "ieee", "", transposed)
     z = sparse.conv(*given, sparse.inverse(kmap) if transposed else kmap)
     dy = torch.randn_like(z)
     assert torch.equal(y, z)
@@ -137,7 +139,7 @@ def test_equal_coordinates_have_gradients(coords, plain_settings):
     cmap = sparse.coordinate_map(twice, GRID, 2)
     kmap = sparse.submanifold(cmap, sparse.kernel_offsets((3, 3, 3)))
     x, weight = features(len(twice), 3), features(27, 15).view(27, 3, 5)
-    y = ops.conv(x, weight, None, len(twice), handles.make(kmap), "vio", 1, False, False)
+    y = ops.conv(x, weight, None, len(twice), handles.make(kmap), "vio", 1, "ieee", "", False)
     z = sparse.conv(x, weight, None, kmap)
     grads = [torch.autograd.grad(r.square().sum(), (x, weight)) for r in (y, z)]
     for mine, theirs in zip(*grads, strict=True):
@@ -191,7 +193,7 @@ def product(coords):
     weight = features(27, 12).detach().view(27, 4, 3)
 
     def run(x):
-        return ops.conv(x, weight, None, len(coords), handle, "vio", 1, False, False)
+        return ops.conv(x, weight, None, len(coords), handle, "vio", 1, "ieee", "", False)
 
     return run
 

@@ -120,8 +120,10 @@ class Answer(NamedTuple):
         return out
 
 
-def convolved(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue, tf32: bool) -> Answer:
-    """The output of a convolution."""
+def convolved(
+    layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue, precision: str
+) -> Answer:
+    """The output of a convolution. precision: as of `ConvForm`."""
     what = type(layer).__name__
     features, entries = check_input(x, what), dict(x.indice_dict)
     if features.shape[1] != layer.in_channels:
@@ -139,7 +141,7 @@ def convolved(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue, tf32
     sites, shape = record.after, record.out_spatial_shape
     if inverse:
         sites, shape = record.before, record.spatial_shape
-    form = ConvForm("ovi", layer.groups, "tf32" if tf32 else "ieee")
+    form = ConvForm("ovi", layer.groups, precision)
     rows = sites.coords.shape[0]
     y = products.conv(features, weight, epilogue, record.handle, rows, form, inverse)
     return Answer(y, sites, shape, entries)

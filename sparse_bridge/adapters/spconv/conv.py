@@ -134,7 +134,8 @@ def _traced(
         return _pointwise(layer, x, check_input(x, type(layer).__name__), weight, epilogue.bias)
     learns = torch.is_grad_enabled()  # an activation that needs a gradient follows the product
     end = Epilogue(epilogue.bias) if learns else epilogue
-    made = compiled.convolved(layer, x, weight, end, allow_tf32())
+    precision = _precision(allow_tf32(), _adds_in_fp16(layer, x._features))
+    made = compiled.convolved(layer, x, weight, end, precision)
     out = made.tensor(x, _activated(made.features, epilogue) if learns else made.features)
     if layer.record_voxel_count:
         record_voxels(layer, out.features)
@@ -200,7 +201,11 @@ def _convolve(
 
 @functools.cache
 def _form(groups: int, tf32: bool, half: bool = False) -> ConvForm:
-    return ConvForm("ovi", groups, "half" if half else "tf32" if tf32 else "ieee")
+    return ConvForm("ovi", groups, _precision(tf32, half))
+
+
+def _precision(tf32: bool, half: bool) -> str:
+    return "half" if half else "tf32" if tf32 else "ieee"
 
 
 def _adds_in_fp16(layer: Any, features: torch.Tensor) -> bool:

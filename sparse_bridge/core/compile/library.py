@@ -17,17 +17,20 @@ from ..conv.first_order import NO_SECOND_ORDER
 
 NAMESPACE = "sparse_bridge"
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
-_names: list[str] = []
+_runs: dict[str, Callable[..., Any]] = {}
 _TAGS = tuple(
     tag for name, tag in torch.Tag.__members__.items() if name == "cudagraph_unsafe"
 )  # maps have other sizes and addresses at every call
+_DEVICES = torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA
+_BELOW = torch._C._after_ADInplaceOrView_keyset
+_requires_grad = torch._C._any_requires_grad
 
 
 def define(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
     """Register an operator: `run` on any device, `fake` for tensors without data."""
-    _names.append(name)
     _library.define(f"{name}{schema}", tags=_TAGS)
     opaque = torch.compiler.disable(run)  # graphs that break do not look into the engine
+    _runs[name] = opaque
     _library.impl(name, opaque, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
     torch.library.register_vmap(f"{NAMESPACE}::{name}", _no_vmap(name), lib=_library)
@@ -35,16 +38,28 @@ def define(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., 
 
 def names() -> list[str]:
     """The operators that are registered."""
-    return sorted(_names)
+    return sorted(_runs)
 
 
 def differentiate(
     name: str, setup: Callable[..., None], backward: Callable[..., Any] | None
 ) -> None:
-    """Give an operator its gradient; None: one that says that there is none of a second order."""
-    torch.library.register_autograd(
-        f"{NAMESPACE}::{name}", backward or _no_second_order, setup_context=setup, lib=_library
-    )
+    """Give an operator its gradient; None: one that says that there is none of a second order.
+
+    As `torch.library.register_autograd`, but for calls of plain tensors that need no gradient,
+    which is what compiled graphs make: those are served at once, without a second dispatch.
+    """
+    run, operator = _runs[name], getattr(getattr(torch.ops, NAMESPACE), name).default
+    rules = torch._library.autograd.Info(backward or _no_second_order, setup)
+    recorded = torch._library.autograd.make_autograd_impl(operator, rules)
+
+    def call(keys: Any, *args: Any) -> Any:
+        learns = torch.is_grad_enabled() and _requires_grad(*args)
+        if learns or (keys & _BELOW).highestPriorityTypeId() not in _DEVICES:
+            return recorded(keys, *args)
+        return run(*args)
+
+    _library.impl(name, call, "Autograd", with_keyset=True)
 
 
 @contextlib.contextmanager

@@ -7,18 +7,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..ops.batch_norm import batch_norm
+from ..ops.batch_norm import (
+    MEMORY_ROWS,
+    backward_pass,
+    batch_norm,
+    forward_pass,
+    kernels_for,
+)
 from .library import define, differentiate, forget, recording
 
 ops: Any = torch.ops.sparse_bridge
 DEVICES = ("cuda",)  # where norms become operators
-
-
-def _run(x, weight, bias, eps, relu):  # type: ignore[no-untyped-def]
-    """The result, and the mean and unbiased variance of the batch."""
-    mean, var = (x.new_zeros(x.shape[1], dtype=_statistics(x)) for _ in "mv")
-    y = batch_norm(x, weight, bias, mean, var, momentum=1.0, eps=eps, relu=relu)
-    return y, mean, var
 
 
 def _statistics(x: torch.Tensor) -> torch.dtype:
@@ -26,36 +25,49 @@ def _statistics(x: torch.Tensor) -> torch.dtype:
 
 
 def _forward(x, weight, bias, eps, relu):  # type: ignore[no-untyped-def]
+    """The result, mean and unbiased variance [2, C], and what kernels keep for the gradient."""
+    target = kernels_for(x, weight, bias, eps)
+    if target is not None:
+        return forward_pass(x, weight, bias, eps, relu, target)
+    dtype, n_channels = _statistics(x), x.shape[1]
     with torch.no_grad():
-        y, mean, var = _run(x, weight, bias, eps, relu)
-    return y.contiguous(), mean, var
+        seen = x.new_zeros((2, n_channels), dtype=dtype)
+        y = batch_norm(x, weight, bias, seen[0], seen[1], momentum=1.0, eps=eps, relu=relu)
+    return y.contiguous(), seen, x.new_zeros(MEMORY_ROWS * n_channels, dtype=dtype)
 
 
 def _fake(x, weight, bias, eps, relu):  # type: ignore[no-untyped-def]
-    mean, var = (x.new_empty(x.shape[1], dtype=_statistics(x)) for _ in "mv")
-    return x.new_empty(x.shape), mean, var
+    dtype, n_channels = _statistics(x), x.shape[1]
+    seen = x.new_empty((2, n_channels), dtype=dtype)
+    return x.new_empty(x.shape), seen, x.new_empty(MEMORY_ROWS * n_channels, dtype=dtype)
 
 
-def _backward(dy, x, weight, bias, eps, relu):  # type: ignore[no-untyped-def]
-    leaves = [t.detach().requires_grad_() for t in (x, weight, bias) if t is not None]
-    kept = iter(leaves)
-    x_leaf, *given = (None if t is None else next(kept) for t in (x, weight, bias))
+def _backward(dy, x, weight, bias, memory, eps, relu):  # type: ignore[no-untyped-def]
+    target = kernels_for(x, weight, bias, eps)
+    if target is not None:
+        grads = backward_pass(dy, x, weight, bias, memory, relu, target)
+    else:
+        grads = _backward_in_torch(dy, x, weight, bias, eps, relu)
+    return tuple(x.new_empty(0) if grad is None else grad for grad in grads)
+
+
+def _backward_in_torch(dy, x, weight, bias, eps, relu):  # type: ignore[no-untyped-def]
+    given: Any = [None if t is None else t.detach().requires_grad_() for t in (x, weight, bias)]
+    leaves = [t for t in given if t is not None]
     with recording():
-        y = _run(x_leaf, given[0], given[1], eps, relu)[0]
+        y = batch_norm(given[0], given[1], given[2], None, None, momentum=0.0, eps=eps, relu=relu)
         found = iter(torch.autograd.grad(y, leaves, dy.contiguous()))
-    return tuple(
-        x.new_empty(0) if t is None else next(found).contiguous() for t in (x, weight, bias)
-    )
+    return tuple(None if t is None else next(found).contiguous() for t in given)
 
 
-def _fake_backward(dy, x, weight, bias, eps, relu):  # type: ignore[no-untyped-def]
+def _fake_backward(dy, x, weight, bias, memory, eps, relu):  # type: ignore[no-untyped-def]
     grads = (x.new_empty(0) if t is None else t.new_empty(t.shape) for t in (x, weight, bias))
     return tuple(grads)
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
     *tensors, eps, relu = inputs
-    ctx.save_for_backward(*tensors)
+    ctx.save_for_backward(*tensors, output[2])
     ctx.form = eps, relu
     ctx.mark_non_differentiable(*output[1:])
 
@@ -63,14 +75,15 @@ def _setup(ctx: Any, inputs: Any, output: Any) -> None:
 def _gradient(ctx: Any, dy: torch.Tensor, *ignored: Any) -> tuple[torch.Tensor | None, ...]:
     tensors = ctx.saved_tensors
     found = ops.batch_norm_backward(dy, *tensors, *ctx.form)
-    grads = (None if t is None else grad for t, grad in zip(tensors, found, strict=True))
+    grads = (None if t is None else grad for t, grad in zip(tensors[:3], found, strict=True))
     return (*grads, None, None)
 
 
-_GIVEN = "Tensor x, Tensor? weight, Tensor? bias, float eps, bool relu"
-define("batch_norm", f"({_GIVEN}) -> (Tensor, Tensor, Tensor)", _forward, _fake)
+_GIVEN, _FORM = "Tensor x, Tensor? weight, Tensor? bias", "float eps, bool relu"
+define("batch_norm", f"({_GIVEN}, {_FORM}) -> (Tensor, Tensor, Tensor)", _forward, _fake)
 define(
-    "batch_norm_backward", f"(Tensor dy, {_GIVEN}) -> (Tensor, Tensor, Tensor)", _backward,
+    "batch_norm_backward",
+    f"(Tensor dy, {_GIVEN}, Tensor memory, {_FORM}) -> (Tensor, Tensor, Tensor)", _backward,
     _fake_backward,
 )  # fmt: skip
 differentiate("batch_norm", _setup, _gradient)
@@ -89,13 +102,13 @@ def served(norm: Any, x: torch.Tensor) -> bool:
 
 def normalised(norm: nn.BatchNorm1d, x: torch.Tensor, relu: bool) -> torch.Tensor:
     """What `norm` makes of x [N, C], and with `relu` a ReLU of that."""
-    y, mean, var = ops.batch_norm(x, norm.weight, norm.bias, norm.eps, relu)
+    y, seen, _ = ops.batch_norm(x, norm.weight, norm.bias, norm.eps, relu)
     if norm.track_running_stats and norm.running_mean is not None:
         momentum: Any = norm.momentum
         with torch.no_grad():
-            for running, seen in ((norm.running_mean, mean), (norm.running_var, var)):
+            for running, now in zip((norm.running_mean, norm.running_var), seen, strict=True):
                 assert running is not None
-                running.mul_(1.0 - momentum).add_(seen.to(running.dtype), alpha=momentum)
+                running.mul_(1.0 - momentum).add_(now.to(running.dtype), alpha=momentum)
             if norm.num_batches_tracked is not None:
                 norm.num_batches_tracked.add_(1)
     result: torch.Tensor = y

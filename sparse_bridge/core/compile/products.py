@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
 from ...errors import UnsupportedError
-from ..conv import convolution
+from ..conv import convolution, override
 from ..conv.column_sums import column_sums
 from ..conv.convolution import autocast_dtype, convolve
 from ..conv.epilogue import Epilogue, Norm
-from ..conv.plan import ConvForm, Wanted, backward, find
+from ..conv.plan import ConvForm, Wanted, backward, find, run
 from ..maps.kernel_map import KernelMap
 from . import handles
 from .library import define, differentiate, forget, recording
 
 ops: Any = torch.ops.sparse_bridge
-_FORM = "Tensor kmap, str layout, int groups, bool tf32, bool transposed"
+_FORM = "Tensor kmap, str layout, int groups, str precision, str dataflow, bool transposed"
 
 
 def map_of(handle: torch.Tensor, transposed: bool) -> KernelMap:
@@ -26,24 +27,28 @@ def map_of(handle: torch.Tensor, transposed: bool) -> KernelMap:
     return found.transposed() if transposed else found
 
 
-def _form(layout: str, groups: int, tf32: bool) -> ConvForm:
-    return ConvForm(layout, groups, "tf32" if tf32 else "ieee")
+_form = functools.lru_cache(maxsize=256)(ConvForm)  # every call names one
 
 
-def _conv(x, weight, bias, rows, kmap, layout, groups, tf32, transposed):  # type: ignore[no-untyped-def]
-    form = _form(layout, groups, tf32)
+def _conv(x, weight, bias, rows, kmap, *form):  # type: ignore[no-untyped-def]
+    *read, transposed = form
+    return _product(x, weight, map_of(kmap, transposed), Epilogue(bias), _form(*read))
+
+
+def _product(x, weight, kmap, epilogue, form):  # type: ignore[no-untyped-def]
+    if kmap.x_fold is None and kmap.y_fold is None:  # autocast has done its part while tracing
+        return run(x, weight, kmap, epilogue, form)[0].contiguous()
     with torch.no_grad():
-        y = convolve(x, weight, map_of(kmap, transposed), Epilogue(bias), form)
-    return y.contiguous()
+        return convolve(x, weight, kmap, epilogue, form).contiguous()
 
 
-def _fake_conv(x, weight, bias, rows, kmap, layout, groups, tf32, transposed):  # type: ignore[no-untyped-def]
+def _fake_conv(x, weight, bias, rows, kmap, layout, *form):  # type: ignore[no-untyped-def]
     return x.new_empty((rows, weight.shape[0] if layout == "ovi" else weight.shape[-1]))
 
 
-def _conv_backward(dy, x, weight, bias, kmap, layout, groups, tf32, transposed, wanted):  # type: ignore[no-untyped-def]
-    form, found = _form(layout, groups, tf32), map_of(kmap, transposed)
-    none = x.new_empty(0)
+def _conv_backward(dy, x, weight, bias, kmap, *form):  # type: ignore[no-untyped-def]
+    *read, transposed, wanted = form
+    form, found = _form(*read), map_of(kmap, transposed)
     dx = dw = db = None
     if found.x_fold is not None or found.y_fold is not None:
         return _folded_backward(dy, x, weight, bias, found, form, wanted)
@@ -55,7 +60,7 @@ def _conv_backward(dy, x, weight, bias, kmap, layout, groups, tf32, transposed, 
             dx, dw = backward(plan, found, x, weight, dy, want)
         if wanted[2]:
             db = column_sums(dy, bias.dtype, plan.product.target)
-    return tuple(none.clone() if grad is None else grad for grad in (dx, dw, db))
+    return tuple(x.new_empty(0) if grad is None else grad for grad in (dx, dw, db))
 
 
 def _folded_backward(dy, x, weight, bias, kmap, form, wanted):  # type: ignore[no-untyped-def]
@@ -71,7 +76,8 @@ def _folded_backward(dy, x, weight, bias, kmap, form, wanted):  # type: ignore[n
     return tuple(next(found).contiguous() if wants else x.new_empty(0) for wants in wanted)
 
 
-def _fake_conv_backward(dy, x, weight, bias, kmap, layout, groups, tf32, transposed, wanted):  # type: ignore[no-untyped-def]
+def _fake_conv_backward(dy, x, weight, bias, kmap, *form):  # type: ignore[no-untyped-def]
+    wanted = form[-1]
     dx = x.new_empty(x.shape) if wanted[0] else x.new_empty(0)
     dw = torch.empty_like(weight) if wanted[1] else x.new_empty(0)
     db = bias.new_empty(bias.shape) if wanted[2] else x.new_empty(0)
@@ -106,13 +112,11 @@ differentiate("conv", _setup, _gradient)
 differentiate("conv_backward", forget, None)
 
 
-def _conv_fused(x, weight, bias, rows, kmap, layout, groups, tf32, transposed, *end):  # type: ignore[no-untyped-def]
-    mean, var, gain, beta, eps, activation, alpha = end
+def _conv_fused(x, weight, bias, rows, kmap, *form_and_end):  # type: ignore[no-untyped-def]
+    *read, transposed, mean, var, gain, beta, eps, activation, alpha = form_and_end
     norm = None if mean is None else Norm(mean, var, gain, beta, eps)
     epilogue = Epilogue(bias, activation, alpha, norm)
-    with torch.no_grad():
-        y = convolve(x, weight, map_of(kmap, transposed), epilogue, _form(layout, groups, tf32))
-    return y.contiguous()
+    return _product(x, weight, map_of(kmap, transposed), epilogue, _form(*read))
 
 
 def _fused_gradient(ctx: Any, dy: torch.Tensor) -> None:
@@ -126,7 +130,7 @@ define(
     "conv_fused",
     f"(Tensor x, Tensor weight, Tensor? bias, SymInt rows, {_FORM}, Tensor? mean, Tensor? var, "
     "Tensor? gain, Tensor? beta, float eps, str? activation, float alpha) -> Tensor",
-    _conv_fused, lambda *inputs: _fake_conv(*inputs[:9]),
+    _conv_fused, lambda *inputs: _fake_conv(*inputs[:10]),
 )  # fmt: skip
 differentiate("conv_fused", forget, _fused_gradient)
 
@@ -154,13 +158,12 @@ def conv(
     if dtype is not None:
         x = x if x.dtype == torch.float64 else x.to(dtype)
         weight = weight if weight.dtype == torch.float64 else weight.to(dtype)
-    tf32 = form.precision == "tf32"
     end: tuple[Any, ...] = ()
     if epilogue.norm is not None or epilogue.activation is not None:
         norm = epilogue.norm or Norm(None, None, None, None, 0.0)  # type: ignore[arg-type]
         end = (*norm, epilogue.activation, epilogue.alpha)
     function = ops.conv_fused if end else ops.conv
-    y: torch.Tensor = function(
-        x, weight, epilogue.bias, rows, kmap, form.layout, form.groups, tf32, transposed, *end
-    )
+    dataflow = form.dataflow or override.traced()
+    read = form.layout, form.groups, form.precision, dataflow, transposed
+    y: torch.Tensor = function(x, weight, epilogue.bias, rows, kmap, *read, *end)
     return y

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
 from ... import settings
@@ -14,6 +17,7 @@ from ...errors import SettingError
 _local = threading.local()
 _modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _lock = threading.Lock()
+_traced: list[str] = []  # of the program that is traced now: compilers follow no locks
 inside = 0  # how many forward passes of such modules run now, in all threads
 
 
@@ -24,11 +28,17 @@ class _Enter:
         self.name = name
 
     def __call__(self, module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():
+            _traced.append(self.name)
+            return
         _stack().append(self.name)
         _count(1)
 
 
 def _leave(module: nn.Module, args: Any, output: Any) -> None:
+    if torch.compiler.is_compiling():
+        _traced.pop()
+        return
     stack = _stack()
     if stack:
         stack.pop()
@@ -50,6 +60,26 @@ def current() -> str:
     """The dataflow of the module that this thread is in, or ""."""
     stack = _stack()
     return stack[-1] if stack else ""
+
+
+def traced() -> str:
+    """`current` while a program is traced."""
+    return _traced[-1] if _traced else ""
+
+
+@contextlib.contextmanager
+def entered(name: str) -> Iterator[None]:
+    """As inside of a module that was given `name`; "" changes nothing."""
+    if not name:
+        yield
+        return
+    _stack().append(name)
+    _count(1)
+    try:
+        yield
+    finally:
+        _stack().pop()
+        _count(-1)
 
 
 def of(module: nn.Module) -> str | None:

@@ -202,7 +202,7 @@ def find(
     if _plans.generation != settings.generation:
         _plans.renew()
     if override.inside:
-        form = form._replace(dataflow=override.current())
+        form = form._replace(dataflow=override.current() or form.dataflow)
     rulebook, bias = kmap.rulebook, epilogue[0]
     end: tuple[Any, ...] | None = None
     if epilogue[1] is not None or epilogue[3] is not None or epilogue[4] is not None:

@@ -16,6 +16,7 @@ from ..device.serving import kernel_target
 
 _MOST_ROWS = (1 << 31) - (1 << 20)  # kernels count rows in 32 bits, and a few more than there are
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+MEMORY_ROWS = 2 + 2 * 128  # rows of the most memory that kernels need between both passes
 
 
 class _Call(NamedTuple):
@@ -201,6 +202,49 @@ def batch_norm(
     call = _Call(running, batches, count, momentum, eps, relu, target)
     result: torch.Tensor = _BatchNorm.apply(x, weight, bias, call)
     return result
+
+
+def kernels_for(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+) -> Target | None:
+    """Whose kernels normalise x [N, C] of two rows or more with these vectors; None: torch does."""
+    target = serves(x) if x.shape[0] > 1 and eps > 0 else None
+    return target if target is not None and _fits(x, weight, bias, True) else None
+
+
+def forward_pass(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float,
+    relu: bool, target: Target,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """`batch_norm` without gradients: (y, fp32 [2, C]: mean and unbiased variance, what
+    `backward_pass` needs: fp32 [MEMORY_ROWS * C])."""
+    from ...kernels.ops.batch_norm import batch_norm_forward
+
+    x, n_channels = x.contiguous(), x.shape[1]
+    y, memory = torch.empty_like(x), x.new_empty(MEMORY_ROWS * n_channels, dtype=torch.float32)
+    seen = x.new_zeros((2, n_channels), dtype=torch.float32)
+    call = _Call((seen[0], seen[1]), None, None, 1.0, eps, relu, target)
+    if target.raw:
+        _compile_together(x, weight, bias, call, memory)
+    batch_norm_forward(x, weight, bias, call.running, None, None, memory, y, 1.0, eps, relu, target)
+    return y, seen, memory
+
+
+def backward_pass(
+    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None,
+    memory: torch.Tensor, relu: bool, target: Target,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+    """Gradients of x, weight and bias, from the memory of `forward_pass`, which stays as it is."""
+    from ...kernels.ops.batch_norm_grad import batch_norm_backward
+
+    x, memory = x.contiguous(), memory.clone()  # sums are written into it
+    dx = torch.empty_like(x)
+    dw = None if weight is None else torch.empty_like(weight)
+    db = None if bias is None else torch.empty_like(bias)
+    batch_norm_backward(
+        x, dy.contiguous(), weight, bias, None, memory, dx, dw, db, relu, target
+    )  # fmt: skip
+    return dx, dw, db
 
 
 def _in_torch(
