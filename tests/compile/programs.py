@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -145,7 +146,86 @@ def minkowski_programs() -> Iterator[dict[str, Callable[[], Program]]]:
             made = for_minkowski.MinkUNet(ME, 4, 5, layers=(1,) * 8, planes=planes, init=4)
             return Program(made, wrap, features)
 
-        yield {"three": three, "unet": unet}
+        def program_of(kind, read):
+            return Program(kind(), wrap, read)
+
+        def conv(c_in, c_out, k, kind=ME.MinkowskiConvolution, **more):
+            return kind(c_in, c_out, kernel_size=k, dimension=3, **more)
+
+        class Pools(nn.Module):
+            """Every pool, onto maps of its own and onto known ones."""
+
+            def __init__(self):
+                super().__init__()
+                self.first = conv(4, 6, 3)
+                self.down = ME.MinkowskiMaxPooling(2, 2, dimension=3)
+                self.windows = ME.MinkowskiMaxPooling(3, 2, dimension=3)
+                self.mean = ME.MinkowskiAvgPooling(3, 2, dimension=3)
+                self.cells = ME.MinkowskiAvgPooling(2, 2, dimension=3)
+                self.sums = ME.MinkowskiSumPooling(2, 2, dimension=3)
+                self.up = ME.MinkowskiPoolingTranspose(2, 2, dimension=3)
+                self.wide = ME.MinkowskiPoolingTranspose(3, 2, dimension=3)
+
+            def forward(self, x):
+                x = self.first(x)
+                y = self.down(x) + self.windows(x) + self.mean(x) + self.cells(x) + self.sums(x)
+                return ME.cat(self.up(y), self.wide(y), x)
+
+        class Gate(nn.Module):
+            """A squeeze-and-excitation block: global pools, and what spreads them again."""
+
+            def __init__(self):
+                super().__init__()
+                self.first, self.gate = conv(4, 6, 3), ME.MinkowskiLinear(6, 6)
+                self.pools = nn.ModuleList(
+                    (ME.MinkowskiGlobalAvgPooling(), ME.MinkowskiGlobalMaxPooling(),
+                     ME.MinkowskiGlobalSumPooling())
+                )  # fmt: skip
+                self.times = ME.MinkowskiBroadcastMultiplication()
+                self.plus = ME.MinkowskiBroadcastAddition()
+                self.beside = ME.MinkowskiBroadcastConcatenation()
+
+            def forward(self, x):
+                x = self.first(x)
+                mean, most, total = (pool(x) for pool in self.pools)
+                x = self.plus(self.times(x, ME.MinkowskiSigmoid()(self.gate(mean))), most)
+                return self.beside(x, total)
+
+        class Joins(nn.Module):
+            """Sums of different maps, pruning, and layers onto given coordinates."""
+
+            def __init__(self):
+                super().__init__()
+                self.first, self.down = conv(4, 6, 3), conv(6, 6, 2, stride=2)
+                self.grow = conv(6, 6, 2, ME.MinkowskiGenerativeConvolutionTranspose, stride=2)
+                self.score, self.back = conv(6, 1, 1), conv(6, 6, 3)
+                self.union, self.prune = ME.MinkowskiUnion(), ME.MinkowskiPruning()
+                self.again = conv(6, 5, 3, stride=2)
+
+            def forward(self, x):
+                x = self.first(x)
+                y = self.grow(self.down(x))
+                y = self.prune(y, self.score(y).F[:, 0] > 0)
+                z = self.union(x, y) + self.back(y, x)
+                return self.again(z - y)
+
+        class Points(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.points = conv(4, 6, 3), ME.MinkowskiInterpolation()
+
+            def forward(self, x):
+                x = self.first(x)
+                return x.F + self.points(x, x.C.to(x.F.dtype) + 0.25)
+
+        made = {
+            kind.__name__.lower(): functools.partial(program_of, kind, read)
+            for kind, read in ((Pools, features), (Gate, features), (Joins, features))
+        }
+        yield {
+            "three": three, "unet": unet, **made,
+            "points": lambda: Program(Points(), wrap, lambda y: y),
+        }  # fmt: skip
     _forget_modules()
 
 

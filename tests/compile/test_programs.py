@@ -37,6 +37,12 @@ def test_pools_and_inverse_layers_in_one_graph(door, plain_settings):
         compare(programs["pools"]().train(), "aot_eager", 3)
 
 
+@pytest.mark.parametrize("network", ("pools", "gate", "joins", "points"))
+def test_layers_of_minkowski_in_one_graph(network, plain_settings):
+    with PROGRAMS["minkowski"]() as programs:
+        compare(programs[network]().train(), "aot_eager", 3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
 @pytest.mark.parametrize("training", (False, True), ids=("eval", "train"))

@@ -54,7 +54,7 @@ class MapRegistry:
         self.cells: dict[tuple[Key, Key], RowMatrix] = {}
         self.batch_rows: dict[tuple[Key, Key], torch.Tensor] = {}
         self.slices: dict[tuple[Key, Key], RowMatrix] = {}
-        self.traced: dict[Key, Any] = {}  # what compiled graphs know of their own maps
+        self.traced: Any = None  # what compiled graphs know of their own maps
         self._strided: dict[tuple[Key, tuple[int, ...], str], Key] = {}
         # (number of roots, batch indices that they have); (key of the origin map, its indices)
         self.batches: tuple[int, torch.Tensor] | None = None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ...core.ops.max_rows import list_max, window_max
-from ...core.ops.pool import global_pool, pool
+from ...core.ops.max_rows import window_max
+from ...core.ops.pool import global_pool, pool, pool_pairs
 from ...core.ops.row_matrix import RowMatrix
 from .batches import batch_rows, field_items, origin
 from .geometry import KernelSpec
@@ -31,10 +31,6 @@ def cell_matrix(registry: MapRegistry, in_key: Key, out_key: Key) -> RowMatrix:
     return found
 
 
-def _mean(total: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    return total / counts.clamp(min=1).unsqueeze(1).to(total.dtype)
-
-
 def local_pooling(
     registry: MapRegistry, features: torch.Tensor, mode: str, in_key: Key, spec: KernelSpec,
     given: Key | None = None,
@@ -53,14 +49,7 @@ def local_pooling(
         return pool(features, kmap, mode), out_key
     out_key = registry.output_key(in_key, spec) if given is None else given
     matrix = cell_matrix(registry, in_key, out_key)
-    if mode == "max":
-        return list_max(features, matrix.in_rows, matrix.out_rows, matrix.n_out), out_key
-    if mode == "avg":
-        # Sums of half types may overflow where their mean does not.
-        half = features.dtype in (torch.float16, torch.bfloat16)
-        total = matrix.multiply(features.float() if half else features)
-        return _mean(total, matrix.counts()).to(features.dtype), out_key
-    return matrix.multiply(features), out_key
+    return pool_pairs(features, matrix, mode), out_key
 
 
 def transposed_pooling(
@@ -92,6 +81,12 @@ def global_pooling(
     in_key: of a map; or of a field, where no map of that key has as many rows as the features.
     Raises: FeatureShapeError, FeatureTypeError, TensorDeviceError, KeyStateError.
     """
+    if torch.compiler.is_compiling():
+        from . import compiled
+
+        if compiled.known(registry, in_key) is None:
+            return compiled.outside(global_pooling, registry, features, mode, in_key)
+        return compiled.pooled_globally(registry, features, mode, in_key)
     glob = origin(registry)
     grid, field = registry.grids.get(in_key), registry.fields.get(in_key)
     if field is not None and (grid is None or grid.n_rows != features.shape[0]):

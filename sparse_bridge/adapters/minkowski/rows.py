@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -23,8 +24,21 @@ def broadcast(
 
     Raises: FeatureShapeError, FeatureTypeError, CoordinateError.
     """
+    if torch.compiler.is_compiling():
+        from . import compiled
+
+        if not compiled.known_all(registry, (in_key, glob_key)):
+            return compiled.outside(broadcast, registry, glob, in_key, glob_key)
+        return compiled.broadcast(registry, glob, in_key, glob_key)
     check_aligned(glob, registry.grid(glob_key), "broadcast")
     return spread(glob, batch_rows(registry, in_key, glob_key))
+
+
+def coords_in_graph(manager: Any, key: Key) -> torch.Tensor | None:
+    """The coordinates of a CoordinateManager's map that a graph made, as users see them."""
+    from . import compiled
+
+    return compiled.coords_of(manager._manager, key)
 
 
 def look_up(
@@ -50,6 +64,13 @@ def prune(
     given: the map that an earlier call made of the same rows; None for a new one.
     Raises: FeatureShapeError, TensorDeviceError, KeyStateError.
     """
+    if torch.compiler.is_compiling():
+        from . import compiled
+
+        if given is not None or compiled.known(registry, in_key) is None:
+            return compiled.outside(prune, registry, features, mask, in_key, given)
+        _check_mask(mask, features)
+        return compiled.pruned(registry, features, mask, in_key)
     n_rows = registry.grid(in_key).n_rows
     if features.shape[0] != n_rows:
         raise FeatureShapeError(
@@ -59,14 +80,7 @@ def prune(
         raise FeatureShapeError(
             f"MinkowskiPruning got a mask of shape {list(mask.shape)}; expected [{n_rows}]."
         )
-    if mask.dtype != torch.bool:
-        raise FeatureShapeError(
-            f"MinkowskiPruning got a {mask.dtype} mask; expected torch.bool (use mask.bool())."
-        )
-    if mask.device != features.device:
-        raise TensorDeviceError(
-            f"MinkowskiPruning got a mask on {mask.device}, features on {features.device}."
-        )
+    _check_mask(mask, features)
     rows = mask.nonzero().squeeze(1)
     if rows.shape[0] == 0:
         logger.info("MinkowskiPruning removed every row; the result is an empty tensor.")
@@ -77,6 +91,17 @@ def prune(
         )
     key = registry.pruned(in_key, rows) if given is None else given
     return features.index_select(0, rows), key
+
+
+def _check_mask(mask: torch.Tensor, features: torch.Tensor) -> None:
+    if mask.dtype != torch.bool:
+        raise FeatureShapeError(
+            f"MinkowskiPruning got a {mask.dtype} mask; expected torch.bool (use mask.bool())."
+        )
+    if mask.device != features.device:
+        raise TensorDeviceError(
+            f"MinkowskiPruning got a mask on {mask.device}, features on {features.device}."
+        )
 
 
 def union(
@@ -90,9 +115,14 @@ def union(
     given: the map that an earlier union of the same maps made; None for a new one.
     Raises: FeatureShapeError, DeviceError, CoordinateError.
     """
+    if torch.compiler.is_compiling() and not _joined_in_graph(registry, keys, given):
+        from . import compiled
+
+        return compiled.outside(union, registry, features, keys, given)
     channels = features[0].shape[1]
     for key, part in zip(keys, features, strict=True):
-        check_aligned(part, registry.grid(key), "MinkowskiUnion")
+        if not torch.compiler.is_compiling():
+            check_aligned(part, registry.grid(key), "MinkowskiUnion")
         if part.shape[1] != channels:
             raise FeatureShapeError(
                 f"MinkowskiUnion got {channels} and {part.shape[1]} channels; all must agree."
@@ -100,20 +130,37 @@ def union(
         if part.device != features[0].device:
             raise DeviceError("MinkowskiUnion got tensors of different devices.")
     if given is None:
-        out_key, rows = registry.merged(keys)
+        out_key, rows, n_rows = _merged(registry, keys)
     else:
         out_key = given
         rows = [registry.grid(given).rows_of(registry.grid(key).coords) for key in keys]
         if any(bool((part < 0).any()) for part in rows):
             raise CoordinateError(f"the map {given} is not a union of the maps {keys}.")
+        n_rows = registry.grid(given).n_rows
     dtype = features[0].dtype
     for part in features[1:]:
         dtype = torch.promote_types(dtype, part.dtype)
-    total = features[0].new_zeros((registry.grid(out_key).n_rows, channels), dtype=dtype)
+    total = features[0].new_zeros((n_rows, channels), dtype=dtype)
     for out_rows, part in zip(rows, features, strict=True):
         # A map's rows are distinct, so no two additions of one step meet.
         total = total.index_add(0, out_rows, part.to(dtype))
     return total, out_key
+
+
+def _joined_in_graph(registry: MapRegistry, keys: list[Key], given: Key | None) -> bool:
+    from . import compiled
+
+    return given is None and compiled.known_all(registry, keys)
+
+
+def _merged(registry: MapRegistry, keys: list[Key]) -> tuple[Key, list[torch.Tensor], int]:
+    """A new map of the union, its rows of every map's rows (int64), and how many it has."""
+    if torch.compiler.is_compiling():
+        from . import compiled
+
+        return compiled.merged(registry, keys)
+    key, rows = registry.merged(keys)
+    return key, rows, registry.grid(key).n_rows
 
 
 def combine(
@@ -125,10 +172,14 @@ def combine(
     So where only a is, its value stays under every operation; where only b is, it is op(0, b).
     Raises: FeatureShapeError.
     """
-    out_key, (a_rows, b_rows) = registry.merged([a_key, b_key])
+    if torch.compiler.is_compiling() and not _joined_in_graph(registry, [a_key, b_key], None):
+        from . import compiled
+
+        return compiled.outside(combine, registry, a, b, a_key, b_key, operation)
+    out_key, (a_rows, b_rows), n_rows = _merged(registry, [a_key, b_key])
     dtype = torch.promote_types(a.dtype, b.dtype)
     a, b = a.to(dtype), b.to(dtype)
-    z = a.new_zeros((registry.grid(out_key).n_rows, a.shape[1])).index_copy(0, a_rows, a)
+    z = a.new_zeros((n_rows, a.shape[1])).index_copy(0, a_rows, a)
     try:
         mixed = operation(z.index_select(0, b_rows), b).expand(b.shape[0], a.shape[1])
     except RuntimeError as error:

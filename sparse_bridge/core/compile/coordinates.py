@@ -18,6 +18,7 @@ from ..maps import map_cache
 from ..maps.coordinate_map import CoordinateMap
 from ..maps.kernel_map import KernelMap
 from ..maps.map_cache import MapStore
+from ..ops.row_matrix import RowMatrix
 from . import handles
 from .library import define
 
@@ -35,9 +36,10 @@ class Sites:
 
 
 class Made(NamedTuple):
-    """What a builder answers: the map, and coordinates where it made some."""
+    """What a builder answers: the map, or what a layer needs in its place, and coordinates where it
+    made some."""
 
-    kmap: KernelMap
+    kmap: KernelMap | RowMatrix
     sites: Sites | None = None
 
 
@@ -64,7 +66,7 @@ def enter(coords: torch.Tensor) -> Sites:
     return found
 
 
-def _source(coords: torch.Tensor, handle: torch.Tensor, then: int, now: int) -> Sites:
+def source(coords: torch.Tensor, handle: torch.Tensor, then: int, now: int) -> Sites:
     """The sites behind a handle, unless the visible coordinates were changed in place since."""
     if then != now:
         return enter(coords)
@@ -94,21 +96,26 @@ def _map(
     coords: torch.Tensor, handle: torch.Tensor, then: int, now: int, builder: str,
     numbers: Sequence[int],
 ) -> torch.Tensor:  # fmt: skip
-    return handles.make(_build(_source(coords, handle, then, now), builder, numbers).kmap)
+    return handles.make(_build(source(coords, handle, then, now), builder, numbers).kmap)
 
 
 def _new_map(
     coords: torch.Tensor, handle: torch.Tensor, then: int, now: int, builder: str,
     numbers: Sequence[int], least: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    kmap, sites = _build(_source(coords, handle, then, now), builder, numbers)
+    kmap, sites = _build(source(coords, handle, then, now), builder, numbers)
     assert sites is not None
+    check_least(sites, least)
+    return handles.make(kmap), sites.coords.clone(), handles.make(sites)
+
+
+def check_least(sites: Sites, least: int) -> None:
+    """ShapeError for fewer rows than a graph serves."""
     if sites.coords.shape[0] < least:
         raise ShapeError(
             f"a layer of a compiled graph made {sites.coords.shape[0]} rows; the graph serves "
             f"{least} and more of them. Run scenes as small as this one through the eager model."
         )
-    return handles.make(kmap), sites.coords.clone(), handles.make(sites)
 
 
 def _fake_new_map(
@@ -147,13 +154,17 @@ class Traced:
     def new_map(
         self, builder: str, numbers: Sequence[int], training: bool
     ) -> tuple[torch.Tensor, Traced]:
-        """A handle of the kernel map onto new coordinates, and those. There is at least one of
-        them, in training two, because torch's norms want to know that while they are traced."""
-        now, least = version_of(self.coords), 2 if training else 1
+        """A handle of the kernel map onto new coordinates, and those."""
+        now, least = version_of(self.coords), least_rows(training)
         kmap, coords, handle = ops.new_map(
             self.coords, self.handle, self.version, now, builder, numbers, least
         )
         return kmap, Traced(coords, handle, True)
+
+
+def least_rows(training: bool) -> int:
+    """The fewest rows that a graph serves: torch's norms want to know while they are traced."""
+    return 2 if training else 1
 
 
 def entered(coords: torch.Tensor) -> Traced:

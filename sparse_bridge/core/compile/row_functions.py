@@ -1,7 +1,8 @@
-"""Pools and dense grids as operators.
+"""Pools, copies, sums and dense grids as operators.
 
-Each has an operator for its gradient, which computes the result again and takes the engine's own
-gradient of it: that is cheap beside a convolution, and needs no rule of its own.
+Each has an operator for its gradient. That of a linear function is the transposed function; others
+compute the result again and take the engine's own gradient of it: that is cheap beside a
+convolution, and needs no rule of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,13 @@ from typing import Any
 import torch
 
 from ...errors import CoordinateError
-from ..ops import dense, pool
+from ..maps.segments import RowOperator
+from ..ops import dense, pool, voxel
+from ..ops.max_rows import window_max
+from ..ops.pool import pool_pairs
+from ..ops.row_matrix import RowMatrix
+from ..ops.spread import spread_operator
+from . import handles
 from .library import define, differentiate, forget, recording
 from .products import map_of
 
@@ -58,7 +65,47 @@ def row_function(name: str, more: str, run: Callable[..., Any], fake: Callable[.
     differentiate(f"{name}_backward", forget, None)
 
 
+def _linear(name: str, more: str, matrix: Callable[..., RowOperator], n_rows: Any) -> None:
+    """Operators of a function that is linear in its rows: the gradient is the transpose.
+
+    matrix(n_in, *rest): of `name`(x, rest) over n_in rows.  n_rows(*rest): of its result.
+    """
+
+    def forward(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return matrix(x.shape[0], *rest).product(x).contiguous()
+
+    def gradient(dy: torch.Tensor, n_in: int, *rest: Any) -> torch.Tensor:
+        return matrix(n_in, *rest).transposed().product(dy.contiguous()).contiguous()
+
+    def setup(ctx: Any, inputs: Any, output: Any) -> None:
+        x, *rest = inputs
+        ctx.n_in = x.shape[0]
+        ctx.tensors = [isinstance(value, torch.Tensor) for value in rest]
+        ctx.rest = [None if held else value for held, value in zip(ctx.tensors, rest, strict=True)]
+        ctx.save_for_backward(*[value for value in rest if isinstance(value, torch.Tensor)])
+
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        kept = iter(ctx.saved_tensors)
+        pairs = zip(ctx.tensors, ctx.rest, strict=True)
+        rest = [next(kept) if held else value for held, value in pairs]
+        dx = getattr(ops, f"{name}_backward")(dy, ctx.n_in, *rest)
+        return dx, *(None,) * len(rest)
+
+    define(
+        name, f"(Tensor x, {more}) -> Tensor", forward,
+        lambda x, *rest: x.new_empty((n_rows(*rest), x.shape[1])),
+    )  # fmt: skip
+    define(
+        f"{name}_backward", f"(Tensor dy, SymInt n_in, {more}) -> Tensor", gradient,
+        lambda dy, n_in, *rest: dy.new_empty((n_in, dy.shape[1])),
+    )  # fmt: skip
+    differentiate(name, setup, backward)
+    differentiate(f"{name}_backward", forget, None)
+
+
 def _pool(x, rows, kmap, mode, floor, transposed):  # type: ignore[no-untyped-def]
+    if mode == "first max":
+        return window_max(x, map_of(kmap, transposed))
     return pool.pool(x, map_of(kmap, transposed), mode, floor=floor)
 
 
@@ -100,4 +147,22 @@ row_function(
     "to_dense",
     "Tensor coords, SymInt[] shape, bool channels_first, bool last_wins, SymInt then, SymInt now",
     _to_dense, _fake_dense,
+)  # fmt: skip
+_function(
+    "row_product", "SymInt rows, Tensor matrix, str mode",
+    lambda x, rows, matrix, mode: pool_pairs(x, handles.value_of(matrix, RowMatrix), mode),
+    lambda x, rows, *rest: x.new_empty((rows, x.shape[1])),
+)  # fmt: skip
+_linear(
+    "spread", "Tensor items", lambda n_in, items: spread_operator(items, n_in),
+    lambda items: items.shape[0],
+)  # fmt: skip
+_linear(
+    "voxelize", "Tensor index, Tensor counts",
+    lambda n_in, index, counts: voxel.means(index, counts), lambda index, counts: counts.shape[0],
+)  # fmt: skip
+_linear(
+    "devoxelize", "Tensor index, Tensor weights",
+    lambda n_in, index, weights: voxel.interpolation(index, weights, n_in),
+    lambda index, weights: index.shape[0],
 )  # fmt: skip

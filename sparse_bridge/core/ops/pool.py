@@ -17,6 +17,8 @@ from ..device.precision import KERNEL_DTYPES
 from ..maps.fold import copy_rows, max_rows, sum_rows
 from ..maps.kernel_map import KernelMap, unfolded
 from ..maps.segments import SegmentOperator, Segments, multiply, segment_max
+from .max_rows import list_max
+from .row_matrix import RowMatrix
 
 MODES = ("max", "avg", "sum")
 
@@ -209,3 +211,18 @@ def global_pool(x: torch.Tensor, batch: torch.Tensor, batch_size: int, mode: str
         return segment_max(x, segments)
     counts = segments.starts.diff() if mode == "avg" else None
     return multiply(x, SegmentOperator(segments, divisor=counts))
+
+
+def pool_pairs(x: torch.Tensor, matrix: RowMatrix, mode: str) -> torch.Tensor:
+    """Pool the rows of x [n_in, C] into the rows that a matrix of ones pairs them with: [n_out, C].
+
+    mode: "sum", "avg" or "max" (ties give their gradient to the smallest row). No input gives 0.
+    """
+    if mode == "max":
+        return list_max(x, matrix.in_rows, matrix.out_rows, matrix.n_out)
+    if mode == "sum":
+        return matrix.multiply(x)
+    # Sums of half types may overflow where their mean does not.
+    half = x.dtype in (torch.float16, torch.bfloat16)
+    total = matrix.multiply(x.float() if half else x)
+    return (total / matrix.counts().clamp(min=1).unsqueeze(1).to(total.dtype)).to(x.dtype)

@@ -9,4 +9,9 @@ from ..maps.segments import SegmentOperator, Segments, multiply
 
 def spread(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """x [B, C], rows int64 [N] -> x[rows] [N, C]; the gradient sums each item without atomics."""
-    return multiply(x, SegmentOperator(Segments(rows, x.shape[0]), gathers=True))
+    return multiply(x, spread_operator(rows, x.shape[0]))
+
+
+def spread_operator(rows: torch.Tensor, n_rows: int) -> SegmentOperator:
+    """`spread` of n_rows rows."""
+    return SegmentOperator(Segments(rows, n_rows), gathers=True)

@@ -65,8 +65,12 @@ def voxelize(feats: torch.Tensor, index: torch.Tensor, counts: torch.Tensor) -> 
             f"{list(counts.shape)}; expected [N, C], [N] and [M]."
         )
     _check("voxelize", feats, index, counts)
-    segments = _segments(_column(index), counts.shape[0])
-    return multiply(feats, SegmentOperator(segments, divisor=counts))
+    return multiply(feats, means(index, counts))
+
+
+def means(index: torch.Tensor, counts: torch.Tensor) -> SegmentOperator:
+    """`voxelize` by a checked index."""
+    return SegmentOperator(_segments(_column(index), counts.shape[0]), divisor=counts)
 
 
 def _column(index: torch.Tensor) -> torch.Tensor:
@@ -96,8 +100,13 @@ def devoxelize(feats: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) 
     if not weights.is_floating_point():
         raise DataTypeError(f"devoxelize got weights of {weights.dtype}; expected floating point.")
     _check("devoxelize", feats, index, weights)
-    segments = _segments(index.contiguous(), feats.shape[0])
-    return multiply(feats, SegmentOperator(segments, weights.detach().contiguous(), gathers=True))
+    return multiply(feats, interpolation(index, weights, feats.shape[0]))
+
+
+def interpolation(index: torch.Tensor, weights: torch.Tensor, n_voxels: int) -> SegmentOperator:
+    """`devoxelize` of n_voxels rows, by a checked index."""
+    segments = _segments(index.contiguous(), n_voxels)
+    return SegmentOperator(segments, weights.detach().contiguous(), gathers=True)
 
 
 @torch.no_grad()

@@ -81,7 +81,7 @@ class MinkowskiBroadcastBase(MinkowskiModuleBase):
         )  # fmt: skip
 
     def _join(self, input, input_glob):
-        return MinkowskiBroadcastFunction.apply(
+        return MinkowskiBroadcastFunction.compute(
             input._F, input_glob._F, self.operation_type, input.coordinate_map_key,
             input_glob.coordinate_map_key, input._manager,
         )  # fmt: skip

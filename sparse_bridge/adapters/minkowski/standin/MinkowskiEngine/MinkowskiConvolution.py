@@ -179,12 +179,11 @@ class MinkowskiConvolutionBase(KernelLayer):
         """In a graph; where that cannot be, between two graphs."""
         from sparse_bridge.adapters.minkowski import compiled
 
-        if not compiled.served(self, input, coordinates):
+        key = compiled.wanted(self, input, coordinates)
+        if key is None:
             return compiled.outside(type(self).forward, self, input, coordinates)
-        features, key, coords = compiled.convolved(self, input, kernel, bias)
-        made = SparseTensor._of(features, key, input._manager)
-        made._C = coords
-        return made
+        features = compiled.convolved(self, input, kernel, bias, key)
+        return SparseTensor._of(features, key, input._manager)
 
     def _convolve_at(self, coordinates, input, kernel, bias):
         spec, registry = self.kernel_generator.spec(self.is_transpose), input._manager._manager

@@ -1,5 +1,6 @@
 """Interpolation of sparse tensors at float positions."""
 
+import torch
 from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
 from MinkowskiEngine.sparse_matrix_functions import ComposedFunction
 
@@ -16,17 +17,22 @@ def interpolate_at(x, query):
     return matrix.multiply(x._F), matrix
 
 
+def check_query(features, query):
+    """Raise the FeatureTypeError for positions of a dtype that does not fit the features."""
+    if not query.is_floating_point():
+        raise FeatureTypeError(f"positions are {query.dtype}; expected floating point.")
+    if query.dtype != features.dtype and features.dtype.itemsize > 2:
+        raise FeatureTypeError(
+            f"positions are {query.dtype}, features {features.dtype}; expected one dtype."
+        )
+
+
 class MinkowskiInterpolationFunction(ComposedFunction):
     """apply(features, query, in_key, coordinate_manager) -> (out, in_map, out_map, weights)."""
 
     @staticmethod
     def compute(features, query, in_coordinate_map_key, coordinate_manager=None):
-        if not query.is_floating_point():
-            raise FeatureTypeError(f"positions are {query.dtype}; expected floating point.")
-        if query.dtype != features.dtype and features.dtype.itemsize > 2:
-            raise FeatureTypeError(
-                f"positions are {query.dtype}, features {features.dtype}; expected one dtype."
-            )
+        check_query(features, query)
         grid = coordinate_manager._manager.grid(in_coordinate_map_key.key)
         matrix = interpolation_matrix(grid, query)
         out = matrix.multiply(features)
@@ -47,6 +53,8 @@ class MinkowskiInterpolation(MinkowskiModuleBase):
         self.return_weights = return_weights
 
     def forward(self, input, tfield):
+        if torch.compiler.is_compiling():
+            return self._traced(input, tfield)
         out, in_map, out_map, weights = MinkowskiInterpolationFunction.apply(
             input.F, tfield, input.coordinate_map_key, input._manager
         )
@@ -57,6 +65,16 @@ class MinkowskiInterpolation(MinkowskiModuleBase):
         if self.return_weights:
             returned.append(weights)
         return tuple(returned) if len(returned) > 1 else out
+
+    def _traced(self, input, tfield):
+        """In a graph, unless it returns the map; that, between two graphs."""
+        from sparse_bridge.adapters.minkowski import compiled
+
+        registry, key = input._manager._manager, input.coordinate_map_key._key
+        if self.return_kernel_map or self.return_weights or compiled.known(registry, key) is None:
+            return compiled.outside(MinkowskiInterpolation.forward, self, input, tfield)
+        check_query(input.F, tfield)
+        return compiled.interpolated(registry, input.F, tfield, key)
 
     def __repr__(self):
         return self.__class__.__name__ + "()"

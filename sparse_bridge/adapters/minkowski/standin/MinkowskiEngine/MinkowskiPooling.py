@@ -1,5 +1,6 @@
 """Pooling layers."""
 
+import torch
 from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
 from MinkowskiEngine.MinkowskiKernelGenerator import KernelLayer, generator_of
 from MinkowskiEngine.MinkowskiSparseTensor import (
@@ -120,8 +121,10 @@ class MinkowskiPoolingBase(KernelLayer):
         """
         if not isinstance(input, SparseTensor) or self.dimension != input._D:
             refuse_input(self, input)
-        spec, wanted = self.kernel_generator.spec(self.is_transpose), None
         coordinates = coords if coordinates is None else coordinates
+        if torch.compiler.is_compiling():
+            return self._traced(input, coordinates)
+        spec, wanted = self.kernel_generator.spec(self.is_transpose), None
         if coordinates is not None:
             stride = spec.scaled(input.tensor_stride)
             wanted = _get_coordinate_map_key(input, coordinates, stride)
@@ -132,6 +135,16 @@ class MinkowskiPoolingBase(KernelLayer):
         fill(wanted, key)
         note("minkowski", type(self).__name__)
         return SparseTensor._of(out, key, input._manager)
+
+    def _traced(self, input, coordinates):
+        """In a graph; where that cannot be, between two graphs."""
+        from sparse_bridge.adapters.minkowski import compiled
+
+        key = compiled.wanted(self, input, coordinates)
+        if key is None:
+            return compiled.outside(MinkowskiPoolingBase.forward, self, input, coordinates)
+        features = compiled.pooled(self, input, self._mode(), key)
+        return SparseTensor._of(features, key, input._manager)
 
     _pool = staticmethod(local_pooling)
 

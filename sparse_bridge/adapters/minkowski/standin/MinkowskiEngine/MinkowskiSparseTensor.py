@@ -156,7 +156,8 @@ class SparseTensor(Tensor):
             made._F = features
         else:
             keep(made, features)
-        made._C, made._manager = None, manager
+        made._C = rows.coords_in_graph(manager, key) if torch.compiler.is_compiling() else None
+        made._manager = manager
         made._D, made.quantization_mode = manager.D, SparseTensorQuantizationMode.RANDOM_SUBSAMPLE
         made.coordinate_map_key = CoordinateMapKey.of(key)
         return made

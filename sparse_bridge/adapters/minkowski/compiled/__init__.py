@@ -1,0 +1,18 @@
+"""Layers of MinkowskiEngine while a program is traced: by `torch.compile` or `torch.export`.
+
+Keys are worked out while the program is traced, as a manager would give them; coordinates and maps
+are operators. A graph has managers of its own, which it fills from the coordinates that its first
+layer sees; the user's manager holds, in `traced`, what the graph knows of the maps.
+"""
+
+from ....core.compile import row_functions as row_functions  # registers operators
+from ...traced import outside as outside
+from .convolution import convolved, wanted
+from .places import coords_of, inserted, known, known_all
+from .pools import pooled, pooled_globally
+from .rows import broadcast, interpolated, merged, pruned
+
+__all__ = [
+    "broadcast", "convolved", "coords_of", "inserted", "interpolated", "known", "known_all",
+    "merged", "outside", "pooled", "pooled_globally", "pruned", "wanted",
+]  # fmt: skip

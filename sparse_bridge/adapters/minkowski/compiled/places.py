@@ -1,0 +1,178 @@
+"""What a graph knows of the maps of a manager, and the operators that enter coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ....core.compile import coordinates, handles
+from ....core.compile.coordinates import Sites, Traced
+from ....core.compile.library import define
+from ....core.maps.map_cache import MapStore
+from ....errors import ContractError, ShapeError, UnsupportedError
+from ..grid import Key
+from ..maps import MapRegistry
+from ..upstream.enums import SparseTensorQuantizationMode
+
+ops: Any = torch.ops.sparse_bridge
+ASKED = "Tensor coords, Tensor handle, SymInt then, SymInt now, int[] stride"
+
+
+class Place(NamedTuple):
+    """Where coordinates stand in a manager of a graph."""
+
+    registry: MapRegistry
+    key: Key
+
+
+class GraphMaps:
+    """What a graph knows of a manager's maps. sites: coordinates by key.  pruned: keys of maps that
+    pruning made.  strided: the coarser map of a map, by stride.  origin: key of the origin map.
+    """
+
+    def __init__(self) -> None:
+        self.sites: dict[Key, Traced] = {}
+        self.pruned: dict[Key, bool] = {}
+        self.strided: dict[tuple[Key, tuple[int, ...]], Key] = {}
+        self.origin: Key | None = None
+
+    def free_key(self, stride: tuple[int, ...], name: str = "") -> Key:
+        """As `MapRegistry.free_key`."""
+        if (stride, name) not in self.sites:
+            return stride, name
+        return stride, f"{name}-{len(self.sites)}"
+
+
+def graph_of(registry: MapRegistry) -> GraphMaps:
+    """What the graph knows of this manager, from now on."""
+    if registry.traced is None:
+        registry.traced = GraphMaps()
+    found: GraphMaps = registry.traced
+    return found
+
+
+def known(registry: MapRegistry, key: Key) -> Traced | None:
+    """The coordinates of a map; None for a second map that was made outside of the graph, of which
+    the graph would not know how it belongs to the first."""
+    graph: GraphMaps | None = registry.traced
+    if graph is not None and key in graph.sites:
+        return graph.sites[key]
+    if graph is not None or key not in registry.grids:
+        return None
+    sites = graph_of(registry).sites
+    sites[key] = coordinates.entered(registry.grids[key].coords)
+    return sites[key]
+
+
+def known_all(registry: MapRegistry, keys: Iterable[Key]) -> bool:
+    """Whether the graph knows all of these maps."""
+    return all(known(registry, key) is not None for key in keys)
+
+
+def coords_of(registry: MapRegistry, key: Key) -> torch.Tensor | None:
+    """The coordinates of a map that the graph made, as users see them."""
+    graph: GraphMaps | None = registry.traced
+    return graph.sites[key].coords if graph is not None and key in graph.sites else None
+
+
+def asked(sites: Traced, key: Key) -> tuple[Any, ...]:
+    """A map's coordinates as `ASKED` describes them."""
+    now = coordinates.version_of(sites.coords)
+    return sites.coords, sites.handle, sites.version, now, list(key[0])
+
+
+def place(
+    coords: torch.Tensor, handle: torch.Tensor, then: int, now: int, stride: Sequence[int]
+) -> Place:
+    """Where the coordinates of `asked` stand."""
+    return placed(coordinates.source(coords, handle, then, now), tuple(stride))
+
+
+def placed(sites: Sites, stride: tuple[int, ...]) -> Place:
+    """Where `sites` stand; coordinates that a graph sees first become a manager of their own."""
+    if sites.more is None:
+        registry = MapRegistry(len(stride))
+        key, first, _ = registry.insert(sites.coords, stride)
+        if first is not None:
+            raise ContractError("coordinates of a compiled layer repeat; they must be distinct.")
+        sites.more = Place(registry, key)
+    found: Place = sites.more
+    return found
+
+
+def together(places: Sequence[Place]) -> MapRegistry:
+    """The manager of several maps. Raises ContractError where a program wrote into coordinates."""
+    registry = places[0].registry
+    if any(other.registry is not registry for other in places):
+        raise ContractError(
+            "a compiled layer got maps of two coordinate managers, because the program changed the "
+            "coordinates of one in place; make a new SparseTensor of such coordinates."
+        )
+    return registry
+
+
+def made(registry: MapRegistry, key: Key) -> Sites:
+    """A map that a layer made, to be given to the graph."""
+    return Sites(registry.grid(key).coords, MapStore(), Place(registry, key))
+
+
+def given(
+    sites: Sites, least: int
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(coordinates, handle) as operators return them. Raises ShapeError for fewer than `least`."""
+    coordinates.check_least(sites, least)
+    return sites.coords.clone(), handles.make(sites)
+
+
+def _insert(
+    coords: torch.Tensor, stride: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    registry = MapRegistry(coords.shape[1] - 1)
+    key, first, _ = registry.insert(coords, tuple(stride))
+    if first is None:
+        first = torch.arange(coords.shape[0], device=coords.device)
+    if first.shape[0] < 2:
+        raise ShapeError(
+            f"a compiled graph got {first.shape[0]} distinct coordinates; it serves 2 and more. "
+            "Run scenes as small as this one through the eager model."
+        )
+    return first, *given(made(registry, key), 2)
+
+
+def _fake_insert(
+    coords: torch.Tensor, stride: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    n_rows = torch.library.get_ctx().new_dynamic_size(min=2)
+    first = coords.new_empty(n_rows, dtype=torch.int64)
+    return first, coords.new_empty((n_rows, coords.shape[1])), handles.like()
+
+
+define(
+    "minkowski_insert", "(Tensor coords, int[] stride) -> (Tensor, Tensor, Tensor)", _insert,
+    _fake_insert,
+)  # fmt: skip
+
+
+def inserted(
+    x: Any, features: torch.Tensor, coords: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(features, coordinates) of a tensor made in a graph: of equal coordinates the first row.
+
+    Raises UnsupportedError for other modes of quantisation, and for a second map.
+    """
+    if x.quantization_mode is not SparseTensorQuantizationMode.RANDOM_SUBSAMPLE:
+        raise UnsupportedError(
+            f"a SparseTensor with {x.quantization_mode} is made in a compiled graph; make it "
+            "outside, or use RANDOM_SUBSAMPLE."
+        )
+    registry, key = x._manager._manager, x.coordinate_map_key._key
+    if registry.traced is not None:
+        raise UnsupportedError(
+            "a compiled graph makes a second SparseTensor in one coordinate manager; make it "
+            "outside, or from the coordinate_map_key of the first."
+        )
+    first, coords, handle = ops.minkowski_insert(coords, list(key[0]))
+    graph_of(registry).sites[key] = Traced(coords, handle, True)
+    return features.index_select(0, first), coords
