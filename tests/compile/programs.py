@@ -96,6 +96,7 @@ def torchsparse_programs(profile: str) -> Iterator[dict[str, Callable[[], Progra
     with sparse_bridge.enable("torchsparse", mode="standin", profile=profile):
         import torchsparse as ts
         import torchsparse.nn as spnn
+        import torchsparse.nn.functional as F
 
         def wrap(features, coords):
             if profile != "2.1":
@@ -117,7 +118,31 @@ def torchsparse_programs(profile: str) -> Iterator[dict[str, Callable[[], Progra
             thin = {"encoder": (4, 6), "decoder": (6, 4), "stem": 4, "blocks": (1, 1, 1, 1)}
             return Program(for_torchsparse.ResidualUNet(ts, classes=5, **thin), wrap, features)
 
-        yield {"three": three, "unet": unet}
+        class Points(nn.Module):
+            """Points to voxels and back, as networks of points and voxels do it."""
+
+            def __init__(self):
+                super().__init__()
+                self.first, self.last = spnn.Conv3d(4, 6, 3), spnn.Conv3d(6, 5, 3)
+
+            def forward(self, features, coords):
+                x = self.first(wrap(features, coords))
+                cells = torch.cat([coords[:, :1], coords[:, 1:] // 2], 1)
+                keys = F.sphash(cells)
+                found = torch.unique(keys)
+                place = F.sphashquery(keys, found).int()
+                counts = F.spcount(place, len(found))
+                means = F.spvoxelize(x.feats, place, counts)
+                rows = F.sphashquery(keys, found).view(-1, 1).expand(-1, 8)
+                weights = F.calc_ti_weights(coords[:, 1:].float() + 0.25, by_corner(rows), 1)
+                x.feats = x.feats + F.spdevoxelize(means, rows.contiguous(), by_corner(weights))
+                pools = spnn.GlobalAvgPool()(x), spnn.GlobalMaxPool()(x)
+                return self.last(x).feats.mean(0) + torch.cat(pools).mean()
+
+        def by_corner(table):
+            return table if profile == "2.1" else table.t().contiguous()
+
+        yield {"three": three, "unet": unet, "points": Points}
     _forget_modules()
 
 

@@ -11,6 +11,7 @@ import sparse_bridge.compile
 from sparse_bridge.core import functional as sparse
 from sparse_bridge.core.compile import handles
 from sparse_bridge.core.ops.batch_norm import MEMORY_ROWS
+from sparse_bridge.core.ops.row_matrix import RowMatrix
 from sparse_bridge.errors import CoordinateError, LifecycleError, ShapeError, UnsupportedError
 from tests.clouds import cloud
 
@@ -19,10 +20,14 @@ GRID = (12, 12, 12)
 SUBM = [3, 1, 0, 3, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 2, *GRID]
 DOWN = [3, 0, 0, 2, 2, 2, 2, 2, 2, 0, 0, 0, 1, 1, 1, 0, 0, 0, 2, *GRID]
 TS = [0, 2, 2, 2, 2, 2, 2, 0, 0, 0, 1, 1, 1, 0, 0, 0]
-ME = [3, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0]
+ME = [3, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0]
+ME_DOWN = [3, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, *([0] * 24)]
 
 
-HANDLES = ("coordinates", "map", "new_map", "minkowski_insert")
+HANDLES = (
+    "coordinates", "map", "new_map", "minkowski_insert", "minkowski_interpolation",
+    "minkowski_origin", "minkowski_prune", "minkowski_relation", "minkowski_union",
+)  # fmt: skip
 _ANY = ("test_schema", "test_autograd_registration", "test_faketensor")
 # Handles of two calls are two numbers; programs show that their graphs compute the same.
 CHECKS = {True: _ANY, False: (*_ANY, "test_aot_dispatch_dynamic")}
@@ -91,6 +96,54 @@ def cases(coords):
         ],
         "voxel_codes": [(coords, 4, curve, True) for curve in ("z_order", "hilbert")],
         "voxels_of_codes": [(torch.arange(99).int(), 4, "hilbert")],
+        **minkowski_cases(coords),
+        **point_cases(coords, x),
+    }  # fmt: skip
+
+
+def minkowski_cases(coords):
+    """Operators on the maps of one manager."""
+    _, distinct, sites = ops.minkowski_insert(coords, [1, 1, 1])
+    fine = distinct, sites, 0, 0, [1, 1, 1]
+    _, coarse, coarse_sites = ops.new_map(*fine[:4], "minkowski", ME_DOWN, 1)
+    down = coarse, coarse_sites, 0, 0, [2, 2, 2]
+    origin, origin_sites = ops.minkowski_origin(*fine)
+    pairs = [list(pair) for pair in zip(fine[:4], down[:4], strict=True)]
+    query = distinct.float() + 0.25
+    query[:, 0] = distinct[:, 0]
+    return {
+        "minkowski_interpolation": [(*fine, query)],
+        "minkowski_items": [(*fine, origin, origin_sites, 0, 0, [0, 0, 0])],
+        "minkowski_origin": [fine],
+        "minkowski_prune": [(*fine, distinct[:, 1] > 3, 1)],
+        "minkowski_relation": [(*fine, *down, ME_DOWN)],
+        "minkowski_union": [(*pairs, [1, 1, 1, 2, 2, 2], 1)],
+    }
+
+
+def point_cases(coords, x):
+    """Sums and copies of rows, and torchsparse's functions on points."""
+    n, dx = len(coords), torch.randn(len(coords), 4)
+    cell = (torch.arange(n) * 7 % 31).int()
+    counts = ops.count_index(cell, 31)
+    pairs = handles.make(RowMatrix(cell.long(), torch.arange(n), None, 31, n))
+    y, corners = torch.randn(31, 4, requires_grad=True), cell.repeat(8, 1).t().contiguous()
+    dy, weights = y.detach(), torch.rand(n, 8)
+    return {
+        "count_index": [(cell, 31)],
+        "devoxelize": [(y, corners, weights)],
+        "devoxelize_backward": [(dx, 31, corners, weights)],
+        "find_keys": [(ops.hash_rows(coords, None, 1, False), ops.hash_rows(coords, None, 1, False),
+                       wide) for wide in (False, True)],
+        "hash_rows": [(coords, None, 1, False), (coords, torch.ones(8, 3).int(), 0, True)],
+        "row_product": [(x, 31, pairs, mode) for mode in ("sum", "avg", "max")],
+        "row_product_backward": [(dy, x.detach(), 31, pairs, "avg")],
+        "spread": [(y, cell.long())],
+        "spread_backward": [(dx, 31, cell.long())],
+        "torchsparse_items": [(coords, 0, "GlobalMaxPool")],
+        "trilinear_weights": [(coords[:, 1:].float() + 0.3, corners, 1.0)],
+        "voxelize": [(x, cell, counts)],
+        "voxelize_backward": [(dy, n, cell, counts)],
     }  # fmt: skip
 
 
@@ -196,6 +249,17 @@ def product(coords):
         return ops.conv(x, weight, None, len(coords), handle, "vio", 1, "ieee", "", False)
 
     return run
+
+
+@pytest.mark.parametrize("name", ("row_product", "spread", "voxelize", "devoxelize"))
+def test_gradients_of_rows_by_finite_differences(name, coords, plain_settings):
+    for x, *rest in point_cases(coords, features(len(coords), 4))[name]:
+        wide = x.detach().double()[:, :2].contiguous().requires_grad_()
+
+        def run(x, rest=rest):
+            return getattr(ops, name)(x, *rest)
+
+        assert torch.autograd.gradcheck(run, wide, check_forward_ad=False, fast_mode=True)
 
 
 def test_second_order_and_vmap_are_refused(coords, plain_settings):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from sparse_bridge.core.compile import norms
 from tests.compile.programs import PROGRAMS, compare
@@ -35,6 +36,32 @@ def test_inference_of_three_layers_in_one_graph(door, plain_settings):
 def test_pools_and_inverse_layers_in_one_graph(door, plain_settings):
     with PROGRAMS[door]() as programs:
         compare(programs["pools"]().train(), "aot_eager", 3)
+
+
+@pytest.mark.parametrize("door", ("torchsparse", "torchsparse 1.4"))
+def test_points_of_torchsparse_in_one_graph(door, plain_settings):
+    with PROGRAMS[door]() as programs:
+        compare(programs["points"]().train(), "aot_eager", 3)
+
+
+def test_layers_outside_of_graphs_see_what_graphs_made(plain_settings):
+    """A layer onto coordinates that a tensor holds runs between two graphs."""
+    with PROGRAMS["minkowski"]() as programs:
+        import MinkowskiEngine as ME
+
+        program = programs["three"]()
+        last = ME.MinkowskiConvolution(6, 5, kernel_size=3, dimension=3)
+
+        class Outside(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.network, self.last = program.network, last
+
+            def forward(self, features, coords):
+                x = self.network(program._wrap(features, coords))
+                return self.last(x, x.C[::2]).F
+
+        compare(Outside().train(), "aot_eager", 3, fullgraph=False)
 
 
 @pytest.mark.parametrize("network", ("pools", "gate", "joins", "points"))

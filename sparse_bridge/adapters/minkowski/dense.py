@@ -9,10 +9,12 @@ import torch
 
 from ...core.ops.dense import first_outside, to_dense
 from ...errors import ContractError
+from ..traced import eager_only
 from . import profile
 from .errors import ArgumentValueError, DenseIndexError
 
 
+@eager_only
 def dense(
     x: Any, shape: Any, minimum: Any, contract: bool, old: dict[str, Any]
 ) -> tuple[torch.Tensor, Any, Any]:
@@ -67,6 +69,7 @@ def _boxed(
     return torch.cat([coords[:, :1], axes], 1).long(), size, low
 
 
+@eager_only
 def coo(x: Any, low: Any, high: Any, contract: bool) -> tuple[torch.Tensor, torch.Tensor, Any]:
     """(sparse COO tensor [B, X_1 .. X_D, C], min_coords [1, D], tensor stride) of a SparseTensor.
 
@@ -157,6 +160,7 @@ def _check_minimum(
     return minimum
 
 
+@eager_only
 def dense_coordinates(shape: Sequence[int], device: torch.device | None = None) -> torch.Tensor:
     """Every position of a dense [B, C, X_1 .. X_D]: int32 [B * prod X, 1 + D], row-major."""
     if len(shape) < 3:
@@ -165,6 +169,7 @@ def dense_coordinates(shape: Sequence[int], device: torch.device | None = None) 
     return torch.cartesian_prod(*ranges).int().reshape(-1, len(ranges))
 
 
+@eager_only
 def nonzero_cells(x: torch.Tensor, layout: str | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Positions of a dense tensor where any channel is not 0: (int32 [N, 1 + D], features [N, C]).
 

@@ -78,6 +78,11 @@ class MapRegistry:
         for grid in self.grids.values():
             self.device = grid.device
 
+    def leave_graph(self) -> None:
+        """Take over the maps that a compiled graph made, for layers that run outside of it."""
+        if self.traced is not None:
+            self.traced.enter(self)
+
     # keys
 
     def tag(self) -> str:
@@ -103,6 +108,9 @@ class MapRegistry:
         found = self.grids.get(key)
         if key is None:
             raise KeyStateError("the coordinate map key is not set.")
+        if found is None and self.traced is not None:
+            self.leave_graph()
+            found = self.grids.get(key)
         if found is None:
             known = sorted(self.grids)[:8]
             raise KeyStateError(

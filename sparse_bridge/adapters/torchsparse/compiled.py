@@ -14,17 +14,21 @@ from typing import Any
 import torch
 
 from ...core.compile import coordinates, products
-from ...core.compile import row_functions as row_functions  # registers operators
+from ...core.compile import point_functions as point_functions  # registers operators
+from ...core.compile import row_functions as row_functions
 from ...core.compile.coordinates import Made, Sites, Traced
+from ...core.compile.library import define
 from ...core.conv.epilogue import Epilogue
 from .errors import MissingMapError
 from .geometry import layer_of, shrunk_range
 from .maps import as_tensor, build_record, coordinate_map, generated_level
 from .options import Options, resolve
+from .pool import item_counts
 from .profile import PROFILES, Profile
 from .spec import ONE, ConvSpec, MapKey
 from .tensors import caches_of, range_of
 
+ops: Any = torch.ops.sparse_bridge
 TRACED = "compiled"
 _BUILDER, _GENERATIVE = "torchsparse", "torchsparse generative"
 _RELEASES = tuple(PROFILES)
@@ -162,3 +166,17 @@ def multiplied(
 def remember(x: Any, stride: Any, sites: Traced) -> None:
     """Let layers on the output find its coordinates."""
     caches_of(x).kmaps[TRACED, stride] = sites
+
+
+def _items(coords: torch.Tensor, column: int, what: str) -> torch.Tensor:
+    batch = coords[:, column]
+    least, most = (int(bound) for bound in batch.aminmax()) if len(batch) else (0, -1)
+    return item_counts(batch, least, most, what)
+
+
+define(
+    "torchsparse_items", "(Tensor coords, int column, str what) -> Tensor", _items,
+    lambda coords, column, what: coords.new_empty(
+        torch.library.get_ctx().new_dynamic_size(min=1), dtype=torch.int64
+    ),
+)  # fmt: skip

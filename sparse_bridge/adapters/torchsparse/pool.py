@@ -23,21 +23,35 @@ def global_pool_forward(x: Any, mode: str) -> torch.Tensor:
     what = {"avg": "GlobalAvgPool", "max": "GlobalMaxPool"}[mode]
     feats, coords = check_input(x, what)
     release = profiles.current()
-    low, high = bounds_of(map_cache.store_of(coords), coords, release)
-    if coords.shape[0] == 0:
+    column = release.batch_column
+    if torch.compiler.is_compiling():
+        from . import compiled
+
+        counts = compiled.ops.torchsparse_items(coords, column, what)
+        y = compiled.ops.global_pool(feats, coords[:, column], counts.shape[0], mode)
+    else:
+        low, high = bounds_of(map_cache.store_of(coords), coords, release)
+        counts = item_counts(coords[:, column], low[0], high[0], what)
+        y = global_pool(feats, coords[:, column], counts.shape[0], mode)
+    note("torchsparse", what)
+    return y if mode == "max" else torch.where((counts > 0).unsqueeze(1), y, torch.nan)
+
+
+def item_counts(batch: torch.Tensor, least: int, most: int, what: str) -> torch.Tensor:
+    """Rows of every batch item, int64 [most + 1]. batch: the indices, between least and most.
+
+    Raises: ShapeError (no rows), CoordinateError (a negative index; in a pool for maxima, an item
+        without rows).
+    """
+    if batch.shape[0] == 0:
         raise ShapeError(
             f"{what} got a tensor without rows, so it cannot tell how many batch items there are; "
             "leave such batches out."
         )
-    if low[0] < 0:
-        raise CoordinateError(f"{what} got the batch index {low[0]}; expected 0 or more.")
-    batch, n_items = coords[:, release.batch_column], high[0] + 1
-    y = global_pool(feats, batch, n_items, mode)
-    present = torch.bincount(batch.long(), minlength=n_items) > 0
-    note("torchsparse", what)
-    if mode == "avg":
-        return torch.where(present.unsqueeze(1), y, torch.nan)
-    if not bool(present.all()):
-        item = int((~present).nonzero()[0])
+    if least < 0:
+        raise CoordinateError(f"{what} got the batch index {least}; expected 0 or more.")
+    counts = torch.bincount(batch.long(), minlength=most + 1)
+    if what == "GlobalMaxPool" and not bool(counts.all()):
+        item = int((counts == 0).nonzero()[0])
         raise CoordinateError(f"{what}: batch item {item} has no rows, hence no maximum.")
-    return y
+    return counts

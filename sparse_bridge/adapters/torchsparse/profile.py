@@ -108,6 +108,12 @@ def peek() -> Profile:
 def current() -> Profile:
     """The profile, for work whose result depends on it: settled from now on."""
     global settled
+    if settled is not None:
+        return settled
+    import torch
+
+    if torch.compiler.is_compiling():  # compilers follow no locks; a guard watches what is read
+        return peek()
     with _lock:
         if settled is None:
             settled = PROFILES[_chosen or _DEFAULT]

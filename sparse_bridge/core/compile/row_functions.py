@@ -14,11 +14,10 @@ import torch
 
 from ...errors import CoordinateError
 from ..maps.segments import RowOperator
-from ..ops import dense, pool, voxel
+from ..ops import dense, pool, spread, voxel
 from ..ops.max_rows import window_max
 from ..ops.pool import pool_pairs
 from ..ops.row_matrix import RowMatrix
-from ..ops.spread import spread_operator
 from . import handles
 from .library import define, differentiate, forget, recording
 from .products import map_of
@@ -65,14 +64,18 @@ def row_function(name: str, more: str, run: Callable[..., Any], fake: Callable[.
     differentiate(f"{name}_backward", forget, None)
 
 
-def _linear(name: str, more: str, matrix: Callable[..., RowOperator], n_rows: Any) -> None:
+def _linear(
+    name: str, more: str, run: Callable[..., torch.Tensor], matrix: Callable[..., RowOperator],
+    n_rows: Callable[..., int],
+) -> None:  # fmt: skip
     """Operators of a function that is linear in its rows: the gradient is the transpose.
 
-    matrix(n_in, *rest): of `name`(x, rest) over n_in rows.  n_rows(*rest): of its result.
+    matrix(n_in, *rest): of run(x, *rest) over n_in rows.  n_rows(*rest): of its result.
     """
 
     def forward(x: torch.Tensor, *rest: Any) -> torch.Tensor:
-        return matrix(x.shape[0], *rest).product(x).contiguous()
+        with torch.no_grad():
+            return run(x, *rest).contiguous()
 
     def gradient(dy: torch.Tensor, n_in: int, *rest: Any) -> torch.Tensor:
         return matrix(n_in, *rest).transposed().product(dy.contiguous()).contiguous()
@@ -154,15 +157,15 @@ _function(
     lambda x, rows, *rest: x.new_empty((rows, x.shape[1])),
 )  # fmt: skip
 _linear(
-    "spread", "Tensor items", lambda n_in, items: spread_operator(items, n_in),
-    lambda items: items.shape[0],
+    "spread", "Tensor items", spread.spread,
+    lambda n_in, items: spread.spread_operator(items, n_in), lambda items: items.shape[0],
 )  # fmt: skip
 _linear(
-    "voxelize", "Tensor index, Tensor counts",
+    "voxelize", "Tensor index, Tensor counts", voxel.voxelize,
     lambda n_in, index, counts: voxel.means(index, counts), lambda index, counts: counts.shape[0],
 )  # fmt: skip
 _linear(
-    "devoxelize", "Tensor index, Tensor weights",
+    "devoxelize", "Tensor index, Tensor weights", voxel.devoxelize,
     lambda n_in, index, weights: voxel.interpolation(index, weights, n_in),
     lambda index, weights: index.shape[0],
 )  # fmt: skip

@@ -44,6 +44,14 @@ class GraphMaps:
             return stride, name
         return stride, f"{name}-{len(self.sites)}"
 
+    def enter(self, registry: MapRegistry) -> None:
+        """Give the manager itself the maps, once the graph has run."""
+        for key, found in self.sites.items():
+            if key not in registry.grids:
+                maker, own = place(*asked(found, key))
+                registry.use_device(found.coords.device)
+                registry.grids[key] = maker.grid(own)
+
 
 def graph_of(registry: MapRegistry) -> GraphMaps:
     """What the graph knows of this manager, from now on."""

@@ -12,6 +12,13 @@ from ....errors import ContractError, DataTypeError
 from .. import profile as profiles
 
 
+def _operators() -> Any:
+    """Operators for programs that are traced."""
+    from .. import compiled
+
+    return compiled.ops
+
+
 class HashInputError(ContractError, DataTypeError):
     """`sphash` asserts the shape and type of its input."""
 
@@ -32,6 +39,8 @@ def sphash(coords: torch.Tensor, offsets: torch.Tensor | None = None) -> torch.T
             )
     release = profiles.current()
     first, fold = release.first_axis, not release.batch_first
+    if torch.compiler.is_compiling():
+        return _operators().hash_rows(coords, offsets, first, fold)
     return key_search.hash_rows(coords, offsets, first=first, fold=fold)
 
 
@@ -40,7 +49,10 @@ def sphashquery(queries: torch.Tensor, references: torch.Tensor) -> torch.Tensor
 
     int64 up to 2.0, int32 in 2.1. Raises ShapeError, DataTypeError, DeviceError.
     """
-    dtype = torch.int32 if profiles.current().batch_first else torch.int64
+    narrow = profiles.current().batch_first
+    if torch.compiler.is_compiling():
+        return _operators().find_keys(queries, references.reshape(-1), not narrow)
+    dtype = torch.int32 if narrow else torch.int64
     return key_search.find_keys(queries, references.reshape(-1), dtype)
 
 
@@ -51,17 +63,24 @@ def spcount(coords: torch.Tensor, num: Any) -> torch.Tensor:
     """
     if coords.dtype != torch.int32:
         raise DataTypeError(f"spcount got indices of {coords.dtype}; expected int32 (use .int()).")
+    if torch.compiler.is_compiling():
+        return _operators().count_index(coords, int(num))
     return voxel.count(coords, int(num))
 
 
 def spvoxelize(feats: torch.Tensor, coords: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """Mean of the points of each voxel, [M, C]; see `core.voxel.voxelize`."""
-    return voxel.voxelize(feats, coords.reshape(-1) if coords.ndim != 1 else coords, counts)
+    index = coords.reshape(-1) if coords.ndim != 1 else coords
+    if torch.compiler.is_compiling():
+        return _operators().voxelize(feats, index, counts)
+    return voxel.voxelize(feats, index, counts)
 
 
 def spdevoxelize(feats: torch.Tensor, coords: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Voxels interpolated at points, [N, C]; coords and weights [N, 8]. See
     `core.voxel.devoxelize`."""
+    if torch.compiler.is_compiling():
+        return _operators().devoxelize(feats, coords, weights)
     return voxel.devoxelize(feats, coords, weights)
 
 
@@ -73,5 +92,11 @@ def calc_ti_weights(
     idx_query and the result: [8, N] up to 2.0, [N, 8] in 2.1. Raises ShapeError, DataTypeError.
     """
     if profiles.current().batch_first:
-        return voxel.trilinear_weights(coords, idx_query, scale)
-    return voxel.trilinear_weights(coords, idx_query.t(), scale).t().contiguous()
+        return _weights(coords, idx_query, scale)
+    return _weights(coords, idx_query.t(), scale).t().contiguous()
+
+
+def _weights(coords: torch.Tensor, index: torch.Tensor, scale: float) -> torch.Tensor:
+    if torch.compiler.is_compiling():
+        return _operators().trilinear_weights(coords, index, float(scale))
+    return voxel.trilinear_weights(coords, index, scale)

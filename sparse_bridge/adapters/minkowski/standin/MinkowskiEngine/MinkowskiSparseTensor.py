@@ -156,8 +156,7 @@ class SparseTensor(Tensor):
             made._F = features
         else:
             keep(made, features)
-        made._C = rows.coords_in_graph(manager, key) if torch.compiler.is_compiling() else None
-        made._manager = manager
+        made._C, made._manager = None, manager
         made._D, made.quantization_mode = manager.D, SparseTensorQuantizationMode.RANDOM_SUBSAMPLE
         made.coordinate_map_key = CoordinateMapKey.of(key)
         return made
@@ -186,7 +185,9 @@ class SparseTensor(Tensor):
     @property
     def C(self):
         """Coordinates, int32 [N, D + 1]; one tensor per object, changing it changes no map."""
-        if self._C is None:
+        if torch.compiler.is_compiling() and self._C is None:
+            self._C = rows.coords_in_graph(self._manager, self.coordinate_map_key.key)
+        elif self._C is None:
             coordinates = self._manager.get_coordinates(self.coordinate_map_key)
             on_cpu = coordinates.is_cuda and profile.is_old()  # where 0.4 kept them
             self._C = coordinates.cpu() if on_cpu else coordinates
@@ -326,7 +327,6 @@ def refuse_input(layer, input):
 
 def _get_coordinate_map_key(input, coordinates=None, tensor_stride=1, expand_coordinates=False):
     """The output key of a layer: that of `coordinates`, which are entered if they are a tensor.
-
     An unset key without them; `expand_coordinates` changes nothing.
     Raises: ContractError, CoordinateTypeError.
     """

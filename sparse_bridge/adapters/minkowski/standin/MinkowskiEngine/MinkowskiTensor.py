@@ -95,6 +95,10 @@ class Tensor(LateFeatures):
     def _with(self, features):
         raise NotImplementedError
 
+    def leave_graph(self):
+        """Before a layer that runs between two compiled graphs."""
+        self._manager._manager.leave_graph()
+
     @property
     def coordinate_manager(self):
         return self._manager

@@ -1,0 +1,33 @@
+"""Running between two graphs. Imported while a program is traced only, for it imports compilers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from ...core.conv import override
+
+
+@runtime_checkable
+class LeavesGraph(Protocol):
+    """Arguments that must be told what the graph knew of them."""
+
+    def leave_graph(self) -> None: ...
+
+
+def outside(function: Callable[..., Any], *args: Any, **more: Any) -> Any:
+    """`function(*args, **more)` between two graphs."""
+    return _between_graphs(override.traced(), function, args, more)
+
+
+@torch.compiler.disable
+def _between_graphs(
+    dataflow: str, function: Callable[..., Any], args: tuple[Any, ...], more: dict[str, Any]
+) -> Any:
+    for value in args:
+        if isinstance(value, LeavesGraph):
+            value.leave_graph()
+    with override.entered(dataflow):
+        return function(*args, **more)
