@@ -81,12 +81,6 @@ def global_pooling(
     in_key: of a map; or of a field, where no map of that key has as many rows as the features.
     Raises: FeatureShapeError, FeatureTypeError, TensorDeviceError, KeyStateError.
     """
-    if torch.compiler.is_compiling():
-        from . import compiled
-
-        if compiled.known(registry, in_key) is None:
-            return compiled.outside(global_pooling, registry, features, mode, in_key)
-        return compiled.pooled_globally(registry, features, mode, in_key)
     glob = origin(registry)
     grid, field = registry.grids.get(in_key), registry.fields.get(in_key)
     if field is not None and (grid is None or grid.n_rows != features.shape[0]):

@@ -23,10 +23,9 @@ from .errors import MissingMapError
 from .geometry import layer_of, shrunk_range
 from .maps import as_tensor, build_record, coordinate_map, generated_level
 from .options import Options, resolve
-from .pool import item_counts
 from .profile import PROFILES, Profile
 from .spec import ONE, ConvSpec, MapKey
-from .tensors import caches_of, range_of
+from .tensors import caches_of, item_counts, range_of
 
 ops: Any = torch.ops.sparse_bridge
 TRACED = "compiled"

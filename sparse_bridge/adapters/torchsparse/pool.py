@@ -8,11 +8,10 @@ import torch
 
 from ...core.maps import map_cache
 from ...core.ops.pool import global_pool
-from ...errors import CoordinateError, ShapeError
 from ..ledger import note
 from . import profile as profiles
 from .maps import bounds_of
-from .tensors import check_input
+from .tensors import check_input, item_counts
 
 
 def global_pool_forward(x: Any, mode: str) -> torch.Tensor:
@@ -35,23 +34,3 @@ def global_pool_forward(x: Any, mode: str) -> torch.Tensor:
         y = global_pool(feats, coords[:, column], counts.shape[0], mode)
     note("torchsparse", what)
     return y if mode == "max" else torch.where((counts > 0).unsqueeze(1), y, torch.nan)
-
-
-def item_counts(batch: torch.Tensor, least: int, most: int, what: str) -> torch.Tensor:
-    """Rows of every batch item, int64 [most + 1]. batch: the indices, between least and most.
-
-    Raises: ShapeError (no rows), CoordinateError (a negative index; in a pool for maxima, an item
-        without rows).
-    """
-    if batch.shape[0] == 0:
-        raise ShapeError(
-            f"{what} got a tensor without rows, so it cannot tell how many batch items there are; "
-            "leave such batches out."
-        )
-    if least < 0:
-        raise CoordinateError(f"{what} got the batch index {least}; expected 0 or more.")
-    counts = torch.bincount(batch.long(), minlength=most + 1)
-    if what == "GlobalMaxPool" and not bool(counts.all()):
-        item = int((counts == 0).nonzero()[0])
-        raise CoordinateError(f"{what}: batch item {item} has no rows, hence no maximum.")
-    return counts

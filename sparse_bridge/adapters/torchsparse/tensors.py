@@ -9,7 +9,7 @@ import torch
 
 from ...core.conv.pending import PendingConv
 from ...core.conv.waiting import features_of, settled
-from ...errors import DataTypeError, DeviceError, ShapeError
+from ...errors import CoordinateError, DataTypeError, DeviceError, ShapeError
 from .profile import Profile
 from .spec import Triple
 
@@ -145,3 +145,23 @@ def check_input(x: Any, what: str) -> tuple[torch.Tensor, torch.Tensor]:
             "move both to one device."
         )
     return feats, coords
+
+
+def item_counts(batch: torch.Tensor, least: int, most: int, what: str) -> torch.Tensor:
+    """Rows of every batch item, int64 [most + 1]. batch: the indices, between least and most.
+
+    Raises: ShapeError (no rows), CoordinateError (a negative index; in a pool for maxima, an item
+        without rows).
+    """
+    if batch.shape[0] == 0:
+        raise ShapeError(
+            f"{what} got a tensor without rows, so it cannot tell how many batch items there are; "
+            "leave such batches out."
+        )
+    if least < 0:
+        raise CoordinateError(f"{what} got the batch index {least}; expected 0 or more.")
+    counts = torch.bincount(batch.long(), minlength=most + 1)
+    if what == "GlobalMaxPool" and not bool(counts.all()):
+        item = int((counts == 0).nonzero()[0])
+        raise CoordinateError(f"{what}: batch item {item} has no rows, hence no maximum.")
+    return counts

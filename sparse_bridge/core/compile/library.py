@@ -16,6 +16,7 @@ from ...errors import UnsupportedError
 from ..conv.first_order import NO_SECOND_ORDER
 
 NAMESPACE = "sparse_bridge"
+ops: Any = torch.ops.sparse_bridge
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _runs: dict[str, Callable[..., Any]] = {}
 _TAGS = tuple(
@@ -49,7 +50,7 @@ def differentiate(
     As `torch.library.register_autograd`, but for calls of plain tensors that need no gradient,
     which is what compiled graphs make: those are served at once, without a second dispatch.
     """
-    run, operator = _runs[name], getattr(getattr(torch.ops, NAMESPACE), name).default
+    run, operator = _runs[name], getattr(ops, name).default
     rules = torch._library.autograd.Info(backward or _no_second_order, setup)
     recorded = torch._library.autograd.make_autograd_impl(operator, rules)
 

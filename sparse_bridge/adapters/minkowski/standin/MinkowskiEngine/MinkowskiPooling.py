@@ -241,9 +241,15 @@ class MinkowskiGlobalPooling(MinkowskiModuleBase):
         self.pooling_mode = mode
 
     def forward(self, input, coordinates=None):
-        out, key = global_pooling(
-            input._manager._manager, input._F, base_mode(self.pooling_mode), input._map_key.key
-        )
+        asked = input._manager._manager, input._F, base_mode(self.pooling_mode), input._map_key.key
+        if torch.compiler.is_compiling():
+            from sparse_bridge.adapters.minkowski import compiled
+
+            if compiled.known(asked[0], asked[3]) is None:
+                return compiled.outside(MinkowskiGlobalPooling.forward, self, input)
+            out, key = compiled.pooled_globally(*asked)
+        else:
+            out, key = global_pooling(*asked)
         note("minkowski", type(self).__name__)
         return SparseTensor._of(out, key, input._manager)
 
