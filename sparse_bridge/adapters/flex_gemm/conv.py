@@ -13,12 +13,12 @@ from ...core.conv.convolution import convolve
 from ...core.conv.epilogue import Epilogue
 from ...core.conv.plan import ConvForm
 from ..ledger import note
+from ..traced import between_graphs
 from .arguments import check_operands, kernel_of
 from .arguments import kernel_size as kernel_sizes
 from .caches import map_of
 from .errors import ArgumentShapeError
 from .geometry import Strided, check_rows, triple
-from .graphs import between_graphs
 from .maps import output_coordinates, strided_cache, submanifold_cache
 from .options import algorithm, form
 from .warmup import tell

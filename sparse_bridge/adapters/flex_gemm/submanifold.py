@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from ..ledger import note
+from ..traced import between_graphs
 from .arguments import check_operands, check_tensors, integers, per_axis, shape_entries
 from .caches import SubMConvNeighborCache
 from .conv import multiply
 from .errors import ArgumentShapeError, ArgumentTypeError, ArgumentValueError
-from .graphs import between_graphs
 from .lattice import Deltas, Lattice, columns_of, lattice, submanifold_map
 from .options import form
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...errors import CoordinateError
-from ..traced import eager_only
+from ..traced import between_graphs
 from .grid import Grid, Key
 from .maps import MapRegistry
 
@@ -83,13 +83,13 @@ def _by_item(registry: MapRegistry, batch: torch.Tensor) -> tuple[torch.Tensor, 
     return present, list(order.split(counts.tolist()))
 
 
-@eager_only
+@between_graphs
 def item_rows(registry: MapRegistry, key: Key) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """(batch indices present in the manager [B], ascending rows of each index 0 .. max), int64."""
     return _by_item(registry, registry.grid(key).coords[:, 0])
 
 
-@eager_only
+@between_graphs
 def field_rows(registry: MapRegistry, key: Key) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """`item_rows` of a field."""
     return _by_item(registry, registry.field(key).coords[:, 0].round())

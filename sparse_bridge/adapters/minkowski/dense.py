@@ -9,12 +9,12 @@ import torch
 
 from ...core.ops.dense import first_outside, to_dense
 from ...errors import ContractError
-from ..traced import eager_only
+from ..traced import between_graphs
 from . import profile
 from .errors import ArgumentValueError, DenseIndexError
 
 
-@eager_only
+@between_graphs
 def dense(
     x: Any, shape: Any, minimum: Any, contract: bool, old: dict[str, Any]
 ) -> tuple[torch.Tensor, Any, Any]:
@@ -69,7 +69,7 @@ def _boxed(
     return torch.cat([coords[:, :1], axes], 1).long(), size, low
 
 
-@eager_only
+@between_graphs
 def coo(x: Any, low: Any, high: Any, contract: bool) -> tuple[torch.Tensor, torch.Tensor, Any]:
     """(sparse COO tensor [B, X_1 .. X_D, C], min_coords [1, D], tensor stride) of a SparseTensor.
 
@@ -160,7 +160,7 @@ def _check_minimum(
     return minimum
 
 
-@eager_only
+@between_graphs
 def dense_coordinates(shape: Sequence[int], device: torch.device | None = None) -> torch.Tensor:
     """Every position of a dense [B, C, X_1 .. X_D]: int32 [B * prod X, 1 + D], row-major."""
     if len(shape) < 3:
@@ -169,7 +169,7 @@ def dense_coordinates(shape: Sequence[int], device: torch.device | None = None) 
     return torch.cartesian_prod(*ranges).int().reshape(-1, len(ranges))
 
 
-@eager_only
+@between_graphs
 def nonzero_cells(x: torch.Tensor, layout: str | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Positions of a dense tensor where any channel is not 0: (int32 [N, 1 + D], features [N, C]).
 

@@ -8,7 +8,7 @@ from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.kernel_map import KernelMap
 from ...core.ops.row_matrix import RowMatrix
 from ...errors import ContractError, CoordinateError
-from ..traced import eager_only
+from ..traced import between_graphs
 from .errors import KeyStateError
 from .geometry import KernelSpec
 from .grid import Grid, Key
@@ -19,7 +19,7 @@ from .pool import cell_matrix
 Voxelized = tuple[Key, torch.Tensor | None, torch.Tensor]
 
 
-@eager_only
+@between_graphs
 def insert_field(
     registry: MapRegistry, coords: torch.Tensor, stride: tuple[int, ...], name: str = ""
 ) -> Key:
@@ -62,7 +62,7 @@ def join(
     return key
 
 
-@eager_only
+@between_graphs
 def voxelize(
     registry: MapRegistry, field_key: Key, stride: tuple[int, ...], name: str = ""
 ) -> Voxelized:
@@ -76,7 +76,7 @@ def voxelize(
     return key, first, inverse
 
 
-@eager_only
+@between_graphs
 def point_rows(registry: MapRegistry, field_key: Key, key: Key) -> torch.Tensor:
     """int64 [N]: the row of `key` whose voxel holds each point of the field, -1 for none."""
     field = registry.field(field_key)
@@ -99,7 +99,7 @@ def every_point_row(registry: MapRegistry, field_key: Key, key: Key) -> torch.Te
     return rows
 
 
-@eager_only
+@between_graphs
 def slice_matrix(registry: MapRegistry, field_key: Key, key: Key) -> RowMatrix:
     """From the rows of `key` to the points of the field, each of which must have a voxel.
 
@@ -114,7 +114,7 @@ def slice_matrix(registry: MapRegistry, field_key: Key, key: Key) -> RowMatrix:
     return found
 
 
-@eager_only
+@between_graphs
 def stride_pairs(
     registry: MapRegistry, in_key: Key, out_key: Key
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -136,7 +136,7 @@ def kernel_pairs(kmap: KernelMap) -> dict[int, torch.Tensor]:
     return found
 
 
-@eager_only
+@between_graphs
 def kernel_map_pairs(
     registry: MapRegistry, in_key: Key, out_key: Key, spec: KernelSpec, pool: bool
 ) -> dict[int, torch.Tensor]:
@@ -167,7 +167,7 @@ def union_pairs(
     return out, [torch.stack(pair) for pair in zip(every, rows, strict=True)]
 
 
-@eager_only
+@between_graphs
 def interpolation_pairs(
     registry: MapRegistry, key: Key, samples: torch.Tensor
 ) -> list[torch.Tensor]:

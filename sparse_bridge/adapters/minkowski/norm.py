@@ -10,7 +10,7 @@ from torch import nn
 from ...core.conv.pending import PendingConv
 from ...core.ops.spread import spread
 from .. import fusion, inference
-from ..traced import eager_only
+from ..traced import between_graphs
 from .pool import pool_items
 
 
@@ -25,7 +25,7 @@ def batch_norm(norm: nn.BatchNorm1d, x: Any) -> inference.Features:
     return fusion.batch_norm_inference(norm, norm, rows)
 
 
-@eager_only
+@between_graphs
 def instance_norm(
     features: torch.Tensor, rows: torch.Tensor, n_items: int, eps: float
 ) -> torch.Tensor:

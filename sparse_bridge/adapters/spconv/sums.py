@@ -9,11 +9,11 @@ import torch
 from ...core.conv.waiting import settled
 from ...core.ops.union import union_rows
 from ...errors import ContractError
-from ..traced import eager_only
+from ..traced import between_graphs
 from . import records
 
 
-@eager_only
+@between_graphs
 def sparse_add(*tensors: Any) -> Any:
     """Union of the coordinates in lexicographic order, features summed where they coincide.
 
@@ -67,7 +67,7 @@ def _lexicographic(indices: torch.Tensor) -> torch.Tensor:
     return order
 
 
-@eager_only
+@between_graphs
 def sparse_add_hash_based(*tensors: Any) -> Any:
     """The same; spconv leaves this one's row order open, here it is sorted too."""
     return sparse_add(*tensors)

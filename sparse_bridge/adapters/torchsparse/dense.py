@@ -14,7 +14,7 @@ from ...core.ops.dense import to_dense as scattered
 from ...core.ops.voxel import voxelize
 from ...errors import CoordinateError, DeviceError, GeometryError, ShapeError
 from ..ledger import note
-from ..traced import eager_only
+from ..traced import between_graphs
 from . import profile as profiles
 from .conv import allow_tf32
 from .maps import bounds_of
@@ -58,7 +58,7 @@ def _cells(
     return cell, moved[:, dim], height, (n_items, *plane)
 
 
-@eager_only
+@between_graphs
 def dense_convolution(
     x: Any, kernel: torch.Tensor, bias: torch.Tensor | None, offset: torch.Tensor,
     shape: Sequence[int], dim: int,
@@ -87,7 +87,7 @@ def dense_convolution(
     return y.view(*size, -1).permute(0, 3, 1, 2).contiguous()
 
 
-@eager_only
+@between_graphs
 def height_compression(
     x: Any, offset: torch.Tensor, shape: Sequence[int], dim: int
 ) -> torch.Tensor:
@@ -106,7 +106,7 @@ def height_compression(
     return y.permute(0, 3, 4, 1, 2).reshape(n_items, -1, n_u, n_v)
 
 
-@eager_only
+@between_graphs
 def to_dense(
     feats: torch.Tensor, coords: torch.Tensor, spatial_range: Sequence[int]
 ) -> torch.Tensor:

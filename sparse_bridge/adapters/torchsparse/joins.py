@@ -10,7 +10,7 @@ import torch
 from ...core.ops.union import union_rows
 from ...errors import ContractError, ShapeError
 from .. import inference
-from ..traced import eager_only
+from ..traced import between_graphs
 from .tensors import check_coords, make_like, range_of
 
 __all__ = ["add", "cat", "crop", "generative_add"]
@@ -46,7 +46,7 @@ def add(a: Any, b: Any) -> Any:
     return make_like(a, inference.plus(a, b), a.coords, a.stride, range_of(a))
 
 
-@eager_only
+@between_graphs
 def generative_add(a: Any, b: Any) -> Any:
     """Sum over the union of the sites, rows ascending; stride, range and caches of the larger one.
 

@@ -1,26 +1,27 @@
-"""What all adapters do while a program is traced."""
+"""Functions that are no operators: while a program is traced they run between two graphs."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 
-F = TypeVar("F", bound=Callable[..., object])
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-def eager_only(function: F) -> F:
-    """A function that is no operator: compiled programs run it between two graphs, and with
+def between_graphs(function: Callable[P, R]) -> Callable[P, R]:
+    """`function`; in a traced program one break, behind which the next graph begins. With
     `fullgraph=True` torch says so."""
 
     @functools.wraps(function)
-    def run(*args: object, **more: object) -> object:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if torch.compiler.is_compiling():
             from .graphs import outside
 
-            return outside(function, *args, **more)
-        return function(*args, **more)
+            return outside(function, *args, **kwargs)  # type: ignore[no-any-return]
+        return function(*args, **kwargs)
 
-    return run  # type: ignore[return-value]
+    return call

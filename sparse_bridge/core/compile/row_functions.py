@@ -151,7 +151,7 @@ row_function(
     "Tensor coords, SymInt[] shape, bool channels_first, bool last_wins, SymInt then, SymInt now",
     _to_dense, _fake_dense,
 )  # fmt: skip
-_function(
+row_function(
     "row_product", "SymInt rows, Tensor matrix, str mode",
     lambda x, rows, matrix, mode: pool_pairs(x, handles.value_of(matrix, RowMatrix), mode),
     lambda x, rows, *rest: x.new_empty((rows, x.shape[1])),

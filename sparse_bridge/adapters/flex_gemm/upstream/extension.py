@@ -10,11 +10,11 @@ import torch
 from ....core.ops.serialize import decode, encode
 from ....core.ops.voxel import devoxelize
 from ....errors import UnsupportedError
+from ...traced import between_graphs
 from ..arguments import INTEGERS, Ints, check_features, check_tensors, per_axis, shape_entries
 from ..caches import NeighborCache, SubMConv3dNeighborCache, written_out
 from ..errors import ArgumentShapeError, ArgumentValueError
 from ..geometry import Strided, check_coords
-from ..graphs import between_graphs
 from ..grid_sample import check_points
 from ..maps import output_coordinates, strided_cache, submanifold_cache
 from ..sampling import corner_rows

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from ...traced import between_graphs
 from ..arguments import INTEGERS, check_tensors, per_axis, shape_entries
 from ..errors import ArgumentShapeError, ArgumentTypeError, ArgumentValueError
 from ..geometry import check_coords, grid_shape
-from ..graphs import between_graphs
 
 _SIGNED = {torch.uint32: torch.int32, torch.uint64: torch.int64}
 

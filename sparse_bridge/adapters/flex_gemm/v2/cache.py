@@ -10,10 +10,10 @@ import torch
 
 from ....core.maps.kernel_map import KernelMap
 from ....core.maps.row_pairs import dense_table
+from ...traced import between_graphs
 from ..arguments import Ints, check_features
 from ..arguments import kernel_size as kernel_sizes
 from ..errors import ArgumentShapeError, ArgumentTypeError, ArgumentValueError
-from ..graphs import between_graphs
 from ..lattice import Lattice, between, columns_of, lattice, made_by, of_first, submanifold_map
 from .windows import Window, box_window, centred_window, delta_window, split
 

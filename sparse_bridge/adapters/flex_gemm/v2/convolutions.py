@@ -12,9 +12,9 @@ import torch
 from ....core.conv.convolution import convolve
 from ....core.conv.epilogue import Epilogue
 from ...ledger import note
+from ...traced import between_graphs
 from ..arguments import check_operands, check_tensors
 from ..errors import ArgumentShapeError, ArgumentValueError
-from ..graphs import between_graphs
 from ..options import form
 from . import cache as caches
 from .cache import NeighborCache, Outputs

@@ -11,9 +11,9 @@ from ....core.maps.key_search import find_rows
 from ....core.ops.dense import first_outside, to_dense
 from ....core.ops.voxel import devoxelize
 from ...ledger import note
+from ...traced import between_graphs
 from ..arguments import INTEGERS, check_features, check_tensors, per_axis
 from ..errors import ArgumentShapeError, ArgumentTypeError, ArgumentValueError, PointTypeError
-from ..graphs import between_graphs
 from ..lattice import Lattice, columns_of, lattice
 from .windows import split
 

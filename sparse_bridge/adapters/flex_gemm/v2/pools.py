@@ -12,9 +12,9 @@ from ....core.maps.row_pairs import dense_table
 from ....core.ops.pool import pool
 from ....core.ops.voxel import devoxelize
 from ...ledger import note
+from ...traced import between_graphs
 from ..arguments import kernel_size as kernel_sizes
 from ..errors import ArgumentValueError
-from ..graphs import between_graphs
 from . import cache as caches
 from .cache import NeighborCache, Outputs
 from .convolutions import Found

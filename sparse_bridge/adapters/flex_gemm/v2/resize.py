@@ -11,10 +11,10 @@ import torch
 from ....core.maps.row_pairs import dense_table
 from ....core.ops.voxel import devoxelize
 from ...ledger import note
+from ...traced import between_graphs
 from ..arguments import Ints
 from ..arguments import kernel_size as kernel_sizes
 from ..errors import ArgumentShapeError, ArgumentValueError
-from ..graphs import between_graphs
 from ..lattice import Lattice
 from . import cache as caches
 from .cache import NeighborCache, Outputs

@@ -9,7 +9,7 @@ import torch
 from ....core.maps import map_cache
 from ....core.maps.map_cache import MapStore
 from ....errors import ContractError, UnsupportedError
-from ...traced import eager_only
+from ...traced import between_graphs
 from .. import geometry
 from .. import profile as profiles
 from ..maps import (
@@ -73,7 +73,7 @@ def build_kernel_map(
     return (*pair_tensors(record.kmap), record.out_coords)
 
 
-@eager_only
+@between_graphs
 def downsample(
     coords: torch.Tensor,
     stride: Any,
