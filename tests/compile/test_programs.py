@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+import sparse_bridge
 from sparse_bridge.core.compile import norms
-from tests.compile.programs import PROGRAMS, compare
+from tests.compile.programs import GRID, PROGRAMS, compare, scene
 
 DOORS = tuple(PROGRAMS)
 
@@ -36,6 +37,36 @@ def test_inference_of_three_layers_in_one_graph(door, plain_settings):
 def test_pools_and_inverse_layers_in_one_graph(door, plain_settings):
     with PROGRAMS[door]() as programs:
         compare(programs["pools"]().train(), "aot_eager", 3)
+
+
+def test_what_a_layer_was_given_reaches_its_operator(plain_settings):
+    """Leave to add up in fp16, and a dataflow of the module's own."""
+    seen = []
+
+    def backend(graph, inputs):
+        calls = [node for node in graph.graph.nodes if "sparse_bridge.conv" in str(node.target)]
+        seen.extend(call.args[7:9] for call in calls)
+        return graph.forward
+
+    with PROGRAMS["spconv"]():
+        import spconv.pytorch as spconv
+
+        layers = (
+            spconv.SubMConv3d(4, 4, 3, fp32_accum=False), spconv.SubMConv3d(4, 4, 3),
+            spconv.SubMConv3d(4, 4, 3),
+        )  # fmt: skip
+        network = nn.Sequential(*layers).half()
+        sparse_bridge.dataflow(network[1], "explicit")
+        features, coords = scene(0)
+        torch._dynamo.reset()
+
+        def run(module):
+            x = spconv.SparseConvTensor(features.half(), coords, list(GRID), 2)
+            return module(x).features
+
+        y = torch.compile(run, backend=backend, fullgraph=True)(network)
+        torch.testing.assert_close(y, run(network), rtol=1e-2, atol=1e-2)
+    assert seen == [("half", ""), ("ieee", "explicit"), ("ieee", "")]
 
 
 @pytest.mark.parametrize("door", ("torchsparse", "torchsparse 1.4"))
