@@ -65,7 +65,7 @@ class NeighborCache:
             raise AttributeError(f"this neighbour cache has no {name!r}")
         value = self.__dict__[name] = writer(self)
         if name == "neighbor_map":
-            self.__dict__["_stamp"] = (value, value._version)
+            self.__dict__["_stamp"] = (value, _version(value))
         return value
 
     def __getstate__(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class NeighborCache:
         kmap, array = state.get("_kmap"), state.get("neighbor_map")
         stamp = state.get("_stamp")
         changed = array is not None and (
-            stamp is None or stamp[0] is not array or stamp[1] != array._version
+            stamp is None or stamp[0] is not array or stamp[1] != _version(array)
         )
         if kmap is None or changed or kmap.n_in != n_in:
             if array is None and kmap is not None:
@@ -115,7 +115,7 @@ class NeighborCache:
                 )
             kmap = _read(self.neighbor_map, n_in)
             array = self.neighbor_map
-            state.update(_kmap=kmap, _stamp=(array, array._version))
+            state.update(_kmap=kmap, _stamp=(array, _version(array)))
         if kmap.rulebook.n_offsets != n_offsets:
             raise ArgumentShapeError(
                 f"the weight has {n_offsets} kernel offsets, the neighbour cache "
@@ -154,6 +154,11 @@ class SubMConvNeighborCache(SubMConv3dNeighborCache):
 SubMConvNeighborCache.__module__ = "flex_gemm.ops.spconv.submanifold_conv"
 SubMConv3dNeighborCache.__module__ = "flex_gemm.ops.spconv.submanifold_conv3d"
 SparseConv3dNeighborCache.__module__ = "flex_gemm.ops.spconv.sparse_conv3d"
+
+
+def _version(array: Any) -> int:
+    """Changes when an array is changed in place; tensors of inference mode do not count."""
+    return 0 if array.is_inference() else array._version  # type: ignore[no-any-return]
 
 
 def _is_unsigned(value: Any) -> bool:

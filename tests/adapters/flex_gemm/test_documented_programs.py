@@ -179,6 +179,16 @@ def test_caches_are_copied_and_pickled(flex_gemm):
         torch.testing.assert_close(again, z, rtol=1e-4, atol=1e-4)
 
 
+def test_maps_are_read_in_inference_mode(flex_gemm):
+    feats, coords, shape = shell(8, 4)
+    weight, spconv = torch.randn(6, *KERNEL, 4), flex_gemm.ops.spconv
+    with torch.inference_mode():
+        out, cache = spconv.sparse_submanifold_conv3d(feats, coords, shape, weight)
+        assert cache["neighbor_map"].is_inference()
+        again, _ = spconv.sparse_submanifold_conv3d(feats, coords, shape, weight, None, cache)
+    assert torch.equal(again, out)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("c_in, c_out", [(24, 48), (48, 24), (1, 1), (3, 17)])
 def test_channels_dtypes_and_frozen_parts(ops, dtype, c_in, c_out):
