@@ -307,7 +307,7 @@ def metrics_of(found: list[Found]) -> dict[str, float]:
 
 
 def main() -> None:
-    args = parse(__doc__.splitlines()[0], "detection", steps=240)
+    args = parse(__doc__.splitlines()[0], "detection", steps=240, quick=15)
     voxels = Voxels(0.4 if args.quick else 0.2, args.device)
     rng = np.random.default_rng(args.seed)
     azimuths = 800 if args.quick else 2000

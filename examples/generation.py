@@ -188,12 +188,12 @@ COLOURS = {"seen": "#8fa3bf", "grown, right": "#4fb477", "grown, wrong": "#e4572
 
 
 def draw(args, seen: torch.Tensor, truth: torch.Tensor, levels: list[ME.SparseTensor]) -> None:
-    figure = new_figure((15, 20), f"A vase that it has not seen, completed ({args.model} network)")
-    names = [["result", "result"], ["input", "truth"], ["level0", "level1"]]
-    panels = figure.subplot_mosaic(names, height_ratios=[1.5, 1, 1])
+    figure = new_figure((15, 19), f"A vase that it has not seen, completed ({args.model} network)")
+    rows = [["result", "result", "input"], ["result", "result", "truth"], ["8", "4", "2"]]
+    panels = figure.subplot_mosaic(rows)
     score, alone = overlap(levels[-1].C, truth), overlap(seen, truth)
     seen, truth = seen.cpu().numpy()[:, 1:], truth.cpu().numpy()[:, 1:]
-    everything = np.concatenate([level.C.cpu().numpy()[:, 1:] for level in levels] + [truth])
+    everything = np.concatenate([levels[-1].C.cpu().numpy()[:, 1:], truth])
     ends = np.stack([everything.min(0), everything.max(0)])
     corners = np.stack(np.meshgrid(*ends.T), -1).reshape(-1, 3)
 
@@ -205,22 +205,26 @@ def draw(args, seen: torch.Tensor, truth: torch.Tensor, levels: list[ME.SparseTe
             for row in map(tuple, rows)
         ]
         colours = np.array([to_rgb(COLOURS[kind]) for kind in kinds])
-        title = f"{title}: {len(rows):,} voxels"
+        title = f"{title}: {len(rows):,}"
         draw_voxels(axes, rows, colours, title, window=corners // stride, elevation=30)
 
-    panel(panels["result"], levels[-1].C.cpu().numpy()[:, 1:], 1, f"completed, IoU {score:.2f}")
-    panel(panels["input"], seen, 1, f"input, IoU {alone:.2f}")
-    panel(panels["truth"], truth, 1, "truth")
-    for name, level in zip(("level0", "level1"), levels[1:3], strict=True):
+    panel(
+        panels["result"],
+        levels[-1].C.cpu().numpy()[:, 1:],
+        1,
+        f"completed, IoU {score:.2f}; voxels",
+    )
+    panel(panels["input"], seen, 1, f"input, IoU {alone:.2f}; voxels")
+    panel(panels["truth"], truth, 1, "truth; voxels")
+    for level in levels[:-1]:
         stride = level.tensor_stride[0]
-        cells = level.C.cpu().numpy()[:, 1:]
-        panel(panels[name], cells, stride, f"grown so far, voxels {stride} cells wide")
+        panel(panels[str(stride)], level.C.cpu().numpy()[:, 1:], stride, f"{stride} cells wide")
     legend(figure, COLOURS, loc="outside lower center", ncols=len(COLOURS))
     save(figure, args.picture)
 
 
 def main() -> None:
-    args = parse(__doc__.splitlines()[0], "generation", steps=130)
+    args = parse(__doc__.splitlines()[0], "generation", steps=130, quick=16, public_steps=300)
     size, count = (16, 3) if args.quick else (32, 4)
     rng = np.random.default_rng(args.seed)
     model = (PublicCompletion() if args.model == "public" else Completion()).to(args.device)

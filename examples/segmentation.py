@@ -143,7 +143,7 @@ def model_of(args) -> nn.Module:
 
 
 def main() -> None:
-    args = parse(__doc__.splitlines()[0], "segmentation", steps=100)
+    args = parse(__doc__.splitlines()[0], "segmentation", steps=100, quick=12)
     voxel_size = 0.8 if args.quick else 0.3
     streets = Streets(range(1, 3 if args.quick else 7), voxel_size, turn=True)
     loader = DataLoader(

@@ -20,8 +20,14 @@ from torch import nn
 console = Console()
 
 
-def parse(description: str, name: str, steps: int) -> argparse.Namespace:
-    """The options that every example has; `args.device` and `args.out` are ready to use."""
+def parse(
+    description: str, name: str, steps: int, quick: int, public_steps: int = 0
+) -> argparse.Namespace:
+    """The options that every example has; `args.device` and `args.out` are ready to use.
+
+    `steps`, `quick`: training steps, by default and of a smoke test; `public_steps`: by default of
+    the public model, where it needs others.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, metavar="N", help=f"training steps (default: {steps})")
@@ -38,7 +44,8 @@ def parse(description: str, name: str, steps: int) -> argparse.Namespace:
     )
     args = parser.parse_args()
     if args.steps is None:
-        args.steps = max(steps // 8, 1) if args.quick else steps
+        usual = public_steps or steps if args.model == "public" else steps
+        args.steps = quick if args.quick else usual
     try:
         args.device = torch.empty(0, device=args.device).device
     except (RuntimeError, AssertionError) as error:

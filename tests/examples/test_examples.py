@@ -47,6 +47,22 @@ def test_quick_run_on_the_cpu(name: str, tmp_path: Path) -> None:
     check_picture(picture, coloured)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["detection", "segmentation"])
+def test_public_definitions_learn(name: str, tmp_path: Path) -> None:
+    metrics, _ = run(name, tmp_path, "--quick", "--device", "cpu", "--model", "public")
+    before, after = metrics["AP at IoU 0.3" if name == "detection" else "mean IoU"]
+    assert after > before, metrics
+
+
+@pytest.mark.slow
+def test_the_public_generator_completes(tmp_path: Path) -> None:
+    options = ("--quick", "--steps", "60", "--device", "cpu", "--model", "public")
+    metrics, _ = run("generation", tmp_path, *options)
+    before, after = metrics["share of the missing part that was found"]
+    assert after > before, metrics
+
+
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -62,6 +78,6 @@ def test_missing_device_is_one_clear_line(monkeypatch, capsys) -> None:
     shared = runpy.run_path(str(ROOT / "examples" / "shared.py"))
     monkeypatch.setattr("sys.argv", ["example.py", "--device", "cuda:99"])
     with pytest.raises(SystemExit) as stopped:
-        shared["parse"]("an example", "example", steps=8)
+        shared["parse"]("an example", "example", steps=8, quick=1)
     assert stopped.value.code == 2
     assert "--device cuda:99: " in capsys.readouterr().err
