@@ -15,6 +15,7 @@ from rich.table import Table
 
 from sparse_bridge.errors import DeviceError, SettingError
 from sparse_bridge.harness.progress import Progress
+from sparse_bridge.harness.results import require_writable
 
 from . import matrix, results, runner
 from .matrix import Cell
@@ -143,6 +144,8 @@ def _run(args: argparse.Namespace) -> int:
         return 0
     options = runner.Options(args.check, args.limit, args.native_python, args.logs)
     run = results.run_facts(device)
+    if args.json:
+        require_writable(args.json, "--json")
     collected = _Collected(run, args.json)
     _run_shown(cells, options, args.jobs, console, collected.add)
     all_found = results.merge([collected.results()])

@@ -51,10 +51,13 @@ def run(args: argparse.Namespace) -> int:
     """
     import torch
 
+    from ..harness.results import require_writable
     from ..proof import record, runner
     from ..proof.setup import FAILED, Setup
 
     checks = runner.chosen(args.only, args.skip)
+    if args.json:
+        require_writable(args.json, "--json")
     if args.minutes <= 0:
         raise SettingError("--minutes must be above 0.")
     if args.device.startswith("cuda") and not torch.cuda.is_available():

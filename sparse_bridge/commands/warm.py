@@ -24,6 +24,7 @@ from ..core.tuning import tuner as tuners
 from ..core.tuning.tune_cache import DIRECTIONS, Stamp, TuneCache, Winners, encode, folder, shipped
 from ..errors import DeviceError, SettingError
 from ..harness.progress import Progress
+from ..harness.results import require_writable
 from ..kernels.runtime import target as targets
 from .warm_jobs import DTYPES, MODELS, LayerJob, ModelJob, layer_jobs
 
@@ -86,6 +87,8 @@ def run(args: argparse.Namespace, timer: Timer | None = None) -> int:
     Raises: DeviceError where no kernels run, SettingError for options that contradict each other.
     """
     _check(args)
+    if args.export:
+        require_writable(args.export, "--export")
     device = _device(args.device)
     jobs = _jobs(args)
     console = Console(stderr=args.json)  # then standard output is for the result

@@ -132,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         SparseBridgeError: an option, the scan or the machine does not fit; says what to change.
     """
-    for option, lowest in (("train", 0), ("segment", 0), ("repeats", 1)):
+    for option, lowest in (("train", 0), ("segment", 0), ("repeats", 1), ("seed", 0)):
         value = getattr(args, option)
         if value is not None and value < lowest:
             raise SettingError(f"got --{option} {value}; expected {lowest} or more.")

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -252,6 +253,7 @@ _BROKEN = (
     NotImplementedError,
     zipfile.BadZipFile,
     zlib.error,
+    tokenize.TokenError,  # of NumPy's header reader
 )
 
 

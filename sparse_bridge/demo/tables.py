@@ -59,7 +59,7 @@ def truncated(path: Path, got: int, expected: int) -> ShapeError:
 
 def unreadable(path: Path, error: Exception) -> ShapeError:
     """The error for a file that its reader gives up on; `error` says why."""
-    why = f"{error}" or type(error).__name__
+    why = " ".join(str(error).split()) or type(error).__name__
     return ShapeError(
         f"{path}: not a readable {path.suffix} file ({why}); "
         "expected a complete file. Download or export it again."

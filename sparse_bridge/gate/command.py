@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..harness.progress import Progress
+from ..harness.results import require_writable
 from ..kernels.runtime.architectures import compiled
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def main(args: argparse.Namespace, console: Console) -> int:
     from .running import failures, jobs_for
     from .summary import as_json, markdown
 
+    if args.write:
+        require_writable(pathlib.Path(args.write), "--write")
     archs = tuple(args.targets) or tuple(compiled())
     jobs = jobs_for(archs, args.full, args.kernel)
     results = _run(jobs, args.workers, console if not args.json else None)

@@ -12,11 +12,23 @@ from ..errors import SettingError
 
 
 def save(path: pathlib.Path, schema: int, values: Mapping[str, Any]) -> None:
-    """Write `values` and their schema."""
+    """Write `values` and their schema; what a failure left half written is removed.
+
+    Raises:
+        OSError: no space, no right to write.
+    """
+    text = json.dumps({"schema": schema, **values}, indent=1) + "\n"
+    if path.exists() and not path.is_file():  # a pipe or a device, which must not be replaced
+        path.write_text(text)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps({"schema": schema, **values}, indent=1) + "\n")
-    os.replace(part, path)
+    try:
+        part.write_text(text)
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def require_writable(path: pathlib.Path, option: str) -> None:
