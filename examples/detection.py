@@ -255,7 +255,8 @@ def draw(args, points: np.ndarray, found: list[Found]) -> None:
         curve = precisions(found, threshold)
         panels["curves"].plot(RECALLS, curve, color=colour, linewidth=2.2, label=label)
     turn = metrics_of(found)["heading error, degrees (median)"]
-    name = f"{len(found)} scans; headings off by {turn:.1f}° (median)"
+    off = "no car found" if np.isnan(turn) else f"headings off by {turn:.1f}° (median)"
+    name = f"{len(found)} scans; {off}"
     plain_panel(panels["curves"], name, "recall", "precision")
     panels["curves"].set(xlim=(0, 1), ylim=(0, 1.02))
     panels["curves"].legend(loc="lower left", facecolor="#05070c", labelcolor=INK, fontsize=13)
