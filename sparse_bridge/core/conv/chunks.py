@@ -127,7 +127,7 @@ def _cut(kmap: KernelMap, n_blocks: int) -> Chunks:
         block = divided(y_rows, height)
         order = stable_order(block, n_blocks)
         sizes = torch.bincount(block, minlength=n_blocks).tolist()
-        starts = torch.tensor([0, *itertools.accumulate(lengths[0])])
+        starts = torch.tensor([0, *itertools.accumulate(lengths[0])], device=order.device)
         # Within a block the order ascends, so offsets follow one another there, too.
         lengths = [torch.searchsorted(at, starts).diff().tolist() for at in order.split(sizes)]
         x_rows, y_rows = x_rows.index_select(0, order), y_rows.index_select(0, order)

@@ -150,3 +150,13 @@ def test_equal_digits_on_every_run():
     first = functional.conv(x, weight, None, made.kmap)
     again = layer("submanifold", shape=(16, 16, 16), share=0.3, batch_size=1)
     assert torch.equal(functional.conv(x, weight, None, again.kmap), first)
+
+
+def test_whatever_the_default_device_is(monkeypatch):
+    rows_per_block(monkeypatch, 30)
+    x, weight = features(9 * 9 * 9, 4), features(27 * 4, 4, 2).view(27, 4, 4)
+    made = layer("submanifold", shape=(9, 9, 9), share=0.3, batch_size=1)
+    with torch.device("meta"):  # where no number can be read
+        cut = chunks.chunks_of(made.kmap, 4)
+        y = functional.conv(x[: made.kmap.n_in], weight, None, made.kmap)
+    assert len(cut.blocks) > 1 and y.device.type == "cpu"
