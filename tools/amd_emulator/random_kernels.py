@@ -5,7 +5,7 @@ integers and floats, conversions, masked and gathered loads, sums, scans, produc
 loops and atomics. Floats are kept finite and sums of them are exact, so that every machine must
 give the same bits.
 
-    TRITON_INTERPRET=1 python -m tests.amd_emulator.random_kernels FILE SEED ...
+    TRITON_INTERPRET=1 python -m amd_emulator.random_kernels FILE SEED ...
 
 writes the interpreter's answers.
 """
