@@ -1,0 +1,2 @@
+"""First training steps on GPUs that are not there: which forms of kernels are compiled, and how
+long that takes on this CPU. `python -m benchmarks.cold`."""
