@@ -270,15 +270,18 @@ def scene(number: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(len(coords), 4, generator=generator), coords
 
 
-def compare(program: Program, backend: str, scenes: int, fullgraph: bool = True) -> None:
+def compare(
+    program: Program, backend: str, scenes: int, fullgraph: bool = True, device: str = "cpu"
+) -> None:
     """Compiled and eager agree, and no graph is made after the second scene."""
+    program.to(device)
     twin = copy.deepcopy(program)
     torch._dynamo.reset()
     counters.clear()
     compiled = torch.compile(program, backend=backend, fullgraph=fullgraph)
     graphs = []
     for number in range(scenes):
-        features, coords = scene(number)
+        features, coords = (tensor.to(device) for tensor in scene(number))
         results = []
         for run in (compiled, twin):
             y = run(features, coords)

@@ -112,3 +112,25 @@ def test_networks_in_one_graph(door, network, training, backend, plain_settings)
             pytest.skip(f"{door} has no {network}")
         with torch.set_grad_enabled(training):
             compare(programs[network]().train(training), backend, 10)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("training", (False, True), ids=("eval", "train"))
+@pytest.mark.parametrize("door", DOORS)
+def test_three_layers_on_a_gpu(door, training, plain_settings):
+    with PROGRAMS[door]() as programs, torch.set_grad_enabled(training):
+        compare(programs["three"]().train(training), "inductor", 3, device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("network", ("pools", "gate", "joins", "points"))
+def test_layers_of_minkowski_on_a_gpu(network, plain_settings):
+    with PROGRAMS["minkowski"]() as programs:
+        compare(programs[network]().train(), "inductor", 3, device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("door", ("torchsparse", "torchsparse 1.4"))
+def test_points_of_torchsparse_on_a_gpu(door, plain_settings):
+    with PROGRAMS[door]() as programs:
+        compare(programs["points"]().train(), "inductor", 3, device="cuda")
