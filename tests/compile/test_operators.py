@@ -9,7 +9,7 @@ import torch
 
 import sparse_bridge.compile
 from sparse_bridge.core import functional as sparse
-from sparse_bridge.core.compile import handles
+from sparse_bridge.core.compile import handles, library
 from sparse_bridge.core.ops.batch_norm import MEMORY_ROWS
 from sparse_bridge.core.ops.row_matrix import RowMatrix
 from sparse_bridge.errors import CoordinateError, LifecycleError, ShapeError, UnsupportedError
@@ -294,3 +294,26 @@ def test_eager_layers_refuse_transforms_and_second_order(coords, learned, plain_
         (dx,) = torch.autograd.grad(layer(given).square().sum(), given, create_graph=True)
         with pytest.raises(UnsupportedError, match="no gradient of its own"):
             dx.sum().backward()
+
+
+@pytest.mark.parametrize("private", [True, False], ids=["torch's parts", "public registration"])
+def test_gradients_are_registered_with_and_without_torchs_private_parts(monkeypatch, private):
+    if not private:
+        monkeypatch.setattr(library._Private, "requires_grad", None)
+    assert library._Private.there() == private
+    name = f"test_square_{int(private)}"
+    library.define(name, "(Tensor x) -> Tensor", lambda x: x * x, torch.empty_like)
+
+    def setup(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    library.differentiate(name, setup, lambda ctx, dy: 2 * ctx.saved_tensors[0] * dy)
+    try:
+        x = torch.randn(5, requires_grad=True)
+        square = getattr(ops, name)
+        assert torch.equal(square(x), x * x) and not square(x.detach()).requires_grad
+        (dx,) = torch.autograd.grad(square(x).sum(), x)
+        assert torch.equal(dx, 2 * x.detach())
+        torch.library.opcheck(square, (x,))
+    finally:
+        del library._runs[name]

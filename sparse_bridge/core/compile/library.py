@@ -23,8 +23,20 @@ _TAGS = tuple(
     tag for name, tag in torch.Tag.__members__.items() if name == "cudagraph_unsafe"
 )  # maps have other sizes and addresses at every call
 _DEVICES = torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA
-_BELOW = torch._C._after_ADInplaceOrView_keyset
-_requires_grad = torch._C._any_requires_grad
+
+
+class _Private:
+    """What torch's own registration of gradients is made of, which a release may not have."""
+
+    below = getattr(torch._C, "_after_ADInplaceOrView_keyset", None)
+    requires_grad = getattr(torch._C, "_any_requires_grad", None)
+    autograd = getattr(getattr(torch, "_library", None), "autograd", None)
+
+    @classmethod
+    def there(cls) -> bool:
+        parts = ("Info", "make_autograd_impl")
+        known = all(hasattr(cls.autograd, name) for name in parts)
+        return known and cls.below is not None and cls.requires_grad is not None
 
 
 def define(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
@@ -48,15 +60,23 @@ def differentiate(
     """Give an operator its gradient; None: one that says that there is none of a second order.
 
     As `torch.library.register_autograd`, but for calls of plain tensors that need no gradient,
-    which is what compiled graphs make: those are served at once, without a second dispatch.
+    which is what compiled graphs make: those are served at once, without a second dispatch, where
+    torch has the parts.
     """
+    backward = backward or _no_second_order
+    if not _Private.there():
+        full = f"{NAMESPACE}::{name}"
+        torch.library.register_autograd(full, backward, setup_context=setup, lib=_library)
+        return
     run, operator = _runs[name], getattr(ops, name).default
-    rules = torch._library.autograd.Info(backward or _no_second_order, setup)
-    recorded = torch._library.autograd.make_autograd_impl(operator, rules)
+    below: Any = _Private.below
+    requires_grad: Any = _Private.requires_grad
+    private: Any = _Private.autograd
+    recorded = private.make_autograd_impl(operator, private.Info(backward, setup))
 
     def call(keys: Any, *args: Any) -> Any:
-        learns = torch.is_grad_enabled() and _requires_grad(*args)
-        if learns or (keys & _BELOW).highestPriorityTypeId() not in _DEVICES:
+        learns = torch.is_grad_enabled() and requires_grad(*args)
+        if learns or (keys & below).highestPriorityTypeId() not in _DEVICES:
             return recorded(keys, *args)
         return run(*args)
 
