@@ -46,7 +46,8 @@ def define(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., 
     _runs[name] = opaque
     _library.impl(name, opaque, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
-    torch.library.register_vmap(f"{NAMESPACE}::{name}", _no_vmap(name), lib=_library)
+    if hasattr(torch.library, "register_vmap"):  # torch 2.5; before, torch itself refuses
+        torch.library.register_vmap(f"{NAMESPACE}::{name}", _no_vmap(name), lib=_library)
 
 
 def names() -> list[str]:
