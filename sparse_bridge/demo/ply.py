@@ -24,8 +24,8 @@ def read_ply(
     plyfile = require("plyfile", ".ply files")
     try:
         with path.open("rb") as file, warnings.catch_warnings():
-            # A number out of its type's range is cast with a warning, a wrong one is an error.
-            warnings.simplefilter("ignore", RuntimeWarning)
+            # Empty lists, and numbers out of their type's range; a wrong one is an error.
+            warnings.simplefilter("ignore")
             content = plyfile.PlyData.read(file)
     except (plyfile.PlyParseError, MemoryError) as error:
         raise unreadable(path, error) from error
