@@ -24,13 +24,14 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from ..errors import CoordinateError, DataTypeError, DeviceError, GeometryError, ShapeError
-from .conv.convolution import conv
+from .compile.entries import in_graphs
+from .conv import convolution
 from .geometry.boxes import Box
 from .geometry.offsets import Offsets, box_offsets
 from .maps import map_builder
 from .maps.coordinate_map import CoordinateMap
 from .maps.kernel_map import KernelMap
-from .ops.pool import global_pool, pool
+from .ops import pool as pools
 from .ops.relational import RelationMap, relation_map, relational_conv
 from .ops.relational_layer import RelationalConv
 
@@ -59,6 +60,9 @@ __all__ = [
 
 Ints = int | Sequence[int]
 
+conv = in_graphs(convolution.conv)
+pool, global_pool = in_graphs(pools.pool), in_graphs(pools.global_pool)
+
 
 def _per_axis(value: Ints, dimension: int, name: str, least: int | None) -> tuple[int, ...]:
     try:
@@ -77,6 +81,7 @@ def _per_axis(value: Ints, dimension: int, name: str, least: int | None) -> tupl
     return numbers
 
 
+@in_graphs
 def coordinate_map(
     coords: torch.Tensor,
     spatial_shape: Sequence[int] | None = None,
@@ -145,6 +150,7 @@ def _check_bounds(
             )
 
 
+@in_graphs
 def kernel_offsets(
     kernel_size: Sequence[int], *, dilation: Ints = 1, padding: Ints | None = None
 ) -> Offsets:
@@ -201,6 +207,7 @@ def conv_shape(
     return shape
 
 
+@in_graphs
 def submanifold(cmap: CoordinateMap, offsets: Offsets) -> KernelMap:
     """Kernel map with the same rows in and out: y[r] gathers the rows at coordinate(r) + offset.
 
@@ -211,6 +218,7 @@ def submanifold(cmap: CoordinateMap, offsets: Offsets) -> KernelMap:
     return map_builder.submanifold(cmap, offsets)
 
 
+@in_graphs
 def strided(
     cmap: CoordinateMap,
     offsets: Offsets,
@@ -238,6 +246,7 @@ def strided(
     return map_builder.strided(cmap, offsets, steps, _out_box(cmap, extents, out_shape))
 
 
+@in_graphs
 def generative(
     cmap: CoordinateMap,
     offsets: Offsets,
@@ -284,6 +293,7 @@ def _out_box(
     return Box.of(lo, size) if out_shape is not None else Box.spanning(lo, size)
 
 
+@in_graphs
 def inverse(kmap: KernelMap) -> KernelMap:
     """The same pairs with input and output exchanged: back to the coordinates of an earlier layer.
 
@@ -292,6 +302,7 @@ def inverse(kmap: KernelMap) -> KernelMap:
     return kmap.transposed()
 
 
+@in_graphs
 def between(
     x_map: CoordinateMap, y_map: CoordinateMap, offsets: Offsets, stride: Ints = 1
 ) -> KernelMap:
@@ -306,6 +317,7 @@ def between(
     )
 
 
+@in_graphs
 def kernel_map(
     pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], n_in: int, n_out: int
 ) -> KernelMap:

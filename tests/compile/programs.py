@@ -254,12 +254,22 @@ def minkowski_programs() -> Iterator[dict[str, Callable[[], Program]]]:
     _forget_modules()
 
 
+def _seeded(programs: Callable, *given: str) -> Callable:
+    """`programs`, whose first network has the same parameters in every process."""
+
+    def enter() -> Any:
+        torch.manual_seed(0)
+        return programs(*given)
+
+    return enter
+
+
 PROGRAMS = {
-    "spconv": lambda: spconv_programs("standin"),
-    "patched spconv": lambda: spconv_programs("patch"),
-    "torchsparse": lambda: torchsparse_programs("2.1"),
-    "minkowski": minkowski_programs,
-    "torchsparse 1.4": lambda: torchsparse_programs("1.4"),
+    "spconv": _seeded(spconv_programs, "standin"),
+    "patched spconv": _seeded(spconv_programs, "patch"),
+    "torchsparse": _seeded(torchsparse_programs, "2.1"),
+    "minkowski": _seeded(minkowski_programs),
+    "torchsparse 1.4": _seeded(torchsparse_programs, "1.4"),
 }
 
 

@@ -25,7 +25,8 @@ ME_DOWN = [3, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, *([0] * 24)]
 
 
 HANDLES = (
-    "coordinates", "map", "new_map", "minkowski_insert", "minkowski_interpolation",
+    "coordinates", "coordinate_map", "expanded_map", "map", "map_between", "map_of_pairs",
+    "new_map", "submanifold_map", "minkowski_insert", "minkowski_interpolation",
     "minkowski_origin", "minkowski_prune", "minkowski_relation", "minkowski_union",
 )  # fmt: skip
 _ANY = ("test_schema", "test_autograd_registration", "test_faketensor")
@@ -96,9 +97,25 @@ def cases(coords):
         ],
         "voxel_codes": [(coords, 4, curve, True) for curve in ("z_order", "hilbert")],
         "voxels_of_codes": [(torch.arange(99).int(), 4, "hilbert")],
+        **functional_cases(coords),
         **minkowski_cases(coords),
         **point_cases(coords, x),
     }  # fmt: skip
+
+
+def functional_cases(coords):
+    """Operators that build the maps of `core.functional`."""
+    given, fine = (coords, GRID, 2, "error"), ops.coordinate_map(coords, GRID, 2, "error")
+    box = [number for offset in sparse.kernel_offsets((2, 2, 2)).values for number in offset]
+    first = torch.arange(5)
+    expanded = coords, fine, box, 3, [2]
+    return {
+        "coordinate_map": [given, (coords, None, None, "ignore")],
+        "expanded_map": [(*expanded, None, "strided", 1), (*expanded, GRID, "generative", 2)],
+        "map_between": [(fine, fine, box, 3, [1, 1, 2])],
+        "map_of_pairs": [([first, first.int()], [first, first], 7, 8)],
+        "submanifold_map": [(fine, box, 3)],
+    }
 
 
 def minkowski_cases(coords):
@@ -299,8 +316,8 @@ def test_eager_layers_refuse_transforms_and_second_order(coords, learned, plain_
 @pytest.mark.parametrize("private", [True, False], ids=["torch's parts", "public registration"])
 def test_gradients_are_registered_with_and_without_torchs_private_parts(monkeypatch, private):
     if not private:
-        monkeypatch.setattr(library._Private, "requires_grad", None)
-    assert library._Private.there() == private
+        monkeypatch.setattr(library.Parts, "requires_grad", None)
+    assert library.Parts.there() == private
     name = f"test_square_{int(private)}"
     library.define(name, "(Tensor x) -> Tensor", lambda x: x * x, torch.empty_like)
 

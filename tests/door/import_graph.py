@@ -24,6 +24,7 @@ FLOORS = (
     ("core.tuning",),
     ("core.maps",),
     ("core.conv",),
+    ("core.traced",),
     ("core.ops",),
     ("core.compile",),
     ("core.capture",),

@@ -168,9 +168,9 @@ RELEASES = r"triton\.__version__|\bVERSION\b\[?|(hasattr|getattr)\((triton|tl|to
 
 @pytest.mark.parametrize("path", [*KERNELS, *CORE], ids=name_of)
 def test_releases_are_told_apart_in_one_file(path):
-    """Releases of Triton and torch: `triton_compat`; whether there is a Triton at all: `target`."""
+    """Releases: `triton_compat`, `torch_compat`; whether there is a Triton at all: `target`."""
     found = re.search(RELEASES, path.read_text(encoding="utf-8"))
-    if path.name in ("triton_compat.py", "target.py"):
+    if path.name in ("triton_compat.py", "torch_compat.py", "target.py"):
         assert found, "the rule sees them"
     else:
         assert not found

@@ -19,7 +19,7 @@ from ...core.conv.epilogue import Epilogue
 from ...core.conv.plan import ConvForm
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.map_cache import store_of
-from ..traced.graphs import outside as outside
+from ...core.traced.graphs import outside as outside
 from . import sampling
 from .arguments import kernel_of
 from .caches import NeighborCache

@@ -12,8 +12,8 @@ from torch.autograd.function import once_differentiable
 from ...core.conv.convolution import convolve
 from ...core.conv.epilogue import Epilogue
 from ...core.conv.plan import ConvForm
+from ...core.traced import between_graphs
 from ..ledger import note
-from ..traced import between_graphs
 from .arguments import check_operands, kernel_of
 from .arguments import kernel_size as kernel_sizes
 from .caches import map_of

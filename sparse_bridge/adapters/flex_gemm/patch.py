@@ -103,7 +103,7 @@ def _function(theirs: Any, apply: Callable[..., Any], ours: Any) -> list[Patch]:
 
 
 def _not_in_a_graph(*args: Any) -> Any:
-    from ..traced.graphs import outside
+    from ...core.traced.graphs import outside
 
     return outside(_refuse)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from ...core.traced import between_graphs
 from ..ledger import note
-from ..traced import between_graphs
 from .arguments import check_operands, check_tensors, integers, per_axis, shape_entries
 from .caches import SubMConvNeighborCache
 from .conv import multiply

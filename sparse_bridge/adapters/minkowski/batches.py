@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from ...core.traced import between_graphs
 from ...errors import CoordinateError
-from ..traced import between_graphs
 from .grid import Grid, Key
 from .maps import MapRegistry
 

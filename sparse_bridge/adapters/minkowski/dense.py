@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ...core.ops.dense import first_outside, to_dense
+from ...core.traced import between_graphs
 from ...errors import ContractError
-from ..traced import between_graphs
 from . import profile
 from .errors import ArgumentValueError, DenseIndexError
 

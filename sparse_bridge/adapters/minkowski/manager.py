@@ -7,8 +7,8 @@ import torch
 from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.kernel_map import KernelMap
 from ...core.ops.row_matrix import RowMatrix
+from ...core.traced import between_graphs
 from ...errors import ContractError, CoordinateError
-from ..traced import between_graphs
 from .errors import KeyStateError
 from .geometry import KernelSpec
 from .grid import Grid, Key

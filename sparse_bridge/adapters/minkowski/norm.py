@@ -9,8 +9,8 @@ from torch import nn
 
 from ...core.conv.pending import PendingConv
 from ...core.ops.spread import spread
+from ...core.traced import between_graphs
 from .. import fusion, inference
-from ..traced import between_graphs
 from .pool import pool_items
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ...core.ops.spread import spread
+from ...core.traced import between_graphs
 from ...errors import CoordinateError, DeviceError
 from ...log import logger
 from .batches import batch_rows
@@ -41,6 +42,7 @@ def coords_in_graph(manager: Any, key: Key) -> torch.Tensor | None:
     return compiled.coords_of(manager._manager, key)
 
 
+@between_graphs
 def look_up(
     grid: Grid, features: torch.Tensor, query: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -18,7 +18,7 @@ from ...core.compile.coordinates import Made, Sites, Traced
 from ...core.conv.epilogue import Epilogue
 from ...core.conv.plan import ConvForm
 from ...core.maps.kernel_map import KernelMap
-from ..traced.graphs import outside as outside
+from ...core.traced.graphs import outside as outside
 from . import keys
 from .geometry import LayerGeometry, check_dimension
 from .maps import ask

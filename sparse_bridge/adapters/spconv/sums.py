@@ -8,8 +8,8 @@ import torch
 
 from ...core.conv.waiting import settled
 from ...core.ops.union import union_rows
+from ...core.traced import between_graphs
 from ...errors import ContractError
-from ..traced import between_graphs
 from . import records
 
 

@@ -12,9 +12,9 @@ from ...core.maps import map_cache
 from ...core.maps.map_builder import from_pairs
 from ...core.ops.dense import to_dense as scattered
 from ...core.ops.voxel import voxelize
+from ...core.traced import between_graphs
 from ...errors import CoordinateError, DeviceError, GeometryError, ShapeError
 from ..ledger import note
-from ..traced import between_graphs
 from . import profile as profiles
 from .conv import allow_tf32
 from .maps import bounds_of
@@ -61,16 +61,17 @@ def _cells(
 @between_graphs
 def dense_convolution(
     x: Any, kernel: torch.Tensor, bias: torch.Tensor | None, offset: torch.Tensor,
-    shape: Sequence[int], dim: int,
+    shape: torch.Tensor, dim: int,
 ) -> torch.Tensor:  # fmt: skip
     """[B, C_out, S_u, S_v]: every site times the matrix of its height, summed over its column.
 
-    kernel: [shape[dim], C_in, C_out].  bias: [1, C_out], added once per site.
+    kernel: [shape[dim], C_in, C_out].  bias: [1, C_out], added once per site.  shape: integers
+    [3].
     Raises GeometryError, CoordinateError.
     """
     what = "ToDenseBEVConvolution"
     feats, coords = check_input(x, what)
-    cell, _, height, size = _cells(x, coords, offset, shape, dim, what)
+    cell, _, height, size = _cells(x, coords, offset, shape.tolist(), dim, what)
     n_cells = size[0] * size[1] * size[2]
     if coords.shape[0] and not 0 <= int(height.min()) <= int(height.max()) < kernel.shape[0]:
         raise CoordinateError(
@@ -88,17 +89,16 @@ def dense_convolution(
 
 
 @between_graphs
-def height_compression(
-    x: Any, offset: torch.Tensor, shape: Sequence[int], dim: int
-) -> torch.Tensor:
+def height_compression(x: Any, offset: torch.Tensor, shape: torch.Tensor, dim: int) -> torch.Tensor:
     """[B, S_dim * C, S_u, S_v]: channels of a column one above the other, height index major.
 
-    Heights outside the shape are moved to its ends. Raises GeometryError, CoordinateError.
+    Heights outside the shape, integers [3], are moved to its ends. Raises GeometryError, CoordinateError.
     """
     what = "ToBEVHeightCompression"
     feats, coords = check_input(x, what)
-    cell, height, _, (n_items, n_u, n_v) = _cells(x, coords, offset, shape, dim, what)
-    n_heights = int(shape[dim])
+    extents = shape.tolist()
+    cell, height, _, (n_items, n_u, n_v) = _cells(x, coords, offset, extents, dim, what)
+    n_heights = extents[dim]
     place = cell * n_heights + height.clamp(0, n_heights - 1)
     ones = torch.ones(n_items * n_u * n_v * n_heights, dtype=torch.int32, device=feats.device)
     y = voxelize(feats, place, ones).view(n_items, n_u, n_v, n_heights, feats.shape[1])

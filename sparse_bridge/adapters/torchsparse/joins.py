@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from ...core.ops.union import union_rows
+from ...core.traced import between_graphs
 from ...errors import ContractError, ShapeError
 from .. import inference
-from ..traced import between_graphs
 from .tensors import check_coords, make_like, range_of
 
 __all__ = ["add", "cat", "crop", "generative_add"]

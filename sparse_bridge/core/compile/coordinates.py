@@ -111,9 +111,14 @@ def _new_map(
 
 def check_least(sites: Sites, least: int) -> None:
     """ShapeError for fewer rows than a graph serves."""
-    if sites.coords.shape[0] < least:
+    check_rows(sites.coords.shape[0], least)
+
+
+def check_rows(n_rows: int, least: int) -> None:
+    """`check_least` of a number of rows."""
+    if n_rows < least:
         raise ShapeError(
-            f"a layer of a compiled graph made {sites.coords.shape[0]} rows; the graph serves "
+            f"a layer of a compiled graph made {n_rows} rows; the graph serves "
             f"{least} and more of them. Run scenes as small as this one through the eager model."
         )
 

@@ -14,6 +14,7 @@ import torch
 
 from ...errors import UnsupportedError
 from ..conv.first_order import NO_SECOND_ORDER
+from .torch_compat import BATCHED, Parts
 
 NAMESPACE = "sparse_bridge"
 ops: Any = torch.ops.sparse_bridge
@@ -25,20 +26,6 @@ _TAGS = tuple(
 _DEVICES = torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA
 
 
-class _Private:
-    """What torch's own registration of gradients is made of, which a release may not have."""
-
-    below = getattr(torch._C, "_after_ADInplaceOrView_keyset", None)
-    requires_grad = getattr(torch._C, "_any_requires_grad", None)
-    autograd = getattr(getattr(torch, "_library", None), "autograd", None)
-
-    @classmethod
-    def there(cls) -> bool:
-        parts = ("Info", "make_autograd_impl")
-        known = all(hasattr(cls.autograd, name) for name in parts)
-        return known and cls.below is not None and cls.requires_grad is not None
-
-
 def define(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
     """Register an operator: `run` on any device, `fake` for tensors without data."""
     _library.define(f"{name}{schema}", tags=_TAGS)
@@ -46,7 +33,7 @@ def define(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., 
     _runs[name] = opaque
     _library.impl(name, opaque, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
-    if hasattr(torch.library, "register_vmap"):  # torch 2.5; before, torch itself refuses
+    if BATCHED:
         torch.library.register_vmap(f"{NAMESPACE}::{name}", _no_vmap(name), lib=_library)
 
 
@@ -65,14 +52,14 @@ def differentiate(
     torch has the parts.
     """
     backward = backward or _no_second_order
-    if not _Private.there():
+    if not Parts.there():
         full = f"{NAMESPACE}::{name}"
         torch.library.register_autograd(full, backward, setup_context=setup, lib=_library)
         return
     run, operator = _runs[name], getattr(ops, name).default
-    below: Any = _Private.below
-    requires_grad: Any = _Private.requires_grad
-    private: Any = _Private.autograd
+    below: Any = Parts.below
+    requires_grad: Any = Parts.requires_grad
+    private: Any = Parts.autograd
     recorded = private.make_autograd_impl(operator, private.Info(backward, setup))
 
     def call(keys: Any, *args: Any) -> Any:

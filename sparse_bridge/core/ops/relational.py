@@ -20,6 +20,7 @@ from ..maps.host_index import PairLists
 from ..maps.kernel_map import KernelMap
 from ..maps.rulebook import Rulebook
 from ..maps.segments import multiply
+from ..traced import between_graphs
 
 AGGREGATIONS = ("mean", "sum")
 _INTEGERS = (torch.int32, torch.int64)
@@ -150,6 +151,7 @@ class RelationMap:
         return first, EntrySums(order, starts, self.n_groups)
 
 
+@between_graphs
 def relation_map(
     edge_index: torch.Tensor, edge_type: torch.Tensor, n_relations: int, n_out: int,
     n_in: int | None = None,
@@ -192,6 +194,7 @@ def relation_map(
         return RelationMap(edge_index, edge_type, n_in, n_out, n_relations)
 
 
+@between_graphs
 def relational_conv(
     x: torch.Tensor,
     weight: torch.Tensor,

@@ -10,6 +10,7 @@ from torch import nn
 
 from ...errors import UnsupportedError
 from ..device import rocm
+from ..traced import between_graphs
 from .relational import AGGREGATIONS, RelationMap, relation_map, relational_conv
 
 Nodes = torch.Tensor | None
@@ -122,6 +123,7 @@ def node_inputs(layer: Any, x: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return source, x[1] if isinstance(x, tuple) else source
 
 
+@between_graphs
 def forward(layer: Any, x: Any, edge_index: Any, edge_type: torch.Tensor | None) -> torch.Tensor:
     """What a `RelationalConv`, or a layer with its attributes, makes of its inputs."""
     source, target = node_inputs(layer, x)

@@ -9,8 +9,8 @@ import torch
 
 from ....core.ops.serialize import decode, encode
 from ....core.ops.voxel import devoxelize
+from ....core.traced import between_graphs
 from ....errors import UnsupportedError
-from ...traced import between_graphs
 from ..arguments import INTEGERS, Ints, check_features, check_tensors, per_axis, shape_entries
 from ..caches import NeighborCache, SubMConv3dNeighborCache, written_out
 from ..errors import ArgumentShapeError, ArgumentValueError

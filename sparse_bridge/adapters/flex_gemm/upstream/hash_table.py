@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...traced import between_graphs
+from ....core.traced import between_graphs
 from ..arguments import INTEGERS, check_tensors, per_axis, shape_entries
 from ..errors import ArgumentShapeError, ArgumentTypeError, ArgumentValueError
 from ..geometry import check_coords, grid_shape

@@ -10,7 +10,7 @@ import torch
 
 from ....core.maps.kernel_map import KernelMap
 from ....core.maps.row_pairs import dense_table
-from ...traced import between_graphs
+from ....core.traced import between_graphs
 from ..arguments import Ints, check_features
 from ..arguments import kernel_size as kernel_sizes
 from ..errors import ArgumentShapeError, ArgumentTypeError, ArgumentValueError

@@ -11,8 +11,8 @@ import torch
 
 from ....core.conv.convolution import convolve
 from ....core.conv.epilogue import Epilogue
+from ....core.traced import between_graphs
 from ...ledger import note
-from ...traced import between_graphs
 from ..arguments import check_operands, check_tensors
 from ..errors import ArgumentShapeError, ArgumentValueError
 from ..options import form

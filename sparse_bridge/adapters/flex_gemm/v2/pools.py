@@ -11,8 +11,8 @@ from ....core.maps.kernel_map import KernelMap
 from ....core.maps.row_pairs import dense_table
 from ....core.ops.pool import pool
 from ....core.ops.voxel import devoxelize
+from ....core.traced import between_graphs
 from ...ledger import note
-from ...traced import between_graphs
 from ..arguments import kernel_size as kernel_sizes
 from ..errors import ArgumentValueError
 from . import cache as caches

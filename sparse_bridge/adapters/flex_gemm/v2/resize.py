@@ -10,8 +10,8 @@ import torch
 
 from ....core.maps.row_pairs import dense_table
 from ....core.ops.voxel import devoxelize
+from ....core.traced import between_graphs
 from ...ledger import note
-from ...traced import between_graphs
 from ..arguments import Ints
 from ..arguments import kernel_size as kernel_sizes
 from ..errors import ArgumentShapeError, ArgumentValueError

@@ -6,7 +6,7 @@ layer sees; the user's manager holds, in `traced`, what the graph knows of the m
 """
 
 from ....core.compile import row_functions as row_functions  # registers operators
-from ...traced.graphs import outside as outside
+from ....core.traced.graphs import outside as outside
 from .convolution import convolved, wanted
 from .places import coords_of, inserted, known, known_all
 from .pools import pooled, pooled_globally

@@ -8,8 +8,8 @@ import torch
 
 from ....core.maps import map_cache
 from ....core.maps.map_cache import MapStore
+from ....core.traced import between_graphs
 from ....errors import ContractError, UnsupportedError
-from ...traced import between_graphs
 from .. import geometry
 from .. import profile as profiles
 from ..maps import (

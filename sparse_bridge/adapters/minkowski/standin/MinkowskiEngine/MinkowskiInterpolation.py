@@ -7,10 +7,12 @@ from MinkowskiEngine.sparse_matrix_functions import ComposedFunction
 from sparse_bridge.adapters.ledger import note
 from sparse_bridge.adapters.minkowski.errors import FeatureTypeError
 from sparse_bridge.adapters.minkowski.points import interpolation_matrix
+from sparse_bridge.core.traced import between_graphs
 
 __all__ = ["MinkowskiInterpolation", "MinkowskiInterpolationFunction"]
 
 
+@between_graphs
 def interpolate_at(x, query):
     """(features [M, C] at positions [M, D + 1], the interpolation matrix)."""
     matrix = interpolation_matrix(x._manager._manager.grid(x.coordinate_map_key.key), query)

@@ -15,6 +15,7 @@ from sparse_bridge.adapters.minkowski.norm import batch_norm, instance_norm
 from sparse_bridge.adapters.minkowski.tensors import drop_old
 from sparse_bridge.adapters.minkowski.upstream.keys import fill
 from sparse_bridge.adapters.minkowski.weights import check_aligned
+from sparse_bridge.core.traced import between_graphs
 
 __all__ = [
     "MinkowskiBatchNorm", "MinkowskiInstanceNorm", "MinkowskiInstanceNormFunction",
@@ -153,6 +154,7 @@ class MinkowskiInstanceNorm(MinkowskiModuleBase):
             self.weight.fill_(1)
             self.bias.zero_()
 
+    @between_graphs
     def forward(self, input):
         if not isinstance(input, Tensor):
             refuse_kind(self, input)

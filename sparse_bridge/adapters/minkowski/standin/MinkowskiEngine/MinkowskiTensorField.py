@@ -24,6 +24,7 @@ from sparse_bridge.adapters.minkowski.tensors import (
 )
 from sparse_bridge.adapters.minkowski.upstream.quantize import reduce_onto, reduce_points
 from sparse_bridge.core.ops.row_matrix import RowMatrix
+from sparse_bridge.core.traced import between_graphs
 from sparse_bridge.errors import ContractError
 
 __all__ = ["TensorField", "create_splat_coordinates"]
@@ -148,6 +149,7 @@ class TensorField(Tensor):
             self._manager._manager, self.coordinate_field_map_key.key, sparse_tensor_map_key.key
         )
 
+    @between_graphs
     def sparse(self, tensor_stride=1, coordinate_map_key=None, quantization_mode=None):
         """Merge the points of each voxel: a SparseTensor on a new map.
 
@@ -179,6 +181,7 @@ class TensorField(Tensor):
             key = CoordinateMapKey.of(found)
         return SparseTensor(features, coordinate_map_key=key, coordinate_manager=self._manager)
 
+    @between_graphs
     def splat(self):
         """Spread every point onto its 2^D corners by multilinear weights: a SparseTensor."""
         registry = self._manager._manager
@@ -236,17 +239,20 @@ def _of_points(x, points):
     return RowMatrix(every, rows, None, len(rows), len(x)), make
 
 
+@between_graphs
 def slice_tensor(x, points):
     matrix, make = _of_points(x, points)
     return make(matrix.multiply(x._F))
 
 
+@between_graphs
 def cat_slice_tensor(x, points):
     matrix, make = _of_points(x, points)
     own = points._F if isinstance(points, TensorField) else matrix.multiply(points._F)
     return make(torch.cat([matrix.multiply(x._F), own], 1))
 
 
+@between_graphs
 def interpolate_tensor(x, points):
     if not isinstance(points, TensorField):
         raise ContractError(f"interpolate() takes a TensorField, got {type(points).__name__}.")

@@ -76,8 +76,8 @@ class ToDenseBEVConvolution(_Kernels):
         return f"{self.in_channels}, {self.out_channels}, n_kernels={self.n_kernels}"
 
     def forward(self, input):
-        shape = self.shape.tolist()
-        return dense.dense_convolution(input, self.kernel, self.bias, self.offset, shape, self.dim)
+        layer = self.kernel, self.bias, self.offset, self.shape, self.dim
+        return dense.dense_convolution(input, *layer)
 
 
 class ToBEVHeightCompression(nn.Module):
@@ -94,4 +94,4 @@ class ToBEVHeightCompression(nn.Module):
         return f"{self.channels}, dim={self.dim}"
 
     def forward(self, input):
-        return dense.height_compression(input, self.offset, self.shape.tolist(), self.dim)
+        return dense.height_compression(input, self.offset, self.shape, self.dim)

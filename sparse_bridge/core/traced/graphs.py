@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from ...core.conv import override
+from ..conv import override
 
 
 @runtime_checkable
