@@ -92,7 +92,8 @@ def dense_convolution(
 def height_compression(x: Any, offset: torch.Tensor, shape: torch.Tensor, dim: int) -> torch.Tensor:
     """[B, S_dim * C, S_u, S_v]: channels of a column one above the other, height index major.
 
-    Heights outside the shape, integers [3], are moved to its ends. Raises GeometryError, CoordinateError.
+    shape: integers [3]; heights outside of it are moved to its ends. Raises GeometryError,
+    CoordinateError.
     """
     what = "ToBEVHeightCompression"
     feats, coords = check_input(x, what)
