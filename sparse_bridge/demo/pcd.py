@@ -116,7 +116,10 @@ def _compressed(path: Path, header: _Header, body: bytes) -> Columns:
             f"{path}: {len(body) - 8} compressed bytes; the header says {packed}. "
             "It is truncated: download or export it again."
         )
-    data = lzf_decompress(body[8 : 8 + packed], plain)
+    try:
+        data = lzf_decompress(body[8 : 8 + packed], plain)
+    except ShapeError as error:
+        raise ShapeError(f"{path}: {error}") from None
     columns: Columns = {}
     at = 0
     for name, code, count in zip(header.names, header.codes, header.counts, strict=True):

@@ -98,6 +98,16 @@ def test_lzf_rejects_corruption() -> None:
             lzf_decompress(broken, 23)
 
 
+def test_a_corrupt_block_names_its_file(tmp_path: Path, cloud: np.ndarray) -> None:
+    path = tmp_path / "a.pcd"
+    write_pcd(path, columns_of(cloud), "binary_compressed")
+    whole = path.read_bytes()
+    at = whole.index(b"binary_compressed\n") + len(b"binary_compressed\n") + 4
+    path.write_bytes(whole[:at] + bytes(4) + whole[at + 4 :])  # it expands to nothing, it says
+    with pytest.raises(ShapeError, match=rf"{path}: compressed block .* says 0\. The file is corr"):
+        load_points(path)
+
+
 def test_nan_rows_are_dropped_and_counted(tmp_path: Path, cloud: np.ndarray) -> None:
     broken = cloud.copy()
     broken[3, 0], broken[8, 2], broken[9, 3] = np.nan, np.inf, np.nan

@@ -8,6 +8,7 @@ neighbour tables are derived from them only when something asks.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import torch
@@ -224,12 +225,10 @@ def expand(
     base = (batch >= 0) & (batch < out_box.size[0])
     if alive is not None:
         base &= alive >= 0
-    step = 1
-    for extent in out_box.size[1:]:
-        step *= extent
-    steps, keys = [], batch * step
-    for axis in range(offsets.dimension):
-        step //= out_box.size[axis + 1]
+    extents = out_box.size[1:]
+    strides = [math.prod(extents[axis:]) for axis in range(len(extents) + 1)]  # of keys
+    steps, keys = [], batch * strides[0]
+    for axis, step in enumerate(strides[1:]):
         scaled = coords[:, axis + 1].long() * multiplier[axis]
         bounds = out_box.lo[axis + 1], out_box.size[axis + 1]
         moves = [sign * offset[axis] for offset in offsets.values]
