@@ -84,7 +84,7 @@ GOLDENS = {
     "spconv": (["tests/emulated/test_networks.py::test_recorded_layers_of_spconv"], 1),
     "torchsparse": (["tests/emulated/test_networks.py::test_recorded_layers_of_torchsparse"], 2),
     "minkowski": (["tests/adapters/minkowski/test_goldens.py"], 1),
-    "flex_gemm": (["tests/adapters/flex_gemm/test_goldens.py"], 80),
+    "flex_gemm": (["tests/adapters/flex_gemm/test_goldens.py"], 97),
 }
 
 
