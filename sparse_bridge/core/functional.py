@@ -26,6 +26,7 @@ import torch
 from ..errors import CoordinateError, DataTypeError, DeviceError, GeometryError, ShapeError
 from .compile.entries import in_graphs
 from .conv import convolution
+from .device.first_order import refuse_wrapped
 from .geometry.boxes import Box
 from .geometry.offsets import Offsets, box_offsets
 from .maps import map_builder
@@ -115,6 +116,7 @@ def coordinate_map(
         raise DeviceError("coordinates are on the meta device; a map needs their values.")
     if outside not in ("error", "ignore"):
         raise CoordinateError(f"outside={outside!r}; expected 'error' or 'ignore'.")
+    refuse_wrapped(coords)
     dimension = coords.shape[1] - 1
     if spatial_shape is not None:
         spatial_shape = _per_axis(spatial_shape, dimension, "spatial_shape", 1)

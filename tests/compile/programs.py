@@ -298,18 +298,25 @@ def compare(
             if program.training:
                 y.square().mean().backward()
             results.append(y)
-        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+        assert_same(*results)
         graphs.append(counters["stats"]["unique_graphs"])
         if program.training:
             compare_gradients(program, twin)
     assert graphs[-1] == graphs[min(1, scenes - 1)], graphs
 
 
+def assert_same(mine: torch.Tensor, theirs: torch.Tensor) -> None:
+    """Equal but for rounding, which norms over few rows magnify: fp32 results of either program are
+    up to 3e-5 from those in fp64, where values are about 1."""
+    scale = float(theirs.detach().square().mean().sqrt())
+    torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5 + 1e-4 * scale)
+
+
 def compare_gradients(program: nn.Module, twin: nn.Module) -> None:
     """Parameters have the same gradients, statistics the same values."""
     pairs: list[Any] = list(zip(program.parameters(), twin.parameters(), strict=True))
     for mine, theirs in pairs:
-        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-5)
+        assert_same(mine.grad, theirs.grad)
         mine.grad = theirs.grad = None
     for mine, theirs in zip(program.buffers(), twin.buffers(), strict=True):
         torch.testing.assert_close(mine, theirs)

@@ -288,31 +288,6 @@ def test_second_order_and_vmap_are_refused(coords, plain_settings):
         torch.func.vmap(run)(torch.randn(2, len(coords), 4))
 
 
-@pytest.mark.parametrize("learned", (False, True))
-def test_eager_layers_refuse_transforms_and_second_order(coords, learned, plain_settings):
-    kmap = sparse.submanifold(
-        sparse.coordinate_map(coords, GRID, 2), sparse.kernel_offsets((3, 3, 3))
-    )
-    weight = torch.randn(27, 4, 3, requires_grad=learned)
-
-    def run(x):
-        return sparse.conv(x, weight, None, kmap)
-
-    x, t = torch.randn(2, len(coords), 4)
-    for transform in (
-        lambda: torch.func.vmap(run)(torch.stack([x, t])),
-        lambda: torch.func.jvp(run, (x,), (t,)),
-        lambda: torch.func.grad(lambda x: run(x).sum())(x),
-    ):
-        with pytest.raises(UnsupportedError, match="no forward-mode derivative"):
-            transform()
-    for layer in (run, lambda x: sparse.pool(x, kmap, "max")):
-        given = x.clone().requires_grad_()
-        (dx,) = torch.autograd.grad(layer(given).square().sum(), given, create_graph=True)
-        with pytest.raises(UnsupportedError, match="no gradient of its own"):
-            dx.sum().backward()
-
-
 @pytest.mark.parametrize("private", [True, False], ids=["torch's parts", "public registration"])
 def test_gradients_are_registered_with_and_without_torchs_private_parts(monkeypatch, private):
     if not private:

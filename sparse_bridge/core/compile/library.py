@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ...errors import UnsupportedError
-from ..conv.first_order import NO_SECOND_ORDER
+from ..device.first_order import NO_SECOND_ORDER
 from .torch_compat import BATCHED, Parts
 
 NAMESPACE = "sparse_bridge"

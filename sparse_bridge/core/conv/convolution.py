@@ -10,6 +10,7 @@ import torch
 from torch.autograd import forward_ad
 
 from ...errors import UnsupportedError
+from ..device.first_order import first_order, refuse_transforms
 from ..geometry.weights import layout_of
 from ..maps.kernel_map import KernelMap
 from . import fused_call
@@ -17,7 +18,6 @@ from .checks import check, check_devices, like_result
 from .column_sums import column_sums
 from .deferred import Deferred
 from .epilogue import Epilogue, Norm, check_activation
-from .first_order import first_order
 from .plan import ConvForm, Wanted, backward, find, run
 
 _transforms = torch._C._functorch.peek_interpreter_stack
@@ -138,7 +138,7 @@ def convolve(
         or (residual is not None and residual.requires_grad)
     )
     if forward_ad._current_level >= 0 or _transforms():
-        _refuse_transform()
+        refuse_transforms()
     if fused_call.listening:
         return _heard(x, weight, kmap, epilogue, form, wants_grad)
     if wants_grad or _any_autocast() or kmap.x_fold is not None or kmap.y_fold is not None:
@@ -180,14 +180,6 @@ def _selects() -> bool:
     """Whether a selective checkpoint keeps results by the operators that made them."""
     modes = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
     return any(type(mode).__module__ == "torch.utils.checkpoint" for mode in modes)
-
-
-def _refuse_transform() -> None:
-    raise UnsupportedError(
-        "sparse convolutions have no forward-mode derivative and run under no transform of "
-        "torch.func (vmap, jvp, grad); use backward() or torch.autograd.grad, and put samples into "
-        "one tensor by batch index."
-    )
 
 
 def _inference(x, weight, kmap, epilogue, form, dtype):  # type: ignore[no-untyped-def]

@@ -9,10 +9,10 @@ import torch
 from ...errors import DataTypeError, ShapeError
 from ...kernels.runtime.target import Target
 from ..device import trace
+from ..device.first_order import first_order, refuse_transforms
 from ..maps.kernel_map import KernelMap
 from .convolution import autocast_dtype
 from .dataflow import Case
-from .first_order import first_order
 from .registry import row_kernels
 
 
@@ -118,4 +118,5 @@ def channelwise(x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap) -> torch
         )
     if not x.is_floating_point():
         raise DataTypeError(f"features are {x.dtype}; convolution takes floating point.")
+    refuse_transforms()
     return _Channelwise.apply(x, weight, kmap, autocast_dtype(x.device))

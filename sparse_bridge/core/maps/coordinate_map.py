@@ -17,6 +17,7 @@ from ...errors import (
     ShapeError,
 )
 from ...kernels.runtime.target import Target
+from ..device.first_order import refuse_wrapped
 from ..device.serving import kernel_target
 from ..geometry.boxes import Box
 from ..geometry.layout import KeyLayout
@@ -87,6 +88,7 @@ class CoordinateMap:
             )
         if coords.is_meta:
             raise DeviceError("coordinates are on the meta device; a map needs their values.")
+        refuse_wrapped(coords)
         if coords.shape[0] >= 1 << 31:
             raise OverflowLimitError(
                 f"{coords.shape[0]} rows; a coordinate map takes fewer than 2^31."

@@ -13,9 +13,9 @@ import itertools
 from typing import Any, Protocol
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from ...kernels.runtime.target import Target
+from ..device.first_order import first_order, refuse_transforms
 from ..device.precision import KERNEL_DTYPES
 from ..device.serving import kernel_target
 
@@ -154,6 +154,7 @@ class _Multiply(torch.autograd.Function):
 
 def multiply(x: torch.Tensor, operator: RowOperator) -> torch.Tensor:
     """What the operator makes of the rows x, differentiable in x."""
+    refuse_transforms()
     return _Multiply.apply(x, operator)
 
 
@@ -247,7 +248,7 @@ class _Max(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         first, *values = ctx.saved_tensors
         if values:
@@ -267,4 +268,5 @@ def segment_max(x: torch.Tensor, segments: Segments, ties: bool = False) -> torc
     The gradient goes to the first row that holds the maximum; ties: to every row that equals it,
     and to none where it is a NaN. Rows belong to one segment at most (K = 1).
     """
+    refuse_transforms()
     return _Max.apply(x, segments, ties)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from ... import settings
 from ...errors import DataTypeError
 from ...kernels.runtime.target import Target
-from ..conv.first_order import first_order
+from ..device.first_order import first_order, refuse_transforms
 from ..device.precision import KERNEL_DTYPES
 from ..device.serving import kernel_target
 
@@ -194,6 +194,7 @@ def batch_norm(
         return _in_torch(
             x, weight, bias, running_mean, running_var, momentum, eps, relu, count, batches
         )
+    refuse_transforms()
     running = None
     if running_mean is not None and running_var is not None:
         running = running_mean, running_var

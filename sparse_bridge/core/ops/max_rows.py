@@ -8,9 +8,9 @@ import torch
 
 from ...errors import ShapeError
 from ..conv.dataflow import Case
-from ..conv.first_order import first_order
 from ..conv.registry import row_kernels
 from ..device import trace
+from ..device.first_order import first_order, refuse_transforms
 from ..maps.kernel_map import KernelMap
 from ..maps.segments import SegmentOperator, Segments, multiply, segment_max
 
@@ -85,6 +85,7 @@ def window_max(x: torch.Tensor, kmap: KernelMap) -> torch.Tensor:
         raise ShapeError(
             f"features have shape {list(x.shape)}, the kernel map was built for {kmap.n_in} rows."
         )
+    refuse_transforms()
     return _WindowMax.apply(x, kmap)
 
 

@@ -10,9 +10,9 @@ from ... import log
 from ...errors import DataTypeError, DeviceError, GeometryError, ShapeError, UnsupportedError
 from ...kernels.runtime.target import Target
 from ..conv.dataflow import Case
-from ..conv.first_order import first_order
 from ..conv.registry import row_kernels
 from ..device import self_check, trace
+from ..device.first_order import first_order, refuse_transforms
 from ..device.precision import KERNEL_DTYPES
 from ..maps.fold import copy_rows, max_rows, sum_rows
 from ..maps.kernel_map import KernelMap, unfolded
@@ -157,6 +157,7 @@ def pool(x: torch.Tensor, kmap: KernelMap, mode: str, floor: float = float("-inf
             f"features are on {x.device}, the coordinates on {kmap.device}; "
             "move both to one device."
         )
+    refuse_transforms()
     if kmap.self_offset >= 0:
         kmap = unfolded(kmap)
     if kmap.x_fold is not None:

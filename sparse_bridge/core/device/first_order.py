@@ -1,4 +1,4 @@
-"""Gradients that have none of their own."""
+"""What layers with gradients refuse: transforms of torch.func, and derivatives of other orders."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from ...errors import UnsupportedError
 
@@ -14,6 +15,25 @@ NO_SECOND_ORDER = (
     "the gradient of a sparse layer has no gradient of its own; do without create_graph=True, or "
     "compute the second order by finite differences."
 )
+
+_transforms = torch._C._functorch.peek_interpreter_stack
+_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+
+
+def refuse_transforms() -> None:
+    """UnsupportedError under a transform of torch.func, or in forward mode."""
+    if forward_ad._current_level >= 0 or _transforms():
+        raise UnsupportedError(
+            "sparse layers have no forward-mode derivative and run under no transform of "
+            "torch.func (vmap, jvp, grad); use backward() or torch.autograd.grad, and put samples "
+            "into one tensor by batch index."
+        )
+
+
+def refuse_wrapped(coords: torch.Tensor) -> None:
+    """`refuse_transforms` for coordinates that a transform of torch.func wraps."""
+    if _wrapped(coords):
+        refuse_transforms()
 
 
 class _Refusal(torch.autograd.Function):
