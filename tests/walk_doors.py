@@ -19,7 +19,7 @@ import sparse_bridge
 from sparse_bridge import settings
 from sparse_bridge.core.conv import convolution, fused_call
 from sparse_bridge.core.maps.rulebook import Rulebook
-from sparse_bridge.kernels.gemm.gather_gemm import gather_gemm_kernel
+from sparse_bridge.kernels.gemm.gather_gemm import gather_gemm_kernel, sum_partials_kernel
 from sparse_bridge.kernels.runtime import launch
 from sparse_bridge.kernels.runtime import target as targets
 from tests.adapters.spconv import doors as spconv_doors
@@ -52,6 +52,7 @@ def pretended_gpu() -> Iterator[None]:
             (targets, "of", lambda device: _HOPPER),
             (launch.Kernel, "launch", lambda self, *args: None),
             (gather_gemm_kernel, "_compiled", _Compiled()),
+            (sum_partials_kernel, "_compiled", _Compiled()),
         ):
             stack.enter_context(mock.patch.object(owner, name, value, create=True))
         stack.enter_context(settings.override(dataflow="masked"))

@@ -86,8 +86,13 @@ def activation_of(module: nn.Module) -> tuple[str, float] | None:
     """(name, slope) of an activation that kernels apply, torch's own or a framework's; or None."""
     for kind, (name, _) in _ACTIVATIONS.items():
         if is_layer(module, kind):
-            return name, float(getattr(module, "negative_slope", 0.0))
+            return name, _slope_of(module)
     return None
+
+
+def _slope_of(activation: nn.Module) -> float:
+    """Asking a module for an attribute that it lacks is slow."""
+    return float(activation.negative_slope) if isinstance(activation, nn.LeakyReLU) else 0.0
 
 
 def own_activation(module: nn.Module) -> tuple[str, float] | None:
@@ -96,8 +101,7 @@ def own_activation(module: nn.Module) -> tuple[str, float] | None:
     known = _ACTIVATIONS.get(kind)
     if known is None or not runs_own(module, kind, known[1]):
         return None
-    # Asking a module for an attribute that it lacks is slow.
-    return known[0], float(module.negative_slope) if isinstance(module, nn.LeakyReLU) else 0.0
+    return known[0], _slope_of(module)
 
 
 def epilogue_after(modules: Sequence[nn.Module], index: int) -> EpilogueLayers | None:

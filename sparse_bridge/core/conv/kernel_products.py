@@ -171,7 +171,7 @@ class GatherProduct:
             launch = self._bind(rulebook, side, (x, weight, vectors))
             rulebook.cache.put(self._key + side, launch)
         if rows.device is None:
-            y = x.new_empty((rows.capacity, self._columns))
+            y = x.new_empty(rows.capacity, self._columns)  # a tuple takes half as long again
         else:
             y = rows.empty(self._columns, x)
         result: torch.Tensor = launch(x, weight, vectors, y)
@@ -194,9 +194,11 @@ class GatherProduct:
                 lambda tile: flow.launch(flow.spec(product, tile), table, n_rows, n_in), inputs,
                 lambda: inputs[0].new_empty((n_rows, self._columns)), table,
             )  # fmt: skip
-            spec = flow.spec(
-                product, tile_for(gather_problem(product, flow.name, work, n_in), trial)
-            )
+            tile = tile_for(gather_problem(product, flow.name, work, n_in), trial)
+            known = (flow.name, reverse, tile)  # sizes that take the same tile share it
+            spec = self._specs.get(known)
+            if spec is None:
+                spec = self._specs[known] = flow.spec(product, tile)
             if final():
                 self._specs[key] = spec
         launch = flow.launch(spec, table, n_rows, n_in)

@@ -50,7 +50,7 @@ class Rows(NamedTuple):
     def empty(self, columns: int, like: torch.Tensor) -> torch.Tensor:
         """Memory for a layer's result; in the backward pass, which is outside of the `scope`, for
         its gradient, of which sums over rows want zeros behind the last row."""
-        y = like.new_empty((self.capacity, columns))
+        y = like.new_empty(self.capacity, columns)
         if self.device is None:
             return y
         if not in_scope():

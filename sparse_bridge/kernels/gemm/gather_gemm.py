@@ -272,7 +272,7 @@ class GatherGemm:
         spec, split, out = self.spec, self.grid[2], y
         if split > 1:
             fresh = torch.zeros if self.blank else torch.empty
-            out = fresh((split, *y.shape), dtype=torch.float32, device=spec.device)
+            out = fresh(split, *y.shape, dtype=torch.float32, device=spec.device)
         x_at, w_at, y_at, out_at = x.data_ptr(), w.data_ptr(), y.data_ptr(), out.data_ptr()
         aligned: object = True
         if (x_at | w_at | y_at | out_at) & 15:
@@ -305,17 +305,24 @@ class GatherGemm:
                 spec.device, spec.target, self.grid, args, spec.constants, spec.options, key
             )
         if split > 1:
-            self._sum(out, extra, y, (kinds, aligned))
+            self._sum((out, *extra, y), (out_at, *extra_at, y_at), (kinds, aligned))
         return y
 
     def _sum(
-        self, partial: torch.Tensor, extra: tuple[torch.Tensor, ...], y: torch.Tensor, kinds: object
+        self, tensors: tuple[torch.Tensor, ...], addresses: tuple[int, ...], kinds: object
     ) -> None:
-        """Add the partial sums up and apply the epilogue."""
-        spec, n_values = self.spec, y.numel()
+        """Add the partial sums up and apply the epilogue.  tensors: they, what the epilogue reads,
+        y."""
+        spec, y = self.spec, tensors[-1]
+        n_values = y.numel()
+        grid = (cdiv(n_values, 1024), 1, 1)
         constants = (spec.epilogue.parts, spec.activation, self.grid[2], 1024)
-        args = (partial, *extra, y, n_values, spec.columns, *spec.floats)
+        numbers = (n_values, spec.columns, *spec.floats)
+        key = (constants, y.dtype, kinds, n_values >= 1 << 31)
+        if self._addressed and sum_partials_kernel.start(
+            spec.device, key, grid, (*addresses, *numbers), constants
+        ):
+            return
         sum_partials_kernel.launch(
-            spec.device, spec.target, (cdiv(n_values, 1024), 1, 1), args, constants,
-            {"num_warps": 4}, (constants, y.dtype, kinds, n_values >= 1 << 31),
-        )  # fmt: skip
+            spec.device, spec.target, grid, (*tensors, *numbers), constants, {"num_warps": 4}, key
+        )

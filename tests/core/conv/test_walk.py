@@ -46,8 +46,8 @@ def kmap(monkeypatch):
     monkeypatch.setattr(launch.Kernel, "launch", lambda self, *args: None)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
-    kernels = (gather_gemm.gather_gemm_kernel, wgrad_gemm.wgrad_kernel)
-    for kernel in (*kernels, wgrad_gemm.sum_shares_kernel):
+    sums = (gather_gemm.sum_partials_kernel, wgrad_gemm.sum_shares_kernel)
+    for kernel in (gather_gemm.gather_gemm_kernel, wgrad_gemm.wgrad_kernel, *sums):
         monkeypatch.setattr(kernel, "_compiled", Compiled())
     plan.reset()
     with settings.override(dataflow="masked"):
@@ -76,6 +76,34 @@ def test_a_steady_layer(kmap, fused):
     with settings.override(tune="off"):
         assert walk(run).files != STEADY, "other settings, another plan"
         assert walk(run).files == STEADY
+
+
+def test_partial_sums_are_launched_by_address(kmap, monkeypatch):
+    from sparse_bridge.kernels.runtime import launch
+
+    x, weight, bias = torch.randn(kmap.n_in, 512), torch.randn(9, 512, 32), torch.rand(32)
+    conv(x, weight, bias, kmap)
+    launches = [one for one in kmap.rulebook.cache.values() if hasattr(one, "grid")]
+    assert [one.grid[2] > 1 for one in launches] == [True], "programs share the sums of a few rows"
+
+    def slow(*args):
+        pytest.fail("a steady layer looks at its arguments again")
+
+    monkeypatch.setattr(launch.Kernel, "launch", slow)
+    conv(x, weight, bias, kmap)
+
+
+def test_sizes_of_one_tile_share_what_does_not_depend_on_the_map(kmap):
+    x, weight, bias = operands(kmap)
+    conv(x, weight, bias, kmap)
+    (made,) = plan._plans.plans.values()
+    before = dict(made.forward._specs)
+    with settings.override(dataflow="per_offset"):
+        other = layer("submanifold", 2, shape=(16, 16)).kmap
+        other.rulebook.table(0)
+    assert -(-other.n_in // 64) != -(-kmap.n_in // 64)
+    conv(torch.randn(other.n_in, 16), weight, bias, other)
+    assert set(made.forward._specs.values()) == set(before.values())
 
 
 def test_a_steady_training_step(kmap):
