@@ -1,0 +1,32 @@
+"""What `tests.host_time` measures is what it says."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+
+from sparse_bridge.core.conv import convolution
+from tests.host_time import layers, times
+from tests.walk_doors import pretended_gpu
+
+pytest.importorskip("triton")
+
+
+@pytest.mark.parametrize(("worth", "norms"), [(1 << 62, 3), (0, 0)])
+def test_norms_run_apart_or_in_the_launch(worth, norms):
+    seen = {}
+    with torch.no_grad(), pretended_gpu(), mock.patch.object(convolution, "WORTH", [worth] * 2):
+        for name, run in layers():
+            for _ in range(3):
+                assert run().shape == (24, 32)
+            with mock.patch.object(torch, "batch_norm", wraps=torch.batch_norm) as alone:
+                run()
+            seen[name] = alone.call_count
+    assert len(seen) == 5 and sum(seen.values()) == norms, seen
+
+
+def test_times_are_of_one_call():
+    least, median = times(lambda: sum(range(1000)), 3, 20)
+    assert 0 < least <= median
