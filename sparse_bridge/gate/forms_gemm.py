@@ -25,6 +25,7 @@ from ..kernels.runtime.target import Target
 from ..kernels.tiles.candidates import candidates
 from ..kernels.tiles.tile_config import (
     TileConfig,
+    clamp_for_grouped,
     clamp_for_problem,
     gather_tile,
     grouped_tile,
@@ -160,7 +161,7 @@ def _grouped(target: Target, case: Case, layout: str, depth: str, columns: int, 
     held, (even, one, c_in) = case.holds, _DEPTHS[depth]
     wide, whole = size != "int32", case.tile.block_k
     channels = whole if even else whole + 1
-    tile = clamp_for_problem(case.tile, target, case.dtype, case.precision, channels, wide, 0)
+    tile = clamp_for_grouped(case.tile, target, case.dtype, case.precision, channels, wide)
     divisible, ones = _strides(grouped_gemm_kernel, layout, "stride_wi", "stride_wo")
     for names, n in ((("c_in", "stride_xn"), c_in), (("c_out", "stride_pn"), columns)):
         divisible += names if n == 16 else ()

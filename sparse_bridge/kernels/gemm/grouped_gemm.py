@@ -17,7 +17,7 @@ import triton.language as tl
 
 from ...errors import KernelError
 from ..runtime.launch import alignment, cdiv, number_of, register, specialise
-from ..tiles.tile_config import TileConfig, clamp_for_problem, power
+from ..tiles.tile_config import TileConfig, clamp_for_grouped, power
 from .gather_gemm import Vectors, _activate, _added, _tail
 from .gather_spec import ACTIVATIONS, INT32_END
 from .product import EpilogueForm, Product
@@ -175,7 +175,7 @@ class GroupedSpec:
         self.w = w
         c_in, c_out = w.c_in, w.c_out
         self.columns_in, self.columns = w.groups * c_in, w.groups * c_out
-        tile = clamp_for_problem(tile, self.target, self.dtype, precision, c_in, wide, 0)
+        tile = clamp_for_grouped(tile, self.target, self.dtype, precision, c_in, wide)
         self.tile = tile = dataclasses.replace(tile, split_k=1)
         self.constants = (
             precision if self.dtype == torch.float32 else "ieee", c_in % tile.block_k == 0,
