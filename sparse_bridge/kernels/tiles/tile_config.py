@@ -144,8 +144,8 @@ def clamp_for_problem(
 def clamp_for_grouped(
     tile: TileConfig, target: Target, dtype: torch.dtype, precision: str, c_in: int, wide: bool
 ) -> TileConfig:
-    """`clamp_for_problem` for the grouped gather-GEMM. Its rows' addresses take registers, too: with
-    128 rows and 32 channels of IEEE fp32 sm_80 spills 20 bytes a thread (Triton 3.9)."""
+    """`clamp_for_problem` for the grouped gather-GEMM, where addresses of rows take registers, too:
+    with 128 rows and 32 channels of IEEE fp32 a thread spills 20 bytes (Triton 3.9, sm_80)."""
     tile = clamp_for_problem(tile, target, dtype, precision, c_in, wide, 0)
     if dtype == torch.float32 and precision == "ieee" and tile.block_m >= 128:
         tile = dataclasses.replace(tile, block_k=min(tile.block_k, 16))
