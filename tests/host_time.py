@@ -20,6 +20,7 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge.core.conv import convolution
+from tests.adapters.spconv import doors as spconv_doors
 from tests.clouds import cloud
 from tests.walk_doors import pretended_gpu
 
@@ -33,8 +34,8 @@ def layers() -> Iterator[tuple[str, Run]]:
     """(framework and how its program is written, one call of the three layers)."""
     coords, shape = cloud((16, 16, 16), 1)[:_ROWS].contiguous(), [16, 16, 16]
     features, n = torch.zeros(_ROWS, _CHANNELS, dtype=torch.float16), _CHANNELS
-    with sparse_bridge.enable("spconv", mode="standin"):
-        sp: Any = importlib.import_module("spconv.pytorch")
+    with spconv_doors.standin() as module:
+        sp: Any = module
         one = sp.SubMConv3d(n, n, 3, indice_key="a").half().eval()
         x = one(sp.SparseConvTensor(features, coords, shape, 1)).replace_feature(features)
         yield "spconv, replace_feature", _idiom(sp.SubMConv3d(n, n, 3, indice_key="a"), x)
