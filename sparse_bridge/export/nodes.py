@@ -106,15 +106,27 @@ def product_by_lists(
     return functional.convolution(features, filters, kmap)
 
 
+def _map_node(
+    g: Any, name: str, indices: Any, sizes: list[list[int | None]], attributes: dict[str, Any]
+) -> Any:
+    """The outputs, of these sizes, of a node that builds a kernel map."""
+    made = g.op(f"{DOMAIN}::{name}", indices, outputs=len(sizes), **attributes)
+    for value, size in zip(made, sizes, strict=True):
+        _typed(value, indices, size)
+    return made
+
+
 class GetIndicePairsImplicitGemm(torch.autograd.Function):
     @staticmethod
     def symbolic(g: Any, indices: Any, attributes: dict[str, Any]) -> Any:
-        made = g.op(f"{DOMAIN}::GetIndicePairsImplicitGemm", indices, outputs=5, **attributes)
-        volume = _volume(attributes)
-        sizes: list[list[int | None]] = [[None, 4], [volume, None], [None, 1], [None], []]
-        for value, size in zip(made, sizes, strict=True):
-            _typed(value, indices, size)
-        return made
+        sizes: list[list[int | None]] = [
+            [None, 4],
+            [_volume(attributes), None],
+            [None, 1],
+            [None],
+            [],
+        ]
+        return _map_node(g, "GetIndicePairsImplicitGemm", indices, sizes, attributes)
 
     @staticmethod
     @_untraced
@@ -146,12 +158,9 @@ class ImplicitGemm(torch.autograd.Function):
 class GetIndicePairs(torch.autograd.Function):
     @staticmethod
     def symbolic(g: Any, indices: Any, attributes: dict[str, Any]) -> Any:
-        made = g.op(f"{DOMAIN}::GetIndicePairs", indices, outputs=4, **attributes)
         volume = _volume(attributes)
         sizes: list[list[int | None]] = [[None, 4], [2, volume, None], [volume], []]
-        for value, size in zip(made, sizes, strict=True):
-            _typed(value, indices, size)
-        return made
+        return _map_node(g, "GetIndicePairs", indices, sizes, attributes)
 
     @staticmethod
     @_untraced

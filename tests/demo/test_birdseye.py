@@ -54,7 +54,7 @@ def test_panels_are_lively(truth: bool, tmp_path: Path) -> None:
     for panel in panels:
         coloured = (panel.max(-1) - panel.min(-1)) > 0.3
         assert coloured.mean() > 0.02
-        assert len(np.unique((panel[coloured] * 15).astype(int), axis=0)) > 20
+        assert len(np.unique((panel[coloured] * 15).astype(int), axis=0)) > 30
 
 
 @pytest.mark.parametrize("labels", [True, False])
