@@ -11,11 +11,17 @@ import contextlib
 import dataclasses
 import os
 
+import hypothesis
 import pytest
 
 from sparse_bridge import settings, workers
 
 workers.wait_passively()  # tests run beside one another
+
+# The same examples on every run: what a test says depends on the code alone. New ones:
+# `pytest --hypothesis-profile=default`.
+hypothesis.settings.register_profile("repeatable", derandomize=True, database=None)
+hypothesis.settings.load_profile("repeatable")
 
 import torch  # noqa: E402
 

@@ -39,8 +39,8 @@ class PointCloud:
     """A scan.
 
     `points` is [N, 4] float32: x, y, z in metres and an intensity in [0, 1] (0 where the file has
-    none). `dropped` rows of the file held NaN or infinity. `voxel_size` (metres) is set when the
-    file stores voxels; `points` are then their centres. `origin` (metres) was subtracted from the
+    none). `dropped` rows of the file were not finite in float32. `voxel_size` (metres) is set when
+    the file stores voxels; `points` are then their centres. `origin` (metres) was subtracted from the
     positions: it is not zero for maps in a national grid, whose coordinates float32 cannot hold.
     """
 
@@ -95,16 +95,19 @@ def load_points(path: str | Path, columns: int | None = None) -> PointCloud:
 def _finish(
     path: Path, xyz: Floats, extra: Floats | None, voxel_size: float | None = None
 ) -> PointCloud:
-    """Drop rows that are not finite, scale the intensity to [0, 1], make one float32 array."""
+    """Drop rows that are not finite in float32, scale the intensity to [0, 1], make one float32 array."""
     if len(xyz) == 0:
         raise ShapeError(f"{path}: got 0 points; expected at least one.")
     intensity = np.zeros(len(xyz)) if extra is None else _brightness(extra)
     # Some writers have no intensity for some points: that must not cost the point.
     intensity = np.nan_to_num(intensity.astype(np.float32), nan=0.0, posinf=1.0, neginf=0.0)
-    kept = np.isfinite(xyz).all(1)
+    # NaN fails the comparison too; the result is float32, less an origin.
+    with np.errstate(invalid="ignore"):
+        kept = (np.abs(xyz.astype(np.float64)) < np.finfo(np.float32).max / 2).all(1)
     if not kept.any():
         raise ShapeError(
-            f"{path}: all {len(xyz)} points are NaN or infinite; expected finite coordinates."
+            f"{path}: all {len(xyz)} points are NaN, infinite or beyond float32; "
+            "expected finite coordinates."
         )
     finite = xyz[kept].astype(np.float64)
     x, y, z = _origin(finite)

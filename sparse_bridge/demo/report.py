@@ -60,7 +60,7 @@ def facts_table(
     count = len(grid.features)
     points = f"{len(cloud.points):,} points"
     if cloud.dropped:
-        points += f" ({cloud.dropped:,} more were NaN or infinite and dropped)"
+        points += f" ({cloud.dropped:,} more were NaN, infinite or beyond float32 and dropped)"
     table.add_row("source", escape(f"{cloud.source}, {points}"))
     if any(cloud.origin):
         x0, y0, z0 = (f"{value:,.0f}" for value in cloud.origin)

@@ -117,6 +117,18 @@ def test_nan_rows_are_dropped_and_counted(tmp_path: Path, cloud: np.ndarray) -> 
     assert np.isfinite(loaded.points).all()
 
 
+def test_positions_beyond_float32_are_dropped_and_counted(tmp_path: Path, cloud) -> None:
+    far = cloud.astype(np.float64)
+    far[3, 1], far[5, 2] = 1e200, -1.7e308
+    np.save(tmp_path / "a.npy", far)
+    loaded = load_points(tmp_path / "a.npy")
+    assert loaded.dropped == 2 and np.isfinite(loaded.points).all()
+    far[:, 0] = 1e40
+    np.save(tmp_path / "a.npy", far)
+    with pytest.raises(ShapeError, match="NaN, infinite or beyond float32"):
+        load_points(tmp_path / "a.npy")
+
+
 def test_typed_errors_for_files(tmp_path: Path, cloud: np.ndarray) -> None:
     def file(name: str, data: bytes) -> Path:
         (tmp_path / name).write_bytes(data)

@@ -41,7 +41,7 @@ def refused(capsys, *words):
     ("name", "content", "words"),
     [
         ("empty.bin", b"", "0 bytes"),
-        ("nan.bin", NAN, "NaN or infinite"),
+        ("nan.bin", NAN, "NaN, infinite"),
         ("cut.bin", ROWS[:-3], "truncated"),
         ("wide.bin", ROWS, "larger --voxel-size"),
         ("objects.npy", NO_NUMBERS, "not a readable"),
