@@ -40,8 +40,8 @@ class PointCloud:
 
     `points` is [N, 4] float32: x, y, z in metres and an intensity in [0, 1] (0 where the file has
     none). `dropped` rows of the file were not finite in float32. `voxel_size` (metres) is set when
-    the file stores voxels; `points` are then their centres. `origin` (metres) was subtracted from the
-    positions: it is not zero for maps in a national grid, whose coordinates float32 cannot hold.
+    the file stores voxels; `points` are then their centres. `origin` (metres) was subtracted from
+    the positions: it is not zero for maps in a national grid, which float32 cannot hold.
     """
 
     points: npt.NDArray[np.float32]
@@ -95,7 +95,7 @@ def load_points(path: str | Path, columns: int | None = None) -> PointCloud:
 def _finish(
     path: Path, xyz: Floats, extra: Floats | None, voxel_size: float | None = None
 ) -> PointCloud:
-    """Drop rows that are not finite in float32, scale the intensity to [0, 1], make one float32 array."""
+    """Drop rows not finite in float32, scale the intensity to [0, 1], make one float32 array."""
     if len(xyz) == 0:
         raise ShapeError(f"{path}: got 0 points; expected at least one.")
     intensity = np.zeros(len(xyz)) if extra is None else _brightness(extra)
