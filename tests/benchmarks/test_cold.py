@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -71,3 +76,13 @@ def test_the_report(tmp_path):
     assert lines[4] == "| MinkUNet34 | sparse_bridge |  | no such GPU |"
     report.plot(ROWS, tmp_path / "cold.png")
     assert (tmp_path / "cold.png").stat().st_size > 5000
+
+
+def test_the_command_finds_the_emulator():
+    """As a user starts it: from the checkout, with nothing else on the path."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.cold", "--help"],
+        cwd=pathlib.Path(__file__).parents[2], env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0 and "--peer-python" in done.stdout, done.stderr
