@@ -23,7 +23,7 @@ from .workloads import Scan
 
 __all__ = ["NETWORKS", "PEERS", "Peer", "installed", "load"]
 
-NETWORKS = {"second": Second, "unet": ResidualUNet}  # of spconv; torchsparse has the second
+NETWORKS = {"second": Second, "unet": ResidualUNet}  # of spconv; the others have the second
 
 
 class Peer(abc.ABC):
@@ -46,7 +46,7 @@ class Peer(abc.ABC):
         raise NotImplementedError(f"{self.name} has no sequential container")
 
     def network(self, name: str) -> nn.Module:
-        """One of `NETWORKS`."""
+        """One of `NETWORKS`, or of torchsparse's `BACKBONES`."""
         raise NotImplementedError(f"no {name} in the API of {self.name}")
 
     def for_inference(self, model: nn.Module) -> nn.Module:
@@ -112,7 +112,7 @@ class _Spconv(Peer):
         return self.sp.SparseSequential(self.layer(channels, False), norm(channels), nn.ReLU())
 
     def network(self, name):
-        return NETWORKS[name](self.sp)
+        return NETWORKS[name](self.sp) if name in NETWORKS else super().network(name)
 
     def _tensor(self, feats, coords, scan):
         return self.sp.SparseConvTensor(feats, coords, list(scan.shape), scan.batch_size)
@@ -171,6 +171,9 @@ class _TorchSparse(Peer):
         return nn.Sequential(self.layer(channels, False), spnn.BatchNorm(channels), spnn.ReLU(True))
 
     def network(self, name):
+        if name in torchsparse.BACKBONES:
+            importlib.import_module(f"{self.package}.backbones")
+            return torchsparse.Backbone(self.ts, name)
         return torchsparse.ResidualUNet(self.ts) if name == "unet" else super().network(name)
 
     def maps(self, layer, feats, scan):

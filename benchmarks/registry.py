@@ -10,6 +10,7 @@ import fnmatch
 from collections.abc import Iterator, Sequence
 
 from sparse_bridge.errors import SettingError
+from sparse_bridge.networks.torchsparse import BACKBONES
 
 from .workloads import VOXEL_SIZE, scene_name
 
@@ -59,7 +60,7 @@ class Case:
         dtype: one of DTYPES.
         work: a key of WORKS.
         channels: C_in = C_out of a layer; 0 for a network.
-        network: a key of `peers.NETWORKS`; empty for a layer.
+        network: a key of `peers.NETWORKS`, or of torchsparse's `BACKBONES`; empty for a layer.
         device: "cpu" or "cuda".
         threads: of the CPU; 0 leaves them alone.
         timed: False measures memory alone.
@@ -168,6 +169,18 @@ def _stream(wanted: Selection) -> Iterator[Case]:
                     yield Case("stream", source, batch, dtype, work, network=network)
 
 
+def _backbones(wanted: Selection) -> Iterator[Case]:
+    """Those of torchsparse, alone and in a stream, beside SECOND: the yardstick for machines."""
+    source = "+".join(wanted.scans)
+    for dtype in wanted.dtypes:
+        for scan in wanted.scans:
+            for network in ("second", *BACKBONES):
+                yield Case("backbones", scan, 1, dtype, "infer", network=network)
+        yield Case("backbones", source, 1, dtype, "stream-fixed", network="second")
+        for network in BACKBONES:
+            yield Case("backbones", source, 1, dtype, "stream", network=network)
+
+
 def _memory(wanted: Selection) -> Iterator[Case]:
     for dtype in wanted.dtypes:
         for source, batch in _network_scenes(wanted):
@@ -223,7 +236,7 @@ def _cpu(wanted: Selection) -> Iterator[Case]:
 
 _BUILDERS = {
     "stream": _stream, "layers": _layers, "shells": _shells, "networks": _networks,
-    "memory": _memory,
+    "backbones": _backbones, "memory": _memory,
     "cold": _cold, "scale": _scale, "cpu": _cpu, "host": _host,
 }  # fmt: skip
 SUITES = tuple(_BUILDERS)

@@ -15,6 +15,7 @@ _TITLES = {
     "layers": "One submanifold layer, 3x3x3, C -> C",
     "shells": "One submanifold layer on spherical shells",
     "networks": "Whole networks, every kernel map built anew",
+    "backbones": "torchsparse's backbones, every kernel map built anew; SECOND is the yardstick",
     "memory": "Peak memory of whole networks",
     "cold": "First calls: nothing compiled, nothing tuned",
     "scale": "Scale: one layer against voxels and channels",
@@ -107,7 +108,10 @@ def suite_table(run: Run, suite: str, bold: bool = False) -> Table:
     header.append(f"{names}, {unit}" if timed else f"{names}, MB")
     alone = timed and not others
     header += ["quartiles"] if alone else []
-    streams = suite == "stream"
+    yardsticks = {_scenes(one.base): one.base for one in cases if one.base.subject == "second"}
+    measured = suite == "backbones" and timed
+    header += [f"of {base}'s SECOND"] if measured else []
+    streams = suite in ("stream", "backbones")
     header += ["nine of ten below", "wall / GPU busy", ""] if streams else [""]
     rows = []
     for one in cases:
@@ -127,8 +131,12 @@ def suite_table(run: Run, suite: str, bold: bool = False) -> Table:
         values = [_value(figures.get(peer), timed, factor) for peer in run.peers]
         row.append(" / ".join(values))
         row += [_spread(first, factor)] if alone else []
+        peers = [figures.get(peer) for peer in run.peers]
+        if measured:
+            yard = yardsticks.get(_scenes(first))
+            shares = [f.ms / yard.ms if f and f.ms and yard and yard.ms else None for f in peers]
+            row.append(" / ".join(f"{share:.2f}" if share else "-" for share in shares))
         if streams:
-            peers = [figures.get(peer) for peer in run.peers]
             row.append(" / ".join(_digits(f.p90) if f and f.p90 else "-" for f in peers))
             shares = [f.ms / f.busy_ms if f and f.ms and f.busy_ms else None for f in peers]
             row.append(" / ".join(f"{share:.1f}" if share else "-" for share in shares))
@@ -162,6 +170,11 @@ _DOORS = {
     "torchsparse's, graphs", "bridge_minkowski_graphs": "MinkowskiEngine's, graphs",
 }  # fmt: skip
 _NETWORKS = {"unet": "U-Net", "second": "SECOND"}
+
+
+def _scenes(figure: Figure) -> tuple[str, str, bool]:
+    """What networks have to share for their times to be compared."""
+    return figure.scene, figure.dtype, figure.work.startswith("stream")
 
 
 def _figures(one: Comparison) -> list[Figure]:

@@ -7,6 +7,6 @@ reference implementation.
 | file | networks |
 |---|---|
 | `spconv` | `Second`, `ResidualUNet`; takes `spconv.pytorch`, or anything with its names |
-| `torchsparse` | `ResidualUNet`; takes `torchsparse` with `torchsparse.nn` imported |
+| `torchsparse` | `ResidualUNet`, `Backbone`; takes `torchsparse`, with `nn` and `backbones` |
 | `minkowski` | `MinkUNet` (Res16UNet, 4DMOS by options), `basic_block`; takes `MinkowskiEngine` |
 """

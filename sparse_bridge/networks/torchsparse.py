@@ -1,4 +1,5 @@
-"""A residual U-Net in the API of torchsparse, which is the argument `ts`."""
+"""Networks in the API of torchsparse, which is the argument `ts`: a residual U-Net, and backbones
+that torchsparse brings."""
 
 from __future__ import annotations
 
@@ -70,3 +71,35 @@ class ResidualUNet(nn.Module):
         for up, decode in zip(self.up, self.decode, strict=True):
             x = decode(self._cat([up(x), skips.pop()]))
         return self.head(x)
+
+
+# (blocks, C_out, kernel size, stride) of every stage: those of torchsparse's SparseResNet21D with
+# 5x5x5 kernels for 3x3x3. The paper that made 5x5x5 kernels a benchmark (Spira, MLSys 2026,
+# arXiv 2511.20834) was not at hand with its own list of layers, so times are not its times.
+LARGE_STAGES = (
+    (3, 16, 5, 1), (3, 32, 5, 2), (3, 64, 5, 2), (3, 128, 5, 2), (1, 128, (1, 3, 1), (1, 2, 1))
+)  # fmt: skip
+BACKBONES = ("resnet21d", "unet42", "resnet_large")
+
+
+class Backbone(nn.Module):
+    """One of `BACKBONES`: `SparseResNet21D` or `SparseResUNet42` of `ts.backbones`, which has to be
+    imported, or the former's class with the stages `LARGE_STAGES`.
+
+    Takes [N, in_channels] features and returns the last of the sparse tensors that the backbone
+    makes: of the residual networks [M, 128] on voxels eight times coarser (sixteen times in y), of
+    the U-Net [N, 96] on the voxels of the input.
+    """
+
+    def __init__(self, ts: Any, name: str, in_channels: int = 4, width: float = 1.0) -> None:
+        super().__init__()
+        own = ts.backbones
+        how = {"in_channels": in_channels, "width_multiplier": width}
+        if name == "resnet_large":
+            self.net = own.resnet.SparseResNet(list(LARGE_STAGES), **how)
+        else:
+            made = {"resnet21d": own.SparseResNet21D, "unet42": own.SparseResUNet42}[name]
+            self.net = made(**how)
+
+    def forward(self, x: Any) -> Any:
+        return self.net(x)[-1]

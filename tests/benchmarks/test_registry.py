@@ -7,6 +7,7 @@ import pytest
 from benchmarks.peers import NETWORKS
 from benchmarks.registry import DTYPES, SUITES, WORKS, Case, Selection, enumerate_cases
 from sparse_bridge.errors import SettingError
+from sparse_bridge.networks.torchsparse import BACKBONES
 
 SCANS = ("street", "/data/second_scan.npz")
 
@@ -23,7 +24,7 @@ def test_every_suite_has_cases_with_names_of_their_own():
     for case in cases:
         assert case.work in WORKS
         assert bool(case.channels) != bool(case.network)
-        assert not case.network or case.network in NETWORKS
+        assert not case.network or case.network in (*NETWORKS, *BACKBONES)
         assert Case(**dataclasses.asdict(case)) == case  # the form in which it travels
         assert "/data" not in case.name
 
@@ -61,6 +62,14 @@ def test_the_cpu_suite_has_layers_and_networks():
     layers = {(case.channels, case.work, case.threads) for case in cases if not case.network}
     assert {(16, "fresh", 1), (128, "train", 2)} <= layers
     assert {case.network for case in cases} == {"", "second", "unet"}
+
+
+def test_backbones_run_alone_and_in_a_stream_beside_second():
+    cases = enumerate_cases(selection("backbones"))
+    for work in ("infer", "stream"):
+        found = {case.network for case in cases if case.work.startswith(work)}
+        assert found == {"second", *BACKBONES}
+    assert {case.source for case in cases if case.streams} == {"+".join(SCANS)}
 
 
 def test_patterns_select_by_name():

@@ -99,3 +99,19 @@ def test_pictures_need_matplotlib(monkeypatch, tmp_path, capsys):
     record = str(RECORDS / "cpu_nuscenes.json")
     assert main(["bench", "report", record, "--plots", str(tmp_path / "p")]) == 2
     assert "needs matplotlib" in capsys.readouterr().err
+
+
+def test_backbones_are_measured_by_the_base_s_second():
+    made = Run(["spconv", "bridge_torchsparse"])
+    for work, times in (("infer", (4.0, 6.0)), ("stream", (5.0, 10.0))):
+        second = work if work == "infer" else "stream-fixed"
+        case = f"backbones/s/second/fp16/{second}"
+        made.figures.append(figure("spconv", [times[0]] * 3, case))
+        made.figures.append(figure("bridge_torchsparse", case=case, error="no second"))
+        case = f"backbones/s/unet42/fp16/{work}"
+        made.figures.append(figure("spconv", case=case, error="no unet42"))
+        made.figures.append(figure("bridge_torchsparse", [times[1]] * 3, case))
+    header, rows = suite_table(made, "backbones")
+    shares = [row[header.index("of spconv's SECOND")] for row in rows]
+    assert shares == ["1.00 / -", "- / 1.50", "1.00 / -", "- / 2.00"]
+    assert all(len(row) == len(header) for row in rows)

@@ -10,9 +10,11 @@ import torch
 
 import sparse_bridge
 import sparse_bridge.networks
+from sparse_bridge import settings
 from sparse_bridge.networks import minkowski, spconv
 from sparse_bridge.networks import torchsparse as for_torchsparse
 from tests.adapters.spconv import doors
+from tests.checks import assert_close
 from tests.clouds import cloud
 from tests.door.test_imports import imports_of
 
@@ -89,3 +91,54 @@ def test_minkunet(plain_settings):
         assert y.F.shape == (len(coords), 5)
         assert all(grad is not None for grad in gradients(network, y.F))
     assert "block8.0.norm2.bn.weight" in network.state_dict()
+
+
+@pytest.fixture
+def ts(plain_settings):
+    with sparse_bridge.enable("torchsparse", mode="standin", profile="2.1"):
+        import torchsparse.backbones
+        import torchsparse.nn
+
+        yield torchsparse
+
+
+# Of the published backbones; of the third one, its layers counted by hand: five 5x5x5 layers in
+# each of four stages, a layer of three offsets, and a norm's two vectors behind each of them.
+PARAMETERS = {
+    "resnet21d": 2_693_920,
+    "unet42": 21_721_472,
+    "resnet_large": sum(
+        125 * (c_in * c + 4 * c * c) + 10 * c
+        for c_in, c in [(4, 16), (16, 32), (32, 64), (64, 128)]
+    )
+    + 3 * 128 * 128
+    + 2 * 128,
+}
+
+
+@pytest.mark.parametrize("name", for_torchsparse.BACKBONES)
+def test_backbones_have_the_parameters_of_their_layers(ts, name):
+    network = for_torchsparse.Backbone(ts, name)
+    assert sum(p.numel() for p in network.parameters()) == PARAMETERS[name]
+    kernels = {p.shape[0] for p in network.parameters() if p.dim() == 3}
+    assert (125 in kernels, 27 in kernels) == (name == "resnet_large", name != "resnet_large")
+
+
+@pytest.mark.parametrize("name", for_torchsparse.BACKBONES)
+def test_backbones_compute_what_products_written_out_do(ts, points, name):
+    coords, x = points
+    network = copy.deepcopy(for_torchsparse.Backbone(ts, name, width=0.25)).double()
+
+    def run():
+        network.zero_grad()
+        y = network(ts.SparseTensor(x.double(), coords))
+        return [y.feats, *gradients(network, y.feats)], y.coords
+
+    found, places = run()
+    with settings.override(dataflow="explicit"):
+        expected, others = run()
+    assert torch.equal(places, others)
+    assert torch.equal(places, coords) if name == "unet42" else len(places) < len(coords)
+    assert all(one is not None for one in found)
+    for one, other in zip(found, expected, strict=True):
+        assert_close(one, other, torch.float64)
