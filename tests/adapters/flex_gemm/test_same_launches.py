@@ -1,5 +1,5 @@
-"""A layer costs the same through every door: the products that are launched are the same ones, kernel
-for kernel, with the same grids and sizes, as spconv's door launches."""
+"""A layer costs the same through every door: the products it launches are the same ones, kernel
+for kernel, with the same grids and sizes, as through spconv's door."""
 
 from __future__ import annotations
 
