@@ -44,6 +44,17 @@ def test_every_kind(map_lane, kind, dimension, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_result_rows_that_repeat_and_lie_outside(map_lane, mode):
+    """Nothing reaches a row outside the grid: it holds the floor, as other such rows do."""
+    coords = torch.tensor([[0, 9], [0, 2], [0, 2], [0, -1]], dtype=torch.int32)
+    made = layer(
+        "inverse", kernel=1, stride=1, shape=(4,), coords=coords, batch_size=1, dense=False,
+        device=map_lane.device,
+    )  # fmt: skip
+    check(made, map_lane, mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("channels", [1, 5, 33, 130])
 def test_channel_counts(map_lane, channels, mode):
     check(

@@ -170,6 +170,9 @@ def pool(x: torch.Tensor, kmap: KernelMap, mode: str, floor: float = float("-inf
     y = _Pool.apply(x, _plain(kmap), mode, floor)
     if kmap.y_fold is not None:
         y = copy_rows(y, kmap.y_fold)
+        if mode == "max" and floor != 0:  # rows outside the grid, like all that nothing reaches
+            dead = kmap.y_fold.inverse >= kmap.y_fold.map.n_rows
+            y = y.masked_fill(dead.unsqueeze(1), floor)
     return y
 
 
