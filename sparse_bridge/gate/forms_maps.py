@@ -5,7 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 
-from ..kernels.maps import gray_rank, hash_table, key_table, mask_order, neighbor_table, new_rows
+from ..kernels.maps import (
+    gray_rank,
+    hash_table,
+    key_table,
+    mask_order,
+    neighbor_table,
+    new_rows,
+    tile_list,
+)
 from ..kernels.runtime.launch import Kernel
 from ..kernels.runtime.target import Target
 from .forms import PLACES, Form, Space, make
@@ -92,7 +100,7 @@ def _order_key(v_block: int, key: str, place: str) -> Form:
 
 
 def _pack(order: str, place: str) -> Form:
-    constants, options = (mask_order.TILE,), {"num_warps": 4}
+    constants, options = (tile_list.TILE,), {"num_warps": 4}
     return make(mask_order.pack_kernel, constants, options, place=place, order=order)
 
 
@@ -141,7 +149,7 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     yield _fixed(mask_order.chunk_kernel, mask_order._CHUNK, _LARGEST["i32"], part, part)
     orders = {"order": ("i64", "i32"), **places}
     yield mask_order.pack_kernel, [Space(orders, _pack, silent=_SILENT)]
-    yield _fixed(mask_order.compact_kernel, 2 * mask_order.TILE, num_warps=8, ends="i64")
+    yield _fixed(mask_order.compact_kernel, 2 * tile_list.TILE, num_warps=8, ends="i64")
     factors = {"columns": (4, 3, 5, 2, 6, 7), "first": (1, 0), "shifted": _FLAG, "fold": _FLAG}
     yield key_table.hash_rows_kernel, [Space({**factors, **places}, _hash_rows, silent=_SILENT)]
     lanes = 4 * target.warp_size

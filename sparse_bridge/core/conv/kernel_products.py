@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ...kernels.gemm.grouped_gemm import GroupedGemm
     from ...kernels.gemm.wgrad_gemm import WgradGemm
     from ...kernels.gemm.wgrad_spec import WgradSpec
-    from ...kernels.maps.mask_order import TileList
+    from ...kernels.maps.tile_list import TileList
     from ...kernels.tiles.tile_config import TileConfig
     from ..maps.pair_groups import PairGroups
 

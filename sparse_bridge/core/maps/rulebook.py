@@ -19,8 +19,8 @@ from .host_index import PairLists
 from .rows import Rows
 
 if TYPE_CHECKING:
-    from ...kernels.maps.mask_order import TileList
     from ...kernels.maps.neighbor_table import NeighborTable
+    from ...kernels.maps.tile_list import TileList
 
 
 class Observer(Protocol):

@@ -111,7 +111,7 @@ class Problem(NamedTuple):
 
     def allows(self, tile: TileConfig) -> bool:
         """Whether a stored tile can run here: it fits the shared memory and the packed tiles."""
-        from ...kernels.maps.mask_order import TILE
+        from ...kernels.maps.tile_list import TILE
 
         packed = self.direction == "wgrad" or tile.block_m in (TILE, 2 * TILE)
         return packed and tile.shared_bytes(self.dtype.itemsize) <= self.target.shared_memory

@@ -14,7 +14,7 @@ import torch
 from ... import tolerances
 
 if TYPE_CHECKING:
-    from ...kernels.maps.mask_order import TileList
+    from ...kernels.maps.tile_list import TileList
     from ...kernels.tiles.tile_config import TileConfig
     from ..maps.pair_groups import PairGroups
 

@@ -226,7 +226,7 @@ def _product_kernels(
 def _gather_kernel(layer: LayerProduct, epilogue: Epilogue, map_like: Rulebook) -> None:
     """map_like: like the maps that the layer will meet, without pairs."""
     from ...kernels.gemm.gather_gemm import GatherGemm
-    from ...kernels.maps.mask_order import TileList
+    from ...kernels.maps.tile_list import TileList
 
     flow = registry.entry(registry.automatic()[0]).by_rule()
     assert isinstance(flow, KernelDataflow)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ...errors import KernelError
-from ..maps.mask_order import TileList
+from ..maps.tile_list import TileList
 from ..runtime.launch import alignment_at, cdiv, register, specialise
 from ..tiles.tile_config import TileConfig
 from .gather_spec import GemmSpec

@@ -14,7 +14,7 @@ from ..dataflow import Dataflow, LayerProduct
 from ..kernel_products import KernelDataflow
 
 if TYPE_CHECKING:
-    from ....kernels.maps.mask_order import TileList
+    from ....kernels.maps.tile_list import TileList
 
 
 class Masked(KernelDataflow):
