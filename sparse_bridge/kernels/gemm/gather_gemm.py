@@ -3,7 +3,8 @@ alike.
 
 dgrad is the same product over the transposed table with the weight read through swapped strides.
 Two forms of one kernel: *packed* walks the live offsets of mask-ordered tiles, *plain* walks every
-offset of the table in row order.
+offset of the table in row order. Under mask splits a packed launch makes S partial sums of each
+row, one after another in memory: to the kernel those are S times as many rows.
 """
 
 from __future__ import annotations
@@ -228,7 +229,10 @@ class GatherGemm:
         self.table, self.blank, tile = table, False, spec.tile
         split_stride = n_rows * spec.columns if tile.split_k > 1 else 0
         self._key = spec.key_of(split_stride) if split_stride else spec.key
-        programs = -(-n_rows // tile.block_m) * -(-spec.c_out // tile.block_n)
+        tiles = -(-n_rows // tile.block_m)
+        if spec.splits > 1:
+            tiles = spec.splits * pitch // tile.block_m
+        programs = tiles * -(-spec.c_out // tile.block_n)
         if programs >= 1 << 31:
             raise KernelError(
                 f"gather-GEMM over {n_rows} rows needs {programs} programs; a launch takes fewer "
@@ -269,7 +273,7 @@ class GatherGemm:
         """x [N_in, groups * c_in] (unit channel stride), w any layout, vectors (bias, mean, var,
         gain, beta) [groups * c_out] and the residual, like y, those that the epilogue does not name
         None, or None for no epilogue, y written whole [n_rows, groups * c_out], contiguous."""
-        spec, split, out = self.spec, self.grid[2], y
+        spec, split, out = self.spec, self.spec.partials, y
         if split > 1:
             fresh = torch.zeros if self.blank else torch.empty
             out = fresh(split, *y.shape, dtype=torch.float32, device=spec.device)
@@ -316,7 +320,7 @@ class GatherGemm:
         spec, y = self.spec, tensors[-1]
         n_values = y.numel()
         grid = (cdiv(n_values, 1024), 1, 1)
-        constants = (spec.epilogue.parts, spec.activation, self.grid[2], 1024)
+        constants = (spec.epilogue.parts, spec.activation, spec.partials, 1024)
         numbers = (n_values, spec.columns, *spec.floats)
         key = (constants, y.dtype, kinds, n_values >= 1 << 31)
         if self._addressed and sum_partials_kernel.start(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from ..runtime.launch import number_of, specialise
@@ -16,32 +18,39 @@ class GemmSpec:
     """A product and its tile.
 
     packed: over mask-ordered tiles; else over a neighbour table.  wide: offsets need 64 bits.
+    splits: orders of the rows, each for a range of the offsets, see `TileList`.  partials: partial
+    sums of a row, by such ranges or by shares of the reduction; 1 where there is nothing to add up.
     constants, options: of the kernel.  key: a number for all that a compiled kernel depends on here
     and that no tensor tells.  following: c_in, c_out, where the weight starts, alpha, eps, the row
     strides of contiguous features and results and the weight's strides, in the kernel's order.
     """
 
     def __init__(
-        self, product: Product, tile: TileConfig, packed: bool, wide: bool = False
+        self, product: Product, tile: TileConfig, packed: bool, wide: bool = False, splits: int = 1
     ) -> None:
         self.product, self.packed, self.wide, self._asked = product, packed, wide, tile
+        self.splits = splits
         target, self.device, self.dtype, precision, w, epilogue = product
         self.target, self.epilogue, self.w_stride = target, epilogue, abs(w.strides[0])
         c_in, c_out, self.groups = w.c_in, w.c_out, w.groups
         self.c_out, self.columns_in, self.columns = c_out, w.groups * c_in, w.groups * c_out
         parts, activation, alpha, eps = epilogue
-        tile = clamp_for_problem(tile, target, self.dtype, precision, c_in, wide, parts)
-        self.tile, split = tile, tile.split_k
+        if splits > 1:  # a second way to cut the same sum
+            tile = dataclasses.replace(tile, split_k=1)
+        held = parts if splits == 1 else 0
+        tile = clamp_for_problem(tile, target, self.dtype, precision, c_in, wide, held)
+        self.tile, self.partials = tile, splits * tile.split_k
+        whole = self.partials == 1
         self.activation = ACTIVATIONS[activation]
         exact = self.dtype != torch.float32 and precision != "half"
         self.constants = (
-            packed, parts if split == 1 else 0, self.activation if split == 1 else 0,
+            packed, parts if whole else 0, self.activation if whole else 0,
             "ieee" if exact else precision, c_in % tile.block_k == 0,
-            c_in <= tile.block_k, wide, split, tile.block_m, tile.block_n, tile.block_k,
+            c_in <= tile.block_k, wide, tile.split_k, tile.block_m, tile.block_n, tile.block_k,
         )  # fmt: skip
         self.options = tile.options(target)
         kinds = specialise(c_in, c_out, w.shift, *w.strides, self.columns)
-        self._known = ("gather_gemm", self.dtype, self.constants, tile, kinds)
+        self._known = ("gather_gemm", self.dtype, self.constants, tile, kinds, splits > 1)
         self.key = self.key_of(0)
         self.row_kind = specialise(self.columns_in)
         # The type of a float is part of the signature.
@@ -59,11 +68,11 @@ class GemmSpec:
         """This one, or one with wide offsets, as a map of this size needs it."""
         if self.wide or not (
             n_in * self.columns_in >= INT32_END
-            or n_rows * self.columns >= INT32_END
-            or n_offsets * pitch >= INT32_END
+            or self.splits * n_rows * self.columns >= INT32_END
+            or (n_offsets + self.splits - 1) * pitch >= INT32_END
             or n_offsets * self.w_stride >= INT32_END
         ):
             return self
         if self._wider is None:
-            self._wider = GemmSpec(self.product, self._asked, self.packed, True)
+            self._wider = GemmSpec(self.product, self._asked, self.packed, True, self.splits)
         return self._wider

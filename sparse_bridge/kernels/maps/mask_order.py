@@ -1,5 +1,9 @@
 """Row order for the masked dataflow: rows with alike offset masks become neighbours, so that a tile
 skips offsets; and the tiles. Rows are ordered by the key of `gray_rank`.
+
+Mask splits (TorchSparse++): the offsets are cut into ranges, part p of S from offset p * V // S on,
+and every part has its own order of all rows. Row r of part p is called p * N + r. Less of a tile's
+work is for nothing, and each row has S partial sums.
 """
 
 from __future__ import annotations
@@ -8,10 +12,11 @@ import torch
 import triton
 import triton.language as tl
 
+from ...errors import KernelError
 from ..runtime.launch import cdiv, register
 from ..runtime.target import Target
 from .coord_key import live_rows
-from .gray_rank import DENSE, KEY_BITS, SAMPLE, gray_rank, key_places, offset_block
+from .gray_rank import DENSE, KEY_BITS, SAMPLE, gray_rank, key_places, mask_window, offset_block
 from .neighbor_table import NeighborTable
 from .tile_list import TILE, TileList
 
@@ -21,26 +26,42 @@ _KEY_BLOCK = 1024
 _PART = 64  # rows whose place one program finds
 
 
-@triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted", "n_offsets", "apart"])
+@triton.jit
+def _part(n_offsets):
+    """(part of this program, its first offset, how many it has); grid axis 1 counts parts."""
+    part, parts = tl.program_id(1), tl.num_programs(1)
+    start = part * n_offsets // parts
+    return part, start, (part + 1) * n_offsets // parts - start
+
+
+@triton.jit(
+    do_not_specialize=["count_ptr", "n_rows", "counted", "n_offsets", "apart", "part_shift"]
+)
 def _order_key(
-    mask_ptr, count_ptr, key_ptr, n_rows, counted, n_offsets, apart, V_BLOCK: tl.constexpr,
-    BITS: tl.constexpr, DENSE: tl.constexpr, SAMPLE: tl.constexpr, BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr, LAST: tl.constexpr,
+    mask_ptr, count_ptr, key_ptr, n_rows, counted, n_offsets, apart, part_shift,
+    V_BLOCK: tl.constexpr, BITS: tl.constexpr, DENSE: tl.constexpr, SAMPLE: tl.constexpr,
+    BLOCK: tl.constexpr, CHUNK: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
-    """Sort key of every row; LAST, the largest, for rows that are not in use.
+    """grid: (blocks of rows, parts). Sort key of every row of every part; the part's largest for
+    rows that are not in use. part_shift: bits below that of the part, the most significant; 0 where
+    parts are not sorted together.
 
     Where at most `apart` rows are in use, a sort of them all is to sort chunks of CHUNK rows apart:
-    the chunk is the most significant part of the key.
+    the chunk is the most significant part of a part's key.
     """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    part, start, own = _part(n_offsets)
     live = live_rows(count_ptr, n_rows, counted)
-    places = key_places(mask_ptr, live, n_rows, n_offsets, V_BLOCK, BITS, DENSE, SAMPLE)
-    key = gray_rank(mask_ptr, row, live, n_rows, n_offsets, places, V_BLOCK)
+    places = key_places(mask_ptr, live, n_rows, start, own, V_BLOCK, BITS, DENSE, SAMPLE)
+    key = gray_rank(mask_ptr, row, live, n_rows, start, own, n_offsets, places, V_BLOCK)
     key = key.to(key_ptr.dtype.element_ty)
-    chunk = (row // CHUNK).to(key.dtype) << tl.minimum(n_offsets, BITS)
+    most = tl.cdiv(n_offsets, tl.num_programs(1))
+    chunk = (row // CHUNK).to(key.dtype) << tl.minimum(most, BITS)
     key = tl.where(live <= apart, key | chunk, key)
-    key = tl.where(row < live, key, LAST).to(key_ptr.dtype.element_ty)
-    tl.store(key_ptr + row, key, mask=row < n_rows)
+    above = tl.where(part_shift > 0, part.to(tl.int64) << part_shift, 0)
+    last = tl.where(part_shift > 0, ((part + 1).to(tl.int64) << part_shift) - 1, LAST)
+    key = tl.where(row < live, key | above, last).to(key_ptr.dtype.element_ty)
+    tl.store(key_ptr + part * n_rows.to(tl.int64) + row, key, mask=row < n_rows)
 
 
 @triton.jit(do_not_specialize=["n_rows"])
@@ -48,11 +69,14 @@ def _order_chunk(
     key_ptr, order_ptr, n_rows, CHUNK: tl.constexpr, LAST: tl.constexpr, STEP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sort each chunk of rows by key, stably: a row's place is the number of rows before it.
+    """grid: (blocks of rows, parts). Sort each chunk of rows by key, stably: a row's place is the
+    number of rows before it. Rows of a part are called as `order` names them.
 
     Comparing all pairs of a chunk compiles in a fifth of the time that a sorting network takes.
     """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    above = tl.program_id(1) * n_rows
+    key_ptr += above
     key = tl.load(key_ptr + row, mask=row < n_rows, other=LAST)
     first = tl.program_id(0) * BLOCK // CHUNK * CHUNK
     before = tl.zeros((STEP, BLOCK), tl.int32)
@@ -61,7 +85,7 @@ def _order_chunk(
         its = tl.load(key_ptr + other, mask=other < n_rows, other=LAST)[:, None]
         tied = (its == key[None, :]) & (other[:, None] < row[None, :])
         before += ((its < key[None, :]) | tied).to(tl.int32)
-    tl.store(order_ptr + first + tl.sum(before, 0), row, mask=row < n_rows)
+    tl.store(order_ptr + above + first + tl.sum(before, 0), above + row, mask=row < n_rows)
 
 
 @triton.jit
@@ -75,37 +99,41 @@ def _pack_tiles(
     nbr_ptr, mask_ptr, order_ptr, count_ptr, tiles_ptr, n_rows, counted, n_offsets,
     n_pairs, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Permute the table into tile order, list the offsets that are live in each tile and each pair
-    of tiles, and count the entries of every offset in each pair. tiles: laid out as `TileList`.
+    """grid: (n_pairs pairs of tiles, parts). Permute the table into tile order, list the offsets
+    that are live in each tile and each pair of tiles, and count the entries of every offset in each
+    pair. tiles: laid out as `TileList`.
 
     Sums and running sums of both tiles are taken at once, in parts of one word.
     """
-    pair = tl.program_id(0)
-    pairs = n_pairs.to(tl.int64)
+    part, start, own = _part(n_offsets)
+    parts = tl.num_programs(1)
+    pair = part * n_pairs + tl.program_id(0)
+    pitch = n_pairs.to(tl.int64) * 2 * BLOCK_M
     rows_ptr = tiles_ptr
-    packed_ptr = rows_ptr + pairs * 2 * BLOCK_M
-    live_ptr = packed_ptr + pairs * 2 * BLOCK_M * n_offsets
-    quads = (pairs + 3) // 4 * 4  # whatever follows starts at a multiple of 16 bytes
+    packed_ptr = rows_ptr + pitch * parts
+    live_ptr = packed_ptr + pitch * (n_offsets + parts - 1)
+    quads = (n_pairs.to(tl.int64) * parts + 3) // 4 * 4  # what follows starts at 16 bytes
     live2_ptr = live_ptr + quads * 2 * n_offsets
     n_live_ptr = live2_ptr + quads * n_offsets
     n_live2_ptr = n_live_ptr + quads * 2
     counts_ptr = n_live2_ptr + quads
     lane = tl.arange(0, 2 * BLOCK_M)
-    place = pair * 2 * BLOCK_M + lane
+    place = tl.program_id(0) * 2 * BLOCK_M + lane
     live = live_rows(count_ptr, n_rows, counted)
-    row = tl.load(order_ptr + place, mask=place < live, other=-1).to(tl.int32)
-    tl.store(rows_ptr + place, row)
-    pitch = pairs * 2 * BLOCK_M
+    above = part * n_rows
+    named = tl.load(order_ptr + above + place, mask=place < live, other=-1).to(tl.int32)
+    tl.store(rows_ptr + part * pitch + place, named)
+    row = tl.where(named >= 0, named - above, -1)
     first = 0
     second = 0
     both = 0
-    for word in range((n_offsets + 31) // 32):
-        v1 = word * 32 + tl.arange(0, 32)
+    for word in range((own + 31) // 32):
+        bit = tl.arange(0, 32)
+        v1 = start + word * 32 + bit
         v = v1[:, None]
-        bits = tl.load(mask_ptr + word * n_rows.to(tl.int64) + row, mask=row >= 0, other=0)
-        inside = (
-            (bits[None, :] >> (v - word * 32)) & 1
-        ) != 0  # most entries of a sparse map are absent
+        bits = mask_window(mask_ptr, row, row >= 0, start + word * 32, n_rows, n_offsets)
+        inside = ((bits[None, :] >> bit[:, None]) & 1) != 0  # few are present in a sparse map
+        inside = inside & (v < start + own)
         value = tl.load(nbr_ptr + v.to(tl.int64) * n_rows + row[None, :], mask=inside, other=-1)
         hit = (value >= 0).to(tl.int32)
         hits = tl.sum(tl.where(lane[None, :] < BLOCK_M, hit, hit << 16), 1)
@@ -116,12 +144,13 @@ def _pack_tiles(
         slot = tl.cumsum(marks, 0) - marks
         # Nobody reads an offset of a pair of tiles that lacks it.
         tl.store(
-            packed_ptr + v * pitch + place[None, :],
+            packed_ptr + (v + part) * pitch + place[None, :],
             value,
             mask=(either[:, None] > 0) & (place[None, :] >= 0),
         )
         total = (hits & 0xFFFF) + (hits >> 16)
-        tl.store(counts_ptr + v1.to(tl.int64) * n_pairs + pair, total, mask=v1 < n_offsets)
+        counts = counts_ptr + v1.to(tl.int64) * n_pairs + tl.program_id(0)
+        tl.store(counts, total, mask=v1 < start + own)
         _list_live(low, first + (slot & 0xFF), v1, live_ptr, 2 * pair, n_offsets)
         _list_live(high, second + ((slot >> 8) & 0xFF), v1, live_ptr, 2 * pair + 1, n_offsets)
         _list_live(either, both + (slot >> 16), v1, live2_ptr, pair, n_offsets)
@@ -163,66 +192,86 @@ pack_kernel = register(_pack_tiles)
 compact_kernel = register(_compact_pairs)
 
 
-def mask_order(table: NeighborTable, target: Target) -> torch.Tensor:
-    """Rows of `table` in mask order: int32 or int64 [N]. Rows with equal masks keep their order.
+def mask_order(table: NeighborTable, target: Target, splits: int = 1) -> torch.Tensor:
+    """Rows of `table` in mask order: int32 or int64 [splits * N], part by part. Rows with equal
+    masks keep their order. splits: at most as many as offsets.
 
     Small tables are sorted in chunks: one launch, where a sort of the whole takes ten that cost
     more time than the better order would save. What counts are the rows in use.
     """
     mask = table.masks(target)
     (n_offsets, n_rows), device = table.nbr.shape, table.nbr.device
+    _check_rows(n_rows, splits)
     apart, counted = n_rows <= SORTED_APART, table.count is not None
-    count = mask if table.count is None else table.count
-    dtype = _key_type(n_offsets, apart, counted)
-    last, key = torch.iinfo(dtype).max, torch.empty(n_rows, dtype=dtype, device=device)
-    constants = (offset_block(n_offsets), KEY_BITS, DENSE, SAMPLE, _KEY_BLOCK, _CHUNK, last)
+    count, most = mask if table.count is None else table.count, cdiv(n_offsets, splits)
+    dtype, part_shift = _key_type(most, apart, counted, splits)
+    last = torch.iinfo(dtype).max
+    key = torch.empty(splits * n_rows, dtype=dtype, device=device)
+    constants = (offset_block(most), KEY_BITS, DENSE, SAMPLE, _KEY_BLOCK, _CHUNK, last)
     limit = 0 if apart else SORTED_APART
     key_kernel.launch(
-        device, target, (cdiv(n_rows, _KEY_BLOCK), 1, 1),
-        (mask, count, key, n_rows, int(counted), n_offsets, limit), constants, {"num_warps": 8},
-        (constants, dtype),
+        device, target, (cdiv(n_rows, _KEY_BLOCK), splits, 1),
+        (mask, count, key, n_rows, int(counted), n_offsets, limit, part_shift), constants,
+        {"num_warps": 8}, (constants, dtype),
     )  # fmt: skip
     if not apart:
         return torch.sort(key, stable=True).indices
-    order = torch.empty(n_rows, dtype=torch.int32, device=device)
+    order = torch.empty(splits * n_rows, dtype=torch.int32, device=device)
     chunk_kernel.launch(
-        device, target, (cdiv(n_rows, _PART), 1, 1), (key, order, n_rows),
+        device, target, (cdiv(n_rows, _PART), splits, 1), (key, order, n_rows),
         (_CHUNK, last, _PART, _PART), {"num_warps": 4}, _CHUNK,
     )  # fmt: skip
     return order
 
 
-def _key_type(n_offsets: int, apart: bool, counted: bool) -> torch.dtype:
-    """Of sort keys. Radix sorts cost by the key's bytes: few offsets take a narrow one.
+def _check_rows(n_rows: int, splits: int) -> None:
+    if splits * (n_rows + 2 * TILE) >= 1 << 31:  # tiles are filled up
+        raise KernelError(
+            f"{splits} orders of {n_rows} rows; the rows of all must be fewer than 2^31. Use fewer "
+            "mask splits, or smaller batches."
+        )
 
-    counted: the host does not know how many rows are in use; keys may have to hold a chunk.
+
+def _key_type(most: int, apart: bool, counted: bool, splits: int) -> tuple[torch.dtype, int]:
+    """(dtype of sort keys, bits below that of the part). Radix sorts cost by the key's bytes: few
+    offsets take a narrow one.
+
+    most: offsets of a part.  counted: the host does not know how many rows are in use; keys may
+    have to hold a chunk.
     """
     if apart:
-        return torch.int32
-    if counted:
-        chunks = (cdiv(SORTED_APART, _CHUNK) - 1).bit_length()
-        return torch.int32 if n_offsets + chunks <= 31 else torch.int64
-    return torch.uint8 if n_offsets <= 8 else torch.int16 if n_offsets <= 15 else torch.int32
+        return torch.int32, 0
+    chunks = (cdiv(SORTED_APART, _CHUNK) - 1).bit_length() if counted else 0
+    shift = min(most, KEY_BITS) + chunks
+    bits = shift + (splits - 1).bit_length()
+    narrow = () if counted else ((8, torch.uint8), (15, torch.int16))
+    wide = torch.int32 if bits <= 31 else torch.int64
+    dtype = next((kind for held, kind in narrow if bits <= held), wide)
+    return dtype, shift if splits > 1 else 0
 
 
-def pack_tiles(table: NeighborTable, order: torch.Tensor, target: Target) -> TileList:
-    """Tiles of `table` in the row order `order` (int32 or int64 [N])."""
+def pack_tiles(
+    table: NeighborTable, order: torch.Tensor, target: Target, splits: int = 1
+) -> TileList:
+    """Tiles of `table` in the row order `order` (int32 or int64 [splits * N])."""
     n_offsets, n_rows = table.nbr.shape
     n_pairs = cdiv(n_rows, 2 * TILE)
-    memory = torch.empty(TileList.size(n_offsets, n_pairs), dtype=torch.int32, device=order.device)
+    size = TileList.size(n_offsets, n_pairs, splits)
+    memory = torch.empty(size, dtype=torch.int32, device=order.device)
     masks, counted = table.masks(target), int(table.count is not None)
     pack_kernel.launch(
-        order.device, target, (n_pairs, 1, 1), (table.nbr, masks, order, masks if table.count is
-        None else table.count, memory, n_rows, counted, n_offsets, n_pairs), (TILE,),
+        order.device, target, (n_pairs, splits, 1), (table.nbr, masks, order, masks if table.count
+        is None else table.count, memory, n_rows, counted, n_offsets, n_pairs), (TILE,),
         {"num_warps": 4}, order.dtype,
     )  # fmt: skip
-    return TileList(memory, n_offsets, n_pairs, n_rows)
+    return TileList(memory, n_offsets, n_pairs, n_rows, splits)
 
 
 def compact_pairs(
     tiles: TileList, n_lists: int, target: Target, room: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Pair lists of the first `n_lists` offsets, ordered by offset, then place in the tiles.
+    """Pair lists of the first `n_lists` offsets, ordered by offset, then place in the tiles, which
+    have one order for all offsets.
 
     Returns (table entries [P], table rows [P], starts [n_lists + 1] int64), all on the device.
     Waits for it once, to learn P; not with `room` for more pairs than there can be.

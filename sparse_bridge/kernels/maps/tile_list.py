@@ -16,14 +16,18 @@ TILE = 64  # rows of the smallest packed tile; the other lists pair them up
 class TileList:
     """A neighbour table permuted into tiles of `TILE` rows.
 
-    memory: int32, the views below one after another.  n_rows: rows of the table.  T: tiles, an even
-    number.
+    memory: int32, the views below one after another.  n_rows: rows of the table.  T: tiles of a
+    part, an even number.  splits: parts, S, each with all rows in an order of its own and with the
+    offsets from part * V // S on, see `mask_order`.
     """
 
     tiled = True  # unlike a `NeighborTable`
 
-    def __init__(self, memory: torch.Tensor, n_offsets: int, n_pairs: int, n_rows: int) -> None:
+    def __init__(
+        self, memory: torch.Tensor, n_offsets: int, n_pairs: int, n_rows: int, splits: int = 1
+    ) -> None:
         self.memory, self.n_offsets, self.n_pairs, self.n_rows = memory, n_offsets, n_pairs, n_rows
+        self.splits = splits
 
     @property
     def parts(self) -> tuple[torch.Tensor, ...]:
@@ -32,66 +36,82 @@ class TileList:
 
     def over(self, memory: torch.Tensor) -> TileList:
         """The same tiles, held by a copy."""
-        return TileList(memory, self.n_offsets, self.n_pairs, self.n_rows)
+        return TileList(memory, self.n_offsets, self.n_pairs, self.n_rows, self.splits)
 
     @staticmethod
-    def size(n_offsets: int, n_pairs: int) -> int:
+    def size(n_offsets: int, n_pairs: int, splits: int = 1) -> int:
         """Elements of `memory`."""
-        quads = cdiv(n_pairs, 4) * 4
-        return n_pairs * (2 * TILE * (1 + n_offsets) + n_offsets) + quads * 3 * (n_offsets + 1)
+        quads = cdiv(splits * n_pairs, 4) * 4
+        places = 2 * TILE * (splits + n_offsets + splits - 1)
+        return n_pairs * (places + n_offsets) + quads * 3 * (n_offsets + 1)
 
     def _view(self, start: int, *shape: int) -> torch.Tensor:
         return self.memory.narrow(0, start, math.prod(shape)).view(shape)
 
     @property
     def pitch(self) -> int:
-        """T * TILE, places in the tiles."""
+        """T * TILE, places in the tiles of a part."""
         return 2 * TILE * self.n_pairs
 
     @property
     def rows(self) -> torch.Tensor:
-        """[T * TILE]: table row of each place, -1 past the end."""
-        return self._view(0, self.pitch)
+        """[S * T * TILE]: table row of each place, plus N for every part before; -1 past the
+        end."""
+        return self._view(0, self.splits * self.pitch)
 
     @property
     def packed(self) -> torch.Tensor:
-        """[V, T * TILE]: the table in the order of `rows`; anything where a pair of tiles lacks the
-        offset."""
-        return self._view(self.pitch, self.n_offsets, self.pitch)
+        """[V + S - 1, T * TILE]: the table in the order of `rows`, offset v of part p at v + p;
+        anything where a pair of tiles lacks the offset. So element v * pitch + place is where it
+        would be in a table whose places run on from part to part."""
+        return self._view(self.splits * self.pitch, self._lines, self.pitch)
+
+    @property
+    def _lines(self) -> int:
+        return self.n_offsets + self.splits - 1
 
     def places(self, block_m: int) -> tuple[int, int, int, int]:
         """Where in `memory` packed, rows, and the lists live and n_live for tiles of `block_m` rows
         start; TILE or twice that, else KernelError."""
         if block_m not in (TILE, 2 * TILE):
             raise KernelError(f"tiles of {block_m} rows; packed ones hold {TILE} or {2 * TILE}.")
-        v, quads, start = self.n_offsets, cdiv(self.n_pairs, 4) * 4, self._books
+        v, quads, start = self.n_offsets, self._quads, self._books
+        packed = self.splits * self.pitch
         if block_m == TILE:
-            return self.pitch, 0, start, start + 3 * quads * v
-        return self.pitch, 0, start + 2 * quads * v, start + 3 * quads * v + 2 * quads
+            return packed, 0, start, start + 3 * quads * v
+        return packed, 0, start + 2 * quads * v, start + 3 * quads * v + 2 * quads
 
     def lists(self, block_m: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(live [tiles, V], n_live [tiles]): the offsets present in each tile of `block_m` rows,
-        ascending."""
+        """(live [tiles, V], n_live [tiles]): the offsets present in each tile of `block_m` rows of
+        each part, ascending."""
         _, _, live, n_live = self.places(block_m)
-        n_tiles = self.n_pairs * 2 * TILE // block_m
+        n_tiles = self.splits * self.pitch // block_m
         return self._view(live, n_tiles, self.n_offsets), self._view(n_live, n_tiles)
 
     @property
+    def _quads(self) -> int:
+        return cdiv(self.splits * self.n_pairs, 4) * 4
+
+    @property
     def _books(self) -> int:
-        return self.pitch * (1 + self.n_offsets)
+        return self.pitch * (self.splits + self._lines)
 
     @property
     def counts(self) -> torch.Tensor:
-        """[V, T / 2]: table entries of every offset in each pair of tiles."""
-        start = self._books + cdiv(self.n_pairs, 4) * 4 * 3 * (self.n_offsets + 1)
+        """[V, T / 2]: table entries of every offset in each pair of tiles of its part."""
+        start = self._books + self._quads * 3 * (self.n_offsets + 1)
         return self._view(start, self.n_offsets, self.n_pairs)
 
     def table(self) -> NeighborTable:
         """The table these tiles were made of."""
-        there = self.counts.repeat_interleave(2 * TILE, 1)[:, : self.n_rows] > 0
-        packed = torch.where(there, self.packed[:, : self.n_rows], -1)
-        rows = self.rows[: self.n_rows].long()
+        n_rows, n_offsets = self.n_rows, self.n_offsets
+        there = self.counts.repeat_interleave(2 * TILE, 1)[:, :n_rows] > 0
         # Places behind the rows in use have row -1: they go to a column of their own.
-        nbr = packed.new_full((self.n_offsets, self.n_rows + 1), -1)
-        nbr.index_copy_(1, rows.where(rows >= 0, self.n_rows), packed)
-        return NeighborTable(nbr[:, : self.n_rows].contiguous())
+        nbr = self.memory.new_full((n_offsets, n_rows + 1), -1)
+        for part in range(self.splits):
+            start, end = part * n_offsets // self.splits, (part + 1) * n_offsets // self.splits
+            named = self.rows[part * self.pitch :][:n_rows].long()
+            rows = torch.where(named >= 0, named - part * n_rows, n_rows)
+            packed = self.packed[start + part : end + part, :n_rows]
+            nbr[start:end].index_copy_(1, rows, torch.where(there[start:end], packed, -1))
+        return NeighborTable(nbr[:, :n_rows].contiguous())
