@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _FLOW_STYLE = {
     "masked": "green",
+    **{f"masked:{splits}": "green" for splits in (2, 3, 4)},
     "unmasked": "bright_green",
     "grouped": "bright_cyan",
     "per_offset": "cyan",

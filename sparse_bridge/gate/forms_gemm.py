@@ -132,12 +132,12 @@ def _gather(
     target: Target, case: Case, layout: str, depth: str, columns: int, packed: bool, size: str,
     epilogue: tuple[int, int, int], vector: str,
 ) -> Form:  # fmt: skip
-    """epilogue: (bits, activation, split).  vector: what bias and norm hold.  size: "int32", "wide"
-    offsets, or "far": more than 2^31 result elements too."""
+    """epilogue: (bits, activation, split; 0: of a range of the offsets).  vector: what bias and
+    norm hold.  size: "int32", "wide" offsets, or "far": more than 2^31 result elements too."""
     held, (bits, act, split) = case.holds, epilogue
     even, one, c_in = _DEPTHS[depth]
     wide, whole = size != "int32", case.tile.block_k
-    tile = dataclasses.replace(case.tile, split_k=split)
+    tile = dataclasses.replace(case.tile, split_k=max(split, 1))
     tile = clamp_for_problem(
         tile, target, case.dtype, case.precision, whole if even else whole + 1, wide, bits
     )
@@ -146,7 +146,7 @@ def _gather(
         divisible += names if channels == 16 else ()
         ones += names if channels == 1 else ()
     constants = (
-        packed, bits, act, case.precision, even, one, wide, split, tile.block_m,
+        packed, bits, act, case.precision, even, one, wide, tile.split_k, tile.block_m,
         tile.block_n, tile.block_k,
     )  # fmt: skip
     found = make(
@@ -244,7 +244,8 @@ class _GatherSpace(Space):
             "size": ("wide", "far") if named["WIDE"] else ("int32",),
         }  # fmt: skip
         if "TAIL" in named:
-            told["epilogue"] = [(named["TAIL"], named["ACT"], named["SPLIT_K"])]
+            split = named["SPLIT_K"]
+            told["epilogue"] = [(named["TAIL"], named["ACT"], one) for one in {split, split // 2}]
         sides = {
             name: [level for level in levels if level in told.get(name, levels)]
             for name, levels in self.factors.items()
@@ -303,15 +304,20 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
         "packed": (True, False), "size": ("int32", "wide", "far"), "epilogue": epilogues,
         "vector": _VECTORS,
     }  # fmt: skip
+    # Partial sums by ranges of the offsets (mask splits); in fp32 they are results like others.
+    halves = [case for case in (*default, *tuned) if case.dtype != torch.float32]
+    halves += _in_half(target, default)
+    ranges: dict[str, Any] = {"packed": (True,), "epilogue": [(0, 0, 0)], "vector": ("fp32",)}
     yield (
         gather_gemm_kernel,
         [
             gather({"case": default, **flags}),
             gather({"case": tuned, **flags}, rows=1, lone=False),
             gather({"case": _in_half(target, default), **flags}, rows=1, lone=False),
+            gather({"case": halves, **flags, **ranges}, rows=1, lone=False),
         ],
     )
-    flags = {"vector": _VECTORS, "bits": EPILOGUES, "act": acts, "split": SPLITS}
+    flags = {"vector": _VECTORS, "bits": EPILOGUES, "act": acts, "split": (*SPLITS, 3)}
     flags["far"] = (False, True)
     silent = ("place", "vector")
     flags = {"held": held, **flags, "place": PLACES}

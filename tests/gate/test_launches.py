@@ -210,7 +210,7 @@ def test_layers(recorder, monkeypatch):
     coords = cloud(TINY[2], 1)
     repeated = functional.coordinate_map(torch.cat([coords, coords[:3]]), TINY[2], 1)
     convolve_map(functional.submanifold(repeated, functional.kernel_offsets((3, 3))))
-    for flow in ("unmasked", "grouped"):
+    for flow in ("unmasked", "grouped", "masked:2", "masked:3"):
         with settings.override(dataflow=flow):
             convolve_map(layer("strided", shape=TINY[1]).kmap)
     monkeypatch.setattr(mask_order, "SORTED_APART", 0)

@@ -88,7 +88,17 @@ def of(module: nn.Module) -> str | None:
     return next((hook.name for hook in hooks if isinstance(hook, _Enter)), None)
 
 
-def dataflow(module: nn.Module, name: str | None) -> None:
+def _split(name: str | None, splits: int) -> str:
+    """The dataflow of that many mask splits."""
+    names = ("unmasked", "masked", "masked:2", "masked:3", "masked:4")
+    if name != "masked" or type(splits) is not int or not 0 <= splits < len(names):
+        raise SettingError(
+            f'dataflow {name!r} with splits={splits!r}; expected "masked" with 0 to 4 mask splits.'
+        )
+    return names[splits]
+
+
+def dataflow(module: nn.Module, name: str | None, splits: int | None = None) -> None:
     """Have the convolutions of a module computed by one dataflow, whatever settings and rules say.
 
     Args:
@@ -96,11 +106,16 @@ def dataflow(module: nn.Module, name: str | None) -> None:
             one of their own. The choice is copied and pickled with it.
         name: "masked", "unmasked", "grouped", "per_offset" or "explicit"; None or "auto" takes the
             choice back.
+        splits: of "masked", 1 to 4 mask splits: ranges of the kernel offsets, each with a row order
+            and partial sums of its own, for less redundant work. 0 is "unmasked". "masked:2" says
+            the same as splits=2.
 
     A dataflow that cannot serve a call raises there, as a forced one does. `report()` lists the
     modules.
-    Raises: SettingError for another name.
+    Raises: SettingError for another name or number.
     """
+    if splits is not None:
+        name = _split(name, splits)
     if name not in (None, "auto", *settings.DATAFLOWS):
         raise SettingError(
             f"dataflow {name!r}; expected one of {', '.join(settings.CHOICES['dataflow'])} or None."

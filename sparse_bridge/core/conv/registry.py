@@ -40,8 +40,10 @@ def preferred(name: str) -> Iterator[None]:
 
 @functools.cache
 def entry(name: str) -> Dataflow:
-    """The dataflow that settings call `name`."""
-    found: Dataflow = importlib.import_module(f".dataflows.{name}", __package__).DATAFLOW
+    """The dataflow that settings call `name`; behind a colon: one of its file's `VARIANTS`."""
+    file, _, variant = name.partition(":")
+    module = importlib.import_module(f".dataflows.{file}", __package__)
+    found: Dataflow = module.VARIANTS[variant] if variant else module.DATAFLOW
     return found
 
 

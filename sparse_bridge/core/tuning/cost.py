@@ -42,16 +42,16 @@ def predicted(problem: Problem, tile: TileConfig, live: Callable[[int], int]) ->
 def _gather(problem: Problem, tile: TileConfig, live: Callable[[int], int]) -> float:
     size, groups = problem.dtype.itemsize, problem.groups
     tiles, columns = _cdiv(problem.n_rows, tile.block_m), _cdiv(problem.c_out, tile.block_n)
-    depth = _cdiv(problem.c_in, tile.block_k)
-    programs = tiles * columns * groups * tile.split_k
+    depth, partials = _cdiv(problem.c_in, tile.block_k), problem.splits * tile.split_k
+    programs = tiles * columns * groups * partials
     steps = live(tile.block_m) * columns * groups * depth
     results = problem.n_rows * problem.c_out * groups
     memory = problem.n_in * problem.c_in * groups * size + results * size
     weight = problem.n_offsets * problem.c_in * problem.c_out * groups * size
-    if tile.split_k > 1:
-        memory += 2 * tile.split_k * results * 4
+    if partials > 1:
+        memory += 2 * partials * results * 4
     cost = _launch(problem, tile, programs, steps, memory + weight)
-    return cost + (_bandwidth(problem) * _LAUNCH if tile.split_k > 1 else 0.0)
+    return cost + (_bandwidth(problem) * _LAUNCH if partials > 1 else 0.0)
 
 
 def _wgrad(problem: Problem, tile: TileConfig) -> float:

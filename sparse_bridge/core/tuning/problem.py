@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -53,7 +54,8 @@ class Bucket(NamedTuple):
 class Problem(NamedTuple):
     """One GEMM.
 
-    direction: "fwd", "dgrad" or "wgrad".  dataflow: "masked", "unmasked" or "pairs" (wgrad).
+    direction: "fwd", "dgrad" or "wgrad".  dataflow: "masked", with mask splits "masked:S",
+    "unmasked", "grouped", or "pairs" (wgrad).
     device: of the tensors.  precision: of the product, see `device.precision`.  order: "io" where
     the output channels of the weight are the closer ones in memory, else "oi".  n_rows, n_in: rows
     of the result and of what is gathered; for wgrad those of dy and x.  work: pairs (wgrad), else
@@ -85,8 +87,17 @@ class Problem(NamedTuple):
             self.c_out, self.groups, self.n_offsets, rows, density,
         )  # fmt: skip
 
+    @property
+    def splits(self) -> int:
+        """Mask splits: ranges of the offsets, each with sums of its own."""
+        return min(int(self.dataflow.partition(":")[2] or 1), self.n_offsets)
+
     def default(self) -> TileConfig:
         """The tile that needs no tuning."""
+        tile = self._default()
+        return tile if self.splits == 1 else dataclasses.replace(tile, split_k=1)
+
+    def _default(self) -> TileConfig:
         from ...kernels.tiles.tile_config import gather_tile, grouped_tile, wgrad_tile
 
         target, dtype, precision = self.target, self.dtype, self.precision
@@ -107,6 +118,8 @@ class Problem(NamedTuple):
             self.target, self.dtype, self.c_in, self.c_out, self.n_offsets, self.precision,
             self.direction, self.n_rows, self.order,
         )  # fmt: skip
+        if self.splits > 1:  # a second way to cut the same sum
+            found = [dataclasses.replace(tile, split_k=1) for tile in found]
         return list(dict.fromkeys([self.default(), *found]))
 
     def allows(self, tile: TileConfig) -> bool:

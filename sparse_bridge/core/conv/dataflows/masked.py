@@ -1,9 +1,9 @@
 """Gather-GEMM over mask-ordered tiles (masked implicit GEMM): a program visits the offsets that its
-rows have."""
+rows have. With mask splits each range of the offsets has an order of its own, and its own sums."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ....kernels.gemm.product import Product
 from ....kernels.runtime.target import Target
@@ -15,13 +15,30 @@ from ..kernel_products import KernelDataflow
 
 if TYPE_CHECKING:
     from ....kernels.maps.tile_list import TileList
+    from ....kernels.tiles.tile_config import TileConfig
 
 
 class Masked(KernelDataflow):
-    name, packed = "masked", True
+    """splits: ranges of the offsets, at most as many as there are; their sums are added in order.
+    A map that takes gradients of weights has the order of all offsets, too."""
+
+    packed = True
+
+    def __init__(self, splits: int = 1) -> None:
+        self.splits = splits
+        self.name = "masked" if splits == 1 else f"masked:{splits}"
 
     def view(self, rulebook: Rulebook, side: int, target: Target) -> tuple[TileList, bool]:
-        return rulebook.tiles(side, target)
+        splits = min(self.splits, rulebook.n_offsets)
+        if splits == 1:
+            return rulebook.tiles(side, target)
+        return split_tiles(rulebook, side, target, splits)
+
+    def spec(self, product: Product, tile: TileConfig) -> Any:
+        from ....kernels.gemm.gather_spec import GemmSpec
+
+        splits = min(self.splits, product.w.n_offsets)
+        return GemmSpec(product, tile, True, splits=splits)
 
     def by_rule(self) -> Dataflow:
         return BY_RULE
@@ -41,4 +58,22 @@ class _ByRule(Masked):
         return self.serving(rulebook, side, product).name
 
 
+def split_tiles(
+    rulebook: Rulebook, side: int, target: Target, splits: int
+) -> tuple[TileList, bool]:
+    """(tiles of `side` with `splits` orders, whether their offsets run backwards); made once, kept
+    with the rulebook, without waiting for the device."""
+    from ....kernels.maps.mask_order import mask_order, pack_tiles
+
+    reverse = side == 1 and rulebook.symmetric
+    key = ("split tiles", 0 if reverse else side, splits)
+    found: TileList | None = rulebook.cache.get(key)
+    if found is None:
+        table = rulebook.table(side)[0]
+        order = mask_order(table, target, splits)
+        found = rulebook.cache.put(key, pack_tiles(table, order, target, splits))
+    return found, reverse
+
+
 DATAFLOW, BY_RULE = Masked(), _ByRule()
+VARIANTS = {str(splits): Masked(splits) for splits in (2, 3, 4)}
