@@ -274,6 +274,8 @@ def _let_cpu_gradients_run() -> None:
             module.get_current_stream = lambda: 0
 
 
+# Dataflows that peers of their own force: none of the mask splits, one, two ...
+_FORCED = ("unmasked", "masked", "masked:2", "masked:3", "masked:4", "grouped")
 _STANDIN = {"mode": "standin"}
 _GRAPHS = {**_STANDIN, "optimize": "graphs"}
 # name -> (interface, package, framework to bridge, and how: keywords of `enable`)
@@ -284,6 +286,10 @@ PEERS: dict[str, tuple[type[Peer], str, tuple[str, dict[str, Any]] | None]] = {
     "bridge_replayed": (_Replayed, "spconv", ("spconv", _STANDIN)),
     "bridge_graphs": (_Spconv, "spconv", ("spconv", _GRAPHS)),
     "bridge_patch": (_Spconv, "spconv", ("spconv", {"mode": "patch"})),
+    **{
+        f"bridge_{flow.replace(':', '_')}": (_Spconv, "spconv", ("spconv", _STANDIN))
+        for flow in _FORCED
+    },
     "spconv_triton": (_Spconv, "spconv_triton", None),
     "torchsparse": (_TorchSparse, "torchsparse", None),
     "bridge_torchsparse": (_TorchSparse, "torchsparse", ("torchsparse", _STANDIN)),
@@ -314,5 +320,8 @@ def load(name: str) -> Peer:
     if bridged is not None:
         import sparse_bridge
 
+        flow = name.removeprefix("bridge_").replace("_", ":")
+        if flow in _FORCED:
+            sparse_bridge.update_settings(dataflow=flow)
         sparse_bridge.enable(bridged[0], **bridged[1])
     return interface(name, package)

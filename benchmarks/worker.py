@@ -127,7 +127,8 @@ class Session:
         work.clear()
         kept = measure.kept_memory(device)
         held = None if kept is None or self._kept is None else max(kept - self._kept, 0.0)
-        busy = measure.busy_time(work, device) if case.network and case.timed else None
+        watched = case.timed and (case.network or case.work in ("forward", "train"))
+        busy = measure.busy_time(work, device) if watched else None
         return {"peak_mb": found[0], "total_mb": found[1], "held_mb": held, "busy_ms": busy}
 
     def op_close(self) -> dict[str, Any]:

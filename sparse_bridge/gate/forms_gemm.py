@@ -27,6 +27,7 @@ from ..kernels.tiles.tile_config import (
     TileConfig,
     clamp_for_grouped,
     clamp_for_problem,
+    clamp_for_splits,
     gather_tile,
     grouped_tile,
     wgrad_tile,
@@ -137,7 +138,7 @@ def _gather(
     held, (bits, act, split) = case.holds, epilogue
     even, one, c_in = _DEPTHS[depth]
     wide, whole = size != "int32", case.tile.block_k
-    tile = dataclasses.replace(case.tile, split_k=max(split, 1))
+    tile = dataclasses.replace(case.tile, split_k=split) if split else clamp_for_splits(case.tile)
     tile = clamp_for_problem(
         tile, target, case.dtype, case.precision, whole if even else whole + 1, wide, bits
     )

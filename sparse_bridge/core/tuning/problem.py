@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -94,8 +93,12 @@ class Problem(NamedTuple):
 
     def default(self) -> TileConfig:
         """The tile that needs no tuning."""
-        tile = self._default()
-        return tile if self.splits == 1 else dataclasses.replace(tile, split_k=1)
+        return self._cut(self._default())
+
+    def _cut(self, tile: TileConfig) -> TileConfig:
+        from ...kernels.tiles.tile_config import clamp_for_splits
+
+        return tile if self.splits == 1 else clamp_for_splits(tile)
 
     def _default(self) -> TileConfig:
         from ...kernels.tiles.tile_config import gather_tile, grouped_tile, wgrad_tile
@@ -118,9 +121,7 @@ class Problem(NamedTuple):
             self.target, self.dtype, self.c_in, self.c_out, self.n_offsets, self.precision,
             self.direction, self.n_rows, self.order,
         )  # fmt: skip
-        if self.splits > 1:  # a second way to cut the same sum
-            found = [dataclasses.replace(tile, split_k=1) for tile in found]
-        return list(dict.fromkeys([self.default(), *found]))
+        return list(dict.fromkeys([self.default(), *map(self._cut, found)]))
 
     def allows(self, tile: TileConfig) -> bool:
         """Whether a stored tile can run here: it fits the shared memory and the packed tiles."""

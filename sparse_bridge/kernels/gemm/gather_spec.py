@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 
 from ..runtime.launch import number_of, specialise
-from ..tiles.tile_config import TileConfig, clamp_for_problem
+from ..tiles.tile_config import TileConfig, clamp_for_problem, clamp_for_splits
 from .product import Product
 
 ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 2, "sigmoid": 3}
@@ -35,8 +33,8 @@ class GemmSpec:
         c_in, c_out, self.groups = w.c_in, w.c_out, w.groups
         self.c_out, self.columns_in, self.columns = c_out, w.groups * c_in, w.groups * c_out
         parts, activation, alpha, eps = epilogue
-        if splits > 1:  # a second way to cut the same sum
-            tile = dataclasses.replace(tile, split_k=1)
+        if splits > 1:
+            tile = clamp_for_splits(tile)
         held = parts if splits == 1 else 0
         tile = clamp_for_problem(tile, target, self.dtype, precision, c_in, wide, held)
         self.tile, self.partials = tile, splits * tile.split_k

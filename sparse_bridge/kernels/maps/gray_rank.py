@@ -4,8 +4,6 @@ ours and removes 10 to 25 % of the remaining redundant work on real scans).
 
 Above 31 offsets the rank has 31 bits: on sparse maps bit b stands for a group of offsets of like
 frequency, on dense maps for a single offset out of each group.
-
-Offsets may be cut into ranges, each with an order of its own, from that range of the mask.
 """
 
 from __future__ import annotations
@@ -27,24 +25,12 @@ def offset_block(n_offsets: int) -> int:
 
 
 @triton.jit
-def mask_window(mask_ptr, row, ok, bit, n_rows, n_all):
-    """int32: 32 bits of the masks of `row` from bit number `bit` on, which is uniform. n_all:
-    offsets of the masks. Rows that are not `ok` have none."""
-    at = mask_ptr + (bit // 32) * n_rows.to(tl.int64) + row
-    shift = bit % 32
-    reach = tl.where((shift > 0) & (bit + 32 - shift < n_all), n_rows, 0)
-    low = tl.load(at, mask=ok, other=0).to(tl.uint32, bitcast=True)
-    high = tl.load(at + n_rows, mask=ok & (row < reach), other=0).to(tl.uint32, bitcast=True)
-    return ((low >> shift) | (high << ((32 - shift) & 31))).to(tl.int32, bitcast=True)
-
-
-@triton.jit
 def key_places(
-    mask_ptr, live, n_rows, start, n_offsets, V_BLOCK: tl.constexpr, BITS: tl.constexpr,
+    mask_ptr, live, n_rows, n_offsets, V_BLOCK: tl.constexpr, BITS: tl.constexpr,
     DENSE: tl.constexpr, SAMPLE: tl.constexpr,
 ):  # fmt: skip
-    """Which bit of the key each of `n_offsets` offsets from `start` on sets, -1 for none. How
-    frequent each is, SAMPLE rows spread over the `live` ones tell."""
+    """Which bit of the key each offset sets, -1 for none. How frequent each is, SAMPLE rows spread
+    over the `live` ones tell."""
     u = tl.arange(0, V_BLOCK)
     width: tl.constexpr = 8192 // V_BLOCK if V_BLOCK < 8192 else 1
     spread = tl.maximum(live // SAMPLE, 1)
@@ -53,10 +39,9 @@ def key_places(
     for first in range(0, sampled, width):
         index = first + tl.arange(0, width)
         ok = (index < sampled)[None, :] & (u < n_offsets)[:, None]
-        bit = start + u
-        place = (bit // 32).to(tl.int64)[:, None] * n_rows + (index * spread)[None, :]
+        place = (u // 32).to(tl.int64)[:, None] * n_rows + (index * spread)[None, :]
         word = tl.load(mask_ptr + place, mask=ok, other=0)
-        total += tl.sum((word >> (bit % 32)[:, None]) & 1, 1)
+        total += tl.sum((word >> (u % 32)[:, None]) & 1, 1)
     if V_BLOCK <= 64:
         other, mine, w = total[None, :], total[:, None], u[None, :]
         rarer = (other < mine) | ((other == mine) & (w < u[:, None]))
@@ -79,14 +64,12 @@ def key_places(
 
 
 @triton.jit
-def gray_rank(
-    mask_ptr, row, live, n_rows, start, n_offsets, n_all, places, V_BLOCK: tl.constexpr
-):  # fmt: skip
-    """int32 key of every row. places: what `key_places` returned; n_all: offsets of the masks."""
+def gray_rank(mask_ptr, row, live, n_rows, n_offsets, places, V_BLOCK: tl.constexpr):
+    """int32 key of every row. places: what `key_places` returned."""
     u = tl.arange(0, V_BLOCK)
     key = tl.zeros_like(row)
     for w in range((n_offsets + 31) // 32):
-        word = mask_window(mask_ptr, row, row < live, start + w * 32, n_rows, n_all)
+        word = tl.load(mask_ptr + w * n_rows.to(tl.int64) + row, mask=row < live, other=0)
         for bit in range(tl.minimum(n_offsets - w * 32, 32)):
             shift = tl.sum(tl.where(u == w * 32 + bit, places, 0), 0)
             if shift >= 0:

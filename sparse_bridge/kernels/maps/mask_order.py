@@ -2,7 +2,8 @@
 skips offsets; and the tiles. Rows are ordered by the key of `gray_rank`.
 
 Mask splits (TorchSparse++): the offsets are cut into ranges, part p of S from offset p * V // S on,
-and every part has its own order of all rows. Row r of part p is called p * N + r. Less of a tile's
+with masks of those, and every part has its own order of all rows. Row r of part p is called p * N +
+r. Less of a tile's
 work is for nothing, and each row has S partial sums.
 """
 
@@ -16,8 +17,8 @@ from ...errors import KernelError
 from ..runtime.launch import cdiv, register
 from ..runtime.target import Target
 from .coord_key import live_rows
-from .gray_rank import DENSE, KEY_BITS, SAMPLE, gray_rank, key_places, mask_window, offset_block
-from .neighbor_table import NeighborTable
+from .gray_rank import DENSE, KEY_BITS, SAMPLE, gray_rank, key_places, offset_block
+from .neighbor_table import NeighborTable, part_start
 from .tile_list import TILE, TileList
 
 SORTED_APART = 32 << 10  # rows up to which chunks of _CHUNK rows are sorted apart
@@ -27,11 +28,10 @@ _PART = 64  # rows whose place one program finds
 
 
 @triton.jit
-def _part(n_offsets):
-    """(part of this program, its first offset, how many it has); grid axis 1 counts parts."""
-    part, parts = tl.program_id(1), tl.num_programs(1)
-    start = part * n_offsets // parts
-    return part, start, (part + 1) * n_offsets // parts - start
+def _masks_of(mask_ptr, part, n_rows, n_offsets):
+    """Where the masks of a part begin; grid axis 1 counts parts."""
+    most = tl.cdiv(n_offsets, tl.num_programs(1))
+    return mask_ptr + (part * tl.cdiv(most, 32)) * n_rows.to(tl.int64)
 
 
 @triton.jit(
@@ -50,17 +50,18 @@ def _order_key(
     the chunk is the most significant part of a part's key.
     """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    part, start, own = _part(n_offsets)
+    part, parts = tl.program_id(1), tl.num_programs(1)
+    own = part_start(part + 1, n_offsets, parts) - part_start(part, n_offsets, parts)
+    mask_ptr = _masks_of(mask_ptr, part, n_rows, n_offsets)
     live = live_rows(count_ptr, n_rows, counted)
-    places = key_places(mask_ptr, live, n_rows, start, own, V_BLOCK, BITS, DENSE, SAMPLE)
-    key = gray_rank(mask_ptr, row, live, n_rows, start, own, n_offsets, places, V_BLOCK)
+    places = key_places(mask_ptr, live, n_rows, own, V_BLOCK, BITS, DENSE, SAMPLE)
+    key = gray_rank(mask_ptr, row, live, n_rows, own, places, V_BLOCK)
     key = key.to(key_ptr.dtype.element_ty)
-    most = tl.cdiv(n_offsets, tl.num_programs(1))
-    chunk = (row // CHUNK).to(key.dtype) << tl.minimum(most, BITS)
+    chunk = (row // CHUNK).to(key.dtype) << tl.minimum(tl.cdiv(n_offsets, parts), BITS)
     key = tl.where(live <= apart, key | chunk, key)
     above = tl.where(part_shift > 0, part.to(tl.int64) << part_shift, 0)
     last = tl.where(part_shift > 0, ((part + 1).to(tl.int64) << part_shift) - 1, LAST)
-    key = tl.where(row < live, key | above, last).to(key_ptr.dtype.element_ty)
+    key = tl.where(row < live, key | above.to(key.dtype), last.to(key.dtype))
     tl.store(key_ptr + part * n_rows.to(tl.int64) + row, key, mask=row < n_rows)
 
 
@@ -105,8 +106,10 @@ def _pack_tiles(
 
     Sums and running sums of both tiles are taken at once, in parts of one word.
     """
-    part, start, own = _part(n_offsets)
-    parts = tl.num_programs(1)
+    part, parts = tl.program_id(1), tl.num_programs(1)
+    start = part_start(part, n_offsets, parts)
+    end = part_start(part + 1, n_offsets, parts)
+    mask_ptr = _masks_of(mask_ptr, part, n_rows, n_offsets)
     pair = part * n_pairs + tl.program_id(0)
     pitch = n_pairs.to(tl.int64) * 2 * BLOCK_M
     rows_ptr = tiles_ptr
@@ -127,13 +130,12 @@ def _pack_tiles(
     first = 0
     second = 0
     both = 0
-    for word in range((own + 31) // 32):
+    for word in range((end - start + 31) // 32):
         bit = tl.arange(0, 32)
         v1 = start + word * 32 + bit
         v = v1[:, None]
-        bits = mask_window(mask_ptr, row, row >= 0, start + word * 32, n_rows, n_offsets)
+        bits = tl.load(mask_ptr + word * n_rows.to(tl.int64) + row, mask=row >= 0, other=0)
         inside = ((bits[None, :] >> bit[:, None]) & 1) != 0  # few are present in a sparse map
-        inside = inside & (v < start + own)
         value = tl.load(nbr_ptr + v.to(tl.int64) * n_rows + row[None, :], mask=inside, other=-1)
         hit = (value >= 0).to(tl.int32)
         hits = tl.sum(tl.where(lane[None, :] < BLOCK_M, hit, hit << 16), 1)
@@ -150,7 +152,7 @@ def _pack_tiles(
         )
         total = (hits & 0xFFFF) + (hits >> 16)
         counts = counts_ptr + v1.to(tl.int64) * n_pairs + tl.program_id(0)
-        tl.store(counts, total, mask=v1 < start + own)
+        tl.store(counts, total, mask=v1 < end)
         _list_live(low, first + (slot & 0xFF), v1, live_ptr, 2 * pair, n_offsets)
         _list_live(high, second + ((slot >> 8) & 0xFF), v1, live_ptr, 2 * pair + 1, n_offsets)
         _list_live(either, both + (slot >> 16), v1, live2_ptr, pair, n_offsets)
@@ -199,9 +201,9 @@ def mask_order(table: NeighborTable, target: Target, splits: int = 1) -> torch.T
     Small tables are sorted in chunks: one launch, where a sort of the whole takes ten that cost
     more time than the better order would save. What counts are the rows in use.
     """
-    mask = table.masks(target)
     (n_offsets, n_rows), device = table.nbr.shape, table.nbr.device
     _check_rows(n_rows, splits)
+    mask = table.masks(target, splits)
     apart, counted = n_rows <= SORTED_APART, table.count is not None
     count, most = mask if table.count is None else table.count, cdiv(n_offsets, splits)
     dtype, part_shift = _key_type(most, apart, counted, splits)
@@ -258,7 +260,7 @@ def pack_tiles(
     n_pairs = cdiv(n_rows, 2 * TILE)
     size = TileList.size(n_offsets, n_pairs, splits)
     memory = torch.empty(size, dtype=torch.int32, device=order.device)
-    masks, counted = table.masks(target), int(table.count is not None)
+    masks, counted = table.masks(target, splits), int(table.count is not None)
     pack_kernel.launch(
         order.device, target, (n_pairs, splits, 1), (table.nbr, masks, order, masks if table.count
         is None else table.count, memory, n_rows, counted, n_offsets, n_pairs), (TILE,),

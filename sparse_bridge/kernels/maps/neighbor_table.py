@@ -74,12 +74,21 @@ def _neighbor_lookup(
     store_mask(value, mask_ptr, n_rows, ROWS)
 
 
+@triton.jit
+def part_start(part, n_offsets, parts):
+    """The first offset of a part, where they are cut into `parts` ranges."""
+    return part * n_offsets // parts
+
+
 @triton.jit(do_not_specialize=["n_rows", "n_offsets"])
 def _table_masks(nbr_ptr, mask_ptr, n_rows, n_offsets):
-    """Masks of an existing table."""
+    """Masks of an existing table, in parts: grid axis 2."""
+    part, parts = tl.program_id(2), tl.num_programs(2)
+    start = part_start(part, n_offsets, parts)
     row = tl.program_id(0) * 32 + tl.arange(0, 32)[None, :]
-    v = tl.program_id(1) * 32 + tl.arange(0, 32)[:, None]
-    inside = (row < n_rows) & (v < n_offsets)
+    v = start + tl.program_id(1) * 32 + tl.arange(0, 32)[:, None]
+    inside = (row < n_rows) & (v < part_start(part + 1, n_offsets, parts))
+    mask_ptr += (part * tl.num_programs(1)) * n_rows.to(tl.int64)
     value = tl.load(nbr_ptr + v.to(tl.int64) * n_rows + row, mask=inside, other=-1)
     store_mask(value, mask_ptr, n_rows, 32)
 
@@ -102,6 +111,7 @@ class NeighborTable:
     nbr: torch.Tensor
     mask: torch.Tensor | None = None
     count: torch.Tensor | None = None
+    _parted: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     tiled: ClassVar[bool] = False  # unlike a `TileList`
 
     @property
@@ -121,17 +131,24 @@ class NeighborTable:
     def n_offsets(self) -> int:
         return self.nbr.shape[0]
 
-    def masks(self, target: Target) -> torch.Tensor:
-        """The offset masks, made if nobody left them."""
-        if self.mask is None:
-            n_offsets, n_rows = self.nbr.shape
-            grid = grid_of(n_rows, n_offsets)
-            self.mask = self.nbr.new_empty((grid[1], n_rows))
-            masks_kernel.launch(
-                self.nbr.device, target, grid, (self.nbr, self.mask, n_rows, n_offsets), (),
-                OPTIONS, self.nbr.data_ptr() % 16,
-            )  # fmt: skip
-        return self.mask
+    def masks(self, target: Target, parts: int = 1) -> torch.Tensor:
+        """The offset masks, made if nobody left them. parts: of so many ranges of the offsets, each
+        with as many words as the longest of them, [parts * W, N]."""
+        found = self.mask if parts == 1 else self._parted.get(parts)
+        if found is not None:
+            return found
+        n_offsets, n_rows = self.nbr.shape
+        blocks, words, _ = grid_of(n_rows, cdiv(n_offsets, parts))
+        found = self.nbr.new_empty((parts * words, n_rows))
+        masks_kernel.launch(
+            self.nbr.device, target, (blocks, words, parts), (self.nbr, found, n_rows, n_offsets),
+            (), OPTIONS, self.nbr.data_ptr() % 16,
+        )  # fmt: skip
+        if parts == 1:
+            self.mask = found
+        else:
+            self._parted[parts] = found
+        return found
 
     def used(self, n_rows: int) -> NeighborTable:
         """The table of its first `n_rows` rows, those in use."""

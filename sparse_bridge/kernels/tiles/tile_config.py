@@ -141,6 +141,13 @@ def clamp_for_problem(
     return dataclasses.replace(tile, block_n=n, block_k=depth, num_warps=warps)
 
 
+def clamp_for_splits(tile: TileConfig) -> TileConfig:
+    """The gather-GEMM's tile under mask splits, which take the place of shares of the reduction and
+    leave sums in fp32: the largest tiles spill 16 bytes then (Triton 3.9, sm_80)."""
+    n = tile.block_n // 2 if tile.block_m * tile.block_n >= 128 * 256 else tile.block_n
+    return dataclasses.replace(tile, block_n=n, split_k=1)
+
+
 def clamp_for_grouped(
     tile: TileConfig, target: Target, dtype: torch.dtype, precision: str, c_in: int, wide: bool
 ) -> TileConfig:
