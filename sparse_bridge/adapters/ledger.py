@@ -19,7 +19,9 @@ from typing import Any
 from .. import settings
 from ..errors import DataTypeError, UnsupportedError
 from ..tables import Column, Table, megabytes
+from . import map_counts
 from .base import FrameworkStatus
+from .map_counts import MapCount
 
 Call = tuple[str, str, str | None]
 Tally = dict[Call, int]
@@ -234,13 +236,15 @@ def modules_of(model: Any) -> tuple[ModuleReport, ...]:
 class Report:
     """What the bridge did: how each framework is answered, the calls of each layer type,
     modules that `dataflow()` gave one of their own (how many of each class, by dataflow), parts
-    of models that are replayed, and the layers of the model that was asked about."""
+    of models that are replayed, prefetched maps, and the layers of the model that was asked
+    about."""
 
     frameworks: tuple[FrameworkStatus, ...]
     layers: dict[str, dict[str, LayerCount]]
     dataflows: dict[str, dict[str, int]] = dataclasses.field(default_factory=given_dataflows)
     replays: tuple[ReplayCount, ...] = dataclasses.field(default_factory=replays)
     modules: tuple[ModuleReport, ...] = ()
+    maps: MapCount = dataclasses.field(default_factory=map_counts.prefetched)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -253,12 +257,13 @@ class Report:
     def __str__(self) -> str:
         lines = [*_status_lines(self.frameworks), *self._dataflow_lines(), *self._layer_lines()]
         modules = [_module_table(self.modules).plain()] if self.modules else []
-        return "\n".join([*lines, *map(str, self.replays), *modules])
+        notes = [*map(str, self.replays), *map_counts.lines(self.maps)]
+        return "\n".join([*lines, *notes, *modules])
 
     def _repr_html_(self) -> str:
         parts = [_status_table(self.frameworks).html()] if self.frameworks else []
         parts.append(self._layer_table().html() if self._counted() else "<p>no layer has run</p>")
-        notes = [*self._dataflow_lines(), *map(str, self.replays)]
+        notes = [*self._dataflow_lines(), *map(str, self.replays), *map_counts.lines(self.maps)]
         parts += [f"<p>{html.escape(line)}</p>" for line in notes]
         return "".join([*parts, *([_module_table(self.modules).html()] if self.modules else [])])
 

@@ -9,6 +9,7 @@ from ..kernels.maps import (
     gray_rank,
     hash_table,
     key_table,
+    level_bounds,
     mask_order,
     neighbor_table,
     new_rows,
@@ -82,6 +83,12 @@ def _link(link: bool, dimension: int, wide: bool, divided: _Divided, place: str)
     return make(new_rows.link_kernel, constants, neighbor_table.OPTIONS, place=place)
 
 
+def _bounds(dimension: int, place: str) -> Form:
+    constants, options = (dimension, level_bounds.RULE), {"num_warps": 1}
+    kernel = level_bounds.level_bounds_kernel
+    return make(kernel, constants, options, place=place, record="i64")
+
+
 def _fixed(
     kernel: Kernel, *constants: int, num_warps: int = 4, **types: str
 ) -> tuple[Kernel, list[Space]]:
@@ -140,6 +147,8 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     factors = {"dimension": DIMENSIONS, **taps, "one": (True, False), **places}
     yield new_rows.assign_kernel, [Space(factors, _assign, silent=_SILENT)]
     yield new_rows.count_kernel, [Space({**taps, **places}, _count, silent=_SILENT)]
+    factors = {"dimension": DIMENSIONS, **places}
+    yield level_bounds.level_bounds_kernel, [Space(factors, _bounds, silent=_SILENT)]
     yield _fixed(neighbor_table.masks_kernel)
     held = tuple(block for block in OFFSET_BLOCKS if block >= gray_rank.LEAST_OFFSETS)
     blocks = {"v_block": held}

@@ -14,12 +14,14 @@ from typing import NamedTuple
 import torch
 
 from ...core.geometry.boxes import Box
+from ...core.geometry.data_bounds import DataBounds
 from ...core.geometry.offsets import Offsets
+from ...core.geometry.reach import AxisReach, BoxReach
 from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.lookup import find_rows
 from ...core.maps.map_cache import MapStore
-from ...core.maps.request import BuiltMap, MapRequest, request
+from ...core.maps.request import BuiltMap, MapRequest, announce, request
 from .. import providers  # noqa: F401 - maps are prefetched
 from .geometry import KernelSpec
 
@@ -59,25 +61,15 @@ def common_unit(*units: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.gcd(*axis) for axis in zip(*units, strict=True))
 
 
-class Reached(NamedTuple):
-    """The places (c * multiplier + offset) / divisor, where whole, of coordinates c: a rule of
-    requests."""
-
-    offsets: Offsets
-    multiplier: tuple[int, ...]
-    divisor: tuple[int, ...]
-
-    def output_box(self, box: Box) -> Box:
-        """Bounds of the places that coordinates in `box` reach."""
-        lo, size = [box.lo[0]], [box.size[0]]
-        for axis, (m, d) in enumerate(zip(self.multiplier, self.divisor, strict=True)):
-            along = [offset[axis] for offset in self.offsets.values]
-            low, extent = box.lo[axis + 1], box.size[axis + 1]
-            first = -(-(low * m + min(along)) // d)
-            last = ((low + extent - 1) * m + max(along)) // d
-            lo.append(first)
-            size.append(max(0, last - first + 1) if extent else 0)
-        return Box.spanning(tuple(lo), tuple(size))
+@functools.cache
+def reached(offsets: Offsets, multiplier: tuple[int, ...], divisor: tuple[int, ...]) -> BoxReach:
+    """Bounds of the places (c * multiplier + offset) / divisor, where whole, of coordinates c: a
+    rule of requests."""
+    axes = []
+    for axis, (m, d) in enumerate(zip(multiplier, divisor, strict=True)):
+        along = [offset[axis] for offset in offsets.values]
+        axes.append(AxisReach(m, d, min(along), max(along)))
+    return BoxReach(tuple(axes))
 
 
 @functools.cache
@@ -88,7 +80,7 @@ def negated(offsets: Offsets) -> Offsets:
 
 def strided_request(offsets: Offsets, divisor: tuple[int, ...]) -> MapRequest:
     """For the places (c + offset) / divisor: those u that reach a c by u * divisor - offset."""
-    rule = Reached(offsets, (1,) * len(divisor), divisor)
+    rule = reached(offsets, (1,) * len(divisor), divisor)
     return MapRequest("strided", negated(offsets), divisor, rule, "first_seen")
 
 
@@ -121,6 +113,24 @@ class Grid:
         if any(u > 1 for u in unit) and bool((coords[:, 1:] % coords.new_tensor(unit)).any()):
             unit = (1,) * len(unit)  # the stride is only a label then
         return Grid(coords, stride, unit, (lo, hi), made)
+
+    @staticmethod
+    def inserted(coords: torch.Tensor, stride: tuple[int, ...], made: str) -> Grid:
+        """`given`, with its own view, of which rows may be equal. Maps over it are prepared with
+        one look at the device, if inputs before were asked some."""
+        if coords.shape[0] and max(stride) <= 1:
+            rows = torch.cat([coords[:, :1], coords[:, 1:].flip(1)], 1)
+            view, unit = CoordinateMap(rows, DataBounds(rows)), (1,) * len(stride)
+        else:
+            grid = Grid.given(coords, stride, made)
+            view, unit = (
+                CoordinateMap(grid.query(coords, grid.unit), grid.box(grid.unit)),
+                grid.unit,
+            )
+        store = MapStore(view)
+        if made == "inserted":
+            announce(store, view, stride)
+        return Grid.of_view(view, stride, unit, made, store)
 
     @staticmethod
     def of_view(

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.merge import merge
 from ...core.maps.request import MapRequest
@@ -29,7 +28,7 @@ from ...core.ops.row_matrix import RowMatrix
 from ...errors import ContractError
 from .errors import KeyStateError, StrideError, TensorDeviceError
 from .geometry import KernelSpec, Region, cell_region, core_offsets
-from .grid import Grid, Key, LayerMap, Reached, common_unit, floor_to, negated, strided_request
+from .grid import Grid, Key, LayerMap, common_unit, floor_to, negated, reached, strided_request
 from .points import FieldMap
 
 _LETTERS = string.digits + string.ascii_uppercase
@@ -153,14 +152,14 @@ class MapRegistry:
         row of every input row (int64 [N]); both None if all rows were different.
         """
         self.use_device(coords.device)
-        grid = Grid.given(coords, stride, made)
-        view = CoordinateMap(grid.query(coords, grid.unit), grid.box(grid.unit))
-        first = inverse = None
+        grid = Grid.inserted(coords, stride, made)
+        view, first, inverse = grid.own_view(), None, None
         if view.unique:
             grid.adopt(coords.clone(), view)
         else:
             fold = view.duplicates()
             first, inverse = fold.first, fold.inverse
+            grid = Grid(None, stride, grid.unit, (grid.lo, grid.hi), made)
             grid.adopt(coords.index_select(0, first), fold.map)
         key = self.free_key(stride, name)
         self.grids[key] = grid
@@ -251,7 +250,7 @@ class MapRegistry:
         scale = tuple(t // u for t, u in zip(fine, unit, strict=True))
         multiplier = tuple(g // u for g, u in zip(grid.unit, unit, strict=True))[::-1]
         offsets = core_offsets(region, scale)
-        rule = Reached(offsets, multiplier, (1,) * len(unit))
+        rule = reached(offsets, multiplier, (1,) * len(unit))
         asked = MapRequest("generative", offsets, multiplier, rule, "first_seen")
         kmap, view, store = grid.ask(asked, grid.unit)
         assert view is not None

@@ -20,6 +20,7 @@ import torch
 
 from ...core.geometry.boxes import Box
 from ...core.geometry.offsets import Offsets
+from ...core.geometry.reach import AxisReach, BoxReach
 from ...errors import GeometryError, OverflowLimitError
 
 Triple = tuple[int, int, int]
@@ -244,14 +245,22 @@ def _dense(
     return max(first, lowest), min(last, (most + pad) // s), exact
 
 
-@dataclasses.dataclass(frozen=True)
-class OutputBox:
-    """Bounds of the outputs of `sites` over coordinates with exact bounds; a rule of requests."""
+@functools.lru_cache(maxsize=1024)
+def output_rule(sites: Sites) -> BoxReach:
+    """Bounds of the outputs of `sites` over coordinates with exact bounds, as `reach_bounds` has
+    them without a range; a rule of requests."""
+    return BoxReach(tuple(_axis_reach(sites, axis) for axis in (2, 1, 0)))
 
-    sites: Sites
 
-    def output_box(self, box: Box) -> Box:
-        return core_box(reach_bounds(self.sites, box_bounds(box), None)[0])
+def _axis_reach(sites: Sites, axis: int) -> AxisReach:
+    if sites.kind == "dense":
+        k, s, pad = sites.kernel[axis], sites.stride[axis], sites.padding[axis]
+        furthest = pad if sites.keep_tail else min(pad, 1 + 2 * pad - k)
+        return AxisReach(1, s, pad - k + 1, furthest, True)
+    if sites.kind == "reached":
+        return AxisReach(1, sites.cell[axis], 0, max(0, *(s[axis] for s in sites.shifts)))
+    cell = sites.stride[axis] if sites.kind == "floor" else sites.cell[axis]
+    return AxisReach(1, cell, 1 - cell, 0)
 
 
 def core_box(bounds: Bounds) -> Box:

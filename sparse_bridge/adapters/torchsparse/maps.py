@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
 from ...core.geometry.boxes import Box
+from ...core.geometry.data_bounds import DataBounds
 from ...core.geometry.layout import constant
 from ...core.geometry.offsets import Offsets
+from ...core.geometry.reach import BoxReach
 from ...core.maps import map_builder, map_cache
 from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.kernel_map import KernelMap
@@ -22,7 +24,6 @@ from .geometry import (
     CORE_COLUMNS,
     Bounds,
     Layer,
-    OutputBox,
     Sites,
     box_bounds,
     cell_rows,
@@ -31,6 +32,7 @@ from .geometry import (
     core_offsets,
     generated_bounds,
     kernel_offsets,
+    output_rule,
     reach_bounds,
     reach_of,
     truncated,
@@ -66,12 +68,14 @@ def bounds_of(store: MapStore, coords: torch.Tensor, profile: Profile) -> Bounds
     def build() -> Bounds:
         if coords.shape[0] == 0:
             return (0, 0, 0, 0), (-1, -1, -1, -1)
-        low, high = torch.stack(coords.aminmax(dim=0)).tolist()
-        if not profile.batch_first:
-            low, high = [low[3], *low[:3]], [high[3], *high[:3]]
-        return tuple(low), tuple(high)
+        return box_bounds(_data_bounds(store, coords, profile).box)
 
     return store.get("bounds", build)
+
+
+def _data_bounds(store: MapStore, coords: torch.Tensor, profile: Profile) -> DataBounds:
+    """Exact bounds, which nobody has to wait for yet."""
+    return store.get("data bounds", lambda: DataBounds(core_rows(coords, profile)))
 
 
 def _grid_of(spatial_range: Sequence[int] | None) -> Box | None:
@@ -92,13 +96,16 @@ def coordinate_map(
     """
 
     def build() -> CoordinateMap:
-        rows = core_rows(coords, profile)
         grid = _grid_of(spatial_range)
         if grid is not None:
-            found = CoordinateMap(rows, grid)
+            found = CoordinateMap(core_rows(coords, profile), grid)
             if found.alive is None:
                 return found
-        return CoordinateMap(rows, core_box(bounds_of(store, coords, profile)))
+        if coords.shape[0] == 0 or store.peek("bounds") is not None:
+            box = core_box(bounds_of(store, coords, profile))
+            return CoordinateMap(core_rows(coords, profile), box)
+        bounds = _data_bounds(store, coords, profile)
+        return CoordinateMap(bounds.coords, bounds)
 
     return store.get("coordinates", build) if store.root is None else store.root
 
@@ -165,14 +172,16 @@ class Units(NamedTuple):
 
 
 def strided_level(
-    sites: Sites, x: CoordinateMap, store: MapStore, bounds: Bounds,
+    sites: Sites, x: CoordinateMap, store: MapStore, known: Callable[[], Bounds],
     spatial_range: Sequence[int] | None,
 ) -> Level:  # fmt: skip
     """The outputs of a strided layer, in ascending order.
 
-    x: live rows take part; store: of x.  bounds: of its rows, exact where `spatial_range` is None.
+    x: live rows take part; store: of x.  known: bounds of its rows, exact where `spatial_range` is
+    None; they may have to be waited for.
     """
-    if truncated(sites, bounds):
+    bounds = None if x.unbounded and not sites.truncate else known()
+    if bounds is not None and truncated(sites, bounds):
         rows = cell_rows(sites, x.coords if x.alive is None else x.coords[x.alive >= 0])
         made = map_builder.distinct(rows, core_box(truncated_bounds(bounds)))
         return Level(made, MapStore(made))
@@ -185,11 +194,14 @@ def strided_level(
             bounds, small = box_bounds(x.box), tuple(c // s for c, s in cell)
             sites = dataclasses.replace(sites, cell=small)  # type: ignore[arg-type]
     reach = reach_of(sites)
-    found, exact = reach_bounds(sites, bounds, spatial_range)
-    box, rule = core_box(found), OutputBox(sites)
-    output = rule if rule.output_box(x.box) is box else box  # rules hold for other scenes, too
+    rule = output_rule(sites)  # holds for other scenes, too
+    output: Box | BoxReach = rule
+    if bounds is not None:
+        box = core_box(reach_bounds(sites, bounds, spatial_range)[0])
+        output = rule if rule.output_box(x.box) is box else box
     built = request(store, x, MapRequest("strided", reach.offsets, reach.step, output, "sorted"))
     assert built.coords is not None and built.store is not None
+    found, exact = reach_bounds(sites, bounds or known(), spatial_range)
     if max(reach.scale) > 1 or max(scale) > 1:
         offsets = [[c * s for c, s in zip(o, scale, strict=True)] for o in reach.offsets.values]
         scale = tuple(a * b for a, b in zip(reach.scale, scale, strict=True))
@@ -265,8 +277,8 @@ def build_record(
     sites = layer.sites
 
     def strided() -> tuple[torch.Tensor, MapStore, KernelMap]:
-        x, x_store, bounds = _source(store, coords, profile, spatial_range, what)
-        level = strided_level(sites, x, x_store, bounds, spatial_range)
+        x, x_store, known = _source(store, coords, profile, spatial_range, what)
+        level = strided_level(sites, x, x_store, known, spatial_range)
         kmap = level.kmap
         if kmap is None or level.gathers != (layer.offsets, layer.step):
             asked = MapRequest("between", layer.offsets, layer.step, level.coords)
@@ -282,18 +294,18 @@ def build_record(
 
 def _source(
     store: MapStore, coords: torch.Tensor, profile: Profile, spatial_range: Range | None, what: str
-) -> tuple[CoordinateMap, MapStore, Bounds]:
-    """Inputs of a strided layer, the store of their maps and their bounds; rows outside the range
-    are dead."""
+) -> tuple[CoordinateMap, MapStore, Callable[[], Bounds]]:
+    """Inputs of a strided layer, the store of their maps and their bounds, for which one may have
+    to wait; rows outside the range are dead."""
     if spatial_range is None:
         cmap = coordinate_map(store, coords, profile)
-        return cmap, store, bounds_of(store, coords, profile)
+        return cmap, store, lambda: bounds_of(store, coords, profile)
     if check_range(store, coords, profile, spatial_range, what):
         cmap = coordinate_map(store, coords, profile)
-        return cmap, store, box_bounds(cmap.box)
+        return cmap, store, lambda: box_bounds(cmap.box)
     bounds = bounds_of(store, coords, profile)
     cmap = inside_range(coords, profile, bounds, spatial_range)
-    return cmap, MapStore(cmap), bounds
+    return cmap, MapStore(cmap), lambda: bounds
 
 
 def inside_range(

@@ -154,7 +154,7 @@ class ArenaMaps(CapturedMaps):
 
     def __init__(
         self, arena: Arena, cmap: CoordinateMap, capacity: int, target: targets.Target,
-        steps: tuple[Step, ...], last: RequestHistory, key64: set[int],
+        steps: tuple[Step, ...], last: RequestHistory, key64: set[int], exact: bool,
     ) -> None:  # fmt: skip
         self.arena, self.left = arena, set[int]()
         coords = cmap.coords.new_zeros((capacity, cmap.coords.shape[1]))
@@ -163,8 +163,9 @@ class ArenaMaps(CapturedMaps):
         scene = PaddedInput(coords, coords.new_zeros(1), last)
         # The host is busy with layers meanwhile: what counts is memory.
         super().__init__(
-            scene, cmap.box, target, steps, None, cmap.n_rows, abreast=False, key64=key64
-        )
+            scene, cmap.box, target, steps, None, cmap.n_rows, abreast=False, key64=key64,
+            exact=exact,
+        )  # fmt: skip
         scene.prepared = scene.counters = scene.flags = None  # with the tables they lie in
         scene.counts = {}
 

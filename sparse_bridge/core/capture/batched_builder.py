@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...kernels.runtime.target import Target
+from ..device.serving import kernel_target
 from ..geometry.boxes import Box
 from ..geometry.layout import KeyLayout, laid_out
 from ..maps.coordinate_map import CoordinateMap, capacity_for
@@ -79,15 +80,16 @@ class BatchedBuilder:
     def __init__(
         self, cmap: CoordinateMap, target: Target, steps: tuple[Step, ...], last: RequestHistory,
         slack: float = _ROOM, layouts: dict[int, KeyLayout] | None = None,
+        boxes: dict[int, Box] | None = None,
     ) -> None:  # fmt: skip
         """slack: memory of a level over the estimate.  layouts: of the levels, if not those of
-        their boxes."""
+        their boxes.  boxes: of all levels, where the input's is still to be learnt."""
         self.cmap, self.target, self.steps, self.last = cmap, target, steps, last
         self.slack, self.layouts = slack, layouts or {}
         self.device = cmap.device
         self.levels: dict[int, _Level] = {}
         self.expansions: dict[int, Expansion] = {}
-        self.boxes = boxes_of(cmap.box, steps)
+        self.boxes = boxes_of(cmap.box, steps) if boxes is None else boxes
 
     def answers(self) -> Answers | None:
         """The answer of every step; None where this scene is not like the last."""
@@ -97,9 +99,13 @@ class BatchedBuilder:
         from ...kernels.maps.hash_table import Fetched
 
         counters, root = self._expanded(capacities)
-        fetched = Fetched([counters, root.flags])
+        fetched = Fetched([counters, root.flags, *self._besides()])
         made = self.queued()
         return self._finish(made, capacities, fetched.read())
+
+    def _besides(self) -> list[torch.Tensor]:
+        """What else the host wants to know."""
+        return []
 
     def lay_out(self, scene: PaddedInput, distinct: bool = False) -> bool:
         """Queue the coordinates of all levels of a padded scene, which learns where its counters
@@ -177,6 +183,8 @@ class BatchedBuilder:
         """Rows to reserve at every new level, by the place of its step; None where that is not
         known."""
         capacities: dict[int, int] = {}
+        if self.boxes[0].oversized or kernel_target(self.device, self._key64) is None:
+            return None
         for place, step in enumerate(self.steps):
             if not step.makes:
                 continue
@@ -185,16 +193,23 @@ class BatchedBuilder:
             out_box = self.boxes.get(place + 1)
             if growth is None or below is None or out_box is None or out_box.oversized:
                 return None
-            if self.cmap.kernel_target(out_box.key64, expands=True) is None:
+            layout = self.layouts.get(place + 1)
+            key64 = out_box.key64 if layout is None else layout.key64
+            if kernel_target(self.device, key64 or self._key64, True) is None:
                 return None
             if step.request.order == "sorted" and not out_box.steps:
                 return None
-            layout = self.layouts.get(place + 1)
             cells = (out_box if layout is None else layout.limits).volume
             most = min(below * len(step.request.offsets), max(1, cells))
             likely = int(self.slack * growth * self.cmap.n_rows)
             capacities[place] = min(most, _rounded(likely + 256))
         return capacities
+
+    @property
+    def _key64(self) -> bool:
+        """Whether keys of the input's own coordinates have 64 bits."""
+        layout = self.layouts.get(0)
+        return self.boxes[0].key64 if layout is None else layout.key64
 
     def _tables(self, capacities: dict[int, int]) -> tuple[dict[int, Any], torch.Tensor]:
         """(empty hash tables of the new levels, their memory)."""

@@ -10,16 +10,17 @@ import torch
 
 from ...kernels.runtime import target as targets
 from ..geometry.boxes import Box
-from ..geometry.layout import KeyLayout, layout_over, record_of
+from ..geometry.data_bounds import DataBounds
+from ..geometry.layout import KeyLayout, record_of
 from ..maps.coordinate_map import CoordinateMap
 from ..maps.rows import Rows
 from .batched_builder import BatchedBuilder, boxes_of
 from .history import RequestHistory, Step
+from .level_layouts import LevelLayouts
 from .padded import PaddedInput
 
 _STREAMS = 4  # on which maps are built side by side
 _SLACK = 1.25  # capacity of the levels over the estimate
-_FAR = 1 << 24  # coordinates beyond are not served
 
 
 class Streams:
@@ -39,48 +40,36 @@ class Streams:
         return self._stream
 
 
-class _Layouts:
-    """Where captured launches read the number of rows and the bounds of all levels: inputs of any
-    shape are served. Keys of 64 bits serve smaller boxes, too."""
+class _Inputs(LevelLayouts):
+    """What captured launches read of an input: the number of rows, and the bounds of all levels;
+    or those of its coordinates from `ends`, of which the others follow.
 
-    def __init__(self, boxes: dict[int, Box], key64: Collection[int], device: torch.device) -> None:
-        """key64: levels that are to have 64-bit keys, whether these boxes need them or not."""
-        records = [record_of(box) for box in boxes.values()]
-        self.sent = torch.zeros(2 + sum(map(len, records)), dtype=torch.int64, device=device)
-        self.host = torch.empty(len(self.sent), dtype=torch.int64, pin_memory=device.type == "cuda")
-        first, *parts = self.sent.split([2, *map(len, records)])
-        self.count = first.view(torch.int32)[:1]
-        far = len(boxes[0].size)
-        limits = Box.spanning((-_FAR,) * far, (2 * _FAR,) * far)
-        self.layouts = {
-            level: layout_over(part, limits, box.key64 or level in key64, bool(box.steps))
-            for part, (level, box) in zip(parts, boxes.items(), strict=True)
-        }
+    exact: the bounds are those of the coordinates, which nobody else knows.
+    """
 
-    def serves(self, boxes: dict[int, Box]) -> bool:
-        """Whether these are bounds that the launches can take."""
-        if boxes.keys() != self.layouts.keys():
-            return False
-        for level, box in boxes.items():
-            layout = self.layouts[level]
-            if box.oversized or (box.key64 and not layout.key64):
-                return False
-            if layout.steps is not None and not box.steps:
-                return False
-            ends = (*box.lo, *map(sum, zip(box.lo, box.size, strict=True)))
-            if max(map(abs, ends)) > _FAR:
-                return False
-        return True
+    def __init__(
+        self, boxes: dict[int, Box], key64: Collection[int], device: torch.device, exact: bool
+    ) -> None:
+        super().__init__(boxes, key64, device)
+        self.ends: torch.Tensor | None = None
+        if exact:
+            columns = len(boxes[0].size)
+            self.ends = torch.zeros((2, columns), dtype=torch.int32, device=device)
+        size = 2 if exact else len(self.sent)
+        self.host = torch.empty(size, dtype=torch.int64, pin_memory=device.type == "cuda")
 
     def write(self, boxes: dict[int, Box], n_rows: int) -> None:
-        """Leave these bounds where `send` finds them."""
+        """Leave these numbers where `send` finds them."""
         values = [n_rows - 1, 0]
-        for box in boxes.values():
-            values += record_of(box)
+        if self.ends is None:
+            for box in boxes.values():
+                values += record_of(box)
         self.host.copy_(torch.tensor(values, dtype=torch.int64))
 
-    def send(self) -> None:
-        self.sent.copy_(self.host, non_blocking=True)
+    def send(self, steps: tuple[Step, ...], target: targets.Target) -> None:
+        self.sent.narrow(0, 0, len(self.host)).copy_(self.host, non_blocking=True)
+        if self.ends is not None:
+            self.derive(self.ends, steps, target)
 
 
 class CapturedMaps:
@@ -90,7 +79,9 @@ class CapturedMaps:
     scene: with the `n_rows` coordinates of a scene like those to come in place; its maps are
     `prepared`. box: of the coordinates.  distinct: see `BatchedBuilder.lay_out`.  abreast: maps
     side by side on several streams, faster for the GPU, at up to twice the memory.  key64: levels
-    that need 64-bit keys at times.  Raises RuntimeError where nothing can be captured.
+    that need 64-bit keys at times.  exact: `box` holds the exact bounds of the coordinates, and
+    those of other inputs are found on the device.  Raises RuntimeError where nothing can be
+    captured.
 
     bytes: of memory taken for the graphs, about.
     """
@@ -98,21 +89,24 @@ class CapturedMaps:
     def __init__(
         self, scene: PaddedInput, box: Box, target: targets.Target, steps: tuple[Step, ...],
         pool: Any, n_rows: int, distinct: bool = False, abreast: bool = True,
-        key64: Collection[int] = (),
+        key64: Collection[int] = (), exact: bool = False,
     ) -> None:  # fmt: skip
         self.scene, self.box, self.steps, self.target = scene, box, steps, target
         self.distinct, self.pool = distinct, pool
         self.aside: torch.cuda.Stream | None = None
         device, boxes = scene.coords.device, boxes_of(box, steps)
         self._known = box, boxes
-        self._layouts = _Layouts(boxes, key64, device)
-        scene.count = self._layouts.count
-        self._layouts.write(boxes, n_rows)
-        self._layouts.send()
+        self.inputs = _Inputs(boxes, key64, device, exact)
+        scene.count = self.inputs.count
+        if self.inputs.ends is not None:
+            DataBounds(scene.coords[:n_rows]).find(self.inputs.ends)
+        self.inputs.write(boxes, n_rows)
+        self.inputs.send(steps, target)
         dry_run = self._laid_out()  # compiles and loads beforehand
         self._plan(dry_run)
         assert scene.counters is not None and scene.flags is not None
-        self.lengths = [len(scene.counters), len(scene.flags)]
+        ends = 0 if self.inputs.ends is None else self.inputs.ends.numel()
+        self.lengths = [len(scene.counters), len(scene.flags), ends]
         self.host = torch.empty(sum(self.lengths), dtype=torch.int32, pin_memory=True)
         del dry_run
         torch.cuda.current_stream(device).synchronize()
@@ -128,7 +122,7 @@ class CapturedMaps:
 
     def _laid_out(self) -> BatchedBuilder:
         """A builder that has queued the coordinates of all levels. Raises RuntimeError."""
-        layouts = self._layouts.layouts
+        layouts = self.inputs.layouts
         builder = builder_over(self.scene, self.box, self.target, self.steps, layouts)
         if not builder.lay_out(self.scene, self.distinct):
             raise RuntimeError("the last scene does not tell how large the levels get")
@@ -139,13 +133,15 @@ class CapturedMaps:
         dry_run.queued()
 
     def _coordinates(self) -> dict[int, torch.Tensor]:
-        self._layouts.send()
+        self.inputs.send(self.steps, self.target)
         self._builder = self._laid_out()  # its tables are read by the second graph
         scene = self.scene
         assert scene.counters is not None and scene.flags is not None
         mine = self.host.split(self.lengths)
         mine[0].copy_(scene.counters, non_blocking=True)
         mine[1].copy_(scene.flags, non_blocking=True)
+        if self.inputs.ends is not None:
+            mine[2].copy_(self.inputs.ends.flatten(), non_blocking=True)
         return self._builder.coords()
 
     def _maps(self) -> list[Any]:
@@ -153,7 +149,7 @@ class CapturedMaps:
 
     def serves(self, box: Box) -> bool:
         """Whether inputs in `box` can be served, if there is capacity for them."""
-        return box is self.box or self._layouts.serves(self._boxes(box))
+        return box is self.box or self.inputs.serves(self._boxes(box))
 
     def _boxes(self, box: Box) -> dict[int, Box]:
         """Of all levels over inputs in `box`."""
@@ -161,25 +157,37 @@ class CapturedMaps:
             self._known = box, boxes_of(box, self.steps)
         return self._known[1]
 
-    def start(self, coords: torch.Tensor, box: Box | None = None) -> None:
+    def start(
+        self, coords: torch.Tensor, box: Box | None = None, bounds: DataBounds | None = None
+    ) -> None:
         """Queue the maps over these coordinates, of which there must be capacity for.
 
-        box: of them, which must be served; None: the one at capture.
+        box: of them, which must be served; None: the one at capture.  bounds: where maps are
+        `exact`; whether these are served turns out in `rows`.
         """
         n_rows = coords.shape[0]
         self.event.synchronize()  # what was written for the last input has been read
-        self._layouts.write(self._boxes(box or self.box), n_rows)
+        if self.inputs.ends is None:
+            self.inputs.write(self._boxes(box or self.box), n_rows)
+        else:
+            assert bounds is not None
+            self.inputs.write({}, n_rows)
+            bounds.find(self.inputs.ends)
         self.scene.coords.narrow(0, 0, n_rows).copy_(coords)
         self.first.replay()
         self.event.record(self._stream.current())
         self.second.replay()
 
-    def rows(self, n_rows: int) -> dict[int, int] | None:
-        """Rows of every level; None where the scene cannot be served. Waits for the first
-        graph."""
+    def rows(self, n_rows: int, bounds: DataBounds | None = None) -> dict[int, int] | None:
+        """Rows of every level; None where the scene cannot be served. Waits for the first graph.
+
+        bounds: learn what they are.
+        """
         self.event.synchronize()
-        read, n_counters = self.host.tolist(), self.lengths[0]
-        return self.scene.validated(read[:n_counters], read[n_counters:], n_rows)
+        counters, flags, ends = (part.tolist() for part in self.host.split(self.lengths))
+        if bounds is not None and not self.serves(bounds.learn(ends)):
+            return None
+        return self.scene.validated(counters, flags, n_rows)
 
 
 def builder_over(

@@ -20,8 +20,9 @@ from ..device import rocm
 from ..maps.coordinate_map import CoordinateMap
 from . import arena
 from .arena import ArenaMaps, TooLargeError
-from .batched_builder import Answers, BatchedBuilder, boxes_of
+from .batched_builder import Answers, BatchedBuilder, Sides, boxes_of
 from .history import RequestHistory, Step
+from .level_layouts import chains_of
 from .padded import capacity_of
 
 _RECURS = 8  # scenes alike of a class before one is captured, which takes as long as a scene
@@ -160,37 +161,48 @@ class _MapGraph:
         steps: tuple[Step, ...], last: RequestHistory,
     ) -> None:  # fmt: skip
         self.owner, self.target, self.steps, self.last = owner, target, steps, last
+        self.exact = cmap.data_bounds is not None and chains_of(steps) is not None
         self.wants, self.arena = _wants(last), arena.arena_of(cmap.device)
         self.capacity, boxes = capacity_of(cmap.n_rows), boxes_of(cmap.box, steps)
         owner.key64 |= {level for level, box in boxes.items() if box.key64}
         self.levels = [level for level in boxes if level]
         with torch.inference_mode(False), torch.no_grad():
-            self.maps = ArenaMaps(self.arena, cmap, self.capacity, target, steps, last, owner.key64)
+            self.maps = ArenaMaps(
+                self.arena, cmap, self.capacity, target, steps, last, owner.key64, self.exact
+            )
 
     def dropped(self) -> None:
         self.owner.graphs.pop(self.capacity, None)
 
     def serves(self, cmap: CoordinateMap, last: RequestHistory) -> bool:
-        """Whether this scene is of the graph's kind."""
-        return (last.tiled, last.asked) == self.wants and self.maps.serves(cmap.box)
+        """Whether this scene is of the graph's kind, as far as is known."""
+        if (last.tiled, last.asked) != self.wants or (self.exact and cmap.data_bounds is None):
+            return False
+        return self.exact if cmap.unbounded else self.maps.serves(cmap.box)
 
     def answers(self, cmap: CoordinateMap) -> Answers | None:
-        maps = self.maps
-        maps.start(cmap.coords, cmap.box)
+        maps, bounds = self.maps, cmap.data_bounds if self.exact else None
+        maps.start(cmap.coords, cmap.box if bounds is None else None, bounds)
         copies = maps.copies()
         coords = {level: next(copies) for level in self.levels}
         made = [
             tuple(side and side.over(*[next(copies) for _ in side.parts]) for side in sides)
             for sides in maps.made
         ]  # fmt: skip
-        builder = BatchedBuilder(cmap, self.target, self.steps, self.last)
-        if maps.left:
-            builder.root()
-            for place in maps.left:
-                made[place] = builder.sides(place)
-        rows = maps.rows(cmap.n_rows)
+        builder = None if cmap.unbounded else self._uncaptured(cmap, made)
+        rows = maps.rows(cmap.n_rows, bounds)
         if rows is None:
             return None
         if not cmap.checked:
             cmap.validate(cmap.n_rows, cmap.n_rows, False)
+        builder = builder or self._uncaptured(cmap, made)
         return builder.assembled(made, rows, coords)
+
+    def _uncaptured(self, cmap: CoordinateMap, made: list[Sides]) -> BatchedBuilder:
+        """Queue the maps that the graph leaves out; their builder."""
+        builder = BatchedBuilder(cmap, self.target, self.steps, self.last)
+        if self.maps.left:
+            builder.root()
+            for place in self.maps.left:
+                made[place] = builder.sides(place)
+        return builder

@@ -8,6 +8,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from ..geometry.boxes import Box
+from ..geometry.reach import BoxReach
 from ..maps.request import MapRequest
 
 MOST_STEPS = 64  # requests remembered of an input
@@ -37,6 +38,11 @@ class Step(NamedTuple):
     def relative(self) -> bool:
         """Whether it says nothing of absolute bounds."""
         return not isinstance(self.request.output, Box)
+
+    @property
+    def derivable(self) -> bool:
+        """Whether kernels know what follows for bounds, if anything does."""
+        return not self.makes or isinstance(self.request.output, BoxReach)
 
 
 class Views(NamedTuple):
@@ -72,6 +78,12 @@ class RequestHistory:
     def views(self, place: int) -> Views:
         """Who hears which views of the map of a step are asked for."""
         return Views(self.tiled.setdefault(place, set()), self.asked.setdefault(place, set()))
+
+    def twin(self) -> RequestHistory:
+        """A record of the same input, told the same, for another habit."""
+        return RequestHistory(
+            self.n_rows, None, self.steps, self.rows, self.tiled, self.asked
+        )  # fmt: skip
 
     def growth(self, place: int) -> float | None:
         """Rows that a step made, per row of the input: the most that this and earlier inputs
@@ -120,7 +132,9 @@ class Habit:
         self._numbers: dict[tuple[Step, ...], int] = {}  # of lists of steps
         self._seen: collections.Counter[int] = collections.Counter()  # inputs that were asked them
         self._after: dict[int, Expectation] = {}
-        self.graphs: dict[Any, Any] = {}  # that may serve inputs, by number of their steps
+        # By number of their steps: graphs that may serve inputs; levels that needed 64-bit keys.
+        self.graphs: dict[Any, Any] = {}
+        self.key64: dict[Any, set[int]] = {}
 
     @property
     def full(self) -> bool:

@@ -18,13 +18,14 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 import torch
 
 from ... import log, settings
 from ...errors import KernelError, SparseBridgeError
 from ...kernels.runtime import target as targets
+from ..device.serving import kernel_target
 from ..geometry.boxes import Box
 from ..maps import request as requests
 from ..maps.coordinate_map import CoordinateMap
@@ -34,6 +35,7 @@ from . import graph_cache, padded
 from .batched_builder import Answers, BatchedBuilder
 from .graph_cache import MapGraphs
 from .history import MOST_STEPS, Expectation, Habit, RequestHistory, Step
+from .level_layouts import UnboundedBuilder
 from .padded import PaddedInput
 
 __all__ = ["Step", "Tracker", "forget", "history_of", "install", "provide"]
@@ -42,11 +44,19 @@ _HABITS = 256  # first requests remembered
 _BOXES = 64  # inputs that `history_of` knows
 _KINDS = ("submanifold", "strided", "generative", "between")
 
-# What inputs are asked, by device, number of columns and first request.
-_habits: dict[tuple[torch.device, int, Step], Habit] = {}
+# What inputs are asked, by device, number of columns and first request, or kind of announcement.
+_habits: dict[tuple[torch.device, int, Hashable], Habit] = {}
 # The last record of inputs in a box, and where it belongs.
 _records: dict[tuple[torch.device, Box], tuple[Habit, Expectation, RequestHistory]] = {}
+_counts = dict.fromkeys(("prefetched", "requeued", "dropped"), 0)  # inputs
 _lock = threading.Lock()
+
+
+def counts() -> dict[str, int]:
+    """Inputs whose maps were prefetched, those of them that were queued twice as their bounds had
+    grown, and those whose maps were dropped."""
+    with _lock:
+        return dict(_counts)
 
 
 class Tracker:
@@ -55,7 +65,7 @@ class Tracker:
     def __init__(
         self, cmap: CoordinateMap, record: RequestHistory, ready: Answers, stream: int
     ) -> None:
-        self.record, self._ready, self._stream = record, ready, stream
+        self.record, self.ready, self._stream = record, ready, stream
         self.levels = weakref.WeakKeyDictionary({cmap: 0})
 
     def ask(self, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
@@ -65,7 +75,7 @@ class Tracker:
             return requests.build(cmap, req)
         self.record.steps.append(step)
         place = len(self.record.steps) - 1
-        found = self._ready.get(step)
+        found = self.ready.get(step)
         # Levels are counted, and requests that nobody expected shift the count: what tells levels
         # apart are their coordinates. Another stream may run before the work that was queued here.
         if (
@@ -77,7 +87,7 @@ class Tracker:
             built = requests.build(cmap, req)  # raises for a padded input
             self._remember(place, built, True)
         else:
-            del self._ready[step]
+            del self.ready[step]
             built = BuiltMap.of(found.kmap, found.new)
             self._remember(place, built, False)
         return built
@@ -112,11 +122,13 @@ def step_of(
 
 # Of every store, the tracker of the input that it descends from.
 _trackers: weakref.WeakKeyDictionary[MapStore, Tracker] = weakref.WeakKeyDictionary()
+# Records of inputs that were announced, for which nothing could be prepared.
+_announced: weakref.WeakKeyDictionary[MapStore, RequestHistory] = weakref.WeakKeyDictionary()
 
 
 def install() -> None:
     """Have requests for maps answered here."""
-    requests.register(provide)
+    requests.register(provide, announced)
 
 
 def forget() -> None:
@@ -124,6 +136,7 @@ def forget() -> None:
     with _lock:
         _habits.clear()
         _records.clear()
+        _counts.update(dict.fromkeys(_counts, 0))
     graph_cache.forget()
 
 
@@ -137,7 +150,10 @@ def provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
         first = step_of({cmap: 0}, cmap, req)
         if first is None:
             return requests.build(cmap, req)
-        tracker = _begin(cmap, first)
+        with _lock:
+            record = _announced.pop(store, None)
+        twin = RequestHistory(cmap.n_rows) if record is None else record.twin()
+        tracker = _begin(cmap, first, twin)
         _keep(store, tracker)
     built = tracker.ask(cmap, req)
     if built.store is not None:
@@ -150,40 +166,63 @@ def _keep(store: MapStore, tracker: Tracker) -> None:
         _trackers[store] = tracker
 
 
-def _begin(cmap: CoordinateMap, first: Step) -> Tracker:
+def announced(store: MapStore, cmap: CoordinateMap, kind: Hashable) -> None:
+    """Prepare what inputs of this kind are asked, before the first request."""
+    if padded.current() is not None:
+        return
+    record = RequestHistory(cmap.n_rows)
+    tracker = _begin(cmap, kind, record)
+    if tracker.ready:
+        _keep(store, tracker)
+    else:
+        with _lock:
+            _announced[store] = record
+
+
+def _begin(cmap: CoordinateMap, first: Hashable, record: RequestHistory) -> Tracker:
     """A tracker for an input that is asked its first request; answers are ready where inputs in its
     place were asked the same."""
-    record = RequestHistory(cmap.n_rows, cmap.box)
-    target, stream = cmap.kernel_target(), targets.current_stream(cmap.device)
-    scene = padded.current()
+    stream, scene = targets.current_stream(cmap.device), padded.current()
     if scene is not None:
-        return Tracker(cmap, record, _padded(cmap, target, scene), stream)
-    now = settings.get()
+        return Tracker(cmap, record, _padded(cmap, cmap.kernel_target(), scene), stream)
+    target, now = _target(cmap), settings.get()
     if target is None or now.capture == "off" or now.dataflow not in ("auto", "masked"):
         return Tracker(cmap, record, {}, 0)
     habit, expected, last = _learn(cmap, record, first)
     answers = None if last is None else _ready(habit, expected, last, cmap, target)
+    _enter(cmap, habit, expected, record)
     return Tracker(cmap, record, answers or {}, stream)
 
 
+def _target(cmap: CoordinateMap) -> targets.Target | None:
+    """The target whose kernels search `cmap`, as far as can be told without its bounds."""
+    return kernel_target(cmap.device) if cmap.unbounded else cmap.kernel_target()
+
+
 def _learn(
-    cmap: CoordinateMap, record: RequestHistory, first: Step
+    cmap: CoordinateMap, record: RequestHistory, first: Hashable
 ) -> tuple[Habit, Expectation, RequestHistory | None]:
     """What is to be expected of a new input, see `Habit.begin`."""
-    device, box = cmap.device, cmap.box
     with _lock:
-        key = device, len(box.size), first
+        key = cmap.device, cmap.coords.shape[1], first
         habit = _habits.get(key)
         if habit is None or habit.full:
             if len(_habits) >= _HABITS:
                 _habits.clear()
             habit = _habits[key] = Habit()
-        expected, last = habit.begin(record)
-        _records.pop((device, box), None)
-        _records[device, box] = habit, expected, record
+        return habit, *habit.begin(record)
+
+
+def _enter(
+    cmap: CoordinateMap, habit: Habit, expected: Expectation, record: RequestHistory
+) -> None:
+    """Remember whose record that of an input is, whose bounds are known or needed now."""
+    record.box = cmap.box
+    with _lock:
+        _records.pop((cmap.device, cmap.box), None)
+        _records[cmap.device, cmap.box] = habit, expected, record
         if len(_records) > _BOXES:
             del _records[next(iter(_records))]
-    return habit, expected, last
 
 
 def _ready(
@@ -194,28 +233,33 @@ def _ready(
     steps = tuple(last.steps)
     if len(steps) >= MOST_STEPS:
         return None
-    if cmap.box is not last.box:
+    unbounded = cmap.unbounded and last.box is not None
+    if unbounded:
+        steps = tuple(itertools.takewhile(lambda step: step.derivable, steps))
+    elif cmap.box is not last.box:
         steps = tuple(itertools.takewhile(lambda step: step.relative, steps))
     graphs: MapGraphs | None = None
     if graph_cache.possible(cmap, target):
         graphs = habit.graphs.setdefault((last.number, len(steps)), MapGraphs())
-    if not (_several(steps) or graphs is not None):
+    if not (_several(steps) or graphs is not None or (unbounded and steps)):
         return None
-    answers = _answers(graphs, cmap, target, steps, last)
+    key64 = habit.key64.setdefault((last.number, len(steps)), set())
+    answers = _answers(graphs, cmap, target, steps, last, key64)
     with _lock:
         expected.succeeded(answers is not None)
+        _counts["dropped" if answers is None else "prefetched"] += 1
     return answers
 
 
 def _answers(
     graphs: MapGraphs | None, cmap: CoordinateMap, target: targets.Target,
-    steps: tuple[Step, ...], last: RequestHistory,
+    steps: tuple[Step, ...], last: RequestHistory, key64: set[int],
 ) -> Answers | None:  # fmt: skip
     """The maps of a scene, replayed or queued; None where this scene is not like the last."""
     try:
         answers = None if graphs is None else graphs.answers(cmap, last)
         if answers is None:
-            answers = BatchedBuilder(cmap, target, steps, last).answers()
+            answers = _queued(cmap, target, steps, last, key64)
             if answers is not None and graphs is not None:
                 graphs.consider(cmap, target, steps, last)
     except KernelError:
@@ -228,6 +272,23 @@ def _answers(
             graphs.clear()
         return None
     return answers
+
+
+def _queued(
+    cmap: CoordinateMap, target: targets.Target, steps: tuple[Step, ...], last: RequestHistory,
+    key64: set[int],
+) -> Answers | None:  # fmt: skip
+    """The maps of a scene, queued; once more where its bounds are others than expected."""
+    if cmap.unbounded and last.box is not None:
+        unbounded = UnboundedBuilder(cmap, target, steps, last, key64)
+        answers = unbounded.answers()
+        if not unbounded.outgrown:
+            return answers
+        with _lock:
+            _counts["requeued"] += 1
+        if cmap.kernel_target() is None:
+            return None
+    return BatchedBuilder(cmap, target, steps, last).answers()
 
 
 def history_of(device: torch.device, box: Box, training: bool = False) -> RequestHistory | None:

@@ -65,7 +65,7 @@ def install(tensors_of: _TensorsOf, layers_of: Callable[[nn.Module], int]) -> No
     """
     global _tensors_of, _layers_of
     _tensors_of, _layers_of = tensors_of, layers_of
-    requests.register(_provide)
+    requests.register(_provide, prefetch.announced)
 
 
 def wanted() -> bool:

@@ -20,6 +20,7 @@ from ...kernels.runtime.target import Target
 from ..device.first_order import refuse_wrapped
 from ..device.serving import kernel_target
 from ..geometry.boxes import Box
+from ..geometry.data_bounds import DataBounds
 from ..geometry.layout import KeyLayout
 from ..geometry.offsets import Offsets
 from ..geometry.sparse_data import brief
@@ -74,9 +75,12 @@ class CoordinateMap:
     Rows outside the box are dead: they keep their place, nothing finds them and they find nothing.
     """
 
-    def __init__(self, coords: torch.Tensor, box: Box, rows: Rows | None = None) -> None:
-        """coords: int32 [N, 1 + D]; box: of the same dimension; rows: those in use, if not all.
-        Raises ShapeError, DataTypeError, DeviceError."""
+    def __init__(
+        self, coords: torch.Tensor, box: Box | DataBounds, rows: Rows | None = None
+    ) -> None:
+        """coords: int32 [N, 1 + D]; box: of the same dimension, or the bounds of these coordinates
+        that are still to be learnt; rows: those in use, if not all.  Raises ShapeError,
+        DataTypeError, DeviceError."""
         if coords.ndim != 2 or coords.shape[1] != box.dimension + 1:
             raise ShapeError(
                 f"coordinates have shape {list(coords.shape)}; expected [N, {box.dimension + 1}] "
@@ -95,7 +99,8 @@ class CoordinateMap:
             )
         # A tensor object of our own: caches keyed by the caller's object must not keep it alive.
         self.coords = coords.detach().contiguous()
-        self.box = box
+        self._box = box if isinstance(box, Box) else None
+        self.data_bounds = None if isinstance(box, Box) else box
         self.rows = rows_of(coords) if rows is None else rows
         self._host: host_index.HostIndex | None = None
         self._table: object | None = None
@@ -107,7 +112,22 @@ class CoordinateMap:
         self._duplicates: Duplicates | None = None
 
     def __repr__(self) -> str:
-        return f"CoordinateMap({brief(self.coords)}, {self.box})"
+        where = "bounds of the data" if self.unbounded else self.box
+        return f"CoordinateMap({brief(self.coords)}, {where})"
+
+    @property
+    def box(self) -> Box:
+        """What the coordinates may be; waits for the device the first time if that is still to be
+        learnt."""
+        if self._box is None:
+            assert self.data_bounds is not None
+            self._box = self.data_bounds.box
+        return self._box
+
+    @property
+    def unbounded(self) -> bool:
+        """Whether the box is still to be learnt."""
+        return self._box is None and (self.data_bounds is None or self.data_bounds.known is None)
 
     @property
     def n_rows(self) -> int:
@@ -157,6 +177,10 @@ class CoordinateMap:
         construction."""
         self._host, self._table, self._checked = index, table, True
 
+    def drop_table(self) -> None:
+        """Forget a table that was filled by bounds which did not hold."""
+        self._table = self._slots = None
+
     def host(self) -> host_index.HostIndex:
         """The sorted index in plain torch."""
         if self._host is None:
@@ -177,8 +201,8 @@ class CoordinateMap:
     def _insert(self, target: Target, layout: KeyLayout):  # type: ignore[no-untyped-def]
         from ...kernels.maps.hash_table import HashTable, hash_insert
 
-        one = (1,) * self.box.dimension
-        origin = Offsets.of([(0,) * self.box.dimension])
+        one = (1,) * (self.coords.shape[1] - 1)
+        origin = Offsets.of([(0,) * len(one)])
         table = HashTable.allocate(capacity_for(self.n_rows), layout.key64, self.device)
         slots = torch.empty((1, self.n_rows), dtype=torch.int32, device=self.device)
         geometry = origin.geometry(self.device, one, one, 1)

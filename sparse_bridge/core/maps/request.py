@@ -2,7 +2,8 @@
 by a provider, who builds it.
 
 Whoever registers a provider sees every map that is not there yet, and may answer with one that was
-built before: see `core.capture.prefetch`. An answer is never changed afterwards.
+built before: see `core.capture.prefetch`. An answer is never changed afterwards. A herald hears of
+coordinates before anything is asked of them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .map_cache import MapStore
 
 class OutputRule(Protocol):
     """Where output coordinates may lie, by where the input's are: what repeats from input to input
-    where bounds do not. Hashable by value."""
+    where bounds do not. Hashable by value. Of a `BoxReach` kernels know the arithmetic, too."""
 
     def output_box(self, box: Box) -> Box:
         """The box of the output coordinates of inputs in `box`."""
@@ -70,6 +71,7 @@ class BuiltMap(NamedTuple):
 
 
 Provider = Callable[[MapStore, CoordinateMap, MapRequest], BuiltMap]
+Herald = Callable[[MapStore, CoordinateMap, Hashable], None]
 
 
 def request(
@@ -115,9 +117,20 @@ def _build(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
 
 
 _provider: Provider = _build
+_herald: Herald | None = None
 
 
-def register(provider: Provider | None) -> None:
-    """Have `provider` answer requests for maps that no store holds; None: they are built."""
-    global _provider
-    _provider = _build if provider is None else provider
+def announce(store: MapStore, cmap: CoordinateMap, kind: Hashable) -> None:
+    """Say that requests over `cmap`, of which `store` will hold the maps, are to be expected.
+
+    kind: inputs of one kind are likely to be asked the same.
+    """
+    if _herald is not None:
+        _herald(store, cmap, kind)
+
+
+def register(provider: Provider | None, herald: Herald | None = None) -> None:
+    """Have `provider` answer requests for maps that no store holds, and `herald` hear what is
+    announced; None: they are built, and nobody listens."""
+    global _provider, _herald
+    _provider, _herald = _build if provider is None else provider, herald

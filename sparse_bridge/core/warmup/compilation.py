@@ -155,8 +155,9 @@ def _map_kernels(device: torch.device, target: Target, key64: bool) -> Callable[
 
 
 def _expansion_kernels(coords: torch.Tensor, box: Box, offsets: Offsets, target: Target) -> None:
-    """New coordinates, stride 2."""
+    """New coordinates, stride 2, and bounds that are found on the device."""
     from ...kernels.maps.hash_table import HashTable
+    from ...kernels.maps.level_bounds import level_bounds
     from ...kernels.maps.new_rows import owner_counters
 
     table = HashTable.allocate(1 << 9, box.key64, coords.device, owner_counters(_FEW))
@@ -168,6 +169,7 @@ def _expansion_kernels(coords: torch.Tensor, box: Box, offsets: Offsets, target:
     for link in (False, True):
         expansion.slots = slots
         expansion.link(_FEW, link=link)
+    level_bounds(coords[:2], coords, coords.new_empty(2 * _FEW, dtype=torch.int64), target)
 
 
 def _products(device: torch.device) -> list[tuple[Expected, torch.dtype]]:

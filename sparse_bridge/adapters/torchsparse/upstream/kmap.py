@@ -98,7 +98,8 @@ def downsample(
     else:
         cmap = inside_range(coords, release, bounds, spatial_range)
         store = MapStore(cmap)
-    return as_tensor(strided_level(layer.sites, cmap, store, bounds, spatial_range), release)
+    level = strided_level(layer.sites, cmap, store, lambda: bounds, spatial_range)
+    return as_tensor(level, release)
 
 
 def generate(

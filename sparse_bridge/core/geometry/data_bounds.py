@@ -1,0 +1,47 @@
+"""Bounds of coordinates that come without: a look at the data, which the host need not wait for
+before it goes on."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from .boxes import Box
+
+
+class DataBounds:
+    """The exact bounds of coordinates int32 [N, 1 + D], N > 0."""
+
+    def __init__(self, coords: torch.Tensor) -> None:
+        self.coords = coords
+        self.known: Box | None = None
+
+    @property
+    def dimension(self) -> int:
+        return self.coords.shape[1] - 1
+
+    @functools.cached_property
+    def ends(self) -> torch.Tensor:
+        """int32 [2, 1 + D] on the device: the lowest and the highest of every column."""
+        ends = self.coords.new_empty((2, self.coords.shape[1]))
+        self.find(ends)
+        return ends
+
+    def find(self, ends: torch.Tensor) -> None:
+        """Write them there."""
+        torch.aminmax(self.coords, dim=0, out=(ends[0], ends[1]))
+
+    def learn(self, ends: Sequence[int]) -> Box:
+        """The box, from the values of `ends`, one row after another."""
+        if self.known is None:
+            low, high = ends[: self.dimension + 1], ends[self.dimension + 1 :]
+            size = tuple(h - lo + 1 for lo, h in zip(low, high, strict=True))
+            self.known = Box.spanning(tuple(low), size)
+        return self.known
+
+    @property
+    def box(self) -> Box:
+        """The box that they span; waits for the device the first time."""
+        return self.learn(self.ends.flatten().tolist()) if self.known is None else self.known

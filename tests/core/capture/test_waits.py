@@ -1,0 +1,270 @@
+"""Waits for the device: one a scene in every door once inputs are known, whatever their bounds, and
+nothing lost where they are not what was expected."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import sparse_bridge
+from sparse_bridge.adapters.torchsparse.geometry import (
+    Sites,
+    box_bounds,
+    core_box,
+    output_rule,
+    reach_bounds,
+)
+from sparse_bridge.core import functional
+from sparse_bridge.core.capture import graph_cache, prefetch
+from sparse_bridge.core.capture.batched_builder import boxes_of
+from sparse_bridge.core.capture.history import Step
+from sparse_bridge.core.capture.level_layouts import LevelLayouts, chains_of
+from sparse_bridge.core.device.serving import kernel_target
+from sparse_bridge.core.geometry.boxes import Box
+from sparse_bridge.core.geometry.data_bounds import DataBounds
+from sparse_bridge.core.geometry.layout import record_of
+from sparse_bridge.core.geometry.reach import AxisReach, BoxReach
+from sparse_bridge.core.maps import request
+from sparse_bridge.core.maps.request import MapRequest
+from sparse_bridge.kernels.maps.hash_table import Fetched
+from tests.clouds import features
+
+from .pretended import graphs_on_the_cpu
+from .test_new_shapes import Minkowski, Spconv, Torchsparse, voxels
+
+DOORS = [Spconv, Torchsparse, Minkowski]
+THREE = functional.kernel_offsets((3, 3, 3))
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    before = request._provider, request._herald
+    prefetch.install()
+    prefetch.forget()
+    yield
+    prefetch.forget()
+    request.register(*before)
+
+
+@contextlib.contextmanager
+def waits(monkeypatch):
+    """Who has the host wait for a tensor's values, by the function of the package that does."""
+    found, reading = [], []
+
+    def listened(owner, name):
+        own = getattr(owner, name)
+
+        def call(*args, **kwargs):
+            frame = sys._getframe(1)
+            file = frame.f_code.co_filename
+            ours = "sparse_bridge" in file and "amd_emulator" not in file
+            if ours and not reading:
+                found.append(f"{file.rpartition('sparse_bridge/')[2]} {frame.f_code.co_name}")
+            reading.append(name)
+            try:
+                return own(*args, **kwargs)
+            finally:
+                reading.pop()
+
+        patch.setattr(owner, name, call)
+
+    with monkeypatch.context() as patch:
+        for name in ("item", "tolist", "cpu", "nonzero", "unique", "__bool__", "__int__"):
+            listened(torch.Tensor, name)
+        for name in ("unique", "nonzero", "equal"):
+            listened(torch, name)
+        listened(Fetched, "read")
+        yield found
+
+
+def alone(network, scene):
+    """What a scene gives where maps are built one by one."""
+    request.register(None)
+    coords, x = network(scene[0], scene[1].clone(), scene[2])
+    prefetch.install()
+    return coords, x
+
+
+def check(network, scene):
+    """Run a scene; its result must be that of maps built one by one."""
+    found, expected = network(*scene), alone(network, scene)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def ready(door, lane):
+    """A network of a door that has seen two scenes, which is a history."""
+    network = door()
+    network.net.to(lane.device).eval()
+    for turn in range(2):
+        network(*voxels(turn, lane.device))
+    return network
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("door", DOORS)
+@torch.no_grad()
+def test_one_wait_a_scene(kernel_lane, monkeypatch, door):
+    network = ready(door, kernel_lane)
+    for turn in (2, 3, 4):
+        scene = voxels(turn, kernel_lane.device)
+        with waits(monkeypatch) as found:
+            network(*scene)
+        assert len(found) == 1 and found[0].startswith("core/capture"), found
+        check(network, scene)
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("door", [Torchsparse, Minkowski])
+@torch.no_grad()
+def test_bounds_that_grow(kernel_lane, door):
+    """To keys of 64 bits and back, beyond what launches are laid out for, and beyond any key."""
+    network = ready(door, kernel_lane)
+    wide, far, huge = (2000, 2000, 2000), (1 << 25, 0, 0), (1 << 30, 1 << 30, -(1 << 20))
+    none, requeued = (0, 0, 0), []
+    for turn, moved in enumerate((none, wide, wide, none, far, none, huge, none, none)):
+        x, coords, shape = voxels(turn + 2, kernel_lane.device)
+        coords[-1] += coords.new_tensor([0, *moved])
+        before = prefetch.counts()["requeued"]
+        check(network, (x, coords, shape))
+        requeued.append(prefetch.counts()["requeued"] - before)
+    # Once a level has needed 64 bits it is laid out for them.
+    assert requeued == [0, 1, 0, 0, 1, 0, 1, 0, 0]
+    text = str(sparse_bridge.report())
+    assert "queued again, as bounds had grown" in text
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("door", [Torchsparse, Minkowski])
+@torch.no_grad()
+def test_scenes_that_are_like_no_other(kernel_lane, door):
+    """Equal rows, no rows, one row, items without rows, far more rows a level than before."""
+    network = ready(door, kernel_lane)
+    x, coords, shape = voxels(2, kernel_lane.device)
+    spread = coords[:200] * coords.new_tensor([1, 7, 7, 7])
+    twice = torch.cat([coords, coords[:5]])
+    scenes = [coords, spread, twice, coords[:0], coords[:1], coords[coords[:, 0] == 1], coords]
+    for rows in scenes:
+        values = features(len(rows), x.shape[1], seed=len(rows)).to(kernel_lane.device)
+        if door is Torchsparse and len(rows) == 0:
+            continue  # its tensors have rows
+        check(network, (values, rows.contiguous(), shape))
+
+
+@pytest.mark.emulated
+@torch.no_grad()
+def test_a_strided_layer_first(kernel_lane, monkeypatch):
+    """Its outputs end where the coordinates do, which the host does not know yet."""
+    network = Torchsparse()
+    network.net = network.net[1:3]
+    network.net[0] = type(network.net[0])(4, 8, 2, 2)
+    network.net.to(kernel_lane.device).eval()
+    for turn in range(5):
+        scene = voxels(turn, kernel_lane.device)
+        with waits(monkeypatch) as found:
+            network(*scene)
+        assert turn < 2 or len(found) == 1, found
+        check(network, scene)
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("door", [Torchsparse, Minkowski])
+@torch.no_grad()
+def test_replayed_maps(kernel_lane, monkeypatch, door):
+    """Graphs find the bounds on the device, too."""
+    monkeypatch.setattr(graph_cache, "_RECURS", 2)
+    monkeypatch.setattr(graph_cache, "_BETWEEN", 0)
+    if kernel_lane.device == "cpu":
+        graphs_on_the_cpu(monkeypatch)
+    replayed, own = [], graph_cache._MapGraph.answers
+
+    def answers(self, cmap):
+        replayed.append(own(self, cmap))
+        return replayed[-1]
+
+    monkeypatch.setattr(graph_cache._MapGraph, "answers", answers)
+    network = ready(door, kernel_lane)
+    with sparse_bridge.settings.override(capture="graphs"):
+        for turn in (2, 3, 4, 5, 6):
+            check(network, voxels(turn, kernel_lane.device))
+        assert replayed and None not in replayed
+        scene = voxels(7, kernel_lane.device)
+        with waits(monkeypatch) as found:
+            network(*scene)
+        # It waits for an event, and reads memory of the host.
+        assert {where.partition(" ")[0] for where in found} == {"core/capture/captured_maps.py"}
+        x, coords, shape = scene
+        check(network, (x, coords * coords.new_tensor([1, 1 << 21, 1, 1]), shape))
+        assert replayed[-1] is None
+        check(network, scene)
+
+
+@pytest.mark.emulated
+def test_a_herald_that_hears_of_other_tensors(kernel_lane, monkeypatch):
+    """Tensors that no layer asks maps of, between those that are."""
+    network = Minkowski()
+    network.net.to(kernel_lane.device).eval()
+    with torch.no_grad():
+        for turn in range(6):
+            x, coords, shape = voxels(turn, kernel_lane.device)
+            network.me.SparseTensor(x, coords)
+            with waits(monkeypatch) as found:
+                network(x, coords, shape)
+            check(network, (x, coords, shape))
+    assert len(found) <= 3, found
+
+
+def _axis():
+    numbers = st.integers(-9, 9)
+    return st.builds(
+        AxisReach, st.integers(1, 4), st.integers(1, 5), numbers, numbers, st.booleans()
+    )
+
+
+_LOW = st.tuples(*[st.integers(-200, 200)] * 3)
+_SIZE = st.tuples(*[st.integers(1, 300)] * 3)
+
+
+@pytest.mark.emulated
+@pytest.mark.interpreted
+@given(st.lists(st.builds(BoxReach, st.tuples(_axis(), _axis(), _axis())), max_size=4), _LOW, _SIZE)
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_bounds_of_levels_on_the_device(kernel_lane, rules, low, size):
+    """Those that the host works out, level over level and beside each other."""
+    device = torch.device(kernel_lane.device)
+    steps = [
+        Step(place if place % 3 else 0, MapRequest("strided", THREE, (2, 2, 2), rule))
+        for place, rule in enumerate(rules)
+    ]
+    box = Box.spanning((1, *low), (3, *size))
+    ends = torch.tensor([[1, *low], [3, *(lo + n - 1 for lo, n in zip(low, size, strict=True))]])
+    ends = ends.to(device, torch.int32)
+    assert DataBounds(ends).box is box
+    boxes, chains = boxes_of(box, steps), chains_of(tuple(steps))
+    assert len(chains) == len(boxes) == 1 + len(rules)
+    layouts = LevelLayouts(boxes, (), device)
+    layouts.derive(ends, steps, kernel_target(device))
+    expected = [number for one in boxes.values() for number in record_of(one)]
+    assert layouts.records.tolist() == expected
+
+
+_SIDE = st.tuples(*[st.integers(1, 4)] * 3)
+_PAD = st.tuples(*[st.integers(0, 3)] * 3)
+
+
+@given(
+    st.sampled_from(["dense", "floor", "cells", "reached"]), _SIDE, _SIDE, _PAD, st.booleans(),
+    _LOW, _SIZE, st.lists(_PAD, min_size=1, max_size=3),
+)  # fmt: skip
+def test_rules_of_torchsparse(kind, kernel, stride, padding, keep_tail, low, size, shifts):
+    sites = Sites(kind, kernel, stride, padding, stride, tuple(shifts), keep_tail=keep_tail)
+    box = Box.spanning((0, *low), (2, *size))
+    expected = core_box(reach_bounds(sites, box_bounds(box), None)[0])
+    assert output_rule(sites).output_box(box) is expected
