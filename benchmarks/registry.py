@@ -42,6 +42,7 @@ WORKS = {
 LAYER_CHANNELS = (16, 32, 64, 128, 256)
 FEW_CHANNELS = (32, 64, 128)
 CPU_CHANNELS = (16, 32, 64, 128)
+CPU_FEW_ROWS = (500, 2000)  # where the calls that a new map takes weigh more than their work
 SHELLS = ((16, 1024), (32, 1024), (64, 1024), (128, 512), (256, 256), (512, 128), (1024, 64))
 SCALE_ROWS = tuple(1000 * 4**power for power in range(7)) + (8_000_000,)
 SCALE_CHANNELS = (16, 32, 64, 128, 256, 512, 1024)
@@ -224,6 +225,12 @@ def _cpu(wanted: Selection) -> Iterator[Case]:
             for work in LAYER_WORKS:
                 yield Case(
                     "cpu", wanted.scans[-1], 1, "fp32", work, channels, device="cpu",
+                    threads=threads,
+                )  # fmt: skip
+        for rows in CPU_FEW_ROWS:
+            for channels in CPU_CHANNELS[:2]:
+                yield Case(
+                    "cpu", f"sheet:{rows}", 1, "fp32", "fresh", channels, device="cpu",
                     threads=threads,
                 )  # fmt: skip
         for network in NETWORK_NAMES:

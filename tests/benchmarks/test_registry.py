@@ -61,6 +61,7 @@ def test_the_cpu_suite_has_layers_and_networks():
     cases = enumerate_cases(selection("cpu", threads=(1, 2)))
     layers = {(case.channels, case.work, case.threads) for case in cases if not case.network}
     assert {(16, "fresh", 1), (128, "train", 2)} <= layers
+    assert {case.work for case in cases if case.source == "sheet:500"} == {"fresh"}
     assert {case.network for case in cases} == {"", "second", "unet"}
 
 

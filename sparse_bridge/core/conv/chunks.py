@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from ..maps.host_integers import divided, stable_order
+from ..geometry.host_cells import on_host
+from ..maps.host_integers import stable_order
 from ..maps.kernel_map import KernelMap
 
 _PRODUCTS = 1 << 21  # values that the products of a block take
@@ -30,28 +33,37 @@ class Item(NamedTuple):
     y_rows: torch.Tensor
 
 
-@dataclasses.dataclass(eq=False)
 class Part:
-    """Items whose products lie one after another. rows: int32, the row of y of each of
-    them.  begin, n_rows: of the block.  sizes: pairs of every item."""
+    """Items whose products lie one after another.
 
-    items: tuple[Item, ...]
-    rows: torch.Tensor
-    begin: int
-    n_rows: int
-    sizes: list[int]
-    _sums: tuple[torch.Tensor, torch.Tensor] | None = None
+    x_rows, rows: int32, the row of x and of y of each of them.  begin, n_rows: of the block.
+    offsets, sizes: of every item, and its pairs.  n_pairs: of all.
+    """
 
+    def __init__(
+        self, pieces: Sequence[tuple[int, int]], x_rows: torch.Tensor, rows: torch.Tensor,
+        begin: int, n_rows: int,
+    ) -> None:  # fmt: skip
+        self.offsets = [v for v, _ in pieces]
+        self.sizes = [size for _, size in pieces]
+        self.x_rows, self.rows, self.begin, self.n_rows = x_rows, rows, begin, n_rows
+        self.n_pairs = sum(self.sizes)
+
+    @functools.cached_property
+    def items(self) -> tuple[Item, ...]:
+        cut = self.x_rows.split(self.sizes), self.rows.split(self.sizes)
+        return tuple(map(Item, self.offsets, self.sizes, *cut))
+
+    @functools.cached_property
     def sums(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(products, starts) int32: row begin + r is the sum of the products
         [starts[r] : starts[r + 1]] of that list."""
-        if self._sums is None:
-            places = self.rows - self.begin
-            starts = torch.zeros(self.n_rows + 1, dtype=torch.int32, device=places.device)
-            counts = torch.bincount(places, minlength=self.n_rows)
-            torch.cumsum(counts, 0, dtype=torch.int32, out=starts[1:])
-            self._sums = stable_order(places, self.n_rows).int(), starts
-        return self._sums
+        places = on_host(self.rows) - self.begin
+        starts = np.zeros(self.n_rows + 1, np.int32)
+        counts = np.bincount(places, minlength=self.n_rows)
+        np.cumsum(counts, dtype=np.int32, out=starts[1:])
+        order = stable_order(places, self.n_rows).astype(np.int32)
+        return torch.from_numpy(order), torch.from_numpy(starts)
 
 
 class Block(NamedTuple):
@@ -111,61 +123,75 @@ def _n_blocks(kmap: KernelMap, width: int) -> int:
 
 
 def _cut(kmap: KernelMap, n_blocks: int) -> Chunks:
-    rulebook, n_offsets = kmap.rulebook, kmap.n_offsets
-    n_y, n_x = rulebook.n_rows[kmap.side], rulebook.n_rows[1 - kmap.side]
-    center = rulebook.center
-    dense = center if center >= 0 and kmap.pair_list(center)[0].shape[0] == n_x == n_y else -1
-    pairs = [kmap.pair_list(v) for v in range(n_offsets)]
-    if dense >= 0:
-        x_rows, y_rows = pairs[dense]
-        pairs[dense] = x_rows[:0], y_rows[:0]
-    x_rows = torch.cat([pair[0] for pair in pairs]).int()
-    y_rows = torch.cat([pair[1] for pair in pairs]).int()
-    lengths = [[len(pair[0]) for pair in pairs]]
+    n_y = kmap.rulebook.n_rows[kmap.side]
+    x_rows, y_rows, counts, dense = _pairs(kmap)
+    lengths = [counts]
     height = -(-n_y // n_blocks)
     if n_blocks > 1:
-        block = divided(y_rows, height)
+        block = y_rows.numpy() // np.int32(height)
         order = stable_order(block, n_blocks)
-        sizes = torch.bincount(block, minlength=n_blocks).tolist()
-        starts = torch.tensor([0, *itertools.accumulate(lengths[0])], device=order.device)
+        starts = [0, *itertools.accumulate(counts)]
         # Within a block the order ascends, so offsets follow one another there, too.
-        lengths = [torch.searchsorted(at, starts).diff().tolist() for at in order.split(sizes)]
-        x_rows, y_rows = x_rows.index_select(0, order), y_rows.index_select(0, order)
+        cuts = np.bincount(block, minlength=n_blocks).cumsum()[:-1]
+        lengths = [np.diff(at.searchsorted(starts)).tolist() for at in np.split(order, cuts)]
+        x_rows, y_rows = (torch.from_numpy(rows.numpy()[order]) for rows in (x_rows, y_rows))
     blocks, at = [], 0
     for number, counted in enumerate(lengths):
         begin, end = min(n_y, number * height), min(n_y, (number + 1) * height)
-        found = slice(at, at + sum(counted))
-        parts = tuple(_parts(x_rows[found], y_rows[found], counted, begin, end - begin))
+        parts = tuple(_parts(x_rows, y_rows, at, counted, begin, end - begin))
         blocks.append(Block(begin, end, parts))
-        at = found.stop
+        at += sum(counted)
     every = [part for block in blocks for part in block.parts]
-    longest = max((item.n_pairs for part in every for item in part.items), default=0)
-    products = max((len(part.rows) for part in every), default=0)
+    longest = max((max(part.sizes) for part in every), default=0)
+    products = max((part.n_pairs for part in every), default=0)
     return Chunks(tuple(blocks), False, dense, longest, products)
 
 
+def _pairs(kmap: KernelMap) -> tuple[torch.Tensor, torch.Tensor, list[int], int]:
+    """(x rows, y rows, pairs of every offset, the dense offset or -1); rows int32 by offset, none
+    of the dense one."""
+    rulebook, lists, n_offsets = kmap.rulebook, kmap.rulebook.lists(), kmap.n_offsets
+    n_mirrored = n_offsets // 2 if lists.mirrored else 0
+    n_direct, starts = n_offsets - n_mirrored, lists.starts
+    counts = [end - start for start, end in itertools.pairwise(starts[: n_direct + 1])]
+    center, n_rows = rulebook.center, rulebook.n_rows
+    dense = center if center >= 0 and counts[center] == n_rows[0] == n_rows[1] else -1
+    if dense >= 0:
+        counts[dense] = 0
+    pair: list[Any] = [lists.in_rows, lists.out_rows]
+    if kmap.device.type == "cpu":
+        pair = [rows.numpy() for rows in pair]  # calls on slices cost a tenth
+
+    def joined(rows: Any, others: Any) -> torch.Tensor:
+        parts = [rows[: starts[n_direct]]]
+        if dense >= 0:
+            parts = [rows[: starts[dense]], rows[starts[dense + 1] : starts[n_direct]]]
+        parts += [others[starts[v] : starts[v + 1]] for v in reversed(range(n_mirrored))]
+        if isinstance(rows, torch.Tensor):
+            return torch.cat(parts).int()
+        return torch.from_numpy(np.concatenate(parts, dtype=np.int32, casting="same_kind"))
+
+    x_rows, y_rows = joined(*pair), joined(*reversed(pair))
+    counts += reversed(counts[:n_mirrored])
+    return (y_rows, x_rows, counts, dense) if kmap.flipped else (x_rows, y_rows, counts, dense)
+
+
 def _parts(
-    x_rows: torch.Tensor, y_rows: torch.Tensor, lengths: Sequence[int], begin: int, n_rows: int
-) -> Iterator[Part]:
-    """The pairs of a block, offset by offset; in several parts where rows have a great many."""
+    x_rows: torch.Tensor, y_rows: torch.Tensor, at: int, lengths: Sequence[int], begin: int,
+    n_rows: int,
+) -> Iterator[Part]:  # fmt: skip
+    """The pairs of a block, from `at` on, offset by offset; in several parts where rows have a
+    great many."""
     pieces = [
         (v, min(_LONGEST, length - done))
         for v, length in enumerate(lengths)
         for done in range(0, length, _LONGEST)
     ]
-    sizes = [size for _, size in pieces]
-    cut = zip(pieces, x_rows.split(sizes), y_rows.split(sizes), strict=True)
-    items: list[Item] = []
-    start = end = 0
-    for (v, size), x_part, y_part in cut:
-        if items and end + size - start > _MOST:
-            yield _part(items, y_rows[start:end], begin, n_rows)
-            items, start = [], end
-        items.append(Item(v, size, x_part, y_part))
+    first, start, end = 0, at, at
+    for number, (_, size) in enumerate(pieces):
+        if number > first and end + size - start > _MOST:
+            yield Part(pieces[first:number], x_rows[start:end], y_rows[start:end], begin, n_rows)
+            first, start = number, end
         end += size
-    if items:
-        yield _part(items, y_rows[start:end], begin, n_rows)
-
-
-def _part(items: Sequence[Item], rows: torch.Tensor, begin: int, n_rows: int) -> Part:
-    return Part(tuple(items), rows, begin, n_rows, [item.n_pairs for item in items])
+    if pieces:
+        yield Part(pieces[first:], x_rows[start:end], y_rows[start:end], begin, n_rows)

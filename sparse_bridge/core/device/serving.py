@@ -44,6 +44,8 @@ class Devices:
         Raises: DeviceError for a forced dataflow that cannot be had; never a silent fallback.
         """
         if device.type != "cuda":  # whose driver may be another at the next call
+            if device.type == "cpu" and not forces_kernels():  # as `select` says, but at once
+                return None
             return self._find(device, key64, expands)
         if self._generation != settings.generation:
             self._targets, self._generation = {}, settings.generation

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from ...errors import (
-    CoordinateError,
     DataTypeError,
     DeviceError,
     KernelError,
@@ -102,12 +101,11 @@ class CoordinateMap:
         self._box = box if isinstance(box, Box) else None
         self.data_bounds = None if isinstance(box, Box) else box
         self.rows = rows_of(coords) if rows is None else rows
-        self._host: host_index.HostIndex | None = None
+        self._host: host_index.Indexed | None = None
         self._table: object | None = None
         self._alive: torch.Tensor | None = None
         self._checked = False
         self._unique = True
-        self._inverse: torch.Tensor | None = None
         self._slots: torch.Tensor | None = None
         self._duplicates: Duplicates | None = None
 
@@ -172,24 +170,23 @@ class CoordinateMap:
             return None
         return kernel_target(self.device, key64 or self.box.key64, expands)
 
-    def adopt(self, index: host_index.HostIndex | None = None, table: object | None = None) -> None:
-        """Take over structures from whoever made these coordinates, which are distinct and live by
-        construction."""
-        self._host, self._table, self._checked = index, table, True
+    def adopt(self, table: object | None = None) -> None:
+        """Take over a hash table from whoever made these coordinates, which are distinct and live
+        by construction."""
+        self._table, self._checked = table, True
 
     def drop_table(self) -> None:
         """Forget a table that was filled by bounds which did not hold."""
         self._table = self._slots = None
 
     def host(self) -> host_index.HostIndex:
-        """The sorted index in plain torch."""
+        """The sorted index in plain torch or numpy."""
         if self._host is None:
             search = wide_index if self.box.oversized else host_index
-            built = search.build(self.coords, self.box)
-            self._host, self._inverse = built.index, built.inverse
+            built = self._host = search.build(self.coords, self.box)
             if not self._checked:
                 self._alive, self._unique, self._checked = built.alive, built.unique, True
-        return self._host
+        return self._host.index
 
     def table(self, target: Target, layout: KeyLayout | None = None):  # type: ignore[no-untyped-def]
         """The hash table for kernels; its values decode to rows of this map. Does not wait for the
@@ -239,16 +236,16 @@ class CoordinateMap:
             self._duplicates = self._fold_table(self._slots)
         if self._duplicates is None:
             index = self.host()
-            if self._inverse is None:
-                raise CoordinateError("rows of this map are distinct; there is nothing to fold.")
             # Distinct coordinates in order of their first row.
             order = torch.argsort(index.rows)
             number = torch.empty_like(order)
             number[order] = torch.arange(order.shape[0], device=self.device)
             first = index.rows.index_select(0, order)
-            inverse = torch.full_like(self._inverse, first.shape[0])
-            live = self._inverse >= 0
-            inverse[live] = number[self._inverse[live]]
+            assert self._host is not None
+            place = self._host.inverse
+            inverse = torch.full_like(place, first.shape[0])
+            live = place >= 0
+            inverse[live] = number[place[live]]
             folded = CoordinateMap(self.coords.index_select(0, first), self.box)
             folded.adopt()
             self._duplicates = Duplicates(folded, first, inverse)

@@ -1,74 +1,81 @@
 """Integers on the CPU by numpy, which takes a half to a tenth of torch's time there: vector
-instructions for sorts and divisions, radix sorts of short keys, searches that follow one another.
-Tensors of other devices are left to torch."""
+instructions for sorts and divisions, radix sorts of short keys, searches that follow one another,
+and calls that cost a microsecond."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import torch
+
+from ..geometry.host_cells import Array, Mask
 
 _THREADS = 4  # from which on torch's own search, which shares its work, is the faster one
 
 
-def stable_order(keys: torch.Tensor, bound: int) -> torch.Tensor:
+def stable_order(keys: npt.NDArray[Any], bound: int) -> Array:
     """int64 [N]: the rows of integer `keys` [N], all in 0 .. bound - 1, by key and then by row."""
-    if keys.device.type != "cpu" or bound > 1 << 16:
-        return torch.sort(keys, stable=True).indices
-    short = keys.numpy().astype(np.uint8 if bound <= 1 << 8 else np.uint16)
-    return torch.from_numpy(np.argsort(short, kind="stable"))
+    if bound <= 1 << 16:
+        keys = keys.astype(np.uint8 if bound <= 1 << 8 else np.uint16)
+    return np.argsort(keys, kind="stable")
 
 
-def sort_keys(keys: torch.Tensor, bound: int) -> tuple[torch.Tensor, torch.Tensor]:
+def sort_keys(keys: Array, bound: int) -> tuple[Array, Array]:
     """(sorted keys, their rows), both int64 [N], of int64 `keys` [N] in 0 .. bound - 1; equal keys
     by row."""
-    n_rows = keys.shape[0]
+    n_rows = len(keys)
     bits = max(n_rows - 1, 1).bit_length()
-    if keys.device.type != "cpu" or bound > 1 << (63 - bits):
-        found = torch.sort(keys, stable=True)
-        return found.values, found.indices
-    packed = ((keys << bits) | torch.arange(n_rows, device="cpu")).numpy()
+    if bound > 1 << (63 - bits):
+        order = np.argsort(keys, kind="stable")
+        return keys[order], order
+    packed = (keys << bits) | np.arange(n_rows)
     packed.sort()
-    both = torch.from_numpy(packed)
-    return both >> bits, both & ((1 << bits) - 1)
+    return packed >> bits, packed & ((1 << bits) - 1)
 
 
-def distinct(keys: torch.Tensor, bound: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(distinct keys, ascending; place of every key among them), int64, of int64 `keys` [N] in
-    0 .. bound - 1."""
-    if keys.device.type != "cpu":
-        return torch.unique(keys, return_inverse=True)
+def leaders(keys: Array, bound: int, as_table: bool) -> Array:
+    """int64 [N]: of every key the place of the first one that equals it.
+
+    keys: int64 [N] in 0 .. bound - 1.  as_table: by a table of `bound` places, else by sorting.
+    """
+    if as_table:
+        first = np.empty(bound, np.int64)
+        first[keys[::-1]] = np.arange(len(keys) - 1, -1, -1)  # of equal ones the last stays
+        return first.take(keys)
     ordered, rows = sort_keys(keys, bound)
-    first = differs(ordered)
-    place = torch.empty_like(rows)
-    place.scatter_(0, rows, first.cumsum(0) - 1)
-    return ordered.index_select(0, places(first)), place
+    new = differs(ordered)
+    found = np.empty_like(rows)
+    found[rows] = rows[new].take(new.cumsum() - 1)
+    return found
 
 
-def differs(ordered: torch.Tensor) -> torch.Tensor:
+def differs(ordered: Array) -> Mask:
     """bool [N]: whether a value is another one than that before it."""
-    first = torch.ones_like(ordered, dtype=torch.bool)
-    torch.ne(ordered[1:], ordered[:-1], out=first[1:])
+    first = np.empty(len(ordered), np.bool_)
+    first[:1] = True
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
     return first
 
 
-def search(keys: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """int64 [M]: how many of ascending `keys` are less than each of `wanted` [M]."""
-    if keys.device.type != "cpu" or torch.get_num_threads() >= _THREADS:
-        return torch.searchsorted(keys, wanted)
-    return torch.from_numpy(np.searchsorted(keys.numpy(), wanted.numpy()))
+def search(keys: Array, wanted: Array) -> Array:
+    """int64, the shape of `wanted`: how many of ascending `keys` are less than each of those."""
+    if torch.get_num_threads() >= _THREADS:
+        return torch.searchsorted(torch.from_numpy(keys), torch.from_numpy(wanted)).numpy()
+    return keys.searchsorted(wanted)
 
 
-def places(mask: torch.Tensor) -> torch.Tensor:
-    """int64 [K]: where `mask` [N] is set."""
-    if mask.device.type != "cpu":
-        return mask.nonzero().squeeze(1)
-    return torch.from_numpy(np.flatnonzero(mask.numpy()))
+def joined(parts: list[Array]) -> Array:
+    """One array of several, perhaps none."""
+    return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int64), *parts])
 
 
-def divided(values: torch.Tensor, divisor: int) -> torch.Tensor:
-    """`values` / `divisor`, rounded down."""
-    if divisor == 1:
-        return values
-    if values.device.type != "cpu":
-        return torch.div(values, divisor, rounding_mode="floor")
-    return torch.from_numpy(values.numpy() // values.numpy().dtype.type(divisor))
+def runs(steps: Array) -> list[tuple[Array, Array | None]]:
+    """Places in ascending `steps` whose values can be found together, each lot but the first with
+    the places of the values that are less by one."""
+    every = np.arange(len(steps))
+    heads = np.append(True, np.diff(steps) != 1)
+    depth = every - np.maximum.accumulate(np.where(heads, every, 0))
+    lots = [np.flatnonzero(depth == level) for level in range(int(depth.max()) + 1)]
+    return [(at, at - 1 if level else None) for level, at in enumerate(lots)]

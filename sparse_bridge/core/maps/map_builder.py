@@ -22,7 +22,7 @@ from ..geometry.offsets import Offsets
 from . import host_index, wide_index
 from .coordinate_map import CoordinateMap, capacity_for
 from .expansion import Expansion, Source, look_up, sorted_rows
-from .host_index import HostIndex, PairLists
+from .host_index import PairLists
 from .kernel_map import KernelMap, unfolded
 from .rulebook import Rulebook
 
@@ -145,16 +145,15 @@ def _expand(
     target = None if out_box.oversized else cmap.kernel_target(out_box.key64, expands=True)
     if target is None:
         search = wide_index if out_box.oversized else host_index
-        coords, index, lists = search.expand(cmap.coords, cmap.alive, offsets, *rule, out_box)
+        coords, lists = search.expand(cmap.coords, cmap.alive, offsets, *rule, out_box)
         if order == "sorted":
             by_rank = sorted_rows(
                 coords, None if out_box.oversized else out_box.layout(device).steps
             )
             coords, rank = coords.index_select(0, by_rank), torch.argsort(by_rank)
-            index = HostIndex(index.coords, rank.index_select(0, index.rows), out_box)
             lists.out_rows = rank.index_select(0, lists.out_rows)
         new = CoordinateMap(coords, out_box)
-        new.adopt(index=index)
+        new.adopt()
         return new, Rulebook(n, new.n_rows, n_offsets, device, lists=lists)
     source = Source.of(cmap.coords, cmap.box, cmap.alive)
     expansion = Expansion(source, offsets, *rule, out_box.layout(device), target)

@@ -5,11 +5,13 @@ Rare, and slower than keys.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from ..geometry.boxes import Box
 from ..geometry.offsets import Offsets
-from .host_index import HostIndex, Indexed, PairLists, collect
+from .host_index import HostIndex, Indexed, PairLists
 
 
 def _inside(coords: torch.Tensor, box: Box) -> torch.Tensor:
@@ -43,7 +45,7 @@ def build(coords: torch.Tensor, box: Box) -> Indexed:
     inverse[live] = place
     alive = None if all_alive else torch.where(inside, 0, -1).int()
     unique = distinct.shape[0] == live.shape[0]
-    return Indexed(HostIndex(distinct, rows, box), alive, unique, inverse)
+    return Indexed(HostIndex(coords, rows, box), alive, unique, lambda: inverse)
 
 
 def _match(index: HostIndex, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,6 +57,13 @@ def _match(index: HostIndex, query: torch.Tensor) -> tuple[torch.Tensor, torch.T
     found = row_of.index_select(0, place[n:])
     hits = (found >= 0).nonzero().squeeze(1)
     return hits, found.index_select(0, hits)
+
+
+def _collect(found: list[tuple[torch.Tensor, torch.Tensor]], mirrored: bool = False) -> PairLists:
+    """One list of the pairs (in rows, out rows) of every offset."""
+    in_rows, out_rows = zip(*found, strict=True)
+    starts = [0, *itertools.accumulate(map(len, in_rows))]
+    return PairLists(torch.cat(in_rows), torch.cat(out_rows), starts, mirrored)
 
 
 def lookup(
@@ -74,7 +83,7 @@ def lookup(
     for offset in offsets.values:
         hits, x_rows = _match(index, scaled + torch.tensor([0, *offset], device=device))
         found.append((x_rows, rows.index_select(0, hits)))
-    return collect(found)
+    return _collect(found)
 
 
 def submanifold(index: HostIndex, offsets: Offsets, n_rows: int, keep_center: bool) -> PairLists:
@@ -92,15 +101,13 @@ def submanifold(index: HostIndex, offsets: Offsets, n_rows: int, keep_center: bo
         offset = torch.tensor([0, *offsets.values[v]], device=device)
         hits, x_rows = _match(index, index.coords.long() + offset)
         found.append((x_rows, index.rows.index_select(0, hits)))
-    lists = collect(found)
-    lists.mirrored = mirrored
-    return lists
+    return _collect(found, mirrored)
 
 
 def expand(
     coords: torch.Tensor, alive: torch.Tensor | None, offsets: Offsets, multiplier: tuple[int, ...],
     divisor: tuple[int, ...], sign: int, out_box: Box,
-) -> tuple[torch.Tensor, HostIndex, PairLists]:  # fmt: skip
+) -> tuple[torch.Tensor, PairLists]:  # fmt: skip
     """`host_index.expand` for an oversized `out_box`."""
     device, n_offsets = coords.device, len(offsets)
     scale = torch.tensor([1, *multiplier], device=device)
@@ -124,5 +131,4 @@ def expand(
     for hit in rows:
         starts.append(starts[-1] + hit.shape[0])
     pairs = PairLists(torch.cat(rows), number.index_select(0, place), starts, False)
-    index = HostIndex(distinct.int(), number, out_box)
-    return distinct.index_select(0, order).int(), index, pairs
+    return distinct.index_select(0, order).int(), pairs

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
+import numpy as np
 import pytest
 import torch
 
@@ -38,7 +41,7 @@ def pairs_in(kmap, cut):
     for block in cut.blocks:
         for part in block.parts:
             assert sum(part.sizes) == len(part.rows)
-            order, starts = part.sums()
+            order, starts = part.sums
             sums = torch.repeat_interleave(torch.arange(part.n_rows), starts.long().diff())
             assert torch.equal(part.rows[order.long()].long(), sums + block.begin)
             for v, n_pairs, x_rows, y_rows in part.items:
@@ -114,33 +117,45 @@ def test_a_row_with_more_pairs_than_a_part_has_room_for(monkeypatch):
         assert_close(got, truth)
 
 
+@pytest.mark.parametrize("kind", ["submanifold", "strided", "inverse"])
+def test_rows_gathered_at_once_give_the_same_products(kind, monkeypatch):
+    made = layer(kind, shape=(11, 9, 8), share=0.3, batch_size=1)
+    x, dy = features(made.kmap.n_in, 12), features(made.kmap.n_out, 7, 1)
+    weight = features(made.kmap.n_offsets * 12, 7, 2).view(-1, 12, 7)
+    monkeypatch.setattr(per_offset, "_TOGETHER", 0)
+    want = products(made.kmap, x, weight, dy)
+    monkeypatch.setattr(per_offset, "_TOGETHER", 1 << 30)
+    for got, truth in zip(products(made.kmap, x, weight, dy), want, strict=True):
+        assert_close(got, truth)
+
+
 @pytest.mark.parametrize("bound", [1, 200, 1 << 8, 1 << 15, 1 << 16, (1 << 16) + 1, 1 << 40])
 @pytest.mark.parametrize("n", [0, 1, 2, 777])
 def test_integers_as_torch_has_them(n, bound):
     keys = torch.randint(0, bound, (n,), generator=torch.Generator().manual_seed(n))
     keys[n // 2 :] = keys[: n - n // 2].clone()  # equal ones, too
     keys[:1] = bound - 1
-    values, order = torch.sort(keys, stable=True)
-    assert torch.equal(host_integers.stable_order(keys, bound), order)
-    for got, want in zip(host_integers.sort_keys(keys, bound), (values, order), strict=True):
-        assert torch.equal(got, want) and got.dtype == torch.int64
-    known = torch.unique(keys, return_inverse=True)
-    assert all(map(torch.equal, host_integers.distinct(keys, bound), known))
-    wanted = torch.cat([keys, keys + 1, keys - 1])
-    assert torch.equal(host_integers.search(values, wanted), torch.searchsorted(values, wanted))
-    mask = keys % 2 == 0
-    assert torch.equal(host_integers.places(mask), mask.nonzero().squeeze(1))
-    for divisor in (1, 2, 7):
-        for of in (keys - 5, (keys - 5).int()):
-            want = torch.div(of, divisor, rounding_mode="floor")
-            got = host_integers.divided(of, divisor)
-            assert torch.equal(got, want) and got.dtype == want.dtype
+    values, order = (part.numpy() for part in torch.sort(keys, stable=True))
+    assert np.array_equal(host_integers.stable_order(keys.numpy(), bound), order)
+    for got, want in zip(
+        host_integers.sort_keys(keys.numpy(), bound), (values, order), strict=True
+    ):
+        assert np.array_equal(got, want) and got.dtype == np.int64
+    first = [keys.tolist().index(key) for key in keys.tolist()]
+    for as_table in (False, True)[: 1 + (bound <= 1 << 16)]:
+        assert host_integers.leaders(keys.numpy(), bound, as_table).tolist() == first
+    wanted = torch.cat([keys, keys + 1, keys - 1]).numpy()
+    for threads in (1, 1000):
+        with mock.patch.object(host_integers, "_THREADS", threads):
+            got = host_integers.search(values, wanted)
+        assert np.array_equal(got, np.searchsorted(values, wanted))
 
 
 def test_keys_that_leave_no_room_for_rows():
-    keys = torch.tensor([3, (1 << 62) - 1, 3, 0])
+    keys = np.array([3, (1 << 62) - 1, 3, 0])
     values, order = host_integers.sort_keys(keys, 1 << 62)
     assert values.tolist() == [0, 3, 3, (1 << 62) - 1] and order.tolist() == [3, 0, 2, 1]
+    assert host_integers.leaders(keys, 1 << 62, False).tolist() == [0, 1, 0, 3]
 
 
 def test_equal_digits_on_every_run():

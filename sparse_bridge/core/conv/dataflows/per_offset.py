@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from ...device import rocm, workspace
 from ...geometry.weights import WeightLayout
@@ -17,6 +17,9 @@ from ..chunks import Chunks, Item, Part, chunks_of
 from ..dataflow import Dataflow, Gather, LayerProduct, Wgrad
 from ..epilogue import Epilogue
 from ..host_products import STEP, add_transposed, is_plain, mm
+
+_TOGETHER = 1 << 17  # values of a part's rows that are gathered at once, at most
+_SUM = 0  # mode of torch's sums of embeddings
 
 
 def accumulator(x: torch.Tensor) -> torch.dtype:
@@ -60,7 +63,14 @@ def _multiply(
         else:
             mm(rows, matrices[v], out=result)
 
-    _sum_products(chunks, x, matrices, multiply, y)
+    def together(part: Part, results: Sequence[torch.Tensor]) -> None:
+        gathered = x.index_select(0, part.x_rows).split(part.sizes)
+        for v, own, result in zip(part.offsets, gathered, results, strict=True):
+            rocm.mm(own, matrices[v], out=result)
+
+    _sum_products(
+        chunks, x, matrices, Multiply(multiply, together if plain else None, x.shape[1]), y
+    )
 
 
 def _working(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -68,12 +78,24 @@ def _working(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
     if tensors[0].device.type != "cpu":
         return tensors
     workspace.keep_heap()
-    return [tensor.to(accumulator(tensors[0])) for tensor in tensors]
+    dtype = accumulator(tensors[0])
+    if all(tensor.dtype is dtype for tensor in tensors):
+        return tensors
+    return [tensor.to(dtype) for tensor in tensors]
 
 
 def _in_order(chunks: Chunks, matrices: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """The matrices of all offsets, as the offsets of chunks count."""
     return tuple(reversed(matrices)) if chunks.reverse else matrices
+
+
+class Multiply(NamedTuple):
+    """one: writes the products of an item.  together: those of a part, whose rows are gathered at
+    once; None where that is no gain.  width: columns that it gathers."""
+
+    one: Callable[[Item, torch.Tensor], None]
+    together: Callable[[Part, Sequence[torch.Tensor]], None] | None
+    width: int
 
 
 def _gathered(name: str, chunks: Chunks, x: torch.Tensor) -> torch.Tensor:
@@ -84,7 +106,7 @@ def _gathered(name: str, chunks: Chunks, x: torch.Tensor) -> torch.Tensor:
 
 def _sum_products(
     chunks: Chunks, x: torch.Tensor, matrices: Sequence[torch.Tensor],
-    multiply: Callable[[Item, torch.Tensor], None], y: torch.Tensor,
+    multiply: Multiply, y: torch.Tensor,
 ) -> None:  # fmt: skip
     """y = the products of every item and, of x, at the dense offset. fp32 on the CPU, for which
     torch has code for embeddings, adds up each row's in one pass instead of one per offset."""
@@ -112,18 +134,23 @@ def _sum_products(
             result.zero_()
     if not at_once:
         for item in chunks.items():
-            multiply(item, products[: item.n_pairs])
+            multiply.one(item, products[: item.n_pairs])
             y.index_add_(0, item.y_rows, products[: item.n_pairs].to(y.dtype))
 
 
-def _part_sum(
-    part: Part, multiply: Callable[[Item, torch.Tensor], None], products: torch.Tensor
-) -> torch.Tensor:
-    products = products[: len(part.rows)]
-    for item, result in zip(part.items, products.split(part.sizes), strict=True):
-        multiply(item, result)
-    rows, starts = part.sums()
-    return F.embedding_bag(rows, products, starts, mode="sum", include_last_offset=True)
+def _part_sum(part: Part, multiply: Multiply, products: torch.Tensor) -> torch.Tensor:
+    products = products[: part.n_pairs]
+    results = products.split(part.sizes)
+    if multiply.together is not None and part.n_pairs * multiply.width <= _TOGETHER:
+        multiply.together(part, results)
+    else:
+        for item, result in zip(part.items, results, strict=True):
+            multiply.one(item, result)
+    rows, starts = part.sums
+    found: torch.Tensor = torch.embedding_bag(
+        products, rows, starts, mode=_SUM, include_last_offset=True
+    )[0]
+    return found
 
 
 def weight_gradient(
@@ -186,7 +213,6 @@ def _both(
     if chunks.dense >= 0:
         _accumulate(sums[chunks.dense], x, dy, len(x))
     rows, other = _gathered("rows", chunks, x), _gathered("other", chunks, dy)
-
     plain = is_plain(rows) and sums[0].dtype is rows.dtype
 
     def multiply(item: Item, result: torch.Tensor) -> None:
@@ -201,7 +227,15 @@ def _both(
             mm(other, back[v], out=result)
             _accumulate(sums[v], rows, other, n_pairs)
 
-    _sum_products(chunks, dy, back, multiply, dx)
+    def together(part: Part, results: Sequence[torch.Tensor]) -> None:
+        rights = dy.index_select(0, part.x_rows).split(part.sizes)
+        lefts = x.index_select(0, part.rows).t().split(part.sizes, 1)
+        for v, right, left, result in zip(part.offsets, rights, lefts, results, strict=True):
+            rocm.mm(right, back[v], out=result)
+            sums[v].addmm_(left, right)
+
+    width = x.shape[1] + dy.shape[1]
+    _sum_products(chunks, dy, back, Multiply(multiply, together if plain else None, width), dx)
 
 
 def _accumulate(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, n_rows: int) -> None:

@@ -1,0 +1,96 @@
+"""Coordinates on the host as columns of int64, the boxes around them, and keys of their cells."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .boxes import Box
+from .offsets import Offsets
+
+Array = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+def on_host(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """The integers of a tensor; of one on the CPU its own memory."""
+    return tensor.numpy() if tensor.device.type == "cpu" else tensor.cpu().numpy()
+
+
+def on_device(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """A tensor on `device` of integers, over their memory if that is the CPU."""
+    made = torch.from_numpy(values)
+    return made if device.type == "cpu" else made.to(device)
+
+
+class Hull(NamedTuple):
+    """lo, size: of a box around coordinates, batch first."""
+
+    lo: Sequence[int]
+    size: Sequence[int]
+
+
+def columns_of(coords: torch.Tensor) -> Array:
+    """int64 [1 + D, N] of coordinates [N, 1 + D]."""
+    return on_host(coords).T.astype(np.int64, order="C")
+
+
+def hull_of(columns: Array) -> Hull | None:
+    """The smallest box around coordinates; None if there are none."""
+    if columns.shape[1] == 0:
+        return None
+    lo = columns.min(1).tolist()
+    size = [most - least + 1 for least, most in zip(lo, columns.max(1).tolist(), strict=True)]
+    return Hull(lo, size)
+
+
+def fits(hull: Hull, box: Box) -> bool:
+    """Whether all cells of `hull` are cells of `box`."""
+    return all(
+        low <= least and least + extent <= low + most
+        for least, extent, low, most in zip(hull.lo, hull.size, box.lo, box.size, strict=True)
+    )
+
+
+def inside(columns: Array, lo: Sequence[int], size: Sequence[int]) -> Mask:
+    """bool [N]: which coordinates lie in the box of `lo` and `size`."""
+    every: Mask | None = None
+    for column, low, extent in zip(columns, lo, size, strict=True):
+        here = (column - low).view(np.uint64) < extent
+        every = here if every is None else every & here
+    assert every is not None
+    return every
+
+
+def _wrapped(value: int) -> int:
+    """`value` modulo 2^64, as int64 has it."""
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def keys_of(columns: Array, hull: Hull, halo: tuple[int, ...]) -> Array:
+    """Row-major int64 keys in `hull` widened by `halo` cells on both sides of every spatial
+    axis."""
+    first = hull.lo[0]  # the key of the box's first cell, if coordinates are taken as they are
+    key = columns[0].copy()
+    for axis, reach in enumerate(halo, 1):
+        extent = hull.size[axis] + 2 * reach
+        key *= extent
+        key += columns[axis]
+        first = first * extent + hull.lo[axis] - reach
+    key -= _wrapped(first)
+    return key
+
+
+@functools.lru_cache(maxsize=4096)  # offsets are interned
+def values_of(offsets: Offsets) -> Array:
+    """int64 [D, V]."""
+    return np.array(offsets.values, np.int64).T.copy()
+
+
+def halo_of(offsets: Offsets) -> tuple[int, ...]:
+    return tuple(offsets.reach(axis) for axis in range(offsets.dimension))
