@@ -10,6 +10,7 @@ running statistics in use.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -62,16 +63,14 @@ def values_of(norm: nn.BatchNorm1d) -> Norm:
 def foldable_values(norm: nn.BatchNorm1d, run: Any) -> Norm | None:
     """`values_of` a norm in eval mode that normalises by them and that nothing watches; `run` as of
     `is_training_norm`."""
+    parameters: dict[str, Any] = norm._parameters
     buffers: dict[str, Any] = norm._buffers
-    if (
-        norm.training
-        or len(norm._parameters) != 2
-        or buffers.get("running_mean") is None
-        or buffers.get("running_var") is None
-        or not runs_own(run, nn.BatchNorm1d, _NORM_FORWARD)
-    ):
+    mean, var = buffers.get("running_mean"), buffers.get("running_var")
+    if norm.training or len(parameters) != 2 or mean is None or var is None:
         return None
-    return values_of(norm)
+    if not runs_own(run, nn.BatchNorm1d, _NORM_FORWARD):
+        return None
+    return Norm(mean, var, parameters["weight"], parameters["bias"], norm.eps)
 
 
 def foldable(norm: nn.Module) -> bool:
@@ -170,9 +169,9 @@ def is_training_norm(norm: nn.BatchNorm1d, run: Any) -> bool:
 
 def runs_own(run: Any, kind: type[nn.Module], forward: Any) -> bool:
     """Whether calling `run` is torch's own `forward` of a class and nothing else."""
-    if isinstance(run, nn.Module):
-        return type(run) is kind and kind.forward is forward and hooks.unseen(run)
-    return getattr(run, "__func__", None) is forward
+    if type(run) is MethodType:
+        return run.__func__ is forward
+    return type(run) is kind and kind.forward is forward and hooks.unseen(run)
 
 
 def _is_own_training_norm(norm: nn.Module) -> bool:

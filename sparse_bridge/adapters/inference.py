@@ -23,8 +23,10 @@ Features = torch.Tensor | PendingConv
 def normed(norm: nn.BatchNorm1d, run: Callable[..., torch.Tensor], x: Any) -> Features:
     """What a BatchNorm1d in eval mode makes of x's features; `run` as of `is_training_norm`."""
     conv = pending_of(x)
-    values = None if conv is None else fusion.foldable_values(norm, run)
-    if conv is None or values is None:
+    if conv is None:
+        return fusion.batch_norm_inference(norm, run, _rows(x))
+    values = fusion.foldable_values(norm, run)
+    if values is None:
         return fusion.batch_norm_inference(norm, run, _rows(x))
     return conv.normed(values, lambda y: fusion.batch_norm_inference(norm, run, y))
 

@@ -23,13 +23,14 @@ from ..core.geometry.sparse_data import brief
 class LateFeatures:
     """A sparse tensor whose features may be computed when they are first read.
 
-    features_attribute: where it keeps them, an attribute or a slot, which is empty until then. With
-    slots, `_late` must be one of them. It holds what is to be computed (an object with `read()`),
+    features_attribute: where it keeps them, which is empty until then; features_in_slot: that is a
+    slot, and so must be `_late`. It holds what is to be computed (an object with `read()`),
     or what made the features that are there.  _with: makes a tensor like it with other features.
     """
 
     __slots__ = ()
     features_attribute: str
+    features_in_slot = False
     _with: Callable[..., Any]
     _late: Any
 
@@ -103,10 +104,15 @@ def pending_of(x: Any) -> PendingConv | None:
     late = getattr(x, "_late", None)
     if type(late) is not PendingConv:
         return None
-    try:
-        there = object.__getattribute__(x, x.features_attribute)
-    except AttributeError:
-        return late
+    if x.features_in_slot:
+        try:
+            there = object.__getattribute__(x, x.features_attribute)
+        except AttributeError:
+            return late
+    else:  # a look that raises takes ten times as long
+        there = x.__dict__.get(x.features_attribute)
+        if there is None:
+            return late
     return late if there is late.result and late.follows else None
 
 

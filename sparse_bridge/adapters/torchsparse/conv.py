@@ -28,6 +28,7 @@ from ...errors import (
 )
 from ...log import once
 from ..expected import Expected, of_kernel
+from ..fusion import EpilogueLayers
 from ..ledger import note
 from .errors import MissingMapError
 from .geometry import layer_of, shrunk_range
@@ -66,11 +67,13 @@ def conv3d(
 
 
 def convolve(
-    x: Any, weight: torch.Tensor, bias: torch.Tensor | None, spec: ConvSpec, config: Any = None
-) -> Any:
+    x: Any, weight: torch.Tensor, bias: torch.Tensor | None, spec: ConvSpec, config: Any = None,
+    layers: EpilogueLayers | None = None,
+) -> Any:  # fmt: skip
     """The convolution of a SparseTensor.
 
     weight: [V, C_in, C_out], or [C_in, C_out] when V is 1; any strides.  bias: [C_out] or None.
+    layers: what its result goes through in the same launch, unless it is pointwise.
     Raises MissingMapError (a transposed layer without an earlier one), ContractError, SettingError,
     ShapeError, DataTypeError, DeviceError, GeometryError, CoordinateError.
     """
@@ -85,13 +88,14 @@ def convolve(
         return _traced(x, feats, weight, bias, spec, config)
     level = spec.levels.get(x.stride) if type(x.stride) is tuple else None
     stride, key = spec.level(x.stride) if level is None else level
+    end = Epilogue(bias) if layers is None else layers.epilogue(bias)
     y: torch.Tensor | PendingConv
     if spec.pointwise:
         kind, y, out_range = "Conv3d 1x1x1", _pointwise(feats, weight, bias, spec), range_of(x)
     elif spec.generative:
         kind = "Conv3d generative"
         kmap, coords, out_range = _generated(x, spec, config)
-        y = _multiply(feats, weight, bias, kmap, spec.release)
+        y = _multiply(feats, weight, end, kmap, spec.release)
         caches = caches_of(x)
         caches.kmaps, caches.hashmaps = {}, {}
         caches.cmaps.pop(stride, None)
@@ -99,12 +103,12 @@ def convolve(
         kind = "Conv3d transposed"
         record, out_range = _earlier_record(x, coords, spec, key)
         coords = record.in_coords
-        y = _multiply(feats, weight, bias, record.kmap.transposed(), spec.release)
+        y = _multiply(feats, weight, end, record.kmap.transposed(), spec.release)
     else:
         kind = "Conv3d"
         record = _record(x, coords, spec, key, config)
         coords, out_range = record.out_coords, record.out_range
-        y = _multiply(feats, weight, bias, record.kmap, spec.release)
+        y = _multiply(feats, weight, end, record.kmap, spec.release)
     note("torchsparse", kind)
     return output_of(x, spec.release, y, coords, stride, out_range)
 
@@ -196,14 +200,14 @@ def _checked(
 def _multiply(
     feats: torch.Tensor,
     weight: torch.Tensor,
-    bias: torch.Tensor | None,
+    epilogue: Epilogue,
     kmap: KernelMap,
     release: Profile,
 ) -> torch.Tensor | PendingConv:
     owner = weight
     feats, weight = _checked(feats, weight, release)
     tf32 = allow_tf32(release, feats.device)
-    return convolve_layer(owner, feats, weight, kmap, Epilogue(bias), _TF32 if tf32 else _IEEE)
+    return convolve_layer(owner, feats, weight, kmap, epilogue, _TF32 if tf32 else _IEEE)
 
 
 def _record(x: Any, coords: torch.Tensor, spec: ConvSpec, key: MapKey, config: Any) -> Record:

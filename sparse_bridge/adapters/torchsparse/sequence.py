@@ -14,10 +14,9 @@ import torch
 from torch import nn
 
 from ... import hooks
-from ...core.conv import fused_call
 from ..base import Patch
 from ..expected import Expected, expect
-from ..fusion import EpilogueLayers, activation_of, foldable, values_of
+from ..fusion import EpilogueLayers, activation_of, foldable
 from ..protocol import is_layer
 from . import conv
 
@@ -63,22 +62,20 @@ def expected(container: nn.Module) -> Iterator[Expected]:
                 yield dataclasses.replace(one, epilogue=following.epilogue(one.epilogue.bias))
 
 
-def _run(children: Sequence[nn.Module], x: Any) -> Any:
+def _run(children: Sequence[Any], x: Any) -> Any:
     """What the children make of a sparse tensor, one after another."""
     index = 0
     while index < len(children):
         module = children[index]
         index += 1
         following = layers_after(children, index) if _bare(module) else None
-        if following is None:
-            x = module(x)
-            continue
-        pending = fused_call.Pending(
-            values_of(following.norm), following.activation, following.alpha
-        )
-        x, taken = fused_call.offer(pending, module, x)
-        if taken is not None:  # not by a plain matrix product
-            index += following.length
+        if following is not None:
+            kernel, bias, spec, config = module.arguments()
+            if not spec.pointwise:  # a plain matrix product
+                x = conv.convolve(x, kernel, bias, spec, config, following)
+                index += following.length
+                continue
+        x = module(x)
     return x
 
 

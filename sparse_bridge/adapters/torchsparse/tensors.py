@@ -82,6 +82,9 @@ def alone(x: Any, feats: torch.Tensor, coords: torch.Tensor) -> Any:
 
 def with_feats(x: Any, feats: torch.Tensor | PendingConv) -> Any:
     """A tensor with other features [N, C]; everything else is x's."""
+    make = getattr(_tensor_class(x.__class__), "_made", None)
+    if make is not None:  # the stand-in's
+        return make(feats, x.coords, x.stride, range_of(x), x._caches)
     return make_like(x, feats, x.coords, x.stride, range_of(x))
 
 

@@ -154,7 +154,7 @@ def convolve_layer(
 
     owner: the layer, or its weight, whose earlier results tell what follows.
     """
-    if waiting is not None and not torch.is_grad_enabled():
+    if epilogue[1] is None and waiting is not None and not torch.is_grad_enabled():
         columns = weight.shape[0 if form[0] == "ovi" else -1]
         if kmap.rulebook.n_rows[kmap.flipped] * columns >= WORTH[x.is_cuda]:
             return waiting(owner, x, weight, kmap, epilogue, form)

@@ -4,15 +4,24 @@ epilogue of its convolution can apply it."""
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd import forward_ad
 
 from ..maps.kernel_map import KernelMap
+from . import fused_call
 from .epilogue import Epilogue, Norm
 from .plan import ConvForm, run
 
+if TYPE_CHECKING:
+    from .fused_plan import FusedPlan
+
 STEPS = "nsa"  # norm, sum, activation: as an epilogue applies them
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+_HALVES = (torch.float16, torch.bfloat16)
+_functions, _dispatches = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
+_transforms = torch._C._functorch.peek_interpreter_stack
 _TRIALS = 3  # calls after which a layer that nothing follows is left alone
 
 
@@ -21,15 +30,16 @@ class History:
 
     seen: the steps behind the last result so far.  most: how many of them may be waited for;
     behind those somebody else reads, too.  alone: calls that nothing followed.  over: nothing is
-    to be waited for any more.  norm: the last one that fitted, of results of `kind`.
+    to be waited for any more.  plan: by which the next call may be launched with what will follow;
+    wasted: how often something else did.
     """
 
-    __slots__ = ("alone", "kind", "most", "norm", "over", "seen")
+    __slots__ = ("alone", "most", "over", "plan", "seen", "wasted")
 
     def __init__(self) -> None:
-        self.norm: Norm | None = None
-        self.kind: Any = None
+        self.plan: FusedPlan | None = None
         self.seen, self.most, self.alone, self.over = "", len(STEPS), 0, False
+        self.wasted = 0
 
     def begin(self, done: str) -> str:
         """The steps that the next result waits for, of which `done` are part of the call; "" to
@@ -45,7 +55,11 @@ class History:
     def read(self, steps: str) -> None:
         """Somebody reads what `steps` made, which is followed."""
         if len(steps) < self.most:
-            self.most, self.over = len(steps), not steps
+            self.most, self.over, self.plan = len(steps), not steps, None
+
+    def keep(self, plan: FusedPlan | None) -> None:
+        """For the next call, unless such plans have been for nothing too often."""
+        self.plan = plan if self.wasted < _TRIALS else None
 
 
 NOTHING = History()  # of layers that are not to wait
@@ -72,19 +86,72 @@ def history_of(owner: Any) -> History:
 
 
 class LayerCall:
-    """What all steps behind one call of a layer share."""
+    """What all steps behind one call of a layer share.
 
-    __slots__ = ("device", "dtype", "given", "history", "shape", "stream", "target")
+    target: the steps that are waited for.  fused: by which it is launched before the last of them
+    has come; then between: bias and norm, changes: of the norm's vectors at the call, launched:
+    what the steps will have made of it.
+    """
+
+    __slots__ = (
+        "between", "changes", "device", "dtype", "fused", "given", "history", "launched", "shape",
+        "stream", "target",
+    )  # fmt: skip
+
+    between: Epilogue
+    changes: int
 
     def __init__(
         self, given: tuple[torch.Tensor, torch.Tensor, KernelMap, ConvForm],
         shape: tuple[int, int], history: History, target: str,
     ) -> None:  # fmt: skip
         self.given, self.shape, self.history, self.target = given, shape, history, target
+        self.fused: FusedPlan | None = None
+        self.launched: torch.Tensor | None = None
         x = given[0]
         self.dtype, self.device, self.stream = x.dtype, x.device, -1
         if x.is_cuda:
             self.stream = torch._C._cuda_getCurrentRawStream(self.device.index)
+
+    def takes(self, norm: Norm) -> bool:
+        """Whether torch's batch norm takes these vectors, all of them, for this result."""
+        tensors, mine = [one for one in norm[:4] if one is not None], self.dtype
+        kind, columns = norm[0].dtype, (self.shape[1],)
+        if len(tensors) == 3 or not (kind is mine or (kind is torch.float32 and mine in _HALVES)):
+            return False
+        return all(
+            type(one) in PLAIN
+            and not one.is_inference()
+            and one.dtype is kind
+            and one.shape == columns
+            and one.device == self.device
+            for one in tensors
+        )
+
+    def undisturbed(self) -> bool:
+        """Whether what is computed now is what would have been computed at the call."""
+        return not (
+            torch.is_grad_enabled()
+            or torch.is_inference_mode_enabled()
+            or _functions()
+            or _dispatches()
+            or (self.stream >= 0 and not self.here())
+        )
+
+    def waste(self) -> None:
+        """Other steps have come than it was launched with."""
+        if self.launched is not None:
+            self.history.wasted += 1
+            if self.history.wasted >= _TRIALS:
+                self.history.plan = None
+        self.fused = self.launched = None
+
+    def taken(self) -> torch.Tensor:
+        """What was launched, once all steps have come."""
+        y = self.launched
+        assert y is not None
+        self.launched = None
+        return y
 
     def here(self) -> bool:
         """Whether the stream of the call is the current one."""
@@ -104,3 +171,41 @@ class LayerCall:
             with torch.inference_mode(False), torch.no_grad():
                 return run(x, weight, kmap, epilogue, form)[0]
         return run(x, weight, kmap, epilogue, form)[0]
+
+
+def changes_of(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue) -> int:
+    """How often what a launch reads has been changed in place."""
+    count = x._version + weight._version
+    for one in epilogue.vectors:
+        if one is not None:
+            count += one._version
+    return count
+
+
+def watched() -> bool:
+    """Whether somebody sees every operation, or computes something else by it."""
+    return bool(
+        _functions()
+        or _dispatches()
+        or _transforms()
+        or forward_ad._current_level >= 0
+        or torch._C._get_tracing_state()
+    )
+
+
+def may_wait(
+    x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue
+) -> bool:  # fmt: skip
+    """Whether a later launch computes the same, as far as this can be told now."""
+    return not (
+        type(x) is not torch.Tensor
+        or type(weight) not in PLAIN
+        or torch.is_inference_mode_enabled()  # where nobody counts changes
+        or x.is_inference()
+        or weight.is_inference()
+        or (epilogue[0] is not None and epilogue[0].is_inference())
+        or kmap.x_fold is not None
+        or kmap.y_fold is not None
+        or (fused_call.listening and fused_call.busy())
+        or watched()
+    )

@@ -26,8 +26,9 @@ from .dataflow import IRREGULAR, Case, Dataflow, Gather, LayerProduct, Reason, W
 from .epilogue import Epilogue
 
 if TYPE_CHECKING:
-    from ...kernels.gemm.gather_gemm import GatherGemm, Vectors
+    from ...kernels.gemm.gather_gemm import GatherGemm
     from ...kernels.gemm.grouped_gemm import GroupedGemm
+    from ...kernels.gemm.vectors import Vectors
     from ...kernels.gemm.wgrad_gemm import WgradGemm
     from ...kernels.gemm.wgrad_spec import WgradSpec
     from ...kernels.maps.tile_list import TileList

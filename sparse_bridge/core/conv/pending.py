@@ -13,24 +13,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from ... import settings
 from ..device import trace
 from ..maps.kernel_map import KernelMap
 from . import convolution, fused_call
 from .epilogue import Epilogue, Norm
-from .history import NOTHING, LayerCall, history_of
+from .fused_plan import changes, fused_plan, same
+from .history import NOTHING, PLAIN, LayerCall, changes_of, history_of, may_wait, watched
 from .plan import ConvForm, find, run
 
 Launch = Callable[[torch.Tensor], torch.Tensor]
 _READ, _TAKEN = 1, 2
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-_HALVES = (torch.float16, torch.bfloat16)
-
-
-_functions, _dispatches = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
-_transforms = torch._C._functorch.peek_interpreter_stack
 _on, _generation = True, -1
 
 
@@ -46,15 +40,30 @@ def start(
     owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue,
     form: ConvForm,
 ) -> torch.Tensor | PendingConv:  # fmt: skip
-    """What `convolve_layer` does for results that are large enough, without gradients."""
+    """What `convolve_layer` does for results that are large enough, without gradients and without
+    an activation."""
     if _generation != settings.generation:
         _renew()
     history = history_of(owner) if _on and not trace.recorders else NOTHING
-    if history.over or epilogue[1] is not None or epilogue[4] is not None:
+    bias, _, _, norm, residual = epilogue
+    if history.over or residual is not None:
         return convolution.convolve(x, weight, kmap, epilogue, form)
-    done = "" if epilogue[3] is None else "n"
+    fused, done = history.plan, "" if norm is None else "n"
+    if (
+        fused is not None
+        and history.seen == fused.steps
+        and kmap.x_fold is None
+        and kmap.y_fold is None
+        and not (watched() or (fused_call.listening and fused_call.busy()))
+        and (call := fused.call(history, x, weight, kmap, epilogue, form)) is not None
+    ):
+        history.seen, history.alone = done, 0
+        count = x._version + weight._version
+        if bias is not None:
+            count += bias._version
+        return PendingConv(call, epilogue, done, count if norm is None else count + call.changes)
     target = history.begin(done)
-    if not _may_wait(x, weight, kmap, epilogue):
+    if not may_wait(x, weight, kmap, epilogue):
         return convolution.convolve(x, weight, kmap, epilogue, form)
     if torch._C._is_any_autocast_enabled():
         dtype = convolution.autocast_dtype(x.device)
@@ -62,39 +71,11 @@ def start(
             x, weight = x.to(dtype), weight.to(dtype)
     plan = find(x, weight, kmap, epilogue, form)  # whose errors belong here
     shape = kmap.rulebook.n_rows[kmap.flipped], plan.columns_out
-    made = PendingConv(LayerCall((x, weight, kmap, form), shape, history, target), epilogue, done)
-    operands, count = [x, weight], x._version + weight._version
-    if epilogue[0] is not None or done:
-        held = [one for one in epilogue.vectors if one is not None]
-        operands += held
-        count += sum([one._version for one in held])
-    made._operands, made._count = operands, count
+    call = LayerCall((x, weight, kmap, form), shape, history, target)
+    made = PendingConv(call, epilogue, done, changes_of(x, weight, epilogue))
     if not target:
         made.put(convolution.convolve(x, weight, kmap, epilogue, form))
     return made
-
-
-def _may_wait(
-    x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue
-) -> bool:  # fmt: skip
-    """Whether a later launch computes the same, as far as this can be told now."""
-    return not (
-        type(x) is not torch.Tensor
-        or type(weight) not in _PLAIN
-        or torch.is_inference_mode_enabled()  # where nobody counts changes
-        or x.is_inference()
-        or weight.is_inference()
-        or (epilogue[0] is not None and epilogue[0].is_inference())
-        or kmap.x_fold is not None
-        or kmap.y_fold is not None
-        or (fused_call.listening and fused_call.busy())
-        # Somebody sees every operation, or computes something else by it.
-        or _functions()
-        or _dispatches()
-        or _transforms()
-        or forward_ad._current_level >= 0
-        or torch._C._get_tracing_state()
-    )
 
 
 class PendingConv:
@@ -108,7 +89,6 @@ class PendingConv:
     __slots__ = (
         "__weakref__",
         "_count",
-        "_operands",
         "_used",
         "_version",
         "call",
@@ -118,11 +98,10 @@ class PendingConv:
         "steps",
     )  # fmt: skip
 
-    _operands: list[torch.Tensor]  # what the launch will read
-    _count: int  # how often those had been changed in place
-
-    def __init__(self, call: LayerCall, epilogue: Epilogue, steps: str) -> None:
-        self.call, self.epilogue, self.steps, self._used = call, epilogue, steps, 0
+    # count: how often what the launch reads had been changed in place
+    def __init__(self, call: LayerCall, epilogue: Epilogue, steps: str, count: int) -> None:
+        self.call, self.epilogue, self.steps = call, epilogue, steps
+        self._used, self._count = 0, count
         self.result: torch.Tensor | None = None
         self.fallback: torch.Tensor | None = None
         self._version = 0
@@ -161,15 +140,14 @@ class PendingConv:
 
     def _launched(self) -> torch.Tensor:
         if self.result is None:
+            self.call.waste()
             self.result = self._unchanged() if self._changed() else self.call.run(self.epilogue)
-            self._operands, self.fallback = [], None
+            self.fallback = None
         return self.result
 
     def _changed(self) -> bool:
-        count = self._count
-        for one in self._operands:
-            count -= one._version
-        return count != 0
+        x, weight, _, _ = self.call.given
+        return changes_of(x, weight, self.epilogue) != self._count
 
     def _unchanged(self) -> torch.Tensor:
         """The result of operands that were changed since."""
@@ -186,56 +164,63 @@ class PendingConv:
 
     def normed(self, norm: Norm, otherwise: Launch) -> Following:
         """Behind a norm by fixed statistics; otherwise(result) computes it alone."""
-        fits = self._takes(norm)
-        if fits and self._goes_on("n"):
-            tensors: Any = norm[:4] if norm[2] is not None else norm[:2]
-            return self._next("n", Epilogue(self.epilogue[0], None, 0.0, norm), tensors)
+        call = self.call
+        if call.fused is not None:
+            if (
+                self._used == 0
+                and not self.steps
+                and same(norm, call.between[3])
+                and changes(norm) == call.changes
+                and self.call.undisturbed()
+            ):
+                call.history.seen, self._used = "n", _TAKEN
+                if call.target == "n":
+                    return call.taken()
+                return PendingConv(call, call.between, "n", self._count + call.changes)
+            call.waste()
+        fits = call.takes(norm)
         epilogue = Epilogue(self.epilogue[0], None, 0.0, norm) if fits else None
         tensors = [one for one in norm[:4] if one is not None]
+        if epilogue is not None and self._goes_on("n"):
+            return self._next("n", epilogue, tensors)
         return self._found_out("n", epilogue, tensors, otherwise)
-
-    def _takes(self, norm: Norm) -> bool:
-        """Whether torch's batch norm takes these vectors, all of them, for this result."""
-        call = self.call
-        history = call.history
-        known, mine = history.norm, call.dtype
-        if (
-            known is not None
-            and norm[0] is known[0] and norm[1] is known[1] and norm[2] is known[2]
-            and norm[3] is known[3] and history.kind == (mine, norm[0].dtype)
-        ):  # fmt: skip
-            return norm[2] is None or norm[2].dtype is norm[0].dtype
-        tensors = [one for one in norm[:4] if one is not None]
-        kind, columns, device = norm[0].dtype, (call.shape[1],), call.device
-        if len(tensors) == 3 or not (kind is mine or (kind is torch.float32 and mine in _HALVES)):
-            return False
-        history.norm, history.kind = None, (mine, kind)
-        for one in tensors:
-            if type(one) not in _PLAIN or one.is_inference():
-                return False
-            if one.dtype is not kind or one.shape != columns or one.device != device:
-                return False
-        history.norm = norm
-        return True
 
     def plus(self, other: Any, otherwise: Launch) -> Following:
         """The sum with features of the same shape."""
         call = self.call
         fits = (
-            type(other) in _PLAIN
+            type(other) in PLAIN
             and other.shape == call.shape
             and other.dtype is call.dtype
             and other.device == call.device
             and not other.is_inference()
         )
         bias, _, _, norm, _ = self.epilogue
-        if fits and self._goes_on("s"):
-            return self._next("s", Epilogue(bias, None, 0.0, norm, other), (other,))
         epilogue = Epilogue(bias, None, 0.0, norm, other) if fits else None
+        if epilogue is not None and self._goes_on("s"):
+            if call.fused is None or self._changed():
+                return self._next("s", epilogue, (other,))
+            y, steps = call.fused.launch(call, other.contiguous()), self.steps + "s"
+            self._used, call.history.seen = _TAKEN, steps
+            if steps == call.target:
+                return y
+            call.launched = y
+            return PendingConv(call, epilogue, steps, self._count + other._version)
         return self._found_out("s", epilogue, [other], otherwise)
 
     def activated(self, name: str, alpha: float, otherwise: Launch) -> Following:
         """Behind an activation of `ACTIVATIONS`."""
+        call = self.call
+        if (
+            call.launched is not None
+            and self._used == 0
+            and self.steps + "a" == call.target
+            and call.fused is not None
+            and call.fused.activation == (name, alpha)
+            and self.call.undisturbed()
+        ):
+            call.history.seen, self._used = call.target, _TAKEN
+            return call.taken()
         bias, _, _, norm, residual = self.epilogue
         epilogue = Epilogue(bias, name, alpha, norm, residual)
         if self._goes_on("a"):
@@ -249,24 +234,7 @@ class PendingConv:
             self._used == 0
             and call.target[at : at + 1] == step
             and self.result is None
-            and not (
-                torch.is_grad_enabled()
-                or torch.is_inference_mode_enabled()
-                or _functions()
-                or _dispatches()
-            )
-            and (call.stream < 0 or call.here())
-        )
-
-    def _undisturbed(self) -> bool:
-        return (
-            not (
-                torch.is_grad_enabled()
-                or torch.is_inference_mode_enabled()
-                or _functions()
-                or _dispatches()
-            )
-            and self.call.here()
+            and self.call.undisturbed()
         )
 
     def _next(self, step: str, epilogue: Epilogue, operands: Any) -> Following:
@@ -276,13 +244,12 @@ class PendingConv:
             if self._changed():
                 self._unchanged()
             x, weight, kmap, form = call.given
-            return run(x, weight, kmap, epilogue, form)[0]
-        made = PendingConv(call, epilogue, steps)
-        made._operands, count = [*self._operands, *operands], self._count
-        for one in operands:
-            count += one._version
-        made._count = count
-        return made
+            y, plan = run(x, weight, kmap, epilogue, form)
+            call.history.keep(fused_plan(plan, (x, weight), form, epilogue, steps))
+            return y
+        return PendingConv(
+            call, epilogue, steps, self._count + sum([one._version for one in operands])
+        )
 
     def _found_out(
         self, step: str, epilogue: Epilogue | None, operands: list[Any], otherwise: Launch
@@ -291,7 +258,9 @@ class PendingConv:
         call, steps = self.call, self.steps + step
         if steps in _NAMES and self._used:
             call.history.read(self.steps)
-        elif steps in _NAMES and epilogue is not None and not call.target and self._undisturbed():
+        elif (
+            steps in _NAMES and epilogue is not None and not call.target and self.call.undisturbed()
+        ):
             if not (self._changed() or self._overwritten()):
                 return self._tried(step, epilogue, operands, otherwise)
             call.history.read(self.steps)
@@ -307,9 +276,8 @@ class PendingConv:
         """A step that may be waited for at the next call."""
         alone = self.result if self.fallback is None else self.fallback
         assert alone is not None
-        made = PendingConv(self.call, epilogue, self.steps + step)
-        made._operands = [*self._operands, *operands]
-        made._count = self._count + sum([one._version for one in operands])
+        count = self._count + sum([one._version for one in operands])
+        made = PendingConv(self.call, epilogue, self.steps + step, count)
         made.fallback = otherwise(alone)
         self._used, self.call.history.seen = _TAKEN, made.steps
         if step == "a":

@@ -273,6 +273,13 @@ def run(
 ) -> tuple[torch.Tensor, ConvPlan]:
     """(act(norm(conv + bias) + residual), the plan); see `convolve`."""
     plan = find(x, weight, kmap, epilogue, form)
+    return run_plan(plan, x, weight, kmap, epilogue), plan
+
+
+def run_plan(
+    plan: ConvPlan, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue
+) -> torch.Tensor:
+    """The result of a convolution whose plan this is."""
     rulebook, side = kmap.rulebook, int(kmap.flipped)
     if epilogue.residual is not None:
         shape = rulebook.n_rows[side], plan.columns_out
@@ -287,4 +294,4 @@ def run(
     if trace.recorders:
         served = plan.dataflow.serves(rulebook, side, plan.product)
         trace.emit("conv", served, kmap, plan.columns_in, plan.columns_out)
-    return y, plan
+    return y

@@ -36,13 +36,13 @@ class _Features:
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
         follow = _FOLLOWING.get(func)
         if follow is not None:
-            found = follow(*args, **kwargs)
+            found = follow(*args, **kwargs) if kwargs else follow(*args)
             if found is not None:
                 return found
-        elif func in _ABOUT:
+        kwargs = kwargs or {}
+        if func in _ABOUT:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         return func(*settled(args), **{name: settled(value) for name, value in kwargs.items()})
@@ -114,18 +114,18 @@ def _batch_norm(
     input: Any, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None,
     training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
 ) -> torch.Tensor | None:  # fmt: skip
-    given = (running_mean, running_var, weight, bias)
     if training or type(input) not in _KINDS or running_mean is None or running_var is None:
         return None
-    norm = Norm(*given, eps)
-    return _then(input, False, lambda conv: conv.normed(
-        norm, lambda y: F.batch_norm(y, *given, False, momentum, eps)
+    return features_of(input.pending.normed(
+        Norm(running_mean, running_var, weight, bias, eps),
+        lambda y: F.batch_norm(y, running_mean, running_var, weight, bias, False, momentum, eps),
     ))  # fmt: skip
 
 
 def _relu(input: Any, inplace: bool = False) -> torch.Tensor:
-    alone = torch.relu_ if inplace else torch.relu
-    return _then(input, inplace, lambda conv: conv.activated("relu", 0.0, alone))
+    if not inplace:
+        return features_of(input.pending.activated("relu", 0.0, torch.relu))
+    return _then(input, True, lambda conv: conv.activated("relu", 0.0, torch.relu_))
 
 
 def _relu_(input: Any) -> torch.Tensor:

@@ -20,8 +20,7 @@ from ..maps.tile_list import TileList
 from ..runtime.launch import alignment_at, cdiv, register, specialise
 from ..tiles.tile_config import TileConfig
 from .gather_spec import GemmSpec
-
-Vectors = tuple["torch.Tensor | None", ...]
+from .vectors import NO_VECTORS, Vectors, tensors_of
 
 
 @triton.jit
@@ -207,6 +206,25 @@ gather_gemm_kernel = register(_gather_gemm)
 sum_partials_kernel = register(_sum_partials)
 
 
+def _read(vectors: Vectors, y_at: int) -> tuple[tuple[int, ...], tuple[object, ...]]:
+    """(addresses of `tensors_of`, what of them the kernel is compiled for)."""
+    bias, mean, var, gain, beta, residual = vectors
+    bias_kind = mean_kind = var_kind = gain_kind = beta_kind = residual_kind = None
+    p = q = r = s = t = u = y_at
+    if bias is not None:
+        p, bias_kind = bias.data_ptr(), bias.dtype
+    if mean is not None and var is not None:
+        q, r, mean_kind, var_kind = mean.data_ptr(), var.data_ptr(), mean.dtype, var.dtype
+    if gain is not None and beta is not None:
+        s, t, gain_kind, beta_kind = gain.data_ptr(), beta.data_ptr(), gain.dtype, beta.dtype
+    if residual is not None:
+        u, residual_kind = residual.data_ptr(), residual.dtype
+    at = (p, q, r, s, t, u)
+    aligned = alignment_at(*at) if (p | q | r | s | t | u) & 15 else True
+    kinds = (aligned, bias_kind, mean_kind, var_kind, gain_kind, beta_kind, residual_kind)
+    return at, kinds
+
+
 class GatherGemm:
     """A product over one map: everything but the tensors' addresses is fixed, so `__call__` only
     launches.
@@ -281,17 +299,12 @@ class GatherGemm:
         aligned: object = True
         if (x_at | w_at | y_at | out_at) & 15:
             aligned = alignment_at(x_at, w_at, y_at, out_at)
-        extra: tuple[torch.Tensor, ...] = (y,) * 6
         extra_at: tuple[int, ...] = (y_at,) * 6
         kinds: tuple[object, ...] = ()
-        if vectors is not None and spec.epilogue.parts:
-            extra = tuple([y if vector is None else vector for vector in vectors])
-            a, b, c, d, e, f = extra
-            extra_at = p, q, r, s, t, u = (
-                a.data_ptr(), b.data_ptr(), c.data_ptr(), d.data_ptr(), e.data_ptr(), f.data_ptr()
-            )  # fmt: skip
-            aligned_too = alignment_at(*extra_at) if (p | q | r | s | t | u) & 15 else True
-            kinds = (aligned_too, a.dtype, b.dtype, c.dtype, d.dtype, e.dtype, f.dtype)
+        if vectors is None or not spec.epilogue.parts:
+            vectors = NO_VECTORS
+        else:
+            extra_at, kinds = _read(vectors, y_at)
         stride_xn, numbers = x.stride()[0], self._numbers
         row_kind = spec.row_kind
         if stride_xn != spec.columns_in:
@@ -304,20 +317,20 @@ class GatherGemm:
             and gather_gemm_kernel.start(spec.device, key, self.grid, values, spec.constants)
         ):
             numbers = numbers[4:] if self._addressed else numbers
-            args = (x, w, *extra, out, *self._views(), *numbers)
+            args = (x, w, *tensors_of(vectors, y), out, *self._views(), *numbers)
             gather_gemm_kernel.launch(
                 spec.device, spec.target, self.grid, args, spec.constants, spec.options, key
             )
         if split > 1:
-            self._sum((out, *extra, y), (out_at, *extra_at, y_at), (kinds, aligned))
+            self._sum(out, vectors, y, (out_at, *extra_at, y_at), (kinds, aligned))
         return y
 
     def _sum(
-        self, tensors: tuple[torch.Tensor, ...], addresses: tuple[int, ...], kinds: object
-    ) -> None:
-        """Add the partial sums up and apply the epilogue.  tensors: they, what the epilogue reads,
-        y."""
-        spec, y = self.spec, tensors[-1]
+        self, partial: torch.Tensor, vectors: Vectors, y: torch.Tensor,
+        addresses: tuple[int, ...], kinds: object,
+    ) -> None:  # fmt: skip
+        """Add the partial sums up and apply the epilogue.  addresses: of all these tensors."""
+        spec = self.spec
         n_values = y.numel()
         grid = (cdiv(n_values, 1024), 1, 1)
         constants = (spec.epilogue.parts, spec.activation, spec.partials, 1024)
@@ -327,6 +340,7 @@ class GatherGemm:
             spec.device, key, grid, (*addresses, *numbers), constants
         ):
             return
+        args = (partial, *tensors_of(vectors, y), y, *numbers)
         sum_partials_kernel.launch(
-            spec.device, spec.target, grid, (*tensors, *numbers), constants, {"num_warps": 4}, key
+            spec.device, spec.target, grid, args, constants, {"num_warps": 4}, key
         )

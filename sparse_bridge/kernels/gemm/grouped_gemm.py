@@ -18,9 +18,10 @@ import triton.language as tl
 from ...errors import KernelError
 from ..runtime.launch import alignment, cdiv, number_of, register, specialise
 from ..tiles.tile_config import TileConfig, clamp_for_grouped, power
-from .gather_gemm import Vectors, _activate, _added, _tail
+from .gather_gemm import _activate, _added, _tail
 from .gather_spec import ACTIVATIONS, INT32_END
 from .product import EpilogueForm, Product
+from .vectors import Vectors, tensors_of
 
 SUM_LANES = 4  # products of a row that a program loads at a time
 SUM_ROWS = 8
@@ -255,7 +256,7 @@ class GroupedGemm:
             y = products.new_empty((n_rows, spec.columns))
         extra: tuple[torch.Tensor, ...] = (y,) * 6
         if vectors is not None and end.parts:
-            extra = tuple([y if vector is None else vector for vector in vectors])
+            extra = tuple(tensors_of(vectors, y))
         listed = entries is not None
         constants: tuple[Any, ...] = (
             end.parts, ACTIVATIONS[end.activation], listed, SUM_ROWS, SUM_LANES, spec.sum_block

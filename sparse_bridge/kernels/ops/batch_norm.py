@@ -208,14 +208,19 @@ class Cut(NamedTuple):
     blocks: int
     tile: tuple[int, int]
 
-    @classmethod
-    def of(cls, n_rows: int, n_channels: int, aligned: bool, target: Target) -> Cut:
+    @staticmethod
+    def of(n_rows: int, n_channels: int, aligned: bool, target: Target) -> Cut:
         """aligned: to 16 bytes, every tensor of rows."""
-        channels = 16 if n_channels <= 16 else 32
-        tile = tile_of(channels, aligned and n_channels % 16 == 0)
-        blocks = cdiv(n_channels, channels)
-        programs = max(1, min(cdiv(n_rows, tile[0]), PROGRAMS * target.compute_units // blocks))
-        return cls(min(programs, PARTS), programs, blocks, tile)
+        return _cut(n_rows, n_channels, aligned, target.compute_units)
+
+
+@functools.lru_cache(maxsize=1024)  # both passes of all layers of a scene ask
+def _cut(n_rows: int, n_channels: int, aligned: bool, compute_units: int) -> Cut:
+    channels = 16 if n_channels <= 16 else 32
+    tile = tile_of(channels, aligned and n_channels % 16 == 0)
+    blocks = cdiv(n_channels, channels)
+    programs = max(1, min(cdiv(n_rows, tile[0]), PROGRAMS * compute_units // blocks))
+    return Cut(min(programs, PARTS), programs, blocks, tile)
 
 
 @functools.cache

@@ -87,7 +87,7 @@ class Tensor(LateFeatures):
     """Features with coordinates in a coordinate manager."""
 
     __slots__ = ("_C", "_D", "_F", "__weakref__", "_late", "_manager", "quantization_mode")
-    features_attribute = "_F"
+    features_attribute, features_in_slot = "_F", True
 
     # Subclasses: key under which the manager holds the coordinates, and a tensor like this one.
     _map_key = None

@@ -101,24 +101,30 @@ class Conv3d(nn.Module):
         """Whether `forward` is a convolution of ours and nothing else."""
         return type(self).forward is Conv3d.forward and F.conv3d is conv3d
 
-    def forward(self, input):
+    def arguments(self):
+        """What `convolve` takes: kernel, bias, spec, config."""
         state = self.__dict__  # a pickle of another release lacks some
-        padding, generative = state.get("padding", 0), state.get("generative", False)
-        config = state.get("_config", state.get("config"))
         parameters = self._parameters
         kernel, bias = parameters.get("kernel"), parameters.get("bias")
         if kernel is None:  # parametrised, or a plain attribute
             kernel, bias = self.kernel, self.bias
-        if F.conv3d is not conv3d:
-            return self._elsewhere(input, kernel, bias, padding, generative, config)
         spec = spec_of(
-            self.kernel_size, self.stride, padding, self.dilation, self.transposed, generative
-        )
-        return convolve(input, kernel, bias, spec, config)
+            self.kernel_size, self.stride, state.get("padding", 0), self.dilation, self.transposed,
+            state.get("generative", False),
+        )  # fmt: skip
+        return kernel, bias, spec, state.get("_config", state.get("config"))
 
-    def _elsewhere(self, input, kernel, bias, padding, generative, config):
+    def forward(self, input):
+        if F.conv3d is not conv3d:
+            return self._elsewhere(input)
+        return convolve(input, *self.arguments())
+
+    def _elsewhere(self, input):
         """Through the function that somebody has put in the place of `F.conv3d`."""
-        options = {"bias": bias, "stride": self.stride, "dilation": self.dilation}
+        state = self.__dict__
+        padding, generative = state.get("padding", 0), state.get("generative", False)
+        config = state.get("_config", state.get("config"))
+        options = {"bias": self.bias, "stride": self.stride, "dilation": self.dilation}
         options["transposed"] = self.transposed
         release = profile.peek()
         if release.divides:
@@ -126,4 +132,4 @@ class Conv3d(nn.Module):
             options["training"] = self.training
         elif release.name == "2.0" and config is not None:
             options |= config
-        return F.conv3d(input, kernel, self.kernel_size, **options)
+        return F.conv3d(input, self.kernel, self.kernel_size, **options)
