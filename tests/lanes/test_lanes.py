@@ -34,6 +34,8 @@ KERNELS = [
     "tests/core/test_voxel.py",
     "tests/core/test_key_search.py",
     "tests/kernels/test_grouped.py",
+    "tests/kernels/test_mask_splits.py::test_tiles",
+    "tests/kernels/test_mask_splits.py::test_epilogues_follow_the_whole_sum",
 ]
 ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 CONV = ("every_kind_and_dimension", "kernel_shapes", "crowded_scenes", "dtypes",
@@ -47,6 +49,8 @@ WHOLE = [
     "tests/kernels/test_neighbor_table.py",
     "tests/kernels/test_mask_order.py",
     "tests/kernels/test_gemm.py",
+    "tests/kernels/test_mask_splits.py",
+    "tests/core/conv/test_mask_splits.py",
     "tests/kernels/test_pooling.py",
     "tests/kernels/test_batch_norm.py",
     "tests/core/test_batch_norm.py",
@@ -121,7 +125,8 @@ QUICK = {
     "gemm": (KERNELS[3:5], 30),
     "pools and norms": (KERNELS[5:8], 70),
     "voxels and keys": (KERNELS[8:10], 50),
-    "groups": (KERNELS[10:], 25),
+    "groups": (KERNELS[10:11], 25),
+    "mask splits": (KERNELS[11:], 30),
     "convolutions": (convolutions("interpreter")[:5], 5),
     "more convolutions": (convolutions("interpreter")[5:], 5),
     "launches": (["tests/gate/test_launches.py"], 5),
@@ -193,12 +198,13 @@ def test_emulated_gpu(arch):
     nodes.append("tests/core/test_batch_norm.py::test_three_steps")
     nodes.append("tests/core/ops/test_relational.py::test_means_and_sums")
     nodes.append("tests/kernels/test_pooling.py::test_segments")
+    nodes.append("tests/core/conv/test_mask_splits.py::test_a_module_takes_them")
     # Minutes in the interpreter, seconds here.
     nodes.append("tests/core/capture/test_prefetch.py::test_the_third_scene_is_prefetched")
     nodes.append("tests/core/capture/test_graph_cache.py::test_a_single_map")
     nodes.append(f"tests/emulated/test_schedules.py::test_layers[{arch}-masked-submanifold-3-"
                  "torch.float16]")  # fmt: skip
-    run(nodes, 63, SPARSE_BRIDGE_TEST_ARCH=arch)
+    run(nodes, 64, SPARSE_BRIDGE_TEST_ARCH=arch)
 
 
 @HERE

@@ -15,7 +15,7 @@ from ..maps.rulebook import Rulebook
 from .dataflow import LayerProduct
 
 SORTED_APART = 32 << 10  # rows, see `mask_order`
-_FEW_OFFSETS = 8  # of strided maps, which a network uses once in each direction
+_FEW_OFFSETS = 27  # of strided maps, which a network uses once in each direction
 # Microseconds of ordering a table and packing its tiles (H200): of few rows, which are sorted in
 # one launch; of many, in all and per row.
 _FEW, _ORDER, _ORDER_ROW = 45.0, 20.0, 1e-4
@@ -27,8 +27,9 @@ def flow_of(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> s
     """The dataflow of the rows of `side`: "masked" unless another one is clearly cheaper.
 
     *grouped* for few rows under a weight that the cache does not hold, which it reads less often.
-    *unmasked* where ordering the rows takes longer than it saves: few offsets, narrow channels, and
-    no gradients, for whose pair lists rows are ordered anyway.
+    *unmasked* where ordering the rows takes longer than it saves: maps between other rows, narrow
+    channels or few rows, and no gradients, for whose pair lists rows are ordered anyway. Nobody
+    takes mask splits by itself: no GPU has timed them.
     """
     target, w, n_rows = product.target, product.w, rulebook.n_rows[side]
     assert target is not None
