@@ -50,3 +50,21 @@ def test_the_shortlist_holds_the_default_and_the_most_promising():
     assert costs == sorted(costs)
     rest = set(one.candidates()) - set(found)
     assert rest and min(cost.predicted(one, t, live) for t in rest) >= costs[-1]
+
+
+def test_mask_splits_cost_their_partial_sums():
+    """Tiles do not cut the same sum again, and less work has to make up for the traffic."""
+    one = problem(dataflow="masked", c=512, n_rows=200, n_in=200)
+    two = one._replace(dataflow="masked:2")
+    assert any(t.split_k > 1 for t in one.candidates())
+    assert {t.split_k for t in two.candidates()} == {1} and two.splits == 2
+    assert one._replace(dataflow="masked:4", n_offsets=3).splits == 3
+    many = problem(dataflow="masked", c=64)
+
+    def costs(splits, visits):
+        one = many if splits == 1 else many._replace(dataflow=f"masked:{splits}")
+        return cost.predicted(one, tile(), lambda _: visits)
+
+    visits = int(1.5 * 3 * many.n_rows / 64)
+    assert costs(1, visits) < costs(2, visits) < costs(4, visits)
+    assert costs(2, visits // 10) < costs(1, 10 * visits)

@@ -48,10 +48,11 @@ def _gather(problem: Problem, tile: TileConfig, live: Callable[[int], int]) -> f
     results = problem.n_rows * problem.c_out * groups
     memory = problem.n_in * problem.c_in * groups * size + results * size
     weight = problem.n_offsets * problem.c_in * problem.c_out * groups * size
-    if partials > 1:
-        memory += 2 * partials * results * 4
-    cost = _launch(problem, tile, programs, steps, memory + weight)
-    return cost + (_bandwidth(problem) * _LAUNCH if partials > 1 else 0.0)
+    if partials == 1:
+        return _launch(problem, tile, programs, steps, memory + weight)
+    sums = partials * results * 4  # written beside the products, read by a kernel of their own
+    cost = _launch(problem, tile, programs, steps, memory + sums + weight)
+    return cost + sums + _bandwidth(problem) * _LAUNCH
 
 
 def _wgrad(problem: Problem, tile: TileConfig) -> float:
