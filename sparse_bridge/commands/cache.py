@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import filelock
 from rich.console import Console
-from rich.table import Table
 
 from ..core.tuning.kernel_hash import kernel_hash
 from ..core.tuning.tune_cache import (
@@ -25,6 +24,7 @@ from ..core.tuning.tune_cache import (
     shipped_folder,
 )
 from ..kernels.runtime import target as targets
+from ..tables import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -113,39 +113,48 @@ def run_show(args: argparse.Namespace) -> int:
         if not facts[name]:
             console.print(f"{title}: nothing.")
             continue
-        console.print(_files_table(title, facts[name]))
+        made = [_files_table(title, facts[name])]
         if args.buckets:
-            console.print(_buckets_table(facts[name]))
+            made.append(_buckets_table(facts[name]))
+        sys.stdout.write("".join(table.plain() + "\n" for table in made))
     return 0
 
 
+_FILE = (
+    Column("file", True), Column("device", True, 1), Column("units", spare=5),
+    Column("Triton", spare=2), Column("kernels", True, 3), *map(Column, DIRECTIONS),
+    Column("KiB", spare=4), Column("state", True),
+)  # fmt: skip
+_BUCKET = (
+    Column("device", True, 3), Column("direction", True), Column("bucket", True),
+    Column("tile", True, 1), Column("us"), Column("default"), Column("timed", spare=2),
+)  # fmt: skip
+
+
 def _files_table(title: str, files: Iterable[dict[str, Any]]) -> Table:
-    table = Table(
-        "file", "device", "units", "Triton", "kernels", *DIRECTIONS, "KiB", "state", title=title,
-        title_justify="left",
-    )  # fmt: skip
+    rows: list[tuple[str, ...]] = []
     for one in files:
         size = f"{one.get('bytes', 0) / 1024:.1f}"
         if one["problem"]:
-            table.add_row(one["file"], *["-"] * 7, size, f"unusable: {one['problem']}")
+            rows.append((one["file"], *["-"] * 7, size, f"unusable: {one['problem']}"))
             continue
         counts = [str(len(one["winners"].get(direction, ()))) for direction in DIRECTIONS]
         device = f"{one['device']} ({one['arch']})"
         made = (str(one["compute_units"]), one["triton"], one["kernels"][:8])
         state = "current" if one["current"] else "made by another version"
-        table.add_row(one["file"], device, *made, *counts, size, state)
-    return table
+        rows.append((one["file"], device, *made, *counts, size, state))
+    return Table(title, _FILE, rows)
 
 
 def _buckets_table(files: Iterable[dict[str, Any]]) -> Table:
-    table = Table("device", "direction", "bucket", "tile", "us", "default us", "timed")
+    rows: list[tuple[str, ...]] = []
     for one in files:
         for direction, buckets in one["winners"].items():
             for bucket, winner in buckets.items():
                 tile = " ".join(f"{k}={v}" for k, v in winner["tile"].items() if v)
                 times = [f"{winner[key]:.1f}" for key in ("microseconds", "default_microseconds")]
-                table.add_row(one["device"], direction, bucket, tile, *times, str(winner["tested"]))
-    return table
+                rows.append((one["device"], direction, bucket, tile, *times, str(winner["tested"])))
+    return Table("", _BUCKET, rows)
 
 
 def run_clear(args: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..harness.progress import Progress
 from ..harness.results import require_writable
 from ..kernels.runtime.architectures import compiled
+from ..tables import Column, Table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,8 +47,7 @@ def main(args: argparse.Namespace, console: Console) -> int:
     if args.write:
         require_writable(pathlib.Path(args.write), "--write")
     archs = tuple(args.targets) or tuple(compiled())
-    jobs = jobs_for(archs, args.full, args.kernel)
-    results = _run(jobs, args.workers, console if not args.json else None)
+    results = _run(jobs_for(archs, args.full, args.kernel), args.workers)
     if args.write:
         pathlib.Path(args.write).write_text(markdown(results, args.full), encoding="utf-8")
     if args.json:
@@ -57,13 +57,11 @@ def main(args: argparse.Namespace, console: Console) -> int:
     return 1 if any(failures(results)) else 0
 
 
-def _run(jobs: Sequence, workers: int | None, console: Console | None) -> list[Result]:
+def _run(jobs: Sequence, workers: int | None) -> list[Result]:
     from .running import run
 
-    if console is None:
-        return run(jobs, workers)
     failed = 0
-    with Progress(len(jobs), "compiling", console) as progress:
+    with Progress(len(jobs), "compiling") as progress:
 
         def count(result: Result) -> None:
             nonlocal failed
@@ -75,21 +73,21 @@ def _run(jobs: Sequence, workers: int | None, console: Console | None) -> list[R
 
 
 def _show(results: Sequence[Result], console: Console) -> None:
-    from rich.table import Table
-
     from .running import failures
     from .summary import summaries
 
-    table = Table(
-        "target", "family", "fp16", "bf16", "fp32", "TF32", "forms", "registers", "shared KiB",
-        "failed", title="Compiled for", title_justify="left", title_style="bold",
-    )  # fmt: skip
-    for s in summaries(results):
+    found = summaries(results)
+    rows = []
+    for s in found:
         shared = f"{s.shared / 1024:.0f} / {s.target.shared_memory >> 10}"
         cells = [s.target.arch, s.target.family, *s.products.values(), s.forms, s.registers]
-        cells += [shared, s.failed]
-        table.add_row(*map(str, cells), style="red" if s.failed else None)
-    console.print(table)
+        rows.append([*map(str, cells), shared, str(s.failed)])
+    columns = (
+        Column("target", True), Column("family", True, 3),
+        *(Column(name, True, 4) for name in found[0].products), Column("forms"),
+        Column("registers", spare=2), Column("shared KiB", spare=1), Column("failed"),
+    )  # fmt: skip
+    console.print(Table("Compiled for", columns, rows).plain(), soft_wrap=True)
     failed = list(failures(results))
     for result in failed[:_SHOWN]:
         form = result.form

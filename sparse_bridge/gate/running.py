@@ -71,7 +71,7 @@ def jobs_for(
     """(architecture, form) of a whole run. kernels: only those with these names; (): all.
 
     Raises: DeviceError for a name that is no architecture, UnsupportedError for one that is no
-    kernel, and without Triton 3.3.
+    kernel or of which a quick run has no form, and without Triton 3.3.
     """
     require_triton()
     if not archs:
@@ -83,12 +83,18 @@ def jobs_for(
         raise UnsupportedError(
             f"no kernel is named {', '.join(unknown)}; expected some of {', '.join(sorted(known))}."
         )
-    return [
+    jobs = [
         (target.arch, form)
         for index, target in enumerate(targets)
         for form in selected(target, index, full)
         if not kernels or form.kernel in kernels
     ]
+    if not jobs:
+        raise UnsupportedError(
+            f"{', '.join(archs)}: a quick run has no form of {', '.join(sorted(kernels))}. "
+            "Ask for every form with --full, or name more targets."
+        )
+    return jobs
 
 
 def run(

@@ -265,7 +265,14 @@ def test_the_command(monkeypatch, capsys, tmp_path):
     path = tmp_path / "targets.md"
     arguments = ["doctor", "--targets", "gfx942", "--workers", "1"]
     assert command_line.main([*arguments, "--write", str(path)]) == 0
-    assert "gfx942" in capsys.readouterr().out
+    head, row = (
+        [cell.strip() for cell in line.split(mark)[1:-1]]
+        for line in capsys.readouterr().out.splitlines()
+        for mark, word in (("┃", "target"), ("│", "gfx942"))
+        if line.startswith(f"{mark} {word}")
+    )
+    shown = dict(zip(head, row, strict=True))
+    assert (shown["family"], shown["forms"], shown["failed"]) == ("cdna3", "3", "0")
     assert "3 compilations, 0 failed" in path.read_text()
     bad = [("gfx1100", product(described("gfx1100"), (128, 128, 32, 2, 2)))]
     monkeypatch.setattr(running, "jobs_for", lambda archs, full, kernels: bad)
@@ -293,6 +300,8 @@ def test_a_run_of_some_kernels(capsys):
     ]
     assert command_line.main(["doctor", "--targets", "sm_75", "--kernel", "gather_gem"]) == 2
     assert "no kernel is named gather_gem; expected some of" in capsys.readouterr().err
+    assert command_line.main(["doctor", "--targets", "sm_89", "--kernel", "hash_claim"]) == 2
+    assert "a quick run has no form of hash_claim" in capsys.readouterr().err
 
 
 def test_processes(monkeypatch):
