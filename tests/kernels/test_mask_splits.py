@@ -82,6 +82,10 @@ def test_tiles(kernel_lane, n_offsets, splits, n_rows):
         n_offsets, tiles.n_pairs, splits
     )
     check_tiles(tiles, order.cpu().long(), made.nbr.cpu(), splits)
+    for block in (TILE, 2 * TILE):  # launches by address read the same memory
+        views = (tiles.packed, tiles.rows, *tiles.lists(block))
+        at = [(view.data_ptr() - tiles.memory.data_ptr()) // 4 for view in views]
+        assert tuple(at) == tiles.places(block)
     assert torch.equal(tiles.table().nbr, made.nbr), "tiles give the table back"
     assert torch.equal(tiles.over(tiles.memory.clone()).table().nbr, made.nbr)
 
