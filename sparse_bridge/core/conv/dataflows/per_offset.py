@@ -18,7 +18,7 @@ from ..dataflow import Dataflow, Gather, LayerProduct, Wgrad
 from ..epilogue import Epilogue
 from ..host_products import STEP, add_transposed, is_plain, mm
 
-_TOGETHER = 1 << 17  # values of a part's rows that are gathered at once, at most
+_TOGETHER = 1 << 18  # values of a part's rows that are gathered at once, at most
 _SUM = 0  # mode of torch's sums of embeddings
 
 
