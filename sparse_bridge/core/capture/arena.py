@@ -80,7 +80,7 @@ class Arena:
             self._stale = list(self.graphs)
             for graph in self._stale:
                 self.drop(graph)
-            self.memory = None
+            self._let_go()
             size = max(elements, min(int(_SPARE * elements), self.limit() // 8))
             self.memory = torch.empty(size, dtype=torch.int32, device=self.device)
         return self.memory
@@ -120,8 +120,14 @@ class Arena:
         """Give the memory back."""
         for graph in list(self.graphs):
             self.drop(graph)
-        self.memory = None
+        self._let_go()
         self.release()
+
+    def _let_go(self) -> None:
+        """Of the memory, once the last replay in it is through, on whatever stream."""
+        if self.memory is not None and self._last is not None and self.memory.is_cuda:
+            self.memory.record_stream(self._last)
+        self.memory = None
 
 
 _devices: dict[torch.device, Arena] = {}

@@ -153,9 +153,10 @@ class CapturedMaps:
 
     def _boxes(self, box: Box) -> dict[int, Box]:
         """Of all levels over inputs in `box`."""
-        if box is not self._known[0]:
-            self._known = box, boxes_of(box, self.steps)
-        return self._known[1]
+        known = self._known
+        if box is not known[0]:  # another thread may ask for another box meanwhile
+            known = self._known = box, boxes_of(box, self.steps)
+        return known[1]
 
     def start(
         self, coords: torch.Tensor, box: Box | None = None, bounds: DataBounds | None = None

@@ -131,6 +131,7 @@ class MapGraphs:
             return
         shared = arena.arena_of(cmap.device)
         with shared.lock, torch.cuda.device(cmap.device):
+            shared.follow()  # another stream's replay may still read what this one overwrites
             self.captures += 1
             self.met[capacity], self.rest = 0, _BETWEEN
             if capacity in self.graphs:  # it does not serve such scenes any longer

@@ -10,7 +10,8 @@ ordinarily. Sparse tensors are read through `replay_parts.Tensors`, whatever the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -75,19 +76,20 @@ class Replayer(Replays):
             m.training or m._forward_hooks or m._forward_pre_hooks for m in self.modules
         )
 
-    def _run(self, graph: _Graph, call: Call, root: Root) -> Callable[[Any], Any] | None:
-        """One at a time: all graphs of a model share their memory."""
+    @contextlib.contextmanager
+    def _run(self, graph: _Graph, call: Call, root: Root) -> Iterator[Any]:
+        """One at a time, until what it left is copied: all graphs of a model share their memory."""
         with self.lock, torch.cuda.device(root[0].device):
             self.follow()
-            return graph.values(call, root)
+            yield graph.values(call, root)
 
     def replayed(self, graph: _Graph, call: Call, root: Root) -> Any:
-        made = self._run(graph, call, root)
-        return MISSING if made is None else graph.made.outcome.given_to(call, made)
+        with self._run(graph, call, root) as made:
+            return MISSING if made is None else graph.made.outcome.given_to(call, made)
 
     def values(self, graph: _Graph, call: Call, root: Root) -> list[Any] | None:
-        made = self._run(graph, call, root)
-        return None if made is None else list(map(made, graph.made.outcome.values()))
+        with self._run(graph, call, root) as made:
+            return None if made is None else list(map(made, graph.made.outcome.values()))
 
     def after(self, kind: Kind, call: Call, root: Root, out: Any) -> None:
         self.consider(kind, lambda: self._capture(kind, call, root, out))

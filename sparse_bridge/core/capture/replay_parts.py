@@ -59,6 +59,7 @@ class Served(NamedTuple):
 
 
 _local = threading.local()
+_ordering = threading.Lock()
 
 
 def trying() -> bool:
@@ -217,7 +218,10 @@ class Replays(abc.ABC):
             self.graphs.clear()
             self.calls.clear()
             return None
-        self.graphs[kind] = self.graphs.pop(kind)  # the last one used stands last
+        with _ordering:
+            found = self.graphs.pop(kind, None)
+            if found is not None:
+                self.graphs[kind] = found  # the last one used stands last
         return graph
 
     def follow(self) -> None:
@@ -241,6 +245,7 @@ class Replays(abc.ABC):
             return
         try:
             with self.lock, torch.cuda.device(kind.device), _trial():
+                self.follow()  # a trial replays maps in the memory that the graphs share
                 if len(self.graphs) >= self.most:  # the one that has not served for longest
                     del self.graphs[next(iter(self.graphs))]
                 if not self.graphs:  # a pool lasts as long as its graphs

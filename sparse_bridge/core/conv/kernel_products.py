@@ -171,6 +171,8 @@ class GatherProduct:
         if launch is None:
             launch = self._bind(rulebook, side, (x, weight, vectors))
             rulebook.cache.put(self._key + side, launch)
+        else:
+            rulebook.follow()
         if rows.device is None:
             y = x.new_empty(rows.capacity, self._columns)  # a tuple takes half as long again
         else:
@@ -242,6 +244,8 @@ class WgradProduct:
         if launch is None:
             launch = self._bind(rulebook, side, x, dy, dw)
             rulebook.cache.put(self._key + side, launch)
+        else:
+            rulebook.follow()
         launch(x, dy, dw)
 
     def _bind(

@@ -16,6 +16,7 @@ from ...errors import (
     ShapeError,
 )
 from ...kernels.runtime.target import Target
+from ..device import stream_order
 from ..device.first_order import refuse_wrapped
 from ..device.serving import kernel_target
 from ..geometry.boxes import Box
@@ -103,6 +104,7 @@ class CoordinateMap:
         self.rows = rows_of(coords) if rows is None else rows
         self._host: host_index.Indexed | None = None
         self._table: object | None = None
+        self._order = stream_order.of(coords.device)  # of the table
         self._alive: torch.Tensor | None = None
         self._checked = False
         self._unique = True
@@ -193,6 +195,10 @@ class CoordinateMap:
         device. layout: where bounds are read, if not those of the box."""
         if self._table is None:
             self._table = self._insert(target, layout or self.box.layout(self.device))
+            if self._order is not None:
+                self._order.queued()
+        elif self._order is not None:
+            self._order.wait()
         return self._table
 
     def _insert(self, target: Target, layout: KeyLayout):  # type: ignore[no-untyped-def]

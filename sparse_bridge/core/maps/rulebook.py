@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 
 from ...kernels.runtime.target import Target
+from ..device import stream_order
 from .host_index import PairLists
 from .rows import Rows
 
@@ -99,6 +100,7 @@ class Rulebook:
         if regular is not None:
             self.regular = regular
         self._observer: Observer | None = None
+        self._order = stream_order.of(device)
         self.trained = False  # whether a convolution over it has recorded gradients
         self.cache = Derived()
         for side, view in enumerate(views):
@@ -119,6 +121,15 @@ class Rulebook:
         """Have `observer` hear which views are asked for from now on."""
         self._observer = observer
 
+    def follow(self) -> None:
+        """Have the current stream wait for what of this was queued on another one."""
+        if self._order is not None:
+            self._order.wait()
+
+    def _queued(self) -> None:
+        if self._order is not None:
+            self._order.queued()
+
     def tiled(self, side: int) -> bool:
         """Whether there are tiles of `side`."""
         return self._tiles[side] is not None
@@ -137,6 +148,7 @@ class Rulebook:
         """(neighbour table [V, n_rows[side]], whether its offsets run backwards)."""
         if side == 1 and self.symmetric:
             return self.table(0)[0], True
+        self.follow()
         found = self._tables[side]
         if self._observer is not None:
             self._observer.wanted(side, False)
@@ -144,8 +156,10 @@ class Rulebook:
             tiles = self._tiles[side]
             found = self._made(side) if tiles is None else tiles.table()
             self._tables[side] = found
+            self._queued()
         elif found.count is not None:
             found = self._tables[side] = found.used(self.n_rows[side])
+            self._queued()
         return found, False
 
     def _made(self, side: int) -> NeighborTable:
@@ -180,6 +194,7 @@ class Rulebook:
         """(mask-ordered tiles of `side`, whether their offsets run backwards)."""
         reverse = side == 1 and self.symmetric
         side = 0 if reverse else side
+        self.follow()
         found = self._tiles[side]
         if self._observer is not None:
             self._observer.wanted(side, True)
@@ -191,6 +206,7 @@ class Rulebook:
             found.n_rows = self.n_rows[side]
             self._tiles[side] = found
             self._tables[side] = None  # the tiles hold it all, in another order
+            self._queued()
         return found, reverse
 
     def _known(self, side: int) -> bool:
@@ -198,6 +214,7 @@ class Rulebook:
 
     def lists(self) -> PairLists:
         """Pair lists with host starts; waits for the device where only tables exist."""
+        self.follow()
         if self._lists is None:
             side = 0 if self._known(0) else 1
             self.rows[side].number("A list of pairs")
@@ -209,6 +226,7 @@ class Rulebook:
             x_rows, y_rows = (found, rows) if side == 0 else (rows, found)
             starts = [0, *present.sum(1).cumsum(0).tolist()]
             self._lists = PairLists(x_rows, y_rows, starts, self.symmetric)
+            self._queued()
         return self._lists
 
     def pair_list(self, v: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -223,6 +241,7 @@ class Rulebook:
     def device_pairs(self, target: Target) -> DevicePairs:
         """Pair lists for kernels. Building them from tiles waits for the device once; their order
         does not depend on what else was asked."""
+        self.follow()
         if self._pairs is None:
             if self._given and self._lists is not None:
                 lists = self._lists
@@ -234,6 +253,7 @@ class Rulebook:
                 )
             else:
                 self._pairs = self._compact(target)
+            self._queued()
         return self._pairs
 
     def _compact(self, target: Target) -> DevicePairs:

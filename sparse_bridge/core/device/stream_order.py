@@ -1,0 +1,43 @@
+"""What several streams of a GPU may use: queued on one of them, waited for by the others."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+
+from ...kernels.runtime import target as targets
+
+
+def of(device: torch.device) -> StreamOrder | None:
+    """The order of something queued now on the current stream; None where there are no streams."""
+    return StreamOrder(device) if device.type == "cuda" else None
+
+
+def _number_of(device: torch.device) -> Callable[[], int]:
+    """What tells the number of the current stream."""
+    return functools.partial(torch._C._cuda_getCurrentRawStream, targets.device_index(device))
+
+
+class StreamOrder:
+    """The stream that something was queued on last. Others wait for it, once."""
+
+    __slots__ = ("_device", "_number", "_waited")
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._number = device, _number_of(device)
+        self._waited = [self._number()]  # the first one queued it
+
+    def wait(self) -> None:
+        """Have the current stream go on after what was queued. A capture cannot wait for other
+        streams: whoever captures has synchronized before."""
+        if self._number() in self._waited or torch.cuda.is_current_stream_capturing():
+            return
+        there = torch.cuda.ExternalStream(self._waited[0], self._device)
+        torch.cuda.current_stream(self._device).wait_stream(there)
+        self._waited.append(self._number())
+
+    def queued(self) -> None:
+        """More was queued now, on the current stream, which has waited for the rest."""
+        self._waited = [self._number()]
