@@ -4,7 +4,6 @@ the results where the capture left them."""
 from __future__ import annotations
 
 import contextlib
-import types
 
 import pytest
 import torch
@@ -21,17 +20,11 @@ from sparse_bridge.core.capture import (
 )
 from sparse_bridge.core.capture.captured_model import Captured, rebuilt
 from sparse_bridge.core.capture.replay_trial import leaves_of
+from sparse_bridge.core.device import stream_order
+from sparse_bridge.core.geometry import layout
+from sparse_bridge.kernels.runtime import target as targets
 
-
-class Stream:
-    def __init__(self, *_):
-        pass
-
-    def wait_stream(self, _):
-        pass
-
-    def synchronize(self):
-        pass
+from .pretended_streams import Streams, Watching
 
 
 def tensors(made):
@@ -58,11 +51,17 @@ def tensors(made):
 
 
 class Graph:
-    def __init__(self, work):
-        self.work, self.made = work, work()
+    """touch: told of every replay, which is at work in all of the pool."""
+
+    def __init__(self, work, pool):
+        self.work, self.pool, self.made = work, pool, work()
+
+    touch = None
 
     @torch.no_grad()
     def replay(self):
+        if self.touch is not None:
+            self.touch(id(self.pool), self.pool, True, "a replay")
         with torch.enable_grad():
             again = self.work()
         for mine, theirs in zip(tensors(self.made), tensors(again), strict=True):
@@ -71,7 +70,7 @@ class Graph:
 
 def capture(work, pool):
     assert pool is not None
-    graph = Graph(work)
+    graph = Graph(work, pool)
     return graph, graph.made
 
 
@@ -94,24 +93,25 @@ def forward(self, features):
 
 def replays_on_the_cpu(monkeypatch):
     """Let models over CPU tensors be replayed, besides."""
-    graphs_on_the_cpu(monkeypatch)
+    streams = graphs_on_the_cpu(monkeypatch)
     for module in (replay, replay_training):
         monkeypatch.setattr(module, "captured_from", capture_from)
     monkeypatch.setattr(replay_training, "captured", capture)
     monkeypatch.setattr(kinds, "capturable", lambda features: padded.current() is None)
     monkeypatch.setattr(replay_training._Run, "forward", forward)
+    return streams
 
 
 def graphs_on_the_cpu(monkeypatch):
-    """Let maps over CPU tensors be captured, as far as Python goes."""
-    current, empty = Stream(), torch.empty
-    event = types.SimpleNamespace(record=lambda *_: None, synchronize=lambda: None)
+    """Let maps over CPU tensors be captured, as far as Python goes; the streams that are
+    pretended."""
+    streams, empty = Streams(), torch.empty
     pretended = {
-        "Stream": Stream,
-        "Event": lambda: event,
-        "stream": lambda _: contextlib.nullcontext(),
+        "Stream": streams.new,
+        "Event": streams.event,
+        "stream": streams.on,
         "device": lambda _: contextlib.nullcontext(),
-        "current_stream": lambda *_: current,
+        "current_stream": streams.current,
         "memory_reserved": lambda *_: 0,
         "graph_pool_handle": object,
         "is_current_stream_capturing": lambda: False,
@@ -124,8 +124,21 @@ def graphs_on_the_cpu(monkeypatch):
     )
     monkeypatch.setattr(captured_maps, "_random_numbers_apart", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(captured_maps, "captured", capture)
-    streams = types.SimpleNamespace(current=lambda: current)
     for module in (captured_maps, arena):
         monkeypatch.setattr(module, "Streams", lambda _: streams)
     monkeypatch.setattr(graph_cache, "current", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(graph_cache, "possible", lambda cmap, target: graph_cache._wanted())
+    return streams
+
+
+@contextlib.contextmanager
+def watched(streams, monkeypatch):
+    """Raise `Race` where streams are not ordered; maps of the core are ordered as on a GPU."""
+    monkeypatch.setattr(Graph, "touch", staticmethod(streams.touch))
+    monkeypatch.setattr(stream_order, "of", stream_order.StreamOrder)
+    monkeypatch.setattr(stream_order, "_number_of", lambda _: lambda: streams.current().number)
+    for module in (targets, layout):
+        monkeypatch.setattr(module, "current_stream", lambda _: streams.current().number)
+    monkeypatch.setattr(torch.cuda, "ExternalStream", streams.numbered)
+    with Watching(streams):
+        yield

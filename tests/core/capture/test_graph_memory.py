@@ -80,6 +80,7 @@ def test_captures_keep_away_from_each_other(held, monkeypatch):
     monkeypatch.setattr(graph_cache, "possible", lambda *_: True)
     monkeypatch.setattr(graph_cache, "_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(arena.Arena, "follow", lambda _: None)
     graphs, captured = MapGraphs(), []
     box, target = Box.grid(1, (99, 99, 99)), None
     for turn in range(200):

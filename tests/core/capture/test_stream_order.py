@@ -1,0 +1,260 @@
+"""Programs that use several streams get what they would have got on one: whatever is shared between
+streams is waited for. Without a GPU the order of all accesses is looked at instead."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import copy
+import itertools
+
+import pytest
+import torch
+
+from sparse_bridge import settings
+from sparse_bridge.adapters import protocol
+from sparse_bridge.core.capture import captured_model, graph_cache, padded, prefetch, units
+from sparse_bridge.core.capture.replay_parts import Replays
+from sparse_bridge.core.device import stream_order
+
+from . import doors
+from .pretended import replays_on_the_cpu, watched
+from .pretended_streams import Race, Streams, Watching
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    """Nothing learnt yet, classes of few rows, and maps captured at the second scene of a kind."""
+    monkeypatch.setattr(padded, "_LEAST", 160)
+    monkeypatch.setattr(graph_cache, "_RECURS", 2)
+    monkeypatch.setattr(graph_cache, "_BETWEEN", 1)
+    prefetch.forget()
+    units.remove()
+    yield
+    prefetch.forget()
+    units.remove()
+
+
+def results(model, x, trains=False):
+    """Coordinates and features; gradients where it trains."""
+    model.zero_grad(set_to_none=True)
+    with torch.set_grad_enabled(trains):
+        found = model(x)
+    values = [protocol.features_of(found[key]) for key in ("out", "deep")]
+    if trains:
+        (values[0].square().sum() + values[1].sum()).backward()
+        values += [p.grad for p in model.parameters()]
+    return [protocol.of(found["out"]).coordinates_of(found["deep"]), *values]
+
+
+def same(mine, theirs):
+    for one, other in zip(mine, theirs, strict=True):
+        scale = float(other.detach().abs().max())
+        torch.testing.assert_close(one, other, rtol=2e-3, atol=2e-3 * scale)
+
+
+def test_the_watch_sees_what_is_not_ordered():
+    streams, values = Streams(), torch.zeros(4)
+    one, other = streams.new(), streams.new()
+    with Watching(streams):
+        with streams.on(one):
+            values.add_(1)
+        with streams.on(other):
+            with pytest.raises(Race, match="add_"):
+                values.sum()
+            other.wait_stream(one)
+            values.sum()
+        with streams.on(one):
+            with pytest.raises(Race, match="sum"):
+                values.add_(1)
+            event = streams.event()
+            event.record(other)
+            event.synchronize()
+            values.add_(1)
+
+
+def test_what_one_stream_made_others_wait_for_once(monkeypatch):
+    streams = Streams()
+    monkeypatch.setattr(stream_order, "_number_of", lambda _: lambda: streams.current().number)
+    monkeypatch.setattr(torch.cuda, "ExternalStream", streams.numbered)
+    monkeypatch.setattr(torch.cuda, "current_stream", streams.current)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    device, values = torch.device("cpu"), torch.zeros(2)
+    assert stream_order.of(device) is None
+    one, other = streams.new(), streams.new()
+    with Watching(streams):
+        with streams.on(one):
+            values.add_(1)
+            order = stream_order.StreamOrder(device)
+        with streams.on(other):
+            order.wait()
+            values.mul_(2)
+            order.queued()
+            before = dict(other.seen)
+            order.wait()
+            assert other.seen == before
+        with streams.on(one), pytest.raises(Race):
+            values.sum()
+        with streams.on(one):
+            order.wait()
+            values.sum()
+
+
+@pytest.fixture
+def streams(kernel_lane, monkeypatch):
+    if kernel_lane.device != "cpu":
+        pytest.skip("a GPU has streams of its own")
+    return replays_on_the_cpu(monkeypatch)
+
+
+def two_streams(streams, monkeypatch, name, trains, mode="graphs"):
+    """Scenes on two streams in turns, of one size and then of another."""
+    shares = [0.3 + 0.002 * seed for seed in range(7)] + [0.55] * (0 if trains else 5)
+    turns = itertools.cycle([streams.new(), streams.new()])
+    with doors.standin(name) as module, watched(streams, monkeypatch):
+        plain = doors.network(module, name, "cpu").train(trains)
+        model, found = copy.deepcopy(plain), []
+        for one in (streams.known[1], streams.known[2]):  # weights are from before
+            one.wait_stream(streams.known[0])
+        # A trial writes statistics back with the values that they had.
+        streams.ignored |= {one.untyped_storage()._cdata for one in model.buffers()}
+        for seed, share in enumerate(shares):
+            with streams.on(next(turns)), settings.override(optimize=mode):
+                x = doors.scene(module, name, seed, "cpu", share)
+                found.append(results(model, x, trains))
+                if trains:  # gradients are the program's own to order
+                    streams.current().synchronize()
+        for stream in streams.known:
+            stream.synchronize()
+        with settings.override(optimize="off", capture="off"):
+            for seed, (share, mine) in enumerate(zip(shares, found, strict=True)):
+                same(mine, results(plain, doors.scene(module, name, seed, "cpu", share), trains))
+        return sum(one.hits for one in units.summary())
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+def test_replays_on_two_streams(streams, monkeypatch, trains):
+    own, held = captured_model.Captured.cutter, []
+
+    def cutter(self, call, rows):
+        cut = own(self, call, rows)
+
+        def copied(tensor):
+            held.extend(unit.replayer.lock.locked() for unit in units._units.values())
+            return cut(tensor)
+
+        return copied
+
+    monkeypatch.setattr(captured_model.Captured, "cutter", cutter)
+    assert two_streams(streams, monkeypatch, "torchsparse", trains) >= 2
+    # A training step is its thread's own until its backward pass.
+    assert held and (trains or all(held)), "another thread may replay before results are copied"
+
+
+@pytest.mark.emulated
+def test_replays_that_would_not_wait_are_noticed(streams, monkeypatch):
+    monkeypatch.setattr(Replays, "follow", lambda self: None)
+    with pytest.raises(Race):
+        two_streams(streams, monkeypatch, "spconv", False)
+
+
+@pytest.mark.emulated
+def test_maps_replayed_on_two_streams(streams, monkeypatch):
+    two_streams(streams, monkeypatch, "spconv", False, "off")
+    assert any(graphs.graphs for habit in prefetch._habits.values()
+               for graphs in habit.graphs.values())  # fmt: skip
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("name", ["spconv", "minkowski"])
+def test_one_input_on_two_streams(streams, monkeypatch, name):
+    """The second stream finds the maps of the first, and waits for them."""
+    one, other = streams.new(), streams.new()
+    with doors.standin(name) as module, watched(streams, monkeypatch):
+        model = doors.network(module, name, "cpu").eval()
+        x = doors.scene(module, name, 0, "cpu", 0.3)
+        for stream in (one, other):
+            stream.wait_stream(streams.known[0])
+        with settings.override(optimize="off", capture="off"):
+            with streams.on(one):
+                expected = results(model, x)
+            assert one.number not in other.seen
+            with streams.on(other):
+                found = results(model, x)
+            assert other.seen[one.number] > 0
+            streams.known[0].wait_stream(other)
+            same(found, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("mode", ["off", "fuse", "graphs"])
+@pytest.mark.parametrize("name", doors.NAMES)
+class TestOnAGpu:
+    """Streams that wait for nobody, each with work in front of it that takes the GPU a while."""
+
+    def expected(self, module, name, plain, trains, seeds):
+        with settings.override(optimize="off", capture="off"):
+            found = [
+                results(plain, doors.scene(module, name, seed, "cuda", 0.3), trains)
+                for seed in seeds
+            ]
+        torch.cuda.synchronize()
+        return found
+
+    def test_in_turns(self, name, mode, trains):
+        self.check(name, mode, trains, threads=1)
+
+    def test_by_two_threads(self, name, mode, trains):
+        if trains:
+            pytest.skip("two threads that train one model change one set of gradients")
+        self.check(name, mode, trains, threads=2)
+
+    def check(self, name, mode, trains, threads):
+        busy = torch.randn(2048, 2048, device="cuda")
+        streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+        seeds = list(range(24))
+        with doors.standin(name) as module:
+            plain = doors.network(module, name, "cuda").train(trains)
+            model = copy.deepcopy(plain)
+            expected = self.expected(module, name, plain, trains, seeds)
+
+            def run(seed):
+                with torch.cuda.stream(streams[seed % 2]), settings.override(optimize=mode):
+                    for _ in range(8):
+                        busy @ busy
+                    x = doors.scene(module, name, seed, "cuda", 0.3)
+                    found = results(model, x, trains)
+                    if trains:  # gradients are the program's own to order
+                        streams[(seed + 1) % 2].wait_stream(streams[seed % 2])
+                    return found
+
+            if threads == 1:
+                found = list(map(run, seeds))
+            else:
+                with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+                    found = list(pool.map(run, seeds))
+            torch.cuda.synchronize()
+            assert mode != "graphs" or sum(one.hits for one in units.summary()) > 0
+        for mine, theirs in zip(found, expected, strict=True):
+            same(mine, theirs)
+
+    def test_one_input_on_two_streams(self, name, mode, trains):
+        busy = torch.randn(2048, 2048, device="cuda")
+        streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+        with doors.standin(name) as module:
+            plain = doors.network(module, name, "cuda").train(trains)
+            pair = [copy.deepcopy(plain) for _ in streams]
+            for seed in range(8):
+                (expected,) = self.expected(module, name, plain, trains, [seed])
+                x, found = doors.scene(module, name, seed, "cuda", 0.3), []
+                torch.cuda.synchronize()
+                for stream, model in zip(streams, pair, strict=True):
+                    with torch.cuda.stream(stream), settings.override(optimize=mode):
+                        if stream is streams[0]:
+                            for _ in range(8):
+                                busy @ busy
+                        found.append(results(model, x, trains))
+                torch.cuda.synchronize()
+                for mine in found:
+                    same(mine, expected)
