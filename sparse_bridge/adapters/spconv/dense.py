@@ -29,10 +29,11 @@ def dense(x: Any, channels_first: bool) -> torch.Tensor:
         from . import compiled
 
         return compiled.dense(x, channels_first)
-    rows_of(x.indices).number("dense()")
-    box = box_of(x)
-    _check_inside(x.indices, box)
-    return to_dense(settled(x._features), x.indices, box.size, channels_first=channels_first)
+    rows, box = rows_of(x.indices), box_of(x)
+    if rows.device is None:  # what is padded was looked at
+        _check_inside(x.indices, box)
+    features = settled(x._features)
+    return to_dense(features, x.indices, box.size, channels_first=channels_first, rows=rows)
 
 
 def _check_inside(indices: torch.Tensor, box: Box) -> None:

@@ -148,7 +148,7 @@ class Captured:
         def cut(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.data_ptr() == self.coords.data_ptr() and tensor.shape == self.coords.shape:
                 return own
-            return tensor[: rows[self.scene.level_of(tensor)]].clone()
+            return tensor[: self.scene.used(tensor, rows)].clone()
 
         return cut
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from .history import RequestHistory
 
 __all__ = [
-    "PaddedInput", "UnknownRowsError", "UnpaddedError", "capacity_of", "current", "rows_found",
-    "using",
+    "GRID", "PaddedInput", "UnknownRowsError", "UnpaddedError", "capacity_of", "current",
+    "rows_found", "using",
 ]  # fmt: skip
 
 
@@ -35,6 +35,7 @@ class MixedRowsError(UnpaddedError):
     """A model computes something else over a padded input; or rounding makes it seem so."""
 
 
+GRID = -1  # in the place of a level: all of a tensor counts
 _STEPS_PER_OCTAVE = 4
 _LEAST = 1024
 
@@ -47,7 +48,7 @@ class PaddedInput:
 
     Once the maps are built: capacities, rows that each level has memory for, by level; counts, by
     level like `count`; counters and flags, to be read and `validated`.  prepared: the maps: sides
-    of every step and coordinates by level.
+    of every step and coordinates by level.  grids: batch sizes of the dense grids that were made.
     """
 
     coords: torch.Tensor
@@ -60,6 +61,7 @@ class PaddedInput:
     lengths: tuple[int, ...] = ()  # of the counters of every level
     flags: torch.Tensor | None = None
     prepared: tuple[list[Any], dict[int, torch.Tensor]] | None = None
+    grids: set[int] = dataclasses.field(default_factory=set)
 
     def rows(self, level: int) -> Rows:
         """The rows of a level, once the maps are built."""
@@ -74,13 +76,21 @@ class PaddedInput:
         return [self.coords, *counts, *coords.values(), *parts]
 
     def level_of(self, value: torch.Tensor) -> int:
-        """The level whose rows `value` has, capacity included. Raises UnknownRowsError."""
+        """The level whose rows `value` has, capacity included; GRID for a dense grid, or what was
+        computed of one. Raises UnknownRowsError."""
+        if value.ndim > 1 and value.shape[0] in self.grids:
+            return GRID
         for level, capacity in self.capacities.items():
             if value.ndim and value.shape[0] == capacity:
                 return level
         raise UnknownRowsError(
             f"a tensor of shape {list(value.shape)} has not a row for every site of a level."
         )
+
+    def used(self, value: torch.Tensor, rows: dict[int, int]) -> int:
+        """How many rows of a tensor count. Raises UnknownRowsError."""
+        level = self.level_of(value)
+        return len(value) if level == GRID else rows[level]
 
     def validated(
         self, counters: Sequence[int], flags: Sequence[int], n_rows: int
@@ -127,7 +137,8 @@ def using(scene: PaddedInput) -> Iterator[None]:
     _local.scene = scene
     levels = sorted(scene.capacities, reverse=True)  # of equal capacities the input's own counts
     try:
-        with row_scopes.scope({scene.capacities[level]: scene.rows(level) for level in levels}):
+        counts = {scene.capacities[level]: scene.rows(level) for level in levels}
+        with row_scopes.scope(counts, scene.grids):
             yield
     finally:
         _local.scene = before

@@ -115,8 +115,9 @@ class Replayer(Replays):
 
             scene.fill = float("nan")
             made = work([foreign_reads([features, *scene.tensors(), *self.own_tensors()])])
-            if len(self.reads) > known:  # calls are told apart by more from now on
-                return None
+            by_box, self.by_box = self.by_box, self.by_box or bool(scene.grids)
+            if len(self.reads) > known or self.by_box > by_box:
+                return None  # calls are told apart by more from now on
             mine = [made.of(call, rows, root)(value) for value in made.outcome.values()]
             if not agree(kind.tensors, made.outcome.seen_in(call, out), mine):
                 raise MixedRowsError("it mixes rows outside its sparse layers.")

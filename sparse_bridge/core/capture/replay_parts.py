@@ -250,13 +250,13 @@ class Replays(abc.ABC):
                     del self.graphs[next(iter(self.graphs))]
                 if not self.graphs:  # a pool lasts as long as its graphs
                     self.pool = torch.cuda.graph_pool_handle()
-                known = len(self.reads)
+                known = len(self.reads), self.by_box
                 graph = capture()
                 if graph is not None:
                     self.captures += 1
                     self.graphs[kind] = graph
                     torch.cuda.empty_cache()  # what the trial took on a stream of its own
-                elif len(self.reads) == known:
+                elif (len(self.reads), self.by_box) == known:
                     self.barren += 1
         # A model may do anything at all in there; it runs as it did.
         except Exception as error:

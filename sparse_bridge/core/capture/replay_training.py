@@ -121,7 +121,6 @@ class _Graph:
         work = functools.partial(copy.over, self.scene, self.features)
         self.forward, self.made = captured_from(work, pool)
         self.leaves = leaves_of(self.made)
-        self.levels = [self.scene.level_of(leaf) for leaf in self.leaves]
         self.cotangents = [torch.zeros_like(leaf) for leaf in self.leaves]
         inputs = copy.inputs(self.features)
         self.backward, self.gradients = captured(
@@ -162,8 +161,8 @@ class _Run:
             self.owner.follow()
             graph.features.detach()[: features.shape[0]].copy_(features)
             graph.forward.replay()
-            pairs = zip(graph.leaves, graph.levels, strict=True)
-            return tuple([leaf.detach()[: self.rows[level]].clone() for leaf, level in pairs])
+            used = graph.scene.used
+            return tuple([leaf.detach()[: used(leaf, self.rows)].clone() for leaf in graph.leaves])
 
     def backward(self, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Of the features, if those are wanted, and the trained parameters: None where it comes
@@ -176,8 +175,8 @@ class _Run:
         graph = self.graph
         with self.owner.lock:
             self.owner.follow()
-            for wide, one, level in zip(graph.cotangents, gradients, graph.levels, strict=True):
-                rows = self.rows[level] if one is not None else 0
+            for wide, one in zip(graph.cotangents, gradients, strict=True):
+                rows = graph.scene.used(wide, self.rows) if one is not None else 0
                 if one is not None:
                     wide[:rows].copy_(one)
                 wide[rows:].zero_()

@@ -126,7 +126,7 @@ class PaddedModel:
                 raise UnpaddedError("it returns less over a padded input.")
             pairs = zip(cotangents, wide, strict=True)
             mine = gradients_of(wide, self.inputs(features), [_widened(*pair) for pair in pairs])
-            mine += [leaf[: rows[scene.level_of(leaf)]] for leaf in wide]
+            mine += [leaf[: scene.used(leaf, rows)] for leaf in wide]
             mine += self._statistics().values()
             if features.requires_grad and mine[0] is not None:
                 mine[0] = mine[0][: self.features.shape[0]]

@@ -64,17 +64,18 @@ _lock = threading.Lock()
 
 
 @contextmanager
-def scope(padded: Mapping[int, Rows]) -> Iterator[None]:
-    """Tensors of this thread with as many rows as a key here have these rows in use."""
+def scope(padded: Mapping[int, Rows], grids: set[int] | None = None) -> Iterator[None]:
+    """Tensors of this thread with as many rows as a key here have these rows in use. grids: gets
+    the batch sizes of the dense grids that are made."""
     global _active
-    before = getattr(_local, "padded", None)
+    before = getattr(_local, "padded", None), getattr(_local, "grids", None)
     with _lock:
         _active += 1
-    _local.padded = padded
+    _local.padded, _local.grids = padded, grids
     try:
         yield
     finally:
-        _local.padded = before
+        _local.padded, _local.grids = before
         with _lock:
             _active -= 1
 
@@ -82,6 +83,13 @@ def scope(padded: Mapping[int, Rows]) -> Iterator[None]:
 def in_scope() -> bool:
     """Whether this thread has a `scope`."""
     return _active > 0 and getattr(_local, "padded", None) is not None
+
+
+def made_grid(batch_size: int) -> None:
+    """A dense grid of so many items was made, whose size does not depend on the rows."""
+    grids = getattr(_local, "grids", None)
+    if grids is not None:
+        grids.add(batch_size)
 
 
 def rows_of(tensor: torch.Tensor) -> Rows:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+
+from ..maps.rows import Rows, made_grid
 
 
 class Outside(NamedTuple):
@@ -34,7 +37,7 @@ def first_outside(
 
 def to_dense(
     features: torch.Tensor, coords: torch.Tensor, shape: Sequence[int], *,
-    channels_first: bool = True, last_wins: bool = False,
+    channels_first: bool = True, last_wins: bool = False, rows: Rows | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Zeros with the rows of `features` written at their coordinates; differentiable.
 
@@ -43,24 +46,46 @@ def to_dense(
     shape: sizes (B, X_1 .. X_D).
     last_wins: of rows with equal coordinates the last one stays, everywhere, and it alone has a
         gradient; needs 0 <= coords. Otherwise one stays, and all of them get its gradient.
+    rows: those in use; where only the device knows them, 0 <= coords are distinct there.
     Returns [B, C, X_1 .. X_D] contiguous, or [B, X_1 .. X_D, C].
     """
     if last_wins:
         coords, features = _last_rows(coords, features, shape)
-    grid = features.new_zeros((*shape, features.shape[1]))
-    grid = grid.index_put(tuple(coords.long().t()), features)
+    if rows is not None and rows.device is not None:
+        grid = _rows_in_use(features, coords, shape, rows.device)
+    else:
+        grid = features.new_zeros((*shape, features.shape[1]))
+        grid = grid.index_put(tuple(coords.long().t()), features)
     if not channels_first:
         return grid
     return grid.permute(0, -1, *range(1, len(shape))).contiguous()
+
+
+def _rows_in_use(
+    features: torch.Tensor, coords: torch.Tensor, shape: Sequence[int], last: torch.Tensor
+) -> torch.Tensor:
+    """The grid of rows 0 .. last; what is behind them goes into a cell behind the grid."""
+    made_grid(shape[0])
+    n_cells = math.prod(shape)
+    number = torch.arange(len(coords), device=coords.device)
+    index = torch.where(number <= last, _cell_of(coords, shape), n_cells)
+    flat = features.new_zeros((n_cells + 1, features.shape[1])).index_put((index,), features)
+    return flat[:n_cells].view(*shape, features.shape[1])
+
+
+def _cell_of(coords: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """int64 [N]: the cells of a grid in the order of memory."""
+    index: Any = coords[:, 0].long()
+    for column, size in enumerate(shape[1:], 1):
+        index = index * size + coords[:, column].long()
+    return index
 
 
 def _last_rows(
     coords: torch.Tensor, features: torch.Tensor, shape: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Of rows with equal coordinates the last."""
-    index: Any = coords[:, 0].long()
-    for column, size in enumerate(shape[1:], 1):
-        index = index * size + coords[:, column].long()
+    index = _cell_of(coords, shape)
     ordered, order = torch.sort(index, stable=True)
     last = torch.ones_like(ordered, dtype=torch.bool)
     last[:-1] = ordered[1:] != ordered[:-1]

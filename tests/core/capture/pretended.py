@@ -87,8 +87,8 @@ def forward(self, features):
         patch.setattr(captured_model, "statistics_kept", contextlib.nullcontext)
         graph.made = graph.forward.work()
     graph.leaves = leaves_of(graph.made)
-    pairs = zip(graph.leaves, graph.levels, strict=True)
-    return tuple(leaf.detach()[: self.rows[level]].clone() for leaf, level in pairs)
+    used = graph.scene.used
+    return tuple(leaf.detach()[: used(leaf, self.rows)].clone() for leaf in graph.leaves)
 
 
 def replays_on_the_cpu(monkeypatch):

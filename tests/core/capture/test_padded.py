@@ -175,11 +175,31 @@ def test_what_needs_the_rows_says_so(sp, kernel_lane):
     record = learnt(sp, network, kernel_lane)
     coords = cloud(SHAPE, share=0.2, seed=8, device=kernel_lane.device)
     other = sp.SubMConv3d(4, 4, 5, indice_key="z").to(kernel_lane.device)
-    for use in (other, lambda x: x.dense()):
-        with pytest.raises(UnpaddedError, match="number of rows on the host"):
-            over_padded(sp, use, coords, record, len(coords) + 64)
+    with pytest.raises(UnpaddedError, match="number of rows on the host"):
+        over_padded(sp, other, coords, record, len(coords) + 64)
     assert padded.current() is None and not rows.in_scope()
     other(tensor(sp, coords)).dense()
+
+
+def test_dense_grids_hold_the_rows_that_there_are(sp, kernel_lane):
+    network = Network(sp).eval().to(kernel_lane.device)
+    with torch.no_grad():
+        record = learnt(sp, network, kernel_lane)
+    coords = cloud(SHAPE, share=0.2, seed=8, device=kernel_lane.device)
+    scene, found = prepared(coords, record, len(coords) + 64)[0], []
+    for wide in (False, True):
+        x = torch.full((len(coords) + 64 * wide, 4), float("nan"), device=coords.device)
+        x[: len(coords)] = features(len(coords), 4, seed=3, device=coords.device)
+        x.requires_grad_()
+        with padded.using(scene) if wide else contextlib.nullcontext():
+            grid = tensor(sp, scene.coords.detach() if wide else coords, x).dense()
+        grid.square().sum().backward()
+        found.append((grid, x.grad))
+        assert scene.grids == ({2} if wide else set())
+    (grid, gradient), (other, padded_gradient) = found
+    assert torch.equal(grid, other) and scene.used(other, {}) == 2
+    assert torch.equal(gradient, padded_gradient[: len(coords)])
+    assert not padded_gradient[len(coords) :].any()
 
 
 def test_a_habit_is_two_scenes_alike(sp, kernel_lane):

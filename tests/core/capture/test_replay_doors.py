@@ -142,6 +142,51 @@ def test_a_replayed_model(kernel_lane, monkeypatch, name, trains):
         assert replayer.hits == (1 if trains else 2)
 
 
+class Flat(torch.nn.Module):
+    """A sparse network whose result becomes a grid for dense layers."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+        self.head = torch.nn.Conv3d(4, 3, 1, bias=False)
+
+    def forward(self, x):
+        found = self.network(x)
+        grid = self.head(found["out"].dense())
+        return {**found, "grid": grid, "scores": grid.square().mean((2, 3, 4))}
+
+
+@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+def test_a_dense_grid_inside(kernel_lane, monkeypatch, trains):
+    """Its size follows from the input's, so that graphs are for one shape each."""
+    device = kernel_lane.device
+    if device == "cpu":
+        replays_on_the_cpu(monkeypatch)
+    monkeypatch.setattr(padded, "_LEAST", 512)
+    with doors.standin("spconv") as module:
+        plain = Flat(doors.network(module, "spconv", device)).to(device).train(trains)
+        model = sparse_bridge.optimize(copy.deepcopy(plain), graphs=True)
+        for seed in range(10):
+            shape, found = doors.SHAPE if seed < 8 else (7, 5, 8), []
+            for one in (model, plain):
+                one.zero_grad(set_to_none=True)
+                x = doors.scene(module, "spconv", seed, device, 0.25 + 0.002 * seed, shape=shape)
+                with torch.set_grad_enabled(trains):
+                    out = one(x)
+                values = [protocol.features_of(out["out"]), out["grid"], out["scores"]]
+                if trains:
+                    (values[1].mean() + values[2].sum()).backward()
+                found.append(values)
+            for one, other in zip(*found, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+            if trains:
+                same_gradients(model, plain)
+        replayer = model.__dict__["forward"]
+        replayer = replayer.training if trains else replayer
+        assert replayer.reason is None and len(replayer.graphs) == 1 and replayer.by_box
+        assert replayer.hits >= 1
+
+
 def check(mine, theirs):
     frame = protocol.of(mine[0]["out"])
     for key in ("out", "deep"):
