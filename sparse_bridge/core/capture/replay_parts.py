@@ -130,6 +130,8 @@ class Replays(abc.ABC):
 
     def ready(self) -> bool:
         """Whether a call may be replayed now, whatever it is given."""
+        if not self.graphs and self.given_up() is not None:
+            return False  # before it costs anything
         self.modules = self.modules or list(self.model.modules())
         return not trying() and self.possible()
 

@@ -1,0 +1,84 @@
+"""Streams in which every scene has another shape: how much is captured, and what it may cost."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import sparse_bridge
+from sparse_bridge.core.capture import prefetch, replay_parts, units
+from sparse_bridge.core.capture.replay import Replayer
+from sparse_bridge.core.capture.replay_training import TrainingReplayer
+
+from . import doors
+from .pretended import graphs_on_the_cpu, replays_on_the_cpu
+
+
+class Kind:
+    """Calls over one shape."""
+
+    device = torch.device("cpu")
+
+
+@pytest.fixture
+def trainer(monkeypatch):
+    graphs_on_the_cpu(monkeypatch)
+    model = nn.Linear(2, 2)
+    return TrainingReplayer(model, model.forward, lambda _: None)
+
+
+@pytest.mark.parametrize("visits", [1, 2, 5, 40])
+def test_twenty_shapes_are_captured_three_times_at_most(trainer, visits):
+    shapes, captured = [Kind() for _ in range(20)], []
+    for _ in range(visits):
+        for shape in shapes:
+            trainer.consider(shape, lambda: captured.append(1) or object())
+    assert len(captured) == trainer.captures == (0 if visits < 3 else trainer.most)
+    assert len(trainer.graphs) <= trainer.most
+
+
+def test_calls_that_are_served_pay_for_more(trainer):
+    shapes = [Kind() for _ in range(20)]
+    trainer.hits = 2 * replay_parts._PAYS
+    for _ in range(5):
+        for shape in shapes:
+            trainer.consider(shape, object)
+    assert trainer.captures == trainer.most + 2 and len(trainer.graphs) == trainer.most
+
+
+def test_ever_new_shapes_are_not_looked_at_any_more(trainer):
+    assert trainer.ready()
+    for _ in range(replay_parts._KINDS):
+        trainer.consider(Kind(), object)
+    assert not trainer.captures and "ever new kinds" in trainer.given_up()
+    trainer.modules = None  # nor are its modules
+    assert not trainer.ready() and trainer.modules is None
+
+
+@pytest.mark.emulated
+def test_training_over_twenty_shapes(kernel_lane, monkeypatch):
+    """No shape comes back: nothing is captured, and everything is what it is without graphs."""
+    if kernel_lane.device == "cpu":
+        replays_on_the_cpu(monkeypatch)
+    prefetch.forget()
+    units.remove()
+    with doors.standin("spconv") as module:
+        plain = doors.network(module, "spconv", kernel_lane.device).train()
+        twin = doors.network(module, "spconv", kernel_lane.device).train()
+        twin.load_state_dict(plain.state_dict())
+        model = sparse_bridge.optimize(twin, graphs=True)
+        for seed in range(20):
+            shape, found = (4 + seed % 5, 4 + seed // 5, 6), []
+            for one in (model, plain):
+                one.zero_grad(set_to_none=True)
+                x = doors.scene(module, "spconv", seed, kernel_lane.device, 0.2, 1, shape)
+                one(x)["out"].features.square().sum().backward()
+                found.append([p.grad for p in one.parameters() if p.grad is not None])
+            for mine, theirs in zip(*found, strict=True):
+                torch.testing.assert_close(mine, theirs, rtol=2e-3, atol=2e-3)
+        replayer: Replayer = model.__dict__["forward"]
+        training = replayer.training
+        assert len(training.calls) >= 15, "shapes are told apart"
+        assert training.captures == training.hits == 0 and training.reason is None
+    prefetch.forget()
