@@ -1,5 +1,10 @@
 """CUDA graphs without CUDA: a replay runs what was captured once more, over CPU tensors, and leaves
-the results where the capture left them."""
+the results where the capture left them.
+
+A torch without CUDA has no graphs, streams, events or pinned memory, so that their names in
+`torch.cuda` are replaced, and the two functions that record and replay. All that decides what is
+captured, trusted, replayed, cut to size and handed out is the package's own.
+"""
 
 from __future__ import annotations
 
