@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -13,6 +14,11 @@ from ...kernels.runtime import target as targets
 def of(device: torch.device) -> StreamOrder | None:
     """The order of something queued now on the current stream; None where there are no streams."""
     return StreamOrder(device) if device.type == "cuda" else None
+
+
+def _anew(device: torch.device) -> StreamOrder | None:
+    """Of a copy, perhaps in another process, where streams have other numbers or there are none."""
+    return of(device) if torch.cuda.is_available() else None
 
 
 def _number_of(device: torch.device) -> Callable[[], int]:
@@ -41,3 +47,6 @@ class StreamOrder:
     def queued(self) -> None:
         """More was queued now, on the current stream, which has waited for the rest."""
         self._waited = [self._number()]
+
+    def __reduce__(self) -> Any:
+        return _anew, (self._device,)

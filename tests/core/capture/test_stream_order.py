@@ -6,6 +6,7 @@ from __future__ import annotations
 import concurrent.futures
 import copy
 import itertools
+import pickle
 
 import pytest
 import torch
@@ -97,6 +98,16 @@ def test_what_one_stream_made_others_wait_for_once(monkeypatch):
         with streams.on(one):
             order.wait()
             values.sum()
+
+
+def test_copies_know_no_streams_of_other_processes(monkeypatch):
+    monkeypatch.setattr(stream_order, "_number_of", lambda _: lambda: 1 << 40)
+    order = stream_order.StreamOrder(torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pickle.loads(pickle.dumps(order)) is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(stream_order, "_number_of", lambda _: lambda: 7)
+    assert copy.deepcopy(order)._waited == [7]
 
 
 @pytest.fixture
