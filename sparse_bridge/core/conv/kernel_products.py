@@ -171,8 +171,8 @@ class GatherProduct:
         if launch is None:
             launch = self._bind(rulebook, side, (x, weight, vectors))
             rulebook.cache.put(self._key + side, launch)
-        else:
-            rulebook.follow()
+        elif rulebook.order is not None and rulebook.order.number() not in rulebook.order.waited:
+            rulebook.order.wait()
         if rows.device is None:
             y = x.new_empty(rows.capacity, self._columns)  # a tuple takes half as long again
         else:
@@ -244,8 +244,8 @@ class WgradProduct:
         if launch is None:
             launch = self._bind(rulebook, side, x, dy, dw)
             rulebook.cache.put(self._key + side, launch)
-        else:
-            rulebook.follow()
+        elif rulebook.order is not None and rulebook.order.number() not in rulebook.order.waited:
+            rulebook.order.wait()
         launch(x, dy, dw)
 
     def _bind(

@@ -27,26 +27,29 @@ def _number_of(device: torch.device) -> Callable[[], int]:
 
 
 class StreamOrder:
-    """The stream that something was queued on last. Others wait for it, once."""
+    """The stream that something was queued on last. Others wait for it, once.
 
-    __slots__ = ("_device", "_number", "_waited")
+    number: tells the number of the current stream.  waited: numbers of those that need not wait.
+    """
+
+    __slots__ = ("_device", "number", "waited")
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._number = device, _number_of(device)
-        self._waited = [self._number()]  # the first one queued it
+        self._device, self.number = device, _number_of(device)
+        self.waited = [self.number()]  # the first one queued it
 
     def wait(self) -> None:
         """Have the current stream go on after what was queued. A capture cannot wait for other
         streams: whoever captures has synchronized before."""
-        if self._number() in self._waited or torch.cuda.is_current_stream_capturing():
+        if self.number() in self.waited or torch.cuda.is_current_stream_capturing():
             return
-        there = torch.cuda.ExternalStream(self._waited[0], self._device)
+        there = torch.cuda.ExternalStream(self.waited[0], self._device)
         torch.cuda.current_stream(self._device).wait_stream(there)
-        self._waited.append(self._number())
+        self.waited.append(self.number())
 
     def queued(self) -> None:
         """More was queued now, on the current stream, which has waited for the rest."""
-        self._waited = [self._number()]
+        self.waited = [self.number()]
 
     def __reduce__(self) -> Any:
         return _anew, (self._device,)

@@ -100,7 +100,7 @@ class Rulebook:
         if regular is not None:
             self.regular = regular
         self._observer: Observer | None = None
-        self._order = stream_order.of(device)
+        self.order = stream_order.of(device)
         self.trained = False  # whether a convolution over it has recorded gradients
         self.cache = Derived()
         for side, view in enumerate(views):
@@ -123,12 +123,12 @@ class Rulebook:
 
     def follow(self) -> None:
         """Have the current stream wait for what of this was queued on another one."""
-        if self._order is not None:
-            self._order.wait()
+        if self.order is not None:
+            self.order.wait()
 
     def _queued(self) -> None:
-        if self._order is not None:
-            self._order.queued()
+        if self.order is not None:
+            self.order.queued()
 
     def tiled(self, side: int) -> bool:
         """Whether there are tiles of `side`."""

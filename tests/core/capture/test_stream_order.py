@@ -107,7 +107,7 @@ def test_copies_know_no_streams_of_other_processes(monkeypatch):
     assert pickle.loads(pickle.dumps(order)) is None
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(stream_order, "_number_of", lambda _: lambda: 7)
-    assert copy.deepcopy(order)._waited == [7]
+    assert copy.deepcopy(order).waited == [7]
 
 
 @pytest.fixture
