@@ -80,6 +80,8 @@ class Rulebook:
     is side 0 with its offsets reversed.  regular: an offset meets each row at most once, so tables
     can hold it; None (pair lists of the user) to look when asked.  views: table or tiles of each
     side, perhaps with columns that are not in use.
+
+    order: the stream that views of it were queued on; None where there are no streams.
     """
 
     def __init__(

@@ -35,10 +35,9 @@ def built(monkeypatch):
         return own(cmap, req)
 
     monkeypatch.setattr(request, "build", build)
-    prefetch.install()
+    monkeypatch.setattr(request, "_provider", prefetch.provide)  # put back afterwards
     prefetch.forget()
     yield kinds
-    prefetch.install()
     prefetch.forget()
 
 

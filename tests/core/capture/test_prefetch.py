@@ -36,7 +36,7 @@ def counted(monkeypatch):
         return own(cmap, req)
 
     monkeypatch.setattr(request, "build", build)
-    prefetch.install()
+    monkeypatch.setattr(request, "_provider", prefetch.provide)  # put back afterwards
 
 
 @pytest.fixture(autouse=True)
