@@ -3,12 +3,15 @@
 Convolution, norm and activation of every framework on a GPU that is not there: Python, torch's own
 operations on a few rows, and everything up to Triton's launcher, which does nothing. Apart: as a
 small scene goes. Waiting: the norm and the activation become part of the convolution's launch.
+Sums: with features added before the activation. Training: forward, and forward and backward.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -20,20 +23,31 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge.core.conv import convolution
+from sparse_bridge.core.maps.rulebook import DevicePairs, Rulebook
 from tests.adapters.spconv import doors as spconv_doors
 from tests.clouds import cloud
 from tests.walk_doors import pretended_gpu
 
-__all__ = ["layers", "times"]
+__all__ = ["layers", "pairs", "sums", "times"]
 
 _ROWS, _CHANNELS = 24, 32
 Run = Callable[[], Any]
 
 
-def layers() -> Iterator[tuple[str, Run]]:
+def layers(training: bool = False) -> Iterator[tuple[str, Run]]:
     """(framework and how its program is written, one call of the three layers)."""
+    with (
+        mock.patch.object(nn.Module, "eval", nn.Module.train)
+        if training
+        else contextlib.nullcontext()
+    ):
+        yield from _layers(training)
+
+
+def _layers(training: bool) -> Iterator[tuple[str, Run]]:
     coords, shape = cloud((16, 16, 16), 1)[:_ROWS].contiguous(), [16, 16, 16]
     features, n = torch.zeros(_ROWS, _CHANNELS, dtype=torch.float16), _CHANNELS
+    features.requires_grad_(training)
     with spconv_doors.standin() as module:
         sp: Any = module
         one = sp.SubMConv3d(n, n, 3, indice_key="a").half().eval()
@@ -60,14 +74,53 @@ def layers() -> Iterator[tuple[str, Run]]:
         yield "MinkowskiEngine", lambda: f(e(d(x))).F
 
 
-def _idiom(conv: Any, x: Any) -> Run:
+def _idiom(conv: Any, x: Any, added: Any = None) -> Run:
     conv, norm, relu = conv.half().eval(), nn.BatchNorm1d(_CHANNELS).half().eval(), nn.ReLU()
 
     def run() -> Any:
         y = conv(x)
         return y.replace_feature(relu(norm(y.features))).features
 
-    return run
+    def summed() -> Any:
+        y = conv(x)
+        y = y.replace_feature(norm(y.features))
+        y = y.replace_feature(y.features + added)
+        return y.replace_feature(relu(y.features)).features
+
+    return run if added is None else summed
+
+
+def sums() -> Iterator[tuple[str, Run]]:
+    """The same of the end of a residual block."""
+    coords, shape = cloud((16, 16, 16), 1)[:_ROWS].contiguous(), [16, 16, 16]
+    features, n = torch.zeros(_ROWS, _CHANNELS, dtype=torch.float16), _CHANNELS
+    with spconv_doors.standin() as module:
+        sp: Any = module
+        one = sp.SubMConv3d(n, n, 3, indice_key="a").half().eval()
+        x = one(sp.SparseConvTensor(features, coords, shape, 1)).replace_feature(features)
+        run = _idiom(sp.SubMConv3d(n, n, 3, indice_key="a"), x, features)
+        yield "spconv, replace_feature, sum", run
+    with sparse_bridge.enable("torchsparse", mode="standin"):
+        ts: Any = importlib.import_module("torchsparse")
+        tnn: Any = importlib.import_module("torchsparse.nn")
+        x, relu = ts.SparseTensor(features, coords), tnn.ReLU()
+        row = nn.Sequential(tnn.Conv3d(n, n, 3), tnn.BatchNorm(n)).half().eval()
+        yield "torchsparse, nn.Sequential, sum", lambda: relu(row(x) + x).feats
+    with sparse_bridge.enable("minkowski", mode="standin"):
+        me: Any = importlib.import_module("MinkowskiEngine")
+        parts = me.MinkowskiConvolution(n, n, kernel_size=3, dimension=3), me.MinkowskiBatchNorm(n)
+        d, e, f = (part.half().eval() for part in (*parts, me.MinkowskiReLU()))
+        x = me.SparseTensor(features, coords)
+        yield "MinkowskiEngine, sum", lambda: f(e(d(x)) + x).F
+
+
+@contextlib.contextmanager
+def pairs() -> Iterator[None]:
+    """Maps of a GPU that is not there have pair lists."""
+    rows = torch.zeros(_ROWS, dtype=torch.int32)
+    lists = DevicePairs(rows, rows, torch.zeros(28, dtype=torch.int64), False, _ROWS, 1)
+    with mock.patch.object(Rulebook, "device_pairs", lambda self, target: lists):
+        yield
 
 
 def times(run: Run, rounds: int, calls: int = 200) -> tuple[float, float]:
@@ -90,9 +143,21 @@ def main() -> None:
     torch.set_num_threads(1)
     for how, worth in (("apart", 1 << 62), ("waiting", 0)):
         with torch.no_grad(), pretended_gpu(), mock.patch.object(convolution, "WORTH", [worth] * 2):
-            for name, run in layers():
-                least, median = times(run, rounds)
-                print(f"{name}, {how}: {least:.1f} us, median {median:.1f}")
+            for name, run in itertools.chain(layers(), sums()):
+                print(f"{name}, {how}: {_said(times(run, rounds))}")
+    with pretended_gpu(), pairs():
+        for name, run in layers(training=True):
+            print(f"{name}, training, forward: {_said(times(run, rounds))}")
+            print(f"{name}, training, both: {_said(times(_with_backward(run), rounds))}")
+
+
+def _with_backward(run: Run) -> Run:
+    seed = torch.zeros(_ROWS, _CHANNELS, dtype=torch.float16)
+    return lambda: run().backward(seed)
+
+
+def _said(found: tuple[float, float]) -> str:
+    return f"{found[0]:.1f} us, median {found[1]:.1f}"
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sparse_bridge.core.conv import convolution
-from tests.host_time import layers, times
+from tests.host_time import layers, pairs, sums, times
 from tests.walk_doors import pretended_gpu
 
 pytest.importorskip("triton")
@@ -25,6 +25,25 @@ def test_norms_run_apart_or_in_the_launch(worth, norms):
                 run()
             seen[name] = alone.call_count
     assert len(seen) == 5 and sum(seen.values()) == norms, seen
+
+
+@pytest.mark.parametrize(("worth", "norms"), [(1 << 62, 2), (0, 0)])
+def test_sums_run_apart_or_in_the_launch(worth, norms):
+    alone = []
+    with torch.no_grad(), pretended_gpu(), mock.patch.object(convolution, "WORTH", [worth] * 2):
+        for _, run in sums():
+            for _ in range(3):
+                run()
+            with mock.patch.object(torch, "batch_norm", wraps=torch.batch_norm) as norm:
+                run()
+            alone.append(norm.call_count)
+    assert len(alone) == 3 and sum(alone) == norms, alone
+
+
+def test_layers_train():
+    with pretended_gpu(), pairs():
+        for name, run in layers(training=True):
+            assert run().requires_grad, name
 
 
 def test_times_are_of_one_call():
