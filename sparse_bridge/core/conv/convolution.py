@@ -26,8 +26,9 @@ Operator = Callable[[torch.Tensor, torch.Tensor, KernelMap, Epilogue, ConvForm],
 as_operator: Operator | None = None  # once `sparse_bridge.compile` has registered operators
 # What serves a layer whose result may wait for what follows it, once `pending` is imported.
 waiting: Callable[..., Any] | None = None
-# Values of a layer's result, on a CPU and on a GPU, from which on it pays to wait. That takes the
-# host some 30 us a layer; below it a network waits for the host, and loses (H200, 18k voxels).
+# Values of a layer's result, on a CPU and on a GPU, from which on it pays to wait. That took the
+# host some 30 us a layer when this was measured (H200, 18k voxels); below it a network waits for
+# the host, and loses.
 WORTH = [1 << 16, 1 << 23]
 _any_autocast = torch._C._is_any_autocast_enabled
 _form = functools.lru_cache(maxsize=256)(ConvForm)  # every call of `conv` names one

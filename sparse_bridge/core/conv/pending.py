@@ -4,7 +4,8 @@ In the convolution's own store those cost next to nothing. A layer whose last re
 them is not launched at its call, but when the last of them has come, or when somebody reads what
 lies between. It reads its operands then; an operand that was changed in place meanwhile is an
 error that names the change. So only layers wait that have been seen to be followed, and none whose
-operands changed meanwhile when it was seen.
+operands changed meanwhile when it was seen. Once a layer has waited, its next call is launched at
+once with what followed (`fused_plan`), and waits again only where that does not fit.
 """
 
 from __future__ import annotations
