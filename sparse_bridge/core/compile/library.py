@@ -14,23 +14,24 @@ import torch
 
 from ...errors import UnsupportedError
 from ..device.first_order import NO_SECOND_ORDER
-from .torch_compat import BATCHED, Parts
+from . import direct
+from .torch_compat import BATCHED
 
 NAMESPACE = "sparse_bridge"
 ops: Any = torch.ops.sparse_bridge
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
-_runs: dict[str, Callable[..., Any]] = {}
+_names: list[str] = []
 _TAGS = tuple(
     tag for name, tag in torch.Tag.__members__.items() if name == "cudagraph_unsafe"
 )  # maps have other sizes and addresses at every call
-_DEVICES = torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA
 
 
 def define(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
     """Register an operator: `run` on any device, `fake` for tensors without data."""
     _library.define(f"{name}{schema}", tags=_TAGS)
     opaque = torch.compiler.disable(run)  # graphs that break do not look into the engine
-    _runs[name] = opaque
+    _names.append(name)
+    direct.shorten(getattr(ops, name).default, run)
     _library.impl(name, opaque, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
     if BATCHED:
@@ -39,36 +40,16 @@ def define(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., 
 
 def names() -> list[str]:
     """The operators that are registered."""
-    return sorted(_runs)
+    return sorted(_names)
 
 
 def differentiate(
     name: str, setup: Callable[..., None], backward: Callable[..., Any] | None
 ) -> None:
-    """Give an operator its gradient; None: one that says that there is none of a second order.
-
-    As `torch.library.register_autograd`, but for calls of plain tensors that need no gradient,
-    which is what compiled graphs make: those are served at once, without a second dispatch, where
-    torch has the parts.
-    """
+    """Give an operator its gradient; None: one that says that there is none of a second order."""
+    full = f"{NAMESPACE}::{name}"
     backward = backward or _no_second_order
-    if not Parts.there():
-        full = f"{NAMESPACE}::{name}"
-        torch.library.register_autograd(full, backward, setup_context=setup, lib=_library)
-        return
-    run, operator = _runs[name], getattr(ops, name).default
-    below: Any = Parts.below
-    requires_grad: Any = Parts.requires_grad
-    private: Any = Parts.autograd
-    recorded = private.make_autograd_impl(operator, private.Info(backward, setup))
-
-    def call(keys: Any, *args: Any) -> Any:
-        learns = torch.is_grad_enabled() and requires_grad(*args)
-        if learns or (keys & below).highestPriorityTypeId() not in _DEVICES:
-            return recorded(keys, *args)
-        return run(*args)
-
-    _library.impl(name, call, "Autograd", with_keyset=True)
+    torch.library.register_autograd(full, backward, setup_context=setup, lib=_library)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from ..conv.convolution import autocast_dtype, convolve
 from ..conv.epilogue import Epilogue, Norm
 from ..conv.plan import ConvForm, Wanted, backward, find, run
 from ..maps.kernel_map import KernelMap
-from . import handles
+from . import handles, inductor
 from .library import define, differentiate, forget, recording
 
 ops: Any = torch.ops.sparse_bridge
@@ -113,9 +113,9 @@ differentiate("conv_backward", forget, None)
 
 
 def _conv_fused(x, weight, bias, rows, kmap, *form_and_end):  # type: ignore[no-untyped-def]
-    *read, transposed, mean, var, gain, beta, eps, activation, alpha = form_and_end
+    *read, transposed, mean, var, gain, beta, residual, eps, activation, alpha = form_and_end
     norm = None if mean is None else Norm(mean, var, gain, beta, eps)
-    epilogue = Epilogue(bias, activation, alpha, norm)
+    epilogue = Epilogue(bias, activation, alpha, norm, residual)
     return _product(x, weight, map_of(kmap, transposed), epilogue, _form(*read))
 
 
@@ -129,7 +129,8 @@ def _fused_gradient(ctx: Any, dy: torch.Tensor) -> None:
 define(
     "conv_fused",
     f"(Tensor x, Tensor weight, Tensor? bias, SymInt rows, {_FORM}, Tensor? mean, Tensor? var, "
-    "Tensor? gain, Tensor? beta, float eps, str? activation, float alpha) -> Tensor",
+    "Tensor? gain, Tensor? beta, Tensor? residual, float eps, str? activation, float alpha) "
+    "-> Tensor",
     _conv_fused, lambda *inputs: _fake_conv(*inputs[:10]),
 )  # fmt: skip
 differentiate("conv_fused", forget, _fused_gradient)
@@ -143,6 +144,7 @@ def _watched(
 
 
 convolution.as_operator = _watched
+inductor.install()
 
 
 def conv(
@@ -159,9 +161,10 @@ def conv(
         x = x if x.dtype == torch.float64 else x.to(dtype)
         weight = weight if weight.dtype == torch.float64 else weight.to(dtype)
     end: tuple[Any, ...] = ()
-    if epilogue.norm is not None or epilogue.activation is not None:
+    if epilogue.fused is not None:
         norm = epilogue.norm or Norm(None, None, None, None, 0.0)  # type: ignore[arg-type]
-        end = (*norm, epilogue.activation, epilogue.alpha)
+        *vectors, eps = norm
+        end = (*vectors, epilogue.residual, eps, epilogue.activation, epilogue.alpha)
     function = ops.conv_fused if end else ops.conv
     dataflow = form.dataflow or override.traced()
     read = form.layout, form.groups, form.precision, dataflow, transposed

@@ -1,0 +1,56 @@
+"""Have Inductor fuse what follows convolutions, by its setting for passes of others."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import pathlib
+from typing import Any
+
+from torch.fx import Graph
+
+from ... import settings
+from . import fusion, writes
+
+_SETTING = "pre_grad_custom_pass"
+
+
+def install() -> None:
+    """Put `fuse` behind the passes that Inductor has been given so far. A release of torch without
+    the setting, or without graph passes that caches know, does without."""
+    try:
+        from torch._inductor import config
+        from torch._inductor.custom_graph_pass import CustomGraphPass
+    except ImportError:
+        return
+    if not hasattr(config, _SETTING):
+        return
+    before = getattr(config, _SETTING)
+
+    class Fuse(CustomGraphPass):
+        """The passes from before, then `fuse`."""
+
+        def __call__(self, graph: Graph) -> None:
+            for one in _several(before):
+                one(graph)
+            if settings.get().optimize != "off":
+                fusion.fuse(graph)
+
+        def uuid(self) -> Any:
+            """What tells caches of graphs that the pass is another one; None: not to be cached."""
+            parts = [one.uuid() if hasattr(one, "uuid") else None for one in _several(before)]
+            if None in parts:
+                return None
+            return f"{_version()} {settings.get().optimize != 'off'} {parts}"
+
+    setattr(config, _SETTING, Fuse())
+
+
+def _several(given: Any) -> tuple[Any, ...]:
+    return tuple(given) if isinstance(given, (list, tuple)) else () if given is None else (given,)
+
+
+@functools.cache
+def _version() -> str:
+    files = [pathlib.Path(str(module.__file__)) for module in (fusion, writes)]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
