@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from ...core.conv.convolution import convolve
 from ...core.conv.epilogue import Epilogue
 from ...core.conv.plan import ConvForm
+from ...core.device.first_order import first_order
 from ...core.traced import between_graphs
 from ..ledger import note
 from .arguments import check_operands, kernel_of
@@ -87,7 +87,7 @@ class SubMConv3dFunction(torch.autograd.Function):
         return out, cache
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad_output: torch.Tensor, _: Any) -> Any:  # type: ignore[override]
         feats, weight, bias = ctx.saved_tensors
         found = SubMConv3dFunction._sparse_submanifold_conv_backward(
@@ -154,7 +154,7 @@ class SparseConv3dFunction(torch.autograd.Function):
         return out, out_coords, cache
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad_output: torch.Tensor, *_: Any) -> Any:  # type: ignore[override]
         feats, weight, bias = ctx.saved_tensors
         found = gradients(grad_output, feats, ctx.neighbor_cache, weight, bias)

@@ -49,14 +49,15 @@ class _Refusal(torch.autograd.Function):
 
 
 def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """`once_differentiable` with a typed error, for layers with one result."""
+    """`once_differentiable` with a typed error, for layers whose first result alone has a
+    gradient."""
 
     @functools.wraps(backward)
-    def run(ctx: Any, dy: torch.Tensor) -> Any:
+    def run(ctx: Any, dy: torch.Tensor, *more: Any) -> Any:
         if not torch.is_grad_enabled():
-            return backward(ctx, dy)
+            return backward(ctx, dy, *more)
         with torch.no_grad():
-            found = backward(ctx, dy)
+            found = backward(ctx, dy, *more)
         saved = [tensor for tensor in ctx.saved_tensors if tensor is not None]
         if not any(tensor.requires_grad for tensor in (dy, *saved)):
             return found
