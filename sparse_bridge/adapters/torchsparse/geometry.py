@@ -249,7 +249,14 @@ def _dense(
 def output_rule(sites: Sites) -> BoxReach:
     """Bounds of the outputs of `sites` over coordinates with exact bounds, as `reach_bounds` has
     them without a range; a rule of requests."""
-    return BoxReach(tuple(_axis_reach(sites, axis) for axis in (2, 1, 0)))
+    axes = tuple(_axis_reach(sites, axis) for axis in (2, 1, 0))
+    return BoxReach(axes, sites.kind == "reached" or not all(map(_tight, axes)))
+
+
+def _tight(axis: AxisReach) -> bool:
+    """Whether the extreme coordinates along an axis, of which each has its cell, lead to the ends
+    of what it reaches."""
+    return axis.divisor - 1 + axis.first <= axis.last
 
 
 def _axis_reach(sites: Sites, axis: int) -> AxisReach:

@@ -68,6 +68,8 @@ def bounds_of(store: MapStore, coords: torch.Tensor, profile: Profile) -> Bounds
     def build() -> Bounds:
         if coords.shape[0] == 0:
             return (0, 0, 0, 0), (-1, -1, -1, -1)
+        if store.root is not None and store.root.tight is not None:
+            return box_bounds(store.root.tight)
         return box_bounds(_data_bounds(store, coords, profile).box)
 
     return store.get("bounds", build)

@@ -15,13 +15,14 @@ import torch
 from ...kernels.runtime.target import Target
 from ..device.serving import kernel_target
 from ..geometry.boxes import Box
+from ..geometry.data_bounds import DataBounds
 from ..geometry.layout import KeyLayout, laid_out
 from ..maps.coordinate_map import CoordinateMap, capacity_for
 from ..maps.expansion import Expansion, Source, look_up
 from ..maps.kernel_map import KernelMap
 from ..maps.rows import Rows
 from ..maps.rulebook import Rulebook
-from .history import RequestHistory, Step
+from .history import RequestHistory, Step, boxes_of, loose_levels
 from .padded import PaddedInput, rows_found
 
 __all__ = ["Answer", "Answers", "BatchedBuilder", "RequestHistory", "Sides", "Step"]
@@ -63,17 +64,6 @@ Answers = dict[Step, Answer]
 Sides = tuple[Any, ...]
 
 
-def boxes_of(box: Box, steps: Sequence[Step]) -> dict[int, Box]:
-    """The boxes of all levels over inputs in `box`, as far as they have any."""
-    boxes = {0: box}
-    for place, step in enumerate(steps):
-        below = boxes.get(step.level)
-        made = step.request.out_box(below) if step.makes and below is not None else None
-        if made is not None:
-            boxes[place + 1] = made
-    return boxes
-
-
 class BatchedBuilder:
     """All maps of a scene in one go."""
 
@@ -89,6 +79,7 @@ class BatchedBuilder:
         self.device = cmap.device
         self.levels: dict[int, _Level] = {}
         self.expansions: dict[int, Expansion] = {}
+        self._ends: dict[int, DataBounds] = {}  # of levels in boxes that are wider
         self.boxes = boxes_of(cmap.box, steps) if boxes is None else boxes
 
     def answers(self) -> Answers | None:
@@ -104,8 +95,14 @@ class BatchedBuilder:
         return self._finish(made, capacities, fetched.read())
 
     def _besides(self) -> list[torch.Tensor]:
-        """What else the host wants to know."""
-        return []
+        """What else the host wants to know: exact bounds that rules ask for."""
+        for level in loose_levels(self.steps):
+            made = self.levels[level]
+            assert made.count is not None
+            behind = torch.arange(made.capacity, device=self.device) > made.count
+            rows = torch.where(behind[:, None], made.coords[:1], made.coords)
+            self._ends[level] = DataBounds(rows)
+        return [bounds.ends.flatten() for bounds in self._ends.values()]
 
     def lay_out(self, scene: PaddedInput, distinct: bool = False) -> bool:
         """Queue the coordinates of all levels of a padded scene, which learns where its counters
@@ -278,7 +275,7 @@ class BatchedBuilder:
         """Cut everything to size, now that the sizes are known."""
         from ...kernels.maps.hash_table import live_flags
 
-        counters, root = read
+        counters, root, *ends = read
         cmap = self.cmap
         if not cmap.checked:
             cmap.validate(*live_flags(root))
@@ -288,6 +285,8 @@ class BatchedBuilder:
         rows = rows_found(counters, self._counter_lengths(), levels)
         if rows is None:
             return None
+        for bounds, values in zip(self._ends.values(), ends, strict=True):
+            bounds.learn(values)
         return self.assembled(made, {0: cmap.n_rows, **rows}, self.coords())
 
     def assembled(
@@ -330,6 +329,8 @@ class BatchedBuilder:
             return kmap, None
         new = CoordinateMap(coords[out][: y.capacity], self.boxes[out], y)
         new.adopt()
+        if out in self._ends and new.n_rows:
+            new.tight = self._ends[out].box
         return kmap, new
 
 

@@ -14,8 +14,8 @@ from ..geometry.data_bounds import DataBounds
 from ..geometry.layout import KeyLayout, record_of
 from ..maps.coordinate_map import CoordinateMap
 from ..maps.rows import Rows
-from .batched_builder import BatchedBuilder, boxes_of
-from .history import RequestHistory, Step
+from .batched_builder import BatchedBuilder
+from .history import RequestHistory, Step, boxes_of
 from .level_layouts import LevelLayouts
 from .padded import PaddedInput
 

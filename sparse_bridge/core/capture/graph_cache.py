@@ -20,8 +20,8 @@ from ..device import rocm
 from ..maps.coordinate_map import CoordinateMap
 from . import arena
 from .arena import ArenaMaps, TooLargeError
-from .batched_builder import Answers, BatchedBuilder, Sides, boxes_of
-from .history import RequestHistory, Step
+from .batched_builder import Answers, BatchedBuilder, Sides
+from .history import RequestHistory, Step, boxes_of
 from .level_layouts import chains_of
 from .padded import capacity_of
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..geometry.boxes import Box
@@ -43,6 +45,28 @@ class Step(NamedTuple):
     def derivable(self) -> bool:
         """Whether kernels know what follows for bounds, if anything does."""
         return not self.makes or isinstance(self.request.output, BoxReach)
+
+
+def boxes_of(box: Box, steps: Sequence[Step]) -> dict[int, Box]:
+    """The boxes of all levels over inputs in `box`, as far as they have any."""
+    boxes = {0: box}
+    for place, step in enumerate(steps):
+        below = boxes.get(step.level)
+        made = step.request.out_box(below) if step.makes and below is not None else None
+        if made is not None:
+            boxes[place + 1] = made
+    return boxes
+
+
+@functools.lru_cache(maxsize=256)
+def loose_levels(steps: tuple[Step, ...]) -> tuple[int, ...]:
+    """Levels whose boxes may be wider than they are, of which others are made."""
+    sources = {step.level for step in steps if step.makes}
+    return tuple(
+        place + 1
+        for place, step in enumerate(steps)
+        if step.makes and place + 1 in sources and getattr(step.request.output, "loose", False)
+    )
 
 
 class Views(NamedTuple):

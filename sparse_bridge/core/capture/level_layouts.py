@@ -14,8 +14,8 @@ from ..geometry.boxes import Box
 from ..geometry.layout import constant, layout_over, record_of
 from ..geometry.reach import BoxReach
 from ..maps.coordinate_map import CoordinateMap
-from .batched_builder import Answers, BatchedBuilder, Sides, boxes_of
-from .history import RequestHistory, Step
+from .batched_builder import Answers, BatchedBuilder, Sides
+from .history import RequestHistory, Step, boxes_of
 
 _FAR = 1 << 24  # coordinates beyond are not served
 
@@ -114,7 +114,7 @@ class UnboundedBuilder(BatchedBuilder):
         return super()._expanded(capacities)
 
     def _besides(self) -> list[torch.Tensor]:
-        return [self.bounds.ends.flatten()]
+        return [*super()._besides(), self.bounds.ends.flatten()]
 
     def _finish(
         self, made: list[Sides], capacities: dict[int, int], read: list[list[int]]

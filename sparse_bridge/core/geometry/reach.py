@@ -29,9 +29,13 @@ class AxisReach(NamedTuple):
 
 
 class BoxReach(NamedTuple):
-    """A rule of requests, see `core.maps.request`: one `AxisReach` per axis; batch items stay."""
+    """A rule of requests, see `core.maps.request`: one `AxisReach` per axis; batch items stay.
+
+    loose: coordinates may stay inside of the output box, and rules over them ask how far they go.
+    """
 
     axes: tuple[AxisReach, ...]
+    loose: bool = False
 
     def output_box(self, box: Box) -> Box:
         """Bounds of the places that coordinates in `box` reach."""

@@ -101,6 +101,7 @@ class CoordinateMap:
         self.coords = coords.detach().contiguous()
         self._box = box if isinstance(box, Box) else None
         self.data_bounds = None if isinstance(box, Box) else box
+        self.tight: Box | None = None  # exact bounds, where somebody found them inside the box
         self.rows = rows_of(coords) if rows is None else rows
         self._host: host_index.Indexed | None = None
         self._table: object | None = None
@@ -108,6 +109,7 @@ class CoordinateMap:
         self._alive: torch.Tensor | None = None
         self._checked = False
         self._unique = True
+        self._n_distinct = 0
         self._slots: torch.Tensor | None = None
         self._duplicates: Duplicates | None = None
 
@@ -232,7 +234,7 @@ class CoordinateMap:
                 "caused it."
             )
         self._alive = None if seen == self.n_rows else slots
-        self._unique, self._checked = inserted == seen, True
+        self._unique, self._checked, self._n_distinct = inserted == seen, True, inserted
         if self._unique:
             self._slots = None
 
@@ -264,16 +266,19 @@ class CoordinateMap:
         table: Any = self._table
         live = slots >= 0
         leader = self.n_rows - 1 - table.values.index_select(0, slots.clamp(min=0)).long()
-        leads = live & (leader == torch.arange(self.n_rows, device=self.device))
+        rows = torch.arange(self.n_rows, device=self.device)
+        leads = live & (leader == rows)
         number = leads.cumsum(0) - 1
-        first = leads.nonzero().squeeze(1)
+        # How many lead is known: rows that do not all go to one place more, and nobody waits.
+        first = torch.empty(self._n_distinct + 1, dtype=torch.int64, device=self.device)
+        first.scatter_(0, torch.where(leads, number, self._n_distinct), rows)
+        first = first[:-1].clone()
         inverse = torch.where(
             live, number.index_select(0, torch.where(live, leader, 0)), len(first)
         )
         folded = CoordinateMap(self.coords.index_select(0, first), self.box)
         values = torch.full_like(table.values, -1)
-        rows = torch.arange(len(first), dtype=values.dtype, device=self.device)
-        values[slots.index_select(0, first)] = -2 - rows
+        values[slots.index_select(0, first)] = -2 - rows[: len(first)].to(values.dtype)
         folded.adopt(table=HashTable(table.keys, values, table.flags, table.capacity, False))
         self._slots = None
         return Duplicates(folded, first, inverse)

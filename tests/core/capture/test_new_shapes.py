@@ -35,9 +35,11 @@ def built(monkeypatch):
         return own(cmap, req)
 
     monkeypatch.setattr(request, "build", build)
-    monkeypatch.setattr(request, "_provider", prefetch.provide)  # put back afterwards
+    before = request._provider, request._herald
+    prefetch.install()
     prefetch.forget()
     yield kinds
+    request.register(*before)
     prefetch.forget()
 
 

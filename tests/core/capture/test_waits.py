@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import sparse_bridge
 from sparse_bridge.adapters.torchsparse.geometry import (
@@ -21,8 +22,7 @@ from sparse_bridge.adapters.torchsparse.geometry import (
 )
 from sparse_bridge.core import functional
 from sparse_bridge.core.capture import graph_cache, prefetch
-from sparse_bridge.core.capture.batched_builder import boxes_of
-from sparse_bridge.core.capture.history import Step
+from sparse_bridge.core.capture.history import Step, boxes_of
 from sparse_bridge.core.capture.level_layouts import LevelLayouts, chains_of
 from sparse_bridge.core.device.serving import kernel_target
 from sparse_bridge.core.geometry.boxes import Box
@@ -30,6 +30,7 @@ from sparse_bridge.core.geometry.data_bounds import DataBounds
 from sparse_bridge.core.geometry.layout import record_of
 from sparse_bridge.core.geometry.reach import AxisReach, BoxReach
 from sparse_bridge.core.maps import request
+from sparse_bridge.core.maps.coordinate_map import CoordinateMap
 from sparse_bridge.core.maps.request import MapRequest
 from sparse_bridge.kernels.maps.hash_table import Fetched
 from tests.clouds import features
@@ -173,6 +174,27 @@ def test_a_strided_layer_first(kernel_lane, monkeypatch):
 
 
 @pytest.mark.emulated
+@torch.no_grad()
+def test_levels_that_end_where_their_rows_do(kernel_lane, monkeypatch):
+    """A kernel of 2 leaves out the last plane of an odd extent: where the rows behind it end, the
+    next level asks."""
+    network = Torchsparse()
+    conv = type(network.net[0])
+    network.net = nn.ModuleList([conv(4, 8, 3), *(conv(8, 8, 2, 2) for _ in range(3))])
+    network.net.to(kernel_lane.device).eval()
+    counts = []
+    for turn in range(7):
+        x, coords, shape = voxels(turn, kernel_lane.device)
+        if turn == 6:  # a row far from the others
+            coords[-1, 1:] += 60
+        with waits(monkeypatch) as found:
+            network(x, coords, shape)
+        counts.append(len(found))
+        check(network, (x, coords, shape))
+    assert counts[0] > 4 and counts[1:6] == [1] * 5, counts
+
+
+@pytest.mark.emulated
 @pytest.mark.parametrize("door", [Torchsparse, Minkowski])
 @torch.no_grad()
 def test_replayed_maps(kernel_lane, monkeypatch, door):
@@ -202,6 +224,24 @@ def test_replayed_maps(kernel_lane, monkeypatch, door):
         check(network, (x, coords * coords.new_tensor([1, 1 << 21, 1, 1]), shape))
         assert replayed[-1] is None
         check(network, scene)
+
+
+@pytest.mark.emulated
+def test_equal_rows_are_folded_without_a_look(kernel_lane, monkeypatch):
+    """How many are distinct is known by then."""
+    _, coords, shape = voxels(0, kernel_lane.device)
+    coords = torch.cat([coords[:7], coords, coords[5:9], coords.new_tensor([[0, 99, 0, 0]])])
+    cmap = CoordinateMap(coords, Box.grid(2, shape))
+    assert not cmap.unique
+    with waits(monkeypatch) as found:
+        fold = cmap.duplicates()
+    assert found == []
+    inside = coords[:-1].tolist()
+    expected = [row for row, one in enumerate(inside) if inside.index(one) == row]
+    assert fold.first.tolist() == expected and fold.map.n_rows == len(expected)
+    assert torch.equal(fold.map.coords, coords[fold.first])
+    rows = fold.inverse.tolist()
+    assert rows == [expected.index(inside.index(one)) for one in inside] + [len(expected)]
 
 
 @pytest.mark.emulated
