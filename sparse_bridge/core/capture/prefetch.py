@@ -147,7 +147,7 @@ def provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
     with _lock:
         tracker = _trackers.get(store)
     if tracker is None:
-        if cmap.kernel_target() is None and padded.current() is None:
+        if _target(cmap) is None and padded.current() is None:
             return requests.build(cmap, req)  # nothing is ever queued on the host
         first = step_of({cmap: 0}, cmap, req)
         if first is None:
