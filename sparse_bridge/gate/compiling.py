@@ -105,7 +105,7 @@ def compile_form(form: Form, target: Target) -> Code:
     matrix, instruction = _matrix(target.backend, text)
     return Code(
         matrix, instruction, registers, spilled, parked, metadata.shared, warp_size,
-        wide_loops(made.asm["ttir"]),
+        wide_loops(made.asm["ttir"]) + wide_loops(made.asm["ttgir"]),
     )  # fmt: skip
 
 

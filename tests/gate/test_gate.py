@@ -232,6 +232,37 @@ def test_loops_between_64_bit_bounds(bits, carried, n):
     assert compiling.wide_loops(made.asm["ttir"]) == n
 
 
+@triton.jit
+def _products(x_ptr, y_ptr, out_ptr, bound_ptr, BITS: tl.constexpr):
+    """A sum of products up to a bound from memory; it carries floats alone."""
+    row, column = tl.arange(0, 32)[:, None], tl.arange(0, 32)[None, :]
+    end = tl.load(bound_ptr)
+    if BITS == 32:
+        end = end.to(tl.int32)
+    acc = tl.zeros((32, 32), tl.float32)
+    for first in range(0, end, 32):
+        x = tl.load(x_ptr + (first + row) * 32 + column)
+        y = tl.load(y_ptr + (first + row) * 32 + column)
+        acc = tl.dot(tl.trans(x), y, acc)
+    tl.store(out_ptr + row * 32 + column, acc)
+
+
+@pytest.mark.parametrize("bits, n", [(64, 1), (32, 0)])
+def test_the_pipeliner_lets_loops_carry_integers(bits, n):
+    """The stage of shared memory, on GPUs that copy into it while they multiply."""
+    signature = dict.fromkeys(("x_ptr", "y_ptr", "out_ptr"), "*fp32")
+    signature |= {"bound_ptr": "*i64", "BITS": "constexpr"}
+    marks = {(place,): [["tt.divisibility", 16], ["tt.pointer_range", 32]] for place in range(3)}
+    made = triton.compile(
+        ASTSource(_products, signature, {"BITS": bits}, marks),
+        target=GPUTarget("hip", "gfx950", 64), options={"num_stages": 3},
+    )  # fmt: skip
+    assert compiling.wide_loops(made.asm["ttir"]) == 0
+    if "to_local" not in made.asm["ttgir"]:
+        pytest.skip("this Triton pipelines through registers")
+    assert compiling.wide_loops(made.asm["ttgir"]) == n
+
+
 def some_results():
     target = described("gfx942")
     form = product(target, (64, 64, 32, 4, 2))

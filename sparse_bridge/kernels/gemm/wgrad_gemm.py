@@ -115,9 +115,14 @@ def _wgrad_gemm(
                 if v > index:
                     first_ptr = out_ptr
                     second_ptr = in_ptr
+            first_ptr += begin + shift
+            second_ptr += begin + shift
+            # Triton 3.8 and 3.9 for AMD fold comparisons of integers that a loop between 64-bit
+            # bounds carries, such as the stage of shared memory that the pipeliner adds.
+            n_pairs = (stop - begin).to(tl.int32)
             acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-            for p in range(begin + shift, stop + shift, BLOCK_K):
-                ok = offs_p < stop + shift - p
+            for p in range(0, n_pairs, BLOCK_K):
+                ok = offs_p < n_pairs - p
                 i = tl.load(first_ptr + p + offs_p, mask=ok, other=0)
                 j = tl.load(second_ptr + p + offs_p, mask=ok, other=0)
                 if WIDE:
