@@ -21,7 +21,7 @@ from sparse_bridge.core.ops import batch_norm, max_rows, serialize, voxel
 from sparse_bridge.gate.catalogue import launchable
 from sparse_bridge.gate.forms import as_launched
 from sparse_bridge.kernels.gemm import wgrad_gemm
-from sparse_bridge.kernels.maps import mask_order
+from sparse_bridge.kernels.maps import level_bounds, mask_order
 from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.kernels.runtime.launch import REGISTRY, Kernel
 from tests.adapters.spconv import doors
@@ -208,6 +208,9 @@ def test_layers(recorder, monkeypatch):
     convolve(layer("submanifold", shape=TINY[2], kernel=7), 32, 32, torch.float16, False, True)
     every_row_kernel(layer("strided", shape=TINY[2]))
     coords = cloud(TINY[2], 1)
+    ends = torch.stack([coords.amin(0), coords.amax(0)])
+    record = torch.empty(8, dtype=torch.int64)
+    level_bounds.level_bounds(ends, torch.zeros(1, 1).int(), record, recorder.target)
     repeated = functional.coordinate_map(torch.cat([coords, coords[:3]]), TINY[2], 1)
     convolve_map(functional.submanifold(repeated, functional.kernel_offsets((3, 3))))
     for flow in ("unmasked", "grouped", "masked:2", "masked:3"):
