@@ -9,6 +9,7 @@ import pytest
 from sparse_bridge.adapters import ledger
 from sparse_bridge.adapters.base import FrameworkStatus
 from sparse_bridge.adapters.ledger import LayerCount, Report, Statuses
+from sparse_bridge.adapters.map_counts import MapCount
 from sparse_bridge.errors import UnsupportedError
 
 
@@ -59,12 +60,18 @@ def test_a_note_is_cheap():
 
 def test_the_report_is_a_table():
     layers = {"f": {"Conv": LayerCount(18, {"groups=2": 1}), "MaxPool": LayerCount(4, {})}}
-    assert str(Report((), layers)).splitlines() == [
+    assert str(Report((), layers, {}, (), maps=MapCount())).splitlines() == [
         "framework  layer    bridged  original  why original",
         "f          Conv          18         1  groups=2 (1)",
         "f          MaxPool        4         0",
     ]
-    assert str(Report((), {})) == "no layer has run"
+    assert str(Report((), {}, {}, (), maps=MapCount())) == "no layer has run"
+    counted = Report((), {}, {}, (), maps=MapCount(7, 1, 2))
+    assert str(counted).splitlines() == [
+        "no layer has run",
+        "maps of 7 inputs prefetched; of 1 queued again, as bounds had grown; of 2 dropped and "
+        "built one by one",
+    ]
 
 
 def test_statuses_and_reports_are_tables_in_a_notebook():
