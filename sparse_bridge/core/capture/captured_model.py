@@ -124,10 +124,13 @@ class Captured:
             raise UnpaddedError("it changes the sparse tensor that it is given.")
 
     def _launched(self, outcome: Outcome) -> Outcome:
-        """The same without convolutions that wait to be launched."""
+        """The same without convolutions that wait to be launched, and with coordinates in place: a
+        framework may compute them when they are first read, which no graph would repeat."""
 
         def inside(y: Any) -> Any:
             self.tensors.features_of(y)
+            if not self.tensors.on_rows_of(self.twin, y):
+                self.tensors.coordinates_of(y)
             return y
 
         def made(value: Any) -> Any:

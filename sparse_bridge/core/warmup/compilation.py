@@ -40,6 +40,7 @@ from ..tuning.tuner import tile_for
 from . import preload
 
 _FEW = 64  # rows of the tensors that stand for real ones
+_SIZES = (_ROWS, 8 * _ROWS)  # of maps, on both sides of where the rule takes another dataflow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,12 +210,18 @@ def _product_kernels(
     w = layout_of(expected.weight, expected.layout, expected.groups)
     form, bias = expected.epilogue.form, expected.epilogue.bias
     product = LayerProduct(target, device, dtype, expected.precision, w, form)
-    map_like = Rulebook(_ROWS, _ROWS, w.n_offsets, device, symmetric=expected.symmetric)
-    map_like.trained = expected.trains
-    _gather_kernel(product, expected.epilogue, map_like)
+    back = w.transposed().reversed() if expected.symmetric else w.transposed()
+    flows = set()
+    for rows in _SIZES:
+        map_like = Rulebook(rows, rows, w.n_offsets, device, symmetric=expected.symmetric)
+        map_like.trained = expected.trains
+        if (flow := flow_of(map_like, 0, product)) in flows:
+            continue
+        flows.add(flow)
+        _gather_kernel(product, expected.epilogue, map_like)
+        if expected.trains:
+            _gather_kernel(product._replace(w=back, epilogue=EpilogueForm()), Epilogue(), map_like)
     if expected.trains:
-        back = w.transposed().reversed() if expected.symmetric else w.transposed()
-        _gather_kernel(product._replace(w=back, epilogue=EpilogueForm()), Epilogue(), map_like)
         _wgrad_kernel(product, expected.symmetric, expected.weight.dtype)
         if bias is not None:
             column_sums(torch.empty((1, w.columns_out), dtype=dtype), bias.dtype, target)

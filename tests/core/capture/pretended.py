@@ -12,6 +12,7 @@ import contextlib
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparse_bridge.core.capture import (
     arena,
@@ -32,6 +33,13 @@ from sparse_bridge.kernels.runtime import target as targets
 from .pretended_streams import Streams, Watching
 
 
+class NothingComputed(TorchDispatchMode):
+    """No operation may be called inside of it."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        raise AssertionError(f"{func} is called after the capture: a replay would not repeat it")
+
+
 def tensors(made):
     """All tensors of what a capture made: maps, a model's output, or gradients."""
     found = []
@@ -47,8 +55,9 @@ def tensors(made):
                 found.append(made.tensors.coordinates_of(y))
             return y
 
-        for value in made.outcome.values():
-            rebuilt(made.tensors, value, lambda tensor: found.append(tensor) or tensor, sparse)
+        with NothingComputed():  # a graph would not repeat it
+            for value in made.outcome.values():
+                rebuilt(made.tensors, value, lambda tensor: found.append(tensor) or tensor, sparse)
         return found
     if isinstance(made, torch.Tensor):
         return [made]
