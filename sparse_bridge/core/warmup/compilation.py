@@ -21,6 +21,7 @@ from ... import log, settings
 from ...kernels.gemm.product import EpilogueForm
 from ...kernels.runtime.target import Target
 from ..conv import registry
+from ..conv.choice import flow_of
 from ..conv.column_sums import column_sums
 from ..conv.dataflow import LayerProduct
 from ..conv.epilogue import Epilogue

@@ -10,6 +10,8 @@ import torch
 import sparse_bridge
 from sparse_bridge import settings
 from sparse_bridge.core.capture import prefetch
+from sparse_bridge.core.conv.choice import flow_of
+from sparse_bridge.core.conv.epilogue import Epilogue
 from sparse_bridge.core.device import self_check, serving
 from sparse_bridge.core.warmup import compilation
 from sparse_bridge.gate import catalogue
@@ -110,6 +112,28 @@ class TestProducts:
         assert set(own) == {(27, 4, 24), (27, 6, 40)} and len(layers) == 3
         assert own[27, 6, 40].epilogue.bias.shape == (40,)
         assert all(one.symmetric and one.trains for one in own.values())
+
+
+@pytest.mark.parametrize(
+    ("symmetric", "trains", "expected"),
+    [
+        (True, False, ["masked"]),
+        (False, True, ["masked", "masked"]),  # and its gradient
+        (False, False, ["unmasked", "masked"]),
+    ],
+)
+def test_every_dataflow_of_the_rule_is_compiled(monkeypatch, symmetric, trains, expected):
+    """Rows decide between two of them; how many there will be nobody knows yet."""
+    flows, target = [], Target("cuda", "sm_90", 32, 132, 227 << 10, raw=True)
+    monkeypatch.setattr(
+        compilation, "_gather_kernel",
+        lambda layer, epilogue, rulebook: flows.append(flow_of(rulebook, 0, layer)),
+    )  # fmt: skip
+    monkeypatch.setattr(compilation, "_wgrad_kernel", lambda *_: None)
+    weight = torch.empty(80, 27, 48, dtype=HALF)
+    one = compilation.Expected(None, weight, "ovi", Epilogue(), 1, symmetric, trains)
+    compilation._product_kernels(CPU, target, one, HALF)
+    assert flows == expected
 
 
 def test_layers_that_cannot_be_described_do_no_harm(spconv, monkeypatch, caplog):
