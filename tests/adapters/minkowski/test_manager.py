@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import weakref
 
 import pytest
@@ -38,6 +39,19 @@ def test_insertion(ME):
     stride, name = manager.get_unique_coordinate_map_key([1, 1])
     assert stride == [1, 1] and len(name) == 5
     assert manager.number_of_unique_batch_indices() == 3
+
+
+def test_threads_of_managers_that_are_traced(ME, monkeypatch):
+    """Dynamo of torch 2.11 refuses to ask the system, inside of what it compiles."""
+
+    def refuse():
+        raise AssertionError("asked the system")
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", refuse)
+    assert 1 <= ME.CoordinateManager(D=3).num_threads <= 20
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert ME.CoordinateManager(D=3).num_threads == 3
 
 
 def test_strides(ME):

@@ -28,6 +28,7 @@ __all__ = ["CoordinateManager", "set_coordinate_map_type", "set_gpu_allocator"]
 _allocator_type = GPUMemoryAllocatorType.PYTORCH
 _coordinate_map_type = None
 _MOST_THREADS = 20
+_PROCESSORS = os.cpu_count() or 1  # read here: Dynamo of torch 2.11 refuses the call
 
 
 def set_coordinate_map_type(coordinate_map_type):
@@ -72,7 +73,7 @@ class CoordinateManager:
             raise ArgumentValueError(f"D={D}; a coordinate manager needs its number of axes.")
         if num_threads < 0:
             wanted = os.environ.get("OMP_NUM_THREADS", "")
-            count = int(wanted) if wanted.isdigit() else os.cpu_count() or 1
+            count = int(wanted) if wanted.isdigit() else _PROCESSORS
             num_threads = min(count, _MOST_THREADS)
         if coordinate_map_type is CoordinateMapType.CUDA and not torch.cuda.is_available():
             raise ContractError("a CUDA coordinate manager needs a GPU; none is available.")
