@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
@@ -221,6 +223,30 @@ def apart(device: torch.device, stream: torch.cuda.Stream | None = None) -> Iter
         torch.cuda.current_stream(device).wait_stream(stream)
 
 
+class _Garbage:
+    """The garbage collector, off while any thread captures: a graph that is destroyed then spoils
+    the capture."""
+
+    def __init__(self) -> None:
+        self._lock, self._captures, self._was_on = threading.Lock(), 0, False
+
+    def keep(self) -> None:
+        with self._lock:
+            if not self._captures:
+                self._was_on = gc.isenabled()
+                gc.disable()
+            self._captures += 1
+
+    def release(self) -> None:
+        with self._lock:
+            self._captures -= 1
+            if not self._captures and self._was_on:
+                gc.enable()
+
+
+_garbage = _Garbage()
+
+
 class Recording:
     """What is launched on the current stream inside of it becomes a graph.
 
@@ -231,9 +257,20 @@ class Recording:
         self.graph, self._pool = torch.cuda.CUDAGraph(), pool
 
     def __enter__(self) -> None:
-        self.graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        _garbage.keep()
+        try:
+            self.graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        except BaseException:
+            _garbage.release()
+            raise
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        try:
+            self._end(error)
+        finally:
+            _garbage.release()
+
+    def _end(self, error: Any) -> None:
         if error is None:
             try:
                 self.graph.capture_end()

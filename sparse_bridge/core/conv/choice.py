@@ -26,7 +26,8 @@ _GROUPED_ROWS = 16  # per compute unit
 def flow_of(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> str:
     """The dataflow of the rows of `side`: "masked" unless another one is clearly cheaper.
 
-    *grouped* for few rows under a weight that the cache does not hold, which it reads less often.
+    *grouped* for few rows under a weight that the cache does not hold, which it reads less often,
+    with gradients, for which pairs are listed anyway: that takes longer than it saves one layer.
     *unmasked* where ordering the rows takes longer than it saves: maps between other rows, narrow
     channels or few rows, and no gradients, for whose pair lists rows are ordered anyway. Nobody
     takes mask splits by itself: no GPU has timed them.
@@ -37,7 +38,14 @@ def flow_of(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> s
     padded = any(rows.device is not None for rows in rulebook.rows)
     weight = w.n_offsets * w.c_in * w.c_out * product.dtype.itemsize
     few = n_rows <= _GROUPED_ROWS * target.compute_units
-    if half and few and w.groups == 1 and weight > CACHED_WEIGHT and not padded:
+    if (
+        rulebook.trained
+        and half
+        and few
+        and w.groups == 1
+        and weight > CACHED_WEIGHT
+        and not padded
+    ):
         return "grouped"
     if w.n_offsets <= _FEW_OFFSETS and not rulebook.symmetric and not rulebook.trained:
         work = 2.0 * n_rows * w.n_offsets * w.c_in * w.c_out * w.groups

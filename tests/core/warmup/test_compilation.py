@@ -151,7 +151,19 @@ def test_layers_that_cannot_be_described_do_no_harm(spconv, monkeypatch, caplog)
 
 
 def forms():
-    return {(kernel.name, key) for kernel in launch.REGISTRY.values() for key in kernel._compiled}
+    """What is compiled, with what the numbers in its keys stand for."""
+    meaning = {number: key for key, number in launch._numbers.items()}
+
+    def told(key):
+        return tuple(map(told, key)) if isinstance(key, tuple) else meaning.get(key, key)
+
+    compiled = (
+        (kernel.name, key) for kernel in launch.REGISTRY.values() for key in kernel._compiled
+    )
+    return {
+        (name, device, *(map(told, key) if isinstance(key, tuple) else (key,)))
+        for name, (device, key) in compiled
+    }
 
 
 @pytest.mark.gpu
