@@ -331,6 +331,10 @@ def test_the_parts_of_a_target():
     turing = Target("cuda", "sm_75", 32, 40, 64 << 10, raw=True)
     assert self_check.products_of(turing) == ["fp16", "fp32"]
     assert self_check.products_of(HOPPER) == ["fp16", "bf16", "fp32", "tf32"]
+    assert self_check.parts_of(turing) == [
+        "int32 keys", "int64 keys", "new coordinates", "fp16", "fp32", "wgrad fp16", "wgrad fp32",
+        "max pools", "avg pools", "sum pools", "features beyond 2 GiB",
+    ]  # fmt: skip
     self_check._verdicts["x"] = None
     self_check.reset()
     assert self_check._verdicts == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
@@ -12,6 +13,7 @@ from sparse_bridge.kernels.runtime.target import Target
 from sparse_bridge.workers import Workers
 
 HOPPER = Target("cuda", "sm_90", 32, 132, 227 << 10, raw=True)
+MI300 = Target("hip", "gfx942", 64, 304, 64 << 10, raw=True)
 NOWHERE = Target("interpreter", "interpreter", 32, 4, 1 << 20, raw=False)
 
 
@@ -114,9 +116,9 @@ def kernel(monkeypatch):
     return launch.Kernel(jit, ("BLOCK",))
 
 
-def start(kernel, key="a", target=HOPPER):
+def start(kernel, key="a", target=HOPPER, args=(1, 2)):
     device = torch.device("cuda", 0)
-    kernel.launch(device, target, (1, 1, 1), (1, 2), (16,), {"num_warps": 4}, key)
+    kernel.launch(device, target, (1, 1, 1), args, (16,), {"num_warps": 4}, key)
 
 
 MAIN = threading.main_thread().name
@@ -178,3 +180,59 @@ class TestLaunches:
         assert kernel.fn.ran == kernel.fn.compiled == futures == []
         start(kernel, target=NOWHERE)
         assert len(kernel.fn.ran) == 1
+
+
+class TestTensorsBeyondTwoGibibytes:
+    """What a launch on a real AMD GPU compiles beside them: a form of its own, without buffer
+    operations."""
+
+    @pytest.fixture
+    def without(self, kernel, monkeypatch):
+        """Whether each form was compiled without buffer operations."""
+        found, inside = [], []
+
+        @contextlib.contextmanager
+        def switch():
+            inside.append(True)
+            yield
+            inside.pop()
+
+        def noting(compile_it):
+            def noted(*args, **options):
+                found.append(bool(inside))
+                return compile_it(*args, **options)
+
+            return noted
+
+        class Noting(Jit):
+            warmup = noting(Jit.warmup)
+
+            def __getitem__(self, grid):
+                return noting(super().__getitem__(grid))
+
+        kernel.fn = Noting()
+        monkeypatch.setattr(launch, "without_buffer_operations", switch)
+        return found
+
+    near, far = (torch.empty(n, dtype=torch.uint8, device="meta") for n in ((1 << 31) - 1, 1 << 31))
+
+    @pytest.mark.parametrize("target, told", [(MI300, [False, True]), (HOPPER, [False])])
+    def test_launches(self, kernel, without, target, told):
+        for x in (self.near, self.far, self.near, self.far):
+            start(kernel, target=target, args=(x, 2))
+        assert without == told
+
+    def test_a_part_of_a_large_tensor(self, kernel, without):
+        """Whose memory counts, not its rows."""
+        start(kernel, target=MI300, args=(self.far[:16], 2))
+        assert without == [True]
+
+    def test_forms_that_are_compiled_beforehand(self, kernel, without):
+        for x in (self.near, self.far):
+            with precompile.dry_run() as futures:
+                start(kernel, target=MI300, args=(x, 2))
+            futures[0].result(10)
+        assert without == [False, True]
+        for x in (self.near, self.far):
+            start(kernel, target=MI300, args=(x, 2))
+        assert len(without) == 2
