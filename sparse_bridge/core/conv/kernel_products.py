@@ -100,7 +100,7 @@ class KernelDataflow(Dataflow):
     def wgrad(self, product: LayerProduct, dtype: torch.dtype) -> Wgrad:
         target, device = product.target, product.device
         assert target is not None
-        problem = self_check.problem(device, target, f"wgrad {self_check.NAMES[dtype]}")
+        problem = self_check.problem(device, target, f"wgrad {self_check.NAMES[product.dtype]}")
         if problem is None:
             return WgradProduct(product)
         log.once(
