@@ -84,6 +84,8 @@ class _Learner:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         forward = self.forward
+        if torch.compiler.is_compiling():
+            return forward(*args, **kwargs)
         if torch.is_grad_enabled() and self.training is not None:
             return self.training(*args, **kwargs)
         if torch.is_grad_enabled() or self.model.training:

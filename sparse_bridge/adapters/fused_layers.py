@@ -2,6 +2,7 @@
 behind it skip.
 
 What was applied to features is noted on the tensor itself, so that a layer skips exactly then.
+In graphs of `torch.compile` and `torch.export` all of them run as ever: a pass fuses there.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class Fused:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         forward, norm = type(self.module).forward, self.norm
+        if torch.compiler.is_compiling():
+            return forward(self.module, *args, **kwargs)
         if torch.is_grad_enabled() or self.module.training or (norm is not None and norm.training):
             return forward(self.module, *args, **kwargs)
         pending = fused_call.Pending(
@@ -81,7 +84,8 @@ class Skipped:
     module: nn.Module
 
     def __call__(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        done: tuple[Any, ...] = getattr(features_of(value), _TAG, ())
-        if self.module in done:
-            return value
+        if not torch.compiler.is_compiling():
+            done: tuple[Any, ...] = getattr(features_of(value), _TAG, ())
+            if self.module in done:
+                return value
         return type(self.module).forward(self.module, value, *args, **kwargs)

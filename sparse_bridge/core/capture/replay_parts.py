@@ -119,7 +119,7 @@ class Replays(abc.ABC):
         self._forget()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        served = self.serving(args, kwargs)
+        served = None if torch.compiler.is_compiling() else self.serving(args, kwargs)
         if served is None:
             return self.forward(*args, **kwargs)
         if served.found is not MISSING:

@@ -218,9 +218,11 @@ class Unit:
         model.__dict__["forward"] = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if hooks.traced():  # first: nobody can trace the rest
+            return self.own(*args, **kwargs)
         visit: _Visit | None = getattr(_local, "visit", None)
         inside = visit is not None and visit.given is not None  # of a trial
-        if inside or not wanted() or trying() or padded.current() is not None or hooks.traced():
+        if inside or not wanted() or trying() or padded.current() is not None:
             return self.own(*args, **kwargs)
         if self.entrance is None:
             out = self.replayer(*args, **kwargs)
@@ -323,6 +325,8 @@ class _Entrance:
         module.__dict__["forward"] = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if hooks.traced():
+            return self.own(*args, **kwargs)
         visit: _Visit | None = getattr(_local, "visit", None)
         if visit is None or visit.entered or visit.unit.entrance is not self:
             return self.own(*args, **kwargs)
