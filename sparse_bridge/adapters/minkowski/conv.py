@@ -12,8 +12,8 @@ from ...core.conv.depthwise import channelwise
 from ...core.conv.epilogue import Epilogue
 from ...core.conv.plan import ConvForm
 from ...core.device import trace
-from ...core.device.rocm import linear
 from ...core.maps.kernel_map import KernelMap
+from ...core.ops.pointwise import linear
 from ...errors import DataTypeError, DeviceError, ShapeError
 from .errors import FeatureShapeError, FeatureTypeError
 from .geometry import KernelSpec, Region, folded

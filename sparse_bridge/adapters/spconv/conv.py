@@ -20,9 +20,9 @@ from ...core.conv.pending import PendingConv
 from ...core.conv.plan import ConvForm
 from ...core.conv.waiting import features_of
 from ...core.device import trace
-from ...core.device.rocm import linear
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.rows import rows_of
+from ...core.ops.pointwise import linear
 from ...errors import ContractError, UnsupportedError
 from ..expected import Expected, trains
 from ..ledger import note

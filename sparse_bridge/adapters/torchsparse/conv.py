@@ -15,9 +15,9 @@ from ...core.conv.epilogue import Epilogue
 from ...core.conv.pending import PendingConv
 from ...core.conv.plan import ConvForm
 from ...core.device import trace
-from ...core.device.rocm import linear
 from ...core.maps import map_cache
 from ...core.maps.kernel_map import KernelMap
+from ...core.ops.pointwise import linear
 from ...errors import (
     ContractError,
     CoordinateError,

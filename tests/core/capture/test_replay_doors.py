@@ -11,6 +11,7 @@ import sparse_bridge
 from sparse_bridge import hooks, settings
 from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture import padded, prefetch, units
+from sparse_bridge.core.conv import convolution
 
 from . import doors
 from .pretended import replays_on_the_cpu
@@ -109,10 +110,13 @@ def test_a_program_that_is_not_changed(kernel_lane, monkeypatch, name, trains, k
 
 
 @pytest.mark.parametrize("name", doors.NAMES)
-@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
-def test_a_replayed_model(kernel_lane, monkeypatch, name, trains):
-    """Where kernels are emulated a replay runs what was captured once more."""
-    device = kernel_lane.device
+@pytest.mark.parametrize("kind", ["inference", "fused", "training"])
+def test_a_replayed_model(kernel_lane, monkeypatch, name, kind):
+    """Where kernels are emulated a replay runs what was captured once more.  fused: layers of this
+    size wait for what follows them, too."""
+    device, trains = kernel_lane.device, kind == "training"
+    if kind == "fused":
+        monkeypatch.setattr(convolution, "WORTH", [0, 0])
     if device == "cpu":
         replays_on_the_cpu(monkeypatch)
     monkeypatch.setattr(padded, "_LEAST", 512)  # one class of rows, and whole tiles behind them

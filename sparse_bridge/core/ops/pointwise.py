@@ -1,0 +1,98 @@
+"""Layers of kernel volume 1: one matrix product over all rows.
+
+cuBLAS looks for a kernel at every number of rows that it has not met: in half precision that takes
+the host 200 to 500 us (CUDA 13, H200), where the product takes the GPU 10. Scenes have new numbers
+of rows all the time. So such products are convolutions over the identity map, which launch the same
+compiled kernel for any number of rows.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+
+import torch
+
+from ... import settings
+from ..conv.convolution import autocast_dtype, transformed, unheard
+from ..conv.plan import ConvForm
+from ..device import rocm
+from ..device.serving import kernel_target
+from ..maps.kernel_map import KernelMap
+from ..maps.rulebook import DevicePairs, Rulebook
+
+_FORM = ConvForm("vio", 1, "ieee", "unmasked")
+_HALVES = (torch.float16, torch.bfloat16)
+# Multiply-adds above which the product takes the GPU longer than the search takes the host.
+_MOST_WORK = 1 << 33
+_MAPS = 64  # identity maps that are kept, of the last numbers of rows
+_LEAST = 1 << 17  # rows that the first of them have room for
+
+_maps: collections.OrderedDict[tuple[int, int], KernelMap] = collections.OrderedDict()
+_rows: dict[int, torch.Tensor] = {}
+_lock = threading.Lock()
+
+
+def linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [N, C_in] @ w [C_in, C_out] + bias ([C_out], [1, C_out] or None), with gradients; follows
+    autocast."""
+    if not x.is_cuda or not _by_kernel(x, w, bias):
+        return rocm.linear(x, w, bias)
+    kmap = identity(x.shape[0], x.device)
+    if kmap is None:
+        return rocm.linear(x, w, bias)
+    return unheard(x, w[None], kmap, None if bias is None else bias.flatten(), _FORM)
+
+
+def _by_kernel(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    cast = autocast_dtype(x.device)
+    if cast is None and (w.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype)):
+        return False  # torch's own error
+    return (
+        (x.dtype if cast is None or x.dtype == torch.float64 else cast) in _HALVES
+        and torch.version.hip is None
+        and 0 < x.shape[0] * w.numel() <= _MOST_WORK
+        and settings.get().dataflow == "auto"
+        and not (torch.compiler.is_compiling() or transformed())
+        and kernel_target(x.device) is not None
+    )
+
+
+def identity(n_rows: int, device: torch.device) -> KernelMap | None:
+    """Every row onto itself; device: with its index on a GPU. None where a graph is being captured
+    that would hold its memory."""
+    index = -1 if device.index is None else device.index
+    with _lock:
+        found = _maps.get((index, n_rows))
+        if found is not None:
+            _maps.move_to_end((index, n_rows))
+            return found
+        rows = _rows.get(index)
+        if rows is None or len(rows) < n_rows:
+            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                return None
+            room = max(_LEAST, 1 << (n_rows - 1).bit_length())
+            rows = torch.arange(room, dtype=torch.int32, device=device)
+            if device.type == "cuda":
+                torch.cuda.current_stream(device).synchronize()  # for all streams, once
+            _rows[index] = rows
+        made = _maps[index, n_rows] = KernelMap(_identity(rows[:n_rows]))
+        if len(_maps) > _MAPS:
+            _maps.popitem(last=False)
+        return made
+
+
+def _identity(rows: torch.Tensor) -> Rulebook:
+    from ...kernels.maps.neighbor_table import NeighborTable
+
+    table, n_rows = NeighborTable(rows[None]), len(rows)
+    return _Identity(n_rows, n_rows, 1, rows.device, views=(table, table))
+
+
+class _Identity(Rulebook):
+    """A rulebook of one offset that pairs every row with itself."""
+
+    def _compact(self, target: object) -> DevicePairs:
+        nbr, n_rows = self.table(0)[0].nbr[0], self.n_rows[0]
+        starts = torch.arange(0, 2 * n_rows, n_rows, device=self.device)
+        return DevicePairs(nbr, nbr, starts, False, n_rows, n_rows)

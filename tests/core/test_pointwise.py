@@ -1,0 +1,81 @@
+"""Products over all rows: those of kernels over the identity map, and which are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparse_bridge import settings
+from sparse_bridge.core.conv import convolution
+from sparse_bridge.core.ops import pointwise
+from tests.clouds import features
+
+SIZES = [(1, 4, 8), (63, 16, 24), (64, 32, 32), (65, 7, 5), (300, 48, 80)]
+
+
+def products(lane, rows, c_in, c_out, learns=False):
+    """(result of the kernel, its operands)."""
+    device = torch.device(lane.device)
+    x = features(rows, c_in, seed=rows).to(device, torch.float16).requires_grad_(learns)
+    w = (features(c_in, c_out, seed=1) / c_in**0.5).to(device, torch.float16).requires_grad_(learns)
+    bias = features(1, c_out, seed=2)[0].to(device, torch.float16).requires_grad_(learns)
+    kmap = pointwise.identity(rows, x.device)
+    return convolution.unheard(x, w[None], kmap, bias, pointwise._FORM), (x, w, bias)
+
+
+@pytest.mark.emulated
+@pytest.mark.interpreted
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_the_identity_map(kernel_lane, size):
+    y, (x, w, bias) = products(kernel_lane, *size)
+    exact = x.double() @ w.double() + bias.double()
+    torch.testing.assert_close(y.double(), exact, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.emulated
+@pytest.mark.interpreted
+@pytest.mark.parametrize("size", SIZES[1:4], ids=str)
+def test_its_gradients(kernel_lane, size):
+    y, operands = products(kernel_lane, *size, learns=True)
+    dy = features(*y.shape, seed=3).to(y)
+    y.backward(dy)
+    doubles = [one.detach().double().requires_grad_() for one in operands]
+    (doubles[0] @ doubles[1] + doubles[2]).backward(dy.double())
+    for one, exact in zip(operands, doubles, strict=True):
+        scale = float(exact.grad.abs().max())
+        torch.testing.assert_close(one.grad.double(), exact.grad, rtol=3e-3, atol=3e-3 * scale)
+
+
+def test_maps_are_kept_for_the_last_numbers_of_rows(monkeypatch):
+    monkeypatch.setattr(pointwise, "_MAPS", 2)
+    device = torch.device("cpu")
+    first = pointwise.identity(5, device)
+    assert pointwise.identity(5, device) is first and first.rulebook.n_rows == (5, 5)
+    for rows in (6, 7):
+        pointwise.identity(rows, device)
+    assert pointwise.identity(5, device) is not first
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["half", "autocast", "float", "wide", "forced"])
+def test_which_products_are_the_kernels(monkeypatch, kind):
+    asked = []
+    unheard = convolution.unheard
+    monkeypatch.setattr(pointwise, "unheard", lambda *given: asked.append(given) or unheard(*given))
+    dtype = torch.float32 if kind in ("float", "autocast") else torch.float16
+    channels = 4096 if kind == "wide" else 32
+    x = torch.randn(3000, channels, device="cuda", dtype=dtype)
+    w = torch.randn(channels, channels, device="cuda", dtype=dtype) / channels**0.5
+    dataflow = "per_offset" if kind == "forced" else "auto"
+    with settings.override(dataflow=dataflow), torch.autocast("cuda", enabled=kind == "autocast"):
+        y = pointwise.linear(x, w, None)
+    torch.testing.assert_close(y.double(), x.double() @ w.double(), rtol=1e-2, atol=1e-2)
+    assert bool(asked) == (kind in ("half", "autocast"))
+    assert y.dtype == (torch.float32 if kind == "float" else torch.float16)
+
+
+@pytest.mark.gpu
+def test_torchs_own_errors():
+    x, w = torch.randn(8, 4, device="cuda").half(), torch.randn(4, 4, device="cuda")
+    with pytest.raises(RuntimeError, match="dtype"):
+        pointwise.linear(x, w)
