@@ -296,6 +296,7 @@ PEERS: dict[str, tuple[type[Peer], str, tuple[str, dict[str, Any]] | None]] = {
     "bridge_torchsparse_graphs": (_TorchSparse, "torchsparse", ("torchsparse", _GRAPHS)),
     "bridge_minkowski": (_Minkowski, "MinkowskiEngine", ("minkowski", _STANDIN)),
     "bridge_minkowski_graphs": (_Minkowski, "MinkowskiEngine", ("minkowski", _GRAPHS)),
+    "bridge_flexgemm": (_FlexGemm, "flex_gemm", ("flex_gemm", _STANDIN)),
     "flexgemm": (_FlexGemm, "flex_gemm", None),
 }
 
