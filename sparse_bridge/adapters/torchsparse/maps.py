@@ -68,8 +68,8 @@ def bounds_of(store: MapStore, coords: torch.Tensor, profile: Profile) -> Bounds
     def build() -> Bounds:
         if coords.shape[0] == 0:
             return (0, 0, 0, 0), (-1, -1, -1, -1)
-        if store.root is not None and store.root.tight is not None:
-            return box_bounds(store.root.tight)
+        if store.root is not None and store.root.loose:
+            return box_bounds(store.root.extent)
         return box_bounds(_data_bounds(store, coords, profile).box)
 
     return store.get("bounds", build)
@@ -193,14 +193,16 @@ def strided_level(
         cell = tuple(zip(sites.cell, units.scale[::-1], strict=True))
         if all(c % s == 0 for c, s in cell):
             scale, x, store = units
-            bounds, small = box_bounds(x.box), tuple(c // s for c, s in cell)
+            bounds, small = box_bounds(x.extent), tuple(c // s for c, s in cell)
             sites = dataclasses.replace(sites, cell=small)  # type: ignore[arg-type]
     reach = reach_of(sites)
     rule = output_rule(sites)  # holds for other scenes, too
+    if spatial_range is not None:  # and not the data says where coordinates end
+        rule = rule._replace(loose=False)
     output: Box | BoxReach = rule
     if bounds is not None:
         box = core_box(reach_bounds(sites, bounds, spatial_range)[0])
-        output = rule if rule.output_box(x.box) is box else box
+        output = rule if x.n_rows == 0 or rule.output_box(x.extent) is box else box
     built = request(store, x, MapRequest("strided", reach.offsets, reach.step, output, "sorted"))
     assert built.coords is not None and built.store is not None
     found, exact = reach_bounds(sites, bounds or known(), spatial_range)
@@ -213,6 +215,8 @@ def strided_level(
         return Level(made, made_store, built.kmap, (Offsets.of(offsets), (1, 1, 1)))
     if spatial_range is None and exact:
         built.store.put("bounds", found)
+        if built.coords.tight is None and built.coords.n_rows:
+            built.coords.tight = core_box(found)
     return Level(built.coords, built.store, built.kmap, (reach.offsets, reach.step))
 
 

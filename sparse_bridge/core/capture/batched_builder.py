@@ -6,7 +6,6 @@ estimate; the host waits once, for the counters of all levels. See `prefetch` fo
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,37 +14,20 @@ import torch
 from ...kernels.runtime.target import Target
 from ..device.serving import kernel_target
 from ..geometry.boxes import Box
-from ..geometry.data_bounds import DataBounds
+from ..geometry.data_bounds import box_of
 from ..geometry.layout import KeyLayout, laid_out
 from ..maps.coordinate_map import CoordinateMap, capacity_for
-from ..maps.expansion import Expansion, Source, look_up
+from ..maps.expansion import Expansion, look_up
 from ..maps.kernel_map import KernelMap
 from ..maps.rows import Rows
 from ..maps.rulebook import Rulebook
 from .history import RequestHistory, Step, boxes_of, loose_levels
+from .level_layouts import Level, LevelLayouts
 from .padded import PaddedInput, rows_found
 
 __all__ = ["Answer", "Answers", "BatchedBuilder", "RequestHistory", "Sides", "Step"]
 
 _ROOM = 1.25  # memory of a level over the estimate
-
-
-@dataclasses.dataclass(eq=False)
-class _Level:
-    """Coordinates whose memory takes more rows than there are: `count` on the device is one less
-    than there are (None: all). layout: of the keys of `table`."""
-
-    coords: torch.Tensor
-    layout: KeyLayout
-    table: Any
-    count: torch.Tensor | None
-
-    @property
-    def capacity(self) -> int:
-        return self.coords.shape[0]
-
-    def source(self) -> Source:
-        return Source(self.coords, self.layout, None, self.count)
 
 
 class Answer(NamedTuple):
@@ -69,17 +51,19 @@ class BatchedBuilder:
 
     def __init__(
         self, cmap: CoordinateMap, target: Target, steps: tuple[Step, ...], last: RequestHistory,
-        slack: float = _ROOM, layouts: dict[int, KeyLayout] | None = None,
+        slack: float = _ROOM, where: LevelLayouts | None = None,
         boxes: dict[int, Box] | None = None,
     ) -> None:  # fmt: skip
-        """slack: memory of a level over the estimate.  layouts: of the levels, if not those of
-        their boxes.  boxes: of all levels, where the input's is still to be learnt."""
+        """slack: memory of a level over the estimate.  where: the layouts of the levels, if not
+        those of their boxes.  boxes: of all levels, where the input's is still to be learnt."""
         self.cmap, self.target, self.steps, self.last = cmap, target, steps, last
-        self.slack, self.layouts = slack, layouts or {}
+        self.slack, self.where = slack, where
+        self.layouts: dict[int, KeyLayout] = {} if where is None else where.layouts
         self.device = cmap.device
-        self.levels: dict[int, _Level] = {}
+        self.levels: dict[int, Level] = {}
         self.expansions: dict[int, Expansion] = {}
-        self._ends: dict[int, DataBounds] = {}  # of levels in boxes that are wider
+        self.ends: list[torch.Tensor] = []  # of `loose_levels`, see `DataBounds`
+        self.found: dict[int, Box] = {}  # their bounds, once they are known
         self.boxes = boxes_of(cmap.box, steps) if boxes is None else boxes
 
     def answers(self) -> Answers | None:
@@ -96,13 +80,7 @@ class BatchedBuilder:
 
     def _besides(self) -> list[torch.Tensor]:
         """What else the host wants to know: exact bounds that rules ask for."""
-        for level in loose_levels(self.steps):
-            made = self.levels[level]
-            assert made.count is not None
-            behind = torch.arange(made.capacity, device=self.device) > made.count
-            rows = torch.where(behind[:, None], made.coords[:1], made.coords)
-            self._ends[level] = DataBounds(rows)
-        return [bounds.ends.flatten() for bounds in self._ends.values()]
+        return [ends.flatten() for ends in self.ends]
 
     def lay_out(self, scene: PaddedInput, distinct: bool = False) -> bool:
         """Queue the coordinates of all levels of a padded scene, which learns where its counters
@@ -162,7 +140,7 @@ class BatchedBuilder:
         cmap = self.cmap
         layout = self.layouts.get(0) or cmap.box.layout(self.device)
         table = cmap.table(self.target, layout)
-        self.levels[0] = _Level(cmap.coords, layout, table, cmap.rows.device)
+        self.levels[0] = Level(cmap.coords, layout, table, cmap.rows.device)
         return table
 
     def _expanded(self, capacities: dict[int, int]) -> tuple[torch.Tensor, Any]:
@@ -174,6 +152,10 @@ class BatchedBuilder:
         tables, memory = self._tables(capacities)
         for place, table in tables.items():
             self._expand(place, self.steps[place], capacities[place], table)
+            if place + 1 in loose_levels(self.steps):
+                assert self.where is not None
+                self.ends.append(self.levels[place + 1].ends())
+                self.where.derive(self.ends[-1], self.steps, self.target, place + 1)
         return memory.narrow(0, 0, sum(self._counter_lengths())), root
 
     def _capacities(self) -> dict[int, int] | None:
@@ -182,6 +164,12 @@ class BatchedBuilder:
         capacities: dict[int, int] = {}
         if self.boxes[0].oversized or kernel_target(self.device, self._key64) is None:
             return None
+        if self.where is None and loose_levels(self.steps):
+            self.where = LevelLayouts(self.boxes, (), self.device)
+            self.layouts = self.where.layouts
+            if not self.where.serves(self.boxes):
+                return None
+            self.where.upload(self.boxes)
         for place, step in enumerate(self.steps):
             if not step.makes:
                 continue
@@ -235,7 +223,7 @@ class BatchedBuilder:
         expansion.insert(table)
         coords = expansion.number(capacity, req.order, True, zeroed)
         self.expansions[place] = expansion
-        self.levels[place + 1] = _Level(coords, out, table, table.total)
+        self.levels[place + 1] = Level(coords, out, table, table.total)
 
     def sides(self, place: int) -> Sides:
         """Queue the map of one step."""
@@ -285,9 +273,14 @@ class BatchedBuilder:
         rows = rows_found(counters, self._counter_lengths(), levels)
         if rows is None:
             return None
-        for bounds, values in zip(self._ends.values(), ends, strict=True):
-            bounds.learn(values)
+        self.learn(ends, rows)
         return self.assembled(made, {0: cmap.n_rows, **rows}, self.coords())
+
+    def learn(self, ends: Sequence[list[int]], rows: dict[int, int]) -> None:
+        """Learn where levels end, of which there are so many rows, and with that all bounds."""
+        levels = zip(loose_levels(self.steps), ends, strict=True)
+        self.found = {level: box_of(values) for level, values in levels if rows[level]}
+        self.boxes = boxes_of(self.cmap.box, self.steps, self.found)
 
     def assembled(
         self, made: list[Sides], rows: dict[int, int], coords: dict[int, torch.Tensor],
@@ -329,8 +322,8 @@ class BatchedBuilder:
             return kmap, None
         new = CoordinateMap(coords[out][: y.capacity], self.boxes[out], y)
         new.adopt()
-        if out in self._ends and new.n_rows:
-            new.tight = self._ends[out].box
+        new.loose = step.request.loose
+        new.tight = self.found.get(out) if scene is None else new.box
         return kmap, new
 
 

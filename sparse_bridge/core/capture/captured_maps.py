@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from ...kernels.runtime import target as targets
 from ..geometry.boxes import Box
 from ..geometry.data_bounds import DataBounds
-from ..geometry.layout import KeyLayout, record_of
+from ..geometry.layout import record_of
 from ..maps.coordinate_map import CoordinateMap
 from ..maps.rows import Rows
 from .batched_builder import BatchedBuilder
@@ -85,7 +86,8 @@ class CapturedMaps:
     those of other inputs are found on the device.  Raises RuntimeError where nothing can be
     captured.
 
-    bytes: of memory taken for the graphs, about.
+    bytes: of memory taken for the graphs, about.  ends: values of where loose levels end, of the
+    input whose `rows` were asked last.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class CapturedMaps:
         self.scene, self.box, self.steps, self.target = scene, box, steps, target
         self.distinct, self.pool = distinct, pool
         self.aside: torch.cuda.Stream | None = None
+        self.ends: list[list[int]] = []
         device, boxes = scene.coords.device, boxes_of(box, steps)
         self._known = box, boxes
         self.inputs = _Inputs(boxes, key64, device, exact)
@@ -108,7 +111,8 @@ class CapturedMaps:
         self._plan(dry_run)
         assert scene.counters is not None and scene.flags is not None
         ends = 0 if self.inputs.ends is None else self.inputs.ends.numel()
-        self.lengths = [len(scene.counters), len(scene.flags), ends]
+        loose = [one.numel() for one in dry_run.ends]
+        self.lengths = [len(scene.counters), len(scene.flags), ends, *loose]
         self.host = torch.empty(sum(self.lengths), dtype=torch.int32, pin_memory=True)
         del dry_run
         torch.cuda.current_stream(device).synchronize()
@@ -124,8 +128,7 @@ class CapturedMaps:
 
     def _laid_out(self) -> BatchedBuilder:
         """A builder that has queued the coordinates of all levels. Raises RuntimeError."""
-        layouts = self.inputs.layouts
-        builder = builder_over(self.scene, self.box, self.target, self.steps, layouts)
+        builder = builder_over(self.scene, self.box, self.target, self.steps, self.inputs)
         if not builder.lay_out(self.scene, self.distinct):
             raise RuntimeError("the last scene does not tell how large the levels get")
         return builder
@@ -144,6 +147,8 @@ class CapturedMaps:
         mine[1].copy_(scene.flags, non_blocking=True)
         if self.inputs.ends is not None:
             mine[2].copy_(self.inputs.ends.flatten(), non_blocking=True)
+        for part, found in zip(mine[3:], self._builder.ends, strict=True):
+            part.copy_(found.flatten(), non_blocking=True)
         return self._builder.coords()
 
     def _maps(self) -> list[Any]:
@@ -187,7 +192,10 @@ class CapturedMaps:
         bounds: learn what they are.
         """
         self.event.synchronize()
-        counters, flags, ends = (part.tolist() for part in self.host.split(self.lengths))
+        values = iter(self.host.tolist())
+        counters, flags, ends, *self.ends = (
+            list(itertools.islice(values, length)) for length in self.lengths
+        )
         if bounds is not None and not self.serves(bounds.learn(ends)):
             return None
         return self.scene.validated(counters, flags, n_rows)
@@ -195,12 +203,12 @@ class CapturedMaps:
 
 def builder_over(
     scene: PaddedInput, box: Box, target: targets.Target, steps: tuple[Step, ...],
-    layouts: dict[int, KeyLayout] | None = None,
+    where: LevelLayouts | None = None,
 ) -> BatchedBuilder:  # fmt: skip
     """The builder of a padded scene."""
     root = CoordinateMap(scene.coords, box, Rows(None, scene.count, scene.coords.shape[0]))
     root.adopt()
-    return BatchedBuilder(root, target, steps, scene.record, _SLACK, layouts)
+    return BatchedBuilder(root, target, steps, scene.record, _SLACK, where)
 
 
 def padded_input(coords: torch.Tensor, capacity: int, record: RequestHistory) -> PaddedInput:

@@ -22,7 +22,6 @@ from . import arena
 from .arena import ArenaMaps, TooLargeError
 from .batched_builder import Answers, BatchedBuilder, Sides
 from .history import RequestHistory, Step, boxes_of
-from .level_layouts import chains_of
 from .padded import capacity_of
 
 _RECURS = 8  # scenes alike of a class before one is captured, which takes as long as a scene
@@ -162,7 +161,7 @@ class _MapGraph:
         steps: tuple[Step, ...], last: RequestHistory,
     ) -> None:  # fmt: skip
         self.owner, self.target, self.steps, self.last = owner, target, steps, last
-        self.exact = cmap.data_bounds is not None and chains_of(steps) is not None
+        self.exact = cmap.data_bounds is not None and all(one.derivable for one in steps)
         self.wants, self.arena = _wants(last), arena.arena_of(cmap.device)
         self.capacity, boxes = capacity_of(cmap.n_rows), boxes_of(cmap.box, steps)
         owner.key64 |= {level for level, box in boxes.items() if box.key64}
@@ -197,6 +196,7 @@ class _MapGraph:
         if not cmap.checked:
             cmap.validate(cmap.n_rows, cmap.n_rows, False)
         builder = builder or self._uncaptured(cmap, made)
+        builder.learn(maps.ends, rows)
         return builder.assembled(made, rows, coords)
 
     def _uncaptured(self, cmap: CoordinateMap, made: list[Sides]) -> BatchedBuilder:

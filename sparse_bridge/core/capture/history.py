@@ -6,7 +6,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..geometry.boxes import Box
@@ -47,11 +47,18 @@ class Step(NamedTuple):
         return not self.makes or isinstance(self.request.output, BoxReach)
 
 
-def boxes_of(box: Box, steps: Sequence[Step]) -> dict[int, Box]:
-    """The boxes of all levels over inputs in `box`, as far as they have any."""
+def boxes_of(
+    box: Box, steps: Sequence[Step], found: Mapping[int, Box] | None = None
+) -> dict[int, Box]:
+    """The boxes of all levels over inputs in `box`, as far as they have any.
+
+    found: exact bounds of `loose_levels`, where they are known.
+    """
     boxes = {0: box}
     for place, step in enumerate(steps):
         below = boxes.get(step.level)
+        if found and step.level in found and isinstance(step.request.output, BoxReach):
+            below = found[step.level]
         made = step.request.out_box(below) if step.makes and below is not None else None
         if made is not None:
             boxes[place + 1] = made
@@ -60,12 +67,12 @@ def boxes_of(box: Box, steps: Sequence[Step]) -> dict[int, Box]:
 
 @functools.lru_cache(maxsize=256)
 def loose_levels(steps: tuple[Step, ...]) -> tuple[int, ...]:
-    """Levels whose boxes may be wider than they are, of which others are made."""
-    sources = {step.level for step in steps if step.makes}
+    """Levels that may end inside their boxes, where the bounds of others start from their ends."""
+    sources = {s.level for s in steps if s.makes and isinstance(s.request.output, BoxReach)}
     return tuple(
         place + 1
         for place, step in enumerate(steps)
-        if step.makes and place + 1 in sources and getattr(step.request.output, "loose", False)
+        if step.makes and place + 1 in sources and step.request.loose
     )
 
 

@@ -1,8 +1,9 @@
 """Where launches read the bounds of all levels, so that inputs of any shape are served: written by
-the host, or by a kernel that knows the bounds of the input's coordinates."""
+the host, or by a kernel that knows the bounds of the input's coordinates, or of a level's."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -11,13 +12,37 @@ import torch
 
 from ...kernels.runtime.target import Target
 from ..geometry.boxes import Box
-from ..geometry.layout import constant, layout_over, record_of
+from ..geometry.data_bounds import DataBounds
+from ..geometry.layout import KeyLayout, constant, layout_over, record_of, uploaded
 from ..geometry.reach import BoxReach
-from ..maps.coordinate_map import CoordinateMap
-from .batched_builder import Answers, BatchedBuilder, Sides
-from .history import RequestHistory, Step, boxes_of
+from ..maps.expansion import Source
+from .history import Step, loose_levels
 
 _FAR = 1 << 24  # coordinates beyond are not served
+
+
+@dataclasses.dataclass(eq=False)
+class Level:
+    """Coordinates whose memory takes more rows than there are: `count` on the device is one less
+    than there are (None: all). layout: of the keys of `table`."""
+
+    coords: torch.Tensor
+    layout: KeyLayout
+    table: Any
+    count: torch.Tensor | None
+
+    @property
+    def capacity(self) -> int:
+        return self.coords.shape[0]
+
+    def source(self) -> Source:
+        return Source(self.coords, self.layout, None, self.count)
+
+    def ends(self) -> torch.Tensor:
+        """Queue finding where rows in use end, see `DataBounds`."""
+        assert self.count is not None
+        behind = torch.arange(self.capacity, device=self.count.device) > self.count
+        return DataBounds(torch.where(behind[:, None], self.coords[:1], self.coords)).ends
 
 
 class LevelLayouts:
@@ -53,77 +78,56 @@ class LevelLayouts:
                 return False
         return True
 
-    def derive(self, ends: torch.Tensor, steps: Sequence[Step], target: Target) -> None:
-        """Queue writing the bounds of all levels, from those of the input, see `DataBounds`."""
+    def upload(self, boxes: dict[int, Box]) -> None:
+        """Queue writing these bounds."""
+        values = [number for box in boxes.values() for number in record_of(box)]
+        self.records.copy_(uploaded(values, self.records.device))
+
+    def derive(
+        self, ends: torch.Tensor, steps: Sequence[Step], target: Target, level: int = 0
+    ) -> None:
+        """Queue writing the bounds of all levels that follow from those of `level`, the input or a
+        loose one, see `DataBounds`."""
         from ...kernels.maps.level_bounds import level_bounds
 
-        chains = chains_of(tuple(steps))
-        assert chains is not None
-        width = 1 + max(len(chain) for chain in chains) * (ends.shape[1] - 1) * 5
-        levels = constant(_table(chains, width), ends.device).view(-1, width)
+        chains = chains_of(tuple(steps))[level]
+        width = 2 + max(map(len, chains.values())) * (ends.shape[1] - 1) * 5
+        places = {one: place for place, one in enumerate(self.layouts)}
+        table = _table(tuple((places[one], chain) for one, chain in chains.items()), width)
+        levels = constant(table, ends.device).view(-1, width)
         level_bounds(ends, levels, self.records, target)
 
 
+Chain = tuple[BoxReach, ...]
+
+
 @functools.lru_cache(maxsize=256)
-def chains_of(steps: tuple[Step, ...]) -> tuple[tuple[BoxReach, ...], ...] | None:
-    """Of every level that `boxes_of` knows, the rules that lead there from the input; None where
-    one is not arithmetic that kernels know."""
-    chains: dict[int, tuple[BoxReach, ...]] = {0: ()}
+def chains_of(steps: tuple[Step, ...]) -> dict[int, dict[int, Chain]]:
+    """By levels whose ends are measured, the input's own and `loose_levels`: the levels whose
+    bounds follow from them, and the rules that lead there, as far as kernels know their
+    arithmetic."""
+    measured = {0, *loose_levels(steps)}
+    chains: dict[int, dict[int, Chain]] = {level: {} for level in sorted(measured)}
+    chains[0][0] = ()
+    start = dict.fromkeys(measured, -1)
     for place, step in enumerate(steps):
-        if step.makes:
-            rule = step.request.output
-            if not isinstance(rule, BoxReach) or step.level not in chains:
-                return None
-            chains[place + 1] = (*chains[step.level], rule)
-    return tuple(chains.values())
+        rule = step.request.output
+        if step.makes and isinstance(rule, BoxReach) and step.level in start:
+            own = step.level in measured
+            first = step.level if own else start[step.level]
+            chains[first][place + 1] = (*(() if own else chains[first][step.level]), rule)
+            start[place + 1] = first
+    return chains
 
 
 @functools.lru_cache(maxsize=256)
-def _table(chains: tuple[tuple[BoxReach, ...], ...], width: int) -> tuple[int, ...]:
+def _table(chains: tuple[tuple[int, Chain], ...], width: int) -> tuple[int, ...]:
     """What `level_bounds` reads, in rows of `width`."""
     table: list[int] = []
-    for chain in chains:
-        row = [len(chain)]
+    for place, chain in chains:
+        row = [place, len(chain)]
         for rule in chain:
             for axis in rule.axes:
                 row += map(int, axis)
         table += [*row, *[0] * (width - len(row))]
     return tuple(table)
-
-
-class UnboundedBuilder(BatchedBuilder):
-    """All maps of an input whose bounds the host has not seen: it learns them with the sizes of the
-    levels.
-
-    outgrown: the bounds turned out to be none that the launches could take.
-    """
-
-    def __init__(
-        self, cmap: CoordinateMap, target: Target, steps: tuple[Step, ...], last: RequestHistory,
-        key64: set[int],
-    ) -> None:  # fmt: skip
-        """key64: levels that needed 64-bit keys so far; those of this input are added."""
-        assert cmap.data_bounds is not None and last.box is not None
-        guess = boxes_of(last.box, steps)
-        self.bounds, self.key64, self.outgrown = cmap.data_bounds, key64, False
-        self.where = LevelLayouts(guess, key64, cmap.device)
-        super().__init__(cmap, target, steps, last, layouts=self.where.layouts, boxes=guess)
-
-    def _expanded(self, capacities: dict[int, int]) -> tuple[torch.Tensor, Any]:
-        self.where.derive(self.bounds.ends, self.steps, self.target)
-        return super()._expanded(capacities)
-
-    def _besides(self) -> list[torch.Tensor]:
-        return [*super()._besides(), self.bounds.ends.flatten()]
-
-    def _finish(
-        self, made: list[Sides], capacities: dict[int, int], read: list[list[int]]
-    ) -> Answers | None:
-        *read, ends = read
-        self.boxes = boxes_of(self.bounds.learn(ends), self.steps)
-        self.key64 |= {level for level, box in self.boxes.items() if box.key64}
-        self.outgrown = not self.where.serves(self.boxes)
-        if self.outgrown:
-            self.cmap.drop_table()
-            return None
-        return super()._finish(made, capacities, read)

@@ -35,8 +35,8 @@ from . import graph_cache, padded
 from .batched_builder import Answers, BatchedBuilder
 from .graph_cache import MapGraphs
 from .history import MOST_STEPS, Expectation, Habit, RequestHistory, Step
-from .level_layouts import UnboundedBuilder
 from .padded import PaddedInput
+from .unbounded_builder import UnboundedBuilder
 
 __all__ = ["Step", "Tracker", "forget", "history_of", "install", "provide"]
 

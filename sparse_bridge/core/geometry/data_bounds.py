@@ -11,6 +11,13 @@ import torch
 from .boxes import Box
 
 
+def box_of(ends: Sequence[int]) -> Box:
+    """The box between the lowest values of all columns and the highest, one after another."""
+    columns = len(ends) // 2
+    low, high = ends[:columns], ends[columns:]
+    return Box.spanning(tuple(low), tuple(h - lo + 1 for lo, h in zip(low, high, strict=True)))
+
+
 class DataBounds:
     """The exact bounds of coordinates int32 [N, 1 + D], N > 0."""
 
@@ -36,9 +43,7 @@ class DataBounds:
     def learn(self, ends: Sequence[int]) -> Box:
         """The box, from the values of `ends`, one row after another."""
         if self.known is None:
-            low, high = ends[: self.dimension + 1], ends[self.dimension + 1 :]
-            size = tuple(h - lo + 1 for lo, h in zip(low, high, strict=True))
-            self.known = Box.spanning(tuple(low), size)
+            self.known = box_of(ends)
         return self.known
 
     @property

@@ -31,7 +31,8 @@ class AxisReach(NamedTuple):
 class BoxReach(NamedTuple):
     """A rule of requests, see `core.maps.request`: one `AxisReach` per axis; batch items stay.
 
-    loose: coordinates may stay inside of the output box, and rules over them ask how far they go.
+    loose: coordinates may end inside of the output box, and rules over them start from where they
+    do.
     """
 
     axes: tuple[AxisReach, ...]

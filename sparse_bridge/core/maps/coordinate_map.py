@@ -101,7 +101,8 @@ class CoordinateMap:
         self.coords = coords.detach().contiguous()
         self._box = box if isinstance(box, Box) else None
         self.data_bounds = None if isinstance(box, Box) else box
-        self.tight: Box | None = None  # exact bounds, where somebody found them inside the box
+        self.loose = False  # may end inside the box, and rules start from where they do
+        self.tight: Box | None = None  # exact bounds, where somebody found them
         self.rows = rows_of(coords) if rows is None else rows
         self._host: host_index.Indexed | None = None
         self._table: object | None = None
@@ -125,6 +126,16 @@ class CoordinateMap:
             assert self.data_bounds is not None
             self._box = self.data_bounds.box
         return self._box
+
+    @property
+    def extent(self) -> Box:
+        """What rules for outputs start from: the box, or exact bounds where the coordinates are
+        `loose`; waits for the device the first time, unless they are known."""
+        if not self.loose or self.n_rows == 0:
+            return self.box
+        if self.tight is None:
+            self.tight = DataBounds(self.coords).box
+        return self.tight
 
     @property
     def unbounded(self) -> bool:

@@ -16,6 +16,7 @@ import torch
 from ...errors import GeometryError, UnsupportedError
 from ..geometry.boxes import Box
 from ..geometry.offsets import Offsets
+from ..geometry.reach import BoxReach
 from . import map_builder
 from .coordinate_map import CoordinateMap
 from .kernel_map import KernelMap
@@ -54,6 +55,11 @@ class MapRequest(NamedTuple):
             return self.output
         rule = getattr(self.output, "output_box", None)  # a look at the protocol takes longer
         return None if rule is None else rule(box)
+
+    @property
+    def loose(self) -> bool:
+        """Whether output coordinates are, see `BoxReach`."""
+        return isinstance(self.output, BoxReach) and self.output.loose
 
 
 class BuiltMap(NamedTuple):
@@ -96,7 +102,8 @@ def build(cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
             "one input. Use torch.export or torch.compile (docs/compile.md), or "
             "sparse_bridge.export.export_onnx (docs/export.md)."
         )
-    kind, offsets, out_box = req.kind, req.offsets, req.out_box(cmap.box)
+    kind, offsets, reach = req.kind, req.offsets, isinstance(req.output, BoxReach)
+    out_box = req.out_box(cmap.extent if reach else cmap.box)
     new: CoordinateMap | None = None
     if kind == "submanifold":
         kmap = map_builder.submanifold(cmap, offsets)
@@ -108,6 +115,8 @@ def build(cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
         kmap = map_builder.between(cmap, req.output, offsets, req.stride)
     else:
         raise GeometryError(f"no map is of the kind {kind!r} with output {req.output!r}.")
+    if new is not None:
+        new.loose = req.loose
     return BuiltMap.of(kmap, new)
 
 

@@ -1,9 +1,10 @@
-"""Bounds of all levels of a scene, worked out on the device from those of its coordinates.
+"""Bounds of levels of a scene, worked out on the device from those of coordinates.
 
 A rule along an axis is five numbers (multiplier, divisor, first, last, from_zero): bounds (low,
 high) become (ceil((low * multiplier + first) / divisor), floor((high * multiplier + last) /
 divisor)), the lower one not below 0 if `from_zero` and low is not. `levels` is an int32 table
-[n_levels, 1 + depth * D * 5]: how many rules lead from the coordinates to a level, and these.
+[n_levels, 2 + depth * D * 5]: of a level its place among the records, how many rules lead there
+from the coordinates, and these.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ def _level_bounds(ends_ptr, levels_ptr, record_ptr, width, D: tl.constexpr, RULE
     """The record of one level: steps, then (lowest, extent) of every column, each padded to an even
     number of columns."""
     even: tl.constexpr = D + 1 + (D + 1) % 2
-    record = record_ptr + tl.program_id(0) * 2 * even
     chain = levels_ptr + tl.program_id(0) * width
-    n_rules = tl.load(chain)
+    record = record_ptr + tl.load(chain) * 2 * even
+    n_rules = tl.load(chain + 1)
     step = tl.full((), 1, tl.int64)
     for axis in tl.static_range(D):
         low = tl.load(ends_ptr + 1 + axis).to(tl.int64)
         high = tl.load(ends_ptr + D + 2 + axis).to(tl.int64)
         for k in range(n_rules):
-            rule = chain + 1 + (k * D + axis) * RULE
+            rule = chain + 2 + (k * D + axis) * RULE
             multiplier = tl.load(rule).to(tl.int64)
             divisor = tl.load(rule + 1).to(tl.int64)
             first = -_floored(-(low * multiplier + tl.load(rule + 2)), divisor)
@@ -63,7 +64,8 @@ level_bounds_kernel = register(_level_bounds)
 def level_bounds(
     ends: torch.Tensor, levels: torch.Tensor, record: torch.Tensor, target: Target
 ) -> None:
-    """Write `record` int64 [n_levels * 2 * even(1 + D)], see `core.geometry.layout.record_of`.
+    """Write the records of these levels in `record`, int64 [n * 2 * even(1 + D)], see
+    `core.geometry.layout.record_of`.
 
     ends: int32 [2, 1 + D], lowest and highest coordinate of every column.  levels: see above.
     Bounds must stay within 32 bits.
