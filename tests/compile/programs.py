@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch._dynamo import symbolic_convert
-from torch._dynamo.utils import counters
 
 import sparse_bridge
 from sparse_bridge.networks import minkowski as for_minkowski
@@ -22,6 +20,11 @@ from tests.adapters.spconv import doors
 from tests.clouds import cloud
 
 GRID = (32, 32, 32)
+DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
+WHERE = (  # for what takes long on a CPU
+    pytest.param("cpu", marks=pytest.mark.slow, id="cpu"),
+    pytest.param("cuda", marks=pytest.mark.gpu, id="cuda"),
+)
 
 
 class Program(nn.Module):
@@ -76,10 +79,9 @@ def spconv_programs(door: str) -> Iterator[dict[str, Callable[[], Program]]]:
             return Program(for_spconv.ResidualUNet(sp, classes=5, **thin), wrap, features)
 
         yield {"three": three, "pools": pools, "second": second, "unet": unet}
-    _forget_modules()
 
 
-def _forget_modules() -> None:
+def forget_modules() -> None:
     """Dynamo keeps modules by name, some in the globals of what it compiles; here other modules get
     the same names."""
     torch._dynamo.reset()
@@ -143,7 +145,6 @@ def torchsparse_programs(profile: str) -> Iterator[dict[str, Callable[[], Progra
             return table if profile == "2.1" else table.t().contiguous()
 
         yield {"three": three, "unet": unet, "points": Points}
-    _forget_modules()
 
 
 @contextlib.contextmanager
@@ -251,15 +252,19 @@ def minkowski_programs() -> Iterator[dict[str, Callable[[], Program]]]:
             "three": three, "unet": unet, **made,
             "points": lambda: Program(Points(), wrap, lambda y: y),
         }  # fmt: skip
-    _forget_modules()
 
 
 def _seeded(programs: Callable, *given: str) -> Callable:
     """`programs`, whose first network has the same parameters in every process."""
 
-    def enter() -> Any:
+    @contextlib.contextmanager
+    def enter() -> Iterator[dict[str, Callable[[], Program]]]:
         torch.manual_seed(0)
-        return programs(*given)
+        try:
+            with programs(*given) as found:
+                yield found
+        finally:
+            forget_modules()
 
     return enter
 
@@ -271,6 +276,12 @@ PROGRAMS = {
     "minkowski": _seeded(minkowski_programs),
     "torchsparse 1.4": _seeded(torchsparse_programs, "1.4"),
 }
+DOORS = tuple(PROGRAMS)
+NETWORKS = [
+    (door, network)
+    for door in DOORS for network in ("second", "unet")
+    if network == "unet" or "spconv" in door
+]  # fmt: skip
 
 
 def scene(number: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -278,47 +289,3 @@ def scene(number: int) -> tuple[torch.Tensor, torch.Tensor]:
     coords = cloud(GRID, 2, 0.01 + 0.002 * number, seed=number)
     generator = torch.Generator().manual_seed(number)
     return torch.randn(len(coords), 4, generator=generator), coords
-
-
-def compare(
-    program: Program, backend: str, scenes: int, fullgraph: bool = True, device: str = "cpu"
-) -> None:
-    """Compiled and eager agree, and no graph is made after the second scene."""
-    program.to(device)
-    twin = copy.deepcopy(program)
-    torch._dynamo.reset()
-    counters.clear()
-    compiled = torch.compile(program, backend=backend, fullgraph=fullgraph)
-    graphs = []
-    for number in range(scenes):
-        features, coords = (tensor.to(device) for tensor in scene(number))
-        results = []
-        for run in (compiled, twin):
-            y = run(features, coords)
-            if program.training:
-                y.square().mean().backward()
-            results.append(y)
-        assert_same(*results)
-        graphs.append(counters["stats"]["unique_graphs"])
-        if program.training:
-            compare_gradients(program, twin)
-    assert graphs[-1] == graphs[min(1, scenes - 1)], graphs
-
-
-def assert_same(mine: torch.Tensor, theirs: torch.Tensor) -> None:
-    """Equal but for rounding, which norms over few rows magnify: fp32 results of either program are
-    up to 3e-5 from those in fp64, where values are about 1."""
-    scale = float(theirs.detach().square().mean().sqrt())
-    torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5 + 1e-4 * scale)
-
-
-def compare_gradients(program: nn.Module, twin: nn.Module) -> None:
-    """Parameters have the same gradients, statistics the same values."""
-    pairs: list[Any] = list(zip(program.parameters(), twin.parameters(), strict=True))
-    for mine, theirs in pairs:
-        assert (mine.grad is None) == (theirs.grad is None)
-        if theirs.grad is not None:
-            assert_same(mine.grad, theirs.grad)
-        mine.grad = theirs.grad = None
-    for mine, theirs in zip(program.buffers(), twin.buffers(), strict=True):
-        torch.testing.assert_close(mine, theirs)

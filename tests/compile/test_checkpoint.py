@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparse_bridge.compile
 from sparse_bridge.core.maps import map_builder
-from tests.compile.programs import PROGRAMS, compare_gradients, scene
+from tests.compile.comparison import compare_gradients, compare_statistics, gradients
+from tests.compile.programs import PROGRAMS, scene
 
 ops = torch.ops.sparse_bridge
 
@@ -122,4 +123,5 @@ def test_checkpoints_inside_of_a_graph(keep, built, plain_settings):
         built.clear()
         step(program, 0, compiled)
         assert len(built) == once
-        compare_gradients(program, twin)
+        compare_gradients(gradients(program), gradients(twin))
+        compare_statistics(program, twin)

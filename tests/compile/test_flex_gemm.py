@@ -13,7 +13,8 @@ import sparse_bridge
 from sparse_bridge.adapters.flex_gemm.errors import ArgumentShapeError
 from tests.adapters.flex_gemm import installed
 from tests.adapters.flex_gemm.test_convolutions import voxels, weights
-from tests.compile.programs import _forget_modules
+from tests.compile.comparison import assert_same
+from tests.compile.programs import WHERE, forget_modules
 
 F32 = torch.float32
 
@@ -28,7 +29,7 @@ def flex_gemm():
         counters.clear()
         torch._dynamo.reset()
         yield flex_gemm
-    _forget_modules()
+    forget_modules()
 
 
 class Network(nn.Module):
@@ -83,7 +84,8 @@ def compared(network, compiled, scene, caches=None):
         if run is compiled:
             mine = [*outputs, leaf.grad, *(p.grad for p in network.parameters())]
     theirs = [*outputs, leaf.grad, *(p.grad for p in twin.parameters())]
-    torch.testing.assert_close(mine, theirs)
+    for pair in zip(mine, theirs, strict=True):
+        assert_same(*pair)
     network.zero_grad()
     return given
 
@@ -103,6 +105,25 @@ def test_one_graph_for_any_rows(flex_gemm):
     assert same is cache and torch.equal(out, want)
     assert torch.equal(cache["neighbor_map"], made["neighbor_map"])
     assert torch.equal(cache.sorted_idx, made.sorted_idx) and not hasattr(cache, "nothing")
+
+
+@pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
+@pytest.mark.parametrize("training", (False, True), ids=("eval", "train"))
+@pytest.mark.parametrize("device", WHERE)
+def test_ten_scenes(flex_gemm, device, training, backend):
+    network = Network(flex_gemm).to(device)
+    compiled = torch.compile(network, backend=backend, fullgraph=True)
+    graphs = []
+    for feats, coords, shape, grid in scenes(10):
+        given = feats.to(device), coords.to(device), shape, grid.to(device)
+        if training:
+            compared(network, compiled, given)
+        else:
+            with torch.no_grad():
+                for pair in zip(compiled(*given, {}), network(*given, {}), strict=True):
+                    assert_same(*pair)
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs[-1] == graphs[1], graphs
 
 
 def test_a_cache_of_one_graph_in_another(flex_gemm):
@@ -222,7 +243,7 @@ def test_functions_of_an_installed_build(monkeypatch):
                 gradients.append(torch.autograd.grad(run(feats).square().mean(), weight)[0])
             torch.testing.assert_close(compiled(feats), program(feats))
             torch.testing.assert_close(*gradients)
-    _forget_modules()
+    forget_modules()
 
 
 def test_layers_of_the_second_generation_are_one_break_each(flex_gemm):
@@ -244,4 +265,4 @@ def test_layers_of_the_second_generation_are_one_break_each(flex_gemm):
         for mine, theirs in zip(compiled(feats), program(feats), strict=True):
             assert torch.equal(mine, theirs)
     assert counters["stats"]["unique_graphs"] == 3, dict(counters["stats"])
-    _forget_modules()
+    forget_modules()

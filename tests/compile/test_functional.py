@@ -10,7 +10,8 @@ from torch._dynamo.utils import counters
 import sparse_bridge.compile
 from sparse_bridge.core import functional as sparse
 from sparse_bridge.errors import CoordinateError, ShapeError, UnsupportedError
-from tests.compile.programs import GRID, compare, scene
+from tests.compile.comparison import compare
+from tests.compile.programs import GRID, scene
 
 
 class Network(nn.Module):

@@ -13,7 +13,8 @@ import sparse_bridge.compile
 from sparse_bridge import settings
 from sparse_bridge.core import functional as sparse
 from sparse_bridge.core.compile import inductor
-from tests.compile.programs import PROGRAMS, assert_same, scene
+from tests.compile.comparison import assert_same
+from tests.compile.programs import PROGRAMS, scene
 
 ROWS, CHANNELS = 40, 6
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 
 import pytest
@@ -14,6 +15,7 @@ from sparse_bridge.core.ops.batch_norm import MEMORY_ROWS
 from sparse_bridge.core.ops.row_matrix import RowMatrix
 from sparse_bridge.errors import CoordinateError, LifecycleError, ShapeError, UnsupportedError
 from tests.clouds import cloud
+from tests.compile.programs import DEVICES
 
 ops = torch.ops.sparse_bridge
 GRID = (12, 12, 12)
@@ -39,21 +41,23 @@ def coords():
     return cloud(GRID, 2, 0.05)
 
 
-def features(n, c):
-    return torch.randn(n, c, requires_grad=True)
+def features(n, c, device="cpu"):
+    return torch.randn(n, c, requires_grad=True, device=device)
 
 
 def cases(coords):
     """Arguments of each operator, by name."""
-    n = len(coords)
+    n, device = len(coords), coords.device
+    randn = functools.partial(torch.randn, device=device)
+    rand = functools.partial(torch.rand, device=device)
     kmap = sparse.submanifold(
         sparse.coordinate_map(coords, GRID, 2), sparse.kernel_offsets((3, 3, 3))
     )
     sites, same = ops.coordinates(coords), handles.make(kmap)
     asked = coords, sites, 0, 0
-    x, dy, weight = features(n, 4), torch.randn(n, 5), features(27, 4 * 5).view(27, 4, 5).detach()
-    weight, bias, form = weight.requires_grad_(), features(1, 5)[0].detach(), ("vio", 1, "ieee", "")
-    memory = torch.zeros(MEMORY_ROWS * 4)
+    x, dy, weight = features(n, 4, device), randn(n, 5), randn(27, 4, 5)
+    weight, bias, form = weight.requires_grad_(), randn(5), ("vio", 1, "ieee", "")
+    memory = torch.zeros(MEMORY_ROWS * 4, device=device)
     batch, shape = coords[:, 0].contiguous(), [2, *GRID]
     return {
         "coordinates": [(coords,)],
@@ -71,32 +75,32 @@ def cases(coords):
         "conv_fused": [
             (x.detach(), weight.detach(), None, n, same, *form, False, None, None, None, None,
              dy, 0.0, "leaky_relu", 0.1),
-            (x.detach(), weight.detach(), bias.detach(), n, same, *form, False, *torch.rand(4, 5),
+            (x.detach(), weight.detach(), bias.detach(), n, same, *form, False, *rand(4, 5),
              None, 1e-3, "relu", 0.0),
         ],
         "batch_norm": [
             (x, bias.detach()[:4], bias.detach()[1:], 1e-3, relu) for relu in (True, False)
         ],
         "batch_norm_backward": [
-            (torch.randn(n, 4), x.detach(), bias.detach()[:4], None, memory, 1e-3, True),
-            (torch.randn(n, 4), x.detach(), None, None, memory, 1e-3, False),
+            (randn(n, 4), x.detach(), bias.detach()[:4], None, memory, 1e-3, True),
+            (randn(n, 4), x.detach(), None, None, memory, 1e-3, False),
         ],
         "pool": [(x, n, same, mode, 0.0, False) for mode in ("max", "avg", "sum")],
-        "pool_backward": [(torch.randn(n, 4), x.detach(), n, same, "max", 0.0, False)],
+        "pool_backward": [(randn(n, 4), x.detach(), n, same, "max", 0.0, False)],
         "global_pool": [(x, batch, 2, mode) for mode in ("max", "avg")],
-        "global_pool_backward": [(torch.randn(2, 4), x.detach(), batch, 2, "avg")],
+        "global_pool_backward": [(randn(2, 4), x.detach(), batch, 2, "avg")],
         "to_dense": [(x, coords, shape, first, not first, -1, 0) for first in (True, False)],
         "to_dense_backward": [
-            (torch.randn(2, 4, *GRID), x.detach(), coords, shape, True, False, 0, 0)
+            (randn(2, 4, *GRID), x.detach(), coords, shape, True, False, 0, 0)
         ],
         "flex_gemm_grid_sample": [
-            (x, coords, shape, 12 * torch.rand(2, 7, 3), mode) for mode in ("trilinear", "nearest")
+            (x, coords, shape, 12 * rand(2, 7, 3), mode) for mode in ("trilinear", "nearest")
         ],
         "flex_gemm_grid_sample_backward": [
-            (torch.randn(2, 7, 4), x.detach(), coords, shape, 12 * torch.rand(2, 7, 3), "nearest")
+            (randn(2, 7, 4), x.detach(), coords, shape, 12 * rand(2, 7, 3), "nearest")
         ],
         "voxel_codes": [(coords, 4, curve, True) for curve in ("z_order", "hilbert")],
-        "voxels_of_codes": [(torch.arange(99).int(), 4, "hilbert")],
+        "voxels_of_codes": [(torch.arange(99, device=device).int(), 4, "hilbert")],
         **functional_cases(coords),
         **minkowski_cases(coords),
         **point_cases(coords, x),
@@ -107,7 +111,7 @@ def functional_cases(coords):
     """Operators that build the maps of `core.functional`."""
     given, fine = (coords, GRID, 2, "error"), ops.coordinate_map(coords, GRID, 2, "error")
     box = [number for offset in sparse.kernel_offsets((2, 2, 2)).values for number in offset]
-    first = torch.arange(5)
+    first = torch.arange(5, device=coords.device)
     expanded = coords, fine, box, 3, [2]
     return {
         "coordinate_map": [given, (coords, None, None, "ignore")],
@@ -140,19 +144,19 @@ def minkowski_cases(coords):
 
 def point_cases(coords, x):
     """Sums and copies of rows, and torchsparse's functions on points."""
-    n, dx = len(coords), torch.randn(len(coords), 4)
-    cell = (torch.arange(n) * 7 % 31).int()
+    n, rows = len(coords), torch.arange(len(coords), device=coords.device)
+    dx, cell = torch.randn_like(x), (rows * 7 % 31).int()
     counts = ops.count_index(cell, 31)
-    pairs = handles.make(RowMatrix(cell.long(), torch.arange(n), None, 31, n))
-    y, corners = torch.randn(31, 4, requires_grad=True), cell.repeat(8, 1).t().contiguous()
-    dy, weights = y.detach(), torch.rand(n, 8)
+    pairs = handles.make(RowMatrix(cell.long(), rows, None, 31, n))
+    y, corners = features(31, 4, coords.device), cell.repeat(8, 1).t().contiguous()
+    dy, weights = y.detach(), torch.rand(n, 8, device=coords.device)
     return {
         "count_index": [(cell, 31)],
         "devoxelize": [(y, corners, weights)],
         "devoxelize_backward": [(dx, 31, corners, weights)],
         "find_keys": [(ops.hash_rows(coords, None, 1, False), ops.hash_rows(coords, None, 1, False),
                        wide) for wide in (False, True)],
-        "hash_rows": [(coords, None, 1, False), (coords, torch.ones(8, 3).int(), 0, True)],
+        "hash_rows": [(coords, None, 1, False), (coords, torch.ones_like(coords[:8, 1:]), 0, True)],
         "row_product": [(x, 31, pairs, mode) for mode in ("sum", "avg", "max")],
         "row_product_backward": [(dy, x.detach(), 31, pairs, "avg")],
         "spread": [(y, cell.long())],
@@ -172,8 +176,9 @@ def test_there_is_a_case_for_every_operator(coords):
 @pytest.mark.parametrize(
     "name", [name.partition("::")[2] for name in sparse_bridge.compile.operators()]
 )
-def test_opcheck(name, coords, plain_settings):
-    for arguments in cases(coords)[name]:
+@pytest.mark.parametrize("device", DEVICES)
+def test_opcheck(name, device, coords, plain_settings):
+    for arguments in cases(coords.to(device))[name]:
         torch.library.opcheck(getattr(ops, name), arguments, test_utils=CHECKS[name in HANDLES])
 
 

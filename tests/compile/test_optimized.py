@@ -9,10 +9,9 @@ import torch
 import sparse_bridge
 from sparse_bridge import settings
 from sparse_bridge.core.capture import units
-from tests.compile.programs import PROGRAMS, assert_same, compare, scene
+from tests.compile.comparison import assert_same, compare
+from tests.compile.programs import DOORS, PROGRAMS, scene
 from tests.compile.test_fusion import fused
-
-DOORS = tuple(PROGRAMS)
 
 
 @pytest.mark.parametrize("state", ("new", "watched", "graphs"))

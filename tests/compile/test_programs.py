@@ -8,15 +8,29 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge.core.compile import norms
-from tests.compile.programs import GRID, PROGRAMS, compare, scene
+from tests.compile.comparison import compare
+from tests.compile.programs import DEVICES, DOORS, GRID, NETWORKS, PROGRAMS, WHERE, scene
 
-DOORS = tuple(PROGRAMS)
 
-
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("door", DOORS)
-def test_three_layers_in_one_graph(door, plain_settings):
+def test_three_layers_in_one_graph(door, device, plain_settings):
     with PROGRAMS[door]() as programs:
-        compare(programs["three"]().train(), "aot_eager", 3)
+        compare(programs["three"]().train(), "aot_eager", 3, device=device)
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "dtype"),
+    [("cpu", "aot_eager", torch.bfloat16)]
+    + [
+        pytest.param("cuda", backend, dtype, marks=pytest.mark.gpu)
+        for backend in ("aot_eager", "inductor") for dtype in (torch.float16, torch.bfloat16)
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("door", DOORS)
+def test_autocast(door, device, backend, dtype, plain_settings):
+    with PROGRAMS[door]() as programs:
+        compare(programs["three"]().train(), backend, 3, device=device, autocast=dtype)
 
 
 @pytest.mark.parametrize("door", ("spconv", "torchsparse", "minkowski"))
@@ -101,17 +115,13 @@ def test_layers_of_minkowski_in_one_graph(network, plain_settings):
         compare(programs[network]().train(), "aot_eager", 3)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
 @pytest.mark.parametrize("training", (False, True), ids=("eval", "train"))
-@pytest.mark.parametrize("network", ("second", "unet"))
-@pytest.mark.parametrize("door", DOORS)
-def test_networks_in_one_graph(door, network, training, backend, plain_settings):
-    with PROGRAMS[door]() as programs:
-        if network not in programs:
-            pytest.skip(f"{door} has no {network}")
-        with torch.set_grad_enabled(training):
-            compare(programs[network]().train(training), backend, 10)
+@pytest.mark.parametrize("device", WHERE)
+@pytest.mark.parametrize(("door", "network"), NETWORKS)
+def test_networks_in_one_graph(door, network, device, training, backend, plain_settings):
+    with PROGRAMS[door]() as programs, torch.set_grad_enabled(training):
+        compare(programs[network]().train(training), backend, 10, device=device)
 
 
 @pytest.mark.gpu
