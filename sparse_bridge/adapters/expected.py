@@ -10,7 +10,7 @@ import torch
 from ..core.conv.epilogue import Epilogue
 from ..core.warmup.compilation import Expected, expect
 
-__all__ = ["Expected", "expect", "of_kernel", "trains"]
+__all__ = ["Expected", "expect", "of_kernel", "pointwise", "trains"]
 
 
 def trains(weight: torch.Tensor) -> bool:
@@ -19,11 +19,20 @@ def trains(weight: torch.Tensor) -> bool:
 
 
 def of_kernel(layer: Any, symmetric: bool, tf32: bool) -> Iterator[Expected]:
-    """The product of a layer with `kernel` [V, C_in, C_out]; others are plain matrix products."""
+    """The product of a layer with `kernel` [V, C_in, C_out], or [C_in, C_out] of a volume of 1."""
+    bias = None if layer.bias is None else layer.bias.view(-1)
+    if layer.kernel.ndim == 2:
+        yield pointwise(layer, layer.kernel, bias)
     if layer.kernel.ndim == 3:
-        bias = None if layer.bias is None else layer.bias.view(-1)
         precision = "tf32" if tf32 else "ieee"
         yield Expected(
             layer, layer.kernel, "vio", Epilogue(bias), 1, symmetric,
             trains(layer.kernel), precision,
         )  # fmt: skip
+
+
+def pointwise(layer: Any, matrix: torch.Tensor, bias: torch.Tensor | None) -> Expected:
+    """The product of a layer of kernel volume 1 with `matrix` [C_in, C_out]."""
+    learns = trains(matrix)
+    weight, end = matrix.detach()[None], Epilogue(bias)
+    return Expected(layer, weight, "vio", end, trains=learns, pointwise=True)

@@ -24,7 +24,7 @@ from ...core.maps.kernel_map import KernelMap
 from ...core.maps.rows import rows_of
 from ...core.ops.pointwise import linear
 from ...errors import ContractError, UnsupportedError
-from ..expected import Expected, trains
+from ..expected import Expected, pointwise, trains
 from ..ledger import note
 from . import benchmark, keys
 from .geometry import LayerGeometry, check_dimension
@@ -267,6 +267,9 @@ def expected(layer: Any, epilogue: Epilogue, norm: Any = None) -> Expected:
 
 def expected_of(layer: Any) -> Iterator[Expected]:
     """The product of a `SparseConvolution` on its own."""
-    if not layer.conv1x1:
+    if layer.conv1x1:
+        matrix = layer.weight.view(layer.in_channels, layer.out_channels)
+        yield pointwise(layer, matrix, layer.bias)
+    else:
         fused = None if layer.training else ACTIVATIONS[getattr(layer.act_type, "name", "None_")]
         yield expected(layer, Epilogue(layer.bias, fused, float(layer.act_alpha)))

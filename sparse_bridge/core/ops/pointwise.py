@@ -12,6 +12,7 @@ import collections
 import threading
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ... import settings
 from ..conv.convolution import autocast_dtype, transformed, unheard
@@ -22,7 +23,7 @@ from ..maps.kernel_map import KernelMap
 from ..maps.rulebook import DevicePairs, Rulebook
 
 _FORM = ConvForm("vio", 1, "ieee", "unmasked")
-_HALVES = (torch.float16, torch.bfloat16)
+HALVES = (torch.float16, torch.bfloat16)
 # Multiply-adds above which the product takes the GPU longer than the search takes the host.
 _MOST_WORK = 1 << 33
 _MAPS = 64  # identity maps that are kept, of the last numbers of rows
@@ -49,7 +50,7 @@ def _by_kernel(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> b
     if cast is None and (w.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype)):
         return False  # torch's own error
     return (
-        (x.dtype if cast is None or x.dtype == torch.float64 else cast) in _HALVES
+        (x.dtype if cast is None or x.dtype == torch.float64 else cast) in HALVES
         and torch.version.hip is None
         and 0 < x.shape[0] * w.numel() <= _MOST_WORK
         and settings.get().dataflow == "auto"
@@ -76,7 +77,8 @@ def identity(n_rows: int, device: torch.device) -> KernelMap | None:
             if device.type == "cuda":
                 torch.cuda.current_stream(device).synchronize()  # for all streams, once
             _rows[index] = rows
-        made = _maps[index, n_rows] = KernelMap(_identity(rows[:n_rows]))
+        with _disable_current_modes():  # what watches a model's operations is not told of these
+            made = _maps[index, n_rows] = KernelMap(_identity(rows[:n_rows]))
         if len(_maps) > _MAPS:
             _maps.popitem(last=False)
         return made
@@ -93,6 +95,8 @@ class _Identity(Rulebook):
     """A rulebook of one offset that pairs every row with itself."""
 
     def _compact(self, target: object) -> DevicePairs:
-        nbr, n_rows = self.table(0)[0].nbr[0], self.n_rows[0]
-        starts = torch.arange(0, 2 * n_rows, n_rows, device=self.device)
+        n_rows = self.n_rows[0]
+        with _disable_current_modes():
+            nbr = self.table(0)[0].nbr[0]
+            starts = torch.arange(0, 2 * n_rows, n_rows, device=self.device)
         return DevicePairs(nbr, nbr, starts, False, n_rows, n_rows)

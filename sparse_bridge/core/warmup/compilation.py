@@ -36,6 +36,7 @@ from ..geometry.offsets import Offsets, box_offsets
 from ..geometry.weights import layout_of
 from ..maps.expansion import Expansion, Source
 from ..maps.rulebook import Rulebook
+from ..ops.pointwise import HALVES
 from ..tuning.problem import gather_problem, wgrad_problem
 from ..tuning.tuner import tile_for
 from . import preload
@@ -51,7 +52,7 @@ class Expected:
     weight, layout, groups: see `conv`.  epilogue: what follows it.  symmetric: submanifold.
     trains: gradients will be asked for.  norm: weight, bias, running mean and variance and number
     of batches of a batch norm in training behind it.  layer: whose product it is; of several that
-    speak for one layer the last is right.
+    speak for one layer the last is right.  pointwise: of kernel volume 1, see `ops.pointwise`.
     """
 
     layer: Any
@@ -63,6 +64,7 @@ class Expected:
     trains: bool = False
     precision: str = "ieee"
     norm: tuple[torch.Tensor | None, ...] | None = None
+    pointwise: bool = False
 
 
 Describe = Callable[[Any], Iterable[Expected]]
@@ -192,7 +194,8 @@ def _products(device: torch.device) -> list[tuple[Expected, torch.dtype]]:
     for one in (*checks, *found.values()):
         shape, end = (tuple(one.weight.shape), one.weight.stride()), one.epilogue
         normed = None if one.norm is None else [v is None or v.dtype for v in one.norm]
-        about = (one.layout, one.groups, one.symmetric, one.trains, one.precision, str(normed))
+        kinds = one.groups, one.symmetric, one.trains, one.pointwise
+        about = (one.layout, *kinds, one.precision, str(normed))
         dtype = _dtype(one)
         forms.setdefault((shape, dtype, *end.form[:2], about), (one, dtype))
     return list(forms.values())
@@ -209,22 +212,16 @@ def _dtype(expected: Expected) -> torch.dtype:
 def _product_kernels(
     device: torch.device, target: Target, expected: Expected, dtype: torch.dtype
 ) -> None:
-    if dtype not in KERNEL_DTYPES:
+    if dtype not in KERNEL_DTYPES or (expected.pointwise and dtype not in HALVES):
         return
     w = layout_of(expected.weight, expected.layout, expected.groups)
     form, bias = expected.epilogue.form, expected.epilogue.bias
     product = LayerProduct(target, device, dtype, expected.precision, w, form)
     back = w.transposed().reversed() if expected.symmetric else w.transposed()
-    flows = set()
-    for rows in _SIZES:
-        map_like = Rulebook(rows, rows, w.n_offsets, device, symmetric=expected.symmetric)
-        map_like.trained = expected.trains
-        if (flow := flow_of(map_like, 0, product)) in flows:
-            continue
-        flows.add(flow)
-        _gather_kernel(product, expected.epilogue, map_like)
+    for flow in _flows(product, expected):
+        _gather_kernel(product, expected.epilogue, flow)
         if expected.trains:
-            _gather_kernel(product._replace(w=back, epilogue=EpilogueForm()), Epilogue(), map_like)
+            _gather_kernel(product._replace(w=back, epilogue=EpilogueForm()), Epilogue(), flow)
     if expected.trains:
         _wgrad_kernel(product, expected.symmetric, expected.weight.dtype)
         if bias is not None:
@@ -236,17 +233,29 @@ def _product_kernels(
         launch_both(features, expected.norm, target)
 
 
-def _gather_kernel(layer: LayerProduct, epilogue: Epilogue, map_like: Rulebook) -> None:
-    """map_like: like the maps that the layer will meet, without pairs."""
+def _flows(product: LayerProduct, expected: Expected) -> list[str]:
+    """The dataflows that the rule takes for maps of any size."""
+    if expected.pointwise:
+        return ["unmasked"]  # over the identity map
+    flows = []
+    for rows in _SIZES:
+        offsets = product.w.n_offsets
+        map_like = Rulebook(rows, rows, offsets, product.device, symmetric=expected.symmetric)
+        map_like.trained = expected.trains
+        flows.append(flow_of(map_like, 0, product))
+    return list(dict.fromkeys(flows))
+
+
+def _gather_kernel(layer: LayerProduct, epilogue: Epilogue, name: str) -> None:
+    """name: of the dataflow."""
     from ...kernels.gemm.gather_gemm import GatherGemm
     from ...kernels.maps.tile_list import TileList
 
-    flow = registry.entry(registry.automatic()[0]).by_rule()
+    if name == "grouped":
+        return  # its launches follow pairs, which nobody knows yet
+    flow = registry.entry(name)
     assert isinstance(flow, KernelDataflow)
     product, w = GatherProduct(flow, layer), layer.w
-    flow = flow.serving(map_like, 0, layer)
-    if flow.name == "grouped":
-        return  # its launches follow pairs, which nobody knows yet
     x, y = (torch.empty((1, n), dtype=layer.dtype) for n in (w.columns_in, w.columns_out))
     table: TileList | torch.Tensor = torch.empty((w.n_offsets, 1), dtype=torch.int32)
     if flow.packed:
@@ -282,7 +291,7 @@ def _wgrad_kernel(layer: LayerProduct, mirrored: bool, dtype: torch.dtype) -> No
     x, dy = (torch.empty((1, n), dtype=layer.dtype) for n in (w.columns_in, w.columns_out))
     rows = torch.empty(1, dtype=torch.int32)
     starts = torch.empty(w.n_offsets + 1, dtype=torch.int64)
-    n_pairs = _ROWS * math.ceil(w.n_offsets / 3)
+    n_pairs = _ROWS * math.ceil(w.n_offsets / 3)  # of a pointwise layer all
     tile = tile_for(wgrad_problem(product.product, _ROWS, _ROWS, n_pairs))
     spec = product.spec(tile, mirrored)
     launch = WgradGemm(spec, (rows, rows, starts), _ROWS, _ROWS, n_pairs >> mirrored)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import sparse_bridge
+from sparse_bridge import settings
 from sparse_bridge.adapters.spconv.protocol import PROTOCOL
 from sparse_bridge.core.capture import padded, prefetch
 from sparse_bridge.core.capture.calls import call_of
@@ -105,8 +106,16 @@ def over_padded(sp, network, coords, record, capacity):
     return found, scene, rows
 
 
+@pytest.fixture
+def one_by_one():
+    """Layers are not fused with what follows, which rounds otherwise."""
+    with settings.override(optimize="off"):
+        yield
+
+
 @pytest.mark.parametrize("pooled", [False, True])
 @torch.no_grad()
+@pytest.mark.usefixtures("one_by_one")
 def test_rows_are_those_of_the_scene(sp, kernel_lane, pooled):
     network = Network(sp, pooled).eval().to(kernel_lane.device)
     record = learnt(sp, network, kernel_lane)
@@ -155,6 +164,7 @@ def test_a_level_that_outgrows_its_room(sp, kernel_lane):
 
 
 @torch.no_grad()
+@pytest.mark.usefixtures("one_by_one")
 def test_room_to_spare_does_not_change_the_order(sp, kernel_lane, monkeypatch):
     """Up to so many rows are sorted apart, whatever there is memory for."""
     monkeypatch.setattr(mask_order, "SORTED_APART", 120)

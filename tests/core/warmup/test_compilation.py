@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 HALF = torch.float16
 
 
-def products(where=CPU):
+def products(where=CPU, pointwise=False):
     """(C_in, C_out, dtype, activation, has a norm, trains) of what known layers will ask for."""
     return {
         (
@@ -35,7 +35,7 @@ def products(where=CPU):
             one.trains,
         )
         for one, dtype in compilation._products(where)
-        if one.layer is not None
+        if one.layer is not None and one.pointwise == pointwise
     }
 
 
@@ -76,6 +76,7 @@ class TestProducts:
         assert network.point.conv1x1
         with torch.no_grad():
             found = products()
+            assert products(pointwise=True) == {(80, 8, HALF, None, False, False)}
         assert found == {
             (4, 48, HALF, "relu", True, False), (48, 48, HALF, "relu", True, False),
             (48, 80, HALF, "relu", True, False), (80, 80, HALF, "relu", True, False),
@@ -109,7 +110,8 @@ class TestProducts:
             ]  # fmt: skip
             found = compilation._products(CPU)
         own = {tuple(one.weight.shape): one for one, _ in found if one.layer is not None}
-        assert set(own) == {(27, 4, 24), (27, 6, 40)} and len(layers) == 3
+        assert set(own) == {(27, 4, 24), (1, 24, 8), (27, 6, 40)} and len(layers) == 3
+        assert own.pop((1, 24, 8)).pointwise
         assert own[27, 6, 40].epilogue.bias.shape == (40,)
         assert all(one.symmetric and one.trains for one in own.values())
 
