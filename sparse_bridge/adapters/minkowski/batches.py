@@ -25,12 +25,12 @@ def batches(registry: MapRegistry) -> torch.Tensor:
     """
     roots = [grid.coords for grid in registry.grids.values() if grid.made == "inserted"]
     roots += [field.coords for field in registry.fields.values()]
-    known = registry.batches
-    if known is None or known[0] != len(roots):
+    found = registry.batches.get(len(roots))
+    if found is None:
         parts = [_present(coords[:, 0]) for coords in roots]
         found = torch.unique(torch.cat(parts)) if parts else torch.empty(0, dtype=torch.int64)
-        known = registry.batches = (len(roots), found)
-    return known[1]
+        registry.batches.put(len(roots), found, found.device)
+    return found
 
 
 def origin(registry: MapRegistry) -> Key:
@@ -65,7 +65,7 @@ def batch_rows(registry: MapRegistry, key: Key, glob: Key) -> torch.Tensor:
                 f"the map {glob} does not have one row for every batch index of {key}; "
                 "a global tensor has one row per batch item."
             )
-        registry.batch_rows[memo] = found
+        registry.batch_rows.put(memo, found, found.device)
     return found
 
 

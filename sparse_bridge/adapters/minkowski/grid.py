@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from ...core.device import stream_order
 from ...core.geometry.boxes import Box
 from ...core.geometry.data_bounds import DataBounds
 from ...core.geometry.offsets import Offsets
@@ -98,6 +99,7 @@ class Grid:
         bounds: tuple[tuple[int, ...], tuple[int, ...]], made: str,
     ) -> None:  # fmt: skip
         self._coords, self.stride, self.unit, self.made = coords, stride, unit, made
+        self._order = None if coords is None else stream_order.of(coords.device)
         self.lo, self.hi = bounds
         self.layers: dict[KernelSpec, LayerMap] = {}
         self._views: dict[tuple[int, ...], CoordinateMap] = {}
@@ -157,10 +159,19 @@ class Grid:
     @property
     def coords(self) -> torch.Tensor:
         """int32 [N, 1 + D], batch first, absolute."""
-        if self._coords is None:
+        found = self._coords
+        if found is None:
             view = self._views[self.unit].coords
-            self._coords = torch.cat([view[:, :1], _multiplied(view[:, 1:].flip(1), self.unit)], 1)
-        return self._coords
+            found = torch.cat([view[:, :1], _multiplied(view[:, 1:].flip(1), self.unit)], 1)
+            self._take(found)
+        elif self._order is not None:
+            self._order.wait()
+        return found
+
+    def _take(self, coords: torch.Tensor | None) -> None:
+        """Coordinates that were queued on the current stream."""
+        self._order = None if coords is None else stream_order.of(coords.device)
+        self._coords = coords
 
     @property
     def n_rows(self) -> int:
@@ -185,7 +196,8 @@ class Grid:
 
     def adopt(self, coords: torch.Tensor | None, view: CoordinateMap) -> None:
         """The coordinates (None: those of the view), and their view at the grid's unit."""
-        self._coords, self._views[self.unit] = coords, view
+        self._views[self.unit] = view
+        self._take(coords)
 
     def query(self, coords: torch.Tensor, unit: tuple[int, ...]) -> torch.Tensor:
         """Absolute integer coordinates as the view at `unit` wants them."""

@@ -72,7 +72,7 @@ def voxelize(
     key, first, inverse = registry.insert(field.cells(stride), stride, name)
     if inverse is None:
         inverse = torch.arange(len(field.coords), device=field.coords.device)
-    field.rows[key] = inverse
+    field.rows.put(key, inverse, inverse.device)
     return key, first, inverse
 
 
@@ -83,7 +83,8 @@ def point_rows(registry: MapRegistry, field_key: Key, key: Key) -> torch.Tensor:
     found = field.rows.get(key)
     if found is None:
         grid = registry.grid(key)
-        found = field.rows[key] = grid.rows_of(field.cells(grid.stride))
+        found = grid.rows_of(field.cells(grid.stride))
+        field.rows.put(key, found, found.device)
     return found
 
 
@@ -110,7 +111,7 @@ def slice_matrix(registry: MapRegistry, field_key: Key, key: Key) -> RowMatrix:
         rows = every_point_row(registry, field_key, key)
         points = torch.arange(len(rows), device=rows.device)
         found = RowMatrix(points, rows, None, len(rows), registry.grid(key).n_rows)
-        registry.slices[field_key, key] = found
+        registry.slices.put((field_key, key), found, rows.device)
     return found
 
 

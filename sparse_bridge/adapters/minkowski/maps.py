@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from ...core.device.stream_order import Kept
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.merge import merge
 from ...core.maps.request import MapRequest
@@ -49,14 +50,14 @@ class MapRegistry:
         # (in, out, region) -> map;  (in, out) -> row of the parent of every row, sums over cells;
         # (key, origin) -> batch item of every row;  (field, key) -> from voxels to points
         self.kernel_maps: dict[tuple[Key, Key, Region], KernelMap] = {}
-        self.parents: dict[tuple[Key, Key], torch.Tensor] = {}
-        self.cells: dict[tuple[Key, Key], RowMatrix] = {}
-        self.batch_rows: dict[tuple[Key, Key], torch.Tensor] = {}
-        self.slices: dict[tuple[Key, Key], RowMatrix] = {}
+        self.parents = Kept[tuple[Key, Key], torch.Tensor]()
+        self.cells = Kept[tuple[Key, Key], RowMatrix]()
+        self.batch_rows = Kept[tuple[Key, Key], torch.Tensor]()
+        self.slices = Kept[tuple[Key, Key], RowMatrix]()
         self.traced: Any = None  # what compiled graphs know of their own maps
         self._strided: dict[tuple[Key, tuple[int, ...], str], Key] = {}
-        # (number of roots, batch indices that they have); (key of the origin map, its indices)
-        self.batches: tuple[int, torch.Tensor] | None = None
+        # Number of roots -> batch indices that they have; (key of the origin map, its indices)
+        self.batches = Kept[int, torch.Tensor]()
         self.origin: tuple[Key, torch.Tensor] | None = None
         self._tags = itertools.count(1)
 
@@ -336,7 +337,8 @@ class MapRegistry:
                     f"tensor strides {list(x.stride)} and {list(y.stride)}; the second must be a "
                     "multiple of the first."
                 )
-            found = self.parents[in_key, out_key] = y.rows_of(floor_to(x.coords, y.stride))
+            found = y.rows_of(floor_to(x.coords, y.stride))
+            self.parents.put((in_key, out_key), found, x.device)
         return found
 
 

@@ -27,7 +27,7 @@ def cell_matrix(registry: MapRegistry, in_key: Key, out_key: Key) -> RowMatrix:
             parents = registry.parent_rows(in_key, out_key)
         rows = (parents >= 0).nonzero().squeeze(1)
         found = RowMatrix(parents.index_select(0, rows), rows, None, n_out, x.n_rows)
-        registry.cells[in_key, out_key] = found
+        registry.cells.put((in_key, out_key), found, x.device)
     return found
 
 

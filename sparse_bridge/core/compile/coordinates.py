@@ -62,7 +62,7 @@ def enter(coords: torch.Tensor) -> Sites:
     key = coords.data_ptr(), tuple(coords.shape), coords.device
     found = _entered.get(key)
     if found is None or not torch.equal(found.coords, coords):
-        found = _entered[key] = Sites(coords.clone(), MapStore())
+        found = _entered[key] = Sites(coords.clone(), MapStore(device=coords.device))
     return found
 
 

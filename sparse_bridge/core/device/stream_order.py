@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from ...kernels.runtime import target as targets
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 
 def of(device: torch.device) -> StreamOrder | None:
@@ -53,3 +56,27 @@ class StreamOrder:
 
     def __reduce__(self) -> Any:
         return _anew, (self._device,)
+
+
+class Kept(Generic[_Key, _Value]):
+    """Values on a device, by key: whoever takes one goes on after it was queued."""
+
+    def __init__(self) -> None:
+        self._held: dict[_Key, tuple[_Value, StreamOrder | None]] = {}
+
+    def __iter__(self) -> Iterator[_Key]:
+        return iter(self._held)
+
+    def get(self, key: _Key) -> _Value | None:
+        found = self._held.get(key)
+        if found is None:
+            return None
+        value, order = found
+        if order is not None:
+            order.wait()
+        return value
+
+    def put(self, key: _Key, value: _Value, device: torch.device) -> _Value:
+        """Keep what was queued on the current stream of `device`."""
+        self._held[key] = value, of(device)
+        return value

@@ -98,7 +98,7 @@ class CoordinateMap:
                 f"{coords.shape[0]} rows; a coordinate map takes fewer than 2^31."
             )
         # A tensor object of our own: caches keyed by the caller's object must not keep it alive.
-        self.coords = coords.detach().contiguous()
+        self._coords = coords.detach().contiguous()
         self._box = box if isinstance(box, Box) else None
         self.data_bounds = None if isinstance(box, Box) else box
         self.loose = False  # may end inside the box, and rules start from where they do
@@ -106,7 +106,7 @@ class CoordinateMap:
         self.rows = rows_of(coords) if rows is None else rows
         self._host: host_index.Indexed | None = None
         self._table: object | None = None
-        self._order = stream_order.of(coords.device)  # of the table
+        self._order = stream_order.of(coords.device)  # of coordinates, table and folding
         self._alive: torch.Tensor | None = None
         self._checked = False
         self._unique = True
@@ -116,7 +116,22 @@ class CoordinateMap:
 
     def __repr__(self) -> str:
         where = "bounds of the data" if self.unbounded else self.box
-        return f"CoordinateMap({brief(self.coords)}, {where})"
+        return f"CoordinateMap({brief(self._coords)}, {where})"
+
+    def _follow(self) -> None:
+        """Have the current stream wait for what of this was queued on another one."""
+        if self._order is not None:
+            self._order.wait()
+
+    def _queued(self) -> None:
+        if self._order is not None:
+            self._order.queued()
+
+    @property
+    def coords(self) -> torch.Tensor:
+        """int32 [N, 1 + D]."""
+        self._follow()
+        return self._coords
 
     @property
     def box(self) -> Box:
@@ -144,11 +159,11 @@ class CoordinateMap:
 
     @property
     def n_rows(self) -> int:
-        return self.coords.shape[0]
+        return self._coords.shape[0]
 
     @property
     def device(self) -> torch.device:
-        return self.coords.device
+        return self._coords.device
 
     @property
     def alive(self) -> torch.Tensor | None:
@@ -198,21 +213,24 @@ class CoordinateMap:
         """The sorted index in plain torch or numpy."""
         if self._host is None:
             search = wide_index if self.box.oversized else host_index
-            built = self._host = search.build(self.coords, self.box)
+            built = search.build(self.coords, self.box)
+            self._queued()
+            self._host = built
             if not self._checked:
                 self._alive, self._unique, self._checked = built.alive, built.unique, True
+        self._follow()
         return self._host.index
 
     def table(self, target: Target, layout: KeyLayout | None = None):  # type: ignore[no-untyped-def]
         """The hash table for kernels; its values decode to rows of this map. Does not wait for the
         device. layout: where bounds are read, if not those of the box."""
-        if self._table is None:
-            self._table = self._insert(target, layout or self.box.layout(self.device))
-            if self._order is not None:
-                self._order.queued()
-        elif self._order is not None:
-            self._order.wait()
-        return self._table
+        table = self._table
+        self._follow()
+        if table is None:
+            table = self._insert(target, layout or self.box.layout(self.device))
+            self._queued()
+            self._table = table
+        return table
 
     def _insert(self, target: Target, layout: KeyLayout):  # type: ignore[no-untyped-def]
         from ...kernels.maps.hash_table import HashTable, hash_insert
@@ -251,24 +269,29 @@ class CoordinateMap:
 
     def duplicates(self) -> Duplicates:
         """The folding of equal coordinates (for maps that are not `unique`)."""
-        if self._duplicates is None and self._slots is not None:
-            self._duplicates = self._fold_table(self._slots)
+        self._follow()
         if self._duplicates is None:
-            index = self.host()
-            # Distinct coordinates in order of their first row.
-            order = torch.argsort(index.rows)
-            number = torch.empty_like(order)
-            number[order] = torch.arange(order.shape[0], device=self.device)
-            first = index.rows.index_select(0, order)
-            assert self._host is not None
-            place = self._host.inverse
-            inverse = torch.full_like(place, first.shape[0])
-            live = place >= 0
-            inverse[live] = number[place[live]]
-            folded = CoordinateMap(self.coords.index_select(0, first), self.box)
-            folded.adopt()
-            self._duplicates = Duplicates(folded, first, inverse)
+            found = None if self._slots is None else self._fold_table(self._slots)
+            found = found or self._fold_host()
+            self._queued()
+            self._duplicates = found
         return self._duplicates
+
+    def _fold_host(self) -> Duplicates:
+        """The folding, from the sorted index: distinct coordinates in order of their first row."""
+        index = self.host()
+        order = torch.argsort(index.rows)
+        number = torch.empty_like(order)
+        number[order] = torch.arange(order.shape[0], device=self.device)
+        first = index.rows.index_select(0, order)
+        assert self._host is not None
+        place = self._host.inverse
+        inverse = torch.full_like(place, first.shape[0])
+        live = place >= 0
+        inverse[live] = number[place[live]]
+        folded = CoordinateMap(self.coords.index_select(0, first), self.box)
+        folded.adopt()
+        return Duplicates(folded, first, inverse)
 
     def _fold_table(self, slots: torch.Tensor) -> Duplicates:
         """The folding, read from the hash table: every slot holds the first row of its key."""

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ..device import stream_order
 from ..geometry.boxes import Box
 from .coordinate_map import CoordinateMap
 
@@ -23,23 +24,28 @@ from .coordinate_map import CoordinateMap
 class MapStore:
     """Coordinate and kernel maps over one set of coordinates, by geometry."""
 
-    __slots__ = ("__weakref__", "_alias", "_lock", "_maps", "root")
+    __slots__ = ("__weakref__", "_alias", "_lock", "_maps", "_order", "root")
 
-    def __init__(self, root: CoordinateMap | None = None) -> None:
-        """root: the coordinates, where this package made them."""
+    def __init__(
+        self, root: CoordinateMap | None = None, device: torch.device | None = None
+    ) -> None:
+        """root: the coordinates, where this package made them.  device: of what is kept here, where
+        that is not the root's; None: what is kept is used on one stream."""
         self.root = root
+        device = device if root is None else root.device
+        self._order = None if device is None else stream_order.of(device)
         self._maps: dict[Hashable, Any] = {}
         self._lock = threading.RLock()
         self._alias: weakref.ref[torch.Tensor] | None = None
 
     def get(self, key: Hashable, build: Callable[[], Any]) -> Any:
         """The map under `key`, built by the first who asks."""
-        found = self._maps.get(key)
+        found = self.peek(key)
         if found is None:
             with self._lock:
-                found = self._maps.get(key)
+                found = self.peek(key)
                 if found is None:
-                    found = self._maps[key] = build()
+                    self.put(key, found := build())
         return found
 
     def coordinates(self, coords: torch.Tensor, box: Box) -> CoordinateMap:
@@ -53,7 +59,7 @@ class MapStore:
         """The coordinate map in `box`, if there is one."""
         if self.root is not None and self.root.box is box:
             return self.root
-        found: CoordinateMap | None = self._maps.get(box)
+        found: CoordinateMap | None = self.peek(box)
         return found
 
     def alias(self, coords: torch.Tensor) -> torch.Tensor:
@@ -67,11 +73,17 @@ class MapStore:
         return found
 
     def put(self, key: Hashable, value: Any) -> None:
+        if self._order is not None:
+            self._order.wait()
+            self._order.queued()
         self._maps[key] = value
 
     def peek(self, key: Hashable) -> Any:
         """The map under `key` if there is one, else None."""
-        return self._maps.get(key)
+        found = self._maps.get(key)
+        if found is not None and self._order is not None:
+            self._order.wait()
+        return found
 
 
 _stores: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -89,11 +101,11 @@ def store_of(coords: torch.Tensor) -> MapStore:
     """The store of a coordinate tensor; a new one if it has none or was changed in place since."""
     stamp = _stamp(coords)
     if stamp is None:
-        return MapStore()
+        return MapStore(device=coords.device)
     with _lock:
         store = _known(coords, stamp)
         if store is None:
-            store = MapStore()
+            store = MapStore(device=coords.device)
             _stores[coords] = (stamp, weakref.ref(store))
         return store
 

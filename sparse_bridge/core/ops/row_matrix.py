@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..device import stream_order
 from ..maps.segments import multiply, reduce_sorted
 
 _GATHER_BYTES = 256 << 20  # gathered rows are held at once up to this size, else by column blocks
@@ -44,21 +45,29 @@ class RowMatrix:
         self.out_rows, self.in_rows, self.weights = out_rows, in_rows, weights
         self.n_out, self.n_in = n_out, n_in
         self._sides: list[_Sorted | None] = [None, None]
+        self._order = stream_order.of(out_rows.device)
 
     def transposed(self) -> RowMatrix:
         """The transpose; shares the sorted views made so far."""
         other = RowMatrix(self.in_rows, self.out_rows, self.weights, self.n_in, self.n_out)
         other._sides = self._sides[::-1]
+        if self._order is not None:
+            self._order.wait()
         return other
 
     def side(self, transposed: bool) -> _Sorted:
         found = self._sides[transposed]
+        if self._order is not None:
+            self._order.wait()
         if found is None:
             rows, cols = self.out_rows, self.in_rows
             if transposed:
                 rows, cols = cols, rows
             n_rows = self.n_in if transposed else self.n_out
-            found = self._sides[transposed] = _Sorted(rows, cols, self.weights, n_rows)
+            found = _Sorted(rows, cols, self.weights, n_rows)
+            if self._order is not None:
+                self._order.queued()
+            self._sides[transposed] = found
         return found
 
     def counts(self) -> torch.Tensor:

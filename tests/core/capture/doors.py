@@ -72,7 +72,7 @@ class Layers:
 
     def up(self, n_in, n_out, key):
         if self.name == "spconv":
-            return self.module.SparseInverseConv3d(n_in, n_out, 2, indice_key=key)
+            return self.module.SparseInverseConv3d(n_in, n_out, 2, bias=False, indice_key=key)
         if self.name == "torchsparse":
             return self.module.nn.Conv3d(n_in, n_out, 2, stride=2, transposed=True)
         make = self.module.MinkowskiConvolutionTranspose

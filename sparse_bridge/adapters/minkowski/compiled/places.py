@@ -123,7 +123,8 @@ def together(places: Sequence[Place]) -> MapRegistry:
 
 def made(registry: MapRegistry, key: Key) -> Sites:
     """A map that a layer made, to be given to the graph."""
-    return Sites(registry.grid(key).coords, MapStore(), Place(registry, key))
+    coords = registry.grid(key).coords
+    return Sites(coords, MapStore(device=coords.device), Place(registry, key))
 
 
 def given(

@@ -32,7 +32,7 @@ class CoordinateTable:
     def insert_coords(self, coords: torch.Tensor) -> None:
         """coords: int32 [N, 4] as (x, y, z, b)."""
         rows = check_coords(coords, "insert_coords")
-        store = map_cache.MapStore()
+        store = map_cache.MapStore(device=rows.device)
         self._sites = coordinate_map(store, rows, profiles.PROFILES["2.0"])
 
     def lookup_coords(
