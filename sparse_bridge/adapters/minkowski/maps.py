@@ -50,14 +50,14 @@ class MapRegistry:
         # (in, out, region) -> map;  (in, out) -> row of the parent of every row, sums over cells;
         # (key, origin) -> batch item of every row;  (field, key) -> from voxels to points
         self.kernel_maps: dict[tuple[Key, Key, Region], KernelMap] = {}
-        self.parents = Kept[tuple[Key, Key], torch.Tensor]()
-        self.cells = Kept[tuple[Key, Key], RowMatrix]()
-        self.batch_rows = Kept[tuple[Key, Key], torch.Tensor]()
-        self.slices = Kept[tuple[Key, Key], RowMatrix]()
+        self.parents: Kept[tuple[Key, Key], torch.Tensor] = Kept()
+        self.cells: Kept[tuple[Key, Key], RowMatrix] = Kept()
+        self.batch_rows: Kept[tuple[Key, Key], torch.Tensor] = Kept()
+        self.slices: Kept[tuple[Key, Key], RowMatrix] = Kept()
         self.traced: Any = None  # what compiled graphs know of their own maps
         self._strided: dict[tuple[Key, tuple[int, ...], str], Key] = {}
         # Number of roots -> batch indices that they have; (key of the origin map, its indices)
-        self.batches = Kept[int, torch.Tensor]()
+        self.batches: Kept[int, torch.Tensor] = Kept()
         self.origin: tuple[Key, torch.Tensor] | None = None
         self._tags = itertools.count(1)
 

@@ -39,7 +39,7 @@ class FieldMap:
         self.exact = None if coords.is_floating_point() else coords.detach().clone()
         self.coords = coords.detach().to(torch.float32, copy=True)
         self.stride = stride
-        self.rows = Kept[Key, torch.Tensor]()
+        self.rows: Kept[Key, torch.Tensor] = Kept()
 
     def cells(self, stride: tuple[int, ...]) -> torch.Tensor:
         """int32 [N, 1 + D]: every point rounded down to multiples of `stride`, its batch index to

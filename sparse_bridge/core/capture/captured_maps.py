@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import itertools
-import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -21,6 +19,7 @@ from .batched_builder import BatchedBuilder
 from .history import RequestHistory, Step, boxes_of
 from .level_layouts import LevelLayouts
 from .padded import PaddedInput
+from .recording import Remains, captured
 
 _STREAMS = 4  # on which maps are built side by side
 _SLACK = 1.25  # capacity of the levels over the estimate
@@ -125,6 +124,7 @@ class CapturedMaps:
         self.bytes = max(0, taken) + scene.coords.nbytes
         scene.prepared = made, coords
         self.event, self._stream = torch.cuda.Event(), Streams(device)
+        self._remains = Remains(self.host, self.inputs.host, self.event)
 
     def _laid_out(self) -> BatchedBuilder:
         """A builder that has queued the coordinates of all levels. Raises RuntimeError."""
@@ -229,91 +229,6 @@ def apart(device: torch.device, stream: torch.cuda.Stream | None = None) -> Iter
             yield
     finally:
         torch.cuda.current_stream(device).wait_stream(stream)
-
-
-class _Garbage:
-    """The garbage collector, off while any thread captures: a graph that is destroyed then spoils
-    the capture."""
-
-    def __init__(self) -> None:
-        self._lock, self._captures, self._was_on = threading.Lock(), 0, False
-
-    def keep(self) -> None:
-        with self._lock:
-            if not self._captures:
-                self._was_on = gc.isenabled()
-                gc.disable()
-            self._captures += 1
-
-    def release(self) -> None:
-        with self._lock:
-            self._captures -= 1
-            if not self._captures and self._was_on:
-                gc.enable()
-
-
-_garbage = _Garbage()
-
-
-class Recording:
-    """What is launched on the current stream inside of it becomes a graph.
-
-    torch's own context manager would collect garbage and empty the allocator's cache before.
-    """
-
-    def __init__(self, pool: Any) -> None:
-        self.graph, self._pool = torch.cuda.CUDAGraph(), pool
-
-    def __enter__(self) -> None:
-        _garbage.keep()
-        try:
-            self.graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-        except BaseException:
-            _garbage.release()
-            raise
-
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        try:
-            self._end(error)
-        finally:
-            _garbage.release()
-
-    def _end(self, error: Any) -> None:
-        if error is None:
-            try:
-                self.graph.capture_end()
-                return
-            except BaseException:
-                _abandon(self.graph, self._pool)
-                raise
-        _abandon(self.graph, self._pool)
-
-
-def captured(work: Callable[[], Any], pool: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """(the graph of what `work` launches on the current stream, what it returns)."""
-    recording = Recording(pool)
-    with recording:
-        made = work()
-    return recording.graph, made
-
-
-def captured_from(
-    work: Callable[[Sequence[Any]], Any], pool: Any
-) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """The same from where `work` enters the context that it is given."""
-    recording = Recording(pool)
-    made = work([recording])
-    return recording.graph, made
-
-
-def _abandon(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
-    """End a capture that failed, in the allocator as well, which torch leaves out then."""
-    from ...kernels.runtime.triton_compat import end_pool
-
-    with contextlib.suppress(RuntimeError):
-        graph.capture_end()
-    with contextlib.suppress(RuntimeError):
-        end_pool(torch.cuda.current_device(), pool)
 
 
 @contextlib.contextmanager

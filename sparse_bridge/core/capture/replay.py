@@ -19,10 +19,11 @@ from torch import nn
 
 from ... import hooks
 from .calls import Call, foreign_reads
-from .captured_maps import CapturedMaps, apart, captured_from
+from .captured_maps import CapturedMaps, apart
 from .captured_model import Captured, agree, untouched
 from .kinds import Kind, Root, addresses
 from .padded import MixedRowsError
+from .recording import captured_from
 from .replay_parts import MISSING, Replays, Served, maps_like
 from .replay_training import TrainingReplayer
 

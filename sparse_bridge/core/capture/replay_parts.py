@@ -20,6 +20,7 @@ from .captured_maps import CapturedMaps, padded_input
 from .captured_model import Place, Tensors, agree, statistics_kept
 from .kinds import Kind, Root, addresses, kind_of
 from .padded import MixedRowsError, UnpaddedError
+from .recording import empty_cache
 
 _EAGER_CALLS = 2  # of a size before it is captured
 _FAILURES = 2  # until a model is left alone
@@ -257,7 +258,7 @@ class Replays(abc.ABC):
                 if graph is not None:
                     self.captures += 1
                     self.graphs[kind] = graph
-                    torch.cuda.empty_cache()  # what the trial took on a stream of its own
+                    empty_cache()  # what the trial took on a stream of its own
                 elif (len(self.reads), self.by_box) == known:
                     self.barren += 1
         # A model may do anything at all in there; it runs as it did.

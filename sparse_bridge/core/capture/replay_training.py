@@ -19,9 +19,10 @@ from torch.autograd.function import once_differentiable
 
 from ... import hooks
 from .calls import Call
-from .captured_maps import CapturedMaps, apart, captured, captured_from
+from .captured_maps import CapturedMaps, apart
 from .captured_model import untouched
 from .kinds import Kind, Root, addresses
+from .recording import captured, captured_from
 from .replay_parts import MISSING, Replays, maps_like
 from .replay_trial import PaddedModel, gradients_of, leaves_of
 

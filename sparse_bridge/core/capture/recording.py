@@ -1,0 +1,138 @@
+"""Launches recorded as a graph, and what must not happen anywhere meanwhile.
+
+A graph that is destroyed by the thread that captures spoils the capture, and so does pinned memory
+that goes while a stream that has used it is captured. Nobody knows who lets go of them, and when:
+the garbage collector, a model that drops another one in its forward, a cache that is full. So they
+stay until no thread captures. The allocator cannot empty its cache meanwhile, either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+
+class _Captures:
+    """The captures that are under way, of all threads; the garbage collector is off meanwhile."""
+
+    def __init__(self) -> None:
+        self._lock, self._number, self._was_on = threading.Lock(), 0, False
+        self._left: list[Any] = []
+
+    def begin(self) -> None:
+        with self._lock:
+            if not self._number:
+                self._was_on = gc.isenabled()
+                gc.disable()
+            self._number += 1
+
+    def end(self) -> None:
+        left: list[Any] = []
+        with self._lock:
+            self._number -= 1
+            if not self._number:
+                left, self._left = self._left, left
+                if self._was_on:
+                    gc.enable()
+        left.clear()  # with the lock free, as their end may let go of more
+
+    def outlive(self, things: Any) -> None:
+        """Hold them while anything is captured. Takes no lock: any line may let go of something."""
+        if self._number:
+            self._left.append(things)
+
+    def empty_cache(self) -> None:
+        """Give free memory back to the device, unless anything is captured."""
+        with self._lock:
+            if not self._number:
+                torch.cuda.empty_cache()
+
+
+_captures = _Captures()
+empty_cache = _captures.empty_cache
+
+
+class Remains:
+    """Things that go with their owner, or after the captures that are under way then."""
+
+    def __init__(self, *things: Any) -> None:
+        self._things = things
+
+    def __del__(self, outlive: Callable[[Any], None] = _captures.outlive) -> None:
+        outlive(self._things)
+
+
+class Recorded(Remains):
+    """A graph that was captured."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
+        super().__init__(graph)
+        self.replay = graph.replay
+
+
+class Recording:
+    """What is launched on the current stream inside of it becomes a graph.
+
+    torch's own context manager would collect garbage and empty the allocator's cache before.
+    """
+
+    def __init__(self, pool: Any) -> None:
+        self._graph, self._pool = torch.cuda.CUDAGraph(), pool
+
+    def recorded(self) -> Recorded:
+        """The graph, once it is captured."""
+        return Recorded(self._graph)
+
+    def __enter__(self) -> None:
+        _captures.begin()
+        try:
+            self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        except BaseException:
+            _captures.end()
+            raise
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        try:
+            self._end(error)
+        finally:
+            _captures.end()
+
+    def _end(self, error: Any) -> None:
+        if error is None:
+            try:
+                self._graph.capture_end()
+                return
+            except BaseException:
+                _abandon(self._graph, self._pool)
+                raise
+        _abandon(self._graph, self._pool)
+
+
+def captured(work: Callable[[], Any], pool: Any) -> tuple[Recorded, Any]:
+    """(the graph of what `work` launches on the current stream, what it returns)."""
+    recording = Recording(pool)
+    with recording:
+        made = work()
+    return recording.recorded(), made
+
+
+def captured_from(work: Callable[[Sequence[Any]], Any], pool: Any) -> tuple[Recorded, Any]:
+    """The same from where `work` enters the context that it is given."""
+    recording = Recording(pool)
+    made = work([recording])
+    return recording.recorded(), made
+
+
+def _abandon(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
+    """End a capture that failed, in the allocator as well, which torch leaves out then."""
+    from ...kernels.runtime.triton_compat import end_pool
+
+    with contextlib.suppress(RuntimeError):
+        graph.capture_end()
+    with contextlib.suppress(RuntimeError):
+        end_pool(torch.cuda.current_device(), pool)

@@ -1,0 +1,153 @@
+"""What must not happen while a graph is captured, on graphs that are pretended."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from sparse_bridge.core.capture import recording
+from sparse_bridge.core.capture.captured_maps import captured
+from sparse_bridge.core.capture.recording import Remains, captured_from
+from sparse_bridge.core.capture.replay import Replayer
+from sparse_bridge.core.capture.replay_training import TrainingReplayer
+from sparse_bridge.kernels.runtime import triton_compat
+
+
+class Graph:
+    """Notes the threads that capture, and graphs that are destroyed meanwhile."""
+
+    capturing, spoilt, alive = set(), [], 0
+
+    def __init__(self):
+        Graph.alive += 1
+        # The garbage collector looks into no numpy array: like what lies behind a graph in C++, it
+        # ends with the last reference.
+        self.handle = numpy.zeros(1)
+        weakref.finalize(self.handle, self.destroyed)
+
+    @staticmethod
+    def destroyed():
+        Graph.alive -= 1
+        if Graph.capturing:
+            Graph.spoilt.append(threading.get_ident())
+
+    def capture_begin(self, pool, capture_error_mode):
+        assert capture_error_mode == "thread_local"
+        Graph.capturing.add(threading.get_ident())
+
+    def capture_end(self):
+        Graph.capturing.discard(threading.get_ident())
+
+    def replay(self):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def graphs(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(triton_compat, "end_pool", lambda device, pool: None)
+    Graph.capturing, Graph.spoilt, Graph.alive = set(), [], 0
+    yield
+    assert not Graph.spoilt and not Graph.capturing and gc.isenabled()
+
+
+def made():
+    return captured(lambda: None, None)[0]
+
+
+def replayer_of(graph):
+    model = nn.Linear(1, 1)
+    found = Replayer(TrainingReplayer(model, model.forward, lambda x: None))
+    found.graphs["kind"] = graph
+    return found
+
+
+def _last_reference():
+    held = [made()]
+    return held.clear
+
+
+def _garbage():
+    cycle = [made()]
+    cycle.append(cycle)
+    return gc.collect
+
+
+def _a_model_that_is_dropped():
+    replayer = replayer_of(made())
+    return lambda: replayer.drop("a layer outside of it uses its kernel maps.")
+
+
+def _a_model_that_is_deleted():
+    models = [replayer_of(made())]
+    return models.clear
+
+
+WAYS = [_last_reference, _garbage, _a_model_that_is_dropped, _a_model_that_is_deleted]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__[1:])
+def test_a_graph_outlives_captures(way):
+    let_go = way()
+    assert Graph.alive == 1
+    graph, alive = captured(lambda: (let_go(), Graph.alive)[1], None)
+    assert alive == 2
+    assert Graph.alive == 1  # the one that was let go of has followed
+    del graph
+    assert not Graph.alive
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__[1:])
+def test_captures_of_another_thread(way):
+    let_go, begun, done = way(), threading.Event(), threading.Event()
+
+    def work():
+        begun.set()
+        assert done.wait(20)
+
+    thread = threading.Thread(target=lambda: captured(work, None))
+    thread.start()
+    assert begun.wait(20)
+    let_go()
+    done.set()
+    thread.join()
+    assert not Graph.alive
+
+
+def test_a_capture_that_fails():
+    held = [made()]
+
+    def work(around):
+        with around[0]:
+            held.clear()
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        captured_from(work, None)
+    gc.collect()
+    assert not Graph.alive
+
+
+def test_memory_that_a_capture_has_used():
+    memory = torch.zeros(2)
+    there, owner = weakref.ref(memory), [Remains(memory)]
+    del memory
+    _, during = captured(lambda: (owner.clear(), there() is not None)[1], None)
+    assert during and there() is None
+
+
+def test_the_cache_of_the_allocator(monkeypatch):
+    """It can be emptied while no thread captures."""
+    emptied = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    captured(recording.empty_cache, None)
+    assert not emptied
+    recording.empty_cache()
+    assert emptied == [True]
