@@ -18,6 +18,11 @@ _WIDE = (torch.float32, torch.float64)
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
+def multiplies() -> bool:
+    """Whether AMD's libraries multiply matrices on GPUs, and not NVIDIA's."""
+    return torch.version.hip is not None
+
+
 def splits(x: torch.Tensor) -> bool:
     """Whether a product of x [N, K] has to be taken in parts of at most MOST_ROWS rows."""
     return (

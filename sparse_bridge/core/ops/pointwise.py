@@ -51,7 +51,7 @@ def _by_kernel(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> b
         return False  # torch's own error
     return (
         (x.dtype if cast is None or x.dtype == torch.float64 else cast) in HALVES
-        and torch.version.hip is None
+        and not rocm.multiplies()
         and 0 < x.shape[0] * w.numel() <= _MOST_WORK
         and settings.get().dataflow == "auto"
         and not (torch.compiler.is_compiling() or transformed())

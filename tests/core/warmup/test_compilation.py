@@ -10,7 +10,6 @@ import torch
 import sparse_bridge
 from sparse_bridge import settings
 from sparse_bridge.core.capture import prefetch
-from sparse_bridge.core.conv.choice import flow_of
 from sparse_bridge.core.conv.epilogue import Epilogue
 from sparse_bridge.core.device import self_check, serving
 from sparse_bridge.core.warmup import compilation
@@ -128,9 +127,8 @@ def test_every_dataflow_of_the_rule_is_compiled(monkeypatch, symmetric, trains, 
     """Rows decide between two of them; how many there will be nobody knows yet."""
     flows, target = [], Target("cuda", "sm_90", 32, 132, 227 << 10, raw=True)
     monkeypatch.setattr(
-        compilation, "_gather_kernel",
-        lambda layer, epilogue, rulebook: flows.append(flow_of(rulebook, 0, layer)),
-    )  # fmt: skip
+        compilation, "_gather_kernel", lambda layer, epilogue, name: flows.append(name)
+    )
     monkeypatch.setattr(compilation, "_wgrad_kernel", lambda *_: None)
     weight = torch.empty(80, 27, 48, dtype=HALF)
     one = compilation.Expected(None, weight, "ovi", Epilogue(), 1, symmetric, trains)
