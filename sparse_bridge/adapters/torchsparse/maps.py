@@ -17,7 +17,7 @@ from ...core.maps import map_builder, map_cache
 from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.map_cache import MapStore
-from ...core.maps.request import MapRequest, request
+from ...core.maps.request import MapRequest, announce, request
 from ...errors import CoordinateError
 from .. import providers  # noqa: F401 - maps are prefetched
 from .geometry import (
@@ -94,13 +94,15 @@ def coordinate_map(
 ) -> CoordinateMap:
     """The coordinates in the core's order, all of them live.
 
-    `spatial_range` only saves a look at the data.
+    `spatial_range` only saves a look at the data; what follows is prepared with the look at
+    whether rows lie in it.
     """
 
     def build() -> CoordinateMap:
         grid = _grid_of(spatial_range)
         if grid is not None:
             found = CoordinateMap(core_rows(coords, profile), grid)
+            announce(store, found, "range")
             if found.alive is None:
                 return found
         if coords.shape[0] == 0 or store.peek("bounds") is not None:

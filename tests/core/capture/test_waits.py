@@ -31,6 +31,7 @@ from sparse_bridge.core.geometry.reach import AxisReach, BoxReach
 from sparse_bridge.core.maps import request
 from sparse_bridge.core.maps.coordinate_map import CoordinateMap
 from sparse_bridge.core.maps.request import MapRequest
+from sparse_bridge.errors import CoordinateError
 from sparse_bridge.kernels.maps.hash_table import Fetched
 from tests.clouds import features
 
@@ -117,6 +118,36 @@ def test_one_wait_a_scene(kernel_lane, monkeypatch, door):
             network(*scene)
         assert len(found) == 1 and found[0].startswith("core/capture"), found
         check(network, scene)
+
+
+class InRange(Torchsparse):
+    """torchsparse where the grid is given."""
+
+    def __call__(self, x, coords, shape):
+        out = self.ts.SparseTensor(x, coords, spatial_range=(2, *shape))
+        for layer in self.net:
+            out = layer(out)
+        return out.coords, out.feats
+
+
+@pytest.mark.emulated
+@torch.no_grad()
+def test_one_wait_where_the_grid_is_given(kernel_lane, monkeypatch):
+    """Whether rows lie in it is read with the sizes of the levels; rows that do not are refused as
+    ever."""
+    network = ready(InRange, kernel_lane)
+    for turn in (2, 3, 4):
+        scene = voxels(turn, kernel_lane.device)
+        with waits(monkeypatch) as found:
+            network(*scene)
+        assert len(found) == 1, found
+        check(network, scene)
+    x, coords, shape = scene
+    outside = coords.clone()
+    outside[3, 2] = shape[1]
+    with pytest.raises(CoordinateError, match="spatial_range"):
+        network(x, outside, shape)
+    check(network, scene)
 
 
 @pytest.mark.emulated
