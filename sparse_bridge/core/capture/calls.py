@@ -16,7 +16,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .padded import UnpaddedError
+from .padded import UnpaddedError, named
 
 PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
 
@@ -171,7 +171,7 @@ def constant(value: Any) -> Hashable:
         return torch.Tensor, value.ndim, value.dtype, value.requires_grad
     if isinstance(value, (list, tuple)):
         return type(value), tuple([constant(one) for one in value])
-    raise UnpaddedError(f"it is given a {type(value).__name__}.")
+    raise UnpaddedError(f"it is given a {named(value)}.")
 
 
 def dicts_in(value: Any, place: Any = ()) -> Iterator[tuple[Any, dict[Any, Any]]]:

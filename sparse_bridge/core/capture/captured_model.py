@@ -20,7 +20,7 @@ from ..maps.rows import Rows
 from . import padded
 from .batched_builder import boxes_of
 from .calls import Call, Outcome, Watched
-from .padded import PaddedInput, UnpaddedError
+from .padded import PaddedInput, UnpaddedError, named
 
 _TORCHS = ("_parameters", "_buffers", "_modules")
 
@@ -77,7 +77,7 @@ def rebuilt(tensors: Tensors, value: Any, cut: Cut, sparse: Callable[[Any], Any]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise UnpaddedError(
-        f"its output holds a {type(value).__name__}; expected sparse tensors, their features, "
+        f"its output holds a {named(value)}; expected sparse tensors, their features, "
         "numbers and text, in lists, tuples and dicts."
     )
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from .calls import PLAIN
-from .padded import UnpaddedError
+from .padded import UnpaddedError, named
 
 _LOADS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_NAME", "LOAD_CLASSDEREF")
 _CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type)
@@ -81,4 +81,4 @@ def _constant(name: str, value: Any, known: Callable[[Any], bool]) -> Hashable:
     if type(value) is dict:
         parts = [(str(key), _constant(name, one, known)) for key, one in value.items()]
         return tuple(parts)
-    raise UnpaddedError(f"it goes on with {name!r}, a {type(value).__name__}.")
+    raise UnpaddedError(f"it goes on with {name!r}, a {named(value)}.")

@@ -27,12 +27,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GRID", "PaddedInput", "UnknownRowsError", "UnpaddedError", "capacity_of", "current",
-    "rows_found", "using",
+    "named", "rows_found", "using",
 ]  # fmt: skip
 
 
 class MixedRowsError(UnpaddedError):
     """A model computes something else over a padded input; or rounding makes it seem so."""
+
+
+def named(value: Any) -> str:
+    """The class of an object in messages: programs have classes that are called like ours."""
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
 GRID = -1  # in the place of a level: all of a tensor counts

@@ -212,3 +212,54 @@ def same_gradients(model, plain):
             continue
         scale = float(q.grad.abs().max()) + 1
         assert float((p.grad - q.grad).abs().max()) <= 2e-3 * scale, name
+
+
+class Wrapped:
+    """A program's own class around a sparse tensor."""
+
+    def __init__(self, data, scale=1):
+        self.data, self.scale = data, scale
+
+
+class WrappedLayer(torch.nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return Wrapped(self.layer(x.data), x.scale)
+
+
+class Wrapping(torch.nn.Module):
+    """Every layer takes such an object and returns another."""
+
+    def __init__(self, layers, make):
+        super().__init__()
+        self.layers, self.make = torch.nn.Sequential(*map(WrappedLayer, layers)), make
+
+    def forward(self, values, coords):
+        return self.layers(Wrapped(self.make(coords, values))).data
+
+
+@torch.no_grad()
+def test_objects_around_sparse_tensors_are_left_alone(kernel_lane, monkeypatch):
+    """Parts that hold them are not replayed, and the report says which class was in the way."""
+    device = kernel_lane.device
+    if device == "cpu":
+        replays_on_the_cpu(monkeypatch)
+    monkeypatch.setattr(padded, "_LEAST", 512)
+    with doors.standin("spconv") as module, settings.override(optimize="graphs"):
+        layers = [module.SubMConv3d(4, 4, 3, indice_key="a") for _ in range(5)]
+        model = Wrapping(layers, maker(module, "spconv")).to(device).eval()
+        for seed in range(8):
+            x = doors.scene(module, "spconv", seed, device, 0.3)
+            found = model(x.features, x.indices)
+            with settings.override(optimize="off"):
+                expected = model(x.features, x.indices)
+            torch.testing.assert_close(found.features, expected.features, rtol=1e-4, atol=1e-5)
+        parts = {one.name: one for one in units.summary()}
+        assert parts.keys() == {"Wrapping", "Sequential"}
+        for one in parts.values():
+            assert one.hits == 0 and f"{__name__}.Wrapped" in one.reason
+        assert f"{__name__}.Wrapped" in str(sparse_bridge.report())
+        assert not any(map(hooks.replaced, model.modules()))
