@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparse_bridge.core.geometry import host_cells
+from sparse_bridge.core.geometry import host_cells, host_moves
 from sparse_bridge.core.geometry.boxes import Box
 from sparse_bridge.core.geometry.offsets import Offsets, box_offsets
 from sparse_bridge.core.maps import host_index, map_builder
@@ -36,6 +36,7 @@ def by_search(monkeypatch):
 def lot_by_lot(monkeypatch):
     monkeypatch.setattr(host_index, "_LOOKED_UP", 500)
     monkeypatch.setattr(host_index, "_MET", 500)
+    monkeypatch.setattr(host_moves, "_TOGETHER", 500)
 
 
 WAYS = {
@@ -114,3 +115,17 @@ def test_keys_of_boxes_far_from_zero():
     digits, extents = (1, 1 + 1, 7 + 3), (sizes[2] + 2, sizes[3] + 6)  # 1 and 3 cells of halo
     want = (digits[0] * extents[0] + digits[1]) * extents[1] + digits[2]
     assert host_cells.keys_of(columns, hull, (0, 1, 3)).tolist() == [want]
+
+
+@pytest.mark.parametrize("kernel", [2, 3])
+def test_new_cells_in_a_box_of_more_cells_than_keys_have_room_for(kernel):
+    offsets = box_offsets((kernel,) * 3, (1, 1, 1), (kernel - 2,) * 3)
+    vast = Box.of((0, -(1 << 19), -(1 << 19), -(1 << 19)), (2, 1 << 20, 1 << 20, 1 << 20))
+    assert vast.volume >= host_moves.MOST_CELLS and not vast.oversized
+    near = Box.of((0, -9, -9, -9), (2, 40, 40, 40))
+    (new, kmap), (want, known) = (
+        map_builder.strided(CoordinateMap(scene(150), BOX), offsets, (2, 2, 2), box)
+        for box in (vast, near)
+    )
+    assert new.coords.tolist() == want.coords.tolist()
+    assert lists(kmap) == lists(known)

@@ -85,3 +85,15 @@ def test_the_defaults_of_the_caller_do_not_matter(monkeypatch):
         torch.set_default_dtype(torch.float32)
         host_products._onednn.cache_clear()
     close(out, x.double() @ w.double())
+
+
+@pytest.mark.parametrize("columns", [1, 4, 5])
+@pytest.mark.parametrize("strided", [False, True])
+def test_rows_are_gathered_whatever_their_width_and_memory(columns, strided):
+    x = torch.randn(50, 2 * columns)[:, ::2] if strided else torch.randn(50, columns)
+    x.requires_grad_()
+    rows, room = torch.randint(0, 50, (30,), dtype=torch.int32), torch.zeros(40, columns)
+    with torch.no_grad():
+        host_products.gather_rows(x, rows, room[:30])
+    assert torch.equal(room[:30], x.detach()[rows.long()])
+    assert not room[30:].any()

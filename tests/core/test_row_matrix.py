@@ -9,8 +9,7 @@ import torch
 
 from sparse_bridge.core.geometry.boxes import Box
 from sparse_bridge.core.maps.coordinate_map import CoordinateMap
-from sparse_bridge.core.maps.lookup import distinct_rows, find_rows
-from sparse_bridge.core.maps.merge import merge
+from sparse_bridge.core.maps.lookup import distinct_rows, find_rows, merge
 from sparse_bridge.core.ops.interpolate import interpolation
 from sparse_bridge.core.ops.row_matrix import RowMatrix
 from sparse_bridge.core.ops.spread import spread

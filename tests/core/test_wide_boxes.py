@@ -11,8 +11,7 @@ from sparse_bridge.core.geometry.boxes import Box
 from sparse_bridge.core.geometry.offsets import Offsets, box_offsets
 from sparse_bridge.core.maps import map_builder
 from sparse_bridge.core.maps.coordinate_map import CoordinateMap
-from sparse_bridge.core.maps.lookup import find_rows
-from sparse_bridge.core.maps.merge import merge
+from sparse_bridge.core.maps.lookup import find_rows, merge
 from sparse_bridge.errors import OverflowLimitError
 from tests import oracle
 from tests.clouds import cloud

@@ -7,7 +7,7 @@ import torch
 
 from sparse_bridge.core.geometry.weights import layout_of
 from sparse_bridge.core.maps import pair_groups
-from sparse_bridge.core.maps.host_index import PairLists
+from sparse_bridge.core.maps.pair_lists import PairLists
 from sparse_bridge.core.maps.rulebook import Rulebook
 from sparse_bridge.kernels.gemm import grouped_gemm
 from sparse_bridge.kernels.gemm.grouped_gemm import GroupedGemm, GroupedSpec, pieces_of

@@ -23,7 +23,7 @@ import torch
 
 from ...core.device.stream_order import Kept
 from ...core.maps.kernel_map import KernelMap
-from ...core.maps.merge import merge
+from ...core.maps.lookup import merge
 from ...core.maps.request import MapRequest
 from ...core.ops.row_matrix import RowMatrix
 from ...errors import ContractError

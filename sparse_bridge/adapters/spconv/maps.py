@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any, NamedTuple
 
@@ -61,11 +62,18 @@ def ask(
     geometry: LayerGeometry, what: str,
 ) -> tuple[BuiltMap, list[int]]:  # fmt: skip
     """The map of a layer on indices of which `store` holds the maps, and the output's grid."""
-    out_shape, box = geometry.output_shape(shape, what), Box.grid(batch_size, shape)
+    asked, box, out_shape = _request_of(geometry, batch_size, tuple(shape), what)
+    return request(store, lambda: store.coordinates(indices, box), asked), list(out_shape)
+
+
+@functools.lru_cache(maxsize=1024)
+def _request_of(
+    geometry: LayerGeometry, batch_size: int, shape: tuple[int, ...], what: str
+) -> tuple[MapRequest, Box, list[int]]:
+    """(what a layer asks in a grid, the grid's box, the output's grid)."""
+    out_shape, box = geometry.output_shape(list(shape), what), Box.grid(batch_size, shape)
     if geometry.subm:
-        asked = MapRequest("submanifold", geometry.offsets, box=box)
-    else:
-        kind = "generative" if geometry.transposed else "strided"
-        rule = geometry.rule
-        asked = MapRequest(kind, geometry.offsets, geometry.stride, rule, "first_seen", box)
-    return request(store, lambda: store.coordinates(indices, box), asked), out_shape
+        return MapRequest("submanifold", geometry.offsets, box=box), box, out_shape
+    kind, rule = "generative" if geometry.transposed else "strided", geometry.rule
+    asked = MapRequest(kind, geometry.offsets, geometry.stride, rule, "first_seen", box)
+    return asked, box, out_shape

@@ -14,6 +14,7 @@ import torch
 from ..geometry.host_cells import on_host
 from ..maps.host_integers import stable_order
 from ..maps.kernel_map import KernelMap
+from ..maps.pair_lists import PairLists
 
 _PRODUCTS = 1 << 21  # values that the products of a block take
 _PIECE = 1 << 15  # values that are gathered at a time, at least where many offsets share them
@@ -41,12 +42,14 @@ class Part:
     """
 
     def __init__(
-        self, pieces: Sequence[tuple[int, int]], x_rows: torch.Tensor, rows: torch.Tensor,
-        begin: int, n_rows: int,
-    ) -> None:  # fmt: skip
+        self, pieces: Sequence[tuple[int, int]], x_rows: Any, rows: Any, begin: int, n_rows: int
+    ) -> None:
         self.offsets = [v for v, _ in pieces]
         self.sizes = [size for _, size in pieces]
-        self.x_rows, self.rows, self.begin, self.n_rows = x_rows, rows, begin, n_rows
+        self.begin, self.n_rows = begin, n_rows
+        if isinstance(rows, np.ndarray):
+            x_rows, rows = torch.from_numpy(x_rows), torch.from_numpy(rows)
+        self.x_rows, self.rows = x_rows, rows
         self.n_pairs = sum(self.sizes)
 
     @functools.cached_property
@@ -58,10 +61,11 @@ class Part:
     def sums(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(products, starts) int32: row begin + r is the sum of the products
         [starts[r] : starts[r + 1]] of that list."""
-        places = on_host(self.rows) - self.begin
+        places = on_host(self.rows)
+        if self.begin:
+            places = places - self.begin
         starts = np.zeros(self.n_rows + 1, np.int32)
-        counts = np.bincount(places, minlength=self.n_rows)
-        np.cumsum(counts, dtype=np.int32, out=starts[1:])
+        np.bincount(places, minlength=self.n_rows).cumsum(dtype=np.int32, out=starts[1:])
         order = stable_order(places, self.n_rows).astype(np.int32)
         return torch.from_numpy(order), torch.from_numpy(starts)
 
@@ -112,8 +116,8 @@ def chunks_of(kmap: KernelMap, width: int) -> Chunks:
 
 def _n_blocks(kmap: KernelMap, width: int) -> int:
     """Blocks of as many rows as the threads' caches hold products of."""
-    n_rows = max(1, kmap.rulebook.n_rows[kmap.side])
-    if kmap.device.type != "cpu":
+    n_rows = kmap.rulebook.n_rows[kmap.side]
+    if n_rows <= _FEW or kmap.device.type != "cpu":
         return 1
     lists = kmap.rulebook.lists()
     per_row = max(1, lists.starts[-1] * (2 if lists.mirrored else 1)) / n_rows
@@ -128,13 +132,13 @@ def _cut(kmap: KernelMap, n_blocks: int) -> Chunks:
     lengths = [counts]
     height = -(-n_y // n_blocks)
     if n_blocks > 1:
-        block = y_rows.numpy() // np.int32(height)
+        block = y_rows // np.int32(height)
         order = stable_order(block, n_blocks)
         starts = [0, *itertools.accumulate(counts)]
         # Within a block the order ascends, so offsets follow one another there, too.
         cuts = np.bincount(block, minlength=n_blocks).cumsum()[:-1]
         lengths = [np.diff(at.searchsorted(starts)).tolist() for at in np.split(order, cuts)]
-        x_rows, y_rows = (torch.from_numpy(rows.numpy()[order]) for rows in (x_rows, y_rows))
+        x_rows, y_rows = x_rows[order], y_rows[order]
     blocks, at = [], 0
     for number, counted in enumerate(lengths):
         begin, end = min(n_y, number * height), min(n_y, (number + 1) * height)
@@ -147,46 +151,65 @@ def _cut(kmap: KernelMap, n_blocks: int) -> Chunks:
     return Chunks(tuple(blocks), False, dense, longest, products)
 
 
-def _pairs(kmap: KernelMap) -> tuple[torch.Tensor, torch.Tensor, list[int], int]:
+def _pairs(kmap: KernelMap) -> tuple[Any, Any, list[int], int]:
     """(x rows, y rows, pairs of every offset, the dense offset or -1); rows int32 by offset, none
-    of the dense one."""
-    rulebook, lists, n_offsets = kmap.rulebook, kmap.rulebook.lists(), kmap.n_offsets
+    of the dense one; of the CPU arrays, whose slices cost a tenth, else tensors."""
+    lists, n_offsets = kmap.rulebook.lists(), kmap.n_offsets
     n_mirrored = n_offsets // 2 if lists.mirrored else 0
-    n_direct, starts = n_offsets - n_mirrored, lists.starts
-    counts = [end - start for start, end in itertools.pairwise(starts[: n_direct + 1])]
-    center, n_rows = rulebook.center, rulebook.n_rows
-    dense = center if center >= 0 and counts[center] == n_rows[0] == n_rows[1] else -1
-    if dense >= 0:
-        counts[dense] = 0
-    pair: list[Any] = [lists.in_rows, lists.out_rows]
-    if kmap.device.type == "cpu":
-        pair = [rows.numpy() for rows in pair]  # calls on slices cost a tenth
-
-    def joined(rows: Any, others: Any) -> torch.Tensor:
-        parts = [rows[: starts[n_direct]]]
-        if dense >= 0:
-            parts = [rows[: starts[dense]], rows[starts[dense + 1] : starts[n_direct]]]
-        parts += [others[starts[v] : starts[v + 1]] for v in reversed(range(n_mirrored))]
-        if isinstance(rows, torch.Tensor):
-            return torch.cat(parts).int()
-        return torch.from_numpy(np.concatenate(parts, dtype=np.int32, casting="same_kind"))
-
-    x_rows, y_rows = joined(*pair), joined(*reversed(pair))
+    short = lists.short
+    pair: tuple[Any, Any]
+    if short is not None:
+        pair, counts, dense = short[:2], list(short.counts), short.whole
+    else:
+        pair, counts, dense = _without_dense(kmap, lists, n_offsets - n_mirrored)
+    if n_mirrored:
+        starts = [0, *itertools.accumulate(counts)]
+        parts = [slice(starts[v], starts[v + 1]) for v in reversed(range(n_mirrored))]
+        join: Any = torch.cat if isinstance(pair[0], torch.Tensor) else np.concatenate
+        x_rows, y_rows = (
+            join([rows, *(others[part] for part in parts)]) for rows, others in (pair, pair[::-1])
+        )
+    else:
+        x_rows, y_rows = pair
     counts += reversed(counts[:n_mirrored])
     return (y_rows, x_rows, counts, dense) if kmap.flipped else (x_rows, y_rows, counts, dense)
 
 
+def _without_dense(
+    kmap: KernelMap, lists: PairLists, n_lists: int
+) -> tuple[tuple[Any, Any], list[int], int]:
+    """((in rows, out rows) int32, pairs of every offset, the dense offset) of the first lists."""
+    starts, center, n_rows = lists.starts, kmap.rulebook.center, kmap.rulebook.n_rows
+    counts = [end - start for start, end in itertools.pairwise(starts[: n_lists + 1])]
+    dense = center if center >= 0 and counts[center] == n_rows[0] == n_rows[1] else -1
+    parts = [slice(starts[n_lists])]
+    if dense >= 0:
+        counts[dense] = 0
+        parts = [slice(starts[dense]), slice(starts[dense + 1], starts[n_lists])]
+    pair = lists.in_rows, lists.out_rows
+    made: list[Any]
+    if kmap.device.type == "cpu":
+        made = [
+            np.concatenate([rows.numpy()[p] for p in parts], dtype=np.int32, casting="same_kind")
+            for rows in pair
+        ]
+    else:
+        made = [torch.cat([rows[p] for p in parts]).int() for rows in pair]
+    return (made[0], made[1]), counts, dense
+
+
 def _parts(
-    x_rows: torch.Tensor, y_rows: torch.Tensor, at: int, lengths: Sequence[int], begin: int,
-    n_rows: int,
-) -> Iterator[Part]:  # fmt: skip
+    x_rows: Any, y_rows: Any, at: int, lengths: Sequence[int], begin: int, n_rows: int
+) -> Iterator[Part]:
     """The pairs of a block, from `at` on, offset by offset; in several parts where rows have a
     great many."""
-    pieces = [
-        (v, min(_LONGEST, length - done))
-        for v, length in enumerate(lengths)
-        for done in range(0, length, _LONGEST)
-    ]
+    pieces = [(v, length) for v, length in enumerate(lengths) if length]
+    if max(lengths) > _LONGEST:
+        pieces = [
+            (v, min(_LONGEST, length - done))
+            for v, length in pieces
+            for done in range(0, length, _LONGEST)
+        ]
     first, start, end = 0, at, at
     for number, (_, size) in enumerate(pieces):
         if number > first and end + size - start > _MOST:

@@ -26,6 +26,7 @@ STEP = 512  # row counts given to oneDNN are multiples
 _PAYS = 1 << 21
 _PAYS_TRANSPOSED = 1 << 23
 _LARGE = 64 * 64
+_NARROW = 16  # bytes of rows that numpy copies in half of torch's time, at most
 _CLEARLY = 1.3  # how much faster it has to be, so that every run of a machine decides alike
 
 
@@ -57,19 +58,25 @@ def _quickest(run: Callable[[], object]) -> float:
 
 
 def _wanted(x: torch.Tensor) -> bool:
-    return (
-        x.dtype == torch.float32
-        and x.device.type == "cpu"
-        and x.is_contiguous()
-        and _onednn() is not None
-        and bool(torch.backends.mkldnn.enabled)
+    return x.is_contiguous() and not is_plain(x.device, x.dtype) and x.device.type == "cpu"
+
+
+def is_plain(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether torch's own products are the quickest, and right, for fp32 or fp64 of `device`
+    whatever their shapes: a caller of many need not ask again."""
+    return device.type == "cpu" and not (
+        dtype == torch.float32 and _onednn() is not None and bool(torch.backends.mkldnn.enabled)
     )
 
 
-def is_plain(x: torch.Tensor) -> bool:
-    """Whether torch's own products are the quickest, and right, for fp32 or fp64 x whatever its
-    number of rows: a caller of many need not ask again."""
-    return x.device.type == "cpu" and not _wanted(x)
+def gather_rows(x: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> None:
+    """out [M, C] = the rows int32 [M] of x [N, C], which exist, without gradients."""
+    narrow = x.device.type == "cpu" and x.shape[1] * x.element_size() <= _NARROW
+    if narrow and x.is_contiguous():
+        values, places, result = (tensor.detach().numpy() for tensor in (x, rows, out))
+        values.take(places, 0, result, "clip")
+    else:
+        torch.index_select(x, 0, rows, out=out)
 
 
 def mm(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

@@ -46,6 +46,9 @@ def mm(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     return out
 
 
+cpu_mm = torch.mm  # the same for tensors on the CPU, whose callers have many small ones
+
+
 def replays_graphs() -> bool:
     """Whether captured graphs may be replayed: on ROCm only if the settings say "always".
 

@@ -26,7 +26,10 @@ def take(
     size = rows * columns
     if like.device.type != "cpu" or size * dtype.itemsize > _LIMIT_BYTES:
         return torch.empty((rows, columns), dtype=dtype, device=like.device)
-    buffers: dict[tuple[str, torch.dtype], torch.Tensor] = _local.__dict__.setdefault("buffers", {})
+    buffers: dict[tuple[str, torch.dtype], torch.Tensor] | None
+    buffers = getattr(_local, "buffers", None)
+    if buffers is None:
+        buffers = _local.buffers = {}
     buffer = buffers.get((name, dtype))
     if buffer is None or buffer.numel() < size:
         with torch.inference_mode(False):  # it must serve calls outside inference mode too

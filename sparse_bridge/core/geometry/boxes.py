@@ -20,10 +20,12 @@ _INT32 = 1 << 31
 class Box:
     """Coordinates a map may hold: lo <= coordinate < lo + size per column, batch first.
 
-    Interned by value. Keys of the box are row-major indices, int32 when they fit.
+    Interned by value. Keys of the box are row-major indices, int32 when they fit.  key64: they do
+    not.  oversized: too large for row-major keys: searched by whole coordinates; only from
+    `spanning`.
     """
 
-    __slots__ = ("_steps", "layouts", "lo", "size", "volume")
+    __slots__ = ("_steps", "dimension", "key64", "layouts", "lo", "oversized", "size", "volume")
 
     def __init__(self, lo: tuple[int, ...], size: tuple[int, ...]) -> None:
         self.lo, self.size = lo, size
@@ -31,6 +33,9 @@ class Box:
         for extent in size:
             volume *= extent
         self.volume = volume
+        self.dimension = len(size) - 1
+        self.key64 = volume >= _INT32
+        self.oversized = volume >= 1 << 62 or max(size) >= _INT32
         self.layouts: dict[tuple[torch.device, int], KeyLayout] = {}  # see `laid_out`
         self._steps: tuple[int, ...] | None = None
 
@@ -79,19 +84,6 @@ class Box:
 
     def __repr__(self) -> str:
         return f"Box(lo={list(self.lo)}, size={list(self.size)})"
-
-    @property
-    def dimension(self) -> int:
-        return len(self.size) - 1
-
-    @property
-    def key64(self) -> bool:
-        return self.volume >= _INT32
-
-    @property
-    def oversized(self) -> bool:
-        """Too large for row-major keys: searched by whole coordinates. Only from `spanning`."""
-        return self.volume >= 1 << 62 or max(self.size) >= _INT32
 
     def layout(self, device: torch.device) -> KeyLayout:
         """The keys of the box, for kernels on `device`; cached. Does not wait for the device."""

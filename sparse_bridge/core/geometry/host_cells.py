@@ -14,6 +14,7 @@ from .boxes import Box
 from .offsets import Offsets
 
 Array = npt.NDArray[np.int64]
+Rows32 = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
 
 
@@ -44,9 +45,25 @@ def hull_of(columns: Array) -> Hull | None:
     """The smallest box around coordinates; None if there are none."""
     if columns.shape[1] == 0:
         return None
-    lo = columns.min(1).tolist()
-    size = [most - least + 1 for least, most in zip(lo, columns.max(1).tolist(), strict=True)]
-    return Hull(lo, size)
+    lo, hi = np.minimum.reduce(columns, 1).tolist(), np.maximum.reduce(columns, 1).tolist()
+    return Hull(lo, [most - least + 1 for least, most in zip(lo, hi, strict=True)])
+
+
+def cells_of(hull: Hull | Box, halo: tuple[int, ...]) -> int:
+    """Cells of `hull` widened by `halo`."""
+    n_cells = hull.size[0]
+    for extent, reach in zip(hull.size[1:], halo, strict=True):
+        n_cells *= extent + 2 * reach
+    return n_cells
+
+
+def steps_of(sizes: Sequence[int]) -> list[int]:
+    """What a step along each axis of a box adds to row-major keys."""
+    steps, step = [], 1
+    for size in reversed(sizes):
+        steps.append(step)
+        step *= size
+    return steps[::-1]
 
 
 def fits(hull: Hull, box: Box) -> bool:

@@ -81,7 +81,8 @@ class CoordinateMap:
         """coords: int32 [N, 1 + D]; box: of the same dimension, or the bounds of these coordinates
         that are still to be learnt; rows: those in use, if not all.  Raises ShapeError,
         DataTypeError, DeviceError."""
-        if coords.ndim != 2 or coords.shape[1] != box.dimension + 1:
+        shape, device = coords.shape, coords.device
+        if len(shape) != 2 or shape[1] != box.dimension + 1:
             raise ShapeError(
                 f"coordinates have shape {list(coords.shape)}; expected [N, {box.dimension + 1}] "
                 "(batch first)."
@@ -90,13 +91,11 @@ class CoordinateMap:
             raise DataTypeError(
                 f"coordinates are {coords.dtype}; expected torch.int32 (use .int())."
             )
-        if coords.is_meta:
+        if device.type == "meta":
             raise DeviceError("coordinates are on the meta device; a map needs their values.")
         refuse_wrapped(coords)
-        if coords.shape[0] >= 1 << 31:
-            raise OverflowLimitError(
-                f"{coords.shape[0]} rows; a coordinate map takes fewer than 2^31."
-            )
+        if shape[0] >= 1 << 31:
+            raise OverflowLimitError(f"{shape[0]} rows; a coordinate map takes fewer than 2^31.")
         # A tensor object of our own: caches keyed by the caller's object must not keep it alive.
         self._coords = coords.detach().contiguous()
         self._box = box if isinstance(box, Box) else None
@@ -106,7 +105,7 @@ class CoordinateMap:
         self.rows = rows_of(coords) if rows is None else rows
         self._host: host_index.Indexed | None = None
         self._table: object | None = None
-        self._order = stream_order.of(coords.device)  # of coordinates, table and folding
+        self._order = stream_order.of(device)  # of coordinates, table and folding
         self._alive: torch.Tensor | None = None
         self._checked = False
         self._unique = True
@@ -188,7 +187,8 @@ class CoordinateMap:
             self.rows.number("Looking for equal rows")
             target = self.kernel_target()
             if target is None:
-                self.host()
+                found = self.indexed()
+                self._alive, self._unique, self._checked = found.alive, found.unique, True
             else:
                 self.table(target)
                 self._read_counters()
@@ -209,17 +209,21 @@ class CoordinateMap:
         """Forget a table that was filled by bounds which did not hold."""
         self._table = self._slots = None
 
-    def host(self) -> host_index.HostIndex:
-        """The sorted index in plain torch or numpy."""
+    def indexed(self) -> host_index.Indexed:
+        """The rows as the host sees them; their index is made when it is asked for."""
         if self._host is None:
             search = wide_index if self.box.oversized else host_index
-            built = search.build(self.coords, self.box)
+            made = search.Indexed(self.coords, self.box)
+            if self._order is not None:
+                _ = made.index  # tensors on streams are made once, for all to wait for
             self._queued()
-            self._host = built
-            if not self._checked:
-                self._alive, self._unique, self._checked = built.alive, built.unique, True
+            self._host = made
         self._follow()
-        return self._host.index
+        return self._host
+
+    def host(self) -> host_index.HostIndex:
+        """The sorted index in plain torch or numpy."""
+        return self.indexed().index
 
     def table(self, target: Target, layout: KeyLayout | None = None):  # type: ignore[no-untyped-def]
         """The hash table for kernels; its values decode to rows of this map. Does not wait for the

@@ -19,7 +19,7 @@ def stable_order(keys: npt.NDArray[Any], bound: int) -> Array:
     """int64 [N]: the rows of integer `keys` [N], all in 0 .. bound - 1, by key and then by row."""
     if bound <= 1 << 16:
         keys = keys.astype(np.uint8 if bound <= 1 << 8 else np.uint16)
-    return np.argsort(keys, kind="stable")
+    return keys.argsort(kind="stable")
 
 
 def sort_keys(keys: Array, bound: int) -> tuple[Array, Array]:
@@ -64,11 +64,6 @@ def search(keys: Array, wanted: Array) -> Array:
     if torch.get_num_threads() >= _THREADS:
         return torch.searchsorted(torch.from_numpy(keys), torch.from_numpy(wanted)).numpy()
     return keys.searchsorted(wanted)
-
-
-def joined(parts: list[Array]) -> Array:
-    """One array of several, perhaps none."""
-    return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int64), *parts])
 
 
 def runs(steps: Array) -> list[tuple[Array, Array | None]]:

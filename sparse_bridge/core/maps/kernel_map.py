@@ -7,7 +7,7 @@ import dataclasses
 import torch
 
 from .coordinate_map import Duplicates
-from .host_index import PairLists
+from .pair_lists import PairLists
 from .rulebook import Rulebook
 
 

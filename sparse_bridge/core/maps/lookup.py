@@ -1,6 +1,9 @@
-"""Finding single coordinates in a coordinate map, and the distinct rows of integer tables."""
+"""Finding single coordinates in a coordinate map, the distinct rows of integer tables, and the
+union of coordinate maps."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
@@ -55,8 +58,25 @@ def distinct_rows(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     padded = torch.cat([torch.zeros_like(table[:, :1]), table], 1)
     lo, hi = torch.stack([padded.amin(0), padded.amax(0)]).tolist()
     box = Box.spanning(tuple(lo), tuple(h - c + 1 for c, h in zip(lo, hi, strict=True)))
-    built = (wide_index if box.oversized else host_index).build(padded, box)
+    built = (wide_index if box.oversized else host_index).Indexed(padded, box)
     order = torch.argsort(built.index.rows)
     number = torch.empty_like(order)
     number[order] = torch.arange(order.shape[0], device=device)
     return built.index.rows.index_select(0, order), number.index_select(0, built.inverse)
+
+
+def merge(maps: Sequence[CoordinateMap]) -> tuple[CoordinateMap, list[torch.Tensor]]:
+    """(the union of distinct coordinate sets, its row for every row of each set, int64 [N_i]).
+
+    Rows of the union: those of the first map in order, then what each later map adds, in order.
+    """
+    lo = tuple(min(m.box.lo[c] for m in maps) for c in range(len(maps[0].box.lo)))
+    hi = tuple(max(m.box.lo[c] + m.box.size[c] for m in maps) for c in range(len(lo)))
+    box = Box.spanning(lo, tuple(h - low for low, h in zip(lo, hi, strict=True)))
+    joined = CoordinateMap(torch.cat([m.coords for m in maps]), box)
+    sizes = [m.n_rows for m in maps]
+    if joined.unique:
+        rows = torch.arange(joined.n_rows, device=joined.device)
+        return joined, list(rows.split(sizes))
+    fold = joined.duplicates()
+    return fold.map, list(fold.inverse.split(sizes))

@@ -17,19 +17,22 @@ from ...errors import (
     KernelError,
     ShapeError,
 )
+from ...kernels.runtime.target import Target
 from ..geometry.boxes import Box
+from ..geometry.host_moves import MOST_CELLS, Rule
 from ..geometry.offsets import Offsets
 from . import host_index, wide_index
 from .coordinate_map import CoordinateMap, capacity_for
 from .expansion import Expansion, Source, look_up, sorted_rows
-from .host_index import PairLists
 from .kernel_map import KernelMap, unfolded
+from .pair_lists import PairLists
 from .rulebook import Rulebook
 
 
 def _check_dimension(cmap: CoordinateMap, offsets: Offsets, stride: Sequence[int]) -> None:
     cmap.rows.number("A kernel map that inputs before were not asked for")
-    if offsets.dimension != cmap.box.dimension or len(stride) != cmap.box.dimension:
+    dimension = cmap.box.dimension
+    if offsets.dimension != dimension or len(stride) != dimension:
         raise GeometryError(
             f"a {offsets.dimension}-dimensional kernel with stride {list(stride)} on "
             f"{cmap.box.dimension}-dimensional "
@@ -54,10 +57,13 @@ def submanifold(cmap: CoordinateMap, offsets: Offsets) -> KernelMap:
     the first row.
     """
     _check_dimension(cmap, offsets, (1,) * offsets.dimension)
-    if not cmap.checked:
-        rulebook = _optimistic_rulebook(cmap, offsets)
+    target = None if cmap.checked else cmap.kernel_target()
+    if target is not None:
+        rulebook = _optimistic_rulebook(cmap, offsets, target)
         if rulebook is not None:
             return KernelMap(rulebook)
+    elif not cmap.checked:
+        cmap.host()  # whose order also tells whether rows are distinct
     if not cmap.unique:
         fold = cmap.duplicates()
         rulebook = _submanifold_rulebook(fold.map, offsets, False, None)
@@ -66,12 +72,9 @@ def submanifold(cmap: CoordinateMap, offsets: Offsets) -> KernelMap:
     return KernelMap(_submanifold_rulebook(cmap, offsets, True, cmap.alive))
 
 
-def _optimistic_rulebook(cmap: CoordinateMap, offsets: Offsets) -> Rulebook | None:
+def _optimistic_rulebook(cmap: CoordinateMap, offsets: Offsets, target: Target) -> Rulebook | None:
     """The map of distinct, live rows, queued before the device says whether they are; None when
     they are not."""
-    target = cmap.kernel_target()
-    if target is None:
-        return None
     rulebook = _submanifold_rulebook(cmap, offsets, True, None)
     if settings.get().dataflow in ("auto", "masked"):
         rulebook.tiles(0, target)
@@ -110,7 +113,7 @@ def strided(
     output coordinates and the map.
     """
     one = (1,) * offsets.dimension
-    new, rulebook = _expand(cmap, offsets, (one, stride, -1), out_box, order)
+    new, rulebook = _expand(cmap, offsets, Rule(one, stride, -1), out_box, order)
     return new, KernelMap(rulebook, x_fold=None if cmap.unique else cmap.duplicates())
 
 
@@ -121,7 +124,7 @@ def generative(
     """Transposed convolution onto new coordinates: y[s * u + o] gathers x[u], for all of these in
     `out_box`; order as in `strided`."""
     one = (1,) * offsets.dimension
-    new, rulebook = _expand(cmap, offsets, (stride, one, 1), out_box, order)
+    new, rulebook = _expand(cmap, offsets, Rule(stride, one, 1), out_box, order)
     return new, KernelMap(rulebook, x_fold=None if cmap.unique else cmap.duplicates())
 
 
@@ -129,14 +132,12 @@ def distinct(coords: torch.Tensor, box: Box) -> CoordinateMap:
     """The distinct ones of coordinates [N, 1 + D] that lie in `box`, sorted, see `MapRequest`."""
     one = (1,) * box.dimension
     origin = Offsets.of([(0,) * box.dimension])
-    return _expand(CoordinateMap(coords, box), origin, (one, one, 1), box, "sorted")[0]
+    return _expand(CoordinateMap(coords, box), origin, Rule(one, one, 1), box, "sorted")[0]
 
 
 def _expand(
-    cmap: CoordinateMap, offsets: Offsets, rule: tuple[tuple[int, ...], tuple[int, ...], int],
-    out_box: Box, order: str,
-) -> tuple[CoordinateMap, Rulebook]:  # fmt: skip
-    """rule: (multiplier, divisor, sign), see `Expansion`."""
+    cmap: CoordinateMap, offsets: Offsets, rule: Rule, out_box: Box, order: str
+) -> tuple[CoordinateMap, Rulebook]:
     for steps in rule[:2]:
         _check_dimension(cmap, offsets, steps)
     if not cmap.unique:
@@ -144,14 +145,15 @@ def _expand(
     n, n_offsets, device = cmap.n_rows, len(offsets), cmap.device
     target = None if out_box.oversized else cmap.kernel_target(out_box.key64, expands=True)
     if target is None:
-        search = wide_index if out_box.oversized else host_index
-        coords, lists = search.expand(cmap.coords, cmap.alive, offsets, *rule, out_box)
+        search = wide_index if out_box.volume >= MOST_CELLS or out_box.oversized else host_index
+        coords, lists = search.expand(cmap.indexed(), offsets, rule, out_box)
         if order == "sorted":
             by_rank = sorted_rows(
                 coords, None if out_box.oversized else out_box.layout(device).steps
             )
             coords, rank = coords.index_select(0, by_rank), torch.argsort(by_rank)
-            lists.out_rows = rank.index_select(0, lists.out_rows)
+            out_rows = rank.index_select(0, lists.out_rows)
+            lists = PairLists(lists.in_rows, out_rows, lists.starts, False)
         new = CoordinateMap(coords, out_box)
         new.adopt()
         return new, Rulebook(n, new.n_rows, n_offsets, device, lists=lists)

@@ -16,7 +16,7 @@ import torch
 
 from ...kernels.runtime.target import Target
 from ..device import stream_order
-from .host_index import PairLists
+from .pair_lists import PairLists
 from .rows import Rows
 
 if TYPE_CHECKING:

@@ -5,13 +5,17 @@ Rare, and slower than keys.
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import torch
 
 from ..geometry.boxes import Box
+from ..geometry.host_moves import Rule
 from ..geometry.offsets import Offsets
-from .host_index import HostIndex, Indexed, PairLists
+from . import host_index
+from .host_index import HostIndex
+from .pair_lists import PairLists
 
 
 def _inside(coords: torch.Tensor, box: Box) -> torch.Tensor:
@@ -34,18 +38,33 @@ def _first_rank(place: torch.Tensor, rank: torch.Tensor, n_places: int) -> torch
     return first.scatter_reduce_(0, place, rank, "amin")
 
 
-def build(coords: torch.Tensor, box: Box) -> Indexed:
-    """Index the rows of `coords` [N, 1 + D] in `box`; of equal coordinates the first row counts."""
-    inside = _inside(coords.long(), box)
-    all_alive = bool(inside.all())
-    live = inside.nonzero().squeeze(1)
-    distinct, place = _distinct(coords.index_select(0, live))
-    rows = _first_rank(place, live, distinct.shape[0])
-    inverse = torch.full((coords.shape[0],), -1, dtype=torch.int64, device=coords.device)
-    inverse[live] = place
-    alive = None if all_alive else torch.where(inside, 0, -1).int()
-    unique = distinct.shape[0] == live.shape[0]
-    return Indexed(HostIndex(coords, rows, box), alive, unique, lambda: inverse)
+class Indexed(host_index.Indexed):
+    """`host_index.Indexed` for an oversized box."""
+
+    @functools.cached_property
+    def unique(self) -> bool:
+        return self._placed[1].shape[0] == self._placed[0].shape[0]
+
+    @functools.cached_property
+    def _placed(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(live rows, distinct coordinates, the coordinate of each live row)."""
+        n_rows, device = self.coords.shape[0], self.coords.device
+        live = torch.arange(n_rows, device=device)
+        if self.alive is not None:
+            live = (self.alive >= 0).nonzero().squeeze(1)
+        return live, *_distinct(self.coords.index_select(0, live))
+
+    @functools.cached_property
+    def index(self) -> HostIndex:  # type: ignore[override]
+        live, distinct, place = self._placed
+        return HostIndex(self.coords, _first_rank(place, live, distinct.shape[0]), self.box)
+
+    @functools.cached_property
+    def inverse(self) -> torch.Tensor:
+        live, _, place = self._placed
+        inverse = torch.full((self.coords.shape[0],), -1, dtype=torch.int64, device=live.device)
+        inverse[live] = place
+        return inverse
 
 
 def _match(index: HostIndex, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -105,21 +124,20 @@ def submanifold(index: HostIndex, offsets: Offsets, n_rows: int, keep_center: bo
 
 
 def expand(
-    coords: torch.Tensor, alive: torch.Tensor | None, offsets: Offsets, multiplier: tuple[int, ...],
-    divisor: tuple[int, ...], sign: int, out_box: Box,
-) -> tuple[torch.Tensor, PairLists]:  # fmt: skip
-    """`host_index.expand` for an oversized `out_box`."""
-    device, n_offsets = coords.device, len(offsets)
-    scale = torch.tensor([1, *multiplier], device=device)
-    divide = torch.tensor([1, *divisor], device=device)
+    found: host_index.Indexed, offsets: Offsets, rule: Rule, out_box: Box
+) -> tuple[torch.Tensor, PairLists]:
+    """`host_index.expand` for an `out_box` of any size."""
+    coords, device, n_offsets = found.coords, found.coords.device, len(offsets)
+    scale = torch.tensor([1, *rule.multiplier], device=device)
+    divide = torch.tensor([1, *rule.divisor], device=device)
     scaled = coords.long() * scale
     candidates, rows = [], []
     for offset in offsets.values:
-        reached = scaled + sign * torch.tensor([0, *offset], device=device)
+        reached = scaled + rule.sign * torch.tensor([0, *offset], device=device)
         whole = torch.div(reached, divide, rounding_mode="floor")
         ok = (whole * divide == reached).all(1) & _inside(whole, out_box)
-        if alive is not None:
-            ok &= alive >= 0
+        if found.alive is not None:
+            ok &= found.alive >= 0
         rows.append(ok.nonzero().squeeze(1))
         candidates.append(whole.index_select(0, rows[-1]))
     distinct, place = _distinct(torch.cat(candidates))

@@ -16,8 +16,8 @@ import torch
 from ...errors import CoordinateError, DataTypeError, DeviceError, ShapeError, UnsupportedError
 from ..conv.convolution import conv
 from ..maps.entry_sums import EntrySums
-from ..maps.host_index import PairLists
 from ..maps.kernel_map import KernelMap
+from ..maps.pair_lists import PairLists
 from ..maps.rulebook import Rulebook
 from ..maps.segments import multiply
 from ..traced import between_graphs

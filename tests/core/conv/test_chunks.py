@@ -13,8 +13,8 @@ from sparse_bridge.core.conv import chunks
 from sparse_bridge.core.conv.dataflows import per_offset
 from sparse_bridge.core.geometry.weights import layout_of
 from sparse_bridge.core.maps import host_integers
-from sparse_bridge.core.maps.host_index import PairLists
 from sparse_bridge.core.maps.kernel_map import KernelMap
+from sparse_bridge.core.maps.pair_lists import PairLists
 from sparse_bridge.core.maps.rulebook import Rulebook
 from tests.checks import assert_close
 from tests.clouds import features

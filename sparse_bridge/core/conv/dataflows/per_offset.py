@@ -16,7 +16,7 @@ from ...maps.rulebook import Rulebook
 from ..chunks import Chunks, Item, Part, chunks_of
 from ..dataflow import Dataflow, Gather, LayerProduct, Wgrad
 from ..epilogue import Epilogue
-from ..host_products import STEP, add_transposed, is_plain, mm
+from ..host_products import STEP, add_transposed, gather_rows, is_plain, mm
 
 _TOGETHER = 1 << 18  # values of a part's rows that are gathered at once, at most
 _SUM = 0  # mode of torch's sums of embeddings
@@ -27,7 +27,7 @@ def accumulator(x: torch.Tensor) -> torch.dtype:
 
 
 def columns(x: torch.Tensor, group: int, width: int) -> torch.Tensor:
-    return x.narrow(1, group * width, width)
+    return x if x.shape[1] == width else x.narrow(1, group * width, width)
 
 
 def gather_matmul(
@@ -40,37 +40,41 @@ def gather_matmul(
         return x.new_zeros((n_out, w.columns_out), dtype=accumulator(x))
     x, weight = _working(x, weight)
     chunks = chunks_of(kmap, max(w.c_in, w.c_out))
+    if w.groups == 1 and len(chunks.blocks) == 1:
+        return _multiply(chunks, x, _in_order(chunks, w.matrices(weight)), w.c_out)
     y = x.new_empty((n_out, w.columns_out), dtype=accumulator(x))
     for group in range(w.groups):
         left, right = columns(x, group, w.c_in), columns(y, group, w.c_out)
-        _multiply(chunks, left, _in_order(chunks, w.matrices(weight, group)), right)
+        _multiply(chunks, left, _in_order(chunks, w.matrices(weight, group)), w.c_out, right)
     return y
 
 
 def _multiply(
-    chunks: Chunks, x: torch.Tensor, matrices: Sequence[torch.Tensor], y: torch.Tensor
-) -> None:
-    """y[j] = the sum of x[i] @ matrices[v]; columns of x and y may be strided."""
-    rows = _gathered("rows", chunks, x)
-    plain = is_plain(rows)
+    chunks: Chunks, x: torch.Tensor, matrices: Sequence[torch.Tensor], width: int,
+    y: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """y[j] = the sum of x[i] @ matrices[v], of `width` columns; columns of x and y may be strided;
+    y: new memory where none is given and there is one block."""
+    plain = is_plain(x.device, x.dtype)
+    alone = not plain or x.dtype is not torch.float32 or _large(chunks, x.shape[1])
+    rows = _gathered("rows", chunks, x) if alone else x
 
     def multiply(item: Item, result: torch.Tensor) -> None:
         v, n_pairs, x_rows, _ = item
         gathered = rows[:n_pairs]
-        torch.index_select(x, 0, x_rows, out=gathered)
+        gather_rows(x, x_rows, gathered)
         if plain:
-            rocm.mm(gathered, matrices[v], out=result)
+            rocm.cpu_mm(gathered, matrices[v], out=result)
         else:
             mm(rows, matrices[v], out=result)
 
     def together(part: Part, results: Sequence[torch.Tensor]) -> None:
-        gathered = x.index_select(0, part.x_rows).split(part.sizes)
+        gathered = x.index_select(0, part.x_rows).split_with_sizes(part.sizes)
         for v, own, result in zip(part.offsets, gathered, results, strict=True):
-            rocm.mm(own, matrices[v], out=result)
+            rocm.cpu_mm(own, matrices[v], out=result)
 
-    _sum_products(
-        chunks, x, matrices, Multiply(multiply, together if plain else None, x.shape[1]), y
-    )
+    way = Multiply(multiply, together if plain else None, x.shape[1])
+    return _sum_products(chunks, x, matrices, way, width, y)
 
 
 def _working(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -89,6 +93,12 @@ def _in_order(chunks: Chunks, matrices: Sequence[torch.Tensor]) -> Sequence[torc
     return tuple(reversed(matrices)) if chunks.reverse else matrices
 
 
+def _large(pairs: Chunks | Part, width: int) -> bool:
+    """Whether rows of `width` values are too much to gather for all offsets at once."""
+    n_pairs = pairs.n_pairs if isinstance(pairs, Part) else pairs.products
+    return n_pairs * width > _TOGETHER
+
+
 class Multiply(NamedTuple):
     """one: writes the products of an item.  together: those of a part, whose rows are gathered at
     once; None where that is no gain.  width: columns that it gathers."""
@@ -105,43 +115,47 @@ def _gathered(name: str, chunks: Chunks, x: torch.Tensor) -> torch.Tensor:
 
 
 def _sum_products(
-    chunks: Chunks, x: torch.Tensor, matrices: Sequence[torch.Tensor],
-    multiply: Multiply, y: torch.Tensor,
-) -> None:  # fmt: skip
+    chunks: Chunks, x: torch.Tensor, matrices: Sequence[torch.Tensor], multiply: Multiply,
+    width: int, y: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
     """y = the products of every item and, of x, at the dense offset. fp32 on the CPU, for which
     torch has code for embeddings, adds up each row's in one pass instead of one per offset."""
-    at_once = y.device.type == "cpu" and y.dtype == torch.float32
-    room = chunks.products if at_once else chunks.longest
-    products = workspace.take("products", room, y.shape[1], x, x.dtype)
+    at_once = x.device.type == "cpu" and x.dtype is torch.float32
     for block in chunks.blocks:
-        result = y[block.begin : block.end]
+        result = None if y is None else y[block.begin : block.end]
         total: torch.Tensor | None = None
         if at_once:
             for part in block.parts:
-                found = _part_sum(part, multiply, products)
+                found = _part_sum(part, multiply, width, x)
                 total = found if total is None else total.add_(found)
-        if chunks.dense >= 0:
-            dense_x, matrix = x[block.begin :], matrices[chunks.dense]
-            if y.dtype == x.dtype:
-                mm(dense_x, matrix, out=result)
-            else:
-                result.copy_(rocm.linear(dense_x[: len(result)], matrix))
-            if total is not None:
-                result.add_(total)
-        elif total is not None:
-            result.copy_(total)
-        else:
+        if chunks.dense < 0 and total is not None:
+            result = total if result is None else result.copy_(total)
+            continue
+        if result is None:
+            result = x.new_empty((block.end, width), dtype=accumulator(x))
+        if chunks.dense < 0:
             result.zero_()
+        elif result.dtype == x.dtype:
+            mm(x[block.begin :], matrices[chunks.dense], out=result)
+        else:
+            result.copy_(rocm.linear(x[block.begin : block.end], matrices[chunks.dense]))
+        if total is not None:
+            result.add_(total)
+    if y is None:  # one block
+        assert result is not None
+        y = result
     if not at_once:
+        products = workspace.take("products", chunks.longest, width, x, x.dtype)
         for item in chunks.items():
             multiply.one(item, products[: item.n_pairs])
             y.index_add_(0, item.y_rows, products[: item.n_pairs].to(y.dtype))
+    return y
 
 
-def _part_sum(part: Part, multiply: Multiply, products: torch.Tensor) -> torch.Tensor:
-    products = products[: part.n_pairs]
-    results = products.split(part.sizes)
-    if multiply.together is not None and part.n_pairs * multiply.width <= _TOGETHER:
+def _part_sum(part: Part, multiply: Multiply, width: int, x: torch.Tensor) -> torch.Tensor:
+    products = workspace.take("products", part.n_pairs, width, x, x.dtype)
+    results = products.split_with_sizes(part.sizes)
+    if multiply.together is not None and not _large(part, multiply.width):
         multiply.together(part, results)
     else:
         for item, result in zip(part.items, results, strict=True):
@@ -167,8 +181,8 @@ def weight_gradient(
                 _accumulate(sums[chunks.dense], left, right, len(left))
             rows, other = _gathered("rows", chunks, left), _gathered("other", chunks, right)
             for v, n_pairs, x_rows, y_rows in chunks.items():
-                torch.index_select(left, 0, x_rows, out=rows[:n_pairs])
-                torch.index_select(right, 0, y_rows, out=other[:n_pairs])
+                gather_rows(left, x_rows, rows[:n_pairs])
+                gather_rows(right, y_rows, other[:n_pairs])
                 _accumulate(sums[v], rows, other, n_pairs)
 
 
@@ -213,29 +227,29 @@ def _both(
     if chunks.dense >= 0:
         _accumulate(sums[chunks.dense], x, dy, len(x))
     rows, other = _gathered("rows", chunks, x), _gathered("other", chunks, dy)
-    plain = is_plain(rows) and sums[0].dtype is rows.dtype
+    plain = is_plain(x.device, x.dtype) and sums[0].dtype is x.dtype
 
     def multiply(item: Item, result: torch.Tensor) -> None:
         v, n_pairs, dy_rows, x_rows = item
         right, left = other[:n_pairs], rows[:n_pairs]
-        torch.index_select(dy, 0, dy_rows, out=right)
-        torch.index_select(x, 0, x_rows, out=left)
+        gather_rows(dy, dy_rows, right)
+        gather_rows(x, x_rows, left)
         if plain:
-            rocm.mm(right, back[v], out=result)
+            rocm.cpu_mm(right, back[v], out=result)
             sums[v].addmm_(left.t(), right)
         else:
             mm(other, back[v], out=result)
             _accumulate(sums[v], rows, other, n_pairs)
 
     def together(part: Part, results: Sequence[torch.Tensor]) -> None:
-        rights = dy.index_select(0, part.x_rows).split(part.sizes)
-        lefts = x.index_select(0, part.rows).t().split(part.sizes, 1)
+        rights = dy.index_select(0, part.x_rows).split_with_sizes(part.sizes)
+        lefts = x.index_select(0, part.rows).t().split_with_sizes(part.sizes, 1)
         for v, right, left, result in zip(part.offsets, rights, lefts, results, strict=True):
-            rocm.mm(right, back[v], out=result)
+            rocm.cpu_mm(right, back[v], out=result)
             sums[v].addmm_(left, right)
 
-    width = x.shape[1] + dy.shape[1]
-    _sum_products(chunks, dy, back, Multiply(multiply, together if plain else None, width), dx)
+    way = Multiply(multiply, together if plain else None, x.shape[1] + dy.shape[1])
+    _sum_products(chunks, dy, back, way, x.shape[1], dx)
 
 
 def _accumulate(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, n_rows: int) -> None:
@@ -254,9 +268,8 @@ class PerOffset(Dataflow):
         def gather(
             rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor, end: Epilogue
         ) -> torch.Tensor:
-            return end.finish(gather_matmul(KernelMap(rulebook, bool(side)), x, weight, w)).to(
-                x.dtype
-            )
+            y = end.finish(gather_matmul(KernelMap(rulebook, bool(side)), x, weight, w))
+            return y if y.dtype is x.dtype else y.to(x.dtype)
 
         return gather
 

@@ -16,8 +16,9 @@ class SpConvTensorMeta(ProxyableClassMeta):
 
     def __call__(cls, *args, **kwargs):
         # torch's own test for tracing complains when it is asked outside of tracing.
-        if any(isinstance(value, Proxy) for value in (*args, *kwargs.values())):
-            return super().__call__(*args, **kwargs)
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Proxy):
+                return super().__call__(*args, **kwargs)
         return type.__call__(cls, *args, **kwargs)
 
 

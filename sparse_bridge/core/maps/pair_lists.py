@@ -1,0 +1,80 @@
+"""Pairs of rows that meet at the offsets of a kernel, offset by offset."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ..geometry.host_cells import Array, Rows32, on_device
+
+
+class ShortPairs(NamedTuple):
+    """Pairs on the host as the CPU's dataflow reads them.
+
+    in_rows, out_rows: int32 [P], list after list.  counts: pairs of each list.  whole: the list in
+    which every one of `n_rows` rows meets itself, which is left out; -1: none.
+    """
+
+    in_rows: Rows32
+    out_rows: Rows32
+    counts: list[int]
+    whole: int = -1
+    n_rows: int = 0
+
+
+class PairLists:
+    """(in row, out row) pairs grouped by offset, each group ascending in its out or in rows.
+
+    in_rows, out_rows: int64 [P] (torch scatters much faster by int64 on CPUs).  starts: host
+    integers [L + 1]; list v is [starts[v], starts[v + 1]). mirrored: lists of offsets 0..V/2 only;
+    offset V - 1 - v has those of v with in and out swapped.  short: the same, where the host made
+    it for the CPU; the rest is then made of it when asked for.
+    """
+
+    short: ShortPairs | None = None
+    mirrored: bool
+
+    def __init__(
+        self, in_rows: torch.Tensor, out_rows: torch.Tensor, starts: list[int], mirrored: bool
+    ) -> None:
+        self.__dict__.update(in_rows=in_rows, out_rows=out_rows, starts=starts, mirrored=mirrored)
+
+    @staticmethod
+    def of(short: ShortPairs, mirrored: bool, device: torch.device) -> PairLists:
+        """The lists of `short` on `device`."""
+        made = PairLists.__new__(PairLists)
+        made.short, made.mirrored = short, mirrored
+        if device.type == "cpu":
+            return made
+        in_rows, out_rows = (on_device(_whole(part, short), device) for part in short[:2])
+        return PairLists(in_rows, out_rows, made.starts, mirrored)
+
+    @functools.cached_property
+    def starts(self) -> list[int]:
+        assert self.short is not None
+        counts = list(self.short.counts)
+        if self.short.whole >= 0:
+            counts[self.short.whole] = self.short.n_rows
+        return [0, *itertools.accumulate(counts)]
+
+    @functools.cached_property
+    def in_rows(self) -> torch.Tensor:
+        assert self.short is not None
+        return torch.from_numpy(_whole(self.short.in_rows, self.short))
+
+    @functools.cached_property
+    def out_rows(self) -> torch.Tensor:
+        assert self.short is not None
+        return torch.from_numpy(_whole(self.short.out_rows, self.short))
+
+
+def _whole(rows: Rows32, short: ShortPairs) -> Array:
+    """`rows` int64 with the list that is left out."""
+    if short.whole < 0:
+        return rows.astype(np.int64)
+    at = sum(short.counts[: short.whole])
+    return np.concatenate([rows[:at], np.arange(short.n_rows), rows[at:]])
