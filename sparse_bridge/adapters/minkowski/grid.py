@@ -165,7 +165,8 @@ class Grid:
             found = torch.cat([view[:, :1], _multiplied(view[:, 1:].flip(1), self.unit)], 1)
             self._take(found)
         elif self._order is not None:
-            self._order.wait()
+            known = found
+            self._order.wait(lambda: (known,))
         return found
 
     def _take(self, coords: torch.Tensor | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -29,6 +29,11 @@ def _number_of(device: torch.device) -> Callable[[], int]:
     return functools.partial(torch._C._cuda_getCurrentRawStream, targets.device_index(device))
 
 
+def _used(tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
+    if tensor.is_cuda:
+        tensor.record_stream(stream)
+
+
 class StreamOrder:
     """The stream that something was queued on last. Others wait for it, once.
 
@@ -41,13 +46,19 @@ class StreamOrder:
         self._device, self.number = device, _number_of(device)
         self.waited = [self.number()]  # the first one queued it
 
-    def wait(self) -> None:
+    def wait(self, held: Callable[[], Iterable[torch.Tensor]] = tuple) -> None:
         """Have the current stream go on after what was queued. A capture cannot wait for other
-        streams: whoever captures has synchronized before."""
+        streams: whoever captures has synchronized before.
+
+        held: tells the tensors that it will read. Their memory may go back to the stream that it is
+        from once this one is through with it, not before.
+        """
         if self.number() in self.waited or torch.cuda.is_current_stream_capturing():
             return
-        there = torch.cuda.ExternalStream(self.waited[0], self._device)
-        torch.cuda.current_stream(self._device).wait_stream(there)
+        here = torch.cuda.current_stream(self._device)
+        here.wait_stream(torch.cuda.ExternalStream(self.waited[0], self._device))
+        for tensor in held():
+            _used(tensor, here)
         self.waited.append(self.number())
 
     def queued(self) -> None:
@@ -73,7 +84,7 @@ class Kept(Generic[_Key, _Value]):
             return None
         value, order = found
         if order is not None:
-            order.wait()
+            order.wait(lambda: (value,) if isinstance(value, torch.Tensor) else ())
         return value
 
     def put(self, key: _Key, value: _Value, device: torch.device) -> _Value:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -120,7 +121,17 @@ class CoordinateMap:
     def _follow(self) -> None:
         """Have the current stream wait for what of this was queued on another one."""
         if self._order is not None:
-            self._order.wait()
+            self._order.wait(self._held)
+
+    def _held(self) -> Iterator[torch.Tensor]:
+        yield self._coords
+        table: Any = self._table
+        if table is not None:
+            yield from (table.keys, table.values, table.flags)
+        if self._slots is not None:
+            yield self._slots
+        if self._duplicates is not None:
+            yield from (self._duplicates.first, self._duplicates.inverse)
 
     def _queued(self) -> None:
         if self._order is not None:

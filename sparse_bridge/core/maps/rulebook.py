@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
@@ -126,7 +126,17 @@ class Rulebook:
     def follow(self) -> None:
         """Have the current stream wait for what of this was queued on another one."""
         if self.order is not None:
-            self.order.wait()
+            self.order.wait(self._held)
+
+    def _held(self) -> Iterator[torch.Tensor]:
+        for view in (*self._tables, *self._tiles):
+            if view is not None:
+                yield from view.parts
+        for lists in (self._lists, self._pairs):
+            if lists is not None:
+                yield from (lists.in_rows, lists.out_rows)
+        if self._pairs is not None:
+            yield self._pairs.starts
 
     def _queued(self) -> None:
         if self.order is not None:

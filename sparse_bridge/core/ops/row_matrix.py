@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from ..device import stream_order
@@ -51,14 +53,24 @@ class RowMatrix:
         """The transpose; shares the sorted views made so far."""
         other = RowMatrix(self.in_rows, self.out_rows, self.weights, self.n_in, self.n_out)
         other._sides = self._sides[::-1]
-        if self._order is not None:
-            self._order.wait()
+        self._follow()
         return other
+
+    def _follow(self) -> None:
+        """Have the current stream wait for what of this was queued on another one."""
+        if self._order is not None:
+            self._order.wait(self._held)
+
+    def _held(self) -> Iterator[torch.Tensor]:
+        found = [self.out_rows, self.in_rows, self.weights]
+        for side in self._sides:
+            if side is not None:
+                found += [side.rows, side.cols, side.weights, side.lengths]
+        return (one for one in found if one is not None)
 
     def side(self, transposed: bool) -> _Sorted:
         found = self._sides[transposed]
-        if self._order is not None:
-            self._order.wait()
+        self._follow()
         if found is None:
             rows, cols = self.out_rows, self.in_rows
             if transposed:

@@ -175,3 +175,24 @@ def test_a_matrix(ordered):
     made = reader_of(ordered, lambda: matrix.product(x), lambda: matrix.product(x))
     assert torch.equal(made, torch.stack([x[0], x[1] + x[2]]))
     reader_of(ordered, lambda: matrix.side(True), lambda: matrix.transposed().product(made))
+
+
+@pytest.mark.parametrize("name", doors.NAMES)
+def test_memory_that_another_stream_reads(streams, monkeypatch, name):
+    """A stream that waits for maps tells the allocator: an input may go before it is through."""
+    used = []
+    monkeypatch.setattr(
+        stream_order, "_used", lambda tensor, stream: used.append((tensor, stream.number))
+    )
+    with doors.standin(name) as module, watched(streams, monkeypatch):
+        model = doors.network(module, name, "cpu").eval()
+        x = doors.scene(module, name, 0, "cpu", 0.3)
+        one, other = pair_of(streams)
+        with streams.on(one):
+            results(model, x)
+        used.clear()
+        with streams.on(other):
+            results(model, x)
+    assert {number for _, number in used} == {other.number}
+    assert {tensor.dtype for tensor, _ in used} & {torch.int32, torch.int64}
+    assert max(tensor.numel() for tensor, _ in used) > 20
