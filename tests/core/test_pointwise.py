@@ -9,6 +9,7 @@ from sparse_bridge import settings
 from sparse_bridge.core.conv import convolution
 from sparse_bridge.core.ops import pointwise
 from tests.clouds import features
+from tests.core.capture.pretended import NothingComputed
 
 SIZES = [(1, 4, 8), (63, 16, 24), (64, 32, 32), (65, 7, 5), (300, 48, 80)]
 
@@ -54,6 +55,27 @@ def test_maps_are_kept_for_the_last_numbers_of_rows(monkeypatch):
     for rows in (6, 7):
         pointwise.identity(rows, device)
     assert pointwise.identity(5, device) is not first
+
+
+def test_maps_of_captured_graphs_stay(monkeypatch):
+    monkeypatch.setattr(pointwise, "_MAPS", 1)
+    device, capturing = torch.device("cpu"), [False]
+    monkeypatch.setattr(pointwise, "_capturing", lambda device: capturing[0])
+    monkeypatch.setattr(pointwise, "_captured", {})
+    first = pointwise.identity(11, device)
+    capturing[0] = True
+    assert pointwise.identity(11, device) is first
+    assert pointwise.identity(12, device) is None  # its memory would be the graph's
+    capturing[0] = False
+    for rows in (13, 14):
+        pointwise.identity(rows, device)
+    assert pointwise.identity(11, device) is first
+
+
+def test_nothing_is_told_to_those_who_watch():
+    with NothingComputed():
+        kmap = pointwise.identity(1234, torch.device("cpu"))
+    assert kmap.rulebook.table(0)[0].nbr[0].tolist() == list(range(1234))
 
 
 @pytest.mark.gpu

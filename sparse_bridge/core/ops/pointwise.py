@@ -30,7 +30,9 @@ _MAPS = 64  # identity maps that are kept, of the last numbers of rows
 _LEAST = 1 << 17  # rows that the first of them have room for
 
 _maps: collections.OrderedDict[tuple[int, int], KernelMap] = collections.OrderedDict()
-_rows: dict[int, torch.Tensor] = {}
+# What captured graphs read stays: nobody tells when the last of them is gone.
+_captured: dict[tuple[int, int], KernelMap] = {}
+_rows: dict[int, list[torch.Tensor]] = collections.defaultdict(list)  # the last one is the longest
 _lock = threading.Lock()
 
 
@@ -60,43 +62,46 @@ def _by_kernel(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> b
 
 
 def identity(n_rows: int, device: torch.device) -> KernelMap | None:
-    """Every row onto itself; device: with its index on a GPU. None where a graph is being captured
-    that would hold its memory."""
-    index = -1 if device.index is None else device.index
+    """Every row onto itself; device: with its index on a GPU. None in the capture of a graph, whose
+    memory a new map would be, where there is none yet."""
+    key = (-1 if device.index is None else device.index), n_rows
     with _lock:
-        found = _maps.get((index, n_rows))
-        if found is not None:
-            _maps.move_to_end((index, n_rows))
+        found = _captured.get(key) or _maps.get(key)
+        if _capturing(device):
+            if found is not None:
+                _captured[key] = found
             return found
-        rows = _rows.get(index)
-        if rows is None or len(rows) < n_rows:
-            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                return None
-            room = max(_LEAST, 1 << (n_rows - 1).bit_length())
-            rows = torch.arange(room, dtype=torch.int32, device=device)
-            if device.type == "cuda":
-                torch.cuda.current_stream(device).synchronize()  # for all streams, once
-            _rows[index] = rows
-        with _disable_current_modes():  # what watches a model's operations is not told of these
-            made = _maps[index, n_rows] = KernelMap(_identity(rows[:n_rows]))
-        if len(_maps) > _MAPS:
-            _maps.popitem(last=False)
-        return made
+        if found is None:
+            with _disable_current_modes():  # what watches a model's operations is not told
+                found = _maps[key] = KernelMap(_identity(_numbers(key[0], n_rows, device)))
+            if len(_maps) > _MAPS:
+                _maps.popitem(last=False)
+        elif key in _maps:
+            _maps.move_to_end(key)
+        return found
+
+
+def _capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _numbers(index: int, n_rows: int, device: torch.device) -> torch.Tensor:
+    """0, 1, ... as int32 [n_rows]."""
+    made = _rows[index]
+    if not made or len(made[-1]) < n_rows:
+        room = max(_LEAST, 1 << (n_rows - 1).bit_length())
+        rows = torch.arange(room, dtype=torch.int32, device=device)
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()  # for all streams, once
+        made.append(rows)
+    return made[-1][:n_rows]
 
 
 def _identity(rows: torch.Tensor) -> Rulebook:
     from ...kernels.maps.neighbor_table import NeighborTable
 
     table, n_rows = NeighborTable(rows[None]), len(rows)
-    return _Identity(n_rows, n_rows, 1, rows.device, views=(table, table))
-
-
-class _Identity(Rulebook):
-    """A rulebook of one offset that pairs every row with itself."""
-
-    def _compact(self, target: object) -> DevicePairs:
-        n_rows = self.n_rows[0]
-        with _disable_current_modes():
-            nbr = self.table(0)[0].nbr[0]
-            starts = torch.arange(0, 2 * n_rows, n_rows, device=self.device)
-        return DevicePairs(nbr, nbr, starts, False, n_rows, n_rows)
+    starts = torch.arange(0, 2 * n_rows, n_rows, device=rows.device)
+    made = Rulebook(n_rows, n_rows, 1, rows.device, views=(table, table))
+    made.pairs_are(DevicePairs(rows, rows, starts, False, n_rows, n_rows))
+    return made
