@@ -222,7 +222,8 @@ def forward_pass(
     from ...kernels.ops.batch_norm import batch_norm_forward
 
     x, n_channels = x.contiguous(), x.shape[1]
-    y, memory = torch.empty_like(x), x.new_empty(MEMORY_ROWS * n_channels, dtype=torch.float32)
+    # Zeros: results of operators have no undefined values.
+    y, memory = torch.empty_like(x), x.new_zeros(MEMORY_ROWS * n_channels, dtype=torch.float32)
     seen = x.new_zeros((2, n_channels), dtype=torch.float32)
     call = _Call((seen[0], seen[1]), None, None, 1.0, eps, relu, target)
     if target.raw:
