@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import sparse_bridge
 from sparse_bridge import settings
 from sparse_bridge.core.conv import convolution
 from sparse_bridge.core.ops import pointwise
@@ -55,6 +56,40 @@ def test_maps_are_kept_for_the_last_numbers_of_rows(monkeypatch):
     for rows in (6, 7):
         pointwise.identity(rows, device)
     assert pointwise.identity(5, device) is not first
+
+
+def test_kernels_serve_where_nothing_speaks_against_them(monkeypatch):
+    """On a pretended GPU whose kernels multiply fp16 alone."""
+    given = []
+
+    def row_kernels(case):
+        given.append(case)
+        return ("masked", "target") if case.dtype == torch.float16 else ("per_offset", None)
+
+    monkeypatch.setattr(pointwise, "row_kernels", row_kernels)
+    x, w = torch.randn(20, 8).half(), torch.randn(8, 8).half()
+    asked = pointwise._by_kernel
+    assert asked(x, w, None) and asked(x, w, w[0])
+    assert not asked(x, w.float(), None) and not asked(x, w, w[0].float())  # torch's own error
+    assert not asked(x.float(), w.float(), None) and not asked(x[:0], w, None)
+    assert not asked(x.bfloat16(), w.bfloat16(), None) and given[-1].dtype == torch.bfloat16
+    with torch.autocast("cpu", torch.float16):
+        assert asked(x.float(), w.float(), None)
+        assert not asked(x.double(), w.double(), None)
+    monkeypatch.setattr(pointwise, "_MOST_WORK", 20 * 64 - 1)
+    assert not asked(x, w, None)
+    monkeypatch.undo()
+    monkeypatch.setattr(pointwise, "row_kernels", row_kernels)
+    with settings.override(dataflow="per_offset"):
+        assert not asked(x, w, None)
+    layer = Asking()
+    sparse_bridge.dataflow(layer, "per_offset")
+    assert not layer(x, w) and asked(x, w, None)
+
+
+class Asking(torch.nn.Module):
+    def forward(self, x, w):
+        return pointwise._by_kernel(x, w, None)
 
 
 def test_maps_of_captured_graphs_stay(monkeypatch):

@@ -15,10 +15,12 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ... import settings
+from ..conv import override
 from ..conv.convolution import autocast_dtype, transformed, unheard
+from ..conv.dataflow import Case
 from ..conv.plan import ConvForm
+from ..conv.registry import row_kernels
 from ..device import rocm
-from ..device.serving import kernel_target
 from ..maps.kernel_map import KernelMap
 from ..maps.rulebook import DevicePairs, Rulebook
 
@@ -51,13 +53,14 @@ def _by_kernel(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> b
     cast = autocast_dtype(x.device)
     if cast is None and (w.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype)):
         return False  # torch's own error
+    kind = x.dtype if cast is None or x.dtype == torch.float64 else cast
     return (
-        (x.dtype if cast is None or x.dtype == torch.float64 else cast) in HALVES
-        and not rocm.multiplies()
+        kind in HALVES
         and 0 < x.shape[0] * w.numel() <= _MOST_WORK
         and settings.get().dataflow == "auto"
-        and not (torch.compiler.is_compiling() or transformed())
-        and kernel_target(x.device) is not None
+        and not (override.inside and override.current())
+        and not (rocm.multiplies() or torch.compiler.is_compiling() or transformed())
+        and row_kernels(Case(x.device, kind))[1] is not None
     )
 
 
