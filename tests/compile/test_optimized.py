@@ -9,6 +9,7 @@ import torch
 import sparse_bridge
 from sparse_bridge import settings
 from sparse_bridge.core.capture import units
+from sparse_bridge.core.maps import request
 from tests.compile.comparison import assert_same, compare
 from tests.compile.programs import DOORS, PROGRAMS, scene
 from tests.compile.test_fusion import fused
@@ -40,6 +41,7 @@ def test_training_and_any_rows(door, plain_settings):
 def test_settings(door, choice, plain_settings, monkeypatch):
     """With `graphs` a part of a model that ran before has a forward that replays it."""
     monkeypatch.setattr(units, "_LEAST_LAYERS", 1)
+    monkeypatch.setattr(request, "_provider", units._provide)  # whatever ran before
     with settings.override(optimize=choice), PROGRAMS[door]() as programs, torch.no_grad():
         program = programs["three"]().eval()
         expected = program(*scene(0))

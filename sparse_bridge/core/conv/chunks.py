@@ -102,6 +102,7 @@ def chunks_of(kmap: KernelMap, width: int) -> Chunks:
     """Chunks of a map for rows of `width` channels; cut once per size of block and direction, and
     kept with the rulebook."""
     rulebook = kmap.rulebook
+    rulebook.follow()
     key = ("chunks", kmap.side, _n_blocks(kmap, width))
     found: Chunks | None = rulebook.cache.get(key)
     if found is not None:
@@ -159,7 +160,9 @@ def _pairs(kmap: KernelMap) -> tuple[Any, Any, list[int], int]:
     short = lists.short
     pair: tuple[Any, Any]
     if short is not None:
-        pair, counts, dense = short[:2], list(short.counts), short.whole
+        counts, dense = short.counts[: n_offsets - n_mirrored], short.whole
+        n_pairs = sum(counts)  # of an even number of offsets there is a list more
+        pair = short.in_rows[:n_pairs], short.out_rows[:n_pairs]
     else:
         pair, counts, dense = _without_dense(kmap, lists, n_offsets - n_mirrored)
     if n_mirrored:

@@ -176,7 +176,8 @@ def test_other_containers_are_as_ever():
 def test_the_warm_up_is_told(ts):
     net = network(ts)
     with torch.no_grad():
-        first, last = expected(net)  # the 1x1 convolution is a matrix product of torch
+        first, *between, last = expected(net)
+    assert [one.pointwise for one in between] == [True]
     assert first.layer is net[0] and last.layer is net[6]
     assert first.epilogue.activation == "relu" and last.epilogue.activation is None
     assert first.epilogue.norm.mean is net[1].running_mean

@@ -11,7 +11,7 @@ import torch
 from sparse_bridge import settings
 from sparse_bridge.adapters.minkowski import manager
 from sparse_bridge.core.capture import graph_cache, padded, prefetch, units
-from sparse_bridge.core.device import stream_order
+from sparse_bridge.core.device import stream_order, workspace
 from sparse_bridge.core.maps.coordinate_map import CoordinateMap
 from sparse_bridge.core.maps.map_cache import MapStore
 from sparse_bridge.core.ops.row_matrix import RowMatrix
@@ -27,6 +27,7 @@ def streams(monkeypatch):
     if torch.cuda.is_available():
         pytest.skip("a GPU has streams of its own")
     monkeypatch.setattr(padded, "_LEAST", 160)
+    monkeypatch.setattr(workspace, "_LIMIT_BYTES", -1)  # a CPU has one buffer for all streams
     monkeypatch.setattr(graph_cache, "_RECURS", 2)
     monkeypatch.setattr(graph_cache, "_BETWEEN", 1)
     prefetch.forget()
