@@ -6,12 +6,11 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from .. import settings
 from ..core.tuning import tuner as tuners
 from ..core.tuning.tune_cache import DIRECTIONS, Stamp, TuneCache, Winners, encode, folder, shipped
 from ..errors import DeviceError, SettingError
+from ..harness.pool import Pool
 from ..harness.progress import Progress
 from ..harness.results import require_writable
 from ..kernels.runtime import target as targets
@@ -196,20 +196,15 @@ def _compile_side_by_side(
     """Run jobs in several processes; those for which the device's memory was too small beside the
     others."""
     crowded = []
-    context = multiprocessing.get_context("spawn")  # a GPU context does not survive a fork
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+    with Pool(processes) as pool:
         futures = {pool.submit(_compile_one, job, setup): job for job in jobs}
-        try:
-            for future in as_completed(futures):
-                try:
-                    future.result()
-                except torch.OutOfMemoryError:
-                    crowded.append(futures[future])
-                else:
-                    done()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        for future in as_completed(futures):
+            try:
+                future.result()
+            except torch.OutOfMemoryError:
+                crowded.append(futures[future])
+            else:
+                done()
     return crowded
 
 

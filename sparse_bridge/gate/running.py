@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import as_completed
 
 from ..errors import DeviceError, UnsupportedError
+from ..harness.pool import CrashedError, Pool
 from ..kernels.runtime.target import described
 from ..workers import cores
 from .catalogue import spaces
@@ -19,7 +18,7 @@ from .compiling import Code, compile_form, require_triton
 from .forms import Form
 from .selection import selected
 
-_CHUNK = 8  # forms a process takes at a time
+_FEW = 8  # forms for which starting processes takes longer
 _MOST_SECONDS = 20.0  # of processor time that a form may take: users wait for it
 
 
@@ -113,53 +112,19 @@ def run(
         results[index] = result
         on_result(result)
 
-    if workers == 1 or len(jobs) <= _CHUNK:
+    if workers == 1 or len(jobs) <= _FEW:
         for index, job in enumerate(jobs):
             keep(index, examine(*job))
     else:
-        _run_chunks(jobs, workers, keep)
-        for index in range(len(jobs)):  # what was lost with a compiler that crashed
-            if index not in results:
-                keep(index, _examine_alone(*jobs[index]))
-    return [results[index] for index in range(len(jobs))]
-
-
-def _run_chunks(
-    jobs: Sequence[tuple[str, Form]], workers: int, keep: Callable[[int, Result], None]
-) -> None:
-    """Examine the jobs in a pool; a crash of one process loses what the pool was working on."""
-    chunks = [range(i, min(i + _CHUNK, len(jobs))) for i in range(0, len(jobs), _CHUNK)]
-    while chunks:
-        # A forked child of a process with threads may hang.
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(workers, len(chunks)), mp_context=context) as pool:
-            waiting = {pool.submit(_examine_all, [jobs[i] for i in c]): c for c in chunks}
-            broken = []
+        with Pool(min(workers, len(jobs))) as pool:
+            waiting = {pool.submit(examine, *job): index for index, job in enumerate(jobs)}
             for done in as_completed(waiting):
+                index = waiting[done]
                 try:
-                    found = done.result()
-                except BrokenProcessPool:
-                    broken.append(waiting[done])
-                    continue
-                for index, result in zip(waiting[done], found, strict=True):
-                    keep(index, result)
-        # A pool works through its chunks in order: the first of the rest were under way.
-        broken.sort(key=lambda chunk: chunk.start)
-        chunks = broken[2 * workers :]
-
-
-def _examine_alone(arch: str, form: Form) -> Result:
-    """`examine` in a process of its own, which may crash."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        try:
-            return pool.submit(examine, arch, form).result()
-        except BrokenProcessPool:
-            return Result(arch, form, None, ("the compiler crashed",), 0.0)
-
-
-def _examine_all(jobs: Sequence[tuple[str, Form]]) -> list[Result]:
-    return [examine(*job) for job in jobs]
+                    keep(index, done.result())
+                except CrashedError:
+                    keep(index, Result(*jobs[index], None, ("the compiler crashed",), 0.0))
+    return [results[index] for index in range(len(jobs))]
 
 
 def failures(results: Sequence[Result]) -> Iterator[Result]:

@@ -337,7 +337,7 @@ def test_a_run_of_some_kernels(capsys):
 
 def test_processes(monkeypatch):
     """Two workers give what one gives, in the order of the jobs."""
-    monkeypatch.setattr(running, "_CHUNK", 2)
+    monkeypatch.setattr(running, "_FEW", 2)
     target = described("gfx942")
     names = ("table_masks", "pack_tiles", "count_index", "link_rows")
     jobs = [("gfx942", spaces(target)[name][0].covering()[0]) for name in names]
@@ -360,7 +360,7 @@ class Fatal(Form):
 
 def test_a_compiler_that_crashes(monkeypatch):
     """It is that form's failure; the others are examined all the same."""
-    monkeypatch.setattr(running, "_CHUNK", 1)
+    monkeypatch.setattr(running, "_FEW", 1)
     form = spaces(described("gfx942"))["table_masks"][0].covering()[0]
     fields = {f.name: getattr(form, f.name) for f in dataclasses.fields(form)}
     results = running.run([("gfx942", form), ("gfx942", Fatal(**fields))], 2)

@@ -12,15 +12,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import pathlib
-import re
-import subprocess
-import sys
 
 import pytest
 
+from sparse_bridge.harness.processes import Child
 from tests.conftest import EMULATED, INTERPRETED
 
 ROOT = pathlib.Path(__file__).parents[2]
+_PATIENCE = 4 * 3600.0  # seconds
 HERE = pytest.mark.skipif(INTERPRETED or bool(EMULATED), reason="this is a lane already")
 KERNELS = [
     "tests/kernels/test_hash_table.py",
@@ -135,25 +134,30 @@ QUICK = {
 }
 
 
-def run(nodes, at_least, **environment):
+@pytest.fixture
+def run(tmp_path):
     """The nodes pass in a process with `environment`, and no fewer than `at_least` of them ran;
     how many did."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *nodes],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTEST_ADDOPTS": "", **environment},
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed and int(passed[1]) >= at_least, done.stdout[-2000:]
-    return int(passed[1])
+
+    def ran(nodes, at_least, **environment):
+        log = tmp_path / "log.txt"
+        variables = {**os.environ, "PYTEST_ADDOPTS": "", **environment}
+        child = Child("tests.lanes.worker", nodes, variables, log)
+        try:
+            answer = child.receive(_PATIENCE) or {"status": child.ending()}
+        finally:
+            child.end()
+        shown = log.read_text(encoding="utf-8", errors="replace")[-8000:]
+        assert answer["status"] == 0, (answer["status"], shown)
+        assert answer["passed"] >= at_least, shown
+        return answer["passed"]
+
+    return ran
 
 
 @HERE
 @pytest.mark.parametrize("part", QUICK)
-def test_interpreter(part):
+def test_interpreter(run, part):
     if importlib.util.find_spec("triton") is None:
         pytest.skip("Triton is not installed")
     nodes, at_least = QUICK[part]
@@ -176,7 +180,7 @@ def test_the_parts_of_the_quick_lane_are_the_whole_of_it():
 
 
 @HERE
-def test_networks_in_the_interpreter():
+def test_networks_in_the_interpreter(run):
     """Whole networks of all three frameworks, forward and backward, along the launch path."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("Triton is not installed")
@@ -193,7 +197,7 @@ needs_emulator = pytest.mark.skipif(
 @pytest.mark.emulated
 @needs_emulator
 @pytest.mark.parametrize("arch", ["gfx942", "gfx1100"])
-def test_emulated_gpu(arch):
+def test_emulated_gpu(run, arch):
     """The hash table, a convolution and a network, forward and backward, as machine code of that
     GPU, and one problem under shuffled schedules."""
     nodes = [KERNELS[0], *convolutions(arch), *networks(arch, SMALL[1])]
@@ -215,7 +219,7 @@ def test_emulated_gpu(arch):
 @pytest.mark.emulated
 @needs_emulator
 @pytest.mark.parametrize("arch", ARCHS)
-def test_the_whole_of_an_emulated_gpu(arch, record_property):
+def test_the_whole_of_an_emulated_gpu(run, arch, record_property):
     """Every kernel and map builder, every dtype, networks of all frameworks; bounds checks are on
     and many schedules are tried."""
     record_property("cases", run(WHOLE, 700, SPARSE_BRIDGE_TEST_ARCH=arch))
@@ -227,7 +231,7 @@ def test_the_whole_of_an_emulated_gpu(arch, record_property):
 @needs_emulator
 @pytest.mark.parametrize("framework", GOLDENS)
 @pytest.mark.parametrize("arch", ARCHS)
-def test_goldens_of_every_framework(arch, framework):
+def test_goldens_of_every_framework(run, arch, framework):
     """The frameworks' recorded answers from the machine code of that GPU."""
     nodes, at_least = GOLDENS[framework]
     run([*nodes, "--slow"], at_least, SPARSE_BRIDGE_TEST_ARCH=arch)
