@@ -112,7 +112,7 @@ def clamp_for_problem(
     """The gather-GEMM's tile, made smaller where one problem takes more registers than others.
 
     Under 64-bit offsets (wide) a thread holds fewer results, fewer still before a residual (8 in
-    epilogue, see `GemmSpec`) and, on some generations, before a norm (2). Where rows are ragged
+    epilogue, see `GemmSpec`) and, for IEEE fp32 or on some generations, before a norm (2). Where rows are ragged
     (c_in no multiple of block_k), so that every element has an address of its own, it holds fewer
     channels then, and fewer results in the largest tiles. Where a norm follows, some hold fewer
     channels and results for IEEE fp32, and a thread that takes rows out of tensor memory holds few
@@ -122,7 +122,7 @@ def clamp_for_problem(
     generation = target.generation
     normed, plain = bool(epilogue & 2) and tile.split_k == 1, single and precision == "ieee"
     summed = bool(epilogue & 8) and wide and tile.split_k == 1
-    fewer = summed or (normed and generation.norm_halves)
+    fewer = summed or (normed and (generation.norm_halves or (wide and plain)))
     held = (32 if single else 64) // (2 if fewer else 1)
     narrow = normed and plain and generation.norm_narrows_fp32
     most = held * tile.num_warps * target.warp_size
@@ -136,6 +136,8 @@ def clamp_for_problem(
         while tile.block_m * n > most * warps and n > 16:
             n, warps = (n, 2 * warps) if warps < _WARPS else (n // 2, warps)
     depth = min(tile.block_k, 32) if narrow or (ragged and wide) else tile.block_k
+    if normed and plain and ragged and wide:
+        depth = min(depth, 16)
     if (n, depth, warps) == (tile.block_n, tile.block_k, tile.num_warps):
         return tile
     return dataclasses.replace(tile, block_n=n, block_k=depth, num_warps=warps)
