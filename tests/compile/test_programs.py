@@ -8,7 +8,7 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge.core.compile import norms
-from tests.compile.comparison import compare
+from tests.compile.comparison import assert_near, assert_same, compare
 from tests.compile.programs import DEVICES, DOORS, GRID, NETWORKS, PROGRAMS, WHERE, scene
 
 
@@ -144,3 +144,30 @@ def test_layers_of_minkowski_on_a_gpu(network, plain_settings):
 def test_points_of_torchsparse_on_a_gpu(door, plain_settings):
     with PROGRAMS[door]() as programs:
         compare(programs["points"]().train(), "inductor", 3, device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("door", DOORS)
+def test_networks_in_half_precision(door, plain_settings):
+    """Their layers of kernel volume 1 take another kernel outside of graphs."""
+    with PROGRAMS[door]() as programs, torch.no_grad():
+        program = programs["unet"]().eval().cuda()
+        compiled = torch.compile(program, fullgraph=True)
+        exact = [program(*(one.cuda() for one in scene(number))) for number in range(3)]
+        program.half()
+        for number in range(3):
+            features, coords = (one.cuda() for one in scene(number))
+            assert_near(compiled(features.half(), coords).float(), exact[number], 0.05)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("door", DOORS)
+def test_sparse_tensors_made_before_the_graph(door, device, plain_settings):
+    with PROGRAMS[door]() as programs, torch.no_grad():
+        program = programs["three"]().eval().to(device)
+        torch._dynamo.reset()
+        compiled = torch.compile(program.network, fullgraph=True, backend="aot_eager")
+        for number in range(3):
+            x = program._wrap(*(one.to(device) for one in scene(number)))
+            expected = program(*(one.to(device) for one in scene(number)))
+            assert_same(program._read(compiled(x)), expected)

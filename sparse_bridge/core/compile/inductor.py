@@ -5,14 +5,48 @@ from __future__ import annotations
 import functools
 import hashlib
 import pathlib
-from typing import Any
+import uuid
+from typing import TYPE_CHECKING, Any
 
 from torch.fx import Graph
 
 from ... import settings
 from . import fusion, writes
 
+if TYPE_CHECKING:
+    CustomGraphPass: Any
+else:
+    try:
+        from torch._inductor.custom_graph_pass import CustomGraphPass
+    except ImportError:
+        CustomGraphPass = object
+
 _SETTING = "pre_grad_custom_pass"
+
+
+class Fuse(CustomGraphPass):
+    """The passes from before, then `fuse`."""
+
+    def __init__(self, before: Any) -> None:
+        self._before = before
+
+    def __call__(self, graph: Graph) -> None:
+        for one in _several(self._before):
+            one(graph)
+        if settings.get().optimize != "off":
+            fusion.fuse(graph)
+
+    def uuid(self) -> Any:
+        """What tells caches of graphs that the pass is another one; None: not to be cached."""
+        parts = [one.uuid() if hasattr(one, "uuid") else None for one in _several(self._before)]
+        if None in parts:
+            return None
+        return f"{_version()} {settings.get().optimize != 'off'} {parts}"
+
+    def __reduce__(self) -> Any:
+        """Caches that know nothing of `uuid` take the pickle of Inductor's settings as their key:
+        that of a pass which is not to be cached is another one each time."""
+        return str, (self.uuid() or f"{uuid.uuid4()}",)
 
 
 def install() -> None:
@@ -20,30 +54,10 @@ def install() -> None:
     the setting, or without graph passes that caches know, does without."""
     try:
         from torch._inductor import config
-        from torch._inductor.custom_graph_pass import CustomGraphPass
     except ImportError:
         return
-    if not hasattr(config, _SETTING):
-        return
-    before = getattr(config, _SETTING)
-
-    class Fuse(CustomGraphPass):
-        """The passes from before, then `fuse`."""
-
-        def __call__(self, graph: Graph) -> None:
-            for one in _several(before):
-                one(graph)
-            if settings.get().optimize != "off":
-                fusion.fuse(graph)
-
-        def uuid(self) -> Any:
-            """What tells caches of graphs that the pass is another one; None: not to be cached."""
-            parts = [one.uuid() if hasattr(one, "uuid") else None for one in _several(before)]
-            if None in parts:
-                return None
-            return f"{_version()} {settings.get().optimize != 'off'} {parts}"
-
-    setattr(config, _SETTING, Fuse())
+    if CustomGraphPass is not object and hasattr(config, _SETTING):
+        setattr(config, _SETTING, Fuse(getattr(config, _SETTING)))
 
 
 def _several(given: Any) -> tuple[Any, ...]:

@@ -55,6 +55,8 @@ class StreamOrder:
         held: tells the tensors that it will read. Their memory may go back to the stream that it is
         from once this one is through with it, not before.
         """
+        if torch.compiler.is_compiling():  # nothing is read while a program is traced
+            return
         if self.number() in self.waited or torch.cuda.is_current_stream_capturing():
             return
         here = torch.cuda.current_stream(self._device)

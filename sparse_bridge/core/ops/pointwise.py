@@ -41,7 +41,8 @@ _lock = threading.Lock()
 def linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [N, C_in] @ w [C_in, C_out] + bias ([C_out], [1, C_out] or None), with gradients; follows
     autocast."""
-    if not x.is_cuda or not _by_kernel(x, w, bias):
+    # While compiling first of all: the number of rows is not to be looked at.
+    if torch.compiler.is_compiling() or not x.is_cuda or not _by_kernel(x, w, bias):
         return rocm.linear(x, w, bias)
     kmap = identity(x.shape[0], x.device)
     if kmap is None:
@@ -59,7 +60,7 @@ def _by_kernel(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> b
         and 0 < x.shape[0] * w.numel() <= _MOST_WORK
         and settings.get().dataflow == "auto"
         and not (override.inside and override.current())
-        and not (rocm.multiplies() or torch.compiler.is_compiling() or transformed())
+        and not (rocm.multiplies() or transformed())
         and row_kernels(Case(x.device, kind))[1] is not None
     )
 

@@ -162,18 +162,24 @@ def wanted(module: Any, x: Any, coordinates: Any) -> Key | None:
 
 
 def layer_map(x: Any, kernel: Kernel, out_key: Key) -> tuple[torch.Tensor, Traced]:
-    """A handle of the map of a layer, and the coordinates where it writes."""
+    """A handle of the map of a layer, and the coordinates where it writes. Layers that share a map
+    share one call of an operator."""
     key = x.coordinate_map_key._key
     graph = graph_of(x._manager._manager)
     sites, numbers = graph.sites[key], kernel.numbers(key)
-    if out_key == key:
-        return sites.map(_BUILDER, numbers), sites
-    found = graph.sites.get(out_key)
+    found, memo = graph.sites.get(out_key), (key, out_key, tuple(numbers))
     if found is None:
         handle, found = sites.new_map(_BUILDER, numbers, torch.is_grad_enabled())
         graph.sites[out_key] = found
+        graph.maps[memo] = handle
         return handle, found
-    return ops.minkowski_relation(*asked(sites, key), *asked(found, out_key), numbers), found
+    if memo not in graph.maps:
+        graph.maps[memo] = (
+            sites.map(_BUILDER, numbers)
+            if out_key == key
+            else ops.minkowski_relation(*asked(sites, key), *asked(found, out_key), numbers)
+        )
+    return graph.maps[memo], found
 
 
 def convolved(

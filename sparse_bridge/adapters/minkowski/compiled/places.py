@@ -30,6 +30,7 @@ class Place(NamedTuple):
 class GraphMaps:
     """What a graph knows of a manager's maps. sites: coordinates by key.  pruned: keys of maps that
     pruning made.  strided: the coarser map of a map, by stride.  origin: key of the origin map.
+    maps: handles of the kernel maps so far.
     """
 
     def __init__(self) -> None:
@@ -37,6 +38,7 @@ class GraphMaps:
         self.pruned: dict[Key, bool] = {}
         self.strided: dict[tuple[Key, tuple[int, ...]], Key] = {}
         self.origin: Key | None = None
+        self.maps: dict[tuple[Key, Key, tuple[int, ...]], torch.Tensor] = {}
 
     def free_key(self, stride: tuple[int, ...], name: str = "") -> Key:
         """As `MapRegistry.free_key`."""
