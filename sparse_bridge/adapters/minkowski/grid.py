@@ -23,10 +23,12 @@ from ...core.maps.kernel_map import KernelMap
 from ...core.maps.lookup import find_rows
 from ...core.maps.map_cache import MapStore
 from ...core.maps.request import BuiltMap, MapRequest, announce, request
+from ...errors import CoordinateError
 from .. import providers  # noqa: F401 - maps are prefetched
 from .geometry import KernelSpec
 
 Key = tuple[tuple[int, ...], str]
+_INT32 = torch.iinfo(torch.int32)
 
 
 class LayerMap(NamedTuple):
@@ -55,6 +57,33 @@ def floor_to(coords: torch.Tensor, step: tuple[int, ...]) -> torch.Tensor:
     """Integer coordinates [N, 1 + D], axes rounded down to multiples of `step`."""
     axes = _multiplied(_divided(coords[:, 1:], step), step)
     return torch.cat([coords[:, :1], axes], 1)
+
+
+def _floored(coords: torch.Tensor) -> torch.Tensor:
+    return torch.floor(coords.double()) if coords.is_floating_point() else coords.long()
+
+
+def _saturated(coords: torch.Tensor) -> torch.Tensor:
+    """Coordinates of any dtype as int32, floored: those that do not fit at an end of the range."""
+    floored = _floored(coords)
+    if floored.is_floating_point():
+        floored = floored.nan_to_num(nan=_INT32.max)
+    return floored.clamp(_INT32.min, _INT32.max).int()
+
+
+def integral(coords: torch.Tensor) -> torch.Tensor:
+    """Coordinates of any dtype as int32, floored. Raises CoordinateError where they do not fit."""
+    if coords.dtype == torch.int32:
+        return coords
+    found, floored = _saturated(coords), _floored(coords)
+    fits = found == floored
+    if not bool(fits.all()):
+        bad = coords[~fits.all(1)][0].tolist()
+        raise CoordinateError(
+            f"the coordinate {bad} is not finite or leaves 32-bit integers; "
+            "shift or coarsen the coordinates."
+        )
+    return found
 
 
 def common_unit(*units: tuple[int, ...]) -> tuple[int, ...]:
@@ -108,31 +137,59 @@ class Grid:
     @staticmethod
     def given(coords: torch.Tensor, stride: tuple[int, ...], made: str) -> Grid:
         """A grid around int32 coordinates [N, 1 + D] as they are. Waits for the device."""
-        lo, hi = (0,) * coords.shape[1], (-1,) * coords.shape[1]
+        columns, unit = coords.shape[1], tuple(max(1, t) for t in stride)
+        lo, hi = (0,) * columns, (-1,) * columns
         if coords.shape[0]:
-            lo, hi = map(tuple, torch.stack(coords.aminmax(dim=0)).tolist())
-        unit = tuple(max(1, t) for t in stride)
-        if any(u > 1 for u in unit) and bool((coords[:, 1:] % coords.new_tensor(unit)).any()):
-            unit = (1,) * len(unit)  # the stride is only a label then
+            asked = list(coords.aminmax(dim=0))
+            if max(unit) > 1:
+                asked.append((coords[:, 1:] % coords.new_tensor(unit)).any(0).int())
+            found = torch.cat(asked).tolist()  # one wait
+            lo, hi = tuple(found[:columns]), tuple(found[columns : 2 * columns])
+            if any(found[2 * columns :]):
+                unit = (1,) * len(unit)  # the stride is only a label then
         return Grid(coords, stride, unit, (lo, hi), made)
 
     @staticmethod
-    def inserted(coords: torch.Tensor, stride: tuple[int, ...], made: str) -> Grid:
-        """`given`, with its own view, of which rows may be equal. Maps over it are prepared with
-        one look at the device, if inputs before were asked some."""
-        if coords.shape[0] and max(stride) <= 1:
-            rows = torch.cat([coords[:, :1], coords[:, 1:].flip(1)], 1)
-            view, unit = CoordinateMap(rows, DataBounds(rows)), (1,) * len(stride)
+    def inserted(
+        coords: torch.Tensor, stride: tuple[int, ...], made: str, aligned: bool = False
+    ) -> tuple[Grid, torch.Tensor | None, torch.Tensor | None]:
+        """A grid of int32 coordinates [N, 1 + D] of which rows may be equal, the row that each of
+        its rows was taken from (int64 [U]), and its row of every row (int64 [N]); both None if all
+        rows were different. Maps over it are prepared with one look at the device, if inputs before
+        were asked some.
+
+        aligned: all are multiples of the stride. They may be of any dtype then: they are floored.
+        Raises: CoordinateError where they do not fit into int32.
+        """
+        wide, unit = coords, tuple(max(1, t) for t in stride)
+        if aligned:
+            coords = _saturated(wide)
+        if coords.shape[0] and (aligned or max(stride) <= 1):
+            rows = Grid.query(coords, unit)
+            view = CoordinateMap(rows, DataBounds(rows))
         else:
-            grid = Grid.given(coords, stride, made)
-            view, unit = (
-                CoordinateMap(grid.query(coords, grid.unit), grid.box(grid.unit)),
-                grid.unit,
-            )
+            given = Grid.given(coords, stride, made)
+            unit = given.unit
+            view = CoordinateMap(Grid.query(coords, unit), given.box(unit))
         store = MapStore(view)
         if made == "inserted":
             announce(store, view, stride)
-        return Grid.of_view(view, stride, unit, made, store)
+        grid = Grid.of_view(view, stride, unit, made, store)
+        unique = view.unique
+        if aligned and grid._at_an_end():
+            integral(wide)
+        if unique:
+            grid.adopt(coords if aligned else coords.clone(), view)
+            return grid, None, None
+        fold = view.duplicates()
+        grid = Grid(None, stride, unit, (grid.lo, grid.hi), made)
+        grid.adopt(coords.index_select(0, fold.first), fold.map)
+        return grid, fold.first, fold.inverse
+
+    def _at_an_end(self) -> bool:
+        """Whether coordinates reach an end of the range of int32."""
+        far = max(self.unit)
+        return min(self.lo) <= _INT32.min + far or max(self.hi) >= _INT32.max - far
 
     @staticmethod
     def of_view(
@@ -200,7 +257,8 @@ class Grid:
         self._views[self.unit] = view
         self._take(coords)
 
-    def query(self, coords: torch.Tensor, unit: tuple[int, ...]) -> torch.Tensor:
+    @staticmethod
+    def query(coords: torch.Tensor, unit: tuple[int, ...]) -> torch.Tensor:
         """Absolute integer coordinates as the view at `unit` wants them."""
         return torch.cat([coords[:, :1], _divided(coords[:, 1:], unit).flip(1)], 1)
 

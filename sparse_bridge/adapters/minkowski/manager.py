@@ -11,7 +11,7 @@ from ...core.traced import between_graphs
 from ...errors import ContractError, CoordinateError
 from .errors import KeyStateError
 from .geometry import KernelSpec
-from .grid import Grid, Key
+from .grid import Grid, Key, integral
 from .maps import MapRegistry
 from .points import FieldMap, interpolation_matrix
 from .pool import cell_matrix
@@ -67,9 +67,12 @@ def voxelize(
     registry: MapRegistry, field_key: Key, stride: tuple[int, ...], name: str = ""
 ) -> Voxelized:
     """A new map of the voxels that hold the points of a field: its key, the first point of every
-    voxel (None if no two points share one), the voxel of every point; int64."""
+    voxel (None if no two points share one), the voxel of every point; int64.
+
+    Raises: CoordinateError where a voxel leaves 32-bit integers.
+    """
     field = registry.field(field_key)
-    key, first, inverse = registry.insert(field.cells(stride), stride, name)
+    key, first, inverse = registry.insert(field.cells(stride), stride, name, aligned=True)
     if inverse is None:
         inverse = torch.arange(len(field.coords), device=field.coords.device)
     field.rows.put(key, inverse, inverse.device)
@@ -83,7 +86,7 @@ def point_rows(registry: MapRegistry, field_key: Key, key: Key) -> torch.Tensor:
     found = field.rows.get(key)
     if found is None:
         grid = registry.grid(key)
-        found = grid.rows_of(field.cells(grid.stride))
+        found = grid.rows_of(integral(field.cells(grid.stride)))
         field.rows.put(key, found, found.device)
     return found
 

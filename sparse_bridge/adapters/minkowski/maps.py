@@ -145,23 +145,16 @@ class MapRegistry:
             )
 
     def insert(
-        self, coords: torch.Tensor, stride: tuple[int, ...], name: str = "", made: str = "inserted"
-    ) -> tuple[Key, torch.Tensor | None, torch.Tensor | None]:
-        """Enter int32 coordinates [N, 1 + D] as a new map.
+        self, coords: torch.Tensor, stride: tuple[int, ...], name: str = "",
+        made: str = "inserted", aligned: bool = False,
+    ) -> tuple[Key, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+        """Enter coordinates [N, 1 + D] as a new map, see `Grid.inserted`.
 
         Returns: its key, the row that each of its rows was taken from (int64 [U]), and the map's
         row of every input row (int64 [N]); both None if all rows were different.
         """
         self.use_device(coords.device)
-        grid = Grid.inserted(coords, stride, made)
-        view, first, inverse = grid.own_view(), None, None
-        if view.unique:
-            grid.adopt(coords.clone(), view)
-        else:
-            fold = view.duplicates()
-            first, inverse = fold.first, fold.inverse
-            grid = Grid(None, stride, grid.unit, (grid.lo, grid.hi), made)
-            grid.adopt(coords.index_select(0, first), fold.map)
+        grid, first, inverse = Grid.inserted(coords, stride, made, aligned)
         key = self.free_key(stride, name)
         self.grids[key] = grid
         return key, first, inverse

@@ -10,23 +10,6 @@ from ...core.ops.row_matrix import RowMatrix
 from ...errors import ContractError, CoordinateError
 from .grid import Grid, Key
 
-_INT32 = torch.iinfo(torch.int32)
-
-
-def integral(coords: torch.Tensor) -> torch.Tensor:
-    """Coordinates of any dtype as int32, floored. Raises CoordinateError where they do not fit."""
-    if coords.dtype == torch.int32:
-        return coords
-    floored = torch.floor(coords.double()) if coords.is_floating_point() else coords.long()
-    fits = (floored >= _INT32.min) & (floored <= _INT32.max)
-    if not bool(fits.all()):
-        bad = coords[~fits.all(1)][0].tolist()
-        raise CoordinateError(
-            f"the coordinate {bad} is not finite or leaves 32-bit integers; "
-            "shift or coarsen the coordinates."
-        )
-    return floored.int()
-
 
 class FieldMap:
     """Coordinates [N, 1 + D] of points, batch first.
@@ -42,12 +25,12 @@ class FieldMap:
         self.rows: Kept[Key, torch.Tensor] = Kept()
 
     def cells(self, stride: tuple[int, ...]) -> torch.Tensor:
-        """int32 [N, 1 + D]: every point rounded down to multiples of `stride`, its batch index to
-        the nearest integer. Raises CoordinateError."""
+        """float64 or int64 [N, 1 + D]: every point rounded down to multiples of `stride`, its batch
+        index to the nearest integer."""
         coords = self.coords.double() if self.exact is None else self.exact.long()
         step = coords.new_tensor([max(1, s) for s in stride])
         axes = torch.div(coords[:, 1:], step, rounding_mode="floor") * step
-        return integral(torch.cat([coords[:, :1].round(), axes], 1))
+        return torch.cat([coords[:, :1].round(), axes], 1)
 
 
 def _check(grid: Grid, query: torch.Tensor) -> None:
@@ -76,13 +59,10 @@ def interpolation_matrix(grid: Grid, query: torch.Tensor) -> RowMatrix:
 
 
 def splat_points(coords: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The 2^D integer corners of every point [N, 1 + D]: int64 [N * 2^D, 1 + D], and their weights.
-
-    Weights are float64 [N * 2^D], sorted by point.  Raises: CoordinateError.
-    """
+    """The 2^D integer corners of every point [N, 1 + D]: float64 [N * 2^D, 1 + D], and their
+    weights, float64 [N * 2^D], sorted by point. Points that are not finite have no batch index."""
     exact = coords.double()
-    if not bool(torch.isfinite(exact).all()):
-        raise CoordinateError("points must be finite; drop the rows with NaN or infinity.")
     points, weights = corners(exact[:, 1:], (1,) * (coords.shape[1] - 1))
-    batch = exact[:, 0].round().long().view(-1, 1, 1).expand(-1, points.shape[1], 1)
+    batch = torch.where(exact.isfinite().all(1), exact[:, 0].round(), torch.nan)
+    batch = batch.view(-1, 1, 1).expand(-1, points.shape[1], 1)
     return torch.cat([batch, points], 2).flatten(0, 1), weights.flatten()

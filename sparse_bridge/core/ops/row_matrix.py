@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from ..device import stream_order
-from ..maps.segments import multiply, reduce_sorted
+from ..maps.segments import Segments, multiply, reduce_sorted
 
 _GATHER_BYTES = 256 << 20  # gathered rows are held at once up to this size, else by column blocks
 
@@ -22,10 +22,11 @@ class _Sorted:
     def __init__(
         self, rows: torch.Tensor, cols: torch.Tensor, weights: torch.Tensor | None, n_rows: int
     ) -> None:
-        order = torch.sort(rows, stable=True).indices
+        segments = Segments(rows, n_rows)
+        order = segments.order
         self.rows, self.cols = rows.index_select(0, order), cols.index_select(0, order)
         self.weights = None if weights is None else weights.index_select(0, order)
-        self.lengths = torch.bincount(rows, minlength=n_rows)
+        self.lengths = segments.starts.diff()
         self.plain = rows.shape[0] == n_rows and bool((self.lengths == 1).all())
 
 

@@ -3,9 +3,6 @@ nothing lost where they are not what was expected."""
 
 from __future__ import annotations
 
-import contextlib
-import sys
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -28,83 +25,17 @@ from sparse_bridge.core.geometry.boxes import Box
 from sparse_bridge.core.geometry.data_bounds import DataBounds
 from sparse_bridge.core.geometry.layout import record_of
 from sparse_bridge.core.geometry.reach import AxisReach, BoxReach
-from sparse_bridge.core.maps import request
 from sparse_bridge.core.maps.coordinate_map import CoordinateMap
 from sparse_bridge.core.maps.request import MapRequest
 from sparse_bridge.errors import CoordinateError
-from sparse_bridge.kernels.maps.hash_table import Fetched
 from tests.clouds import features
+from tests.waiting import check, fresh, ready, waits  # noqa: F401 - `fresh` is a fixture
 
 from .pretended import graphs_on_the_cpu
 from .test_new_shapes import Minkowski, Spconv, Torchsparse, voxels
 
 DOORS = [Spconv, Torchsparse, Minkowski]
 THREE = functional.kernel_offsets((3, 3, 3))
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    before = request._provider, request._herald
-    prefetch.install()
-    prefetch.forget()
-    yield
-    prefetch.forget()
-    request.register(*before)
-
-
-@contextlib.contextmanager
-def waits(monkeypatch):
-    """Who has the host wait for a tensor's values, by the function of the package that does."""
-    found, reading = [], []
-
-    def listened(owner, name):
-        own = getattr(owner, name)
-
-        def call(*args, **kwargs):
-            frame = sys._getframe(1)
-            file = frame.f_code.co_filename
-            ours = "sparse_bridge" in file and "amd_emulator" not in file
-            if ours and not reading:
-                found.append(f"{file.rpartition('sparse_bridge/')[2]} {frame.f_code.co_name}")
-            reading.append(name)
-            try:
-                return own(*args, **kwargs)
-            finally:
-                reading.pop()
-
-        patch.setattr(owner, name, call)
-
-    with monkeypatch.context() as patch:
-        for name in ("item", "tolist", "cpu", "nonzero", "unique", "__bool__", "__int__"):
-            listened(torch.Tensor, name)
-        for name in ("unique", "nonzero", "equal"):
-            listened(torch, name)
-        listened(Fetched, "read")
-        yield found
-
-
-def alone(network, scene):
-    """What a scene gives where maps are built one by one."""
-    request.register(None)
-    coords, x = network(scene[0], scene[1].clone(), scene[2])
-    prefetch.install()
-    return coords, x
-
-
-def check(network, scene):
-    """Run a scene; its result must be that of maps built one by one."""
-    found, expected = network(*scene), alone(network, scene)
-    for mine, theirs in zip(found, expected, strict=True):
-        assert torch.equal(mine, theirs)
-
-
-def ready(door, lane):
-    """A network of a door that has seen two scenes, which is a history."""
-    network = door()
-    network.net.to(lane.device).eval()
-    for turn in range(2):
-        network(*voxels(turn, lane.device))
-    return network
 
 
 @pytest.mark.emulated

@@ -28,7 +28,7 @@ from sparse_bridge.adapters.minkowski.errors import (
     CoordinateTypeError,
     ReadOnlyError,
 )
-from sparse_bridge.adapters.minkowski.points import integral
+from sparse_bridge.adapters.minkowski.grid import integral
 from sparse_bridge.adapters.minkowski.tensors import (
     OLD_NAMES,
     OLD_SWITCHES,

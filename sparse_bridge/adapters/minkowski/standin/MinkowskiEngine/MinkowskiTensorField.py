@@ -15,7 +15,8 @@ from MinkowskiEngineBackend._C import CoordinateMapKey
 
 from sparse_bridge.adapters.minkowski import batches, manager, profile
 from sparse_bridge.adapters.minkowski.errors import AbsentError, ArgumentValueError
-from sparse_bridge.adapters.minkowski.points import integral, splat_points
+from sparse_bridge.adapters.minkowski.grid import integral
+from sparse_bridge.adapters.minkowski.points import splat_points
 from sparse_bridge.adapters.minkowski.tensors import (
     check_features,
     check_pair,
@@ -36,7 +37,7 @@ _SLICEABLE = (_Mode.RANDOM_SUBSAMPLE, _Mode.UNWEIGHTED_AVERAGE)
 
 def create_splat_coordinates(coordinates):
     """The 2^D integer corners around every point: IntTensor [N * 2^D, D + 1], by point."""
-    return splat_points(coordinates)[0].int()
+    return integral(splat_points(coordinates)[0])
 
 
 class TensorField(Tensor):
@@ -186,7 +187,7 @@ class TensorField(Tensor):
         """Spread every point onto its 2^D corners by multilinear weights: a SparseTensor."""
         registry = self._manager._manager
         points, weights = splat_points(registry.field(self.coordinate_field_map_key.key).coords)
-        key, _, rows = registry.insert(integral(points), (1,) * self._D)
+        key, _, rows = registry.insert(points, (1,) * self._D, aligned=True)
         if rows is None:
             rows = torch.arange(len(points), device=points.device)
         samples = torch.arange(len(self._F), device=rows.device)

@@ -13,7 +13,7 @@ from MinkowskiEngineBackend._C import (
 
 from sparse_bridge.adapters.minkowski import profile
 from sparse_bridge.adapters.minkowski.errors import ArgumentValueError
-from sparse_bridge.adapters.minkowski.points import integral
+from sparse_bridge.adapters.minkowski.grid import integral
 from sparse_bridge.adapters.minkowski.tensors import old_names
 from sparse_bridge.adapters.minkowski.upstream.quantize import quantize_points
 from sparse_bridge.errors import ContractError
