@@ -9,10 +9,10 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge.core.capture import graph_cache, prefetch
+from tests.waiting import check, fresh, waits  # noqa: F401 - `fresh` is a fixture
 
 from .pretended import graphs_on_the_cpu
 from .test_new_shapes import Torchsparse, voxels
-from .test_waits import check, fresh, waits  # noqa: F401
 
 pytestmark = pytest.mark.emulated
 
