@@ -82,8 +82,8 @@ class CapturedMaps:
     `prepared`. box: of the coordinates.  distinct: see `BatchedBuilder.lay_out`.  abreast: maps
     side by side on several streams, faster for the GPU, at up to twice the memory.  key64: levels
     that need 64-bit keys at times.  exact: `box` holds the exact bounds of the coordinates, and
-    those of other inputs are found on the device.  Raises RuntimeError where nothing can be
-    captured.
+    those of other inputs are found on the device.  aside: the stream of the capture, if not a new
+    one.  Raises RuntimeError where nothing can be captured.
 
     bytes: of memory taken for the graphs, about.  ends: values of where loose levels end, of the
     input whose `rows` were asked last.
@@ -92,11 +92,11 @@ class CapturedMaps:
     def __init__(
         self, scene: PaddedInput, box: Box, target: targets.Target, steps: tuple[Step, ...],
         pool: Any, n_rows: int, distinct: bool = False, abreast: bool = True,
-        key64: Collection[int] = (), exact: bool = False,
+        key64: Collection[int] = (), exact: bool = False, aside: torch.cuda.Stream | None = None,
     ) -> None:  # fmt: skip
         self.scene, self.box, self.steps, self.target = scene, box, steps, target
         self.distinct, self.pool = distinct, pool
-        self.aside: torch.cuda.Stream | None = None
+        self.aside = aside
         self.ends: list[list[int]] = []
         device, boxes = scene.coords.device, boxes_of(box, steps)
         self._known = box, boxes

@@ -128,6 +128,36 @@ def captured_from(work: Callable[[Sequence[Any]], Any], pool: Any) -> tuple[Reco
     return recording.recorded(), made
 
 
+class GraphMemory:
+    """The memory of a model's graphs, of which one is replayed at a time.
+
+    What one of them has freed serves the next one, if that is captured on the same stream and asks
+    for no larger block. So all are captured on `stream`, and one block has room for the largest.
+
+    pool: of the allocator, as captures take it.  rows: of inputs that there is room for.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+        self._device = device
+        self.rows = 0
+        self._held: list[Recorded] = []  # the allocator keeps what a graph has used
+
+    def reserve(self, size: int, rows: int) -> None:
+        """Have a block of `size` bytes, enough for graphs of so many rows, unless the GPU is full;
+        on `stream`."""
+        self.rows = rows
+        if size <= 0:  # freed memory serves
+            return
+
+        def work() -> None:
+            block = torch.empty(size, dtype=torch.uint8, device=self._device)
+            block[:1].zero_()  # torch warns of a graph of nothing
+
+        with contextlib.suppress(torch.OutOfMemoryError):
+            self._held.append(captured(work, self.pool)[0])
+
+
 def _abandon(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
     """End a capture that failed, in the allocator as well, which torch leaves out then."""
     from ...kernels.runtime.triton_compat import end_pool

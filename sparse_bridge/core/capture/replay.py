@@ -97,9 +97,11 @@ class Replayer(Replays):
 
     def _capture(self, kind: Kind, call: Call, root: Root, out: Any) -> _Graph | None:
         # What is made in inference mode could not be written to outside of it.
-        alone = untouched(self.model, kind.tensors)
-        with torch.inference_mode(False), torch.no_grad(), apart(kind.device), alone:
-            found = maps_like(root, kind, self.pool)
+        alone, memory = untouched(self.model, kind.tensors), self.memory
+        assert memory is not None
+        aside = apart(kind.device, memory.stream)
+        with torch.inference_mode(False), torch.no_grad(), aside, alone:
+            found = maps_like(root, kind, memory)
             if found is None:
                 return None
             maps, rows = found
@@ -116,11 +118,13 @@ class Replayer(Replays):
 
             scene.fill = float("nan")
             made = work([foreign_reads([features, *scene.tensors(), *self.own_tensors()])])
-            by_box, self.by_box = self.by_box, self.by_box or bool(scene.grids)
-            if len(self.reads) > known or self.by_box > by_box:
-                return None  # calls are told apart by more from now on
+            if self.told_apart(scene, known):
+                return None
             mine = [made.of(call, rows, root)(value) for value in made.outcome.values()]
             if not agree(kind.tensors, made.outcome.seen_in(call, out), mine):
                 raise MixedRowsError("it mixes rows outside its sparse layers.")
+            del made, mine
             scene.fill = None
-            return _Graph(maps, features, work, self.modules, self.pool)
+            return self.roomy(
+                kind, memory, lambda pool: _Graph(maps, features, work, self.modules, pool)
+            )

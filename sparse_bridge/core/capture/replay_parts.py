@@ -19,8 +19,8 @@ from .calls import Call, call_of
 from .captured_maps import CapturedMaps, padded_input
 from .captured_model import Place, Tensors, agree, statistics_kept
 from .kinds import Kind, Root, addresses, kind_of
-from .padded import MixedRowsError, UnpaddedError
-from .recording import empty_cache
+from .padded import MixedRowsError, PaddedInput, UnpaddedError
+from .recording import GraphMemory, empty_cache
 
 _EAGER_CALLS = 2  # of a size before it is captured
 _FAILURES = 2  # until a model is left alone
@@ -31,7 +31,7 @@ _PAYS = 32  # calls that a graph serves make up for another capture
 
 
 def maps_like(
-    root: Root, kind: Kind, pool: Any, training: bool = False
+    root: Root, kind: Kind, memory: GraphMemory, training: bool = False
 ) -> tuple[CapturedMaps, dict[int, int]] | None:
     """(captured maps, built for `root`; the rows of its levels); None where inputs in its place
     are not asked the same, or this one is not like the others."""
@@ -42,7 +42,9 @@ def maps_like(
         return None
     scene = padded_input(coords, kind.capacity, record)
     steps, n_rows = tuple(record.steps), coords.shape[0]
-    maps = CapturedMaps(scene, box, target, steps, pool, n_rows, distinct=True)
+    maps = CapturedMaps(
+        scene, box, target, steps, memory.pool, n_rows, distinct=True, aside=memory.stream
+    )
     maps.start(coords)
     rows = maps.rows(n_rows)
     return None if rows is None else (maps, rows)
@@ -85,7 +87,6 @@ class Replays(abc.ABC):
     """
 
     most: int
-    each_box = False
     is_optimized_forward = True
 
     def __init__(
@@ -101,10 +102,10 @@ class Replays(abc.ABC):
         self.calls: dict[Kind, int] = {}
         self.failures, self.barren, self.captures = 0, 0, 0
         self.hits = 0
-        self.by_box = self.each_box  # a graph for every box; where the model looks at bounds
+        self.by_box = False  # a graph for every box; where the model looks at bounds
         self.reason: str | None = None  # why a capture failed
         self.reads: set[Any] = set()  # what the model reads of dictionaries
-        self.pool: Any = None
+        self.memory: GraphMemory | None = None
         self.stream: torch.cuda.Stream | None = None  # of the last replay
         self.lock = threading.Lock()
 
@@ -251,8 +252,8 @@ class Replays(abc.ABC):
                 self.follow()  # a trial replays maps in the memory that the graphs share
                 if len(self.graphs) >= self.most:  # the one that has not served for longest
                     del self.graphs[next(iter(self.graphs))]
-                if not self.graphs:  # a pool lasts as long as its graphs
-                    self.pool = torch.cuda.graph_pool_handle()
+                if not self.graphs:  # it lasts as long as they do
+                    self.memory = GraphMemory(kind.device)
                 known = len(self.reads), self.by_box
                 graph = capture()
                 if graph is not None:
@@ -266,6 +267,25 @@ class Replays(abc.ABC):
             final = isinstance(error, UnpaddedError) and not isinstance(error, MixedRowsError)
             self.failures += _FAILURES if final else 1
             self.refuse(str(error))
+
+    def told_apart(self, scene: PaddedInput, known: int) -> bool:
+        """Whether a trial has shown that more tells calls apart than `known` entries of
+        dictionaries: what is captured now would not be asked for."""
+        by_box, self.by_box = self.by_box, self.by_box or bool(scene.grids)
+        return len(self.reads) > known or self.by_box > by_box
+
+    def roomy(self, kind: Kind, memory: GraphMemory, capture: Callable[[Any], Any]) -> Any:
+        """What `capture` makes in a pool that is given to it. A rehearsal tells how much memory
+        that takes; so much is then there for the largest input so far."""
+        if memory.rows < kind.capacity:
+            empty_cache()
+            before = torch.cuda.memory_reserved(kind.device)
+            capture(torch.cuda.graph_pool_handle())  # which is dropped at once
+            took = torch.cuda.memory_reserved(kind.device) - before
+            empty_cache()
+            largest = max([kind.capacity, *(one.capacity for one in self.calls)])
+            memory.reserve(took * largest // kind.capacity, largest)
+        return capture(memory.pool)
 
     def given_up(self) -> str | None:
         """Why nothing is captured any more, if so."""

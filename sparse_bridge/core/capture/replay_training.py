@@ -35,7 +35,6 @@ class TrainingReplayer(Replays):
     """
 
     most = 3
-    each_box = True  # graphs over other bounds have failed on GPUs
 
     def _forget(self) -> None:
         super()._forget()
@@ -94,17 +93,20 @@ class TrainingReplayer(Replays):
         self.capturing = True
         try:
             alone = untouched(self.model, kind.tensors)
-            with torch.autograd.set_multithreading_enabled(False), apart(kind.device), alone:
-                found = maps_like(root, kind, self.pool, training=True)
+            memory = self.memory
+            assert memory is not None
+            on_one_thread = torch.autograd.set_multithreading_enabled(False)
+            with on_one_thread, apart(kind.device, memory.stream), alone:
+                found = maps_like(root, kind, memory, training=True)
                 if found is None:
                     return None
                 maps, rows = found
                 place, known = self.place(kind, root[1]), len(self.reads)
                 copy = PaddedModel(self.model, call, root[0], place)
                 copy.try_out(maps.scene, rows)
-                if len(self.reads) > known:  # calls are told apart by more from now on
+                if self.told_apart(maps.scene, known):
                     return None
-                return _Graph(copy, self.modules, maps, self.pool)
+                return self.roomy(kind, memory, lambda pool: _Graph(copy, self.modules, maps, pool))
         finally:
             self.capturing = False
 

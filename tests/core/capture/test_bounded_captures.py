@@ -58,7 +58,7 @@ def test_ever_new_shapes_are_not_looked_at_any_more(trainer):
 
 @pytest.mark.emulated
 def test_training_over_twenty_shapes(kernel_lane, monkeypatch):
-    """No shape comes back: nothing is captured, and everything is what it is without graphs."""
+    """No shape comes back: one graph serves them all, and everything is what it is without."""
     if kernel_lane.device == "cpu":
         replays_on_the_cpu(monkeypatch)
     prefetch.forget()
@@ -79,6 +79,5 @@ def test_training_over_twenty_shapes(kernel_lane, monkeypatch):
                 torch.testing.assert_close(mine, theirs, rtol=2e-3, atol=2e-3)
         replayer: Replayer = model.__dict__["forward"]
         training = replayer.training
-        assert len(training.calls) >= 15, "shapes are told apart"
-        assert training.captures == training.hits == 0 and training.reason is None
+        assert training.captures == 1 and training.hits >= 15 and training.reason is None
     prefetch.forget()
