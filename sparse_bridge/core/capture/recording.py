@@ -134,13 +134,14 @@ class GraphMemory:
     What one of them has freed serves the next one, if that is captured on the same stream and asks
     for no larger block. So all are captured on `stream`, and one block has room for the largest.
 
-    pool: of the allocator, as captures take it.  rows: of inputs that there is room for.
+    pool: of the allocator, as captures take it.  rows: of inputs that there is room for.  left:
+    tensors in which every graph leaves a result that is copied at once.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
         self._device = device
-        self.rows = 0
+        self.rows, self.left = 0, list[torch.Tensor]()
         self._held: list[Recorded] = []  # the allocator keeps what a graph has used
 
     def reserve(self, size: int, rows: int) -> None:

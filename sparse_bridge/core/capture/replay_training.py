@@ -106,7 +106,10 @@ class TrainingReplayer(Replays):
                 copy.try_out(maps.scene, rows)
                 if self.told_apart(maps.scene, known):
                     return None
-                return self.roomy(kind, memory, lambda pool: _Graph(copy, self.modules, maps, pool))
+                memory.left = memory.left or [torch.empty_like(p) for p in copy.trained.values()]
+                return self.roomy(
+                    kind, memory, lambda pool: _Graph(copy, self.modules, maps, pool, memory.left)
+                )
         finally:
             self.capturing = False
 
@@ -115,8 +118,10 @@ class _Graph:
     """A captured training step, but for the loss and the optimizer."""
 
     def __init__(
-        self, copy: PaddedModel, modules: Sequence[nn.Module], maps: CapturedMaps, pool: Any
-    ) -> None:
+        self, copy: PaddedModel, modules: Sequence[nn.Module], maps: CapturedMaps, pool: Any,
+        gradients: list[torch.Tensor],
+    ) -> None:  # fmt: skip
+        """gradients: where those of the trained parameters come to lie."""
         self.maps, self.scene, self.model = maps, maps.scene, copy.model
         self.proved = False
         self.tensors = copy.place.tensors
@@ -127,7 +132,7 @@ class _Graph:
         self.cotangents = [torch.zeros_like(leaf) for leaf in self.leaves]
         inputs = copy.inputs(self.features)
         self.backward, self.gradients = captured(
-            lambda: gradients_of(self.leaves, inputs, self.cotangents), pool
+            lambda: _left(gradients_of(self.leaves, inputs, self.cotangents), gradients), pool
         )
         self.parameters = addresses(modules)
 
@@ -149,6 +154,16 @@ class _Graph:
             return cut(tensor.detach()) if mine is None else mine
 
         return self.made.of(call, run.rows, root, one_of)
+
+
+def _left(found: list[Any], places: list[torch.Tensor]) -> list[Any]:
+    """The last of `found` in their places; None stays."""
+    first = len(found) - len(places)
+    pairs = list(zip(places, found[first:], strict=True))
+    given = [pair for pair in pairs if pair[1] is not None]
+    if given:
+        torch._foreach_copy_([place for place, _ in given], [one for _, one in given])
+    return [*found[:first], *(None if one is None else place for place, one in pairs)]
 
 
 class _Run:

@@ -112,11 +112,11 @@ def clamp_for_problem(
     """The gather-GEMM's tile, made smaller where one problem takes more registers than others.
 
     Under 64-bit offsets (wide) a thread holds fewer results, fewer still before a residual (8 in
-    epilogue, see `GemmSpec`) and, for IEEE fp32 or on some generations, before a norm (2). Where rows are ragged
-    (c_in no multiple of block_k), so that every element has an address of its own, it holds fewer
-    channels then, and fewer results in the largest tiles. Where a norm follows, some hold fewer
-    channels and results for IEEE fp32, and a thread that takes rows out of tensor memory holds few
-    columns.
+    epilogue, see `GemmSpec`) and, for IEEE fp32 or on some generations, before a norm (2). Where
+    rows are ragged (c_in no multiple of block_k), so that every element has an address of its own,
+    it holds fewer channels then, and fewer results in the largest tiles. Where a norm follows,
+    some hold fewer channels and results for IEEE fp32, and a thread that takes rows out of tensor
+    memory holds few columns.
     """
     single, n, warps = dtype == torch.float32, tile.block_n, tile.num_warps
     generation = target.generation
