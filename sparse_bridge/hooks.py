@@ -75,8 +75,8 @@ def hooked_everywhere() -> bool:
 
 
 def unseen(module: nn.Module) -> bool:
-    """`unwatched`, and nobody listens to every module. (One function: inference asks for it at
-    every layer.)"""
+    """Nobody replaces this module's forward, or listens to it, its gradients or every module. (One
+    function: inference asks for it at every layer.)"""
     return not (
         module._forward_hooks
         or module._forward_pre_hooks
@@ -88,8 +88,3 @@ def unseen(module: nn.Module) -> bool:
         or torch_module._global_backward_hooks
         or torch_module._global_backward_pre_hooks
     )
-
-
-def unwatched(module: nn.Module) -> bool:
-    """`plain`, and no hooks on the gradient."""
-    return not (hooked(module) or replaced(module))

@@ -8,7 +8,6 @@ framework.
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import dataclasses
 import importlib
@@ -17,10 +16,10 @@ import pathlib
 import sys
 import threading
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..errors import SettingError, UnsupportedError
+from ..errors import LifecycleError, SettingError, UnsupportedError
 
 if TYPE_CHECKING:
     from .protocol import TensorProtocol
@@ -65,7 +64,7 @@ class FrameworkStatus:
     notes: tuple[str, ...] = ()
 
 
-class Framework(abc.ABC):
+class Framework:
     """What the bridge knows of one framework; each adapter has one, `ADAPTER`.
 
     name: the name given to `enable()`.  title: as its users write it.
@@ -92,13 +91,19 @@ class Framework(abc.ABC):
     aliases: Mapping[str, str] = types.MappingProxyType({})
     weak_aliases: Mapping[str, str] = types.MappingProxyType({})
 
-    @abc.abstractmethod
     def patches(self) -> list[Patch]:
-        """The patches for the real framework, which is imported by now.
+        """The patches for the real framework, which is imported by now: those of the adapter's
+        `patch.py`.
 
         Raises:
             UnsupportedError: the installed version is outside `versions`.
         """
+        found: list[Patch] = self._part("patch").patches()
+        return found
+
+    def _part(self, name: str) -> Any:
+        """A file of the adapter, at first use."""
+        return importlib.import_module(f"{type(self).__module__}.{name}")
 
     def standin_patches(self) -> list[Patch]:
         """Patches outside the framework that its stand-in needs, for instance of torch's own
@@ -109,31 +114,31 @@ class Framework(abc.ABC):
         """`__version__` of a stand-in package, where it is not written in the package itself."""
         return None
 
-    def begin(self, mode: str, profile: str | None) -> None:  # noqa: B027
+    def begin(self, mode: str, profile: str | None) -> None:
         """Called once when the framework is enabled, before anything is patched or answered.
 
         mode: "patch" or "standin".  profile: what `enable()` asked for, one of `profiles`.
         Raises LifecycleError when the installed framework contradicts `profile`.
         """
 
-    def confirm(self, profile: str) -> None:  # noqa: B027
+    def confirm(self, profile: str) -> None:
         """`enable()` names a profile while the framework is enabled already: LifecycleError when it
-        differs."""
+        differs. Asks the adapter's `profile.py`."""
+        if self.profiles:
+            self._part("profile").confirm(profile)
 
     def version(self) -> str | None:
         """Version of the imported framework, real or stand-in; None when it is not imported."""
         return getattr(sys.modules.get(self.packages[0]), "__version__", None)
 
     def notes(self) -> list[str]:
-        """Remarks for `status()` and `doctor`, such as the version profile in force."""
-        return []
+        """Remarks for `status()` and `doctor`: the profile in force, and how it was chosen."""
+        return [self._part("profile").describe()] if self.profiles else []
 
     def tensors(self) -> TensorProtocol:
         """How its tensors and layers are read: `PROTOCOL` in the adapter's `protocol.py`, which
         needs torch."""
-        found: TensorProtocol = importlib.import_module(
-            type(self).__module__ + ".protocol"
-        ).PROTOCOL
+        found: TensorProtocol = self._part("protocol").PROTOCOL
         return found
 
     def register_operators(self) -> None:
@@ -146,6 +151,41 @@ class Framework(abc.ABC):
         """The class of its sparse tensors, real or stand-in; None while nothing has imported it."""
         found = getattr(sys.modules.get(self.tensor[0]), self.tensor[1], None)
         return found if isinstance(found, type) else None
+
+
+def interchange_of(package: str) -> Callable[[str], Any]:
+    """The `__getattr__` of an adapter's package: `to_core` and `from_core` of its `interchange.py`
+    at first use, because they need torch."""
+
+    def found(name: str) -> Any:
+        if name not in ("from_core", "to_core"):
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{package}.interchange"), name)
+
+    return found
+
+
+def choose_profile(
+    choose: Callable[[str | None, str], None], asked: str | None, configured: str,
+    found: Callable[[], tuple[str | None, str]],
+) -> None:  # fmt: skip
+    """Start with a profile: the one that `enable()` asked for, the setting's, or that of an
+    installed release as `found` tells it and why."""
+    if asked is not None:
+        choose(asked, f"enable(profile={asked!r})")
+    elif configured != "auto":
+        choose(configured, "SPARSE_BRIDGE_ENABLE")
+    else:
+        choose(*found())
+
+
+def refuse_profile(framework: str, now: str, wanted: str) -> None:
+    """Raises LifecycleError unless the profile in force is the one that is wanted."""
+    if wanted != now:
+        raise LifecycleError(
+            f"{framework} is enabled already with profile {now!r}, not {wanted!r}. Call "
+            f"sparse_bridge.disable({framework!r}) first, or leave the option out."
+        )
 
 
 # "module:attribute" of each adapter, so that a name is known before its module is imported.

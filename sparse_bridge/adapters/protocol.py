@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -76,12 +76,23 @@ class LateMaps(dict[Any, Any]):
         return dict, (dict(self),)
 
 
+class Interchange(Protocol):
+    """An adapter's `interchange.py`."""
+
+    def to_core(self, x: Any) -> SparseData: ...
+
+    def from_core(self, data: SparseData, like: Any = None) -> Any: ...
+
+
 class TensorProtocol(abc.ABC):
     """What the shared parts of the bridge ask of one framework's tensors and layers.
 
     A sparse tensor has features [N, C], coordinates int32 [N, 1 + D] in the framework's own column
     order, and whatever else the framework keeps with it: grid, tensor stride, kernel maps.
     """
+
+    def __init__(self, interchange: Interchange) -> None:
+        self._interchange = interchange
 
     @abc.abstractmethod
     def features_of(self, x: Any) -> torch.Tensor | None:
@@ -95,15 +106,15 @@ class TensorProtocol(abc.ABC):
     def with_features(self, x: Any, features: torch.Tensor) -> Any:
         """A sparse tensor like `x` with other features on the same rows, kernel maps included."""
 
-    @abc.abstractmethod
     def to_core(self, x: Any) -> SparseData:
         """A sparse tensor as plain tensors, features by reference."""
+        return self._interchange.to_core(x)
 
-    @abc.abstractmethod
     def from_core(self, data: SparseData, like: Any = None) -> Any:
         """The reverse.  like: a sparse tensor whose grid and kernel maps the result joins.
 
         Raises LifecycleError where the framework is not imported."""
+        return self._interchange.from_core(data, like)
 
     def is_tensor(self, value: Any) -> bool:
         """Whether `value` is a sparse tensor or points of the framework."""

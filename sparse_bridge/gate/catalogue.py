@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 
 from ..kernels.runtime.target import Target
 from . import forms_gemm, forms_maps, forms_norms, forms_pools
@@ -23,13 +22,6 @@ def spaces(target: Target) -> dict[str, tuple[Space, ...]]:
     """The spaces of every kernel that `target` launches, by kernel name."""
     declared = (made for module in DECLARATIONS for made in module.declare(target))
     return {kernel.name: tuple(spaces) for kernel, spaces in declared}
-
-
-def all_forms(target: Target) -> Iterator[Form]:
-    """Every form of every kernel, kernel by kernel; some hundred thousand."""
-    for declared in spaces(target).values():
-        for space in declared:
-            yield from space.all()
 
 
 def covering(target: Target) -> list[Form]:

@@ -16,7 +16,7 @@ from sparse_bridge.kernels.runtime.architectures import compiled
 
 pytest.importorskip("triton")
 from sparse_bridge.gate import forms_gemm
-from sparse_bridge.gate.catalogue import all_forms, covering, launchable, spaces
+from sparse_bridge.gate.catalogue import covering, launchable, spaces
 from sparse_bridge.gate.forms import as_launched, make
 from sparse_bridge.kernels.runtime.launch import REGISTRY, Kernel
 from sparse_bridge.kernels.tiles.candidates import DIRECTIONS, candidates
@@ -162,8 +162,7 @@ def test_declarations_name_arguments_that_exist():
 
 def test_all_forms_of_a_small_kernel():
     target = targets.described("sm_90")
-    every = itertools.takewhile(lambda form: form.kernel != "gather_gemm", all_forms(target))
-    forms = [form for form in every if form.kernel == "pack_tiles"]
+    forms = [form for space in spaces(target)["pack_tiles"] for form in space.all()]
     assert {form.types[2] for form in forms} == {"*i32", "*i64"} and len(set(forms)) == len(forms)
 
 

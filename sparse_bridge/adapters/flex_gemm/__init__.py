@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..base import Framework, Patch
+from ..base import Framework, interchange_of
 
 if TYPE_CHECKING:
     from .interchange import from_core, to_core
@@ -35,31 +35,6 @@ class FlexGemmAdapter(Framework):
         chosen = profiles.choose(mode, profile)
         self.standin_root = root / "v2" if chosen == "2.0" else root
 
-    def confirm(self, profile: str) -> None:
-        """Raises LifecycleError unless `profile` is the one in force."""
-        from .profile import confirm
-
-        confirm(profile)
-
-    def notes(self) -> list[str]:
-        """The generation and how it was chosen."""
-        from .profile import describe
-
-        return [describe()]
-
-    def patches(self) -> list[Patch]:
-        """Seams of the installed FlexGEMM."""
-        from .patch import patches
-
-        return patches()
-
 
 ADAPTER = FlexGemmAdapter()
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("from_core", "to_core"):  # at first use, because they need torch
-        from . import interchange
-
-        return getattr(interchange, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = interchange_of(__name__)

@@ -7,6 +7,7 @@ import importlib.machinery
 import sys
 
 from ...errors import LifecycleError
+from ..base import refuse_profile
 
 PROFILES = ("1", "2.0")
 
@@ -53,11 +54,7 @@ def choose(mode: str, name: str | None) -> str:
 
 def confirm(name: str) -> None:
     """A second `enable()` names a profile. Raises LifecycleError when another one is in force."""
-    if name != _chosen:
-        raise LifecycleError(
-            f"flex_gemm is enabled already with profile {_chosen!r}, not {name!r}. Call "
-            "sparse_bridge.disable('flex_gemm') first, or leave the option out."
-        )
+    refuse_profile("flex_gemm", _chosen, name)
 
 
 def describe() -> str:

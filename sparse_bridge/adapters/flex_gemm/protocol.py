@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from ...core.geometry.sparse_data import SparseData
 from ..protocol import LayerFacts, TensorProtocol
 from . import interchange
 
@@ -28,9 +27,6 @@ class _FlexGemm(TensorProtocol):
         shape = torch.Size((batch, features.shape[1], *extents))
         return interchange.Voxels(features, x.coords, shape)
 
-    def to_core(self, x: Any) -> SparseData:
-        return interchange.to_core(x)
-
     def describe(self, layer: Any) -> LayerFacts | None:
         """Of 2.0's layers; 1.x has functions alone."""
         kernel = getattr(layer, "kernel_size", None)
@@ -45,8 +41,5 @@ class _FlexGemm(TensorProtocol):
             kind = "convolution" if hasattr(layer, "stride") and set(stride) == {1} else ""
         return LayerFacts.of_sizes(kind, kernel, stride)
 
-    def from_core(self, data: SparseData, like: Any = None) -> Any:
-        return interchange.from_core(data, like)
 
-
-PROTOCOL = _FlexGemm()
+PROTOCOL = _FlexGemm(interchange)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ... import settings
-from ..base import Framework, Patch
-from . import patch, profile
+from ..base import Framework, choose_profile, interchange_of
+from . import profile as profiles
 
 if TYPE_CHECKING:
-    from ...core.geometry.sparse_data import SparseData
+    from .interchange import from_core, to_core
 
 __all__ = ["ADAPTER", "MinkowskiAdapter", "from_core", "to_core"]
 
@@ -44,39 +44,13 @@ class MinkowskiAdapter(Framework):
     aliases = MappingProxyType({name: f"MinkowskiEngine.{name}" for name in _FLAT})
     weak_aliases = MappingProxyType({name: f"MinkowskiEngine.{name}" for name in _SHARED})
 
-    def patches(self) -> list[Patch]:
-        """Raises LifecycleError: there are none."""
-        return patch.patches()
-
     def standin_version(self, package: str) -> str | None:
         """The stand-in carries the version of the profile."""
-        return profile.version()
+        return profiles.version()
 
     def begin(self, mode: str, profile: str | None) -> None:
         """Choose the profile: the one asked for, the setting's, or an installed release's."""
-        _begin(profile)
-
-    def confirm(self, profile: str) -> None:
-        """Raises LifecycleError unless `profile` is the one in force."""
-        _confirm(profile)
-
-    def notes(self) -> list[str]:
-        """The profile and how it was chosen."""
-        return [profile.describe()]
-
-
-def _begin(wanted: str | None) -> None:
-    configured = settings.get().minkowski_profile
-    if wanted is not None:
-        profile.choose(wanted, f"enable(profile={wanted!r})")
-    elif configured != "auto":
-        profile.choose(configured, "SPARSE_BRIDGE_ENABLE")
-    else:
-        profile.choose(*_installed())
-
-
-def _confirm(wanted: str) -> None:
-    profile.confirm(wanted)
+        choose_profile(profiles.choose, profile, settings.get().minkowski_profile, _installed)
 
 
 def _installed() -> tuple[str | None, str]:
@@ -85,24 +59,11 @@ def _installed() -> tuple[str | None, str]:
         version = importlib.metadata.version("MinkowskiEngine")
     except importlib.metadata.PackageNotFoundError:
         return None, ""
-    found = profile.of_version(version)
+    found = profiles.of_version(version)
     if found != "0.4":  # 0.5 is the default, and projects for it may hold branches for 0.4
         return None, ""
     return found, f"MinkowskiEngine {version} is installed"
 
 
 ADAPTER = MinkowskiAdapter()
-
-
-def to_core(x: Any) -> SparseData:
-    """A MinkowskiEngine SparseTensor as plain tensors; see `interchange.to_core`."""
-    from .interchange import to_core
-
-    return to_core(x)
-
-
-def from_core(data: SparseData, like: Any = None) -> Any:
-    """Plain tensors as a MinkowskiEngine SparseTensor; see `interchange.from_core`."""
-    from .interchange import from_core
-
-    return from_core(data, like)
+__getattr__ = interchange_of(__name__)

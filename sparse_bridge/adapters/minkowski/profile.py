@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 import threading
 
-from ...errors import LifecycleError
 from ...log import logger
+from ..base import refuse_profile
 
 VERSIONS = {"0.5": "0.5.4", "0.4": "0.4.3"}
 _DEFAULT = "0.5"
@@ -41,11 +41,7 @@ def confirm(name: str) -> None:
     """A second `enable()` names a profile. Raises LifecycleError when another one is in force."""
     global _chosen, _reason, _settled
     with _lock:
-        if name != (_chosen or _DEFAULT):
-            raise LifecycleError(
-                f"minkowski is enabled already with profile {_chosen or _DEFAULT!r}, not {name!r}. "
-                "Call sparse_bridge.disable('minkowski') first, or leave the option out."
-            )
+        refuse_profile("minkowski", _chosen or _DEFAULT, name)
         _chosen, _settled = name, True
         _reason = _reason or f"enable(profile={name!r})"
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from ...core.geometry.boxes import Box
-from ...core.geometry.sparse_data import SparseData
 from ...core.maps.coordinate_map import CoordinateMap
 from ..protocol import LayerFacts, Root, TensorProtocol
 from . import interchange
@@ -28,12 +27,6 @@ class _Minkowski(TensorProtocol):
 
     def with_features(self, x: Any, features: torch.Tensor) -> Any:
         return x._with(features)
-
-    def to_core(self, x: Any) -> SparseData:
-        return interchange.to_core(x)
-
-    def from_core(self, data: SparseData, like: Any = None) -> Any:
-        return interchange.from_core(data, like)
 
     def describe(self, layer: Any) -> LayerFacts | None:
         generator = getattr(layer, "kernel_generator", None)
@@ -79,4 +72,4 @@ class _Minkowski(TensorProtocol):
         return x._of(features, key, x._manager)
 
 
-PROTOCOL = _Minkowski()
+PROTOCOL = _Minkowski(interchange)

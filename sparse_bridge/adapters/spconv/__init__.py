@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..base import Framework, Patch
+from ..base import Framework, interchange_of
 
 if TYPE_CHECKING:
     from .interchange import from_core, to_core
@@ -25,24 +24,6 @@ class SpconvAdapter(Framework):
     standin_root = Path(__file__).parent / "standin"
     versions = ">=2.2,<2.4"
 
-    def patches(self) -> list[Patch]:
-        """Seams of the installed spconv. Raises UnsupportedError outside the supported versions."""
-        from .patch import patches
-
-        return patches()
-
-    def version(self) -> str | None:
-        """Version of the spconv that is imported, real or stand-in."""
-        module = sys.modules.get("spconv")
-        return getattr(module, "__version__", None)
-
 
 ADAPTER = SpconvAdapter()
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("from_core", "to_core"):  # at first use, because they need torch
-        from . import interchange
-
-        return getattr(interchange, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = interchange_of(__name__)

@@ -11,7 +11,6 @@ from torch import nn
 
 from ...core.conv.waiting import settled
 from ...core.geometry.boxes import Box
-from ...core.geometry.sparse_data import SparseData
 from ...core.maps.coordinate_map import CoordinateMap
 from ..protocol import LateMaps, LayerFacts, Root, TensorProtocol
 from . import interchange
@@ -30,12 +29,6 @@ class _Spconv(TensorProtocol):
 
     def with_features(self, x: Any, features: torch.Tensor) -> Any:
         return x.replace_feature(features)
-
-    def to_core(self, x: Any) -> SparseData:
-        return interchange.to_core(x)
-
-    def from_core(self, data: SparseData, like: Any = None) -> Any:
-        return interchange.from_core(data, like)
 
     def describe(self, layer: Any) -> LayerFacts | None:
         if not hasattr(layer, "kernel_size"):
@@ -93,4 +86,4 @@ def _with_rows(x: Any, features: torch.Tensor, coords: torch.Tensor) -> Any:
     return out
 
 
-PROTOCOL = _Spconv()
+PROTOCOL = _Spconv(interchange)

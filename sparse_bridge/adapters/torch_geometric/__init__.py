@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...errors import LifecycleError
-from ..base import Framework, Patch
+from ..base import Framework
 
 __all__ = ["ADAPTER", "TorchGeometricAdapter"]
 
@@ -31,12 +31,6 @@ class TorchGeometricAdapter(Framework):
                 "torch_geometric is not installed or does not import, and has no stand-in; install "
                 "it, or use sparse_bridge.core.functional.RelationalConv, which is the same layer."
             )
-
-    def patches(self) -> list[Patch]:
-        """Seams of the installed PyG. Raises UnsupportedError for releases before 2.3."""
-        from .patch import patches
-
-        return patches()
 
 
 ADAPTER = TorchGeometricAdapter()

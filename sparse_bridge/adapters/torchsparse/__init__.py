@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ... import settings
 from ...errors import LifecycleError
-from ..base import Framework, Patch
+from ..base import Framework, Patch, choose_profile, interchange_of
 
 if TYPE_CHECKING:
     from .interchange import from_core, to_core
@@ -28,13 +27,6 @@ class TorchsparseAdapter(Framework):
     standin_root = Path(__file__).parent / "standin"
     versions = ">=1.4,<2.2"
     profiles = ("2.1", "2.0", "1.4")
-
-    def patches(self) -> list[Patch]:
-        """Seams of the installed torchsparse. Raises UnsupportedError outside the supported
-        versions."""
-        from .patch import patches
-
-        return patches()
 
     def standin_patches(self) -> list[Patch]:
         """Of torch's own modules that hold the stand-in's layers or take their place."""
@@ -66,28 +58,8 @@ class TorchsparseAdapter(Framework):
                     "before torchsparse is imported."
                 )
             profiles.choose(found, f"torchsparse {version} is installed")
-        elif profile is not None:
-            profiles.choose(profile, f"enable(profile={profile!r})")
-        elif configured != "auto":
-            profiles.choose(configured, "SPARSE_BRIDGE_ENABLE")
         else:
-            profiles.choose(*_declared())
-
-    def confirm(self, profile: str) -> None:
-        """Raises LifecycleError unless `profile` is the one in force."""
-        from .profile import confirm
-
-        confirm(profile)
-
-    def version(self) -> str | None:
-        """Version of the torchsparse that is imported, real or stand-in."""
-        return getattr(sys.modules.get("torchsparse"), "__version__", None)
-
-    def notes(self) -> list[str]:
-        """The profile and how it was chosen."""
-        from .profile import describe
-
-        return [describe()]
+            choose_profile(profiles.choose, profile, configured, _declared)
 
 
 def _declared() -> tuple[str | None, str]:
@@ -103,11 +75,4 @@ def _declared() -> tuple[str | None, str]:
 
 
 ADAPTER = TorchsparseAdapter()
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("from_core", "to_core"):  # at first use, because they need torch
-        from . import interchange
-
-        return getattr(interchange, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = interchange_of(__name__)

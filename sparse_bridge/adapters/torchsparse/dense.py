@@ -13,13 +13,13 @@ from ...core.maps.map_builder import from_pairs
 from ...core.ops.dense import to_dense as scattered
 from ...core.ops.voxel import voxelize
 from ...core.traced import between_graphs
-from ...errors import CoordinateError, DeviceError, GeometryError, ShapeError
+from ...errors import CoordinateError, GeometryError
 from ..ledger import note
 from . import profile as profiles
 from .conv import allow_tf32
 from .maps import bounds_of
 from .spec import triple
-from .tensors import check_coords, check_input
+from .tensors import check_input, check_pair
 
 __all__ = ["dense_convolution", "height_compression", "to_dense"]
 
@@ -117,16 +117,7 @@ def to_dense(
     spatial_range: (B, X, Y, Z).
     Raises ShapeError, DataTypeError, DeviceError, GeometryError, CoordinateError.
     """
-    coords = check_coords(coords, "to_dense")
-    if feats.ndim != 2 or feats.shape[0] != coords.shape[0]:
-        raise ShapeError(
-            f"to_dense got features {list(feats.shape)} for coordinates {list(coords.shape)}; "
-            "expected [N, C] and [N, 4]."
-        )
-    if feats.device != coords.device:
-        raise DeviceError(
-            f"to_dense got features on {feats.device} and coordinates on {coords.device}."
-        )
+    coords = check_pair(feats, coords, "to_dense")
     shape = tuple(int(n) for n in spatial_range[:4])
     if len(shape) < 4 or min(shape) < 0:
         raise GeometryError(f"spatial_range is {tuple(spatial_range)}; expected (B, X, Y, Z).")

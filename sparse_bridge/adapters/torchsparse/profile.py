@@ -14,8 +14,8 @@ import re
 import threading
 from typing import Any
 
-from ...errors import LifecycleError
 from ...log import logger
+from ..base import refuse_profile
 from .errors import SignatureError
 
 __all__ = [
@@ -90,12 +90,7 @@ def confirm(name: str) -> None:
     """A second `enable()` names a profile. Raises LifecycleError when another one is in force."""
     global _chosen, _reason, settled
     with _lock:
-        if name != (_chosen or _DEFAULT):
-            raise LifecycleError(
-                f"torchsparse is enabled already with profile {_chosen or _DEFAULT!r}, not "
-                f"{name!r}. Call sparse_bridge.disable('torchsparse') first, or leave the option "
-                "out."
-            )
+        refuse_profile("torchsparse", _chosen or _DEFAULT, name)
         if settled is None:
             _chosen, _reason, settled = name, f"enable(profile={name!r})", PROFILES[name]
 

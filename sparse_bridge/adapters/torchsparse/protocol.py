@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from ...core.geometry.boxes import Box
-from ...core.geometry.sparse_data import SparseData
 from ...core.maps import map_cache
 from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.map_cache import MapStore
@@ -33,12 +32,6 @@ class _Torchsparse(TensorProtocol):
 
     def with_features(self, x: Any, features: torch.Tensor) -> Any:
         return with_feats(x, features)
-
-    def to_core(self, x: Any) -> SparseData:
-        return interchange.to_core(x)
-
-    def from_core(self, data: SparseData, like: Any = None) -> Any:
-        return interchange.from_core(data, like)
 
     def describe(self, layer: Any) -> LayerFacts | None:
         if not hasattr(layer, "kernel_size"):
@@ -90,4 +83,4 @@ def _profile() -> profiles.Profile:
     return profiles.current()
 
 
-PROTOCOL = _Torchsparse()
+PROTOCOL = _Torchsparse(interchange)

@@ -121,6 +121,23 @@ def check_coords(coords: Any, what: str) -> torch.Tensor:
     return coords
 
 
+def check_pair(feats: torch.Tensor, coords: Any, what: str) -> torch.Tensor:
+    """`coords` if they are int32 [N, 4] beside features [N, C]. Raises DataTypeError, ShapeError,
+    DeviceError."""
+    coords = check_coords(coords, what)
+    if feats.ndim != 2 or feats.shape[0] != coords.shape[0]:
+        raise ShapeError(
+            f"{what} got features {list(feats.shape)} for coordinates {list(coords.shape)}; "
+            "expected [N, C] and [N, 4]."
+        )
+    if feats.device != coords.device:
+        raise DeviceError(
+            f"{what} got features on {feats.device} and coordinates on {coords.device}; "
+            "move both to one device."
+        )
+    return coords
+
+
 def check_input(x: Any, what: str) -> tuple[torch.Tensor, torch.Tensor]:
     """(features [N, C], coordinates [N, 4]). Raises DataTypeError, ShapeError, DeviceError."""
     try:
@@ -136,17 +153,7 @@ def check_input(x: Any, what: str) -> tuple[torch.Tensor, torch.Tensor]:
             f"{what} got features in a {type(feats).__name__}; expected a tensor (numpy arrays "
             "become tensors in sparse_collate)."
         )
-    check_coords(coords, what)
-    if feats.ndim != 2 or feats.shape[0] != coords.shape[0]:
-        raise ShapeError(
-            f"{what} got features {list(feats.shape)} for coordinates {list(coords.shape)}; "
-            "expected [N, C] and [N, 4]."
-        )
-    if feats.device != coords.device:
-        raise DeviceError(
-            f"{what} got features on {feats.device} and coordinates on {coords.device}; "
-            "move both to one device."
-        )
+    check_pair(feats, coords, what)
     return feats, coords
 
 
