@@ -68,6 +68,10 @@ def build(peer: Peer, case: Case, scans: Sequence[Scan]) -> Work:
     return dataclasses.replace(work, prepare=scenes.next) if scenes.streams else work
 
 
+# Of residual blocks, as the networks of every API call the weight.
+_LAST_NORMS = ("norm2.weight", "norm2.bn.weight", "main.4.weight")
+
+
 def _fill(peer: Peer, model: nn.Module) -> None:
     """The same weights for every peer of one API, of a size that keeps activations in range."""
     for index, (name, parameter) in enumerate(model.named_parameters()):
@@ -79,7 +83,7 @@ def _fill(peer: Peer, model: nn.Module) -> None:
                 parameter.copy_(_random(parameter.shape, parameter.device, seed=index) * scale)
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)
-        elif name.endswith("norm2.weight"):
+        elif name.endswith(_LAST_NORMS):
             nn.init.constant_(parameter, 0.3)  # or residual sums outgrow fp16 in eval mode
 
 

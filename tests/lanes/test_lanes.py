@@ -61,6 +61,7 @@ WHOLE = [
     "tests/core/capture/test_graph_cache.py",
     "tests/core/capture/test_padded.py",
     "tests/core/capture/test_replay_doors.py",
+    "tests/core/capture/test_trials.py",
     "tests/core/capture/test_random_streams.py",
     "tests/core/capture/test_stream_order.py",
     "tests/core/capture/test_shared_inputs.py",

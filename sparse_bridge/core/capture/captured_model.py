@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import nn
 
-from ... import tolerances
 from ..conv.waiting import settled
 from ..geometry.boxes import Box
 from ..maps.coordinate_map import CoordinateMap
@@ -20,7 +19,7 @@ from ..maps.rows import Rows
 from . import padded
 from .batched_builder import boxes_of
 from .calls import Call, Outcome, Watched
-from .padded import PaddedInput, UnpaddedError, named
+from .padded import MixedRowsError, PaddedInput, UnpaddedError, named
 
 _TORCHS = ("_parameters", "_buffers", "_modules")
 
@@ -178,6 +177,22 @@ class Captured:
 
         return lambda value: rebuilt(self.tensors, value, made or cut, sparse)
 
+    def compare(self, call: Call, out: Any, made: list[Any]) -> None:
+        """Raise UnpaddedError unless `made`, the values of the outcome as those of `call`, are what
+        the model returned for it, `out`."""
+        expected = _outputs(self.tensors, self.outcome.seen_in(call, out))
+        found, wide = (_outputs(self.tensors, values) for values in (made, self.outcome.values()))
+        if not len(expected) == len(found) > 0:
+            raise MixedRowsError(
+                f"it returns {len(expected)} tensors, and {len(found)} over a padded input."
+            )
+        for number, (one, other, whole) in enumerate(zip(expected, found, wide, strict=True)):
+            level = self.scene.level_of(whole[0])
+            name = f"output {number} ({'a grid' if level == padded.GRID else f'level {level}'})"
+            padded.compare(name, one[0], other[0])
+            if one[1] is not None and other[1] is not None:
+                padded.compare(f"coordinates of {name}", one[1], other[1])
+
     def _with_maps(self, call: Call, root: Any) -> Any:
         """A sparse tensor of the call's outcome with its kernel maps, which somebody wants who is
         no part of the model: it computes once more, and is not replayed from now on."""
@@ -226,36 +241,21 @@ def shown(tensors: Tensors, outcome: Outcome, look: Callable[[torch.Tensor], Non
         rebuilt(tensors, value, seen, inside)
 
 
-def agree(tensors: Tensors, expected: list[Any], found: list[Any]) -> bool:
-    """Whether two outcomes are equal within rounding."""
-    sides: list[list[torch.Tensor]] = []
-    for values in (expected, found):
-        seen: list[torch.Tensor] = []
+def _outputs(tensors: Tensors, values: list[Any]) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    """(tensor, None) or (features, coordinates) of all that an outcome holds."""
+    found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
 
-        def look(tensor: torch.Tensor, seen: list[torch.Tensor] = seen) -> torch.Tensor:
-            seen.append(tensor)
-            return tensor
+    def plain(tensor: torch.Tensor) -> torch.Tensor:
+        found.append((tensor, None))
+        return tensor
 
-        def inside(y: Any, look: Cut = look) -> Any:
-            look(tensors.features_of(y))  # type: ignore[arg-type]
-            look(tensors.coordinates_of(y))
-            return y
+    def sparse(y: Any) -> Any:
+        found.append((tensors.features_of(y), tensors.coordinates_of(y)))  # type: ignore[arg-type]
+        return y
 
-        for value in values:
-            rebuilt(tensors, value, look, inside)
-        sides.append(seen)
-    mine, theirs = sides
-    return 0 < len(mine) == len(theirs) and all(map(_close, mine, theirs))
-
-
-def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if not a.is_floating_point():
-        return torch.equal(a, b)
-    error = (a.double() - b.double()).square().mean() if a.numel() else 0.0
-    limit = tolerances.of("fused", a.dtype).rms
-    return bool(error <= limit**2 * a.double().square().mean() + 1e-30) or not a.numel()
+    for value in values:
+        rebuilt(tensors, value, plain, sparse)
+    return found
 
 
 @contextlib.contextmanager

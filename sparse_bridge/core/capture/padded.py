@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ... import tolerances
 from ..geometry.layout import constants
 from ..maps import rows as row_scopes
 from ..maps.rows import Rows, UnknownRowsError, UnpaddedError
@@ -26,13 +27,18 @@ if TYPE_CHECKING:
     from .history import RequestHistory
 
 __all__ = [
-    "GRID", "PaddedInput", "UnknownRowsError", "UnpaddedError", "capacity_of", "current",
-    "named", "rows_found", "using",
+    "GRID", "MixedRowsError", "PaddedInput", "UndecidedError", "UnknownRowsError", "UnpaddedError",
+    "capacity_of", "compare", "current", "named", "rows_found", "using",
 ]  # fmt: skip
 
 
 class MixedRowsError(UnpaddedError):
     """A model computes something else over a padded input; or rounding makes it seem so."""
+
+
+class UndecidedError(UnpaddedError):
+    """What a model makes of this input does not show whether it computes the same over a padded
+    one."""
 
 
 def named(value: Any) -> str:
@@ -158,3 +164,51 @@ def capacity_of(rows: int) -> int:
     """Rows to reserve: a few sizes per octave, so that scenes meet few."""
     step = max(_LEAST, (1 << rows.bit_length()) // (2 * _STEPS_PER_OCTAVE))
     return -(-rows // step) * step
+
+
+def compare(name: str, expected: torch.Tensor, found: torch.Tensor) -> None:
+    """Raise MixedRowsError unless a tensor that a model makes of an input, `expected`, and the one
+    of the same input with NaN behind its last row are equal within rounding; UndecidedError where
+    values that are not finite leave that open.
+
+    Infinite values may be equal. A NaN that is there anyway would hide one from behind the last
+    row, and overflow depends on rounding.
+    """
+    own = f"{name}, {_described(expected)},"
+    if expected.shape != found.shape or expected.dtype != found.dtype:
+        raise MixedRowsError(f"{own} is {_described(found)} over a padded input.")
+    differ = expected != found
+    if not expected.is_floating_point():
+        if differ.any():
+            raise MixedRowsError(f"{own} differs in {_rows(differ)} rows over a padded input.")
+        return
+    strange = expected.isnan() | (differ & (expected.isinf() | found.isinf()))
+    if strange.any():
+        raise UndecidedError(
+            f"{own} is not finite in {_rows(strange)} rows, so that a trial over a padded input "
+            f"shows nothing: {expected.dtype} ends at {torch.finfo(expected.dtype).max:.3g}."
+        )
+    if found.isnan().any():
+        raise MixedRowsError(
+            f"it mixes rows outside its sparse layers: {own} is NaN in {_rows(found.isnan())} rows "
+            "where rows that do not exist are NaN."
+        )
+    finite = expected.isfinite()
+    size = torch.where(finite, expected, 0.0).double().norm()
+    error = torch.where(differ, expected.double() - found.double(), 0.0).norm()
+    limit = tolerances.of("fused", expected.dtype).rms
+    if float(error) > limit * float(size) + 1e-15 * expected.numel() ** 0.5:
+        raise MixedRowsError(
+            f"it computes something else over a padded input: {own} is off by "
+            f"{float(error / size):.1e} of its size in {_rows(differ)} rows, and {limit:.1e} would "
+            "be rounding."
+        )
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _rows(marked: torch.Tensor) -> int:
+    """Rows with a mark."""
+    return int(marked.reshape(len(marked), -1).any(1).sum())

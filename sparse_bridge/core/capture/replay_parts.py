@@ -17,14 +17,14 @@ from ..geometry.boxes import Box
 from . import prefetch
 from .calls import Call, call_of
 from .captured_maps import CapturedMaps, padded_input
-from .captured_model import Place, Tensors, agree, statistics_kept
+from .captured_model import Place, Tensors, statistics_kept
 from .kinds import Kind, Root, addresses, kind_of
-from .padded import MixedRowsError, PaddedInput, UnpaddedError
+from .padded import MixedRowsError, PaddedInput, UndecidedError, UnpaddedError
 from .recording import GraphMemory, empty_cache
 
 _EAGER_CALLS = 2  # of a size before it is captured
 _FAILURES = 2  # until a model is left alone
-_BARREN = 8  # captures for which there were no maps, likewise
+_BARREN = 8  # captures for which there were no maps, or whose trial showed nothing, likewise
 _KINDS = 48  # of calls, if graphs serve fewer calls than that
 _WIDEST = 1.7  # capacity over the rows of an input
 _PAYS = 32  # calls that a graph serves make up for another capture
@@ -104,6 +104,7 @@ class Replays(abc.ABC):
         self.hits = 0
         self.by_box = False  # a graph for every box; where the model looks at bounds
         self.reason: str | None = None  # why a capture failed
+        self.undecided: str | None = None  # why the last trial showed nothing
         self.reads: set[Any] = set()  # what the model reads of dictionaries
         self.memory: GraphMemory | None = None
         self.stream: torch.cuda.Stream | None = None  # of the last replay
@@ -175,12 +176,15 @@ class Replays(abc.ABC):
             seen = self.values(graph, call, root)
             if seen is None:
                 return
-            outcome = graph.made.outcome
-            graph.proved = agree(kind.tensors, outcome.seen_in(call, out), seen)
-        if not graph.proved:
-            self.by_box = True
-            self.graphs.clear()
-            self.calls.clear()
+            try:
+                graph.made.compare(call, out, seen)
+                graph.proved = True
+            except UndecidedError:  # the next input may tell
+                return
+            except MixedRowsError:
+                self.by_box = True
+                self.graphs.clear()
+                self.calls.clear()
 
     def values(self, graph: Any, call: Call, root: Root) -> list[Any] | None:
         """What a graph makes of a call, value by value; None where it cannot serve it."""
@@ -258,10 +262,15 @@ class Replays(abc.ABC):
                 graph = capture()
                 if graph is not None:
                     self.captures += 1
+                    self.undecided = None
                     self.graphs[kind] = graph
                     empty_cache()  # what the trial took on a stream of its own
                 elif (len(self.reads), self.by_box) == known:
                     self.barren += 1
+        except UndecidedError as error:
+            self.barren += 1
+            self.undecided = str(error)
+            self._say("undecided", self.undecided)
         # A model may do anything at all in there; it runs as it did.
         except Exception as error:
             final = isinstance(error, UnpaddedError) and not isinstance(error, MixedRowsError)
@@ -292,7 +301,7 @@ class Replays(abc.ABC):
         if self.failures >= _FAILURES:
             return self.reason
         if self.barren >= _BARREN and not self.graphs:
-            return "the kernel maps that it asks for are not prepared ahead."
+            return self.undecided or "the kernel maps that it asks for are not prepared ahead."
         if len(self.calls) >= max(_KINDS, self.hits):
             return f"its calls are of ever new kinds: {len(self.calls)}, {self.hits} were replayed."
         return None
@@ -310,6 +319,13 @@ class Replays(abc.ABC):
     def refuse(self, reason: str) -> None:
         """Remember why this was not replayed, and say so once."""
         self.reason = reason
+        self._say("replay", reason)
+
+    def why(self) -> str | None:
+        """What stands in the way of replays, or did."""
+        return self.reason or self.undecided
+
+    def _say(self, what: str, reason: str) -> None:
         name = type(self.model).__name__
         text = f"{name} is not replayed from a graph: {reason}"
-        log.once(("replay", type(self).__name__, name), text, level=30)
+        log.once((what, type(self).__name__, name), text, level=30)

@@ -298,7 +298,7 @@ class Unit:
         one, other = self.replayer, self.replayer.training
         return Summary(
             type(self.model).__name__, one.hits + other.hits, len(one.graphs) + len(other.graphs),
-            one.reason or other.reason,
+            one.why() or other.why(),
         )  # fmt: skip
 
     def __reduce__(self) -> Any:

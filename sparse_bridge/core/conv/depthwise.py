@@ -31,7 +31,7 @@ def _gather(
         table, reverse = kmap.rulebook.table(kmap.side)
         y = x.new_empty((n_out, x.shape[1]))
         channelwise_gather(x.contiguous(), weight, table.nbr, y, reverse, target)
-        return y
+        return kmap.rulebook.rows[kmap.side].marked(y)
     work = _accumulator(x)
     y, wide, weights = x.new_zeros((n_out, x.shape[1]), dtype=work), x.to(work), weight.to(work)
     for v in range(kmap.n_offsets):

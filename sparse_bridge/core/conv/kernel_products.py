@@ -178,7 +178,7 @@ class GatherProduct:
         else:
             y = rows.empty(self._columns, x)
         result: torch.Tensor = launch(x, weight, vectors, y)
-        return result
+        return result if rows.fill is None else rows.marked(result)
 
     def _bind(
         self, rulebook: Rulebook, side: int,

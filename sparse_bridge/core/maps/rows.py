@@ -57,6 +57,14 @@ class Rows(NamedTuple):
             return y.zero_()
         return y if self.fill is None else y.fill_(self.fill)
 
+    def marked(self, y: torch.Tensor) -> torch.Tensor:
+        """A layer's result with `fill` behind the last row, where kernels may have written
+        something. Not with zeros: any finite value serves then."""
+        if self.fill and self.device is not None and in_scope():
+            behind = torch.arange(len(y), dtype=torch.int32, device=y.device) > self.device
+            y.masked_fill_(behind.view(-1, *[1] * (y.ndim - 1)), self.fill)
+        return y
+
 
 _local = threading.local()
 _active = 0  # scopes in all threads; a thread looks for its own only where there are any
