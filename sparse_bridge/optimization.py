@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import hooks, log, tolerances
+from . import hooks, log, settings, tolerances
 from .adapters import base, protocol
 from .adapters.fused_layers import Fused, Skipped
 from .adapters.protocol import features_of
@@ -44,6 +45,11 @@ def optimize(model: nn.Module, *example: Any, graphs: bool = False, **keywords: 
     of up to three. In training loss and optimizer stay outside; a step goes backward once, and a
     second forward before it runs as ever. Modules must not be added or exchanged afterwards, nor
     their behaviour changed but by parameters, buffers, `train` and `requires_grad`.
+
+    With SPARSE_BRIDGE_TUNE=full the first inference on a GPU, and the first training call if that
+    comes before it, also choose the dataflows of layers that share a kernel map, by timing, which
+    later maps then use: kernels are compiled for it, which takes seconds, and each group of layers
+    is timed for 0.3 s at most.
 
     Returns `model`. Raises: ValueError when it is optimised already; UnsupportedError for `graphs`
     where this installation cannot capture.
@@ -80,17 +86,30 @@ class _Learner:
     model: nn.Module
     forward: Callable[..., Any]
     training: Any  # takes calls with gradients where models are replayed from graphs; or None
+    trained: bool = False  # whether a call of a training has been seen
     is_optimized_forward = True
+
+    def _groups(self) -> contextlib.AbstractContextManager[None]:
+        """Around a first call: tunes the layers that share maps, where tuning is asked for."""
+        if self.trained or settings.get().tune != "full":
+            return contextlib.nullcontext()
+        self.trained = True
+        from .core.warmup import group_race
+
+        return group_race.tuned()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         forward = self.forward
         if torch.compiler.is_compiling():
             return forward(*args, **kwargs)
-        if torch.is_grad_enabled() and self.training is not None:
-            return self.training(*args, **kwargs)
         if torch.is_grad_enabled() or self.model.training:
-            return forward(*args, **kwargs)
-        found, plain = watched(self.model, forward, args, kwargs)
+            replays = torch.is_grad_enabled() and self.training is not None
+            taken = self.training if replays else forward
+            with self._groups():
+                return taken(*args, **kwargs)
+        self.trained = False
+        with self._groups():
+            found, plain = watched(self.model, forward, args, kwargs)
         del self.model.__dict__["forward"]
         if self.training is not None:
             self.model.__dict__["forward"] = base.capture("replay").Replayer(self.training)

@@ -144,12 +144,6 @@ def counts(tally: Tally | None = None) -> dict[str, dict[str, LayerCount]]:
     return grouped
 
 
-def given_dataflows() -> dict[str, dict[str, int]]:
-    """See `Report.dataflows`; imports nothing."""
-    override = sys.modules.get("sparse_bridge.core.conv.override")
-    return {} if override is None else override.listed()
-
-
 @dataclasses.dataclass(frozen=True)
 class ReplayCount:
     """A part of a model that `optimize="graphs"` found: its class, calls that were replayed, graphs
@@ -234,17 +228,20 @@ def modules_of(model: Any) -> tuple[ModuleReport, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What the bridge did: how each framework is answered, the calls of each layer type,
-    modules that `dataflow()` gave one of their own (how many of each class, by dataflow), parts
-    of models that are replayed, prefetched maps, and the layers of the model that was asked
-    about."""
+    """What the bridge did: how each framework is answered, the calls of each layer type, modules
+    that `dataflow()` gave one of their own (how many of each class, by dataflow), replayed parts of
+    models, prefetched maps, dataflows tuned for layers that share a map (`groups`, with the times
+    that decided), and the layers of the model that was asked about."""
 
     frameworks: tuple[FrameworkStatus, ...]
     layers: dict[str, dict[str, LayerCount]]
-    dataflows: dict[str, dict[str, int]] = dataclasses.field(default_factory=given_dataflows)
+    dataflows: dict[str, dict[str, int]] = dataclasses.field(
+        default_factory=map_counts.given_dataflows
+    )
     replays: tuple[ReplayCount, ...] = dataclasses.field(default_factory=replays)
     modules: tuple[ModuleReport, ...] = ()
     maps: MapCount = dataclasses.field(default_factory=map_counts.prefetched)
+    groups: tuple[str, ...] = dataclasses.field(default_factory=map_counts.tuned_groups)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -257,13 +254,15 @@ class Report:
     def __str__(self) -> str:
         lines = [*_status_lines(self.frameworks), *self._dataflow_lines(), *self._layer_lines()]
         modules = [_module_table(self.modules).plain()] if self.modules else []
-        notes = [*map(str, self.replays), *map_counts.lines(self.maps)]
-        return "\n".join([*lines, *notes, *modules])
+        return "\n".join([*lines, *self._notes(), *modules])
+
+    def _notes(self) -> list[str]:
+        return [*self.groups, *map(str, self.replays), *map_counts.lines(self.maps)]
 
     def _repr_html_(self) -> str:
         parts = [_status_table(self.frameworks).html()] if self.frameworks else []
         parts.append(self._layer_table().html() if self._counted() else "<p>no layer has run</p>")
-        notes = [*self._dataflow_lines(), *map(str, self.replays), *map_counts.lines(self.maps)]
+        notes = [*self._dataflow_lines(), *self._notes()]
         parts += [f"<p>{html.escape(line)}</p>" for line in notes]
         return "".join([*parts, *([_module_table(self.modules).html()] if self.modules else [])])
 

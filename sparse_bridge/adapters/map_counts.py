@@ -1,4 +1,5 @@
-"""How often maps were prefetched, for reports."""
+"""How often maps were prefetched, and which dataflows were tuned for layers that share one, for
+reports; and which dataflows modules were given."""
 
 from __future__ import annotations
 
@@ -34,3 +35,18 @@ def prefetched() -> MapCount:
 def lines(count: MapCount) -> list[str]:
     """What a report says of it: nothing where nothing was prefetched."""
     return [str(count)] if count != MapCount() else []
+
+
+def given_dataflows() -> dict[str, dict[str, int]]:
+    """See `Report.dataflows`; imports nothing."""
+    override = sys.modules.get("sparse_bridge.core.conv.override")
+    return {} if override is None else override.listed()
+
+
+def tuned_groups() -> tuple[str, ...]:
+    """Dataflows in force that were chosen by timing for layers that share a kernel map: of which
+    map and products, and the times that decided; imports nothing."""
+    choice = sys.modules.get("sparse_bridge.core.tuning.group_choice")
+    if choice is None:
+        return ()
+    return tuple(f"tuned {one}" for _, one in sorted(choice.used_groups().items()))

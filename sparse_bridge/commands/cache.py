@@ -72,16 +72,17 @@ def _files(place: Path) -> list[Path]:
 
 
 def _facts(path: Path | Traversable) -> dict[str, Any]:
-    facts: dict[str, Any] = {"file": path.name, "problem": None, "winners": {}}
+    facts: dict[str, Any] = {"file": path.name, "problem": None, "winners": {}, "groups": {}}
     try:
         text = path.read_text(encoding="utf-8")
         facts["bytes"] = len(text.encode())
-        stamp, winners = decode(text)
+        stamp, winners, groups = decode(text)
     except (OSError, UnicodeDecodeError, CacheFileError) as error:
         return {**facts, "problem": str(error)}
     facts |= dataclasses.asdict(stamp)
     facts["current"] = _current(stamp)
     facts["winners"] = _plain(winners)
+    facts["groups"] = {key: dataclasses.asdict(one) for key, one in groups.items()}
     return facts
 
 
@@ -115,7 +116,7 @@ def run_show(args: argparse.Namespace) -> int:
             continue
         made = [_files_table(title, facts[name])]
         if args.buckets:
-            made.append(_buckets_table(facts[name]))
+            made += [_buckets_table(facts[name]), _groups_table(facts[name])]
         sys.stdout.write("".join(table.plain() + "\n" for table in made))
     return 0
 
@@ -123,11 +124,15 @@ def run_show(args: argparse.Namespace) -> int:
 _FILE = (
     Column("file", True), Column("device", True, 1), Column("units", spare=5),
     Column("Triton", spare=2), Column("kernels", True, 3), *map(Column, DIRECTIONS),
-    Column("KiB", spare=4), Column("state", True),
+    Column("groups", spare=6), Column("KiB", spare=4), Column("state", True),
 )  # fmt: skip
 _BUCKET = (
     Column("device", True, 3), Column("direction", True), Column("bucket", True),
     Column("tile", True, 1), Column("us"), Column("default"), Column("timed", spare=2),
+)  # fmt: skip
+_GROUP = (
+    Column("device", True, 3), Column("group", True), Column("dataflows", True), Column("us"),
+    Column("by rule"),
 )  # fmt: skip
 
 
@@ -136,9 +141,10 @@ def _files_table(title: str, files: Iterable[dict[str, Any]]) -> Table:
     for one in files:
         size = f"{one.get('bytes', 0) / 1024:.1f}"
         if one["problem"]:
-            rows.append((one["file"], *["-"] * 7, size, f"unusable: {one['problem']}"))
+            rows.append((one["file"], *["-"] * 8, size, f"unusable: {one['problem']}"))
             continue
         counts = [str(len(one["winners"].get(direction, ()))) for direction in DIRECTIONS]
+        counts.append(str(len(one["groups"])))
         device = f"{one['device']} ({one['arch']})"
         made = (str(one["compute_units"]), one["triton"], one["kernels"][:8])
         state = "current" if one["current"] else "made by another version"
@@ -155,6 +161,16 @@ def _buckets_table(files: Iterable[dict[str, Any]]) -> Table:
                 times = [f"{winner[key]:.1f}" for key in ("microseconds", "default_microseconds")]
                 rows.append((one["device"], direction, bucket, tile, *times, str(winner["tested"])))
     return Table("", _BUCKET, rows)
+
+
+def _groups_table(files: Iterable[dict[str, Any]]) -> Table:
+    rows: list[tuple[str, ...]] = []
+    for one in files:
+        for key, found in one["groups"].items():
+            flows = ", ".join(f"{flow} for {name}" for name, flow in found["flows"].items())
+            times = (f"{found[name]:.1f}" for name in ("microseconds", "rule_microseconds"))
+            rows.append((one["device"], key, flows or "the rules stay", *times))
+    return Table("", _GROUP, rows)
 
 
 def run_clear(args: argparse.Namespace) -> int:

@@ -20,7 +20,9 @@ from rich.table import Table
 
 from .. import settings
 from ..core.tuning import tuner as tuners
+from ..core.tuning.groups import Groups
 from ..core.tuning.tune_cache import DIRECTIONS, Stamp, TuneCache, Winners, encode, folder, shipped
+from ..core.warmup import group_race
 from ..errors import DeviceError, SettingError
 from ..harness.pool import Pool
 from ..harness.progress import Progress
@@ -31,8 +33,9 @@ from .warm_jobs import DTYPES, MODELS, LayerJob, ModelJob, layer_jobs
 _SUMMARY = "compile and tune kernels before they are needed"
 _TEXT = """\
 Run layers and networks once, so that their kernels lie compiled in Triton's cache and the first
-inference of the next process is fast. With --tune also time tiles, and keep the winners that
-SPARSE_BRIDGE_TUNE=cached (the default) finds.
+inference of the next process is fast. With --tune also time tiles, and for networks the dataflows
+of layers that share a kernel map, and keep the winners that SPARSE_BRIDGE_TUNE=cached (the default)
+finds.
 
   python -m sparse_bridge warm --models second --dtypes fp16
   python -m sparse_bridge warm --channels 16 32 64 --kernels 3 2 --tune --export mine.json"""
@@ -97,12 +100,14 @@ def run(args: argparse.Namespace, timer: Timer | None = None) -> int:
     _compile(jobs, setup, args.jobs or _processes(len(jobs)), console)
     seconds = time.perf_counter() - start
     console.print(f"compiled in {seconds:.1f} s", highlight=False)
-    results = _tune(jobs, setup, args, timer, console) if args.tune else []
+    tuner = _tune(jobs, setup, args, timer, console) if args.tune else tuners.Tuner()
     exported = _export(args.export, device, console) if args.export else None
     if args.json:
-        done = {"device": str(device), "jobs": [str(job) for job in jobs], "seconds": seconds}
-        tuned = [_facts(result) for result in results]
-        sys.stdout.write(json.dumps({**done, "tuned": tuned, "exported": exported}) + "\n")
+        done: dict[str, Any] = {"device": str(device), "jobs": [str(job) for job in jobs]}
+        done["seconds"] = seconds
+        done["tuned"] = [_facts(result) for result in tuner.results]
+        done["groups"] = [dataclasses.asdict(group) for group in tuner.groups]
+        sys.stdout.write(json.dumps({**done, "exported": exported}) + "\n")
     return 0
 
 
@@ -214,7 +219,7 @@ def _tune(
     args: argparse.Namespace,
     timer: Timer | None,
     console: Console,
-) -> Sequence[tuners.Result]:
+) -> tuners.Tuner:
     """One after the other: a GPU that does two things at a time cannot be timed."""
     if timer is None and not targets.of(setup.device).raw:
         raise DeviceError(f"--tune: tiles cannot be timed on {setup.device}; expected a real GPU.")
@@ -222,10 +227,14 @@ def _tune(
     with Progress(len(jobs), "tune", console, transient=True) as progress, setup.in_force(tuner):
         for job in jobs:
             progress.start(f"tune {job}")
-            job.run(setup.device)
+            # Networks tell what shares a map; a layer alone stands for nobody's group.
+            with group_race.tuned() if isinstance(job, ModelJob) else contextlib.nullcontext():
+                job.run(setup.device)
             progress.done()
     console.print(_results(tuner.results))
-    return tuner.results
+    for group in tuner.groups:
+        console.print(f"{group}", highlight=False, markup=False, soft_wrap=True)
+    return tuner
 
 
 def _facts(result: tuners.Result) -> dict[str, Any]:
@@ -259,17 +268,19 @@ def _results(results: Sequence[tuners.Result]) -> Table:
 def _export(path: Path, device: torch.device, console: Console) -> int:
     """The winners of this device in force: shipped ones, and over them those of the disk."""
     stamp = Stamp.of(device, targets.of(device))
-    sources = [*reversed(shipped(stamp)), TuneCache(folder(), stamp).load()]
+    sources = [*reversed(shipped(stamp)), TuneCache(folder(), stamp).held()]
     winners: Winners = {direction: {} for direction in DIRECTIONS}
+    groups: Groups = {}
     for source in sources:
-        for direction, buckets in source.items():
+        groups.update(source.groups)
+        for direction, buckets in source.winners.items():
             winners[direction].update(buckets)
     try:
-        path.write_text(encode(stamp, winners), encoding="utf-8")
+        path.write_text(encode(stamp, winners, groups), encoding="utf-8")
     except OSError as error:
         raise SettingError(
             f"--export {path}: {error}; expected a file that can be written."
         ) from None
-    count = sum(map(len, winners.values()))
+    count = sum(map(len, winners.values())) + len(groups)
     console.print(f"{count} winners in {path}", highlight=False, soft_wrap=True, markup=False)
     return count

@@ -54,7 +54,7 @@ def test_equal_winners_are_equal_files():
     one = {"fwd": {"a": winner(), "b": winner(2.0)}, "dgrad": {}}
     other = {"dgrad": {}, "fwd": {"b": winner(2.0), "a": winner()}}
     assert encode(STAMP, one) == encode(STAMP, other)
-    assert decode(encode(STAMP, one)) == (STAMP, {**one, "wgrad": {}})
+    assert decode(encode(STAMP, one)) == (STAMP, {**one, "wgrad": {}}, {})
 
 
 @pytest.mark.parametrize("change", [
@@ -174,7 +174,7 @@ def test_writers_killed_at_any_moment(cache):
                 stored.add(str(connection.recv()))
         except EOFError:
             pass
-        _, winners = decode(cache.path.read_text())  # raises if the file is damaged
+        _, winners, _ = decode(cache.path.read_text())  # raises if the file is damaged
         assert stored <= set(winners["fwd"]) and winners["dgrad"] == old
     assert len(stored) >= 25
     assert cache.store("fwd", "end", winner()), "the dead hold no lock"
@@ -234,11 +234,11 @@ def test_shipped_winners_by_device_then_architecture(tmp_path, monkeypatch, capl
     foreign = dataclasses.replace(STAMP, kernels="old", triton="3.4.0", compute_units=78)
     (tmp_path / "sm_90.json").write_text(encode(foreign, {"fwd": {"a": winner(1.0)}}))
     (tmp_path / "nvidia-h200.json").write_text(encode(foreign, {"fwd": {"a": winner(2.0)}}))
-    assert [source["fwd"]["a"] for source in tune_cache.shipped(STAMP)] == [
+    assert [source.winners["fwd"]["a"] for source in tune_cache.shipped(STAMP)] == [
         winner(2.0), winner(1.0),
     ]  # fmt: skip
     (tmp_path / "nvidia-h200.json").write_text("{")
-    assert [source["fwd"]["a"] for source in tune_cache.shipped(STAMP)] == [winner(1.0)]
+    assert [source.winners["fwd"]["a"] for source in tune_cache.shipped(STAMP)] == [winner(1.0)]
     assert len(warnings_of(caplog)) == 1
 
 
@@ -246,7 +246,7 @@ def test_files_that_come_with_the_package():
     """Each says what it was measured on, under the name by which it is looked for."""
     for path in tune_cache.shipped_folder().iterdir():
         if path.name.endswith(".json"):
-            stamp, winners = decode(path.read_text(encoding="utf-8"))
+            stamp, winners, _ = decode(path.read_text(encoding="utf-8"))
             assert path.name.removesuffix(".json") in (stamp.slug, stamp.arch)
             assert any(winners.values())
 
@@ -262,7 +262,7 @@ def test_the_gate_compiles_every_tile_that_comes_with_the_package():
     for path in tune_cache.shipped_folder().iterdir():
         if not path.name.endswith(".json"):
             continue
-        stamp, winners = decode(path.read_text(encoding="utf-8"))
+        stamp, winners, _ = decode(path.read_text(encoding="utf-8"))
         target = described(stamp.arch)
         tiles = {
             "fwd": forms_gemm.gather_tiles(target), "wgrad": forms_gemm.wgrad_tiles(target)

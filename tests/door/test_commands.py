@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -245,7 +246,7 @@ def test_warm_tunes_stores_and_exports(tmp_path):
     export = tmp_path / "mine.json"
     done = interpreted(tmp_path, *layer, *how, "--export", export, "--json")
     assert done.returncode == 0, done.stderr[-3000:]
-    stamp, winners = decode(export.read_text())
+    stamp, winners, _ = decode(export.read_text())
     assert (stamp.device, stamp.arch) == ("interpreter", "interpreter")
     assert {direction: len(found) for direction, found in winners.items()} == {
         "fwd": 1, "dgrad": 1, "wgrad": 1,
@@ -263,6 +264,47 @@ def test_warm_tunes_stores_and_exports(tmp_path):
     assert all(one["winner"]["tile"]["block_m"] for one in facts["tuned"])
     with settings.override(cache_dir=tmp_path):
         assert TuneCache(tmp_path, stamp).load() == winners
+
+
+def test_warm_tunes_groups_of_networks(monkeypatch, tmp_path, capsys):
+    """Of what networks run, not of layers alone; winners are shown and exported."""
+    pytest.importorskip("triton")
+    from tests.core.test_groups import group
+
+    watched = []
+
+    @contextlib.contextmanager
+    def tuned():
+        yield
+        watched.append("tuned")
+        found = warm.tuners.current()
+        found.groups.append(group())
+        TuneCache(tmp_path, Stamp.of(CPU, target)).store_group(group())
+
+    target = targets.Target("interpreter", "interpreter", 32, 4, 1 << 20, raw=False)
+    monkeypatch.setattr(warm.targets, "of", lambda device: target)
+    monkeypatch.setattr(warm.group_race, "tuned", tuned)
+    for kind in (warm_jobs.LayerJob, warm_jobs.ModelJob):
+        monkeypatch.setattr(kind, "run", lambda job, device: watched.append(str(job)))
+    monkeypatch.setattr(warm, "_device", lambda wanted: CPU)
+    monkeypatch.setenv("COLUMNS", "400")
+    export = tmp_path / "mine.json"
+    words = ["--models", "second", "--channels", "16", "--kernels", "2", "--jobs", "1", "--json"]
+    arguments = options(*words, "--tune", "--layouts", "vio", "--export", str(export))
+    with settings.override(cache_dir=tmp_path):
+        assert warm.run(arguments, lambda run, limit: 1.0) == 0
+        facts = cache.collect()
+    jobs = len(warm._jobs(arguments))
+    assert watched.count("tuned") == 1 and len(watched) == 2 * jobs + 1
+    assert watched[watched.index("tuned") - 1] == "second, fp16"
+    out, err = capsys.readouterr()
+    assert json.loads(out)["groups"] == [dataclasses.asdict(group())] and str(group()) in err
+    assert decode(export.read_text())[2] == {group().key: group()}
+    assert facts["stored"][0]["groups"] == {group().key: dataclasses.asdict(group())}
+    arguments = argparse.Namespace(json=False, buckets=True)
+    with settings.override(cache_dir=tmp_path):
+        assert cache.run_show(arguments) == 0
+    assert "unmasked for fwd0:64x64/g1" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from ...kernels.gemm.product import Product
 from ...kernels.tiles.tile_config import CACHED_WEIGHT, INTENSITY, MOVED
 from ..device.precision import product_precision
 from ..maps.rulebook import Rulebook
+from ..tuning.group_choice import flow_for
 from .dataflow import LayerProduct
 
 SORTED_APART = 32 << 10  # rows, see `mask_order`
@@ -21,6 +22,11 @@ _FEW_OFFSETS = 27  # of strided maps, which a network uses once in each directio
 _FEW, _ORDER, _ORDER_ROW = 45.0, 20.0, 1e-4
 _UNEVEN = 2.0  # how much longer products over a table take than their multiply-adds
 _GROUPED_ROWS = 16  # per compute unit
+
+
+def serving_flow(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> str:
+    """The dataflow of the rows of `side`: as tuned for the map's layers, else by rule."""
+    return flow_for(rulebook, side, product) or flow_of(rulebook, side, product)
 
 
 def flow_of(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> str:

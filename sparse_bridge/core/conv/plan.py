@@ -294,4 +294,5 @@ def run_plan(
     if trace.recorders:
         served = plan.dataflow.serves(rulebook, side, plan.product)
         trace.emit("conv", served, kmap, plan.columns_in, plan.columns_out)
+        trace.show(plan, weight, kmap)
     return y

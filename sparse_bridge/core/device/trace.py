@@ -6,11 +6,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..maps.kernel_map import KernelMap
+
+
+Watcher = Callable[[Any, Any, Any], object]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,18 +51,40 @@ def emit_linear(dataflow: str, n_rows: int, c_in: int, c_out: int) -> None:
             sink.append(event)
 
 
+def show(plan: Any, weight: Any, kmap: KernelMap) -> None:
+    """Tell those who watch convolutions of this thread of one."""
+    for watcher in getattr(_local, "watchers", ()):
+        watcher(plan, weight, kmap)
+
+
+@contextlib.contextmanager
+def watch(watcher: Watcher) -> Iterator[None]:
+    """Have `watcher` called as (plan, weight, kernel map) after each convolution of this thread."""
+    watchers = _local.__dict__.setdefault("watchers", [])
+    watchers.append(watcher)
+    _count(1)
+    try:
+        yield
+    finally:
+        _count(-1)
+        watchers.remove(watcher)
+
+
+def _count(step: int) -> None:
+    global recorders
+    with _lock:
+        recorders += step
+
+
 @contextlib.contextmanager
 def record() -> Iterator[list[Event]]:
     """Collect the events of the current thread."""
-    global recorders
     events: list[Event] = []
     sinks = _local.__dict__.setdefault("sinks", [])
     sinks.append(events)
-    with _lock:
-        recorders += 1
+    _count(1)
     try:
         yield events
     finally:
-        with _lock:
-            recorders -= 1
+        _count(-1)
         sinks[:] = [sink for sink in sinks if sink is not events]

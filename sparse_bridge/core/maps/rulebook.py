@@ -119,6 +119,20 @@ class Rulebook:
         else:
             self._tables[side] = cast("NeighborTable", view)
 
+    def copied(self) -> Rulebook:
+        """The same map with its tables, or the pair lists that it was given, and nothing made of
+        them."""
+        views = [None if self._given else self.table(0)[0], None]
+        if not (self._given or self.symmetric):
+            views[1] = self.table(1)[0]
+        made = Rulebook(
+            self.rows[1], self.rows[0], self.n_offsets, self.device, symmetric=self.symmetric,
+            center=self.center, lists=self._lists if self._given else None, regular=self.regular,
+            views=views,
+        )  # fmt: skip
+        made.trained = self.trained
+        return made
+
     def observe(self, observer: Observer) -> None:
         """Have `observer` hear which views are asked for from now on."""
         self._observer = observer

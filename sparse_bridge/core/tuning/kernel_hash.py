@@ -21,19 +21,37 @@ TUNED = ("_gather_gemm", "_sum_partials", "_wgrad_gemm", "_sum_shares")
 @functools.cache
 def kernel_hash() -> str:
     """Hash of the tuned kernels; of the version where their source is not there."""
-    found: dict[str, list[str]] = {}
-    names: dict[str, set[str]] = {}
-    for path in resources.files("sparse_bridge.kernels.gemm").iterdir():
-        if path.name.endswith(".py"):
-            _collect(ast.parse(path.read_bytes()), found, names)
+    found, names = _code_of("gemm")
     reached, waiting = set[str](), [name for name in TUNED if name in found]
     while waiting:
         name = waiting.pop()
         if name not in reached:
             reached.add(name)
             waiting += [other for other in names[name] if other in found]
-    code = "\n".join(text for name in sorted(reached) for text in sorted(found[name]))
+    return _hash(found, reached)
+
+
+@functools.cache
+def code_hash() -> str:
+    """Hash of all that decides between dataflows: every kernel of products and of maps."""
+    found = _code_of("gemm", "maps")[0]
+    return _hash(found, set(found))
+
+
+def _hash(found: dict[str, list[str]], names: set[str]) -> str:
+    code = "\n".join(text for name in sorted(names) for text in sorted(found[name]))
     return hashlib.sha256((code or __version__).encode()).hexdigest()[:16]
+
+
+def _code_of(*rooms: str) -> tuple[dict[str, list[str]], dict[str, set[str]]]:
+    """The code of jit functions and constants by name, and the names that each reads."""
+    found: dict[str, list[str]] = {}
+    names: dict[str, set[str]] = {}
+    for room in rooms:
+        for path in resources.files(f"sparse_bridge.kernels.{room}").iterdir():
+            if path.name.endswith(".py"):
+                _collect(ast.parse(path.read_bytes()), found, names)
+    return found, names
 
 
 def _collect(module: ast.Module, found: dict[str, list[str]], names: dict[str, set[str]]) -> None:

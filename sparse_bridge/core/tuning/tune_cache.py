@@ -6,6 +6,8 @@ Triton starts a file of its own. A file is replaced whole (written beside, then 
 a lock that is waited for only so long; readers need none. What cannot be read is moved aside, with
 one warning, and never stops a layer.
 
+A file also holds the winners of groups of layers, which name the kernels that they were timed with.
+
 Shipped winners (`kernels/tiles/tuned/<device>.json` or `<arch>.json`) have the same schema. They
 serve other Triton versions too: a winner only says which of several right answers is fast.
 """
@@ -20,9 +22,9 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import filelock
 import torch
@@ -30,6 +32,7 @@ import torch
 from ... import log, settings
 from ...errors import SettingError
 from ...kernels.runtime import target as targets
+from .groups import Groups, GroupWinner, decode_groups
 from .kernel_hash import kernel_hash
 
 if TYPE_CHECKING:
@@ -58,6 +61,13 @@ class Winner:
 
 
 Winners = dict[str, dict[str, Winner]]  # direction -> bucket -> winner
+
+
+class Held(NamedTuple):
+    """What a file of winners holds: of single problems, and of groups of layers."""
+
+    winners: Winners
+    groups: Groups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,13 +116,16 @@ def folder() -> pathlib.Path:
     return pathlib.Path(base).expanduser() / "sparse_bridge"
 
 
-def encode(stamp: Stamp, winners: Winners) -> str:
+def encode(stamp: Stamp, winners: Winners, groups: Groups | None = None) -> str:
     """The text of a file of winners; equal winners give equal texts."""
     found = {
         direction: {bucket: _encode_winner(one) for bucket, one in sorted(buckets.items())}
         for direction, buckets in sorted(winners.items())
     }
-    return json.dumps({**dataclasses.asdict(stamp), "winners": found}, indent=1) + "\n"
+    held = {**dataclasses.asdict(stamp), "winners": found}
+    if groups:
+        held["groups"] = {key: dataclasses.asdict(one) for key, one in sorted(groups.items())}
+    return json.dumps(held, indent=1) + "\n"
 
 
 def _encode_winner(winner: Winner) -> dict[str, Any]:
@@ -125,8 +138,8 @@ def _encode_winner(winner: Winner) -> dict[str, Any]:
     }
 
 
-def decode(text: str) -> tuple[Stamp, Winners]:
-    """(stamp, winners) of `encode`'s text.
+def decode(text: str) -> tuple[Stamp, Winners, Groups]:
+    """(stamp, winners, groups) of `encode`'s text.
 
     Raises: CacheFileError that says what is wrong with it.
     """
@@ -142,11 +155,12 @@ def decode(text: str) -> tuple[Stamp, Winners]:
         for direction, buckets in raw["winners"].items():
             for bucket, one in buckets.items():
                 winners[direction][bucket] = _decode_winner(one)
+        groups = decode_groups(raw.get("groups", {}))
     except CacheFileError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CacheFileError(f"{type(error).__name__}: {error}") from None
-    return stamp, winners
+    return stamp, winners, groups
 
 
 def _decode_winner(raw: dict[str, Any]) -> Winner:
@@ -168,7 +182,7 @@ def shipped_folder() -> Traversable:
     return resources.files("sparse_bridge.kernels.tiles").joinpath("tuned")
 
 
-def shipped(stamp: Stamp) -> list[Winners]:
+def shipped(stamp: Stamp) -> list[Held]:
     """The package's winners for a device: those of its name, then those of its architecture."""
     found = []
     for name in dict.fromkeys((stamp.slug, stamp.arch)):
@@ -176,20 +190,20 @@ def shipped(stamp: Stamp) -> list[Winners]:
         if not path.is_file():
             continue
         try:
-            found.append(decode(path.read_text(encoding="utf-8"))[1])
+            found.append(Held(*decode(path.read_text(encoding="utf-8"))[1:]))
         except CacheFileError as error:
             log.once(("shipped", name), f"shipped winners {name}.json: {error}.", level=30)
     return found
 
 
-def pinned(path: str) -> list[Winners]:
+def pinned(path: str) -> list[Held]:
     """The winners of a file that the user named.
 
     Raises: SettingError when there is no such file or it cannot be read.
     """
     try:
         text = pathlib.Path(path).expanduser().read_text(encoding="utf-8")
-        return [decode(text)[1]]
+        return [Held(*decode(text)[1:])]
     except (OSError, UnicodeDecodeError, CacheFileError) as error:
         raise SettingError(
             f"SPARSE_BRIDGE_TUNE=pinned:FILE, FILE is {path!r}; expected a file made by "
@@ -205,22 +219,41 @@ class TuneCache:
         self.path = place / stamp.file_name
 
     def load(self) -> Winners:
-        """The winners stored so far. A file that is no good is moved aside."""
+        """The winners stored so far, but for groups; see `held`."""
+        return self.held().winners
+
+    def held(self) -> Held:
+        """All that is stored so far. A file that is no good is moved aside."""
         try:
             return self._read()
         except CacheFileError:
             with self._locked(self.path.name, WRITE_WAIT) as mine:
-                return self._read_or_move() if mine else {}
+                return self._read_or_move() if mine else Held({}, {})
 
     def store(self, direction: str, bucket: str, winner: Winner) -> bool:
         """Add a winner to what other processes have stored meanwhile; False if that failed."""
+
+        def add(held: Held) -> None:
+            held.winners.setdefault(direction, {})[bucket] = winner
+
+        return self._change(add)
+
+    def store_group(self, winner: GroupWinner) -> bool:
+        """`store` of a group's winner."""
+
+        def add(held: Held) -> None:
+            held.groups[winner.key] = winner
+
+        return self._change(add)
+
+    def _change(self, add: Callable[[Held], None]) -> bool:
         with self._locked(self.path.name, WRITE_WAIT) as mine:
             if not mine:
                 return False
-            winners = self._read_or_move()
-            winners.setdefault(direction, {})[bucket] = winner
+            held = self._read_or_move()
+            add(held)
             try:
-                self._replace(encode(self.stamp, winners))
+                self._replace(encode(self.stamp, *held))
             except OSError as error:
                 self._warn("write", error)
                 return False
@@ -252,21 +285,21 @@ class TuneCache:
         finally:
             lock.release()
 
-    def _read(self) -> Winners:
+    def _read(self) -> Held:
         try:
-            stamp, winners = decode(self.path.read_text(encoding="utf-8"))
+            stamp, winners, groups = decode(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            return {}
+            return Held({}, {})
         except UnicodeDecodeError as error:
             raise CacheFileError(str(error)) from None
         except OSError as error:
             self._warn("read", error)
-            return {}
+            return Held({}, {})
         if stamp != self.stamp:
             raise CacheFileError("it was made for another device or version")
-        return winners
+        return Held(winners, groups)
 
-    def _read_or_move(self) -> Winners:
+    def _read_or_move(self) -> Held:
         """Under the lock, so that nobody's new file is moved instead of the bad one."""
         try:
             return self._read()
@@ -279,7 +312,7 @@ class TuneCache:
                 f"{self.path} holds no usable winners ({error}); moved to {aside.name}.",
                 level=30,
             )
-            return {}
+            return Held({}, {})
 
     def _replace(self, text: str) -> None:
         temporary = self.path.with_name(f".{self.path.name}.tmp")  # one writer at a time

@@ -33,14 +33,24 @@ import torch
 from ... import log, settings
 from .background import Compiler
 from .cost import shortlist
+from .groups import GroupTable, GroupWinner
 from .problem import Bucket, Problem
 from .trial import Timer, Trial, device_timer, mismatch, reference_of
-from .tune_cache import Stamp, TuneCache, Winner, Winners, folder, pinned, shipped
+from .tune_cache import Held, Stamp, TuneCache, Winner, Winners, folder, pinned, shipped
 
 if TYPE_CHECKING:
+    from ...kernels.runtime.target import Target
     from ...kernels.tiles.tile_config import TileConfig
 
-__all__ = ["Result", "Trial", "Tuner", "final", "tile_for", "use"]
+__all__ = [
+    "Result",
+    "Trial",
+    "Tuner",
+    "current",
+    "final",
+    "tile_for",
+    "use",
+]
 
 BUDGET = 0.3  # seconds that a bucket may cost the layers that meet it, all told
 WAIT = 0.3  # seconds to wait for another process that tunes the same bucket
@@ -68,17 +78,19 @@ class _Choice:
     final: bool
 
 
-class _Known:
+class Known:
     """The winners of one device under one setting, and the choices made from them."""
 
     def __init__(self, mode: str, tune_file: str, stamp: Stamp, again: bool) -> None:
         self.cache = None if mode == "pinned" else TuneCache(folder(), stamp)
         self.again = again
-        self.sources: list[Winners] = []
+        held: list[Held] = []
         if self.cache is None:
-            self.sources = pinned(tune_file) if tune_file else shipped(stamp)
+            held = pinned(tune_file) if tune_file else shipped(stamp)
         elif not again:
-            self.sources = [self.cache.load(), *shipped(stamp)]
+            held = [self.cache.held(), *shipped(stamp)]
+        self.sources: list[Winners] = [one.winners for one in held]
+        self.groups = GroupTable(one.groups for one in held)
         self.choices: dict[Bucket, _Choice] = {}
         self.empty = not any(any(source.values()) for source in self.sources)
 
@@ -133,8 +145,9 @@ class Tuner:
         self.timer, self.how, self.budget, self.wait = timer, how, budget, wait
         self.count, self.again, self.clock = count, again, clock
         self.results: list[Result] = []
+        self.groups: list[GroupWinner] = []
         self.compiler = Compiler()
-        self._known: dict[tuple[object, ...], _Known] = {}
+        self.known: dict[tuple[object, ...], Known] = {}
         self._busy = threading.Lock()
 
     def tile_for(self, problem: Problem, trial: Trial | None = None) -> TileConfig:
@@ -142,7 +155,7 @@ class Tuner:
         now = settings.get()
         if now.tune == "off":
             return problem.default()
-        known = self._known_of(now, problem)
+        known = self._known_of(now, problem.device, problem.target)
         full = now.tune == "full"
         if known.empty and not full:
             return problem.default()
@@ -152,16 +165,23 @@ class Tuner:
             choice = self._learn(known, bucket, problem, trial, choice)
         return problem.default() if choice.tile is None else choice.tile
 
-    def _known_of(self, now: settings.Settings, problem: Problem) -> _Known:
-        key = (now.tune, now.tune_file, now.cache_dir, problem.device, problem.target.arch)
-        known = self._known.get(key)
+    def known_of(self, device: torch.device, target: Target) -> Known | None:
+        """What is known of a device under the settings in force; None with tuning off."""
+        now = settings.get()
+        return None if now.tune == "off" else self._known_of(now, device, target)
+
+    def _known_of(
+        self, now: settings.Settings, device: torch.device, target: Target
+    ) -> Known:  # fmt: skip
+        key = (now.tune, now.tune_file, now.cache_dir, device, target.arch)
+        known = self.known.get(key)
         if known is None:
-            stamp = Stamp.of(problem.device, problem.target)
-            known = self._known.setdefault(key, _Known(now.tune, now.tune_file, stamp, self.again))
+            stamp = Stamp.of(device, target)
+            known = self.known.setdefault(key, Known(now.tune, now.tune_file, stamp, self.again))
         return known
 
     def _learn(
-        self, known: _Known, bucket: Bucket, problem: Problem, trial: Trial, choice: _Choice
+        self, known: Known, bucket: Bucket, problem: Problem, trial: Trial, choice: _Choice
     ) -> _Choice:
         if (self.timer is None and not problem.target.raw) or _capturing(problem.device):
             return choice
@@ -194,7 +214,7 @@ class Tuner:
         return True
 
     def _tune(
-        self, known: _Known, bucket: Bucket, problem: Problem, trial: Trial
+        self, known: Known, bucket: Bucket, problem: Problem, trial: Trial
     ) -> TileConfig | None:
         if self.how == "compile" or known.cache is None:
             return None
@@ -289,6 +309,11 @@ _tuner = _DEFAULT = Tuner()
 def tile_for(problem: Problem, trial: Trial | None = None) -> TileConfig:
     """The tile that serves `problem` in this process."""
     return _tuner.tile_for(problem, trial)
+
+
+def current() -> Tuner:
+    """The tuner of this process."""
+    return _tuner
 
 
 def final() -> bool:

@@ -21,7 +21,7 @@ from ... import log, settings
 from ...kernels.gemm.product import EpilogueForm
 from ...kernels.runtime.target import Target
 from ..conv import registry
-from ..conv.choice import flow_of
+from ..conv.choice import serving_flow
 from ..conv.column_sums import column_sums
 from ..conv.dataflow import LayerProduct
 from ..conv.epilogue import Epilogue
@@ -234,7 +234,7 @@ def _product_kernels(
 
 
 def _flows(product: LayerProduct, expected: Expected) -> list[str]:
-    """The dataflows that the rule takes for maps of any size."""
+    """The dataflows that serve maps of any size."""
     if expected.pointwise:
         return ["unmasked"]  # over the identity map
     flows = []
@@ -242,7 +242,7 @@ def _flows(product: LayerProduct, expected: Expected) -> list[str]:
         offsets = product.w.n_offsets
         map_like = Rulebook(rows, rows, offsets, product.device, symmetric=expected.symmetric)
         map_like.trained = expected.trains
-        flows.append(flow_of(map_like, 0, product))
+        flows.append(serving_flow(map_like, 0, product))
     return list(dict.fromkeys(flows))
 
 

@@ -9,7 +9,7 @@ from ....kernels.gemm.product import Product
 from ....kernels.runtime.target import Target
 from ...maps.rulebook import Rulebook
 from .. import registry
-from ..choice import flow_of
+from ..choice import serving_flow
 from ..dataflow import Dataflow, LayerProduct
 from ..kernel_products import KernelDataflow
 
@@ -50,7 +50,7 @@ class _ByRule(Masked):
     def serving(
         self, rulebook: Rulebook, side: int, product: Product | LayerProduct
     ) -> KernelDataflow:
-        flow = registry.entry(flow_of(rulebook, side, product))
+        flow = registry.entry(serving_flow(rulebook, side, product))
         assert isinstance(flow, KernelDataflow)
         return flow
 

@@ -1,0 +1,216 @@
+"""Groups: the layers that share a kernel map, whose dataflows are decided together.
+
+A row order, packed tiles or pairs that one layer asks for serve all layers of the map. So a group's
+winner is the set of dataflows whose products, plus what they need built once per map, take least:
+`choose`. Winners are stored under the kind of map, its rows by octaves, the dtype, whether it is
+trained, and the channels of all layers. `flow_for` finds them when a layer meets a new map; where
+nothing was tuned that is one look at an empty table. Timing is `warmup.group_race`'s.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..device.precision import product_precision
+from .kernel_hash import code_hash
+
+if TYPE_CHECKING:
+    from ...kernels.gemm.product import Product
+    from ..conv.dataflow import LayerProduct
+    from ..maps.rulebook import Rulebook
+
+View = tuple[str, int]  # what is built of a map for one of its sides, such as ("tiles", 0)
+
+
+class Layer(NamedTuple):
+    """A gather product of a group.  direction: "fwd" or "dgrad".  side: of the map whose rows are
+    computed.  c_in, c_out: channels per group of the product itself."""
+
+    direction: str
+    side: int
+    c_in: int
+    c_out: int
+    groups: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.direction}{self.side}:{self.c_in}x{self.c_out}/g{self.groups}"
+
+
+class Place(NamedTuple):
+    """Maps and products that share winners.  kind: "submanifold" or "other".  rows: octaves of the
+    rows of both sides per compute unit.  trained: gradients are recorded over the map."""
+
+    kind: str
+    n_offsets: int
+    dtype: str
+    precision: str
+    trained: bool
+    rows: tuple[int, int]
+
+    def __str__(self) -> str:
+        use = "training" if self.trained else "inference"
+        rows = ":".join(map(str, self.rows))
+        return f"{self.kind}/v{self.n_offsets}/{self.dtype}/{self.precision}/{use}/r{rows}"
+
+    def near(self) -> tuple[Place, ...]:
+        """Itself, then maps of an octave more and less rows."""
+        steps = (0, 1, -1)
+        return tuple(self._replace(rows=(self.rows[0] + n, self.rows[1] + n)) for n in steps)
+
+
+def place_of(rulebook: Rulebook, product: Product | LayerProduct) -> Place:
+    """Of a map as it is now, by what the host knows, and a product over it."""
+    target = product.target
+    assert target is not None
+    rows = tuple((n // target.compute_units).bit_length() for n in rulebook.n_rows)
+    return Place(
+        "submanifold" if rulebook.symmetric else "other", rulebook.n_offsets,
+        str(product.dtype).removeprefix("torch."),
+        product_precision(target, product.dtype, product.precision), rulebook.trained,
+        (rows[0], rows[1]),
+    )  # fmt: skip
+
+
+def layer_of(side: int, product: Product | LayerProduct) -> Layer:
+    """A product as groups know it."""
+    w = product.w
+    return Layer("dgrad" if w.exchanged else "fwd", side, w.c_in, w.c_out, w.groups)
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupWinner:
+    """What serves a group.
+
+    place: text of its `Place`.  layers: how many layers have each product, by text.  flows: the
+    dataflow of each product; empty where the rules stay.  microseconds, rule_microseconds: of one
+    new map, all products and all that is built for them, with these and by the rules.  tested:
+    timings.  code: hash of the kernels that were timed.
+    """
+
+    place: str
+    layers: dict[str, int]
+    flows: dict[str, str]
+    microseconds: float
+    rule_microseconds: float
+    tested: int
+    code: str
+
+    @property
+    def key(self) -> str:
+        layers = "+".join(f"{name}*{count}" for name, count in sorted(self.layers.items()))
+        return f"{self.place}/{layers}"
+
+    def __str__(self) -> str:
+        flows = ", ".join(f"{flow} for {name}" for name, flow in sorted(self.flows.items()))
+        times = f"{self.microseconds:.1f} us a new map, {self.rule_microseconds:.1f} by the rules"
+        return f"{self.place}: {flows or 'the rules stay'} ({times})"
+
+
+Groups = dict[str, GroupWinner]  # by key
+
+
+def decode_groups(raw: Any) -> Groups:
+    """Of the "groups" of a file of winners, whose other parts are checked elsewhere.
+
+    Raises: ValueError, KeyError, TypeError or AttributeError for anything else.
+    """
+    from ... import settings
+
+    names = {field.name for field in dataclasses.fields(GroupWinner)}
+    found: Groups = {}
+    for key, one in raw.items():
+        if set(one) != names:
+            raise ValueError(f"a group of {sorted(one)}")
+        winner = GroupWinner(**one)
+        counts = all(type(count) is int and count > 0 for count in winner.layers.values())
+        times = winner.microseconds, winner.rule_microseconds
+        if winner.key != key or not counts or not all(isinstance(t, (int, float)) for t in times):
+            raise ValueError(f"a group {key!r} that does not say so of itself")
+        if not set(winner.flows.values()) <= set(settings.DATAFLOWS):
+            raise ValueError(f"a group of unknown dataflows {sorted(set(winner.flows.values()))}")
+        found[key] = winner
+    return found
+
+
+class GroupTable:
+    """The groups of one device that are in force. Those of other kernels than this version's are
+    left out.  used: winners that decided about a layer of this process, by key."""
+
+    def __init__(self, sources: Iterable[Groups]) -> None:
+        self.used: Groups = {}
+        self._all: Groups = {}
+        self._by_layer: dict[tuple[str, str], dict[str, GroupWinner]] = {}
+        for groups in sources:
+            for winner in groups.values():
+                if winner.key not in self._all:
+                    self.add(winner)
+
+    def __len__(self) -> int:
+        return len(self._by_layer)
+
+    def add(self, winner: GroupWinner) -> None:
+        """Let a winner decide, in the place of an older one of the same group."""
+        if winner.code != code_hash():
+            return
+        self._all[winner.key] = winner
+        for layer in winner.layers:
+            self._by_layer.setdefault((winner.place, layer), {})[winner.key] = winner
+
+    def get(self, key: str) -> GroupWinner | None:
+        """The winner of exactly this group."""
+        return self._all.get(key)
+
+    def flow(self, place: Place, layer: Layer) -> str | None:
+        """The dataflow of a layer. None where the rules decide: no group of this or a neighbouring
+        number of rows has it, or those that have it disagree."""
+        name = str(layer)
+        for near in place.near():
+            found = self._by_layer.get((str(near), name))
+            if found:
+                flows = {winner.flows.get(name) for winner in found.values()}
+                if len(flows) > 1:
+                    return None
+                self.used.update(found)
+                return flows.pop()
+        return None
+
+
+def choose(
+    layers: Mapping[Layer, int],
+    times: Mapping[Layer, Mapping[str, float]],
+    needs: Callable[[Layer, str], frozenset[View]],
+    costs: Mapping[View, float],
+    paid: frozenset[View],
+) -> tuple[dict[Layer, str], float]:
+    """The cheapest dataflows of a group.
+
+    Args:
+        layers: how many layers have each product.
+        times: seconds of each product by each dataflow that was timed, the same for all layers.
+        needs: the views of the map that a dataflow follows, with all that those are made of.
+        costs: seconds to build each view once; a view without a cost is not built.
+        paid: views that are built in any case, for the gradients of weights.
+
+    Returns: (dataflow of each product, seconds for a new map).
+    """
+    views = {view for layer in layers for flow in times[layer] for view in needs(layer, flow)}
+    open_views = sorted(view for view in views - paid if view in costs)
+    best: dict[Layer, str] = {}
+    least = float("inf")
+    for count in range(len(open_views) + 1):
+        for built in itertools.combinations(open_views, count):
+            there, flows = paid | set(built), {}
+            total = sum(costs[view] for view in there if view in costs)
+            for layer, uses in layers.items():
+                possible = [flow for flow in times[layer] if needs(layer, flow) <= there]
+                if not possible:
+                    break
+                seconds, flows[layer] = min((times[layer][flow], flow) for flow in possible)
+                total += uses * seconds
+            else:
+                if total < least:
+                    best, least = flows, total
+    return best, least
