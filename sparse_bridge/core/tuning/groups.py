@@ -143,6 +143,7 @@ class GroupTable:
         self.used: Groups = {}
         self._all: Groups = {}
         self._by_layer: dict[tuple[str, str], dict[str, GroupWinner]] = {}
+        self._answers: dict[tuple[Place, Layer], str | None] = {}
         for groups in sources:
             for winner in groups.values():
                 if winner.key not in self._all:
@@ -155,6 +156,7 @@ class GroupTable:
         """Let a winner decide, in the place of an older one of the same group."""
         if winner.code != code_hash():
             return
+        self._answers.clear()
         self._all[winner.key] = winner
         for layer in winner.layers:
             self._by_layer.setdefault((winner.place, layer), {})[winner.key] = winner
@@ -166,7 +168,12 @@ class GroupTable:
     def flow(self, place: Place, layer: Layer) -> str | None:
         """The dataflow of a layer. None where the rules decide: no group of this or a neighbouring
         number of rows has it, or those that have it disagree."""
-        name = str(layer)
+        asked = place, layer
+        if asked not in self._answers:
+            self._answers[asked] = self._found(place, str(layer))
+        return self._answers[asked]
+
+    def _found(self, place: Place, name: str) -> str | None:
         for near in place.near():
             found = self._by_layer.get((str(near), name))
             if found:
