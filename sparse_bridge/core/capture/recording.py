@@ -134,14 +134,13 @@ class GraphMemory:
     What one of them has freed serves the next one, if that is captured on the same stream and asks
     for no larger block. So all are captured on `stream`, and one block has room for the largest.
 
-    pool: of the allocator, as captures take it.  rows: of inputs that there is room for.  left:
-    tensors in which every graph leaves a result that is copied at once.
+    pool: of the allocator, as captures take it.  rows: of inputs that there is room for.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
         self._device = device
-        self.rows, self.left = 0, list[torch.Tensor]()
+        self.rows, self._left = 0, dict[str, torch.Tensor]()
         self._held: list[Recorded] = []  # the allocator keeps what a graph has used
 
     def reserve(self, size: int, rows: int) -> None:
@@ -157,6 +156,10 @@ class GraphMemory:
 
         with contextlib.suppress(torch.OutOfMemoryError):
             self._held.append(captured(work, self.pool)[0])
+
+    def left_in(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        """The tensor in which every graph leaves the result of this name, to be copied at once."""
+        return self._left.setdefault(name, torch.empty_like(like))
 
 
 def _abandon(graph: torch.cuda.CUDAGraph, pool: Any) -> None:

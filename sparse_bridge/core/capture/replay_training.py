@@ -106,9 +106,9 @@ class TrainingReplayer(Replays):
                 copy.try_out(maps.scene, rows)
                 if self.told_apart(maps.scene, known):
                     return None
-                memory.left = memory.left or [torch.empty_like(p) for p in copy.trained.values()]
+                left = [memory.left_in(name, p) for name, p in copy.trained.items()]
                 return self.roomy(
-                    kind, memory, lambda pool: _Graph(copy, self.modules, maps, pool, memory.left)
+                    kind, memory, lambda pool: _Graph(copy, self.modules, maps, pool, left)
                 )
         finally:
             self.capturing = False

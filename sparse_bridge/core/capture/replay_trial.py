@@ -22,7 +22,7 @@ from ..ops.batch_norm import batch_norm
 from . import padded
 from .calls import Call, Outcome, foreign_reads
 from .captured_model import Captured, Place, Tensors, shown
-from .padded import MixedRowsError, PaddedInput, UnpaddedError
+from .padded import MixedRowsError, PaddedInput, UndecidedError, UnpaddedError
 
 _TRIAL_FILL = 3.0  # behind the last row: finite, and far from what features are there
 _ROUNDING = {torch.float16: 5e-4, torch.bfloat16: 4e-3}
@@ -241,7 +241,7 @@ def _compare(
         / max(1, sum(one.numel() for one in present))
     )
     if not math.isfinite(scale):
-        raise UnpaddedError("its outputs or gradients are not finite.")
+        raise UndecidedError("its outputs or gradients are not finite, which shows nothing.")
     for name, one, other, moved in zip(names, mine, theirs, nudged, strict=True):
         if (one is None) != (other is None) or (one is not None and one.shape != other.shape):
             raise UnpaddedError(f"{name} has another shape over a padded input.")

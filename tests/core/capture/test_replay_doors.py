@@ -146,6 +146,27 @@ def test_a_replayed_model(kernel_lane, monkeypatch, name, kind):
         assert replayer.hits == (3 if trains else 2)
 
 
+def test_a_parameter_that_is_frozen_later(kernel_lane, monkeypatch):
+    """Its graph stands beside the first, and both leave gradients in the same places."""
+    device = kernel_lane.device
+    if device == "cpu":
+        replays_on_the_cpu(monkeypatch)
+    monkeypatch.setattr(padded, "_LEAST", 512)
+    with doors.standin("spconv") as module:
+        plain = doors.network(module, "spconv", device).train()
+        model = sparse_bridge.optimize(copy.deepcopy(plain), graphs=True)
+        for seed in range(9):
+            for one in (model, plain):
+                next(one.parameters()).requires_grad_(seed not in (4, 5, 6, 7))
+                one.zero_grad(set_to_none=True)
+                out = one(doors.scene(module, "spconv", seed, device, 0.25 + 0.002 * seed))
+                out["out"].features.square().sum().backward()
+            assert (next(model.parameters()).grad is None) == (seed in (4, 5, 6, 7))
+            same_gradients(model, plain)
+        training = model.__dict__["forward"].training
+        assert training.reason is None and len(training.graphs) == 2 and training.hits == 3
+
+
 class Flat(torch.nn.Module):
     """A sparse network whose result becomes a grid for dense layers."""
 
