@@ -45,17 +45,21 @@ def draw(path: Path) -> None:
                 continue
             y = row + (place - (len(peers) - 1) / 2) * height
             axes.barh(y, value, height * 0.9, color=COLOURS[place])
-            axes.text(value + 0.04, y, f"{value:g}", va="center", fontsize=8, color=FAINT)
+            axes.text(value + 0.04, y, f"{value:.1f}", va="center", fontsize=8, color=FAINT)
     axes.axvline(1, color="#c8553d", lw=1.4)
     axes.text(1.05, -0.62, "spconv 2.3.8", color="#c8553d", fontsize=9)
     names = [re.sub(r"^(.*?, .*?), ", r"\1,\n", name) for name, _ in rows]
     axes.set_yticks(range(len(rows)), names, fontsize=9, color=INK)
     axes.set_ylim(len(rows) - 0.45, -0.8)
-    axes.set_xlim(0, 5)
+    most = max(value for _, values in rows for value in values if value is not None)
+    axes.set_xlim(0, 1.08 * max(most, 1))
     axes.set_xlabel("times as fast as spconv 2.3.8 (NVIDIA H200, fp16)", color=INK)
     axes.spines[["top", "right"]].set_visible(False)
     bars = [axes.barh(0, 0, color=COLOURS[place], label=peer) for place, peer in enumerate(peers)]
-    axes.legend(handles=bars, frameon=False, fontsize=9, loc="lower right", title="through")
+    picture.legend(
+        handles=bars, frameon=False, fontsize=9, loc="outside lower center", ncols=len(peers),
+        title="through",
+    )  # fmt: skip
     picture.savefig(path, dpi=110)
 
 
