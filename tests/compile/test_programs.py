@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import sparse_bridge
+from sparse_bridge.adapters.minkowski.maps import MapRegistry
 from sparse_bridge.core.compile import norms
 from tests.compile.comparison import assert_near, assert_same, compare
 from tests.compile.programs import DEVICES, DOORS, GRID, NETWORKS, PROGRAMS, WHERE, scene
@@ -171,3 +172,23 @@ def test_sparse_tensors_made_before_the_graph(door, device, plain_settings):
             x = program._wrap(*(one.to(device) for one in scene(number)))
             expected = program(*(one.to(device) for one in scene(number)))
             assert_same(program._read(compiled(x)), expected)
+
+
+def test_a_manager_from_before_the_graph_is_used_in_it(plain_settings, monkeypatch):
+    """Not another one, whose maps would be built beside those that were prepared for the first."""
+    inserted, own = [], MapRegistry.insert
+
+    def insert(self, *args, **kwargs):
+        inserted.append(args)
+        return own(self, *args, **kwargs)
+
+    with PROGRAMS["minkowski"]() as programs, torch.no_grad():
+        program = programs["three"]().eval()
+        compiled = torch.compile(program.network, fullgraph=True, backend="aot_eager")
+        monkeypatch.setattr(MapRegistry, "insert", insert)
+        for number in range(4):
+            x = program._wrap(*scene(number))
+            before = len(inserted)
+            y = compiled(x)
+            assert len(inserted) == before == number + 1
+            assert_same(program._read(y), program._read(program.network(x)))

@@ -16,12 +16,14 @@ from __future__ import annotations
 import itertools
 import math
 import string
+import weakref
 from collections.abc import Container
 from typing import Any
 
 import torch
 
 from ...core.device.stream_order import Kept
+from ...core.maps import map_cache
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.lookup import merge
 from ...core.maps.request import MapRequest
@@ -32,6 +34,7 @@ from .geometry import KernelSpec, Region, cell_region, core_offsets
 from .grid import Grid, Key, LayerMap, common_unit, floor_to, negated, reached, strided_request
 from .points import FieldMap
 
+ENTERED = "entered"  # where a coordinate tensor's store tells its manager and key
 _LETTERS = string.digits + string.ascii_uppercase
 _MOST_CELL_OFFSETS = 64  # above, cells are found by folding equal rows
 
@@ -157,6 +160,9 @@ class MapRegistry:
         grid, first, inverse = Grid.inserted(coords, stride, made, aligned)
         key = self.free_key(stride, name)
         self.grids[key] = grid
+        store = map_cache.known_store(grid.coords) or map_cache.MapStore(device=coords.device)
+        store.put(ENTERED, (weakref.ref(self), key))
+        map_cache.adopt(grid.coords, store)
         return key, first, inverse
 
     # maps that follow from others

@@ -13,7 +13,7 @@ from ....core.compile.library import define
 from ....core.maps.map_cache import MapStore
 from ....errors import ContractError, ShapeError, UnsupportedError
 from ..grid import Key
-from ..maps import MapRegistry
+from ..maps import ENTERED, MapRegistry
 from ..upstream.enums import SparseTensorQuantizationMode
 
 ops: Any = torch.ops.sparse_bridge
@@ -101,7 +101,13 @@ def place(
 
 
 def placed(sites: Sites, stride: tuple[int, ...]) -> Place:
-    """Where `sites` stand; coordinates that a graph sees first become a manager of their own."""
+    """Where `sites` stand: in the manager that they were entered in before the graph; coordinates
+    that a graph sees first become a manager of their own."""
+    if sites.more is None:
+        known = sites.store.peek(ENTERED)
+        registry = None if known is None else known[0]()
+        if registry is not None and known[1][0] == stride:
+            sites.more = Place(registry, known[1])
     if sites.more is None:
         registry = MapRegistry(len(stride))
         key, first, _ = registry.insert(sites.coords, stride)
