@@ -16,6 +16,7 @@ def expecting(check, outcome, **more):
     return "[[model.expect]]\n" + "".join(f'{key} = "{text}"\n' for key, text in lines.items())
 
 
+@pytest.mark.slow
 def test_checks_in_further_processes(run_toy):
     _, checks = run_toy(checks=("ddp", "native"))
     assert (checks["ddp"].outcome, checks["ddp"].reason) == ("pass", "2 gloo processes")

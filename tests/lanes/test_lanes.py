@@ -156,8 +156,14 @@ def run(tmp_path):
     return ran
 
 
+# Half a minute and more each; much of them runs on the emulator as well.
+LONG = ("launches", "pools and norms")
+
+
 @HERE
-@pytest.mark.parametrize("part", QUICK)
+@pytest.mark.parametrize(
+    "part", [pytest.param(one, marks=[pytest.mark.slow] * (one in LONG)) for one in QUICK]
+)
 def test_interpreter(run, part):
     if importlib.util.find_spec("triton") is None:
         pytest.skip("Triton is not installed")
@@ -181,6 +187,7 @@ def test_the_parts_of_the_quick_lane_are_the_whole_of_it():
 
 
 @HERE
+@pytest.mark.slow
 def test_networks_in_the_interpreter(run):
     """Whole networks of all three frameworks, forward and backward, along the launch path."""
     if importlib.util.find_spec("triton") is None:
