@@ -159,7 +159,9 @@ class GraphMemory:
 
     def left_in(self, name: str, like: torch.Tensor) -> torch.Tensor:
         """The tensor in which every graph leaves the result of this name, to be copied at once."""
-        return self._left.setdefault(name, torch.empty_like(like))
+        if name not in self._left:
+            self._left[name] = torch.empty_like(like)
+        return self._left[name]
 
 
 def _abandon(graph: torch.cuda.CUDAGraph, pool: Any) -> None:

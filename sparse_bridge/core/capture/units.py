@@ -140,10 +140,9 @@ def _holds(value: Any) -> bool:
 
 def _look(frame: types.FrameType | None) -> None:
     """Give the largest module around a layer that may be replayed a forward that does."""
-    calls = list(_calls(frame))
-    if not calls or calls[-1].module in _settled:
+    calls = list(_calls(frame))[::-1]  # outermost first
+    if not calls or calls[0].module in _settled:
         return
-    calls.reverse()  # outermost first
     with _lock:
         if any(one.module in _units for one in calls):
             return

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparse_bridge.core.capture import prefetch
+from sparse_bridge.core.capture import prefetch, units
 from tests.adapters.spconv import doors
 
 
@@ -18,3 +18,13 @@ def untaught():
 @pytest.fixture(autouse=True)
 def _plain_settings(plain_settings):
     """For every test of this folder."""
+
+
+@pytest.fixture
+def nothing_learnt():
+    """Neither of scenes nor of parts of models, before and after."""
+    prefetch.forget()
+    units.remove()
+    yield
+    prefetch.forget()
+    units.remove()

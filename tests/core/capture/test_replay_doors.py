@@ -10,22 +10,13 @@ import torch
 import sparse_bridge
 from sparse_bridge import hooks, settings
 from sparse_bridge.adapters import protocol
-from sparse_bridge.core.capture import padded, prefetch, units
+from sparse_bridge.core.capture import padded, units
 from sparse_bridge.core.conv import convolution
 
 from . import doors
 from .pretended import replays_on_the_cpu
 
-pytestmark = pytest.mark.emulated
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    prefetch.forget()
-    units.remove()
-    yield
-    prefetch.forget()
-    units.remove()
+pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("nothing_learnt")]
 
 
 class Whole(torch.nn.Module):

@@ -15,7 +15,7 @@ from benchmarks.peers import PEERS
 from benchmarks.works import _fill
 from sparse_bridge import settings
 from sparse_bridge.adapters import protocol
-from sparse_bridge.core.capture import padded, prefetch, units
+from sparse_bridge.core.capture import padded, units
 from sparse_bridge.core.capture.padded import MixedRowsError, UndecidedError, compare
 from sparse_bridge.networks.torchsparse import Backbone
 from tests.clouds import cloud, features
@@ -23,14 +23,7 @@ from tests.clouds import cloud, features
 from . import doors
 from .pretended import replays_on_the_cpu
 
-
-@pytest.fixture(autouse=True)
-def fresh():
-    prefetch.forget()
-    units.remove()
-    yield
-    prefetch.forget()
-    units.remove()
+pytestmark = pytest.mark.usefixtures("nothing_learnt")
 
 
 def rows(*, at=None, value=0.0, scale=1.0, dtype=torch.float16):
