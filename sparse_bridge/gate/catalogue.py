@@ -11,10 +11,19 @@ import dataclasses
 import functools
 
 from ..kernels.runtime.target import Target
-from . import forms_gemm, forms_maps, forms_norms, forms_pools
+from . import (
+    forms_balanced,
+    forms_gemm,
+    forms_grouped,
+    forms_maps,
+    forms_norms,
+    forms_pools,
+)
 from .forms import Form, Space
 
-DECLARATIONS = (forms_maps, forms_gemm, forms_pools, forms_norms)
+DECLARATIONS = (
+    forms_maps, forms_gemm, forms_balanced, forms_grouped, forms_pools, forms_norms,
+)  # fmt: skip
 
 
 @functools.lru_cache(maxsize=16)

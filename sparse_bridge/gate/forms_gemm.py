@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,23 +13,15 @@ import torch
 from ..kernels.gemm import wgrad_gemm
 from ..kernels.gemm.gather_gemm import gather_gemm_kernel, sum_partials_kernel
 from ..kernels.gemm.gather_spec import ACTIVATIONS
-from ..kernels.gemm.grouped_gemm import (
-    SUM_LANES,
-    SUM_ROWS,
-    grouped_gemm_kernel,
-    sum_products_kernel,
-)
 from ..kernels.gemm.wgrad_gemm import sum_shares_kernel, wgrad_kernel
 from ..kernels.runtime.launch import Kernel
 from ..kernels.runtime.target import Target
 from ..kernels.tiles.candidates import candidates
 from ..kernels.tiles.tile_config import (
     TileConfig,
-    clamp_for_grouped,
     clamp_for_problem,
     clamp_for_splits,
     gather_tile,
-    grouped_tile,
     wgrad_tile,
 )
 from .forms import PLACES, POINTED, Form, Space, make
@@ -43,7 +35,7 @@ OFFSET_BLOCKS = (32, 16, 64, 128, 256, 512, 1024)  # powers of two that hold the
 SPLITS = (2, 4, 8, 16)
 # What follows a sum, by bits: 1 a bias, 2 a norm, 4 with gain and beta, 8 a residual.
 EPILOGUES = (7, 0, 1, 2, 3, 6, 15, 8, 9, 10, 11, 14)
-_VECTORS = ("fp32", "fp16", "bf16", "fp64")
+VECTORS = ("fp32", "fp16", "bf16", "fp64")
 _OFFSETS = 27
 
 
@@ -109,16 +101,16 @@ def wgrad_tiles(target: Target) -> tuple[list[Case], list[Case]]:
 
 
 # (EVEN_K, ONE_K, whether c_in is a multiple of 16, or 1)
-_DEPTHS = {
+DEPTHS = {
     "even": (True, False, 16), "ragged": (False, False, 3), "exact": (True, True, 16),
     "narrow": (False, True, 3), "point": (False, True, 1),
 }  # fmt: skip
 # Which stride of the weight is 1: that of output channels, of input channels (as dgrad reads it),
 # or none, with nothing aligned.
-_LAYOUTS = ("rows", "swapped", "loose")
+LAYOUTS = ("rows", "swapped", "loose")
 
 
-def _strides(kernel: Kernel, layout: str, of_input: str, of_output: str) -> tuple[list, list]:
+def strides(kernel: Kernel, layout: str, of_input: str, of_output: str) -> tuple[list, list]:
     """(arguments divisible by 16, arguments that are 1) by the layout of the weight."""
     ones = {"rows": [of_output], "swapped": [of_input], "loose": []}[layout]
     if layout == "loose":
@@ -129,6 +121,24 @@ def _strides(kernel: Kernel, layout: str, of_input: str, of_output: str) -> tupl
     return [name for name in names if name in even and name not in ones], ones
 
 
+def product_form(
+    kernel: Kernel, constants: tuple[Any, ...], options: Mapping[str, int],
+    lies: tuple[str, int, int], held: tuple[int, str, str], **types: str,
+) -> Form:  # fmt: skip
+    """A form of a gather-GEMM.  lies: the weight's layout, c_in and the columns of y by what of
+    them Triton tells apart.  held: bits of the epilogue, what its vectors hold, and what x, w and y
+    do.  types: of other arguments."""
+    (layout, c_in, columns), (bits, vector, kind) = lies, held
+    divisible, ones = strides(kernel, layout, "stride_wi", "stride_wo")
+    for names, channels in ((("c_in", "stride_xn"), c_in), (("c_out", "stride_yn"), columns)):
+        divisible += names if channels == 16 else ()
+        ones += names if channels == 1 else ()
+    types = {"x": kind, "w": kind, "y": kind, "alpha": "fp32", "eps": "fp32", **types}
+    return make(
+        kernel, constants, options, divisible, ones, **types, **vectors_of(bits, vector, kind)
+    )
+
+
 def _gather(
     target: Target, case: Case, layout: str, depth: str, columns: int, packed: bool, size: str,
     epilogue: tuple[int, int, int], vector: str,
@@ -136,56 +146,25 @@ def _gather(
     """epilogue: (bits, activation, split; 0: of a range of the offsets).  vector: what bias and
     norm hold.  size: "int32", "wide" offsets, or "far": more than 2^31 result elements too."""
     held, (bits, act, split) = case.holds, epilogue
-    even, one, c_in = _DEPTHS[depth]
+    even, one, c_in = DEPTHS[depth]
     wide, whole = size != "int32", case.tile.block_k
     tile = dataclasses.replace(case.tile, split_k=split) if split else clamp_for_splits(case.tile)
     tile = clamp_for_problem(
         tile, target, case.dtype, case.precision, whole if even else whole + 1, wide, bits
     )
-    divisible, ones = _strides(gather_gemm_kernel, layout, "stride_wi", "stride_wo")
-    for names, channels in ((("c_in", "stride_xn"), c_in), (("c_out", "stride_yn"), columns)):
-        divisible += names if channels == 16 else ()
-        ones += names if channels == 1 else ()
     constants = (
         packed, bits, act, case.precision, even, one, wide, tile.split_k, tile.block_m,
         tile.block_n, tile.block_k,
     )  # fmt: skip
-    found = make(
-        gather_gemm_kernel, constants, tile.options(target), divisible, ones,
-        x=held, w=held, y=held if split == 1 else "fp32", alpha="fp32", eps="fp32",
-        stride_ys="i64" if size == "far" else "i32", **_vectors(bits, vector, held),
+    found = product_form(
+        gather_gemm_kernel, constants, tile.options(target), (layout, c_in, columns),
+        (bits, vector, held), y=held if split == 1 else "fp32",
+        stride_ys="i64" if size == "far" else "i32",
     )  # fmt: skip
     return dataclasses.replace(found, large=size != "int32")
 
 
-def _grouped(target: Target, case: Case, layout: str, depth: str, columns: int, size: str) -> Form:
-    held, (even, one, c_in) = case.holds, _DEPTHS[depth]
-    wide, whole = size != "int32", case.tile.block_k
-    channels = whole if even else whole + 1
-    tile = clamp_for_grouped(case.tile, target, case.dtype, case.precision, channels, wide)
-    divisible, ones = _strides(grouped_gemm_kernel, layout, "stride_wi", "stride_wo")
-    for names, n in ((("c_in", "stride_xn"), c_in), (("c_out", "stride_pn"), columns)):
-        divisible += names if n == 16 else ()
-        ones += names if n == 1 else ()
-    constants = (case.precision, even, one, wide, tile.block_m, tile.block_n, tile.block_k)
-    found = make(
-        grouped_gemm_kernel, constants, tile.options(target), divisible, ones,
-        x=held, w=held, out="fp32",
-    )  # fmt: skip
-    return dataclasses.replace(found, large=wide)
-
-
-def _sum_products(
-    held: str, vector: str, bits: int, act: int, listed: bool, block: int, place: str
-) -> Form:
-    return make(
-        sum_products_kernel, (bits, act, listed, SUM_ROWS, SUM_LANES, block), {"num_warps": 4},
-        place=place, product="fp32", y=held, alpha="fp32", eps="fp32",
-        **_vectors(bits, vector, held),
-    )  # fmt: skip
-
-
-def _vectors(bits: int, vector: str, held: str) -> dict[str, str]:
+def vectors_of(bits: int, vector: str, held: str) -> dict[str, str]:
     """What the vectors of an epilogue hold; y stands in for those it does not read. A residual is
     like y."""
     read = {"bias": 1, "mean": 2, "var": 2, "gain": 4, "beta": 4}
@@ -198,7 +177,7 @@ def _sum_partials(
     return make(
         sum_partials_kernel, (bits, act, split, 1024), {"num_warps": 4}, place=place,
         partial="fp32", y=held, alpha="fp32", eps="fp32", n_values="i64" if far else "i32",
-        **_vectors(bits, vector, held),
+        **vectors_of(bits, vector, held),
     )  # fmt: skip
 
 
@@ -209,7 +188,7 @@ def _wgrad(
     """out: (what the result holds, its layout, whether it is written directly, not as partial
     sums)."""
     held, tile, (dw, layout, direct) = case.holds, case.tile, out
-    divisible, ones = _strides(wgrad_kernel, layout, "stride_di", "stride_do")
+    divisible, ones = strides(wgrad_kernel, layout, "stride_di", "stride_do")
     if even:
         divisible += ["c_in", "c_out", "stride_xn", "stride_dyn"]
     constants = (
@@ -225,14 +204,14 @@ def _wgrad(
 
 def _sum_shares(held: str, mirrored: bool, v_block: int, block: int, layout: str) -> Form:
     constants = (mirrored, v_block, wgrad_gemm.SUM_LOADS // block, block)
-    marks = _strides(sum_shares_kernel, layout, "stride_di", "stride_do")
+    marks = strides(sum_shares_kernel, layout, "stride_di", "stride_do")
     return make(
         sum_shares_kernel, constants, {"num_warps": 4}, *marks,
         partial="fp32", dw=held, starts="i64",
     )  # fmt: skip
 
 
-class _GatherSpace(Space):
+class GatherSpace(Space):
     """Forms of the gather-GEMM. Constants tell the flags on which `clamp_for_problem` decides, so
     that its tile is compared with tiles made under the same ones."""
 
@@ -240,12 +219,12 @@ class _GatherSpace(Space):
         """As `Space.holds`."""
         named = form.named
         told: dict[str, Any] = {
-            "depth": [name for name, (even, one, _) in _DEPTHS.items()
+            "depth": [name for name, (even, one, _) in DEPTHS.items()
                       if (even, one) == (named["EVEN_K"], named["ONE_K"])],
             "size": ("wide", "far") if named["WIDE"] else ("int32",),
         }  # fmt: skip
         if "TAIL" in named:
-            split = named["SPLIT_K"]
+            split = named.get("SPLIT_K", 1)
             told["epilogue"] = [(named["TAIL"], named["ACT"], one) for one in {split, split // 2}]
         sides = {
             name: [level for level in levels if level in told.get(name, levels)]
@@ -254,38 +233,10 @@ class _GatherSpace(Space):
         return Space(sides, self.build, self.main, silent=self.silent).holds(form)
 
 
-def _in_half(target: Target, cases: list[Case]) -> list[Case]:
+def in_half(target: Target, cases: list[Case]) -> list[Case]:
     """The cases of fp16, added up in fp16."""
     found = [case for case in cases if case.dtype == torch.float16 and target.adds_in_fp16]
     return [dataclasses.replace(case, precision="half") for case in found]
-
-
-def _declare_grouped(
-    target: Target, held: list[str], acts: tuple[int, ...]
-) -> Iterator[tuple[Kernel, list[Space]]]:
-    grouped = functools.partial(
-        _GatherSpace, build=functools.partial(_grouped, target), main="case", rows=1,
-        silent=("layout", "columns"),
-    )  # fmt: skip
-    flags: dict[str, Any] = {
-        "layout": _LAYOUTS, "depth": tuple(_DEPTHS), "columns": (16, 3, 1),
-        "size": ("int32", "wide"),
-    }  # fmt: skip
-    default, tuned = gather_tiles(target)
-    wide = [dataclasses.replace(c, tile=grouped_tile(target, c.dtype, 1 << 20, 1024, 1024, 27))
-            for c in default if c.dtype != torch.float32]  # fmt: skip
-    default = list(dict.fromkeys([*default, *wide]))
-    tuned = [case for case in tuned if case not in default]
-    spaces: list[Space] = [
-        grouped({"case": default, **flags}),
-        grouped({"case": tuned, **flags}, lone=False),
-    ]
-    yield grouped_gemm_kernel, spaces
-    flags = {
-        "held": held, "vector": _VECTORS, "bits": EPILOGUES, "act": acts, "listed": (True, False),
-        "block": (128, 64, 32, 16), "place": PLACES,
-    }  # fmt: skip
-    yield sum_products_kernel, [Space(flags, _sum_products, silent=("place", "vector"))]
 
 
 def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
@@ -296,38 +247,37 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     epilogues = [(bits, act, 1) for bits in EPILOGUES for act in acts]
     epilogues += [(0, 0, split) for split in SPLITS]
     gather = functools.partial(
-        _GatherSpace, build=functools.partial(_gather, target), main="case",
+        GatherSpace, build=functools.partial(_gather, target), main="case",
         silent=("layout", "columns", "vector"),
     )  # fmt: skip
     default, tuned = gather_tiles(target)
     flags: dict[str, Any] = {
-        "layout": _LAYOUTS, "depth": tuple(_DEPTHS), "columns": (16, 3, 1),
+        "layout": LAYOUTS, "depth": tuple(DEPTHS), "columns": (16, 3, 1),
         "packed": (True, False), "size": ("int32", "wide", "far"), "epilogue": epilogues,
-        "vector": _VECTORS,
+        "vector": VECTORS,
     }  # fmt: skip
     # Partial sums by ranges of the offsets (mask splits); in fp32 they are results like others.
     halves = [case for case in (*default, *tuned) if case.dtype != torch.float32]
-    halves += _in_half(target, default)
+    halves += in_half(target, default)
     ranges: dict[str, Any] = {"packed": (True,), "epilogue": [(0, 0, 0)], "vector": ("fp32",)}
     yield (
         gather_gemm_kernel,
         [
             gather({"case": default, **flags}),
             gather({"case": tuned, **flags}, rows=1, lone=False),
-            gather({"case": _in_half(target, default), **flags}, rows=1, lone=False),
+            gather({"case": in_half(target, default), **flags}, rows=1, lone=False),
             gather({"case": halves, **flags, **ranges}, rows=1, lone=False),
         ],
     )
-    flags = {"vector": _VECTORS, "bits": EPILOGUES, "act": acts, "split": (*SPLITS, 3)}
+    flags = {"vector": VECTORS, "bits": EPILOGUES, "act": acts, "split": (*SPLITS, 3)}
     flags["far"] = (False, True)
     silent = ("place", "vector")
     flags = {"held": held, **flags, "place": PLACES}
     yield sum_partials_kernel, [Space(flags, _sum_partials, silent=silent)]
-    yield from _declare_grouped(target, held, acts)
     wgrad = functools.partial(Space, build=functools.partial(_wgrad, target), main="case")
     default, tuned = wgrad_tiles(target)
     results = ("fp32", "fp16", "bf16")
-    outs = [("fp32", "swapped", False), *((h, i, True) for h in results for i in _LAYOUTS)]
+    outs = [("fp32", "swapped", False), *((h, i, True) for h in results for i in LAYOUTS)]
     flags = {
         "even": (True, False), "mirrored": (True, False), "v_block": OFFSET_BLOCKS,
         "size": ("int32", "wide"), "out": outs,
@@ -343,4 +293,4 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
         "held": results, "mirrored": (True, False), "v_block": OFFSET_BLOCKS,
         "block": wgrad_gemm.SUM_BLOCKS,
     }  # fmt: skip
-    yield sum_shares_kernel, [Space({**flags, "layout": _LAYOUTS}, _sum_shares, silent=("layout",))]
+    yield sum_shares_kernel, [Space({**flags, "layout": LAYOUTS}, _sum_shares, silent=("layout",))]

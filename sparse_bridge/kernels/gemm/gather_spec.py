@@ -41,7 +41,7 @@ class GemmSpec:
         whole = self.partials == 1
         self.activation = ACTIVATIONS[activation]
         exact = self.dtype != torch.float32 and precision != "half"
-        self.constants = (
+        self.constants: tuple[object, ...] = (
             packed, parts if whole else 0, self.activation if whole else 0,
             "ieee" if exact else precision, c_in % tile.block_k == 0,
             c_in <= tile.block_k, wide, tile.split_k, tile.block_m, tile.block_n, tile.block_k,
@@ -72,5 +72,5 @@ class GemmSpec:
         ):
             return self
         if self._wider is None:
-            self._wider = GemmSpec(self.product, self._asked, self.packed, True, self.splits)
+            self._wider = type(self)(self.product, self._asked, self.packed, True, self.splits)
         return self._wider

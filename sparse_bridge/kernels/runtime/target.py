@@ -84,6 +84,13 @@ class Target:
         return self.backend == "cuda" and self.has_matrix_units
 
     @property
+    def hands_sums(self) -> bool:
+        """Whether programs of one launch may hand sums to each other: what one has written is there
+        for the one that counts after it. Proven on NVIDIA's GPUs; elsewhere kernels that are not
+        run on a GPU do."""
+        return self.backend == "cuda" or not self.raw
+
+    @property
     def has_matrix_units(self) -> bool:
         """Whether Triton's `tl.dot` of half types becomes matrix instructions."""
         return bool(self.generation.matrix)
@@ -120,6 +127,11 @@ def current_stream(device: torch.device) -> int:
         return 0
     stream: int = torch._C._cuda_getCurrentRawStream(device_index(device))
     return stream
+
+
+def capturing(device: torch.device) -> bool:
+    """Whether launches on the current stream of a GPU become part of a graph."""
+    return device.type == "cuda" and bool(torch._C._cuda_isCurrentStreamCapturing())
 
 
 def unavailable(device: torch.device) -> str | None:
