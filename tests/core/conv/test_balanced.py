@@ -152,3 +152,25 @@ def test_amd_gpus_are_left_out(monkeypatch):
             assert reasons[0].device and "NVIDIA" in reasons[0].text
             with settings.override(dataflow="balanced"), pytest.raises(DeviceError, match="NVIDIA"):
                 registry.choose(case)
+
+
+@pytest.mark.gpu
+def test_streams_and_graphs_at_the_same_time():
+    """One map, three streams and a graph at work at once: each has sums of its own."""
+    made = layer("submanifold", shape=(40, 40, 40), share=0.1, dense=False, device="cuda")
+    x, weight, _, _ = tensors(made, 64, 64)
+    x, weight = x.cuda().half(), weight.cuda().half()
+    with settings.override(dataflow="balanced"), torch.no_grad():
+        want = functional.conv(x, weight, None, made.kmap)
+        streams = [torch.cuda.Stream() for _ in range(3)]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = [functional.conv(x, weight, None, made.kmap) for _ in range(20)]
+        found = []
+        for _ in range(20):
+            graph.replay()
+            for stream in streams:
+                with torch.cuda.stream(stream):
+                    found.append(functional.conv(x, weight, None, made.kmap))
+        torch.cuda.synchronize()
+    assert all(torch.equal(one, want) for one in (*found, *captured))
