@@ -6,10 +6,14 @@ Layers are fused or replayed only where nobody could notice; these are the quest
 from __future__ import annotations
 
 import functools
+import types
 
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
+
+# The attribute of a method that computes what its class's forward does, which it names.
+SHORTCUT_OF = "shortcut_of"
 
 
 def inference() -> bool:
@@ -46,6 +50,9 @@ def replaced(module: nn.Module) -> bool:
     forward = module.__dict__.get("forward")
     if forward is None:
         return "forward" in module.__dict__
+    if type(forward) is types.MethodType:
+        own = getattr(forward.__func__, SHORTCUT_OF, forward.__func__)
+        return own is not type(module).forward or forward.__self__ is not module
     return not (  # what copies of replayed modules have
         type(forward) is functools.partial
         and forward.func is type(module).forward
@@ -82,7 +89,7 @@ def unseen(module: nn.Module) -> bool:
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
-        or "forward" in module.__dict__
+        or ("forward" in module.__dict__ and replaced(module))
         or torch_module._global_forward_hooks
         or torch_module._global_forward_pre_hooks
         or torch_module._global_backward_hooks

@@ -40,6 +40,9 @@ def leave(name: str) -> None:
     units = sys.modules.get("sparse_bridge.core.capture.units")
     if units is not None:
         units.remove()
+    waiting = sys.modules.get("sparse_bridge.core.conv.waiting")
+    if waiting is not None:
+        waiting.unshorten()
     value = _chosen.pop(name, None)
     if value is None or _chosen:
         return

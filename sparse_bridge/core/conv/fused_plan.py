@@ -28,12 +28,13 @@ except ImportError:  # a torch that lacks them: layers wait for what follows
 class FusedPlan:
     """What `steps` behind a layer's convolution have made of it.
 
-    steps: as of `History`.  activation: the last of them, and its slope.
+    steps: as of `History`.  activation: the last of them, and its slope.  shown: how often modules
+    behind it were looked at.
     """
 
     __slots__ = (
         "_between", "_end", "_form", "_generation", "_plan", "_same", "_vectors", "activation",
-        "steps",
+        "shown", "steps",
     )  # fmt: skip
 
     def __init__(
@@ -41,7 +42,7 @@ class FusedPlan:
         epilogue: Epilogue, steps: str,
     ) -> None:  # fmt: skip
         bias, name, alpha, norm, _ = epilogue
-        self.steps, self.activation = steps, (name, alpha)
+        self.steps, self.activation, self.shown = steps, (name, alpha), 0
         self._end, self._between = epilogue._replace(residual=None), Epilogue(bias, norm=norm)
         self._plan, self._form, self._generation = plan, form, settings.generation
         self._vectors = tuple([one for one in epilogue.vectors[1:5] if one is not None])
@@ -91,7 +92,7 @@ class FusedPlan:
         """What the steps make of the convolution; residual: contiguous, like the result."""
         plan, (x, weight, kmap, _), end = self._plan, call.given, self._end
         if residual is not None or end[0] is not call.between[0]:
-            end = end._replace(bias=call.between[0], residual=residual)
+            end = Epilogue(call.between[0], *self.activation, end[3], residual)
         rulebook = kmap.rulebook
         rows = rulebook.n_rows
         if plan.separate or not (rows[0] and rows[1]):
@@ -130,12 +131,3 @@ def _guards(
     sizes[0][0] = None
     strides: Any = [list(one.stride()) for one in tensors]
     return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
-
-
-def changes(norm: Norm) -> int:
-    """How often its vectors have been changed in place."""
-    mean, var, weight, bias, _ = norm
-    count = mean._version + var._version
-    if weight is not None and bias is not None:
-        count += weight._version + bias._version
-    return count

@@ -175,10 +175,25 @@ class LayerCall:
 
 def changes_of(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue) -> int:
     """How often what a launch reads has been changed in place."""
+    bias, _, _, norm, residual = epilogue
     count = x._version + weight._version
-    for one in epilogue.vectors:
-        if one is not None:
-            count += one._version
+    if bias is not None:
+        count += bias._version
+    if norm is not None:
+        count += changes(norm)
+    if residual is not None:
+        count += residual._version
+    return count
+
+
+def changes(norm: Norm) -> int:
+    """How often its vectors have been changed in place."""
+    mean, var, weight, bias, _ = norm
+    count = mean._version + var._version
+    if weight is not None:
+        count += weight._version
+    if bias is not None:
+        count += bias._version
     return count
 
 

@@ -20,8 +20,8 @@ from ..device import trace
 from ..maps.kernel_map import KernelMap
 from . import convolution, fused_call
 from .epilogue import Epilogue, Norm
-from .fused_plan import changes, fused_plan, same
-from .history import NOTHING, PLAIN, LayerCall, changes_of, history_of, may_wait, watched
+from .fused_plan import fused_plan, same
+from .history import NOTHING, PLAIN, LayerCall, changes, changes_of, history_of, may_wait, watched
 from .plan import ConvForm, find, run
 
 Launch = Callable[[torch.Tensor], torch.Tensor]
@@ -167,17 +167,8 @@ class PendingConv:
         """Behind a norm by fixed statistics; otherwise(result) computes it alone."""
         call = self.call
         if call.fused is not None:
-            if (
-                self._used == 0
-                and not self.steps
-                and same(norm, call.between[3])
-                and changes(norm) == call.changes
-                and self.call.undisturbed()
-            ):
-                call.history.seen, self._used = "n", _TAKEN
-                if call.target == "n":
-                    return call.taken()
-                return PendingConv(call, call.between, "n", self._count + call.changes)
+            if same(norm, call.between[3]) and (made := self.as_launched(norm)) is not None:
+                return made
             call.waste()
         fits = call.takes(norm)
         epilogue = Epilogue(self.epilogue[0], None, 0.0, norm) if fits else None
@@ -185,6 +176,16 @@ class PendingConv:
         if epilogue is not None and self._goes_on("n"):
             return self._next("n", epilogue, tensors)
         return self._found_out("n", epilogue, tensors, otherwise)
+
+    def as_launched(self, norm: Norm) -> Following | None:
+        """Behind the norm that its plan knows; None where that is not as it was."""
+        call = self.call
+        if self._used or self.steps or changes(norm) != call.changes or not call.undisturbed():
+            return None
+        call.history.seen, self._used = "n", _TAKEN
+        if call.target == "n":
+            return call.taken()
+        return PendingConv(call, call.between, "n", self._count + call.changes)
 
     def plus(self, other: Any, otherwise: Launch) -> Following:
         """The sum with features of the same shape."""
@@ -198,30 +199,37 @@ class PendingConv:
         )
         bias, _, _, norm, _ = self.epilogue
         epilogue = Epilogue(bias, None, 0.0, norm, other) if fits else None
-        if epilogue is not None and self._goes_on("s"):
-            if call.fused is None or self._changed():
-                return self._next("s", epilogue, (other,))
-            y, steps = call.fused.launch(call, other.contiguous()), self.steps + "s"
-            self._used, call.history.seen = _TAKEN, steps
-            if steps == call.target:
-                return y
-            call.launched = y
-            return PendingConv(call, epilogue, steps, self._count + other._version)
-        return self._found_out("s", epilogue, [other], otherwise)
+        if epilogue is None or not self._goes_on("s"):
+            return self._found_out("s", epilogue, [other], otherwise)
+        if call.fused is None or self._changed():
+            return self._next("s", epilogue, (other,))
+        y, steps = call.fused.launch(call, other.contiguous()), self.steps + "s"
+        self._used, call.history.seen = _TAKEN, steps
+        if steps == call.target:
+            return y
+        call.launched = y
+        return PendingConv(call, epilogue, steps, self._count + other._version)
+
+    def end_launched(self, name: str, alpha: float) -> torch.Tensor | None:
+        """Behind the activation with which it was launched; None where another one comes."""
+        call = self.call
+        if (
+            call.launched is None
+            or self._used
+            or self.steps + "a" != call.target
+            or call.fused is None
+            or call.fused.activation != (name, alpha)
+            or not call.undisturbed()
+        ):
+            return None
+        call.history.seen, self._used = call.target, _TAKEN
+        return call.taken()
 
     def activated(self, name: str, alpha: float, otherwise: Launch) -> Following:
         """Behind an activation of `ACTIVATIONS`."""
-        call = self.call
-        if (
-            call.launched is not None
-            and self._used == 0
-            and self.steps + "a" == call.target
-            and call.fused is not None
-            and call.fused.activation == (name, alpha)
-            and self.call.undisturbed()
-        ):
-            call.history.seen, self._used = call.target, _TAKEN
-            return call.taken()
+        made = self.end_launched(name, alpha)
+        if made is not None:
+            return made
         bias, _, _, norm, residual = self.epilogue
         epilogue = Epilogue(bias, name, alpha, norm, residual)
         if self._goes_on("a"):
