@@ -1,15 +1,19 @@
-"""Host time of a layer in inference: `python -m tests.host_time [--rounds N]`.
+"""Host time of a layer in inference: `python -m tests.host_time [--stream] [--rounds N]`.
 
 Convolution, norm and activation of every framework on a GPU that is not there: Python, torch's own
 operations on a few rows, and everything up to Triton's launcher, which does nothing. Apart: as a
 small scene goes. Waiting: the norm and the activation become part of the convolution's launch.
 Sums: with features added before the activation. Training: forward, and forward and backward.
+Stream: scenes through a U-Net of 55 to 63 convolutions instead; every scene brings new maps, whose
+building is left out, and the layers wait in every other one.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
+import gc
 import importlib
 import itertools
 import statistics
@@ -22,15 +26,18 @@ import torch
 from torch import nn
 
 import sparse_bridge
+from sparse_bridge import settings
 from sparse_bridge.core.conv import convolution
-from sparse_bridge.core.maps.rulebook import DevicePairs, Rulebook
+from sparse_bridge.core.maps.rulebook import Derived, DevicePairs, Rulebook
+from sparse_bridge.networks import minkowski, spconv, torchsparse
 from tests.adapters.spconv import doors as spconv_doors
 from tests.clouds import cloud
 from tests.walk_doors import pretended_gpu
 
-__all__ = ["layers", "pairs", "sums", "times"]
+__all__ = ["layers", "pairs", "stream", "streamed", "sums", "times"]
 
 _ROWS, _CHANNELS = 24, 32
+_HOW = {"apart": 1 << 62, "waiting": 0}
 Run = Callable[[], Any]
 
 
@@ -136,12 +143,85 @@ def times(run: Run, rounds: int, calls: int = 200) -> tuple[float, float]:
     return min(found), statistics.median(found)
 
 
+def stream(**sizes: Any) -> Iterator[tuple[str, nn.Module, Callable[[], Any]]]:
+    """(framework, a U-Net, what makes a scene); sizes: of the U-Net, where it is not the whole."""
+    coords, shape = cloud((32, 32, 32), 1)[:400].contiguous(), [32, 32, 32]
+    features = torch.zeros(len(coords), 4, dtype=torch.float16)
+    with spconv_doors.standin() as module:
+        sp: Any = module
+        x = sp.SparseConvTensor(features, coords, shape, 1)
+        yield "spconv", spconv.ResidualUNet(sp, **sizes), lambda: x.replace_feature(features)
+    with sparse_bridge.enable("torchsparse", mode="standin"):
+        ts: Any = importlib.import_module("torchsparse")
+        a = ts.SparseTensor(features, coords)
+
+        def again() -> Any:
+            made = ts.SparseTensor(features, coords)
+            made._caches = a._caches
+            return made
+
+        yield "torchsparse", torchsparse.ResidualUNet(ts, **sizes), again
+    with sparse_bridge.enable("minkowski", mode="standin"):
+        me: Any = importlib.import_module("MinkowskiEngine")
+        b = me.SparseTensor(features, coords)
+        place = {
+            "coordinate_map_key": b.coordinate_map_key, "coordinate_manager": b.coordinate_manager
+        }  # fmt: skip
+        net = minkowski.MinkUNet(me, in_channels=4, **_of_minkowski(sizes))
+        yield "MinkowskiEngine", net, lambda: me.SparseTensor(features, **place)
+
+
+def _of_minkowski(sizes: dict[str, Any]) -> dict[str, Any]:
+    """The sizes in MinkUNet's words."""
+    if not sizes:
+        return {}
+    planes = *sizes["encoder"], *sizes["decoder"]
+    return {"planes": planes, "layers": (1,) * 8, "init": sizes["stem"]}
+
+
+def streamed(net: nn.Module, scene: Callable[[], Any], rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of this thread for every scene, by whether the layers wait; in turns."""
+    nets = {how: copy.deepcopy(net).half().eval() for how in _HOW}
+    net = net.half().eval()
+    before = {id(one) for one in gc.get_objects() if type(one) is Rulebook}
+    with torch.no_grad():
+        with settings.override(dataflow="per_offset"):
+            kept = net(scene()), scene()  # with all maps
+        books = [one for one in gc.get_objects() if type(one) is Rulebook and id(one) not in before]
+        for book in books:  # views that kernels would make
+            book.table(0), book.table(1)
+        found: dict[str, list[float]] = {how: [] for how in _HOW}
+        with pretended_gpu():
+            for _ in range(rounds + 6):
+                for how, worth in _HOW.items():
+                    for book in books:
+                        book.cache = Derived()
+                    x = scene()
+                    with mock.patch.object(convolution, "WORTH", [worth] * 2):
+                        start = time.thread_time()
+                        nets[how](x)
+                        found[how].append((time.thread_time() - start) * 1e3)
+    del kept
+    return {how: taken[6:] for how, taken in found.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=30)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--stream", action="store_true")
+    given = parser.parse_args()
     torch.set_num_threads(1)
-    for how, worth in (("apart", 1 << 62), ("waiting", 0)):
+    if given.stream:
+        for name, net, scene in stream():
+            for how, taken in streamed(net, scene, given.rounds).items():
+                least, median = min(taken), statistics.median(taken)
+                print(f"{name}, stream, {how}: {least:.2f} ms, median {median:.2f}", flush=True)
+        return
+    _single(given.rounds)
+
+
+def _single(rounds: int) -> None:
+    for how, worth in _HOW.items():
         with torch.no_grad(), pretended_gpu(), mock.patch.object(convolution, "WORTH", [worth] * 2):
             for name, run in itertools.chain(layers(), sums()):
                 print(f"{name}, {how}: {_said(times(run, rounds))}")
