@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sparse_bridge.core.conv import convolution
-from tests.host_time import layers, pairs, sums, times
+from tests.host_time import layers, pairs, stream, streamed, sums, times
 from tests.walk_doors import pretended_gpu
 
 pytest.importorskip("triton")
@@ -49,3 +49,25 @@ def test_layers_train():
 def test_times_are_of_one_call():
     least, median = times(lambda: sum(range(1000)), 3, 20)
     assert 0 < least <= median
+
+
+THIN = {"encoder": (8, 8, 16, 16), "decoder": (16, 16, 8, 8), "stem": 8}
+
+
+def test_scenes_of_a_stream_wait_in_turns(monkeypatch):
+    original, seen = torch.batch_norm, []
+    monkeypatch.setattr(
+        torch, "batch_norm", lambda *args: seen.append(convolution.WORTH[0]) or original(*args)
+    )
+    alone = {}
+    for name, net, scene in stream(**THIN):
+        counts = []
+        for rounds in (1, 2):
+            seen.clear()
+            taken = streamed(net, scene, rounds)
+            counts.append([seen.count(1 << 62), seen.count(0)])
+            assert [len(one) for one in taken.values()] == [rounds, rounds]
+        alone[name] = [more - fewer for fewer, more in zip(*counts, strict=True)]
+    # Norms of a scene that run by themselves: behind 1x1 layers, and all where a network calls
+    # them one by one and nothing waits.
+    assert alone == {"spconv": [50, 4], "torchsparse": [4, 4], "MinkowskiEngine": [30, 5]}
