@@ -41,11 +41,11 @@ class _Features:
     def __add__(self, other: Any) -> Any:
         """Of the class, this takes half of torch's detour."""
         made = None if _functions() else _add(self, other)
-        return torch.Tensor.__add__(self, other) if made is None else made  # type: ignore[arg-type]
+        return _left_sum(self, other) if made is None else made
 
     def __radd__(self, other: Any) -> Any:
         made = None if _functions() else _add(self, other)
-        return torch.Tensor.__radd__(self, other) if made is None else made  # type: ignore[attr-defined]
+        return _right_sum(self, other) if made is None else made
 
     @classmethod
     def __torch_function__(
@@ -79,6 +79,8 @@ class Watched(_Features, torch.Tensor):
 
 
 _KINDS = (Waiting, Watched)
+_left_sum: Any = torch.Tensor.__add__
+_right_sum: Any = torch.Tensor.__radd__
 _functions = torch._C._len_torch_function_stack
 _make, _no_memory = torch.Tensor._make_wrapper_subclass, torch._C._set_throw_on_mutable_data_ptr
 

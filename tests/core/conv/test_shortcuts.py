@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from sparse_bridge import hooks
 from sparse_bridge.core.conv import convolution, waiting
@@ -92,7 +93,7 @@ def test_they_take_no_detour(monkeypatch, inplace, sums):
     unit = Unit(inplace, sums).known()
     seen = detours(monkeypatch)
     found = unit()
-    assert F.batch_norm not in seen and F.relu not in seen and len(seen) == int(sums)
+    assert not seen
     assert_close(found, unit.want())
 
 
@@ -231,3 +232,36 @@ def test_they_are_given_back():
     assert hooks.replaced(net.relu)
     waiting.unshorten()
     assert shortened(net) == ["relu"] and net.relu.forward is mine
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_sum_on_either_side(left):
+    unit = Unit(sums=True).known()
+    with torch.no_grad():
+        y = unit.net.norm(unit.features())
+        y = unit.other + y if left else y + unit.other
+        assert type(y) is waiting.Waiting
+        assert_close(unit.net.relu(y), unit.want())
+        y = unit.net.norm(unit.features())
+        want = unit.want()  # of numbers, and of others than tensors
+        plain = y + 0
+        assert torch.equal(y + 1, plain + 1) and torch.equal(2 + y, 2 + plain)
+        with pytest.raises(TypeError):
+            y + "one"
+    assert want.shape == plain.shape
+
+
+def test_modes_see_the_sum():
+    unit, seen = Unit(sums=True).known(), []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with torch.no_grad():
+        y = unit.net.norm(unit.features())
+        with Mode():
+            y = y + unit.other
+        assert torch.Tensor.add in seen or torch.Tensor.__add__ in seen
+        assert_close(unit.net.relu(y), unit.want())
