@@ -28,7 +28,6 @@ _RUNS_ON = "gfx942"
 # SMs, or what ROCm counts as such: RX 7900 XTX, MI300X, RX 9070 XT, RTX 4090, RTX 5090, H100.
 UNITS = {"gfx1100": 48, "gfx942": 304, "gfx1201": 32, "sm_89": 128, "sm_120": 170, "sm_90": 132}
 _devices = itertools.count(5000)
-_LARGEST = 1 << 21  # bytes of a tensor of floats that is still computed: the self-check's are small
 
 
 @dataclasses.dataclass
@@ -55,7 +54,7 @@ class Counted:
     def run(self, *given: Any) -> None:
         """As Triton calls a launcher: grid, stream, function, metadata, hooks, arguments."""
         grid, stream, arguments = given[:3], given[3], given[9:]
-        if self.driver.timing or any(map(_large, arguments)):
+        if self.driver.timing or any(map(self.driver.large, arguments)):
             return
         if self._real is None:
             self._real = self.driver.build(self.source, self.options)
@@ -69,14 +68,10 @@ class Counted:
         return processor_seconds() - begin
 
 
-def _large(argument: Any) -> bool:
-    is_float = isinstance(argument, torch.Tensor) and argument.dtype.is_floating_point
-    return is_float and argument.untyped_storage().nbytes() > _LARGEST
-
-
 class CountingDriver(Driver):
     """asked: the forms, in the order in which they were asked for.  timing: an autotuner is timing
-    a form, which need not run for it."""
+    a form, which need not run for it.  largest: bytes of a tensor of floats that is still computed;
+    the self-check's are small."""
 
     def __init__(self, arch: str, compile_: Callable[..., Any]) -> None:
         from triton.backends.compiler import GPUTarget
@@ -86,6 +81,7 @@ class CountingDriver(Driver):
         number: Any = found.capability if found.backend == "cuda" else arch
         self.named = GPUTarget(found.backend, number, found.warp_size)
         self.compile, self.asked, self.timing = compile_, list[Counted](), False
+        self.largest = 1 << 21
         self.device = next(_devices)  # Triton keeps kernels by device
         self.properties = {
             **self.utils.get_device_properties(),
@@ -107,6 +103,11 @@ class CountingDriver(Driver):
         """In the place of Triton's `compile`."""
         self.asked.append(Counted(src, dict(options or {}), self))
         return self.asked[-1]
+
+    def large(self, argument: Any) -> bool:
+        """Whether an argument of a launch is a tensor that is not computed."""
+        is_float = isinstance(argument, torch.Tensor) and argument.dtype.is_floating_point
+        return is_float and argument.untyped_storage().nbytes() > self.largest
 
     def build(self, source: Any, options: dict[str, Any]) -> Any:
         """The form for the emulated GPU."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from ..core.conv.epilogue import Epilogue
-from ..core.warmup.compilation import Expected, expect
+from ..core.warmup.compilation import begin, expect
+from ..core.warmup.map_kernels import Strided
+from ..core.warmup.product_kernels import Expected, Sizes
 
-__all__ = ["Expected", "expect", "of_kernel", "pointwise", "trains"]
+__all__ = [
+    "Expected", "Sizes", "begin", "expect", "new_coordinates", "of_kernel", "pointwise", "trains",
+]  # fmt: skip
 
 
 def trains(weight: torch.Tensor) -> bool:
@@ -18,8 +22,18 @@ def trains(weight: torch.Tensor) -> bool:
     return torch.is_grad_enabled() and weight.requires_grad
 
 
-def of_kernel(layer: Any, symmetric: bool, tf32: bool) -> Iterator[Expected]:
-    """The product of a layer with `kernel` [V, C_in, C_out], or [C_in, C_out] of a volume of 1."""
+def new_coordinates(kernel: Sequence[int], stride: Sequence[int]) -> Strided | None:
+    """The map of a layer that makes new coordinates, where it has three dimensions."""
+    return Strided(tuple(kernel), tuple(stride)) if len(kernel) == 3 else None
+
+
+def of_kernel(
+    layer: Any, symmetric: bool, tf32: bool, strided: Strided | None = None
+) -> Iterator[Expected]:
+    """The product of a layer with `kernel` [V, C_in, C_out], or [C_in, C_out] of a volume of 1.
+
+    strided: of its map, see `new_coordinates`.
+    """
     bias = None if layer.bias is None else layer.bias.view(-1)
     if layer.kernel.ndim == 2:
         yield pointwise(layer, layer.kernel, bias)
@@ -27,7 +41,7 @@ def of_kernel(layer: Any, symmetric: bool, tf32: bool) -> Iterator[Expected]:
         precision = "tf32" if tf32 else "ieee"
         yield Expected(
             layer, layer.kernel, "vio", Epilogue(bias), 1, symmetric,
-            trains(layer.kernel), precision,
+            trains(layer.kernel), precision, strided=strided,
         )  # fmt: skip
 
 

@@ -145,7 +145,9 @@ class SparseConv3dFunction(torch.autograd.Function):
     ) -> Any:  # fmt: skip
         algorithm()
         layer = _layer(feats, weight, bias, stride, padding, dilation)
-        out_coords, cache = _strided(feats, coords, shape, neighbor_cache, out_coords, layer)
+        out_coords, cache = _strided(
+            feats, coords, shape, neighbor_cache, out_coords, (weight, bias), layer
+        )
         with torch.no_grad():
             out = multiply(feats, cache, weight, bias, form())
         ctx.save_for_backward(feats, weight, bias)
@@ -196,12 +198,12 @@ def _submanifold(
     """The cache that was given, or one of these coordinates.  weights: weight and bias."""
     weight = weights[0]
     kernel = kernel_of("sparse_submanifold_conv3d", feats, *weights)
+    first = tell(feats, *weights, None)
     if cache is not None:
         return cache
     check_rows(feats, coords, "sparse_submanifold_conv3d")
     needs = torch.is_grad_enabled() and (feats.requires_grad or weight.requires_grad)
     build = SubMConv3dFunction._compute_neighbor_cache
-    first = tell(*weights, True)
     made = build(coords, shape, kernel, dilation, needs)
     del first
     return made
@@ -209,7 +211,7 @@ def _submanifold(
 
 def _strided(
     feats: torch.Tensor, coords: torch.Tensor, shape: Any, cache: Any, out_coords: Any,
-    layer: Strided,
+    weights: tuple[torch.Tensor, torch.Tensor | None], layer: Strided,
 ) -> tuple[torch.Tensor, Any]:  # fmt: skip
     """(output coordinates, cache)."""
     check_rows(feats, coords, "sparse_conv3d")
@@ -220,6 +222,7 @@ def _strided(
         found = out_coords
     if cache is None:
         cache = strided_cache(coords, found, shape, layer)
+    tell(feats, *weights, found.numel() // 4)
     return found.detach(), cache
 
 
@@ -295,7 +298,9 @@ def sparse_conv3d(
 
         given = feats, coords, shape, weight, bias, neighbor_cache, out_coords
         return compiled.strided_conv(sparse_conv3d, how, layer, given)
-    coords_out, cache = _strided(feats, coords, shape, neighbor_cache, out_coords, layer)
+    coords_out, cache = _strided(
+        feats, coords, shape, neighbor_cache, out_coords, (weight, bias), layer
+    )
     y = multiply(feats, cache, weight, bias, how)
     note("flex_gemm", "sparse_conv3d")
     return y, coords_out, cache

@@ -1,51 +1,66 @@
-"""The first product of a process on a device, told to the warm-up before its map is asked for.
+"""Products that a program asks for the first time, told to the warm-up before their maps are built.
 
-FlexGEMM has no layers that could say beforehand what they will multiply.
+FlexGEMM has no layers that could say beforehand what they will multiply. A call knows the very
+product instead: weight, dtype, rows, and whether gradients will be asked for, whose kernels are
+compiled while the forward pass runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from ...core.conv.epilogue import Epilogue
 from ...core.warmup import preload
-from ..expected import Expected, expect, trains
+from ..expected import Expected, Sizes, begin, expect
 from .options import allow_tf32
 
 preload.begin()
 
-_told: set[torch.device] = set()
+_told: set[tuple[Any, ...]] = set()
 
 
 class FirstProduct:
-    """A product, for as long as this object lives.
+    """A product, for as long as this object lives."""
 
-    weight: [C_out, k1, k2, k3, C_in].  symmetric: submanifold.
-    """
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, symmetric: bool) -> None:
-        self.weight, self.bias, self.symmetric = weight, bias, symmetric
+    def __init__(self, product: Expected) -> None:
+        self.product = product
 
     def products(self) -> Iterator[Expected]:
-        yield Expected(
-            self, self.weight, "ovi", Epilogue(self.bias), 1, self.symmetric,
-            trains(self.weight), "tf32" if allow_tf32() else "ieee",
-        )  # fmt: skip
+        yield self.product
 
 
-def tell(weight: torch.Tensor, bias: torch.Tensor | None, symmetric: bool) -> FirstProduct | None:
-    """Have the kernels of this product compiled with those that build its map, at the first call on
-    a device; the result must live until the map is there. None at later calls."""
-    if weight.device in _told:
+def tell(
+    feats: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, n_out: int | None
+) -> FirstProduct | None:
+    """Have the kernels of this product compiled, when it is the first of its kind; None at later
+    calls. Where the device has not been used yet they are compiled with those that build the map,
+    until when the result must live.
+
+    feats: [N, C_in].  weight: [C_out, k1, k2, k3, C_in].  n_out: rows of the output coordinates;
+    None: submanifold.
+    """
+    learns = torch.is_grad_enabled() and (feats.requires_grad or weight.requires_grad)
+    kind = (weight.device, weight.shape, feats.dtype, bias is None, n_out is None, learns)
+    if kind in _told or 0 in feats.shape or n_out == 0:
         return None
-    _told.add(weight.device)
-    found = FirstProduct(weight, bias, symmetric)
+    _told.add(kind)
+    if weight.dtype != feats.dtype:
+        weight = weight.detach().to(feats.dtype)
+    sizes = Sizes(len(feats), len(feats) if n_out is None else n_out)
+    product = Expected(
+        weight, weight, "ovi", Epilogue(bias), 1, n_out is None, learns,
+        "tf32" if allow_tf32() else "ieee", sizes=sizes, casts=False,
+    )  # fmt: skip
+    if begin(product):
+        return None
+    found = FirstProduct(product)
     expect(found, FirstProduct.products)
     return found
 
 
 def reset() -> None:
-    """Forget which devices were told."""
+    """Forget what was told."""
     _told.clear()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...core.conv.convolution import autocast_dtype
-from ..expected import Expected, of_kernel
+from ..expected import Expected, new_coordinates, of_kernel
 from .errors import FeatureShapeError, FeatureTypeError, TensorDeviceError
 from .grid import Grid
 
@@ -73,5 +73,7 @@ def expected(layer: Any) -> Iterator[Expected]:
     """What a convolution layer will ask the engine to multiply."""
     generator = layer.kernel_generator
     odd = all(size % 2 for size in generator.kernel_size)
-    same = odd and not generator.requires_strided_coordinates
-    return of_kernel(layer, same, allow_tf32())
+    new, strided = generator.requires_strided_coordinates, None
+    if new and not layer.is_transpose:
+        strided = new_coordinates(generator.kernel_size, generator.kernel_stride)
+    return of_kernel(layer, odd and not new, allow_tf32(), strided)

@@ -24,7 +24,7 @@ from ...core.maps.kernel_map import KernelMap
 from ...core.maps.rows import rows_of
 from ...core.ops.pointwise import linear
 from ...errors import ContractError, UnsupportedError
-from ..expected import Expected, pointwise, trains
+from ..expected import Expected, new_coordinates, pointwise, trains
 from ..ledger import note
 from . import benchmark, keys
 from .geometry import LayerGeometry, check_dimension
@@ -259,9 +259,11 @@ def expected(layer: Any, epilogue: Epilogue, norm: Any = None) -> Expected:
     norm: what `fusion.training_norm_after` knows of the norm behind it.
     """
     odd = all(size % 2 for size in layer.kernel_size)
+    known = layer.subm or layer.inverse or layer.transposed
     return Expected(
         layer, layer.weight, "ovi", epilogue, layer.groups, layer.subm and odd,
         trains(layer.weight), "tf32" if allow_tf32() else "ieee", norm,
+        strided=None if known else new_coordinates(layer.kernel_size, layer.stride),
     )  # fmt: skip
 
 

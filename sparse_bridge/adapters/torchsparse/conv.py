@@ -27,7 +27,7 @@ from ...errors import (
     ShapeError,
 )
 from ...log import once
-from ..expected import Expected, of_kernel
+from ..expected import Expected, new_coordinates, of_kernel
 from ..fusion import EpilogueLayers
 from ..ledger import note
 from .errors import MissingMapError
@@ -322,8 +322,11 @@ def allow_tf32(profile: Profile, device: torch.device) -> bool:
 
 def expected(layer: Any) -> Iterator[Expected]:
     """What a `torchsparse.nn.Conv3d` will ask the engine to multiply."""
-    odd = all(size % 2 for size in layer.kernel_size) and math.prod(layer.stride) == 1
-    return of_kernel(layer, odd, allow_tf32(peek(), layer.kernel.device))
+    single = math.prod(layer.stride) == 1
+    odd = all(size % 2 for size in layer.kernel_size) and single
+    known = single or layer.transposed
+    strided = None if known else new_coordinates(layer.kernel_size, layer.stride)
+    return of_kernel(layer, odd, allow_tf32(peek(), layer.kernel.device), strided)
 
 
 @functools.cache

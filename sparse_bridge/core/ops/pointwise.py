@@ -27,6 +27,7 @@ from ..maps.rulebook import DevicePairs, Rulebook
 _FORM = ConvForm("vio", 1, "ieee", "unmasked")
 HALVES = (torch.float16, torch.bfloat16)
 # Multiply-adds above which the product takes the GPU longer than the search takes the host.
+DEVICES = ("cuda",)  # where kernels multiply
 _MOST_WORK = 1 << 33
 _MAPS = 64  # identity maps that are kept, of the last numbers of rows
 _LEAST = 1 << 17  # rows that the first of them have room for
@@ -42,7 +43,7 @@ def linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -
     """x [N, C_in] @ w [C_in, C_out] + bias ([C_out], [1, C_out] or None), with gradients; follows
     autocast."""
     # While compiling first of all: the number of rows is not to be looked at.
-    if torch.compiler.is_compiling() or not x.is_cuda or not _by_kernel(x, w, bias):
+    if torch.compiler.is_compiling() or x.device.type not in DEVICES or not _by_kernel(x, w, bias):
         return rocm.linear(x, w, bias)
     kmap = identity(x.shape[0], x.device)
     if kmap is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 
 import pytest
@@ -12,9 +13,9 @@ from sparse_bridge import settings
 from sparse_bridge.core.capture import prefetch
 from sparse_bridge.core.conv.epilogue import Epilogue
 from sparse_bridge.core.device import self_check, serving
-from sparse_bridge.core.warmup import compilation
+from sparse_bridge.core.warmup import compilation, product_kernels
 from sparse_bridge.gate import catalogue
-from sparse_bridge.kernels.runtime import launch
+from sparse_bridge.kernels.runtime import launch, precompile
 from sparse_bridge.kernels.runtime.target import Target
 from tests.adapters.spconv import doors
 
@@ -116,23 +117,36 @@ class TestProducts:
 
 
 @pytest.mark.parametrize(
-    ("symmetric", "trains", "expected"),
+    ("symmetric", "trains", "rows", "expected"),
     [
-        (True, False, ["masked"]),
-        (False, True, ["masked", "masked"]),  # and its gradient
-        (False, False, ["unmasked", "masked"]),
+        (True, False, None, ["masked"]),
+        (False, True, None, ["masked", "masked"]),  # and its gradient
+        (False, False, None, ["unmasked"]),
+        (False, False, 40_000, ["unmasked"]),
+        (False, False, 400_000, ["masked"]),
+        (True, True, 848, ["masked", "masked"]),
     ],
 )
-def test_every_dataflow_of_the_rule_is_compiled(monkeypatch, symmetric, trains, expected):
-    """Rows decide between two of them; how many there will be nobody knows yet."""
+def test_the_dataflow_of_the_rule_is_compiled(monkeypatch, symmetric, trains, rows, expected):
+    """Rows decide between two of them; they are guessed where nobody knows them yet."""
     flows, target = [], Target("cuda", "sm_90", 32, 132, 227 << 10, raw=True)
-    monkeypatch.setattr(
-        compilation, "_gather_kernel", lambda layer, epilogue, name: flows.append(name)
-    )
-    monkeypatch.setattr(compilation, "_wgrad_kernel", lambda *_: None)
+    real = product_kernels._flow
+
+    def noting(*args):
+        flow = real(*args)
+        flows.append(flow.name)
+        return flow
+
+    monkeypatch.setattr(product_kernels, "_flow", noting)
     weight = torch.empty(80, 27, 48, dtype=HALF)
-    one = compilation.Expected(None, weight, "ovi", Epilogue(), 1, symmetric, trains)
-    compilation._product_kernels(CPU, target, one, HALF)
+    sizes = None if rows is None else product_kernels.Sizes(rows, rows)
+    one = product_kernels.Expected(
+        None, weight, "ovi", Epilogue(), 1, symmetric, trains, sizes=sizes
+    )  # fmt: skip
+    with precompile.dry_run():
+        product_kernels.compile_product(
+            CPU, dataclasses.replace(target, raw=False), one, HALF, product_kernels.likely(one)
+        )
     assert flows == expected
 
 
@@ -143,7 +157,7 @@ def test_layers_that_cannot_be_described_do_no_harm(spconv, monkeypatch, caplog)
     compilation.expect(torch.nn.ReLU(), broken)
     layer = torch.nn.ReLU()
     compilation.expect(layer, broken)
-    monkeypatch.setattr(compilation, "_map_kernels", lambda *_: None)
+    monkeypatch.setattr(compilation, "MapKernels", lambda *_: None)
     target = Target("cuda", "sm_90", 32, 132, 227 << 10, raw=True)
     with caplog.at_level("DEBUG", "sparse_bridge"):
         compilation.compile_ahead(torch.device("cuda", 7), target, False)

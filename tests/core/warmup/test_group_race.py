@@ -275,7 +275,7 @@ def test_a_gpu_tunes_a_network_of_three_layers(tmp_path, dtype):
 def test_the_rule_and_the_tuner_are_asked_in_one_place():
     """Warm-up compiles what layers will take."""
     from sparse_bridge.core.conv.dataflows import masked
-    from sparse_bridge.core.warmup import compilation
+    from sparse_bridge.core.warmup import product_kernels
 
-    assert masked.serving_flow is compilation.serving_flow is serving_flow
+    assert masked.serving_flow is product_kernels.serving_flow is serving_flow
     assert settings.get().tune in settings.CHOICES["tune"]

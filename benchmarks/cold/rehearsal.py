@@ -1,0 +1,143 @@
+"""First calls without a GPU: which forms of kernels are begun ahead, which are asked for, in which
+order.
+
+The package is told that CPU tensors are a GPU's. What its warm-up hands to threads is noted instead
+of compiled, and so is every launch; those of maps run on the emulated GPU, because what follows
+depends on them, products do not run. Where a launch asks for what nobody has begun, a program on
+that GPU would stand and compile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+
+from sparse_bridge import settings
+from sparse_bridge.core.conv import convolution, kernel_products
+from sparse_bridge.core.device import (
+    selection,
+    self_check,
+    self_check_problems,
+    serving,
+)
+from sparse_bridge.core.ops import pointwise
+from sparse_bridge.core.warmup import compilation
+from sparse_bridge.kernels.runtime import launch, precompile
+from sparse_bridge.kernels.runtime import target as targets
+from sparse_bridge.kernels.runtime.target import Target
+
+from .counting import UNITS, Counted, CountingDriver, counting
+
+
+@dataclasses.dataclass
+class Event:
+    """A form that was handed to the compiling threads (ahead), or that a launch asked for.
+
+    key: what the launcher tells forms apart by.  form: what Triton does.  part: of the program.
+    """
+
+    ahead: bool
+    name: str
+    key: Any
+    form: Counted
+    part: str
+
+    @property
+    def constants(self) -> str:
+        """Of the kernel, and its options."""
+        names = self.form.source.fn.arg_names
+        held = {names[place[0]]: value for place, value in self.form.source.constants.items()}
+        told = [f"{name}={value}" for name, value in held.items() if name.isupper()]
+        options = self.form.options
+        return " ".join([*told, f"{options.get('num_warps')} warps, {options.get('num_stages')}"])
+
+
+class Rehearsal:
+    """What happened, in order."""
+
+    def __init__(self, driver: CountingDriver) -> None:
+        self.driver, self.events, self.part = driver, list[Event](), ""
+
+    def note(self, kernel: launch.Kernel, key: Any, ahead: bool, form: Counted) -> None:
+        self.events.append(Event(ahead, kernel.name, (kernel.name, key), form, self.part))
+
+    def firsts(self) -> list[Event]:
+        """The first event of each form: begun ahead, or stood for."""
+        found: dict[Any, Event] = {}
+        for event in self.events:
+            found.setdefault(event.key, event)
+        return list(found.values())
+
+    def late(self) -> list[Event]:
+        """Launches that stand: nobody had begun their form."""
+        return [event for event in self.firsts() if not event.ahead]
+
+    def unused(self) -> list[Event]:
+        """Forms that were begun and that no launch asked for."""
+        asked = {event.key for event in self.events if not event.ahead}
+        return [event for event in self.firsts() if event.ahead and event.key not in asked]
+
+
+def _target(arch: str) -> Target:
+    return dataclasses.replace(targets.described(arch, UNITS[arch]), raw=True)
+
+
+def forget() -> None:
+    """What the package remembers of a process's first calls."""
+    from sparse_bridge.adapters.flex_gemm import warmup
+    from sparse_bridge.core.capture import prefetch
+
+    compilation.reset()
+    serving.reset()
+    self_check.reset()
+    prefetch.forget()
+    warmup.reset()
+
+
+@contextlib.contextmanager
+def rehearsal(arch: str) -> Iterator[Rehearsal]:
+    """Inside, CPU tensors are those of a GPU that has run nothing yet."""
+    target = _target(arch)
+    chosen = selection.Selection(target, None)
+    with contextlib.ExitStack() as stack:
+        driver = stack.enter_context(counting(arch, pretend_gpu=False))
+        driver.largest = 0
+        found = Rehearsal(driver)
+
+        def launched(
+            kernel: launch.Kernel, device: torch.device, target: Target, grid: Any, args: Any,
+            constants: Any, options: dict[str, Any], key: Any,
+        ) -> None:  # fmt: skip
+            ahead = precompile.futures() is not None
+            options = {**launch.OPTIONS, **options}
+            if ahead:
+                form = kernel.fn.warmup(*args, *constants, grid=grid, **options)
+            else:
+                form = kernel.fn[grid](*args, *constants, **options)
+            found.note(kernel, kernel.variant(target, args, key), ahead, form)
+
+        patches = [
+            (launch.Kernel, "launch", launched),
+            (launch.Kernel, "start", lambda *_: False),
+            (serving, "select", lambda device: chosen),
+            (kernel_products, "select", lambda device: chosen),
+            (serving, "forces_kernels", lambda: True),
+            (self_check, "_applies", lambda device: settings.get().self_check),
+            (self_check_problems, "_compare", lambda *_: None),  # products do not run
+            (convolution, "WORTH", dict.fromkeys((False, True), convolution.WORTH[True])),
+            (pointwise, "DEVICES", ("cpu",)),
+        ]
+        for place in patches:
+            stack.enter_context(mock.patch.object(*place))
+        # `target.of` is cached for no CPU.
+        stack.enter_context(mock.patch.object(targets, "of", lambda device: target))
+        forget()
+        try:
+            yield found
+        finally:
+            forget()

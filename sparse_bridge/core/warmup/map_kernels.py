@@ -1,0 +1,129 @@
+"""The kernels between coordinates and tiles, launched over stand-ins: for `precompile.dry_run`.
+
+They differ little between networks: by kernel volume and by how many kernel offsets of a strided
+layer can reach new coordinates from one row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+import torch
+
+from ...kernels.runtime.target import Target
+from ..device.self_check_problems import KEYS
+from ..geometry.boxes import Box
+from ..geometry.offsets import Offsets, box_offsets
+from ..maps.expansion import Expansion, Source
+
+FEW = 64  # rows of the tensors that stand for real ones
+_ONE = (1, 1, 1)
+
+
+class Strided(NamedTuple):
+    """A layer that makes new coordinates."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+CHECKED = Strided((3, 3, 3), (2, 2, 2))  # the self-check's
+
+
+class MapKernels:
+    """Those of one device and width of keys."""
+
+    def __init__(self, device: torch.device, target: Target, key64: bool) -> None:
+        from ...kernels.maps.hash_table import HashTable
+
+        self.target = target
+        self._offsets = box_offsets((3, 3, 3), _ONE, _ONE)
+        self._nbr = torch.empty((len(self._offsets), FEW), dtype=torch.int32)
+        self._coords = self._nbr.new_empty((FEW, 4))
+        self._box = Box.grid(1, KEYS["int64 keys" if key64 else "int32 keys"])
+        self._bounds = self._box.layout(device).bounds
+        self._table = HashTable.allocate(1 << 9, key64, device)
+        self._near = self._offsets.geometry(device, _ONE, _ONE, 1)
+        self._origin = Offsets.of([(0, 0, 0)]).geometry(device, _ONE, _ONE, 1)
+
+    def looked_up(self) -> None:
+        """What a first submanifold map is looked up with, which is checked before anything else."""
+        from ...kernels.maps.hash_table import hash_insert
+
+        slots = self._nbr.new_empty((1, FEW))
+        hash_insert(
+            self._table, self._coords, self._origin, self._bounds, None, slots, False, self.target
+        )
+        self._look_up()
+
+    def ordered(self, volumes: Iterable[int]) -> None:
+        """What it is ordered and packed with.  volumes: kernel volumes of such layers."""
+        from ...kernels.maps.mask_order import mask_order, pack_tiles
+        from ...kernels.maps.neighbor_table import NeighborTable
+
+        nbr, target = self._nbr, self.target
+        table = NeighborTable(nbr, nbr)
+        self._order = mask_order(table, target)
+        self._tiles = pack_tiles(table, self._order, target)
+        NeighborTable(nbr).masks(target)
+        for volume in sorted({*volumes} - {len(nbr)}):
+            other = nbr[:1].expand(volume, -1).contiguous()
+            mask_order(NeighborTable(other, other), target)
+
+    def expanded(self, layers: Collection[Strided]) -> None:
+        """What strided layers number and link new coordinates with."""
+        for kernel, stride in layers:
+            self._expand(box_offsets(kernel, _ONE, _ONE), stride, True)
+
+    def rest(self, strided: Collection[Strided]) -> None:
+        """What fewer programs meet: other looks at a map, and large ones.
+
+        strided: layers whose maps are ordered, too, where they are large.
+        """
+        from ...kernels.maps.level_bounds import level_bounds
+        from ...kernels.maps.mask_order import SORTED_APART, mask_order, pack_tiles
+        from ...kernels.maps.neighbor_table import NeighborTable
+
+        nbr, target = self._nbr, self.target
+        self._expand(self._offsets, CHECKED.stride, False)
+        ends = self._coords.new_empty(2 * FEW, dtype=torch.int64)
+        level_bounds(self._coords[:2], self._coords, ends, target)
+        self._table.reversed = False
+        self._look_up()
+        large = nbr[:, :1].expand(-1, SORTED_APART + 1)
+        order = mask_order(NeighborTable(large, nbr), target)
+        pack_tiles(NeighborTable(nbr, nbr), order[:FEW], target)
+        for volume in {math.prod(layer.kernel) for layer in strided if layer != CHECKED}:
+            mask_order(NeighborTable(large[:1].expand(volume, -1), nbr), target)
+
+    def paired(self) -> None:
+        """What pairs are listed with, for gradients of weights."""
+        from ...kernels.maps.mask_order import write_pairs
+
+        order, tiles = self._order, self._tiles
+        write_pairs(
+            tiles, order.long(), tiles.counts, order, order, len(self._offsets), self.target
+        )
+
+    def _look_up(self) -> None:
+        from ...kernels.maps.neighbor_table import neighbor_lookup
+
+        offsets = self._offsets
+        neighbor_lookup(
+            self._table, FEW, self._coords, self._near, self._bounds, None, len(offsets),
+            offsets.center, self._box.wide(offsets, _ONE), self.target,
+        )  # fmt: skip
+
+    def _expand(self, offsets: Offsets, stride: tuple[int, ...], link: bool) -> None:
+        from ...kernels.maps.hash_table import HashTable
+        from ...kernels.maps.new_rows import owner_counters
+
+        coords, box = self._coords, self._box
+        table = HashTable.allocate(1 << 9, box.key64, coords.device, owner_counters(FEW))
+        source, layout = Source.of(coords, box), box.layout(coords.device)
+        expansion = Expansion(source, offsets, _ONE, stride, -1, layout, self.target)
+        expansion.insert(table)
+        expansion.number(FEW, "first_seen", False)
+        expansion.link(FEW, link=link)

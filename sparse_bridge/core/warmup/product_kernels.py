@@ -1,0 +1,217 @@
+"""The kernels of a product that a layer will ask for, launched over stand-ins: for
+`precompile.dry_run`.
+
+A form follows from the layer, but for the tile, the dataflow and how many programs share a
+reduction: those follow from the rows. Who knows them says so; others are guessed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from ...kernels.gemm.product import EpilogueForm
+from ...kernels.runtime.target import Target
+from ..conv import registry
+from ..conv.choice import serving_flow
+from ..conv.column_sums import column_sums
+from ..conv.dataflow import LayerProduct
+from ..conv.epilogue import Epilogue
+from ..conv.kernel_products import GatherProduct, KernelDataflow, WgradProduct
+from ..device.precision import KERNEL_DTYPES
+from ..device.self_check_problems import COMMON_ROWS
+from ..geometry.weights import layout_of
+from ..maps.rulebook import Rulebook
+from ..ops.pointwise import HALVES
+from ..tuning.problem import gather_problem, wgrad_problem
+from ..tuning.tuner import tile_for
+from .map_kernels import Strided
+
+_DEEP = 256  # channels
+
+
+class Sizes(NamedTuple):
+    """Rows of a map."""
+
+    n_in: int
+    n_out: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """A product that a layer will ask for.
+
+    weight, layout, groups: see `conv`.  epilogue: what follows it.  symmetric: submanifold.
+    trains: gradients will be asked for.  norm: weight, bias, running mean and variance and number
+    of batches of a batch norm in training behind it.  layer: whose product it is; of several that
+    speak for one layer the last is right.  pointwise: of kernel volume 1, see `ops.pointwise`.
+    sizes: of its map, where they are known.  strided: the map that it asks for, if that has new
+    coordinates in three dimensions.  casts: it follows autocast.
+    """
+
+    layer: Any
+    weight: torch.Tensor
+    layout: str
+    epilogue: Epilogue
+    groups: int = 1
+    symmetric: bool = False
+    trains: bool = False
+    precision: str = "ieee"
+    norm: tuple[torch.Tensor | None, ...] | None = None
+    pointwise: bool = False
+    sizes: Sizes | None = None
+    strided: Strided | None = None
+    casts: bool = True
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the product, by the autocast in force."""
+        dtype = self.weight.dtype
+        if self.casts and torch.is_autocast_enabled("cuda") and dtype != torch.float64:
+            return torch.get_autocast_dtype("cuda")
+        return dtype
+
+
+def likely(one: Expected) -> list[Sizes]:
+    """The sizes of its map, or the first guess: the wider a layer, the fewer rows it meets."""
+    if one.sizes is not None:
+        return [one.sizes]
+    if _width(one) >= _DEEP:
+        return [_rows(16)]
+    return [_rows(8) if _coarse(one) else _rows(1)]
+
+
+def less_likely(one: Expected) -> list[Sizes]:
+    """Further guesses, on the other side of where rules take other tiles and dataflows."""
+    width = _width(one)
+    if one.sizes is not None or one.pointwise or width < 64:
+        return []
+    if width >= _DEEP:
+        return [_rows(4), _rows(32)]
+    return [] if _coarse(one) else [_rows(8)]
+
+
+def _rows(times_fewer: int) -> Sizes:
+    rows = COMMON_ROWS // times_fewer
+    return Sizes(rows, rows)
+
+
+def _coarse(one: Expected) -> bool:
+    """A wide layer between coordinates: deep in a network."""
+    return not (one.symmetric or one.pointwise) and _width(one) >= 128
+
+
+def _width(one: Expected) -> int:
+    w = layout_of(one.weight, one.layout, one.groups)
+    return max(w.c_in, w.c_out)
+
+
+def compile_product(
+    device: torch.device, target: Target, one: Expected, dtype: torch.dtype,
+    maps: Iterable[Sizes],
+) -> None:  # fmt: skip
+    """Launch what the product over maps of these sizes would, forward and backward."""
+    if dtype not in KERNEL_DTYPES or (one.pointwise and dtype not in HALVES):
+        return
+    w = layout_of(one.weight, one.layout, one.groups)
+    product = LayerProduct(target, device, dtype, one.precision, w, one.epilogue.form)
+    back = w.transposed().reversed() if one.symmetric else w.transposed()
+    gradient = product._replace(w=back, epilogue=EpilogueForm())
+    known = set[Any]()
+    for sizes in maps:
+        _gather(product, one, 0, sizes, known)
+        if one.trains:
+            _gather(gradient, one, 1, sizes, known)
+            _wgrad(product, one, sizes)
+
+
+def compile_once(target: Target, one: Expected, dtype: torch.dtype) -> None:
+    """What follows the product whatever the map: sums of gradients, norms."""
+    if dtype not in KERNEL_DTYPES or (one.pointwise and dtype not in HALVES):
+        return
+    columns, bias = layout_of(one.weight, one.layout, one.groups).columns_out, one.epilogue.bias
+    if one.trains and bias is not None:
+        column_sums(torch.empty((1, columns), dtype=dtype), bias.dtype, target)
+    if one.norm is not None:
+        from ..ops.batch_norm import launch_both
+
+        features = torch.empty((1, columns), dtype=dtype).expand(COMMON_ROWS, -1)
+        launch_both(features, one.norm, target)
+
+
+def _gather(layer: LayerProduct, one: Expected, side: int, sizes: Sizes, known: set[Any]) -> None:
+    """The product of one side, unless it is known.  side: 0 forward."""
+    n_rows, n_in = sizes[1 - side], sizes[side]
+    flow = _flow(layer, one, side, sizes)
+    product, w = GatherProduct(flow, layer), layer.w
+    # Pairs, which nobody knows yet, decide little: such products are wide.
+    work = _pairs(w.n_offsets, sizes) if flow.name == "grouped" else n_rows
+    tile = tile_for(gather_problem(product.product, flow.name, work, n_in))
+    if (side, flow.name, tile) in known:
+        return
+    known.add((side, flow.name, tile))
+    x, y = (torch.empty((1, n), dtype=layer.dtype) for n in (w.columns_in, w.columns_out))
+    vectors = (Epilogue() if side else one.epilogue).vectors
+    launch = flow.launch(flow.spec(product.product, tile), _table(flow, w.n_offsets), n_rows, n_in)
+    launch(x, x.new_empty(1), vectors, y)
+
+
+def _flow(layer: LayerProduct, one: Expected, side: int, sizes: Sizes) -> KernelDataflow:
+    """The dataflow that serves a map."""
+    name = "unmasked"  # over the identity map
+    if not one.pointwise:
+        map_like = Rulebook(*sizes, layer.w.n_offsets, layer.device, symmetric=one.symmetric)
+        map_like.trained = one.trains
+        name = serving_flow(map_like, side, layer)
+    found = registry.entry(name)
+    assert isinstance(found, KernelDataflow)
+    return found
+
+
+class _Pairs:
+    """Stands for `PairGroups`."""
+
+    def __init__(self) -> None:
+        from ...kernels.gemm.grouped_gemm import Groups
+
+        one, two = (torch.empty(n, dtype=torch.int32) for n in (1, 2))
+        self.groups = Groups(one, one, two)
+
+    def tiles(self, block_m: int) -> torch.Tensor:
+        return torch.empty((1, 4), dtype=torch.int32)
+
+
+def _table(flow: KernelDataflow, n_offsets: int) -> Any:
+    """What the kernel of a dataflow follows."""
+    from ...kernels.maps.tile_list import TileList
+
+    if flow.name == "grouped":
+        return _Pairs()
+    if not flow.packed:
+        return torch.empty((n_offsets, 1), dtype=torch.int32)
+    memory = torch.empty(TileList.size(n_offsets, 1), dtype=torch.int32)
+    return TileList(memory, n_offsets, 1, COMMON_ROWS)
+
+
+def _pairs(n_offsets: int, sizes: Sizes) -> int:
+    """About how many a map has; every row one, where there is one offset."""
+    return sizes.n_out * math.ceil(n_offsets / 3)
+
+
+def _wgrad(layer: LayerProduct, one: Expected, sizes: Sizes) -> None:
+    from ...kernels.gemm.wgrad_gemm import WgradGemm
+
+    product, w, mirrored = WgradProduct(layer), layer.w, one.symmetric
+    x, dy = (torch.empty((1, n), dtype=layer.dtype) for n in (w.columns_in, w.columns_out))
+    rows = torch.empty(1, dtype=torch.int32)
+    starts = torch.empty(w.n_offsets + 1, dtype=torch.int64)
+    n_pairs = _pairs(w.n_offsets, sizes)
+    tile = tile_for(wgrad_problem(product.product, sizes.n_out, sizes.n_in, n_pairs))
+    launch = WgradGemm(
+        product.spec(tile, mirrored), (rows, rows, starts), *sizes, n_pairs >> mirrored
+    )
+    launch(x, dy, torch.empty(1, dtype=one.weight.dtype))

@@ -1,0 +1,71 @@
+"""First calls rehearsed without a GPU: nothing that a launch stands for, and the timeline."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import EMULATED, INTERPRETED
+
+pytest.importorskip("triton")
+first_calls = pytest.importorskip("benchmarks.cold.first_calls", reason="needs the emulator")
+programs = pytest.importorskip("benchmarks.cold.programs", reason="needs the emulator")
+timeline = pytest.importorskip("benchmarks.cold.timeline")
+Step = timeline.Step
+pytestmark = [
+    pytest.mark.emulated,
+    pytest.mark.skipif(INTERPRETED or bool(EMULATED), reason="has a driver of its own"),
+]
+
+
+@pytest.mark.parametrize("channels, size", [(64, 16), (1024, 8)])
+def test_no_launch_of_flex_gemm_stands(channels, size):
+    """The call knows its product: few rows take other tiles, shares of reductions, or pairs."""
+    found = programs.flex_gemm("sm_90", channels, size, train=True)
+    assert [one.constants for one in found.late()] == []
+    # What the map was first multiplied by without gradients is kept, so that pairs wait for dgrad.
+    products = {"gather_gemm", "sum_partials", "wgrad_gemm"}
+    assert [one.constants for one in found.unused() if one.name in products] == []
+    kinds = {one.name for one in found.firsts()}
+    assert kinds >= {"hash_insert", "pack_tiles", "wgrad_gemm", "compact_pairs"}
+    assert ("grouped_gemm" in kinds) == (channels == 1024)
+
+
+def test_rehearsed_calls_are_counted():
+    """SECOND asks for what its layers say, and for shares of reductions that few rows take."""
+    found = programs.scenes("sm_90", "second", [3000], train=False)
+    late = [(one.name, one.constants) for one in found.late()]
+    assert len(found.firsts()) > 25
+    assert all(name in ("gather_gemm", "sum_partials") for name, _ in late), late
+    assert len(late) <= 9 and len(found.unused()) <= 12
+
+
+def test_threads_take_what_is_handed_in_first():
+    """Two threads, three forms of a second: the third begins when one is free."""
+    steps = [Step(name, True, 1.0) for name in "abc"] + [
+        Step(name, False, 1.0, name) for name in "abc"
+    ]
+    assert timeline.timeline(steps, threads=2, held=0.0) == {"a": 1.0, "b": 1.0, "c": 2.0}
+    assert timeline.timeline(steps, threads=3, held=0.0)["c"] == 1.0
+    # The program takes what no thread has begun.
+    assert timeline.timeline([steps[0], steps[2], steps[5]], threads=1, held=0.0) == {"c": 1.0}
+
+
+def test_launches_that_nobody_foresaw_stand():
+    steps = [Step("a", True, 1.0), Step("b", False, 2.0, "one"), Step("a", False, 1.0, "two")]
+    assert timeline.timeline(steps, held=0.0) == {"one": 2.0, "two": 2.0}
+    assert timeline.alone(steps) == 3.0 and timeline.alone(steps, lambda step: step.ahead) == 1.0
+
+
+def test_the_interpreter_lock_is_held_by_one():
+    steps = [Step(name, True, 1.0) for name in "abcd"] + [Step("d", False, 1.0, "d")]
+    assert timeline.timeline(steps, held=0.5)["d"] == pytest.approx(2.5)
+    assert timeline.timeline(steps, held=0.0)["d"] == 1.0
+
+
+def test_the_table():
+    row = {"program": "flex_gemm:64:16", "forms": 22, "late": 0, "unused": 12, "seconds": 9.5,
+           "timeline": {"forward": 1.234, "backward": 2.0}}  # fmt: skip
+    assert (
+        first_calls.line(row)
+        == "| flex_gemm:64:16 | 22 | 0 | 12 | 9.5 | forward 1.2, backward 2.0 |"
+    )
