@@ -51,7 +51,8 @@ def sequential_patches() -> list[Patch]:
 
 
 def expected(container: nn.Module) -> Iterator[Expected]:
-    """The products of a container that end in a norm and an activation."""
+    """The products of a container that end in a norm and an activation; those of kernel volume 1
+    do not, see `_run`."""
     children = list(container.children())
     for place, layer in enumerate(children):
         following = (
@@ -59,6 +60,8 @@ def expected(container: nn.Module) -> Iterator[Expected]:
         )
         if following is not None:
             for one in conv.expected(layer):
+                if one.pointwise:
+                    continue
                 yield dataclasses.replace(one, epilogue=following.epilogue(one.epilogue.bias))
 
 
