@@ -105,7 +105,7 @@ class Generation:
     go straight to shared memory, into two buffers (Triton 3.7 and newer), with padding.
     tf32_reads_rows: TF32's second operand is read only with its input channels side by side.
     shared_results: of a thread, at most, where sums of other programs are added to its own (Triton
-    3.9 spills 316 bytes at 64 for sm_80, 36 at 32 for gfx950).
+    3.9 spills 316 bytes at 64 for sm_80, 236 for sm_90, 36 at 32 for gfx950).
     norm_halves: a norm behind 64-bit offsets leaves half the registers.  norm_narrows_fp32: a norm
     behind IEEE fp32 leaves fewer.
     """
@@ -286,7 +286,6 @@ GENERATIONS: tuple[Generation, ...] = (
     dataclasses.replace(
         _HOPPER, family="hopper", names=r"sm_9\d", matrix=("MMA", "WGMMA"), warpgroup="WGMMA",
         wide_turned=(128, 128, 64, 4, 4), tf32_reads_rows=True, norm_narrows_fp32=True,
-        shared_results=64,
         chips={"sm_90": Chip(227, "H100, H200", True, unit_shared=228, unit_threads=2048)},
     ),
     dataclasses.replace(  # data-centre parts
