@@ -33,7 +33,7 @@ def _balanced(
     bits, act, _ = epilogue
     even, one, c_in = DEPTHS[depth]
     wide, whole = size != "int32", case.tile.block_k
-    tile = clamp_for_balanced(case.tile, target)
+    tile = clamp_for_balanced(case.tile, target, wide, bits)
     tile = clamp_for_problem(
         tile, target, case.dtype, case.precision, whole if even else whole + 1, wide, bits
     )

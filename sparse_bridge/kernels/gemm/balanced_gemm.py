@@ -222,10 +222,14 @@ def room_for(target: Target, tile: TileConfig, element_size: int) -> int:
     return max(1, min(held, _MOST_PROGRAMS)) * target.compute_units
 
 
-def clamp_for_balanced(tile: TileConfig, target: Target) -> TileConfig:
+def clamp_for_balanced(
+    tile: TileConfig, target: Target, wide: bool, epilogue: int
+) -> TileConfig:  # fmt: skip
     """The tile of a balanced product, spread over more warps or made narrower until it stays in
-    registers."""
+    registers; wide, epilogue: see `clamp_for_problem`."""
     most = target.generation.shared_results
+    if wide and epilogue & 8:
+        most //= 2
     n, warps = tile.block_n, tile.num_warps
     while tile.block_m * n > most * warps * target.warp_size and n > 16:
         n, warps = (n, 2 * warps) if warps < 8 else (n // 2, warps)
@@ -239,7 +243,7 @@ class BalancedSpec(GemmSpec):
         self, product: Product, tile: TileConfig, packed: bool = True, wide: bool = False,
         splits: int = 1,
     ) -> None:  # fmt: skip
-        tile = clamp_for_balanced(tile, product.target)
+        tile = clamp_for_balanced(tile, product.target, wide, product.epilogue.parts)
         super().__init__(product, tile, packed, wide, splits)
         _, parts, activation, precision, even, one, far, _, *blocks = self.constants
         self.constants = (parts, activation, precision, even, one, far, MOST_TILES, *blocks)
