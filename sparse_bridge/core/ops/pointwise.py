@@ -26,8 +26,8 @@ from ..maps.rulebook import DevicePairs, Rulebook
 
 _FORM = ConvForm("vio", 1, "ieee", "unmasked")
 HALVES = (torch.float16, torch.bfloat16)
-# Multiply-adds above which the product takes the GPU longer than the search takes the host.
 DEVICES = ("cuda",)  # where kernels multiply
+# Multiply-adds above which the product takes the GPU longer than the search takes the host.
 _MOST_WORK = 1 << 33
 _MAPS = 64  # identity maps that are kept, of the last numbers of rows
 _LEAST = 1 << 17  # rows that the first of them have room for
