@@ -131,7 +131,7 @@ QUICK = {
     "pools and norms": (KERNELS[5:8], 70),
     "voxels and keys": (KERNELS[8:10], 50),
     "groups": (KERNELS[10:11], 25),
-    "shared tiles": (KERNELS[11:12], 4),
+    "shared tiles": (KERNELS[11:12], 3),
     "mask splits": (KERNELS[12:], 30),
     "convolutions": (convolutions("interpreter")[:5], 5),
     "more convolutions": (convolutions("interpreter")[5:], 5),

@@ -198,11 +198,13 @@ def _submanifold(
     """The cache that was given, or one of these coordinates.  weights: weight and bias."""
     weight = weights[0]
     kernel = kernel_of("sparse_submanifold_conv3d", feats, *weights)
+    needs = torch.is_grad_enabled() and (feats.requires_grad or weight.requires_grad)
+    if cache is not None and not needs:
+        return cache
     first = tell(feats, *weights, None)
     if cache is not None:
         return cache
     check_rows(feats, coords, "sparse_submanifold_conv3d")
-    needs = torch.is_grad_enabled() and (feats.requires_grad or weight.requires_grad)
     build = SubMConv3dFunction._compute_neighbor_cache
     made = build(coords, shape, kernel, dilation, needs)
     del first
@@ -220,9 +222,11 @@ def _strided(
         found = output_coordinates(coords, shape, layer)
     else:
         found = out_coords
-    if cache is None:
+    first = cache is None
+    if first:
         cache = strided_cache(coords, found, shape, layer)
-    tell(feats, *weights, found.numel() // 4)
+    if first or (torch.is_grad_enabled() and (feats.requires_grad or weights[0].requires_grad)):
+        tell(feats, *weights, found.numel() // 4)
     return found.detach(), cache
 
 
