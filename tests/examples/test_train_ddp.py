@@ -35,6 +35,7 @@ def check_agreement(folder: Path, tolerance: float, same_gradients: bool = True)
         torch.testing.assert_close(weights[1][name], value, rtol=100 * tolerance, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_two_cpu_processes_equal_one_on_the_joint_batch(tmp_path: Path) -> None:
     # Layer norm: batch statistics of a half batch are not those of the joint one.
     common = [SCRIPT, "--quick", "--device", "cpu", "--norm", "layer", "--out"]

@@ -160,8 +160,8 @@ def run(tmp_path):
     return ran
 
 
-# Half a minute and more each; much of them runs on the emulator as well.
-LONG = ("launches", "pools and norms")
+# Half a minute each, about; much of them runs on the emulator as well.
+LONG = ("launches", "pools and norms", "hash table", "mask splits")
 
 
 @HERE
