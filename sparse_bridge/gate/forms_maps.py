@@ -13,6 +13,7 @@ from ..kernels.maps import (
     mask_order,
     neighbor_table,
     new_rows,
+    tile_batch,
     tile_list,
 )
 from ..kernels.runtime.launch import Kernel
@@ -106,6 +107,14 @@ def _order_key(v_block: int, key: str, place: str) -> Form:
     return make(mask_order.key_kernel, constants, {"num_warps": 8}, place=place, key=key)
 
 
+def _keys_each(v_block: int, place: str) -> Form:
+    rank = (v_block, gray_rank.KEY_BITS, gray_rank.DENSE, gray_rank.SAMPLE)
+    rows = mask_order._KEY_BLOCK, mask_order._CHUNK
+    constants = (tile_batch.FIELDS, *rank, *rows, _LARGEST["i32"])
+    kernel = tile_batch.keys_kernel
+    return make(kernel, constants, {"num_warps": 8}, place=place, records="i64")
+
+
 def _pack(order: str, place: str) -> Form:
     constants, options = (tile_list.TILE,), {"num_warps": 4}
     return make(mask_order.pack_kernel, constants, options, place=place, order=order)
@@ -159,6 +168,11 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     orders = {"order": ("i64", "i32"), **places}
     yield mask_order.pack_kernel, [Space(orders, _pack, silent=_SILENT)]
     yield _fixed(mask_order.compact_kernel, 2 * tile_list.TILE, num_warps=8, ends="i64")
+    fields, chunk = tile_batch.FIELDS, (mask_order._CHUNK, _LARGEST["i32"], part, part)
+    yield _fixed(tile_batch.masks_kernel, fields, records="i64")
+    yield tile_batch.keys_kernel, [Space({**blocks, **places}, _keys_each, silent=_SILENT)]
+    yield _fixed(tile_batch.chunks_kernel, fields, *chunk, records="i64")
+    yield _fixed(tile_batch.tiles_kernel, fields, tile_list.TILE, records="i64")
     factors = {"columns": (4, 3, 5, 2, 6, 7), "first": (1, 0), "shifted": _FLAG, "fold": _FLAG}
     yield key_table.hash_rows_kernel, [Space({**factors, **places}, _hash_rows, silent=_SILENT)]
     lanes = 4 * target.warp_size

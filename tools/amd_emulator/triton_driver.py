@@ -88,6 +88,8 @@ class _Arguments:
                     f"argument {name} lies on {value.device}; expected a CPU tensor"
                 )
             self.ranges.append(_storage(value))
+            # What the addresses among its values lead to.
+            self.ranges += map(_storage, getattr(value, "reaches", ()))
         if value is None:
             return 0
         return value.data_ptr() if hasattr(value, "data_ptr") else int(value)

@@ -110,14 +110,23 @@ class BatchedBuilder:
 
     def queued(self) -> list[Sides]:
         """Queue the maps over these coordinates: the sides of every step."""
-        return [self.sides(place) for place in range(len(self.steps))]
+        from ...kernels.maps.tile_batch import tile_batch
+
+        made = [self._linked(place) for place in range(len(self.steps))]
+        wanted = [
+            (place, side) for place, sides in enumerate(made) for side in self._tiled(place, sides)
+        ]
+        tiles = tile_batch([made[place][side] for place, side in wanted], self.target)
+        for (place, side), found in zip(wanted, tiles, strict=True):
+            made[place][side] = found
+        return [tuple(sides) for sides in made]
 
     def queued_apart(self, streams: Sequence[torch.cuda.Stream]) -> list[Sides]:
         """The same, side by side on these streams (none: the current one): a map keeps few
         multiprocessors busy. What one stream makes, others read only after all have joined the
         current one, and what they all read stays."""
         if not streams:
-            return self.queued()
+            return [self.sides(place) for place in range(len(self.steps))]
         here, made = torch.cuda.current_stream(self.device), []
         kept = [(expansion, expansion.slots) for expansion in self.expansions.values()]
         for stream in streams:
@@ -229,33 +238,39 @@ class BatchedBuilder:
         """Queue the map of one step."""
         from ...kernels.maps.mask_order import mask_order, pack_tiles
 
+        sides, target = self._linked(place), self.target
+        for side in self._tiled(place, sides):
+            sides[side] = pack_tiles(sides[side], mask_order(sides[side], target), target)
+        return tuple(sides)
+
+    def _linked(self, place: int) -> list[Any]:
+        """Queue the tables of one step."""
         step = self.steps[place]
         level, target, offsets = self.levels[step.level], self.target, step.request.offsets
         if step.makes:
             new = self.levels[place + 1]
             # Inference has no use for the other side, which is as large.
             both = 1 in self.last.asked.get(place, ())
-            sides: list[Any] = [*self.expansions[place].link(new.capacity, new.count, both)]
-        else:
-            here, stride, center = level, (1,) * offsets.dimension, offsets.center
-            if step.out is not None:
-                here, stride, center = self.levels[step.out], step.request.stride, -1
-            table = look_up(
-                here.source(),
-                level.table,
-                level.capacity,
-                level.layout,
-                offsets,
-                stride,
-                target,
-                center,
-            )
-            sides = [table, None]
+            return [*self.expansions[place].link(new.capacity, new.count, both)]
+        here, stride, center = level, (1,) * offsets.dimension, offsets.center
+        if step.out is not None:
+            here, stride, center = self.levels[step.out], step.request.stride, -1
+        table = look_up(
+            here.source(),
+            level.table,
+            level.capacity,
+            level.layout,
+            offsets,
+            stride,
+            target,
+            center,
+        )
+        return [table, None]
+
+    def _tiled(self, place: int, sides: Sequence[Any]) -> list[int]:
+        """Which sides of a step products want in tiles."""
         wanted = self.last.tiled.get(place, ())
-        for side, found in enumerate(sides):
-            if side in wanted and found is not None:
-                sides[side] = pack_tiles(found, mask_order(found, target), target)
-        return tuple(sides)
+        return [side for side, found in enumerate(sides) if side in wanted and found is not None]
 
     def _finish(
         self, made: list[Sides], capacities: dict[int, int], read: list[list[int]]

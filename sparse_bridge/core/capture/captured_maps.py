@@ -135,7 +135,7 @@ class CapturedMaps:
 
     def _plan(self, dry_run: BatchedBuilder) -> None:
         """Run once what is captured afterwards."""
-        dry_run.queued()
+        dry_run.queued_apart(())
 
     def _coordinates(self) -> dict[int, torch.Tensor]:
         self.inputs.send(self.steps, self.target)

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from ...kernels.runtime.target import Target
+from ...kernels.runtime.target import Target, uploaded
 from ..geometry.boxes import Box
 from ..geometry.data_bounds import DataBounds
-from ..geometry.layout import KeyLayout, constant, layout_over, record_of, uploaded
+from ..geometry.layout import KeyLayout, constant, layout_over, record_of
 from ..geometry.reach import BoxReach
 from ..maps.expansion import Source
 from .history import Step, loose_levels

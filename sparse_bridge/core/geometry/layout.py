@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ...kernels.runtime.target import current_stream
+from ...kernels.runtime.target import current_stream, uploaded
 
 if TYPE_CHECKING:
     from .boxes import Box
@@ -82,12 +82,3 @@ def constant(values: tuple[int, ...], device: torch.device) -> torch.Tensor:
 def constants() -> list[torch.Tensor]:
     """All of them. Graphs may read them: they stay."""
     return list(_constants.values())
-
-
-def uploaded(values: Sequence[int], device: torch.device) -> torch.Tensor:
-    """int64 on `device`, without waiting for it."""
-    # In a capture the copy would read memory that is somebody else's by then; this one is refused.
-    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
-        return torch.tensor(values, dtype=torch.int64, device=device)
-    host = torch.tensor(values, dtype=torch.int64, device="cpu", pin_memory=True)
-    return host.to(device, non_blocking=True)

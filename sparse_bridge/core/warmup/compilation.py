@@ -110,6 +110,7 @@ def _compile(device: torch.device, target: Target, key64: bool) -> None:
         _compile_products(device, target, products)
         strided = {one.strided for one, _ in products if one.strided is not None}
         maps.expanded([*strided, *({CHECKED} - strided)])
+        maps.together({_volume(one) for one, _ in products if one.layer is not None})
         for one, dtype in products:
             compile_product(device, target, one, dtype, less_likely(one))
         maps.rest(strided)

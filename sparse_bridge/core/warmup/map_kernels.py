@@ -77,6 +77,16 @@ class MapKernels:
         for kernel, stride in layers:
             self._expand(box_offsets(kernel, _ONE, _ONE), stride, True)
 
+    def together(self, volumes: Iterable[int]) -> None:
+        """What the maps of a scene are ordered and packed with side by side.  volumes: kernel
+        volumes of all layers."""
+        from ...kernels.maps.neighbor_table import NeighborTable
+        from ...kernels.maps.tile_batch import tile_batch
+
+        for volume in sorted({*volumes, len(self._nbr)}):
+            nbr = self._nbr[:1].expand(volume, -1).contiguous()
+            tile_batch([NeighborTable(nbr), NeighborTable(nbr)], self.target)
+
     def rest(self, strided: Collection[Strided]) -> None:
         """What fewer programs meet: other looks at a map, and large ones.
 

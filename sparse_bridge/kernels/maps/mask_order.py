@@ -28,10 +28,32 @@ _PART = 64  # rows whose place one program finds
 
 
 @triton.jit
-def _masks_of(mask_ptr, part, n_rows, n_offsets):
-    """Where the masks of a part begin; grid axis 1 counts parts."""
-    most = tl.cdiv(n_offsets, tl.num_programs(1))
+def _masks_of(mask_ptr, part, parts, n_rows, n_offsets):
+    """Where the masks of a part begin."""
+    most = tl.cdiv(n_offsets, parts)
     return mask_ptr + (part * tl.cdiv(most, 32)) * n_rows.to(tl.int64)
+
+
+@triton.jit
+def store_keys(
+    mask_ptr, count_ptr, key_ptr, n_rows, counted, n_offsets, apart, part_shift, part, parts,
+    V_BLOCK: tl.constexpr, BITS: tl.constexpr, DENSE: tl.constexpr, SAMPLE: tl.constexpr,
+    BLOCK: tl.constexpr, CHUNK: tl.constexpr, LAST: tl.constexpr,
+):  # fmt: skip
+    """The keys of a block of rows of a part, see `_order_key`."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    own = part_start(part + 1, n_offsets, parts) - part_start(part, n_offsets, parts)
+    mask_ptr = _masks_of(mask_ptr, part, parts, n_rows, n_offsets)
+    live = live_rows(count_ptr, n_rows, counted)
+    places = key_places(mask_ptr, live, n_rows, own, V_BLOCK, BITS, DENSE, SAMPLE)
+    key = gray_rank(mask_ptr, row, live, n_rows, own, places, V_BLOCK)
+    key = key.to(key_ptr.dtype.element_ty)
+    chunk = (row // CHUNK).to(key.dtype) << tl.minimum(tl.cdiv(n_offsets, parts), BITS)
+    key = tl.where(live <= apart, key | chunk, key)
+    above = tl.where(part_shift > 0, part.to(tl.int64) << part_shift, 0)
+    last = tl.where(part_shift > 0, ((part + 1).to(tl.int64) << part_shift) - 1, LAST)
+    key = tl.where(row < live, key | above.to(key.dtype), last.to(key.dtype))
+    tl.store(key_ptr + part * n_rows.to(tl.int64) + row, key, mask=row < n_rows)
 
 
 @triton.jit(
@@ -49,34 +71,19 @@ def _order_key(
     Where at most `apart` rows are in use, a sort of them all is to sort chunks of CHUNK rows apart:
     the chunk is the most significant part of a part's key.
     """
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    part, parts = tl.program_id(1), tl.num_programs(1)
-    own = part_start(part + 1, n_offsets, parts) - part_start(part, n_offsets, parts)
-    mask_ptr = _masks_of(mask_ptr, part, n_rows, n_offsets)
-    live = live_rows(count_ptr, n_rows, counted)
-    places = key_places(mask_ptr, live, n_rows, own, V_BLOCK, BITS, DENSE, SAMPLE)
-    key = gray_rank(mask_ptr, row, live, n_rows, own, places, V_BLOCK)
-    key = key.to(key_ptr.dtype.element_ty)
-    chunk = (row // CHUNK).to(key.dtype) << tl.minimum(tl.cdiv(n_offsets, parts), BITS)
-    key = tl.where(live <= apart, key | chunk, key)
-    above = tl.where(part_shift > 0, part.to(tl.int64) << part_shift, 0)
-    last = tl.where(part_shift > 0, ((part + 1).to(tl.int64) << part_shift) - 1, LAST)
-    key = tl.where(row < live, key | above.to(key.dtype), last.to(key.dtype))
-    tl.store(key_ptr + part * n_rows.to(tl.int64) + row, key, mask=row < n_rows)
+    store_keys(
+        mask_ptr, count_ptr, key_ptr, n_rows, counted, n_offsets, apart, part_shift,
+        tl.program_id(1), tl.num_programs(1), V_BLOCK, BITS, DENSE, SAMPLE, BLOCK, CHUNK, LAST,
+    )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["n_rows"])
-def _order_chunk(
-    key_ptr, order_ptr, n_rows, CHUNK: tl.constexpr, LAST: tl.constexpr, STEP: tl.constexpr,
+@triton.jit
+def sort_chunk(
+    key_ptr, order_ptr, n_rows, above, CHUNK: tl.constexpr, LAST: tl.constexpr, STEP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """grid: (blocks of rows, parts). Sort each chunk of rows by key, stably: a row's place is the
-    number of rows before it. Rows of a part are called as `order` names them.
-
-    Comparing all pairs of a chunk compiles in a fifth of the time that a sorting network takes.
-    """
+    """The places of a block of rows of the part that begins at row `above`, see `_order_chunk`."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    above = tl.program_id(1) * n_rows
     key_ptr += above
     key = tl.load(key_ptr + row, mask=row < n_rows, other=LAST)
     first = tl.program_id(0) * BLOCK // CHUNK * CHUNK
@@ -89,27 +96,34 @@ def _order_chunk(
     tl.store(order_ptr + above + first + tl.sum(before, 0), above + row, mask=row < n_rows)
 
 
+@triton.jit(do_not_specialize=["n_rows"])
+def _order_chunk(
+    key_ptr, order_ptr, n_rows, CHUNK: tl.constexpr, LAST: tl.constexpr, STEP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """grid: (blocks of rows, parts). Sort each chunk of rows by key, stably: a row's place is the
+    number of rows before it. Rows of a part are called as `order` names them.
+
+    Comparing all pairs of a chunk compiles in a fifth of the time that a sorting network takes.
+    """
+    sort_chunk(key_ptr, order_ptr, n_rows, tl.program_id(1) * n_rows, CHUNK, LAST, STEP, BLOCK)
+
+
 @triton.jit
 def _list_live(live, slot, v, list_ptr, tile, n_offsets):
     """Write the offsets v that are `live` to their slots of the tile's list."""
     tl.store(list_ptr + tile.to(tl.int64) * n_offsets + slot, v, mask=live > 0)
 
 
-@triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted", "n_offsets", "n_pairs"])
-def _pack_tiles(
-    nbr_ptr, mask_ptr, order_ptr, count_ptr, tiles_ptr, n_rows, counted, n_offsets,
-    n_pairs, BLOCK_M: tl.constexpr,
+@triton.jit
+def store_tiles(
+    nbr_ptr, mask_ptr, order_ptr, count_ptr, tiles_ptr, n_rows, counted, n_offsets, n_pairs, part,
+    parts, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """grid: (n_pairs pairs of tiles, parts). Permute the table into tile order, list the offsets
-    that are live in each tile and each pair of tiles, and count the entries of every offset in each
-    pair. tiles: laid out as `TileList`.
-
-    Sums and running sums of both tiles are taken at once, in parts of one word.
-    """
-    part, parts = tl.program_id(1), tl.num_programs(1)
+    """A pair of tiles of a part, see `_pack_tiles`."""
     start = part_start(part, n_offsets, parts)
     end = part_start(part + 1, n_offsets, parts)
-    mask_ptr = _masks_of(mask_ptr, part, n_rows, n_offsets)
+    mask_ptr = _masks_of(mask_ptr, part, parts, n_rows, n_offsets)
     pair = part * n_pairs + tl.program_id(0)
     pitch = n_pairs.to(tl.int64) * 2 * BLOCK_M
     rows_ptr = tiles_ptr
@@ -163,6 +177,23 @@ def _pack_tiles(
     tl.store(n_live_ptr + 2 * pair, first)
     tl.store(n_live_ptr + 2 * pair + 1, second)
     tl.store(n_live2_ptr + pair, both)
+
+
+@triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted", "n_offsets", "n_pairs"])
+def _pack_tiles(
+    nbr_ptr, mask_ptr, order_ptr, count_ptr, tiles_ptr, n_rows, counted, n_offsets,
+    n_pairs, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """grid: (n_pairs pairs of tiles, parts). Permute the table into tile order, list the offsets
+    that are live in each tile and each pair of tiles, and count the entries of every offset in each
+    pair. tiles: laid out as `TileList`.
+
+    Sums and running sums of both tiles are taken at once, in parts of one word.
+    """
+    store_tiles(
+        nbr_ptr, mask_ptr, order_ptr, count_ptr, tiles_ptr, n_rows, counted, n_offsets, n_pairs,
+        tl.program_id(1), tl.num_programs(1), BLOCK_M,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["n_lists", "n_pairs"])

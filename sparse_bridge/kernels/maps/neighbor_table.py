@@ -80,17 +80,23 @@ def part_start(part, n_offsets, parts):
     return part * n_offsets // parts
 
 
+@triton.jit
+def store_table_masks(nbr_ptr, mask_ptr, n_rows, start, end):
+    """Masks of 32 rows of an existing table by a word of the offsets from `start` to `end`."""
+    row = tl.program_id(0) * 32 + tl.arange(0, 32)[None, :]
+    v = start + tl.program_id(1) * 32 + tl.arange(0, 32)[:, None]
+    inside = (row < n_rows) & (v < end)
+    value = tl.load(nbr_ptr + v.to(tl.int64) * n_rows + row, mask=inside, other=-1)
+    store_mask(value, mask_ptr, n_rows, 32)
+
+
 @triton.jit(do_not_specialize=["n_rows", "n_offsets"])
 def _table_masks(nbr_ptr, mask_ptr, n_rows, n_offsets):
     """Masks of an existing table, in parts: grid axis 2."""
     part, parts = tl.program_id(2), tl.num_programs(2)
-    start = part_start(part, n_offsets, parts)
-    row = tl.program_id(0) * 32 + tl.arange(0, 32)[None, :]
-    v = start + tl.program_id(1) * 32 + tl.arange(0, 32)[:, None]
-    inside = (row < n_rows) & (v < part_start(part + 1, n_offsets, parts))
+    start, end = part_start(part, n_offsets, parts), part_start(part + 1, n_offsets, parts)
     mask_ptr += (part * tl.num_programs(1)) * n_rows.to(tl.int64)
-    value = tl.load(nbr_ptr + v.to(tl.int64) * n_rows + row, mask=inside, other=-1)
-    store_mask(value, mask_ptr, n_rows, 32)
+    store_table_masks(nbr_ptr, mask_ptr, n_rows, start, end)
 
 
 lookup_kernel = register(_neighbor_lookup)

@@ -13,6 +13,7 @@ import importlib.metadata
 import os
 import re
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -132,6 +133,25 @@ def current_stream(device: torch.device) -> int:
 def capturing(device: torch.device) -> bool:
     """Whether launches on the current stream of a GPU become part of a graph."""
     return device.type == "cuda" and bool(torch._C._cuda_isCurrentStreamCapturing())
+
+
+def uploaded(
+    values: Sequence[int], device: torch.device, reaches: Sequence[torch.Tensor] = ()
+) -> torch.Tensor:
+    """int64 on `device`, without waiting for it.
+
+    reaches: whose addresses are among the values. They live as long as the result, which tells
+    whoever checks a kernel's accesses what it may reach.
+    """
+    # In a capture the copy would read memory that is somebody else's by then; this one is refused.
+    if device.type != "cuda" or capturing(device):
+        sent = torch.tensor(values, dtype=torch.int64, device=device)
+    else:
+        host = torch.tensor(values, dtype=torch.int64, device="cpu", pin_memory=True)
+        sent = host.to(device, non_blocking=True)
+    if reaches:
+        sent.reaches = tuple(reaches)  # type: ignore[attr-defined]
+    return sent
 
 
 def unavailable(device: torch.device) -> str | None:

@@ -14,6 +14,7 @@ from sparse_bridge.core.device.serving import kernel_target
 from sparse_bridge.core.geometry.boxes import Box
 from sparse_bridge.core.maps import map_builder, map_cache, request
 from sparse_bridge.core.maps.coordinate_map import CoordinateMap
+from sparse_bridge.kernels.runtime import launch
 from tests.clouds import cloud, features
 
 pytestmark = [pytest.mark.emulated, pytest.mark.interpreted]
@@ -304,3 +305,19 @@ def test_a_lone_map_where_graphs_replay_it(kernel_lane, monkeypatch):
         here = scene(kernel_lane, seed)
         here.submanifold(here.root)
         assert here.built == built
+
+
+def test_all_maps_of_a_scene_are_packed_in_one_launch(kernel_lane, monkeypatch):
+    for seed in (1, 2):
+        scene(kernel_lane, seed).network()
+    names, own = [], launch.Kernel.launch
+
+    def launched(self, *args):
+        names.append(self.name)
+        return own(self, *args)
+
+    third = scene(kernel_lane, 3)
+    monkeypatch.setattr(launch.Kernel, "launch", launched)
+    third.ask(third.root, "submanifold", THREE)
+    assert third.built == 0
+    assert names.count("tiles_each") == 1 and "pack_tiles" not in names

@@ -1,0 +1,109 @@
+"""Tiles of several tables in one launch each: bit for bit those of each table by itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparse_bridge.kernels.maps import mask_order as ordering
+from sparse_bridge.kernels.maps.mask_order import mask_order, pack_tiles
+from sparse_bridge.kernels.maps.neighbor_table import NeighborTable
+from sparse_bridge.kernels.maps.tile_batch import tile_batch
+from sparse_bridge.kernels.maps.tile_list import TILE
+from tests.kernels.calls import target_of
+from tests.kernels.test_mask_order import table
+
+pytestmark = [pytest.mark.interpreted, pytest.mark.emulated]
+
+KINDS = [(27, 300), (8, 2 * TILE + 1), (125, 130), (33, 65), (1, 1), (27, TILE - 1), (64, TILE)]
+
+
+def copy_of(one):
+    mask = None if one.mask is None else one.mask.clone()
+    return NeighborTable(one.nbr.clone(), mask, one.count)
+
+
+def counted(one, live):
+    """The same table with memory for more rows than there are, in which anything may stand."""
+    nbr = one.nbr.clone()
+    nbr[:, live:] = 0x5A5A5A5A
+    count = torch.full((1,), live - 1, dtype=torch.int32, device=nbr.device)
+    return NeighborTable(nbr, None, count)
+
+
+def parts_of(tiles):
+    """What products read of tiles; elsewhere anything may stand."""
+    found = [tiles.rows, tiles.counts]
+    for block in (TILE, 2 * TILE):
+        live, n_live = tiles.lists(block)
+        inside = torch.arange(live.shape[1], device=live.device) < n_live[:, None]
+        found += [n_live, torch.where(inside, live, -1)]
+    there = (tiles.counts > 0).repeat_interleave(2 * TILE, 1)
+    return [*found, torch.where(there, tiles.packed, -1)]
+
+
+def assert_same(got, want):
+    for mine, theirs in zip(parts_of(got), parts_of(want), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def filled(empty):
+    def take(*args, **kwargs):
+        made = empty(*args, **kwargs)
+        return made.fill_(0x7B7B7B7B) if made.dtype == torch.int32 else made
+
+    return take
+
+
+def poisoned(monkeypatch):
+    """Memory that is taken holds no zeros by luck."""
+    for owner, name in ((torch.Tensor, "new_empty"), (torch, "empty")):
+        monkeypatch.setattr(owner, name, filled(getattr(owner, name)))
+
+
+@pytest.mark.parametrize("chunk", [2048, 128])
+def test_every_table_has_the_tiles_of_its_own(kernel_lane, monkeypatch, chunk):
+    monkeypatch.setattr(ordering, "_CHUNK", chunk)
+    target = target_of(kernel_lane)
+    tables = [table(kernel_lane, *kind, seed=i) for i, kind in enumerate(KINDS)]
+    tables[3].masks(target)  # some have masks already
+    tables.append(counted(table(kernel_lane, 27, 257, seed=9), 200))
+    tables.append(counted(table(kernel_lane, 8, 64, seed=10), 0))
+    want = [pack_tiles(one, mask_order(one, target), target) for one in map(copy_of, tables)]
+    poisoned(monkeypatch)
+    for got, made in zip(tile_batch(tables, target), want, strict=True):
+        assert_same(got, made)
+
+
+def test_large_tables_go_by_themselves(kernel_lane, monkeypatch):
+    """Tables whose keys are sorted as a whole stand among small ones."""
+    monkeypatch.setattr(ordering, "SORTED_APART", 128)
+    target = target_of(kernel_lane)
+    tables = [table(kernel_lane, 27, rows, seed=rows) for rows in (300, 100, 129, 128)]
+    want = [pack_tiles(one, mask_order(one, target), target) for one in map(copy_of, tables)]
+    for got, made in zip(tile_batch(tables, target), want, strict=True):
+        assert_same(got, made)
+
+
+@pytest.mark.parametrize("rows", [(), (100,), (0, 70, 80)])
+def test_few_tables(kernel_lane, rows):
+    target = target_of(kernel_lane)
+    tables = [table(kernel_lane, 8, count) for count in rows]
+    made = tile_batch(tables, target)
+    assert [tiles.n_rows for tiles in made] == list(rows)
+    for one, tiles in zip(tables, made, strict=True):
+        assert torch.equal(tiles.table().nbr, one.nbr)
+
+
+def test_launches_do_not_grow_with_the_tables(kernel_lane, monkeypatch):
+    from sparse_bridge.kernels.runtime import launch
+
+    names, own = [], launch.Kernel.launch
+
+    def counting(self, *args):
+        names.append(self.name)
+        return own(self, *args)
+
+    monkeypatch.setattr(launch.Kernel, "launch", counting)
+    tile_batch([table(kernel_lane, 27, 70 + i) for i in range(6)], target_of(kernel_lane))
+    assert names == ["masks_each", "keys_each", "chunks_each", "tiles_each"]
