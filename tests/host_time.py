@@ -1,11 +1,12 @@
-"""Host time of a layer in inference: `python -m tests.host_time [--stream] [--rounds N]`.
+"""Host time of a layer in inference: `python -m tests.host_time [--stream | --steps] [--rounds N]`.
 
 Convolution, norm and activation of every framework on a GPU that is not there: Python, torch's own
 operations on a few rows, and everything up to Triton's launcher, which does nothing. Apart: as a
 small scene goes. Waiting: the norm and the activation become part of the convolution's launch.
 Sums: with features added before the activation. Training: forward, and forward and backward.
 Stream: scenes through a U-Net of 55 to 63 convolutions instead; every scene brings new maps, whose
-building is left out, and the layers wait in every other one.
+building is left out, and the layers wait in every other one. Steps: training steps of these U-Nets
+over such scenes, of few voxels, the frameworks in turns.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ import sparse_bridge
 from sparse_bridge import settings
 from sparse_bridge.core.conv import convolution
 from sparse_bridge.core.maps.rulebook import Derived, DevicePairs, Rulebook
+from sparse_bridge.core.ops import batch_norm
+from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.networks import minkowski, spconv, torchsparse
 from tests.adapters.spconv import doors as spconv_doors
 from tests.clouds import cloud
 from tests.walk_doors import pretended_gpu
 
-__all__ = ["layers", "pairs", "stream", "streamed", "sums", "times"]
+__all__ = ["layers", "pairs", "steps", "stream", "streamed", "sums", "times"]
 
 _ROWS, _CHANNELS = 24, 32
 _HOW = {"apart": 1 << 62, "waiting": 0}
@@ -143,9 +146,9 @@ def times(run: Run, rounds: int, calls: int = 200) -> tuple[float, float]:
     return min(found), statistics.median(found)
 
 
-def stream(**sizes: Any) -> Iterator[tuple[str, nn.Module, Callable[[], Any]]]:
+def stream(voxels: int = 400, **sizes: Any) -> Iterator[tuple[str, nn.Module, Callable[[], Any]]]:
     """(framework, a U-Net, what makes a scene); sizes: of the U-Net, where it is not the whole."""
-    coords, shape = cloud((32, 32, 32), 1)[:400].contiguous(), [32, 32, 32]
+    coords, shape = cloud((32, 32, 32), 1)[:voxels].contiguous(), [32, 32, 32]
     features = torch.zeros(len(coords), 4, dtype=torch.float16)
     with spconv_doors.standin() as module:
         sp: Any = module
@@ -187,9 +190,7 @@ def streamed(net: nn.Module, scene: Callable[[], Any], rounds: int) -> dict[str,
     with torch.no_grad():
         with settings.override(dataflow="per_offset"):
             kept = net(scene()), scene()  # with all maps
-        books = [one for one in gc.get_objects() if type(one) is Rulebook and id(one) not in before]
-        for book in books:  # views that kernels would make
-            book.table(0), book.table(1)
+        books = _books_since(before)
         found: dict[str, list[float]] = {how: [] for how in _HOW}
         with pretended_gpu():
             for _ in range(rounds + 6):
@@ -205,12 +206,60 @@ def streamed(net: nn.Module, scene: Callable[[], Any], rounds: int) -> dict[str,
     return {how: taken[6:] for how, taken in found.items()}
 
 
+def _books_since(before: set[int]) -> list[Rulebook]:
+    """The maps that others than `before` have, with the views that kernels would make."""
+    found = [one for one in gc.get_objects() if type(one) is Rulebook and id(one) not in before]
+    for book in found:
+        book.table(0), book.table(1)
+    return found
+
+
+def steps(rounds: int, **sizes: Any) -> dict[str, tuple[list[float], list[float]]]:
+    """Milliseconds of this thread for the forward and backward passes of all steps, by framework.
+
+    Few voxels: what torch computes on a CPU of norms and sums is not the host's time on a GPU.
+    """
+    doors = [(name, net.half().train(), scene) for name, net, scene in stream(_ROWS, **sizes)]
+    before = {id(one) for one in gc.get_objects() if type(one) is Rulebook}
+    with settings.override(dataflow="per_offset"):
+        kept = [(net(scene()), scene()) for _, net, scene in doors]  # with all maps
+    books = _books_since(before)
+    found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name, _, _ in doors}
+    # A GPU's answer is remembered.
+    known = mock.patch.object(batch_norm, "kernel_target", lambda device: targets.of(device))
+    with pretended_gpu(), pairs(), known:
+        for number, (name, net, scene) in itertools.product(range(rounds + 4), doors):
+            for book in books:
+                book.cache = Derived()
+            net.zero_grad(set_to_none=True)
+            x = scene()
+            start = time.thread_time()
+            y = _features(net(x))
+            middle = time.thread_time()
+            y.backward(y.detach())
+            if number >= 4:
+                found[name][0].append((middle - start) * 1e3)
+                found[name][1].append((time.thread_time() - middle) * 1e3)
+    del kept
+    return found
+
+
+def _features(x: Any) -> Any:
+    return next(getattr(x, name) for name in ("features", "feats", "F") if hasattr(x, name))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--stream", action="store_true")
+    parser.add_argument("--steps", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    if given.steps:
+        for name, passes in steps(given.rounds).items():
+            said = [f"{min(one):.2f} ms, median {statistics.median(one):.2f}" for one in passes]
+            print(f"{name}, training step: forward {said[0]}, backward {said[1]}")
+        return
     if given.stream:
         for name, net, scene in stream():
             for how, taken in streamed(net, scene, given.rounds).items():

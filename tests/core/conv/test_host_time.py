@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sparse_bridge.core.conv import convolution
-from tests.host_time import layers, pairs, stream, streamed, sums, times
+from tests.host_time import layers, pairs, steps, stream, streamed, sums, times
 from tests.walk_doors import pretended_gpu
 
 pytest.importorskip("triton")
@@ -71,3 +71,15 @@ def test_scenes_of_a_stream_wait_in_turns(monkeypatch):
     # Norms of a scene that run by themselves: behind 1x1 layers, and all where a network calls
     # them one by one and nothing waits.
     assert alone == {"spconv": [50, 4], "torchsparse": [4, 4], "MinkowskiEngine": [30, 5]}
+
+
+def test_steps_are_of_whole_networks(monkeypatch):
+    reached = []
+    backward = torch.Tensor.backward
+    monkeypatch.setattr(
+        torch.Tensor, "backward", lambda y, dy: reached.append(y.shape[0]) or backward(y, dy)
+    )
+    found = steps(2, **THIN)
+    assert list(found) == ["spconv", "torchsparse", "MinkowskiEngine"]
+    assert all(len(one) == 2 and min(one) > 0 for passes in found.values() for one in passes)
+    assert reached == [24] * 3 * (2 + 4)
