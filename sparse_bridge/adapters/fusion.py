@@ -43,7 +43,6 @@ class EpilogueLayers(NamedTuple):
         """Behind a convolution with this bias, with the norm's present statistics."""
         return Epilogue(bias, self.activation, self.alpha, values_of(self.norm))
 
-    @property
     def length(self) -> int:
         """How many layers these are."""
         return 1 if self.activation is None else 2

@@ -85,7 +85,8 @@ def forget_modules() -> None:
     """Dynamo keeps modules by name, some in the globals of what it compiles; here other modules get
     the same names."""
     torch._dynamo.reset()
-    symbolic_convert._import_module.cache_clear()
+    if hasattr(symbolic_convert, "_import_module"):  # torch 2.7
+        symbolic_convert._import_module.cache_clear()
     for module in list(sys.modules.values()):
         held = getattr(module, "__dict__", {})
         for name in [name for name in held if name.startswith("__import_") and "_dot_" in name]:

@@ -14,6 +14,7 @@ import sparse_bridge.compile
 from sparse_bridge.core.maps import map_builder
 from tests.compile.comparison import compare_gradients, compare_statistics, gradients
 from tests.compile.programs import PROGRAMS, scene
+from tests.releases import since
 
 ops = torch.ops.sparse_bridge
 
@@ -83,6 +84,7 @@ def test_eager_checkpoints_build_no_map_twice(door, reentrant, built, plain_sett
             torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-5)
 
 
+@since(2, 5, "checkpoints are not selective")
 def test_selective_checkpoints_keep_products_by_name(built, plain_settings):
     context = functools.partial(
         checkpoints.create_selective_checkpoint_contexts,
@@ -103,6 +105,7 @@ def test_selective_checkpoints_keep_products_by_name(built, plain_settings):
             torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-5)
 
 
+@since(2, 9, "norms count a checkpoint in a graph twice")
 @pytest.mark.parametrize("keep", (False, True))
 def test_checkpoints_inside_of_a_graph(keep, built, plain_settings):
     policy = sparse_bridge.compile.policy(*[ops.conv.default] * keep)

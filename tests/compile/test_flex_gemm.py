@@ -15,6 +15,7 @@ from tests.adapters.flex_gemm import installed
 from tests.adapters.flex_gemm.test_convolutions import voxels, weights
 from tests.compile.comparison import assert_same
 from tests.compile.programs import WHERE, forget_modules
+from tests.releases import WHOLE_GRAPHS
 
 F32 = torch.float32
 
@@ -90,6 +91,7 @@ def compared(network, compiled, scene, caches=None):
     return given
 
 
+@WHOLE_GRAPHS
 def test_one_graph_for_any_rows(flex_gemm):
     network = Network(flex_gemm)
     compiled = torch.compile(network, backend="aot_eager", fullgraph=True)
@@ -126,6 +128,7 @@ def test_ten_scenes(flex_gemm, device, training, backend):
     assert graphs[-1] == graphs[1], graphs
 
 
+@WHOLE_GRAPHS
 def test_a_cache_of_one_graph_in_another(flex_gemm):
     network = Network(flex_gemm)
     compiled = torch.compile(network, backend="aot_eager", fullgraph=True)
@@ -163,6 +166,7 @@ def test_what_comes_from_outside_runs_between_graphs(flex_gemm, monkeypatch):
     assert calls == [1] and sum(counters["graph_break"].values()) > 0
 
 
+@WHOLE_GRAPHS
 def test_autocast_changes_nothing(flex_gemm):
     feats, coords, shape, _ = next(scenes(1))
     weight = weights(4, 8, (3, 3, 3), F32)
@@ -191,6 +195,7 @@ def test_errors_are_those_of_eager_layers(flex_gemm):
         compiled(feats[:9], weights(4, 8, (3, 3, 3), F32))
 
 
+@WHOLE_GRAPHS
 def test_exported_programs(flex_gemm):
     feats, coords, shape, grid = next(scenes(1))
     network = Network(flex_gemm).eval()
@@ -219,6 +224,7 @@ def test_exported_programs(flex_gemm):
     )
 
 
+@WHOLE_GRAPHS
 def test_functions_of_an_installed_build(monkeypatch):
     feats, coords, shape, grid = next(scenes(1))
     weight = weights(4, 4, (3, 3, 3), F32).requires_grad_()

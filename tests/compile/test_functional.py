@@ -12,6 +12,9 @@ from sparse_bridge.core import functional as sparse
 from sparse_bridge.errors import CoordinateError, ShapeError, UnsupportedError
 from tests.compile.comparison import compare
 from tests.compile.programs import GRID, scene
+from tests.releases import WHOLE_GRAPHS
+
+pytestmark = WHOLE_GRAPHS
 
 
 class Network(nn.Module):

@@ -15,6 +15,9 @@ from sparse_bridge.core import functional as sparse
 from sparse_bridge.core.compile import inductor
 from tests.compile.comparison import assert_same
 from tests.compile.programs import PROGRAMS, scene
+from tests.releases import WHOLE_GRAPHS
+
+pytestmark = WHOLE_GRAPHS
 
 ROWS, CHANNELS = 40, 6
 

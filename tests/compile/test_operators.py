@@ -16,6 +16,7 @@ from sparse_bridge.core.ops.row_matrix import RowMatrix
 from sparse_bridge.errors import CoordinateError, LifecycleError, ShapeError, UnsupportedError
 from tests.clouds import cloud
 from tests.compile.programs import DEVICES
+from tests.releases import since
 
 ops = torch.ops.sparse_bridge
 GRID = (12, 12, 12)
@@ -284,6 +285,7 @@ def test_gradients_of_rows_by_finite_differences(name, coords, plain_settings):
         assert torch.autograd.gradcheck(run, wide, check_forward_ad=False, fast_mode=True)
 
 
+@since(2, 5, "vmap is not for operators")
 def test_second_order_and_vmap_are_refused(coords, plain_settings):
     run, x = product(coords), features(len(coords), 4)
     (dx,) = torch.autograd.grad(run(x).square().sum(), x, create_graph=True)

@@ -13,6 +13,9 @@ from sparse_bridge.core.maps import request
 from tests.compile.comparison import assert_same, compare
 from tests.compile.programs import DOORS, PROGRAMS, scene
 from tests.compile.test_fusion import fused
+from tests.releases import WHOLE_GRAPHS
+
+pytestmark = WHOLE_GRAPHS
 
 
 @pytest.mark.parametrize("state", ("new", "watched", "graphs"))

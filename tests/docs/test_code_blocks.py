@@ -14,6 +14,7 @@ import pytest
 
 from sparse_bridge import __main__ as command_line
 from sparse_bridge import settings
+from tests.releases import WHOLE_GRAPHS
 
 from .pages import PAGES, ROOT, Block, blocks, name_of, programs
 
@@ -46,7 +47,12 @@ def fresh():
 @pytest.mark.parametrize(
     ("page", "program"),
     [
-        pytest.param(page, program, id=f"{name_of(page)}:{program[0].line}")
+        pytest.param(
+            page,
+            program,
+            id=f"{name_of(page)}:{program[0].line}",
+            marks=[WHOLE_GRAPHS] * (page.name == "compile.md"),
+        )
         for page in PAGES
         for program in programs(page)
     ],

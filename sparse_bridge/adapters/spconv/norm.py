@@ -46,7 +46,7 @@ def run_sequential(
                 epilogue = layers.epilogue(bias)
                 names = module.name, module._sparse_unique_name
                 x = convolved(module, x, weight, epilogue, names)
-                index += layers.length
+                index += layers.length()
         elif isinstance(x, tensor):
             if hooks.traced() or x.indices.shape[0] != 0:  # a graph holds the layers
                 features = x.features

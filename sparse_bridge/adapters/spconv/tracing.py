@@ -13,7 +13,9 @@ from torch.fx import Proxy
 
 def proxy_in(values: Any) -> Proxy | None:
     """The first proxy among arguments, one list or tuple deep."""
-    return next(_proxies(values), None)
+    for proxy in _proxies(values):  # torch 2.8 does not trace `next` with a default
+        return proxy
+    return None
 
 
 def _proxies(values: Any) -> Iterator[Proxy]:

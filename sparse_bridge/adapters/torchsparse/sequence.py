@@ -76,7 +76,7 @@ def _run(children: Sequence[Any], x: Any) -> Any:
             kernel, bias, spec, config = module.arguments()
             if not spec.pointwise:  # a plain matrix product
                 x = conv.convolve(x, kernel, bias, spec, config, following)
-                index += following.length
+                index += following.length()
                 continue
         x = module(x)
     return x

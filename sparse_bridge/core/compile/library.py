@@ -14,8 +14,8 @@ import torch
 
 from ...errors import UnsupportedError
 from ..device.first_order import NO_SECOND_ORDER
+from ..device.torch_compat import BATCHED
 from . import direct
-from .torch_compat import BATCHED
 
 NAMESPACE = "sparse_bridge"
 ops: Any = torch.ops.sparse_bridge

@@ -161,7 +161,7 @@ def conv(
         x = x if x.dtype == torch.float64 else x.to(dtype)
         weight = weight if weight.dtype == torch.float64 else weight.to(dtype)
     end: tuple[Any, ...] = ()
-    if epilogue.fused is not None:
+    if epilogue.fused() is not None:
         norm = epilogue.norm or Norm(None, None, None, None, 0.0)  # type: ignore[arg-type]
         *vectors, eps = norm
         end = (*vectors, epilogue.residual, eps, epilogue.activation, epilogue.alpha)

@@ -220,14 +220,14 @@ def _check_gradients(
     check_devices(x, weight, epilogue.bias, kmap)
     check_activation(epilogue.activation)
     raise UnsupportedError(
-        f"a fused {epilogue.fused} has no gradient; apply it after the convolution, or run under "
+        f"a fused {epilogue.fused()} has no gradient; apply it after the convolution, or run under "
         "torch.no_grad()."
     )
 
 
 def _heard(x, weight, kmap, epilogue, form, wants_grad):  # type: ignore[no-untyped-def]
     """Where somebody in this process offers epilogues or collects results."""
-    offered = None if wants_grad or epilogue.fused is not None else fused_call.take()
+    offered = None if wants_grad or epilogue.fused() is not None else fused_call.take()
     if offered is not None:
         (norm, activation, alpha, summed), results = offered
         if summed is not None and kmap.x_fold is None and kmap.y_fold is None:

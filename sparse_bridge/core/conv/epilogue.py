@@ -47,9 +47,9 @@ class Epilogue(NamedTuple):
             return self.bias, None, None, None, None, self.residual
         return self.bias, *self.norm[:4], self.residual
 
-    @property
     def fused(self) -> str | None:
-        """What of it has no gradient, if anything does."""
+        """What of it has no gradient, if anything does. (A method: while torch up to 2.8 traces,
+        a property of a named tuple is never None.)"""
         if self.activation is not None:
             return self.activation
         return "norm" if self.norm is not None else None if self.residual is None else "residual"

@@ -13,16 +13,12 @@ from typing import Any
 import torch
 
 from ... import settings
+from ..device.torch_compat import TENSOR_GUARDS
 from ..maps.kernel_map import KernelMap
 from . import override
 from .epilogue import Epilogue, Norm
 from .history import History, LayerCall
 from .plan import ConvForm, ConvPlan, run_plan
-
-try:
-    from torch._C._dynamo.guards import TensorGuards
-except ImportError:  # a torch that lacks them: layers wait for what follows
-    TensorGuards = None  # type: ignore[assignment,misc]
 
 
 class FusedPlan:
@@ -105,7 +101,7 @@ def fused_plan(
     epilogue: Epilogue, steps: str,
 ) -> FusedPlan | None:  # fmt: skip
     """For the next call of a layer; None where it is to wait for all that follows."""
-    if TensorGuards is None or not plan.lasts:
+    if TENSOR_GUARDS is None or not plan.lasts:
         return None
     if torch._C._is_any_autocast_enabled():  # operands are copies then
         return None
@@ -130,4 +126,4 @@ def _guards(
     sizes: Any = [list(one.shape) for one in tensors]
     sizes[0][0] = None
     strides: Any = [list(one.stride()) for one in tensors]
-    return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    return TENSOR_GUARDS(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check

@@ -1,4 +1,7 @@
-"""Functions that are no operators: while a program is traced they run between two graphs."""
+"""Functions that are no operators: while a program is traced they run between two graphs.
+
+Up to torch 2.6 all of sparse_bridge does: `torch.compile` neither traces nor compiles it there.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,15 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+from ..device.torch_compat import WHOLE_GRAPHS
+
 P = ParamSpec("P")
 R = TypeVar("R")
+
+if not WHOLE_GRAPHS:
+    from . import skipping
+
+    skipping.skip()
 
 
 def between_graphs(function: Callable[P, R]) -> Callable[P, R]:

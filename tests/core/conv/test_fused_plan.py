@@ -259,7 +259,7 @@ def test_modes(name, where):
 
 
 def test_torch_without_guards(monkeypatch):
-    monkeypatch.setattr(fused_plan, "TensorGuards", None)
+    monkeypatch.setattr(fused_plan, "TENSOR_GUARDS", None)
     unit = Unit().known()
     with launches() as seen:
         for _ in range(3):

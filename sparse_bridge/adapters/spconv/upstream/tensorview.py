@@ -85,7 +85,6 @@ class Activation:
     but a member's number load. `Activation(1)` is the member; int() gives the number.
     """
 
-    __slots__ = ("_value", "name")  # attributes, because layers ask at every call
     __members__: ClassVar[dict[str, Activation]] = {}
     None_: ClassVar[Activation]
     ReLU: ClassVar[Activation]
@@ -142,7 +141,7 @@ def _add_members(kind: type[Activation]) -> type[Activation]:
 
 def activation_of(module: str) -> type[Activation]:
     """An `Activation` that says it is defined in `module`, so that pickles name it."""
-    body = {"__module__": module, "__slots__": (), "__members__": {}}
+    body = {"__module__": module, "__members__": {}}
     return _add_members(type("Activation", (Activation,), body))
 
 
