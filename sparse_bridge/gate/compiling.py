@@ -50,11 +50,11 @@ class Code:
 def require_triton() -> None:
     """Raise UnsupportedError where Triton cannot compile for absent GPUs."""
     version = triton_version()
-    if version is None or version < (3, 3):
+    if version is None or version < (3, 5):
         shown = "none" if version is None else ".".join(map(str, version))
         raise UnsupportedError(
-            f"the compile gate needs Triton 3.3 or newer and found {shown}; on a machine without a "
-            "GPU: pip install triton."
+            "the compile gate needs Triton 3.5 or newer, which brings a linker for AMD, and found "
+            f"{shown}; on a machine without a GPU: pip install triton."
         )
 
 

@@ -70,7 +70,7 @@ def jobs_for(
     """(architecture, form) of a whole run. kernels: only those with these names; (): all.
 
     Raises: DeviceError for a name that is no architecture, UnsupportedError for one that is no
-    kernel or of which a quick run has no form, and without Triton 3.3.
+    kernel or of which a quick run has no form, and without Triton 3.5.
     """
     require_triton()
     if not archs:

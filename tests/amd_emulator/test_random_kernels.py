@@ -6,10 +6,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.releases import triton_since
+
 from .cases import ARCHS
 
 fuzz = pytest.importorskip("amd_emulator.fuzz")
-pytestmark = pytest.mark.emulated
+pytestmark = [
+    pytest.mark.emulated,
+    triton_since(3, 9, "the interpreter has integers that do not wrap"),
+]
 BATCH = 100
 
 

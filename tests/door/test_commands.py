@@ -25,6 +25,7 @@ from sparse_bridge.core.tuning.kernel_hash import kernel_hash
 from sparse_bridge.core.tuning.tune_cache import Stamp, TuneCache, decode, encode
 from sparse_bridge.errors import DeviceError, GeometryError, SettingError
 from sparse_bridge.kernels.runtime import target as targets
+from tests.releases import triton_since
 
 CPU = torch.device("cpu")
 ROOT = pathlib.Path(__file__).parents[2]
@@ -238,6 +239,7 @@ def interpreted(place, *words):
     )
 
 
+@triton_since(3, 4, "the interpreter counts in too few bits")
 def test_warm_tunes_stores_and_exports(tmp_path):
     """One layer, forward and backward, through the real kernels in the interpreter."""
     pytest.importorskip("triton")

@@ -16,8 +16,8 @@ from sparse_bridge.kernels.runtime.architectures import compiled
 from sparse_bridge.kernels.runtime.target import described, triton_version
 from tests.conftest import EMULATED, INTERPRETED
 
-if (triton_version() or (0,)) < (3, 3) or INTERPRETED or EMULATED:
-    pytest.skip("compiles with Triton 3.3 or newer, in the plain lane", allow_module_level=True)
+if (triton_version() or (0,)) < (3, 5) or INTERPRETED or EMULATED:
+    pytest.skip("compiles with Triton 3.5 or newer, in the plain lane", allow_module_level=True)
 
 import triton
 import triton.language as tl

@@ -14,8 +14,8 @@ import torch
 from sparse_bridge.kernels.runtime.target import described, triton_version
 from tests.conftest import EMULATED, INTERPRETED
 
-if (triton_version() or (0,)) < (3, 3) or INTERPRETED or EMULATED:
-    pytest.skip("compiles with Triton 3.3 or newer, in the plain lane", allow_module_level=True)
+if (triton_version() or (0,)) < (3, 5) or INTERPRETED or EMULATED:
+    pytest.skip("compiles with Triton 3.5 or newer, in the plain lane", allow_module_level=True)
 
 from sparse_bridge.core.tuning.cost import predicted
 from sparse_bridge.core.tuning.problem import Problem

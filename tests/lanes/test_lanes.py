@@ -17,6 +17,7 @@ import pytest
 
 from sparse_bridge.harness.processes import Child
 from tests.conftest import EMULATED, INTERPRETED
+from tests.releases import triton_since
 
 ROOT = pathlib.Path(__file__).parents[2]
 _PATIENCE = 4 * 3600.0  # seconds
@@ -160,11 +161,14 @@ def run(tmp_path):
     return ran
 
 
+interpreters = triton_since(3, 4, "the interpreter lacks types, and aborts in the hash table")
+
 # Half a minute each, about; much of them runs on the emulator as well.
 LONG = ("launches", "pools and norms", "hash table", "mask splits")
 
 
 @HERE
+@interpreters
 @pytest.mark.parametrize(
     "part", [pytest.param(one, marks=[pytest.mark.slow] * (one in LONG)) for one in QUICK]
 )
@@ -191,6 +195,7 @@ def test_the_parts_of_the_quick_lane_are_the_whole_of_it():
 
 
 @HERE
+@interpreters
 @pytest.mark.slow
 def test_networks_in_the_interpreter(run):
     """Whole networks of all three frameworks, forward and backward, along the launch path."""
@@ -208,6 +213,7 @@ needs_emulator = pytest.mark.skipif(
 @HERE
 @pytest.mark.emulated
 @needs_emulator
+@triton_since(3, 5, "no linker for AMD's code comes along")
 @pytest.mark.parametrize("arch", ["gfx942", "gfx1100"])
 def test_emulated_gpu(run, arch):
     """The hash table, a convolution and a network, forward and backward, as machine code of that
@@ -230,6 +236,7 @@ def test_emulated_gpu(run, arch):
 @pytest.mark.slow
 @pytest.mark.emulated
 @needs_emulator
+@triton_since(3, 5, "no linker for AMD's code comes along")
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_whole_of_an_emulated_gpu(run, arch, record_property):
     """Every kernel and map builder, every dtype, networks of all frameworks; bounds checks are on
@@ -241,6 +248,7 @@ def test_the_whole_of_an_emulated_gpu(run, arch, record_property):
 @pytest.mark.slow
 @pytest.mark.emulated
 @needs_emulator
+@triton_since(3, 5, "no linker for AMD's code comes along")
 @pytest.mark.parametrize("framework", GOLDENS)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_goldens_of_every_framework(run, arch, framework):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import pathlib
 import subprocess
 import sys
 
 import pytest
+import torch
 
 from sparse_bridge.errors import SettingError
 from sparse_bridge.surface import check, table
@@ -15,6 +17,11 @@ from sparse_bridge.surface.command import collect
 from sparse_bridge.surface.markdown import page
 
 ROOT = pathlib.Path(__file__).parents[2]
+# Layers that inherit torch's show its signatures; those of older releases lack an argument.
+as_recorded = pytest.mark.skipif(
+    "bias" not in inspect.signature(torch.nn.BatchNorm1d).parameters,
+    reason="the tables are recorded with a newer torch",
+)
 
 
 def command(*arguments):
@@ -47,6 +54,7 @@ def facts(everything):
     return {(found["framework"], found["release"]): found for found in everything[0]}
 
 
+@as_recorded
 def test_no_name_is_absent_without_a_reason(facts):
     assert list(facts) == [(name, release) for name, release, _ in table.releases()]
     for key, found in facts.items():
@@ -68,6 +76,7 @@ def test_every_reason_still_explains_something(facts):
             ), reason
 
 
+@as_recorded
 def test_the_page_is_current(everything):
     assert everything[1] == (ROOT / "docs" / "surface.md").read_text(encoding="utf-8"), (
         "docs/surface.md is old: python -m sparse_bridge surface --markdown > docs/surface.md"
@@ -82,6 +91,7 @@ def test_one_framework_in_words():
         collect(["nothing"])
 
 
+@as_recorded
 def test_the_table_of_spconv_is_that_of_the_wheel():
     constants = pytest.importorskip("spconv.cppconstants")
     if not constants.CPU_ONLY_BUILD:

@@ -6,6 +6,11 @@ everything else is in core.c. Needs torch, triton, tinygrad (its tables; nothing
 compiler.
 """
 
+import importlib.metadata
+
+if tuple(map(int, importlib.metadata.version("triton").split(".")[:2])) < (3, 5):
+    raise ModuleNotFoundError("amd_emulator needs Triton 3.5, which brings a linker for AMD's code")
+
 from .code_object import wave_size
 from .isa import ARCH
 from .launch import Kernel, cfg

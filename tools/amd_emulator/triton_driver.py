@@ -266,7 +266,7 @@ def patch_triton(
     import triton
     from triton.runtime import autotuner, driver, jit
 
-    device, patches, before = Driver(gfx), _Patches(), driver._active
+    device, patches, before = Driver(gfx), _Patches(), dict(vars(driver))
     if buffer_ops is not None:
         knob = triton.knobs.amd.use_buffer_ops
         device.device += 100 * (1 + bool(buffer_ops))  # kernels are cached by device
@@ -285,7 +285,7 @@ def patch_triton(
     finally:
         if buffer_ops is not None:
             triton.knobs.amd.use_buffer_ops = knob
-        driver._active = before
+        vars(driver).update(before)  # other names up to Triton 3.4
         patches.undo()
 
 
