@@ -36,6 +36,8 @@ PAIRS = {
     "2.8": ("3.4.0", "numpy", "3.13"),
     "2.9": ("3.5.1", "numpy", "3.14"),
     "2.10": ("3.6.0", "numpy", "3.14"),
+    "2.13": ("3.7.1", "numpy", "3.14"),
+    "2.15": ("3.9.0", "numpy", "3.14"),
 }
 INDEX = "https://download.pytorch.org/whl/cpu"
 TORCH = os.environ.get("NOX_TORCH", f"torch --index-url {INDEX}").split()

@@ -23,4 +23,4 @@ def triton_since(major: int, minor: int, what: str) -> pytest.MarkDecorator:
     )
 
 
-WHOLE_GRAPHS = since(2, 7, "layers run between graphs")
+WHOLE_GRAPHS = since(2, 8, "layers run between graphs")

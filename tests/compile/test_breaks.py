@@ -8,7 +8,7 @@ from torch._dynamo.utils import counters
 
 from sparse_bridge.core.traced import graphs
 from tests.compile.programs import GRID, PROGRAMS, scene
-from tests.releases import since
+from tests.releases import WHOLE_GRAPHS
 
 
 def minkowski_layers():
@@ -81,7 +81,7 @@ def breaks(monkeypatch):
     return seen
 
 
-@since(2, 8, "more graphs are made")
+@WHOLE_GRAPHS
 @pytest.mark.parametrize(("door", "name"), CASES, ids=["-".join(case) for case in CASES])
 def test_a_layer_between_two_graphs(door, name, breaks, plain_settings):
     with PROGRAMS[door]():

@@ -13,7 +13,7 @@ import torch
 import sparse_bridge.compile
 from tests.compile.comparison import assert_same
 from tests.compile.programs import DEVICES, NETWORKS, PROGRAMS, WHERE, scene
-from tests.releases import since
+from tests.releases import WHOLE_GRAPHS, since
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LOAD = """
@@ -63,7 +63,7 @@ def round_trip(door, network, folder, device):
     return made
 
 
-@since(2, 8, "versions of tensors cannot be saved")
+@WHOLE_GRAPHS
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("door", ("spconv", "minkowski"))
 def test_a_program_is_saved_and_loaded(door, device, tmp_path, plain_settings):

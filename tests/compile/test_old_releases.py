@@ -1,4 +1,4 @@
-"""Before torch 2.7 sparse layers run between graphs: the same numbers in every framework."""
+"""Before torch 2.8 sparse layers run between graphs: the same numbers in every framework."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 # The release is taken from `torch.__version__`, so that newer ones go the same way.
 PROGRAM = """
 import copy, sys, torch
-if tuple(map(int, torch.__version__.split(".")[:2])) > (2, 6):
-    torch.__version__ = torch.torch_version.TorchVersion("2.6.0")
+if tuple(map(int, torch.__version__.split(".")[:2])) > (2, 7):
+    torch.__version__ = torch.torch_version.TorchVersion("2.7.0")
 from sparse_bridge.core.device.torch_compat import WHOLE_GRAPHS
 from tests.compile.comparison import assert_same, compare_gradients, gradients
 from tests.compile.programs import PROGRAMS, scene

@@ -11,7 +11,7 @@ from sparse_bridge.adapters.minkowski.maps import MapRegistry
 from sparse_bridge.core.compile import norms
 from tests.compile.comparison import assert_near, assert_same, compare
 from tests.compile.programs import DEVICES, DOORS, GRID, NETWORKS, PROGRAMS, WHERE, scene
-from tests.releases import WHOLE_GRAPHS, since
+from tests.releases import WHOLE_GRAPHS
 
 pytestmark = WHOLE_GRAPHS
 
@@ -93,7 +93,6 @@ def test_points_of_torchsparse_in_one_graph(door, plain_settings):
         compare(programs["points"]().train(), "aot_eager", 3)
 
 
-@since(2, 8, "slots of tensors from before a graph are unknown in it")
 def test_layers_outside_of_graphs_see_what_graphs_made(plain_settings):
     """A layer onto coordinates that a tensor holds runs between two graphs."""
     with PROGRAMS["minkowski"]() as programs:
@@ -165,7 +164,6 @@ def test_networks_in_half_precision(door, plain_settings):
             assert_near(compiled(features.half(), coords).float(), exact[number], 0.05)
 
 
-@since(2, 8, "slots of tensors from before a graph are unknown in it")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("door", DOORS)
 def test_sparse_tensors_made_before_the_graph(door, device, plain_settings):
@@ -179,7 +177,6 @@ def test_sparse_tensors_made_before_the_graph(door, device, plain_settings):
             assert_same(program._read(compiled(x)), expected)
 
 
-@since(2, 8, "slots of tensors from before a graph are unknown in it")
 def test_a_manager_from_before_the_graph_is_used_in_it(plain_settings, monkeypatch):
     """Not another one, whose maps would be built beside those that were prepared for the first."""
     inserted, own = [], MapRegistry.insert

@@ -138,8 +138,8 @@ def test_expandable_segments_on_rocm(no_frameworks, monkeypatch):
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     assert doctor.collect()["warnings"] == []
     monkeypatch.setattr(torch.version, "hip", "7.2.1")
-    warning, graphs = doctor.collect()["warnings"]
-    assert "ROCm 7.2.0 to 7.2.3" in graphs
+    warning, *others = doctor.collect()["warnings"]  # some are about Triton's release
+    assert any("ROCm 7.2.0 to 7.2.3" in other for other in others)
     assert warning == rocm.allocator_warning() and "PYTORCH_CUDA_ALLOC_CONF" in warning
     assert warning[:60] in shown(doctor.collect())
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
-# Before torch 2.7 tracing fails on the slots, enums and properties that layers read.
-WHOLE_GRAPHS = RELEASE >= (2, 7)
+# Before torch 2.8 tracing fails on slots, enums and properties that layers read, or behind breaks.
+WHOLE_GRAPHS = RELEASE >= (2, 8)
 _dynamo: Any = getattr(torch._C, "_dynamo", None)  # as an attribute: torch 2.4 cannot import it
 # What compares tensors at once, or None: layers wait for what follows them then.
 TENSOR_GUARDS: Any = getattr(getattr(_dynamo, "guards", None), "TensorGuards", None)

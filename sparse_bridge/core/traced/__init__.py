@@ -1,6 +1,6 @@
 """Functions that are no operators: while a program is traced they run between two graphs.
 
-Up to torch 2.6 all of sparse_bridge does: `torch.compile` neither traces nor compiles it there.
+Up to torch 2.7 all layers of sparse_bridge do: `torch.compile` neither traces nor compiles them.
 """
 
 from __future__ import annotations
