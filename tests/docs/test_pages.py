@@ -107,9 +107,15 @@ def test_figures_are_drawn_by_their_programs(name: str, tmp_path: Path) -> None:
         matplotlib.image.imread(path)[..., :3]
         for path in (tmp_path / "again.png", ROOT / "docs" / "figures" / f"{name}.png")
     )
-    assert again.shape == kept.shape
-    # Other versions of matplotlib and FreeType set letters a little differently.
-    assert np.abs(again - kept).mean() < 0.02
+    # Other versions of matplotlib and FreeType set letters a little differently, and lines by a
+    # pixel: squares of 8 x 8 are compared.
+    assert np.abs(np.subtract(again.shape, kept.shape)).max() <= 2
+    rows, columns = (least // 8 for least in np.minimum(again.shape, kept.shape)[:2])
+    squares = [
+        one[: rows * 8, : columns * 8].reshape(rows, 8, columns, 8, 3).mean((1, 3))
+        for one in (again, kept)
+    ]
+    assert np.abs(squares[0] - squares[1]).mean() < 0.012
 
 
 @pytest.mark.parametrize("repository", ["", "https://example.org/owner/sparse_bridge"])
