@@ -8,7 +8,7 @@ from torch._dynamo.utils import counters
 
 from sparse_bridge.core.traced import graphs
 from tests.compile.programs import GRID, PROGRAMS, scene
-from tests.releases import WHOLE_GRAPHS
+from tests.releases import WHOLE_GRAPHS, since
 
 
 def minkowski_layers():
@@ -98,3 +98,26 @@ def test_a_layer_between_two_graphs(door, name, breaks, plain_settings):
                 made.append(counters["stats"]["unique_graphs"])
         assert made[-1] == made[1], made
         assert all("torch.compiler.disable" in why for why in counters["graph_break"])
+
+
+@since(2, 10, "some need a switch (docs/compile.md)")
+@pytest.mark.parametrize(
+    "door",
+    [
+        "spconv", "torchsparse", "torchsparse 1.4",
+        pytest.param("minkowski", marks=pytest.mark.xfail(
+            raises=torch._dynamo.exc.InternalTorchDynamoError, strict=True,
+            reason="torch compares keys, whose numbers it has made symbols, as constants",
+        )),
+    ],
+)  # fmt: skip
+def test_networks_in_many_graphs(door, plain_settings):
+    """Where torch gives a layer up after so many graphs, it runs as ever, on maps of both kinds."""
+    with PROGRAMS[door]() as programs, torch.no_grad():
+        program = programs["unet"]().eval()
+        torch._dynamo.reset()
+        compiled = torch.compile(program, backend="eager")
+        for number in range(3):
+            torch.testing.assert_close(
+                compiled(*scene(number)), program(*scene(number)), rtol=1e-4, atol=1e-4
+            )

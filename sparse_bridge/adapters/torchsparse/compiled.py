@@ -19,16 +19,18 @@ from ...core.compile import row_functions as row_functions
 from ...core.compile.coordinates import Made, Sites, Traced
 from ...core.compile.library import define
 from ...core.conv.epilogue import Epilogue
+from ...core.traced.graphs import outside as outside
+from . import records
 from .errors import MissingMapError
 from .geometry import layer_of, shrunk_range
 from .maps import as_tensor, build_record, coordinate_map, generated_level
 from .options import Options, resolve
 from .profile import PROFILES, Profile
+from .records import TRACED
 from .spec import ONE, ConvSpec, MapKey
 from .tensors import caches_of, item_counts, range_of
 
 ops: Any = torch.ops.sparse_bridge
-TRACED = "compiled"
 _BUILDER, _GENERATIVE = "torchsparse", "torchsparse generative"
 _RELEASES = tuple(PROFILES)
 _MODES = ("hashmap_on_the_fly", "hashmap")
@@ -125,6 +127,24 @@ def record_of(x: Any, spec: ConvSpec, key: MapKey, config: Any) -> Record:
     out_range = shrunk_range(given, kernel, stride, padding, bool(options[2]))
     record = kmaps[name] = Record(before, after, (given, out_range), handle)
     return record
+
+
+def reverses(x: Any, key: MapKey) -> bool:
+    """Whether a transposed layer on x is for the graph: it knows the map, or nobody does."""
+    kmaps = caches_of(x).kmaps
+    known = kmaps.get((TRACED, *key))
+    if known is not None and known.after.coords is x.coords:
+        return True
+    return known is None and key not in kmaps
+
+
+def left(kmaps: Any, key: MapKey) -> records.Record | None:
+    """What a graph put into `kmaps` under `key`, for layers outside of it."""
+    known = kmaps.get((TRACED, *key))
+    if known is None:
+        return None
+    ends, ranges = (known.before.coords, known.after.coords), (known.in_range, known.out_range)
+    return records.Record(products.map_of(known.handle, False), *ends, *ranges)
 
 
 def earlier_record(x: Any, key: MapKey) -> Record:

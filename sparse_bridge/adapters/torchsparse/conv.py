@@ -35,7 +35,7 @@ from .geometry import layer_of, shrunk_range
 from .maps import as_tensor, build_record, coordinate_map, generated_level
 from .options import resolve
 from .profile import Profile, peek
-from .records import Record, entry_of, leading_from, read, record_of
+from .records import TRACED, Record, entry_of, leading_from, read, record_of
 from .spec import ONE, ConvSpec, MapKey, spec_of
 from .tensors import caches_of, check_input, output_of, range_of
 
@@ -121,6 +121,8 @@ def _traced(
     from . import compiled
 
     stride, key = spec.level(x.stride)
+    if spec.transposed and not (spec.generative or compiled.reverses(x, key)):
+        return compiled.outside(convolve, x, weight, bias, spec, config)
     if spec.pointwise:
         y = _pointwise(feats, weight, bias, spec)
         return output_of(x, spec.release, y, x.coords, stride, range_of(x))
@@ -218,6 +220,9 @@ def _record(x: Any, coords: torch.Tensor, spec: ConvSpec, key: MapKey, config: A
     """
     kmaps = getattr(x, "_caches", x).kmaps
     record = leading_from(coords, kmaps.get(key))
+    if record is None and (TRACED, *key) in kmaps:
+        _of_graph(kmaps, key, spec)
+        record = leading_from(coords, kmaps[key])
     if record is not None:
         return record
     release, options = spec.release, resolve(spec.release, config)
@@ -244,6 +249,8 @@ def _earlier_record(
     entry, sites = caches.kmaps.get(key), caches.cmaps.get(key[0])
     fine, fine_range = sites if isinstance(sites, tuple) else (sites, None)
     record = record_of(entry)
+    if entry is None and (TRACED, *key) in caches.kmaps:
+        record = _of_graph(caches.kmaps, key, spec)
     if record is None:
         if entry is None:
             raise _missing(caches.kmaps, key, x.stride)
@@ -260,6 +267,16 @@ def _earlier_record(
         )
     # The map knows where it came from, so a raw input needs no registration in `cmaps`.
     return record, record.in_range if sites is None else fine_range
+
+
+def _of_graph(kmaps: Any, key: MapKey, spec: ConvSpec) -> Record | None:
+    """A map that `torch.compile` made in a part of the program."""
+    from . import compiled
+
+    record = compiled.left(kmaps, key)
+    if record is not None:
+        kmaps[key] = entry_of(record, spec.release)
+    return record
 
 
 def _missing(kmaps: Any, key: MapKey, tensor_stride: Any) -> MissingMapError:

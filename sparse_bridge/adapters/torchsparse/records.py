@@ -18,6 +18,7 @@ from .profile import Profile
 
 __all__ = [
     "PAD",
+    "TRACED",
     "MapDict",
     "MapList",
     "Record",
@@ -31,6 +32,9 @@ __all__ = [
 
 PAD = 128
 """torchsparse rounds the rows of its tables up to a multiple of it."""
+
+TRACED = "compiled"
+"""What keys of `kmaps` begin with under which a compiled program keeps what its graph knows."""
 
 
 @dataclasses.dataclass(eq=False)
