@@ -275,7 +275,7 @@ def _let_cpu_gradients_run() -> None:
 
 
 # Dataflows that peers of their own force: none of the mask splits, one, two ...
-_FORCED = ("unmasked", "masked", "masked:2", "masked:3", "masked:4", "balanced", "grouped")
+_FORCED = ("unmasked", "masked", "masked:2", "masked:3", "masked:4", "grouped")
 _STANDIN = {"mode": "standin"}
 _GRAPHS = {**_STANDIN, "optimize": "graphs"}
 # name -> (interface, package, framework to bridge, and how: keywords of `enable`)

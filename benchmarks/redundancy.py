@@ -1,19 +1,13 @@
-"""Redundant and uneven work of the masked dataflow, counted on the CPU: `python -m
-benchmarks.redundancy`.
+"""Redundant work of the masked dataflow, counted on the CPU: `python -m benchmarks.redundancy`.
 
 Rows of multiply-adds that tiles do, over the rows that are needed, for a 3x3x3 submanifold map:
 unsorted (0 mask splits: every offset for every row), sorted (1), and with 2 to 4 mask splits. The
 order is the kernels' own, but for offsets' frequencies, which are exact here.
-
-Then how long a launch lasts, in offsets that one program visits after another, if a GPU holds so
-many programs: tiles by one each, the last ones first, and long tiles shared, as the balanced
-dataflow has them.
 """
 
 from __future__ import annotations
 
 import argparse
-import heapq
 from collections.abc import Sequence
 
 import torch
@@ -22,12 +16,10 @@ from sparse_bridge.core import functional
 
 from .workloads import VOXEL_SIZE, Scan, load
 
-__all__ = ["counted", "lengths", "main", "present_in", "redundancy", "walked"]
+__all__ = ["counted", "main", "present_in", "redundancy"]
 
 TILES = (64, 128)  # rows
 SPLITS = (0, 1, 2, 3, 4)
-PROGRAMS = (264, 528, 924)  # of 132 compute units with 2, 4 and 7 each
-LEAST = 6  # offsets of a tile that are not shared
 
 
 def present_in(scan: Scan) -> torch.Tensor:
@@ -72,32 +64,6 @@ def redundancy(present: torch.Tensor) -> dict[int, tuple[float, ...]]:
     }
 
 
-def lengths(present: torch.Tensor, tile: int) -> list[int]:
-    """How many offsets each tile of `tile` rows visits, in mask order."""
-    n_offsets, n_rows = present.shape
-    n_tiles = -(-n_rows // tile)
-    ordered = present[:, _gray_rank(present).argsort(stable=True)]
-    filled = torch.nn.functional.pad(ordered, (0, n_tiles * tile - n_rows))
-    counts: list[int] = filled.view(n_offsets, n_tiles, tile).any(2).sum(0).tolist()
-    return counts
-
-
-def walked(tiles: Sequence[int], programs: int, shared: bool) -> int:
-    """Offsets, one after another, until the last of `programs` places is through, which take pieces
-    of work as they come: helpers' parts first, then tiles from the last on."""
-    limit = max(LEAST, -(-sum(tiles) // programs)) if shared else max(tiles)
-    helpers, first = [], []
-    for length in reversed(tiles):
-        parts = max(1, -(-length // limit))
-        share = -(-length // parts)
-        first.append(min(share, length))
-        helpers += [min(share, length - part * share) for part in range(1, parts)]
-    places = [0] * programs
-    for work in helpers + first:
-        heapq.heapreplace(places, places[0] + work)
-    return max(places)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table for each scan."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.redundancy", description=__doc__)
@@ -111,12 +77,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("  splits  " + "  ".join(f"tiles of {tile}".rjust(11) for tile in TILES))
         for splits, found in redundancy(present).items():
             print(f"  {splits:6d}  " + "  ".join(f"{one:11.2f}" for one in found))
-        tiles = lengths(present, TILES[0])
-        mean = sum(tiles) / len(tiles)
-        print(f"  {len(tiles)} tiles of {TILES[0]}: {mean:.1f} offsets each, {max(tiles)} at most")
-        for programs in PROGRAMS:
-            whole, shared = (walked(tiles, programs, one) for one in (False, True))
-            print(f"  {programs:6d} programs: {whole} offsets in a row, shared {shared}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 | environment variable | values (default first) | meaning |
 |---|---|---|
-| `SPARSE_BRIDGE_DATAFLOW` | auto, masked, masked:2, masked:3, masked:4, unmasked, balanced, grouped, per_offset, explicit | force one dataflow; a number: mask splits |
+| `SPARSE_BRIDGE_DATAFLOW` | auto, masked, masked:2, masked:3, masked:4, unmasked, grouped, per_offset, explicit | force one dataflow; a number: mask splits |
 | `SPARSE_BRIDGE_FP32` | auto, ieee | fp32 products that may not be rounded to TF32: on NVIDIA's data-centre GPUs (A100, H100, B200 and relatives) as three TF32 products, whose sum is as exact as fp32, or always by IEEE multiply-adds, several times slower there |
 | `SPARSE_BRIDGE_OPTIMIZE` | fuse, graphs, off | what is done to models as they run: in inference, norms, activations and residual sums join the convolutions before them; on a GPU, parts that take and return sparse tensors are replayed from captured graphs as well; nothing |
 | `SPARSE_BRIDGE_CAPTURE` | graphs, prefetch, off, always | on a GPU, how maps that a program asks for again and again are prepared: queued together at the first request and replayed from captured CUDA graphs, queued together only, or built one by one; `always` replays on ROCm too, maps and models, whose replayed graphs have given wrong data |
@@ -33,7 +33,7 @@ PREFIX = "SPARSE_BRIDGE_"
 # Whether Triton kernels compute a dataflow. `core.conv.dataflows` has a file for each.
 DATAFLOWS = {
     "masked": True, "masked:2": True, "masked:3": True, "masked:4": True, "unmasked": True,
-    "balanced": True, "grouped": True, "per_offset": False, "explicit": False,
+    "grouped": True, "per_offset": False, "explicit": False,
 }  # fmt: skip
 CHOICES = {
     "dataflow": ("auto", *DATAFLOWS),

@@ -99,7 +99,7 @@ def doors() -> Iterator[tuple[str, Walk, Walk]]:
                     if type(one) is Rulebook and one.order is None:  # of no other test
                         one.table(0)
             with pretended_gpu():
-                for _ in range(2):
+                for _ in range(6):  # until it is known that nothing follows
                     layer(x)
                 yield name, walk(lambda layer=layer, x=x: layer(x)), cold
 

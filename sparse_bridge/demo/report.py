@@ -29,7 +29,6 @@ _FLOW_STYLE = {
     "masked": "green",
     **{f"masked:{splits}": "green" for splits in (2, 3, 4)},
     "unmasked": "bright_green",
-    "balanced": "green",
     "grouped": "bright_cyan",
     "per_offset": "cyan",
     "explicit": "yellow",

@@ -12,7 +12,6 @@ import functools
 
 from ..kernels.runtime.target import Target
 from . import (
-    forms_balanced,
     forms_gemm,
     forms_grouped,
     forms_maps,
@@ -22,7 +21,7 @@ from . import (
 from .forms import Form, Space
 
 DECLARATIONS = (
-    forms_maps, forms_gemm, forms_balanced, forms_grouped, forms_pools, forms_norms,
+    forms_maps, forms_gemm, forms_grouped, forms_pools, forms_norms,
 )  # fmt: skip
 
 

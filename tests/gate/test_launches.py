@@ -214,7 +214,7 @@ def test_layers(recorder, monkeypatch):
     level_bounds.level_bounds(ends, torch.zeros(1, 1).int(), record, recorder.target)
     repeated = functional.coordinate_map(torch.cat([coords, coords[:3]]), TINY[2], 1)
     convolve_map(functional.submanifold(repeated, functional.kernel_offsets((3, 3))))
-    for flow in ("unmasked", "grouped", "balanced", "masked:2", "masked:3"):
+    for flow in ("unmasked", "grouped", "masked:2", "masked:3"):
         with settings.override(dataflow=flow):
             convolve_map(layer("strided", shape=TINY[1]).kmap)
     tables = [NeighborTable(torch.zeros(4, 5).int()) for _ in range(2)]

@@ -65,9 +65,9 @@ def norm_vectors(norm, channels):
 def run_gather(
     lane, tile, packed, *, n=70, n_in=50, c_in=16, c_out=16, n_offsets=9, groups=1, bias=True,
     dtype=torch.float32, activation=None, nbr=None, norm="none", residual=False, precision="ieee",
-    splits=1, kernel=(GemmSpec, GatherGemm),
+    splits=1,
 ):  # fmt: skip
-    """(result, fp64 truth) of one launch.  kernel: the classes of a spec and of a launch."""
+    """(result, fp64 truth) of one launch."""
     target, device = target_of(lane), torch.device(lane.device)
     nbr = random_table(n_offsets, n, n_in) if nbr is None else nbr
     x = features(n_in, groups * c_in, dtype=dtype)
@@ -84,8 +84,7 @@ def run_gather(
     parts = bias + {"none": 0, "statistics": 2, "affine": 6}[norm] + 8 * residual
     end = EpilogueForm(parts, activation, 0.1, EPS)
     product = Product(target, device, dtype, precision, w, end)
-    make_spec, make = kernel
-    gemm = make(make_spec(product, tile, packed, splits=splits), table, n, n_in)
+    gemm = GatherGemm(GemmSpec(product, tile, packed, splits=splits), table, n, n_in)
     y = nan_like(n, groups * c_out, dtype=dtype, device=device)
     placed = [None if t is None else t.to(device) for t in vectors]
     assert gemm(x.to(device), weight.to(device), placed, y) is y

@@ -77,9 +77,7 @@ def test_dtypes_and_repeated_rows_on_the_cpu(threads, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "flow", ["masked", "unmasked", "balanced", "grouped", "per_offset", "explicit"]
-)
+@pytest.mark.parametrize("flow", ["masked", "unmasked", "grouped", "per_offset", "explicit"])
 def test_on_a_gpu(flow, kind, dtype):
     with settings.override(dataflow=flow):
         check(kind, "cuda", 64, 48, dtype)

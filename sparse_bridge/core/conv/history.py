@@ -66,6 +66,7 @@ NOTHING = History()  # of layers that are not to wait
 NOTHING.over = True
 
 _histories: dict[int, tuple[weakref.ref[Any], History]] = {}
+over: set[int] = set()  # ids of the layers of which it is over
 
 
 def history_of(owner: Any) -> History:
@@ -80,7 +81,9 @@ def history_of(owner: Any) -> History:
         held = _histories.get(key)
         if held is not None and held[0] is gone:
             del _histories[key]
+            over.discard(key)
 
+    over.discard(key)
     _histories[key] = weakref.ref(owner, forget), made
     return made
 

@@ -21,7 +21,17 @@ from ..maps.kernel_map import KernelMap
 from . import convolution, fused_call
 from .epilogue import Epilogue, Norm
 from .fused_plan import fused_plan, same
-from .history import NOTHING, PLAIN, LayerCall, changes, changes_of, history_of, may_wait, watched
+from .history import (
+    NOTHING,
+    PLAIN,
+    LayerCall,
+    changes,
+    changes_of,
+    history_of,
+    may_wait,
+    over,
+    watched,
+)
 from .plan import ConvForm, find, run
 
 Launch = Callable[[torch.Tensor], torch.Tensor]
@@ -48,6 +58,8 @@ def start(
     history = history_of(owner) if _on and not trace.recorders else NOTHING
     bias, _, _, norm, residual = epilogue
     if history.over or residual is not None:
+        if history.over and history is not NOTHING:
+            over.add(id(owner))
         return convolution.convolve(x, weight, kmap, epilogue, form)
     fused, done = history.plan, "" if norm is None else "n"
     if (

@@ -54,7 +54,7 @@ class Problem(NamedTuple):
     """One GEMM.
 
     direction: "fwd", "dgrad" or "wgrad".  dataflow: "masked", with mask splits "masked:S",
-    "unmasked", "balanced", "grouped", or "pairs" (wgrad).
+    "unmasked", "grouped", or "pairs" (wgrad).
     device: of the tensors.  precision: of the product, see `device.precision`.  order: "io" where
     the output channels of the weight are the closer ones in memory, else "oi".  n_rows, n_in: rows
     of the result and of what is gathered; for wgrad those of dy and x.  work: pairs (wgrad), else

@@ -24,7 +24,7 @@ from ...kernels.gemm.product import EpilogueForm
 from ...kernels.runtime.target import Target
 from ..conv import registry
 from ..conv.choice import flow_of
-from ..conv.dataflow import Case, LayerProduct
+from ..conv.dataflow import LayerProduct
 from ..conv.dataflows.masked import BY_RULE, split_tiles
 from ..conv.epilogue import Epilogue
 from ..conv.kernel_products import GatherProduct, KernelDataflow
@@ -247,7 +247,7 @@ class Race:
             return frozenset()
         if flow == "grouped":
             return frozenset({_TILES, _PAIRS, ("grouped", layer.side)})
-        return frozenset({("tiles" if flow in ("masked", "balanced") else flow, side)})
+        return frozenset({("tiles" if flow == "masked" else flow, side)})
 
     def _paid(self) -> frozenset[View]:
         """Built whatever is chosen: what gradients of weights need."""
@@ -295,8 +295,6 @@ def _depth(view: View) -> tuple[int, View]:
 def _flows(product: LayerProduct) -> list[str]:
     """Dataflows worth timing."""
     flows = ["masked", "unmasked", "grouped"]
-    if not registry.entry("balanced").unsupported_reasons(Case(product.device, product.dtype)):
-        flows.append("balanced")
     if product.dtype == torch.float32 and min(product.w.c_in, product.w.c_out) >= _SPLIT_CHANNELS:
         flows += ["masked:2", "masked:3"]
     return flows

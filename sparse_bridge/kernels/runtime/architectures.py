@@ -104,8 +104,6 @@ class Generation:
     products add up in memory of which a thread reads whole rows (tcgen05).  direct_to_shared: loads
     go straight to shared memory, into two buffers (Triton 3.7 and newer), with padding.
     tf32_reads_rows: TF32's second operand is read only with its input channels side by side.
-    shared_results: of a thread, at most, where sums of other programs are added to its own (Triton
-    3.9 spills 316 bytes at 64 for sm_80, 236 for sm_90, 36 at 32 for gfx950).
     norm_halves: a norm behind 64-bit offsets leaves half the registers.  norm_narrows_fp32: a norm
     behind IEEE fp32 leaves fewer.
     """
@@ -131,7 +129,6 @@ class Generation:
     tensor_memory: bool = False
     direct_to_shared: bool = False
     tf32_reads_rows: bool = False
-    shared_results: int = 16
     norm_halves: bool = False
     norm_narrows_fp32: bool = False
 
@@ -231,9 +228,8 @@ _RDNA = dataclasses.replace(
     candidates=_RDNA_TILES,
 )  # fmt: skip
 _NVIDIA = Generation(
-    "generic", "cuda", r"sm_\d+", matrix=("MMA", "WGMMA", "TCGEN05"), deep_wgrad=True,
-    shared_results=32,
-)  # fmt: skip
+    "generic", "cuda", r"sm_\d+", matrix=("MMA", "WGMMA", "TCGEN05"), deep_wgrad=True
+)
 _AMPERE = dataclasses.replace(
     _NVIDIA, matrix=("MMA",), warpgroup="MMA", limits=_AMPERE_LIMITS, candidates=_AMPERE_TILES
 )

@@ -85,13 +85,6 @@ class Target:
         return self.backend == "cuda" and self.has_matrix_units
 
     @property
-    def hands_sums(self) -> bool:
-        """Whether programs of one launch may hand sums to each other: what one has written is there
-        for the one that counts after it. Proven on NVIDIA's GPUs; elsewhere kernels that are not
-        run on a GPU do."""
-        return self.backend == "cuda" or not self.raw
-
-    @property
     def has_matrix_units(self) -> bool:
         """Whether Triton's `tl.dot` of half types becomes matrix instructions."""
         return bool(self.generation.matrix)

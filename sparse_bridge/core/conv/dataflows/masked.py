@@ -52,7 +52,7 @@ class _ByRule(Masked):
     ) -> KernelDataflow:
         flow = registry.entry(serving_flow(rulebook, side, product))
         assert isinstance(flow, KernelDataflow)
-        return flow.serving(rulebook, side, product)
+        return flow
 
     def serves(self, rulebook: Rulebook, side: int, product: LayerProduct) -> str:
         return self.serving(rulebook, side, product).name
