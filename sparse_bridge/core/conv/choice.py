@@ -1,7 +1,8 @@
 """Which of the kernels' dataflows serves one map of a layer, where nobody forces one.
 
-By what the host knows without waiting: rows, kernel volume, channels, and whether gradients have
-been recorded over the map. So a program takes the same way every time.
+By what the host knows without waiting: rows, kernel volume, channels, whether gradients have been
+recorded over the map, and what prefetch has made of it. So a program takes the same way every time
+that it sees the same scenes.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ def flow_of(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> s
     *grouped* for few rows under a weight that the cache does not hold, which it reads less often,
     with gradients, for which pairs are listed anyway: that takes longer than it saves one layer.
     *unmasked* where ordering the rows takes longer than it saves: maps between other rows, narrow
-    channels or few rows, and no gradients, for whose pair lists rows are ordered anyway. Nobody
-    takes mask splits by itself: no GPU has timed them.
+    channels or few rows, and no gradients, for whose pair lists rows are ordered anyway. Rows that
+    are ordered already stay so: as larger scenes left it, prefetch orders them. Nobody takes mask
+    splits by itself: they lose in half precision.
     """
     target, w, n_rows = product.target, product.w, rulebook.n_rows[side]
     assert target is not None
@@ -53,7 +55,8 @@ def flow_of(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> s
         and not padded
     ):
         return "grouped"
-    if w.n_offsets <= _FEW_OFFSETS and not rulebook.symmetric and not rulebook.trained:
+    used_once = w.n_offsets <= _FEW_OFFSETS and not (rulebook.symmetric or rulebook.trained)
+    if used_once and not rulebook.tiled(side):
         work = 2.0 * n_rows * w.n_offsets * w.c_in * w.c_out * w.groups
         kind = "half" if half else product_precision(target, product.dtype, product.precision)
         rate = INTENSITY[kind] * MOVED * target.compute_units

@@ -32,9 +32,10 @@ _MOST_WORK = 1 << 33
 _MAPS = 64  # identity maps that are kept, of the last numbers of rows
 _LEAST = 1 << 17  # rows that the first of them have room for
 
-_maps: collections.OrderedDict[tuple[int, int], KernelMap] = collections.OrderedDict()
+_Key = tuple[int, int, bool]  # GPU, rows, whether pairs are listed
+_maps: collections.OrderedDict[_Key, KernelMap] = collections.OrderedDict()
 # What captured graphs read stays: nobody tells when the last of them is gone.
-_captured: dict[tuple[int, int], KernelMap] = {}
+_captured: dict[_Key, KernelMap] = {}
 _rows: dict[int, list[torch.Tensor]] = collections.defaultdict(list)  # the last one is the longest
 _lock = threading.Lock()
 
@@ -67,9 +68,10 @@ def _by_kernel(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> b
 
 
 def identity(n_rows: int, device: torch.device) -> KernelMap | None:
-    """Every row onto itself; device: with its index on a GPU. None in the capture of a graph, whose
-    memory a new map would be, where there is none yet."""
-    key = (-1 if device.index is None else device.index), n_rows
+    """Every row onto itself, with the lists that gradients need where they are recorded; device:
+    with its index on a GPU. None in the capture of a graph, whose memory a new map would be, where
+    there is none yet."""
+    key = (-1 if device.index is None else device.index), n_rows, torch.is_grad_enabled()
     with _lock:
         found = _captured.get(key) or _maps.get(key)
         if _capturing(device):
@@ -78,7 +80,7 @@ def identity(n_rows: int, device: torch.device) -> KernelMap | None:
             return found
         if found is None:
             with _disable_current_modes():  # what watches a model's operations is not told
-                found = _maps[key] = KernelMap(_identity(_numbers(key[0], n_rows, device)))
+                found = _maps[key] = KernelMap(_identity(_numbers(key[0], n_rows, device), key[2]))
             if len(_maps) > _MAPS:
                 _maps.popitem(last=False)
         elif key in _maps:
@@ -87,7 +89,7 @@ def identity(n_rows: int, device: torch.device) -> KernelMap | None:
 
 
 def _capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return device.type == "cuda" and bool(torch._C._cuda_isCurrentStreamCapturing())
 
 
 def _numbers(index: int, n_rows: int, device: torch.device) -> torch.Tensor:
@@ -102,11 +104,12 @@ def _numbers(index: int, n_rows: int, device: torch.device) -> torch.Tensor:
     return made[-1][:n_rows]
 
 
-def _identity(rows: torch.Tensor) -> Rulebook:
+def _identity(rows: torch.Tensor, listed: bool) -> Rulebook:
     from ...kernels.maps.neighbor_table import NeighborTable
 
     table, n_rows = NeighborTable(rows[None]), len(rows)
-    starts = torch.arange(0, 2 * n_rows, n_rows, device=rows.device)
     made = Rulebook(n_rows, n_rows, 1, rows.device, views=(table, table))
-    made.pairs_are(DevicePairs(rows, rows, starts, False, n_rows, n_rows))
+    if listed:
+        starts = torch.arange(0, 2 * n_rows, n_rows, device=rows.device)
+        made.pairs_are(DevicePairs(rows, rows, starts, False, n_rows, n_rows))
     return made

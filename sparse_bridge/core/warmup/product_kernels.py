@@ -88,15 +88,17 @@ def likely(one: Expected) -> list[Sizes]:
 def less_likely(one: Expected) -> list[Sizes]:
     """Further guesses, on the other side of where rules take other tiles and dataflows."""
     width = _width(one)
-    if one.sizes is not None or one.pointwise or width < 64:
+    if one.sizes is not None or one.pointwise or width < 32:
         return []
     if width >= _DEEP:
         return [_rows(4), _rows(32)]
-    return [] if _coarse(one) else [_rows(8)]
+    # In inference many rows of a map between coordinates are ordered, few are not.
+    ordered = [] if one.symmetric or one.trains else [_rows(1) if _coarse(one) else _rows(1 / 4)]
+    return ordered if _coarse(one) or width < 64 else [_rows(8), *ordered]
 
 
-def _rows(times_fewer: int) -> Sizes:
-    rows = COMMON_ROWS // times_fewer
+def _rows(times_fewer: float) -> Sizes:
+    rows = int(COMMON_ROWS / times_fewer)
     return Sizes(rows, rows)
 
 

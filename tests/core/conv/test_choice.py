@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,7 +27,9 @@ def chosen(arch="sm_90", n_rows=20_000, n_offsets=8, c_in=32, c_out=32, **option
     w = layout_of(weight, "vio", options.get("groups", 1))
     count = torch.zeros(1, dtype=torch.int32) if options.get("padded") else None
     rows = Rows(n_rows if count is None else None, count, n_rows)
-    book = Rulebook(rows, rows, n_offsets, CPU, symmetric=symmetric)
+    side = options.get("tiled")
+    views = [SimpleNamespace(tiled=True) if side == one else None for one in range(2)]
+    book = Rulebook(rows, rows, n_offsets, CPU, symmetric=symmetric, views=views)
     book.trained = options.get("trained", False)
     product = LayerProduct(target, CPU, dtype, options.get("precision", "ieee"), w)
     return flow_of(book, 0, product)
@@ -36,6 +39,8 @@ def chosen(arch="sm_90", n_rows=20_000, n_offsets=8, c_in=32, c_out=32, **option
     ({}, "unmasked"),
     ({"padded": True}, "unmasked"),
     ({"c_in": 64, "c_out": 64}, "unmasked"),
+    ({"tiled": 0}, "masked"),  # no table has to be made of its tiles
+    ({"tiled": 1}, "unmasked"),
     ({"c_in": 256, "c_out": 256, "n_rows": 60_000}, "masked"),
     ({"c_in": 256, "c_out": 256, "n_rows": 500}, "unmasked"),
     ({"trained": True}, "masked"),

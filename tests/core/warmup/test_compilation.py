@@ -11,8 +11,10 @@ import torch
 import sparse_bridge
 from sparse_bridge import settings
 from sparse_bridge.core.capture import prefetch
+from sparse_bridge.core.conv.dataflow import LayerProduct
 from sparse_bridge.core.conv.epilogue import Epilogue
 from sparse_bridge.core.device import self_check, serving
+from sparse_bridge.core.geometry.weights import layout_of
 from sparse_bridge.core.warmup import compilation, product_kernels
 from sparse_bridge.gate import catalogue
 from sparse_bridge.kernels.runtime import launch, precompile
@@ -148,6 +150,20 @@ def test_the_dataflow_of_the_rule_is_compiled(monkeypatch, symmetric, trains, ro
             CPU, dataclasses.replace(target, raw=False), one, HALF, product_kernels.likely(one)
         )
     assert flows == expected
+
+
+@pytest.mark.parametrize("columns", [16, 32, 80, 128, 256])
+@pytest.mark.parametrize("rows", [2_000, 30_000, 130_000])
+def test_every_dataflow_between_coordinates_is_guessed(columns, rows):
+    """In inference few rows are not ordered and many are."""
+    target = Target("cuda", "sm_90", 32, 132, 227 << 10, raw=True)
+    weight = torch.empty(columns, 27, columns, dtype=HALF, device="meta")
+    one = product_kernels.Expected(None, weight, "ovi", Epilogue())
+    layer = LayerProduct(target, CPU, HALF, "ieee", layout_of(weight, "ovi", 1))
+    guesses = [*product_kernels.likely(one), *product_kernels.less_likely(one)]
+    flows = {product_kernels._flow(layer, one, 0, sizes).name for sizes in guesses}
+    met = product_kernels._flow(layer, one, 0, product_kernels.Sizes(rows, rows)).name
+    assert met in flows
 
 
 def test_layers_that_cannot_be_described_do_no_harm(spconv, monkeypatch, caplog):
