@@ -107,10 +107,10 @@ def _order_key(v_block: int, key: str, place: str) -> Form:
     return make(mask_order.key_kernel, constants, {"num_warps": 8}, place=place, key=key)
 
 
-def _keys_each(v_block: int, place: str) -> Form:
+def _keys_each(v_block: int, large: bool, place: str) -> Form:
     rank = (v_block, gray_rank.KEY_BITS, gray_rank.DENSE, gray_rank.SAMPLE)
     rows = mask_order._KEY_BLOCK, mask_order._CHUNK
-    constants = (tile_batch.FIELDS, *rank, *rows, _LARGEST["i32"])
+    constants = (tile_batch.FIELDS, *rank, *rows, _LARGEST["i64" if large else "i32"], large)
     kernel = tile_batch.keys_kernel
     return make(kernel, constants, {"num_warps": 8}, place=place, records="i64")
 
@@ -170,7 +170,8 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     yield _fixed(mask_order.compact_kernel, 2 * tile_list.TILE, num_warps=8, ends="i64")
     fields, chunk = tile_batch.FIELDS, (mask_order._CHUNK, _LARGEST["i32"], part, part)
     yield _fixed(tile_batch.masks_kernel, fields, records="i64")
-    yield tile_batch.keys_kernel, [Space({**blocks, **places}, _keys_each, silent=_SILENT)]
+    factors = {**blocks, "large": _FLAG, **places}
+    yield tile_batch.keys_kernel, [Space(factors, _keys_each, silent=_SILENT)]
     yield _fixed(tile_batch.chunks_kernel, fields, *chunk, records="i64")
     yield _fixed(tile_batch.tiles_kernel, fields, tile_list.TILE, records="i64")
     factors = {"columns": (4, 3, 5, 2, 6, 7), "first": (1, 0), "shifted": _FLAG, "fold": _FLAG}

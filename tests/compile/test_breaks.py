@@ -101,16 +101,7 @@ def test_a_layer_between_two_graphs(door, name, breaks, plain_settings):
 
 
 @since(2, 10, "some need a switch (docs/compile.md)")
-@pytest.mark.parametrize(
-    "door",
-    [
-        "spconv", "torchsparse", "torchsparse 1.4",
-        pytest.param("minkowski", marks=pytest.mark.xfail(
-            raises=torch._dynamo.exc.InternalTorchDynamoError, strict=True,
-            reason="torch compares keys, whose numbers it has made symbols, as constants",
-        )),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("door", ["spconv", "torchsparse", "torchsparse 1.4", "minkowski"])
 def test_networks_in_many_graphs(door, plain_settings):
     """Where torch gives a layer up after so many graphs, it runs as ever, on maps of both kinds."""
     with PROGRAMS[door]() as programs, torch.no_grad():

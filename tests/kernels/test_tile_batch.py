@@ -50,7 +50,7 @@ def assert_same(got, want):
 def filled(empty):
     def take(*args, **kwargs):
         made = empty(*args, **kwargs)
-        return made.fill_(0x7B7B7B7B) if made.dtype == torch.int32 else made
+        return made if made.dtype.is_floating_point else made.fill_(0x7B7B7B7B)
 
     return take
 
@@ -75,12 +75,20 @@ def test_every_table_has_the_tiles_of_its_own(kernel_lane, monkeypatch, chunk):
         assert_same(got, made)
 
 
-def test_large_tables_go_by_themselves(kernel_lane, monkeypatch):
-    """Tables whose keys are sorted as a whole stand among small ones."""
-    monkeypatch.setattr(ordering, "SORTED_APART", 128)
+@pytest.mark.parametrize("apart, chunk", [(0, 2048), (128, 2048), (128, 32), (256, 64)])
+def test_large_tables_share_a_sort(kernel_lane, monkeypatch, apart, chunk):
+    """Tables whose keys are sorted as a whole stand among small ones; of some the host does not
+    know how many rows are in use."""
+    monkeypatch.setattr(ordering, "SORTED_APART", apart)
+    monkeypatch.setattr(ordering, "_CHUNK", chunk)
     target = target_of(kernel_lane)
-    tables = [table(kernel_lane, 27, rows, seed=rows) for rows in (300, 100, 129, 128)]
+    kinds = [(27, 301), (8, 100), (27, 129), (125, 257), (1, 131), (8, 300), (27, 128)]
+    tables = [table(kernel_lane, *kind, seed=i) for i, kind in enumerate(kinds)]
+    tables[2].masks(target)
+    for live in (0, 31, 128, 129, 257):
+        tables.append(counted(table(kernel_lane, 27, 259, seed=live), live))
     want = [pack_tiles(one, mask_order(one, target), target) for one in map(copy_of, tables)]
+    poisoned(monkeypatch)
     for got, made in zip(tile_batch(tables, target), want, strict=True):
         assert_same(got, made)
 
@@ -105,5 +113,12 @@ def test_launches_do_not_grow_with_the_tables(kernel_lane, monkeypatch):
         return own(self, *args)
 
     monkeypatch.setattr(launch.Kernel, "launch", counting)
+    sorts, sort = [], torch.sort
+    monkeypatch.setattr(torch, "sort", lambda *args, **kw: sorts.append(1) or sort(*args, **kw))
     tile_batch([table(kernel_lane, 27, 70 + i) for i in range(6)], target_of(kernel_lane))
-    assert names == ["masks_each", "keys_each", "chunks_each", "tiles_each"]
+    assert names == ["masks_each", "keys_each", "chunks_each", "tiles_each"] and not sorts
+    names.clear()
+    monkeypatch.setattr(ordering, "SORTED_APART", 72)
+    tile_batch([table(kernel_lane, 27, 70 + i) for i in range(6)], target_of(kernel_lane))
+    assert names == ["masks_each", "keys_each", "keys_each", "chunks_each", "tiles_each"]
+    assert len(sorts) == 1

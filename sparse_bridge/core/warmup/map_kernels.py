@@ -95,6 +95,7 @@ class MapKernels:
         from ...kernels.maps.level_bounds import level_bounds
         from ...kernels.maps.mask_order import SORTED_APART, mask_order, pack_tiles
         from ...kernels.maps.neighbor_table import NeighborTable
+        from ...kernels.maps.tile_batch import tile_batch
 
         nbr, target = self._nbr, self.target
         self._expand(self._offsets, CHECKED.stride, False)
@@ -105,8 +106,11 @@ class MapKernels:
         large = nbr[:, :1].expand(-1, SORTED_APART + 1)
         order = mask_order(NeighborTable(large, nbr), target)
         pack_tiles(NeighborTable(nbr, nbr), order[:FEW], target)
+        tile_batch([NeighborTable(large, nbr)] * 2, target)
         for volume in {math.prod(layer.kernel) for layer in strided if layer != CHECKED}:
-            mask_order(NeighborTable(large[:1].expand(volume, -1), nbr), target)
+            one = NeighborTable(large[:1].expand(volume, -1), nbr)
+            mask_order(one, target)
+            tile_batch([one] * 2, target)
 
     def paired(self) -> None:
         """What pairs are listed with, for gradients of weights."""

@@ -36,11 +36,12 @@ def _masks_of(mask_ptr, part, parts, n_rows, n_offsets):
 
 @triton.jit
 def store_keys(
-    mask_ptr, count_ptr, key_ptr, n_rows, counted, n_offsets, apart, part_shift, part, parts,
+    mask_ptr, count_ptr, key_ptr, n_rows, counted, n_offsets, apart, part_shift, part, parts, group,
     V_BLOCK: tl.constexpr, BITS: tl.constexpr, DENSE: tl.constexpr, SAMPLE: tl.constexpr,
     BLOCK: tl.constexpr, CHUNK: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
-    """The keys of a block of rows of a part, see `_order_key`."""
+    """The keys of a block of rows of a part, see `_order_key`. group: of the rows that a sort keeps
+    together."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     own = part_start(part + 1, n_offsets, parts) - part_start(part, n_offsets, parts)
     mask_ptr = _masks_of(mask_ptr, part, parts, n_rows, n_offsets)
@@ -50,8 +51,8 @@ def store_keys(
     key = key.to(key_ptr.dtype.element_ty)
     chunk = (row // CHUNK).to(key.dtype) << tl.minimum(tl.cdiv(n_offsets, parts), BITS)
     key = tl.where(live <= apart, key | chunk, key)
-    above = tl.where(part_shift > 0, part.to(tl.int64) << part_shift, 0)
-    last = tl.where(part_shift > 0, ((part + 1).to(tl.int64) << part_shift) - 1, LAST)
+    above = tl.where(part_shift > 0, group.to(tl.int64) << part_shift, 0)
+    last = tl.where(part_shift > 0, ((group + 1).to(tl.int64) << part_shift) - 1, LAST)
     key = tl.where(row < live, key | above.to(key.dtype), last.to(key.dtype))
     tl.store(key_ptr + part * n_rows.to(tl.int64) + row, key, mask=row < n_rows)
 
@@ -73,7 +74,8 @@ def _order_key(
     """
     store_keys(
         mask_ptr, count_ptr, key_ptr, n_rows, counted, n_offsets, apart, part_shift,
-        tl.program_id(1), tl.num_programs(1), V_BLOCK, BITS, DENSE, SAMPLE, BLOCK, CHUNK, LAST,
+        tl.program_id(1), tl.num_programs(1), tl.program_id(1), V_BLOCK, BITS, DENSE, SAMPLE,
+        BLOCK, CHUNK, LAST,
     )  # fmt: skip
 
 
@@ -118,9 +120,9 @@ def _list_live(live, slot, v, list_ptr, tile, n_offsets):
 @triton.jit
 def store_tiles(
     nbr_ptr, mask_ptr, order_ptr, count_ptr, tiles_ptr, n_rows, counted, n_offsets, n_pairs, part,
-    parts, BLOCK_M: tl.constexpr,
+    parts, base, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """A pair of tiles of a part, see `_pack_tiles`."""
+    """A pair of tiles of a part, see `_pack_tiles`. base: what the order calls row 0."""
     start = part_start(part, n_offsets, parts)
     end = part_start(part + 1, n_offsets, parts)
     mask_ptr = _masks_of(mask_ptr, part, parts, n_rows, n_offsets)
@@ -138,7 +140,8 @@ def store_tiles(
     place = tl.program_id(0) * 2 * BLOCK_M + lane
     live = live_rows(count_ptr, n_rows, counted)
     above = part * n_rows
-    named = tl.load(order_ptr + above + place, mask=place < live, other=-1).to(tl.int32)
+    named = tl.load(order_ptr + above + place, mask=place < live, other=0).to(tl.int32)
+    named = tl.where(place < live, named - base, -1)
     tl.store(rows_ptr + part * pitch + place, named)
     row = tl.where(named >= 0, named - above, -1)
     first = 0
@@ -192,7 +195,7 @@ def _pack_tiles(
     """
     store_tiles(
         nbr_ptr, mask_ptr, order_ptr, count_ptr, tiles_ptr, n_rows, counted, n_offsets, n_pairs,
-        tl.program_id(1), tl.num_programs(1), BLOCK_M,
+        tl.program_id(1), tl.num_programs(1), 0, BLOCK_M,
     )  # fmt: skip
 
 
@@ -265,6 +268,12 @@ def _check_rows(n_rows: int, splits: int) -> None:
         )
 
 
+def key_bits(most: int, counted: bool) -> int:
+    """Bits of a sort key of up to `most` offsets.  counted: it may have to hold a chunk."""
+    chunks = (cdiv(SORTED_APART, _CHUNK) - 1).bit_length() if counted else 0
+    return min(most, KEY_BITS) + chunks
+
+
 def _key_type(most: int, apart: bool, counted: bool, splits: int) -> tuple[torch.dtype, int]:
     """(dtype of sort keys, bits below that of the part). Radix sorts cost by the key's bytes: few
     offsets take a narrow one.
@@ -274,8 +283,7 @@ def _key_type(most: int, apart: bool, counted: bool, splits: int) -> tuple[torch
     """
     if apart:
         return torch.int32, 0
-    chunks = (cdiv(SORTED_APART, _CHUNK) - 1).bit_length() if counted else 0
-    shift = min(most, KEY_BITS) + chunks
+    shift = key_bits(most, counted)
     bits = shift + (splits - 1).bit_length()
     narrow = () if counted else ((8, torch.uint8), (15, torch.int16))
     wide = torch.int32 if bits <= 31 else torch.int64

@@ -2,11 +2,13 @@
 
 A table of few rows keeps few multiprocessors busy, and every launch costs the host as much as one
 for a large table. What the kernels of `mask_order` take as arguments is read here from a record of
-the table, which the grid's second axis numbers.
+the table, which the grid's second axis numbers. Tables of many rows share one sort: their number
+is the most significant part of the keys.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -22,9 +24,10 @@ from .neighbor_table import OPTIONS, ROWS, NeighborTable, grid_of, store_table_m
 from .tile_list import TILE, TileList
 
 _LAST = torch.iinfo(torch.int32).max
+_WIDE_LAST = torch.iinfo(torch.int64).max
 # Of a record, int64: addresses of nbr, masks, count, keys, order, tiles; rows, counted, offsets,
-# whether the masks are still to be made.
-FIELDS = 10
+# whether the masks are still to be made; what the order calls row 0, number among the large tables.
+FIELDS = 12
 
 
 @triton.jit
@@ -53,20 +56,25 @@ def _masks_each(records_ptr, FIELDS: tl.constexpr):
         store_table_masks(_pointer(record, 0), _pointer(record, 1), n_rows, 0, n_offsets)
 
 
-@triton.jit(do_not_specialize=["first"])
+@triton.jit(do_not_specialize=["first", "apart", "shift"])
 def _keys_each(
-    records_ptr, first, FIELDS: tl.constexpr, V_BLOCK: tl.constexpr, BITS: tl.constexpr,
-    DENSE: tl.constexpr, SAMPLE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
-    LAST: tl.constexpr,
+    records_ptr, first, apart, shift, FIELDS: tl.constexpr, V_BLOCK: tl.constexpr,
+    BITS: tl.constexpr, DENSE: tl.constexpr, SAMPLE: tl.constexpr, BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr, LAST: tl.constexpr, LARGE: tl.constexpr,
 ):  # fmt: skip
-    """grid: (blocks of rows, tables from `first` on, 1)."""
+    """grid: (blocks of rows, tables from `first` on, 1). apart, shift: see `_order_key`; 0 but for
+    large tables, whose keys are int64."""
     record = records_ptr + (first + tl.program_id(1)) * FIELDS
     n_rows = _number(record, 6)
     if tl.program_id(0) * BLOCK < n_rows:
+        if LARGE:
+            keys = tl.load(record + 3).to(tl.pointer_type(tl.int64))
+        else:
+            keys = _own(record, 3)
         store_keys(
-            _pointer(record, 1), _pointer(record, 2), _own(record, 3), n_rows, _number(record, 7),
-            _number(record, 8), 0, 0, tl.program_id(2), tl.num_programs(2), V_BLOCK, BITS, DENSE,
-            SAMPLE, BLOCK, CHUNK, LAST,
+            _pointer(record, 1), _pointer(record, 2), keys, n_rows, _number(record, 7),
+            _number(record, 8), apart, shift, tl.program_id(2), tl.num_programs(2),
+            _number(record, 11), V_BLOCK, BITS, DENSE, SAMPLE, BLOCK, CHUNK, LAST,
         )  # fmt: skip
 
 
@@ -90,9 +98,9 @@ def _tiles_each(records_ptr, FIELDS: tl.constexpr, BLOCK_M: tl.constexpr):
     n_pairs = tl.cdiv(n_rows, 2 * BLOCK_M)
     if tl.program_id(0) < n_pairs:
         store_tiles(
-            _pointer(record, 0), _pointer(record, 1), _own(record, 4), _pointer(record, 2),
+            _pointer(record, 0), _pointer(record, 1), _pointer(record, 4), _pointer(record, 2),
             _own(record, 5), n_rows, _number(record, 7), _number(record, 8), n_pairs,
-            tl.program_id(2), tl.num_programs(2), BLOCK_M,
+            tl.program_id(2), tl.num_programs(2), _number(record, 10), BLOCK_M,
         )  # fmt: skip
 
 
@@ -103,82 +111,100 @@ tiles_kernel = register(_tiles_each)
 
 
 def tile_batch(tables: Sequence[NeighborTable], target: Target) -> list[TileList]:
-    """Tiles of every table in mask order, the same as `pack_tiles` of `mask_order` makes of each.
-
-    Those of more than `SORTED_APART` rows, whose keys are sorted as a whole, go one by one.
-    """
-    places = [i for i, one in enumerate(tables) if 0 < one.n_rows <= ordering.SORTED_APART]
-    if len(places) < 2:
+    """Tiles of every table in mask order: what `pack_tiles` of `mask_order` makes of each."""
+    places = [i for i, one in enumerate(tables) if one.n_rows > 0]
+    # Large ones last; those with kernels of like size share a form of the keys' kernel.
+    places.sort(key=lambda i: (_large(tables[i]), offset_block(tables[i].n_offsets)))
+    if len(places) < 2 or sum(tables[i].n_rows for i in places) > _LAST:
         places = []
-    # Tables with kernels of like size share a form of the keys' kernel.
-    places.sort(key=lambda i: offset_block(tables[i].n_offsets))
-    made = dict(zip(places, _small([tables[i] for i in places], target), strict=True))
+    made = dict(zip(places, _together([tables[i] for i in places], target), strict=True))
     return [
         made[i] if i in made else pack_tiles(one, mask_order(one, target), target)
         for i, one in enumerate(tables)
     ]
 
 
-def _small(tables: Sequence[NeighborTable], target: Target) -> list[TileList]:
-    """The same of tables of few rows, ordered by `offset_block`."""
+def _large(table: NeighborTable) -> bool:
+    """Whether its keys are sorted as a whole."""
+    return table.n_rows > ordering.SORTED_APART
+
+
+def _together(tables: Sequence[NeighborTable], target: Target) -> list[TileList]:
+    """The same, ordered by `_large` and `offset_block`."""
     if not tables:
         return []
     device = tables[0].nbr.device
-    shapes = [(one.n_offsets, one.n_rows) for one in tables]
-    sizes = [_scratch(*shape, one.mask is None) for shape, one in zip(shapes, tables, strict=True)]
-    scratch = torch.empty(sum(map(sum, sizes)), dtype=torch.int32, device=device)
-    at, made, held = scratch.data_ptr(), [], [scratch]
+    sizes = [_scratch(one) for one in tables]
+    large = [one.n_rows for one in tables if _large(one)]
+    keys = torch.empty(sum(large), dtype=torch.int64, device=device)
+    scratch = torch.empty(sum(map(sum, sizes)) + sum(large), dtype=torch.int32, device=device)
+    orders = scratch[scratch.numel() - sum(large) :]
+    at, base, made, held = scratch.data_ptr(), 0, [], [scratch, keys]
     records: list[int] = []
-    for one, (n_offsets, n_rows), (keys, orders, masks) in zip(tables, shapes, sizes, strict=True):
-        n_pairs = cdiv(n_rows, 2 * TILE)
-        memory = scratch.new_empty(TileList.size(n_offsets, n_pairs))
-        mask = at + 4 * (keys + orders) if one.mask is None else one.mask.data_ptr()
+    for one, (n_keys, n_order, n_masks) in zip(tables, sizes, strict=True):
+        n_rows, n_pairs = one.n_rows, cdiv(one.n_rows, 2 * TILE)
+        memory = scratch.new_empty(TileList.size(one.n_offsets, n_pairs))
+        mask = at + 4 * (n_keys + n_order) if one.mask is None else one.mask.data_ptr()
+        places = at, at + 4 * n_keys
+        if _large(one):
+            places = keys.data_ptr() + 8 * base, orders.data_ptr() + 4 * base
         records += (
-            one.nbr.data_ptr(), mask, mask if one.count is None else one.count.data_ptr(), at,
-            at + 4 * keys, memory.data_ptr(), n_rows, one.count is not None, n_offsets, masks > 0,
+            one.nbr.data_ptr(), mask, mask if one.count is None else one.count.data_ptr(), *places,
+            memory.data_ptr(), n_rows, one.count is not None, one.n_offsets, n_masks > 0, base,
+            max(0, len(made) - len(tables) + len(large)),
         )  # fmt: skip
-        at += 4 * (keys + orders + masks)
-        made.append(TileList(memory, n_offsets, n_pairs, n_rows))
+        at += 4 * (n_keys + n_order + n_masks)
+        base += n_rows if _large(one) else 0
+        made.append(TileList(memory, one.n_offsets, n_pairs, n_rows))
         held += (memory, one.nbr)
         held += [part for part in (one.mask, one.count) if part is not None]
-    lacking = max(
-        (n_rows for (_, n_rows), size in zip(shapes, sizes, strict=True) if size[2]), default=0
-    )
-    _launch(shapes, uploaded(records, device, held), lacking, target)
+    lacking = [one.n_rows for one, size in zip(tables, sizes, strict=True) if size[2]]
+    _launch(tables, uploaded(records, device, held), max(lacking, default=0), keys, orders, target)
     return made
 
 
-def _scratch(n_offsets: int, n_rows: int, masks: bool) -> tuple[int, int, int]:
-    """Elements for keys, order and masks, which start at multiples of 16 bytes."""
-    pitch = cdiv(n_rows, 4) * 4
-    return pitch, pitch, grid_of(pitch, n_offsets)[1] * pitch if masks else 0
+def _scratch(table: NeighborTable) -> tuple[int, int, int]:
+    """Elements for keys, order and masks, which start at multiples of 16 bytes; the order of a
+    large table stands behind all of them."""
+    pitch = cdiv(table.n_rows, 4) * 4
+    masks = grid_of(pitch, table.n_offsets)[1] * pitch if table.mask is None else 0
+    return (0, 0, masks) if _large(table) else (pitch, pitch, masks)
 
 
 def _launch(
-    shapes: Sequence[tuple[int, int]], records: torch.Tensor, lacking: int, target: Target
-) -> None:
-    """shapes: of the tables.  lacking: rows of the largest one that lacks masks."""
-    device, count = records.device, len(shapes)
-    n_rows = max(rows for _, rows in shapes)
+    tables: Sequence[NeighborTable], records: torch.Tensor, lacking: int, keys: torch.Tensor,
+    orders: torch.Tensor, target: Target,
+) -> None:  # fmt: skip
+    """lacking: rows of the largest one that lacks masks.  keys, orders: of large tables."""
+    device, count = records.device, len(tables)
     if lacking:
-        words = cdiv(max(n_offsets for n_offsets, _ in shapes), 32)
+        words = cdiv(max(one.n_offsets for one in tables), 32)
         grid = (cdiv(lacking, ROWS), words, count)
         masks_kernel.launch(device, target, grid, (records,), (FIELDS,), OPTIONS, ())
-    first, block, chunk, part = 0, ordering._KEY_BLOCK, ordering._CHUNK, ordering._PART
-    while first < count:
-        v_block, end = offset_block(shapes[first][0]), first + 1
-        while end < count and offset_block(shapes[end][0]) == v_block:
-            end += 1
-        constants = (FIELDS, v_block, KEY_BITS, DENSE, SAMPLE, block, chunk, _LAST)
+    first, chunk, part = 0, ordering._CHUNK, ordering._PART
+    shift = ordering.key_bits(max(one.n_offsets for one in tables), True)
+    for (large, v_block), group in itertools.groupby(
+        tables, lambda one: (_large(one), offset_block(one.n_offsets))
+    ):
+        rows = [one.n_rows for one in group]
+        block = ordering._KEY_BLOCK
+        last = _WIDE_LAST if large else _LAST
+        constants = (FIELDS, v_block, KEY_BITS, DENSE, SAMPLE, block, chunk, last, large)
+        limits = (ordering.SORTED_APART, shift) if large else (0, 0)
         keys_kernel.launch(
-            device, target, (cdiv(n_rows, block), end - first, 1), (records, first), constants,
-            {"num_warps": 8}, constants,
+            device, target, (cdiv(max(rows), block), len(rows), 1), (records, first, *limits),
+            constants, {"num_warps": 8}, constants,
         )  # fmt: skip
-        first = end
-    chunks_kernel.launch(
-        device, target, (cdiv(n_rows, part), count, 1), (records,),
-        (FIELDS, chunk, _LAST, part, part), OPTIONS, chunk,
-    )  # fmt: skip
+        first += len(rows)
+    small = [one.n_rows for one in tables if not _large(one)]
+    if small:
+        chunks_kernel.launch(
+            device, target, (cdiv(max(small), part), len(small), 1), (records,),
+            (FIELDS, chunk, _LAST, part, part), OPTIONS, chunk,
+        )  # fmt: skip
+    if keys.numel():
+        orders.copy_(torch.sort(keys, stable=True).indices)
+    most = max(one.n_rows for one in tables)
     tiles_kernel.launch(
-        device, target, (cdiv(n_rows, 2 * TILE), count, 1), (records,), (FIELDS, TILE), OPTIONS, ()
+        device, target, (cdiv(most, 2 * TILE), count, 1), (records,), (FIELDS, TILE), OPTIONS, ()
     )

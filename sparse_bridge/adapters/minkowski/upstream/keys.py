@@ -86,6 +86,11 @@ class CoordinateMapKey:
             )
         return self._key is not None and self._key == other._key
 
+    # Written out for torch.compile: strides may be symbols, and what Python would derive of
+    # `__eq__` takes its result for a constant.
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
     def __hash__(self) -> int:
         return hash(self._key) if self._key is not None else hash(self._size)
 
