@@ -139,7 +139,8 @@ def _together(tables: Sequence[NeighborTable], target: Target) -> list[TileList]
     keys = torch.empty(sum(large), dtype=torch.int64, device=device)
     scratch = torch.empty(sum(map(sum, sizes)) + sum(large), dtype=torch.int32, device=device)
     orders = scratch[scratch.numel() - sum(large) :]
-    at, base, made, held = scratch.data_ptr(), 0, [], [scratch, keys]
+    at, base, held = scratch.data_ptr(), 0, [scratch, keys]
+    made: list[TileList] = []
     records: list[int] = []
     for one, (n_keys, n_order, n_masks) in zip(tables, sizes, strict=True):
         n_rows, n_pairs = one.n_rows, cdiv(one.n_rows, 2 * TILE)
