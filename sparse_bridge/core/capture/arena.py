@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from ...kernels.runtime import target as targets
+from ..device.stream_order import capture_stream
 from ..maps.coordinate_map import CoordinateMap
 from .batched_builder import BatchedBuilder
 from .captured_maps import CapturedMaps, Streams
@@ -71,7 +72,7 @@ class Arena:
     def aside(self) -> torch.cuda.Stream:
         """Where captures are made: what one leaves free in the pool is for others of its stream."""
         if self._aside is None:
-            self._aside = torch.cuda.Stream(self.device)
+            self._aside = capture_stream(self.device)
         return self._aside
 
     def reserve(self, elements: int) -> torch.Tensor:

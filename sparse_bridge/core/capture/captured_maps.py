@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ...kernels.runtime import target as targets
+from ..device.stream_order import capture_stream
 from ..geometry.boxes import Box
 from ..geometry.data_bounds import DataBounds
 from ..geometry.layout import record_of
@@ -116,7 +117,7 @@ class CapturedMaps:
         del dry_run
         torch.cuda.current_stream(device).synchronize()
         before = torch.cuda.memory_reserved(device)
-        self.streams = [torch.cuda.Stream(device) for _ in range(_STREAMS)] if abreast else []
+        self.streams = [capture_stream(device) for _ in range(_STREAMS)] if abreast else []
         with apart(device, self.aside):
             self.first, coords = captured(self._coordinates, self.pool)
             self.second, made = captured(self._maps, self.pool)
@@ -222,7 +223,7 @@ def padded_input(coords: torch.Tensor, capacity: int, record: RequestHistory) ->
 def apart(device: torch.device, stream: torch.cuda.Stream | None = None) -> Iterator[None]:
     """A stream of its own, or this one, between what came before and what comes after, and other
     random numbers."""
-    stream = torch.cuda.Stream(device) if stream is None else stream
+    stream = capture_stream(device) if stream is None else stream
     stream.wait_stream(torch.cuda.current_stream(device))
     try:
         with _random_numbers_apart(device), torch.cuda.stream(stream):

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from ..device.stream_order import capture_stream
+
 
 class _Captures:
     """The captures that are under way, of all threads; the garbage collector is off meanwhile."""
@@ -138,7 +140,7 @@ class GraphMemory:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+        self.pool, self.stream = torch.cuda.graph_pool_handle(), capture_stream(device)
         self._device = device
         self.rows, self._left = 0, dict[str, torch.Tensor]()
         self._held: list[Recorded] = []  # the allocator keeps what a graph has used

@@ -30,6 +30,16 @@ def _number_of(device: torch.device) -> Callable[[], int]:
     return functools.partial(torch._C._cuda_getCurrentRawStream, targets.device_index(device))
 
 
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream to capture on that no other thread works on.
+
+    torch has 32 streams of each priority and gives the same ones out again and again. So a stream
+    of the usual priority may be one that a program holds, whose launches would become part of the
+    capture. Programs rarely ask for the high one.
+    """
+    return torch.cuda.Stream(device, -1)
+
+
 def _used(tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
     if tensor.is_cuda:
         with _disable_current_modes():  # what watches a model's operations is not told

@@ -13,7 +13,16 @@ import torch
 
 from sparse_bridge import settings
 from sparse_bridge.adapters import protocol
-from sparse_bridge.core.capture import captured_model, graph_cache, padded, prefetch, units
+from sparse_bridge.core.capture import (
+    arena,
+    captured_maps,
+    captured_model,
+    graph_cache,
+    padded,
+    prefetch,
+    units,
+)
+from sparse_bridge.core.capture.recording import GraphMemory
 from sparse_bridge.core.capture.replay_parts import Replays
 from sparse_bridge.core.device import stream_order
 
@@ -195,6 +204,19 @@ def test_one_input_on_two_streams(streams, monkeypatch, name):
             assert other.seen[one.number] > 0
             streams.known[0].wait_stream(other)
             same(found, expected)
+
+
+@pytest.mark.gpu
+def test_captures_are_on_no_stream_of_the_program():
+    """torch gives the same streams out again and again."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    held = {torch.cuda.Stream(device).cuda_stream for _ in range(80)}
+    assert 0 < len(held) < 80
+    memory, shared = GraphMemory(device), arena.Arena(device)
+    for stream in (memory.stream, shared.aside()):
+        assert stream.cuda_stream not in held
+    with captured_maps.apart(device):
+        assert torch.cuda.current_stream(device).cuda_stream not in held
 
 
 @pytest.mark.gpu
