@@ -27,6 +27,7 @@ from .works import Work, build
 __all__ = ["Session", "serve"]
 
 _WARM_CALLS, _WARM_SECONDS = 7, 0.7  # more than a peer needs to see what repeats
+_STREAM_SCENES = 6  # whose largest peak counts: one peer stands at another scene than the next
 _WARM_STREAM = 19, 60.0  # twenty scenes, whatever they take; figures are of those after them
 _LONG_SECONDS = 0.25  # a call that hides what taking over the device costs
 
@@ -121,7 +122,7 @@ class Session:
         of inputs and weights."""
         work, case = self._opened()
         device = torch.device(case.device)
-        found = measure.peak_memory(work, device)
+        found = measure.peak_memory(work, device, _STREAM_SCENES if case.streams else 1)
         if found is None:
             return {}
         work.clear()

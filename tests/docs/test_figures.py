@@ -26,13 +26,11 @@ def test_no_other_figure_of_speed_stands_in_the_readme() -> None:
 
 # Rows of the memory table in docs/speed.md: suite of the records, peer, words.
 MEMORY = {
-    ("stream", "bridge"): "streams of new scenes, networks",
     ("networks", "bridge"): "one scene again and again, networks",
     ("layers", "bridge"): "single layers, LiDAR scenes",
     ("scale", "bridge"): "single layers, sheets of 1k to 8M voxels",
     ("shells", "bridge"): "single layers, shells, up to 1024 channels",
     ("networks", "bridge_replayed"): "networks, `optimize(model, graphs=True)`",
-    ("stream", "bridge_graphs"): 'streams of new scenes, `optimize="graphs"`',
 }
 
 
