@@ -2,8 +2,9 @@
 
 A table of few rows keeps few multiprocessors busy, and every launch costs the host as much as one
 for a large table. What the kernels of `mask_order` take as arguments is read here from a record of
-the table, which the grid's second axis numbers. Tables of many rows share one sort: their number
-is the most significant part of the keys.
+the table, which the grid's second axis numbers. Where one of them is large, all share one sort: the
+number of the table is the most significant part of the keys, and small ones are sorted in chunks,
+as `mask_order` says, for the chunk is the next part.
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ from .neighbor_table import OPTIONS, ROWS, NeighborTable, grid_of, store_table_m
 from .tile_list import TILE, TileList
 
 _LAST = torch.iinfo(torch.int32).max
-_WIDE_LAST = torch.iinfo(torch.int64).max
 # Of a record, int64: addresses of nbr, masks, count, keys, order, tiles; rows, counted, offsets,
-# whether the masks are still to be made; what the order calls row 0, number among the large tables.
+# whether the masks are still to be made; what the order calls row 0, number of the table.
 FIELDS = 12
 
 
@@ -62,8 +62,8 @@ def _keys_each(
     BITS: tl.constexpr, DENSE: tl.constexpr, SAMPLE: tl.constexpr, BLOCK: tl.constexpr,
     CHUNK: tl.constexpr, LAST: tl.constexpr, LARGE: tl.constexpr,
 ):  # fmt: skip
-    """grid: (blocks of rows, tables from `first` on, 1). apart, shift: see `_order_key`; 0 but for
-    large tables, whose keys are int64."""
+    """grid: (blocks of rows, tables from `first` on, 1). LARGE: keys of one sort, int64.  apart,
+    shift: see `_order_key`; 0 otherwise."""
     record = records_ptr + (first + tl.program_id(1)) * FIELDS
     n_rows = _number(record, 6)
     if tl.program_id(0) * BLOCK < n_rows:
@@ -113,8 +113,8 @@ tiles_kernel = register(_tiles_each)
 def tile_batch(tables: Sequence[NeighborTable], target: Target) -> list[TileList]:
     """Tiles of every table in mask order: what `pack_tiles` of `mask_order` makes of each."""
     places = [i for i, one in enumerate(tables) if one.n_rows > 0]
-    # Large ones last; those with kernels of like size share a form of the keys' kernel.
-    places.sort(key=lambda i: (_large(tables[i]), offset_block(tables[i].n_offsets)))
+    # Tables with kernels of like size share a form of the keys' kernel.
+    places.sort(key=lambda i: offset_block(tables[i].n_offsets))
     if len(places) < 2 or sum(tables[i].n_rows for i in places) > _LAST:
         places = []
     made = dict(zip(places, _together([tables[i] for i in places], target), strict=True))
@@ -124,88 +124,76 @@ def tile_batch(tables: Sequence[NeighborTable], target: Target) -> list[TileList
     ]
 
 
-def _large(table: NeighborTable) -> bool:
-    """Whether its keys are sorted as a whole."""
-    return table.n_rows > ordering.SORTED_APART
-
-
 def _together(tables: Sequence[NeighborTable], target: Target) -> list[TileList]:
-    """The same, ordered by `_large` and `offset_block`."""
+    """The same of two or more, ordered by `offset_block`."""
     if not tables:
         return []
     device = tables[0].nbr.device
-    sizes = [_scratch(one) for one in tables]
-    large = [one.n_rows for one in tables if _large(one)]
-    keys = torch.empty(sum(large), dtype=torch.int64, device=device)
-    scratch = torch.empty(sum(map(sum, sizes)) + sum(large), dtype=torch.int32, device=device)
-    orders = scratch[scratch.numel() - sum(large) :]
-    at, base, held = scratch.data_ptr(), 0, [scratch, keys]
+    # An order begins at a multiple of 16 bytes.
+    starts = list(itertools.accumulate((cdiv(one.n_rows, 4) * 4 for one in tables), initial=0))
+    large = max(one.n_rows for one in tables) > ordering.SORTED_APART
+    if large:  # nothing may lie between the keys of one sort
+        starts = list(itertools.accumulate((one.n_rows for one in tables), initial=0))
+    keys = torch.empty(starts[-1], dtype=torch.int64 if large else torch.int32, device=device)
+    words = [_mask_words(one) for one in tables]
+    scratch = torch.empty(sum(words) + starts[-1], dtype=torch.int32, device=device)
+    orders = scratch[sum(words) :]
+    at, held = scratch.data_ptr(), [scratch, keys]
     made: list[TileList] = []
     records: list[int] = []
-    for one, (n_keys, n_order, n_masks) in zip(tables, sizes, strict=True):
-        n_rows, n_pairs = one.n_rows, cdiv(one.n_rows, 2 * TILE)
+    for one, start, n_words in zip(tables, starts, words, strict=False):
+        n_pairs = cdiv(one.n_rows, 2 * TILE)
         memory = scratch.new_empty(TileList.size(one.n_offsets, n_pairs))
-        mask = at + 4 * (n_keys + n_order) if one.mask is None else one.mask.data_ptr()
-        places = at, at + 4 * n_keys
-        if _large(one):
-            places = keys.data_ptr() + 8 * base, orders.data_ptr() + 4 * base
+        mask = at if one.mask is None else one.mask.data_ptr()
         records += (
-            one.nbr.data_ptr(), mask, mask if one.count is None else one.count.data_ptr(), *places,
-            memory.data_ptr(), n_rows, one.count is not None, one.n_offsets, n_masks > 0, base,
-            max(0, len(made) - len(tables) + len(large)),
+            one.nbr.data_ptr(), mask, mask if one.count is None else one.count.data_ptr(),
+            keys.data_ptr() + keys.itemsize * start, orders.data_ptr() + 4 * start,
+            memory.data_ptr(), one.n_rows, one.count is not None, one.n_offsets, n_words > 0,
+            start if large else 0, len(made),
         )  # fmt: skip
-        at += 4 * (n_keys + n_order + n_masks)
-        base += n_rows if _large(one) else 0
-        made.append(TileList(memory, one.n_offsets, n_pairs, n_rows))
+        at += 4 * n_words
+        made.append(TileList(memory, one.n_offsets, n_pairs, one.n_rows))
         held += (memory, one.nbr)
         held += [part for part in (one.mask, one.count) if part is not None]
-    lacking = [one.n_rows for one, size in zip(tables, sizes, strict=True) if size[2]]
-    _launch(tables, uploaded(records, device, held), max(lacking, default=0), keys, orders, target)
+    _launch(tables, uploaded(records, device, held), words, keys, orders, target)
     return made
 
 
-def _scratch(table: NeighborTable) -> tuple[int, int, int]:
-    """Elements for keys, order and masks, which start at multiples of 16 bytes; the order of a
-    large table stands behind all of them."""
+def _mask_words(table: NeighborTable) -> int:
+    """Elements for the masks of a table that lacks them, a multiple of 16 bytes."""
     pitch = cdiv(table.n_rows, 4) * 4
-    masks = grid_of(pitch, table.n_offsets)[1] * pitch if table.mask is None else 0
-    return (0, 0, masks) if _large(table) else (pitch, pitch, masks)
+    return 0 if table.mask is not None else grid_of(pitch, table.n_offsets)[1] * pitch
 
 
 def _launch(
-    tables: Sequence[NeighborTable], records: torch.Tensor, lacking: int, keys: torch.Tensor,
-    orders: torch.Tensor, target: Target,
+    tables: Sequence[NeighborTable], records: torch.Tensor, words: Sequence[int],
+    keys: torch.Tensor, orders: torch.Tensor, target: Target,
 ) -> None:  # fmt: skip
-    """lacking: rows of the largest one that lacks masks.  keys, orders: of large tables."""
-    device, count = records.device, len(tables)
+    """words: elements for masks.  keys: int64 where one sort is to give the orders."""
+    device, count, most = records.device, len(tables), max(one.n_rows for one in tables)
+    lacking = max(one.n_rows if size else 0 for one, size in zip(tables, words, strict=True))
     if lacking:
-        words = cdiv(max(one.n_offsets for one in tables), 32)
-        grid = (cdiv(lacking, ROWS), words, count)
+        grid = (cdiv(lacking, ROWS), cdiv(max(one.n_offsets for one in tables), 32), count)
         masks_kernel.launch(device, target, grid, (records,), (FIELDS,), OPTIONS, ())
-    first, chunk, part = 0, ordering._CHUNK, ordering._PART
+    first, block, chunk, part = 0, ordering._KEY_BLOCK, ordering._CHUNK, ordering._PART
+    large, last = keys.dtype == torch.int64, torch.iinfo(keys.dtype).max
     shift = ordering.key_bits(max(one.n_offsets for one in tables), True)
-    for (large, v_block), group in itertools.groupby(
-        tables, lambda one: (_large(one), offset_block(one.n_offsets))
-    ):
+    limits = (ordering.SORTED_APART, shift) if large else (0, 0)
+    for v_block, group in itertools.groupby(tables, lambda one: offset_block(one.n_offsets)):
         rows = [one.n_rows for one in group]
-        block = ordering._KEY_BLOCK
-        last = _WIDE_LAST if large else _LAST
         constants = (FIELDS, v_block, KEY_BITS, DENSE, SAMPLE, block, chunk, last, large)
-        limits = (ordering.SORTED_APART, shift) if large else (0, 0)
         keys_kernel.launch(
             device, target, (cdiv(max(rows), block), len(rows), 1), (records, first, *limits),
             constants, {"num_warps": 8}, constants,
         )  # fmt: skip
         first += len(rows)
-    small = [one.n_rows for one in tables if not _large(one)]
-    if small:
-        chunks_kernel.launch(
-            device, target, (cdiv(max(small), part), len(small), 1), (records,),
-            (FIELDS, chunk, _LAST, part, part), OPTIONS, chunk,
-        )  # fmt: skip
-    if keys.numel():
+    if large:
         orders.copy_(torch.sort(keys, stable=True).indices)
-    most = max(one.n_rows for one in tables)
+    else:
+        chunks_kernel.launch(
+            device, target, (cdiv(most, part), count, 1), (records,),
+            (FIELDS, chunk, last, part, part), OPTIONS, chunk,
+        )  # fmt: skip
     tiles_kernel.launch(
         device, target, (cdiv(most, 2 * TILE), count, 1), (records,), (FIELDS, TILE), OPTIONS, ()
     )
