@@ -8,7 +8,7 @@ from torch._dynamo.utils import counters
 
 from sparse_bridge.core.traced import graphs
 from tests.compile.programs import GRID, PROGRAMS, scene
-from tests.releases import WHOLE_GRAPHS, since
+from tests.releases import WHOLE_GRAPHS
 
 
 def minkowski_layers():
@@ -100,11 +100,12 @@ def test_a_layer_between_two_graphs(door, name, breaks, plain_settings):
         assert all("torch.compiler.disable" in why for why in counters["graph_break"])
 
 
-@since(2, 10, "some need a switch (docs/compile.md)")
+@WHOLE_GRAPHS
 @pytest.mark.parametrize("door", ["spconv", "torchsparse", "torchsparse 1.4", "minkowski"])
 def test_networks_in_many_graphs(door, plain_settings):
     """Where torch gives a layer up after so many graphs, it runs as ever, on maps of both kinds."""
-    with PROGRAMS[door]() as programs, torch.no_grad():
+    plain = torch._dynamo.config.patch(capture_dynamic_output_shape_ops=False)
+    with PROGRAMS[door]() as programs, torch.no_grad(), plain:
         program = programs["unet"]().eval()
         torch._dynamo.reset()
         compiled = torch.compile(program, backend="eager")

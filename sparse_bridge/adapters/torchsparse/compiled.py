@@ -8,6 +8,7 @@ start with `TRACED`.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -115,10 +116,9 @@ def record_of(x: Any, spec: ConvSpec, key: MapKey, config: Any) -> Record:
     given = range_of(x) if release.divides else None
     kernel, stride, padding = spec.kernel, spec.stride, spec.padding
     options = _options(release.name, config)
-    own = (
-        _RELEASES.index(release.name), *kernel, *stride, *padding,
-        *(ONE if release.divides else key[0]), *options,
-    )  # fmt: skip
+    # Graphs hold for one tensor stride; torch may have made a symbol of it.
+    steps = ONE if release.divides else [operator.index(step) for step in key[0]]
+    own = (_RELEASES.index(release.name), *kernel, *stride, *padding, *steps, *options)
     numbers, before = [*own, *(given or ())], sites_of(x)
     if _keeps_sites(own):
         handle, after = before.map(_BUILDER, numbers), before
