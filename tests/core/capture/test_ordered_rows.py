@@ -1,0 +1,43 @@
+"""Rows that prefetch has ordered, as an earlier scene's layers wanted it, stay ordered."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparse_bridge.core.capture import prefetch
+from sparse_bridge.core.conv import choice
+from sparse_bridge.core.maps import request
+from tests.core.warmup.test_group_race import by_rule  # noqa: F401 - a fixture
+
+from .test_new_shapes import Minkowski, Spconv, Torchsparse, built, voxels  # noqa: F401
+
+pytestmark = pytest.mark.emulated
+
+
+@pytest.mark.parametrize("door", [Spconv, Torchsparse, Minkowski])
+@torch.no_grad()
+def test_no_table_is_made_of_tiles(by_rule, built, monkeypatch, door):  # noqa: F811
+    """Whatever the rule would do for a scene by itself."""
+    from sparse_bridge.kernels.maps.tile_list import TileList
+
+    network = door()
+    network.net.to(by_rule.device).eval()
+    for turn in range(6):
+        scene, orders = voxels(turn, by_rule.device), turn % 2 == 0
+        with monkeypatch.context() as patch:
+            patch.setattr(choice, "_FEW", 0.0 if orders else 1e9)  # else nothing is ordered
+            if turn > 2:
+                patch.setattr(TileList, "table", refused)
+            built.clear()
+            coords, x = network(*scene)
+            assert not built or turn < 2
+        request.register(None)
+        alone, expected = network(*scene[:1], scene[1].clone(), scene[2])
+        prefetch.install()
+        assert torch.equal(coords, alone)
+        torch.testing.assert_close(x, expected, rtol=1e-5, atol=1e-5)
+
+
+def refused(tiles):
+    raise AssertionError("a table is made of tiles")
