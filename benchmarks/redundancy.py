@@ -8,11 +8,12 @@ order is the kernels' own, but for offsets' frequencies, which are exact here.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from sparse_bridge.core import functional
+from sparse_bridge.kernels.maps.gray_rank import KEY_BITS
 
 from .workloads import VOXEL_SIZE, Scan, load
 
@@ -30,15 +31,25 @@ def present_in(scan: Scan) -> torch.Tensor:
 
 
 def _gray_rank(present: torch.Tensor) -> torch.Tensor:
-    """int64 [N]: place of each row's mask in a Gray code, rarest offset most significant."""
-    n_offsets = len(present)
-    by_count = present.sum(1).argsort(stable=True)  # rarest first
-    key = torch.zeros(present.shape[1], dtype=torch.int64)
-    for rank, v in enumerate(by_count.tolist()):
-        key |= present[v].long() << (n_offsets - 1 - rank)
-    for shift in (16, 8, 4, 2, 1):
-        key ^= key >> shift
+    """int64 [N]: place of each row in the kernels' Gray code (`kernels.maps.gray_rank`)."""
+    n_offsets, n_rows = present.shape
+    bits = list(_sides(present)) if n_offsets == 27 else []
+    telling = sorted((one for one in present if not one.all()), key=lambda one: int(one.sum()))
+    room = min(KEY_BITS - len(bits), len(telling))
+    shared = [torch.zeros(n_rows, dtype=torch.bool) for _ in range(room)]
+    for rank, one in enumerate(telling):  # rarest first
+        shared[max(rank // 2, rank - (len(telling) - room))] |= one
+    key = torch.zeros(n_rows, dtype=torch.int64)
+    for bit in [*bits, *shared]:
+        key = 2 * key + (bit.long() ^ (key & 1))
     return key
+
+
+def _sides(present: torch.Tensor) -> Iterator[torch.Tensor]:
+    at = torch.cartesian_prod(*[torch.arange(3)] * 3)
+    for axis in (2, 1, 0):
+        yield present[at[:, axis] == 0].any(0)
+        yield present[at[:, axis] == 2].any(0)
 
 
 def counted(present: torch.Tensor, splits: int, tile: int) -> int:

@@ -102,15 +102,15 @@ def _fixed(
 
 
 def _order_key(v_block: int, key: str, place: str) -> Form:
-    rank = (v_block, gray_rank.KEY_BITS, gray_rank.DENSE, gray_rank.SAMPLE)
-    constants = (*rank, mask_order._KEY_BLOCK, mask_order._CHUNK, _LARGEST[key])
+    rank = (v_block, gray_rank.KEY_BITS, gray_rank.SAMPLE)
+    constants = (*rank, mask_order._KEY_BLOCK, _LARGEST[key])
     return make(mask_order.key_kernel, constants, {"num_warps": 8}, place=place, key=key)
 
 
-def _keys_each(v_block: int, large: bool, place: str) -> Form:
-    rank = (v_block, gray_rank.KEY_BITS, gray_rank.DENSE, gray_rank.SAMPLE)
-    rows = mask_order._KEY_BLOCK, mask_order._CHUNK
-    constants = (tile_batch.FIELDS, *rank, *rows, _LARGEST["i64" if large else "i32"], large)
+def _keys_each(v_block: int, shared: int, place: str) -> Form:
+    rank = (v_block, gray_rank.KEY_BITS, gray_rank.SAMPLE, mask_order._KEY_BLOCK)
+    last = _LARGEST["i64" if shared == 64 else "i32"]
+    constants = (tile_batch.FIELDS, *rank, last, shared)
     kernel = tile_batch.keys_kernel
     return make(kernel, constants, {"num_warps": 8}, place=place, records="i64")
 
@@ -164,15 +164,17 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     factors = {**blocks, "key": ("i32", "i16", "u8", "i64"), **places}
     yield mask_order.key_kernel, [Space(factors, _order_key, silent=_SILENT)]
     part = mask_order._PART
-    yield _fixed(mask_order.chunk_kernel, mask_order._CHUNK, _LARGEST["i32"], part, part)
+    yield _fixed(mask_order.few_kernel, _LARGEST["i32"], part, part)
     orders = {"order": ("i64", "i32"), **places}
     yield mask_order.pack_kernel, [Space(orders, _pack, silent=_SILENT)]
     yield _fixed(mask_order.compact_kernel, 2 * tile_list.TILE, num_warps=8, ends="i64")
-    fields, chunk = tile_batch.FIELDS, (mask_order._CHUNK, _LARGEST["i32"], part, part)
+    fields = tile_batch.FIELDS
     yield _fixed(tile_batch.masks_kernel, fields, records="i64")
-    factors = {**blocks, "large": _FLAG, **places}
+    factors = {**blocks, "shared": (32, 0, 64), **places}
     yield tile_batch.keys_kernel, [Space(factors, _keys_each, silent=_SILENT)]
-    yield _fixed(tile_batch.chunks_kernel, fields, *chunk, records="i64")
+    yield _fixed(
+        tile_batch.orders_kernel, fields, _LARGEST["i32"], part, part, records="i64"
+    )
     yield _fixed(tile_batch.tiles_kernel, fields, tile_list.TILE, records="i64")
     factors = {"columns": (4, 3, 5, 2, 6, 7), "first": (1, 0), "shifted": _FLAG, "fold": _FLAG}
     yield key_table.hash_rows_kernel, [Space({**factors, **places}, _hash_rows, silent=_SILENT)]

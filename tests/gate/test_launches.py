@@ -52,7 +52,7 @@ class Recorder:
     def __call__(self, kernel, device, target, grid, args, constants, options, key):
         assert target is self.target
         self.seen.add(as_launched(kernel, args, constants, options))
-        if kernel.name == "order_chunk":
+        if kernel.name == "order_few":
             # Any order of rows is right; sorting in the interpreter takes seconds.
             args[1].copy_(torch.arange(len(args[1])))
         elif kernel.name not in UNREAD:
@@ -219,7 +219,7 @@ def test_layers(recorder, monkeypatch):
             convolve_map(layer("strided", shape=TINY[1]).kmap)
     tables = [NeighborTable(torch.zeros(4, 5).int()) for _ in range(2)]
     tile_batch.tile_batch(tables, recorder.target)
-    monkeypatch.setattr(mask_order, "SORTED_APART", 0)
+    monkeypatch.setattr(mask_order, "FEW_ROWS", 0)
     convolve_map(layer("strided", shape=TINY[1]).kmap)
     monkeypatch.setattr(wgrad_gemm, "wgrad_shares", lambda *_: 3)
     convolve_map(layer("strided", shape=TINY[1]).kmap)

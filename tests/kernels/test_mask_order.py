@@ -30,6 +30,49 @@ def table(lane, n_offsets, n_rows, share=0.3, seed=0):
     return NeighborTable(nbr)
 
 
+def sides(present, edge):
+    """Whether a row has offsets on the low and on the high side of each axis, last axis first."""
+    at = torch.cartesian_prod(*[torch.arange(edge)] * 3)
+    for axis in (2, 1, 0):
+        yield present[at[:, axis] < edge // 2].any(0)
+        yield present[at[:, axis] > edge // 2].any(0)
+
+
+def expected(nbr, edge=0):
+    """Stable order by rank in the Gray code of what `gray_rank` says, with exact frequencies."""
+    present = nbr.cpu() >= 0
+    bits = list(sides(present, edge)) if edge else []
+    telling = [row for row in present if not row.all()]
+    telling.sort(key=lambda row: int(row.sum()))
+    room = min(ordering.KEY_BITS - len(bits), len(telling))
+    shared = [torch.zeros(present.shape[1], dtype=torch.bool) for _ in range(room)]
+    for rank, row in enumerate(telling):
+        if len(present) > 32:
+            place = rank * room // len(telling)
+        else:
+            place = max(rank // 2, rank - (len(telling) - room))
+        shared[place] |= row
+    rank = torch.zeros(present.shape[1], dtype=torch.int64)
+    for bit in [*bits, *shared]:
+        rank = 2 * rank + (bit.long() ^ (rank & 1))
+    return rank.argsort(stable=True)
+
+
+@pytest.mark.parametrize("few", [True, False])
+@pytest.mark.parametrize(
+    "n_offsets, edge", [(1, 0), (8, 0), (24, 0), (25, 0), (27, 3), (32, 0), (33, 0), (125, 5)]
+)
+def test_the_order_is_that_of_the_rank(kernel_lane, monkeypatch, n_offsets, edge, few):
+    """All rows are sampled, so frequencies are exact; one offset is in all of them."""
+    if not few:
+        monkeypatch.setattr(ordering, "FEW_ROWS", 0)
+    made = table(kernel_lane, n_offsets, 250, share=0.15)
+    if n_offsets > 8:
+        made.nbr[n_offsets // 2] = 7
+    order = mask_order(made, target_of(kernel_lane))
+    assert order.tolist() == expected(made.nbr, edge).tolist()
+
+
 @pytest.mark.parametrize("n_offsets", VOLUMES)
 def test_the_order_holds_every_row_once_and_groups_equal_masks(kernel_lane, n_offsets):
     made = table(kernel_lane, n_offsets, 300, share=0.15)
@@ -42,30 +85,24 @@ def test_the_order_holds_every_row_once_and_groups_equal_masks(kernel_lane, n_of
             runs.append(masks[row])
         else:
             assert before < row, "rows with equal masks keep their order"
-    if n_offsets <= 31:  # above, several offsets share a bit of the rank
+    if n_offsets <= 16:  # above, offsets share bits of the rank
         assert len(runs) == len(set(runs)), "equal masks are neighbours"
 
 
 @pytest.mark.parametrize("n_rows", [1, 63, 65, 127, 128, 129, 300])
 @pytest.mark.parametrize("n_offsets", [8, 27, 64])
-def test_chunks_are_in_the_order_of_the_whole(kernel_lane, n_offsets, n_rows, monkeypatch):
-    """A chunk that is sorted by itself holds its rows as a sort of all of them has them."""
+def test_few_rows_are_sorted_as_many_are(kernel_lane, n_offsets, n_rows, monkeypatch):
     made, target = table(kernel_lane, n_offsets, n_rows), target_of(kernel_lane)
-    monkeypatch.setattr(ordering, "_CHUNK", 128)
-    chunks = mask_order(made, target).long().cpu()
-    monkeypatch.setattr(ordering, "SORTED_APART", 0)
-    whole = mask_order(made, target).cpu()
-    for first in range(0, n_rows, 128):
-        inside = whole[(whole >= first) & (whole < first + 128)]
-        assert torch.equal(chunks[first : first + 128], inside)
+    few = mask_order(made, target).long().cpu()
+    monkeypatch.setattr(ordering, "FEW_ROWS", 0)
+    assert torch.equal(mask_order(made, target).cpu(), few)
 
 
 @pytest.mark.parametrize("n_offsets", [3, 9, 27, 33])
 @pytest.mark.parametrize("live", [1, 200, 256, 257, 400])
 def test_memory_for_more_rows_does_not_change_the_order(kernel_lane, monkeypatch, n_offsets, live):
-    """Few rows are sorted in blocks, however many there is memory for."""
-    monkeypatch.setattr(ordering, "SORTED_APART", 256)
-    monkeypatch.setattr(ordering, "_CHUNK", 64)
+    """Places of few rows are counted, however many there is memory for."""
+    monkeypatch.setattr(ordering, "FEW_ROWS", 256)
     made, target = table(kernel_lane, n_offsets, 400, share=0.15), target_of(kernel_lane)
     alone = mask_order(NeighborTable(made.nbr[:, :live].contiguous()), target)
     made.masks(target)

@@ -61,9 +61,7 @@ def poisoned(monkeypatch):
         monkeypatch.setattr(owner, name, filled(getattr(owner, name)))
 
 
-@pytest.mark.parametrize("chunk", [2048, 128])
-def test_every_table_has_the_tiles_of_its_own(kernel_lane, monkeypatch, chunk):
-    monkeypatch.setattr(ordering, "_CHUNK", chunk)
+def test_every_table_has_the_tiles_of_its_own(kernel_lane, monkeypatch):
     target = target_of(kernel_lane)
     tables = [table(kernel_lane, *kind, seed=i) for i, kind in enumerate(KINDS)]
     tables[3].masks(target)  # some have masks already
@@ -75,22 +73,25 @@ def test_every_table_has_the_tiles_of_its_own(kernel_lane, monkeypatch, chunk):
         assert_same(got, made)
 
 
-@pytest.mark.parametrize("apart, chunk", [(0, 2048), (128, 2048), (128, 64), (256, 128)])
-def test_large_tables_share_a_sort(kernel_lane, monkeypatch, apart, chunk):
-    """Where one table is sorted as a whole, those that are sorted in chunks are sorted with it; of
+@pytest.mark.parametrize("few, many", [(0, 1), (128, 1), (256, 1), (128, 13)])
+def test_large_tables_share_a_sort(kernel_lane, monkeypatch, few, many):
+    """Where one table is large, all are sorted together, of more than 128 with keys of 64 bits; of
     some the host does not know how many rows are in use."""
-    monkeypatch.setattr(ordering, "SORTED_APART", apart)
-    monkeypatch.setattr(ordering, "_CHUNK", chunk)
+    monkeypatch.setattr(ordering, "FEW_ROWS", few)
     target = target_of(kernel_lane)
     kinds = [(27, 301), (8, 100), (27, 129), (125, 257), (1, 131), (8, 300), (27, 128)]
     tables = [table(kernel_lane, *kind, seed=i) for i, kind in enumerate(kinds)]
     tables[2].masks(target)
     for live in (0, 31, 128, 129, 257):
         tables.append(counted(table(kernel_lane, 27, 259, seed=live), live))
+    tables += [table(kernel_lane, 8, 3 + i) for i in range(10 * (many - 1))]
+    keys, sort = [], torch.sort
+    monkeypatch.setattr(torch, "sort", lambda x, **kw: keys.append(x.dtype) or sort(x, **kw))
     want = [pack_tiles(one, mask_order(one, target), target) for one in map(copy_of, tables)]
     poisoned(monkeypatch)
     for got, made in zip(tile_batch(tables, target), want, strict=True):
         assert_same(got, made)
+    assert keys[-1] == (torch.int32 if many == 1 else torch.int64)
 
 
 @pytest.mark.parametrize("rows", [(), (100,), (0, 70, 80)])
@@ -116,8 +117,8 @@ def test_launches_do_not_grow_with_the_tables(kernel_lane, monkeypatch):
     sorts, sort = [], torch.sort
     monkeypatch.setattr(torch, "sort", lambda *args, **kw: sorts.append(1) or sort(*args, **kw))
     tile_batch([table(kernel_lane, 27, 70 + i) for i in range(6)], target_of(kernel_lane))
-    assert names == ["masks_each", "keys_each", "chunks_each", "tiles_each"] and not sorts
+    assert names == ["masks_each", "keys_each", "orders_each", "tiles_each"] and not sorts
     names.clear()
-    monkeypatch.setattr(ordering, "SORTED_APART", 72)
+    monkeypatch.setattr(ordering, "FEW_ROWS", 72)
     tile_batch([table(kernel_lane, 27, 70 + i) for i in range(6)], target_of(kernel_lane))
     assert names == ["masks_each", "keys_each", "tiles_each"] and len(sorts) == 1

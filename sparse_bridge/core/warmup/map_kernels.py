@@ -67,10 +67,19 @@ class MapKernels:
         table = NeighborTable(nbr, nbr)
         self._order = mask_order(table, target)
         self._tiles = pack_tiles(table, self._order, target)
+        order = mask_order(NeighborTable(self._many(len(nbr)), nbr), target)
+        pack_tiles(table, order[:FEW], target)
         NeighborTable(nbr).masks(target)
         for volume in sorted({*volumes} - {len(nbr)}):
             other = nbr[:1].expand(volume, -1).contiguous()
             mask_order(NeighborTable(other, other), target)
+            mask_order(NeighborTable(self._many(volume), other), target)
+
+    def _many(self, volume: int) -> torch.Tensor:
+        """A table of rows whose places are not counted."""
+        from ...kernels.maps.mask_order import FEW_ROWS
+
+        return self._nbr[:1, :1].expand(volume, FEW_ROWS + 1)
 
     def expanded(self, layers: Collection[Strided]) -> None:
         """What strided layers number and link new coordinates with."""
@@ -86,6 +95,7 @@ class MapKernels:
         for volume in sorted({*volumes, len(self._nbr)}):
             nbr = self._nbr[:1].expand(volume, -1).contiguous()
             tile_batch([NeighborTable(nbr), NeighborTable(nbr)], self.target)
+            tile_batch([NeighborTable(self._many(volume), nbr)] * 2, self.target)
 
     def rest(self, strided: Collection[Strided]) -> None:
         """What fewer programs meet: other looks at a map, and large ones.
@@ -93,7 +103,7 @@ class MapKernels:
         strided: layers whose maps are ordered, too, where they are large.
         """
         from ...kernels.maps.level_bounds import level_bounds
-        from ...kernels.maps.mask_order import SORTED_APART, mask_order, pack_tiles
+        from ...kernels.maps.mask_order import mask_order
         from ...kernels.maps.neighbor_table import NeighborTable
         from ...kernels.maps.tile_batch import tile_batch
 
@@ -103,12 +113,8 @@ class MapKernels:
         level_bounds(self._coords[:2], self._coords, ends, target)
         self._table.reversed = False
         self._look_up()
-        large = nbr[:, :1].expand(-1, SORTED_APART + 1)
-        order = mask_order(NeighborTable(large, nbr), target)
-        pack_tiles(NeighborTable(nbr, nbr), order[:FEW], target)
-        tile_batch([NeighborTable(large, nbr)] * 2, target)
         for volume in {math.prod(layer.kernel) for layer in strided if layer != CHECKED}:
-            one = NeighborTable(large[:1].expand(volume, -1), nbr)
+            one = NeighborTable(self._many(volume), nbr)
             mask_order(one, target)
             tile_batch([one] * 2, target)
 

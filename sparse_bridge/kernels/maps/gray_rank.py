@@ -1,9 +1,11 @@
-"""The key that rows are ordered by: rank in a Gray code of the offset mask after its bits were
-renumbered by frequency, rarest offset most significant (Gray order: FlexGEMM; the renumbering is
-ours and removes 10 to 25 % of the remaining redundant work on real scans).
+"""The key that rows are ordered by: rank in a Gray code of a few bits that tell of the offset mask.
 
-Above 31 offsets the rank has 31 bits: on sparse maps bit b stands for a group of offsets of like
-frequency, on dense maps for a single offset out of each group.
+Gray order is FlexGEMM's. The bits and their order are ours: the most significant ones say on which
+sides of a cubic kernel a row has any neighbours, the others which of its offsets it has, rarest
+first. Offsets that every row has are left out. Where there are more offsets than bits, rare ones
+share bits in pairs, and above 32 offsets all share with others of like frequency. On real scans
+tiles need a tenth fewer offsets than under a code of all single ones, under strided kernels up to a
+third.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ import triton.language as tl
 
 from ..runtime.launch import power_of_2
 
-KEY_BITS = 31
+KEY_BITS = 24  # leaves seven of an int32 for the number of a table
 LEAST_OFFSETS = 32  # smaller kernels share one form
 SAMPLE = 256  # rows that tell how frequent the offsets are
-DENSE = 0.2  # share of present entries from which single offsets serve the rank better than groups
+_CUBES = {27: 3, 125: 5, 343: 7}  # offsets: rows of them along an axis
+_SIDES = 6
 
 
 def offset_block(n_offsets: int) -> int:
@@ -24,10 +27,24 @@ def offset_block(n_offsets: int) -> int:
     return max(LEAST_OFFSETS, power_of_2(n_offsets))
 
 
+def rank_bits(n_offsets: int, parts: int = 1) -> int:
+    """Bits of the key under up to `n_offsets` offsets."""
+    sides = _SIDES if n_offsets in _CUBES and parts == 1 else 0
+    return min(sides + n_offsets, KEY_BITS)
+
+
+@triton.jit
+def _edge_of(n_offsets, parts):
+    """Offsets along an axis of a cubic kernel in raster order, 0 of another one or of a part."""
+    edge = tl.where(n_offsets == 27, 3, tl.where(n_offsets == 125, 5, 0))
+    edge = tl.where(n_offsets == 343, 7, edge)
+    return tl.where(parts == 1, edge, 0)
+
+
 @triton.jit
 def key_places(
-    mask_ptr, live, n_rows, n_offsets, V_BLOCK: tl.constexpr, BITS: tl.constexpr,
-    DENSE: tl.constexpr, SAMPLE: tl.constexpr,
+    mask_ptr, live, n_rows, n_offsets, parts, V_BLOCK: tl.constexpr, BITS: tl.constexpr,
+    SAMPLE: tl.constexpr,
 ):  # fmt: skip
     """Which bit of the key each offset sets, -1 for none. How frequent each is, SAMPLE rows spread
     over the `live` ones tell."""
@@ -42,31 +59,43 @@ def key_places(
         place = (u // 32).to(tl.int64)[:, None] * n_rows + (index * spread)[None, :]
         word = tl.load(mask_ptr + place, mask=ok, other=0)
         total += tl.sum((word >> (u % 32)[:, None]) & 1, 1)
+    telling = (u < n_offsets) & (total < sampled)
+    total = tl.where(telling, total, SAMPLE)  # what every row has comes last
     if V_BLOCK <= 64:
         other, mine, w = total[None, :], total[:, None], u[None, :]
         rarer = (other < mine) | ((other == mine) & (w < u[:, None]))
-        rank = tl.sum((rarer & (w < n_offsets)).to(tl.int32), 1)
+        rank = tl.sum(rarer.to(tl.int32), 1)
     else:
         rank = tl.zeros((V_BLOCK,), tl.int32)
         for w in range(n_offsets):
             other = tl.sum(tl.where(u == w, total, 0), 0)
             rank += ((other < total) | ((other == total) & (w < u))).to(tl.int32)
+    count = tl.sum(telling.to(tl.int32), 0)
+    room = tl.minimum(BITS - tl.where(_edge_of(n_offsets, parts) > 0, 6, 0), count)
     if V_BLOCK <= 32:
-        places = tl.minimum(n_offsets, BITS) - 1 - rank
+        bit = tl.maximum(rank // 2, rank - (count - room))
     else:
-        group = rank * BITS // n_offsets
-        places = BITS - 1 - group
-        present = tl.sum(total, 0).to(tl.float32)
-        first = (rank == 0) | ((rank - 1) * BITS // n_offsets != group)
-        if present > DENSE * n_offsets * sampled:
-            places = tl.where(first, places, -1)
-    return places
+        bit = rank * room // tl.maximum(count, 1)
+    return tl.where(telling, room - 1 - bit, -1)
 
 
 @triton.jit
-def gray_rank(mask_ptr, row, live, n_rows, n_offsets, places, V_BLOCK: tl.constexpr):
+def _on_side(u, side, edge):
+    """Whether offsets `u` of a cubic kernel lie on a side of its middle: 0 and 1 are the low and
+    the high side along the last axis, and so on."""
+    stride = tl.where(side < 2, 1, tl.where(side < 4, edge, edge * edge))
+    at = u // stride % edge
+    return tl.where(side % 2 == 0, at < edge // 2, at > edge // 2)
+
+
+@triton.jit
+def gray_rank(
+    mask_ptr, row, live, n_rows, n_offsets, parts, places, V_BLOCK: tl.constexpr, BITS: tl.constexpr
+):  # fmt: skip
     """int32 key of every row. places: what `key_places` returned."""
     u = tl.arange(0, V_BLOCK)
+    edge = _edge_of(n_offsets, parts)
+    sides = tl.where(edge > 0, 6, 0)
     key = tl.zeros_like(row)
     for w in range((n_offsets + 31) // 32):
         word = tl.load(mask_ptr + w * n_rows.to(tl.int64) + row, mask=row < live, other=0)
@@ -74,6 +103,11 @@ def gray_rank(mask_ptr, row, live, n_rows, n_offsets, places, V_BLOCK: tl.conste
             shift = tl.sum(tl.where(u == w * 32 + bit, places, 0), 0)
             if shift >= 0:
                 key |= ((word >> bit) & 1) << shift
+        for side in range(sides):
+            here = (u < n_offsets) & (u // 32 == w) & _on_side(u, side, edge)
+            some = word & tl.sum(tl.where(here, 1 << (u % 32), 0), 0)
+            top = tl.minimum(n_offsets + 6, BITS) - 1
+            key |= (some != 0).to(tl.int32) << (top - side)
     key ^= key >> 16
     key ^= key >> 8
     key ^= key >> 4

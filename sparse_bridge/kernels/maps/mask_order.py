@@ -17,12 +17,11 @@ from ...errors import KernelError
 from ..runtime.launch import cdiv, register
 from ..runtime.target import Target
 from .coord_key import live_rows
-from .gray_rank import DENSE, KEY_BITS, SAMPLE, gray_rank, key_places, offset_block
+from .gray_rank import KEY_BITS, SAMPLE, gray_rank, key_places, offset_block, rank_bits
 from .neighbor_table import NeighborTable, part_start
 from .tile_list import TILE, TileList
 
-SORTED_APART = 32 << 10  # rows up to which chunks of _CHUNK rows are sorted apart
-_CHUNK = 2048
+FEW_ROWS = 4 << 10  # up to which a row's place is counted, in one launch
 _KEY_BLOCK = 1024
 _PART = 64  # rows whose place one program finds
 
@@ -36,9 +35,9 @@ def _masks_of(mask_ptr, part, parts, n_rows, n_offsets):
 
 @triton.jit
 def store_keys(
-    mask_ptr, count_ptr, key_ptr, n_rows, counted, n_offsets, apart, part_shift, part, parts, group,
-    V_BLOCK: tl.constexpr, BITS: tl.constexpr, DENSE: tl.constexpr, SAMPLE: tl.constexpr,
-    BLOCK: tl.constexpr, CHUNK: tl.constexpr, LAST: tl.constexpr,
+    mask_ptr, count_ptr, key_ptr, n_rows, counted, n_offsets, part_shift, part, parts, group,
+    V_BLOCK: tl.constexpr, BITS: tl.constexpr, SAMPLE: tl.constexpr, BLOCK: tl.constexpr,
+    LAST: tl.constexpr,
 ):  # fmt: skip
     """The keys of a block of rows of a part, see `_order_key`. group: of the rows that a sort keeps
     together."""
@@ -46,69 +45,58 @@ def store_keys(
     own = part_start(part + 1, n_offsets, parts) - part_start(part, n_offsets, parts)
     mask_ptr = _masks_of(mask_ptr, part, parts, n_rows, n_offsets)
     live = live_rows(count_ptr, n_rows, counted)
-    places = key_places(mask_ptr, live, n_rows, own, V_BLOCK, BITS, DENSE, SAMPLE)
-    key = gray_rank(mask_ptr, row, live, n_rows, own, places, V_BLOCK)
+    places = key_places(mask_ptr, live, n_rows, own, parts, V_BLOCK, BITS, SAMPLE)
+    key = gray_rank(mask_ptr, row, live, n_rows, own, parts, places, V_BLOCK, BITS)
     key = key.to(key_ptr.dtype.element_ty)
-    chunk = (row // CHUNK).to(key.dtype) << tl.minimum(tl.cdiv(n_offsets, parts), BITS)
-    key = tl.where(live <= apart, key | chunk, key)
     above = tl.where(part_shift > 0, group.to(tl.int64) << part_shift, 0)
     last = tl.where(part_shift > 0, ((group + 1).to(tl.int64) << part_shift) - 1, LAST)
     key = tl.where(row < live, key | above.to(key.dtype), last.to(key.dtype))
     tl.store(key_ptr + part * n_rows.to(tl.int64) + row, key, mask=row < n_rows)
 
 
-@triton.jit(
-    do_not_specialize=["count_ptr", "n_rows", "counted", "n_offsets", "apart", "part_shift"]
-)
+@triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted", "n_offsets", "part_shift"])
 def _order_key(
-    mask_ptr, count_ptr, key_ptr, n_rows, counted, n_offsets, apart, part_shift,
-    V_BLOCK: tl.constexpr, BITS: tl.constexpr, DENSE: tl.constexpr, SAMPLE: tl.constexpr,
-    BLOCK: tl.constexpr, CHUNK: tl.constexpr, LAST: tl.constexpr,
+    mask_ptr, count_ptr, key_ptr, n_rows, counted, n_offsets, part_shift,
+    V_BLOCK: tl.constexpr, BITS: tl.constexpr, SAMPLE: tl.constexpr, BLOCK: tl.constexpr,
+    LAST: tl.constexpr,
 ):  # fmt: skip
     """grid: (blocks of rows, parts). Sort key of every row of every part; the part's largest for
     rows that are not in use. part_shift: bits below that of the part, the most significant; 0 where
     parts are not sorted together.
-
-    Where at most `apart` rows are in use, a sort of them all is to sort chunks of CHUNK rows apart:
-    the chunk is the most significant part of a part's key.
     """
     store_keys(
-        mask_ptr, count_ptr, key_ptr, n_rows, counted, n_offsets, apart, part_shift,
-        tl.program_id(1), tl.num_programs(1), tl.program_id(1), V_BLOCK, BITS, DENSE, SAMPLE,
-        BLOCK, CHUNK, LAST,
+        mask_ptr, count_ptr, key_ptr, n_rows, counted, n_offsets, part_shift, tl.program_id(1),
+        tl.num_programs(1), tl.program_id(1), V_BLOCK, BITS, SAMPLE, BLOCK, LAST,
     )  # fmt: skip
 
 
 @triton.jit
-def sort_chunk(
-    key_ptr, order_ptr, n_rows, above, CHUNK: tl.constexpr, LAST: tl.constexpr, STEP: tl.constexpr,
-    BLOCK: tl.constexpr,
+def store_order(
+    key_ptr, order_ptr, n_rows, above, LAST: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """The places of a block of rows of the part that begins at row `above`, see `_order_chunk`."""
+    """The places of a block of rows of the part that begins at row `above`, see `_order_few`."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     key_ptr += above
     key = tl.load(key_ptr + row, mask=row < n_rows, other=LAST)
-    first = tl.program_id(0) * BLOCK // CHUNK * CHUNK
     before = tl.zeros((STEP, BLOCK), tl.int32)
-    for start in range(first, tl.minimum(first + CHUNK, n_rows), STEP):
+    for start in range(0, n_rows, STEP):
         other = start + tl.arange(0, STEP)
         its = tl.load(key_ptr + other, mask=other < n_rows, other=LAST)[:, None]
         tied = (its == key[None, :]) & (other[:, None] < row[None, :])
         before += ((its < key[None, :]) | tied).to(tl.int32)
-    tl.store(order_ptr + above + first + tl.sum(before, 0), above + row, mask=row < n_rows)
+    tl.store(order_ptr + above + tl.sum(before, 0), above + row, mask=row < n_rows)
 
 
 @triton.jit(do_not_specialize=["n_rows"])
-def _order_chunk(
-    key_ptr, order_ptr, n_rows, CHUNK: tl.constexpr, LAST: tl.constexpr, STEP: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """grid: (blocks of rows, parts). Sort each chunk of rows by key, stably: a row's place is the
-    number of rows before it. Rows of a part are called as `order` names them.
+def _order_few(
+    key_ptr, order_ptr, n_rows, LAST: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr
+):
+    """grid: (blocks of rows, parts). Sort each part by key, stably: a row's place is the number of
+    rows before it. Rows of a part are called as `order` names them.
 
-    Comparing all pairs of a chunk compiles in a fifth of the time that a sorting network takes.
+    Comparing all pairs of rows compiles in a fifth of the time that a sorting network takes.
     """
-    sort_chunk(key_ptr, order_ptr, n_rows, tl.program_id(1) * n_rows, CHUNK, LAST, STEP, BLOCK)
+    store_order(key_ptr, order_ptr, n_rows, tl.program_id(1) * n_rows, LAST, STEP, BLOCK)
 
 
 @triton.jit
@@ -223,39 +211,37 @@ def _compact_pairs(
 
 
 key_kernel = register(_order_key)
-chunk_kernel = register(_order_chunk)
+few_kernel = register(_order_few)
 pack_kernel = register(_pack_tiles)
 compact_kernel = register(_compact_pairs)
 
 
 def mask_order(table: NeighborTable, target: Target, splits: int = 1) -> torch.Tensor:
     """Rows of `table` in mask order: int32 or int64 [splits * N], part by part. Rows with equal
-    masks keep their order. splits: at most as many as offsets.
+    masks keep their order. splits: at most as many as offsets. What counts are the rows in use.
 
-    Small tables are sorted in chunks: one launch, where a sort of the whole takes ten that cost
-    more time than the better order would save. What counts are the rows in use.
+    Few rows are sorted in one launch, where `torch.sort` takes ten.
     """
     (n_offsets, n_rows), device = table.nbr.shape, table.nbr.device
     _check_rows(n_rows, splits)
     mask = table.masks(target, splits)
-    apart, counted = n_rows <= SORTED_APART, table.count is not None
+    few, counted = n_rows <= FEW_ROWS, table.count is not None
     count, most = mask if table.count is None else table.count, cdiv(n_offsets, splits)
-    dtype, part_shift = _key_type(most, apart, counted, splits)
+    dtype, part_shift = _key_type(most, few, counted, splits)
     last = torch.iinfo(dtype).max
     key = torch.empty(splits * n_rows, dtype=dtype, device=device)
-    constants = (offset_block(most), KEY_BITS, DENSE, SAMPLE, _KEY_BLOCK, _CHUNK, last)
-    limit = 0 if apart else SORTED_APART
+    constants = (offset_block(most), KEY_BITS, SAMPLE, _KEY_BLOCK, last)
     key_kernel.launch(
         device, target, (cdiv(n_rows, _KEY_BLOCK), splits, 1),
-        (mask, count, key, n_rows, int(counted), n_offsets, limit, part_shift), constants,
+        (mask, count, key, n_rows, int(counted), n_offsets, part_shift), constants,
         {"num_warps": 8}, (constants, dtype),
     )  # fmt: skip
-    if not apart:
+    if not few:
         return torch.sort(key, stable=True).indices
     order = torch.empty(splits * n_rows, dtype=torch.int32, device=device)
-    chunk_kernel.launch(
+    few_kernel.launch(
         device, target, (cdiv(n_rows, _PART), splits, 1), (key, order, n_rows),
-        (_CHUNK, last, _PART, _PART), {"num_warps": 4}, _CHUNK,
+        (last, _PART, _PART), {"num_warps": 4}, (),
     )  # fmt: skip
     return order
 
@@ -268,22 +254,15 @@ def _check_rows(n_rows: int, splits: int) -> None:
         )
 
 
-def key_bits(most: int, counted: bool) -> int:
-    """Bits of a sort key of up to `most` offsets.  counted: it may have to hold a chunk."""
-    chunks = (cdiv(SORTED_APART, _CHUNK) - 1).bit_length() if counted else 0
-    return min(most, KEY_BITS) + chunks
-
-
-def _key_type(most: int, apart: bool, counted: bool, splits: int) -> tuple[torch.dtype, int]:
+def _key_type(most: int, few: bool, counted: bool, splits: int) -> tuple[torch.dtype, int]:
     """(dtype of sort keys, bits below that of the part). Radix sorts cost by the key's bytes: few
     offsets take a narrow one.
 
-    most: offsets of a part.  counted: the host does not know how many rows are in use; keys may
-    have to hold a chunk.
+    most: offsets of a part.  counted: the host does not know how many rows are in use.
     """
-    if apart:
+    if few:
         return torch.int32, 0
-    shift = key_bits(most, counted)
+    shift = rank_bits(most, splits)
     bits = shift + (splits - 1).bit_length()
     narrow = () if counted else ((8, torch.uint8), (15, torch.int16))
     wide = torch.int32 if bits <= 31 else torch.int64

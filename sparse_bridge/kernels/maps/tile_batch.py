@@ -3,8 +3,7 @@
 A table of few rows keeps few multiprocessors busy, and every launch costs the host as much as one
 for a large table. What the kernels of `mask_order` take as arguments is read here from a record of
 the table, which the grid's second axis numbers. Where one of them is large, all share one sort: the
-number of the table is the most significant part of the keys, and small ones are sorted in chunks,
-as `mask_order` says, for the chunk is the next part.
+number of the table is the most significant part of the keys.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ import triton.language as tl
 from ..runtime.launch import cdiv, register
 from ..runtime.target import Target, uploaded
 from . import mask_order as ordering
-from .gray_rank import DENSE, KEY_BITS, SAMPLE, offset_block
-from .mask_order import mask_order, pack_tiles, sort_chunk, store_keys, store_tiles
+from .gray_rank import KEY_BITS, SAMPLE, offset_block, rank_bits
+from .mask_order import mask_order, pack_tiles, store_keys, store_order, store_tiles
 from .neighbor_table import OPTIONS, ROWS, NeighborTable, grid_of, store_table_masks
 from .tile_list import TILE, TileList
 
@@ -56,38 +55,38 @@ def _masks_each(records_ptr, FIELDS: tl.constexpr):
         store_table_masks(_pointer(record, 0), _pointer(record, 1), n_rows, 0, n_offsets)
 
 
-@triton.jit(do_not_specialize=["first", "apart", "shift"])
+@triton.jit(do_not_specialize=["first", "shift"])
 def _keys_each(
-    records_ptr, first, apart, shift, FIELDS: tl.constexpr, V_BLOCK: tl.constexpr,
-    BITS: tl.constexpr, DENSE: tl.constexpr, SAMPLE: tl.constexpr, BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr, LAST: tl.constexpr, LARGE: tl.constexpr,
+    records_ptr, first, shift, FIELDS: tl.constexpr, V_BLOCK: tl.constexpr, BITS: tl.constexpr,
+    SAMPLE: tl.constexpr, BLOCK: tl.constexpr, LAST: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    """grid: (blocks of rows, tables from `first` on, 1). LARGE: keys of one sort, int64.  apart,
-    shift: see `_order_key`; 0 otherwise."""
+    """grid: (blocks of rows, tables from `first` on, 1). SHARED: bits of the keys of one sort, with
+    `shift` below that of the table; 0 where every table has a list of its own, of int32."""
     record = records_ptr + (first + tl.program_id(1)) * FIELDS
     n_rows = _number(record, 6)
     if tl.program_id(0) * BLOCK < n_rows:
-        if LARGE:
+        if SHARED == 64:
             keys = tl.load(record + 3).to(tl.pointer_type(tl.int64))
+        elif SHARED == 32:
+            keys = _pointer(record, 3)
         else:
             keys = _own(record, 3)
         store_keys(
             _pointer(record, 1), _pointer(record, 2), keys, n_rows, _number(record, 7),
-            _number(record, 8), apart, shift, tl.program_id(2), tl.num_programs(2),
-            _number(record, 11), V_BLOCK, BITS, DENSE, SAMPLE, BLOCK, CHUNK, LAST,
+            _number(record, 8), shift, tl.program_id(2), tl.num_programs(2), _number(record, 11),
+            V_BLOCK, BITS, SAMPLE, BLOCK, LAST,
         )  # fmt: skip
 
 
 @triton.jit
-def _chunks_each(
-    records_ptr, FIELDS: tl.constexpr, CHUNK: tl.constexpr, LAST: tl.constexpr, STEP: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
+def _orders_each(
+    records_ptr, FIELDS: tl.constexpr, LAST: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr
+):
     """grid: (blocks of rows, tables)."""
     record = records_ptr + tl.program_id(1) * FIELDS
     n_rows = _number(record, 6)
     if tl.program_id(0) * BLOCK < n_rows:
-        sort_chunk(_own(record, 3), _own(record, 4), n_rows, 0, CHUNK, LAST, STEP, BLOCK)
+        store_order(_own(record, 3), _own(record, 4), n_rows, 0, LAST, STEP, BLOCK)
 
 
 @triton.jit
@@ -106,7 +105,7 @@ def _tiles_each(records_ptr, FIELDS: tl.constexpr, BLOCK_M: tl.constexpr):
 
 masks_kernel = register(_masks_each)
 keys_kernel = register(_keys_each)
-chunks_kernel = register(_chunks_each)
+orders_kernel = register(_orders_each)
 tiles_kernel = register(_tiles_each)
 
 
@@ -131,10 +130,12 @@ def _together(tables: Sequence[NeighborTable], target: Target) -> list[TileList]
     device = tables[0].nbr.device
     # An order begins at a multiple of 16 bytes.
     starts = list(itertools.accumulate((cdiv(one.n_rows, 4) * 4 for one in tables), initial=0))
-    large = max(one.n_rows for one in tables) > ordering.SORTED_APART
+    large = max(one.n_rows for one in tables) > ordering.FEW_ROWS
     if large:  # nothing may lie between the keys of one sort
         starts = list(itertools.accumulate((one.n_rows for one in tables), initial=0))
-    keys = torch.empty(starts[-1], dtype=torch.int64 if large else torch.int32, device=device)
+    bits, number = _bits(tables), (len(tables) - 1).bit_length()
+    dtype = torch.int64 if large and bits + number > 31 else torch.int32
+    keys = torch.empty(starts[-1], dtype=dtype, device=device)
     words = [_mask_words(one) for one in tables]
     scratch = torch.empty(sum(words) + starts[-1], dtype=torch.int32, device=device)
     orders = scratch[sum(words) :]
@@ -155,8 +156,13 @@ def _together(tables: Sequence[NeighborTable], target: Target) -> list[TileList]
         made.append(TileList(memory, one.n_offsets, n_pairs, one.n_rows))
         held += (memory, one.nbr)
         held += [part for part in (one.mask, one.count) if part is not None]
-    _launch(tables, uploaded(records, device, held), words, keys, orders, target)
+    shift = bits if large else 0
+    _launch(tables, uploaded(records, device, held), words, (keys, shift), orders, target)
     return made
+
+
+def _bits(tables: Sequence[NeighborTable]) -> int:
+    return max(rank_bits(one.n_offsets) for one in tables)
 
 
 def _mask_words(table: NeighborTable) -> int:
@@ -167,32 +173,33 @@ def _mask_words(table: NeighborTable) -> int:
 
 def _launch(
     tables: Sequence[NeighborTable], records: torch.Tensor, words: Sequence[int],
-    keys: torch.Tensor, orders: torch.Tensor, target: Target,
+    keys: tuple[torch.Tensor, int], orders: torch.Tensor, target: Target,
 ) -> None:  # fmt: skip
-    """words: elements for masks.  keys: int64 where one sort is to give the orders."""
+    """words: elements for masks.  keys: and the bits below the table's where one sort is to give
+    the orders, else 0."""
     device, count, most = records.device, len(tables), max(one.n_rows for one in tables)
     lacking = max(one.n_rows if size else 0 for one, size in zip(tables, words, strict=True))
     if lacking:
         grid = (cdiv(lacking, ROWS), cdiv(max(one.n_offsets for one in tables), 32), count)
         masks_kernel.launch(device, target, grid, (records,), (FIELDS,), OPTIONS, ())
-    first, block, chunk, part = 0, ordering._KEY_BLOCK, ordering._CHUNK, ordering._PART
-    large, last = keys.dtype == torch.int64, torch.iinfo(keys.dtype).max
-    shift = ordering.key_bits(max(one.n_offsets for one in tables), True)
-    limits = (ordering.SORTED_APART, shift) if large else (0, 0)
+    first, block, part = 0, ordering._KEY_BLOCK, ordering._PART
+    held, shift = keys
+    last = torch.iinfo(held.dtype).max
+    shared = 8 * held.itemsize if shift else 0
     for v_block, group in itertools.groupby(tables, lambda one: offset_block(one.n_offsets)):
         rows = [one.n_rows for one in group]
-        constants = (FIELDS, v_block, KEY_BITS, DENSE, SAMPLE, block, chunk, last, large)
+        constants = (FIELDS, v_block, KEY_BITS, SAMPLE, block, last, shared)
         keys_kernel.launch(
-            device, target, (cdiv(max(rows), block), len(rows), 1), (records, first, *limits),
+            device, target, (cdiv(max(rows), block), len(rows), 1), (records, first, shift),
             constants, {"num_warps": 8}, constants,
         )  # fmt: skip
         first += len(rows)
-    if large:
-        orders.copy_(torch.sort(keys, stable=True).indices)
+    if shift:
+        orders.copy_(torch.sort(held, stable=True).indices)
     else:
-        chunks_kernel.launch(
+        orders_kernel.launch(
             device, target, (cdiv(most, part), count, 1), (records,),
-            (FIELDS, chunk, last, part, part), OPTIONS, chunk,
+            (FIELDS, last, part, part), OPTIONS, (),
         )  # fmt: skip
     tiles_kernel.launch(
         device, target, (cdiv(most, 2 * TILE), count, 1), (records,), (FIELDS, TILE), OPTIONS, ()

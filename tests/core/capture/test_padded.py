@@ -167,8 +167,7 @@ def test_a_level_that_outgrows_its_room(sp, kernel_lane):
 @pytest.mark.usefixtures("one_by_one")
 def test_room_to_spare_does_not_change_the_order(sp, kernel_lane, monkeypatch):
     """Up to so many rows are sorted apart, whatever there is memory for."""
-    monkeypatch.setattr(mask_order, "SORTED_APART", 120)
-    monkeypatch.setattr(mask_order, "_CHUNK", 64)
+    monkeypatch.setattr(mask_order, "FEW_ROWS", 120)
     network = Network(sp).eval().to(kernel_lane.device)
     record = learnt(sp, network, kernel_lane)
     coords = cloud(SHAPE, share=0.03, seed=3, device=kernel_lane.device)
