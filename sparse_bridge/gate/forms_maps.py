@@ -172,9 +172,7 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     yield _fixed(tile_batch.masks_kernel, fields, records="i64")
     factors = {**blocks, "shared": (32, 0, 64), **places}
     yield tile_batch.keys_kernel, [Space(factors, _keys_each, silent=_SILENT)]
-    yield _fixed(
-        tile_batch.orders_kernel, fields, _LARGEST["i32"], part, part, records="i64"
-    )
+    yield _fixed(tile_batch.orders_kernel, fields, _LARGEST["i32"], part, part, records="i64")
     yield _fixed(tile_batch.tiles_kernel, fields, tile_list.TILE, records="i64")
     factors = {"columns": (4, 3, 5, 2, 6, 7), "first": (1, 0), "shifted": _FLAG, "fold": _FLAG}
     yield key_table.hash_rows_kernel, [Space({**factors, **places}, _hash_rows, silent=_SILENT)]
