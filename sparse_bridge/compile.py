@@ -24,7 +24,7 @@ __all__ = ["fuse", "live_handles", "needed", "operators", "policy", "portable"]
 for _framework in base.frameworks():
     _framework.register_operators()
 
-_MAPS = ("coordinates", "map", "new_map", "minkowski_insert")
+_MAPS = ("coordinates", "map", "new_map", "minkowski_insert", "same_rows")
 
 
 def operators() -> list[str]:

@@ -30,7 +30,7 @@ ME_DOWN = [3, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, *([0] * 24)]
 HANDLES = (
     "coordinates", "coordinate_map", "expanded_map", "map", "map_between", "map_of_pairs",
     "new_map", "submanifold_map", "minkowski_insert", "minkowski_interpolation",
-    "minkowski_origin", "minkowski_prune", "minkowski_relation", "minkowski_union",
+    "minkowski_origin", "minkowski_prune", "minkowski_relation", "minkowski_union", "same_rows",
 )  # fmt: skip
 _ANY = ("test_schema", "test_autograd_registration", "test_faketensor")
 # Handles of two calls are two numbers; programs show that their graphs compute the same.
@@ -65,6 +65,7 @@ def cases(coords):
         "map": [(*asked, "spconv", SUBM)],
         "new_map": [(*asked, "spconv", DOWN, 1), (*asked, "torchsparse", TS, 2)],
         "minkowski_insert": [(coords, [1, 1, 1])],
+        "same_rows": [(x.detach(), False), (x.detach(), True)],
         "conv": [
             (x, weight, bias.requires_grad_(), n, same, *form, False),
             (x, weight, None, n, same, *form, True),

@@ -21,7 +21,7 @@ def products(lane, rows, c_in, c_out, learns=False):
     x = features(rows, c_in, seed=rows).to(device, torch.float16).requires_grad_(learns)
     w = (features(c_in, c_out, seed=1) / c_in**0.5).to(device, torch.float16).requires_grad_(learns)
     bias = features(1, c_out, seed=2)[0].to(device, torch.float16).requires_grad_(learns)
-    kmap = pointwise.identity(rows, x.device)
+    kmap = pointwise.identity(rows, x.device, learns)
     return convolution.unheard(x, w[None], kmap, bias, pointwise._FORM), (x, w, bias)
 
 
@@ -51,11 +51,11 @@ def test_its_gradients(kernel_lane, size):
 def test_maps_are_kept_for_the_last_numbers_of_rows(monkeypatch):
     monkeypatch.setattr(pointwise, "_MAPS", 2)
     device = torch.device("cpu")
-    first = pointwise.identity(5, device)
-    assert pointwise.identity(5, device) is first and first.rulebook.n_rows == (5, 5)
+    first = pointwise.identity(5, device, False)
+    assert pointwise.identity(5, device, False) is first and first.rulebook.n_rows == (5, 5)
     for rows in (6, 7):
-        pointwise.identity(rows, device)
-    assert pointwise.identity(5, device) is not first
+        pointwise.identity(rows, device, False)
+    assert pointwise.identity(5, device, False) is not first
 
 
 def test_kernels_serve_where_nothing_speaks_against_them(monkeypatch):
@@ -97,19 +97,19 @@ def test_maps_of_captured_graphs_stay(monkeypatch):
     device, capturing = torch.device("cpu"), [False]
     monkeypatch.setattr(pointwise, "_capturing", lambda device: capturing[0])
     monkeypatch.setattr(pointwise, "_captured", {})
-    first = pointwise.identity(11, device)
+    first = pointwise.identity(11, device, False)
     capturing[0] = True
-    assert pointwise.identity(11, device) is first
-    assert pointwise.identity(12, device) is None  # its memory would be the graph's
+    assert pointwise.identity(11, device, False) is first
+    assert pointwise.identity(12, device, False) is None  # its memory would be the graph's
     capturing[0] = False
     for rows in (13, 14):
-        pointwise.identity(rows, device)
-    assert pointwise.identity(11, device) is first
+        pointwise.identity(rows, device, False)
+    assert pointwise.identity(11, device, False) is first
 
 
 def test_nothing_is_told_to_those_who_watch():
     with NothingComputed():
-        kmap = pointwise.identity(1234, torch.device("cpu"))
+        kmap = pointwise.identity(1234, torch.device("cpu"), False)
     assert kmap.rulebook.table(0)[0].nbr[0].tolist() == list(range(1234))
 
 

@@ -14,6 +14,7 @@ from ..conv.convolution import autocast_dtype, convolve
 from ..conv.epilogue import Epilogue, Norm
 from ..conv.plan import ConvForm, Wanted, backward, find, run
 from ..maps.kernel_map import KernelMap
+from ..ops import pointwise
 from . import handles, inductor
 from .library import define, differentiate, forget, recording
 
@@ -143,7 +144,25 @@ def _watched(
     return conv(x, weight, epilogue, handles.make(kmap), kmap.n_out, form)
 
 
+def _same_rows(x: torch.Tensor, listed: bool) -> torch.Tensor:
+    n_rows, device = x.shape[0], x.device
+    kmap = pointwise.identity(n_rows, device, listed)
+    return handles.make(kmap or pointwise.made(n_rows, device, listed))
+
+
+define("same_rows", "(Tensor x, bool listed) -> Tensor", _same_rows, lambda *_: handles.like())
+
+
+def _linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, form: ConvForm
+) -> torch.Tensor:
+    """A layer of kernel volume 1."""
+    kmap = ops.same_rows(x.detach(), torch.is_grad_enabled())
+    return conv(x, weight, Epilogue(bias), kmap, x.shape[0], form)
+
+
 convolution.as_operator = _watched
+pointwise.as_operator = _linear
 inductor.install()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import threading
+from collections.abc import Callable
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -38,40 +39,67 @@ _maps: collections.OrderedDict[_Key, KernelMap] = collections.OrderedDict()
 _captured: dict[_Key, KernelMap] = {}
 _rows: dict[int, list[torch.Tensor]] = collections.defaultdict(list)  # the last one is the longest
 _lock = threading.Lock()
+# (x, w [1, C_in, C_out], bias [C_out], form): the product in a graph, once operators are there.
+as_operator: Callable[..., torch.Tensor] | None = None
 
 
 def linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [N, C_in] @ w [C_in, C_out] + bias ([C_out], [1, C_out] or None), with gradients; follows
-    autocast."""
+    autocast. In a graph, which serves any number of rows, products of any size are the kernel's."""
     # While compiling first of all: the number of rows is not to be looked at.
-    if torch.compiler.is_compiling() or x.device.type not in DEVICES or not _by_kernel(x, w, bias):
+    if torch.compiler.is_compiling():
+        if as_operator is None or x.device.type not in DEVICES or not _traced(x, w, bias):
+            return rocm.linear(x, w, bias)
+        return as_operator(x, w[None], None if bias is None else bias.flatten(), _FORM)
+    if x.device.type not in DEVICES or not _by_kernel(x, w, bias):
         return rocm.linear(x, w, bias)
-    kmap = identity(x.shape[0], x.device)
+    kmap = identity(x.shape[0], x.device, torch.is_grad_enabled())
     if kmap is None:
         return rocm.linear(x, w, bias)
     return unheard(x, w[None], kmap, None if bias is None else bias.flatten(), _FORM)
 
 
 def _by_kernel(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    cast = autocast_dtype(x.device)
-    if cast is None and (w.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype)):
-        return False  # torch's own error
-    kind = x.dtype if cast is None or x.dtype == torch.float64 else cast
+    kind = _kind(x, w, bias)
     return (
         kind in HALVES
         and 0 < x.shape[0] * w.numel() <= _MOST_WORK
-        and settings.get().dataflow == "auto"
         and not (override.inside and override.current())
-        and not (rocm.multiplies() or transformed())
-        and row_kernels(Case(x.device, kind))[1] is not None
+        and not transformed()
+        and _launched(x.device, kind)
     )
 
 
-def identity(n_rows: int, device: torch.device) -> KernelMap | None:
-    """Every row onto itself, with the lists that gradients need where they are recorded; device:
-    with its index on a GPU. None in the capture of a graph, whose memory a new map would be, where
-    there is none yet."""
-    key = (-1 if device.index is None else device.index), n_rows, torch.is_grad_enabled()
+def _kind(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.dtype | None:
+    """What is multiplied; None where torch has an error of its own."""
+    cast = autocast_dtype(x.device)
+    if cast is None and (w.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype)):
+        return None
+    return x.dtype if cast is None or x.dtype == torch.float64 else cast
+
+
+def _launched(device: torch.device, kind: torch.dtype) -> bool:
+    return (
+        settings.get().dataflow == "auto"
+        and not rocm.multiplies()
+        and row_kernels(Case(device, kind))[1] is not None
+    )
+
+
+_known = torch.compiler.assume_constant_result(_launched)
+
+
+def _traced(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """`_by_kernel` of any number of rows."""
+    kind = _kind(x, w, bias)
+    return kind in HALVES and not override.traced() and _known(x.device, kind)
+
+
+def identity(n_rows: int, device: torch.device, listed: bool) -> KernelMap | None:
+    """Every row onto itself, with the lists that gradients need where `listed`; device: with its
+    index on a GPU. None in the capture of a graph, whose memory a new map would be, where there is
+    none yet."""
+    key = (-1 if device.index is None else device.index), n_rows, listed
     with _lock:
         found = _captured.get(key) or _maps.get(key)
         if _capturing(device):
@@ -79,13 +107,19 @@ def identity(n_rows: int, device: torch.device) -> KernelMap | None:
                 _captured[key] = found
             return found
         if found is None:
-            with _disable_current_modes():  # what watches a model's operations is not told
-                found = _maps[key] = KernelMap(_identity(_numbers(key[0], n_rows, device), key[2]))
+            found = _maps[key] = made(n_rows, device, listed)
             if len(_maps) > _MAPS:
                 _maps.popitem(last=False)
         elif key in _maps:
             _maps.move_to_end(key)
         return found
+
+
+def made(n_rows: int, device: torch.device, listed: bool) -> KernelMap:
+    """`identity` anew."""
+    with _disable_current_modes():  # what watches a model's operations is not told
+        rows = _numbers(-1 if device.index is None else device.index, n_rows, device)
+        return KernelMap(_identity(rows, listed))
 
 
 def _capturing(device: torch.device) -> bool:
