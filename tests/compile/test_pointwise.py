@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import sparse_bridge
+from sparse_bridge.core.compile import products
 from sparse_bridge.core.ops import pointwise
 from tests.clouds import cloud
 from tests.releases import WHOLE_GRAPHS
@@ -19,8 +20,8 @@ GRID = (9, 8, 7)
 def sp(kernel_lane, monkeypatch):
     """spconv where kernels multiply, as on a GPU."""
     monkeypatch.setattr(pointwise, "DEVICES", (torch.device(kernel_lane.device).type,))
-    for name in ("_launched", "_known"):
-        monkeypatch.setattr(pointwise, name, lambda device, kind: True)
+    for owner, name in ((pointwise, "launched"), (products, "_launched")):
+        monkeypatch.setattr(owner, name, lambda device, kind: True)
     torch._dynamo.reset()
     with sparse_bridge.enable("spconv", mode="standin"):
         import spconv.pytorch as spconv

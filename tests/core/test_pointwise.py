@@ -22,7 +22,7 @@ def products(lane, rows, c_in, c_out, learns=False):
     w = (features(c_in, c_out, seed=1) / c_in**0.5).to(device, torch.float16).requires_grad_(learns)
     bias = features(1, c_out, seed=2)[0].to(device, torch.float16).requires_grad_(learns)
     kmap = pointwise.identity(rows, x.device, learns)
-    return convolution.unheard(x, w[None], kmap, bias, pointwise._FORM), (x, w, bias)
+    return convolution.unheard(x, w[None], kmap, bias, pointwise.FORM), (x, w, bias)
 
 
 @pytest.mark.emulated

@@ -13,6 +13,7 @@ from ..conv.column_sums import column_sums
 from ..conv.convolution import autocast_dtype, convolve
 from ..conv.epilogue import Epilogue, Norm
 from ..conv.plan import ConvForm, Wanted, backward, find, run
+from ..device import rocm
 from ..maps.kernel_map import KernelMap
 from ..ops import pointwise
 from . import handles, inductor
@@ -153,12 +154,22 @@ def _same_rows(x: torch.Tensor, listed: bool) -> torch.Tensor:
 define("same_rows", "(Tensor x, bool listed) -> Tensor", _same_rows, lambda *_: handles.like())
 
 
-def _linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, form: ConvForm
-) -> torch.Tensor:
-    """A layer of kernel volume 1."""
+_launched = torch.compiler.assume_constant_result(pointwise.launched)
+
+
+def _linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """`pointwise.linear` in a graph: the rule for any number of rows."""
+    kind = pointwise.kind_of(x, w, bias)
+    if (
+        x.device.type not in pointwise.DEVICES
+        or kind not in pointwise.HALVES
+        or override.traced()
+        or not _launched(x.device, kind)
+    ):
+        return rocm.linear(x, w, bias)
     kmap = ops.same_rows(x.detach(), torch.is_grad_enabled())
-    return conv(x, weight, Epilogue(bias), kmap, x.shape[0], form)
+    epilogue = Epilogue(None if bias is None else bias.flatten())
+    return conv(x, w[None], epilogue, kmap, x.shape[0], pointwise.FORM)
 
 
 convolution.as_operator = _watched

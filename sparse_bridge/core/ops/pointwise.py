@@ -25,7 +25,7 @@ from ..device import rocm
 from ..maps.kernel_map import KernelMap
 from ..maps.rulebook import DevicePairs, Rulebook
 
-_FORM = ConvForm("vio", 1, "ieee", "unmasked")
+FORM = ConvForm("vio", 1, "ieee", "unmasked")
 HALVES = (torch.float16, torch.bfloat16)
 DEVICES = ("cuda",)  # where kernels multiply
 # Multiply-adds above which the product takes the GPU longer than the search takes the host.
@@ -39,7 +39,7 @@ _maps: collections.OrderedDict[_Key, KernelMap] = collections.OrderedDict()
 _captured: dict[_Key, KernelMap] = {}
 _rows: dict[int, list[torch.Tensor]] = collections.defaultdict(list)  # the last one is the longest
 _lock = threading.Lock()
-# (x, w [1, C_in, C_out], bias [C_out], form): the product in a graph, once operators are there.
+# `linear` in a graph, once operators are there.
 as_operator: Callable[..., torch.Tensor] | None = None
 
 
@@ -48,51 +48,41 @@ def linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -
     autocast. In a graph, which serves any number of rows, products of any size are the kernel's."""
     # While compiling first of all: the number of rows is not to be looked at.
     if torch.compiler.is_compiling():
-        if as_operator is None or x.device.type not in DEVICES or not _traced(x, w, bias):
-            return rocm.linear(x, w, bias)
-        return as_operator(x, w[None], None if bias is None else bias.flatten(), _FORM)
+        return (as_operator or rocm.linear)(x, w, bias)
     if x.device.type not in DEVICES or not _by_kernel(x, w, bias):
         return rocm.linear(x, w, bias)
     kmap = identity(x.shape[0], x.device, torch.is_grad_enabled())
     if kmap is None:
         return rocm.linear(x, w, bias)
-    return unheard(x, w[None], kmap, None if bias is None else bias.flatten(), _FORM)
+    return unheard(x, w[None], kmap, None if bias is None else bias.flatten(), FORM)
 
 
 def _by_kernel(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    kind = _kind(x, w, bias)
+    kind = kind_of(x, w, bias)
     return (
         kind in HALVES
         and 0 < x.shape[0] * w.numel() <= _MOST_WORK
         and not (override.inside and override.current())
         and not transformed()
-        and _launched(x.device, kind)
+        and launched(x.device, kind)
     )
 
 
-def _kind(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.dtype | None:
-    """What is multiplied; None where torch has an error of its own."""
+def kind_of(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.dtype | None:
+    """The dtype that is multiplied; None where torch has an error of its own."""
     cast = autocast_dtype(x.device)
     if cast is None and (w.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype)):
         return None
     return x.dtype if cast is None or x.dtype == torch.float64 else cast
 
 
-def _launched(device: torch.device, kind: torch.dtype) -> bool:
+def launched(device: torch.device, kind: torch.dtype) -> bool:
+    """Whether kernels multiply `kind`, as settings and machine are."""
     return (
         settings.get().dataflow == "auto"
         and not rocm.multiplies()
         and row_kernels(Case(device, kind))[1] is not None
     )
-
-
-_known = torch.compiler.assume_constant_result(_launched)
-
-
-def _traced(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """`_by_kernel` of any number of rows."""
-    kind = _kind(x, w, bias)
-    return kind in HALVES and not override.traced() and _known(x.device, kind)
 
 
 def identity(n_rows: int, device: torch.device, listed: bool) -> KernelMap | None:
