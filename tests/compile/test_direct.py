@@ -7,7 +7,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparse_bridge.core.compile import library
+import sparse_bridge.compile  # noqa: F401
+from sparse_bridge.core.compile import direct, library
 
 ops = torch.ops.sparse_bridge
 
@@ -28,7 +29,8 @@ def scale():
     )  # fmt: skip
     library._names.remove("test_scale")
     operator, dispatched = ops.test_scale.default, None
-    for cell in torch._dynamo.eval_frame.innermost_fn(operator._op).__closure__:
+    entered = torch._dynamo.eval_frame.innermost_fn(operator._op)
+    for cell in entered.__closure__[0].cell_contents.__closure__:
         if isinstance(cell.cell_contents, type(ops.conv._op)):
             dispatched = cell
 
@@ -93,3 +95,12 @@ def test_watched_calls_are_dispatched(scale):
 
 def test_operators_of_lists_are_left_alone():
     assert isinstance(ops.minkowski_union.default._op, type(ops.conv._op))
+
+
+def test_frames_with_room():
+    """Larger than what a piece of 16 KiB holds, and otherwise the function."""
+    roomy = direct.with_room(lambda *args, **more: (args, more))
+    assert roomy(1, 2, a=3) == ((1, 2), {"a": 3})
+    assert roomy.__code__.co_stacksize * 8 > 16 << 10
+    with pytest.raises(ZeroDivisionError):
+        direct.with_room(lambda: 1 / 0)()
