@@ -158,7 +158,7 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     yield new_rows.count_kernel, [Space({**taps, **places}, _count, silent=_SILENT)]
     factors = {"dimension": DIMENSIONS, **places}
     yield level_bounds.level_bounds_kernel, [Space(factors, _bounds, silent=_SILENT)]
-    yield _fixed(neighbor_table.masks_kernel)
+    yield _fixed(neighbor_table.masks_kernel, neighbor_table.ROWS)
     held = tuple(block for block in OFFSET_BLOCKS if block >= gray_rank.LEAST_OFFSETS)
     blocks = {"v_block": held}
     factors = {**blocks, "key": ("i32", "i16", "u8", "i64"), **places}
@@ -169,7 +169,7 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     yield mask_order.pack_kernel, [Space(orders, _pack, silent=_SILENT)]
     yield _fixed(mask_order.compact_kernel, 2 * tile_list.TILE, num_warps=8, ends="i64")
     fields = tile_batch.FIELDS
-    yield _fixed(tile_batch.masks_kernel, fields, records="i64")
+    yield _fixed(tile_batch.masks_kernel, fields, neighbor_table.ROWS, records="i64")
     factors = {**blocks, "shared": (32, 0, 64), **places}
     yield tile_batch.keys_kernel, [Space(factors, _keys_each, silent=_SILENT)]
     yield _fixed(tile_batch.orders_kernel, fields, _LARGEST["i32"], part, part, records="i64")

@@ -19,7 +19,7 @@ from .coord_key import Geometry, live_rows, locate
 from .hash_table import MAX_PROBES, HashTable, hash_find, value_at
 
 OFFSETS = 32  # offsets per program: one mask word
-ROWS = 32  # rows per program
+ROWS = 128  # of a table of which a program makes the masks
 
 
 @triton.jit
@@ -81,22 +81,22 @@ def part_start(part, n_offsets, parts):
 
 
 @triton.jit
-def store_table_masks(nbr_ptr, mask_ptr, n_rows, start, end):
-    """Masks of 32 rows of an existing table by a word of the offsets from `start` to `end`."""
-    row = tl.program_id(0) * 32 + tl.arange(0, 32)[None, :]
+def store_table_masks(nbr_ptr, mask_ptr, n_rows, start, end, ROWS: tl.constexpr):
+    """Masks of ROWS rows of an existing table by a word of the offsets from `start` to `end`."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[None, :]
     v = start + tl.program_id(1) * 32 + tl.arange(0, 32)[:, None]
     inside = (row < n_rows) & (v < end)
     value = tl.load(nbr_ptr + v.to(tl.int64) * n_rows + row, mask=inside, other=-1)
-    store_mask(value, mask_ptr, n_rows, 32)
+    store_mask(value, mask_ptr, n_rows, ROWS)
 
 
 @triton.jit(do_not_specialize=["n_rows", "n_offsets"])
-def _table_masks(nbr_ptr, mask_ptr, n_rows, n_offsets):
+def _table_masks(nbr_ptr, mask_ptr, n_rows, n_offsets, ROWS: tl.constexpr):
     """Masks of an existing table, in parts: grid axis 2."""
     part, parts = tl.program_id(2), tl.num_programs(2)
     start, end = part_start(part, n_offsets, parts), part_start(part + 1, n_offsets, parts)
     mask_ptr += (part * tl.num_programs(1)) * n_rows.to(tl.int64)
-    store_table_masks(nbr_ptr, mask_ptr, n_rows, start, end)
+    store_table_masks(nbr_ptr, mask_ptr, n_rows, start, end, ROWS)
 
 
 lookup_kernel = register(_neighbor_lookup)
@@ -148,7 +148,7 @@ class NeighborTable:
         found = self.nbr.new_empty((parts * words, n_rows))
         masks_kernel.launch(
             self.nbr.device, target, (blocks, words, parts), (self.nbr, found, n_rows, n_offsets),
-            (), OPTIONS, self.nbr.data_ptr() % 16,
+            (ROWS,), OPTIONS, self.nbr.data_ptr() % 16,
         )  # fmt: skip
         if parts == 1:
             self.mask = found

@@ -46,13 +46,13 @@ def _number(record_ptr, field):
 
 
 @triton.jit
-def _masks_each(records_ptr, FIELDS: tl.constexpr):
-    """grid: (blocks of rows, words, tables)."""
+def _masks_each(records_ptr, FIELDS: tl.constexpr, ROWS: tl.constexpr):
+    """grid: (blocks of rows, words, tables). Of the tables that lack masks."""
     record = records_ptr + tl.program_id(2) * FIELDS
     n_rows, n_offsets = _number(record, 6), _number(record, 8)
-    there = (tl.program_id(0) * 32 < n_rows) & (tl.program_id(1) * 32 < n_offsets)
+    there = (tl.program_id(0) * ROWS < n_rows) & (tl.program_id(1) * 32 < n_offsets)
     if there & (_number(record, 9) != 0):
-        store_table_masks(_pointer(record, 0), _pointer(record, 1), n_rows, 0, n_offsets)
+        store_table_masks(_pointer(record, 0), _pointer(record, 1), n_rows, 0, n_offsets, ROWS)
 
 
 @triton.jit(do_not_specialize=["first", "shift"])
@@ -178,10 +178,11 @@ def _launch(
     """words: elements for masks.  keys: and the bits below the table's where one sort is to give
     the orders, else 0."""
     device, count, most = records.device, len(tables), max(one.n_rows for one in tables)
-    lacking = max(one.n_rows if size else 0 for one, size in zip(tables, words, strict=True))
+    lacking = [one for one, size in zip(tables, words, strict=True) if size]
     if lacking:
-        grid = (cdiv(lacking, ROWS), cdiv(max(one.n_offsets for one in tables), 32), count)
-        masks_kernel.launch(device, target, grid, (records,), (FIELDS,), OPTIONS, ())
+        grids = [grid_of(one.n_rows, one.n_offsets) for one in lacking]
+        grid = (max(blocks for blocks, *_ in grids), max(words for _, words, _ in grids), count)
+        masks_kernel.launch(device, target, grid, (records,), (FIELDS, ROWS), OPTIONS, ())
     first, block, part = 0, ordering._KEY_BLOCK, ordering._PART
     held, shift = keys
     last = torch.iinfo(held.dtype).max
