@@ -108,15 +108,11 @@ class BatchedBuilder:
         }
         return True
 
-    def queued(self, streams: Sequence[torch.cuda.Stream] = ()) -> list[Sides]:
-        """Queue the maps over these coordinates: the sides of every step.
-
-        streams: on which tables are made side by side, as one keeps few multiprocessors busy; none:
-        the current one.
-        """
+    def queued(self) -> list[Sides]:
+        """Queue the maps over these coordinates: the sides of every step."""
         from ...kernels.maps.tile_batch import tile_batch
 
-        made = self._linked_on(streams)
+        made = [self._linked(place) for place in range(len(self.steps))]
         wanted = [
             (place, side) for place, sides in enumerate(made) for side in self._tiled(place, sides)
         ]
@@ -125,19 +121,19 @@ class BatchedBuilder:
             made[place][side] = found
         return [tuple(sides) for sides in made]
 
-    def _linked_on(self, streams: Sequence[torch.cuda.Stream]) -> list[list[Any]]:
-        """The tables of every step. What one stream makes, others read only after all have joined
-        the current one, and what they all read stays."""
-        places = range(len(self.steps))
+    def queued_apart(self, streams: Sequence[torch.cuda.Stream]) -> list[Sides]:
+        """The same, side by side on these streams (none: the current one): a map keeps few
+        multiprocessors busy. What one stream makes, others read only after all have joined the
+        current one, and what they all read stays."""
         if not streams:
-            return [self._linked(place) for place in places]
+            return [self.sides(place) for place in range(len(self.steps))]
         here, made = torch.cuda.current_stream(self.device), []
         kept = [(expansion, expansion.slots) for expansion in self.expansions.values()]
         for stream in streams:
             stream.wait_stream(here)
-        for place in places:
+        for place in range(len(self.steps)):
             with torch.cuda.stream(streams[place % len(streams)]):
-                made.append(self._linked(place))
+                made.append(self.sides(place))
         for stream in streams:
             here.wait_stream(stream)
         for expansion, slots in kept:
@@ -260,9 +256,15 @@ class BatchedBuilder:
         if step.out is not None:
             here, stride, center = self.levels[step.out], step.request.stride, -1
         table = look_up(
-            here.source(), level.table, level.capacity, level.layout, offsets, stride, target,
+            here.source(),
+            level.table,
+            level.capacity,
+            level.layout,
+            offsets,
+            stride,
+            target,
             center,
-        )  # fmt: skip
+        )
         return [table, None]
 
     def _tiled(self, place: int, sides: Sequence[Any]) -> list[int]:

@@ -136,7 +136,7 @@ class CapturedMaps:
 
     def _plan(self, dry_run: BatchedBuilder) -> None:
         """Run once what is captured afterwards."""
-        dry_run.queued()
+        dry_run.queued_apart(())
 
     def _coordinates(self) -> dict[int, torch.Tensor]:
         self.inputs.send(self.steps, self.target)
@@ -153,7 +153,7 @@ class CapturedMaps:
         return self._builder.coords()
 
     def _maps(self) -> list[Any]:
-        return self._builder.queued(self.streams)
+        return self._builder.queued_apart(self.streams)
 
     def serves(self, box: Box) -> bool:
         """Whether inputs in `box` can be served, if there is capacity for them."""

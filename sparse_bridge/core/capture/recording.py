@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from ...kernels.runtime.target import uploaded, uploads_later
 from ..device.stream_order import capture_stream
 
 
@@ -73,8 +72,8 @@ class Remains:
 class Recorded(Remains):
     """A graph that was captured."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, *held: Any) -> None:
-        super().__init__(graph, *held)
+    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
+        super().__init__(graph)
         self.replay = graph.replay
 
 
@@ -87,9 +86,9 @@ class Recording:
     def __init__(self, pool: Any) -> None:
         self._graph, self._pool = torch.cuda.CUDAGraph(), pool
 
-    def recorded(self, *held: Any) -> Recorded:
-        """The graph, once it is captured.  held: what its launches read."""
-        return Recorded(self._graph, *held)
+    def recorded(self) -> Recorded:
+        """The graph, once it is captured."""
+        return Recorded(self._graph)
 
     def __enter__(self) -> None:
         _captures.begin()
@@ -119,11 +118,9 @@ class Recording:
 def captured(work: Callable[[], Any], pool: Any) -> tuple[Recorded, Any]:
     """(the graph of what `work` launches on the current stream, what it returns)."""
     recording = Recording(pool)
-    with uploads_later() as writes, recording:
+    with recording:
         made = work()
-    for place, values in writes:
-        place.copy_(uploaded(values, place.device))
-    return recording.recorded(*(place for place, _ in writes)), made
+    return recording.recorded(), made
 
 
 def captured_from(work: Callable[[Sequence[Any]], Any], pool: Any) -> tuple[Recorded, Any]:

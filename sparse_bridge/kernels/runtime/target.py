@@ -7,15 +7,13 @@ interpreter, or any other runtime installed as Triton's active driver.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import importlib.metadata
 import os
 import re
 import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -130,26 +128,6 @@ def capturing(device: torch.device) -> bool:
     return device.type == "cuda" and bool(torch._C._cuda_isCurrentStreamCapturing())
 
 
-class _Later(threading.local):
-    """Tensors of a capture that are to be written once it is over, and with what."""
-
-    writes: list[tuple[torch.Tensor, Sequence[int]]] | None = None
-
-
-_later = _Later()
-
-
-@contextlib.contextmanager
-def uploads_later() -> Iterator[list[tuple[torch.Tensor, Sequence[int]]]]:
-    """Let captured launches read numbers that `uploaded` is to send: it leaves room for them in the
-    capture's memory. What is yielded has to be written there before a replay, and held as long."""
-    before, _later.writes = _later.writes, []
-    try:
-        yield _later.writes
-    finally:
-        _later.writes = before
-
-
 def uploaded(
     values: Sequence[int], device: torch.device, reaches: Sequence[torch.Tensor] = ()
 ) -> torch.Tensor:
@@ -158,13 +136,8 @@ def uploaded(
     reaches: whose addresses are among the values. They live as long as the result, which tells
     whoever checks a kernel's accesses what it may reach.
     """
-    captures = capturing(device)
-    if captures and _later.writes is not None:
-        sent = torch.empty(len(values), dtype=torch.int64, device=device)
-        _later.writes.append((sent, values))
-        return sent
     # In a capture the copy would read memory that is somebody else's by then; this one is refused.
-    if device.type != "cuda" or captures:
+    if device.type != "cuda" or capturing(device):
         sent = torch.tensor(values, dtype=torch.int64, device=device)
     else:
         host = torch.tensor(values, dtype=torch.int64, device="cpu", pin_memory=True)

@@ -16,7 +16,7 @@ from sparse_bridge.core.capture.captured_maps import captured
 from sparse_bridge.core.capture.recording import Remains, captured_from
 from sparse_bridge.core.capture.replay import Replayer
 from sparse_bridge.core.capture.replay_training import TrainingReplayer
-from sparse_bridge.kernels.runtime import target, triton_compat
+from sparse_bridge.kernels.runtime import triton_compat
 
 
 class Graph:
@@ -151,39 +151,3 @@ def test_the_cache_of_the_allocator(monkeypatch):
     assert not emptied
     recording.empty_cache()
     assert emptied == [True]
-
-
-def test_numbers_for_captured_launches(monkeypatch):
-    """They are written once the capture is over, where its launches read them, and stay."""
-    monkeypatch.setattr(target, "capturing", lambda device: bool(Graph.capturing))
-    taken = []
-
-    def empty(size, **more):
-        taken.append(torch.zeros(size, **more))
-        return taken[-1]
-
-    def work():
-        with monkeypatch.context() as patch:
-            patch.setattr(torch, "empty", empty)
-            place = target.uploaded([5, 1 << 40], torch.device("cpu"))
-        assert place is taken[0] and not place.any()
-        return place.data_ptr()
-
-    with_graph, at = captured(work, None)
-    place = weakref.ref(taken.pop())
-    assert place().data_ptr() == at and place().tolist() == [5, 1 << 40]
-    del with_graph
-    assert place() is None
-
-
-def test_numbers_of_a_capture_that_fails(monkeypatch):
-    monkeypatch.setattr(target, "capturing", lambda device: bool(Graph.capturing))
-
-    def work():
-        target.uploaded([1], torch.device("cpu"))
-        raise ValueError("in the middle")
-
-    with pytest.raises(ValueError, match="in the middle"):
-        captured(work, None)
-    assert target.uploaded([7], torch.device("cpu")).tolist() == [7]
-    assert target._later.writes is None
