@@ -16,11 +16,11 @@ from ..maps.rulebook import Rulebook
 from ..tuning.group_choice import flow_for
 from .dataflow import LayerProduct
 
-FEW_ROWS = 4 << 10  # see `mask_order`
 _FEW_OFFSETS = 27  # of strided maps, which a network uses once in each direction
-# Microseconds of ordering a table and packing its tiles (H200): of few rows, which are sorted in
-# one launch; of many, in all and per row.
+# Microseconds of ordering a table and packing its tiles (H200): of few rows; of many, in all and
+# per row.
 _FEW, _ORDER, _ORDER_ROW = 45.0, 20.0, 1e-4
+_FEW_ROWS = 32 << 10
 _UNEVEN = 2.0  # how much longer products over a table take than their multiply-adds
 _GROUPED_ROWS = 16  # per compute unit
 
@@ -60,7 +60,7 @@ def flow_of(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> s
         work = 2.0 * n_rows * w.n_offsets * w.c_in * w.c_out * w.groups
         kind = "half" if half else product_precision(target, product.dtype, product.precision)
         rate = INTENSITY[kind] * MOVED * target.compute_units
-        order = _FEW if n_rows <= FEW_ROWS else _ORDER + _ORDER_ROW * n_rows
+        order = _FEW if n_rows <= _FEW_ROWS else _ORDER + _ORDER_ROW * n_rows
         if _UNEVEN * work / rate < order:
             return "unmasked"
     return "masked"
