@@ -33,21 +33,22 @@ def weights(kernel, c_in, c_out, dtype=torch.float64):
 
 
 def check(ts, coords, kernel, stride=1, padding=0, c_in=3, c_out=5, tensor_stride=ONE, extent=None,
-          batch=2, device="cpu", config=None, mode="otf", rule="spconv"):  # fmt: skip
-    """A convolution and its transposed twin, forward and backward, in fp64."""
+          batch=2, device="cpu", config=None, mode="otf", rule="spconv",
+          dtype=torch.float64):  # fmt: skip
+    """A convolution and its transposed twin, forward and backward, beside fp64."""
     F = ts.nn.functional
     kernel, stride, padding = triple(kernel), triple(stride), triple(padding)
     sites = oracle.to_sites(coords, ts.release)
     want_sites, triples = oracle.layer(
         sites, kernel, stride, padding, tensor_stride, ts.release, extent, mode, rule
     )
-    feats = torch.randn(len(coords), c_in, dtype=torch.float64)
-    weight, bias = weights(kernel, c_in, c_out), torch.randn(c_out, dtype=torch.float64)
-    leaves = [t.clone().requires_grad_() for t in (feats, weight, bias)]
+    feats, weight = torch.randn(len(coords), c_in).to(dtype), weights(kernel, c_in, c_out).to(dtype)
+    bias = torch.randn(c_out).to(dtype)
+    leaves = [t.double().clone().requires_grad_() for t in (feats, weight, bias)]
     want = oracle.product(*leaves, triples, len(want_sites))
-    up = torch.randn(want.shape, dtype=torch.float64)
+    up = torch.randn(want.shape).to(dtype)
     if len(want):
-        want.backward(up)
+        want.backward(up.double())
     options = {"stride": stride}
     if ts.release == "2.1":
         options |= {"padding": padding, "config": config}
@@ -56,16 +57,17 @@ def check(ts, coords, kernel, stride=1, padding=0, c_in=3, c_out=5, tensor_strid
     x = ts.SparseTensor(ours[0], coords.to(device), tensor_stride, **more)
     y = F.conv3d(x, ours[1], kernel, ours[2], **options)
     assert oracle.to_sites(y.coords, ts.release) == want_sites
-    checks.assert_close(y.feats, want, torch.float64, "forward")
+    checks.assert_close(y.feats, want, dtype, "forward")
     assert y.stride == tuple(t * s for t, s in zip(tensor_stride, stride, strict=True))
     y.feats.backward(up.to(device))
     for name, one, other in zip(("features", "weight", "bias"), ours, leaves, strict=True):
         grad = torch.zeros_like(other) if other.grad is None else other.grad
-        checks.assert_close(one.grad, grad, torch.float64, f"gradient of the {name}")
-    back = torch.randn(weight.shape[0], c_out, 4, dtype=torch.float64)
+        checks.assert_close(one.grad, grad, dtype, f"gradient of the {name}")
+    back = torch.randn(weight.shape[0], c_out, 4).to(dtype)
     z = F.conv3d(_detached(ts, y), back.to(device), kernel, **options, transposed=True)
-    want = oracle.product(y.feats.detach().cpu(), back, None, triples, len(coords), flipped=True)
-    checks.assert_close(z.feats, want, torch.float64, "transposed")
+    given = y.feats.detach().cpu().double()
+    want = oracle.product(given, back.double(), None, triples, len(coords), flipped=True)
+    checks.assert_close(z.feats, want, dtype, "transposed")
     assert torch.equal(z.coords.cpu(), coords) and z.stride == tensor_stride
     return y
 
