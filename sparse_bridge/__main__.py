@@ -221,15 +221,18 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _execute(target: str, arguments: list[str], is_module: bool) -> None:
-    """As `python target arguments` or `python -m target arguments`, in this process."""
+    """As `python target arguments` or `python -m target arguments`, in this process, with all
+    frames of the program in one chunk of memory."""
+    from .core.device.frame_stack import PROGRAM, with_room
+
     sys.argv[:] = [target, *arguments]
     first = os.getcwd() if is_module else os.path.dirname(os.path.realpath(target))
     if not getattr(sys.flags, "safe_path", False):  # under -P python adds no folder either
         sys.path[0] = first
     if is_module:
-        runpy.run_module(target, run_name="__main__", alter_sys=True)
+        with_room(runpy.run_module, PROGRAM)(target, run_name="__main__", alter_sys=True)
     else:
-        runpy.run_path(target, run_name="__main__")
+        with_room(runpy.run_path, PROGRAM)(target, run_name="__main__")
 
 
 def _doctor(args: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparse_bridge.compile  # noqa: F401
-from sparse_bridge.core.compile import direct, library
+from sparse_bridge.core.compile import library
 
 ops = torch.ops.sparse_bridge
 
@@ -95,12 +95,3 @@ def test_watched_calls_are_dispatched(scale):
 
 def test_operators_of_lists_are_left_alone():
     assert isinstance(ops.minkowski_union.default._op, type(ops.conv._op))
-
-
-def test_frames_with_room():
-    """Larger than what a piece of 16 KiB holds, and otherwise the function."""
-    roomy = direct.with_room(lambda *args, **more: (args, more))
-    assert roomy(1, 2, a=3) == ((1, 2), {"a": 3})
-    assert roomy.__code__.co_stacksize * 8 > 16 << 10
-    with pytest.raises(ZeroDivisionError):
-        direct.with_room(lambda: 1 / 0)()

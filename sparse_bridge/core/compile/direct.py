@@ -13,28 +13,13 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from ..device.frame_stack import with_room
+
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _modes, _functions = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 _transforms = torch._C._functorch.peek_interpreter_stack
 _recorded, _profiled = torch._C._get_tracing_state, torch.autograd._profiler_enabled
 _learning = torch.is_grad_enabled
-_SLOTS = 1 << 12  # of a frame; an ordinary piece has 2,048
-
-
-def with_room(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with room for the calls below it.
-
-    CPython keeps frames in pieces of 16 KiB or more, and a call that does not fit takes a piece
-    from the system, which goes back on return. The one large function that Inductor writes may
-    leave so little of its piece that a hundred calls of an operator do so. A frame too large for
-    the rest of any piece begins a new one, once.
-    """
-
-    def enter(*args: Any, **more: Any) -> Any:
-        return function(*args, **more)
-
-    enter.__code__ = enter.__code__.replace(co_stacksize=_SLOTS)
-    return enter
 
 
 def shorten(operator: Any, run: Callable[..., Any]) -> None:
@@ -70,5 +55,6 @@ def shorten(operator: Any, run: Callable[..., Any]) -> None:
                 return dispatched(*args)
         return run(*args)
 
-    # Graphs that break do not look into the engine.
+    # Inductor's one large function may leave little of its piece of the frame stack. Graphs that
+    # break do not look into the engine.
     operator._op = torch.compiler.disable(with_room(call))
