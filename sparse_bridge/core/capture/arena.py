@@ -168,11 +168,9 @@ class ArenaMaps(CapturedMaps):
         coords[: cmap.n_rows].copy_(cmap.coords)
         self.first_part = _room(coords)
         scene = PaddedInput(coords, coords.new_zeros(1), last)
-        # The host is busy with layers meanwhile: what counts is memory.
         super().__init__(
-            scene, cmap.box, target, steps, None, cmap.n_rows, abreast=False, key64=key64,
-            exact=exact,
-        )  # fmt: skip
+            scene, cmap.box, target, steps, None, cmap.n_rows, key64=key64, exact=exact
+        )
         scene.prepared = scene.counters = scene.flags = None  # with the tables they lie in
         scene.counts = {}
 

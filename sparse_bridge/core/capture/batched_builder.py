@@ -121,25 +121,6 @@ class BatchedBuilder:
             made[place][side] = found
         return [tuple(sides) for sides in made]
 
-    def queued_apart(self, streams: Sequence[torch.cuda.Stream]) -> list[Sides]:
-        """The same, side by side on these streams (none: the current one): a map keeps few
-        multiprocessors busy. What one stream makes, others read only after all have joined the
-        current one, and what they all read stays."""
-        if not streams:
-            return [self.sides(place) for place in range(len(self.steps))]
-        here, made = torch.cuda.current_stream(self.device), []
-        kept = [(expansion, expansion.slots) for expansion in self.expansions.values()]
-        for stream in streams:
-            stream.wait_stream(here)
-        for place in range(len(self.steps)):
-            with torch.cuda.stream(streams[place % len(streams)]):
-                made.append(self.sides(place))
-        for stream in streams:
-            here.wait_stream(stream)
-        for expansion, slots in kept:
-            expansion.slots = slots
-        return made
-
     def coords(self) -> dict[int, torch.Tensor]:
         """The coordinates of the new levels, by level."""
         return {level: made.coords for level, made in self.levels.items() if level}
@@ -256,15 +237,9 @@ class BatchedBuilder:
         if step.out is not None:
             here, stride, center = self.levels[step.out], step.request.stride, -1
         table = look_up(
-            here.source(),
-            level.table,
-            level.capacity,
-            level.layout,
-            offsets,
-            stride,
-            target,
+            here.source(), level.table, level.capacity, level.layout, offsets, stride, target,
             center,
-        )
+        )  # fmt: skip
         return [table, None]
 
     def _tiled(self, place: int, sides: Sequence[Any]) -> list[int]:

@@ -22,7 +22,6 @@ from .level_layouts import LevelLayouts
 from .padded import PaddedInput
 from .recording import Remains, captured
 
-_STREAMS = 4  # on which maps are built side by side
 _SLACK = 1.25  # capacity of the levels over the estimate
 
 
@@ -80,11 +79,10 @@ class CapturedMaps:
     over them: the host learns how many rows there are as soon as the first is through.
 
     scene: with the `n_rows` coordinates of a scene like those to come in place; its maps are
-    `prepared`. box: of the coordinates.  distinct: see `BatchedBuilder.lay_out`.  abreast: maps
-    side by side on several streams, faster for the GPU, at up to twice the memory.  key64: levels
+    `prepared`.  box: of the coordinates.  distinct: see `BatchedBuilder.lay_out`.  key64: levels
     that need 64-bit keys at times.  exact: `box` holds the exact bounds of the coordinates, and
-    those of other inputs are found on the device.  aside: the stream of the capture, if not a new
-    one.  Raises RuntimeError where nothing can be captured.
+    those of others are found on the device.  aside: the stream of the capture, if not a new one.
+    Raises RuntimeError where nothing can be captured.
 
     bytes: of memory taken for the graphs, about.  ends: values of where loose levels end, of the
     input whose `rows` were asked last.
@@ -92,13 +90,15 @@ class CapturedMaps:
 
     def __init__(
         self, scene: PaddedInput, box: Box, target: targets.Target, steps: tuple[Step, ...],
-        pool: Any, n_rows: int, distinct: bool = False, abreast: bool = True,
-        key64: Collection[int] = (), exact: bool = False, aside: torch.cuda.Stream | None = None,
+        pool: Any, n_rows: int, distinct: bool = False, key64: Collection[int] = (),
+        exact: bool = False, aside: torch.cuda.Stream | None = None,
     ) -> None:  # fmt: skip
         self.scene, self.box, self.steps, self.target = scene, box, steps, target
         self.distinct, self.pool = distinct, pool
         self.aside = aside
         self.ends: list[list[int]] = []
+        from ...kernels.maps.tile_batch import room_for_records
+
         device, boxes = scene.coords.device, boxes_of(box, steps)
         self._known = box, boxes
         self.inputs = _Inputs(boxes, key64, device, exact)
@@ -117,10 +117,10 @@ class CapturedMaps:
         del dry_run
         torch.cuda.current_stream(device).synchronize()
         before = torch.cuda.memory_reserved(device)
-        self.streams = [capture_stream(device) for _ in range(_STREAMS)] if abreast else []
+        records = room_for_records(2 * len(steps), device)
         with apart(device, self.aside):
             self.first, coords = captured(self._coordinates, self.pool)
-            self.second, made = captured(self._maps, self.pool)
+            self.second, made = captured(self._maps, self.pool, records)
         taken = torch.cuda.memory_reserved(device) - before
         self.bytes = max(0, taken) + scene.coords.nbytes
         scene.prepared = made, coords
@@ -136,7 +136,7 @@ class CapturedMaps:
 
     def _plan(self, dry_run: BatchedBuilder) -> None:
         """Run once what is captured afterwards."""
-        dry_run.queued_apart(())
+        dry_run.queued()
 
     def _coordinates(self) -> dict[int, torch.Tensor]:
         self.inputs.send(self.steps, self.target)
@@ -153,7 +153,7 @@ class CapturedMaps:
         return self._builder.coords()
 
     def _maps(self) -> list[Any]:
-        return self._builder.queued_apart(self.streams)
+        return self._builder.queued()
 
     def serves(self, box: Box) -> bool:
         """Whether inputs in `box` can be served, if there is capacity for them."""

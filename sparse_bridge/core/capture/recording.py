@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ...kernels.runtime.target import uploaded, uploads_later
 from ..device.stream_order import capture_stream
 
 
@@ -72,8 +73,8 @@ class Remains:
 class Recorded(Remains):
     """A graph that was captured."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
-        super().__init__(graph)
+    def __init__(self, graph: torch.cuda.CUDAGraph, *held: Any) -> None:
+        super().__init__(graph, *held)
         self.replay = graph.replay
 
 
@@ -86,9 +87,9 @@ class Recording:
     def __init__(self, pool: Any) -> None:
         self._graph, self._pool = torch.cuda.CUDAGraph(), pool
 
-    def recorded(self) -> Recorded:
-        """The graph, once it is captured."""
-        return Recorded(self._graph)
+    def recorded(self, *held: Any) -> Recorded:
+        """The graph, once it is captured.  held: what its launches read."""
+        return Recorded(self._graph, *held)
 
     def __enter__(self) -> None:
         _captures.begin()
@@ -115,12 +116,19 @@ class Recording:
         _abandon(self._graph, self._pool)
 
 
-def captured(work: Callable[[], Any], pool: Any) -> tuple[Recorded, Any]:
-    """(the graph of what `work` launches on the current stream, what it returns)."""
+def captured(
+    work: Callable[[], Any], pool: Any, room: torch.Tensor | None = None
+) -> tuple[Recorded, Any]:
+    """(the graph of what `work` launches on the current stream, what it returns).
+
+    room: for numbers that launches read, see `uploads_later`.
+    """
     recording = Recording(pool)
-    with recording:
+    with uploads_later(room) as writes, recording:
         made = work()
-    return recording.recorded(), made
+    for place, values in writes:
+        place.copy_(uploaded(values, place.device))
+    return recording.recorded(room), made
 
 
 def captured_from(work: Callable[[Sequence[Any]], Any], pool: Any) -> tuple[Recorded, Any]:

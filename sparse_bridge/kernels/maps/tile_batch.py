@@ -109,6 +109,11 @@ orders_kernel = register(_orders_each)
 tiles_kernel = register(_tiles_each)
 
 
+def room_for_records(tables: int, device: torch.device) -> torch.Tensor:
+    """What a captured `tile_batch` of so many tables needs: see `uploads_later`."""
+    return torch.empty(tables * FIELDS, dtype=torch.int64, device=device)
+
+
 def tile_batch(tables: Sequence[NeighborTable], target: Target) -> list[TileList]:
     """Tiles of every table in mask order: what `pack_tiles` of `mask_order` makes of each."""
     places = [i for i, one in enumerate(tables) if one.n_rows > 0]

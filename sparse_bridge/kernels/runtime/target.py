@@ -7,13 +7,15 @@ interpreter, or any other runtime installed as Triton's active driver.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib.metadata
 import os
 import re
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -128,6 +130,43 @@ def capturing(device: torch.device) -> bool:
     return device.type == "cuda" and bool(torch._C._cuda_isCurrentStreamCapturing())
 
 
+class _Later(threading.local):
+    """Numbers that launches of a capture read: where they are to be, and which."""
+
+    def __init__(self) -> None:
+        self.room: torch.Tensor | None = None
+        self.used = 0
+        self.writes: list[tuple[torch.Tensor, Sequence[int]]] = []
+
+    def place(self, values: Sequence[int]) -> torch.Tensor:
+        assert self.room is not None
+        end = self.used + len(values)
+        if end > len(self.room):
+            raise RuntimeError(f"a capture reads {end} numbers or more; {len(self.room)} fit.")
+        place, self.used = self.room[self.used : end], end
+        self.writes.append((place, values))
+        return place
+
+
+_later = _Later()
+
+
+@contextlib.contextmanager
+def uploads_later(
+    room: torch.Tensor | None,
+) -> Iterator[list[tuple[torch.Tensor, Sequence[int]]]]:
+    """Let captured launches read what `uploaded` is to send, from `room`, which is int64.
+
+    What is yielded has to be written before a replay, and `room` lives as long as the graph. It
+    must not be of the capture's pool, whose memory other graphs write to.
+    """
+    _later.room, _later.used, _later.writes = room, 0, []
+    try:
+        yield _later.writes
+    finally:
+        _later.room, _later.writes = None, []
+
+
 def uploaded(
     values: Sequence[int], device: torch.device, reaches: Sequence[torch.Tensor] = ()
 ) -> torch.Tensor:
@@ -136,8 +175,11 @@ def uploaded(
     reaches: whose addresses are among the values. They live as long as the result, which tells
     whoever checks a kernel's accesses what it may reach.
     """
+    captures = capturing(device)
+    if captures and _later.room is not None:
+        return _later.place(values)
     # In a capture the copy would read memory that is somebody else's by then; this one is refused.
-    if device.type != "cuda" or capturing(device):
+    if device.type != "cuda" or captures:
         sent = torch.tensor(values, dtype=torch.int64, device=device)
     else:
         host = torch.tensor(values, dtype=torch.int64, device="cpu", pin_memory=True)

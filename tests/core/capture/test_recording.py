@@ -16,7 +16,7 @@ from sparse_bridge.core.capture.captured_maps import captured
 from sparse_bridge.core.capture.recording import Remains, captured_from
 from sparse_bridge.core.capture.replay import Replayer
 from sparse_bridge.core.capture.replay_training import TrainingReplayer
-from sparse_bridge.kernels.runtime import triton_compat
+from sparse_bridge.kernels.runtime import target, triton_compat
 
 
 class Graph:
@@ -151,3 +151,29 @@ def test_the_cache_of_the_allocator(monkeypatch):
     assert not emptied
     recording.empty_cache()
     assert emptied == [True]
+
+
+def test_numbers_for_captured_launches(monkeypatch):
+    """They are written once the capture is over, in memory that lives as long as the graph."""
+    monkeypatch.setattr(target, "capturing", lambda device: bool(Graph.capturing))
+    held, here = [torch.zeros(5, dtype=torch.int64)], torch.device("cpu")
+
+    def work():
+        made = [target.uploaded([5, 1 << 40], here), target.uploaded([7, 8, 9], here)]
+        assert not held[0].any()
+        return [one.data_ptr() for one in made]
+
+    with_graph, places = captured(work, None, held[0])
+    room = weakref.ref(held.pop())
+    assert room().tolist() == [5, 1 << 40, 7, 8, 9]
+    assert places == [room().data_ptr(), room()[2:].data_ptr()]
+    del with_graph
+    assert room() is None
+
+
+def test_more_numbers_than_there_is_room_for(monkeypatch):
+    monkeypatch.setattr(target, "capturing", lambda device: bool(Graph.capturing))
+    here, room = torch.device("cpu"), torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(RuntimeError, match="2 numbers or more; 1 fit"):
+        captured(lambda: target.uploaded([1, 2], here), None, room)
+    assert target.uploaded([7, 8], here).tolist() == [7, 8] and not room.any()
