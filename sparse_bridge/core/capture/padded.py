@@ -60,6 +60,7 @@ class PaddedInput:
     Once the maps are built: capacities, rows that each level has memory for, by level; counts, by
     level like `count`; counters and flags, to be read and `validated`.  prepared: the maps: sides
     of every step and coordinates by level.  grids: batch sizes of the dense grids that were made.
+    likely: rows of every level, about, once an input has been looked at.
     """
 
     coords: torch.Tensor
@@ -73,10 +74,12 @@ class PaddedInput:
     flags: torch.Tensor | None = None
     prepared: tuple[list[Any], dict[int, torch.Tensor]] | None = None
     grids: set[int] = dataclasses.field(default_factory=set)
+    likely: dict[int, int] = dataclasses.field(default_factory=dict)
 
     def rows(self, level: int) -> Rows:
         """The rows of a level, once the maps are built."""
-        return Rows(None, self.counts[level], self.capacities[level], self.fill)
+        likely = self.likely.get(level, 0)
+        return Rows(None, self.counts[level], self.capacities[level], self.fill, likely)
 
     def tensors(self) -> list[torch.Tensor]:
         """What the maps consist of, once they are built, and numbers that kernels read."""

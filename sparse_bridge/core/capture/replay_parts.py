@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ... import log
+from ..conv import pending
 from ..device.serving import kernel_target
 from ..geometry.boxes import Box
 from . import prefetch
@@ -47,7 +48,10 @@ def maps_like(
     )
     maps.start(coords)
     rows = maps.rows(n_rows)
-    return None if rows is None else (maps, rows)
+    if rows is None:
+        return None
+    scene.likely = rows
+    return maps, rows
 
 
 MISSING: Any = object()
@@ -285,7 +289,8 @@ class Replays(abc.ABC):
 
     def roomy(self, kind: Kind, memory: GraphMemory, capture: Callable[[Any], Any]) -> Any:
         """What `capture` makes in a pool that is given to it. A rehearsal tells how much memory
-        that takes; so much is then there for the largest input so far."""
+        that takes; so much is then there for the largest input so far. Another one tells what
+        follows layers, where that was not known: a graph must not launch them twice."""
         if memory.rows < kind.capacity:
             empty_cache()
             before = torch.cuda.memory_reserved(kind.device)
@@ -294,7 +299,12 @@ class Replays(abc.ABC):
             empty_cache()
             largest = max([kind.capacity, *(one.capacity for one in self.calls)])
             memory.reserve(took * largest // kind.capacity, largest)
-        return capture(memory.pool)
+        tries = pending.tries
+        made = capture(memory.pool)
+        if pending.tries > tries:
+            del made  # before the next one wants memory
+            made = capture(memory.pool)
+        return made
 
     def given_up(self) -> str | None:
         """Why nothing is captured any more, if so."""

@@ -40,7 +40,7 @@ def flow_of(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> s
     are ordered already stay so: as larger scenes left it, prefetch orders them. Nobody takes mask
     splits by itself: they lose in half precision.
     """
-    target, w, n_rows = product.target, product.w, rulebook.n_rows[side]
+    target, w, n_rows = product.target, product.w, rulebook.rows[side].about
     assert target is not None
     half = product.dtype != torch.float32
     padded = any(rows.device is not None for rows in rulebook.rows)

@@ -178,6 +178,7 @@ def convolve_layer(
         and waiting is not None
         and id(owner) not in over
         and not torch.is_grad_enabled()
+        and not torch.is_inference_mode_enabled()  # where nobody counts changes
     ):
         columns, rows = (
             weight.shape[0 if form[0] == "ovi" else -1],

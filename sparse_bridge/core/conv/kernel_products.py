@@ -188,8 +188,10 @@ class GatherProduct:
         self._check_far(inputs[0])
         flow = self.flow.serving(rulebook, side, self.product)
         table, reverse = flow.view(rulebook, side, self.product.target)
-        work = flow.work(table, n_rows)
-        key = (flow.name, reverse, octaves(self.product.target, work, n_in))
+        # Most of a captured map's capacity may be empty, in deep levels.
+        likely = rulebook.rows[1 - side].about
+        work = flow.work(table, rulebook.rows[side].about)
+        key = (flow.name, reverse, octaves(self.product.target, work, likely))
         spec = self._specs.get(key)
         if spec is None:
             product = self._backwards if reverse else self.product
@@ -197,7 +199,7 @@ class GatherProduct:
                 lambda tile: flow.launch(flow.spec(product, tile), table, n_rows, n_in), inputs,
                 lambda: inputs[0].new_empty((n_rows, self._columns)), table,
             )  # fmt: skip
-            tile = tile_for(gather_problem(product, flow.name, work, n_in), trial)
+            tile = tile_for(gather_problem(product, flow.name, work, likely), trial)
             known = (flow.name, reverse, tile)  # sizes that take the same tile share it
             spec = self._specs.get(known)
             if spec is None:

@@ -27,18 +27,25 @@ UnpaddedError = UnknownRowsError
 class Rows(NamedTuple):
     """host: rows in use, None where only the device knows.  device: int32 [1], one less than the
     rows in use; None where the host knows.  capacity: rows of the memory.  fill: what layers leave
-    behind the last row of a result; None: anything.
+    behind the last row of a result; None: anything.  likely: rows in use where only the device
+    knows, about; 0 where nobody has an idea.
     """
 
     host: int | None
     device: torch.Tensor | None
     capacity: int
     fill: float | None = None
+    likely: int = 0
 
     @staticmethod
     def of(n_rows: int) -> Rows:
         """Rows that are all in use."""
         return Rows(n_rows, None, n_rows)
+
+    @property
+    def about(self) -> int:
+        """The rows in use, as far as the choice of a kernel goes."""
+        return self.likely or self.capacity
 
     def number(self, what: str) -> int:
         """The rows in use. Raises UnknownRowsError, which names `what` needs them, where only the

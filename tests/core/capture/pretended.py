@@ -82,7 +82,7 @@ class Graph:
             mine.copy_(theirs)
 
 
-def capture(work, pool):
+def capture(work, pool, room=None):
     assert pool is not None
     graph = Graph(work, pool)
     return graph, graph.made

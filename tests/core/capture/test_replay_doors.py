@@ -10,8 +10,9 @@ import torch
 import sparse_bridge
 from sparse_bridge import hooks, settings
 from sparse_bridge.adapters import protocol
-from sparse_bridge.core.capture import padded, units
+from sparse_bridge.core.capture import padded, replay, units
 from sparse_bridge.core.conv import convolution
+from sparse_bridge.core.conv.kernel_products import GatherProduct
 
 from . import doors
 from .pretended import replays_on_the_cpu
@@ -135,6 +136,45 @@ def test_a_replayed_model(kernel_lane, monkeypatch, name, kind):
         assert replayer.reason is None and len(replayer.graphs) == 1
         # optimize() learns from the first in inference.
         assert replayer.hits == (3 if trains else 2)
+
+
+@pytest.mark.parametrize("name", doors.NAMES)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_layers_are_launched_once_in_a_graph(kernel_lane, monkeypatch, name, mode):
+    """Whatever was seen to follow them before, and in trials, where nothing is seen."""
+    device, launches, captured = kernel_lane.device, [], []
+    monkeypatch.setattr(convolution, "WORTH", [0, 0])
+    monkeypatch.setattr(padded, "_LEAST", 64)
+    if device == "cpu":
+        if mode is torch.inference_mode:
+            pytest.skip("pretended replays compute with gradients")
+        replays_on_the_cpu(monkeypatch)
+    launch, capture = GatherProduct.__call__, replay.captured_from
+
+    def counted(*given):
+        launches.append(given)
+        return launch(*given)
+
+    def one_capture(*given):
+        launches.clear()
+        made = capture(*given)
+        captured.append(len(launches))
+        return made
+
+    monkeypatch.setattr(GatherProduct, "__call__", counted)
+    monkeypatch.setattr(replay, "captured_from", one_capture)
+    with doors.standin(name) as module, settings.override(optimize="graphs"):
+        model = doors.network(module, name, device).eval()
+        last = []  # the first scenes are larger, so that there is memory for the others' graph
+        for seed in range(14):
+            x = doors.scene(module, name, seed, device, 0.7 if seed < 6 else 0.3)
+            with mode():
+                model(x)
+            if captured:
+                last.append(captured[-1])
+                captured.clear()
+        assert len(model.__dict__["forward"].replayer.graphs) == 2
+    assert last == [5, 5]
 
 
 def test_a_parameter_that_is_frozen_later(kernel_lane, monkeypatch):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparse_bridge import settings
 from sparse_bridge.core.conv import convolution, history, pending, plan, waiting
@@ -179,6 +180,29 @@ def test_other_modes(conv, mode):
             conv.weight, conv.x, conv.weight, conv.made.kmap, Epilogue(), ConvForm()
         )
     assert type(y) is torch.Tensor
+
+
+class Unseen(TorchDispatchMode):
+    """Sees every operation, and changes none."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [Unseen, torch.inference_mode])
+def test_calls_of_which_nothing_is_learnt(conv, mode):
+    """What is known stays known, however many they are, and what is not can be found out later."""
+    for known in range(3):
+        for _ in range(6):
+            with mode():
+                y = convolution.convolve_layer(
+                    conv.weight, conv.x, conv.weight, conv.made.kmap, Epilogue(), ConvForm()
+                )
+            assert type(y) is torch.Tensor
+        kind = type(conv())
+        assert kind is (waiting.Waiting if known else waiting.Watched)
+        conv.unit()
+        conv.unit()
 
 
 def test_recorded_operations_are_counted_once(conv):
