@@ -40,12 +40,11 @@ class _Graph:
         self.parameters = addresses(modules)
 
     def values(self, call: Call, root: Root) -> Callable[[Any], Any] | None:
-        """Replay; what makes values of the outcome those of the call. None where the graph cannot
-        serve this input."""
+        """Replay behind the maps; what makes values of the outcome those of the call. None where
+        the graph cannot serve this input."""
         features = self.made.tensors.features_of(call.x)
         assert features is not None  # `kind_of` has seen them
         n_rows = features.shape[0]
-        self.maps.start(*root)
         self.features[:n_rows].copy_(features)
         self.graph.replay()
         rows = self.maps.rows(n_rows)
@@ -81,7 +80,8 @@ class Replayer(Replays):
         """One at a time, until what it left is copied: all graphs of a model share their memory."""
         with self.lock, torch.cuda.device(root[0].device):
             self.follow()
-            yield graph.values(call, root)
+            graph.maps.start(*root)
+            yield None if self.moved(graph) else graph.values(call, root)
 
     def replayed(self, graph: _Graph, call: Call, root: Root) -> Any:
         with self._run(graph, call, root) as made:

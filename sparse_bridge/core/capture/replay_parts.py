@@ -215,7 +215,7 @@ class Replays(abc.ABC):
         return [*self.model.parameters(), *self.model.buffers()]
 
     def held(self, kind: Kind, root: Root) -> Any:
-        """The smallest graph that serves an input of `kind`, unless what it reads has moved."""
+        """The smallest graph that serves an input of `kind`."""
         n_rows = len(root[0])
         fitting = [
             one for one in list(self.graphs)
@@ -226,15 +226,20 @@ class Replays(abc.ABC):
         graph = self.graphs.get(kind)
         if graph is None or not graph.maps.serves(root[1]):
             return None
-        if graph.parameters != addresses(self.modules):
-            self.graphs.clear()
-            self.calls.clear()
-            return None
         with _ordering:
             found = self.graphs.pop(kind, None)
             if found is not None:
                 self.graphs[kind] = found  # the last one used stands last
         return graph
+
+    def moved(self, graph: Any) -> bool:
+        """Whether what a graph reads has moved, so that none is of use any longer. It takes as long
+        as the rest of a call's checks: ask when maps are queued."""
+        if graph.parameters == addresses(self.modules):
+            return False
+        self.graphs.clear()
+        self.calls.clear()
+        return True
 
     def follow(self) -> None:
         """All graphs of a model share their memory: the current stream goes on where the last

@@ -9,6 +9,7 @@ Losses, optimizers, scalers and whatever hangs on the parameters' gradients see 
 from __future__ import annotations
 
 import functools
+import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -51,7 +52,8 @@ class TrainingReplayer(Replays):
 
     def known(self, kind: Kind) -> Kind:
         modes = tuple([module.training for module in self.modules])
-        wanted = tuple([p.requires_grad for p in self.model.parameters()])
+        held = itertools.chain.from_iterable([m._parameters.values() for m in self.modules])
+        wanted = tuple([p.requires_grad for p in held if p is not None])
         return kind._replace(switches=(*kind.switches, modes, wanted))
 
     def replayed(self, graph: _Graph, call: Call, root: Root) -> Any:
@@ -82,6 +84,8 @@ class TrainingReplayer(Replays):
             return None
         self.follow()
         graph.maps.start(*root)
+        if self.moved(graph):
+            return None
         rows = graph.maps.rows(len(root[0]))
         if rows is None:
             return None
