@@ -188,6 +188,20 @@ class Rulebook:
             self._queued()
         return found, False
 
+    def neighbors(self, side: int) -> tuple[torch.Tensor, bool]:
+        """The same without masks; rows lie side by side, and offsets as far apart as the memory for
+        a table has them. Nothing is copied of tables that have room for more rows."""
+        if side == 1 and self.symmetric:
+            return self.neighbors(0)[0], True
+        found, n_rows = self._tables[side], self.n_rows[side]
+        if found is None or found.count is None or found.n_rows <= n_rows:
+            table, reverse = self.table(side)
+            return table.nbr, reverse
+        self.follow()
+        if self._observer is not None:
+            self._observer.wanted(side, False)
+        return found.nbr[:, :n_rows], False
+
     def _made(self, side: int) -> NeighborTable:
         """A table that nobody left: of the pair lists, or of the other side's."""
         return self._reversed(side) if self._known(1 - side) else self._scatter(side)

@@ -229,8 +229,8 @@ class GatherGemm:
     """A product over one map: everything but the tensors' addresses is fixed, so `__call__` only
     launches.
 
-    table: `TileList` (packed) or nbr [V, N] int32 (plain).  n_rows: rows of y; n_in: of x.  blank:
-    rows that no tile names are to be what an empty sum makes them.
+    table: `TileList` (packed) or nbr [V, N] int32 (plain), rows side by side.  n_rows: rows of y;
+    n_in: of x.  blank: rows that no tile names are to be what an empty sum makes them.
     """
 
     # _numbers: what follows the tensors in a launch; where _addressed, the table's parts first.
@@ -242,7 +242,7 @@ class GatherGemm:
         if isinstance(table, TileList):
             n_offsets, pitch = table.n_offsets, table.pitch
         else:
-            n_offsets, pitch = table.shape
+            n_offsets, pitch = table.shape[0], table.stride(0)
         self.spec = spec = spec.fitting(n_offsets, pitch, n_rows, n_in)
         self.table, self.blank, tile = table, False, spec.tile
         split_stride = n_rows * spec.columns if tile.split_k > 1 else 0

@@ -14,8 +14,7 @@ class Unmasked(KernelDataflow):
     name, packed = "unmasked", False
 
     def view(self, rulebook: Rulebook, side: int, target: Target) -> tuple[torch.Tensor, bool]:
-        table, reverse = rulebook.table(side)
-        return table.nbr, reverse
+        return rulebook.neighbors(side)
 
 
 DATAFLOW = Unmasked()
