@@ -89,8 +89,8 @@ def suite_table(run: Run, suite: str, bold: bool = False) -> Table:
 
     Columns: the case; per further peer its ratio, the quartiles and the ratio of memories; the
     share of the floor of every peer; the medians of every peer, with the quartiles where there is
-    only one; of streams what nine calls of ten stay below, and wall time over the time that the GPU
-    works; remarks.
+    only one; of streams what nine calls of ten stay below, how long the GPU works, and wall time
+    over that; remarks.
     """
     cases = [one for one in run.comparisons() if one.base.suite == suite]
     base, *others = run.peers
@@ -112,7 +112,7 @@ def suite_table(run: Run, suite: str, bold: bool = False) -> Table:
     measured = suite == "backbones" and timed
     header += [f"of {base}'s SECOND"] if measured else []
     streams = suite in ("stream", "backbones")
-    header += ["nine of ten below", "wall / GPU busy", ""] if streams else [""]
+    header += ["nine of ten below", "GPU busy", "wall / GPU busy", ""] if streams else [""]
     rows = []
     for one in cases:
         figures = {figure.peer: figure for figure in _figures(one)}
@@ -137,7 +137,8 @@ def suite_table(run: Run, suite: str, bold: bool = False) -> Table:
             shares = [f.ms / yard.ms if f and f.ms and yard and yard.ms else None for f in peers]
             row.append(" / ".join(f"{share:.2f}" if share else "-" for share in shares))
         if streams:
-            row.append(" / ".join(_digits(f.p90) if f and f.p90 else "-" for f in peers))
+            for times in ([f and f.p90 for f in peers], [f and f.busy_ms for f in peers]):
+                row.append(" / ".join(_digits(time) if time else "-" for time in times))
             shares = [f.ms / f.busy_ms if f and f.ms and f.busy_ms else None for f in peers]
             row.append(" / ".join(f"{share:.1f}" if share else "-" for share in shares))
         rows.append([*row, _remarks(one, bold)])
