@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -262,6 +262,3 @@ def register(fn: Any) -> Kernel:
         raise TypeError(f"{kernel.name}: constexpr parameters must come last")
     REGISTRY[kernel.name] = kernel
     return kernel
-
-
-Jit = Callable[..., Any]
