@@ -45,7 +45,7 @@ def test_products_read_the_table_where_it_is(kernel_lane, kind):
 
 
 def test_other_readers_get_a_table_without_gaps():
-    made, kmap, memory = wide("cpu")
+    _, kmap, memory = wide("cpu")
     before, _ = kmap.rulebook.neighbors(0)
     table, _ = kmap.rulebook.table(0)
     assert table.nbr.is_contiguous() and table.count is None
