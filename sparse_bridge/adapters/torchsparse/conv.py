@@ -47,17 +47,10 @@ Range = tuple[int, ...] | None
 
 
 def conv3d(
-    x: Any,
-    weight: torch.Tensor,
-    kernel_size: Any,
-    bias: torch.Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    config: Any = None,
-    transposed: bool = False,
-    generative: bool = False,
-) -> Any:
+    x: Any, weight: torch.Tensor, kernel_size: Any, bias: torch.Tensor | None = None,
+    stride: Any = 1, padding: Any = 0, dilation: Any = 1, config: Any = None,
+    transposed: bool = False, generative: bool = False,
+) -> Any:  # fmt: skip
     """The convolution of a SparseTensor; arguments as torchsparse 2.1 names them. See `convolve`.
 
     Dilation is part of the cache key and otherwise ignored, as in every release.

@@ -130,37 +130,36 @@ def capturing(device: torch.device) -> bool:
     return device.type == "cuda" and bool(torch._C._cuda_isCurrentStreamCapturing())
 
 
+_Writes = list[tuple[torch.Tensor, Sequence[int]]]
+
+
 class _Later(threading.local):
     """Numbers that launches of a capture read: where they are to be, and which."""
 
     def __init__(self) -> None:
         self.room: torch.Tensor | None = None
-        self.used = 0
-        self.writes: list[tuple[torch.Tensor, Sequence[int]]] = []
+        self.writes = _Writes()
 
     def place(self, values: Sequence[int]) -> torch.Tensor:
         assert self.room is not None
-        end = self.used + len(values)
-        if end > len(self.room):
+        start = sum(len(place) for place, _ in self.writes)
+        if (end := start + len(values)) > len(self.room):
             raise RuntimeError(f"a capture reads {end} numbers or more; {len(self.room)} fit.")
-        place, self.used = self.room[self.used : end], end
-        self.writes.append((place, values))
-        return place
+        self.writes.append((self.room[start:end], values))
+        return self.writes[-1][0]
 
 
 _later = _Later()
 
 
 @contextlib.contextmanager
-def uploads_later(
-    room: torch.Tensor | None,
-) -> Iterator[list[tuple[torch.Tensor, Sequence[int]]]]:
+def uploads_later(room: torch.Tensor | None) -> Iterator[_Writes]:
     """Let captured launches read what `uploaded` is to send, from `room`, which is int64.
 
     What is yielded has to be written before a replay, and `room` lives as long as the graph. It
     must not be of the capture's pool, whose memory other graphs write to.
     """
-    _later.room, _later.used, _later.writes = room, 0, []
+    _later.room, _later.writes = room, []
     try:
         yield _later.writes
     finally:
