@@ -13,6 +13,7 @@ from ..kernels.maps import (
     mask_order,
     neighbor_table,
     new_rows,
+    pair_batch,
     tile_batch,
     tile_list,
 )
@@ -174,6 +175,9 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     yield tile_batch.keys_kernel, [Space(factors, _keys_each, silent=_SILENT)]
     yield _fixed(tile_batch.orders_kernel, fields, _LARGEST["i32"], part, part, records="i64")
     yield _fixed(tile_batch.tiles_kernel, fields, tile_list.TILE, records="i64")
+    fields, rows_of_pair = pair_batch.FIELDS, 2 * tile_list.TILE
+    yield _fixed(pair_batch.ends_kernel, fields, pair_batch.BLOCK, records="i64")
+    yield _fixed(pair_batch.pairs_kernel, fields, rows_of_pair, num_warps=8, records="i64")
     factors = {"columns": (4, 3, 5, 2, 6, 7), "first": (1, 0), "shifted": _FLAG, "fold": _FLAG}
     yield key_table.hash_rows_kernel, [Space({**factors, **places}, _hash_rows, silent=_SILENT)]
     lanes = 4 * target.warp_size

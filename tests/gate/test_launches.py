@@ -21,7 +21,7 @@ from sparse_bridge.core.ops import batch_norm, max_rows, serialize, voxel
 from sparse_bridge.gate.catalogue import launchable
 from sparse_bridge.gate.forms import as_launched
 from sparse_bridge.kernels.gemm import wgrad_gemm
-from sparse_bridge.kernels.maps import level_bounds, mask_order, tile_batch
+from sparse_bridge.kernels.maps import level_bounds, mask_order, pair_batch, tile_batch
 from sparse_bridge.kernels.maps.neighbor_table import NeighborTable
 from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.kernels.runtime.launch import REGISTRY, Kernel
@@ -218,7 +218,8 @@ def test_layers(recorder, monkeypatch):
         with settings.override(dataflow=flow):
             convolve_map(layer("strided", shape=TINY[1]).kmap)
     tables = [NeighborTable(torch.zeros(4, 5).int()) for _ in range(2)]
-    tile_batch.tile_batch(tables, recorder.target)
+    tiles = tile_batch.tile_batch(tables, recorder.target)
+    pair_batch.PairBatch(tiles, [2, 4], recorder.target).write([4, 3])
     monkeypatch.setattr(mask_order, "FEW_ROWS", 0)
     convolve_map(layer("strided", shape=TINY[1]).kmap)
     monkeypatch.setattr(wgrad_gemm, "wgrad_shares", lambda *_: 3)

@@ -19,6 +19,7 @@ from ..geometry.layout import KeyLayout, laid_out
 from ..maps.coordinate_map import CoordinateMap, capacity_for
 from ..maps.expansion import Expansion, look_up
 from ..maps.kernel_map import KernelMap
+from ..maps.pair_groups import count_pairs
 from ..maps.rows import Rows
 from ..maps.rulebook import Rulebook
 from .history import RequestHistory, Step, boxes_of, loose_levels
@@ -281,13 +282,16 @@ class BatchedBuilder:
         scene: the padded scene whose they are, if they are cut to its capacities.
         """
         answers: Answers = {}
-        maps = {0: self.cmap}
+        maps, paired = {0: self.cmap}, list[Rulebook]()
         for place, (step, sides) in enumerate(zip(self.steps, made, strict=True)):
             kmap, new = self._answer(place, step, sides, rows, coords, scene)
             if new is not None:
                 maps[place + 1] = new
             given = None if step.out is None else maps[step.out]
             answers[step] = Answer(maps[step.level], given, kmap, new)
+            if place in self.last.paired and scene is None:
+                paired.append(kmap.rulebook)
+        count_pairs(paired, self.target)
         return answers
 
     def _answer(

@@ -77,15 +77,21 @@ def loose_levels(steps: tuple[Step, ...]) -> tuple[int, ...]:
 
 
 class Views(NamedTuple):
-    """The sides of a map that were asked for, as tiles and at all: an observer of its rulebook."""
+    """The sides of a map that were asked for, as tiles and at all, and the places of maps whose
+    pairs were: an observer of the rulebook at `place`."""
 
     tiled: set[int]
     asked: set[int]
+    paired: set[int]
+    place: int
 
     def wanted(self, side: int, tiles: bool) -> None:
         self.asked.add(side)
         if tiles:
             self.tiled.add(side)
+
+    def listed(self) -> None:
+        self.paired.add(self.place)
 
 
 @dataclasses.dataclass(eq=False)
@@ -93,8 +99,8 @@ class RequestHistory:
     """What one input of `n_rows` rows in `box` was asked: the steps, by their places the rows of
     the levels they made and the sides that were wanted of their maps, as tiles and at all.
 
-    largest: by place, the rows of a level per row of the input, of inputs before.  number: of the
-    steps, see `Habit`.
+    paired: places of maps whose pairs were wanted as lists on the device.  largest: by place, the
+    rows of a level per row of the input, of inputs before.  number: of the steps, see `Habit`.
     """
 
     n_rows: int
@@ -103,17 +109,19 @@ class RequestHistory:
     rows: dict[int, int] = dataclasses.field(default_factory=dict)
     tiled: dict[int, set[int]] = dataclasses.field(default_factory=dict)
     asked: dict[int, set[int]] = dataclasses.field(default_factory=dict)
+    paired: set[int] = dataclasses.field(default_factory=set)
     largest: dict[int, float] = dataclasses.field(default_factory=dict)
     number: int = -1
 
     def views(self, place: int) -> Views:
         """Who hears which views of the map of a step are asked for."""
-        return Views(self.tiled.setdefault(place, set()), self.asked.setdefault(place, set()))
+        tiled, asked = self.tiled.setdefault(place, set()), self.asked.setdefault(place, set())
+        return Views(tiled, asked, self.paired, place)
 
     def twin(self) -> RequestHistory:
         """A record of the same input, told the same, for another habit."""
         return RequestHistory(
-            self.n_rows, None, self.steps, self.rows, self.tiled, self.asked
+            self.n_rows, None, self.steps, self.rows, self.tiled, self.asked, self.paired
         )  # fmt: skip
 
     def growth(self, place: int) -> float | None:

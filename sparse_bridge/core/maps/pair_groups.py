@@ -1,7 +1,9 @@
-"""A rulebook's pairs as the grouped gather-GEMM follows them, kept with the rulebook."""
+"""Pairs of rulebooks on the device: counted for several of them at once; and as the grouped
+gather-GEMM follows them, kept with the rulebook."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +13,20 @@ from .rulebook import Rulebook
 
 if TYPE_CHECKING:
     from ...kernels.gemm.grouped_gemm import Groups
+
+
+def count_pairs(rulebooks: Sequence[Rulebook], target: Target) -> None:
+    """Have the pairs of several maps counted, of which the host knows all rows. Whoever asks for
+    their lists later, a backward pass say, need not wait for the device then."""
+    found = [(one, tiles) for one in rulebooks if (tiles := one.countable()) is not None]
+    if not found:
+        return
+    from ...kernels.maps.pair_batch import PairBatch
+
+    lists = [one.n_lists for one, _ in found]
+    batch = PairBatch([tiles for _, (tiles, _) in found], lists, target)
+    for place, (one, (_, side)) in enumerate(found):
+        one.expect(batch, place, side)
 
 
 class PairGroups:

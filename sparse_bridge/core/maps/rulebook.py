@@ -21,6 +21,7 @@ from .rows import Rows
 
 if TYPE_CHECKING:
     from ...kernels.maps.neighbor_table import NeighborTable
+    from ...kernels.maps.pair_batch import PairBatch
     from ...kernels.maps.tile_list import TileList
 
 
@@ -29,6 +30,9 @@ class Observer(Protocol):
 
     def wanted(self, side: int, tiles: bool) -> None:
         """A view of `side` was asked for; tiles: as mask-ordered tiles."""
+
+    def listed(self) -> None:
+        """Pair lists were asked for, on the device."""
 
 
 class Derived:
@@ -99,6 +103,7 @@ class Rulebook:
         self._tiles: list[TileList | None] = [None, None]
         self._lists, self._given = lists, lists is not None
         self._pairs: DevicePairs | None = None
+        self._coming: tuple[PairBatch, int, int] | None = None  # where pair lists are counted
         if regular is not None:
             self.regular = regular
         self._observer: Observer | None = None
@@ -136,6 +141,10 @@ class Rulebook:
     def observe(self, observer: Observer) -> None:
         """Have `observer` hear which views are asked for from now on."""
         self._observer = observer
+
+    def expect_pairs(self, batch: PairBatch, place: int, side: int) -> None:
+        """Have the pair lists come from the tiles of `side`, which are at `place` of a batch."""
+        self._coming = batch, place, side
 
     def follow(self) -> None:
         """Have the current stream wait for what of this was queued on another one."""
@@ -249,6 +258,11 @@ class Rulebook:
             self._queued()
         return found, reverse
 
+    @property
+    def n_lists(self) -> int:
+        """Pair lists that tell all: of half of the offsets where the others are their mirrors."""
+        return self.n_offsets // 2 + 1 if self.symmetric else self.n_offsets
+
     def _known(self, side: int) -> bool:
         return self._tables[side] is not None or self._tiles[side] is not None
 
@@ -259,7 +273,7 @@ class Rulebook:
             side = 0 if self._known(0) else 1
             self.rows[side].number("A list of pairs")
             table = self.table(side)[0]
-            n_lists = self.n_offsets // 2 + 1 if self.symmetric else self.n_offsets
+            n_lists = self.n_lists
             present = table.nbr[:n_lists] >= 0
             rows = present.nonzero()[:, 1]
             found = table.nbr[:n_lists][present].long()
@@ -279,9 +293,11 @@ class Rulebook:
         return pair[::-1] if mirror else pair
 
     def device_pairs(self, target: Target) -> DevicePairs:
-        """Pair lists for kernels. Building them from tiles waits for the device once; their order
-        does not depend on what else was asked."""
+        """Pair lists for kernels. Building them from tiles waits for the device once, unless they
+        are expected; their order does not depend on what else was asked."""
         self.follow()
+        if self._observer is not None:
+            self._observer.listed()
         if self._pairs is None:
             if self._given and self._lists is not None:
                 lists = self._lists
@@ -303,11 +319,30 @@ class Rulebook:
     def _compact(self, target: Target) -> DevicePairs:
         from ...kernels.maps.mask_order import compact_pairs
 
-        ready = [tiles is not None for tiles in self._tiles]
-        side = ready.index(True) if any(ready) else 0 if self._known(0) else 1
-        n_lists = self.n_offsets // 2 + 1 if self.symmetric else self.n_offsets
-        room = None if self.rows[side].device is None else n_lists * self.n_rows[side]
-        found, rows, starts = compact_pairs(self.tiles(side, target)[0], n_lists, target, room)
+        side = self._listed_side()
+        tiles = self.tiles(side, target)[0]
+        coming, self._coming = self._coming, None
+        lists = None if coming is None or coming[2] != side else coming[0].take(coming[1])
+        room = None if self.rows[side].device is None else self.n_lists * self.n_rows[side]
+        if lists is None:
+            lists = compact_pairs(tiles, self.n_lists, target, room)
+        found, rows, starts = lists
         x_rows, y_rows = (found, rows) if side == 0 else (rows, found)
         likely = len(rows) if room is None else room // 3
         return DevicePairs(x_rows, y_rows, starts, self.symmetric, likely)
+
+    def _listed_side(self) -> int:
+        """The side whose tiles pairs are listed from."""
+        ready = [tiles is not None for tiles in self._tiles]
+        return ready.index(True) if any(ready) else 0 if self._known(0) else 1
+
+    def countable(self) -> tuple[TileList, int] | None:
+        """The tiles that pairs are listed from and their side; None where there are none, or none
+        with rows."""
+        side = self._listed_side()
+        tiles = self._tiles[side]
+        return (tiles, side) if tiles is not None and tiles.n_pairs > 0 else None
+
+    def expect(self, batch: PairBatch, place: int, side: int) -> None:
+        """Have the pair lists come from a batch, whose tiles at `place` are those of `side`."""
+        self._coming = batch, place, side

@@ -121,8 +121,10 @@ class MapKernels:
     def paired(self) -> None:
         """What pairs are listed with, for gradients of weights."""
         from ...kernels.maps.mask_order import write_pairs
+        from ...kernels.maps.pair_batch import PairBatch
 
         order, tiles = self._order, self._tiles
+        PairBatch([tiles], [len(self._offsets)], self.target).write([1])
         write_pairs(
             tiles, order.long(), tiles.counts, order, order, len(self._offsets), self.target
         )

@@ -187,17 +187,16 @@ def _pack_tiles(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["n_lists", "n_pairs"])
-def _compact_pairs(
+@triton.jit
+def store_pairs(
     packed_ptr, rows_ptr, ends_ptr, counts_ptr, in_ptr, out_ptr, n_lists, n_pairs,
-    BLOCK: tl.constexpr,
+    pair, part, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Pair lists by offset, then place. ends: inclusive running sum of counts [n_lists, n_pairs],
-    int64."""
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    """The pairs of 32 lists, from 32 * `part` on, in a pair of tiles: `BLOCK` places."""
+    place = pair * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(rows_ptr + place)
-    v = tl.program_id(1) * 32 + tl.arange(0, 32)
-    block = v.to(tl.int64) * n_pairs + tl.program_id(0)
+    v = part * 32 + tl.arange(0, 32)
+    block = v.to(tl.int64) * n_pairs + pair
     end = tl.load(ends_ptr + block, mask=v < n_lists, other=0)
     count = tl.load(counts_ptr + block, mask=v < n_lists, other=0)
     begin = end - count
@@ -208,6 +207,19 @@ def _compact_pairs(
     slot = begin[:, None] + tl.cumsum(hit, 1) - hit
     tl.store(in_ptr + slot, value, mask=value >= 0)
     tl.store(out_ptr + slot, row[None, :] + tl.zeros_like(value), mask=value >= 0)
+
+
+@triton.jit(do_not_specialize=["n_lists", "n_pairs"])
+def _compact_pairs(
+    packed_ptr, rows_ptr, ends_ptr, counts_ptr, in_ptr, out_ptr, n_lists, n_pairs,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """grid: (pairs of tiles, parts). Pair lists by offset, then place. ends: inclusive running sum
+    of counts [n_lists, n_pairs], int64."""
+    store_pairs(
+        packed_ptr, rows_ptr, ends_ptr, counts_ptr, in_ptr, out_ptr, n_lists, n_pairs,
+        tl.program_id(0), tl.program_id(1), BLOCK,
+    )  # fmt: skip
 
 
 key_kernel = register(_order_key)

@@ -30,18 +30,18 @@ FIELDS = 12
 
 
 @triton.jit
-def _pointer(record_ptr, field):
+def pointer_at(record_ptr, field):
     return tl.load(record_ptr + field).to(tl.pointer_type(tl.int32))
 
 
 @triton.jit
 def _own(record_ptr, field):
     """Address of memory that was taken for this."""
-    return tl.multiple_of(_pointer(record_ptr, field), 16)
+    return tl.multiple_of(pointer_at(record_ptr, field), 16)
 
 
 @triton.jit
-def _number(record_ptr, field):
+def number_at(record_ptr, field):
     return tl.load(record_ptr + field).to(tl.int32)
 
 
@@ -49,10 +49,10 @@ def _number(record_ptr, field):
 def _masks_each(records_ptr, FIELDS: tl.constexpr, ROWS: tl.constexpr):
     """grid: (blocks of rows, words, tables). Of the tables that lack masks."""
     record = records_ptr + tl.program_id(2) * FIELDS
-    n_rows, n_offsets = _number(record, 6), _number(record, 8)
+    n_rows, n_offsets = number_at(record, 6), number_at(record, 8)
     there = (tl.program_id(0) * ROWS < n_rows) & (tl.program_id(1) * 32 < n_offsets)
-    if there & (_number(record, 9) != 0):
-        store_table_masks(_pointer(record, 0), _pointer(record, 1), n_rows, 0, n_offsets, ROWS)
+    if there & (number_at(record, 9) != 0):
+        store_table_masks(pointer_at(record, 0), pointer_at(record, 1), n_rows, 0, n_offsets, ROWS)
 
 
 @triton.jit(do_not_specialize=["first", "shift"])
@@ -63,18 +63,18 @@ def _keys_each(
     """grid: (blocks of rows, tables from `first` on, 1). SHARED: bits of the keys of one sort, with
     `shift` below that of the table; 0 where every table has a list of its own, of int32."""
     record = records_ptr + (first + tl.program_id(1)) * FIELDS
-    n_rows = _number(record, 6)
+    n_rows = number_at(record, 6)
     if tl.program_id(0) * BLOCK < n_rows:
         if SHARED == 64:
             keys = tl.load(record + 3).to(tl.pointer_type(tl.int64))
         elif SHARED == 32:
-            keys = _pointer(record, 3)
+            keys = pointer_at(record, 3)
         else:
             keys = _own(record, 3)
         store_keys(
-            _pointer(record, 1), _pointer(record, 2), keys, n_rows, _number(record, 7),
-            _number(record, 8), shift, tl.program_id(2), tl.num_programs(2), _number(record, 11),
-            V_BLOCK, BITS, SAMPLE, BLOCK, LAST,
+            pointer_at(record, 1), pointer_at(record, 2), keys, n_rows, number_at(record, 7),
+            number_at(record, 8), shift, tl.program_id(2), tl.num_programs(2),
+            number_at(record, 11), V_BLOCK, BITS, SAMPLE, BLOCK, LAST,
         )  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def _orders_each(
 ):
     """grid: (blocks of rows, tables)."""
     record = records_ptr + tl.program_id(1) * FIELDS
-    n_rows = _number(record, 6)
+    n_rows = number_at(record, 6)
     if tl.program_id(0) * BLOCK < n_rows:
         store_order(_own(record, 3), _own(record, 4), n_rows, 0, LAST, STEP, BLOCK)
 
@@ -93,13 +93,14 @@ def _orders_each(
 def _tiles_each(records_ptr, FIELDS: tl.constexpr, BLOCK_M: tl.constexpr):
     """grid: (pairs of tiles, tables, 1)."""
     record = records_ptr + tl.program_id(1) * FIELDS
-    n_rows = _number(record, 6)
+    n_rows = number_at(record, 6)
     n_pairs = tl.cdiv(n_rows, 2 * BLOCK_M)
     if tl.program_id(0) < n_pairs:
         store_tiles(
-            _pointer(record, 0), _pointer(record, 1), _pointer(record, 4), _pointer(record, 2),
-            _own(record, 5), n_rows, _number(record, 7), _number(record, 8), n_pairs,
-            tl.program_id(2), tl.num_programs(2), _number(record, 10), BLOCK_M,
+            pointer_at(record, 0), pointer_at(record, 1), pointer_at(record, 4),
+            pointer_at(record, 2), _own(record, 5), n_rows, number_at(record, 7),
+            number_at(record, 8), n_pairs, tl.program_id(2), tl.num_programs(2),
+            number_at(record, 10), BLOCK_M,
         )  # fmt: skip
 
 

@@ -99,8 +99,12 @@ class TileList:
     @property
     def counts(self) -> torch.Tensor:
         """[V, T / 2]: table entries of every offset in each pair of tiles of its part."""
-        start = self._books + self._quads * 3 * (self.n_offsets + 1)
-        return self._view(start, self.n_offsets, self.n_pairs)
+        return self._view(self.counts_at, self.n_offsets, self.n_pairs)
+
+    @property
+    def counts_at(self) -> int:
+        """Where in `memory` the counts start."""
+        return self._books + self._quads * 3 * (self.n_offsets + 1)
 
     def table(self) -> NeighborTable:
         """The table these tiles were made of."""

@@ -25,9 +25,11 @@ from sparse_bridge.core.geometry.boxes import Box
 from sparse_bridge.core.geometry.data_bounds import DataBounds
 from sparse_bridge.core.geometry.layout import record_of
 from sparse_bridge.core.geometry.reach import AxisReach, BoxReach
+from sparse_bridge.core.maps import request
 from sparse_bridge.core.maps.coordinate_map import CoordinateMap
 from sparse_bridge.core.maps.request import MapRequest
 from sparse_bridge.errors import CoordinateError
+from sparse_bridge.kernels.maps import pair_batch
 from tests.clouds import features
 from tests.waiting import check, fresh, ready, waits  # noqa: F401 - `fresh` is a fixture
 
@@ -262,3 +264,44 @@ def test_rules_of_torchsparse(kind, kernel, stride, padding, keep_tail, low, siz
     box = Box.spanning((0, *low), (2, *size))
     expected = core_box(reach_bounds(sites, box_bounds(box), None)[0])
     assert output_rule(sites).output_box(box) is expected
+
+
+def _step(network, scene):
+    """Gradients of a training step."""
+    x = scene[0].clone().requires_grad_()
+    network.net.zero_grad(set_to_none=True)
+    network(x, *scene[1:])[1].square().sum().backward()
+    return [x.grad, *(p.grad for p in network.net.parameters() if p.grad is not None)]
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("door", DOORS)
+def test_backward_passes_do_not_wait(kernel_lane, monkeypatch, door):
+    """Pairs are counted as soon as there are tiles, where those of the last scene were asked for;
+    how many there are is on the host by then."""
+    network = door()
+    network.net.to(kernel_lane.device).train()
+    for turn in range(3):
+        _step(network, voxels(turn, kernel_lane.device))
+    for turn in (3, 4, 0):
+        scene = voxels(turn, kernel_lane.device)
+        with waits(monkeypatch) as found:
+            got = _step(network, scene)
+        counted = [one for one in found if one.startswith("kernels/maps/pair_batch.py")]
+        assert len(counted) == 1 and len(found) == 2 and found[0].startswith("core/capture"), found
+        request.register(None)
+        want = _step(network, (scene[0], scene[1].clone(), scene[2]))
+        prefetch.install()
+        for mine, theirs in zip(got, want, strict=True):
+            assert torch.equal(mine, theirs)
+
+
+@pytest.mark.emulated
+@torch.no_grad()
+def test_inference_counts_no_pairs(kernel_lane, monkeypatch):
+    counted = []
+    monkeypatch.setattr(pair_batch.ends_kernel, "launch", lambda *args: counted.append(args))
+    network = ready(Spconv, kernel_lane)
+    for turn in (2, 3):
+        network(*voxels(turn, kernel_lane.device))
+    assert not counted

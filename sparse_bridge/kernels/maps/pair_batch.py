@@ -1,0 +1,164 @@
+"""Pair lists of several maps, side by side: counted in one launch, written in another.
+
+Gradients of weights read a map's pairs offset by offset. How many there are only the device knows;
+asked map by map, the host would wait for it in the middle of every backward pass. Counted as soon
+as there are tiles, the numbers are on the host long before that.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ..runtime.launch import cdiv, register
+from ..runtime.target import Target, current_stream, uploaded
+from .hash_table import Fetched
+from .mask_order import store_pairs
+from .tile_batch import number_at, pointer_at
+from .tile_list import TILE, TileList
+
+# Of a record, int64: addresses of counts, ends, starts, packed, rows; lists, pairs of tiles;
+# addresses of the entries and of the rows listed.
+FIELDS = 9
+BLOCK = 1024
+
+# (table entries [P], table rows [P], starts [lists + 1] int64), see `compact_pairs`
+Lists = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@triton.jit
+def _wide(record_ptr, field):
+    return tl.load(record_ptr + field).to(tl.pointer_type(tl.int64))
+
+
+@triton.jit
+def _ends_each(records_ptr, FIELDS: tl.constexpr, BLOCK: tl.constexpr):
+    """grid: (lists, maps). Running sums of the counts, and where the lists start."""
+    record = records_ptr + tl.program_id(1) * FIELDS
+    n_lists, n_pairs = number_at(record, 5), number_at(record, 6)
+    v, lane = tl.program_id(0), tl.arange(0, BLOCK)
+    if v < n_lists:
+        starts = _wide(record, 2)
+        before = v.to(tl.int64) * n_pairs
+        counts, sums = pointer_at(record, 0), tl.zeros((BLOCK,), tl.int64)
+        for u in range(v):
+            for at in range(0, n_pairs, BLOCK):
+                sums += tl.load(counts + at + lane, mask=at + lane < n_pairs, other=0)
+            counts += n_pairs
+        total = tl.sum(sums, 0)
+        tl.store(starts + v, total)
+        ends = _wide(record, 1) + before
+        for at in range(0, n_pairs, BLOCK):
+            inside = at + lane < n_pairs
+            count = tl.load(counts + at + lane, mask=inside, other=0)
+            tl.store(ends + at + lane, total + tl.cumsum(count, 0), mask=inside)
+            total += tl.sum(count, 0)
+        if v == n_lists - 1:
+            tl.store(starts + n_lists, total)
+
+
+@triton.jit
+def _pairs_each(records_ptr, FIELDS: tl.constexpr, BLOCK: tl.constexpr):
+    """grid: (pairs of tiles, parts of lists, maps)."""
+    record = records_ptr + tl.program_id(2) * FIELDS
+    n_lists, n_pairs = number_at(record, 5), number_at(record, 6)
+    if (tl.program_id(0) < n_pairs) & (tl.program_id(1) * 32 < n_lists):
+        store_pairs(
+            pointer_at(record, 3), pointer_at(record, 4), _wide(record, 1), pointer_at(record, 0),
+            pointer_at(record, 7), pointer_at(record, 8), n_lists, n_pairs, tl.program_id(0),
+            tl.program_id(1), BLOCK,
+        )  # fmt: skip
+
+
+ends_kernel = register(_ends_each)
+pairs_kernel = register(_pairs_each)
+
+
+class PairBatch:
+    """The pair lists of several maps: of the first `n_lists` offsets of each map's tiles, ordered
+    as `compact_pairs` orders them. Counted now; written when the first map's are taken.
+
+    tiles: with one order for all offsets, at least one of them, each with rows.
+    """
+
+    def __init__(self, tiles: Sequence[TileList], n_lists: Sequence[int], target: Target) -> None:
+        device = tiles[0].memory.device
+        self._tiles, self._n_lists, self._target = list(tiles), list(n_lists), target
+        self._stream = current_stream(device)
+        self._lists: list[Lists] | None = None
+        starts = list(itertools.accumulate((count + 1 for count in n_lists), initial=0))
+        sizes = (one.n_pairs * count for one, count in zip(tiles, n_lists, strict=True))
+        ends = list(itertools.accumulate(sizes, initial=starts[-1]))
+        self._memory = torch.empty(ends[-1], dtype=torch.int64, device=device)
+        self._starts, self._ends = starts, ends
+        grid = (max(n_lists), len(tiles), 1)
+        ends_kernel.launch(
+            device, target, grid, (self._records(),), (FIELDS, BLOCK), {"num_warps": 4}, ()
+        )
+        self._counted = Fetched([self._memory[: starts[-1]].view(torch.int32)])
+
+    def take(self, place: int) -> Lists | None:
+        """The lists of the map at `place`. None on another stream than the one that counted, where
+        others may have been written."""
+        if self._stream is None or self._stream != current_stream(self._memory.device):
+            return None
+        if self._lists is None:
+            halves = self._counted.read()[0]  # of int64
+            lasts = [end - 1 for end in self._starts[1:]]
+            totals = [(halves[2 * i] & 0xFFFFFFFF) + (halves[2 * i + 1] << 32) for i in lasts]
+            self._lists = self.write(totals)
+            self._tiles.clear()
+        return self._lists[place]
+
+    def write(self, totals: Sequence[int]) -> list[Lists]:
+        """Queue the lists of all maps, which have so many pairs."""
+        rooms = [cdiv(total, 4) * 4 for total in totals for _ in "xy"]  # a list begins at 16 bytes
+        held = torch.empty(sum(rooms), dtype=torch.int32, device=self._memory.device)
+        parts, starts = held.split(rooms), self._starts
+        made = [
+            (
+                parts[2 * place][:total], parts[2 * place + 1][:total],
+                self._memory[starts[place] : starts[place + 1]],
+            )
+            for place, total in enumerate(totals)
+        ]  # fmt: skip
+        if rooms and held.numel():
+            records = self._records(list(itertools.accumulate(rooms, initial=0)), held)
+            most = max(one.n_pairs for one in self._tiles)
+            pairs_kernel.launch(
+                held.device, self._target, (most, cdiv(max(self._n_lists), 32), len(made)),
+                (records,), (FIELDS, 2 * TILE), {"num_warps": 8}, (),
+            )  # fmt: skip
+        return made
+
+    def _records(self, lists: Sequence[int] = (), held: torch.Tensor | None = None) -> torch.Tensor:
+        """lists: where the entries and the rows of every map start in `held`, once that is
+        known."""
+        records, memory = list[int](), self._memory.data_ptr()
+        for place, one in enumerate(self._tiles):
+            tiles, packed = one.memory.data_ptr(), one.places(TILE)[0]
+            listed = 0, 0
+            if held is not None:
+                listed = tuple(held.data_ptr() + 4 * at for at in lists[2 * place : 2 * place + 2])
+            records += (
+                tiles + 4 * one.counts_at, memory + 8 * self._ends[place],
+                memory + 8 * self._starts[place], tiles + 4 * packed, tiles, self._n_lists[place],
+                one.n_pairs, *listed,
+            )  # fmt: skip
+        reaches = [self._memory, *(one.memory for one in self._tiles)]
+        return uploaded(records, self._memory.device, reaches + ([] if held is None else [held]))
+
+    def __reduce__(self) -> Any:
+        """A copy, perhaps in another process, has nothing coming."""
+        return _nothing, ()
+
+
+def _nothing() -> PairBatch:
+    made = PairBatch.__new__(PairBatch)
+    made._stream, made._memory = None, torch.empty(0)
+    return made
