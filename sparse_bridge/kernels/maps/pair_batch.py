@@ -89,7 +89,7 @@ class PairBatch:
     def __init__(self, tiles: Sequence[TileList], n_lists: Sequence[int], target: Target) -> None:
         device = tiles[0].memory.device
         self._tiles, self._n_lists, self._target = list(tiles), list(n_lists), target
-        self._stream = current_stream(device)
+        self._stream: int | None = current_stream(device)  # None: nothing is counted
         self._lists: list[Lists] | None = None
         starts = list(itertools.accumulate((count + 1 for count in n_lists), initial=0))
         sizes = (one.n_pairs * count for one, count in zip(tiles, n_lists, strict=True))
@@ -117,18 +117,13 @@ class PairBatch:
 
     def write(self, totals: Sequence[int]) -> list[Lists]:
         """Queue the lists of all maps, which have so many pairs."""
-        rooms = [cdiv(total, 4) * 4 for total in totals for _ in "xy"]  # a list begins at 16 bytes
-        held = torch.empty(sum(rooms), dtype=torch.int32, device=self._memory.device)
-        parts, starts = held.split(rooms), self._starts
-        made = [
-            (
-                parts[2 * place][:total], parts[2 * place + 1][:total],
-                self._memory[starts[place] : starts[place + 1]],
-            )
-            for place, total in enumerate(totals)
-        ]  # fmt: skip
-        if rooms and held.numel():
-            records = self._records(list(itertools.accumulate(rooms, initial=0)), held)
+        sizes = [size for total in totals for size in (total, -total % 4)] * 2  # 16-byte aligned
+        held = torch.empty(sum(sizes), dtype=torch.int32, device=self._memory.device)
+        parts, count = held.split(sizes)[::2], len(totals)
+        starts = self._memory[: self._starts[-1]].split([lists + 1 for lists in self._n_lists])
+        made = list(zip(parts[:count], parts[count:], starts, strict=True))
+        if held.numel():
+            records = self._records([(x.data_ptr(), y.data_ptr()) for x, y, _ in made], held)
             most = max(one.n_pairs for one in self._tiles)
             pairs_kernel.launch(
                 held.device, self._target, (most, cdiv(max(self._n_lists), 32), len(made)),
@@ -136,19 +131,17 @@ class PairBatch:
             )  # fmt: skip
         return made
 
-    def _records(self, lists: Sequence[int] = (), held: torch.Tensor | None = None) -> torch.Tensor:
-        """lists: where the entries and the rows of every map start in `held`, once that is
-        known."""
+    def _records(
+        self, lists: Sequence[tuple[int, int]] = (), held: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """lists: addresses in `held` of the entries and the rows of every map, once there are."""
         records, memory = list[int](), self._memory.data_ptr()
         for place, one in enumerate(self._tiles):
-            tiles, packed = one.memory.data_ptr(), one.places(TILE)[0]
-            listed = 0, 0
-            if held is not None:
-                listed = tuple(held.data_ptr() + 4 * at for at in lists[2 * place : 2 * place + 2])
+            tiles = one.memory.data_ptr()
             records += (
                 tiles + 4 * one.counts_at, memory + 8 * self._ends[place],
-                memory + 8 * self._starts[place], tiles + 4 * packed, tiles, self._n_lists[place],
-                one.n_pairs, *listed,
+                memory + 8 * self._starts[place], tiles + 4 * one.packed_at, tiles,
+                self._n_lists[place], one.n_pairs, *(lists[place] if lists else (0, 0)),
             )  # fmt: skip
         reaches = [self._memory, *(one.memory for one in self._tiles)]
         return uploaded(records, self._memory.device, reaches + ([] if held is None else [held]))
@@ -160,5 +153,5 @@ class PairBatch:
 
 def _nothing() -> PairBatch:
     made = PairBatch.__new__(PairBatch)
-    made._stream, made._memory = None, torch.empty(0)
+    made._stream = None
     return made

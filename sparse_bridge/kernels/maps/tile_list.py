@@ -64,7 +64,12 @@ class TileList:
         """[V + S - 1, T * TILE]: the table in the order of `rows`, offset v of part p at v + p;
         anything where a pair of tiles lacks the offset. So element v * pitch + place is where it
         would be in a table whose places run on from part to part."""
-        return self._view(self.splits * self.pitch, self._lines, self.pitch)
+        return self._view(self.packed_at, self._lines, self.pitch)
+
+    @property
+    def packed_at(self) -> int:
+        """Where in `memory` the packed table starts."""
+        return self.splits * self.pitch
 
     @property
     def _lines(self) -> int:
@@ -76,7 +81,7 @@ class TileList:
         if block_m not in (TILE, 2 * TILE):
             raise KernelError(f"tiles of {block_m} rows; packed ones hold {TILE} or {2 * TILE}.")
         v, quads, start = self.n_offsets, self._quads, self._books
-        packed = self.splits * self.pitch
+        packed = self.packed_at
         if block_m == TILE:
             return packed, 0, start, start + 3 * quads * v
         return packed, 0, start + 2 * quads * v, start + 3 * quads * v + 2 * quads
