@@ -13,7 +13,7 @@ from ...core.conv.epilogue import Epilogue
 from ...core.conv.plan import ConvForm
 from ...core.device import trace
 from ...core.maps.kernel_map import KernelMap
-from ...core.ops.pointwise import linear
+from ...core.ops.pointwise import linear_layer
 from ...errors import DataTypeError, DeviceError, ShapeError
 from .errors import FeatureShapeError, FeatureTypeError
 from .geometry import KernelSpec, Region, folded
@@ -73,10 +73,12 @@ def fold(
 
 
 def pointwise(
-    features: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None, what: str
-) -> torch.Tensor:
+    features: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None, what: str,
+    owner: Any,
+) -> Any:  # fmt: skip
     """Kernel volume 1 and stride 1: x @ kernel [C_in, C_out] + bias; follows autocast like torch.
 
+    owner: as of `convolve`.
     Raises: FeatureShapeError, FeatureTypeError.
     """
     if features.ndim != 2:
@@ -85,7 +87,7 @@ def pointwise(
         raise FeatureTypeError(f"{what} got {features.dtype} features; use x.float().")
     check_weight(features, kernel, kernel.shape[0], 1, what)
     trace.emit_linear("mm", features.shape[0], kernel.shape[0], kernel.shape[1])
-    return linear(features, kernel, bias)
+    return linear_layer(owner, features, kernel, bias)
 
 
 def channelwise_convolution(

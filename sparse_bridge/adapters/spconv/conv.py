@@ -22,7 +22,7 @@ from ...core.conv.waiting import features_of
 from ...core.device import trace
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.rows import rows_of
-from ...core.ops.pointwise import linear
+from ...core.ops.pointwise import linear_layer
 from ...errors import ContractError, UnsupportedError
 from ..expected import Expected, new_coordinates, pointwise, trains
 from ..ledger import note
@@ -167,13 +167,17 @@ def _product(
     if torch.is_grad_enabled():
         y = _convolve(features, weight, epilogue, kmap, form)
     else:
-        started = core.convolve_layer(layer, features, weight, kmap, epilogue, form)
-        y = features_of(started) if isinstance(started, PendingConv) else started
+        y = _ready(core.convolve_layer(layer, features, weight, kmap, epilogue, form))
     if watch is not None:
         watch.finish(int(y.shape[0]))
     out = x.replace_feature(y)
     out.indices, out.spatial_shape, out.indice_dict = indices, list(shape), entries
     return out
+
+
+def _ready(made: torch.Tensor | PendingConv) -> torch.Tensor:
+    """As a tensor, which may wait."""
+    return features_of(made) if isinstance(made, PendingConv) else made
 
 
 def _new_map(layer: Any, x: Any) -> LayerMap:
@@ -233,7 +237,7 @@ def _pointwise(
     A reshape and not a transpose, because published weights were trained so. Rows and keys stay.
     """
     matrix = weight.reshape(layer.in_channels, layer.out_channels)
-    y = linear(features, matrix, bias)
+    y = _ready(linear_layer(layer, features, matrix, bias))
     trace.emit_linear("mm", features.shape[0], layer.in_channels, layer.out_channels)
     out = x.replace_feature(y)
     out.spatial_shape = LayerGeometry.of(layer).output_shape(shape_of(x), type(layer).__name__)

@@ -17,7 +17,7 @@ from ...core.conv.plan import ConvForm
 from ...core.device import trace
 from ...core.maps import map_cache
 from ...core.maps.kernel_map import KernelMap
-from ...core.ops.pointwise import linear
+from ...core.ops.pointwise import linear_layer
 from ...errors import (
     ContractError,
     CoordinateError,
@@ -140,8 +140,9 @@ def _traced(
 
 def _pointwise(
     feats: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, spec: ConvSpec
-) -> torch.Tensor:
+) -> torch.Tensor | PendingConv:
     """One matrix product over all rows; no map."""
+    owner = weight
     feats, weight = _same_dtype(feats, weight, spec.release)
     if weight.ndim == 3 and weight.shape[0] == 1:
         weight = weight[0]
@@ -159,7 +160,7 @@ def _pointwise(
                 "torch.autocast."
             )
         bias = None if bias is None else bias.to(feats.dtype)
-    y = linear(feats, weight, bias)
+    y = linear_layer(owner, feats, weight, bias)
     trace.emit_linear("mm", feats.shape[0], weight.shape[0], weight.shape[1])
     return y
 

@@ -11,14 +11,17 @@ from __future__ import annotations
 import collections
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ... import settings
-from ..conv import override
-from ..conv.convolution import autocast_dtype, transformed, unheard
+from ..conv import fused_call, override
+from ..conv.convolution import autocast_dtype, convolve_layer, transformed, unheard
 from ..conv.dataflow import Case
+from ..conv.epilogue import Epilogue
+from ..conv.pending import PendingConv
 from ..conv.plan import ConvForm
 from ..conv.registry import row_kernels
 from ..device import rocm
@@ -55,6 +58,27 @@ def linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -
     if kmap is None:
         return rocm.linear(x, w, bias)
     return unheard(x, w[None], kmap, None if bias is None else bias.flatten(), FORM)
+
+
+def linear_layer(
+    owner: Any, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor | PendingConv:
+    """`linear` of a layer, whose result can wait for the norm behind it: see `convolve_layer`.
+
+    owner: the layer, or its weight.
+    """
+    if (
+        torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+        or x.device.type not in DEVICES
+        or fused_call.busy()  # it is no convolution to those who offer or collect
+        or not _by_kernel(x, w, bias)
+        or (kmap := identity(x.shape[0], x.device, False)) is None
+    ):
+        return linear(x, w, bias)
+    epilogue = Epilogue(None if bias is None else bias.flatten())
+    made: torch.Tensor | PendingConv = convolve_layer(owner, x, w[None], kmap, epilogue, FORM)
+    return made
 
 
 def _by_kernel(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> bool:

@@ -159,7 +159,7 @@ class MinkowskiConvolutionBase(KernelLayer):
         except KeyError:  # reparametrised
             kernel, bias = self.kernel, self.bias
         if self.use_mm:
-            made = input._with(pointwise(input._F, kernel, bias, what))
+            made = input._with(pointwise(input._F, kernel, bias, what, self))
         elif torch.compiler.is_compiling():
             return self._traced(input, coordinates, kernel, bias)
         elif coordinates is None:
