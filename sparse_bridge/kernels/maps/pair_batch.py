@@ -19,7 +19,7 @@ from ..runtime.launch import cdiv, register
 from ..runtime.target import Target, current_stream, uploaded
 from .hash_table import Fetched
 from .mask_order import store_pairs
-from .tile_batch import number_at, pointer_at
+from .tile_batch import number_at, own_at, pointer_at
 from .tile_list import TILE, TileList
 
 # Of a record, int64: addresses of counts, ends, starts, packed, rows; lists, pairs of tiles;
@@ -69,7 +69,7 @@ def _pairs_each(records_ptr, FIELDS: tl.constexpr, BLOCK: tl.constexpr):
     n_lists, n_pairs = number_at(record, 5), number_at(record, 6)
     if (tl.program_id(0) < n_pairs) & (tl.program_id(1) * 32 < n_lists):
         store_pairs(
-            pointer_at(record, 3), pointer_at(record, 4), _wide(record, 1), pointer_at(record, 0),
+            own_at(record, 3), own_at(record, 4), _wide(record, 1), pointer_at(record, 0),
             pointer_at(record, 7), pointer_at(record, 8), n_lists, n_pairs, tl.program_id(0),
             tl.program_id(1), BLOCK,
         )  # fmt: skip

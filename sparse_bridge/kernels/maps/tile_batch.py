@@ -35,7 +35,7 @@ def pointer_at(record_ptr, field):
 
 
 @triton.jit
-def _own(record_ptr, field):
+def own_at(record_ptr, field):
     """Address of memory that was taken for this."""
     return tl.multiple_of(pointer_at(record_ptr, field), 16)
 
@@ -70,7 +70,7 @@ def _keys_each(
         elif SHARED == 32:
             keys = pointer_at(record, 3)
         else:
-            keys = _own(record, 3)
+            keys = own_at(record, 3)
         store_keys(
             pointer_at(record, 1), pointer_at(record, 2), keys, n_rows, number_at(record, 7),
             number_at(record, 8), shift, tl.program_id(2), tl.num_programs(2),
@@ -86,7 +86,7 @@ def _orders_each(
     record = records_ptr + tl.program_id(1) * FIELDS
     n_rows = number_at(record, 6)
     if tl.program_id(0) * BLOCK < n_rows:
-        store_order(_own(record, 3), _own(record, 4), n_rows, 0, LAST, STEP, BLOCK)
+        store_order(own_at(record, 3), own_at(record, 4), n_rows, 0, LAST, STEP, BLOCK)
 
 
 @triton.jit
@@ -98,7 +98,7 @@ def _tiles_each(records_ptr, FIELDS: tl.constexpr, BLOCK_M: tl.constexpr):
     if tl.program_id(0) < n_pairs:
         store_tiles(
             pointer_at(record, 0), pointer_at(record, 1), pointer_at(record, 4),
-            pointer_at(record, 2), _own(record, 5), n_rows, number_at(record, 7),
+            pointer_at(record, 2), own_at(record, 5), n_rows, number_at(record, 7),
             number_at(record, 8), n_pairs, tl.program_id(2), tl.num_programs(2),
             number_at(record, 10), BLOCK_M,
         )  # fmt: skip
