@@ -271,7 +271,8 @@ class BatchedBuilder:
         """Learn where levels end, of which there are so many rows, and with that all bounds."""
         levels = zip(loose_levels(self.steps), ends, strict=True)
         self.found = {level: box_of(values) for level, values in levels if rows[level]}
-        self.boxes = boxes_of(self.cmap.box, self.steps, self.found)
+        if self.found or self.boxes.get(0) is not self.cmap.box:
+            self.boxes = boxes_of(self.cmap.box, self.steps, self.found)
 
     def assembled(
         self, made: list[Sides], rows: dict[int, int], coords: dict[int, torch.Tensor],
