@@ -19,8 +19,15 @@ from torch.autograd import forward_ad
 
 from .. import hooks
 from ..core.conv.epilogue import Epilogue, Norm
-from ..core.ops.batch_norm import batch_norm, serves
+from ..core.ops.batch_norm import batch_norm_training, serves
 from .protocol import is_layer
+
+__all__ = [
+    "RELU_FORWARD", "EpilogueLayers", "activation_of", "batch_norm_inference",
+    "batch_norm_training", "epilogue_after", "foldable", "foldable_values", "fusible_norm",
+    "is_training_norm", "own_activation", "runs_own", "traced_norm", "training_fusible",
+    "training_norm_after", "values_of",
+]  # fmt: skip
 
 _NORM_FORWARD = nn.BatchNorm1d.forward
 RELU_FORWARD = nn.ReLU.forward
@@ -188,24 +195,6 @@ def training_norm_after(
     held: dict[str, Any] = {**norm._parameters, **norm._buffers}
     names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
     return tuple([held[name] for name in names])
-
-
-def batch_norm_training(norm: nn.BatchNorm1d, x: torch.Tensor, relu: bool) -> torch.Tensor:
-    """What a BatchNorm1d in training makes of x [N, C], and with `relu` a ReLU of that."""
-    parameters: dict[str, Any] = norm._parameters
-    buffers: dict[str, Any] = norm._buffers
-    mean = var = batches = None
-    momentum = norm.momentum
-    if norm.track_running_stats:
-        mean, var = buffers["running_mean"], buffers["running_var"]
-        batches = buffers["num_batches_tracked"]
-        if momentum is None and batches is not None:  # the average over all batches
-            batches.add_(1)
-            momentum, batches = 1.0 / float(batches), None
-    return batch_norm(
-        x, parameters["weight"], parameters["bias"], mean, var,
-        momentum=0.0 if momentum is None else momentum, eps=norm.eps, relu=relu, batches=batches,
-    )  # fmt: skip
 
 
 def batch_norm_inference(norm: nn.BatchNorm1d, run: Any, x: torch.Tensor) -> torch.Tensor:

@@ -23,6 +23,7 @@ from ...core.device import trace
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.rows import rows_of
 from ...core.ops.pointwise import linear_layer
+from ...core.ops.trained_norms import noticed
 from ...errors import ContractError, UnsupportedError
 from ..expected import Expected, new_coordinates, pointwise, trains
 from ..ledger import note
@@ -165,7 +166,7 @@ def _product(
             indices, shape = record.out_indices, record.out_spatial_shape
     form = _form(layer.groups, allow_tf32(), _adds_in_fp16(layer, features))
     if torch.is_grad_enabled():
-        y = _convolve(features, weight, epilogue, kmap, form)
+        y = noticed(layer, _convolve(features, weight, epilogue, kmap, form))
     else:
         y = _ready(core.convolve_layer(layer, features, weight, kmap, epilogue, form))
     if watch is not None:
@@ -238,6 +239,7 @@ def _pointwise(
     """
     matrix = weight.reshape(layer.in_channels, layer.out_channels)
     y = _ready(linear_layer(layer, features, matrix, bias))
+    y = noticed(layer, y) if torch.is_grad_enabled() else y
     trace.emit_linear("mm", features.shape[0], layer.in_channels, layer.out_channels)
     out = x.replace_feature(y)
     out.spatial_shape = LayerGeometry.of(layer).output_shape(shape_of(x), type(layer).__name__)

@@ -78,6 +78,23 @@ class Watched(_Features, torch.Tensor):
     """Features with memory, of a layer of which it is found out what follows."""
 
 
+class Noticed(torch.Tensor):
+    """Features of a layer in training, of which it is found out which norm takes them. Everything
+    is done with `plain`, which they are."""
+
+    plain: torch.Tensor
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is _batch_norm_of_torch and not torch.compiler.is_compiling():
+            _shorten_one(sys._getframe(3))  # behind torch's function and its detour
+        named = {name: settled(value) for name, value in (kwargs or {}).items()}
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*settled(args), **named)
+
+
 _KINDS = (Waiting, Watched)
 _left_sum: Any = torch.Tensor.__add__
 _right_sum: Any = torch.Tensor.__radd__
@@ -109,6 +126,8 @@ def settled(value: Any) -> Any:
     kind = type(value)
     if kind in _KINDS:
         return value.pending.read()
+    if kind is Noticed:
+        return value.plain
     if kind in (list, tuple):
         return kind([settled(one) for one in value])
     return value
@@ -209,9 +228,20 @@ _ABOUT = {
 # the time, and else calls torch's.
 
 
+# What a norm in training makes of plain features by kernels, or None; set where those are.
+in_training: Callable[[nn.Module, torch.Tensor], torch.Tensor | None] | None = None
+
+
 def _normalise(self: Any, input: Any) -> Any:
     """`BatchNorm1d.forward`."""
-    if type(input) is Waiting and F.batch_norm is _batch_norm_of_torch:
+    if type(input) is Noticed:
+        input = input.plain
+    if type(input) is torch.Tensor and in_training is not None:
+        if not (torch.compiler.is_compiling() or F.batch_norm is not _batch_norm_of_torch):
+            trained = in_training(_called(self, 2), input)
+            if trained is not None:
+                return trained
+    elif type(input) is Waiting and F.batch_norm is _batch_norm_of_torch:
         conv = input.pending
         call = conv.call
         norm = None if call.fused is None else call.between[3]
@@ -260,14 +290,20 @@ def _is_norm(module: Any, norm: Norm) -> bool:
     )
 
 
+def _called(module: Any, depth: int) -> Any:
+    """Who is meant: a shallow copy of a module calls the method of that.  depth: frames up to the
+    call."""
+    caller = sys._getframe(depth)
+    if caller.f_code in _CALLS:
+        called = caller.f_locals.get("self")
+        return called if type(called) is type(module) else module
+    return module
+
+
 def _own_forward(module: Any, input: Any) -> Any:
-    """What the class computes. A shallow copy of a module calls the method of that: the one that is
-    called says who is meant."""
+    """What the class computes."""
     if not torch.compiler.is_compiling():  # which follow no frames
-        caller = sys._getframe(2)
-        if caller.f_code in _CALLS:
-            called = caller.f_locals.get("self")
-            module = called if type(called) is type(module) else module
+        module = _called(module, 3)
     return type(module).forward(module, input)
 
 
@@ -277,7 +313,11 @@ def _shorten(input: Any) -> None:
     if call.fused is None or call.fused.shown >= 2 * len(call.target):
         return
     call.fused.shown += 1
-    caller = sys._getframe(5)  # of torch's function, its detour and the one that is told of it
+    _shorten_one(sys._getframe(5))  # of torch's function, its detour and the one that is told of it
+
+
+def _shorten_one(caller: types.FrameType) -> None:
+    """The same of the module whose forward this frame is."""
     kind, shortcut = _SHORTCUTS.get(caller.f_code, (nn.Module, None))
     if shortcut is None:
         return

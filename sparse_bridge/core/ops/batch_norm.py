@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from ... import settings
 from ...errors import DataTypeError
@@ -203,6 +204,24 @@ def batch_norm(
     call = _Call(running, batches, count, momentum, eps, relu, target)
     result: torch.Tensor = _BatchNorm.apply(x, weight, bias, call)
     return result
+
+
+def batch_norm_training(norm: nn.BatchNorm1d, x: torch.Tensor, relu: bool) -> torch.Tensor:
+    """What a BatchNorm1d in training makes of x [N, C], and with `relu` a ReLU of that."""
+    parameters: dict[str, Any] = norm._parameters
+    buffers: dict[str, Any] = norm._buffers
+    mean = var = batches = None
+    momentum = norm.momentum
+    if norm.track_running_stats:
+        mean, var = buffers["running_mean"], buffers["running_var"]
+        batches = buffers["num_batches_tracked"]
+        if momentum is None and batches is not None:  # the average over all batches
+            batches.add_(1)
+            momentum, batches = 1.0 / float(batches), None
+    return batch_norm(
+        x, parameters["weight"], parameters["bias"], mean, var,
+        momentum=0.0 if momentum is None else momentum, eps=norm.eps, relu=relu, batches=batches,
+    )  # fmt: skip
 
 
 def kernels_for(

@@ -77,7 +77,9 @@ def test_steps_are_of_whole_networks(monkeypatch):
     reached = []
     backward = torch.Tensor.backward
     monkeypatch.setattr(
-        torch.Tensor, "backward", lambda y, dy: reached.append(y.shape[0]) or backward(y, dy)
+        torch.Tensor,
+        "backward",
+        lambda y, *dy, **more: reached.append(y.shape[0]) or backward(y, *dy, **more),
     )
     found = steps(2, **THIN)
     assert list(found) == ["spconv", "torchsparse", "MinkowskiEngine"]

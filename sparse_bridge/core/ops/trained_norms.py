@@ -1,0 +1,79 @@
+"""Norms of torch that are called on the features of layers in training, by the kernels of
+`batch_norm`: two launches each way instead of five and more.
+
+`norm(x.features)` is a call of torch's own module on a plain tensor. So features of a layer's first
+calls tell which module that is (`waiting.Noticed`), and the module gets a method of its own as
+forward, as in inference. Whatever is unusual goes to torch's. So does what a checkpoint computes
+twice: it counts what is saved for the backward pass, which has to be the same both times.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+
+from ... import hooks, settings
+from ..conv import fused_call, waiting
+from .batch_norm import batch_norm_training, serves
+
+_CALLS = 2  # of a layer, until it is known whether a norm takes its features
+
+_OWN = nn.BatchNorm1d.forward
+_left: dict[int, tuple[weakref.ref[Any], int]] = {}  # calls until a layer is known
+_saving: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+
+
+def noticed(layer: Any, y: torch.Tensor) -> torch.Tensor:
+    """The features `y` [N, C] of `layer` in training: of its first calls, such that their norm is
+    found."""
+    held = _left.get(id(layer))
+    if held is not None and held[0]() is layer:
+        if held[1] <= 0:
+            return y
+    else:
+        key = id(layer)
+        held = weakref.ref(layer, lambda gone: _forget(key, gone)), _CALLS
+        _left[key] = held
+    if not (y.requires_grad and _usual(y)) or fused_call.busy():
+        return y
+    _left[id(layer)] = held[0], held[1] - 1
+    made = y.as_subclass(waiting.Noticed)
+    made.plain = y
+    return made
+
+
+def _forget(key: int, gone: weakref.ref[Any]) -> None:
+    held = _left.get(key)
+    if held is not None and held[0] is gone:
+        del _left[key]
+
+
+def _usual(x: torch.Tensor) -> bool:
+    """Whether kernels may normalise these features, and nobody watches or repeats what is done."""
+    return (
+        type(x) is torch.Tensor
+        and settings.get().optimize != "off"
+        and serves(x) is not None
+        and not hooks.traced()
+        and not torch._C._functorch.peek_interpreter_stack()
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._len_torch_function_stack()
+        and forward_ad._current_level < 0
+        and (_saving is None or _saving(False) is None)
+    )
+
+
+def _normalised(norm: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
+    """What a BatchNorm1d in training makes of x; None where torch's own is to compute it."""
+    if not (norm.training and type(norm) is nn.BatchNorm1d and nn.BatchNorm1d.forward is _OWN):
+        return None
+    if len(norm._parameters) != 2 or len(norm._buffers) != 3 or not _usual(x):
+        return None
+    return batch_norm_training(norm, x, False)
+
+
+waiting.in_training = _normalised
