@@ -31,6 +31,7 @@ import torch
 from torch import nn
 
 from .. import hooks
+from ..core.device.torch_compat import SAVED_TENSORS_HOOKS
 from ..core.ops.batch_norm import batch_norm
 from . import fusion, protocol
 from .late import LateFeatures, has_features, take
@@ -116,12 +117,11 @@ def _traced(x: Any, run: Callable[..., torch.Tensor]) -> Any:
 def _foreseen(features: torch.Tensor) -> bool:
     """Whether a result may be computed with what probably follows. Without gradients nobody else
     would mind a later change of the features; checkpoints count what is saved, call by call."""
-    saved: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return (
         features.requires_grad
         and torch.is_grad_enabled()
-        and saved is not None
-        and saved(False) is None
+        and SAVED_TENSORS_HOOKS is not None
+        and SAVED_TENSORS_HOOKS(False) is None
     )
 
 

@@ -12,4 +12,6 @@ WHOLE_GRAPHS = RELEASE >= (2, 8)
 _dynamo: Any = getattr(torch._C, "_dynamo", None)  # as an attribute: torch 2.4 cannot import it
 # What compares tensors at once, or None: layers wait for what follows them then.
 TENSOR_GUARDS: Any = getattr(getattr(_dynamo, "guards", None), "TensorGuards", None)
+# What tells the hooks of saved tensors in force, as checkpoints set them; None before torch 2.1.
+SAVED_TENSORS_HOOKS: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 BATCHED = hasattr(torch.library, "register_vmap")  # torch 2.5; before, torch itself refuses vmap

@@ -18,13 +18,13 @@ from torch.autograd import forward_ad
 
 from ... import hooks, settings
 from ..conv import fused_call, waiting
+from ..device.torch_compat import SAVED_TENSORS_HOOKS
 from .batch_norm import batch_norm_training, serves
 
 _CALLS = 2  # of a layer, until it is known whether a norm takes its features
 
 _OWN = nn.BatchNorm1d.forward
 _left: dict[int, tuple[weakref.ref[Any], int]] = {}  # calls until a layer is known
-_saving: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
 def noticed(layer: Any, y: torch.Tensor) -> torch.Tensor:
@@ -63,7 +63,8 @@ def _usual(x: torch.Tensor) -> bool:
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._len_torch_function_stack()
         and forward_ad._current_level < 0
-        and (_saving is None or _saving(False) is None)
+        and SAVED_TENSORS_HOOKS is not None
+        and SAVED_TENSORS_HOOKS(False) is None
     )
 
 
