@@ -3,6 +3,7 @@ framework."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 
 import pytest
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.emulated
 SHAPE = (12, 10, 14)
 
 
+@contextlib.contextmanager
 def spconv():
     with doors.standin() as sp:
         first = sp.SubMConv3d(4, 16, 3, bias=False, indice_key="a")
@@ -29,9 +31,10 @@ def spconv():
         def run(x, coords):
             return block(first(sp.SparseConvTensor(x, coords, list(SHAPE), 2))).features
 
-        return nn.ModuleList([first, block]), run
+        yield nn.ModuleList([first, block]), run
 
 
+@contextlib.contextmanager
 def torchsparse():
     with sparse_bridge.enable("torchsparse", mode="standin"):
         ts, tnn = importlib.import_module("torchsparse"), importlib.import_module("torchsparse.nn")
@@ -43,9 +46,10 @@ def torchsparse():
                 out = layer(out)
             return out.feats
 
-        return nn.ModuleList(layers), run
+        yield nn.ModuleList(layers), run
 
 
+@contextlib.contextmanager
 def minkowski():
     with sparse_bridge.enable("minkowski", mode="standin"):
         me = importlib.import_module("MinkowskiEngine")
@@ -61,7 +65,7 @@ def minkowski():
                 out = layer(out)
             return out.F
 
-        return nn.ModuleList(layers), run
+        yield nn.ModuleList(layers), run
 
 
 @pytest.fixture
@@ -85,32 +89,32 @@ def kernels(monkeypatch, kernel_lane):
 @pytest.mark.parametrize("door", [spconv, torchsparse, minkowski])
 def test_one_launch(door, kernels, norms):
     torch.manual_seed(0)
-    net, run = door()
-    for module in net.modules():
-        if isinstance(module, nn.BatchNorm1d):
-            module.running_mean.normal_()
-            module.running_var.uniform_(0.5, 2)
-    net.to(kernels).half().eval()
-    coords = cloud(SHAPE, share=0.2, seed=1).to(kernels)
-    x = features(len(coords), 4, seed=1).to(kernels).half()
-    with torch.no_grad():
-        with settings.override(optimize="off"):
-            want = run(x, coords)
-        assert norms
-        for _ in range(3):
-            norms.clear()
+    with door() as (net, run):
+        for module in net.modules():
+            if isinstance(module, nn.BatchNorm1d):
+                module.running_mean.normal_()
+                module.running_var.uniform_(0.5, 2)
+        net.to(kernels).half().eval()
+        coords = cloud(SHAPE, share=0.2, seed=1).to(kernels)
+        x = features(len(coords), 4, seed=1).to(kernels).half()
+        with torch.no_grad():
+            with settings.override(optimize="off"):
+                want = run(x, coords)
+            assert norms
+            for _ in range(3):
+                norms.clear()
+                got = run(x, coords)
+                torch.testing.assert_close(got.float(), want.float(), rtol=1e-2, atol=1e-2)
+            assert not norms and type(got) is torch.Tensor
             got = run(x, coords)
             torch.testing.assert_close(got.float(), want.float(), rtol=1e-2, atol=1e-2)
-        assert not norms and type(got) is torch.Tensor
-        got = run(x, coords)
-        torch.testing.assert_close(got.float(), want.float(), rtol=1e-2, atol=1e-2)
 
 
 def test_what_is_read_is_the_product(kernels):
     """The features between a layer and its norm are there for whoever looks at them."""
-    net, _ = spconv()
-    net.to(kernels).half().eval()
-    with doors.standin() as sp, torch.no_grad():
+    with spconv() as (net, _), torch.no_grad():
+        sp = importlib.import_module("spconv.pytorch")
+        net.to(kernels).half().eval()
         coords = cloud(SHAPE, share=0.2, seed=2).to(kernels)
         x = features(len(coords), 16, seed=2).to(kernels).half()
         layer, norm = net[1][0], net[1][1]

@@ -176,6 +176,15 @@ def test_releases_are_told_apart_in_one_file(path):
         assert not found
 
 
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_pinned_memory_is_the_hosts(path):
+    """Whatever the default device of a program is, of which torch pins nothing."""
+    source = path.read_text(encoding="utf-8")
+    for call in re.findall(r"torch\.\w+\([^()]*(?:\([^()]*\)[^()]*)*pin_memory=[^()]*\)", source):
+        assert 'device="cpu"' in call, call
+    assert source.count("pin_memory=") == len(re.findall(r'device="cpu", pin_memory=', source))
+
+
 def test_the_rule_of_vendors_sees_their_words():
     for word in ("tl.inline_asm_elementwise", "torch.cuda.cudart", "import cupy", "libdevice.exp"):
         assert CUDA_ONLY.search(word)

@@ -58,7 +58,8 @@ class _Inputs(LevelLayouts):
             columns = len(boxes[0].size)
             self.ends = torch.zeros((2, columns), dtype=torch.int32, device=device)
         size = 2 if exact else len(self.sent)
-        self.host = torch.empty(size, dtype=torch.int64, pin_memory=device.type == "cuda")
+        pinned = device.type == "cuda"
+        self.host = torch.empty(size, dtype=torch.int64, device="cpu", pin_memory=pinned)
 
     def write(self, boxes: dict[int, Box], n_rows: int) -> None:
         """Leave these numbers where `send` finds them."""
@@ -66,7 +67,7 @@ class _Inputs(LevelLayouts):
         if self.ends is None:
             for box in boxes.values():
                 values += record_of(box)
-        self.host.copy_(torch.tensor(values, dtype=torch.int64))
+        self.host.copy_(torch.tensor(values, dtype=torch.int64, device="cpu"))
 
     def send(self, steps: tuple[Step, ...], target: targets.Target) -> None:
         self.sent.narrow(0, 0, len(self.host)).copy_(self.host, non_blocking=True)
@@ -113,7 +114,8 @@ class CapturedMaps:
         ends = 0 if self.inputs.ends is None else self.inputs.ends.numel()
         loose = [one.numel() for one in dry_run.ends]
         self.lengths = [len(scene.counters), len(scene.flags), ends, *loose]
-        self.host = torch.empty(sum(self.lengths), dtype=torch.int32, pin_memory=True)
+        size = sum(self.lengths)
+        self.host = torch.empty(size, dtype=torch.int32, device="cpu", pin_memory=True)
         del dry_run
         torch.cuda.current_stream(device).synchronize()
         before = torch.cuda.memory_reserved(device)

@@ -240,7 +240,7 @@ class Fetched:
         if not vectors[0].is_cuda:
             return
         sizes = [len(vector) for vector in vectors]
-        host = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=True)
+        host = torch.empty(sum(sizes), dtype=torch.int32, device="cpu", pin_memory=True)
         self._vectors = list(host.split(sizes))
         for mine, vector in zip(self._vectors, vectors, strict=True):
             mine.copy_(vector, non_blocking=True)

@@ -135,6 +135,28 @@ def test_a_stream_of_new_shapes(kernel_lane, built, door):
         assert torch.equal(coords, alone) and torch.equal(x, expected)
 
 
+@pytest.mark.parametrize("device", ["meta", "the lane's"])
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("door", [Spconv, Torchsparse, Minkowski])
+def test_whatever_the_default_device(kernel_lane, built, door, trains, device):
+    """Programs may set it: what layers make has a device of its own, the host's memory too."""
+    network = door()
+    network.net.to(kernel_lane.device).train(trains)
+    device = kernel_lane.device if device == "the lane's" else device
+    for turn in range(4):
+        scene = voxels(turn, kernel_lane.device)
+        built.clear()
+        with torch.device(device), torch.set_grad_enabled(trains):
+            coords, x = network(*scene)
+            if trains:
+                x.square().sum().backward()
+        assert len(built) == (network.maps if turn < 2 else 0), turn
+        request.register(None)
+        alone, expected = network(*scene[:1], scene[1].clone(), scene[2])
+        prefetch.install()
+        assert torch.equal(coords, alone) and torch.equal(x, expected)
+
+
 def ask(cmap, *questions):
     """Ask for maps one after another, from level to level: what they hold."""
     store, held = map_cache.MapStore(cmap), []
