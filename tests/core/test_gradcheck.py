@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from sparse_bridge.core import functional
+from sparse_bridge.core.ops.batch_norm import batch_norm
 from tests.clouds import cloud
 from tests.core.layers import KINDS, layer, leaves, tensors
 
@@ -66,3 +67,27 @@ def test_global_pools(map_lane, mode):
     batch = torch.tensor([2, 0, 2, -1, 0, 4, 2], device=map_lane.device)
     x = torch.randn(7, 3, dtype=torch.float64, device=map_lane.device, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: functional.global_pool(x, batch, 4, mode), [x])
+
+
+def test_what_a_transform_has_left_behind(lane):
+    """Tensors that leak from a transform of torch.func are tensors like others afterwards."""
+    made = small("submanifold", 2, lane)
+    x, weight = (one.to(lane.device) for one in tensors(made, 6, 10)[:2])
+    leaked = []
+
+    def leak(values):
+        leaked.append(values * 1)
+        return values.sum()
+
+    torch.func.grad(leak)(x)
+    weight = weight.requires_grad_()
+    y = functional.conv(leaked[0], weight, None, made.kmap)
+    want = functional.conv(x, weight, None, made.kmap)
+    assert torch.equal(y, want)
+    y.sum().backward()
+    assert weight.grad is not None
+    norm = torch.nn.BatchNorm1d(6).to(lane.device)
+    found = batch_norm(
+        leaked[0], norm.weight, norm.bias, None, None, momentum=0.1, eps=1e-5
+    )  # fmt: skip
+    torch.testing.assert_close(found, norm(x), rtol=1e-4, atol=1e-4)

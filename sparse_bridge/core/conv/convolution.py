@@ -10,7 +10,7 @@ import torch
 from torch.autograd import forward_ad
 
 from ...errors import UnsupportedError
-from ..device.first_order import first_order, refuse_transforms
+from ..device.first_order import direct_apply, first_order, refuse_transforms, wrapped
 from ..geometry.weights import layout_of
 from ..maps.kernel_map import KernelMap
 from . import fused_call
@@ -86,7 +86,7 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     return dx, dw, db, None, None, None
 
 
-_backward_once = first_order(_backward)
+_backward_once, _apply = first_order(_backward), direct_apply(_Conv)
 
 
 def conv(
@@ -197,7 +197,8 @@ def _convolve(x, weight, kmap, epilogue, form, wants_grad):  # type: ignore[no-u
         if kmap.x_fold is None and kmap.y_fold is None:
             if _modes() and as_operator is not None and _selects():
                 return as_operator(x, weight, kmap, epilogue, form)
-            return _Conv.apply(x, weight, epilogue.bias, kmap, form, dtype)
+            apply = _Conv.apply if wrapped(x) or wrapped(weight) else _apply
+            return apply(x, weight, epilogue.bias, kmap, form, dtype)
     if dtype is not None and epilogue.residual is not None:
         epilogue = epilogue._replace(residual=_cast(epilogue.residual, dtype))
     if kmap.x_fold is not None or kmap.y_fold is not None:

@@ -11,7 +11,7 @@ from torch import nn
 from ... import settings
 from ...errors import DataTypeError
 from ...kernels.runtime.target import Target
-from ..device.first_order import first_order, refuse_transforms
+from ..device.first_order import direct_apply, first_order, refuse_transforms, wrapped
 from ..device.precision import KERNEL_DTYPES
 from ..device.serving import kernel_target
 
@@ -69,6 +69,7 @@ class _BatchNorm(torch.autograd.Function):
         return dx, dw, db, None
 
 
+_apply = direct_apply(_BatchNorm)
 _compiled: set[tuple[Any, ...]] = set()
 
 
@@ -202,7 +203,8 @@ def batch_norm(
     if batches is not None:
         torch.autograd.graph.increment_version(batches)  # as its add_ would; the others' are kept
     call = _Call(running, batches, count, momentum, eps, relu, target)
-    result: torch.Tensor = _BatchNorm.apply(x, weight, bias, call)
+    apply = _BatchNorm.apply if wrapped(x) else _apply
+    result: torch.Tensor = apply(x, weight, bias, call)
     return result
 
 
