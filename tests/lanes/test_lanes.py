@@ -48,6 +48,7 @@ WHOLE = [
     "tests/kernels/test_hash_table.py",
     "tests/kernels/test_neighbor_table.py",
     "tests/kernels/test_mask_order.py",
+    "tests/kernels/test_pair_batch.py",
     "tests/kernels/test_gemm.py",
     "tests/kernels/test_mask_splits.py",
     "tests/core/conv/test_mask_splits.py",
@@ -55,10 +56,14 @@ WHOLE = [
     "tests/kernels/test_batch_norm.py",
     "tests/core/test_batch_norm.py",
     "tests/adapters/spconv/test_fused_training.py",
+    "tests/adapters/spconv/test_trained_norms.py",
     "tests/adapters/test_training_norms.py",
+    "tests/adapters/test_pointwise_norms.py",
+    "tests/compile/test_pointwise.py",
     "tests/core/test_maps.py",
     "tests/core/capture/test_prefetch.py",
     "tests/core/capture/test_new_shapes.py",
+    "tests/core/capture/test_waits.py",
     "tests/core/capture/test_graph_cache.py",
     "tests/core/capture/test_padded.py",
     "tests/core/capture/test_replay_doors.py",
@@ -220,12 +225,16 @@ def test_emulated_gpu(run, arch):
     nodes.append("tests/core/ops/test_relational.py::test_means_and_sums")
     nodes.append("tests/kernels/test_pooling.py::test_segments")
     nodes.append("tests/core/conv/test_mask_splits.py::test_a_module_takes_them")
+    nodes.append("tests/kernels/test_pair_batch.py")
+    nodes.append("tests/adapters/spconv/test_trained_norms.py::test_steps")
+    nodes.append("tests/adapters/test_pointwise_norms.py")
+    nodes.append("tests/compile/test_pointwise.py")
     # Minutes in the interpreter, seconds here.
     nodes.append("tests/core/capture/test_prefetch.py::test_the_third_scene_is_prefetched")
     nodes.append("tests/core/capture/test_graph_cache.py::test_a_single_map")
     nodes.append(f"tests/emulated/test_schedules.py::test_layers[{arch}-masked-submanifold-3-"
                  "torch.float16]")  # fmt: skip
-    run(nodes, 67, SPARSE_BRIDGE_TEST_ARCH=arch)
+    run(nodes, 83, SPARSE_BRIDGE_TEST_ARCH=arch)
 
 
 @HERE
