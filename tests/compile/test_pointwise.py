@@ -9,7 +9,7 @@ from torch import nn
 import sparse_bridge
 from sparse_bridge import settings
 from sparse_bridge.core.compile import products
-from sparse_bridge.core.ops import pointwise
+from sparse_bridge.core.ops import pointwise, trained_norms
 from tests.clouds import cloud
 from tests.releases import WHOLE_GRAPHS
 
@@ -81,9 +81,16 @@ def test_inference(sp, kernel_lane, bias):
     assert [name.removesuffix(".default") for name in called(graphs[1])] == wanted
 
 
-def test_training(sp, kernel_lane):
+def test_training(sp, kernel_lane, monkeypatch):
     """By `aot_eager`: gradients of features, weights and biases, those of eager layers with torch's
-    norms. (A bias before a norm has none but rounding.)"""
+    norms. (A bias before a norm has none but rounding.) A graph does not look at the GPU."""
+    serves = trained_norms.serves
+
+    def asked(x):
+        assert not torch.compiler.is_compiling()
+        return serves(x)
+
+    monkeypatch.setattr(trained_norms, "serves", asked)
     model = network(sp, True).train().to(kernel_lane.device)
     fast = torch.compile(model, fullgraph=True, backend="aot_eager")
     for features, coords in scenes(kernel_lane.device):
