@@ -152,7 +152,8 @@ def test_whatever_the_default_device(kernel_lane, built, door, trains, device):
                 x.square().sum().backward()
         assert len(built) == (network.maps if turn < 2 else 0), turn
         request.register(None)
-        alone, expected = network(*scene[:1], scene[1].clone(), scene[2])
+        with torch.set_grad_enabled(trains):  # which dataflows look at
+            alone, expected = network(*scene[:1], scene[1].clone(), scene[2])
         prefetch.install()
         assert torch.equal(coords, alone) and torch.equal(x, expected)
 
