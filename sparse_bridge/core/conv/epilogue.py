@@ -29,6 +29,10 @@ class Norm(NamedTuple):
     bias: torch.Tensor | None
     eps: float
 
+    def kept(self) -> Norm:
+        """With copies of its statistics, which torch moves in training without counting that."""
+        return self._replace(mean=self.mean.clone(), var=self.var.clone())
+
 
 class Epilogue(NamedTuple):
     """What follows the sum: bias [C_out] or none, a norm or none, a residual [N_out, C_out] of the

@@ -300,6 +300,10 @@ class PendingConv:
         tries += 1
         alone = self.result if self.fallback is None else self.fallback
         assert alone is not None
+        if step == "n" and epilogue.norm is not None:
+            norm = epilogue.norm.kept()
+            epilogue = epilogue._replace(norm=norm)
+            operands = [one for one in norm[:4] if one is not None]
         count = self._count + sum([one._version for one in operands])
         made = PendingConv(self.call, epilogue, self.steps + step, count)
         made.fallback = otherwise(alone)

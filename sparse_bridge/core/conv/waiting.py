@@ -52,7 +52,7 @@ class _Features:
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         follow = _FOLLOWING.get(func)
-        if follow is not None:
+        if follow is not None and not torch.compiler.is_compiling():
             found = follow(*args, **kwargs) if kwargs else follow(*args)
             if found is not None:
                 return found
@@ -91,6 +91,8 @@ class Noticed(torch.Tensor):
         if func is _batch_norm_of_torch and not torch.compiler.is_compiling():
             _shorten_one(sys._getframe(3))  # behind torch's function and its detour
         named = {name: settled(value) for name, value in (kwargs or {}).items()}
+        if len(types) > 1:  # other classes have a say
+            return func(*settled(args), **named)
         with torch._C.DisableTorchFunctionSubclass():
             return func(*settled(args), **named)
 
@@ -128,8 +130,9 @@ def settled(value: Any) -> Any:
         return value.pending.read()
     if kind is Noticed:
         return value.plain
-    if kind in (list, tuple):
-        return kind([settled(one) for one in value])
+    if isinstance(value, (list, tuple)):
+        made = [settled(one) for one in value]
+        return made if isinstance(value, list) else tuple(made)
     return value
 
 
@@ -236,12 +239,13 @@ def _normalise(self: Any, input: Any) -> Any:
     """`BatchNorm1d.forward`."""
     if type(input) is Noticed:
         input = input.plain
+    if torch.compiler.is_compiling() or F.batch_norm is not _batch_norm_of_torch:
+        return _own_forward(self, input)
     if type(input) is torch.Tensor and in_training is not None:
-        if not (torch.compiler.is_compiling() or F.batch_norm is not _batch_norm_of_torch):
-            trained = in_training(_called(self, 2), input)
-            if trained is not None:
-                return trained
-    elif type(input) is Waiting and F.batch_norm is _batch_norm_of_torch:
+        trained = in_training(_called(self, 2), input)
+        if trained is not None:
+            return trained
+    elif type(input) is Waiting:
         conv = input.pending
         call = conv.call
         norm = None if call.fused is None else call.between[3]
@@ -254,7 +258,8 @@ def _normalise(self: Any, input: Any) -> Any:
 
 def _rectify(self: Any, input: Any) -> Any:
     """`ReLU.forward`."""
-    if type(input) is Waiting and F.relu is _relu_of_torch and nn.ReLU.forward is _relu_forward:
+    own = F.relu is _relu_of_torch and nn.ReLU.forward is _relu_forward
+    if type(input) is Waiting and own and not torch.compiler.is_compiling():
         made = input.pending.end_launched("relu", 0.0)
         if made is not None:
             if self.inplace:
@@ -269,7 +274,9 @@ _SHORTCUTS: dict[types.CodeType, tuple[type[nn.Module], Callable[..., Any]]] = {
     _norm_forward.__code__: (nn.BatchNorm1d, _normalise),
     _relu_forward.__code__: (nn.ReLU, _rectify),
 }
-_CALLS = {nn.Module._call_impl.__code__, nn.Module._slow_forward.__code__}
+_call = nn.Module._call_impl.__code__  # with hooks, newer torch calls in a function inside of it
+_CALLS = {_call, nn.Module._slow_forward.__code__}
+_CALLS.update([one for one in _call.co_consts if isinstance(one, types.CodeType)])
 _shortened: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 for _kind, _shortcut in _SHORTCUTS.values():
     functools.update_wrapper(_shortcut, _kind.forward)  # for those who read its source

@@ -120,6 +120,19 @@ def test_features_are_plain_from_the_third_call_on(sp, kernel_lane):
         assert type(fresh(scene(sp, kernel_lane)).features) is not waiting.Noticed
 
 
+class Marked(torch.Tensor):
+    """A class of a program's own."""
+
+
+def test_classes_of_a_programs_own(sp, kernel_lane):
+    layer = block(sp, kernel_lane).first
+    y = layer(scene(sp, kernel_lane)).features
+    other = torch.ones_like(y).as_subclass(Marked)
+    for made in (y + other, other + y, torch.cat([y, other])):
+        assert type(made) is Marked
+    assert torch.equal((y + other).as_subclass(torch.Tensor), y + 1)
+
+
 def test_whoever_reads_sees_the_features(sp, kernel_lane):
     layer = block(sp, kernel_lane).first
     y = layer(scene(sp, kernel_lane)).features

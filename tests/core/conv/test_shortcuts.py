@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -223,6 +224,9 @@ def test_copies_are_themselves():
     shallow._buffers = dict(net.norm._buffers, running_mean=torch.zeros(10))
     want = F.batch_norm(x, torch.zeros(10), net.norm.running_var, net.norm.weight, net.norm.bias)
     assert torch.equal(shallow(x), want) and not torch.equal(net.norm(x), want)
+    shallow._forward_hooks = OrderedDict()
+    shallow.register_forward_hook(lambda *call: None)
+    assert torch.equal(shallow(x), want)
 
 
 def test_they_are_given_back():

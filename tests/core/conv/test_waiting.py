@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -92,6 +93,11 @@ def test_small_layers_do_not_wait(conv, monkeypatch):
     assert type(conv()) is torch.Tensor
 
 
+class Two(NamedTuple):
+    first: torch.Tensor
+    second: torch.Tensor
+
+
 READS = {
     "numpy": lambda y: torch.from_numpy(y.numpy()),
     "asarray": lambda y: torch.from_numpy(np.asarray(y)),
@@ -100,6 +106,7 @@ READS = {
     "pickle": lambda y: pickle.loads(pickle.dumps(y)),
     "dlpack": torch.from_dlpack,
     "rows": lambda y: torch.cat([y[:5], y[5:]]),
+    "named": lambda y: torch.stack(Two(y, y))[1],
     "linear": lambda y: F.linear(y, torch.eye(10)),
     "detach": lambda y: y.detach(),
     "contiguous": lambda y: y.contiguous().to(y.dtype),
@@ -146,6 +153,15 @@ def test_changes_in_place_between_a_layer_and_its_norm(conv):
         changed()
 
 
+def test_a_norm_in_training_between_the_norm_and_who_reads_it(conv):
+    """Torch moves statistics in training without counting that."""
+    want = F.batch_norm(conv.want(), *(v.double() for v in conv.norm))
+    y = conv.normed(conv())
+    F.batch_norm(torch.randn(20, 10), *conv.norm, training=True)
+    assert type(y) is waiting.Watched
+    assert_close(y.clone(), want)
+
+
 def test_a_change_that_never_was_is_named(conv):
     for _ in range(2):
         conv.unit()
@@ -187,6 +203,17 @@ class Unseen(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return func(*args, **(kwargs or {}))
+
+
+def test_compiled_layers_take_them(conv):
+    norm = torch.nn.BatchNorm1d(10).eval()
+    tail = torch.compile(
+        torch.nn.Sequential(norm, torch.nn.ReLU()), backend="eager", fullgraph=True
+    )
+    want = F.relu(F.batch_norm(conv.want(), *(v.double() for v in norm.buffers() if v.ndim)))
+    with torch.no_grad():
+        for _ in range(3):
+            assert_close(tail(conv()), want)
 
 
 @pytest.mark.parametrize("mode", [Unseen, torch.inference_mode])
