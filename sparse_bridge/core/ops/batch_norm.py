@@ -189,6 +189,7 @@ def batch_norm(
     if (
         target is None
         or eps <= 0
+        or (x.is_inference() and torch.is_grad_enabled())  # functions would save it, torch does not
         or not _fits(x, weight, bias, True)
         or not _fits(x, running_mean, running_var, False)
         or not (batches is None or _counts(x, batches))

@@ -120,6 +120,22 @@ def test_features_are_plain_from_the_third_call_on(sp, kernel_lane):
         assert type(fresh(scene(sp, kernel_lane)).features) is not waiting.Noticed
 
 
+def test_gradients_asked_for_in_inference_mode(sp, kernel_lane):
+    net = block(sp, kernel_lane)
+    twin = copy.deepcopy(net.norm1)
+    for turn in range(2):
+        step(net, scene(sp, kernel_lane, turn))
+    net.norm1.load_state_dict(twin.state_dict())
+    with torch.inference_mode():
+        y = net.conv(net.first(scene(sp, kernel_lane))).features
+        with torch.enable_grad():
+            found, want = net.norm1(y), twin(y)
+    assert found.is_inference() and not found.requires_grad
+    assert_close(found, want.double(), "tf32")
+    assert shortened(net) == ["norm1", "norm2"]
+    assert int(net.norm1.num_batches_tracked) == 1
+
+
 class Marked(torch.Tensor):
     """A class of a program's own."""
 
