@@ -1,4 +1,4 @@
-"""First calls on a GPU that is not there: which forms are begun ahead, which launches stand for,
+"""First calls on a GPU that is not there: which forms are begun early, which launches stand for,
 and when launches could run.
 
     python -m benchmarks.cold.first_calls flex_gemm:64:16 flex_gemm:1024:16:train unet:20000:60000
@@ -23,7 +23,7 @@ from unittest import mock
 
 from ..machine import describe
 from . import programs
-from .rehearsal import Event, Rehearsal
+from .dry_run import DryRun, Event
 from .timeline import HELD, Step, alone, timeline
 
 PROGRAMS = (
@@ -32,8 +32,8 @@ PROGRAMS = (
 )  # fmt: skip
 
 
-def rehearsed(program: str, arch: str) -> Rehearsal:
-    """The rehearsal of a program, see the module's text."""
+def dry_run_of(program: str, arch: str) -> DryRun:
+    """The dry run of a program, see the module's text."""
     name, *numbers = program.split(":")
     train = numbers[-1:] == ["train"]
     sizes = [int(one) for one in numbers[: len(numbers) - train]]
@@ -42,7 +42,7 @@ def rehearsed(program: str, arch: str) -> Rehearsal:
     return programs.scenes(arch, name, sizes, train)
 
 
-def seconds(found: Rehearsal) -> dict[int, float]:
+def seconds(found: DryRun) -> dict[int, float]:
     """Processor seconds of every form, by its `id`."""
     with tempfile.TemporaryDirectory() as folder:
         with mock.patch.dict(os.environ, TRITON_CACHE_DIR=os.path.join(folder, "first")):
@@ -53,13 +53,13 @@ def seconds(found: Rehearsal) -> dict[int, float]:
 
 def record(program: str, arch: str) -> dict[str, Any]:
     """What a process finds out about a program."""
-    found = rehearsed(program, arch)
+    found = dry_run_of(program, arch)
     costs = seconds(found)
-    steps = [Step(one.key, one.ahead, costs[id(one.form)], one.part) for one in found.events]
+    steps = [Step(one.key, one.early, costs[id(one.form)], one.part) for one in found.events]
     late, unused = found.late(), {one.key for one in found.unused()}
 
     def told(one: Event) -> dict[str, Any]:
-        kind = "late" if not one.ahead else "unused" if one.key in unused else "ahead"
+        kind = "late" if not one.early else "unused" if one.key in unused else "early"
         held = {"kind": kind, "part": one.part, "seconds": round(costs[id(one.form)], 2)}
         return {"kernel": one.name, **held, "constants": one.constants}
 

@@ -1,4 +1,4 @@
-"""First calls that are rehearsed: FlexGEMM's function on a shell, and scenes through spconv."""
+"""First calls in dry runs: FlexGEMM's function on a shell, and scenes through spconv."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sparse_bridge
 from sparse_bridge.commands.warm_jobs import street_voxels
 from sparse_bridge.networks.spconv import ResidualUNet, Second
 
-from .rehearsal import Rehearsal, rehearsal
+from .dry_run import DryRun, dry_run
 
 NETWORKS = {"unet": ResidualUNet, "second": Second}
 Call = Callable[[], torch.Tensor]
@@ -27,12 +27,12 @@ def shell(size: int) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _door(arch: str, framework: str) -> Iterator[Rehearsal]:
-    with rehearsal(arch) as found, sparse_bridge.enable(framework, mode="standin"):
+def _door(arch: str, framework: str) -> Iterator[DryRun]:
+    with dry_run(arch) as found, sparse_bridge.enable(framework, mode="standin"):
         yield found
 
 
-def flex_gemm(arch: str, channels: int, size: int, train: bool) -> Rehearsal:
+def flex_gemm(arch: str, channels: int, size: int, train: bool) -> DryRun:
     """`sparse_submanifold_conv3d` in fp16 on a shell: without gradients, then, if it is to `train`,
     a second call with gradients and its backward pass."""
     with _door(arch, "flex_gemm") as found:
@@ -54,7 +54,7 @@ def flex_gemm(arch: str, channels: int, size: int, train: bool) -> Rehearsal:
     return found
 
 
-def scenes(arch: str, network: str, sizes: Sequence[int], train: bool) -> Rehearsal:
+def scenes(arch: str, network: str, sizes: Sequence[int], train: bool) -> DryRun:
     """A network of spconv's on street scans of these numbers of voxels, each of another shape: fp16
     inference, or training steps under autocast."""
     with _door(arch, "spconv") as found:

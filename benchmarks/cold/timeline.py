@@ -14,11 +14,11 @@ HELD = 0.12
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A form that is handed to the threads (ahead), or a launch of it.  seconds: its compilation.
+    """A form that is handed to the threads (early), or a launch of it.  seconds: its compilation.
     part: of the program."""
 
     form: Hashable
-    ahead: bool
+    early: bool
     seconds: float
     part: str = ""
 
@@ -66,9 +66,9 @@ def timeline(
     now, workers, ready, ends = 0.0, _Threads(threads, held), set[Hashable](), dict[str, float]()
     submitted = set[Hashable]()
     for step in steps:
-        if step.form in ready or (step.ahead and step.form in submitted):
+        if step.form in ready or (step.early and step.form in submitted):
             continue
-        if step.ahead:
+        if step.early:
             submitted.add(step.form)
             workers.submit(step, now)
             continue

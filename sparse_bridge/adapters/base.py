@@ -234,7 +234,7 @@ def frameworks() -> Iterator[Framework]:
 
 
 def capture(name: str) -> types.ModuleType:
-    """Module `name` of `core.capture`, which prepares maps ahead and captures models as graphs.
+    """Module `name` of `core.capture`, which prefetches maps and captures models as graphs.
 
     Nothing else in the package knows that folder, and all but `optimize(graphs=True)` works without
     it.  Raises UnsupportedError where this installation lacks it.

@@ -86,10 +86,10 @@ def normalise(norm: nn.BatchNorm1d, run: Callable[..., torch.Tensor], x: Any) ->
         )
     if not (fusion.is_training_norm(norm, run) and fusion.training_fusible(features)):
         return frame.with_features(x, run(features))
-    ahead = norm in _rectified and norm not in _read and _foreseen(features)
-    y = fusion.batch_norm_training(norm, features, ahead)
+    rectified = norm in _rectified and norm not in _read and _foreseen(features)
+    y = fusion.batch_norm_training(norm, features, rectified)
     out = frame.with_features(x, y)
-    if ahead:
+    if rectified:
         delattr(out, out.features_attribute)
         out._late = _Result(norm, features, y)
     elif isinstance(out, LateFeatures):

@@ -111,11 +111,11 @@ class LayerJob:
         bias = torch.zeros(self.c_out, device=device)
         norm = Norm(bias, bias + 1, bias + 1, bias, 1e-3)
         with torch.no_grad():
-            rows, taps = x.to(dtype), weight.to(dtype)
+            rows, matrices = x.to(dtype), weight.to(dtype)
             for biased, normed, activation in _ENDS:
                 end: dict[str, Any] = {"norm": norm if normed else None, "activation": activation}
                 functional.conv(
-                    rows, taps, bias.to(dtype) if biased else None, kmap, **end, **options
+                    rows, matrices, bias.to(dtype) if biased else None, kmap, **end, **options
                 )
         if not self.train:
             return

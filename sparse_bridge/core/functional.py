@@ -156,16 +156,16 @@ def _check_bounds(
 def kernel_offsets(
     kernel_size: Sequence[int], *, dilation: Ints = 1, padding: Ints | None = None
 ) -> Offsets:
-    """Offsets of a box kernel: tap r of an axis lies at r * dilation - padding; row-major taps.
+    """Offsets of a box kernel, row-major: the r-th of an axis lies at r * dilation - padding.
 
     Args:
-        kernel_size: taps per axis, D numbers of at least 1.
-        dilation: distance of neighbouring taps.
-        padding: None centres the kernel at tap k // 2; a dense layer's padding makes `strided`
+        kernel_size: offsets per axis, D numbers of at least 1.
+        dilation: distance of neighbouring offsets.
+        padding: None centres the kernel at offset k // 2; a dense layer's padding makes `strided`
             match that layer.
 
-    Other kernels (crosses, holes, any order): `Offsets.of([[0, 0], [0, 1], ...])`, with tap v of
-    the weight at offset v.
+    Other kernels (crosses, holes, any order): `Offsets.of([[0, 0], [0, 1], ...])`, with matrix v
+    of the weight at offset v.
     Raises: GeometryError, OverflowLimitError.
     """
     if isinstance(kernel_size, int) or not len(kernel_size):

@@ -72,21 +72,21 @@ def chosen(only: Sequence[str], skip: Sequence[str]) -> list[str]:
 def prove(setup: Setup, checks: Sequence[str], minutes: float) -> Iterator[Outcome]:
     """All outcomes, as they come. Checks that do not begin within `minutes` are skipped."""
     end = time.monotonic() + 60 * minutes
-    apart = Apart(setup) if setup.device.type == "cuda" else None
+    process = SeparateProcess(setup) if setup.device.type == "cuda" else None
     try:
         for check in checks:
             if time.monotonic() > end:
                 yield Outcome(check, SKIPPED, f"not begun within {minutes:g} minutes")
-            elif apart is None:
+            elif process is None:
                 yield from run(check, setup)
             else:
-                yield from apart.run(check, end + _PATIENCE - time.monotonic())
+                yield from process.run(check, end + _PATIENCE - time.monotonic())
     finally:
-        if apart is not None:
-            apart.end()
+        if process is not None:
+            process.end()
 
 
-class Apart:
+class SeparateProcess:
     """Checks in a process of their own; one that crashed or hung is replaced."""
 
     def __init__(self, setup: Setup, module: str = __name__) -> None:

@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     except EvaluationError as error:
         _say(f"sparse_bridge: {error}")
         return 1
-    return _judge(args, project, checked, project.metrics(text), expected, tolerance)
+    return _compare(args, project, checked, project.metrics(text), expected, tolerance)
 
 
 def _say(line: str) -> None:
@@ -168,7 +168,7 @@ def _checked(args: argparse.Namespace, project: Project, checked: weights.Checke
     return 0
 
 
-def _judge(
+def _compare(
     args: argparse.Namespace, project: Project, checked: weights.Checked,
     found: Mapping[str, float], expected: Mapping[str, float], tolerance: float,
 ) -> int:  # fmt: skip

@@ -1,4 +1,4 @@
-"""First calls rehearsed without a GPU: nothing that a launch stands for, and the timeline."""
+"""Dry runs of first calls without a GPU: nothing that a launch stands for, and the timeline."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_no_launch_of_flex_gemm_stands(channels, size):
     assert ("grouped_gemm" in kinds) == (channels == 1024)
 
 
-def test_rehearsed_calls_are_counted():
+def test_calls_of_a_dry_run_are_counted():
     """SECOND asks for what its layers say, and for shares of reductions that few rows take."""
     with doors.standin():  # the wheel may be imported already
         found = programs.scenes("sm_90", "second", [3000], train=False)
@@ -58,7 +58,7 @@ def test_threads_take_what_is_handed_in_first():
 def test_launches_that_nobody_foresaw_stand():
     steps = [Step("a", True, 1.0), Step("b", False, 2.0, "one"), Step("a", False, 1.0, "two")]
     assert timeline.timeline(steps, held=0.0) == {"one": 2.0, "two": 2.0}
-    assert timeline.alone(steps) == 3.0 and timeline.alone(steps, lambda step: step.ahead) == 1.0
+    assert timeline.alone(steps) == 3.0 and timeline.alone(steps, lambda step: step.early) == 1.0
 
 
 def test_the_interpreter_lock_is_held_by_one():

@@ -136,17 +136,17 @@ def test_a_check_that_raises_has_failed(monkeypatch):
 
 
 def test_a_process_that_crashes_or_hangs_is_replaced():
-    apart = runner.Apart(CPU, "tests.proof.crashing")
+    process = runner.SeparateProcess(CPU, "tests.proof.crashing")
     try:
-        (crashed,) = apart.run("crash", 60.0)
+        (crashed,) = process.run("crash", 60.0)
         assert crashed.status == FAILED and "illegal memory access" in crashed.detail
-        (fine,) = apart.run("maps", 60.0)
+        (fine,) = process.run("maps", 60.0)
         assert fine.status == PASSED and fine.name == "maps"
-        (hung,) = apart.run("hang", 1.0)
+        (hung,) = process.run("hang", 1.0)
         assert hung.status == FAILED and "no answer within 1 s" in hung.detail
-        assert [o.status for o in apart.run("pools", 60.0)] == [PASSED]
+        assert [o.status for o in process.run("pools", 60.0)] == [PASSED]
     finally:
-        apart.end()
+        process.end()
 
 
 def test_checks_behind_the_budget_are_skipped(monkeypatch):

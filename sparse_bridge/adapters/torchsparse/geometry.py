@@ -1,10 +1,10 @@
 """Kernel offsets and output sites of each torchsparse release.
 
 A layer is an offset list, a stride and, where outputs differ from inputs, a rule for their sites;
-nothing else in the adapter knows about anchors, padding or tap order.
+nothing else in the adapter knows about anchors, padding or the order of offsets.
 
 The core is given the axes in reverse, rows [b, z, y, x]: x is the fastest axis of odd kernels, and
-the core likes neighbouring taps to be neighbours along its last axis.
+the core likes neighbouring offsets to be neighbours along its last axis.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Bounds = tuple[tuple[int, int, int, int], tuple[int, int, int, int]]
 
 
 @functools.lru_cache(maxsize=1024)
-def _taps(kernel: Triple) -> tuple[Triple, ...]:
-    """Taps in weight order: x fastest when the kernel volume is odd, z fastest when it is even."""
+def _steps(kernel: Triple) -> tuple[Triple, ...]:
+    """Steps of a box kernel in weight order: x fastest where its volume is odd, z where even."""
     kx, ky, kz = kernel
     if math.prod(kernel) % 2:
         return tuple((x, y, z) for z, y, x in itertools.product(range(kz), range(ky), range(kx)))
@@ -47,8 +47,8 @@ def kernel_offsets(kernel: Triple, scale: Triple = (1, 1, 1)) -> list[Triple]:
 
 def _shifted(kernel: Triple, origin: Sequence[int], scale: Sequence[int]) -> list[Triple]:
     return [
-        tuple((t - o) * s for t, o, s in zip(tap, origin, scale, strict=True))  # type: ignore[misc]
-        for tap in _taps(kernel)
+        tuple((t - o) * s for t, o, s in zip(step, origin, scale, strict=True))  # type: ignore[misc]
+        for step in _steps(kernel)
     ]
 
 
@@ -58,7 +58,7 @@ class Sites:
 
     kind: "dense" as a dense convolution (2.1); "floor" the cells p // stride (2.1 hashmap mode);
     "cells" p // cell * cell with `cell` = tensor stride times stride (up to 2.0), towards zero if
-    `truncate`; "reached" every multiple of `cell` that a tap reaches, from the lowest input
+    `truncate`; "reached" every multiple of `cell` that an offset reaches, from the lowest input
     coordinate on (up to 2.0).
     """
 
@@ -149,7 +149,9 @@ def _check(kernel: Triple, stride: Triple, padding: Triple) -> None:
             "at 1, padding at 0."
         )
     if math.prod(kernel) > 1 << 16:
-        raise OverflowLimitError(f"a kernel of {math.prod(kernel)} taps; at most 65536 are served.")
+        raise OverflowLimitError(
+            f"a kernel of {math.prod(kernel)} offsets; at most 65536 are served."
+        )
 
 
 def shrunk_range(
@@ -230,7 +232,7 @@ def reach_bounds(
 def _dense(
     sites: Sites, axis: int, least: int, most: int, extent: int | None
 ) -> tuple[int, int, bool]:
-    """(first, last, whether there are such) q with a tap on a value: value = q * s - pad + t,
+    """(first, last, whether there are such) q with an offset on a value: value = q * s - pad + t,
     0 <= t < k, inside the dense output."""
     k, s, pad = sites.kernel[axis], sites.stride[axis], sites.padding[axis]
     length = most + 1 if extent is None else extent
@@ -240,7 +242,7 @@ def _dense(
     # An axis with negative coordinates extends below 0 as far as they do.
     first = 0 if extent is not None or least >= 0 else (least + pad) // s + 1 - -(-k // s)
     lowest, highest = (-(-(value + pad - k + 1) // s) for value in (least, most))
-    # Every value has a tap then, the extreme ones along this axis too.
+    # Every value has an offset then, the extreme ones along this axis too.
     exact = extent is None and s <= k and highest <= last and (least + pad) // s >= first
     return max(first, lowest), min(last, (most + pad) // s), exact
 

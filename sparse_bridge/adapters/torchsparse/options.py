@@ -35,8 +35,8 @@ def resolve(profile: Profile, config: Any) -> Options:
     if not profile.divides:
         if _get(config, "kmap_mode", "hashmap") not in ("hashmap", None):
             raise UnsupportedError(
-                "kmap_mode='grid' orders taps differently from every other torchsparse and is not "
-                "bridged; use kmap_mode='hashmap'."
+                "kmap_mode='grid' orders kernel offsets differently from every other torchsparse "
+                "and is not bridged; use kmap_mode='hashmap'."
             )
         return Options()
     if config is None:

@@ -46,7 +46,7 @@ def _convolution(original: Callable[..., Any]) -> Callable[..., Any]:
         options = conv3d_arguments(args, kwargs)
         config = options.get("config")
         if isinstance(config, dict) and config.get("kmap_mode") == "grid":
-            note("torchsparse", "Conv3d", "kmap_mode='grid' orders the taps differently")
+            note("torchsparse", "Conv3d", "kmap_mode='grid' orders kernel offsets differently")
             return original(input, weight, kernel_size, bias, stride, *args, **kwargs)
         return conv3d(input, weight, kernel_size, bias, stride, **options)
 

@@ -120,7 +120,7 @@ class CapturedMaps:
         torch.cuda.current_stream(device).synchronize()
         before = torch.cuda.memory_reserved(device)
         records = room_for_records(2 * len(steps), device)
-        with apart(device, self.aside):
+        with on_own_stream(device, self.aside):
             self.first, coords = captured(self._coordinates, self.pool)
             self.second, made = captured(self._maps, self.pool, records)
         taken = torch.cuda.memory_reserved(device) - before
@@ -222,20 +222,20 @@ def padded_input(coords: torch.Tensor, capacity: int, record: RequestHistory) ->
 
 
 @contextlib.contextmanager
-def apart(device: torch.device, stream: torch.cuda.Stream | None = None) -> Iterator[None]:
+def on_own_stream(device: torch.device, stream: torch.cuda.Stream | None = None) -> Iterator[None]:
     """A stream of its own, or this one, between what came before and what comes after, and other
     random numbers."""
     stream = capture_stream(device) if stream is None else stream
     stream.wait_stream(torch.cuda.current_stream(device))
     try:
-        with _random_numbers_apart(device), torch.cuda.stream(stream):
+        with _own_random_numbers(device), torch.cuda.stream(stream):
             yield
     finally:
         torch.cuda.current_stream(device).wait_stream(stream)
 
 
 @contextlib.contextmanager
-def _random_numbers_apart(device: torch.device) -> Iterator[None]:
+def _own_random_numbers(device: torch.device) -> Iterator[None]:
     """A GPU's random numbers from another generator: a capture that fails leaves the one that was
     in use unusable, and trials must not move the user's."""
     generator = torch.cuda.default_generators[targets.device_index(device)]

@@ -100,7 +100,8 @@ class RequestHistory:
     the levels they made and the sides that were wanted of their maps, as tiles and at all.
 
     paired: places of maps whose pairs were wanted as lists on the device.  largest: by place, the
-    rows of a level per row of the input, of inputs before.  number: of the steps, see `Habit`.
+    rows of a level per row of the input, of inputs before.  number: of the steps, in
+    `KindHistory`.
     """
 
     n_rows: int
@@ -119,7 +120,7 @@ class RequestHistory:
         return Views(tiled, asked, self.paired, place)
 
     def twin(self) -> RequestHistory:
-        """A record of the same input, told the same, for another habit."""
+        """A record of the same input, told the same, for another history."""
         return RequestHistory(
             self.n_rows, None, self.steps, self.rows, self.tiled, self.asked, self.paired
         )  # fmt: skip
@@ -159,7 +160,7 @@ class Expectation:
             self.wait = min(_LONGEST_WAIT, 1 << self.failures)
 
 
-class Habit:
+class KindHistory:
     """What inputs with the same first request are asked, of whatever shape they are.
 
     Networks that share it are told apart by turns: an input is expected to be asked what followed

@@ -34,20 +34,20 @@ from ..maps.request import BuiltMap, MapRequest
 from . import graph_cache, padded
 from .batched_builder import Answers, BatchedBuilder
 from .graph_cache import MapGraphs
-from .history import MOST_STEPS, Expectation, Habit, RequestHistory, Step
+from .history import MOST_STEPS, Expectation, KindHistory, RequestHistory, Step
 from .padded import PaddedInput
 from .unbounded_builder import UnboundedBuilder
 
 __all__ = ["Step", "Tracker", "forget", "history_of", "install", "provide"]
 
-_HABITS = 256  # first requests remembered
+_MOST_HISTORIES = 256  # first requests remembered
 _BOXES = 64  # inputs that `history_of` knows
 _KINDS = ("submanifold", "strided", "generative", "between")
 
 # What inputs are asked, by device, number of columns and first request, or kind of announcement.
-_habits: dict[tuple[torch.device, int, Hashable], Habit] = {}
+_histories: dict[tuple[torch.device, int, Hashable], KindHistory] = {}
 # The last record of inputs in a box, and where it belongs.
-_records: dict[tuple[torch.device, Box], tuple[Habit, Expectation, RequestHistory]] = {}
+_records: dict[tuple[torch.device, Box], tuple[KindHistory, Expectation, RequestHistory]] = {}
 _counts = dict.fromkeys(("prefetched", "requeued", "dropped"), 0)  # inputs
 _lock = threading.Lock()
 
@@ -134,7 +134,7 @@ def install() -> None:
 def forget() -> None:
     """Drop what was learnt."""
     with _lock:
-        _habits.clear()
+        _histories.clear()
         _records.clear()
         _counts.update(dict.fromkeys(_counts, 0))
     graph_cache.forget()
@@ -190,9 +190,9 @@ def _begin(cmap: CoordinateMap, first: Hashable, record: RequestHistory) -> Trac
     target, now = _target(cmap), settings.get()
     if target is None or now.capture == "off" or now.dataflow not in ("auto", "masked"):
         return Tracker(cmap, record, {}, 0)
-    habit, expected, last = _learn(cmap, record, first)
-    answers = None if last is None else _ready(habit, expected, last, cmap, target)
-    _enter(cmap, habit, expected, record)
+    history, expected, last = _learn(cmap, record, first)
+    answers = None if last is None else _ready(history, expected, last, cmap, target)
+    _enter(cmap, history, expected, record)
     return Tracker(cmap, record, answers or {}, stream)
 
 
@@ -203,32 +203,32 @@ def _target(cmap: CoordinateMap) -> targets.Target | None:
 
 def _learn(
     cmap: CoordinateMap, record: RequestHistory, first: Hashable
-) -> tuple[Habit, Expectation, RequestHistory | None]:
-    """What is to be expected of a new input, see `Habit.begin`."""
+) -> tuple[KindHistory, Expectation, RequestHistory | None]:
+    """What is to be expected of a new input, see `KindHistory.begin`."""
     with _lock:
         key = cmap.device, cmap.coords.shape[1], first
-        habit = _habits.get(key)
-        if habit is None or habit.full:
-            if len(_habits) >= _HABITS:
-                _habits.clear()
-            habit = _habits[key] = Habit()
-        return habit, *habit.begin(record)
+        history = _histories.get(key)
+        if history is None or history.full:
+            if len(_histories) >= _MOST_HISTORIES:
+                _histories.clear()
+            history = _histories[key] = KindHistory()
+        return history, *history.begin(record)
 
 
 def _enter(
-    cmap: CoordinateMap, habit: Habit, expected: Expectation, record: RequestHistory
+    cmap: CoordinateMap, history: KindHistory, expected: Expectation, record: RequestHistory
 ) -> None:
     """Remember whose record that of an input is, whose bounds are known or needed now."""
     record.box = cmap.box
     with _lock:
         _records.pop((cmap.device, cmap.box), None)
-        _records[cmap.device, cmap.box] = habit, expected, record
+        _records[cmap.device, cmap.box] = history, expected, record
         if len(_records) > _BOXES:
             del _records[next(iter(_records))]
 
 
 def _ready(
-    habit: Habit, expected: Expectation, last: RequestHistory, cmap: CoordinateMap,
+    history: KindHistory, expected: Expectation, last: RequestHistory, cmap: CoordinateMap,
     target: targets.Target,
 ) -> Answers | None:  # fmt: skip
     """The answers to what inputs like this one are asked; None where there are none."""
@@ -242,10 +242,10 @@ def _ready(
         steps = tuple(itertools.takewhile(lambda step: step.relative, steps))
     graphs: MapGraphs | None = None
     if graph_cache.possible(cmap, target):
-        graphs = habit.graphs.setdefault((last.number, len(steps)), MapGraphs())
+        graphs = history.graphs.setdefault((last.number, len(steps)), MapGraphs())
     if not (_several(steps) or graphs is not None or (unbounded and steps)):
         return None
-    key64 = habit.key64.setdefault((last.number, len(steps)), set())
+    key64 = history.key64.setdefault((last.number, len(steps)), set())
     answers = _answers(graphs, cmap, target, steps, last, key64)
     with _lock:
         expected.succeeded(answers is not None)
@@ -303,8 +303,8 @@ def history_of(device: torch.device, box: Box, training: bool = False) -> Reques
         found = _records.get((device, box))
         if found is None:
             return None
-        habit, expected, record = found
-        if expected.wait or expected.failures or not habit.settled(record):
+        history, expected, record = found
+        if expected.wait or expected.failures or not history.settled(record):
             return None
         return record.both_ways() if training else record
 

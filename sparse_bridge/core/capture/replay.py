@@ -19,7 +19,7 @@ from torch import nn
 
 from ... import hooks
 from .calls import Call, foreign_reads
-from .captured_maps import CapturedMaps, apart
+from .captured_maps import CapturedMaps, on_own_stream
 from .captured_model import Captured, untouched
 from .kinds import Kind, Root, addresses
 from .recording import captured_from
@@ -98,7 +98,7 @@ class Replayer(Replays):
         # What is made in inference mode could not be written to outside of it.
         alone, memory = untouched(self.model, kind.tensors), self.memory
         assert memory is not None
-        aside = apart(kind.device, memory.stream)
+        aside = on_own_stream(kind.device, memory.stream)
         with torch.inference_mode(False), torch.no_grad(), aside, alone:
             found = maps_like(root, kind, memory)
             if found is None:

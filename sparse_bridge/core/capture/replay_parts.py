@@ -293,7 +293,7 @@ class Replays(abc.ABC):
         return len(self.reads) > known or self.by_box > by_box
 
     def roomy(self, kind: Kind, memory: GraphMemory, capture: Callable[[Any], Any]) -> Any:
-        """What `capture` makes in a pool that is given to it. A rehearsal tells how much memory
+        """What `capture` makes in a pool that is given to it. A dry run tells how much memory
         that takes; so much is then there for the largest input so far. Another one tells what
         follows layers, where that was not known: a graph must not launch them twice."""
         if memory.rows < kind.capacity:
@@ -316,7 +316,7 @@ class Replays(abc.ABC):
         if self.failures >= _FAILURES:
             return self.reason
         if self.barren >= _BARREN and not self.graphs:
-            return self.undecided or "the kernel maps that it asks for are not prepared ahead."
+            return self.undecided or "the kernel maps that it asks for are not prefetched."
         if len(self.calls) >= max(_KINDS, self.hits):
             return f"its calls are of ever new kinds: {len(self.calls)}, {self.hits} were replayed."
         return None

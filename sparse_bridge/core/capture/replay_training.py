@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from ... import hooks
 from .calls import Call
-from .captured_maps import CapturedMaps, apart
+from .captured_maps import CapturedMaps, on_own_stream
 from .captured_model import untouched
 from .kinds import Kind, Root, addresses
 from .recording import captured, captured_from
@@ -100,7 +100,7 @@ class TrainingReplayer(Replays):
             memory = self.memory
             assert memory is not None
             on_one_thread = torch.autograd.set_multithreading_enabled(False)
-            with on_one_thread, apart(kind.device, memory.stream), alone:
+            with on_one_thread, on_own_stream(kind.device, memory.stream), alone:
                 found = maps_like(root, kind, memory, training=True)
                 if found is None:
                     return None

@@ -48,7 +48,7 @@ def check(
         )
     if w.n_offsets != kmap.n_offsets:
         raise ShapeError(
-            f"the weight has {w.n_offsets} taps, the kernel map {kmap.n_offsets} offsets."
+            f"the weight has {w.n_offsets} matrices, the kernel map {kmap.n_offsets} offsets."
         )
     if x.dtype not in _FLOATS:
         raise DataTypeError(

@@ -32,13 +32,13 @@ class _Moves(NamedTuple):
 
     distances: int64 [D, K, 1].  counts: where the offsets are all combinations, row-major, of
     distances along the axes, how many of K each axis has; else empty, and K is all offsets.
-    bounds: least and most of every axis.  apart: whether no two offsets meet the same row.
+    bounds: least and most of every axis.  disjoint: whether no two offsets meet the same row.
     """
 
     distances: Array
     counts: tuple[int, ...]
     bounds: tuple[tuple[int, int], ...]
-    apart: bool
+    disjoint: bool
 
 
 @functools.lru_cache(maxsize=4096)  # offsets are interned
@@ -47,15 +47,15 @@ def _moves(offsets: Offsets, rule: Rule) -> _Moves:
     bounds = tuple((min(axis), max(axis)) for axis in columns)
     distinct = [tuple(dict.fromkeys(axis)) for axis in columns]
     counts: tuple[int, ...] = ()
-    apart = False
+    disjoint = False
     if list(itertools.product(*distinct)) == list(zip(*columns, strict=True)):
         counts = tuple(map(len, distinct))
         columns = [axis + axis[-1:] * (max(counts) - len(axis)) for axis in distinct]
-        apart = set(rule.multiplier) == {1} and all(
+        disjoint = set(rule.multiplier) == {1} and all(
             axis == tuple(range(axis[0], axis[0] - len(axis), -1)) and len(axis) <= step
             for axis, step in zip(distinct, rule.divisor, strict=True)
         )
-    return _Moves(np.array(columns, np.int64)[:, :, None], counts, bounds, apart)
+    return _Moves(np.array(columns, np.int64)[:, :, None], counts, bounds, disjoint)
 
 
 class Reached(NamedTuple):
@@ -84,7 +84,7 @@ def reached(columns: Array, hull: Hull | None, offsets: Offsets, rule: Rule, box
     # Cells count from the hull's first one.
     first = [low * step for low, step in zip(out.lo[1:], rule.divisor, strict=True)]
     sizes = out.size[1:] if clipped else None
-    if moves.apart:
+    if moves.disjoint:
         return Reached(out, *_one_each(columns[1:], batch, moves, rule, first, steps, sizes))
     distances, n_rows, n_offsets = moves.distances - _upright(first), len(batch), len(offsets)
     keys, places, lot = [], [], max(1, _TOGETHER // n_offsets)

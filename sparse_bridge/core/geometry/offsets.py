@@ -20,7 +20,7 @@ _CLASSES = 1 << 12  # of remainders behind a stride, for which offsets are liste
 
 
 class Offsets:
-    """An ordered list of kernel offsets [V, D]; tap v of a weight belongs to offset v.
+    """An ordered list of kernel offsets [V, D]; matrix v of a weight belongs to offset v.
 
     Instances are interned by `Offsets.of`, so they compare and hash by identity. symmetric: offset
     V - 1 - v is the negative of offset v.  center: index of the zero offset, -1 if absent.
@@ -51,7 +51,7 @@ class Offsets:
                 raise GeometryError(f"offsets must be a non-empty [V, D] list, got {values!r}.")
             if len(set(key)) != len(key):
                 raise GeometryError(
-                    f"kernel offsets repeat: {values!r}; every tap needs an offset of its own."
+                    f"kernel offsets repeat: {values!r}; every matrix needs an offset of its own."
                 )
             largest = max(abs(c) for offset in key for c in offset)
             if largest >= _INT32:
@@ -102,16 +102,16 @@ class Offsets:
         n_classes = math.prod(divisor)
         if n_classes == 1 or n_classes > _CLASSES:
             return None
-        taps: list[list[int]] = [[] for _ in range(n_classes)]
+        found: list[list[int]] = [[] for _ in range(n_classes)]
         for v, offset in enumerate(self.values):
             kind = 0
             for c, step in zip(offset, divisor, strict=True):
                 kind = kind * step + -sign * c % step
-            taps[kind].append(v)
-        most = max(map(len, taps))
+            found[kind].append(v)
+        most = max(map(len, found))
         if most == len(self):
             return None
-        rows = [one + [-1] * (most - len(one)) for one in taps]
+        rows = [one + [-1] * (most - len(one)) for one in found]
         return torch.tensor(rows, dtype=torch.int32, device=device)
 
 
@@ -119,9 +119,8 @@ class Offsets:
 def box_offsets(
     kernel_size: tuple[int, ...], dilation: tuple[int, ...], origin: tuple[int, ...]
 ) -> Offsets:
-    """Offsets `r * dilation - origin` of a box kernel, taps r row-major with the last axis
-    fastest."""
-    taps = itertools.product(*(range(k) for k in kernel_size))
+    """Offsets `r * dilation - origin` of a box kernel, r row-major with the last axis fastest."""
+    steps = itertools.product(*(range(k) for k in kernel_size))
     return Offsets.of(
-        [tuple(r * d - o for r, d, o in zip(tap, dilation, origin, strict=True)) for tap in taps]
+        [tuple(r * d - o for r, d, o in zip(step, dilation, origin, strict=True)) for step in steps]
     )

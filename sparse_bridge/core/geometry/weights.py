@@ -94,7 +94,7 @@ class WeightLayout:
 
 
 def layout_of(tensor: torch.Tensor, layout: str, groups: int = 1) -> WeightLayout:
-    """How a parameter stores its taps.
+    """How a parameter stores its matrices.
 
     "vio": [V, C_in / groups, C_out], any strides, V may be missing when it is 1.
     "ovi": [C_out, *kernel, C_in / groups], kernel row-major; its axes must act as one in memory.
@@ -132,8 +132,8 @@ def _layout(
         raise ShapeError(f"weight layout {layout!r}; expected one of {', '.join(LAYOUTS)}.")
     if min(n_offsets, c_in, columns) < 1:
         raise ShapeError(
-            f"a weight of shape {list(shape)}; expected at least one tap, one input and one output "
-            "channel."
+            f"a weight of shape {list(shape)}; expected at least one matrix, one input and one "
+            "output channel."
         )
     if groups < 1:
         raise ShapeError(f"groups is {groups}; expected at least 1.")

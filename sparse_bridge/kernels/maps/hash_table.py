@@ -186,12 +186,12 @@ class HashTable:
     ) -> tuple[list[HashTable], torch.Tensor]:
         """Empty tables of (capacity, key64, counters), and the memory they share: first the flags
         and counters of all of them, one after another."""
-        books = [4 * cdiv(FLAGS + counters, 4) for _, _, counters in wanted]
+        heads = [4 * cdiv(FLAGS + counters, 4) for _, _, counters in wanted]
         sizes = [(3 if key64 else 2) * capacity for capacity, key64, _ in wanted]
-        memory = torch.full((sum(books) + sum(sizes),), -1, dtype=torch.int32, device=device)
-        parts = carve(memory, *books, *sizes)
+        memory = torch.full((sum(heads) + sum(sizes),), -1, dtype=torch.int32, device=device)
+        parts = carve(memory, *heads, *sizes)
         tables = []
-        for flags, slots, one in zip(parts, parts[len(books) :], wanted, strict=False):
+        for flags, slots, one in zip(parts, parts[len(heads) :], wanted, strict=False):
             capacity, key64, _ = one
             if key64:
                 keys, values = carve(slots, 2 * capacity, capacity)

@@ -80,7 +80,7 @@ class TileList:
         start; TILE or twice that, else KernelError."""
         if block_m not in (TILE, 2 * TILE):
             raise KernelError(f"tiles of {block_m} rows; packed ones hold {TILE} or {2 * TILE}.")
-        v, quads, start = self.n_offsets, self._quads, self._books
+        v, quads, start = self.n_offsets, self._quads, self._lists_at
         packed = self.packed_at
         if block_m == TILE:
             return packed, 0, start, start + 3 * quads * v
@@ -98,7 +98,7 @@ class TileList:
         return cdiv(self.splits * self.n_pairs, 4) * 4
 
     @property
-    def _books(self) -> int:
+    def _lists_at(self) -> int:
         return self.pitch * (self.splits + self._lines)
 
     @property
@@ -109,7 +109,7 @@ class TileList:
     @property
     def counts_at(self) -> int:
         """Where in `memory` the counts start."""
-        return self._books + self._quads * 3 * (self.n_offsets + 1)
+        return self._lists_at + self._quads * 3 * (self.n_offsets + 1)
 
     def table(self) -> NeighborTable:
         """The table these tiles were made of."""

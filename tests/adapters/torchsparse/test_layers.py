@@ -173,11 +173,11 @@ def test_bad_input(ts):
         (lambda: conv(x.F), TypeError, "takes a torchsparse.SparseTensor, got Tensor"),
         (lambda: nn_.Conv3d(4, 6, 3, stride=0)(x), ValueError, "strides start at 1"),
         (lambda: nn_.functional.conv3d(x, conv.kernel, 0), ValueError, "sizes"),
-        (lambda: nn_.functional.conv3d(x, conv.kernel[:9], 3), ValueError, "9 taps"),
+        (lambda: nn_.functional.conv3d(x, conv.kernel[:9], 3), ValueError, "9 matrices"),
         (lambda: nn_.functional.conv3d(x, conv.kernel, (3, 3)), ValueError, "one number or three"),
         (lambda: nn_.Conv3d(4, 6, (3, 3)), AssertionError, "3 numbers"),
         (lambda: nn_.functional.conv3d(x, conv.kernel, 3, torch.ones(5)), ValueError, "bias"),
-        (lambda: nn_.Conv3d(4, 6, 41)(x), OverflowError, "68921 taps"),
+        (lambda: nn_.Conv3d(4, 6, 41)(x), OverflowError, "68921 offsets"),
     ]  # fmt: skip
     for call, kind, text in wrong:
         with pytest.raises(kind, match=text) as caught:

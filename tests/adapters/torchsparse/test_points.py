@@ -156,7 +156,7 @@ def test_hash_table_of_coordinates(ts21, device):
                     )
                     want[i, v] = row_of.get((b, *q), -1) + 1
             assert torch.equal(found.cpu(), want)
-    with pytest.raises(ValueError, match="27 taps, not 8"):
+    with pytest.raises(ValueError, match="27 offsets, not 8"):
         table.lookup_coords(queries[:, [1, 2, 3, 0]], 3, 1, 8)
     with pytest.raises(AssertionError, match="before insert_coords"):
         GPUHashTable(4).lookup_coords(queries, 3, 1, 27)

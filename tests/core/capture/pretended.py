@@ -136,7 +136,7 @@ def graphs_on_the_cpu(monkeypatch):
     monkeypatch.setattr(
         torch, "empty", lambda *args, pin_memory=False, **kwargs: empty(*args, **kwargs)
     )
-    monkeypatch.setattr(captured_maps, "_random_numbers_apart", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(captured_maps, "_own_random_numbers", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(captured_maps, "captured", capture)
     for module in (captured_maps, arena):
         monkeypatch.setattr(module, "Streams", lambda _: streams)

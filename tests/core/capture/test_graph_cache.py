@@ -54,8 +54,8 @@ def scene(seed, share=0.2, **kwargs):
 
 
 def graphs():
-    (habit,) = prefetch._habits.values()
-    (found,) = habit.graphs.values()
+    (history,) = prefetch._histories.values()
+    (found,) = history.graphs.values()
     return found
 
 
@@ -73,7 +73,9 @@ def test_on_rocm_maps_are_replayed_only_if_the_settings_say_so(monkeypatch, capt
     with settings.override(capture=capture):
         for seed in range(UNTIL_CAPTURED + 3):
             scene(seed).network()
-    owners = [owner for habit in prefetch._habits.values() for owner in habit.graphs.values()]
+    owners = [
+        owner for history in prefetch._histories.values() for owner in history.graphs.values()
+    ]
     assert sum(len(owner.graphs) for owner in owners) == n_graphs
 
 

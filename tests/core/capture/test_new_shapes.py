@@ -10,7 +10,7 @@ from torch import nn
 import sparse_bridge
 from sparse_bridge.core import functional
 from sparse_bridge.core.capture import prefetch
-from sparse_bridge.core.capture.history import Habit, RequestHistory, Step
+from sparse_bridge.core.capture.history import KindHistory, RequestHistory, Step
 from sparse_bridge.core.geometry.boxes import Box
 from sparse_bridge.core.geometry.layout import laid_out
 from sparse_bridge.core.maps import map_cache, request
@@ -220,20 +220,20 @@ def test_keys_of_any_width(kernel_lane, built):
 
 
 def test_a_network_that_is_asked_something_else_every_time():
-    habit, offsets = Habit(), THREE
+    history, offsets = KindHistory(), THREE
     for turn in range(300):
-        if habit.full:
-            habit = Habit()
+        if history.full:
+            history = KindHistory()
         record = RequestHistory(10)
-        assert habit.begin(record)[1] is None
+        assert history.begin(record)[1] is None
         record.steps += [Step(0, MapRequest(f"{turn}", offsets))]
 
 
 def test_growth_is_the_largest_of_late():
-    habit, step = Habit(), Step(0, MapRequest("strided", THREE, (2, 2, 2)))
+    history, step = KindHistory(), Step(0, MapRequest("strided", THREE, (2, 2, 2)))
     for rows in (50, 90, 10, 10):
         record = RequestHistory(100)
-        habit.begin(record)
+        history.begin(record)
         record.steps.append(step)
         record.rows[0] = rows
     assert 0.8 < record.growth(0) < 0.9 and record.growth(1) is None

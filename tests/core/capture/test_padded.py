@@ -211,7 +211,7 @@ def test_dense_grids_hold_the_rows_that_there_are(sp, kernel_lane):
     assert not padded_gradient[len(coords) :].any()
 
 
-def test_a_habit_is_two_scenes_alike(sp, kernel_lane):
+def test_a_history_is_two_scenes_alike(sp, kernel_lane):
     network = Network(sp).eval().to(kernel_lane.device)
     with torch.no_grad():
         assert learnt(sp, network, kernel_lane, seeds=(1,)) is None

@@ -208,11 +208,11 @@ def test_a_scene_that_outgrows_the_estimate(kernel_lane):
     for seed in (1, 2):
         scene(kernel_lane, seed, share=0.9).network()
     outgrown = scene(kernel_lane, 3, share=0.9)
-    (habit,) = prefetch._habits.values()
-    record = habit._newest
+    (history,) = prefetch._histories.values()
+    record = history._newest
     record.rows, record.n_rows, record.largest = dict.fromkeys(record.rows, 1), 1 << 20, {}
     assert outgrown.network() == 5
-    expected = habit._after[0]
+    expected = history._after[0]
     assert expected.failures == 1 and expected.wait == 2
 
 

@@ -181,8 +181,8 @@ def test_replays_that_would_not_wait_are_noticed(streams, monkeypatch):
 @pytest.mark.emulated
 def test_maps_replayed_on_two_streams(streams, monkeypatch):
     two_streams(streams, monkeypatch, "spconv", False, "off")
-    assert any(graphs.graphs for habit in prefetch._habits.values()
-               for graphs in habit.graphs.values())  # fmt: skip
+    assert any(graphs.graphs for history in prefetch._histories.values()
+               for graphs in history.graphs.values())  # fmt: skip
 
 
 @pytest.mark.emulated
@@ -215,7 +215,7 @@ def test_captures_are_on_no_stream_of_the_program():
     memory, shared = GraphMemory(device), arena.Arena(device)
     for stream in (memory.stream, shared.aside()):
         assert stream.cuda_stream not in held
-    with captured_maps.apart(device):
+    with captured_maps.on_own_stream(device):
         assert torch.cuda.current_stream(device).cuda_stream not in held
 
 

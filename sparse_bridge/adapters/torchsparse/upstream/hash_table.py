@@ -38,13 +38,13 @@ class CoordinateTable:
     def lookup_coords(
         self, coords: torch.Tensor, kernel_size: Any, stride: Any, volume: int
     ) -> torch.Tensor:
-        """int32 [ceil(M / 128) * 128, volume]: row + 1 of xyz * stride + tap - (k - 1) // 2."""
+        """int32 [ceil(M / 128) * 128, volume]: row + 1 of xyz * stride + offset - (k - 1) // 2."""
         if self._sites is None:
             raise ContractError("lookup_coords before insert_coords: the table is empty.")
         kernel = triple(kernel_size, "kernel_size")
         offsets = geometry.core_offsets(geometry.kernel_offsets(kernel))
         if int(volume) != len(offsets):
-            raise GeometryError(f"a kernel of {kernel} has {len(offsets)} taps, not {volume}.")
+            raise GeometryError(f"a kernel of {kernel} has {len(offsets)} offsets, not {volume}.")
         rows = core_rows(check_coords(coords, "lookup_coords"), profiles.PROFILES["2.0"])
         steps = triple(stride, "stride")[::-1]
         found = key_search.find_rows(self._sites, rows, offsets, steps)

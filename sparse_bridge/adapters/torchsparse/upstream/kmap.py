@@ -42,7 +42,7 @@ def _layer(
     downsample_mode: str,
 ) -> geometry.Layer:
     if mode == "grid":
-        raise UnsupportedError("mode='grid' orders taps differently and is not bridged.")
+        raise UnsupportedError("mode='grid' orders kernel offsets differently and is not bridged.")
     release = profiles.current()
     return geometry.layer_of(
         release.name, kernel, stride, padding, tensor_stride, mode, downsample_mode, False
@@ -125,6 +125,6 @@ def transposed_table(out_in_map: torch.Tensor, size: int) -> torch.Tensor:
     """int32 [ceil(size / 128) * 128, V]: the output row of each input row, from the reverse."""
     n_rows = -(-int(size) // PAD) * PAD
     table = out_in_map.new_full((n_rows, out_in_map.shape[1]), -1)
-    rows, taps = (out_in_map >= 0).nonzero(as_tuple=True)
-    table[out_in_map[rows, taps].long(), taps] = rows.to(table.dtype)
+    rows, offsets = (out_in_map >= 0).nonzero(as_tuple=True)
+    table[out_in_map[rows, offsets].long(), offsets] = rows.to(table.dtype)
     return table

@@ -1,4 +1,4 @@
-"""First calls without a GPU: which forms of kernels are begun ahead, which are asked for, in which
+"""First calls without a GPU: which forms of kernels are begun early, which are asked for, in which
 order.
 
 The package is told that CPU tensors are a GPU's. What its warm-up hands to threads is noted instead
@@ -36,12 +36,12 @@ from .counting import UNITS, Counted, CountingDriver, counting
 
 @dataclasses.dataclass
 class Event:
-    """A form that was handed to the compiling threads (ahead), or that a launch asked for.
+    """A form that was handed to the compiling threads (early), or that a launch asked for.
 
     key: what the launcher tells forms apart by.  form: what Triton does.  part: of the program.
     """
 
-    ahead: bool
+    early: bool
     name: str
     key: Any
     form: Counted
@@ -57,17 +57,17 @@ class Event:
         return " ".join([*told, f"{options.get('num_warps')} warps, {options.get('num_stages')}"])
 
 
-class Rehearsal:
+class DryRun:
     """What happened, in order."""
 
     def __init__(self, driver: CountingDriver) -> None:
         self.driver, self.events, self.part = driver, list[Event](), ""
 
-    def note(self, kernel: launch.Kernel, key: Any, ahead: bool, form: Counted) -> None:
-        self.events.append(Event(ahead, kernel.name, (kernel.name, key), form, self.part))
+    def note(self, kernel: launch.Kernel, key: Any, early: bool, form: Counted) -> None:
+        self.events.append(Event(early, kernel.name, (kernel.name, key), form, self.part))
 
     def firsts(self) -> list[Event]:
-        """The first event of each form: begun ahead, or stood for."""
+        """The first event of each form: begun early, or stood for."""
         found: dict[Any, Event] = {}
         for event in self.events:
             found.setdefault(event.key, event)
@@ -75,12 +75,12 @@ class Rehearsal:
 
     def late(self) -> list[Event]:
         """Launches that stand: nobody had begun their form."""
-        return [event for event in self.firsts() if not event.ahead]
+        return [event for event in self.firsts() if not event.early]
 
     def unused(self) -> list[Event]:
         """Forms that were begun and that no launch asked for."""
-        asked = {event.key for event in self.events if not event.ahead}
-        return [event for event in self.firsts() if event.ahead and event.key not in asked]
+        asked = {event.key for event in self.events if not event.early}
+        return [event for event in self.firsts() if event.early and event.key not in asked]
 
 
 def _target(arch: str) -> Target:
@@ -100,26 +100,26 @@ def forget() -> None:
 
 
 @contextlib.contextmanager
-def rehearsal(arch: str) -> Iterator[Rehearsal]:
+def dry_run(arch: str) -> Iterator[DryRun]:
     """Inside, CPU tensors are those of a GPU that has run nothing yet."""
     target = _target(arch)
     chosen = selection.Selection(target, None)
     with contextlib.ExitStack() as stack:
         driver = stack.enter_context(counting(arch, pretend_gpu=False))
         driver.largest = 0
-        found = Rehearsal(driver)
+        found = DryRun(driver)
 
         def launched(
             kernel: launch.Kernel, device: torch.device, target: Target, grid: Any, args: Any,
             constants: Any, options: dict[str, Any], key: Any,
         ) -> None:  # fmt: skip
-            ahead = precompile.futures() is not None
+            early = precompile.futures() is not None
             options = {**launch.OPTIONS, **options}
-            if ahead:
+            if early:
                 form = kernel.fn.warmup(*args, *constants, grid=grid, **options)
             else:
                 form = kernel.fn[grid](*args, *constants, **options)
-            found.note(kernel, kernel.variant(target, args, key), ahead, form)
+            found.note(kernel, kernel.variant(target, args, key), early, form)
 
         patches = [
             (launch.Kernel, "launch", launched),
