@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparse_bridge import tolerances
 from sparse_bridge.errors import SparseBridgeError
@@ -42,3 +43,10 @@ def assert_error(call, error, words):
     assert type(caught.value) is error and issubclass(error, SparseBridgeError)
     missing = [word for word in words if word not in str(caught.value)]
     assert not missing, f"{missing} not in: {caught.value}"
+
+
+class NothingComputed(TorchDispatchMode):
+    """No operation may be called inside of it."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        raise AssertionError(f"{func} is called where nothing may be computed")

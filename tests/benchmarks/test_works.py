@@ -10,7 +10,7 @@ import torch
 from benchmarks import workloads
 from benchmarks.peers import PEERS
 from benchmarks.works import _fill
-from tests.core.capture.doors import standin
+from tests.adapters.standins import standin
 
 NETWORKS = [
     ("bridge", "unet"),

@@ -1,5 +1,5 @@
-"""Models that `optimize` has changed, and settings of replayed graphs, in compiled programs: the
-layers are in the graph as those of the unchanged model."""
+"""Models that `optimize` has changed, in compiled programs: the layers are in the graph as those of
+the unchanged model."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ import pytest
 import torch
 
 import sparse_bridge
-from sparse_bridge import settings
-from sparse_bridge.core.capture import units
-from sparse_bridge.core.maps import request
 from tests.compile.comparison import assert_same, compare
 from tests.compile.programs import DOORS, PROGRAMS, scene
 from tests.compile.test_fusion import fused
@@ -18,14 +15,14 @@ from tests.releases import WHOLE_GRAPHS
 pytestmark = WHOLE_GRAPHS
 
 
-@pytest.mark.parametrize("state", ("new", "watched", "graphs"))
+@pytest.mark.parametrize("state", ("new", "watched"))
 @pytest.mark.parametrize("door", DOORS)
 def test_inference(door, state, plain_settings):
     with PROGRAMS[door]() as programs, torch.no_grad():
         program = programs["three"]().eval()
         expected = program(*scene(0))
         example = scene(1) if state == "watched" else ()
-        sparse_bridge.optimize(program, *example, graphs=state == "graphs")
+        sparse_bridge.optimize(program, *example)
         names = fused(program, *scene(0))
         assert names["conv_fused"] == 3 and not names["conv"], names
         assert_same(program(*scene(0)), expected)
@@ -37,21 +34,6 @@ def test_training_and_any_rows(door, plain_settings):
         program = programs["three"]().eval()
         sparse_bridge.optimize(program, *scene(0))
         compare(program.train(), "eager", 3)
-
-
-@pytest.mark.parametrize("choice", ("off", "graphs"))
-@pytest.mark.parametrize("door", ("spconv", "torchsparse", "minkowski"))
-def test_settings(door, choice, plain_settings, monkeypatch):
-    """With `graphs` a part of a model that ran before has a forward that replays it."""
-    monkeypatch.setattr(units, "_LEAST_LAYERS", 1)
-    monkeypatch.setattr(request, "_provider", units._provide)  # whatever ran before
-    with settings.override(optimize=choice), PROGRAMS[door]() as programs, torch.no_grad():
-        program = programs["three"]().eval()
-        expected = program(*scene(0))
-        assert len(units.summary()) == (choice == "graphs")
-        assert fused(program, *scene(0))["conv_fused"] == 3
-        assert_same(program(*scene(0)), expected)
-        units.remove()
 
 
 def test_export(plain_settings):

@@ -1,14 +1,17 @@
-"""The engine and its adapters work with `core/capture` deleted: maps are built when asked for."""
+"""The engine and its adapters work with `core/capture` deleted: maps are built when asked for. All
+tests but those of that folder run then."""
 
 from __future__ import annotations
 
+import ast
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
 
-PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "sparse_bridge"
+TESTS = pathlib.Path(__file__).resolve().parents[1]
+PACKAGE = TESTS.parent / "sparse_bridge"
 
 PROGRAM = """
 import importlib.util
@@ -72,3 +75,29 @@ def test_the_engine_without_capture(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["whole"]
+
+
+def needs_capture(source: str) -> bool:
+    """Whether a file imports that folder or its tests, in functions too."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            start = ("core." if node.level else "") + (node.module or "")
+            found |= {f"{start}.{alias.name}" for alias in node.names}
+    return any("core.capture." in f"{name}." for name in found)
+
+
+def test_no_other_test_needs_capture():
+    """With the folder and its tests deleted, whatever is left of the tests can be run as it is."""
+    files = {path: path.read_text(encoding="utf-8") for path in sorted(TESTS.rglob("*.py"))}
+    own = [path for path in files if path.is_relative_to(TESTS / "core" / "capture")]
+    others = [path for path in files if path not in own]
+    assert len(others) > 300
+    assert not own or sum(needs_capture(files[path]) for path in own) > 15
+    assert [str(path.relative_to(TESTS)) for path in others if needs_capture(files[path])] == []
+    late = "def test():\n    from sparse_bridge.core import capture\n"
+    assert needs_capture(late) and needs_capture("import sparse_bridge.core.capture.kinds")
+    assert needs_capture("from .capture.doors import scene")
+    assert not needs_capture("from sparse_bridge.core import conv, captured")

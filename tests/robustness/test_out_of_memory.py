@@ -12,8 +12,8 @@ import torch
 import sparse_bridge
 from sparse_bridge import settings
 from sparse_bridge.core import functional
-from sparse_bridge.core.capture import prefetch
 from sparse_bridge.core.maps import map_cache
+from tests import learnt
 from tests.adapters.spconv import doors
 from tests.clouds import cloud, features
 from tests.robustness.networks import FRAMEWORKS, Scene, features_of, network, tensor_of
@@ -76,8 +76,8 @@ def bitwise(got, want):
         assert torch.equal(a, b), f"result {number} differs"
 
 
-def check_network(framework, scene, device, every, habit=False):
-    """habit: scenes have gone before, so that maps are built ahead where kernels run."""
+def check_network(framework, scene, device, every, seen=False):
+    """seen: scenes have gone before, so that maps are prefetched where kernels run."""
     torch.manual_seed(0)
     with sparse_bridge.enable(framework):
         net = network(framework, 4, 6, device)
@@ -90,12 +90,12 @@ def check_network(framework, scene, device, every, habit=False):
             return [y.detach(), *torch.autograd.grad(y.square().sum(), leaves)]
 
         def start():
-            prefetch.forget()
-            for _ in range(2 if habit else 0):
+            learnt.forget()
+            for _ in range(2 if seen else 0):
                 work(tensor_of(framework, there, x))
             return tensor_of(framework, there, x)
 
-        return survives(start, work, every, passes=habit)
+        return survives(start, work, every, passes=seen)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -110,10 +110,10 @@ def test_layers_of_a_framework_at_every_place(framework, full_scene):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("habit", [False, True], ids=["first", "third"])
+@pytest.mark.parametrize("seen", [False, True], ids=["first", "third"])
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_layers_of_a_framework_on_a_gpu(framework, full_scene, habit):
-    assert check_network(framework, full_scene, "cuda", every=True, habit=habit) > SOME
+def test_layers_of_a_framework_on_a_gpu(framework, full_scene, seen):
+    assert check_network(framework, full_scene, "cuda", every=True, seen=seen) > SOME
 
 
 def core_work(coords, x, weight):

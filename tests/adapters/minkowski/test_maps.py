@@ -1,13 +1,11 @@
-"""Maps of a manager: one expansion makes a coarser map, and what a network asks is prefetched."""
+"""Maps of a manager: one expansion makes a coarser map."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 from sparse_bridge.adapters.minkowski.grid import Grid
-from sparse_bridge.core.capture import prefetch
 from sparse_bridge.core.maps import request
 from tests.adapters.minkowski.scenes import scene
 
@@ -62,10 +60,7 @@ def built(monkeypatch):
         return own(cmap, req)
 
     monkeypatch.setattr(request, "build", build)
-    prefetch.install()
-    yield kinds
-    prefetch.install()
-    prefetch.forget()
+    return kinds
 
 
 def test_a_kernel_as_large_as_its_stride_comes_with_the_map(ME, built):
@@ -75,27 +70,3 @@ def test_a_kernel_as_large_as_its_stride_comes_with_the_map(ME, built):
     y = up(down(ME.SparseTensor(features, coordinates=coords)))
     assert built == ["strided"]
     assert torch.equal(y.C, coords)
-
-
-@pytest.mark.emulated
-@pytest.mark.interpreted
-def test_maps_are_prefetched_for_other_scenes(ME, kernel_lane, built):
-    """Scenes of other rows and bounds: the third is built at once, and as one map after another."""
-    torch.manual_seed(0)
-    net = nn.Sequential(
-        ME.MinkowskiConvolution(4, 4, kernel_size=(1, 3, 1), dimension=3),
-        ME.MinkowskiConvolution(4, 4, kernel_size=2, stride=2, dimension=3),
-    ).to(kernel_lane.device)
-    prefetch.forget()
-    with torch.no_grad():
-        for seed, rows in enumerate((30, 32, 31)):
-            coords, features = scene(3, channels=4, seed=seed, dtype=torch.float32)
-            coords = (coords + torch.tensor([0, seed, 1, -seed]))[:rows].int()
-            given = features[:rows].to(kernel_lane.device), coords.to(kernel_lane.device)
-            built.clear()
-            y = net(ME.SparseTensor(*given))
-            assert built == ([] if seed == 2 else ["submanifold", "strided"])
-    request.register(None)
-    alone = net(ME.SparseTensor(*given))
-    assert torch.equal(y.C, alone.C)
-    assert torch.equal(y.F, alone.F)

@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import torch
 from torch import nn
 
-import sparse_bridge
-from tests.adapters.spconv import doors as spconv_doors
+from tests.adapters.standins import standin  # noqa: F401 - for tests of this folder
 from tests.clouds import cloud, features
 
 SHAPE = (6, 5, 7)
 NAMES = ("spconv", "torchsparse", "minkowski")
-
-
-@contextlib.contextmanager
-def standin(name):
-    """The stand-in of a framework: (module of its layers, module of its tensor)."""
-    if name == "spconv":
-        with spconv_doors.standin() as module:
-            yield module
-        return
-    with sparse_bridge.enable(name, mode="standin"):
-        if name == "torchsparse":
-            import torchsparse as module
-        else:
-            import MinkowskiEngine as module
-        yield module
 
 
 def scene(module, name, seed, device, share=0.2, batch_size=2, shape=SHAPE):

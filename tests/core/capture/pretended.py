@@ -12,7 +12,6 @@ import contextlib
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparse_bridge.core.capture import (
     arena,
@@ -29,15 +28,9 @@ from sparse_bridge.core.capture.replay_trial import leaves_of
 from sparse_bridge.core.device import stream_order
 from sparse_bridge.core.geometry import layout
 from sparse_bridge.kernels.runtime import target as targets
+from tests.checks import NothingComputed
 
 from .pretended_streams import Streams, Watching
-
-
-class NothingComputed(TorchDispatchMode):
-    """No operation may be called inside of it."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        raise AssertionError(f"{func} is called after the capture: a replay would not repeat it")
 
 
 def tensors(made):

@@ -9,7 +9,7 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge.core.capture import graph_cache, prefetch
-from tests.waiting import check, fresh, waits  # noqa: F401 - `fresh` is a fixture
+from tests.core.capture.waiting import check, fresh, waits  # noqa: F401 - `fresh` is a fixture
 
 from .pretended import graphs_on_the_cpu
 from .test_new_shapes import Torchsparse, voxels

@@ -158,6 +158,29 @@ def test_whatever_the_default_device(kernel_lane, built, door, trains, device):
         assert torch.equal(coords, alone) and torch.equal(x, expected)
 
 
+@pytest.mark.interpreted
+@torch.no_grad()
+def test_layers_that_share_a_level(kernel_lane, built):
+    """Scenes of other rows and bounds: the third is built at once, and as one map after another."""
+    with sparse_bridge.enable("minkowski", mode="standin"):
+        import MinkowskiEngine as me
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        me.MinkowskiConvolution(4, 4, kernel_size=(1, 3, 1), dimension=3),
+        me.MinkowskiConvolution(4, 4, kernel_size=2, stride=2, dimension=3),
+    ).to(kernel_lane.device)
+    for seed, rows in enumerate((30, 32, 31)):
+        coords = cloud((6, 6, 6), 2, 0.3, seed)[:rows] + torch.tensor([0, seed - 3, -2, -3 - seed])
+        given = features(rows, 4, seed=seed), coords.int().to(kernel_lane.device)
+        built.clear()
+        y = net(me.SparseTensor(given[0].to(kernel_lane.device), given[1]))
+        assert built == ([] if seed == 2 else ["submanifold", "strided"])
+    request.register(None)
+    alone = net(me.SparseTensor(given[0].to(kernel_lane.device), given[1]))
+    assert torch.equal(y.C, alone.C)
+    assert torch.equal(y.F, alone.F)
+
+
 def ask(cmap, *questions):
     """Ask for maps one after another, from level to level: what they hold."""
     store, held = map_cache.MapStore(cmap), []

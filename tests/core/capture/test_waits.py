@@ -31,7 +31,7 @@ from sparse_bridge.core.maps.request import MapRequest
 from sparse_bridge.errors import CoordinateError
 from sparse_bridge.kernels.maps import pair_batch
 from tests.clouds import features
-from tests.waiting import check, fresh, ready, waits  # noqa: F401 - `fresh` is a fixture
+from tests.core.capture.waiting import check, fresh, ready, waits  # noqa: F401 - `fresh` is a fixture
 
 from .pretended import graphs_on_the_cpu
 from .test_new_shapes import Minkowski, Spconv, Torchsparse, voxels

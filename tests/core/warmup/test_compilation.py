@@ -1,4 +1,4 @@
-"""What is compiled ahead is what layers then ask for."""
+"""What is compiled beforehand is what layers then ask for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 
 import sparse_bridge
 from sparse_bridge import settings
-from sparse_bridge.core.capture import prefetch
 from sparse_bridge.core.conv.dataflow import LayerProduct
 from sparse_bridge.core.conv.epilogue import Epilogue
 from sparse_bridge.core.device import self_check, serving
@@ -19,6 +18,7 @@ from sparse_bridge.core.warmup import compilation, product_kernels
 from sparse_bridge.gate import catalogue
 from sparse_bridge.kernels.runtime import launch, precompile
 from sparse_bridge.kernels.runtime.target import Target
+from tests import learnt
 from tests.adapters.spconv import doors
 
 CPU = torch.device("cpu")
@@ -214,7 +214,7 @@ def test_a_network_meets_no_kernel_that_is_not_on_its_way(spconv, rows, trains):
     before = {kernel: kernel._compiled for kernel in launch.REGISTRY.values()}
     for kernel in before:
         kernel._compiled, kernel._coming = {}, {}
-    prefetch.forget()
+    learnt.forget()
     self_check.reset()
     try:
         # Winners of the tuner are for one size; the rule is the same for all that are not small.

@@ -1,0 +1,44 @@
+"""Models whose graphs are replayed, in compiled programs: the layers are in the graph as those of
+the unchanged model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import sparse_bridge
+from sparse_bridge import settings
+from sparse_bridge.core.capture import units
+from sparse_bridge.core.maps import request
+from tests.compile.comparison import assert_same
+from tests.compile.programs import DOORS, PROGRAMS, scene
+from tests.compile.test_fusion import fused
+from tests.releases import WHOLE_GRAPHS
+
+pytestmark = WHOLE_GRAPHS
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_optimized_with_graphs(door):
+    with PROGRAMS[door]() as programs, torch.no_grad():
+        program = programs["three"]().eval()
+        expected = program(*scene(0))
+        sparse_bridge.optimize(program, graphs=True)
+        names = fused(program, *scene(0))
+        assert names["conv_fused"] == 3 and not names["conv"], names
+        assert_same(program(*scene(0)), expected)
+
+
+@pytest.mark.parametrize("choice", ("off", "graphs"))
+@pytest.mark.parametrize("door", ("spconv", "torchsparse", "minkowski"))
+def test_settings(door, choice, monkeypatch):
+    """With `graphs` a part of a model that ran before has a forward that replays it."""
+    monkeypatch.setattr(units, "_LEAST_LAYERS", 1)
+    monkeypatch.setattr(request, "_provider", units._provide)  # whatever ran before
+    with settings.override(optimize=choice), PROGRAMS[door]() as programs, torch.no_grad():
+        program = programs["three"]().eval()
+        expected = program(*scene(0))
+        assert len(units.summary()) == (choice == "graphs")
+        assert fused(program, *scene(0))["conv_fused"] == 3
+        assert_same(program(*scene(0)), expected)
+        units.remove()

@@ -1,0 +1,16 @@
+"""What prefetch and replays have learnt of inputs, for tests that run without them as well."""
+
+from __future__ import annotations
+
+import contextlib
+
+from sparse_bridge.adapters import base
+from sparse_bridge.errors import UnsupportedError
+
+__all__ = ["forget"]
+
+
+def forget(part: str = "prefetch") -> None:
+    """Drop what a part of `core.capture` has learnt, if this installation has that folder."""
+    with contextlib.suppress(UnsupportedError):
+        base.capture(part).forget()
