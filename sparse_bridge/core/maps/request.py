@@ -45,7 +45,7 @@ class MapRequest(NamedTuple):
     kind: str
     offsets: Offsets
     stride: tuple[int, ...] = ()
-    output: Hashable = None
+    output: Box | OutputRule | CoordinateMap | None = None
     order: str = "given"
     box: Box | None = None
 

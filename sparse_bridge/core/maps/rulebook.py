@@ -142,10 +142,6 @@ class Rulebook:
         """Have `observer` hear which views are asked for from now on."""
         self._observer = observer
 
-    def expect_pairs(self, batch: PairBatch, place: int, side: int) -> None:
-        """Have the pair lists come from the tiles of `side`, which are at `place` of a batch."""
-        self._coming = batch, place, side
-
     def follow(self) -> None:
         """Have the current stream wait for what of this was queued on another one."""
         if self.order is not None:
