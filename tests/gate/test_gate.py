@@ -372,7 +372,7 @@ def test_a_compiler_that_crashes(monkeypatch):
 def test_a_form_that_takes_too_long_fails(monkeypatch):
     (arch, form), *_ = running.jobs_for(["gfx1100"], full=False)
     quick = running.examine(arch, form)
-    assert quick.problems == () and 0 < quick.seconds < 20
+    assert quick.problems == () and quick.seconds > 0
     monkeypatch.setattr(running, "_MOST_SECONDS", quick.seconds / 1000)
     (problem,) = running.examine(arch, form).problems
     assert "s to compile; allowed 0" in problem

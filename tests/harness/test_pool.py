@@ -56,13 +56,12 @@ def test_what_a_call_raises_is_raised():
 
 
 def test_an_interrupted_run_leaves_no_process():
-    begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt), Pool(1) as pool:
         pool.submit(called, "", 0).result()
         running, waiting = pool.submit(called, "wait"), pool.submit(called, "wait")
         while not running.running():
             time.sleep(0.01)
         raise KeyboardInterrupt
-    assert waiting.cancelled() and time.monotonic() - begin < 300
-    with pytest.raises(CrashedError):
+    assert waiting.cancelled()
+    with pytest.raises(CrashedError, match="killed"):  # nobody waited for its answer
         running.result()
