@@ -84,7 +84,7 @@ class BatchedBuilder:
         return [ends.flatten() for ends in self.ends]
 
     def lay_out(self, scene: PaddedInput, distinct: bool = False) -> bool:
-        """Queue the coordinates of all levels of a padded scene, which learns where its counters
+        """Queue the coordinates of all levels of a padded input, which learns where its counters
         are; False where the last scene does not tell how large they get.
 
         distinct: rows tell which level they are of.
@@ -280,7 +280,7 @@ class BatchedBuilder:
     ) -> Answers:  # fmt: skip
         """The answers made of these sides and the new levels' coordinates, cut to `rows`.
 
-        scene: the padded scene whose they are, if they are cut to its capacities.
+        scene: the padded input whose they are, if they are cut to its capacities.
         """
         answers: Answers = {}
         maps, paired = {0: self.cmap}, list[Rulebook]()

@@ -1,4 +1,4 @@
-"""Launches captured as graphs, and the maps of a padded scene captured so."""
+"""Launches captured as graphs, and the maps of a padded input captured so."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class _Inputs(LevelLayouts):
 
 
 class CapturedMaps:
-    """The maps of a padded scene as two graphs, of the coordinates of all levels and of the maps
+    """The maps of a padded input as two graphs, of the coordinates of all levels and of the maps
     over them: the host learns how many rows there are as soon as the first is through.
 
     scene: with the `n_rows` coordinates of a scene like those to come in place; its maps are
@@ -208,7 +208,7 @@ def builder_over(
     scene: PaddedInput, box: Box, target: targets.Target, steps: tuple[Step, ...],
     where: LevelLayouts | None = None,
 ) -> BatchedBuilder:  # fmt: skip
-    """The builder of a padded scene."""
+    """The builder of a padded input."""
     root = CoordinateMap(scene.coords, box, Rows(None, scene.count, scene.coords.shape[0]))
     root.adopt()
     return BatchedBuilder(root, target, steps, scene.record, _SLACK, where)

@@ -310,7 +310,7 @@ def history_of(device: torch.device, box: Box, training: bool = False) -> Reques
 
 
 def _padded(cmap: CoordinateMap, target: targets.Target | None, scene: PaddedInput) -> Answers:
-    """The maps of a padded scene, of which `cmap` must be the coordinates."""
+    """The maps of a padded input, of which `cmap` must be the coordinates."""
     elsewhere = cmap.coords.data_ptr() != scene.coords.data_ptr()
     if target is None or elsewhere or scene.prepared is None:
         return {}

@@ -34,7 +34,7 @@ class _Graph:
         self, maps: CapturedMaps, features: torch.Tensor, work: Callable[..., Captured],
         modules: Sequence[nn.Module], pool: Any,
     ) -> None:  # fmt: skip
-        """work: the model over the padded scene, `features` in it, inside of contexts."""
+        """work: the model over the padded input, `features` in it, inside of contexts."""
         self.maps, self.features, self.proved = maps, features, False
         self.graph, self.made = captured_from(work, pool)
         self.parameters = addresses(modules)

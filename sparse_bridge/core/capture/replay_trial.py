@@ -94,7 +94,7 @@ class PaddedModel:
             self.over(scene, features.detach(), [reads])
 
     def capacity(self, scene: PaddedInput) -> torch.Tensor:
-        """Features for the padded scene, with those of x in place."""
+        """Features for the padded input, with those of x in place."""
         rows, channels = self.features.shape
         features = self.features.new_full((scene.coords.shape[0], channels), _TRIAL_FILL)
         features[:rows] = self.features.detach()
@@ -260,7 +260,7 @@ def _compare(
 
 @contextlib.contextmanager
 def _counted_norms(model: nn.Module, tensors: Tensors) -> Iterator[None]:
-    """Batch norms that know how many rows of a padded scene there are."""
+    """Batch norms that know how many rows of a padded input there are."""
     before: list[tuple[nn.Module, Any]] = []
     try:
         for module in model.modules():

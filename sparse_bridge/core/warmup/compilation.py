@@ -80,7 +80,7 @@ def _guarded(work: Callable[..., None], *args: Any) -> None:
         log.logger.debug("the warm-up stops: %s", error)
 
 
-def compile_ahead(device: torch.device, target: Target, key64: bool) -> None:
+def compile_first(device: torch.device, target: Target, key64: bool) -> None:
     """Have what maps with keys of this width need compiled in the background; with the first map on
     a device also what the known layers there will need. Listens to `serving.on_first_use`.
 
@@ -182,4 +182,4 @@ def _checked_wgrad(device: torch.device, target: Target, name: str | None) -> No
     wgrad_over((rows, rows, starts), target, name, dw)(x, x, dw)
 
 
-serving.on_first_use(compile_ahead)
+serving.on_first_use(compile_first)

@@ -104,8 +104,8 @@ def _batch_norm_partials(
     # Relative to one lane, so that a large common offset does not round the sum.
     origin = tl.sum(tl.where(lane[:, None] == 0, mean, 0.0), 0)
     average = origin + tl.sum((mean - origin[None, :]) * rows, 0) / total
-    apart = mean - average[None, :]
-    spread = tl.sum(spread + apart * apart * rows, 0)
+    delta = mean - average[None, :]
+    spread = tl.sum(spread + delta * delta * rows, 0)
     out_ptr = memory_ptr + (2 + 2 * tl.program_id(0)) * n_channels + channel
     tl.store(out_ptr, average, mask=ok_c)
     tl.store(out_ptr + n_channels, spread, mask=ok_c)
@@ -127,10 +127,10 @@ def _merged(
     spreads = tl.load(place + n_channels, mask=ok, other=0.0)
     origin = tl.sum(tl.where(part[:, None] == 0, means, 0.0), 0)
     total = tl.maximum(live, 1).to(tl.float32)
-    apart = tl.where(ok, means - origin[None, :], 0.0)
-    mean = origin + tl.sum(apart * rows, 0) / total
-    apart = tl.where(ok, means - mean[None, :], 0.0)
-    return mean, tl.sum(spreads + apart * apart * rows, 0)
+    delta = tl.where(ok, means - origin[None, :], 0.0)
+    mean = origin + tl.sum(delta * rows, 0) / total
+    delta = tl.where(ok, means - mean[None, :], 0.0)
+    return mean, tl.sum(spreads + delta * delta * rows, 0)
 
 
 @triton.jit

@@ -87,7 +87,7 @@ def learnt(sp, network, lane, seeds=(1, 2, 3)):
 
 
 def prepared(coords, record, capacity, **how):
-    """A padded scene whose maps are built, and the rows of its levels."""
+    """A padded input whose maps are built, and the rows of its levels."""
     scene = PaddedInput(*spread(coords, capacity), record, **how)
     target = kernel_target(coords.device)
     builder = builder_over(scene, BOX, target, tuple(record.steps))
@@ -97,7 +97,7 @@ def prepared(coords, record, capacity, **how):
 
 
 def over_padded(sp, network, coords, record, capacity):
-    """(output, padded scene, rows of its levels)."""
+    """(output, padded input, rows of its levels)."""
     scene, rows = prepared(coords, record, capacity, fill=float("nan"))
     x = torch.full((capacity, 4), float("nan"), device=coords.device)
     x[: len(coords)] = features(len(coords), 4, seed=len(coords), device=coords.device)

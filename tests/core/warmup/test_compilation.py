@@ -176,7 +176,7 @@ def test_layers_that_cannot_be_described_do_no_harm(spconv, monkeypatch, caplog)
     monkeypatch.setattr(compilation, "MapKernels", lambda *_: None)
     target = Target("cuda", "sm_90", 32, 132, 227 << 10, raw=True)
     with caplog.at_level("DEBUG", "sparse_bridge"):
-        compilation.compile_ahead(torch.device("cuda", 7), target, False)
+        compilation.compile_first(torch.device("cuda", 7), target, False)
     assert "no weight" in caplog.text
 
 
