@@ -135,6 +135,21 @@ def kernel_lane(request):
 
 
 @pytest.fixture
+def built(monkeypatch):
+    """Kinds of the maps that are built one by one."""
+    from sparse_bridge.core.maps import request
+
+    kinds, own = [], request.build
+
+    def build(cmap, req):
+        kinds.append(req.kind)
+        return own(cmap, req)
+
+    monkeypatch.setattr(request, "build", build)
+    return kinds
+
+
+@pytest.fixture
 def plain_settings():
     """No setting of the caller's environment, and none left behind."""
     with settings.override():

@@ -14,7 +14,7 @@ from torch.nn.modules import module as torch_module
 from torch.utils.checkpoint import checkpoint
 
 import sparse_bridge
-from sparse_bridge.adapters import fusion, protocol
+from sparse_bridge.adapters import protocol
 from tests.checks import assert_close
 from tests.clouds import cloud
 from tests.releases import since
@@ -72,21 +72,6 @@ def api(request, map_lane):
     with sparse_bridge.enable(request.param.name, mode="standin"):
         request.param.scene = staticmethod(functools.partial(scene, request.param, map_lane.device))
         yield request.param
-
-
-@pytest.fixture
-def fused(monkeypatch, map_lane):
-    """Every norm in training: whether a ReLU came with it. Torch stands in where no kernels are."""
-    calls, original = [], fusion.batch_norm_training
-
-    def spy(norm, x, relu):
-        calls.append(relu)
-        return original(norm, x, relu)
-
-    monkeypatch.setattr(fusion, "batch_norm_training", spy)
-    if not map_lane.kernels:
-        monkeypatch.setattr(fusion, "serves", lambda x: None if x.dtype == torch.float64 else True)
-    return calls
 
 
 def scene(api, device, seed=0, rows=60, grad=True):

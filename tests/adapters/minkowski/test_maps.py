@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from sparse_bridge.adapters.minkowski.grid import Grid
-from sparse_bridge.core.maps import request
 from tests.adapters.minkowski.scenes import scene
 
 
@@ -48,19 +47,6 @@ def test_a_coarser_map_by_its_first_rows(ME, size):
     rows, parents = manager.stride_map(x.coordinate_map_key, key)
     assert torch.equal(rows, torch.arange(len(coords)))
     assert parents.tolist() == [want.index(tuple(cell)) for cell in cells]
-
-
-@pytest.fixture
-def built(monkeypatch):
-    """Kinds of the maps that are built one by one."""
-    kinds, own = [], request.build
-
-    def build(cmap, req):
-        kinds.append(req.kind)
-        return own(cmap, req)
-
-    monkeypatch.setattr(request, "build", build)
-    return kinds
 
 
 def test_a_kernel_as_large_as_its_stride_comes_with_the_map(ME, built):

@@ -31,21 +31,6 @@ def plain_settings():
     """The lane's settings stay."""
 
 
-@pytest.fixture
-def fused(monkeypatch, map_lane):
-    """Every fused norm: whether a ReLU came with it. Torch stands in where no kernels are."""
-    calls, original = [], fusion.batch_norm_training
-
-    def spy(norm, x, relu):
-        calls.append(relu)
-        return original(norm, x, relu)
-
-    monkeypatch.setattr(fusion, "batch_norm_training", spy)
-    if not map_lane.kernels:
-        monkeypatch.setattr(fusion, "serves", lambda x: None if x.dtype == torch.float64 else True)
-    return calls
-
-
 def scene(sp, map_lane, channels=6, rows=60, seed=0):
     x = doors.tensor(sp, channels=channels, rows=rows, seed=seed)
     x.indices = x.indices.to(map_lane.device)

@@ -8,11 +8,10 @@ import torch
 from torch import nn
 
 import sparse_bridge
-from sparse_bridge.core.capture import graph_cache, prefetch
-from tests.core.capture.waiting import check, fresh, waits  # noqa: F401 - `fresh` is a fixture
+from sparse_bridge.core.capture import prefetch
 
-from .pretended import graphs_on_the_cpu
 from .test_new_shapes import Torchsparse, voxels
+from .waiting import check, fresh, replayed_maps, waits  # noqa: F401 - `fresh` is a fixture
 
 pytestmark = pytest.mark.emulated
 
@@ -56,17 +55,7 @@ def test_sparse_scenes(kernel_lane, monkeypatch):
 @torch.no_grad()
 def test_sparse_scenes_replayed(kernel_lane, monkeypatch):
     """Graphs measure these levels, too."""
-    monkeypatch.setattr(graph_cache, "_RECURS", 2)
-    monkeypatch.setattr(graph_cache, "_BETWEEN", 0)
-    if kernel_lane.device == "cpu":
-        graphs_on_the_cpu(monkeypatch)
-    replayed, own = [], graph_cache._MapGraph.answers
-
-    def answers(self, cmap):
-        replayed.append(own(self, cmap))
-        return replayed[-1]
-
-    monkeypatch.setattr(graph_cache._MapGraph, "answers", answers)
+    replayed = replayed_maps(kernel_lane, monkeypatch)
     network = UNet(kernel_lane.device)
     with sparse_bridge.settings.override(capture="graphs"):
         for turn in range(5):

@@ -26,19 +26,12 @@ SHAPES = [(12, 10, 14), (9, 17, 11), (16, 8, 9), (7, 13, 20), (15, 15, 6)]
 
 
 @pytest.fixture(autouse=True)
-def built(monkeypatch):
-    """Kinds of the maps that are built one by one."""
-    kinds, own = [], request.build
-
-    def build(cmap, req):
-        kinds.append(req.kind)
-        return own(cmap, req)
-
-    monkeypatch.setattr(request, "build", build)
+def prefetching(built):
+    """Prefetch answers requests, and has learnt nothing."""
     before = request._provider, request._herald
     prefetch.install()
     prefetch.forget()
-    yield kinds
+    yield
     request.register(*before)
     prefetch.forget()
 

@@ -10,7 +10,7 @@ from sparse_bridge.core.conv import choice
 from sparse_bridge.core.maps import request
 from tests.core.warmup.test_group_race import by_rule  # noqa: F401 - a fixture
 
-from .test_new_shapes import Minkowski, Spconv, Torchsparse, built, voxels  # noqa: F401
+from .test_new_shapes import Minkowski, Spconv, Torchsparse, prefetching, voxels  # noqa: F401
 
 pytestmark = pytest.mark.emulated
 

@@ -20,7 +20,6 @@ from sparse_bridge import settings
 from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture import graph_cache, padded, prefetch, units
 from sparse_bridge.core.conv import convolution
-from sparse_bridge.core.maps import request
 
 from . import doors
 from .pretended import replays_on_the_cpu
@@ -79,19 +78,6 @@ def untaught(monkeypatch):
 
     yield forget
     forget()
-
-
-@pytest.fixture
-def built(monkeypatch):
-    """Maps that are built one by one."""
-    kinds, own = [], request.build
-
-    def build(cmap, req):
-        kinds.append(req.kind)
-        return own(cmap, req)
-
-    monkeypatch.setattr(request, "build", build)
-    return kinds
 
 
 class Broken(Exception):

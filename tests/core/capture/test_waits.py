@@ -17,7 +17,7 @@ from sparse_bridge.adapters.torchsparse.geometry import (
     reach_bounds,
 )
 from sparse_bridge.core import functional
-from sparse_bridge.core.capture import graph_cache, prefetch
+from sparse_bridge.core.capture import prefetch
 from sparse_bridge.core.capture.history import Step, boxes_of, loose_levels
 from sparse_bridge.core.capture.level_layouts import LevelLayouts, chains_of
 from sparse_bridge.core.device.serving import kernel_target
@@ -31,10 +31,9 @@ from sparse_bridge.core.maps.request import MapRequest
 from sparse_bridge.errors import CoordinateError
 from sparse_bridge.kernels.maps import pair_batch
 from tests.clouds import features
-from tests.core.capture.waiting import check, fresh, ready, waits  # noqa: F401 - `fresh` is a fixture
 
-from .pretended import graphs_on_the_cpu
 from .test_new_shapes import Minkowski, Spconv, Torchsparse, voxels
+from .waiting import check, fresh, ready, replayed_maps, waits  # noqa: F401 - `fresh` is a fixture
 
 DOORS = [Spconv, Torchsparse, Minkowski]
 THREE = functional.kernel_offsets((3, 3, 3))
@@ -141,17 +140,7 @@ def test_a_strided_layer_first(kernel_lane, monkeypatch):
 @torch.no_grad()
 def test_replayed_maps(kernel_lane, monkeypatch, door):
     """Graphs find the bounds on the device, too."""
-    monkeypatch.setattr(graph_cache, "_RECURS", 2)
-    monkeypatch.setattr(graph_cache, "_BETWEEN", 0)
-    if kernel_lane.device == "cpu":
-        graphs_on_the_cpu(monkeypatch)
-    replayed, own = [], graph_cache._MapGraph.answers
-
-    def answers(self, cmap):
-        replayed.append(own(self, cmap))
-        return replayed[-1]
-
-    monkeypatch.setattr(graph_cache._MapGraph, "answers", answers)
+    replayed = replayed_maps(kernel_lane, monkeypatch)
     network = ready(door, kernel_lane)
     with sparse_bridge.settings.override(capture="graphs"):
         for turn in (2, 3, 4, 5, 6):

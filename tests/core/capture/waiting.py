@@ -8,10 +8,12 @@ import sys
 import pytest
 import torch
 
-from sparse_bridge.core.capture import prefetch
+from sparse_bridge.core.capture import graph_cache, prefetch
 from sparse_bridge.core.maps import request
 from sparse_bridge.kernels.maps.hash_table import Fetched
-from tests.core.capture.test_new_shapes import voxels
+
+from .pretended import graphs_on_the_cpu
+from .test_new_shapes import voxels
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +57,22 @@ def waits(monkeypatch):
         listened(torch, "equal")
         listened(Fetched, "read")
         yield found
+
+
+def replayed_maps(lane, monkeypatch):
+    """Have maps captured soon; what graphs answered, as it comes: None where one could not."""
+    monkeypatch.setattr(graph_cache, "_RECURS", 2)
+    monkeypatch.setattr(graph_cache, "_BETWEEN", 0)
+    if lane.device == "cpu":
+        graphs_on_the_cpu(monkeypatch)
+    replayed, own = [], graph_cache._MapGraph.answers
+
+    def answers(self, cmap):
+        replayed.append(own(self, cmap))
+        return replayed[-1]
+
+    monkeypatch.setattr(graph_cache._MapGraph, "answers", answers)
+    return replayed
 
 
 def alone(network, scene):
