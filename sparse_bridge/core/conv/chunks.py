@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ..device import stream_order
 from ..geometry.host_cells import on_host
 from ..maps.host_integers import stable_order
 from ..maps.kernel_map import KernelMap
@@ -38,7 +39,7 @@ class Part:
     """Items whose products lie one after another.
 
     x_rows, rows: int32, the row of x and of y of each of them.  begin, n_rows: of the block.
-    offsets, sizes: of every item, and its pairs.  n_pairs: of all.
+    offsets, sizes: of every item, and its pairs.  n_pairs: of all.  kept: what was derived of it.
     """
 
     def __init__(
@@ -51,6 +52,13 @@ class Part:
             x_rows, rows = torch.from_numpy(x_rows), torch.from_numpy(rows)
         self.x_rows, self.rows = x_rows, rows
         self.n_pairs = sum(self.sizes)
+        self.kept: dict[Any, Any] = {}
+        self._order = stream_order.of(self.rows.device)
+
+    def follow(self) -> None:
+        """Have the current stream wait for the rows."""
+        if self._order is not None:
+            self._order.wait(lambda: (self.x_rows, self.rows))
 
     @functools.cached_property
     def items(self) -> tuple[Item, ...]:
@@ -92,10 +100,13 @@ class Chunks:
     longest: int
     products: int
 
-    def items(self) -> Iterator[Item]:
+    def parts(self) -> Iterator[Part]:
         for block in self.blocks:
-            for part in block.parts:
-                yield from part.items
+            yield from block.parts
+
+    def items(self) -> Iterator[Item]:
+        for part in self.parts():
+            yield from part.items
 
 
 def chunks_of(kmap: KernelMap, width: int) -> Chunks:

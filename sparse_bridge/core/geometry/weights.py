@@ -82,15 +82,21 @@ class WeightLayout:
 
     def matrices(self, tensor: torch.Tensor, group: int = 0) -> tuple[torch.Tensor, ...]:
         """[c_in, c_out] of every offset of one group: views of `tensor`."""
+        if self.strides[0] >= 0:
+            return self.stacked(tensor, group).unbind(0)
         stride_v, stride_i, stride_o, stride_g = self.strides
         place = tensor.storage_offset() + self.shift + group * stride_g
-        if stride_v >= 0:
-            shape, strides = (self.n_offsets, self.c_in, self.c_out), (stride_v, stride_i, stride_o)
-            return tensor.as_strided(shape, strides, place).unbind(0)
         matrix, steps = (self.c_in, self.c_out), (stride_i, stride_o)
         return tuple(
             tensor.as_strided(matrix, steps, place + v * stride_v) for v in range(self.n_offsets)
         )
+
+    def stacked(self, tensor: torch.Tensor, group: int = 0) -> torch.Tensor:
+        """[V, c_in, c_out] of one group, a view of `tensor`; offsets must not run backwards."""
+        stride_v, stride_i, stride_o, stride_g = self.strides
+        place = tensor.storage_offset() + self.shift + group * stride_g
+        shape, strides = (self.n_offsets, self.c_in, self.c_out), (stride_v, stride_i, stride_o)
+        return tensor.as_strided(shape, strides, place)
 
 
 def layout_of(tensor: torch.Tensor, layout: str, groups: int = 1) -> WeightLayout:

@@ -1,5 +1,5 @@
 """The per-offset dataflow in plain torch: gather, multiply, add up. For CPUs, fp64, and devices
-without working kernels."""
+without working kernels, where offsets with few pairs go together (`core/conv/batches`)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from ...device import rocm, workspace
 from ...geometry.weights import WeightLayout
 from ...maps.kernel_map import KernelMap
 from ...maps.rulebook import Rulebook
+from ..batches import products as batched
+from ..batches.lists import Batch, Steps, steps_of
+from ..batches.rule import limits_of
 from ..chunks import Chunks, Item, Part, chunks_of
 from ..dataflow import Dataflow, Gather, LayerProduct, Wgrad
 from ..epilogue import Epilogue
@@ -41,21 +44,22 @@ def gather_matmul(
     x, weight = _working(x, weight)
     chunks = chunks_of(kmap, max(w.c_in, w.c_out))
     if w.groups == 1 and len(chunks.blocks) == 1:
-        return _multiply(chunks, x, _in_order(chunks, w.matrices(weight)), w.c_out)
+        return _multiply(chunks, x, w.stacked(weight), w.c_out)
     y = x.new_empty((n_out, w.columns_out), dtype=accumulator(x))
     for group in range(w.groups):
         left, right = columns(x, group, w.c_in), columns(y, group, w.c_out)
-        _multiply(chunks, left, _in_order(chunks, w.matrices(weight, group)), w.c_out, right)
+        _multiply(chunks, left, w.stacked(weight, group), w.c_out, right)
     return y
 
 
 def _multiply(
-    chunks: Chunks, x: torch.Tensor, matrices: Sequence[torch.Tensor], width: int,
+    chunks: Chunks, x: torch.Tensor, stack: torch.Tensor, width: int,
     y: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """y[j] = the sum of x[i] @ matrices[v], of `width` columns; columns of x and y may be strided;
+    """y[j] = the sum of x[i] @ stack[v], of `width` columns; columns of x and y may be strided;
     y: new memory where none is given and there is one block."""
-    plain = is_plain(x.device, x.dtype)
+    matrices = _in_order(chunks, stack.unbind(0))
+    plain = on_cpu(x) and is_plain(x.device, x.dtype)
     alone = not plain or x.dtype is not torch.float32 or _large(chunks, x.shape[1])
     rows = _gathered("rows", chunks, x) if alone else x
 
@@ -73,13 +77,22 @@ def _multiply(
         for v, own, result in zip(part.offsets, gathered, results, strict=True):
             rocm.cpu_mm(own, matrices[v], out=result)
 
-    way = Multiply(multiply, together if plain else None, x.shape[1])
+    def batch(one: Batch) -> torch.Tensor:
+        factors = batched.matrices_of(stack, one, chunks.reverse)
+        return batched.multiply(batched.gather(x, one.x_rows, one), factors)
+
+    way = Multiply(multiply, together if plain else None, batch, x.shape[1])
     return _sum_products(chunks, x, matrices, way, width, y)
+
+
+def on_cpu(x: torch.Tensor) -> bool:
+    """Whether calls cost less than padding does, and half precision more than fp32."""
+    return x.device.type == "cpu"
 
 
 def _working(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
     """Tensors in the dtype of their products."""
-    if tensors[0].device.type != "cpu":
+    if not on_cpu(tensors[0]):
         return tensors
     workspace.keep_heap()
     dtype = accumulator(tensors[0])
@@ -101,10 +114,12 @@ def _large(pairs: Chunks | Part, width: int) -> bool:
 
 class Multiply(NamedTuple):
     """one: writes the products of an item.  together: those of a part, whose rows are gathered at
-    once; None where that is no gain.  width: columns that it gathers."""
+    once; None where that is no gain.  batch: gives those of a batch.  width: columns that it
+    gathers."""
 
     one: Callable[[Item, torch.Tensor], None]
     together: Callable[[Part, Sequence[torch.Tensor]], None] | None
+    batch: Callable[[Batch], torch.Tensor]
     width: int
 
 
@@ -120,7 +135,7 @@ def _sum_products(
 ) -> torch.Tensor:  # fmt: skip
     """y = the products of every item and, of x, at the dense offset. fp32 on the CPU, for which
     torch has code for embeddings, adds up each row's in one pass instead of one per offset."""
-    at_once = x.device.type == "cpu" and x.dtype is torch.float32
+    at_once = on_cpu(x) and x.dtype is torch.float32
     for block in chunks.blocks:
         result = None if y is None else y[block.begin : block.end]
         total: torch.Tensor | None = None
@@ -146,10 +161,17 @@ def _sum_products(
         y = result
     if not at_once:
         products = workspace.take("products", chunks.longest, width, x, x.dtype)
-        for item in chunks.items():
+        alone, batches = _steps(chunks, x, *matrices[0].shape)
+        for item in alone:
             multiply.one(item, products[: item.n_pairs])
             y.index_add_(0, item.y_rows, products[: item.n_pairs].to(y.dtype))
+        for batch in batches:
+            batched.add_rows(y, multiply.batch(batch), batch)
     return y
+
+
+def _steps(chunks: Chunks, x: torch.Tensor, c_in: int, c_out: int) -> Steps:
+    return steps_of(chunks, None if on_cpu(x) else limits_of(c_in, c_out))
 
 
 def _part_sum(part: Part, multiply: Multiply, width: int, x: torch.Tensor) -> torch.Tensor:
@@ -176,11 +198,17 @@ def weight_gradient(
     with _summed(dw, accumulator(x)) as total:
         for group in range(w.groups):
             left, right = columns(x, group, w.c_in), columns(dy, group, w.c_out)
-            sums = _in_order(chunks, w.matrices(total, group))
+            stack = w.stacked(total, group)
+            sums = _in_order(chunks, stack.unbind(0))
             if chunks.dense >= 0:
                 _accumulate(sums[chunks.dense], left, right, len(left))
+            alone, batches = _steps(chunks, x, w.c_in, w.c_out)
+            for one in batches:
+                first = batched.gather_clean(left, one.x_rows, one)
+                other = batched.gather_clean(right, one.y_rows, one)
+                batched.add_matrices(stack, first, other, one, chunks.reverse)
             rows, other = _gathered("rows", chunks, left), _gathered("other", chunks, right)
-            for v, n_pairs, x_rows, y_rows in chunks.items():
+            for v, n_pairs, x_rows, y_rows in alone:
                 gather_rows(left, x_rows, rows[:n_pairs])
                 gather_rows(right, y_rows, other[:n_pairs])
                 _accumulate(sums[v], rows, other, n_pairs)
@@ -211,23 +239,22 @@ def gradients(
     with _summed(dw, dx.dtype) as total:
         for group in range(w.groups):
             left, right = columns(x, group, w.c_in), columns(dy, group, w.c_out)
-            matrices = [matrix.t() for matrix in w.matrices(weight, group)]
-            sums = _in_order(chunks, w.matrices(total, group))
-            back, out = _in_order(chunks, matrices), columns(dx, group, w.c_in)
-            _both(chunks, left, right, back, sums, out)
+            back, sums = w.stacked(weight, group).transpose(1, 2), w.stacked(total, group)
+            _both(chunks, left, right, back, sums, columns(dx, group, w.c_in))
     return dx.to(dtype)
 
 
 def _both(
-    chunks: Chunks, x: torch.Tensor, dy: torch.Tensor, back: Sequence[torch.Tensor],
-    sums: Sequence[torch.Tensor], dx: torch.Tensor,
+    chunks: Chunks, x: torch.Tensor, dy: torch.Tensor, turned: torch.Tensor, total: torch.Tensor,
+    dx: torch.Tensor,
 ) -> None:  # fmt: skip
-    """sums[v] [C_in, C_out] += x[i]^T dy[j]; dx[i] = the sum of dy[j] @ back[v]. Chunks read dy and
-    write dx."""
+    """total[v] [C_in, C_out] += x[i]^T dy[j]; dx[i] = the sum of dy[j] @ turned[v]. Chunks read dy
+    and write dx."""
+    back, sums = (_in_order(chunks, stack.unbind(0)) for stack in (turned, total))
     if chunks.dense >= 0:
         _accumulate(sums[chunks.dense], x, dy, len(x))
     rows, other = _gathered("rows", chunks, x), _gathered("other", chunks, dy)
-    plain = is_plain(x.device, x.dtype) and sums[0].dtype is x.dtype
+    plain = on_cpu(x) and is_plain(x.device, x.dtype) and sums[0].dtype is x.dtype
 
     def multiply(item: Item, result: torch.Tensor) -> None:
         v, n_pairs, dy_rows, x_rows = item
@@ -248,7 +275,13 @@ def _both(
             rocm.cpu_mm(right, back[v], out=result)
             sums[v].addmm_(left, right)
 
-    way = Multiply(multiply, together if plain else None, x.shape[1] + dy.shape[1])
+    def batch(one: Batch) -> torch.Tensor:
+        right = batched.gather_clean(dy, one.x_rows, one)
+        left = batched.gather_clean(x, one.y_rows, one)
+        batched.add_matrices(total, left, right, one, chunks.reverse)
+        return batched.multiply(right, batched.matrices_of(turned, one, chunks.reverse))
+
+    way = Multiply(multiply, together if plain else None, batch, x.shape[1] + dy.shape[1])
     _sum_products(chunks, dy, back, way, x.shape[1], dx)
 
 

@@ -1,0 +1,57 @@
+"""Products of batches. No row is the target of two additions of one call, so that results repeat
+bit for bit."""
+
+from __future__ import annotations
+
+import torch
+
+from .lists import Batch
+
+_SUM = 0  # mode of torch's sums of embeddings
+_SUMS = ("cuda", "cpu")  # where they are known to be there in every torch
+
+
+def gather(x: torch.Tensor, rows: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """[n, height, C]: the rows of `x` of every list."""
+    return x.index_select(0, rows).view(len(batch), batch.height, x.shape[1])
+
+
+def gather_clean(x: torch.Tensor, rows: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """The same with zeros in place of padding."""
+    found = gather(x, rows, batch)
+    return found if batch.padding is None else found.masked_fill_(batch.padding, 0)
+
+
+def matrices_of(stack: torch.Tensor, batch: Batch, reverse: bool) -> torch.Tensor:
+    """The matrices [n, K, N] of its offsets out of those of all, [V, K, N]."""
+    return stack.index_select(0, batch.places(len(stack), reverse))
+
+
+def multiply(rows: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
+    """rows [n, height, K] @ matrices [n, K, N]. A list is shorter than the products that ROCm
+    releases get wrong, see `rocm.MOST_ROWS`."""
+    return torch.bmm(rows, matrices)
+
+
+def add_rows(y: torch.Tensor, products: torch.Tensor, batch: Batch) -> None:
+    """y[j] += the products [n, height, C] of its pairs, in y's dtype; padding is not read."""
+    products = products.to(y.dtype)
+    if y.device.type in _SUMS:
+        rows, order, starts = batch.sums
+        found = torch.embedding_bag(
+            products.flatten(0, 1), order, starts, mode=_SUM, include_last_offset=True
+        )[0]
+        y.index_add_(0, rows, found)
+        return
+    lists = batch.y_rows.view(len(batch), -1)
+    for rows, own, size in zip(lists, products, batch.sizes, strict=True):
+        y.index_add_(0, rows[:size], own[:size])
+
+
+def add_matrices(
+    sums: torch.Tensor, left: torch.Tensor, right: torch.Tensor, batch: Batch, reverse: bool
+) -> None:
+    """sums [V, K, N] += left^T right of every list, [n, height, K] and [n, height, N], both with
+    zeros in place of padding."""
+    found = torch.bmm(left.transpose(1, 2), right)
+    sums.index_add_(0, batch.places(len(sums), reverse), found.to(sums.dtype))
