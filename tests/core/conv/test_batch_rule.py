@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparse_bridge.core.conv import chunks
 from sparse_bridge.core.conv.batches import rule
-from sparse_bridge.core.conv.batches.rule import Limits, groups_of, limits_of
+from sparse_bridge.core.conv.batches.rule import (
+    Limits,
+    all_alike,
+    groups_of,
+    host_limits_of,
+    limits_of,
+)
 
 LIMITS = Limits(epsilon=0.4, longest=100, room=1000)
 
@@ -16,13 +24,13 @@ LIMITS = Limits(epsilon=0.4, longest=100, room=1000)
 @pytest.mark.parametrize("sizes, limits, groups", [
     # By size 2, 3, 9, 10, 10: 3 pads one of 6 rows, 9 would pad 13 of 27 (10.8 are allowed). The
     # first two are too few for a group; the others pad one of 30.
-    ([0, 10, 3, 9, 500, 10, 2], LIMITS, [[3, 1, 5]]),
-    ([0, 10, 3, 9, 500, 10, 2], LIMITS._replace(fewest=2), [[6, 2], [3, 1, 5]]),
-    ([0, 10, 3, 9, 500, 10, 2], LIMITS._replace(epsilon=0.5), [[6, 2, 3, 1, 5]]),  # 13 of 27
+    ([0, 10, 3, 9, 500, 10, 2], LIMITS, [[1, 3, 5]]),
+    ([0, 10, 3, 9, 500, 10, 2], LIMITS._replace(fewest=2), [[2, 6], [1, 3, 5]]),
+    ([0, 10, 3, 9, 500, 10, 2], LIMITS._replace(epsilon=0.5), [[1, 2, 3, 5, 6]]),  # 13 of 27
     ([0, 10, 3, 9, 500, 10, 2], LIMITS._replace(epsilon=0.0), []),
     ([7] * 5, LIMITS._replace(epsilon=0.0), [[0, 1, 2, 3, 4]]),
     ([6, 10, 10], LIMITS, [[0, 1, 2]]),
-    ([10, 3, 5], LIMITS, [[1, 2, 0]]),  # 12 of 30: just allowed
+    ([10, 3, 5], LIMITS, [[0, 1, 2]]),  # 12 of 30: just allowed
     ([10, 3, 4], LIMITS, []),  # 13 of 30, and two of them are too few
     ([100, 100, 100], LIMITS, [[0, 1, 2]]),
     ([101, 101, 101], LIMITS, []),
@@ -38,7 +46,20 @@ def test_limits_by_hand():
     assert limits_of(64, 64) == Limits(rule.EPSILON, 8192, 32768, rule.FEWEST)
     assert limits_of(33, 32) == limits_of(64, 64)
     assert limits_of(32, 32).longest == 16384 and limits_of(512, 512).longest == 1024
+    assert host_limits_of(16, 16) == Limits(rule.EPSILON, 512, 1 << 20, 20)
+    assert host_limits_of(64, 64).longest == 128
     assert limits_of(3, 5).longest == rule._LONGEST < chunks._LONGEST, "no offset twice in a group"
+
+
+@pytest.mark.parametrize("sizes, first, alike", [
+    ([6, 10, 10, 10], 3, True), ([6, 10, 10], 0, False),  # too few
+    ([4, 4, 6, 10], 0, True), ([4, 4, 5, 10], 0, False),  # 16 and 17 of 40
+    ([100] * 4, 0, True), ([101] * 4, 0, False),
+])  # fmt: skip
+def test_all_lists_or_none(sizes, first, alike):
+    limits, offsets = LIMITS._replace(fewest=4), list(range(first, first + len(sizes)))
+    assert all_alike(offsets, sizes, limits) == alike
+    assert not all_alike([*offsets[:-1], 99], sizes, limits), "offsets with a gap"
 
 
 @given(
@@ -52,7 +73,9 @@ def test_every_group_is_within_the_limits(sizes, epsilon, longest, room, fewest)
     groups = groups_of(sizes, Limits(epsilon, longest, room, fewest))
     places = [place for group in groups for place in group]
     assert len(set(places)) == len(places)
-    assert [sizes[place] for place in places] == sorted(sizes[place] for place in places)
+    assert all(group == sorted(group) for group in groups)
+    for group, after in itertools.pairwise(groups):
+        assert max(sizes[place] for place in group) <= min(sizes[place] for place in after)
     for group in groups:
         own = [sizes[place] for place in group]
         padded = len(own) * max(own)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
 from sparse_bridge.core import functional
-from sparse_bridge.core.conv import host_products
-from sparse_bridge.core.conv.batches import lists, products, rule
+from sparse_bridge.core.conv import chunks, host_products
+from sparse_bridge.core.conv.batches import products, rule, steps
 from sparse_bridge.core.conv.batches.rule import Limits, limits_of
 from sparse_bridge.core.conv.chunks import chunks_of
 from sparse_bridge.core.conv.dataflows import per_offset
@@ -110,12 +113,12 @@ def test_what_is_multiplied(as_on_a_gpu, sizes, batches, alone, monkeypatch):
     limits = Limits(0.3, 20, 1 << 20, 3)
     limited(monkeypatch, limits)
     kmap, pairs = by_hand(sizes)
-    chunks = chunks_of(kmap, 4)
-    steps = lists.steps_of(chunks, limits)
-    assert [[len(one), one.height] for one in steps.batches] == batches
-    assert sorted(item.n_pairs for item in steps.alone) == alone
-    assert lists.steps_of(chunks, limits).batches == steps.batches, "made once"
-    for batch in steps.batches:
+    cut = chunks_of(kmap, 4)
+    found = steps.steps_of(cut, limits)
+    assert [[len(one), one.height] for one in found.batches] == batches
+    assert sorted(item.n_pairs for item in found.alone) == alone
+    assert steps.steps_of(cut, limits).batches == found.batches, "made once"
+    for batch in found.batches:
         x_rows, y_rows = (t.view(len(batch), -1) for t in (batch.x_rows, batch.y_rows))
         for k, v in enumerate(batch.places(len(sizes), False).tolist()):
             size = sizes[v]
@@ -145,8 +148,8 @@ def test_some_together_and_some_alone(kind, worth, as_on_a_gpu, monkeypatch):
     monkeypatch.setattr(rule, "WORTH", worth)
     made = layer(kind, shape=(9, 8, 40), batch_size=1, share=0.15)
     check(made, 5, 8, CPU, groups=1)
-    steps = lists.steps_of(chunks_of(made.kmap, 8), limits_of(5, 8))
-    assert bool(steps.batches) == bool(as_on_a_gpu)
+    found = steps.steps_of(chunks_of(made.kmap, 8), limits_of(5, 8))
+    assert bool(found.batches) == bool(as_on_a_gpu)
 
 
 @pytest.mark.parametrize("layout", ["vio", "ovi"])
@@ -188,6 +191,59 @@ def test_every_run_has_the_same_bits(dtype, sums):
     first, second = run(), run()
     for got, want in zip((*first[0], *first[1]), (*second[0], *second[1]), strict=True):
         assert torch.equal(got, want)
+
+
+def test_padding_is_not_read(sums, monkeypatch):
+    """It repeats rows: here infinite ones, which are nobody else's business."""
+    limited(monkeypatch, ALL)
+    kmap, pairs = by_hand([3, 9, 10])
+    x, dy, weight = features(40, 4), features(30, 5, 1), features(12, 5, 2).view(3, 4, 5)
+    x[pairs[0][0][-1]], dy[pairs[1][1][-1]] = torch.inf, torch.inf
+    together, apart = computed(kmap, x, weight, dy)
+    want = truth(pairs, x, weight, dy)
+    for got, exact in zip((*together, *apart), (*want, *want[1:]), strict=True):
+        assert torch.equal(got.isfinite(), exact.isfinite())
+        finite = exact.isfinite()
+        assert_close(got[finite], exact[finite])
+
+
+def test_lists_in_pieces(as_on_a_gpu, monkeypatch):
+    """Long lists are cut, and parts hold few pairs: no batch has an offset twice."""
+    monkeypatch.setattr(chunks, "_MOST", 60)
+    monkeypatch.setattr(chunks, "_LONGEST", 20)
+    limited(monkeypatch, Limits(0.5, 19, 1 << 20, 2))
+    kmap, pairs = by_hand([25, 7, 30, 8, 9, 6, 20, 5, 5])
+    found = steps.steps_of(chunks_of(kmap, 4), per_offset.limits_of(4, 4))
+    assert len(found.batches) > 1 and len(found.alone) >= 3
+    for batch in found.batches:
+        assert len(batch.places(9, False).unique()) == len(batch)
+    x, dy, weight = features(40, 4), features(30, 5, 1), features(36, 5, 2).view(9, 4, 5)
+    together, apart = computed(kmap, x, weight, dy)
+    want = truth(pairs, x, weight, dy)
+    for got, exact in zip((*together, *apart), (*want, *want[1:]), strict=True):
+        assert_close(got, exact)
+    assert as_on_a_gpu
+
+
+def test_whatever_the_default_device_is():
+    made = layer("strided", shape=(9, 9, 9), batch_size=1)
+    x, weight = features(made.kmap.n_in, 4), features(27 * 4, 4, 2).view(27, 4, 4)
+    with torch.device("meta"), torch.inference_mode():  # and whatever is kept serves training, too
+        functional.conv(x, weight, None, made.kmap)
+    check(made, 4, 4, CPU)
+
+
+def test_memory_goes_with_the_map():
+    """Without waiting for the collector of cycles: on a GPU it is large."""
+    kmap, _ = by_hand([8, 9, 10])
+    computed(kmap, features(40, 4), features(12, 5, 2).view(3, 4, 5), features(30, 5, 1))
+    (batch,) = steps.steps_of(chunks_of(kmap, 5), limits_of(4, 5)).batches
+    rows = [weakref.ref(tensor) for tensor in (batch.x_rows, batch.sums.order)]
+    gc.disable()
+    del kmap, batch
+    left = [one() for one in rows]
+    gc.enable()
+    assert left == [None, None]
 
 
 def test_rows_that_repeat_within_a_list(monkeypatch):

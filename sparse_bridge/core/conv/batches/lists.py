@@ -9,10 +9,9 @@ from typing import NamedTuple
 import torch
 
 from ...device import stream_order
-from ..chunks import Chunks, Item, Part
-from .rule import Limits, groups_of
+from ..chunks import Part
 
-_BEHIND = torch.iinfo(torch.int32).max  # where rows of padding are sorted to
+_BEHIND = torch.iinfo(torch.int64).max  # where padding is sorted to
 
 
 class Sums(NamedTuple):
@@ -24,32 +23,109 @@ class Sums(NamedTuple):
     starts: torch.Tensor
 
 
-class Batch:
-    """Lists of several offsets, padded to `height` pairs each.
+class Lists:
+    """Lists of several offsets, padded to `height` pairs each, as a product reads them.
 
-    sizes: pairs of each list.  x_rows, y_rows: int32 [n * height]; padding repeats a list's last
-    pair.  padding: bool [n, height, 1], where it is; None without.
+    offsets: in the order of the lists.  first: the first one where the others follow it one by one,
+    else -1.  x_rows: int32 [n * height]; padding holds any rows that there are.
     """
 
-    def __init__(self, part: Part, places: Sequence[int]) -> None:
-        device = part.rows.device
-        starts = [0, *itertools.accumulate(part.sizes)]
-        self.sizes = [part.sizes[place] for place in places]
-        self.height = max(self.sizes)
-        offsets = [part.offsets[place] for place in places]
-        facts = torch.tensor([offsets, [starts[place] for place in places], self.sizes])
-        self._offsets, begins, sizes = facts.to(device).unbind(0)
-        self._mirrored: torch.Tensor | None = None
-        lanes, sizes = torch.arange(self.height, device=device), sizes.unsqueeze(1)
-        source = (begins.unsqueeze(1) + torch.minimum(lanes, sizes - 1)).flatten()
-        self.x_rows, self.y_rows = part.x_rows[source], part.rows[source]
-        even = min(self.sizes) == self.height
-        self.padding = None if even else (lanes >= sizes).unsqueeze(2)
-        self._sums: Sums | None = None
-        self._order = stream_order.of(device)
+    def __init__(self, offsets: list[int], height: int, x_rows: torch.Tensor) -> None:
+        self.offsets, self.height, self.x_rows = offsets, height, x_rows
+        steps = itertools.pairwise(offsets)
+        self.first = offsets[0] if all(b == a + 1 for a, b in steps) else -1
+        self._places: dict[bool, torch.Tensor] = {}
 
     def __len__(self) -> int:
-        return len(self.sizes)
+        return len(self.offsets)
+
+    def places(self, n_offsets: int, reverse: bool) -> torch.Tensor:
+        """int64 [n], its offsets among all; reverse: they count from the last one down."""
+        found = self._places.get(reverse)
+        if found is None:
+            places = [n_offsets - 1 - v for v in self.offsets] if reverse else self.offsets
+            found = torch.tensor(places, device=self.x_rows.device)
+            found = self._places[reverse] = self._keep(found)
+        return found
+
+    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor that was made now and stays."""
+        return tensor
+
+
+class Batch(Lists):
+    """Lists of a `Padded` part.
+
+    sizes: pairs of each list.  y_rows: int32 [n * height], like x_rows; padding repeats a list's
+    last pair.  padding: bool [n, height, 1], where it is; None without.
+    """
+
+    def __init__(self, owner: Padded, number: int, offsets: list[int], sizes: list[int]) -> None:
+        slots = owner.slots_of(number)
+        super().__init__(offsets, max(sizes), owner.x_rows[slots])
+        self._owner, self._number, self.sizes = owner, number, sizes
+        self.y_rows = owner.y_rows[slots]
+        padding = owner.padding[slots].view(len(sizes), self.height, 1)
+        self.padding = None if min(sizes) == self.height else padding
+
+    @property
+    def sums(self) -> Sums:
+        """Which products are whose. Waits for the device when the first batch of a part asks."""
+        return self._owner.sums[self._number]
+
+    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._owner.keep(tensor)
+
+
+class Padded:
+    """The batches of a part, made at once: a new map takes few calls.
+
+    x_rows, y_rows: int32, of every slot, that is, of the pairs and the padding of all batches.
+    padding: bool, which slots are padding.
+    """
+
+    def __init__(self, part: Part, groups: Sequence[Sequence[int]]) -> None:
+        device, self._n_rows = part.rows.device, part.begin + part.n_rows
+        self._order = stream_order.of(device)
+        self._kept: list[torch.Tensor] = []
+        pairs = [0, *itertools.accumulate(part.sizes)]
+        sizes = [[part.sizes[place] for place in group] for group in groups]
+        heights = [max(own) for own in sizes for _ in own]
+        slots = [0, *itertools.accumulate(heights)]
+        self._slots = [slots[at] for at in (0, *itertools.accumulate(map(len, groups)))]
+        self._pairs = [0, *itertools.accumulate(map(sum, sizes))]
+        facts = [
+            (pairs[place], part.sizes[place], number)
+            for number, group in enumerate(groups)
+            for place in group
+        ]
+        columns = [*zip(*facts, strict=True), heights, slots[:-1]]
+        begins, counts, numbers, high, low = torch.tensor(columns, device=device)
+        place = torch.repeat_interleave(high, output_size=slots[-1])
+        lane = torch.arange(slots[-1], device=device) - low[place]
+        last = counts[place] - 1
+        source = begins[place] + torch.minimum(lane, last)
+        self.x_rows, self.y_rows = part.x_rows[source], part.rows[source]
+        self.padding, self._numbers = lane > last, numbers[place]
+        self._sums: list[Sums] | None = None
+        self._lists = [
+            ([part.offsets[place] for place in group], own)
+            for group, own in zip(groups, sizes, strict=True)
+        ]
+
+    def batches(self) -> list[Batch]:
+        """New ones. They hold this, not the other way round: memory goes with the last of them."""
+        return [Batch(self, number, *lists) for number, lists in enumerate(self._lists)]
+
+    def slots_of(self, number: int) -> slice:
+        return slice(*self._slots[number : number + 2])
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor that was made now, for other streams, too."""
+        self._kept.append(tensor)
+        if self._order is not None:
+            self._order.queued()
+        return tensor
 
     def follow(self) -> None:
         """Have the current stream wait for what another one queued of this."""
@@ -57,69 +133,24 @@ class Batch:
             self._order.wait(self._held)
 
     def _held(self) -> Iterator[torch.Tensor]:
-        tensors = (self._offsets, self._mirrored, self.x_rows, self.y_rows, self.padding)
-        for tensor in (*tensors, *(self._sums or ())):
-            if tensor is not None:
-                yield tensor
-
-    def _queued(self) -> None:
-        if self._order is not None:
-            self._order.queued()
-
-    def places(self, n_offsets: int, reverse: bool) -> torch.Tensor:
-        """int64 [n], its offsets among all; reverse: they count from the last one down."""
-        if not reverse:
-            return self._offsets
-        if self._mirrored is None:
-            self._mirrored = n_offsets - 1 - self._offsets
-            self._queued()
-        return self._mirrored
+        yield from (self.x_rows, self.y_rows, self.padding, *self._kept)
 
     @property
-    def sums(self) -> Sums:
-        """Which products are whose. Waits for the device when it is made."""
+    def sums(self) -> list[Sums]:
+        """Of every batch: pairs in the order of batch and row, then of slots."""
         if self._sums is None:
-            rows, n_pairs = self.y_rows, sum(self.sizes)
-            if self.padding is not None:
-                rows = rows.masked_fill(self.padding.flatten(), _BEHIND)
-            rows, order = torch.sort(rows, stable=True)
-            rows, counts = torch.unique_consecutive(rows[:n_pairs], return_counts=True)
-            starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
-            self._sums = Sums(rows, order[:n_pairs].int(), starts.int())
-            self._queued()
+            keys = (self._numbers * self._n_rows + self.y_rows).masked_fill_(self.padding, _BEHIND)
+            keys, order = torch.sort(keys, stable=True)
+            keys, counts = torch.unique_consecutive(keys[: self._pairs[-1]], return_counts=True)
+            ends = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+            firsts = torch.arange(len(self._lists) + 1, device=keys.device) * self._n_rows
+            cuts = torch.searchsorted(keys, firsts).tolist()
+            slots = order[: self._pairs[-1]].int()
+            rows, ends = self.keep((keys % self._n_rows).int()), self.keep(ends.int())
+            self._sums = []
+            for number, (begin, end) in enumerate(itertools.pairwise(cuts)):
+                own = slots[self._pairs[number] : self._pairs[number + 1]] - self._slots[number]
+                starts = ends[begin : end + 1] - self._pairs[number]
+                self._sums.append(Sums(rows[begin:end], self.keep(own), self.keep(starts)))
+            self._numbers = self._numbers[:0]  # of no use any more
         return self._sums
-
-
-class Steps(NamedTuple):
-    """The pair lists of a map: one by one, and together."""
-
-    alone: tuple[Item, ...]
-    batches: tuple[Batch, ...]
-
-
-def steps_of(chunks: Chunks, limits: Limits | None) -> Steps:
-    """All lists, together as the rule has them; None: one by one."""
-    if limits is None:
-        return Steps(tuple(chunks.items()), ())
-    alone: list[Item] = []
-    batches: list[Batch] = []
-    for part in chunks.parts():
-        part.follow()
-        found = _split(part, limits)
-        alone += found.alone
-        batches += found.batches
-    for batch in batches:
-        batch.follow()
-    return Steps(tuple(alone), tuple(batches))
-
-
-def _split(part: Part, limits: Limits) -> Steps:
-    """The lists of a part; made once for the same limits, and kept with it."""
-    found: Steps | None = part.kept.get(limits)
-    if found is None:
-        groups = groups_of(part.sizes, limits)
-        together = {place for group in groups for place in group}
-        alone = (item for place, item in enumerate(part.items) if place not in together)
-        found = Steps(tuple(alone), tuple(Batch(part, group) for group in groups))
-        part.kept[limits] = found
-    return found

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import torch
 
-from .lists import Batch
+from .lists import Batch, Lists
 
 _SUM = 0  # mode of torch's sums of embeddings
 _SUMS = ("cuda", "cpu")  # where they are known to be there in every torch
 
 
-def gather(x: torch.Tensor, rows: torch.Tensor, batch: Batch) -> torch.Tensor:
+def gather(x: torch.Tensor, rows: torch.Tensor, lists: Lists) -> torch.Tensor:
     """[n, height, C]: the rows of `x` of every list."""
-    return x.index_select(0, rows).view(len(batch), batch.height, x.shape[1])
+    return x.index_select(0, rows).view(len(lists), lists.height, x.shape[1])
 
 
 def gather_clean(x: torch.Tensor, rows: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -22,15 +22,28 @@ def gather_clean(x: torch.Tensor, rows: torch.Tensor, batch: Batch) -> torch.Ten
     return found if batch.padding is None else found.masked_fill_(batch.padding, 0)
 
 
-def matrices_of(stack: torch.Tensor, batch: Batch, reverse: bool) -> torch.Tensor:
-    """The matrices [n, K, N] of its offsets out of those of all, [V, K, N]."""
-    return stack.index_select(0, batch.places(len(stack), reverse))
+def matrices_of(stack: torch.Tensor, lists: Lists, reverse: bool) -> torch.Tensor:
+    """The matrices [n, K, N] of its offsets out of those of all, [V, K, N]: a view of neighbours,
+    else a copy."""
+    if lists.first >= 0 and not reverse:
+        return stack.narrow(0, lists.first, len(lists))
+    return stack.index_select(0, lists.places(len(stack), reverse))
 
 
-def multiply(rows: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
+def multiply(
+    rows: torch.Tensor, matrices: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """rows [n, height, K] @ matrices [n, K, N]. A list is shorter than the products that ROCm
     releases get wrong, see `rocm.MOST_ROWS`."""
-    return torch.bmm(rows, matrices)
+    return torch.bmm(rows, matrices) if out is None else torch.bmm(rows, matrices, out=out)
+
+
+def sums_of(products: torch.Tensor, order: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+    """[R, C]: row r is the sum of the products order[starts[r] : starts[r + 1]], one by one."""
+    found: torch.Tensor = torch.embedding_bag(
+        products, order, starts, mode=_SUM, include_last_offset=True
+    )[0]
+    return found
 
 
 def add_rows(y: torch.Tensor, products: torch.Tensor, batch: Batch) -> None:
@@ -38,13 +51,10 @@ def add_rows(y: torch.Tensor, products: torch.Tensor, batch: Batch) -> None:
     products = products.to(y.dtype)
     if y.device.type in _SUMS:
         rows, order, starts = batch.sums
-        found = torch.embedding_bag(
-            products.flatten(0, 1), order, starts, mode=_SUM, include_last_offset=True
-        )[0]
-        y.index_add_(0, rows, found)
+        y.index_add_(0, rows, sums_of(products.flatten(0, 1), order, starts))
         return
-    lists = batch.y_rows.view(len(batch), -1)
-    for rows, own, size in zip(lists, products, batch.sizes, strict=True):
+    every = batch.y_rows.view(len(batch), -1)
+    for rows, own, size in zip(every, products, batch.sizes, strict=True):
         y.index_add_(0, rows[:size], own[:size])
 
 

@@ -14,15 +14,15 @@ from ...geometry.weights import WeightLayout
 from ...maps.kernel_map import KernelMap
 from ...maps.rulebook import Rulebook
 from ..batches import products as batched
-from ..batches.lists import Batch, Steps, steps_of
-from ..batches.rule import limits_of
+from ..batches.lists import Batch, Lists
+from ..batches.rule import Limits, host_limits_of, limits_of
+from ..batches.steps import steps_of, whole_of
 from ..chunks import Chunks, Item, Part, chunks_of
 from ..dataflow import Dataflow, Gather, LayerProduct, Wgrad
 from ..epilogue import Epilogue
 from ..host_products import STEP, add_transposed, gather_rows, is_plain, mm
 
 _TOGETHER = 1 << 18  # values of a part's rows that are gathered at once, at most
-_SUM = 0  # mode of torch's sums of embeddings
 
 
 def accumulator(x: torch.Tensor) -> torch.dtype:
@@ -77,11 +77,12 @@ def _multiply(
         for v, own, result in zip(part.offsets, gathered, results, strict=True):
             rocm.cpu_mm(own, matrices[v], out=result)
 
-    def batch(one: Batch) -> torch.Tensor:
+    def batch(one: Lists, out: torch.Tensor | None = None) -> torch.Tensor:
         factors = batched.matrices_of(stack, one, chunks.reverse)
-        return batched.multiply(batched.gather(x, one.x_rows, one), factors)
+        return batched.multiply(batched.gather(x, one.x_rows, one), factors, out)
 
-    way = Multiply(multiply, together if plain else None, batch, x.shape[1])
+    limits = (host_limits_of if on_cpu(x) else limits_of)(x.shape[1], width)
+    way = Multiply(multiply, together if plain else None, batch, batch, limits, x.shape[1])
     return _sum_products(chunks, x, matrices, way, width, y)
 
 
@@ -114,12 +115,14 @@ def _large(pairs: Chunks | Part, width: int) -> bool:
 
 class Multiply(NamedTuple):
     """one: writes the products of an item.  together: those of a part, whose rows are gathered at
-    once; None where that is no gain.  batch: gives those of a batch.  width: columns that it
-    gathers."""
+    once; None where that is no gain.  batch: gives those of a batch.  whole: writes those of a part
+    with padding; None where that is no gain.  limits: for both.  width: columns that it gathers."""
 
     one: Callable[[Item, torch.Tensor], None]
     together: Callable[[Part, Sequence[torch.Tensor]], None] | None
     batch: Callable[[Batch], torch.Tensor]
+    whole: Callable[[Lists, torch.Tensor], object] | None
+    limits: Limits
     width: int
 
 
@@ -161,7 +164,7 @@ def _sum_products(
         y = result
     if not at_once:
         products = workspace.take("products", chunks.longest, width, x, x.dtype)
-        alone, batches = _steps(chunks, x, *matrices[0].shape)
+        alone, batches = steps_of(chunks, None if on_cpu(x) else multiply.limits)
         for item in alone:
             multiply.one(item, products[: item.n_pairs])
             y.index_add_(0, item.y_rows, products[: item.n_pairs].to(y.dtype))
@@ -170,23 +173,23 @@ def _sum_products(
     return y
 
 
-def _steps(chunks: Chunks, x: torch.Tensor, c_in: int, c_out: int) -> Steps:
-    return steps_of(chunks, None if on_cpu(x) else limits_of(c_in, c_out))
-
-
 def _part_sum(part: Part, multiply: Multiply, width: int, x: torch.Tensor) -> torch.Tensor:
+    at_once = multiply.together is not None and not _large(part, multiply.width)
+    if at_once and multiply.whole is not None:
+        found = whole_of(part, multiply.limits)
+        if found is not None:
+            lists, *sums = found
+            products = workspace.take("products", len(lists.x_rows), width, x, x.dtype)
+            multiply.whole(lists, products.view(len(lists), -1, width))
+            return batched.sums_of(products, *sums)
     products = workspace.take("products", part.n_pairs, width, x, x.dtype)
     results = products.split_with_sizes(part.sizes)
-    if multiply.together is not None and not _large(part, multiply.width):
+    if at_once and multiply.together is not None:
         multiply.together(part, results)
     else:
         for item, result in zip(part.items, results, strict=True):
             multiply.one(item, result)
-    rows, starts = part.sums
-    found: torch.Tensor = torch.embedding_bag(
-        products, rows, starts, mode=_SUM, include_last_offset=True
-    )[0]
-    return found
+    return batched.sums_of(products, *part.sums)
 
 
 def weight_gradient(
@@ -202,7 +205,7 @@ def weight_gradient(
             sums = _in_order(chunks, stack.unbind(0))
             if chunks.dense >= 0:
                 _accumulate(sums[chunks.dense], left, right, len(left))
-            alone, batches = _steps(chunks, x, w.c_in, w.c_out)
+            alone, batches = steps_of(chunks, None if on_cpu(x) else limits_of(w.c_in, w.c_out))
             for one in batches:
                 first = batched.gather_clean(left, one.x_rows, one)
                 other = batched.gather_clean(right, one.y_rows, one)
@@ -281,7 +284,8 @@ def _both(
         batched.add_matrices(total, left, right, one, chunks.reverse)
         return batched.multiply(right, batched.matrices_of(turned, one, chunks.reverse))
 
-    way = Multiply(multiply, together if plain else None, batch, x.shape[1] + dy.shape[1])
+    limits, width = limits_of(x.shape[1], dy.shape[1]), x.shape[1] + dy.shape[1]
+    way = Multiply(multiply, together if plain else None, batch, None, limits, width)
     _sum_products(chunks, dy, back, way, x.shape[1], dx)
 
 
