@@ -17,13 +17,9 @@ from ..kernels.gemm.wgrad_gemm import sum_shares_kernel, wgrad_kernel
 from ..kernels.runtime.launch import Kernel
 from ..kernels.runtime.target import Target
 from ..kernels.tiles.candidates import candidates
-from ..kernels.tiles.tile_config import (
-    TileConfig,
-    clamp_for_problem,
-    clamp_for_splits,
-    gather_tile,
-    wgrad_tile,
-)
+from ..kernels.tiles.clamps import clamp_for_problem, clamp_for_splits
+from ..kernels.tiles.tile import TileConfig
+from ..kernels.tiles.tile_config import gather_tile, wgrad_tile
 from .forms import PLACES, POINTED, Form, Space, make
 
 # One of each class that a tile choice can tell apart: powers of two, their neighbours, multiples of
@@ -36,7 +32,7 @@ SPLITS = (2, 4, 8, 16)
 # What follows a sum, by bits: 1 a bias, 2 a norm, 4 with gain and beta, 8 a residual.
 EPILOGUES = (7, 0, 1, 2, 3, 6, 15, 8, 9, 10, 11, 14)
 VECTORS = ("fp32", "fp16", "bf16", "fp64")
-_OFFSETS = 27
+_OFFSETS, _FEW_OFFSETS = 27, 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,10 +70,10 @@ def gather_tiles(target: Target) -> tuple[list[Case], list[Case]]:
     """(cases of the default tiles, of the tuner's other candidates) of the gather-GEMM."""
     default: dict[Case, None] = {}
     tuned: dict[Case, None] = {}
-    rows = (1, 256 * target.compute_units, 2048 * target.compute_units)
+    rows = [max(1, power * target.compute_units) for power in (0, 256, 512, 1024, 2048)]
     for (dtype, precision), c_in, c_out in itertools.product(products(target), CHANNELS, CHANNELS):
-        for n, order in itertools.product(rows, ("oi", "io")):
-            tile = gather_tile(target, dtype, n, c_in, c_out, _OFFSETS, precision, order)
+        for n, order, v in itertools.product(rows, ("oi", "io"), (_OFFSETS, _FEW_OFFSETS)):
+            tile = gather_tile(target, dtype, n, c_in, c_out, v, precision, order)
             default[Case(_whole(tile), dtype, precision)] = None
         for tile in candidates(target, dtype, c_in, c_out, _OFFSETS, precision, "fwd", rows[1]):
             tuned[Case(_whole(tile), dtype, precision)] = None
@@ -149,6 +145,7 @@ def _gather(
     even, one, c_in = DEPTHS[depth]
     wide, whole = size != "int32", case.tile.block_k
     tile = dataclasses.replace(case.tile, split_k=split) if split else clamp_for_splits(case.tile)
+    tile = tile if packed else tile.over_table()
     tile = clamp_for_problem(
         tile, target, case.dtype, case.precision, whole if even else whole + 1, wide, bits
     )
@@ -223,6 +220,8 @@ class GatherSpace(Space):
                       if (even, one) == (named["EVEN_K"], named["ONE_K"])],
             "size": ("wide", "far") if named["WIDE"] else ("int32",),
         }  # fmt: skip
+        if "PACKED" in named:
+            told["packed"] = (named["PACKED"],)
         if "TAIL" in named:
             split = named.get("SPLIT_K", 1)
             told["epilogue"] = [(named["TAIL"], named["ACT"], one) for one in {split, split // 2}]

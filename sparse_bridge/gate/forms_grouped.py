@@ -18,7 +18,8 @@ from ..kernels.gemm.grouped_gemm import (
 )
 from ..kernels.runtime.launch import Kernel
 from ..kernels.runtime.target import Target
-from ..kernels.tiles.tile_config import clamp_for_grouped, grouped_tile
+from ..kernels.tiles.clamps import clamp_for_grouped
+from ..kernels.tiles.tile_config import grouped_tile
 from .forms import PLACES, POINTED, Form, Space, make
 from .forms_gemm import (
     DEPTHS,

@@ -16,7 +16,8 @@ from sparse_bridge.core.device.serving import kernel_target
 from sparse_bridge.errors import DeviceError, OverflowLimitError, SettingError, UnsupportedError
 from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.kernels.runtime.target import Target
-from sparse_bridge.kernels.tiles.tile_config import TileConfig, gather_tile, wgrad_tile
+from sparse_bridge.kernels.tiles.tile import TileConfig
+from sparse_bridge.kernels.tiles.tile_config import gather_tile, wgrad_tile
 from tests.checks import assert_error
 
 CUDA = torch.device("cuda", 0)

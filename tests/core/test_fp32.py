@@ -12,8 +12,12 @@ from sparse_bridge.core import functional
 from sparse_bridge.core.conv import kernel_products, plan
 from sparse_bridge.core.conv.kernel_products import octaves
 from sparse_bridge.core.device import precision
-from sparse_bridge.core.geometry.weights import layout_of
+from sparse_bridge.core.geometry.weights import WeightLayout, layout_of
+from sparse_bridge.kernels.gemm.gather_spec import GemmSpec
+from sparse_bridge.kernels.gemm.product import Product
+from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.kernels.runtime.target import described
+from sparse_bridge.kernels.tiles.tile import TileConfig
 from sparse_bridge.kernels.tiles.tile_config import gather_tile, wgrad_tile
 from tests.checks import assert_close
 from tests.core.layers import check, layer, leaves, tensors
@@ -144,21 +148,55 @@ def test_what_is_not_finite_stays_where_it_is():
 
 
 def test_tiles_of_wide_layers():
-    """The largest tiles where they fill the GPU, or where the weight does not fit its cache."""
+    """The largest tiles where very many rows fill the GPU, or where the weight does not fit its
+    cache."""
     hopper, half = dataclasses.replace(described("sm_90"), compute_units=132), torch.float16
 
     def blocks(rows, c, order="oi"):
         tile = gather_tile(hopper, half, rows, c, c, 27, order=order)
         return tile.block_m, tile.block_n, tile.block_k, tile.split_k
 
-    assert blocks(100_000, 256) == (128, 256, 128, 1)
-    assert blocks(100_000, 256, "io") == (128, 128, 64, 1)
-    assert blocks(16_000, 256)[:3] == (64, 128, 128), "too few programs"
+    assert blocks(400_000, 256) == (128, 256, 128, 1)
+    assert blocks(400_000, 256, "io") == (128, 128, 64, 1)
     assert blocks(3_840, 1024) == (128, 256, 128, 1)
     assert blocks(848, 1024) == (128, 256, 128, 4)
-    assert blocks(100_000, 128)[:3] == (64, 128, 128)
-    assert blocks(1_000_000, 128)[:3] == (64, 128, 64)
-    assert blocks(1_000_000, 64)[:3] == (128, 64, 64)
+
+
+def test_tiles_that_queue_rows(monkeypatch):
+    """Rows of two steps under way: taller tiles where those fill the GPU, deeper ones while a
+    compute unit holds few; not where the offsets are few, sums are in fp16, or Triton is older."""
+    hopper, half = dataclasses.replace(described("sm_90"), compute_units=132), torch.float16
+
+    def blocks(rows, c, **how):
+        given = {"n_offsets": 27, "precision": "ieee", **how}
+        tile = gather_tile(hopper, half, rows, c, c, **given)
+        return tile.block_m, tile.block_n, tile.block_k, tile.num_stages
+
+    assert blocks(10_000, 128) == (64, 128, 128, 7) == blocks(17_000, 128)
+    assert blocks(40_000, 128) == (128, 128, 128, 7)
+    assert blocks(100_000, 128) == (128, 128, 64, 7) == blocks(1_000_000, 128)
+    assert blocks(16_000, 256) == (128, 128, 128, 7) and blocks(100_000, 256)[3] < 7
+    assert blocks(100_000, 64) == (128, 64, 64, 7) == blocks(1_000_000, 64)
+    assert blocks(100_000, 32) == (128, 32, 32, 7) and blocks(1_000_000, 32)[3] < 7
+    assert blocks(100_000, 96) == (128, 128, 32, 10) and blocks(10_000, 96)[3] < 7
+    assert blocks(100_000, 64, n_offsets=8)[3] < 7 and blocks(100_000, 64, precision="half")[3] < 7
+    shares = [gather_tile(hopper, half, n, 64, 64, 27).split_k for n in (1_500, 5_000, 10_000)]
+    assert shares == [4, 2, 1]
+    monkeypatch.setattr(targets, "triton_version", lambda: (3, 4, 0))
+    assert blocks(100_000, 64)[3] < 7
+
+
+@pytest.mark.parametrize("stages, over_table", [(2, 2), (3, 3), (7, 5), (10, 7)])
+def test_every_offset_needs_one_load_less(stages, over_table):
+    """Products that visit every offset read no list of offsets."""
+    tile = TileConfig(64, 64, 64, 4, stages)
+    assert tile.over_table() == dataclasses.replace(tile, num_stages=over_table)
+    hopper = described("sm_90")
+    w = WeightLayout((64 * 64, 64, 1, 0), 0, 27, 64, 64, 1)
+    product = Product(hopper, torch.device("cpu"), torch.float16, "ieee", w)
+    for packed in (True, False):
+        spec = GemmSpec(product, tile, packed)
+        assert spec.options["num_stages"] == (stages if packed else over_table)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])

@@ -38,7 +38,7 @@ no_kernels = pytest.mark.skipif(
 def stored(tmp_path, monkeypatch):
     """A folder with a current, an older and a damaged file, and two shipped winners."""
     pytest.importorskip("triton")
-    from sparse_bridge.kernels.tiles.tile_config import TileConfig
+    from sparse_bridge.kernels.tiles.tile import TileConfig
 
     winner = tune_cache.Winner(TileConfig(64, 32, 16, 4, 2), 12.5, 20.0, 5)
     version = ".".join(map(str, targets.triton_version()))

@@ -36,7 +36,7 @@ def test_accesses_out_of_bounds_are_seen(kernel_lane):
     from sparse_bridge.kernels.gemm.gather_gemm import GatherGemm
     from sparse_bridge.kernels.gemm.gather_spec import GemmSpec
     from sparse_bridge.kernels.gemm.product import Product
-    from sparse_bridge.kernels.tiles.tile_config import TileConfig
+    from sparse_bridge.kernels.tiles.tile import TileConfig
 
     assert amd_emulator.cfg.check
     device = torch.device("cpu")

@@ -20,13 +20,9 @@ from sparse_bridge.gate.catalogue import covering, launchable, spaces
 from sparse_bridge.gate.forms import as_launched, make
 from sparse_bridge.kernels.runtime.launch import REGISTRY, Kernel
 from sparse_bridge.kernels.tiles.candidates import DIRECTIONS, candidates
-from sparse_bridge.kernels.tiles.tile_config import (
-    TileConfig,
-    clamp_for_problem,
-    clamp_for_registers,
-    gather_tile,
-    wgrad_tile,
-)
+from sparse_bridge.kernels.tiles.clamps import clamp_for_problem, clamp_for_registers
+from sparse_bridge.kernels.tiles.tile import TileConfig
+from sparse_bridge.kernels.tiles.tile_config import gather_tile, wgrad_tile
 
 EVERY = (*compiled(), "gfx908", "sm_130", "sm_121")
 channels = st.integers(1, 1100) | st.sampled_from((256, 512, 768, 1024, 2048, 4096))

@@ -29,7 +29,7 @@ from sparse_bridge.gate.catalogue import covering, spaces
 from sparse_bridge.gate.compiling import Code, compile_form, source
 from sparse_bridge.gate.forms import Form, make
 from sparse_bridge.gate.forms_gemm import Case
-from sparse_bridge.kernels.tiles.tile_config import TileConfig
+from sparse_bridge.kernels.tiles.tile import TileConfig
 
 COMPILED = tuple(compiled())
 GOOD = Code("MFMA", "v_mfma_f32_16x16x16_f16", 80, 0, 0, 16384, 64)

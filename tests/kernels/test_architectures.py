@@ -17,7 +17,8 @@ from sparse_bridge.kernels.runtime import architectures
 from sparse_bridge.kernels.runtime.architectures import GENERATIONS, Candidates, Chip, Generation
 from sparse_bridge.kernels.runtime.target import described
 from sparse_bridge.kernels.tiles.candidates import candidates
-from sparse_bridge.kernels.tiles.tile_config import TileConfig, gather_tile
+from sparse_bridge.kernels.tiles.tile import TileConfig
+from sparse_bridge.kernels.tiles.tile_config import gather_tile
 from tests.releases import triton_since
 
 MINE = ((64, 32, 32, 2, 3),)

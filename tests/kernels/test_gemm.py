@@ -20,7 +20,8 @@ from sparse_bridge.kernels.maps.mask_order import mask_order, pack_tiles
 from sparse_bridge.kernels.maps.neighbor_table import NeighborTable
 from sparse_bridge.kernels.maps.tile_list import TILE
 from sparse_bridge.kernels.runtime import target as targets
-from sparse_bridge.kernels.tiles.tile_config import TileConfig, wgrad_shares
+from sparse_bridge.kernels.tiles.tile import TileConfig
+from sparse_bridge.kernels.tiles.tile_config import wgrad_shares
 from tests.checks import assert_close
 from tests.clouds import features
 from tests.kernels.calls import target_of

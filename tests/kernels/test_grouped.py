@@ -12,7 +12,7 @@ from sparse_bridge.core.maps.rulebook import Rulebook
 from sparse_bridge.kernels.gemm import grouped_gemm
 from sparse_bridge.kernels.gemm.grouped_gemm import GroupedGemm, GroupedSpec, pieces_of
 from sparse_bridge.kernels.gemm.product import EpilogueForm, Product
-from sparse_bridge.kernels.tiles.tile_config import TileConfig
+from sparse_bridge.kernels.tiles.tile import TileConfig
 from tests.checks import assert_close
 from tests.clouds import features
 from tests.kernels.calls import schedules, target_of

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ...kernels.gemm.wgrad_gemm import WgradGemm
     from ...kernels.gemm.wgrad_spec import WgradSpec
     from ...kernels.maps.tile_list import TileList
-    from ...kernels.tiles.tile_config import TileConfig
+    from ...kernels.tiles.tile import TileConfig
     from ..maps.pair_groups import PairGroups
 
     Table = TileList | torch.Tensor | PairGroups

@@ -17,7 +17,7 @@ import torch
 from .problem import Problem
 
 if TYPE_CHECKING:
-    from ...kernels.tiles.tile_config import TileConfig
+    from ...kernels.tiles.tile import TileConfig
 
 _CACHE = 2.5  # bytes out of the cache per byte of memory traffic
 _STEP = 0.25e-6  # seconds one step of a program waits for its operands

@@ -11,7 +11,7 @@ from ...kernels.gemm.product import Product, Weights
 from ...kernels.runtime.target import Target
 
 if TYPE_CHECKING:
-    from ...kernels.tiles.tile_config import TileConfig
+    from ...kernels.tiles.tile import TileConfig
 
 
 class Bucket(NamedTuple):
@@ -96,7 +96,7 @@ class Problem(NamedTuple):
         return self._cut(self._default())
 
     def _cut(self, tile: TileConfig) -> TileConfig:
-        from ...kernels.tiles.tile_config import clamp_for_splits
+        from ...kernels.tiles.clamps import clamp_for_splits
 
         return tile if self.splits == 1 else clamp_for_splits(tile)
 

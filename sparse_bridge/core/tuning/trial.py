@@ -15,7 +15,7 @@ from ... import tolerances
 
 if TYPE_CHECKING:
     from ...kernels.maps.tile_list import TileList
-    from ...kernels.tiles.tile_config import TileConfig
+    from ...kernels.tiles.tile import TileConfig
     from ..maps.pair_groups import PairGroups
 
 # (run it once, seconds the measurement may take) -> seconds per run

@@ -38,7 +38,7 @@ from .kernel_hash import kernel_hash
 if TYPE_CHECKING:
     from importlib.abc import Traversable
 
-    from ...kernels.tiles.tile_config import TileConfig
+    from ...kernels.tiles.tile import TileConfig
 
 FORMAT = 1
 DIRECTIONS = ("fwd", "dgrad", "wgrad")  # a namespace each
@@ -164,7 +164,7 @@ def decode(text: str) -> tuple[Stamp, Winners, Groups]:
 
 
 def _decode_winner(raw: dict[str, Any]) -> Winner:
-    from ...kernels.tiles.tile_config import TileConfig
+    from ...kernels.tiles.tile import TileConfig
 
     tile, names = raw["tile"], {field.name for field in dataclasses.fields(TileConfig)}
     sizes = [tile[name] for name in _SIZES]

@@ -40,7 +40,7 @@ from .tune_cache import Held, Stamp, TuneCache, Winner, Winners, folder, pinned,
 
 if TYPE_CHECKING:
     from ...kernels.runtime.target import Target
-    from ...kernels.tiles.tile_config import TileConfig
+    from ...kernels.tiles.tile import TileConfig
 
 __all__ = [
     "Result",

@@ -88,13 +88,18 @@ def likely(one: Expected) -> list[Sizes]:
 def less_likely(one: Expected) -> list[Sizes]:
     """Further guesses, on the other side of where rules take other tiles and dataflows."""
     width = _width(one)
-    if one.sizes is not None or one.pointwise or width < 32:
+    if one.sizes is not None or one.pointwise:
         return []
     if width >= _DEEP:
         return [_rows(4), _rows(32)]
+    if width < 32:
+        return [_rows(4)]
     # In inference many rows of a map between coordinates are ordered, few are not.
     ordered = [] if one.symmetric or one.trains else [_rows(1) if _coarse(one) else _rows(1 / 4)]
-    return ordered if _coarse(one) or width < 64 else [_rows(8), *ordered]
+    if _coarse(one):
+        return ordered
+    fewer = [_rows(4)] if width < 64 else [_rows(4), _rows(8)]
+    return [*fewer, *([_rows(1 / 2)] if width >= 128 else []), *ordered]
 
 
 def _rows(times_fewer: float) -> Sizes:

@@ -18,7 +18,7 @@ import triton.language as tl
 from ...errors import KernelError
 from ..maps.tile_list import TileList
 from ..runtime.launch import alignment_at, cdiv, register, specialise
-from ..tiles.tile_config import TileConfig
+from ..tiles.tile import TileConfig
 from .gather_spec import GemmSpec
 from .vectors import NO_VECTORS, Vectors, tensors_of
 

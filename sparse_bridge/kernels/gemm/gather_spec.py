@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from ..runtime.launch import number_of, specialise
-from ..tiles.tile_config import TileConfig, clamp_for_problem, clamp_for_splits
+from ..tiles.clamps import clamp_for_problem, clamp_for_splits
+from ..tiles.tile import TileConfig
 from .product import Product
 
 ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 2, "sigmoid": 3}
@@ -35,6 +36,8 @@ class GemmSpec:
         parts, activation, alpha, eps = epilogue
         if splits > 1:
             tile = clamp_for_splits(tile)
+        if not packed:
+            tile = tile.over_table()
         held = parts if splits == 1 else 0
         tile = clamp_for_problem(tile, target, self.dtype, precision, c_in, wide, held)
         self.tile, self.partials = tile, splits * tile.split_k

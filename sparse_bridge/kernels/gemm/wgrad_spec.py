@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..runtime.launch import cdiv, number_of, power_of_2, specialise
-from ..tiles.tile_config import TileConfig
+from ..tiles.tile import TileConfig
 from .product import Product
 
 SUM_BLOCKS = (64, 128, 256, 512, 1024)  # results per program that adds partials

@@ -96,8 +96,9 @@ class Generation:
     which products.  warpgroup: the kind that halves in tiles of a whole warpgroup must use.
 
     limits: what keeps tiles in registers.  candidates: tiles for the tuner.  wide, wide_turned: the
-    first choice for wide channels, by where the weight's channels lie ("oi", "io").  deep_wgrad:
-    wgrad takes deeper blocks where shared memory allows.
+    first choice for wide channels, by where the weight's channels lie ("oi", "io").  queues_rows:
+    gather-GEMMs of halves keep the rows of several steps under way.  deep_wgrad: wgrad takes deeper
+    blocks where shared memory allows.
 
     small_pointers: tensors within 2 GiB are addressed through 32-bit byte offsets, which is part of
     a kernel's specialisation (HIP).  options: names of extra compile options.  tensor_memory:
@@ -123,6 +124,7 @@ class Generation:
     candidates: Candidates = _SAFE_TILES
     wide: Shape = (128, 256, 128, 8, 2)
     wide_turned: Shape = (128, 256, 128, 8, 2)
+    queues_rows: bool = False
     deep_wgrad: bool = False
     small_pointers: bool = False
     options: frozenset[str] = frozenset()
@@ -191,8 +193,8 @@ _AMPERE_TILES = Candidates(
 _HOPPER_TILES = Candidates(
     gather_half=(
         (64, 64, 64, 4, 3), (64, 128, 64, 4, 3), (128, 64, 64, 4, 3), (64, 128, 128, 4, 2),
-        (128, 128, 64, 4, 3), (128, 128, 64, 8, 3), (128, 128, 128, 8, 2), (128, 256, 64, 8, 3),
-        (128, 128, 64, 4, 4),
+        (128, 128, 64, 4, 4), (128, 128, 64, 8, 3), (128, 128, 128, 8, 2), (128, 256, 64, 8, 3),
+        (64, 64, 64, 4, 7), (128, 64, 64, 4, 7), (64, 128, 128, 4, 7), (128, 128, 64, 4, 7),
     ),
     gather_single=(
         (64, 64, 16, 4, 3), (64, 64, 32, 4, 3), (64, 128, 32, 4, 2), (128, 64, 32, 4, 2),
@@ -281,7 +283,8 @@ GENERATIONS: tuple[Generation, ...] = (
     ),
     dataclasses.replace(
         _HOPPER, family="hopper", names=r"sm_9\d", matrix=("MMA", "WGMMA"), warpgroup="WGMMA",
-        wide_turned=(128, 128, 64, 4, 4), tf32_reads_rows=True, norm_narrows_fp32=True,
+        wide_turned=(128, 128, 64, 4, 7), queues_rows=True, tf32_reads_rows=True,
+        norm_narrows_fp32=True,
         chips={"sm_90": Chip(227, "H100, H200", True, unit_shared=228, unit_threads=2048)},
     ),
     dataclasses.replace(  # data-centre parts

@@ -82,6 +82,11 @@ class Target:
         return self.generation.chip(self.arch).splits_fp32
 
     @property
+    def queues_rows(self) -> bool:
+        """Whether gather-GEMMs keep the rows of several steps under way (Triton 3.5 and newer)."""
+        return self.generation.queues_rows and (triton_version() or (0,)) >= (3, 5)
+
+    @property
     def adds_in_fp16(self) -> bool:
         """Whether matrix units add fp16 products up in fp16, where they are asked to."""
         return self.backend == "cuda" and self.has_matrix_units
@@ -252,9 +257,7 @@ def _gpu_unavailable(index: int) -> str | None:
         from triton.runtime import driver
 
         driver.active.get_current_target()
-    except (
-        Exception
-    ) as error:  # Triton's drivers raise anything from RuntimeError to OSError for an unknown GPU
+    except Exception as error:  # from RuntimeError to OSError, for a GPU that it does not know
         return f"Triton has no working driver for {torch.cuda.get_device_name(index)}: {error}"
     return None
 
@@ -300,13 +303,9 @@ def _gpu_target(index: int) -> Target:
         described = driver.active.get_current_target()
         properties = torch.cuda.get_device_properties(index)
         shared = getattr(properties, "shared_memory_per_block_optin", None)
+    units = properties.multi_processor_count
     return _make_target(
-        described.backend,
-        described.arch,
-        described.warp_size,
-        properties.multi_processor_count,
-        shared,
-        raw=True,
+        described.backend, described.arch, described.warp_size, units, shared, raw=True
     )
 
 

@@ -13,15 +13,9 @@ import torch
 
 from ..runtime.architectures import Shape
 from ..runtime.target import Target
-from .tile_config import (
-    TileConfig,
-    clamp_for_registers,
-    clamp_for_smem,
-    gather_tile,
-    power,
-    split_for,
-    wgrad_tile,
-)
+from .clamps import clamp_for_registers, clamp_for_smem
+from .tile import TileConfig, power
+from .tile_config import gather_tile, split_for, wgrad_tile
 
 DIRECTIONS = ("fwd", "dgrad", "wgrad")
 

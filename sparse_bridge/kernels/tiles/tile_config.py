@@ -1,165 +1,17 @@
-"""Tiles: the knobs of one GEMM launch, and the default choice that needs no tuning."""
+"""The default choice of a tile, which needs no tuning."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import torch
 
 from ..runtime.target import Target
-
-
-@dataclasses.dataclass(frozen=True)
-class TileConfig:
-    """block_m x block_n results per program, reduced block_k at a time.
-
-    For the gather-GEMM block_m counts rows; for wgrad it counts input channels and block_k pairs.
-    split_k: how many programs share one reduction.  vendor: compile options of some backends.
-    """
-
-    block_m: int
-    block_n: int
-    block_k: int
-    num_warps: int
-    num_stages: int
-    split_k: int = 1
-    vendor: tuple[tuple[str, int], ...] = ()
-
-    def options(self, target: Target) -> dict[str, Any]:
-        """Compile options for `target`."""
-        options: dict[str, Any] = {"num_warps": self.num_warps, "num_stages": self.num_stages}
-        options.update(one for one in self.vendor if one[0] in target.generation.options)
-        return options
-
-    def shared_bytes(self, element_size: int) -> int:
-        """Upper estimate of the shared memory the operands of one program need."""
-        return (
-            (self.block_m + self.block_n)
-            * self.block_k
-            * element_size
-            * max(1, self.num_stages - 1)
-        )
-
-
-def power(value: int, low: int, high: int) -> int:
-    """Smallest power of two that holds `value`, between low and high."""
-    return min(high, max(low, 1 << (max(1, value) - 1).bit_length()))
-
-
-def _taken(tile: TileConfig, target: Target, element_size: int) -> int:
-    """Bytes of shared memory to reckon with. Where loads go straight into it, Triton 3.7 and newer
-    keep two buffers there from two stages on, with up to a sixteenth of padding."""
-    taken = tile.shared_bytes(element_size)
-    if not target.generation.direct_to_shared:
-        return taken
-    buffers = dataclasses.replace(tile, num_stages=3).shared_bytes(element_size)
-    return max(taken, buffers) * 17 // 16
-
-
-def clamp_for_smem(tile: TileConfig, target: Target, element_size: int) -> TileConfig:
-    """Give up stages, then depth, until the operands fit the target's shared memory."""
-    while _taken(tile, target, element_size) > target.shared_memory:
-        if tile.num_stages > 2:
-            tile = dataclasses.replace(tile, num_stages=tile.num_stages - 1)
-        elif tile.block_k > 16:
-            tile = dataclasses.replace(tile, block_k=tile.block_k // 2)
-        else:
-            tile = dataclasses.replace(tile, block_n=tile.block_n // 2)
-    return tile
-
-
-_NORMED_RESULTS = 16  # of a thread; each has a column of its own, of up to five fp64 vectors
-_WARPS = 8
-
-
-def clamp_for_registers(
-    tile: TileConfig, target: Target, dtype: torch.dtype, precision: str, wgrad: bool
-) -> TileConfig:
-    """The tile, made shallower, then spread over more warps, then smaller, until its generation
-    keeps it in registers. wgrad: block_m counts channels, so it may shrink below the packed
-    tiles."""
-    limits = target.generation.limits
-    half = dtype != torch.float32
-    if half and (target.has_matrix_units or limits.gather is not None):
-        limit = limits.wgrad if wgrad else limits.gather
-    elif half or precision == "ieee":
-        limit = limits.plain
-    else:
-        limit = limits.split if precision == "tf32x3" else limits.tf32
-    if limit is None:
-        return tile
-    m, n, warps = min(tile.block_m, limit.side), min(tile.block_n, limit.side), tile.num_warps
-    while m * n > limit.results * warps * target.warp_size:
-        if warps < _WARPS:
-            warps *= 2
-        elif m > (32 if wgrad else 64):
-            m //= 2
-        else:
-            n //= 2
-    # Without matrix instructions, wgrad over 32 steps spills 100 bytes or more (Triton 3.9, sm_80).
-    deepest = max(16, limit.depth // 2) if wgrad and limit is limits.plain else limit.depth
-    depth, stages = min(tile.block_k, deepest), min(tile.num_stages, limit.stages)
-    return dataclasses.replace(
-        tile, block_m=m, block_n=n, block_k=depth, num_warps=warps, num_stages=stages
-    )
-
-
-def clamp_for_problem(
-    tile: TileConfig, target: Target, dtype: torch.dtype, precision: str, c_in: int, wide: bool,
-    epilogue: int,
-) -> TileConfig:  # fmt: skip
-    """The gather-GEMM's tile, made smaller where one problem takes more registers than others.
-
-    Under 64-bit offsets (wide) a thread holds fewer results, fewer still before a residual (8 in
-    epilogue, see `GemmSpec`) and, for IEEE fp32 or on some generations, before a norm (2). Where
-    rows are ragged (c_in no multiple of block_k), so that every element has an address of its own,
-    it holds fewer channels then, and fewer results in the largest tiles. Where a norm follows,
-    some hold fewer channels and results for IEEE fp32, and a thread that takes rows out of tensor
-    memory holds few columns.
-    """
-    single, n, warps = dtype == torch.float32, tile.block_n, tile.num_warps
-    generation = target.generation
-    normed, plain = bool(epilogue & 2) and tile.split_k == 1, single and precision == "ieee"
-    summed = bool(epilogue & 8) and wide and tile.split_k == 1
-    fewer = summed or (normed and (generation.norm_halves or (wide and plain)))
-    held = (32 if single else 64) // (2 if fewer else 1)
-    narrow = normed and plain and generation.norm_narrows_fp32
-    most = held * tile.num_warps * target.warp_size
-    while (wide or narrow) and tile.block_m * n > most and n > 16:
-        n //= 2
-    ragged = c_in % tile.block_k != 0
-    if ragged and tile.block_m * n >= 128 * 256:
-        n //= 2
-    if normed and generation.tensor_memory and not plain:
-        most = _NORMED_RESULTS * target.warp_size
-        while tile.block_m * n > most * warps and n > 16:
-            n, warps = (n, 2 * warps) if warps < _WARPS else (n // 2, warps)
-    depth = min(tile.block_k, 32) if narrow or (ragged and wide) else tile.block_k
-    if normed and plain and ragged and wide:
-        depth = min(depth, 16)
-    if (n, depth, warps) == (tile.block_n, tile.block_k, tile.num_warps):
-        return tile
-    return dataclasses.replace(tile, block_n=n, block_k=depth, num_warps=warps)
-
-
-def clamp_for_splits(tile: TileConfig) -> TileConfig:
-    """The gather-GEMM's tile under mask splits, which take the place of shares of the reduction and
-    leave sums in fp32: the largest tiles spill 16 bytes then (Triton 3.9, sm_80)."""
-    n = tile.block_n // 2 if tile.block_m * tile.block_n >= 128 * 256 else tile.block_n
-    return dataclasses.replace(tile, block_n=n, split_k=1)
-
-
-def clamp_for_grouped(
-    tile: TileConfig, target: Target, dtype: torch.dtype, precision: str, c_in: int, wide: bool
-) -> TileConfig:
-    """`clamp_for_problem` for the grouped gather-GEMM, where addresses of rows take registers, too:
-    with 128 rows and 32 channels of IEEE fp32 a thread spills 20 bytes (Triton 3.9, sm_80)."""
-    tile = clamp_for_problem(tile, target, dtype, precision, c_in, wide, 0)
-    if dtype == torch.float32 and precision == "ieee" and tile.block_m >= 128:
-        tile = dataclasses.replace(tile, block_k=min(tile.block_k, 16))
-    return tile
-
+from .clamps import (
+    clamp_for_registers,
+    clamp_for_smem,
+)
+from .tile import DEEPEST, ROWS_OF_THREE, ROWS_OF_TWO, TileConfig, power
 
 # Per compute unit: from here on rows of one tile are alike enough for larger tiles. A power of two,
 # because plans decide once per octave.
@@ -179,14 +31,53 @@ def _wide(target: Target, n_rows: int, c_in: int, c_out: int, weight: int) -> bo
     return weight > CACHED_WEIGHT or 4 * programs >= 7 * target.compute_units
 
 
+_FEW_OFFSETS = 8  # whose tiles are through before a queue of rows is full
+
+
+def _queued(
+    target: Target, n_rows: int, c_in: int, c_out: int, n_offsets: int
+) -> TileConfig | None:
+    """The tile of halves that keeps the rows of two steps under way; None where another is faster.
+
+    Measured on an H100 and an H200 over LiDAR and indoor scans: a launch moves some 6 TB/s between
+    L2 and the multiprocessors, most of it weights, which tiles of 128 rows read half as often.
+    """
+    units, n = target.compute_units, power(c_out, 16, 128)
+    columns = -(-c_out // n)
+    few = n_rows * columns < 512 * units
+    if 2 * n_offsets * c_in * c_out > CACHED_WEIGHT:
+        return None
+    if not few and _wide(target, n_rows, c_in, c_out, 0):
+        return None
+    if n_rows >= _MOST_ROWS * units and max(n, c_in) == 32:
+        return None  # programs enough that one waits while others compute
+    tall = 4 * -(-n_rows // 128) * columns >= 5 * units
+    if c_in > 64 and c_in % 64 == 32:
+        # 96 channels: even blocks of 32; few programs are through sooner with one ragged block.
+        return None if few else TileConfig(128, n, 32, 4, ROWS_OF_THREE)
+    k = power(c_in, 16, 128 if c_in % 128 == 0 and (few or not tall) else 64)
+    tile = TileConfig(128 if tall else 64, n, k, 4, ROWS_OF_TWO)
+    programs, split = -(-n_rows // tile.block_m) * columns, 1
+    depth = n_offsets * -(-c_in // k)
+    while 8 * programs * split <= 5 * units and depth >= 8 * split and split < 16:
+        split *= 2
+    return dataclasses.replace(tile, split_k=split)
+
+
 def gather_tile(
     target: Target, dtype: torch.dtype, n_rows: int, c_in: int, c_out: int, n_offsets: int,
-    precision: str = "ieee", order: str = "oi",
+    precision: str = "ieee", order: str = "oi", grouped: bool = False,
 ) -> TileConfig:  # fmt: skip
     """Default tile of the gather-GEMM; c_in and c_out are channels per group, precision is that of
-    fp32, order says which channels of the weight are next to each other ("oi": the input's)."""
+    fp32, order says which channels of the weight are next to each other ("oi": the input's).
+    grouped: of the grouped one, whose rows are known before its reduction begins."""
     half = dtype in (torch.float16, torch.bfloat16)
     roomy = half and target.shared_memory >= 128 << 10
+    queued = target.queues_rows and n_offsets > _FEW_OFFSETS and not grouped
+    if queued and half and precision != "half":
+        tile = _queued(target, n_rows, c_in, c_out, n_offsets)
+        if tile is not None:
+            return tile
     if roomy and _wide(target, n_rows, c_in, c_out, n_offsets * c_in * c_out * dtype.itemsize):
         generation = target.generation
         tile = TileConfig(*(generation.wide_turned if order == "io" else generation.wide))
@@ -209,6 +100,8 @@ def gather_tile(
     block_m = 128 if taller and 32 <= block_n <= 64 else 64
     staged = most or (precision == "tf32x3" and block_n == 128)
     stages = 3 if staged or block_k * block_n <= 32 * 32 else 2
+    if queued and precision in ("tf32", "tf32x3") and block_k * block_n <= 32 * 32:
+        stages = ROWS_OF_TWO
     tile = TileConfig(block_m, block_n, block_k, 4, stages)
     tile = clamp_for_registers(
         clamp_for_smem(tile, target, dtype.itemsize), target, dtype, precision, wgrad=False
@@ -227,7 +120,7 @@ def grouped_tile(
     the deep ones of the gather-GEMM (H200, 1024 channels: 88 and 102 us).
     """
     # Whichever channels of the weight are next to each other: 88 and 89 us.
-    tile = gather_tile(target, dtype, n_pairs, c_in, c_out, n_offsets, precision)
+    tile = gather_tile(target, dtype, n_pairs, c_in, c_out, n_offsets, precision, grouped=True)
     if tile.block_n == 256:
         tile = clamp_for_smem(TileConfig(*GROUPED_WIDE), target, dtype.itemsize)
         tile = clamp_for_registers(tile, target, dtype, precision, wgrad=False)
@@ -238,7 +131,10 @@ def split_for(
     target: Target, tile: TileConfig, n_rows: int, c_in: int, c_out: int, n_offsets: int
 ) -> int:
     """How many programs share one reduction so that a short problem fills the device."""
-    split, held = 1, 1 if tile.block_m * tile.block_n >= 128 * 256 else 2
+    large = tile.block_m * tile.block_n >= 128 * 256
+    if tile.num_stages > DEEPEST:
+        large = 2 * tile.shared_bytes(2) > target.shared_memory
+    split, held = 1, 1 if large else 2
     programs = -(-n_rows // tile.block_m) * -(-c_out // tile.block_n)
     depth = n_offsets * -(-c_in // tile.block_k)
     most = held * target.compute_units

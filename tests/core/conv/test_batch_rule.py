@@ -43,9 +43,9 @@ def test_groups_by_hand(sizes, limits, groups):
 
 
 def test_limits_by_hand():
-    assert limits_of(64, 64) == Limits(rule.EPSILON, 8192, 32768, rule.FEWEST)
+    assert limits_of(64, 64) == Limits(rule.EPSILON, 16384, 65536, rule.FEWEST)
     assert limits_of(33, 32) == limits_of(64, 64)
-    assert limits_of(32, 32).longest == 16384 and limits_of(512, 512).longest == 1024
+    assert limits_of(512, 512).longest == 2048
     assert host_limits_of(16, 16) == Limits(rule.EPSILON, 512, 1 << 20, 20)
     assert host_limits_of(64, 64).longest == 128
     assert limits_of(3, 5).longest == rule._LONGEST < chunks._LONGEST, "no offset twice in a group"

@@ -23,9 +23,10 @@ from typing import NamedTuple
 EPSILON = 0.4
 FEWEST = 3
 # Values, c_in + c_out per pair, that a GPU gathers, multiplies and adds up in the time of an
-# offset's calls (20 us): 15 bytes of traffic for each fp32 one, at 0.8 TB/s.
-WORTH = 1 << 20
-_ROOM = 4  # times that, of a group with its padding: 16 MB of fp32 rows and products
+# offset's calls: 15 bytes of traffic for each fp32 one, at 0.8 TB/s in 40 us. An H200, whose host
+# took 80 us, would gain up to 2^22.
+WORTH = 1 << 21
+_ROOM = 4  # times that, of a group with its padding: 32 MB of fp32 rows and products
 # Shorter than the pieces that lists are cut into, so that a group meets no offset twice.
 _LONGEST = (1 << 15) - 1
 # The same of a CPU, by measurement: one that calls MKL for 1 to 2 us each.

@@ -13,7 +13,7 @@ from ..kernel_products import KernelDataflow
 
 if TYPE_CHECKING:
     from ....kernels.gemm.grouped_gemm import GroupedGemm
-    from ....kernels.tiles.tile_config import TileConfig
+    from ....kernels.tiles.tile import TileConfig
 
 
 class Grouped(KernelDataflow):

@@ -15,7 +15,7 @@ from ..kernel_products import KernelDataflow
 
 if TYPE_CHECKING:
     from ....kernels.maps.tile_list import TileList
-    from ....kernels.tiles.tile_config import TileConfig
+    from ....kernels.tiles.tile import TileConfig
 
 
 class Masked(KernelDataflow):
