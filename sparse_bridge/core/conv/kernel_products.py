@@ -15,6 +15,7 @@ from ... import log
 from ...errors import KernelError
 from ...kernels.gemm.product import Product
 from ...kernels.runtime.target import Target
+from ...kernels.tiles.narrow_tile import packs_offsets, tile_of
 from ..device import self_check
 from ..device.precision import KERNEL_DTYPES, product_precision, reads_rows
 from ..device.selection import select
@@ -28,6 +29,7 @@ from .epilogue import Epilogue
 if TYPE_CHECKING:
     from ...kernels.gemm.gather_gemm import GatherGemm
     from ...kernels.gemm.grouped_gemm import GroupedGemm
+    from ...kernels.gemm.narrow_gemm import NarrowGemm, NarrowSpec
     from ...kernels.gemm.vectors import Vectors
     from ...kernels.gemm.wgrad_gemm import WgradGemm
     from ...kernels.gemm.wgrad_spec import WgradSpec
@@ -84,15 +86,31 @@ class KernelDataflow(Dataflow):
         """Rows that the kernel multiplies, for the choice of a tile."""
         return n_rows
 
+    def packs(self, product: Product) -> bool:
+        """Whether narrow_gemm serves a product."""
+        return self.packing and packs_offsets(product)
+
+    def tile(
+        self, product: Product, n_rows: int, n_in: int, trial: Trial | None = None
+    ) -> TileConfig:
+        """The tile of a product of `n_in` rows into `n_rows`; narrow ones have one, which nobody
+        tunes."""
+        if self.packs(product):
+            return tile_of(product)
+        return tile_for(gather_problem(product, self.name, n_rows, n_in), trial)
+
     def spec(self, product: Product, tile: TileConfig) -> Any:
         """What the kernel needs to know but for the map."""
+        if self.packs(product):
+            return _narrow_gemm()[0](product, tile, self.packed)
         from ...kernels.gemm.gather_spec import GemmSpec
 
         return GemmSpec(product, tile, self.packed)
 
     def launch(self, spec: Any, table: Any, n_rows: int, n_in: int) -> Launch:
         """The kernel over one map."""
-        return _gather_gemm()(spec, table, n_rows, n_in)
+        kind = _narrow_gemm()[1] if self.packs(spec.product) else _gather_gemm()
+        return kind(spec, table, n_rows, n_in)
 
     def gather(self, product: LayerProduct) -> Gather:
         return GatherProduct(self, product)
@@ -123,6 +141,13 @@ def _gather_gemm() -> type[GatherGemm]:
     from ...kernels.gemm.gather_gemm import GatherGemm
 
     return GatherGemm
+
+
+@functools.cache
+def _narrow_gemm() -> tuple[type[NarrowSpec], type[NarrowGemm]]:
+    from ...kernels.gemm.narrow_gemm import NarrowGemm, NarrowSpec
+
+    return NarrowSpec, NarrowGemm
 
 
 def octaves(target: Target, n_rows: int, n_in: int) -> tuple[int, int, int]:
@@ -199,7 +224,7 @@ class GatherProduct:
                 lambda tile: flow.launch(flow.spec(product, tile), table, n_rows, n_in), inputs,
                 lambda: inputs[0].new_empty((n_rows, self._columns)), table,
             )  # fmt: skip
-            tile = tile_for(gather_problem(product, flow.name, work, likely), trial)
+            tile = flow.tile(product, work, likely, trial)
             known = (flow.name, reverse, tile)  # sizes that take the same tile share it
             spec = self._specs.get(known)
             if spec is None:

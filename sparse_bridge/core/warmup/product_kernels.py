@@ -27,7 +27,7 @@ from ..device.self_check_problems import COMMON_ROWS
 from ..geometry.weights import layout_of
 from ..maps.rulebook import Rulebook
 from ..ops.pointwise import HALVES
-from ..tuning.problem import gather_problem, wgrad_problem
+from ..tuning.problem import wgrad_problem
 from ..tuning.tuner import tile_for
 from .map_kernels import Strided
 
@@ -157,7 +157,7 @@ def _gather(layer: LayerProduct, one: Expected, side: int, sizes: Sizes, known: 
     product, w = GatherProduct(flow, layer), layer.w
     # Pairs, which nobody knows yet, decide little: such products are wide.
     work = _pairs(w.n_offsets, sizes) if flow.name == "grouped" else n_rows
-    tile = tile_for(gather_problem(product.product, flow.name, work, n_in))
+    tile = flow.tile(product.product, work, n_in)
     if (side, flow.name, tile) in known:
         return
     known.add((side, flow.name, tile))

@@ -236,6 +236,8 @@ class GatherGemm:
     # _numbers: what follows the tensors in a launch; where _addressed, the table's parts first.
     __slots__ = ("_addressed", "_key", "_lists", "_numbers", "blank", "grid", "spec", "table")
 
+    kernel = gather_gemm_kernel
+
     def __init__(
         self, spec: GemmSpec, table: TileList | torch.Tensor, n_rows: int, n_in: int
     ) -> None:
@@ -314,11 +316,11 @@ class GatherGemm:
         values = (x_at, w_at, *extra_at, out_at, *numbers)
         if not (
             self._addressed
-            and gather_gemm_kernel.start(spec.device, key, self.grid, values, spec.constants)
+            and self.kernel.start(spec.device, key, self.grid, values, spec.constants)
         ):
             numbers = numbers[4:] if self._addressed else numbers
             args = (x, w, *tensors_of(vectors, y), out, *self._views(), *numbers)
-            gather_gemm_kernel.launch(
+            self.kernel.launch(
                 spec.device, spec.target, self.grid, args, spec.constants, spec.options, key
             )
         if split > 1:

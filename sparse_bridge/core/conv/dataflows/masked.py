@@ -25,7 +25,7 @@ class Masked(KernelDataflow):
     packed = True
 
     def __init__(self, splits: int = 1) -> None:
-        self.splits = splits
+        self.splits, self.packing = splits, splits == 1
         self.name = "masked" if splits == 1 else f"masked:{splits}"
 
     def view(self, rulebook: Rulebook, side: int, target: Target) -> tuple[TileList, bool]:
@@ -35,9 +35,11 @@ class Masked(KernelDataflow):
         return split_tiles(rulebook, side, target, splits)
 
     def spec(self, product: Product, tile: TileConfig) -> Any:
+        splits = min(self.splits, product.w.n_offsets)
+        if splits == 1:
+            return super().spec(product, tile)
         from ....kernels.gemm.gather_spec import GemmSpec
 
-        splits = min(self.splits, product.w.n_offsets)
         return GemmSpec(product, tile, True, splits=splits)
 
     def by_rule(self) -> Dataflow:

@@ -11,7 +11,7 @@ from ..kernel_products import KernelDataflow
 
 
 class Unmasked(KernelDataflow):
-    name, packed = "unmasked", False
+    name, packed, packing = "unmasked", False, True
 
     def view(self, rulebook: Rulebook, side: int, target: Target) -> tuple[torch.Tensor, bool]:
         return rulebook.neighbors(side)

@@ -1,0 +1,172 @@
+"""Gather-GEMM for narrow inputs, of up to 8 channels, as the first layer of a network has them.
+
+One offset fills no more than half of a step of the reduction there, and what a tile waits for is
+where its rows are, offset after offset. So a step takes several offsets side by side: element k of
+it is channel k % WIDTH of its offset k // WIDTH. The rest is the gather-GEMM's, launch and epilogue
+included.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ..maps.tile_list import TileList
+from ..runtime.launch import register, specialise
+from ..tiles.narrow_tile import clamp_for_narrow, width_of
+from ..tiles.tile import TileConfig
+from .gather_gemm import GatherGemm, _activate, _added, _tail
+from .gather_spec import GemmSpec
+from .product import Product
+from .vectors import Vectors
+
+
+@triton.jit(do_not_specialize=["n_rows", "pitch", "n_offsets", "alpha", "eps"])
+def _narrow_gemm(
+    x_ptr, w_ptr, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, residual_ptr, y_ptr, nbr_ptr,
+    rows_ptr, live_ptr, n_live_ptr, n_rows, pitch, n_offsets, c_in, c_out, w_shift, alpha, eps,
+    stride_xn, stride_yn, stride_wv, stride_wi, stride_wo, stride_wg, stride_ys,
+    PACKED: tl.constexpr, TAIL: tl.constexpr, ACT: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN_X: tl.constexpr, EVEN_W: tl.constexpr, WIDE: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """grid: (row tiles x column blocks, 1, 1).
+
+    The arguments as of `_gather_gemm`; stride_wg and stride_ys are not read. EVEN_X: c_in is WIDTH,
+    which divides stride_xn, too. EVEN_W: stride_wi is 1, and WIDTH divides c_in and the weight's
+    other strides and shift. So channels of a row are loaded at once.
+    """
+    OFFSETS: tl.constexpr = BLOCK_K // WIDTH
+    n_blocks = tl.cdiv(c_out, BLOCK_N)
+    n_tiles = tl.num_programs(0) // n_blocks
+    tile = n_tiles - 1 - tl.program_id(0) // n_blocks  # the longest first, see `_gather_gemm`
+    place = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = (tl.program_id(0) % n_blocks) * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_c = tl.arange(0, WIDTH)
+    mask_n = offs_n < c_out
+    mask_c = offs_c < c_in
+    if PACKED:
+        row = tl.load(rows_ptr + place)
+        row_ok = row >= 0
+        steps = tl.load(n_live_ptr + tile)
+        live = live_ptr + tile.to(tl.int64) * n_offsets
+    else:
+        row = place
+        row_ok = row < n_rows
+        steps = n_offsets
+    if WIDE:
+        row = row.to(tl.int64)
+        pitch = pitch.to(tl.int64)
+    if EVEN_X:  # said so that the compiler sees it
+        stride_xn = stride_xn // WIDTH * WIDTH
+    if EVEN_W:
+        w_shift = w_shift // WIDTH * WIDTH
+        stride_wv = stride_wv // WIDTH * WIDTH
+        stride_wo = stride_wo // WIDTH * WIDTH
+    x_base = x_ptr + offs_c[None, None, :]
+    w_base = (
+        w_ptr + w_shift + offs_c[None, :, None] * stride_wi + offs_n[None, None, :] * stride_wo
+    )
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for first in range(0, steps, OFFSETS):
+        index = first + tl.arange(0, OFFSETS)
+        there = index < steps
+        v = index
+        if PACKED:  # the list may be read before its length is known
+            v = tl.load(live + index, mask=index < n_offsets, other=0)
+        v = tl.where(there, v, 0)
+        if WIDE:
+            v = v.to(tl.int64)
+        mask_w = there[:, None, None] & mask_n[None, None, :]
+        if not EVEN_W:
+            mask_w = mask_w & mask_c[None, :, None]
+        b = tl.load(w_base + v[:, None, None] * stride_wv, mask=mask_w, other=0.0)
+        mask_s = there[None, :]
+        if not PACKED:
+            mask_s = mask_s & row_ok[:, None]
+        source = tl.load(nbr_ptr + v[None, :] * pitch + place[:, None], mask=mask_s, other=-1)
+        mask_x = (source >= 0)[:, :, None]
+        if not EVEN_X:
+            mask_x = mask_x & mask_c[None, None, :]
+        if WIDE:
+            source = source.to(tl.int64)
+        a = tl.load(x_base + source[:, :, None] * stride_xn, mask=mask_x, other=0.0)
+        a = tl.reshape(a, (BLOCK_M, BLOCK_K))
+        b = tl.reshape(b, (BLOCK_K, BLOCK_N))
+        acc = tl.dot(a, b, acc, input_precision=PRECISION)
+    if TAIL & 7:
+        scale, shift = _tail(
+            bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, eps, offs_n, mask_n, TAIL
+        )
+        acc = acc * scale[None, :] + shift[None, :]
+    at = row[:, None] * stride_yn + offs_n[None, :]
+    ok = row_ok[:, None] & mask_n[None, :]
+    if TAIL & 8:
+        acc = _added(acc, residual_ptr, at, ok, y_ptr.dtype.element_ty)
+    acc = _activate(acc, alpha, ACT)
+    tl.store(y_ptr + at, acc.to(y_ptr.dtype.element_ty), mask=ok)
+
+
+narrow_gemm_kernel = register(_narrow_gemm)
+
+
+class NarrowSpec(GemmSpec):
+    """A narrow product and its tile, see `GemmSpec`.  loose: rows of x start anywhere."""
+
+    def __init__(
+        self, product: Product, tile: TileConfig, packed: bool, wide: bool = False,
+        splits: int = 1, loose: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(product, tile, packed, wide)
+        precision, w, (parts, *_) = product.precision, product.w, product.epilogue
+        tile = clamp_for_narrow(tile, self.target, self.dtype, precision, wide, parts)
+        width = width_of(w.c_in)
+        over, inner, outer, _ = w.strides
+        whole = w.c_in == width
+        self.even = whole and not loose
+        lined = whole and inner == 1 and not (over % width or outer % width or w.shift % width)
+        self.width, self.tile, self.partials = width, tile, 1
+        self._loose: NarrowSpec | None = None
+        self.constants = (
+            packed, parts, self.activation,
+            precision if self.dtype == torch.float32 else "ieee", self.even, lined, wide, width,
+            tile.block_m, tile.block_n, tile.block_k,
+        )  # fmt: skip
+        self.options = tile.options(self.target)
+        kinds = specialise(w.c_in, w.c_out, w.shift, *w.strides, self.columns)
+        self._known = ("narrow_gemm", self.dtype, self.constants, tile, kinds, False)
+        self.key = self.key_of(0)
+
+    def loose(self) -> NarrowSpec:
+        """The same for x whose rows start anywhere."""
+        if self._loose is None:
+            self._loose = NarrowSpec(
+                self.product, self._asked, self.packed, self.wide, loose=True
+            )
+        return self._loose
+
+
+class NarrowGemm(GatherGemm):
+    """A narrow product over one map; all as in `GatherGemm`."""
+
+    __slots__ = ("_sizes", "_strided")
+
+    kernel = narrow_gemm_kernel
+    spec: NarrowSpec
+
+    def __init__(
+        self, spec: NarrowSpec, table: TileList | torch.Tensor, n_rows: int, n_in: int
+    ) -> None:
+        super().__init__(spec, table, n_rows, n_in)
+        self._sizes, self._strided = (n_rows, n_in), None
+
+    def __call__(
+        self, x: torch.Tensor, w: torch.Tensor, vectors: Vectors | None, y: torch.Tensor
+    ) -> torch.Tensor:
+        """As of `GatherGemm`."""
+        if self.spec.even and x.stride()[0] % self.spec.width:
+            if self._strided is None:
+                self._strided = NarrowGemm(self.spec.loose(), self.table, *self._sizes)
+            return self._strided(x, w, vectors, y)
+        return super().__call__(x, w, vectors, y)

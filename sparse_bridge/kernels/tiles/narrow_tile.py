@@ -1,0 +1,55 @@
+"""Which products have inputs so narrow that one step of their reduction takes several offsets, and
+in which tiles. Needs no Triton."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from ..gemm.product import Product
+from ..runtime.target import Target
+from .clamps import clamp_for_registers, clamp_for_smem
+from .tile import TileConfig, power
+
+WIDEST = 8  # channels; from 16 on a step is filled by one offset
+OFFSETS = 16  # of a step, at most: 27 take two steps
+
+
+def packs_offsets(product: Product) -> bool:
+    """Whether `narrow_gemm` serves a product over a table or over mask-ordered tiles."""
+    w = product.w
+    return w.c_in <= WIDEST and w.groups == 1 and w.n_offsets > 1 and product.precision != "half"
+
+
+def width_of(c_in: int) -> int:
+    """Channels that a step keeps for each of its offsets."""
+    return power(c_in, 1, WIDEST)
+
+
+def narrow_tile(
+    target: Target, dtype: torch.dtype, precision: str, c_in: int, c_out: int, n_offsets: int
+) -> TileConfig:
+    """The tile of a narrow product. There are no others: a tile is through in two steps, and what
+    they wait for is the same in all tiles.
+
+    precision: of fp32.
+    """
+    depth = power(n_offsets, 2, OFFSETS) * width_of(c_in)
+    tile = TileConfig(64, power(c_out, 16, 128), max(16, depth), 4, 2)
+    tile = clamp_for_smem(tile, target, dtype.itemsize)
+    return clamp_for_registers(tile, target, dtype, precision, wgrad=False)
+
+
+def tile_of(product: Product) -> TileConfig:
+    """`narrow_tile` of a product."""
+    target, _, dtype, precision, w, _ = product
+    return narrow_tile(target, dtype, precision, w.c_in, w.c_out, w.n_offsets)
+
+
+def clamp_for_narrow(
+    tile: TileConfig, target: Target, dtype: torch.dtype, precision: str, wide: bool, epilogue: int
+) -> TileConfig:
+    """The tile, made smaller where one problem takes more registers than others; the arguments as
+    of `clamp_for_problem`."""
+    return dataclasses.replace(tile, split_k=1)
