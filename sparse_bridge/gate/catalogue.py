@@ -15,13 +15,14 @@ from . import (
     forms_gemm,
     forms_grouped,
     forms_maps,
+    forms_narrow,
     forms_norms,
     forms_pools,
 )
 from .forms import Form, Space
 
 DECLARATIONS = (
-    forms_maps, forms_gemm, forms_grouped, forms_pools, forms_norms,
+    forms_maps, forms_gemm, forms_grouped, forms_narrow, forms_pools, forms_norms,
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from ..kernels.runtime.target import Target
 from .compiling import Code
 from .forms import Form
 
-_PRODUCTS = ("gather_gemm", "grouped_gemm", "wgrad_gemm")
+_PRODUCTS = ("gather_gemm", "grouped_gemm", "narrow_gemm", "wgrad_gemm")
 _LEAST_ROWS = 64  # rows of one warpgroup's product
 _NVIDIA_REGISTERS = 255  # of a thread, at most
 _BY_CHOICE = 64  # bytes

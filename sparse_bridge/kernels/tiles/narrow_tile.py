@@ -13,7 +13,9 @@ from .clamps import clamp_for_registers, clamp_for_smem
 from .tile import TileConfig, power
 
 WIDEST = 8  # channels; from 16 on a step is filled by one offset
-OFFSETS = 16  # of a step, at most: 27 take two steps
+FEW_OFFSETS, OFFSETS = 8, 16  # of a step: 27 take two
+
+_KINDS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 def packs_offsets(product: Product) -> bool:
@@ -35,8 +37,10 @@ def narrow_tile(
 
     precision: of fp32.
     """
-    depth = power(n_offsets, 2, OFFSETS) * width_of(c_in)
-    tile = TileConfig(64, power(c_out, 16, 128), max(16, depth), 4, 2)
+    kind = _KINDS.get(dtype, "fp32" if precision == "ieee" else precision)
+    deepest = 256 // dtype.itemsize if target.generation.matrix_kinds(kind) else 16
+    depth = min(deepest, power(n_offsets, FEW_OFFSETS, OFFSETS) * width_of(c_in))
+    tile = TileConfig(64, power(c_out, 16, 64), max(16, depth), 4, 2)
     tile = clamp_for_smem(tile, target, dtype.itemsize)
     return clamp_for_registers(tile, target, dtype, precision, wgrad=False)
 
