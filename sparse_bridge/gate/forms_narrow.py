@@ -16,19 +16,17 @@ from ..kernels.tiles.narrow_tile import (
     FEW_OFFSETS,
     OFFSETS,
     WIDEST,
-    clamp_for_narrow,
     narrow_tile,
     width_of,
 )
 from .forms import Form, Space
 from .forms_gemm import CHANNELS, EPILOGUES, VECTORS, Case, product_form, products
 
-WIDTHS = sorted({width_of(c_in) for c_in in range(1, WIDEST + 1)}, reverse=True)
 # (EVEN_X, EVEN_W, how the weight lies, see `forms_gemm.LAYOUTS`)
 LINES = {
     "both": (True, True, "swapped"), "rows": (True, False, "rows"), "none": (False, False, "loose"),
     "weight": (False, True, "swapped"), "loose weight": (True, False, "loose"),
-    "odd": (False, False, "swapped"),
+    "odd": (False, False, "swapped"), "odd rows": (False, False, "rows"),
 }  # fmt: skip
 
 
@@ -44,9 +42,12 @@ def narrow_tiles(target: Target) -> list[Narrow]:
     """Every tile."""
     found = {
         Narrow(
-            narrow_tile(target, dtype, precision, width, c_out, n_offsets), dtype, precision, width
+            narrow_tile(target, dtype, precision, c_in, c_out, n_offsets),
+            dtype,
+            precision,
+            width_of(c_in),
         ): None
-        for (dtype, precision), width in itertools.product(products(target), WIDTHS)
+        for (dtype, precision), c_in in itertools.product(products(target), range(WIDEST, 0, -1))
         for c_out, n_offsets in itertools.product(CHANNELS, (OFFSETS, FEW_OFFSETS))
     }
     return list(found)
@@ -58,7 +59,7 @@ def _narrow(
 ) -> Form:  # fmt: skip
     held, (bits, act), (even_x, even_w, layout) = case.holds, epilogue, LINES[lines]
     wide = size != "int32"
-    tile = clamp_for_narrow(case.tile, target, case.dtype, case.precision, wide, bits)
+    tile = case.tile
     constants = (
         packed, bits, act, case.precision, even_x, even_w, wide, case.width, tile.block_m,
         tile.block_n, tile.block_k,

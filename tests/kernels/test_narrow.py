@@ -24,10 +24,11 @@ from tests.kernels.test_gemm import EPS, gather_truth, nan_like, norm_vectors, r
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.emulated]
 
+PLAIN = EpilogueForm()
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def product_of(target, device, w, dtype=torch.float32, end=EpilogueForm(), precision="ieee"):
+def product_of(target, device, w, dtype=torch.float32, end=PLAIN, precision="ieee"):
     return Product(target, device, dtype, precision, w, end)
 
 

@@ -14,12 +14,48 @@ import triton.language as tl
 
 from ..maps.tile_list import TileList
 from ..runtime.launch import register, specialise
-from ..tiles.narrow_tile import clamp_for_narrow, width_of
+from ..tiles.narrow_tile import width_of
 from ..tiles.tile import TileConfig
 from .gather_gemm import GatherGemm, _activate, _added, _tail
 from .gather_spec import GemmSpec
 from .product import Product
 from .vectors import Vectors
+
+
+@triton.jit
+def _one(row_ptr, stride, ok, channel, c_in):
+    there = tl.full(ok.shape, channel, tl.int32) < c_in
+    return tl.load(row_ptr + channel * stride, mask=ok & there, other=0.0)
+
+
+@triton.jit
+def _pair(row_ptr, stride, ok, first, second, c_in):
+    return tl.join(_one(row_ptr, stride, ok, first, c_in), _one(row_ptr, stride, ok, second, c_in))
+
+
+@triton.jit
+def _four(row_ptr, stride, ok, first, apart, c_in):
+    """Channels first, first + apart, ... of each row; [..., 2, 2]."""
+    even = _pair(row_ptr, stride, ok, first, first + 2 * apart, c_in)
+    return tl.join(even, _pair(row_ptr, stride, ok, first + apart, first + 3 * apart, c_in))
+
+
+@triton.jit
+def _channels(row_ptr, stride, ok, c_in, WIDTH: tl.constexpr):
+    """[..., WIDTH], or as many in several dimensions: channels of rows that start anywhere, loaded
+    one after another, so that a thread keeps one address for all channels of a row."""
+    if WIDTH == 1:
+        value = _one(row_ptr, stride, ok, 0, c_in)
+    elif WIDTH == 2:
+        value = _pair(row_ptr, stride, ok, 0, 1, c_in)
+    elif WIDTH == 4:
+        value = _four(row_ptr, stride, ok, 0, 1, c_in)
+    else:
+        tl.static_assert(WIDTH == 8)
+        value = tl.join(
+            _four(row_ptr, stride, ok, 0, 2, c_in), _four(row_ptr, stride, ok, 1, 2, c_in)
+        )
+    return value
 
 
 @triton.jit(do_not_specialize=["n_rows", "pitch", "n_offsets", "alpha", "eps"])
@@ -45,7 +81,6 @@ def _narrow_gemm(
     offs_n = (tl.program_id(0) % n_blocks) * BLOCK_N + tl.arange(0, BLOCK_N)
     offs_c = tl.arange(0, WIDTH)
     mask_n = offs_n < c_out
-    mask_c = offs_c < c_in
     if PACKED:
         row = tl.load(rows_ptr + place)
         row_ok = row >= 0
@@ -64,10 +99,6 @@ def _narrow_gemm(
         w_shift = w_shift // WIDTH * WIDTH
         stride_wv = stride_wv // WIDTH * WIDTH
         stride_wo = stride_wo // WIDTH * WIDTH
-    x_base = x_ptr + offs_c[None, None, :]
-    w_base = (
-        w_ptr + w_shift + offs_c[None, :, None] * stride_wi + offs_n[None, None, :] * stride_wo
-    )
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for first in range(0, steps, OFFSETS):
         index = first + tl.arange(0, OFFSETS)
@@ -78,20 +109,28 @@ def _narrow_gemm(
         v = tl.where(there, v, 0)
         if WIDE:
             v = v.to(tl.int64)
-        mask_w = there[:, None, None] & mask_n[None, None, :]
-        if not EVEN_W:
-            mask_w = mask_w & mask_c[None, :, None]
-        b = tl.load(w_base + v[:, None, None] * stride_wv, mask=mask_w, other=0.0)
+        mask_w = there[:, None] & mask_n[None, :]
+        w_rows = w_ptr + w_shift + (v[:, None] * stride_wv + offs_n[None, :] * stride_wo)
+        if EVEN_W:
+            b = tl.load(
+                w_rows[:, :, None] + offs_c[None, None, :], mask=mask_w[:, :, None], other=0.0
+            )
+        else:
+            b = _channels(w_rows, stride_wi, mask_w, c_in, WIDTH)
+            b = tl.reshape(b, (OFFSETS, BLOCK_N, WIDTH))
+        b = tl.permute(b, (0, 2, 1))
         mask_s = there[None, :]
         if not PACKED:
             mask_s = mask_s & row_ok[:, None]
         source = tl.load(nbr_ptr + v[None, :] * pitch + place[:, None], mask=mask_s, other=-1)
-        mask_x = (source >= 0)[:, :, None]
-        if not EVEN_X:
-            mask_x = mask_x & mask_c[None, None, :]
+        there = source >= 0
         if WIDE:
             source = source.to(tl.int64)
-        a = tl.load(x_base + source[:, :, None] * stride_xn, mask=mask_x, other=0.0)
+        if EVEN_X:
+            at = source[:, :, None] * stride_xn + offs_c[None, None, :]
+            a = tl.load(x_ptr + at, mask=there[:, :, None], other=0.0)
+        else:
+            a = _channels(x_ptr + source * stride_xn, 1, there, c_in, WIDTH)
         a = tl.reshape(a, (BLOCK_M, BLOCK_K))
         b = tl.reshape(b, (BLOCK_K, BLOCK_N))
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
@@ -120,7 +159,6 @@ class NarrowSpec(GemmSpec):
     ) -> None:  # fmt: skip
         super().__init__(product, tile, packed, wide)
         precision, w, (parts, *_) = product.precision, product.w, product.epilogue
-        tile = clamp_for_narrow(tile, self.target, self.dtype, precision, wide, parts)
         width = width_of(w.c_in)
         over, inner, outer, _ = w.strides
         whole = w.c_in == width
@@ -141,9 +179,7 @@ class NarrowSpec(GemmSpec):
     def loose(self) -> NarrowSpec:
         """The same for x whose rows start anywhere."""
         if self._loose is None:
-            self._loose = NarrowSpec(
-                self.product, self._asked, self.packed, self.wide, loose=True
-            )
+            self._loose = NarrowSpec(self.product, self._asked, self.packed, self.wide, loose=True)
         return self._loose
 
 

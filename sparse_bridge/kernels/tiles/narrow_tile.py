@@ -3,8 +3,6 @@ in which tiles. Needs no Triton."""
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 
 from ..gemm.product import Product
@@ -13,7 +11,7 @@ from .clamps import clamp_for_registers, clamp_for_smem
 from .tile import TileConfig, power
 
 WIDEST = 8  # channels; from 16 on a step is filled by one offset
-FEW_OFFSETS, OFFSETS = 8, 16  # of a step: 27 take two
+FEW_OFFSETS, OFFSETS = 8, 16  # of a step: 27 offsets take two of 16
 
 _KINDS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
@@ -39,7 +37,10 @@ def narrow_tile(
     """
     kind = _KINDS.get(dtype, "fp32" if precision == "ieee" else precision)
     deepest = 256 // dtype.itemsize if target.generation.matrix_kinds(kind) else 16
-    depth = min(deepest, power(n_offsets, FEW_OFFSETS, OFFSETS) * width_of(c_in))
+    width = width_of(c_in)
+    # Channels that are loaded one by one take registers: 16 offsets of 5 channels 160, 8 take 88.
+    few = n_offsets <= FEW_OFFSETS or (width == WIDEST and c_in < WIDEST)
+    depth = min(deepest, width * (FEW_OFFSETS if few else OFFSETS))
     tile = TileConfig(64, power(c_out, 16, 64), max(16, depth), 4, 2)
     tile = clamp_for_smem(tile, target, dtype.itemsize)
     return clamp_for_registers(tile, target, dtype, precision, wgrad=False)
@@ -49,11 +50,3 @@ def tile_of(product: Product) -> TileConfig:
     """`narrow_tile` of a product."""
     target, _, dtype, precision, w, _ = product
     return narrow_tile(target, dtype, precision, w.c_in, w.c_out, w.n_offsets)
-
-
-def clamp_for_narrow(
-    tile: TileConfig, target: Target, dtype: torch.dtype, precision: str, wide: bool, epilogue: int
-) -> TileConfig:
-    """The tile, made smaller where one problem takes more registers than others; the arguments as
-    of `clamp_for_problem`."""
-    return dataclasses.replace(tile, split_k=1)
