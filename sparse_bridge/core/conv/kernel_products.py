@@ -58,10 +58,12 @@ def device_reasons(case: Case) -> list[Reason]:
 
 class KernelDataflow(Dataflow):
     """The base of those that kernels compute.  packed: over mask-ordered tiles.  irregular: maps
-    that tables cannot hold are served, too."""
+    that tables cannot hold are served, too.  packing: narrow inputs take several offsets a step,
+    see `narrow_gemm`."""
 
     packed: bool
     irregular = False
+    packing = False
 
     def unsupported_reasons(self, case: Case) -> list[Reason]:
         found = [] if case.regular or self.irregular else [IRREGULAR]
