@@ -321,6 +321,25 @@ def test_what_changes_reaches_the_kernel(launches):
         assert len(bound) == 1, "launches under settings that come back are found again"
 
 
+@pytest.mark.parametrize("c_in", [1, 3, 4, 8, 9])
+def test_narrow_inputs_take_several_offsets_a_step(launches, c_in):
+    """By rule, whatever the tuner knows; not where sums are split by masks, or in groups."""
+
+    def served(flow, groups=1):
+        with settings.override(dataflow="per_offset"):
+            kmap = layer("submanifold", 2).kmap
+            kmap.rulebook.table(0)
+        launches.clear()
+        tensors = torch.randn(kmap.n_in, groups * c_in), torch.randn(9, c_in, groups * 16)
+        with settings.override(dataflow=flow, tune="cached"), torch.no_grad():
+            conv(*tensors, None, kmap, groups=groups)
+        return {kernel for kernel, _ in launches} & {"narrow_gemm", "gather_gemm", "grouped_gemm"}
+
+    narrow = "narrow_gemm" if c_in <= 8 else "gather_gemm"
+    assert served("masked") == served("unmasked") == {narrow}
+    assert served("masked:2") == served("masked", groups=2) == {"gather_gemm"}
+
+
 def test_the_backward_pass_follows_the_settings(launches):
     with settings.override(dataflow="per_offset"):
         kmap = layer("submanifold", 2).kmap

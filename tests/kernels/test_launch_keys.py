@@ -114,6 +114,22 @@ def test_layouts(kernel_lane, keys):
     assert keys
 
 
+def test_narrow_inputs(kernel_lane, keys):
+    """Rows and weights of few channels at any address and distance."""
+    coords = cloud(SHAPE, 1, 0.6, device=kernel_lane.device)
+    cmap = functional.coordinate_map(coords, SHAPE, 1)
+    kmap = functional.submanifold(cmap, functional.kernel_offsets((3, 3)))
+    wide = torch.randn(len(coords), 48, device=kernel_lane.device)
+    taps = torch.randn(9, 48, 16, device=kernel_lane.device)
+    with torch.no_grad():
+        for c_in, row, by in itertools.product((1, 2, 3, 4), (1, 4, 16, 37), (0, 1)):
+            x = wide[:, : max(row, c_in)].contiguous()[:, :c_in]
+            last = taps[:, :c_in].permute(2, 0, 1).contiguous()
+            for weight in (taps[:, :c_in], last.permute(1, 2, 0), shifted(taps[:, :c_in], by)):
+                functional.conv(x, weight, None, kmap)
+    assert {name for name, _ in keys if name.endswith("_gemm")} == {"narrow_gemm"}
+
+
 def inverse(*order):
     return [order.index(i) for i in range(len(order))]
 
