@@ -36,6 +36,7 @@ KERNELS = [
     "tests/kernels/test_grouped.py",
     "tests/kernels/test_mask_splits.py::test_tiles",
     "tests/kernels/test_mask_splits.py::test_epilogues_follow_the_whole_sum",
+    "tests/kernels/test_narrow.py::test_offsets_around_the_step",
 ]
 ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 CONV = ("every_kind_and_dimension", "kernel_shapes", "crowded_scenes", "dtypes",
@@ -50,6 +51,7 @@ WHOLE = [
     "tests/kernels/test_mask_order.py",
     "tests/kernels/test_pair_batch.py",
     "tests/kernels/test_gemm.py",
+    "tests/kernels/test_narrow.py",
     "tests/kernels/test_mask_splits.py",
     "tests/core/conv/test_mask_splits.py",
     "tests/kernels/test_pooling.py",
@@ -134,7 +136,8 @@ QUICK = {
     "pools and norms": (KERNELS[5:8], 70),
     "voxels and keys": (KERNELS[8:10], 50),
     "groups": (KERNELS[10:11], 25),
-    "mask splits": (KERNELS[11:], 30),
+    "mask splits": (KERNELS[11:13], 30),
+    "narrow inputs": (KERNELS[13:], 14),
     "convolutions": (convolutions("interpreter")[:5], 5),
     "more convolutions": (convolutions("interpreter")[5:], 5),
     "launches": (["tests/gate/test_launches.py"], 5),

@@ -195,7 +195,8 @@ class NarrowGemm(GatherGemm):
         self, spec: NarrowSpec, table: TileList | torch.Tensor, n_rows: int, n_in: int
     ) -> None:
         super().__init__(spec, table, n_rows, n_in)
-        self._sizes, self._strided = (n_rows, n_in), None
+        self._sizes = n_rows, n_in
+        self._strided: NarrowGemm | None = None
 
     def __call__(
         self, x: torch.Tensor, w: torch.Tensor, vectors: Vectors | None, y: torch.Tensor
