@@ -41,7 +41,7 @@ def narrow_tile(
     # Channels that are loaded one by one take registers: 16 offsets of 5 channels 160, 8 take 88.
     few = n_offsets <= FEW_OFFSETS or (width == WIDEST and c_in < WIDEST)
     depth = min(deepest, width * (FEW_OFFSETS if few else OFFSETS))
-    tile = TileConfig(64, power(c_out, 16, 64), max(16, depth), 4, 2)
+    tile = TileConfig(64, power(c_out, 16, 64), max(16, depth), 4, 1)
     tile = clamp_for_smem(tile, target, dtype.itemsize)
     return clamp_for_registers(tile, target, dtype, precision, wgrad=False)
 
