@@ -55,11 +55,16 @@ class _Spconv(TensorProtocol):
     def capture_root(self, x: Any) -> Root | None:
         if not hasattr(x, "indice_dict") or x.indice_dict or x.benchmark:
             return None
+        if isinstance(x.voxel_num, torch.Tensor):
+            return None  # results would carry it on
         return Root(x.indices, box_of(x))
 
     def over(self, x: Any, features: torch.Tensor, root: CoordinateMap) -> Any:
         # Coordinates in an object of their own, which has no maps yet.
         return _with_rows(x, features, root.coords.detach())
+
+    def label(self, x: Any) -> Hashable:
+        return x.voxel_num, x.force_algo
 
     def result(
         self, x: Any, y: Any, features: torch.Tensor, coords: torch.Tensor | None, box: Box | None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import operator
@@ -18,8 +17,10 @@ from ..maps.coordinate_map import CoordinateMap
 from ..maps.rows import Rows
 from . import padded
 from .batched_builder import boxes_of
-from .calls import Call, Outcome, Watched
-from .padded import MixedRowsError, PaddedInput, UnpaddedError, named
+from .calls.call import Call
+from .calls.foreign import ForeignReads
+from .calls.outcome import MISSING, Alike, Outcome, Own, rebuilt
+from .padded import MixedRowsError, PaddedInput, UnpaddedError
 
 _TORCHS = ("_parameters", "_buffers", "_modules")
 
@@ -60,27 +61,6 @@ class Tensors(Protocol):
 Cut = Callable[[torch.Tensor], torch.Tensor]
 
 
-def rebuilt(tensors: Tensors, value: Any, cut: Cut, sparse: Callable[[Any], Any]) -> Any:
-    """A model's output with `cut` of every tensor and `sparse` of every sparse tensor, in its own
-    structure. Raises UnpaddedError."""
-    if isinstance(value, torch.Tensor):
-        return cut(value)
-    if tensors.is_tensor(value):
-        return sparse(value)
-    if type(value) in (dict, collections.OrderedDict):
-        parts = [(name, rebuilt(tensors, one, cut, sparse)) for name, one in value.items()]
-        return type(value)(parts)
-    if isinstance(value, (list, tuple)):
-        made = [rebuilt(tensors, one, cut, sparse) for one in value]
-        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise UnpaddedError(
-        f"its output holds a {named(value)}; expected sparse tensors, their features, "
-        "numbers and text, in lists, tuples and dicts."
-    )
-
-
 class Place(NamedTuple):
     """tensors: the framework.  box: of the input.  reads: what models read of dictionaries.
     model: whose results these are; dropped: to be called where it is not to be replayed any more,
@@ -104,13 +84,14 @@ class Captured:
 
         Raises UnpaddedError where it does more to its input than to read it."""
         self.tensors, self.scene = place.tensors, scene
-        self.forward, self.place = forward, place
+        self.forward, self.place, self.features = forward, place, features
         version = features._version
         with statistics_kept(place.model), contextlib.ExitStack() as stack:
+            modes: list[Any] = []
 
             def start() -> Any:
                 for one in (*around, padded.using(scene), _uncached_autocast()):
-                    stack.enter_context(one)
+                    modes.append(stack.enter_context(one))
                 shape = scene.coords.shape[0]
                 root = CoordinateMap(scene.coords, place.box, Rows(None, scene.count, shape))
                 root.adopt()
@@ -119,6 +100,9 @@ class Captured:
                 return self.twin
 
             self.outcome = self._launched(Outcome.of(call, forward, start, place.reads))
+            for mode in modes:
+                if isinstance(mode, ForeignReads):
+                    shown(self.tensors, self.outcome, mode.check)
         if self.tensors.features_of(self.twin) is not features or features._version != version:
             raise UnpaddedError("it changes the sparse tensor that it is given.")
 
@@ -132,22 +116,25 @@ class Captured:
                 self.tensors.coordinates_of(y)
             return y
 
+        known: dict[int, Any] = {}
+
         def made(value: Any) -> Any:
-            if isinstance(value, Watched):  # one that was given
-                return value
-            return rebuilt(self.tensors, value, settled, inside)
+            return rebuilt(self.tensors, value, settled, inside, outcome.kept, known)
 
         new = {
             place: {key: made(one) for key, one in entries.items()}
             for place, entries in outcome.written.items()
         }
-        return Outcome(made(outcome.value), new)
+        return outcome._replace(value=made(outcome.value), written=new)
 
     def cutter(self, call: Call, rows: dict[int, int]) -> Cut:
-        """What makes copies of the rows that there are; the call's own coordinates are its own."""
-        own = self.tensors.coordinates_of(call.x)
+        """What makes copies of the rows that there are; the call's own coordinates and features
+        are its own."""
+        own, features = self.tensors.coordinates_of(call.x), self.tensors.features_of(call.x)
 
         def cut(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor is self.features and features is not None:
+                return features
             if tensor.data_ptr() == self.coords.data_ptr() and tensor.shape == self.coords.shape:
                 return own
             return tensor[: self.scene.used(tensor, rows)].clone()
@@ -175,13 +162,33 @@ class Captured:
             self.tensors.keep_for(result, y, lambda: self._with_maps(call, root))
             return result
 
-        return lambda value: rebuilt(self.tensors, value, made or cut, sparse)
+        known: dict[int, Any] = {}
+        own = self._own(call, root)
+        return lambda value: rebuilt(self.tensors, value, made or cut, sparse, own, known)
+
+    def _own(self, call: Call, root: Any) -> Own:
+        """What finds that of the call which a value of the outcome stands for."""
+        found = self.outcome.own(call)
+
+        def own(value: Any) -> Any:
+            if value is self.twin:  # the model has maps of it now
+                self.tensors.keep_for(call.x, value, lambda: self._with_maps(call, root))
+            return found(value)
+
+        return own
 
     def compare(self, call: Call, out: Any, made: list[Any]) -> None:
         """Raise UnpaddedError unless `made`, the values of the outcome as those of `call`, are what
         the model returned for it, `out`."""
-        expected = _outputs(self.tensors, self.outcome.seen_in(call, out))
-        found, wide = (_outputs(self.tensors, values) for values in (made, self.outcome.values()))
+        self.alike(call, out, made)
+        owned = call.owned(self.tensors)
+
+        def theirs(value: Any) -> Any:
+            return value if id(value) in owned else MISSING
+
+        expected = _outputs(self.tensors, self.outcome.seen_in(call, out), theirs)
+        found = _outputs(self.tensors, made, theirs)
+        wide = _outputs(self.tensors, self.outcome.values(), self.outcome.kept)
         if not len(expected) == len(found) > 0:
             raise MixedRowsError(
                 f"it returns {len(expected)} tensors, and {len(found)} over a padded input."
@@ -193,25 +200,26 @@ class Captured:
             if one[1] is not None and other[1] is not None:
                 padded.compare(f"coordinates of {name}", one[1], other[1])
 
+    def alike(self, call: Call, out: Any, made: list[Any]) -> None:
+        """The same of all but the numbers in tensors."""
+        likeness = Alike(call, self.tensors)
+        for one, other in zip(self.outcome.seen_in(call, out), made, strict=True):
+            likeness.check("its output", one, other)
+
     def _with_maps(self, call: Call, root: Any) -> Any:
         """A sparse tensor of the call's outcome with its kernel maps, which somebody wants who is
         no part of the model: it computes once more, and is not replayed from now on."""
         self.place.dropped("a layer outside of it uses its kernel maps.")
         found: list[Any] = []
-
-        def keep(y: Any) -> Any:
-            found.append(y)
-            return y
-
         features = self.tensors.features_of(call.x)
         assert features is not None
         with torch.no_grad(), statistics_kept(self.place.model), torch.random.fork_rng():
             start = functools.partial(
                 self.tensors.over, call.x, features.detach(), CoordinateMap(*root)
             )
-            for value in Outcome.of(call, self.forward, start, set()).values():
-                rebuilt(self.tensors, value, lambda tensor: tensor, keep)
-        return found[0]
+            outcome = Outcome.of(call, self.forward, start, set())
+            outcome.each(self.tensors, lambda _: None, found.append)
+        return found[0] if found else outcome.x
 
 
 @contextlib.contextmanager
@@ -228,22 +236,16 @@ def statistics_kept(model: nn.Module) -> Iterator[None]:
 
 def shown(tensors: Tensors, outcome: Outcome, look: Callable[[torch.Tensor], None]) -> None:
     """Show all tensors of an outcome but coordinates of sparse tensors to `look`."""
-
-    def seen(tensor: torch.Tensor) -> torch.Tensor:
-        look(tensor)
-        return tensor
-
-    def inside(y: Any) -> Any:
-        seen(tensors.features_of(y))  # type: ignore[arg-type]
-        return y
-
-    for value in outcome.values():
-        rebuilt(tensors, value, seen, inside)
+    outcome.each(tensors, look, lambda y: look(tensors.features_of(y)))  # type: ignore[arg-type]
 
 
-def _outputs(tensors: Tensors, values: list[Any]) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-    """(tensor, None) or (features, coordinates) of all that an outcome holds."""
+def _outputs(
+    tensors: Tensors, values: list[Any], own: Own
+) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    """(tensor, None) or (features, coordinates) of all that values hold but for what is the call's
+    own."""
     found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+    known: dict[int, Any] = {}
 
     def plain(tensor: torch.Tensor) -> torch.Tensor:
         found.append((tensor, None))
@@ -254,7 +256,7 @@ def _outputs(tensors: Tensors, values: list[Any]) -> list[tuple[torch.Tensor, to
         return y
 
     for value in values:
-        rebuilt(tensors, value, plain, sparse)
+        rebuilt(tensors, value, plain, sparse, own, known)
     return found
 
 

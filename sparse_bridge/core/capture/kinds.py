@@ -13,7 +13,7 @@ from ..conv.convolution import autocast_dtype
 from ..device import rocm
 from ..geometry.boxes import Box
 from . import padded
-from .calls import Call
+from .calls.call import Call
 from .captured_model import Tensors
 
 Root = tuple[torch.Tensor, Box]

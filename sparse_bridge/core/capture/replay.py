@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 from ... import hooks
-from .calls import Call, foreign_reads
+from .calls.call import Call
+from .calls.foreign import ForeignReads
 from .captured_maps import CapturedMaps, on_own_stream
 from .captured_model import Captured, untouched
 from .kinds import Kind, Root, addresses
@@ -116,7 +117,7 @@ class Replayer(Replays):
                 return Captured(self.forward, call, scene, features, place, around)
 
             scene.fill = float("nan")
-            made = work([foreign_reads([features, *scene.tensors(), *self.own_tensors()])])
+            made = work([ForeignReads([features, *scene.tensors(), *self.own_tensors()])])
             if self.told_apart(scene, known):
                 return None
             mine = [made.of(call, rows, root)(value) for value in made.outcome.values()]

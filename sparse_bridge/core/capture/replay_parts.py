@@ -16,7 +16,8 @@ from ..conv import pending
 from ..device.serving import kernel_target
 from ..geometry.boxes import Box
 from . import prefetch
-from .calls import Call, call_of
+from .calls.call import Call, call_of
+from .calls.outcome import MISSING
 from .captured_maps import CapturedMaps, padded_input
 from .captured_model import Place, Tensors, statistics_kept
 from .kinds import Kind, Root, addresses, kind_of
@@ -52,9 +53,6 @@ def maps_like(
         return None
     scene.likely = rows
     return maps, rows
-
-
-MISSING: Any = object()
 
 
 class Served(NamedTuple):
@@ -147,15 +145,12 @@ class Replays(abc.ABC):
         if not self.ready():
             return None
         try:
-            call = call_of(args, kwargs, self._is_tensor, self.reads)
+            call = call_of(args, kwargs, self.tensors_of, self.reads)
         except UnpaddedError as error:
+            self.failures += not self.graphs
             self.refuse(str(error))
             return None
         return None if call is None else self.served(call)
-
-    def _is_tensor(self, value: Any) -> bool:
-        tensors = self.tensors_of(value)
-        return tensors is not None and tensors.is_tensor(value)
 
     def served(self, call: Call) -> Served | None:
         tensors = self.tensors_of(call.x)

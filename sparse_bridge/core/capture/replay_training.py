@@ -19,7 +19,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from ... import hooks
-from .calls import Call
+from .calls.call import Call
 from .captured_maps import CapturedMaps, on_own_stream
 from .captured_model import untouched
 from .kinds import Kind, Root, addresses
@@ -75,7 +75,7 @@ class TrainingReplayer(Replays):
         return made
 
     def after(self, kind: Kind, call: Call, root: Root, out: Any) -> None:
-        self.consider(kind, lambda: self._capture(kind, call, root))
+        self.consider(kind, lambda: self._capture(kind, call, root, out))
 
     def _begin(self, graph: _Graph, root: Root) -> _Run | None:
         """Replay the maps; None where the graph cannot serve this scene."""
@@ -93,7 +93,7 @@ class TrainingReplayer(Replays):
         self.pending = weakref.ref(run)
         return run
 
-    def _capture(self, kind: Kind, call: Call, root: Root) -> _Graph | None:
+    def _capture(self, kind: Kind, call: Call, root: Root, out: Any) -> _Graph | None:
         self.capturing = True
         try:
             alone = untouched(self.model, kind.tensors)
@@ -107,9 +107,13 @@ class TrainingReplayer(Replays):
                 maps, rows = found
                 place, known = self.place(kind, root[1]), len(self.reads)
                 copy = PaddedModel(self.model, call, root[0], place)
-                copy.try_out(maps.scene, rows)
+                made = copy.try_out(maps.scene, rows)
                 if self.told_apart(maps.scene, known):
                     return None
+                with torch.no_grad():
+                    mine = list(map(made.of(call, rows, root), made.outcome.values()))
+                made.alike(call, out, mine)
+                del made, mine
                 left = [memory.left_in(name, p) for name, p in copy.trained.items()]
                 return self.roomy(
                     kind, memory, lambda pool: _Graph(copy, self.modules, maps, pool, left)
@@ -154,6 +158,8 @@ class _Graph:
         cut = self.made.cutter(call, run.rows)
 
         def one_of(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor is self.made.features:
+                return cut(tensor)
             mine = made.get(id(tensor))
             return cut(tensor.detach()) if mine is None else mine
 

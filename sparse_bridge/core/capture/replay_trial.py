@@ -20,7 +20,9 @@ from ..conv.convolution import autocast_dtype
 from ..maps.coordinate_map import CoordinateMap
 from ..ops.batch_norm import batch_norm
 from . import padded
-from .calls import Call, Outcome, foreign_reads
+from .calls.call import Call
+from .calls.foreign import ForeignReads
+from .calls.outcome import Outcome
 from .captured_model import Captured, Place, Tensors, shown
 from .padded import MixedRowsError, PaddedInput, UndecidedError, UnpaddedError
 
@@ -90,7 +92,7 @@ class PaddedModel:
         features = self.capacity(scene)
         held = [*self.aliases.values(), *self.buffers.values()]
         with torch.no_grad():
-            reads = foreign_reads([features, *scene.tensors(), *held])
+            reads = ForeignReads([features, *scene.tensors(), *held])
             self.over(scene, features.detach(), [reads])
 
     def capacity(self, scene: PaddedInput) -> torch.Tensor:
@@ -100,8 +102,9 @@ class PaddedModel:
         features[:rows] = self.features.detach()
         return features.detach().requires_grad_(self.features.requires_grad)
 
-    def try_out(self, scene: PaddedInput, rows: dict[int, int]) -> None:
-        """Raise UnpaddedError unless outputs, gradients and buffers are those of x alone."""
+    def try_out(self, scene: PaddedInput, rows: dict[int, int]) -> Captured:
+        """The model over the padded input. Raises UnpaddedError unless outputs, gradients and
+        buffers are those of x alone."""
         own = self.buffers
         try:
             self._begin(own)
@@ -121,7 +124,8 @@ class PaddedModel:
             self._begin(own)
             scene.fill = _TRIAL_FILL
             features = self.capacity(scene)
-            wide = leaves_of(self.over(scene, features))
+            made = self.over(scene, features)
+            wide = leaves_of(made)
             if len(wide) != len(leaves):
                 raise UnpaddedError("it returns less over a padded input.")
             pairs = zip(cotangents, wide, strict=True)
@@ -135,6 +139,7 @@ class PaddedModel:
                     raise UnpaddedError(f"{name} differs over a padded input.")
             names = self._names(features, len(wide))
             _compare(names, mine, theirs, nudged, self._precision())
+            return made
         finally:
             self.buffers, scene.fill = own, 0.0
 

@@ -30,9 +30,11 @@ from ..maps.coordinate_map import CoordinateMap
 from ..maps.map_cache import MapStore
 from ..maps.request import BuiltMap, MapRequest
 from . import padded, prefetch
-from .calls import Call, Given, all_dicts, call_of, read_constants, with_copies
+from .calls.call import Call, call_of, given_to, read_constants
+from .calls.frames import constants_alive
+from .calls.given import ENTRANCE, Given, with_copies
+from .calls.wrappers import wraps
 from .captured_model import Tensors
-from .frames import constants_alive
 from .padded import UnpaddedError
 from .replay import Replayer
 from .replay_parts import MISSING, Served, trying
@@ -130,12 +132,12 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _holds(value: Any) -> bool:
-    """Whether there is a sparse tensor in a value."""
+    """Whether there is a sparse tensor in a value, or an object around one."""
     if isinstance(value, (list, tuple)):
         return any(map(_holds, value))
     if isinstance(value, dict):
         return any(map(_holds, value.values()))
-    return _is_tensor(value)
+    return _is_tensor(value) or wraps(value, _is_tensor)
 
 
 def _look(frame: types.FrameType | None) -> None:
@@ -177,7 +179,7 @@ class _Visit:
 
     def __init__(self, unit: Unit, args: Any, kwargs: Any, given: Given | None = None) -> None:
         self.unit, self.args, self.kwargs, self.given = unit, args, kwargs, given
-        self.dicts = all_dicts(args, kwargs)
+        self.dicts, self.parts = given_to(args, kwargs)
         self.before = {place: dict(own) for place, own in self.dicts.items()}
         self.entered = False
         self.served: Served | None = None
@@ -246,12 +248,12 @@ class Unit:
     def enter(self, visit: _Visit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The entrance was called. Raises _Replayed where a graph knows what would come."""
         mode = self.replayer.mode()
-        dicts = visit.dicts
-        known = {id(one) for one in dicts.values()}
+        known = {id(one) for one in visit.dicts.values()}
         try:
-            call = call_of(args, kwargs, _is_tensor, set())
+            call = call_of(args, kwargs, self.tensors_of, set(), ENTRANCE)
             if call is None or not mode.ready():
                 return
+            dicts, parts = {**visit.dicts, **call.dicts}, {**visit.parts, **call.parts}
             alive = constants_alive(
                 sys._getframe(1), _THROUGH, lambda one: id(one) in known or _is_tensor(one)
             )
@@ -260,9 +262,8 @@ class Unit:
             mode.refuse(str(error))
             mode.failures += 1
             return
-        visit.served = mode.served(
-            Call(call.x, functools.partial(self._over, visit), constants, dicts)
-        )
+        over = functools.partial(self._over, visit)
+        visit.served = mode.served(Call(call.x, over, constants, dicts, parts, self.tensors_of))
         if visit.served is not None and visit.served.found is not MISSING:
             raise _Replayed(visit, visit.served.found)
 
@@ -333,9 +334,7 @@ class _Entrance:
         if visit.given is None:
             visit.unit.enter(visit, args, kwargs)
             return self.own(*args, **kwargs)
-        twin = visit.given.begin()
-        put = [twin if _is_tensor(one) else one for one in args]
-        named = {key: twin if _is_tensor(one) else one for key, one in kwargs.items()}
+        put, named = visit.given.entered(args, kwargs)
         return self.own(*put, **named)
 
     def take_out(self) -> None:

@@ -23,7 +23,7 @@ from sparse_bridge.core.capture import (
     replay,
     replay_training,
 )
-from sparse_bridge.core.capture.captured_model import Captured, rebuilt
+from sparse_bridge.core.capture.captured_model import Captured
 from sparse_bridge.core.capture.replay_trial import leaves_of
 from sparse_bridge.core.device import stream_order
 from sparse_bridge.core.geometry import layout
@@ -46,11 +46,9 @@ def tensors(made):
             found.append(made.tensors.features_of(y))
             if not made.tensors.on_rows_of(made.twin, y):
                 found.append(made.tensors.coordinates_of(y))
-            return y
 
         with NothingComputed():  # a graph would not repeat it
-            for value in made.outcome.values():
-                rebuilt(made.tensors, value, lambda tensor: found.append(tensor) or tensor, sparse)
+            made.outcome.each(made.tensors, found.append, sparse)
         return found
     if isinstance(made, torch.Tensor):
         return [made]

@@ -13,7 +13,7 @@ import sparse_bridge
 from sparse_bridge import settings
 from sparse_bridge.adapters.spconv.protocol import PROTOCOL
 from sparse_bridge.core.capture import padded, prefetch
-from sparse_bridge.core.capture.calls import call_of
+from sparse_bridge.core.capture.calls.call import call_of
 from sparse_bridge.core.capture.captured_maps import builder_over
 from sparse_bridge.core.capture.captured_model import Place
 from sparse_bridge.core.capture.padded import PaddedInput, UnpaddedError, capacity_of
@@ -311,7 +311,7 @@ def test_training_over_a_padded_scene(sp, kernel_lane, kind, words):
     if words is not None:
         expected = pytest.raises(UnpaddedError, match=words)
     with expected:
-        call = call_of((x,), {}, PROTOCOL.is_tensor, set())
+        call = call_of((x,), {}, lambda _: PROTOCOL, set())
         PaddedModel(model, call, coords, Place(PROTOCOL, BOX, set(), model, str)).try_out(
             scene, rows
         )

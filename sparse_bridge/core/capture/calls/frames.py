@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .calls import PLAIN
-from .padded import UnpaddedError, named
+from ..padded import UnpaddedError, named
+from .given import PLAIN
 
 _LOADS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_NAME", "LOAD_CLASSDEREF")
 _CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type)

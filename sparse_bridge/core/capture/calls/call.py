@@ -1,0 +1,202 @@
+"""Calls of a model: the sparse tensor that they are about, and what else they are given.
+
+A graph repeats what a model computed of one sparse tensor. What else a call holds must not matter,
+or be the same: tensors that the model computes with are found by `foreign_reads`, numbers and text
+are part of what a graph was captured for, and of dictionaries only the entries that the model reads
+count. Entries that a model writes into a dictionary it was given are its output as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from ..padded import UnpaddedError, named
+from .given import PLAIN, Given, is_plain, role_of, with_copies
+from .wrappers import attributes, sparse_in, wraps
+
+
+class Call(NamedTuple):
+    """x: the sparse tensor.  over: calls a function as the model was, with another sparse tensor in
+    the place of x and dictionaries and objects that are watched, as `Given` has them.  constants:
+    what else counts, by value.  dicts: the dictionaries that were given, by place; parts: objects
+    around x, what lies in them, and other tensors.  tensors_of: the framework of x."""
+
+    x: Any
+    over: Callable[[Callable[..., Any], Given], Any]
+    constants: Hashable
+    dicts: Mapping[Any, dict[Any, Any]]
+    parts: Mapping[Any, Any]
+    tensors_of: Callable[[Any], Any]
+
+    def at(self, place: Any) -> Any:
+        """What was given in a place; () for x. Raises UnpaddedError."""
+        if place == ():
+            return self.x
+        found = self.dicts.get(place, self.parts.get(place))
+        if found is None:
+            raise UnpaddedError(f"it returns {place[-1]!r}, which it is not given.")
+        return found
+
+    def owned(self, tensors: Any) -> dict[int, Any]:
+        """All that was given, by identity."""
+        mine = [self.x, tensors.features_of(self.x), tensors.coordinates_of(self.x)]
+        return {id(one): one for one in (*mine, *self.dicts.values(), *self.parts.values())}
+
+
+def constant(value: Any) -> Hashable:
+    """A value by which calls are told apart. Raises UnpaddedError for objects that have none."""
+    if isinstance(value, PLAIN):
+        return type(value), value
+    if isinstance(value, torch.Tensor):
+        return torch.Tensor, value.ndim, value.dtype, value.requires_grad
+    if isinstance(value, (list, tuple)):
+        return type(value), tuple([constant(one) for one in value])
+    raise UnpaddedError(f"it is given a {named(value)}.")
+
+
+def given_to(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[dict[Any, dict[Any, Any]], dict[Any, Any]]:
+    """(dictionaries, tensors) by place, of arguments without a sparse tensor."""
+    seen = _Seen(lambda _: None)
+    for name, one in (*enumerate(args), *kwargs.items()):
+        seen.within(one, (name,))
+    return seen.dicts, seen.parts
+
+
+def read_constants(dicts: Mapping[Any, dict[Any, Any]], reads: set[Any]) -> Hashable:
+    """What counts of dictionaries. Raises UnpaddedError."""
+    shown = []
+    for place, key in sorted(reads, key=repr):
+        own = dicts.get(place)
+        if own is not None:
+            shown.append((place, key, _entry(own, key)))
+    return tuple(shown)
+
+
+def _entry(own: dict[Any, Any], key: Any) -> Hashable:
+    if key not in own:
+        return "missing"
+    return dict if type(own[key]) is dict else constant(own[key])
+
+
+def call_of(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors_of: Callable[[Any], Any],
+    reads: set[Any], front: tuple[Any, ...] = (),
+) -> Call | None:  # fmt: skip
+    """The call with these arguments, one of which is a sparse tensor, as it is, in a list, in a
+    dictionary or in an object around it; None where there is none.
+
+    tensors_of: the framework of a sparse tensor.  reads: what models read of dictionaries.  front:
+    of all places.  Raises UnpaddedError.
+    """
+    seen = _Seen(tensors_of)
+    parts: list[tuple[Any, Any]] = [*enumerate(args), *kwargs.items()]
+    shown = tuple([(name, seen.shape(one, (*front, name))) for name, one in parts])
+    several = len({id(one) for one in seen.found})
+    if several > 1:
+        raise UnpaddedError(f"it is given {several} sparse tensors; graphs are of one.")
+    if not several:
+        return None
+    seen.alone()
+    before = {place: dict(own) for place, own in seen.dicts.items()}
+    before |= {place: dict(vars(own)) for place, own in seen.objects.items()}
+
+    def over(function: Callable[..., Any], given: Given) -> Any:
+        given.before, x = before, given.begin()
+        put = [with_copies(one, given, (*front, name), x, seen.is_tensor) for name, one in parts]
+        return function(*put[: len(args)], **dict(zip(kwargs, put[len(args) :], strict=True)))
+
+    constants = shown, read_constants(seen.dicts, reads)
+    return Call(seen.found[0], over, constants, seen.dicts, seen.parts, tensors_of)
+
+
+class _Seen:
+    """What the arguments of a call hold.
+
+    found: sparse tensors.  dicts, objects and parts: see `Call`; objects are parts.
+    """
+
+    def __init__(self, tensors_of: Callable[[Any], Any]) -> None:
+        self._tensors_of = tensors_of
+        self.found: list[Any] = []
+        self.dicts: dict[Any, dict[Any, Any]] = {}
+        self.objects: dict[Any, Any] = {}
+        self.parts: dict[Any, Any] = {}
+
+    def is_tensor(self, value: Any) -> bool:
+        tensors = self._tensors_of(value)
+        return tensors is not None and tensors.is_tensor(value)
+
+    def shape(self, value: Any, place: Any) -> Hashable:
+        """What tells calls apart in a structure but for dictionaries, whose sparse tensors are
+        found as well. Raises UnpaddedError."""
+        if self.is_tensor(value):
+            self.found.append(value)
+            return "x"
+        if type(value) in (list, tuple):
+            parts = [self.shape(one, (*place, n)) for n, one in enumerate(value)]
+            return type(value), tuple(parts)
+        if type(value) is dict:
+            return self._dict(value, place)
+        if wraps(value, self.is_tensor):
+            return self._object(value, place)
+        if isinstance(value, torch.Tensor):
+            self.parts[place] = value
+        return constant(value)
+
+    def _dict(self, value: dict[Any, Any], place: Any) -> Hashable:
+        self.dicts[place] = value
+        found = []
+        for key, one in value.items():
+            if type(one) is dict or self.is_tensor(one) or wraps(one, self.is_tensor):
+                found.append((key, self.shape(one, (*place, key))))
+            else:
+                self.within(one, (*place, key))
+        return dict, tuple(found)
+
+    def within(self, value: Any, place: Any) -> None:
+        """Remember dictionaries and tensors that lie deeper."""
+        if isinstance(value, torch.Tensor):
+            self.parts[place] = value
+        elif type(value) in (list, tuple):
+            for number, one in enumerate(value):
+                self.within(one, (*place, number))
+        elif type(value) is dict:
+            self._dict(value, place)
+
+    def _object(self, value: Any, place: Any) -> Hashable:
+        self.objects[place] = self.parts[place] = value
+        held = attributes(value)
+        assert held is not None
+        (x,) = {id(one): one for one in sparse_in(value, self.is_tensor)}.values()
+        shown = [(name, self._part(value, one, (*place, name), x)) for name, one in held.items()]
+        return type(value), tuple(shown)
+
+    def _part(self, own: Any, value: Any, place: Any, x: Any) -> Hashable:
+        """The same of an attribute of an object around `x`."""
+        if is_plain(value):
+            return constant(value)
+        if isinstance(value, torch.Tensor):
+            role = role_of(value, x, self._tensors_of(x))
+            if role == "tensor":
+                self.parts[place] = value
+            return role
+        if type(value) in (list, tuple):
+            self.parts[place] = value
+            return type(value), bool(value)
+        if type(value) is dict or self.is_tensor(value) or wraps(value, self.is_tensor):
+            return self.shape(value, place)
+        raise UnpaddedError(
+            f"{place[-1]!r} of the {named(own)} that it is given is a {named(value)}."
+        )
+
+    def alone(self) -> None:
+        """Raise UnpaddedError where one object that can be written to stands in two places."""
+        places = [*self.dicts.values(), *self.objects.values()]
+        lists = [one for one in self.parts.values() if type(one) in (list, tuple)]
+        if len({id(one) for one in (*places, *lists)}) < len(places) + len(lists):
+            raise UnpaddedError("it is given one object in two places.")

@@ -1,0 +1,58 @@
+"""Tensors from outside that a captured model would read: a graph knows nothing of the next ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..padded import UnpaddedError
+
+
+class ForeignReads(TorchDispatchMode):
+    """Raises UnpaddedError where torch computes with tensors that were there before, but for some
+    that are `known`."""
+
+    def __init__(self, known: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.held = known
+        # Weak ones, which keep addresses from being used again.
+        self.known = {one.untyped_storage()._cdata: _weak(one) for one in known}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        for one in _tensors((args, kwargs)):
+            if one.untyped_storage()._cdata not in self.known and one.numel():
+                raise UnpaddedError(
+                    f"it computes with a tensor of shape {list(one.shape)} that is none of its "
+                    "own parameters and buffers, nor the features that it is given."
+                )
+        out = func(*args, **(kwargs or {}))
+        for one in _tensors(out):
+            self.known.setdefault(one.untyped_storage()._cdata, _weak(one))
+        return out
+
+    def check(self, tensor: torch.Tensor) -> None:
+        """Raise UnpaddedError for a tensor of an outcome that was there before."""
+        if tensor.untyped_storage()._cdata not in self.known and tensor.numel():
+            raise UnpaddedError(
+                f"it returns a tensor of shape {list(tensor.shape)} that it did not compute."
+            )
+
+
+def _weak(tensor: torch.Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _tensors(one)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))

@@ -1,0 +1,205 @@
+"""What calls return and write: as values of a trial or a graph, and as those of the call itself."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from ..padded import MixedRowsError, UnpaddedError, named
+from .call import Call
+from .given import PLAIN, SEVERAL, Given
+from .wrappers import anew, attributes, wraps
+
+MISSING: Any = object()
+_DICTS = (dict, collections.OrderedDict)
+
+Own = Callable[[Any], Any]
+
+
+class Tensors(Protocol):
+    """What is asked of a framework's sparse tensors here."""
+
+    def is_tensor(self, value: Any) -> bool: ...
+
+    def features_of(self, x: Any) -> torch.Tensor | None: ...
+
+    def coordinates_of(self, x: Any) -> torch.Tensor: ...
+
+
+def _nothing(_: Any) -> Any:
+    return MISSING
+
+
+class Outcome(NamedTuple):
+    """What a call returned, and what it wrote into dictionaries that it was given.
+
+    twins: what in there stands for something of the call, by identity, with its place.  x: the
+    sparse tensor that it was given.
+    """
+
+    value: Any
+    written: dict[Any, dict[Any, Any]]
+    twins: dict[int, tuple[Any, Any]]
+    x: Any
+
+    @staticmethod
+    def of(
+        call: Call, function: Callable[..., Any], start: Callable[[], Any], reads: set[Any]
+    ) -> Outcome:
+        """The call of `function` with another sparse tensor, that `start` makes."""
+        given = Given(reads, start, call.tensors_of)
+        value = call.over(function, given)
+        found = Outcome(value, given.written(), given.twins, given.x)
+        given.end()
+        return found
+
+    def kept(self, value: Any) -> Any:
+        """`value` where it stands for something of the call, else MISSING."""
+        known = self.twins.get(id(value))
+        return value if value is self.x or (known and known[0] is value) else MISSING
+
+    def own(self, call: Call) -> Own:
+        """What finds that of `call` which a value stands for, else MISSING."""
+
+        def found(value: Any) -> Any:
+            if self.kept(value) is MISSING:
+                return MISSING
+            place = () if value is self.x else self.twins[id(value)][1]
+            if place is SEVERAL:
+                raise UnpaddedError("it returns what it is given in several places.")
+            return call.at(place)
+
+        return found
+
+    def values(self) -> list[Any]:
+        return [self.value, *(one for new in self.written.values() for one in new.values())]
+
+    def seen_in(self, call: Call, value: Any) -> list[Any]:
+        """The same of the call itself, which returned `value`."""
+        places = [(place, key) for place, new in self.written.items() for key in new]
+        return [value, *(call.dicts[place][key] for place, key in places)]
+
+    def given_to(self, call: Call, made: Callable[[Any], Any]) -> Any:
+        """What the call returns, with what `made` makes of these values, some of which it writes
+        into dictionaries."""
+        new = {
+            place: {key: made(one) for key, one in found.items()}
+            for place, found in self.written.items()
+        }
+        result = made(self.value)
+        for place, entries in new.items():
+            call.dicts[place].update(entries)
+        return result
+
+    def each(
+        self, tensors: Tensors, look: Callable[[torch.Tensor], Any], inside: Callable[[Any], Any]
+    ) -> None:
+        """Show all tensors to `look` and all sparse ones to `inside`, but for what it was given."""
+
+        def seen(tensor: Any) -> Any:
+            look(tensor)
+            return tensor
+
+        def sparse(y: Any) -> Any:
+            inside(y)
+            return y
+
+        for value in self.values():
+            rebuilt(tensors, value, seen, sparse, self.kept)
+
+
+def rebuilt(
+    tensors: Tensors, value: Any, cut: Callable[[torch.Tensor], Any], sparse: Callable[[Any], Any],
+    own: Own = _nothing, known: dict[int, Any] | None = None,
+) -> Any:  # fmt: skip
+    """A model's output with `cut` of every tensor and `sparse` of every sparse tensor, in its own
+    structure: what is one object stays one.
+
+    own: what becomes of a value without being looked at, or MISSING.  known: what was made of
+    values, by identity, if it is to go on.  Raises UnpaddedError.
+    """
+    known = {} if known is None else known
+    found = own(value)
+    if found is not MISSING:
+        return found
+    if isinstance(value, PLAIN):
+        return value
+    if id(value) in known:
+        return known[id(value)]
+
+    def inside(one: Any) -> Any:
+        return rebuilt(tensors, one, cut, sparse, own, known)
+
+    held = attributes(value)
+    if isinstance(value, torch.Tensor):
+        made = cut(value)
+    elif tensors.is_tensor(value):
+        made = sparse(value)
+    elif type(value) in _DICTS:
+        made = type(value)([(name, inside(one)) for name, one in value.items()])
+    elif isinstance(value, (list, tuple)):
+        parts = [inside(one) for one in value]
+        made = type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    elif held is not None and wraps(value, tensors.is_tensor):
+        made = anew(value, {name: inside(one) for name, one in held.items()})
+    else:
+        raise UnpaddedError(
+            f"its output holds a {named(value)}; expected sparse tensors, their features, numbers "
+            "and text, in lists, tuples, dicts and objects of which each holds a sparse tensor."
+        )
+    known[id(value)] = made
+    return made
+
+
+class Alike:
+    """Whether values that were made for a call are those that it returned, but for numbers in
+    tensors: classes, numbers and text, what is one object, and what is the call's own."""
+
+    def __init__(self, call: Call, tensors: Tensors) -> None:
+        self._tensors = tensors
+        self._owned = call.owned(tensors)
+        self._pairs: dict[int, Any] = {}
+        self._back: dict[int, Any] = {}
+
+    def check(self, name: str, one: Any, other: Any) -> None:
+        """Raise MixedRowsError where `one`, of the call, is not like `other`."""
+        tensor = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+        if id(one) in self._owned or (id(other) in self._owned and not tensor):
+            if one is not other:
+                raise MixedRowsError(f"{name} is what it was given, or over a padded input it is.")
+            return
+        if isinstance(one, PLAIN):
+            if type(one) is not type(other) or not (one == other or one != one != other != other):
+                raise MixedRowsError(f"{name} is {one!r}, and {other!r} over a padded input.")
+            return
+        if tensor:  # compared elsewhere
+            return
+        if type(one) is not type(other):
+            raise MixedRowsError(f"{name} is a {named(one)}, and a {named(other)}.")
+        if self._pairs.setdefault(id(one), other) is not other or (
+            self._back.setdefault(id(other), one) is not one
+        ):
+            raise MixedRowsError(f"{name} is one object in several places, or is not.")
+        self._inside(name, *(self._parts(value) for value in (one, other)))
+
+    def _parts(self, value: Any) -> Mapping[Any, Any]:
+        held = attributes(value)
+        if isinstance(value, dict):
+            return value
+        if isinstance(value, (list, tuple)):
+            return dict(enumerate(value))
+        if self._tensors.is_tensor(value):
+            known = getattr(value, "__dict__", {})
+            return {key: one for key, one in known.items() if isinstance(one, PLAIN)}
+        return {} if held is None else held
+
+    def _inside(self, name: str, one: Mapping[Any, Any], other: Mapping[Any, Any]) -> None:
+        if list(one) != list(other):
+            raise MixedRowsError(
+                f"{name} holds {sorted(map(str, one))}, and {sorted(map(str, other))}."
+            )
+        for key, value in one.items():
+            self.check(f"{name}, {key}", value, other[key])

@@ -1,0 +1,149 @@
+"""Stacks of public projects, in their own ways of passing things on: what of them is replayed."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from sparse_bridge import settings
+from sparse_bridge.core.capture import padded, units
+from tests.clouds import cloud, features
+
+from . import doors
+from .pretended import replays_on_the_cpu
+
+pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("nothing_learnt")]
+
+SHAPE = (29, 16, 16)  # z, y, x
+
+
+def forget():
+    for name in [name for name in sys.modules if name.startswith("compat.models.")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def models(kernel_lane, monkeypatch):
+    """What imports a stack of spconv."""
+    monkeypatch.setattr(padded, "_LEAST", 512)
+    if kernel_lane.device == "cpu":
+        replays_on_the_cpu(monkeypatch)
+    forget()
+    with doors.standin("spconv"), settings.override(optimize="graphs"):
+        yield lambda name: importlib.import_module(f"compat.models.spconv.{name}")
+    forget()
+
+
+def voxels(seed, device, shape=SHAPE):
+    """Coordinates (batch, z, y, x) of scenes with the same bounds, and features."""
+    coords = cloud(shape, 2, share=0.03 + 0.0002 * seed, seed=seed, device=device)
+    corners = [[0, 0, 0, 0], [1, *(extent - 1 for extent in shape)]]
+    coords = torch.cat([coords.new_tensor(corners), coords]).unique(dim=0)
+    return coords, features(len(coords), 4, seed=seed, device=device)
+
+
+class Detector(nn.Module):
+    """OpenPCDet: one dictionary, to which every module adds; a dense part behind."""
+
+    def __init__(self, models):
+        super().__init__()
+        second = models("second")
+        self.vfe = second.MeanVFE()
+        self.backbone_3d = second.VoxelBackBone8x(4, SHAPE[::-1] - torch.tensor([0, 0, 1]).numpy())
+        self.map_to_bev_module = second.HeightCompression()
+        self.backbone_2d = nn.Conv2d(128, 4, 1)
+
+    def forward(self, batch_dict):
+        for module in (self.vfe, self.backbone_3d, self.map_to_bev_module):
+            batch_dict = module(batch_dict)
+        batch_dict["spatial_features_2d"] = self.backbone_2d(batch_dict["spatial_features"])
+        return batch_dict
+
+
+def detector_given(seed, device):
+    coords, values = voxels(seed, device)
+    points = values.unsqueeze(1).expand(-1, 3, -1).contiguous()
+    counts = torch.full((len(coords),), 3, dtype=torch.int32, device=device)
+    frames = {"frame_id": [f"{seed}"], "batch_size": 2, "gt_boxes": torch.ones(2, 1 + seed, 7)}
+    return ({
+        "voxels": points, "voxel_coords": coords.float(), "voxel_num_points": counts, **frames
+    },)  # fmt: skip
+
+
+def detector_found(out, given):
+    (batch,) = given
+    assert out is batch and {"frame_id", "gt_boxes", "voxel_features"} <= set(batch)
+    found = [batch["spatial_features"], batch["spatial_features_2d"]]
+    assert batch["encoded_spconv_tensor_stride"] == 8
+    return found + [x.features for x in batch["multi_scale_3d_features"].values()]
+
+
+def encoder(models):
+    """mmdetection3d: features, coordinates and batch size in, a dense view and stages out."""
+    return models("mmdet3d_encoder").SparseEncoder(
+        4, list(SHAPE), encoder_channels=((8,), (8, 8, 8), (8, 8, 8), (8, 8, 8)), base_channels=8,
+        output_channels=8, return_middle_feats=True,
+    )  # fmt: skip
+
+
+def encoder_given(seed, device):
+    coords, values = voxels(seed, device)
+    return values, coords, 2
+
+
+def encoder_found(out, given):
+    return [out[0], *(x.features for x in out[1]), *(x.indices for x in out[1])]
+
+
+def unet(models):
+    """Pointcept: points in a dictionary, in whatever box they lie."""
+    return models("spunet").SpUNetBase(4, 5, 8, channels=(8,) * 8, layers=(1,) * 8)
+
+
+def unet_given(seed, device):
+    shape = (20, 16, 16) if seed < 5 else (20, 17, 14 + seed)
+    coords, values = voxels(seed, device, shape)
+    ends = torch.bincount(coords[:, 0].long(), minlength=2).cumsum(0)
+    return ({
+        "coord": coords[:, 1:] * 0.1, "grid_coord": coords[:, 1:].long(), "feat": values,
+        "offset": ends, "name": f"scene{seed}",
+    },)  # fmt: skip
+
+
+PROGRAMS = {
+    "openpcdet": (Detector, detector_given, detector_found, "Detector"),
+    "mmdet3d": (encoder, encoder_given, encoder_found, "SparseEncoder"),
+    "pointcept": (unet, unet_given, lambda out, given: [out], "SpUNetBase"),
+}
+
+
+@pytest.mark.parametrize("case", PROGRAMS)
+@pytest.mark.parametrize(
+    "trains", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["inference", "training"]
+)
+def test_a_whole_program(models, kernel_lane, case, trains):
+    make, given_by, found_in, name = PROGRAMS[case]
+    torch.manual_seed(0)
+    plain = make(models).to(kernel_lane.device).train(trains)
+    model = copy.deepcopy(plain)
+    for seed in range(8):
+        found = []
+        for one in (model, plain):
+            given = given_by(seed, kernel_lane.device)
+            mode = "graphs" if one is model else "off"
+            with torch.set_grad_enabled(trains), settings.override(optimize=mode):
+                found.append(found_in(one(*given), given))
+            one.zero_grad(set_to_none=True)
+            if trains:
+                found[-1][0].square().mean().backward()
+        for mine, theirs in zip(*found, strict=True):
+            assert mine.shape == theirs.shape and mine.dtype == theirs.dtype
+            scale = 1 + float(theirs.detach().abs().max())
+            torch.testing.assert_close(mine / scale, theirs / scale, rtol=2e-3, atol=1e-3)
+    (part,) = [one for one in units.summary() if one.hits]
+    assert (part.name, part.reason) == (name, None)

@@ -1,0 +1,313 @@
+"""Parts of programs that pass a class of their own around a sparse tensor: replayed where the
+result cannot be told from the eager one, and left alone, with the reason, where it could."""
+
+from __future__ import annotations
+
+import copy
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import sparse_bridge
+from sparse_bridge import hooks, settings
+from sparse_bridge.core.capture import padded, units
+
+from . import doors, wrapped
+from .pretended import replays_on_the_cpu
+from .test_replay_doors import same_gradients
+
+pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("nothing_learnt")]
+
+
+@pytest.fixture
+def device(kernel_lane, monkeypatch):
+    """With graphs, pretended where there is no GPU, in one class of rows."""
+    monkeypatch.setattr(padded, "_LEAST", 512)
+    if kernel_lane.device == "cpu":
+        replays_on_the_cpu(monkeypatch)
+    with settings.override(optimize="graphs"):
+        yield kernel_lane.device
+
+
+def same(mine, theirs, given, own):
+    """Two results of two inputs like each other, `given` and `own`."""
+    assert type(mine) is type(theirs) and list(vars(mine)) == list(vars(theirs))
+    assert type(mine.data) is type(theirs.data)
+    assert torch.equal(mine.coords, theirs.coords)
+    torch.testing.assert_close(mine.feats, theirs.feats, rtol=1e-3, atol=1e-4)
+    assert mine.layout == theirs.layout and mine._shape == theirs._shape
+    assert mine._scale == theirs._scale
+    for name in ("_layout", "_spatial_cache"):
+        assert vars(theirs)[name] is vars(own)[name] and vars(mine)[name] is vars(given)[name]
+    assert doors_equal(mine._spatial_cache, theirs._spatial_cache)
+    assert list(vars(given)) == list(vars(own))
+
+
+def doors_equal(one, other):
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(doors_equal(one[k], other[k]) for k in one)
+    if isinstance(one, torch.Tensor):
+        return one.shape == other.shape and torch.allclose(one, other, rtol=1e-3, atol=1e-4)
+    return type(one) is type(other) and one == other
+
+
+class Remembers(nn.Module):
+    """Keeps something of this scale for later modules, and reads what another one has kept."""
+
+    def forward(self, x):
+        x.register("norms", x.feats.square().sum(1, keepdim=True))
+        x.register("count", 3)
+        return x.replace(x.feats * 2 if x.registered("earlier") is None else x.feats)
+
+
+@pytest.mark.parametrize("name", doors.NAMES)
+@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+def test_a_stack_of_blocks(device, name, trains):
+    with doors.standin(name) as module:
+        plain = wrapped.stack(module, name, device, Remembers()).train(trains)
+        model = copy.deepcopy(plain)
+        for seed in range(10):
+            found = []
+            for one in (model, plain):
+                one.zero_grad(set_to_none=True)
+                x = wrapped.grid(module, name, seed, device)
+                if seed > 8:
+                    x.register("earlier", 1)
+                mode = "graphs" if one is model else "off"
+                with torch.set_grad_enabled(trains), settings.override(optimize=mode):
+                    out = one(x)
+                if trains:
+                    out.feats.square().sum().backward()
+                found.append((x, out))
+            (given, mine), (own, theirs) = found
+            same(mine, theirs, given, own)
+            if trains:
+                same_gradients(model, plain)
+        (part,) = units.summary()
+        assert (part.name, part.graphs, part.reason) == ("Stack", 1, None) and part.hits >= 2
+        assert "Stack: " in str(sparse_bridge.report())
+    assert not any(map(hooks.replaced, model.modules()))
+
+
+class Program(nn.Module):
+    """Makes its object of features and coordinates, and looks at the items afterwards."""
+
+    def __init__(self, stack, make):
+        super().__init__()
+        self.embed, self.stack, self.make = nn.Linear(4, 4), stack, make
+
+    def forward(self, values, coords):
+        x = wrapped.Grid(self.make(coords, self.embed(values)))
+        y = self.stack(x)
+        return y, torch.stack([y.feats[rows].mean(0) for rows in y.layout])
+
+
+class Decoder(nn.Module):
+    """Makes its object of features and coordinates, and goes on with what comes of it."""
+
+    def __init__(self, stack, make):
+        super().__init__()
+        self.embed, self.stack, self.make = nn.Linear(4, 4), stack, make
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, values, coords):
+        y = self.stack(wrapped.Grid(self.make(coords, self.embed(values))))
+        return y, self.head(y.feats)
+
+
+@pytest.mark.parametrize("name", doors.NAMES)
+@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("kind", [Program, Decoder])
+def test_a_program_that_makes_them(device, name, trains, kind):
+    """What looks into the layout stays outside."""
+    with doors.standin(name) as module:
+        plain = kind(
+            wrapped.stack(module, name, device),
+            lambda coords, values: doors.tensor(module, name, coords, values),
+        )
+        plain = plain.to(device).train(trains)
+        model = copy.deepcopy(plain)
+        for seed in range(9):
+            found = []
+            for one in (model, plain):
+                one.zero_grad(set_to_none=True)
+                x = wrapped.grid(module, name, seed, device)
+                mode = "graphs" if one is model else "off"
+                with torch.set_grad_enabled(trains), settings.override(optimize=mode):
+                    y, rest = one(x.feats, x.coords)
+                if trains:
+                    (y.feats.square().sum() + rest.sum()).backward()
+                found.append((y, rest))
+            (mine, rows), (theirs, others) = found
+            same(mine, theirs, mine, theirs)
+            torch.testing.assert_close(rows, others, rtol=1e-3, atol=1e-4)
+            if trains:
+                same_gradients(model, plain)
+        replayed = {one.name for one in units.summary() if one.hits}
+        assert replayed == {"Stack" if kind is Program else "Decoder"}
+        if kind is Program:
+            (whole,) = [one for one in units.summary() if one.name == "Program"]
+            assert "Grid" in whole.reason
+
+
+class Given(nn.Module):
+    """Does something with what it is given, and passes it on."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.what = what
+
+    def forward(self, x):
+        return self.what(x) or x
+
+
+def items(x):
+    return x.replace(torch.cat([x.feats[rows] * 1.5 for rows in x.layout]))
+
+
+def counted(x):
+    x.seen = True
+
+
+def swallowed(x):
+    try:
+        first = x.layout[0].stop
+    except Exception:
+        first = 0
+    return x.replace(x.feats * (1 + first * 0))
+
+
+def emptied(x):
+    x._spatial_cache.pop("none", None)
+
+
+def shaped(x):
+    return x.replace(x.feats * float(x.extra.shape[0]))
+
+
+def kept(x):
+    y = x.replace(x.feats)
+    y.where = [slice(0, 4)]
+    return y
+
+
+def measured(x):
+    y = x.replace(x.feats)
+    y.rows = len(x.feats)
+    return y
+
+
+def filled(x):
+    x.layout.append(slice(0, 0))
+
+
+def classed(x):
+    wrapped.Grid.last = x.feats.shape[0]
+
+
+def found_again(x):
+    return wrapped.Grid(x.data, None, x._scale, x._spatial_cache)
+
+
+REFUSED = {
+    "items": (items, r"looks into '_layout'"),
+    "an attribute": (counted, r"writes to a Grid"),
+    "caught": (swallowed, r"looks into '_layout'"),
+    "a list": (filled, r"looks into '_layout'"),
+    "the cache": (emptied, r"looks at all of a dictionary"),
+    "a tensor": (shaped, r"looks at 'extra'"),
+    "a slice": (kept, r"output holds a slice"),
+    "rows": (measured, r"rows is \d+, and \d+ over a padded input"),
+    "the class": (classed, r"writes to a Grid|last"),
+    "another layout": (found_again, r"output holds a slice"),
+}  # fmt: skip
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(device, monkeypatch, case):
+    """And computed as ever."""
+    what, words = REFUSED[case]
+    monkeypatch.setattr(wrapped.Grid, "last", 0, raising=False)
+    with doors.standin("spconv") as module:
+        place = 2 if what in (kept, measured) else 0
+        plain = wrapped.stack(module, "spconv", device, Given(what), place).eval()
+        model = copy.deepcopy(plain)
+        for seed in range(8):
+            found = []
+            for one in (model, plain):
+                x = wrapped.grid(module, "spconv", seed, device)
+                x.extra = torch.zeros(3 + seed, device=device)
+                with settings.override(optimize="graphs" if one is model else "off"):
+                    found.append((one(x), x))
+            (mine, given), (theirs, own) = found
+            torch.testing.assert_close(mine.feats, theirs.feats, rtol=1e-3, atol=1e-4)
+            assert mine.layout == theirs.layout and vars(given).keys() == vars(own).keys()
+            assert getattr(mine, "rows", None) == getattr(theirs, "rows", None)
+        (part,) = [one for one in units.summary() if one.name == "Stack"]
+        assert part.hits == 0
+        assert re.search(words, part.reason), part.reason
+        assert part.reason in str(sparse_bridge.report())
+
+
+class Slots(wrapped.Grid):
+    __slots__ = ("more",)
+
+
+class Guarded(wrapped.Grid):
+    def __setattr__(self, name, value):
+        object.__setattr__(self, name, value)
+
+
+class Holds(wrapped.Grid):
+    """An object that nobody knows."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.lock = object()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [Slots, Guarded, Holds])
+def test_objects_that_cannot_be_copied(device, kind):
+    with doors.standin("spconv") as module:
+        model = wrapped.stack(module, "spconv", device).eval()
+        for seed in range(6):
+            x = kind(wrapped.grid(module, "spconv", seed, device).data)
+            found = model(x)
+            with settings.override(optimize="off"):
+                expected = model(kind(wrapped.grid(module, "spconv", seed, device).data))
+            torch.testing.assert_close(found.feats, expected.feats, rtol=1e-3, atol=1e-4)
+        assert not any(one.hits for one in units.summary())
+        if kind is Holds:
+            assert "'lock' of the " in units.summary()[0].reason
+
+
+class Passes(nn.Module):
+    """Returns what it is given, besides."""
+
+    def __init__(self, stack):
+        super().__init__()
+        self.stack = stack
+
+    def forward(self, x, times, labels):
+        y = self.stack(x)
+        return {"x": x, "y": [y, y], "times": times, "data": x.data, "layout": x.layout, **labels}
+
+
+@torch.no_grad()
+def test_what_is_passed_on_is_the_call_s_own(device):
+    with doors.standin("spconv") as module:
+        model = Passes(wrapped.stack(module, "spconv", device)).eval()
+        for seed in range(10):
+            x = wrapped.grid(module, "spconv", seed, device)
+            times = torch.full((2, 3), float(seed), device=device)
+            out = model(x, times, {"a": 1})
+            assert out["x"] is x and out["times"] is times and out["data"] is x.data
+            assert out["layout"] is x.layout and out["y"][0] is out["y"][1]
+        (part,) = [one for one in units.summary() if one.name == "Passes"]
+        assert part.reason is not None  # it looks at all of a dictionary
+        (inner,) = [one for one in units.summary() if one.name == "Stack"]
+        assert inner.hits or inner.reason is None
