@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import re
 import sys
 
 import pytest
@@ -147,3 +148,24 @@ def test_a_whole_program(models, kernel_lane, case, trains):
             torch.testing.assert_close(mine / scale, theirs / scale, rtol=2e-3, atol=1e-3)
     (part,) = [one for one in units.summary() if one.hits]
     assert (part.name, part.reason) == (name, None)
+
+
+@torch.no_grad()
+def test_what_is_not_replayed_of_trellis(models, kernel_lane):
+    """Its loop goes on with the object that the first block was given, and no block has four layers:
+    the report says so, and all is computed as ever."""
+    torch.manual_seed(0)
+    plain = models("trellis_flow").build(8, 32, 16, 32).to(kernel_lane.device).eval()
+    model = copy.deepcopy(plain)
+    for seed in range(6):
+        coords, values = voxels(seed, kernel_lane.device, (12, 12, 12))
+        given = torch.cat([values, values], 1), coords, torch.tensor([100.0, 900.0])
+        found = model(*given)
+        with settings.override(optimize="off"):
+            expected = plain(*given)
+        assert type(found) is type(expected) and found.layout == expected.layout
+        torch.testing.assert_close(found.feats, expected.feats, rtol=2e-3, atol=1e-3)
+    assert not any(one.hits for one in units.summary())
+    (part,) = units.summary()
+    assert part.name == "SLatFlowIO"
+    assert re.search(r"goes on with 'h', a .*trellis_sparse\.SparseTensor", part.reason)

@@ -41,13 +41,13 @@ def same(mine, theirs, given, own):
     assert mine._scale == theirs._scale
     for name in ("_layout", "_spatial_cache"):
         assert vars(theirs)[name] is vars(own)[name] and vars(mine)[name] is vars(given)[name]
-    assert doors_equal(mine._spatial_cache, theirs._spatial_cache)
+    assert equal(mine._spatial_cache, theirs._spatial_cache)
     assert list(vars(given)) == list(vars(own))
 
 
-def doors_equal(one, other):
+def equal(one, other):
     if isinstance(one, dict):
-        return list(one) == list(other) and all(doors_equal(one[k], other[k]) for k in one)
+        return list(one) == list(other) and all(equal(one[k], other[k]) for k in one)
     if isinstance(one, torch.Tensor):
         return one.shape == other.shape and torch.allclose(one, other, rtol=1e-3, atol=1e-4)
     return type(one) is type(other) and one == other
@@ -292,22 +292,66 @@ class Passes(nn.Module):
         super().__init__()
         self.stack = stack
 
-    def forward(self, x, times, labels):
+    def forward(self, x, times):
         y = self.stack(x)
-        return {"x": x, "y": [y, y], "times": times, "data": x.data, "layout": x.layout, **labels}
+        return {"x": x, "y": [y, y], "times": times, "data": x.data, "layout": x.layout}
 
 
 @torch.no_grad()
 def test_what_is_passed_on_is_the_call_s_own(device):
     with doors.standin("spconv") as module:
         model = Passes(wrapped.stack(module, "spconv", device)).eval()
-        for seed in range(10):
+        for seed in range(7):
             x = wrapped.grid(module, "spconv", seed, device)
             times = torch.full((2, 3), float(seed), device=device)
-            out = model(x, times, {"a": 1})
+            out = model(x, times)
             assert out["x"] is x and out["times"] is times and out["data"] is x.data
             assert out["layout"] is x.layout and out["y"][0] is out["y"][1]
-        (part,) = [one for one in units.summary() if one.name == "Passes"]
-        assert part.reason is not None  # it looks at all of a dictionary
-        (inner,) = [one for one in units.summary() if one.name == "Stack"]
-        assert inner.hits or inner.reason is None
+        (part,) = units.summary()
+        assert (part.name, part.reason) == ("Passes", None) and part.hits >= 2
+
+
+class Timed(nn.Module):
+    """Returns a tensor that has a row for every item, as its dense grid has."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, x, times):
+        return {"times": times, "grid": self.network(x)["out"].dense()}
+
+
+@torch.no_grad()
+def test_tensors_beside_a_dense_grid(device):
+    with doors.standin("spconv") as module:
+        model = Timed(doors.network(module, "spconv", device)).eval()
+        for seed in range(9):
+            times = torch.full((2, 3), float(seed), device=device)
+            x = doors.scene(module, "spconv", seed, device, 0.25 + 0.002 * seed)
+            assert model(x, times)["times"] is times
+        (part,) = units.summary()
+        assert part.name == "Timed" and part.hits >= 1
+
+
+class TwoOfThem(nn.Module):
+    def __init__(self, stack):
+        super().__init__()
+        self.stack = stack
+
+    def forward(self, x, other):
+        return self.stack(x) + other
+
+
+@torch.no_grad()
+def test_inner_parts_where_two_are_given(device):
+    with doors.standin("spconv") as module:
+        model = TwoOfThem(wrapped.stack(module, "spconv", device)).eval()
+        for seed in range(9):
+            x, other = (wrapped.grid(module, "spconv", seed, device) for _ in range(2))
+            found = model(x, other)
+            with settings.override(optimize="off"):
+                expected = model(wrapped.grid(module, "spconv", seed, device), other)
+            torch.testing.assert_close(found.feats, expected.feats, rtol=1e-3, atol=1e-4)
+        parts = {one.name: one for one in units.summary()}
+        assert "2 sparse tensors" in parts["TwoOfThem"].reason and parts["Stack"].hits >= 2
