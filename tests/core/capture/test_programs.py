@@ -152,7 +152,7 @@ def test_a_whole_program(models, kernel_lane, case, trains):
 
 @torch.no_grad()
 def test_what_is_not_replayed_of_trellis(models, kernel_lane):
-    """Its loop goes on with the object that the first block was given, and no block has four layers:
+    """Its loop goes on with the object that a block was given, and no block has four layers:
     the report says so, and all is computed as ever."""
     torch.manual_seed(0)
     plain = models("trellis_flow").build(8, 32, 16, 32).to(kernel_lane.device).eval()
