@@ -36,7 +36,8 @@ class _Graph:
         modules: Sequence[nn.Module], pool: Any,
     ) -> None:  # fmt: skip
         """work: the model over the padded input, `features` in it, inside of contexts."""
-        self.maps, self.features, self.proved = maps, features, False
+        self.maps, self.features = maps, features
+        self.proved: set[int] = set()  # columns in which boxes may differ
         self.graph, self.made = captured_from(work, pool)
         self.parameters = addresses(modules)
 

@@ -81,6 +81,12 @@ def _trial() -> Iterator[None]:
         _local.trying = False
 
 
+def _others(one: Box, other: Box) -> set[int]:
+    """The columns in which two boxes differ."""
+    mine, theirs = (zip(box.lo, box.size, strict=True) for box in (one, other))
+    return {n for n, (a, b) in enumerate(zip(mine, theirs, strict=True)) if a != b}
+
+
 class Replays(abc.ABC):
     """The graphs of a model, by what they were captured for, and when to capture another.
 
@@ -163,21 +169,22 @@ class Replays(abc.ABC):
         graph = self.held(kind, root)
         if graph is None:
             return Served(MISSING, lambda out: self.after(kind, call, root, out))
-        if root[1] is not graph.maps.box and not graph.proved:
+        if root[1] is not graph.maps.box and not _others(graph.maps.box, root[1]) <= graph.proved:
             return Served(MISSING, lambda out: self._prove(kind, graph, call, root, out))
         made = self.replayed(graph, call, root)
         self.hits += made is not MISSING
         return Served(made, lambda _: None)
 
     def _prove(self, kind: Kind, graph: Any, call: Call, root: Root, out: Any) -> None:
-        """At the first input in another box: whether the graph computes what the model did."""
+        """At the first input whose box differs in these axes: whether the graph computes what the
+        model did."""
         with _trial(), torch.no_grad(), statistics_kept(self.model):
             seen = self.values(graph, call, root)
             if seen is None:
                 return
             try:
                 graph.made.compare(call, out, seen)
-                graph.proved = True
+                graph.proved |= _others(graph.maps.box, root[1])
             except UndecidedError:  # the next input may tell
                 return
             except MixedRowsError:

@@ -131,7 +131,7 @@ class _Graph:
     ) -> None:  # fmt: skip
         """gradients: where those of the trained parameters come to lie."""
         self.maps, self.scene, self.model = maps, maps.scene, copy.model
-        self.proved = False
+        self.proved: set[int] = set()  # columns in which boxes may differ
         self.tensors = copy.place.tensors
         self.features, self.reach = copy.capacity(self.scene), copy.reach
         work = functools.partial(copy.over, self.scene, self.features)

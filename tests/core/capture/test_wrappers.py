@@ -355,3 +355,50 @@ def test_inner_parts_where_two_are_given(device):
             torch.testing.assert_close(found.feats, expected.feats, rtol=1e-3, atol=1e-4)
         parts = {one.name: one for one in units.summary()}
         assert "2 sparse tensors" in parts["TwoOfThem"].reason and parts["Stack"].hits >= 2
+
+
+class Measured(nn.Module):
+    """Says how high the grid is."""
+
+    def __init__(self, stack):
+        super().__init__()
+        self.stack = stack
+
+    def forward(self, x):
+        y = self.stack(x)
+        y.height = x.data.spatial_shape[0]
+        return y
+
+
+@torch.no_grad()
+def test_numbers_that_follow_from_one_axis(device):
+    """The first other boxes have the same, so that they prove nothing of it."""
+    with doors.standin("spconv") as module:
+        model = Measured(wrapped.stack(module, "spconv", device)).eval()
+        for seed in range(14):
+            shape = (6 if seed < 9 else seed, 5, 7 if seed < 5 else 8 + seed % 2)
+            x = doors.scene(module, "spconv", seed, device, 0.3, shape=shape)
+            assert model(wrapped.Grid(x)).height == shape[0]
+        (part,) = units.summary()
+        assert part.hits >= 2 and units._units[model].replayer.by_box
+
+
+class Optional(Decoder):
+    """Something beside the sparse layers depends on what else is given."""
+
+    def forward(self, values, coords, labels=None):
+        y = self.stack(wrapped.Grid(self.make(coords, self.embed(values))))
+        return y, "none" if labels is None else "some"
+
+
+@torch.no_grad()
+def test_whether_something_else_is_given(device):
+    with doors.standin("spconv") as module:
+        make = lambda coords, values: doors.tensor(module, "spconv", coords, values)  # noqa: E731
+        model = Optional(wrapped.stack(module, "spconv", device), make).to(device).eval()
+        for seed in range(8):
+            x = wrapped.grid(module, "spconv", seed, device)
+            labels = None if seed < 6 else torch.ones(3, device=device)
+            assert model(x.feats, x.coords, labels)[1] == ("none" if seed < 6 else "some")
+        (part,) = [one for one in units.summary() if one.hits]
+        assert part.name == "Optional"

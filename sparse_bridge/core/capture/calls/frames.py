@@ -73,12 +73,13 @@ def constants_alive(
 
 def _constant(name: str, value: Any, known: Callable[[Any], bool]) -> Hashable:
     if isinstance(value, PLAIN):
-        return value
+        return type(value), value
     if isinstance(value, (torch.Tensor, nn.Module, *_CODE)) or known(value):
-        return None
+        kind: Any = type(value)
+        return kind
     if isinstance(value, (list, tuple)):
-        return tuple([_constant(name, one, known) for one in value])
+        return type(value), tuple([_constant(name, one, known) for one in value])
     if type(value) is dict:
         parts = [(str(key), _constant(name, one, known)) for key, one in value.items()]
-        return tuple(parts)
+        return dict, tuple(parts)
     raise UnpaddedError(f"it goes on with {name!r}, a {named(value)}.")
