@@ -19,9 +19,10 @@ from . import padded
 from .batched_builder import boxes_of
 from .calls.call import Call
 from .calls.foreign import ForeignReads
-from .calls.outcome import MISSING, Alike, Outcome, Own, rebuilt
+from .calls.outcome import MISSING, Alike, Outcome, Own, holds_numbers, rebuilt
 from .padded import MixedRowsError, PaddedInput, UnpaddedError
 
+ROWS = -1  # in the place of a column
 _TORCHS = ("_parameters", "_buffers", "_modules")
 
 
@@ -85,6 +86,7 @@ class Captured:
         Raises UnpaddedError where it does more to its input than to read it."""
         self.tensors, self.scene = place.tensors, scene
         self.forward, self.place, self.features = forward, place, features
+        self.rows = self.tensors.coordinates_of(call.x).shape[0]
         version = features._version
         with statistics_kept(place.model), contextlib.ExitStack() as stack:
             modes: list[Any] = []
@@ -106,6 +108,18 @@ class Captured:
         if self.tensors.features_of(self.twin) is not features or features._version != version:
             raise UnpaddedError("it changes the sparse tensor that it is given.")
 
+    def strange(self, root: tuple[torch.Tensor, Box]) -> set[int]:
+        """In what an input differs from the one of the capture so that a model may tell: columns
+        of its box; its rows, where numbers of the outcome may follow from them."""
+        box, mine = root[1], self.place.box
+        found: set[int] = set()
+        if box is not mine:
+            pairs = zip(mine.lo, mine.size, box.lo, box.size, strict=True)
+            found = {n for n, (a, b, c, d) in enumerate(pairs) if (a, b) != (c, d)}
+        if self.outcome.numbers and len(root[0]) != self.rows:
+            found.add(ROWS)
+        return found
+
     def _launched(self, outcome: Outcome) -> Outcome:
         """The same without convolutions that wait to be launched, and with coordinates in place: a
         framework may compute them when they are first read, which no graph would repeat."""
@@ -125,7 +139,9 @@ class Captured:
             place: {key: made(one) for key, one in entries.items()}
             for place, entries in outcome.written.items()
         }
-        return outcome._replace(value=made(outcome.value), written=new)
+        found = outcome._replace(value=made(outcome.value), written=new)
+        numbers = [holds_numbers(one, self.tensors.is_tensor) for one in found.values()]
+        return found._replace(numbers=any(numbers))
 
     def cutter(self, call: Call, rows: dict[int, int]) -> Cut:
         """What makes copies of the rows that there are; the call's own coordinates and features

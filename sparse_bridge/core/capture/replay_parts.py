@@ -19,7 +19,7 @@ from . import prefetch
 from .calls.call import Call, call_of
 from .calls.outcome import MISSING
 from .captured_maps import CapturedMaps, padded_input
-from .captured_model import Place, Tensors, statistics_kept
+from .captured_model import ROWS, Place, Tensors, statistics_kept
 from .kinds import Kind, Root, addresses, kind_of
 from .padded import MixedRowsError, PaddedInput, UndecidedError, UnpaddedError
 from .recording import GraphMemory, empty_cache
@@ -79,12 +79,6 @@ def _trial() -> Iterator[None]:
         yield
     finally:
         _local.trying = False
-
-
-def _others(one: Box, other: Box) -> set[int]:
-    """The columns in which two boxes differ."""
-    mine, theirs = (zip(box.lo, box.size, strict=True) for box in (one, other))
-    return {n for n, (a, b) in enumerate(zip(mine, theirs, strict=True)) if a != b}
 
 
 class Replays(abc.ABC):
@@ -169,26 +163,30 @@ class Replays(abc.ABC):
         graph = self.held(kind, root)
         if graph is None:
             return Served(MISSING, lambda out: self.after(kind, call, root, out))
-        if root[1] is not graph.maps.box and not _others(graph.maps.box, root[1]) <= graph.proved:
+        if not graph.made.strange(root) <= graph.proved:
             return Served(MISSING, lambda out: self._prove(kind, graph, call, root, out))
         made = self.replayed(graph, call, root)
         self.hits += made is not MISSING
         return Served(made, lambda _: None)
 
     def _prove(self, kind: Kind, graph: Any, call: Call, root: Root, out: Any) -> None:
-        """At the first input whose box differs in these axes: whether the graph computes what the
+        """At the first input that is strange in these ways: whether the graph computes what the
         model did."""
+        strange = graph.made.strange(root)
         with _trial(), torch.no_grad(), statistics_kept(self.model):
             seen = self.values(graph, call, root)
             if seen is None:
                 return
             try:
                 graph.made.compare(call, out, seen)
-                graph.proved |= _others(graph.maps.box, root[1])
+                graph.proved |= strange
             except UndecidedError:  # the next input may tell
                 return
-            except MixedRowsError:
-                self.by_box = True
+            except MixedRowsError as error:
+                if strange == {ROWS}:
+                    self.failures += 1
+                    self.refuse(str(error))
+                self.by_box = self.by_box or strange != {ROWS}
                 self.graphs.clear()
                 self.calls.clear()
 

@@ -402,3 +402,25 @@ def test_whether_something_else_is_given(device):
             assert model(x.feats, x.coords, labels)[1] == ("none" if seed < 6 else "some")
         (part,) = [one for one in units.summary() if one.hits]
         assert part.name == "Optional"
+
+
+class Counted(Decoder):
+    """Says how many rows it was given, which its graph would not."""
+
+    def forward(self, values, coords):
+        y = self.stack(wrapped.Grid(self.make(coords, self.embed(values))))
+        return y, coords.shape[0]
+
+
+@torch.no_grad()
+def test_numbers_of_rows(device):
+    with doors.standin("spconv") as module:
+        make = lambda coords, values: doors.tensor(module, "spconv", coords, values)  # noqa: E731
+        model = Counted(wrapped.stack(module, "spconv", device), make).to(device).eval()
+        for seed in range(20):
+            x = wrapped.grid(module, "spconv", seed, device, 0.2 + 0.02 * seed)
+            _, rows = model(x.feats, x.coords)
+            assert rows == len(x.coords)
+        parts = {one.name: one for one in units.summary()}
+        assert parts["Counted"].hits == 0 and "over a padded input" in parts["Counted"].reason
+        assert parts["Stack"].hits >= 1

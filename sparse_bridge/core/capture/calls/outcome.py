@@ -37,13 +37,14 @@ class Outcome(NamedTuple):
     """What a call returned, and what it wrote into dictionaries that it was given.
 
     twins: what in there stands for something of the call, by identity, with its place.  x: the
-    sparse tensor that it was given.
+    sparse tensor that it was given.  numbers: whether there are any outside of tensors.
     """
 
     value: Any
     written: dict[Any, dict[Any, Any]]
     twins: dict[int, tuple[Any, Any]]
     x: Any
+    numbers: bool = False
 
     @staticmethod
     def of(
@@ -152,6 +153,21 @@ def rebuilt(
         )
     known[id(value)] = made
     return made
+
+
+def holds_numbers(value: Any, is_tensor: Callable[[Any], bool]) -> bool:
+    """Whether there are numbers in a value, outside of tensors and of what stands for others."""
+    if isinstance(value, (int, float)):
+        return not isinstance(value, bool)
+    if isinstance(value, torch.Tensor) or is_tensor(value):
+        return False
+    held = attributes(value)
+    parts: Any = () if held is None else held.values()
+    if type(value) in _DICTS:
+        parts = value.values()
+    elif type(value) in (list, tuple, torch.Size) or hasattr(value, "_fields"):
+        parts = value
+    return any(holds_numbers(one, is_tensor) for one in parts)
 
 
 class Alike:
