@@ -68,12 +68,12 @@ def test_a_stack_of_blocks(device, name, trains):
     with doors.standin(name) as module:
         plain = wrapped.stack(module, name, device, Remembers()).train(trains)
         model = copy.deepcopy(plain)
-        for seed in range(10):
+        for seed in range(12):
             found = []
             for one in (model, plain):
                 one.zero_grad(set_to_none=True)
                 x = wrapped.grid(module, name, seed, device)
-                if seed > 8:
+                if seed > 10:
                     x.register("earlier", 1)
                 mode = "graphs" if one is model else "off"
                 with torch.set_grad_enabled(trains), settings.override(optimize=mode):
@@ -347,7 +347,7 @@ class TwoOfThem(nn.Module):
 def test_inner_parts_where_two_are_given(device):
     with doors.standin("spconv") as module:
         model = TwoOfThem(wrapped.stack(module, "spconv", device)).eval()
-        for seed in range(9):
+        for seed in range(11):
             x, other = (wrapped.grid(module, "spconv", seed, device) for _ in range(2))
             found = model(x, other)
             with settings.override(optimize="off"):
