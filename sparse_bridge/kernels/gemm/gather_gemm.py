@@ -303,10 +303,13 @@ class GatherGemm:
             aligned = alignment_at(x_at, w_at, y_at, out_at)
         extra_at: tuple[int, ...] = (y_at,) * 6
         kinds: tuple[object, ...] = ()
+        end_at, end_kinds, read = extra_at, kinds, NO_VECTORS
         if vectors is None or not spec.epilogue.parts:
             vectors = NO_VECTORS
         else:
-            extra_at, kinds = _read(vectors, y_at)
+            end_at, end_kinds = _read(vectors, y_at)
+            if split == 1:  # else only who adds the sums up reads them
+                extra_at, kinds, read = end_at, end_kinds, vectors
         stride_xn, numbers = x.stride()[0], self._numbers
         row_kind = spec.row_kind
         if stride_xn != spec.columns_in:
@@ -319,12 +322,12 @@ class GatherGemm:
             and self.kernel.start(spec.device, key, self.grid, values, spec.constants)
         ):
             numbers = numbers[4:] if self._addressed else numbers
-            args = (x, w, *tensors_of(vectors, y), out, *self._views(), *numbers)
+            args = (x, w, *tensors_of(read, y), out, *self._views(), *numbers)
             self.kernel.launch(
                 spec.device, spec.target, self.grid, args, spec.constants, spec.options, key
             )
         if split > 1:
-            self._sum(out, vectors, y, (out_at, *extra_at, y_at), (kinds, aligned))
+            self._sum(out, vectors, y, (out_at, *end_at, y_at), (end_kinds, aligned))
         return y
 
     def _sum(
