@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,8 +40,19 @@ if TYPE_CHECKING:
 
     Table = TileList | torch.Tensor | PairGroups
     Launch = GatherGemm | GroupedGemm
+    Inputs = tuple[torch.Tensor, torch.Tensor, Vectors | None]
 
+# (product, the rulebook and side that it is bound to, x, weight, what its epilogue reads)
+FirstBind = Callable[["GatherProduct", Rulebook, int, "Inputs"], None]
+_listeners: list[FirstBind] = []
 _keys = itertools.count(0, 2)  # a product's key in rulebooks; the next one is the other side's
+
+
+def on_first_fused(listener: FirstBind) -> None:
+    """Have `listener` called when a product that ends in more than a bias meets its first map,
+    before it is launched."""
+    if listener not in _listeners:
+        _listeners.append(listener)
 
 
 def device_reasons(case: Case) -> list[Reason]:
@@ -179,6 +191,12 @@ class GatherProduct:
         self._columns, self._key = w.columns_out, next(_keys)
         self._specs: dict[tuple[Any, ...], Any] = {}
 
+    @property
+    def fused(self) -> bool:
+        """Whether it ends in more than a bias."""
+        parts, activation, _, _ = self.product.epilogue
+        return parts > 1 or activation is not None
+
     def __call__(
         self, rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor,
         epilogue: Epilogue,
@@ -208,8 +226,7 @@ class GatherProduct:
         return result if rows.fill is None else rows.marked(result)
 
     def _bind(
-        self, rulebook: Rulebook, side: int,
-        inputs: tuple[torch.Tensor, torch.Tensor, Vectors | None],
+        self, rulebook: Rulebook, side: int, inputs: Inputs
     ) -> Launch:  # fmt: skip
         n_rows, n_in = rulebook.n_rows[side], rulebook.n_rows[1 - side]
         self._check_far(inputs[0])
@@ -221,6 +238,9 @@ class GatherProduct:
         key = (flow.name, reverse, octaves(self.product.target, work, likely))
         spec = self._specs.get(key)
         if spec is None:
+            if not self._specs and self.fused:
+                for listener in _listeners:
+                    listener(self, rulebook, side, inputs)
             product = self._backwards if reverse else self.product
             trial = Trial(
                 lambda tile: flow.launch(flow.spec(product, tile), table, n_rows, n_in), inputs,

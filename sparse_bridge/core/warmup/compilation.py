@@ -12,13 +12,15 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ... import log, settings
 from ...kernels.runtime.target import Target
+from ..conv import kernel_products
 from ..conv.epilogue import Epilogue
+from ..conv.kernel_products import GatherProduct
 from ..device import serving
 from ..device.self_check import NAMES
 from ..device.self_check_problems import (
@@ -29,9 +31,14 @@ from ..device.self_check_problems import (
     WGRAD_PAIRS,
     wgrad_over,
 )
+from ..maps.rulebook import Rulebook
 from . import preload
+from .fused_forms import compile_others, followed, waits
 from .map_kernels import CHECKED, MapKernels
 from .product_kernels import Expected, Sizes, compile_once, compile_product, less_likely, likely
+
+if TYPE_CHECKING:
+    from ..conv.kernel_products import Inputs
 
 Describe = Callable[[Any], Iterable[Expected]]
 _described: weakref.WeakKeyDictionary[Any, Describe] = weakref.WeakKeyDictionary()
@@ -90,6 +97,27 @@ def compile_first(device: torch.device, target: Target, key64: bool) -> None:
         _guarded(_compile, device, target, key64)
 
 
+def compile_fused(
+    product: GatherProduct, rulebook: Rulebook, side: int, inputs: Inputs
+) -> None:  # fmt: skip
+    """Have a product whose epilogue was found out compiled for other scenes. Listens to
+    `kernel_products.on_first_fused`."""
+    device, target = product.product.device, product.product.target
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return
+    if _warms(target):
+        _guarded(_compile_fused, product, rulebook, side, inputs)
+
+
+def _compile_fused(
+    product: GatherProduct, rulebook: Rulebook, side: int, inputs: Inputs
+) -> None:  # fmt: skip
+    from ...kernels.runtime.precompile import dry_run
+
+    with torch.no_grad(), torch.device(product.product.device), dry_run():
+        compile_others(product, rulebook, side, inputs)
+
+
 def _compile(device: torch.device, target: Target, key64: bool) -> None:
     """First what is waited for first, last what may not be wanted."""
     from ...kernels.runtime.precompile import dry_run
@@ -99,6 +127,7 @@ def _compile(device: torch.device, target: Target, key64: bool) -> None:
         _devices.add(device)
     preload.finish()
     products = _products(device) if first else []
+    fuses = waits()
     # Not the caller's modes: tensors here only stand for others.
     with torch.no_grad(), torch.device(device), dry_run():
         maps = MapKernels(device, target, key64)
@@ -108,10 +137,13 @@ def _compile(device: torch.device, target: Target, key64: bool) -> None:
                 compile_product(device, target, one, dtype, likely(one))
         maps.ordered({_volume(one) for one, _ in products if one.symmetric})
         _compile_products(device, target, products)
+        ends = [(end, dtype) for one, dtype in products for end in followed(one)] if fuses else []
         strided = {one.strided for one, _ in products if one.strided is not None}
         maps.expanded([*strided, *({CHECKED} - strided)])
         maps.together({_volume(one) for one, _ in products if one.layer is not None})
-        for one, dtype in products:
+        for one, dtype in ends:
+            compile_product(device, target, one, dtype, likely(one))
+        for one, dtype in (*products, *ends):
             compile_product(device, target, one, dtype, less_likely(one))
         maps.rest(strided)
         maps.paired()
@@ -183,3 +215,4 @@ def _checked_wgrad(device: torch.device, target: Target, name: str | None) -> No
 
 
 serving.on_first_use(compile_first)
+kernel_products.on_first_fused(compile_fused)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ...kernels.gemm.product import EpilogueForm
+from ...kernels.gemm.product import EpilogueForm, Product
 from ...kernels.runtime.target import Target
 from ..conv import registry
 from ..conv.choice import serving_flow
@@ -30,6 +30,10 @@ from ..ops.pointwise import HALVES
 from ..tuning.problem import wgrad_problem
 from ..tuning.tuner import tile_for
 from .map_kernels import Strided
+
+if TYPE_CHECKING:
+    from ...kernels.gemm.vectors import Vectors
+    from ...kernels.tiles.tile import TileConfig
 
 _DEEP = 256  # channels
 
@@ -154,16 +158,31 @@ def _gather(layer: LayerProduct, one: Expected, side: int, sizes: Sizes, known: 
     """The product of one side, unless it is known.  side: 0 forward."""
     n_rows, n_in = sizes[1 - side], sizes[side]
     flow = _flow(layer, one, side, sizes)
-    product, w = GatherProduct(flow, layer), layer.w
-    # Pairs, which nobody knows yet, decide little: such products are wide.
-    work = _pairs(w.n_offsets, sizes) if flow.name == "grouped" else n_rows
-    tile = flow.tile(product.product, work, n_in)
+    product = GatherProduct(flow, layer).product
+    work = work_over(flow, layer.w.n_offsets, n_rows)
+    tile = flow.tile(product, work, n_in)
     if (side, flow.name, tile) in known:
         return
     known.add((side, flow.name, tile))
-    x, y = (torch.empty((1, n), dtype=layer.dtype) for n in (w.columns_in, w.columns_out))
     vectors = (Epilogue() if side else one.epilogue).vectors
-    launch = flow.launch(flow.spec(product.product, tile), _table(flow, w.n_offsets), n_rows, n_in)
+    launch_over(flow, product, tile, (n_rows, n_in), vectors)
+
+
+def work_over(flow: KernelDataflow, n_offsets: int, n_rows: int) -> int:
+    """Rows that a product into so many multiplies. Pairs, which nobody knows yet, decide little:
+    such products are wide."""
+    return _pairs(n_offsets, n_rows) if flow.name == "grouped" else n_rows
+
+
+def launch_over(
+    flow: KernelDataflow, product: Product, tile: TileConfig, rows: tuple[int, int],
+    vectors: Vectors | None,
+) -> None:  # fmt: skip
+    """Launch a product over stand-ins.  rows: of the result, and of what is gathered."""
+    w = product.w
+    x = torch.empty((1, w.groups * w.c_in), dtype=product.dtype)
+    y = x.new_empty((1, w.groups * w.c_out))
+    launch = flow.launch(flow.spec(product, tile), _table(flow, w.n_offsets), *rows)
     launch(x, x.new_empty(1), vectors, y)
 
 
@@ -204,9 +223,9 @@ def _table(flow: KernelDataflow, n_offsets: int) -> Any:
     return TileList(memory, n_offsets, 1, COMMON_ROWS)
 
 
-def _pairs(n_offsets: int, sizes: Sizes) -> int:
+def _pairs(n_offsets: int, n_rows: int) -> int:
     """About how many a map has; every row one, where there is one offset."""
-    return sizes.n_out * math.ceil(n_offsets / 3)
+    return n_rows * math.ceil(n_offsets / 3)
 
 
 def _wgrad(layer: LayerProduct, one: Expected, sizes: Sizes) -> None:
@@ -216,7 +235,7 @@ def _wgrad(layer: LayerProduct, one: Expected, sizes: Sizes) -> None:
     x, dy = (torch.empty((1, n), dtype=layer.dtype) for n in (w.columns_in, w.columns_out))
     rows = torch.empty(1, dtype=torch.int32)
     starts = torch.empty(w.n_offsets + 1, dtype=torch.int64)
-    n_pairs = _pairs(w.n_offsets, sizes)
+    n_pairs = _pairs(w.n_offsets, sizes.n_out)
     tile = tile_for(wgrad_problem(product.product, sizes.n_out, sizes.n_in, n_pairs))
     launch = WgradGemm(
         product.spec(tile, mirrored), (rows, rows, starts), *sizes, n_pairs >> mirrored

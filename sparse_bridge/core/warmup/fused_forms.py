@@ -1,0 +1,83 @@
+"""Kernels of products that end in a norm, a sum or an activation which no layer told beforehand.
+
+Modules apart from the layer, as in residual blocks, follow it without its knowledge: before the
+first call that is a guess, at the first launch with them it is known. Then the same product over
+maps of other usual sizes is compiled as well, before the next scene asks for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import torch
+
+from ... import settings
+from ...kernels.gemm.product import EpilogueForm
+from ..conv.epilogue import Epilogue, Norm
+from ..conv.kernel_products import GatherProduct
+from ..geometry.weights import layout_of
+from ..maps.rulebook import Rulebook
+from .product_kernels import Expected, Sizes, launch_over, work_over
+
+if TYPE_CHECKING:
+    from ..conv.kernel_products import Inputs
+
+# How many times the rows of the first map, the likeliest first: tiles differ by octaves.
+_TIMES = (2.0, 0.5, 4.0, 0.25, 8.0)
+_MOST_ROWS = 1 << 21  # more need other forms, and are rare
+
+
+def followed(one: Expected) -> list[Expected]:
+    """What may come of the product of a layer without bias, which a norm follows as a rule, in
+    inference: the norm and an activation; between as many channels a sum between those, as at the
+    end of a residual block; behind a single offset the norm alone, as in a projected skip."""
+    if (
+        one.layer is None or one.trains or one.sizes is not None
+        or one.epilogue.form != EpilogueForm()
+    ):  # fmt: skip
+        return []
+    w = layout_of(one.weight, one.layout, one.groups)
+    vector = torch.empty(w.columns_out, dtype=one.weight.dtype)
+    norm = Norm(vector, vector, vector, vector, 0.0)
+    ends = [Epilogue(None, "relu", 0.0, norm)]
+    if one.pointwise:
+        ends.insert(0, Epilogue(norm=norm))
+    elif one.symmetric and w.columns_in == w.columns_out:
+        ends.append(ends[0]._replace(residual=vector.new_empty(1, dtype=one.dtype)))
+    return [dataclasses.replace(one, epilogue=end) for end in ends]
+
+
+def waits() -> bool:
+    """Whether layers that are called now go together with what follows them."""
+    return not (
+        torch.is_grad_enabled()
+        or torch.is_inference_mode_enabled()
+        or settings.get().optimize == "off"
+    )
+
+
+def compile_others(
+    product: GatherProduct, rulebook: Rulebook, side: int, inputs: Inputs
+) -> None:  # fmt: skip
+    """Launch what a product over this map would over smaller and larger ones, each form once."""
+    if side and rulebook.symmetric:
+        return
+    one, met = product.product, rulebook.rows
+    vectors = inputs[2] and tuple([
+        None if vector is None else torch.empty(1, dtype=vector.dtype) for vector in inputs[2]
+    ])  # fmt: skip
+    known = set()
+    for times in (1.0, *_TIMES):
+        n_rows, n_in = (int(met[i].about * times) or 1 for i in (side, 1 - side))
+        if max(n_rows, n_in) > _MOST_ROWS:
+            continue
+        sizes = Sizes(n_rows, n_in) if side else Sizes(n_in, n_rows)
+        like = Rulebook(*sizes, rulebook.n_offsets, one.device, symmetric=rulebook.symmetric)
+        like.trained = rulebook.trained
+        flow = product.flow.serving(like, side, one)
+        work = work_over(flow, one.w.n_offsets, n_rows)
+        tile = flow.tile(one, work, n_in)
+        if (flow.name, tile) not in known and times != 1.0:  # its own one is launched next
+            launch_over(flow, one, tile, (n_rows, n_in), vectors)
+        known.add((flow.name, tile))
