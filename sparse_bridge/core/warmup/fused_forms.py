@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from ... import settings
-from ...kernels.gemm.product import EpilogueForm
 from ..conv.epilogue import Epilogue, Norm
 from ..conv.kernel_products import GatherProduct
 from ..geometry.weights import layout_of
@@ -29,22 +28,22 @@ _MOST_ROWS = 1 << 21  # more need other forms, and are rare
 
 
 def followed(one: Expected) -> list[Expected]:
-    """What may come of the product of a layer without bias, which a norm follows as a rule, in
-    inference: the norm and an activation; between as many channels a sum between those, as at the
-    end of a residual block; behind a single offset the norm alone, as in a projected skip."""
-    if (
-        one.layer is None or one.trains or one.sizes is not None
-        or one.epilogue.form != EpilogueForm()
-    ):  # fmt: skip
+    """What may come of a layer's product in inference, where its container tells no more: without
+    bias a norm and an activation, behind a single offset the norm alone, as in a projected skip;
+    between as many channels a sum behind the norm, as at the end of a residual block."""
+    if one.layer is None or one.trains or one.sizes is not None:
         return []
     w = layout_of(one.weight, one.layout, one.groups)
-    vector = torch.empty(w.columns_out, dtype=one.weight.dtype)
-    norm = Norm(vector, vector, vector, vector, 0.0)
-    ends = [Epilogue(None, "relu", 0.0, norm)]
-    if one.pointwise:
-        ends.insert(0, Epilogue(norm=norm))
-    elif one.symmetric and w.columns_in == w.columns_out:
-        ends.append(ends[0]._replace(residual=vector.new_empty(1, dtype=one.dtype)))
+    bias, activation, _, norm, _ = one.epilogue
+    ends: list[Epilogue] = []
+    if norm is None and bias is None and activation is None:
+        vector = torch.empty(w.columns_out, dtype=one.weight.dtype)
+        norm = Norm(vector, vector, vector, vector, 0.0)
+        ends = [Epilogue(None, "relu", 0.0, norm)]
+        if one.pointwise:
+            ends.insert(0, Epilogue(norm=norm))
+    if norm is not None and activation is None and one.symmetric and w.columns_in == w.columns_out:
+        ends.append(Epilogue(bias, "relu", 0.0, norm, torch.empty(1, dtype=one.dtype)))
     return [dataclasses.replace(one, epilogue=end) for end in ends]
 
 
