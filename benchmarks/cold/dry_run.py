@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 
 from sparse_bridge import settings
-from sparse_bridge.core.conv import convolution, kernel_products
+from sparse_bridge.core.conv import convolution, kernel_products, plan
 from sparse_bridge.core.device import (
     selection,
     self_check,
@@ -92,6 +92,7 @@ def forget() -> None:
     from sparse_bridge.adapters.flex_gemm import warmup
     from sparse_bridge.core.capture import prefetch
 
+    plan.reset()  # whose products are those of this GPU, and told once
     compilation.reset()
     serving.reset()
     self_check.reset()
