@@ -1,7 +1,6 @@
-"""Gather-GEMM: y[r] = act(norm(sum_v x[nbr[v, r]] @ w[v] + bias) + residual[r]), forward and dgrad
-alike.
+"""Gather-GEMM: y[r] = act(norm(sum_v x[nbr[v, r]] @ w[v] + bias) + residual[r]), both ways.
 
-dgrad is the same product over the transposed table with the weight read through swapped strides.
+dgrad is that product over the transposed table, with the weight read through swapped strides.
 Two forms of one kernel: *packed* walks the live offsets of mask-ordered tiles, *plain* walks every
 offset of the table in row order. Under mask splits a packed launch makes S partial sums of each
 row, one after another in memory: to the kernel those are S times as many rows.
@@ -305,7 +304,7 @@ class GatherGemm:
         kinds: tuple[object, ...] = ()
         end_at, end_kinds, read = extra_at, kinds, NO_VECTORS
         if vectors is None or not spec.epilogue.parts:
-            vectors = NO_VECTORS
+            vectors = read
         else:
             end_at, end_kinds = _read(vectors, y_at)
             if split == 1:  # else only who adds the sums up reads them
