@@ -16,6 +16,7 @@ from ..kernels.tiles.narrow_tile import (
     FEW_OFFSETS,
     OFFSETS,
     WIDEST,
+    clamp_for_wide,
     narrow_tile,
     width_of,
 )
@@ -59,7 +60,7 @@ def _narrow(
 ) -> Form:  # fmt: skip
     held, (bits, act), (even_x, even_w, layout) = case.holds, epilogue, LINES[lines]
     wide = size != "int32"
-    tile = case.tile
+    tile = clamp_for_wide(case.tile, wide)
     constants = (
         packed, bits, act, case.precision, even_x, even_w, wide, case.width, tile.block_m,
         tile.block_n, tile.block_k,

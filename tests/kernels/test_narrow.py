@@ -153,6 +153,7 @@ def test_wide_offsets(kernel_lane, packed, monkeypatch):
     for c_in, layout in ((4, "ovi"), (3, "vio")):
         gemm = check(kernel_lane, packed, c_in, layout=layout, columns=5, dtype=torch.float16)
         assert gemm.spec.wide
+    assert check(kernel_lane, packed, 4, 64).tile.block_n == 32
 
 
 def test_turns_of_the_waves(kernel_lane):

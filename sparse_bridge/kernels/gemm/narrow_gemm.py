@@ -14,7 +14,7 @@ import triton.language as tl
 
 from ..maps.tile_list import TileList
 from ..runtime.launch import register, specialise
-from ..tiles.narrow_tile import width_of
+from ..tiles.narrow_tile import clamp_for_wide, width_of
 from ..tiles.tile import TileConfig
 from .gather_gemm import GatherGemm, _activate, _added, _tail
 from .gather_spec import GemmSpec
@@ -159,7 +159,7 @@ class NarrowSpec(GemmSpec):
     ) -> None:  # fmt: skip
         super().__init__(product, tile, packed, wide)
         precision, w, (parts, *_) = product.precision, product.w, product.epilogue
-        width = width_of(w.c_in)
+        tile, width = clamp_for_wide(tile, wide), width_of(w.c_in)
         over, inner, outer, _ = w.strides
         whole = w.c_in == width
         self.even = whole and not loose

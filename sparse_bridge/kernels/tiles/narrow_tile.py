@@ -3,6 +3,8 @@ in which tiles. Needs no Triton."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from ..gemm.product import Product
@@ -44,6 +46,12 @@ def narrow_tile(
     tile = TileConfig(64, power(c_out, 16, 64), max(16, depth), 4, 1)
     tile = clamp_for_smem(tile, target, dtype.itemsize)
     return clamp_for_registers(tile, target, dtype, precision, wgrad=False)
+
+
+def clamp_for_wide(tile: TileConfig, wide: bool) -> TileConfig:
+    """The tile under 64-bit offsets, if they are: 64 columns before a norm spill 80 bytes then
+    (Triton 3.9, sm_100)."""
+    return dataclasses.replace(tile, block_n=min(tile.block_n, 32)) if wide else tile
 
 
 def tile_of(product: Product) -> TileConfig:
