@@ -34,12 +34,14 @@ def cores() -> int:
 
 
 class Workers:
-    """Daemon threads that run what is submitted, first come, first served. When the interpreter
-    ends, what waits is dropped and what runs is finished. (`concurrent.futures` has its threads run
-    all that waits first, which would keep a short script alive for seconds.)"""
+    """Daemon threads that run what is submitted, first come, first served.
 
-    def __init__(self, threads: int, name: str) -> None:
-        self._limit, self._name = threads, name
+    after: others, which have nothing left to do whenever these begin with something. When the
+    interpreter ends, what waits is dropped and what runs is finished. (`concurrent.futures` has its
+    threads run all that waits first, which would keep a short script alive for seconds.)"""
+
+    def __init__(self, threads: int, name: str, after: Workers | None = None) -> None:
+        self._limit, self._name, self._after = threads, name, after
         self._queue: collections.deque[tuple[Future[Any], Work]] = collections.deque()
         self._threads: list[threading.Thread] = []
         self._news = threading.Condition()
@@ -55,7 +57,7 @@ class Workers:
                 return future
             self._queue.append((future, work))
             if self._idle >= len(self._queue):
-                self._news.notify()
+                self._news.notify_all()
             elif len(self._threads) < self._limit:
                 self._start()
         return future
@@ -78,12 +80,28 @@ class Workers:
         for thread in self._threads:
             thread.join(timeout=30)
 
-    def _next(self) -> tuple[Future[Any], Work] | None:
+    def quiet(self, timeout: float) -> bool:
+        """Wait for so many seconds until nothing is left to do; whether that is so."""
         with self._news:
-            self._idle += 1
-            self._news.wait_for(lambda: self._queue or self.closed)
-            self._idle -= 1
-            return self._queue.popleft() if self._queue else None
+            return self._news.wait_for(
+                lambda: self.closed or (not self._queue and self._idle == len(self._threads)),
+                timeout,
+            )
+
+    def _next(self) -> tuple[Future[Any], Work] | None:
+        while True:
+            with self._news:
+                self._idle += 1
+                self._news.notify_all()  # who waits for quiet
+                self._news.wait_for(lambda: self._queue or self.closed)
+                self._idle -= 1
+                if self._after is None or not self._queue:
+                    return self._queue.popleft() if self._queue else None
+            while not (self.closed or self._after.quiet(0.1)):
+                pass
+            with self._news:
+                if self._queue:
+                    return self._queue.popleft()
 
     def _loop(self) -> None:
         while (found := self._next()) is not None:

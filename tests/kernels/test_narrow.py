@@ -9,6 +9,7 @@ import torch
 
 from sparse_bridge.core.geometry.weights import layout_of
 from sparse_bridge.kernels.gemm import gather_spec
+from sparse_bridge.kernels.gemm.narrow import packs_offsets, tile_of
 from sparse_bridge.kernels.gemm.narrow_gemm import NarrowGemm, NarrowSpec
 from sparse_bridge.kernels.gemm.product import EpilogueForm, Product
 from sparse_bridge.kernels.maps.mask_order import mask_order, pack_tiles
@@ -16,7 +17,7 @@ from sparse_bridge.kernels.maps.neighbor_table import NeighborTable
 from sparse_bridge.kernels.maps.tile_list import TILE
 from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.kernels.runtime.architectures import compiled
-from sparse_bridge.kernels.tiles.narrow_tile import OFFSETS, WIDEST, packs_offsets, tile_of
+from sparse_bridge.kernels.tiles.narrow_tile import OFFSETS, WIDEST
 from tests.checks import assert_close
 from tests.clouds import features
 from tests.kernels.calls import schedules, target_of

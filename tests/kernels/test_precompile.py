@@ -46,6 +46,29 @@ class TestWorkers:
         ]  # fmt: skip
         assert len(names) == 2
 
+    def test_others_begin_when_nothing_else_is_left(self, workers):
+        """Also with what was submitted first; what they have not begun can still be cancelled."""
+        later, began, gate = Workers(1, "later", after=workers), [], threading.Event()
+        try:
+            held = [workers.submit(lambda: gate.wait(10)) for _ in range(3)]
+            waiting = [later.submit(lambda n=n: began.append(n)) for n in range(3)]
+            assert not workers.quiet(0.05) and waiting[1].cancel() and began == []
+            gate.set()
+            waiting[2].result(10)
+            assert all(one.result(10) for one in held) and began == [0, 2]
+            assert workers.quiet(10) and later.submit(lambda: 5).result(10) == 5
+        finally:
+            gate.set()
+            later.close()
+
+    def test_others_end_while_they_wait(self, workers):
+        later, gate = Workers(1, "later", after=workers), threading.Event()
+        workers.submit(lambda: gate.wait(10))
+        never = later.submit(lambda: 1)
+        later.close()
+        assert never.cancelled() and not gate.is_set()
+        gate.set()
+
     def test_what_waits_is_dropped_at_the_end_and_what_runs_is_finished(self, workers):
         go, begun = threading.Event(), threading.Barrier(3)
 

@@ -19,6 +19,7 @@ CORE = [path for path in FILES if path.relative_to(PACKAGE).parts[0] == "core"]
 WITHOUT_TRITON = (
     "sparse_bridge.kernels.runtime.target",
     "sparse_bridge.kernels.gemm.product",
+    "sparse_bridge.kernels.gemm.narrow",
     "sparse_bridge.kernels.tiles.narrow_tile",
     "sparse_bridge.kernels.tiles.clamps",
     "sparse_bridge.kernels.tiles.tile",

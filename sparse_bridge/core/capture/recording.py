@@ -94,6 +94,8 @@ class Recording:
     def __enter__(self) -> None:
         _captures.begin()
         try:
+            # Other threads cannot wait for this stream while it captures, see `StreamOrder.wait`.
+            torch.cuda.current_stream().synchronize()
             self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         except BaseException:
             _captures.end()

@@ -14,9 +14,9 @@ import torch
 
 from ... import log
 from ...errors import KernelError
+from ...kernels.gemm.narrow import packs_offsets, tile_of
 from ...kernels.gemm.product import Product
 from ...kernels.runtime.target import Target
-from ...kernels.tiles.narrow_tile import packs_offsets, tile_of
 from ..device import self_check
 from ..device.precision import KERNEL_DTYPES, product_precision, reads_rows
 from ..device.selection import select

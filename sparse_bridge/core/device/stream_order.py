@@ -46,6 +46,13 @@ def _used(tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
             tensor.record_stream(stream)
 
 
+def _captures(stream: torch.cuda.Stream) -> bool:
+    """Whether another thread captures on a stream now, on which no event may be recorded then. It
+    has synchronized before, so that nothing that was queued there earlier is to be waited for."""
+    with torch.cuda.stream(stream):
+        return torch.cuda.is_current_stream_capturing()
+
+
 class StreamOrder:
     """The stream that something was queued on last. Others wait for it, once.
 
@@ -70,7 +77,9 @@ class StreamOrder:
         if self.number() in self.waited or torch.cuda.is_current_stream_capturing():
             return
         here = torch.cuda.current_stream(self._device)
-        here.wait_stream(torch.cuda.ExternalStream(self.waited[0], self._device))
+        there = torch.cuda.ExternalStream(self.waited[0], self._device)
+        if not _captures(there):
+            here.wait_stream(there)
         for tensor in held():
             _used(tensor, here)
         self.waited.append(self.number())

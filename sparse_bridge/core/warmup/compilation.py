@@ -114,7 +114,7 @@ def _compile_fused(
 ) -> None:  # fmt: skip
     from ...kernels.runtime.precompile import dry_run
 
-    with torch.no_grad(), torch.device(product.product.device), dry_run():
+    with torch.no_grad(), torch.device(product.product.device), dry_run(later=True):
         compile_others(product, rulebook, side, inputs)
 
 

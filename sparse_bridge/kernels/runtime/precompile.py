@@ -19,25 +19,28 @@ from ...workers import Work, Workers, cores
 _MOST_THREADS = 8
 
 _workers = Workers(min(_MOST_THREADS, cores()), "sparse_bridge-compiler")
+# The interpreter lock is held for a third of a compilation: what no scene waits for yet goes last.
+_later = Workers(1, "sparse_bridge-compiler-later", after=_workers)
 _local = threading.local()
 dry_runs = 0  # in all threads; launches look at their thread only where there are any
 _lock = threading.Lock()
 
 
 @contextmanager
-def dry_run() -> Iterator[list[Future[Any]]]:
+def dry_run(later: bool = False) -> Iterator[list[Future[Any]]]:
     """Launches of this thread compile in the background instead of running; the futures of those
-    that have to. Memory that kernels would write stays as it was."""
+    that have to. Memory that kernels would write stays as it was.  later: when nothing else is left
+    to compile."""
     global dry_runs
     before = getattr(_local, "futures", None)
     mine: list[Future[Any]] = [] if before is None else before
     with _lock:
         dry_runs += 1
-    _local.futures = mine
+    _local.futures, _local.later = mine, later
     try:
         yield mine
     finally:
-        _local.futures = before
+        _local.futures, _local.later = before, False
         with _lock:
             dry_runs -= 1
 
@@ -49,4 +52,4 @@ def futures() -> list[Future[Any]] | None:
 
 def submit(work: Work) -> Future[Any]:
     """Compile in the background."""
-    return _workers.submit(work)
+    return (_later if getattr(_local, "later", False) else _workers).submit(work)

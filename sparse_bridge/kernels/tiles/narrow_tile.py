@@ -1,5 +1,5 @@
-"""Which products have inputs so narrow that one step of their reduction takes several offsets, and
-in which tiles. Needs no Triton."""
+"""Tiles of products whose inputs are so narrow that one step of the reduction takes several
+offsets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import dataclasses
 
 import torch
 
-from ..gemm.product import Product
 from ..runtime.target import Target
 from .clamps import clamp_for_registers, clamp_for_smem
 from .tile import TileConfig, power
@@ -16,12 +15,6 @@ WIDEST = 8  # channels; from 16 on a step is filled by one offset
 FEW_OFFSETS, OFFSETS = 8, 16  # of a step: 27 offsets take two of 16
 
 _KINDS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
-
-
-def packs_offsets(product: Product) -> bool:
-    """Whether `narrow_gemm` serves a product over a table or over mask-ordered tiles."""
-    w = product.w
-    return w.c_in <= WIDEST and w.groups == 1 and w.n_offsets > 1 and product.precision != "half"
 
 
 def width_of(c_in: int) -> int:
@@ -52,9 +45,3 @@ def clamp_for_wide(tile: TileConfig, wide: bool) -> TileConfig:
     """The tile under 64-bit offsets, if they are: 64 columns before a norm spill 80 bytes then
     (Triton 3.9, sm_100)."""
     return dataclasses.replace(tile, block_n=min(tile.block_n, 32)) if wide else tile
-
-
-def tile_of(product: Product) -> TileConfig:
-    """`narrow_tile` of a product."""
-    target, _, dtype, precision, w, _ = product
-    return narrow_tile(target, dtype, precision, w.c_in, w.c_out, w.n_offsets)

@@ -132,7 +132,7 @@ def test_a_whole_program(models, kernel_lane, case, trains):
     torch.manual_seed(0)
     plain = make(models).to(kernel_lane.device).train(trains)
     model = copy.deepcopy(plain)
-    for seed in range(8):
+    for seed in range(12):
         found = []
         for one in (model, plain):
             given = given_by(seed, kernel_lane.device)
@@ -159,7 +159,11 @@ def test_what_is_not_replayed_of_trellis(models, kernel_lane):
     model = copy.deepcopy(plain)
     for seed in range(6):
         coords, values = voxels(seed, kernel_lane.device, (12, 12, 12))
-        given = torch.cat([values, values], 1), coords, torch.tensor([100.0, 900.0])
+        given = (
+            torch.cat([values, values], 1),
+            coords,
+            torch.tensor([100.0, 900.0], device=kernel_lane.device),
+        )
         found = model(*given)
         with settings.override(optimize="off"):
             expected = plain(*given)
