@@ -89,7 +89,13 @@ def test_what_the_core_imports_needs_no_triton(name):
 @pytest.mark.parametrize("path", KERNELS, ids=name_of)
 def test_one_file_knows_devices(path):
     """No vendor, generation or wave size outside `target`: those are answers of a `Target`."""
-    if path.name in ("architectures.py", "target.py", "tile_config.py", "clamps.py"):
+    if path.name in (
+        "architectures.py",
+        "target.py",
+        "tile_config.py",
+        "clamps.py",
+        "narrow_tile.py",
+    ):
         pytest.skip("this is where such answers live")
     source = path.read_text(encoding="utf-8")
     for word in DEVICE_WORDS:
