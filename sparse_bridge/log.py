@@ -6,6 +6,8 @@ from __future__ import annotations
 import logging
 import threading
 
+from . import state
+
 logger = logging.getLogger("sparse_bridge")
 logger.addHandler(logging.NullHandler())
 
@@ -13,6 +15,7 @@ _seen: set[tuple[str, ...]] = set()
 _lock = threading.Lock()
 
 
+@state.owns
 def reset() -> None:
     """Log again what `once` has logged."""
     with _lock:
