@@ -50,13 +50,10 @@ assert not any(name.startswith("triton") and sys.modules[name] for name in sys.m
 def fresh(monkeypatch):
     """Answers about devices and messages said once are kept for the process: start without them."""
     log.reset()
-    caches = (targets._gpu_unavailable, targets._gpu_target, targets.triton_version)
-    for cache in caches:
-        cache.cache_clear()
+    targets.reset()
     yield
     monkeypatch.undo()
-    for cache in caches:
-        cache.cache_clear()
+    targets.reset()
 
 
 def test_without_triton_everything_runs_on_the_cpu():
@@ -161,7 +158,7 @@ KNOWN += [
 @pytest.mark.parametrize("backend, arch, shared", [*UNKNOWN, *KNOWN])
 def test_default_tiles_fit_every_target(backend, arch, shared):
     """An architecture nobody has heard of gets generic tiles that fit the least memory there is."""
-    target = targets._make_target(backend, arch, 32, 16, shared, raw=True)
+    target = targets.make_target(backend, arch, 32, 16, shared, raw=True)
     assert (target.family == "generic") == ((backend, arch, shared) in UNKNOWN)
     assert 48 << 10 <= target.shared_memory <= 256 << 10
     for dtype in DTYPES:

@@ -39,11 +39,9 @@ def drive(monkeypatch):
         driver = types.SimpleNamespace(active=Driver(backend))
         monkeypatch.setattr(runtime, "driver", driver)
 
-    targets._xpu_unavailable.cache_clear()
-    targets._xpu_target.cache_clear()
+    targets.reset()
     yield set_backend
-    targets._xpu_unavailable.cache_clear()
-    targets._xpu_target.cache_clear()
+    targets.reset()
 
 
 def test_an_intel_gpu_is_served_by_kernels_through_tritons_own_launcher(drive):

@@ -134,7 +134,7 @@ def kernel(monkeypatch):
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(launch, "launcher_of", lambda compiled: ("entry", compiled))
     monkeypatch.setattr(
-        launch, "_call", lambda entry, index, grid, args, constants: jit.ran.append(args)
+        launch, "call_entry", lambda entry, index, grid, args, constants: jit.ran.append(args)
     )
     return launch.Kernel(jit, ("BLOCK",))
 
@@ -171,7 +171,7 @@ class TestLaunches:
 
     def test_a_launch_does_itself_what_nobody_has_begun(self, kernel, monkeypatch):
         busy = Workers(1, "busy")
-        monkeypatch.setattr(precompile, "_workers", busy)
+        monkeypatch.setattr(precompile, "pool", busy)
         go = threading.Event()
         busy.submit(lambda: go.wait(10))
         with precompile.dry_run() as futures:

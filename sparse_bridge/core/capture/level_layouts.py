@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from ...kernels.runtime.target import Target, uploaded
+from ...kernels.runtime.target import Target
+from ...kernels.runtime.uploads import uploaded
 from ..geometry.boxes import Box
 from ..geometry.data_bounds import DataBounds
 from ..geometry.layout import KeyLayout, constant, layout_over, record_of

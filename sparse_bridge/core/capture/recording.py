@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ...kernels.runtime.target import uploaded, uploads_later
+from ...kernels.runtime.uploads import uploaded, uploads_later
 from ..device.stream_order import capture_stream
 
 

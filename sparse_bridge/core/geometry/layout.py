@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ...kernels.runtime.target import current_stream, uploaded
+from ...kernels.runtime.target import current_stream
+from ...kernels.runtime.uploads import uploaded
 
 if TYPE_CHECKING:
     from .boxes import Box

@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 
 from ..runtime.launch import cdiv, register
-from ..runtime.target import Target, uploaded
+from ..runtime.target import Target
+from ..runtime.uploads import uploaded
 from . import mask_order as ordering
 from .gray_rank import KEY_BITS, SAMPLE, offset_block, rank_bits
 from .mask_order import mask_order, pack_tiles, store_keys, store_order, store_tiles

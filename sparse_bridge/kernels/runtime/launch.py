@@ -63,6 +63,11 @@ def number_of(key: Hashable) -> int:
     return _numbers.setdefault(key, next(_next))
 
 
+def numbers() -> dict[Hashable, int]:
+    """All numbers that were given, by key."""
+    return dict(_numbers)
+
+
 def _heard() -> bool:
     """Whether somebody wants to hear of launches, which only Triton's own call tells."""
     hook = HOOKS.launch_enter_hook
@@ -165,7 +170,7 @@ class Kernel:
                 it = _Launch(index, grid, args, constants, options, key, small)
                 self._launch_slowly(it)
             return
-        _call(entry, index, grid, args, constants)
+        call_entry(entry, index, grid, args, constants)
 
     def start(
         self, device: torch.device, key: Hashable, grid: tuple[int, int, int],
@@ -201,7 +206,7 @@ class Kernel:
                 compiled = self.fn[it.grid](*it.args, *it.constants, **OPTIONS, **it.options)
             self._compiled[place] = launcher_of(compiled)
         else:
-            _call(entry, it.device, it.grid, it.args, it.constants)
+            call_entry(entry, it.device, it.grid, it.args, it.constants)
 
     def _compile(self, it: _Launch, futures: list[Future[Any]]) -> None:
         """Have a variant compiled in the background."""
@@ -224,7 +229,7 @@ class Kernel:
 _NUMBERS = frozenset({int, float, bool})
 
 
-def _call(
+def call_entry(
     entry: Entry, index: int, grid: tuple[int, int, int], args: tuple[Any, ...],
     constants: tuple[Any, ...],
 ) -> None:  # fmt: skip

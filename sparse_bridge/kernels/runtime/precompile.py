@@ -18,9 +18,9 @@ from ...workers import Work, Workers, cores
 
 _MOST_THREADS = 8
 
-_workers = Workers(min(_MOST_THREADS, cores()), "sparse_bridge-compiler")
+pool = Workers(min(_MOST_THREADS, cores()), "sparse_bridge-compiler")
 # The interpreter lock is held for a third of a compilation: what no scene waits for yet goes last.
-_later = Workers(1, "sparse_bridge-compiler-later", after=_workers)
+_later = Workers(1, "sparse_bridge-compiler-later", after=pool)
 _local = threading.local()
 dry_runs = 0  # in all threads; launches look at their thread only where there are any
 _lock = threading.Lock()
@@ -52,4 +52,4 @@ def futures() -> list[Future[Any]] | None:
 
 def submit(work: Work) -> Future[Any]:
     """Compile in the background."""
-    return (_later if getattr(_local, "later", False) else _workers).submit(work)
+    return (_later if getattr(_local, "later", False) else pool).submit(work)

@@ -7,20 +7,17 @@ interpreter, or any other runtime installed as Triton's active driver.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import importlib.metadata
 import os
 import re
 import sys
-import threading
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from ... import log
+from ... import log, state
 from ...errors import DeviceError
 from .architectures import Generation, generation_of
 
@@ -135,64 +132,6 @@ def capturing(device: torch.device) -> bool:
     return device.type == "cuda" and bool(torch._C._cuda_isCurrentStreamCapturing())
 
 
-_Writes = list[tuple[torch.Tensor, Sequence[int]]]
-
-
-class _Later(threading.local):
-    """Numbers that launches of a capture read: where they are to be, and which."""
-
-    def __init__(self) -> None:
-        self.room: torch.Tensor | None = None
-        self.writes = _Writes()
-
-    def place(self, values: Sequence[int]) -> torch.Tensor:
-        assert self.room is not None
-        start = sum(len(place) for place, _ in self.writes)
-        if (end := start + len(values)) > len(self.room):
-            raise RuntimeError(f"a capture reads {end} numbers or more; {len(self.room)} fit.")
-        self.writes.append((self.room[start:end], values))
-        return self.writes[-1][0]
-
-
-_later = _Later()
-
-
-@contextlib.contextmanager
-def uploads_later(room: torch.Tensor | None) -> Iterator[_Writes]:
-    """Let captured launches read what `uploaded` is to send, from `room`, which is int64.
-
-    What is yielded has to be written before a replay, and `room` lives as long as the graph. It
-    must not be of the capture's pool, whose memory other graphs write to.
-    """
-    _later.room, _later.writes = room, []
-    try:
-        yield _later.writes
-    finally:
-        _later.room, _later.writes = None, []
-
-
-def uploaded(
-    values: Sequence[int], device: torch.device, reaches: Sequence[torch.Tensor] = ()
-) -> torch.Tensor:
-    """int64 on `device`, without waiting for it.
-
-    reaches: whose addresses are among the values. They live as long as the result, which tells
-    whoever checks a kernel's accesses what it may reach.
-    """
-    captures = capturing(device)
-    if captures and _later.room is not None:
-        return _later.place(values)
-    # In a capture the copy would read memory that is somebody else's by then; this one is refused.
-    if device.type != "cuda" or captures:
-        sent = torch.tensor(values, dtype=torch.int64, device=device)
-    else:
-        host = torch.tensor(values, dtype=torch.int64, device="cpu", pin_memory=True)
-        sent = host.to(device, non_blocking=True)
-    if reaches:
-        sent.reaches = tuple(reaches)  # type: ignore[attr-defined]
-    return sent
-
-
 def unavailable(device: torch.device) -> str | None:
     """Why Triton kernels cannot run on tensors of `device`, or None when they can."""
     version = triton_version()
@@ -290,7 +229,7 @@ def of(device: torch.device) -> Target:
     utils: Any = getattr(driver, "utils", None)
     asked = utils.get_device_properties(0) if hasattr(utils, "get_device_properties") else {}
     units = asked.get("multiprocessor_count", 8)
-    return _make_target(
+    return make_target(
         described.backend, described.arch, described.warp_size, units, None, raw=False
     )
 
@@ -304,7 +243,7 @@ def _gpu_target(index: int) -> Target:
         properties = torch.cuda.get_device_properties(index)
         shared = getattr(properties, "shared_memory_per_block_optin", None)
     units = properties.multi_processor_count
-    return _make_target(
+    return make_target(
         described.backend, described.arch, described.warp_size, units, shared, raw=True
     )
 
@@ -317,10 +256,10 @@ def _xpu_target(index: int) -> Target:
     described = driver.active.get_current_target()
     properties = torch.xpu.get_device_properties(index)
     units = getattr(properties, "gpu_subslice_count", 0) or properties.max_compute_units
-    return _make_target("xpu", "xpu", described.warp_size, units, None, raw=False)
+    return make_target("xpu", "xpu", described.warp_size, units, None, raw=False)
 
 
-def _make_target(
+def make_target(
     backend: str, arch: object, warp: int | None, units: int, shared: int | None, raw: bool
 ) -> Target:
     name = f"sm_{arch}" if backend == "cuda" else str(arch)
@@ -342,7 +281,14 @@ def described(arch: str, compute_units: int = 64) -> Target:
     Raises: DeviceError for a name of neither kind.
     """
     if re.fullmatch(r"gfx\d+[0-9a-f]{2}", arch):
-        return _make_target("hip", arch, None, compute_units, None, raw=False)
+        return make_target("hip", arch, None, compute_units, None, raw=False)
     if re.fullmatch(r"sm_\d+", arch):
-        return _make_target("cuda", int(arch[3:]), None, compute_units, None, raw=False)
+        return make_target("cuda", int(arch[3:]), None, compute_units, None, raw=False)
     raise DeviceError(f"architecture {arch!r}; expected a name like gfx942 or sm_90.")
+
+
+@state.owns
+def reset() -> None:
+    """Forget what was found out about Triton, its drivers and the GPUs."""
+    for asked in (triton_version, _xpu_unavailable, _gpu_unavailable, _gpu_target, _xpu_target):
+        asked.cache_clear()

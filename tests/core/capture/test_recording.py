@@ -16,7 +16,7 @@ from sparse_bridge.core.capture.captured_maps import captured
 from sparse_bridge.core.capture.recording import Remains, captured_from
 from sparse_bridge.core.capture.replay import Replayer
 from sparse_bridge.core.capture.replay_training import TrainingReplayer
-from sparse_bridge.kernels.runtime import target, triton_compat
+from sparse_bridge.kernels.runtime import target, triton_compat, uploads
 
 
 class Graph:
@@ -159,7 +159,7 @@ def test_numbers_for_captured_launches(monkeypatch):
     held, here = [torch.zeros(5, dtype=torch.int64)], torch.device("cpu")
 
     def work():
-        made = [target.uploaded([5, 1 << 40], here), target.uploaded([7, 8, 9], here)]
+        made = [uploads.uploaded([5, 1 << 40], here), uploads.uploaded([7, 8, 9], here)]
         assert not held[0].any()
         return [one.data_ptr() for one in made]
 
@@ -175,5 +175,5 @@ def test_more_numbers_than_there_is_room_for(monkeypatch):
     monkeypatch.setattr(target, "capturing", lambda device: bool(Graph.capturing))
     here, room = torch.device("cpu"), torch.zeros(1, dtype=torch.int64)
     with pytest.raises(RuntimeError, match="2 numbers or more; 1 fit"):
-        captured(lambda: target.uploaded([1, 2], here), None, room)
-    assert target.uploaded([7, 8], here).tolist() == [7, 8] and not room.any()
+        captured(lambda: uploads.uploaded([1, 2], here), None, room)
+    assert uploads.uploaded([7, 8], here).tolist() == [7, 8] and not room.any()

@@ -182,7 +182,7 @@ def test_layers_that_cannot_be_described_do_no_harm(spconv, monkeypatch, caplog)
 
 def forms():
     """What is compiled, with what the numbers in its keys stand for."""
-    meaning = {number: key for key, number in launch._numbers.items()}
+    meaning = {number: key for key, number in launch.numbers().items()}
 
     def told(key):
         return tuple(map(told, key)) if isinstance(key, tuple) else meaning.get(key, key)

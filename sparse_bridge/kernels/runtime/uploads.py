@@ -1,0 +1,68 @@
+"""Numbers that launches read from the device, sent without waiting, in captures as well."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from . import target as targets
+
+_Writes = list[tuple[torch.Tensor, Sequence[int]]]
+
+
+class _Later(threading.local):
+    """Numbers that launches of a capture read: where they are to be, and which."""
+
+    def __init__(self) -> None:
+        self.room: torch.Tensor | None = None
+        self.writes = _Writes()
+
+    def place(self, values: Sequence[int]) -> torch.Tensor:
+        assert self.room is not None
+        start = sum(len(place) for place, _ in self.writes)
+        if (end := start + len(values)) > len(self.room):
+            raise RuntimeError(f"a capture reads {end} numbers or more; {len(self.room)} fit.")
+        self.writes.append((self.room[start:end], values))
+        return self.writes[-1][0]
+
+
+_later = _Later()
+
+
+@contextlib.contextmanager
+def uploads_later(room: torch.Tensor | None) -> Iterator[_Writes]:
+    """Let captured launches read what `uploaded` is to send, from `room`, which is int64.
+
+    What is yielded has to be written before a replay, and `room` lives as long as the graph. It
+    must not be of the capture's pool, whose memory other graphs write to.
+    """
+    _later.room, _later.writes = room, []
+    try:
+        yield _later.writes
+    finally:
+        _later.room, _later.writes = None, []
+
+
+def uploaded(
+    values: Sequence[int], device: torch.device, reaches: Sequence[torch.Tensor] = ()
+) -> torch.Tensor:
+    """int64 on `device`, without waiting for it.
+
+    reaches: whose addresses are among the values. They live as long as the result, which tells
+    whoever checks a kernel's accesses what it may reach.
+    """
+    captures = targets.capturing(device)
+    if captures and _later.room is not None:
+        return _later.place(values)
+    # In a capture the copy would read memory that is somebody else's by then; this one is refused.
+    if device.type != "cuda" or captures:
+        sent = torch.tensor(values, dtype=torch.int64, device=device)
+    else:
+        host = torch.tensor(values, dtype=torch.int64, device="cpu", pin_memory=True)
+        sent = host.to(device, non_blocking=True)
+    if reaches:
+        sent.reaches = tuple(reaches)  # type: ignore[attr-defined]
+    return sent
