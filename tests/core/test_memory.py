@@ -51,13 +51,13 @@ def step(kind, device, share=0.3, shape=SHAPE):
 
 @pytest.mark.parametrize("kind", ["submanifold", "strided", "inverse"])
 def test_no_tensor_grows_with_the_kernel_volume(kind):
-    workspace.release()
+    workspace.reset()
     workspace.keep_heap()  # tunes the allocator with one large block, once per process
     run, forbidden = step(kind, "cpu", shape=LARGE)
     with settings.override(dataflow="per_offset"), Largest() as largest:
         run()
     assert largest.size < forbidden / 4, f"{largest.operator} made {largest.size} bytes"
-    workspace.release()
+    workspace.reset()
 
 
 def test_the_measure_sees_such_a_tensor():

@@ -108,9 +108,9 @@ def allocator(monkeypatch):
     log.reset()
     for name in rocm._ALLOCATOR:
         monkeypatch.delenv(name, raising=False)
-    rocm.warn_about_allocator.cache_clear()
+    rocm.reset()
     yield monkeypatch
-    rocm.warn_about_allocator.cache_clear()
+    rocm.reset()
 
 
 @pytest.mark.parametrize("name", rocm._ALLOCATOR)

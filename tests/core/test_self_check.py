@@ -27,9 +27,11 @@ kernels = [pytest.mark.interpreted, pytest.mark.emulated]
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
-    monkeypatch.setattr(self_check, "_verdicts", {})
-    monkeypatch.setattr(precision, "_unsplit", set())
+    self_check.reset()
     log.reset()
+    yield
+    monkeypatch.undo()
+    self_check.reset()
 
 
 def chosen(device, dtype):
@@ -208,10 +210,10 @@ class TestOnKernels:
         """On maps that kernels made; other dtypes keep their kernels."""
         device, target = lane_target(kernel_lane)
         made = layer("submanifold", 2, device=kernel_lane.device)
-        monkeypatch.setattr(self_check, "_applies", lambda device: True)
+        monkeypatch.setattr(self_check, "applies", lambda device: True)
         monkeypatch.setattr(kernel_products, "kernel_target", lambda device: target)
-        verdict = self_check.Verdict(str(device), "fp16", "fp16 products failed the self-check", 1)
-        self_check._verdicts[device, target.arch, "fp16"] = verdict
+        wrong = {"fp16": "fp16 products failed the self-check"}
+        monkeypatch.setattr(self_check, "find_problem", lambda *asked: wrong.get(asked[-1]))
         with settings.override(dataflow="auto"), caplog.at_level(logging.WARNING, "sparse_bridge"):
             assert chosen(device, HALF) == ("per_offset", None)
             assert chosen(device, SINGLE)[1] is target
@@ -238,7 +240,7 @@ def gpu(monkeypatch):
         problems.asked += (part,)
         return problems.get(part)
 
-    monkeypatch.setattr(self_check, "_find", find)
+    monkeypatch.setattr(self_check, "find_problem", find)
     monkeypatch.setattr(targets, "unavailable", lambda device: None)
     monkeypatch.setattr(targets, "of", lambda device: HOPPER)
     with settings.override(dataflow="auto", self_check=True, warmup=False):
@@ -325,6 +327,8 @@ def test_a_kernel_that_raises_is_a_failure_and_memory_is_not(monkeypatch):
     with pytest.raises(torch.cuda.OutOfMemoryError):
         self_check.run(CUDA, HOPPER, "int32 keys")
     assert [v.part for v in self_check.failures()] == ["bf16"], "to be asked again later"
+    self_check.reset()
+    assert self_check.failures() == ()
 
 
 def test_the_parts_of_a_target():
@@ -335,9 +339,6 @@ def test_the_parts_of_a_target():
         "int32 keys", "int64 keys", "new coordinates", "fp16", "fp32", "wgrad fp16", "wgrad fp32",
         "max pools", "avg pools", "sum pools", "features beyond 2 GiB",
     ]  # fmt: skip
-    self_check._verdicts["x"] = None
-    self_check.reset()
-    assert self_check._verdicts == {}
 
 
 def test_fp32_is_checked_as_layers_compute_it(monkeypatch):
@@ -348,7 +349,7 @@ def test_fp32_is_checked_as_layers_compute_it(monkeypatch):
         asked.append(precision)
         return x * float("nan")
 
-    monkeypatch.setattr(self_check_problems, "_multiply", spoilt)
+    monkeypatch.setattr(self_check_problems, "multiply", spoilt)
     for mode in ("auto", "ieee", "auto"):
         with settings.override(fp32=mode):
             assert "not finite" in self_check.run(CUDA, HOPPER, "fp32").problem
@@ -371,7 +372,7 @@ def test_a_split_product_that_fails_gives_way_to_ieee_products(gpu, caplog, monk
         forms.append(precision.product_precision(target, SINGLE, "ieee"))
         return "fp32 products failed the self-check (wrong)" if forms[-1] == "tf32x3" else None
 
-    monkeypatch.setattr(self_check, "_find", find)
+    monkeypatch.setattr(self_check, "find_problem", find)
     with caplog.at_level(logging.WARNING, "sparse_bridge"):
         for _ in range(2):
             assert chosen(CUDA, SINGLE) == ("masked", target)
@@ -411,15 +412,13 @@ class TestFallbacks:
     @pytest.fixture
     def failing(self, kernel_lane, monkeypatch):
         """A function that makes a part fail."""
-        device, target = lane_target(kernel_lane)
-        monkeypatch.setattr(self_check, "_applies", lambda device: True)
+        wrong = {}
+        monkeypatch.setattr(self_check, "applies", lambda device: True)
+        monkeypatch.setattr(self_check, "find_problem", lambda *asked: wrong.get(asked[-1]))
 
         def fail(part):
-            verdict = self_check.Verdict(str(device), part, f"{part} failed the self-check", 1.0)
-            for name in parts_of(target):
-                passed = self_check.Verdict(str(device), name, None, 1.0)
-                self_check._verdicts[device, target.arch, name] = passed
-            self_check._verdicts[device, target.arch, part] = verdict
+            wrong[part] = f"{part} failed the self-check"
+            self_check.reset()
 
         return fail
 

@@ -41,9 +41,11 @@ def gpu(monkeypatch, no_frameworks):
     monkeypatch.setattr(
         targets, "unavailable", lambda device: reason if device.type == "cpu" else None
     )
-    monkeypatch.setattr(self_check, "_verdicts", {})
-    monkeypatch.setattr(self_check, "_find", lambda device, target, part: problems.get(part))
-    return problems
+    self_check.reset()
+    monkeypatch.setattr(self_check, "find_problem", lambda device, target, part: problems.get(part))
+    yield problems
+    monkeypatch.undo()
+    self_check.reset()
 
 
 def shown(facts):
@@ -78,7 +80,7 @@ def test_a_gpu_without_memory_can_still_be_reported(gpu, monkeypatch):
     def full(device, target, part):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(self_check, "_find", full)
+    monkeypatch.setattr(self_check, "find_problem", full)
     problems = {v["problem"] for v in doctor.collect()["devices"][1]["self_check"]}
     assert problems == {"not checked: the GPU has no memory left"}
     assert self_check.failures() == ()
@@ -106,7 +108,7 @@ def test_caches(no_frameworks, monkeypatch, tmp_path):
     for number in range(3):
         (compiled / f"{number}.cubin").write_bytes(b"x" * 1000)
     folders = {"tuning": tuning, "Triton": tmp_path / "compiled", "none": tmp_path / "missing"}
-    monkeypatch.setattr(doctor, "_cache_folders", lambda: folders)
+    monkeypatch.setattr(doctor, "cache_folders", lambda: folders)
     found = {one["cache"]: (one["files"], one["bytes"]) for one in doctor.collect()["caches"]}
     assert found == {"tuning": (1, 100), "Triton": (3, 3000), "none": (0, 0)}
 
@@ -115,7 +117,7 @@ def test_the_folders_of_the_caches(monkeypatch, tmp_path):
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "t"))
     with settings.override(cache_dir=str(tmp_path / "s")):
-        folders = doctor._cache_folders()
+        folders = doctor.cache_folders()
     assert folders == {"tuning": tmp_path / "s", "Triton": tmp_path / "t"}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ... import settings
+from ... import settings, state
 from ...kernels.runtime.target import Target
 from ..geometry.weights import WeightLayout
 
@@ -18,7 +18,8 @@ def forbid_split(target: Target) -> None:
     _unsplit.add(target.arch)
 
 
-def allow_split() -> None:
+@state.owns
+def reset() -> None:
     """Forget what `forbid_split` was told."""
     _unsplit.clear()
 

@@ -7,7 +7,7 @@ import os
 
 import torch
 
-from ... import log, settings
+from ... import log, settings, state
 
 # rocBLAS and hipBLASLt map the rows of a product to a grid axis that some GPUs (seen on gfx1201,
 # ROCm 7.1 and 7.2, fp32 and fp64) limit to 65536 blocks; rows beyond are wrong. No release with the
@@ -88,3 +88,9 @@ def warn_about_allocator() -> None:
     warning = allocator_warning()
     if warning is not None:
         log.once(("expandable-segments",), warning, level=30)
+
+
+@state.owns
+def reset() -> None:
+    """Look at the allocator again."""
+    warn_about_allocator.cache_clear()

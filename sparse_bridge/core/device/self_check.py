@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import torch
 
-from ... import log, settings
+from ... import log, settings, state
 from ...kernels.runtime.target import Target
 from . import precision
 from .self_check_problems import (
@@ -55,7 +55,7 @@ generation = 0  # counts how often verdicts were dropped
 _lock = threading.RLock()
 
 
-def _applies(device: torch.device) -> bool:
+def applies(device: torch.device) -> bool:
     """GPUs are checked; on CPU tensors kernels run for tests only, and slowly."""
     return device.type in ("cuda", "xpu") and settings.get().self_check
 
@@ -66,7 +66,7 @@ def problem(device: torch.device, target: Target, part: str) -> str | None:
 
     device: with an index.  part: see `parts_of`.
     """
-    if not _applies(device):
+    if not applies(device):
         return None
     verdict = _verdicts.get((device, target.arch, _form(target, part)))
     verdict = verdict or run(device, target, part)
@@ -86,7 +86,7 @@ def run(device: torch.device, target: Target, part: str) -> Verdict:
     with _lock:
         if key not in _verdicts:
             start = time.perf_counter()
-            found = _find(device, target, part)
+            found = find_problem(device, target, part)
             took = 1e3 * (time.perf_counter() - start)
             verdict = Verdict(str(device), part, found, took)
             if key[2] == SPLIT:
@@ -117,17 +117,18 @@ def failures() -> tuple[Verdict, ...]:
     return tuple(verdict for verdict in _verdicts.values() if verdict.problem is not None)
 
 
+@state.owns
 def reset() -> None:
     """Drop all verdicts: everything is checked again when it is next used."""
     global generation
     with _lock:
         _verdicts.clear()
-        precision.allow_split()
+        precision.reset()
         generation += 1
         settings.changed()
 
 
-def _find(device: torch.device, target: Target, part: str) -> str | None:
+def find_problem(device: torch.device, target: Target, part: str) -> str | None:
     words, check = _CHECKS[_kind(part)]
     if part == FAR and device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < _FREE_BYTES:
         return None  # the product that asks will say that memory is short

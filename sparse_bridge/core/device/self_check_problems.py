@@ -91,7 +91,7 @@ def check_products(device: torch.device, target: Target, part: str) -> str | Non
     nbr.clamp_(min=-1)
     x = torch.randn(ROWS, CHANNELS, generator=generator).to(dtype)
     weight = torch.randn(OFFSETS, CHANNELS, CHANNELS, generator=generator).to(dtype)
-    y = _multiply(device, target, precision, nbr, x, weight).cpu().double()
+    y = multiply(device, target, precision, nbr, x, weight).cpu().double()
     padded = torch.cat([x, x.new_zeros((1, CHANNELS))]).double()
     want = padded[nbr.t().long()].flatten(1) @ weight.double().flatten(0, 1)
     return _compare(y, want, limit)
@@ -113,7 +113,7 @@ def _compare(y: torch.Tensor, want: torch.Tensor, limit: float) -> str | None:
     )
 
 
-def _multiply(
+def multiply(
     device: torch.device, target: Target, precision: str, nbr: torch.Tensor, x: torch.Tensor,
     weight: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
@@ -252,7 +252,7 @@ def check_far(device: torch.device, target: Target, part: str) -> str | None:
     nbr = torch.where(pick >= 0, rows[pick.clamp(min=0)], -1).int()
     x = torch.empty((n_in, _FAR_CHANNELS), dtype=torch.float16, device=device)
     x[rows.to(device)] = values.to(device)
-    y = _multiply(device, target, "ieee", nbr, x, weight).cpu().double()
+    y = multiply(device, target, "ieee", nbr, x, weight).cpu().double()
     padded = torch.cat([values, values.new_zeros((1, _FAR_CHANNELS))]).double()
     want = padded[pick.t()].flatten(1) @ weight.double().flatten(0, 1)
     return _compare(y, want, tolerances.of("self_check", "fp16").largest)

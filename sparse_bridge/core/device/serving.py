@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from ... import log, settings
+from ... import log, settings, state
 from ...kernels.runtime.target import Target
 from . import rocm, self_check
 from .selection import forces_kernels, refusal, select
@@ -88,7 +88,7 @@ class Devices:
 _devices = Devices()  # of this process
 kernel_target = _devices.kernel_target
 on_first_use = _devices.on_first_use
-reset = _devices.reset
+reset = state.owns(_devices.reset)
 
 
 def notes() -> tuple[str, ...]:

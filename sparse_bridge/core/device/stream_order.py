@@ -25,7 +25,7 @@ def _anew(device: torch.device) -> StreamOrder | None:
     return of(device) if torch.cuda.is_available() else None
 
 
-def _number_of(device: torch.device) -> Callable[[], int]:
+def number_of(device: torch.device) -> Callable[[], int]:
     """What tells the number of the current stream."""
     return functools.partial(torch._C._cuda_getCurrentRawStream, targets.device_index(device))
 
@@ -40,7 +40,7 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device, -1)
 
 
-def _used(tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
+def note_use(tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
     if tensor.is_cuda:
         with _disable_current_modes():  # what watches a model's operations is not told
             tensor.record_stream(stream)
@@ -62,7 +62,7 @@ class StreamOrder:
     __slots__ = ("_device", "number", "waited")
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self.number = device, _number_of(device)
+        self._device, self.number = device, number_of(device)
         self.waited = [self.number()]  # the first one queued it
 
     def wait(self, held: Callable[[], Iterable[torch.Tensor]] = tuple) -> None:
@@ -81,7 +81,7 @@ class StreamOrder:
         if not _captures(there):
             here.wait_stream(there)
         for tensor in held():
-            _used(tensor, here)
+            note_use(tensor, here)
         self.waited.append(self.number())
 
     def queued(self) -> None:

@@ -12,6 +12,8 @@ import threading
 
 import torch
 
+from ... import state
+
 _LIMIT_BYTES = 64 << 20  # larger buffers are made and dropped: nobody wants them to stay
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 _KEPT_BYTES = 256 << 20
@@ -54,6 +56,12 @@ def keep_heap() -> None:
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
-def release() -> None:
+@state.owns
+def reset() -> None:
     """Drop the calling thread's buffers."""
     _local.__dict__.pop("buffers", None)
+
+
+def count() -> int:
+    """The calling thread's buffers."""
+    return len(getattr(_local, "buffers", ()))

@@ -141,7 +141,7 @@ def watched(streams, monkeypatch):
     """Raise `Race` where streams are not ordered; maps of the core are ordered as on a GPU."""
     monkeypatch.setattr(Graph, "touch", staticmethod(streams.touch))
     monkeypatch.setattr(stream_order, "of", stream_order.StreamOrder)
-    monkeypatch.setattr(stream_order, "_number_of", lambda _: lambda: streams.current().number)
+    monkeypatch.setattr(stream_order, "number_of", lambda _: lambda: streams.current().number)
     for module in (targets, layout):
         monkeypatch.setattr(module, "current_stream", lambda _: streams.current().number)
     monkeypatch.setattr(torch.cuda, "ExternalStream", streams.numbered)

@@ -183,7 +183,7 @@ def test_memory_that_another_stream_reads(streams, monkeypatch, name):
     """A stream that waits for maps tells the allocator: an input may go before it is through."""
     used = []
     monkeypatch.setattr(
-        stream_order, "_used", lambda tensor, stream: used.append((tensor, stream.number))
+        stream_order, "note_use", lambda tensor, stream: used.append((tensor, stream.number))
     )
     with doors.standin(name) as module, watched(streams, monkeypatch):
         model = doors.network(module, name, "cpu").eval()

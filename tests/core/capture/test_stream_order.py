@@ -84,7 +84,7 @@ def test_the_watch_sees_what_is_not_ordered():
 
 def test_what_one_stream_made_others_wait_for_once(monkeypatch):
     streams = Streams()
-    monkeypatch.setattr(stream_order, "_number_of", lambda _: lambda: streams.current().number)
+    monkeypatch.setattr(stream_order, "number_of", lambda _: lambda: streams.current().number)
     monkeypatch.setattr(torch.cuda, "ExternalStream", streams.numbered)
     monkeypatch.setattr(torch.cuda, "current_stream", streams.current)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -110,12 +110,12 @@ def test_what_one_stream_made_others_wait_for_once(monkeypatch):
 
 
 def test_copies_know_no_streams_of_other_processes(monkeypatch):
-    monkeypatch.setattr(stream_order, "_number_of", lambda _: lambda: 1 << 40)
+    monkeypatch.setattr(stream_order, "number_of", lambda _: lambda: 1 << 40)
     order = stream_order.StreamOrder(torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert pickle.loads(pickle.dumps(order)) is None
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(stream_order, "_number_of", lambda _: lambda: 7)
+    monkeypatch.setattr(stream_order, "number_of", lambda _: lambda: 7)
     assert copy.deepcopy(order).waited == [7]
 
 
