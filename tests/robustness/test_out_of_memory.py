@@ -51,7 +51,7 @@ def survives(start, work, every: bool, passes: bool = False) -> int:
     bitwise(again, want)
     del state, again
     gc.collect()  # what other tests left is not to be counted
-    stores, tensors = len(map_cache._stores), live_tensors()
+    stores, tensors = map_cache.count(), live_tensors()
     for place in places(whole.made, every):
         state = start()
         if passes:
@@ -65,7 +65,7 @@ def survives(start, work, every: bool, passes: bool = False) -> int:
         bitwise(work(state), want)
         del state
     gc.collect()
-    assert len(map_cache._stores) <= stores, "map stores were left behind"
+    assert map_cache.count() <= stores, "map stores were left behind"
     assert live_tensors() <= tensors, "tensors were left behind"
     return whole.made
 

@@ -63,16 +63,16 @@ def cache_sizes() -> dict[str, tuple[int, int | None]]:
     for name, function in _memos().items():
         info = function.cache_info()
         sizes[name] = (info.currsize, info.maxsize)
-    sizes["map stores"] = (len(map_cache._stores), None)
+    sizes["map stores"] = (map_cache.count(), None)
     sizes["plans"] = (plan.count(), 8 << 16)
     sizes["offset lists"] = (len(Offsets._interned), None)
     geometry = sum(len(offsets._geometry) for offsets in Offsets._interned.values())
     sizes["offset lists on devices"] = (geometry, None)
-    sizes["work buffers"] = (len(workspace._local.__dict__.get("buffers", ())), None)
+    sizes["work buffers"] = (workspace.count(), None)
     launch = sys.modules.get("sparse_bridge.kernels.runtime.launch")
     if launch is not None:
         compiled = sum(len(kernel._compiled) for kernel in launch.REGISTRY.values())
-        sizes["launch keys"] = (len(launch._numbers), None)
+        sizes["launch keys"] = (len(launch.numbers()), None)
         sizes["compiled kernels"] = (compiled, None)
     return sizes
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ... import state
 from ..device import stream_order
 from ..geometry.boxes import Box
 from .coordinate_map import CoordinateMap
@@ -131,6 +132,18 @@ def adopt(coords: torch.Tensor, store: MapStore) -> None:
     if stamp is not None:
         with _lock:
             _stores[coords] = (stamp, store)
+
+
+def count() -> int:
+    """Coordinate tensors of which stores are known."""
+    return len(_stores)
+
+
+@state.owns
+def reset() -> None:
+    """Forget which store a coordinate tensor has: its maps are built again."""
+    with _lock:
+        _stores.clear()
 
 
 def normal_tensor(build: Callable[[], torch.Tensor]) -> torch.Tensor:

@@ -138,6 +138,11 @@ def announce(store: MapStore, cmap: CoordinateMap, kind: Hashable) -> None:
         _herald(store, cmap, kind)
 
 
+def registered() -> tuple[Provider, Herald | None]:
+    """Who answers and who listens, as `register` takes them."""
+    return _provider, _herald
+
+
 def register(provider: Provider | None, herald: Herald | None = None) -> None:
     """Have `provider` answer requests for maps that no store holds, and `herald` hear what is
     announced; None: they are built, and nobody listens."""

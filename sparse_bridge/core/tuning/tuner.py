@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ... import log, settings
+from ... import log, settings, state
 from .background import Compiler
 from .cost import shortlist
 from .groups import GroupTable, GroupWinner
@@ -319,6 +319,12 @@ def current() -> Tuner:
 def final() -> bool:
     """Whether what `tile_for` answers will hold as long as the settings do."""
     return _tuner is _DEFAULT and settings.get().tune != "full"
+
+
+@state.owns
+def reset() -> None:
+    """Forget what the process's own tuner has found; winners on disk are read again."""
+    _DEFAULT.known, _DEFAULT.results, _DEFAULT.groups = {}, [], []
 
 
 @contextlib.contextmanager

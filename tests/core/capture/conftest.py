@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sparse_bridge.core.capture import prefetch, units
+from sparse_bridge.core.maps import request
 from tests.adapters.spconv import doors
 
 
@@ -18,6 +19,14 @@ def untaught():
 @pytest.fixture(autouse=True)
 def _plain_settings(plain_settings):
     """For every test of this folder."""
+
+
+@pytest.fixture
+def own_provider():
+    """Whoever answers requests for maps afterwards is who did before."""
+    before = request.registered()
+    yield
+    request.register(*before)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import torch
 
 import sparse_bridge
 from sparse_bridge import settings
-from sparse_bridge.core.capture import units
+from sparse_bridge.core.capture import prefetch, units
 from sparse_bridge.core.maps import request
 from tests.compile.comparison import assert_same
 from tests.compile.programs import DOORS, PROGRAMS, scene
@@ -31,10 +31,11 @@ def test_optimized_with_graphs(door):
 
 @pytest.mark.parametrize("choice", ("off", "graphs"))
 @pytest.mark.parametrize("door", ("spconv", "torchsparse", "minkowski"))
+@pytest.mark.usefixtures("own_provider")
 def test_settings(door, choice, monkeypatch):
     """With `graphs` a part of a model that ran before has a forward that replays it."""
     monkeypatch.setattr(units, "_LEAST_LAYERS", 1)
-    monkeypatch.setattr(request, "_provider", units._provide)  # whatever ran before
+    request.register(units._provide, prefetch.announced)  # whatever ran before
     with settings.override(optimize=choice), PROGRAMS[door]() as programs, torch.no_grad():
         program = programs["three"]().eval()
         expected = program(*scene(0))

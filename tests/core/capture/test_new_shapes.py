@@ -28,7 +28,7 @@ SHAPES = [(12, 10, 14), (9, 17, 11), (16, 8, 9), (7, 13, 20), (15, 15, 6)]
 @pytest.fixture(autouse=True)
 def prefetching(built):
     """Prefetch answers requests, and has learnt nothing."""
-    before = request._provider, request._herald
+    before = request.registered()
     prefetch.install()
     prefetch.forget()
     yield

@@ -37,7 +37,10 @@ def counted(monkeypatch):
         return own(cmap, req)
 
     monkeypatch.setattr(request, "build", build)
-    monkeypatch.setattr(request, "_provider", prefetch.provide)  # put back afterwards
+    before = request.registered()
+    request.register(prefetch.provide, before[1])
+    yield
+    request.register(*before)
 
 
 @pytest.fixture(autouse=True)

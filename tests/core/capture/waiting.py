@@ -18,7 +18,7 @@ from .test_new_shapes import voxels
 
 @pytest.fixture(autouse=True)
 def fresh():
-    before = request._provider, request._herald
+    before = request.registered()
     prefetch.install()
     prefetch.forget()
     yield
