@@ -42,7 +42,7 @@ def leave(name: str) -> None:
         units.remove()
     waiting = sys.modules.get("sparse_bridge.core.conv.waiting")
     if waiting is not None:
-        waiting.unshorten()
+        waiting.reset()
     value = _chosen.pop(name, None)
     if value is None or _chosen:
         return

@@ -22,7 +22,7 @@ def library(request, monkeypatch):
         return linear.default(*args)
 
     found = counted if request.param == "onednn" else None
-    monkeypatch.setattr(host_products, "_onednn", lambda: found)
+    monkeypatch.setattr(host_products, "onednn", lambda: found)
     for name in ("_PAYS", "_PAYS_TRANSPOSED", "_LARGE"):
         monkeypatch.setattr(host_products, name, 1)
     yield request.param
@@ -66,9 +66,9 @@ def test_other_memory_takes_torch(monkeypatch):
 
     monkeypatch.setattr(host_products, "_PAYS", 1)
     x, w = torch.randn(600, 8, dtype=torch.float64), torch.randn(8, 4, dtype=torch.float64)
-    assert not host_products._wanted(x)
-    assert not host_products._wanted(torch.randn(600, 16)[:, :8])
-    monkeypatch.setattr(host_products, "_onednn", refuse)
+    assert not host_products.takes(x)
+    assert not host_products.takes(torch.randn(600, 16)[:, :8])
+    monkeypatch.setattr(host_products, "onednn", refuse)
     close(host_products.mm(x, w, out=torch.empty(600, 4, dtype=torch.float64)), x @ w)
 
 
@@ -76,14 +76,14 @@ def test_the_defaults_of_the_caller_do_not_matter(monkeypatch):
     """The library is chosen by fp32 products on the CPU, whatever tensors are made by default."""
     monkeypatch.setattr(host_products, "_PAYS", 1)
     x, w, out = torch.randn(600, 32), torch.randn(32, 16), torch.empty(600, 16)
-    host_products._onednn.cache_clear()
+    host_products.reset()
     torch.set_default_dtype(torch.float64)
     try:
         with torch.device("meta"), torch.inference_mode():
             host_products.mm(x, w, out=out)
     finally:
         torch.set_default_dtype(torch.float32)
-        host_products._onednn.cache_clear()
+        host_products.reset()
     close(out, x.double() @ w.double())
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import forward_ad
 
+from ... import state
 from ..maps.kernel_map import KernelMap
 from . import fused_call
 from .epilogue import Epilogue, Norm
@@ -86,6 +87,13 @@ def history_of(owner: Any) -> History:
     over.discard(key)
     _histories[key] = weakref.ref(owner, forget), made
     return made
+
+
+@state.owns
+def reset() -> None:
+    """Forget what followed every layer."""
+    _histories.clear()
+    over.clear()
 
 
 class LayerCall:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ... import state
 from ..device import rocm
 
 BLOCK = 4096  # rows of a product: what it reads and writes stays in a core's cache
@@ -31,7 +32,7 @@ _CLEARLY = 1.3  # how much faster it has to be, so that every run of a machine d
 
 
 @functools.cache
-def _onednn() -> Any:
+def onednn() -> Any:
     """oneDNN's (x [M, K], w [N, K], ...) -> x @ w^T, or None where it is no gain or not there."""
     if not torch.backends.mkldnn.is_available():
         return None
@@ -47,6 +48,12 @@ def _onednn() -> Any:
     return linear if _CLEARLY * onednn_s < torch_s else None
 
 
+@state.owns
+def reset() -> None:
+    """Find out again whether oneDNN is the quicker one."""
+    onednn.cache_clear()
+
+
 def _quickest(run: Callable[[], object]) -> float:
     """Seconds of the quickest of some runs."""
     times = []
@@ -57,7 +64,7 @@ def _quickest(run: Callable[[], object]) -> float:
     return min(times)
 
 
-def _wanted(x: torch.Tensor) -> bool:
+def takes(x: torch.Tensor) -> bool:
     return x.is_contiguous() and not is_plain(x.device, x.dtype) and x.device.type == "cpu"
 
 
@@ -65,7 +72,7 @@ def is_plain(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether torch's own products are the quickest, and right, for fp32 or fp64 of `device`
     whatever their shapes: a caller of many need not ask again."""
     return device.type == "cpu" and not (
-        dtype == torch.float32 and _onednn() is not None and bool(torch.backends.mkldnn.enabled)
+        dtype == torch.float32 and onednn() is not None and bool(torch.backends.mkldnn.enabled)
     )
 
 
@@ -82,7 +89,7 @@ def gather_rows(x: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> None:
 def mm(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """x [M, K] @ w [K, N] into `out`. `x` may go on past `out`'s rows, into scrap."""
     n_rows = out.shape[0]
-    if min(n_rows, BLOCK) * w.numel() < _PAYS or not _wanted(x):
+    if min(n_rows, BLOCK) * w.numel() < _PAYS or not takes(x):
         return rocm.mm(x[:n_rows], w, out=out)
     turned = w.t().contiguous()
     for begin in range(0, n_rows, BLOCK):
@@ -90,7 +97,7 @@ def mm(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         whole = -(-size // STEP) * STEP
         part = out[begin : begin + size]
         if begin + whole <= x.shape[0]:
-            result = _onednn()(x[begin : begin + whole], turned, None, "none", [], "")
+            result = onednn()(x[begin : begin + whole], turned, None, "none", [], "")
             part.copy_(result[:size])
         else:
             rocm.mm(x[begin : begin + size], w, out=part)
@@ -104,10 +111,10 @@ def add_transposed(
     Rows behind them are scrap, and may be overwritten."""
     whole = -(-n_rows // STEP) * STEP
     pays = total.numel() >= _LARGE and n_rows * total.numel() >= _PAYS_TRANSPOSED
-    if not pays or whole > min(len(left), len(right), BLOCK) or not _wanted(left):
+    if not pays or whole > min(len(left), len(right), BLOCK) or not takes(left):
         total.addmm_(left[:n_rows].t(), right[:n_rows])
         return
     left[n_rows:whole].zero_()
     right[n_rows:whole].zero_()
     left, right = left[:whole], right[:whole]
-    total += _onednn()(left.t(), right.t(), None, "none", [], "")
+    total += onednn()(left.t(), right.t(), None, "none", [], "")

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ... import settings
+from ... import settings, state
 from ..device import trace
 from ..maps.kernel_map import KernelMap
 from . import convolution, fused_call
@@ -46,6 +46,13 @@ def _renew() -> None:
     now = settings.generation
     _on = settings.get().optimize != "off"
     _generation = now  # last: other threads go by it
+
+
+@state.owns
+def reset() -> None:
+    """Forget how many steps were tried, and what the settings said."""
+    global tries, _on, _generation
+    tries, _on, _generation = 0, True, -1
 
 
 def start(

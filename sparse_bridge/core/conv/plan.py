@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ... import settings
+from ... import settings, state
 from ..device import self_check, trace
 from ..geometry.weights import layout_of
 from ..maps.kernel_map import KernelMap
@@ -38,7 +38,7 @@ class ConvForm(NamedTuple):
     dataflow: str = ""
 
 
-def _fills_its_memory(x: torch.Tensor) -> bool:
+def fills_its_memory(x: torch.Tensor) -> bool:
     """Whether the elements of `x` lie without gaps or overlaps, in any order of the axes.
 
     By hand: torch's answer on meta tensors imports a computer algebra system, which takes seconds.
@@ -111,7 +111,7 @@ class ConvPlan:
         """Uninitialised memory for a gradient, laid out as the weight unless that overlaps
         itself."""
         if self._dense is None:  # whether new memory like the weight's has its strides, too
-            self._dense = _fills_its_memory(weight)
+            self._dense = fills_its_memory(weight)
         if self._dense and type(weight) in _PLAIN:
             return torch.empty_like(weight, dtype=dtype)
         shape, strides = weight.shape, weight.stride()
@@ -168,7 +168,12 @@ class _Plans:
 
 
 _plans = _Plans()
-reset, count = _plans.reset, _plans.__len__
+reset, count = state.owns(_plans.reset), _plans.__len__
+
+
+def plans() -> list[ConvPlan]:
+    """The plans under the last settings that were in force."""
+    return list(_plans.plans.values())
 
 
 def _key_of(epilogue: Epilogue) -> tuple[Any, ...] | None:

@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn  # noqa: F401  (what torch's scripts of a forward look up here)
 
-from ... import hooks
+from ... import hooks, state
 from .epilogue import Norm
 from .pending import Following, PendingConv
 
 
-class _Features:
+class Features:
     """What both kinds of tensor share."""
 
     pending: PendingConv
@@ -63,7 +63,7 @@ class _Features:
         return func(*settled(args), **{name: settled(value) for name, value in kwargs.items()})
 
 
-class Waiting(_Features, torch.Tensor):
+class Waiting(Features, torch.Tensor):
     """Features without memory: their convolution has not been launched."""
 
     @classmethod
@@ -74,7 +74,7 @@ class Waiting(_Features, torch.Tensor):
         return func(*settled(args), **named)
 
 
-class Watched(_Features, torch.Tensor):
+class Watched(Features, torch.Tensor):
     """Features with memory, of a layer of which it is found out what follows."""
 
 
@@ -334,7 +334,8 @@ def _shorten_one(caller: types.FrameType) -> None:
         _shortened.add(module)
 
 
-def unshorten() -> None:
+@state.owns
+def reset() -> None:
     """Give all modules torch's forward back."""
     for module in list(_shortened):
         forward = module.__dict__.get("forward")

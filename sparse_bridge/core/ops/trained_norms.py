@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 
-from ... import hooks, settings
+from ... import hooks, settings, state
 from ..conv import fused_call, waiting
 from ..device.torch_compat import SAVED_TENSORS_HOOKS
 from .batch_norm import batch_norm_training, serves
@@ -52,6 +52,17 @@ def _forget(key: int, gone: weakref.ref[Any]) -> None:
     held = _left.get(key)
     if held is not None and held[0] is gone:
         del _left[key]
+
+
+def count() -> int:
+    """Layers whose calls are counted, or were."""
+    return len(_left)
+
+
+@state.owns
+def reset() -> None:
+    """Forget which layers are known."""
+    _left.clear()
 
 
 def _usual(x: torch.Tensor) -> bool:

@@ -52,7 +52,7 @@ def sp(request, kernel_lane):
         pytest.skip("one door is enough here")
     with doors.DOORS[request.param]() as module:
         yield module
-    waiting.unshorten()
+    waiting.reset()
 
 
 @pytest.fixture
@@ -249,13 +249,13 @@ def test_copies_and_files(sp, kernel_lane, torchs):
 
 def test_layers_are_forgotten(sp, kernel_lane):
     gc.collect()
-    before = len(trained_norms._left)
+    before = trained_norms.count()
     layer = block(sp, kernel_lane).first
     layer(scene(sp, kernel_lane))
-    assert len(trained_norms._left) == before + 1
+    assert trained_norms.count() == before + 1
     del layer
     gc.collect()
-    assert len(trained_norms._left) == before
+    assert trained_norms.count() == before
 
 
 def test_containers_fuse_from_the_first_step(sp, kernel_lane, torchs):

@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from sparse_bridge.core.conv.plan import _fills_its_memory
+from sparse_bridge.core.conv.plan import fills_its_memory
 
 
 def test_a_layout_without_gaps_is_kept_by_torch():
@@ -21,7 +21,7 @@ def test_a_layout_without_gaps_is_kept_by_torch():
         if dice.random() < 0.5:
             strides[dice.randrange(len(shape))] += dice.randint(0, 2)
         x = torch.empty_strided(shape, strides)
-        if _fills_its_memory(x):
+        if fills_its_memory(x):
             dense += 1
             assert torch.empty_like(x).stride() == x.stride()
         else:

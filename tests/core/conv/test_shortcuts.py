@@ -73,18 +73,18 @@ def shortened(net):
 def everything_waits(monkeypatch):
     monkeypatch.setattr(convolution, "WORTH", [0, 0])
     yield
-    waiting.unshorten()
+    waiting.reset()
 
 
 def detours(monkeypatch):
     """Functions of torch that come to features that wait from now on."""
-    seen, original = [], waiting._Features.__torch_function__.__func__
+    seen, original = [], waiting.Features.__torch_function__.__func__
 
     def told(cls, func, types, args=(), kwargs=None):
         seen.append(func)
         return original(cls, func, types, args, kwargs)
 
-    monkeypatch.setattr(waiting._Features, "__torch_function__", classmethod(told))
+    monkeypatch.setattr(waiting.Features, "__torch_function__", classmethod(told))
     return seen
 
 
@@ -211,7 +211,7 @@ def test_what_is_made_of_the_modules(made):
     with torch.no_grad():
         want = Net.forward(copy.deepcopy(net), x)
         other = made(net, x)
-        waiting.unshorten()
+        waiting.reset()
         assert torch.equal(net(x), want) and torch.equal(other(x), want)
 
 
@@ -234,7 +234,7 @@ def test_they_are_given_back():
     assert hooks.unseen(net.norm) and not hooks.replaced(net.relu)
     net.relu.forward = mine = lambda x: x
     assert hooks.replaced(net.relu)
-    waiting.unshorten()
+    waiting.reset()
     assert shortened(net) == ["relu"] and net.relu.forward is mine
 
 

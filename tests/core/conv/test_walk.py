@@ -96,7 +96,7 @@ def test_partial_sums_are_launched_by_address(kmap, monkeypatch):
 def test_sizes_of_one_tile_share_what_does_not_depend_on_the_map(kmap):
     x, weight, bias = operands(kmap)
     conv(x, weight, bias, kmap)
-    (made,) = plan._plans.plans.values()
+    (made,) = plan.plans()
     before = dict(made.forward._specs)
     with settings.override(dataflow="per_offset"):
         other = layer("submanifold", 2, shape=(16, 16)).kmap

@@ -23,7 +23,7 @@ ALL = Limits(0.99, 1 << 14, 1 << 20, 1)
 @pytest.fixture(autouse=True)
 def batches(monkeypatch):
     """MKL's products, whatever this machine prefers, and the shapes of batched ones."""
-    monkeypatch.setattr(host_products, "_onednn", lambda: None)
+    monkeypatch.setattr(host_products, "onednn", lambda: None)
     found, bmm = [], torch.bmm
 
     def counted(left, right, *, out=None):
