@@ -70,14 +70,14 @@ CASES = [
 @pytest.fixture
 def breaks(monkeypatch):
     """What ran between two graphs."""
-    seen, run = [], graphs._between_graphs
+    seen, run = [], graphs.between_graphs
 
     @torch.compiler.disable
     def counted(dataflow, function, args, more):
         seen.append(function.__qualname__)
         return run(dataflow, function, args, more)
 
-    monkeypatch.setattr(graphs, "_between_graphs", counted)
+    monkeypatch.setattr(graphs, "between_graphs", counted)
     return seen
 
 

@@ -38,8 +38,10 @@ def apply(norm, x, relu=False, count=None):
 @pytest.fixture
 def runs(monkeypatch, map_lane):
     """How often the kernels' function ran; asserted to be always or never."""
-    seen, plain = [], batch_norms._apply
-    monkeypatch.setattr(batch_norms, "_apply", lambda *args: (seen.append(args), plain(*args))[1])
+    seen, plain = [], batch_norms.run_directly
+    monkeypatch.setattr(
+        batch_norms, "run_directly", lambda *args: (seen.append(args), plain(*args))[1]
+    )
     yield seen
     assert bool(seen) == map_lane.kernels
 
@@ -157,7 +159,7 @@ def test_version_counters_move_as_under_torch(map_lane, runs):
 
 
 def test_fp64_and_odd_arguments_go_to_torch(map_lane, monkeypatch):
-    monkeypatch.setattr(batch_norms, "_apply", None)
+    monkeypatch.setattr(batch_norms, "run_directly", None)
     norm = layer(5, torch.float64, map_lane.device).double()
     x = features(30, 5, dtype=torch.float64, device=map_lane.device).requires_grad_()
     torch.testing.assert_close(apply(norm, x, True), copy.deepcopy(norm)(x).relu())
@@ -204,7 +206,7 @@ def test_both_passes_are_compiled_together_at_first_use(monkeypatch, ahead):
 
     target, launches = dataclasses.replace(targets.described("sm_90"), raw=True), []
     monkeypatch.setattr(batch_norms, "kernel_target", lambda device: target)
-    monkeypatch.setattr(batch_norms, "_compiled", set())
+    batch_norms.reset()
     monkeypatch.setattr(
         Kernel, "launch",
         lambda self, *args: launches.append((bool(precompile.dry_runs), self.name, args[-1])),

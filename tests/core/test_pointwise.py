@@ -68,7 +68,7 @@ def test_kernels_serve_where_nothing_speaks_against_them(monkeypatch):
 
     monkeypatch.setattr(pointwise, "row_kernels", row_kernels)
     x, w = torch.randn(20, 8).half(), torch.randn(8, 8).half()
-    asked = pointwise._by_kernel
+    asked = pointwise.by_kernel
     assert asked(x, w, None) and asked(x, w, w[0])
     assert not asked(x, w.float(), None) and not asked(x, w, w[0].float())  # torch's own error
     assert not asked(x.float(), w.float(), None) and not asked(x[:0], w, None)
@@ -89,14 +89,13 @@ def test_kernels_serve_where_nothing_speaks_against_them(monkeypatch):
 
 class Asking(torch.nn.Module):
     def forward(self, x, w):
-        return pointwise._by_kernel(x, w, None)
+        return pointwise.by_kernel(x, w, None)
 
 
 def test_maps_of_captured_graphs_stay(monkeypatch):
     monkeypatch.setattr(pointwise, "_MAPS", 1)
     device, capturing = torch.device("cpu"), [False]
-    monkeypatch.setattr(pointwise, "_capturing", lambda device: capturing[0])
-    monkeypatch.setattr(pointwise, "_captured", {})
+    monkeypatch.setattr(pointwise, "capturing", lambda device: capturing[0])
     first = pointwise.identity(11, device, False)
     capturing[0] = True
     assert pointwise.identity(11, device, False) is first

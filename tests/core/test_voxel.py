@@ -244,13 +244,13 @@ def test_gradcheck():
 
 def test_sorting_is_shared_by_calls_with_one_index():
     index = whole((50,), 0, 5, 30)
-    assert voxel._column(index) is voxel._column(index)
-    column = voxel._column(index)
-    assert voxel._segments(column, 5) is voxel._segments(column, 5)
-    assert voxel._segments(column, 5) is not voxel._segments(column, 4)
-    kept = voxel._segments(column, 5)
+    assert voxel.column_of(index) is voxel.column_of(index)
+    column = voxel.column_of(index)
+    assert voxel.segments_of(column, 5) is voxel.segments_of(column, 5)
+    assert voxel.segments_of(column, 5) is not voxel.segments_of(column, 4)
+    kept = voxel.segments_of(column, 5)
     index[0] = (index[0] + 1) % 5
-    assert voxel._segments(voxel._column(index), 5) is not kept, (
+    assert voxel.segments_of(voxel.column_of(index), 5) is not kept, (
         "an index changed in place is sorted anew"
     )
 

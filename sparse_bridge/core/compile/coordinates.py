@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ... import state
 from ...errors import KernelError, ShapeError, UnsupportedError
 from ..maps import map_cache
 from ..maps.coordinate_map import CoordinateMap
@@ -64,6 +65,12 @@ def enter(coords: torch.Tensor) -> Sites:
     if found is None or not torch.equal(found.coords, coords):
         found = _entered[key] = Sites(coords.clone(), MapStore(device=coords.device))
     return found
+
+
+@state.owns
+def reset() -> None:
+    """Forget which coordinates were entered."""
+    _entered.clear()
 
 
 def source(coords: torch.Tensor, handle: torch.Tensor, then: int, now: int) -> Sites:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ... import settings
+from ... import settings, state
 from ...errors import DataTypeError
 from ...kernels.runtime.target import Target
 from ..device.first_order import direct_apply, first_order, refuse_transforms, wrapped
@@ -69,8 +69,14 @@ class _BatchNorm(torch.autograd.Function):
         return dx, dw, db, None
 
 
-_apply = direct_apply(_BatchNorm)
+run_directly = direct_apply(_BatchNorm)
 _compiled: set[tuple[Any, ...]] = set()
+
+
+@state.owns
+def reset() -> None:
+    """Forget for which kinds of layers kernels were compiled."""
+    _compiled.clear()
 
 
 def _compile_together(
@@ -204,7 +210,7 @@ def batch_norm(
     if batches is not None:
         torch.autograd.graph.increment_version(batches)  # as its add_ would; the others' are kept
     call = _Call(running, batches, count, momentum, eps, relu, target)
-    apply = _BatchNorm.apply if wrapped(x) else _apply
+    apply = _BatchNorm.apply if wrapped(x) else run_directly
     result: torch.Tensor = apply(x, weight, bias, call)
     return result
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ... import settings
+from ... import settings, state
 from ..conv import fused_call, override
 from ..conv.convolution import autocast_dtype, convolve_layer, transformed, unheard
 from ..conv.dataflow import Case
@@ -52,7 +52,7 @@ def linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -
     # While compiling first of all: the number of rows is not to be looked at.
     if torch.compiler.is_compiling():
         return (as_operator or rocm.linear)(x, w, bias)
-    if x.device.type not in DEVICES or not _by_kernel(x, w, bias):
+    if x.device.type not in DEVICES or not by_kernel(x, w, bias):
         return rocm.linear(x, w, bias)
     kmap = identity(x.shape[0], x.device, torch.is_grad_enabled())
     if kmap is None:
@@ -72,7 +72,7 @@ def linear_layer(
         or torch.compiler.is_compiling()
         or x.device.type not in DEVICES
         or fused_call.busy()  # it is no convolution to those who offer or collect
-        or not _by_kernel(x, w, bias)
+        or not by_kernel(x, w, bias)
         or (kmap := identity(x.shape[0], x.device, False)) is None
     ):
         return linear(x, w, bias)
@@ -81,7 +81,7 @@ def linear_layer(
     return made
 
 
-def _by_kernel(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> bool:
+def by_kernel(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> bool:
     kind = kind_of(x, w, bias)
     return (
         kind in HALVES
@@ -116,7 +116,7 @@ def identity(n_rows: int, device: torch.device, listed: bool) -> KernelMap | Non
     key = (-1 if device.index is None else device.index), n_rows, listed
     with _lock:
         found = _captured.get(key) or _maps.get(key)
-        if _capturing(device):
+        if capturing(device):
             if found is not None:
                 _captured[key] = found
             return found
@@ -129,6 +129,13 @@ def identity(n_rows: int, device: torch.device, listed: bool) -> KernelMap | Non
         return found
 
 
+@state.owns
+def reset() -> None:
+    """Forget the identity maps; those that captured graphs read stay."""
+    with _lock:
+        _maps.clear()
+
+
 def made(n_rows: int, device: torch.device, listed: bool) -> KernelMap:
     """`identity` anew."""
     with _disable_current_modes():  # what watches a model's operations is not told
@@ -136,7 +143,7 @@ def made(n_rows: int, device: torch.device, listed: bool) -> KernelMap:
         return KernelMap(_identity(rows, listed))
 
 
-def _capturing(device: torch.device) -> bool:
+def capturing(device: torch.device) -> bool:
     return device.type == "cuda" and bool(torch._C._cuda_isCurrentStreamCapturing())
 
 

@@ -18,7 +18,7 @@ _INT32 = 1 << 31
 _INTEGERS = (torch.int32, torch.int64)
 
 
-def _segments(index: torch.Tensor, n_values: int) -> Segments:
+def segments_of(index: torch.Tensor, n_values: int) -> Segments:
     """Made and sorted once per index tensor and kept as long as it lives."""
     store = map_cache.store_of(index)
     map_cache.adopt(index, store)
@@ -70,10 +70,10 @@ def voxelize(feats: torch.Tensor, index: torch.Tensor, counts: torch.Tensor) -> 
 
 def means(index: torch.Tensor, counts: torch.Tensor) -> SegmentOperator:
     """`voxelize` by a checked index."""
-    return SegmentOperator(_segments(_column(index), counts.shape[0]), divisor=counts)
+    return SegmentOperator(segments_of(column_of(index), counts.shape[0]), divisor=counts)
 
 
-def _column(index: torch.Tensor) -> torch.Tensor:
+def column_of(index: torch.Tensor) -> torch.Tensor:
     """index [N] as [N, 1]: the same object for the same index, so that what is kept with it is
     found again."""
     store = map_cache.store_of(index)
@@ -105,7 +105,7 @@ def devoxelize(feats: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) 
 
 def interpolation(index: torch.Tensor, weights: torch.Tensor, n_voxels: int) -> SegmentOperator:
     """`devoxelize` of n_voxels rows, by a checked index."""
-    segments = _segments(index.contiguous(), n_voxels)
+    segments = segments_of(index.contiguous(), n_voxels)
     return SegmentOperator(segments, weights.detach().contiguous(), gathers=True)
 
 

@@ -19,11 +19,11 @@ class LeavesGraph(Protocol):
 
 def outside(function: Callable[..., Any], *args: Any, **more: Any) -> Any:
     """`function(*args, **more)` between two graphs."""
-    return _between_graphs(override.traced(), function, args, more)
+    return between_graphs(override.traced(), function, args, more)
 
 
 @torch.compiler.disable
-def _between_graphs(
+def between_graphs(
     dataflow: str, function: Callable[..., Any], args: tuple[Any, ...], more: dict[str, Any]
 ) -> Any:
     for value in args:

@@ -106,6 +106,8 @@ def test_devices_have_arenas_of_their_own():
     arena.forget()
     there = torch.device("cuda", 1)
     assert arena.arena_of(HERE) is arena.arena_of(HERE) is not arena.arena_of(there)
-    graph = Graph(arena.arena_of(there))
+    held = arena.arena_of(there)
+    graph = Graph(held)
     arena.forget()
-    assert graph.gone == 1 and not arena._devices
+    assert graph.gone == 1 and arena.arena_of(there) is not held
+    arena.forget()
