@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ... import state
 from ...kernels.runtime import target as targets
 from ..device.stream_order import capture_stream
 from ..maps.coordinate_map import CoordinateMap
@@ -142,6 +143,7 @@ def arena_of(device: torch.device) -> Arena:
         return _devices[device]
 
 
+@state.owns
 def forget() -> None:
     """Drop all graphs."""
     with _lock:

@@ -22,7 +22,7 @@ from collections.abc import Hashable, Mapping
 
 import torch
 
-from ... import log, settings
+from ... import log, settings, state
 from ...errors import KernelError, SparseBridgeError
 from ...kernels.runtime import target as targets
 from ..device.serving import kernel_target
@@ -131,6 +131,7 @@ def install() -> None:
     requests.register(provide, announced)
 
 
+@state.owns
 def forget() -> None:
     """Drop what was learnt."""
     with _lock:

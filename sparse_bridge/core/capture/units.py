@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ... import hooks, settings
+from ... import hooks, settings, state
 from ..maps import request as requests
 from ..maps.coordinate_map import CoordinateMap
 from ..maps.map_cache import MapStore
@@ -97,13 +97,13 @@ def summary() -> list[Summary]:
         return found + [Summary(type(m).__name__, 0, 0, why) for m, why in _refused.items()]
 
 
+@state.owns
 def remove() -> None:
     """Give all modules their own forward back, and forget what was found."""
     with _lock:
-        for unit in list(_units.values()):
-            unit.take_out()
-        for known in (_units, _refused):
-            known.clear()
+        while _units:
+            _units.popitem()[1].take_out()
+        _refused.clear()
         _settled.clear()
 
 
