@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from .. import state
 from ..core.conv.epilogue import Epilogue
+from ..core.warmup import compilation
 from ..core.warmup.compilation import begin, expect
 from ..core.warmup.map_kernels import Strided
 from ..core.warmup.product_kernels import Expected, Sizes
@@ -15,6 +17,8 @@ from ..core.warmup.product_kernels import Expected, Sizes
 __all__ = [
     "Expected", "Sizes", "begin", "expect", "new_coordinates", "of_kernel", "pointwise", "trains",
 ]  # fmt: skip
+
+state.owns(compilation.reset)
 
 
 def trains(weight: torch.Tensor) -> bool:

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from .. import settings
+from .. import settings, state
 from ..errors import DataTypeError, UnsupportedError
 from ..tables import Column, Table, megabytes
 from . import map_counts
@@ -109,10 +109,12 @@ def set_strict(framework: str, strict: bool | None) -> None:
     _strict[framework] = strict
 
 
+@state.owns
 def reset() -> None:
-    """Forget all counts."""
+    """Forget all counts, and what profiles have measured."""
     with _lock:
         _tally.clear()
+        _measured.clear()
 
 
 def snapshot() -> Tally:

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import hooks
+from .. import hooks, state
 from ..core.device.torch_compat import SAVED_TENSORS_HOOKS
 from ..core.ops.batch_norm import batch_norm
 from . import fusion, protocol
@@ -38,6 +38,13 @@ from .late import LateFeatures, has_features, take
 
 _rectified: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # norms whose results ReLUs took
 _read: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # and those that others read, too
+
+
+@state.owns
+def reset() -> None:
+    """Forget which norms ReLUs follow."""
+    _rectified.clear()
+    _read.clear()
 
 
 class _Result:

@@ -10,7 +10,7 @@ import torch
 
 import sparse_bridge
 from compat import scenes
-from sparse_bridge.adapters.minkowski.geometry import _cube, hybrid_points
+from sparse_bridge.adapters.minkowski.geometry import cube_points, hybrid_points
 
 SMALL = {"planes": (8, 12, 16, 16, 16, 12, 8, 8), "layers": (1,) * 8}
 SMALLER = {"planes": (8, 12, 16, 12, 8, 8), "layers": (1,) * 6}
@@ -54,7 +54,7 @@ def test_hybrid_cubes_are_cubes_in_another_order(old):
     hybrid = old.Res16UNet(3, 5, **SMALL).double().eval()
     cube = old.CubeRes16UNet(3, 5, **SMALL).double().eval()
     listed = hybrid_points((3, 3, 3), (old.ME.RegionType.HYPERCUBE,) * 3)
-    order = torch.tensor([listed.index(point) for point in _cube((3, 3, 3))])
+    order = torch.tensor([listed.index(point) for point in cube_points((3, 3, 3))])
     assert order.tolist() != sorted(order.tolist())
     state = {
         name: value[order] if ".conv1." in name or ".conv2." in name else value

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ... import state
 from ...core.conv.epilogue import Epilogue
 from ...core.warmup import preload
 from ..expected import Expected, Sizes, begin, expect
@@ -61,6 +62,7 @@ def tell(
     return found
 
 
+@state.owns
 def reset() -> None:
     """Forget what was told."""
     _told.clear()

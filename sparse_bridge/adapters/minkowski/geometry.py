@@ -44,7 +44,7 @@ def int_list(value: Any, dimension: int, what: str = "argument") -> list[int]:
 
 
 @functools.cache
-def _cube(kernel_size: tuple[int, ...]) -> Points:
+def cube_points(kernel_size: tuple[int, ...]) -> Points:
     """Axis 1 varies fastest; odd sizes are centred, even ones run 0 .. k - 1."""
     points = []
     for index in range(math.prod(kernel_size)):
@@ -173,7 +173,7 @@ def kernel_region(
     elif region_type is RegionType.HYPER_CROSS and math.prod(kernel_size) > 1:
         points = _cross(kernel_size)
     else:
-        points = _cube(kernel_size)
+        points = cube_points(kernel_size)
     dilated = (tuple(c * d for c, d in zip(p, dilation, strict=True)) for p in points)
     return Region.of(tuple(dilated))
 

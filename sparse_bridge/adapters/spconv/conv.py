@@ -164,7 +164,7 @@ def _product(
             indices, shape, kmap = record.indices, record.spatial_shape, kmap.transposed()
         else:
             indices, shape = record.out_indices, record.out_spatial_shape
-    form = _form(layer.groups, allow_tf32(), _adds_in_fp16(layer, features))
+    form = form_of(layer.groups, allow_tf32(), _adds_in_fp16(layer, features))
     if torch.is_grad_enabled():
         y = noticed(layer, _convolve(features, weight, epilogue, kmap, form))
     else:
@@ -191,7 +191,7 @@ def convolve(
     groups: int = 1,
 ) -> torch.Tensor:  # fmt: skip
     """[M, C_out]; an activation that needs a gradient follows the product."""
-    return _convolve(features, weight, epilogue, kmap, _form(groups, allow_tf32()))
+    return _convolve(features, weight, epilogue, kmap, form_of(groups, allow_tf32()))
 
 
 def _convolve(
@@ -205,7 +205,7 @@ def _convolve(
 
 
 @functools.cache
-def _form(groups: int, tf32: bool, half: bool = False) -> ConvForm:
+def form_of(groups: int, tf32: bool, half: bool = False) -> ConvForm:
     return ConvForm("ovi", groups, _precision(tf32, half))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ... import state
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.map_builder import from_pairs
 from ...core.maps.row_pairs import dense_table, row_pairs
@@ -20,6 +21,13 @@ from ...errors import ShapeError
 
 _maps: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _lock = threading.Lock()
+
+
+@state.owns
+def reset() -> None:
+    """Forget the maps of pair lists and tables: they are made again."""
+    with _lock:
+        _maps.clear()
 
 
 def indice_pairs(kmap: KernelMap, n_in: int, is_subm: bool) -> tuple[torch.Tensor, torch.Tensor]:

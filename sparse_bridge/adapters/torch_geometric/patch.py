@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ... import state
 from ...core.ops.relational import RelationMap, relation_map
 from ...core.ops.relational_layer import forward, node_inputs
 from ...errors import UnsupportedError
@@ -64,11 +65,17 @@ class _Graphs:
         for old in [one for one in self._maps if one[0] == key]:
             self._maps.pop(old, None)
 
+    def reset(self) -> None:
+        """Forget the maps of all graphs."""
+        self._held.clear()
+        self._maps.clear()
+
     def __len__(self) -> int:
         return len(self._maps)
 
 
 graphs = _Graphs()  # of this process
+reset = state.owns(graphs.reset)
 
 
 def _refusal(layer: Any, x: Any, edge_index: Any, edge_type: Any, fast: bool) -> str | None:

@@ -17,13 +17,13 @@ def test_what_a_layer_asks_for(accum, precision, monkeypatch):
     from sparse_bridge.adapters.spconv import conv
 
     asked = []
-    make = conv._form
+    make = conv.form_of
 
     def listening(*args):
         asked.append(make(*args))
         return asked[-1]
 
-    monkeypatch.setattr(conv, "_form", listening)
+    monkeypatch.setattr(conv, "form_of", listening)
     with doors.standin() as sp:
         layer = sp.SubMConv3d(4, 8, 3, fp32_accum=accum)
         coords = cloud((4, 5, 4))
