@@ -170,7 +170,7 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     doctor.add_argument("--json", action="store_true", help="machine-readable output")
     gate.add_options(doctor)
-    doctor.set_defaults(func=_doctor)
+    doctor.set_defaults(func=run_doctor)
 
 
 def _checkout(module: str) -> pathlib.Path | None:
@@ -210,7 +210,7 @@ def _run(args: argparse.Namespace) -> int:
     )
     args.in_script = True
     try:
-        _execute(args.target, args.arguments, args.module)
+        execute(args.target, args.arguments, args.module)
     finally:
         if args.report:
             sys.stdout.flush()
@@ -220,7 +220,7 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _execute(target: str, arguments: list[str], is_module: bool) -> None:
+def execute(target: str, arguments: list[str], is_module: bool) -> None:
     """As `python target arguments` or `python -m target arguments`, in this process, with all
     frames of the program in one chunk of memory."""
     from .core.device.frame_stack import PROGRAM, with_room
@@ -235,7 +235,7 @@ def _execute(target: str, arguments: list[str], is_module: bool) -> None:
         with_room(runpy.run_path, PROGRAM)(target, run_name="__main__")
 
 
-def _doctor(args: argparse.Namespace) -> int:
+def run_doctor(args: argparse.Namespace) -> int:
     if args.targets is not None:
         return gate.main(args, _console())
     from . import doctor

@@ -50,7 +50,7 @@ def collect(self_check: bool = True) -> dict[str, Any]:
         "platform": platform.platform(),
         **_torch_facts(self_check),
         "frameworks": [_framework(name) for name in base.ADAPTERS],
-        "caches": [_cache(name, folder) for name, folder in _cache_folders().items()],
+        "caches": [_cache(name, folder) for name, folder in cache_folders().items()],
         "settings": dataclasses.asdict(settings.get()),
         "environment": environment,
         "renamed_variables": {_PREFIX + n: new for n, new in settings.RENAMED.items() if n in own},
@@ -143,7 +143,7 @@ def _self_check(device: torch.device, found: Target) -> list[dict[str, Any]]:
     return verdicts
 
 
-def _cache_folders() -> dict[str, pathlib.Path]:
+def cache_folders() -> dict[str, pathlib.Path]:
     """Where compiled kernels and the winners of tuning are kept."""
     try:
         from .core.tuning import tune_cache
@@ -224,7 +224,7 @@ def _machine_table(facts: dict[str, Any]) -> Table:
     origin = facts.get("triton_build")
     table.add_row("Triton", f"{triton} ({origin})" if origin else triton)
     if facts.get("cpu"):
-        table.add_row("CPU threads", _threads(facts["cpu"]))
+        table.add_row("CPU threads", threads_of(facts["cpu"]))
     for device in facts["devices"]:
         words = [device["name"]]
         if device["memory_bytes"]:
@@ -241,7 +241,7 @@ def _machine_table(facts: dict[str, Any]) -> Table:
     return table
 
 
-def _threads(cpu: dict[str, Any]) -> str:
+def threads_of(cpu: dict[str, Any]) -> str:
     text = f"{cpu['threads']} on {cpu['cores']} cores"
     if cpu["threads"] > 1 and cpu["wait_policy"] != "passive":
         text += (

@@ -92,12 +92,12 @@ def run(args: argparse.Namespace, timer: Timer | None = None) -> int:
     _check(args)
     if args.export:
         require_writable(args.export, "--export")
-    device = _device(args.device)
-    jobs = _jobs(args)
+    device = device_of(args.device)
+    jobs = jobs_of(args)
     console = Console(stderr=args.json)  # then standard output is for the result
-    setup = _Setup(device, args.tune)
+    setup = Setup(device, args.tune)
     start = time.perf_counter()
-    _compile(jobs, setup, args.jobs or _processes(len(jobs)), console)
+    compile_all(jobs, setup, args.jobs or _processes(len(jobs)), console)
     seconds = time.perf_counter() - start
     console.print(f"compiled in {seconds:.1f} s", highlight=False)
     tuner = _tune(jobs, setup, args, timer, console) if args.tune else tuners.Tuner()
@@ -120,7 +120,7 @@ def _check(args: argparse.Namespace) -> None:
         raise SettingError("--again is about --tune; pass both, or neither.")
 
 
-def _jobs(args: argparse.Namespace) -> list[Job]:
+def jobs_of(args: argparse.Namespace) -> list[Job]:
     """Networks, layers, or if neither is named, all networks."""
     models = MODELS if args.models is None and not args.channels else args.models or ()
     rows, train = tuple(args.rows), not args.inference
@@ -132,7 +132,7 @@ def _jobs(args: argparse.Namespace) -> list[Job]:
     return jobs
 
 
-def _device(wanted: str) -> torch.device:
+def device_of(wanted: str) -> torch.device:
     """The device whose kernels are warmed."""
     there = torch.cuda.is_available()
     if wanted == "cuda" and not there:
@@ -157,7 +157,7 @@ def _processes(jobs: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Setup:
+class Setup:
     """What a process needs before it runs jobs."""
 
     device: torch.device
@@ -173,7 +173,7 @@ class _Setup:
             yield
 
 
-def _compile_one(job: Job, setup: _Setup) -> None:
+def _compile_one(job: Job, setup: Setup) -> None:
     """Run a job, and with tuning ahead every candidate of its problems."""
     timer = None if targets.of(setup.device).raw else _untimed
     with setup.in_force(tuners.Tuner(timer, how="compile")):
@@ -184,7 +184,7 @@ def _untimed(run: Callable[[], object], limit: float) -> float:
     raise AssertionError("compiling times nothing")
 
 
-def _compile(jobs: Sequence[Job], setup: _Setup, processes: int, console: Console) -> None:
+def compile_all(jobs: Sequence[Job], setup: Setup, processes: int, console: Console) -> None:
     with Progress(len(jobs), "compile", console, transient=True) as progress:
         left = jobs
         if processes > 1:
@@ -196,7 +196,7 @@ def _compile(jobs: Sequence[Job], setup: _Setup, processes: int, console: Consol
 
 
 def _compile_side_by_side(
-    jobs: Sequence[Job], setup: _Setup, processes: int, done: Callable[[], object]
+    jobs: Sequence[Job], setup: Setup, processes: int, done: Callable[[], object]
 ) -> list[Job]:
     """Run jobs in several processes; those for which the device's memory was too small beside the
     others."""
@@ -215,7 +215,7 @@ def _compile_side_by_side(
 
 def _tune(
     jobs: Sequence[Job],
-    setup: _Setup,
+    setup: Setup,
     args: argparse.Namespace,
     timer: Timer | None,
     console: Console,

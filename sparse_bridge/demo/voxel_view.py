@@ -44,8 +44,8 @@ def draw_voxels(
     plain_panel(axes, title)
     axes.set_xticks([]), axes.set_yticks([])
     axes.set_aspect("equal")
-    toward, project = _camera(azimuth, elevation)
-    corners, shades, owner = _faces(cells, toward)
+    toward, project = camera(azimuth, elevation)
+    corners, shades, owner = visible_faces(cells, toward)
     order = np.argsort(cells[owner] @ np.sign(toward), kind="stable")
     faces = (corners[order] * cell_size) @ project.T
     paint = np.clip(colours[owner[order]] * shades[order, None], 0, 1)
@@ -56,7 +56,7 @@ def draw_voxels(
     _frame(axes, (shown.reshape(-1, 3) * cell_size) @ project.T, project, scale)
 
 
-def _camera(azimuth: float, elevation: float) -> tuple[Array, Array]:
+def camera(azimuth: float, elevation: float) -> tuple[Array, Array]:
     """The direction toward the eye [3], and the projection [2, 3] to the panel."""
     a, e = np.radians([azimuth, elevation])
     toward = np.array([np.cos(e) * np.cos(a), np.cos(e) * np.sin(a), np.sin(e)])
@@ -64,7 +64,7 @@ def _camera(azimuth: float, elevation: float) -> tuple[Array, Array]:
     return toward, np.stack([right, np.cross(toward, right)])
 
 
-def _faces(cells: Array, toward: Array) -> tuple[Array, Array, Array]:
+def visible_faces(cells: Array, toward: Array) -> tuple[Array, Array, Array]:
     """Faces turned to the eye that no neighbour covers.
 
     Returns:

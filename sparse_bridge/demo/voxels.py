@@ -61,7 +61,7 @@ def crop_of(cloud: PointCloud, voxel_size: float) -> tuple[float, ...]:
     return (*map(float, low), *map(float, low + cells * voxel_size))
 
 
-def _cells(crop: Sequence[float], voxel_size: float) -> tuple[int, int, int]:
+def grid_shape(crop: Sequence[float], voxel_size: float) -> tuple[int, int, int]:
     """Cells in z, y, x of the crop, rounded up to what the networks' strides need."""
     if len(crop) != 6 or any(crop[i] >= crop[i + 3] for i in range(3)):
         raise SettingError(
@@ -97,7 +97,7 @@ def voxelize(
     if not voxel_size > 0:
         raise SettingError(f"voxel size is {voxel_size}; expected metres above 0.")
     crop = crop_of(cloud, voxel_size) if crop is None else crop
-    shape = _cells(crop, voxel_size)
+    shape = grid_shape(crop, voxel_size)
     points = torch.from_numpy(cloud.points).to(device)
     to_voxels = PointToVoxel(
         vsize_xyz=[voxel_size] * 3,

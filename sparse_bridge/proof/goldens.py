@@ -38,10 +38,10 @@ def goldens(setup: Setup) -> Iterator[Outcome]:
             continue
         words = ("--filter", few) if setup.emulated else ()
         with sparse_bridge.enable(framework, profile=profile), setup.in_force():
-            yield _replay(name, runner, setup, (*options, *words))
+            yield replay(name, runner, setup, (*options, *words))
 
 
-def _replay(name: str, runner: pathlib.Path, setup: Setup, options: tuple[str, ...]) -> Outcome:
+def replay(name: str, runner: pathlib.Path, setup: Setup, options: tuple[str, ...]) -> Outcome:
     before, said = sys.argv, io.StringIO()
     sys.path.insert(0, str(CHECKOUT))
     with tempfile.TemporaryDirectory() as folder:

@@ -98,7 +98,7 @@ def _can_multiply(setup: Setup, name: str) -> bool:
     return target is None or (name != "fp64" and (name != "bf16" or target.has_bf16))
 
 
-def _product(
+def product(
     built: KernelMap, device: torch.device, operands: list[torch.Tensor], tf32: bool
 ) -> list[torch.Tensor]:
     """y, dx, dw, db of one layer."""
@@ -127,9 +127,9 @@ def products(setup: Setup) -> Iterator[Outcome]:
                 operands = _operands(reference, c_in, c_out, dtype)
                 with plain_torch():
                     exact = [tensor.double() for tensor in operands]
-                    want = _product(reference, torch.device("cpu"), exact, False)
+                    want = product(reference, torch.device("cpu"), exact, False)
                 with setup.in_force(kernels):
-                    got = _product(built, setup.device, operands, tf32)
+                    got = product(built, setup.device, operands, tf32)
                 for part, a, b in zip(("y", "dx", "dw", "db"), got, want, strict=True):
                     largest, rms = error_of(a, b)
                     worst[part] = max(worst.get(part, 0.0), largest)

@@ -23,7 +23,7 @@ def large(setup: Setup) -> Iterator[Outcome]:
             yield Outcome(name, SKIPPED, "needs a GPU")
             continue
         channels = 64 if size <= 1 << 31 else 128
-        side = _side(size // (2 * channels) + 1)
+        side = side_of(size // (2 * channels) + 1)
         needed = 5 * size + 27 * 4 * 3 * side**3
         free = torch.cuda.mem_get_info(setup.device)[0]
         if free < needed:
@@ -32,12 +32,12 @@ def large(setup: Setup) -> Iterator[Outcome]:
             continue
         torch.cuda.empty_cache()
         try:
-            yield _large(setup, name, side, channels)
+            yield large_scene(setup, name, side, channels)
         finally:
             torch.cuda.empty_cache()
 
 
-def _side(rows: int) -> int:
+def side_of(rows: int) -> int:
     """Of a full cube with more than `rows` cells."""
     side = round(rows ** (1 / 3))
     while side**3 <= rows:
@@ -45,7 +45,7 @@ def _side(rows: int) -> int:
     return side
 
 
-def _large(setup: Setup, name: str, side: int, channels: int) -> Outcome:
+def large_scene(setup: Setup, name: str, side: int, channels: int) -> Outcome:
     device, dtype = setup.device, torch.float16
     grid = torch.arange(side**3, device=device, dtype=torch.int32)
     coords = torch.stack(

@@ -107,7 +107,9 @@ def networks(setup: Setup) -> Iterator[Outcome]:
         yield verdict(f"network, {name}", problem, detail, output=errors[0], most=max(errors))
 
 
-def _train(setup: Setup, steps: int, rows: int) -> tuple[list[float], list[torch.Tensor], float]:
+def train_once(
+    setup: Setup, steps: int, rows: int
+) -> tuple[list[float], list[torch.Tensor], float]:
     """Losses, final parameters and milliseconds per step of a U-Net that learns height bands."""
     module = importlib.import_module("spconv.pytorch")
     coords, shape, batch = street_voxels(rows)
@@ -128,7 +130,7 @@ def _train(setup: Setup, steps: int, rows: int) -> tuple[list[float], list[torch
 def training(setup: Setup) -> Iterator[Outcome]:
     """A training run that must converge."""
     with sparse_bridge.enable("spconv"), setup.in_force():
-        losses, _, ms = _train(setup, _STEPS, setup.rows(40_000, 4_000, 100))
+        losses, _, ms = train_once(setup, _STEPS, setup.rows(40_000, 4_000, 100))
     ratio = losses[-1] / losses[0]
     detail = f"loss {losses[0]:.3f} -> {losses[-1]:.3f} in {_STEPS} steps of {ms:.1f} ms"
     problem = None if ratio < _LEARNT else f"{detail}; expected less than {_LEARNT:g} of the first"
@@ -139,7 +141,7 @@ def determinism(setup: Setup) -> Iterator[Outcome]:
     """Three training steps from the same seed, twice: the same bits."""
     rows = setup.rows(40_000, 4_000, 100)
     with sparse_bridge.enable("spconv"), setup.in_force():
-        runs = [_train(setup, 3, rows) for _ in range(2)]
+        runs = [train_once(setup, 3, rows) for _ in range(2)]
     same = sum(torch.equal(a, b) for a, b in zip(runs[0][1], runs[1][1], strict=True))
     total = len(runs[0][1])
     problem = None if same == total else f"{total - same} of {total} parameters differ"

@@ -55,11 +55,11 @@ def check(framework: str, release: str, profile: str | None) -> Surface:
         settings.override(mode="standin"),
         lifecycle.enable(framework, mode="standin", profile=profile),
     ):
-        found = tuple(_finding(entry, why) for entry in entries(framework, release))
+        found = tuple(finding_of(entry, why) for entry in entries(framework, release))
     return Surface(framework, release, found)
 
 
-def _finding(entry: Entry, why: tuple[Reason, ...]) -> Finding:
+def finding_of(entry: Entry, why: tuple[Reason, ...]) -> Finding:
     try:
         found = _resolve(entry)
     except (ImportError, AttributeError, NotImplementedError) as error:

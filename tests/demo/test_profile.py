@@ -143,9 +143,9 @@ def test_crop_forgets_strays_and_keeps_the_rest() -> None:
 
 
 def test_grid_fits_the_strides() -> None:
-    assert voxels._cells((0, 0, 0, 1, 3.3, 0.5), 0.1) == (32, 48, 16)
-    assert voxels._cells((0, 0, 0, 6.4, 6.4, 6.4), 0.1) == (64, 64, 64)
+    assert voxels.grid_shape((0, 0, 0, 1, 3.3, 0.5), 0.1) == (32, 48, 16)
+    assert voxels.grid_shape((0, 0, 0, 6.4, 6.4, 6.4), 0.1) == (64, 64, 64)
     with pytest.raises(SettingError, match="lowest"):
-        voxels._cells((0, 0, 0, 1, -1, 1), 0.1)
+        voxels.grid_shape((0, 0, 0, 1, -1, 1), 0.1)
     with pytest.raises(GeometryError, match="--voxel-size"):
-        voxels._cells((0, 0, 0, 200, 200, 20), 0.01)
+        voxels.grid_shape((0, 0, 0, 200, 200, 20), 0.01)

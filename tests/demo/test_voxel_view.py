@@ -14,10 +14,10 @@ pytest.importorskip("matplotlib")
 
 
 def test_covered_faces_are_left_out() -> None:
-    toward, project = voxel_view._camera(225, 38)
+    toward, project = voxel_view.camera(225, 38)
     np.testing.assert_allclose(project @ toward, 0, atol=1e-12)
     block = np.argwhere(np.ones((4, 5, 6)))
-    corners, shades, owner = voxel_view._faces(block, toward)
+    corners, shades, owner = voxel_view.visible_faces(block, toward)
     assert len(corners) == 4 * 5 + 5 * 6 + 4 * 6, "three sides of a solid block"
     assert sorted(set(shades)) == sorted(voxel_view._SHADE)
     # The eye stands at low x, low y, high z.
@@ -29,8 +29,8 @@ def test_covered_faces_are_left_out() -> None:
 
 
 def test_negative_cells_and_single_voxels() -> None:
-    toward, _ = voxel_view._camera(30, 20)
-    corners, _, owner = voxel_view._faces(np.array([[-7, 3, -1]]), toward)
+    toward, _ = voxel_view.camera(30, 20)
+    corners, _, owner = voxel_view.visible_faces(np.array([[-7, 3, -1]]), toward)
     assert corners.shape == (3, 4, 3) and (owner == 0).all()
     assert corners.reshape(-1, 3).min(0).tolist() == [-7, 3, -1]
     assert corners.reshape(-1, 3).max(0).tolist() == [-6, 4, 0]

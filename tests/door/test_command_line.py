@@ -204,7 +204,7 @@ def test_what_the_machine_refuses_is_one_line(number, monkeypatch, capsys):
     def fail(args):
         raise OSError(number, os.strerror(number), "somewhere/out.json")
 
-    monkeypatch.setattr(command_line, "_doctor", fail)
+    monkeypatch.setattr(command_line, "run_doctor", fail)
     assert command_line.main(["doctor"]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"sparse_bridge: somewhere/out.json: {os.strerror(number)}; ")

@@ -138,15 +138,15 @@ def options(*words):
     ["--models"],
 ], ids=" ".join)  # fmt: skip
 def test_warm_refuses_what_makes_no_sense(words, monkeypatch):
-    monkeypatch.setattr(warm, "_device", lambda wanted: CPU)
+    monkeypatch.setattr(warm, "device_of", lambda wanted: CPU)
     with pytest.raises(SettingError):
         warm.run(options(*words))
 
 
 def test_what_warm_runs():
-    assert [job.model for job in warm._jobs(options())] == ["second", "unet"]
-    assert len(warm._jobs(options("--models", "unet", "--dtypes", "fp16", "fp32"))) == 2
-    jobs = warm._jobs(options("--channels", "16", "32", "--layouts", "vio", "--rows", "7", "9"))
+    assert [job.model for job in warm.jobs_of(options())] == ["second", "unet"]
+    assert len(warm.jobs_of(options("--models", "unet", "--dtypes", "fp16", "fp32"))) == 2
+    jobs = warm.jobs_of(options("--channels", "16", "32", "--layouts", "vio", "--rows", "7", "9"))
     layers = {(job.kind, job.c_in, job.c_out, job.kernel) for job in jobs}
     assert layers == {
         ("submanifold", 16, 16, 3), ("submanifold", 32, 32, 3),
@@ -154,7 +154,7 @@ def test_what_warm_runs():
         *(("strided", 16, 32, k) for k in (3, 2)), *(("inverse", 32, 16, k) for k in (3, 2)),
     }  # fmt: skip
     assert len(jobs) == len(layers) and all(job.rows == (7, 9) and job.train for job in jobs)
-    assert not any(job.train for job in warm._jobs(options("--inference")))
+    assert not any(job.train for job in warm.jobs_of(options("--inference")))
     assert len({str(job) for job in jobs}) == len(jobs)
 
 
@@ -207,8 +207,8 @@ from sparse_bridge.commands import warm
 interpreter = warm.targets.of
 # Programs of the interpreter run one after another, and each takes a while.
 warm.targets.of = lambda device: dataclasses.replace(interpreter(device), compute_units=1)
-every = warm._jobs
-warm._jobs = lambda args: every(args)[:1]
+every = warm.jobs_of
+warm.jobs_of = lambda args: every(args)[:1]
 warm.tuners.Tuner = functools.partial(warm.tuners.Tuner, count=2)
 order = itertools.count()
 
@@ -288,7 +288,7 @@ def test_warm_tunes_groups_of_networks(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(warm.group_race, "tuned", tuned)
     for kind in (warm_jobs.LayerJob, warm_jobs.ModelJob):
         monkeypatch.setattr(kind, "run", lambda job, device: watched.append(str(job)))
-    monkeypatch.setattr(warm, "_device", lambda wanted: CPU)
+    monkeypatch.setattr(warm, "device_of", lambda wanted: CPU)
     monkeypatch.setenv("COLUMNS", "400")
     export = tmp_path / "mine.json"
     words = ["--models", "second", "--channels", "16", "--kernels", "2", "--jobs", "1", "--json"]
@@ -296,7 +296,7 @@ def test_warm_tunes_groups_of_networks(monkeypatch, tmp_path, capsys):
     with settings.override(cache_dir=tmp_path):
         assert warm.run(arguments, lambda run, limit: 1.0) == 0
         facts = cache.collect()
-    jobs = len(warm._jobs(arguments))
+    jobs = len(warm.jobs_of(arguments))
     assert watched.count("tuned") == 1 and len(watched) == 2 * jobs + 1
     assert watched[watched.index("tuned") - 1] == "second, fp16"
     out, err = capsys.readouterr()
@@ -315,13 +315,13 @@ def test_warm_in_several_processes(monkeypatch):
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.chdir(ROOT)
-    setup = warm._Setup(CPU, tune=False)
+    setup = warm.Setup(CPU, tune=False)
     jobs = [
         warm_jobs.LayerJob("strided", 4, 4, kernel, "fp32", "vio", (8,), False)
         for kernel in (1, -1)
     ]
     with pytest.raises(GeometryError, match="-1"):
-        warm._compile(jobs, setup, 2, Console(quiet=True))
+        warm.compile_all(jobs, setup, 2, Console(quiet=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -344,13 +344,13 @@ def test_warm_jobs_that_need_the_memory_for_themselves(monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
     told = tmp_path / "told"
     job = Large(str(told), os.getpid())
-    warm._compile([job], warm._Setup(CPU, tune=False), 2, Console(quiet=True))
+    warm.compile_all([job], warm.Setup(CPU, tune=False), 2, Console(quiet=True))
     assert told.read_text() == "ran alone"
 
 
 def test_warm_refuses_to_time_where_time_means_nothing(monkeypatch):
-    monkeypatch.setattr(warm, "_device", lambda wanted: CPU)
-    monkeypatch.setattr(warm, "_compile", lambda *arguments: None)
+    monkeypatch.setattr(warm, "device_of", lambda wanted: CPU)
+    monkeypatch.setattr(warm, "compile_all", lambda *arguments: None)
     interpreter = targets.Target("interpreter", "interpreter", 32, 4, 1 << 20, raw=False)
     monkeypatch.setattr(warm.targets, "of", lambda device: interpreter)
     with pytest.raises(DeviceError, match="cannot be timed"):
@@ -386,6 +386,6 @@ def test_ctrl_c_is_one_line(monkeypatch, capsys):
     def interrupt(args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command_line, "_doctor", interrupt)
+    monkeypatch.setattr(command_line, "run_doctor", interrupt)
     assert command_line.main(["doctor"]) == 130
     assert capsys.readouterr().err.strip() == "sparse_bridge: interrupted"

@@ -48,7 +48,7 @@ def test_programs_keep_their_frames_in_one_chunk(tmp_path, monkeypatch):
 
     if faults(tmp_path, monkeypatch, plain) < 1000:
         pytest.skip("this Python keeps its frames otherwise")
-    assert faults(tmp_path, monkeypatch, lambda *given: command._execute(*given, False)) < 500
+    assert faults(tmp_path, monkeypatch, lambda *given: command.execute(*given, False)) < 500
 
 
 def test_functions_with_room():

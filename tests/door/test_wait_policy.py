@@ -44,6 +44,6 @@ def test_nothing_is_promised_once_torch_is_there(monkeypatch):
     [(2, "active", True), (2, "passive", False), (1, "active", False)],
 )
 def test_doctor_tells_who_spins(threads, policy, warned):
-    text = doctor._threads({"cores": 8, "threads": threads, "wait_policy": policy})
+    text = doctor.threads_of({"cores": 8, "threads": threads, "wait_policy": policy})
     assert text.startswith(f"{threads} on 8 cores")
     assert ("OMP_WAIT_POLICY=passive" in text) is warned

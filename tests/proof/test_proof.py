@@ -42,7 +42,7 @@ def test_training_converges_and_a_model_that_does_not_learn_fails(monkeypatch):
 
 @pytest.mark.parametrize("part, place", [("y", 0), ("dx", 1), ("dw", 2), ("db", 3)])
 def test_one_wrong_value_of_a_product_is_seen(monkeypatch, part, place):
-    real = kernels._product
+    real = kernels.product
 
     def wrong(built, device, operands, tf32):
         found = [tensor.detach().clone() for tensor in real(built, device, operands, tf32)]
@@ -50,7 +50,7 @@ def test_one_wrong_value_of_a_product_is_seen(monkeypatch, part, place):
             found[place].view(-1)[-1] += 1.0
         return found
 
-    monkeypatch.setattr(kernels, "_product", wrong)
+    monkeypatch.setattr(kernels, "product", wrong)
     bad = [outcome for outcome in kernels.products(CPU) if outcome.status == FAILED]
     assert bad[0].name == "products, fp16"
     assert all(f"{part} of" in outcome.detail for outcome in bad) and len(bad) >= 3
@@ -71,28 +71,28 @@ def test_a_wrong_map_is_seen(monkeypatch):
 
 
 def test_results_that_do_not_repeat_are_seen(monkeypatch):
-    real, turns = models._train, iter(range(9))
+    real, turns = models.train_once, iter(range(9))
 
     def noisy(setup, steps, rows):
         turn = next(turns)
         losses, parameters, ms = real(setup, steps, rows)
         return losses, [p + 1e-3 * turn for p in parameters], ms
 
-    monkeypatch.setattr(models, "_train", noisy)
+    monkeypatch.setattr(models, "train_once", noisy)
     assert statuses(models.determinism(CPU)) == {"determinism": FAILED}
 
 
 def test_the_reference_of_large_problems_is_right_on_a_small_one(monkeypatch):
     """The same code on a cube of 7^3 cells, where every row is known."""
-    assert large._large(CPU, "small", 7, 16).status == PASSED
+    assert large.large_scene(CPU, "small", 7, 16).status == PASSED
     wide = functional.kernel_offsets((3, 3, 3), dilation=2)
     monkeypatch.setattr(functional, "kernel_offsets", lambda size: wide)
-    assert large._large(CPU, "small", 7, 16).status == FAILED
+    assert large.large_scene(CPU, "small", 7, 16).status == FAILED
 
 
 @pytest.mark.parametrize("rows", [1, 26, 27, 1 << 24])
 def test_a_cube_holds_more_rows_than_the_limit(rows):
-    side = large._side(rows)
+    side = large.side_of(rows)
     assert side**3 > rows >= (side - 1) ** 3
 
 
@@ -112,9 +112,9 @@ def test_goldens_are_replayed_and_failures_named():
     runner_file = goldens.CHECKOUT / "tests" / "goldens" / "flexgemm" / "run_golden.py"
     options = ("--filter", "dtype")
     with sparse_bridge.enable("flex_gemm"):
-        good = goldens._replay("goldens", runner_file, CPU, options)
+        good = goldens.replay("goldens", runner_file, CPU, options)
         assert (good.status, good.figures) == (PASSED, {"passed": 5, "failed": 0}), good.detail
-        bad = goldens._replay("goldens", runner_file, CPU, (*options, "--tol", "-1"))
+        bad = goldens.replay("goldens", runner_file, CPU, (*options, "--tol", "-1"))
     assert bad.status == FAILED and bad.detail.startswith("4 of 5 fail: ")
 
 

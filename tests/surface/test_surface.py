@@ -146,13 +146,13 @@ def test_names_and_parameters_are_compared(tmp_path, monkeypatch, line, problem)
     (tmp_path / "toy-1.txt").write_text(f"# toy\n[{__name__}]\nKnown\n    {line}\n")
     table.entries.cache_clear()
     (*_, entry) = table.entries("toy", "1")
-    found = check._finding(entry, ())
+    found = check.finding_of(entry, ())
     assert problem in found.note and (found.state == check.PRESENT) == (not problem)
     if problem:
         kind = "" if "Error" in problem else "~"
         (tmp_path / "toy-absent.txt").write_text(f"{kind}{__name__}.Known.*: it is a toy\n")
         table.reasons.cache_clear()
-        found = check._finding(entry, table.reasons("toy"))
+        found = check.finding_of(entry, table.reasons("toy"))
         assert found.state in (check.EXPLAINED, check.CHANGED) and found.note == "it is a toy"
 
 
