@@ -58,7 +58,7 @@ def uploaded(
     if captures and _later.room is not None:
         return _later.place(values)
     # In a capture the copy would read memory that is somebody else's by then; this one is refused.
-    if device.type != "cuda" or captures:
+    if targets.device_index(device) < 0 or captures:
         sent = torch.tensor(values, dtype=torch.int64, device=device)
     else:
         host = torch.tensor(values, dtype=torch.int64, device="cpu", pin_memory=True)
