@@ -128,7 +128,7 @@ def dry_run(arch: str) -> Iterator[DryRun]:
             (serving, "select", lambda device: chosen),
             (kernel_products, "select", lambda device: chosen),
             (serving, "forces_kernels", lambda: True),
-            (self_check, "_applies", lambda device: settings.get().self_check),
+            (self_check, "applies", lambda device: settings.get().self_check),
             (self_check_problems, "_compare", lambda *_: None),  # products do not run
             (convolution, "WORTH", dict.fromkeys((False, True), convolution.WORTH[True])),
             (pointwise, "DEVICES", ("cpu",)),

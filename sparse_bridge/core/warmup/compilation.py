@@ -143,10 +143,13 @@ def _compile(device: torch.device, target: Target, key64: bool) -> None:
         maps.together({_volume(one) for one, _ in products if one.layer is not None})
         for one, dtype in ends:
             compile_product(device, target, one, dtype, likely(one))
-        for one, dtype in (*products, *ends):
+        for one, dtype in products:
             compile_product(device, target, one, dtype, less_likely(one))
         maps.rest(strided)
         maps.paired()
+        with dry_run(later=True):  # guesses about guesses
+            for one, dtype in ends:
+                compile_product(device, target, one, dtype, less_likely(one))
 
 
 def _volume(one: Expected) -> int:
