@@ -51,11 +51,12 @@ def test_its_gradients(kernel_lane, size):
 def test_maps_are_kept_for_the_last_numbers_of_rows(monkeypatch):
     monkeypatch.setattr(pointwise, "_MAPS", 2)
     device = torch.device("cpu")
-    first = pointwise.identity(5, device, False)
-    assert pointwise.identity(5, device, False) is first and first.rulebook.n_rows == (5, 5)
-    for rows in (6, 7):
+    n = 7919  # rows that no graph of another test has captured
+    first = pointwise.identity(n, device, False)
+    assert pointwise.identity(n, device, False) is first and first.rulebook.n_rows == (n, n)
+    for rows in (n + 1, n + 2):
         pointwise.identity(rows, device, False)
-    assert pointwise.identity(5, device, False) is not first
+    assert pointwise.identity(n, device, False) is not first
 
 
 def test_kernels_serve_where_nothing_speaks_against_them(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from unittest import mock
 
 import numpy
 import pytest
@@ -52,6 +53,7 @@ class Graph:
 def graphs(monkeypatch):
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: mock.Mock())
     monkeypatch.setattr(triton_compat, "end_pool", lambda device, pool: None)
     Graph.capturing, Graph.spoilt, Graph.alive = set(), [], 0
     yield
