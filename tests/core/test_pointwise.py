@@ -51,6 +51,7 @@ def test_its_gradients(kernel_lane, size):
 def test_maps_are_kept_for_the_last_numbers_of_rows(monkeypatch):
     monkeypatch.setattr(pointwise, "_MAPS", 2)
     device = torch.device("cpu")
+    pointwise.reset()
     n = 7919  # rows that no graph of another test has captured
     first = pointwise.identity(n, device, False)
     assert pointwise.identity(n, device, False) is first and first.rulebook.n_rows == (n, n)
