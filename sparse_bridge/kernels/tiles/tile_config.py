@@ -7,10 +7,7 @@ import dataclasses
 import torch
 
 from ..runtime.target import Target
-from .clamps import (
-    clamp_for_registers,
-    clamp_for_smem,
-)
+from .clamps import clamp_for_registers, clamp_for_smem
 from .tile import DEEPEST, ROWS_OF_THREE, ROWS_OF_TWO, TileConfig, power
 
 # Per compute unit: from here on rows of one tile are alike enough for larger tiles. A power of two,
@@ -39,8 +36,8 @@ def _queued(
 ) -> TileConfig | None:
     """The tile of halves that keeps the rows of two steps under way; None where another is faster.
 
-    Measured on an H100 and an H200 over LiDAR and indoor scans: a launch moves some 6 TB/s between
-    L2 and the multiprocessors, most of it weights, which tiles of 128 rows read half as often.
+    Measured on an H100 and an H200 over LiDAR and indoor scans. Most that moves between L2 and the
+    multiprocessors is weights, which tiles of 128 rows read half as often.
     """
     units, n = target.compute_units, power(c_out, 16, 128)
     columns = -(-c_out // n)
@@ -57,10 +54,7 @@ def _queued(
         return None if few else TileConfig(128, n, 32, 4, ROWS_OF_THREE)
     k = power(c_in, 16, 128 if c_in % 128 == 0 and (few or not tall) else 64)
     tile = TileConfig(128 if tall else 64, n, k, 4, ROWS_OF_TWO)
-    programs, split = -(-n_rows // tile.block_m) * columns, 1
-    depth = n_offsets * -(-c_in // k)
-    while 8 * programs * split <= 5 * units and depth >= 8 * split and split < 16:
-        split *= 2
+    split = split_for(target, tile, n_rows, c_in, c_out, n_offsets)
     return dataclasses.replace(tile, split_k=split)
 
 
@@ -131,14 +125,15 @@ def split_for(
     target: Target, tile: TileConfig, n_rows: int, c_in: int, c_out: int, n_offsets: int
 ) -> int:
     """How many programs share one reduction so that a short problem fills the device."""
-    large = tile.block_m * tile.block_n >= 128 * 256
-    if tile.num_stages > DEEPEST:
-        large = 2 * tile.shared_bytes(2) > target.shared_memory
-    split, held = 1, 1 if large else 2
+    units, split = target.compute_units, 1
     programs = -(-n_rows // tile.block_m) * -(-c_out // tile.block_n)
     depth = n_offsets * -(-c_in // tile.block_k)
-    most = held * target.compute_units
-    while programs * split * 2 <= most and depth >= 16 * split and split < 16:
+    most, least = 2 * units, 16
+    if tile.num_stages > DEEPEST:  # a program with rows under way waits little for itself
+        most, least = 5 * units // 4, 8
+    elif tile.block_m * tile.block_n >= 128 * 256:
+        most = units
+    while programs * split * 2 <= most and depth >= least * split and split < 16:
         split *= 2
     return split
 

@@ -243,8 +243,8 @@ for _name in (
     setattr(Watched, _name, _whole(_name))
 
 
-class _UnreadList(list):  # type: ignore[type-arg]
-    """Stands for a list, and holds nothing."""
+class _Unseen:
+    """What stands for a list or a tuple, and holds nothing."""
 
     given: Given
     place: Any
@@ -254,15 +254,12 @@ class _UnreadList(list):  # type: ignore[type-arg]
         return self.truth
 
 
-class _UnreadTuple(tuple):  # type: ignore[type-arg]
-    """Stands for a tuple, and holds nothing."""
+class _UnreadList(_Unseen, list[Any]):
+    """Stands for a list."""
 
-    given: Given
-    place: Any
-    truth: bool
 
-    def __bool__(self) -> bool:
-        return self.truth
+class _UnreadTuple(_Unseen, tuple[Any, ...]):
+    """Stands for a tuple."""
 
 
 def _looking(self: Any, *args: Any, **kwargs: Any) -> Any:
