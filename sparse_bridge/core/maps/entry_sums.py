@@ -63,6 +63,13 @@ class EntrySums:
         longest = int(self.counts.max()) if self.n_out else 0
         return pieces_of(self.starts, longest)
 
+    @functools.cached_property
+    def every(self) -> torch.Tensor:
+        """0, 1, ... of the most pieces that there are, int32: a level's entries are all that the
+        level before left."""
+        most = max((len(cut) - 1 for cut in self.pieces), default=0)
+        return torch.arange(most, dtype=torch.int32, device=self.starts.device)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Transposed:
@@ -102,12 +109,10 @@ def _sums(
     if not pieces:
         segment_sum(x, entries, sums.starts, weight, count, result, 1, target)
         return result
-    x = x.to(accumulator(x))
+    dtype = accumulator(x)
     for cut in pieces[:-1]:
-        part = x.new_empty((len(cut) - 1, x.shape[1]))
+        part = x.new_empty((len(cut) - 1, x.shape[1]), dtype=dtype)
         segment_sum(x, entries, cut, weight, None, part, 1, target)
-        entries = torch.arange(len(part), dtype=torch.int32, device=x.device)
-        x, weight = part, None
-    total = x.new_empty(result.shape)
-    segment_sum(x, entries, pieces[-1], None, count, total, 1, target)
-    return result.copy_(total)
+        x, weight, entries = part, None, sums.every[: len(part)]
+    segment_sum(x, entries, pieces[-1], None, count, result, 1, target)
+    return result
