@@ -36,28 +36,31 @@ def cores() -> int:
 class Workers:
     """Daemon threads that run what is submitted, first come, first served.
 
-    after: others, which have nothing left to do whenever these begin with something. When the
-    interpreter ends, what waits is dropped and what runs is finished. (`concurrent.futures` has its
-    threads run all that waits first, which would keep a short script alive for seconds.)"""
+    When the interpreter ends, what waits is dropped and what runs is finished.
+    (`concurrent.futures` has its threads run all that waits first, which would keep a short script
+    alive for seconds.)
+    """
 
-    def __init__(self, threads: int, name: str, after: Workers | None = None) -> None:
-        self._limit, self._name, self._after = threads, name, after
+    def __init__(self, threads: int, name: str) -> None:
+        self._limit, self._name = threads, name
         self._queue: collections.deque[tuple[Future[Any], Work]] = collections.deque()
+        self._later: collections.deque[tuple[Future[Any], Work]] = collections.deque()
         self._threads: list[threading.Thread] = []
         self._news = threading.Condition()
         self._idle = 0
         self.closed = False
 
-    def submit(self, work: Work) -> Future[Any]:
-        """Run `work` in a thread; the future is cancelled where that will not happen."""
+    def submit(self, work: Work, later: bool = False) -> Future[Any]:
+        """Run `work` in a thread; the future is cancelled where that will not happen.  later: when
+        nothing else waits."""
         future: Future[Any] = Future()
         with self._news:
             if self.closed:
                 future.cancel()
                 return future
-            self._queue.append((future, work))
-            if self._idle >= len(self._queue):
-                self._news.notify_all()
+            (self._later if later else self._queue).append((future, work))
+            if self._idle >= len(self._queue) + len(self._later):
+                self._news.notify()
             elif len(self._threads) < self._limit:
                 self._start()
         return future
@@ -74,34 +77,20 @@ class Workers:
         """Drop what waits, finish what runs."""
         with self._news:
             self.closed = True
-            while self._queue:
-                self._queue.popleft()[0].cancel()
+            for waiting in (self._queue, self._later):
+                while waiting:
+                    waiting.popleft()[0].cancel()
             self._news.notify_all()
         for thread in self._threads:
             thread.join(timeout=30)
 
-    def quiet(self, timeout: float) -> bool:
-        """Wait for so many seconds until nothing is left to do; whether that is so."""
-        with self._news:
-            return self._news.wait_for(
-                lambda: self.closed or (not self._queue and self._idle == len(self._threads)),
-                timeout,
-            )
-
     def _next(self) -> tuple[Future[Any], Work] | None:
-        while True:
-            with self._news:
-                self._idle += 1
-                self._news.notify_all()  # who waits for quiet
-                self._news.wait_for(lambda: self._queue or self.closed)
-                self._idle -= 1
-                if self._after is None or not self._queue:
-                    return self._queue.popleft() if self._queue else None
-            while not (self.closed or self._after.quiet(0.1)):
-                pass
-            with self._news:
-                if self._queue:
-                    return self._queue.popleft()
+        with self._news:
+            self._idle += 1
+            self._news.wait_for(lambda: self._queue or self._later or self.closed)
+            self._idle -= 1
+            waiting = self._queue or self._later
+            return waiting.popleft() if waiting else None
 
     def _loop(self) -> None:
         while (found := self._next()) is not None:

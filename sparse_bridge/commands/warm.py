@@ -180,6 +180,15 @@ def _compile_one(job: Job, setup: Setup) -> None:
         job.run(setup.device)
 
 
+def _compile_beside(job: Job, setup: Setup) -> None:
+    """`_compile_one` in one of several processes, which start no more of them."""
+    if targets.of(setup.device).raw:
+        from ..kernels.runtime import compile_processes
+
+        compile_processes.enabled = False
+    _compile_one(job, setup)
+
+
 def _untimed(run: Callable[[], object], limit: float) -> float:
     raise AssertionError("compiling times nothing")
 
@@ -202,7 +211,7 @@ def _compile_side_by_side(
     others."""
     crowded = []
     with Pool(processes) as pool:
-        futures = {pool.submit(_compile_one, job, setup): job for job in jobs}
+        futures = {pool.submit(_compile_beside, job, setup): job for job in jobs}
         for future in as_completed(futures):
             try:
                 future.result()

@@ -34,6 +34,7 @@ BLOCKS = """
     core.conv.override._local core.conv.override._traced core.conv.override.inside
     core.conv.registry._automatic core.device.trace._local core.device.trace.recorders
     core.maps.rows._active core.maps.rows._local core.tuning.tuner._tuner
+    kernels.runtime.compile_processes._local
     kernels.runtime.precompile._local kernels.runtime.precompile.dry_runs
     kernels.runtime.uploads._later
 """

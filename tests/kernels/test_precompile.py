@@ -46,28 +46,17 @@ class TestWorkers:
         ]  # fmt: skip
         assert len(names) == 2
 
-    def test_others_begin_when_nothing_else_is_left(self, workers):
-        """Also with what was submitted first; what they have not begun can still be cancelled."""
-        later, began, gate = Workers(1, "later", after=workers), [], threading.Event()
-        try:
-            held = [workers.submit(lambda: gate.wait(10)) for _ in range(3)]
-            waiting = [later.submit(lambda n=n: began.append(n)) for n in range(3)]
-            assert not workers.quiet(0.05) and waiting[1].cancel() and began == []
-            gate.set()
-            waiting[2].result(10)
-            assert all(one.result(10) for one in held) and began == [0, 2]
-            assert workers.quiet(10) and later.submit(lambda: 5).result(10) == 5
-        finally:
-            gate.set()
-            later.close()
-
-    def test_others_end_while_they_wait(self, workers):
-        later, gate = Workers(1, "later", after=workers), threading.Event()
-        workers.submit(lambda: gate.wait(10))
-        never = later.submit(lambda: 1)
-        later.close()
-        assert never.cancelled() and not gate.is_set()
+    def test_what_comes_later_begins_when_nothing_else_waits(self, workers):
+        """Also if it was submitted first; what has not begun can still be cancelled."""
+        began, gate = [], threading.Event()
+        held = [workers.submit(lambda: gate.wait(10)) for _ in range(2)]
+        later = [workers.submit(lambda n=n: began.append(n), later=True) for n in range(3)]
+        first = [workers.submit(lambda n=n: began.append(n)) for n in range(10, 12)]
+        assert later[1].cancel() and began == []
         gate.set()
+        for one in (*held, *first, later[0], later[2]):
+            one.result(10)
+        assert set(began[:2]) == {10, 11} and set(began[2:]) == {0, 2}
 
     def test_what_waits_is_dropped_at_the_end_and_what_runs_is_finished(self, workers):
         go, begun = threading.Event(), threading.Barrier(3)
@@ -78,10 +67,11 @@ class TestWorkers:
 
         running = [workers.submit(run) for _ in range(2)]
         begun.wait(10)
-        waiting = workers.submit(lambda: 1)
+        waiting = workers.submit(lambda: 1), workers.submit(lambda: 1, later=True)
         threading.Timer(0.1, go.set).start()
         workers.close()
-        assert all(run.result(0) for run in running) and waiting.cancelled()
+        assert all(run.result(0) for run in running)
+        assert all(one.cancelled() for one in waiting)
         assert workers.submit(lambda: 1).cancelled()
 
 

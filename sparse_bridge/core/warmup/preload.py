@@ -1,10 +1,11 @@
 """What Triton does once per process, done before the first layer runs.
 
 Importing Triton takes 0.2 s; hashing its own files, hundreds of megabytes without which it finds no
-compiled kernel, twice that; with empty caches it compiles its driver with a C compiler, too. With
-the first layer that is made Triton is imported, in that thread, because imports of one package in
-two threads can fail; the rest, which leaves the interpreter to others, goes on while the program
-builds its model and reads its data.
+compiled kernel, twice that; with empty caches it compiles its driver with a C compiler, too, and
+all kernels are still to be compiled, so the worker processes for that are started. With the first
+layer that is made Triton is imported, in that thread, because imports of one package in two threads
+can fail; the rest, which leaves the interpreter to others, goes on while the program builds its
+model and reads its data.
 """
 
 from __future__ import annotations
@@ -42,14 +43,18 @@ def begin() -> None:
 def _import_and_hash() -> None:
     global _thread
     try:
-        from ...kernels.runtime import triton_compat
+        from ...kernels.runtime import compile_processes, triton_compat
     # Whatever is wrong with this Triton is told where it is wanted.
     except Exception as error:
         log.logger.debug("no preload: %s", error)
         return
-    _thread = threading.Thread(
-        target=triton_compat.prepare, name="sparse_bridge-preload", daemon=True
-    )
+
+    def prepare() -> None:
+        if triton_compat.cache_is_empty():
+            compile_processes.start()
+        triton_compat.prepare()
+
+    _thread = threading.Thread(target=prepare, name="sparse_bridge-preload", daemon=True)
     # A child process would find the locks of what is being imported taken for ever.
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=finish)

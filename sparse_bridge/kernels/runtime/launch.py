@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import precompile
+from . import compile_processes, precompile
 from . import target as targets
 from .target import Target
 from .triton_compat import (
@@ -202,7 +202,10 @@ class Kernel:
             coming.exception()  # waits; what failed there fails again below, to the caller's face
         entry = self._compiled.get(place)
         if entry is None or _heard():
-            with loading(), _addressing(it.small_pointers, it.args):
+            with (
+                loading(), _addressing(it.small_pointers, it.args),
+                compile_processes.asked_first(self.fn),
+            ):  # fmt: skip
                 compiled = self.fn[it.grid](*it.args, *it.constants, **OPTIONS, **it.options)
             self._compiled[place] = launcher_of(compiled)
         else:
@@ -215,7 +218,10 @@ class Kernel:
             return
 
         def compile_it() -> None:
-            with torch.cuda.device(it.device), _addressing(it.small_pointers, it.args):
+            with (
+                torch.cuda.device(it.device), _addressing(it.small_pointers, it.args),
+                compile_processes.asked_first(self.fn, begin=True),
+            ):  # fmt: skip
                 compiled = self.fn.warmup(
                     *it.args, *it.constants, grid=it.grid, **OPTIONS, **it.options
                 )

@@ -1,9 +1,9 @@
 """Compiling kernels side by side, before they are wanted.
 
 In a `dry_run()` the launches of this thread run nothing. Each form of a kernel that is not
-compiled yet goes to a few threads; Triton's compiler, the assembler and the C compiler behind it
-work outside the interpreter lock for most of their time. A launch that wants such a form waits for
-the thread that compiles it, or does it itself where none has begun.
+compiled yet goes to a few threads, each of which has a worker process compile it
+(`compile_processes`). A launch that wants such a form waits for the thread that has begun it, or
+does without that thread where none has.
 """
 
 from __future__ import annotations
@@ -14,13 +14,10 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
-from ...workers import Work, Workers, cores
+from ...workers import Work, Workers
+from .compile_processes import side_by_side
 
-_MOST_THREADS = 8
-
-pool = Workers(min(_MOST_THREADS, cores()), "sparse_bridge-compiler")
-# The interpreter lock is held for a third of a compilation: what no scene waits for yet goes last.
-_later = Workers(1, "sparse_bridge-compiler-later", after=pool)
+pool = Workers(side_by_side(), "sparse_bridge-compiler")
 _local = threading.local()
 dry_runs = 0  # in all threads; launches look at their thread only where there are any
 _lock = threading.Lock()
@@ -30,7 +27,7 @@ _lock = threading.Lock()
 def dry_run(later: bool = False) -> Iterator[list[Future[Any]]]:
     """Launches of this thread compile in the background instead of running; the futures of those
     that have to. Memory that kernels would write stays as it was.  later: when nothing else is left
-    to compile."""
+    to begin."""
     global dry_runs
     before = getattr(_local, "futures", None)
     mine: list[Future[Any]] = [] if before is None else before
@@ -52,4 +49,4 @@ def futures() -> list[Future[Any]] | None:
 
 def submit(work: Work) -> Future[Any]:
     """Compile in the background."""
-    return (_later if getattr(_local, "later", False) else pool).submit(work)
+    return pool.submit(work, getattr(_local, "later", False))

@@ -97,11 +97,12 @@ def prepare() -> None:
     The process remembers both."""
     with contextlib.suppress(Exception):  # said again where it is wanted
         _ = triton.runtime.driver.active.utils
-    _hash_files()
+    hash_files()
 
 
-def _hash_files() -> None:
-    """The function has moved between releases; one that does without is left alone."""
+def hash_files() -> None:
+    """Have Triton hash its own files. The function has moved between releases; one that does
+    without is left alone."""
     for place in ("triton.compiler.compiler", "triton.runtime.cache"):
         key = getattr(importlib.import_module(place), "triton_key", None)
         if key is not None:
@@ -180,3 +181,44 @@ def triton_cache() -> pathlib.Path:
     folder = getattr(getattr(_KNOBS, "cache", None), "dir", None)
     folder = folder or os.environ.get("TRITON_CACHE_DIR") or "~/.triton/cache"
     return pathlib.Path(folder).expanduser()
+
+
+def cache_is_empty() -> bool:
+    """Whether Triton's disk cache has nothing at all."""
+    folder = triton_cache()
+    with contextlib.suppress(OSError):  # said again where it is wanted
+        return not folder.is_dir() or not any(folder.iterdir())
+    return False
+
+
+def binder_made(fn: Any) -> None:
+    """Have a jit function look at the current device, as its first launch does (from 3.3 on)."""
+    caches = getattr(fn, "device_caches", None)
+    if caches is not None:
+        _ = caches[triton.runtime.driver.active.get_current_device()]
+
+
+def load_no_launchers() -> None:
+    """Launchers are built by this process and loaded by others (from 3.4 on; before, by both)."""
+    build: Any = importlib.import_module("triton.runtime.build")
+    if hasattr(build, "_load_module_from_path"):
+        build._load_module_from_path = lambda name, path: types.SimpleNamespace(launch=None)
+
+
+def fill_disk_cache(fn: Any, fields: dict[str, Any], target: Any, options: dict[str, Any]) -> None:
+    """Compile a form that another process needs; no GPU is asked.
+
+    fields: of its `ASTSource`, but for `fn`.
+    """
+    src = object.__new__(triton.compiler.ASTSource)
+    vars(src).update(fields, fn=fn)
+    made = triton.compile(src, target=target, options=options)
+    for backend in triton.backends.backends.values():
+        if backend.compiler.supports_target(target):
+            driver = importlib.import_module(backend.driver.__module__)
+            # Up to 3.7 each signature has a launcher, a module in C.
+            if hasattr(driver, "make_launcher"):
+                kind = next(one for name, one in vars(driver).items() if name.endswith("Launcher"))
+                # The program builds it again, and raises.
+                with contextlib.suppress(Exception):
+                    kind(src, made.metadata)

@@ -63,6 +63,22 @@ def test_where_nothing_is_started(gpus, variable):
     run('assert preload._thread is None and "triton" not in sys.modules', gpus, **variable)
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="looks into /proc")
+@pytest.mark.parametrize("filled", [False, True])
+def test_an_empty_disk_cache_starts_the_compile_server(tmp_path, filled):
+    """One with anything in it does not: what is wanted may be there."""
+    if filled:
+        (tmp_path / "A").mkdir()
+    script = """
+        import pathlib
+        preload.finish()
+        tasks = pathlib.Path("/proc/self/task").glob("*/children")
+        children = [child for task in tasks for child in task.read_text().split()]
+        assert len(children) == {count}, children
+    """
+    run(script.format(count=0 if filled else 1), TRITON_CACHE_DIR=str(tmp_path))
+
+
 def test_a_triton_that_is_broken_is_not_told_here(tmp_path):
     (tmp_path / "triton.py").write_text("raise RuntimeError('broken')")
     run(
