@@ -5,7 +5,8 @@ and when launches could run.
 
 A program is flex_gemm:CHANNELS:SHELL or NETWORK:VOXELS:VOXELS..., with :train for gradients. Each
 takes a process of its own. Forms are compiled one at a time on this CPU; the timeline assumes eight
-idle threads, and neither launchers in C nor the start of Triton, which both take time.
+worker processes with a core each, and neither launchers in C nor the start of Triton, which both
+take time.
 """
 
 from __future__ import annotations

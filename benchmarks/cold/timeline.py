@@ -7,9 +7,9 @@ import collections
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 
-# Triton 3.9 for sm_90: of a gather-GEMM's compilation the part from Python to the first IR, 19 of
-# 280 ms, holds the interpreter lock, and what is done around it; LLVM and ptxas release it.
-HELD = 0.12
+# Worker processes compile; asking one and loading what it made took the program's threads 0.6 of
+# 22 s (sm_90, Triton 3.6: `processes`). Threads that compile themselves: 0.12 and more.
+HELD = 0.03
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,9 +60,9 @@ class _Threads:
 def timeline(
     steps: Sequence[Step], threads: int = 8, held: float = HELD
 ) -> dict[str, float]:  # fmt: skip
-    """Seconds at which the last launch of each part could run, with so many threads beside the
-    program, whose own work takes no time here.  held: share of a compilation that holds the
-    interpreter lock."""
+    """Seconds at which the last launch of each part could run, with so many threads, each with a
+    worker process, beside the program, whose own work takes no time here.  held: share of a
+    compilation that holds the interpreter lock."""
     now, workers, ready, ends = 0.0, _Threads(threads, held), set[Hashable](), dict[str, float]()
     submitted = set[Hashable]()
     for step in steps:
