@@ -31,7 +31,7 @@ _MOST = 16  # forms that are compiled side by side
 _PATIENCE = 5.0  # seconds from its start in which forms wait for the server
 _LONGEST = 60.0  # seconds that a form may take in a worker
 _STARTS = 3  # servers in turn that end before they serve
-_IN_VAIN = 3  # forms that a worker compiled and the disk cache does not have
+_IN_VAIN = 3  # forms that workers compiled and the disk cache does not have, and most of all forms
 
 _PACKAGE = __name__.partition(".")[0]
 _ROOT = str(pathlib.Path(__file__).resolve().parents[3])
@@ -80,7 +80,7 @@ class _Processes:
     def _forget(self) -> None:
         self._crew: set[_Worker] = set()
         self._idle: list[_Worker] = []
-        self._starts = self._in_vain = 0
+        self._starts = self._in_vain = self._compiled = 0
         self._started, self._pid = 0.0, os.getpid()
 
     def reset(self) -> None:
@@ -94,7 +94,7 @@ class _Processes:
         if self._pid != os.getpid() or not enabled or not _possible():
             return
         with self._lock:
-            if not self._crew and self._starts < _STARTS and self._in_vain < _IN_VAIN:
+            if not self._crew and self._starts < _STARTS and not self._useless:
                 self._starts += 1
                 try:
                     self._start()
@@ -134,6 +134,8 @@ class _Processes:
             with self._lock:
                 self._crew.discard(worker)
         self._give_back(worker)
+        with self._lock:
+            self._compiled += not error
         if error:
             log.logger.debug("a worker process did not compile a form: %s", error)
         return not error
@@ -145,7 +147,7 @@ class _Processes:
             if self._pid != os.getpid():
                 return None
             with self._lock:
-                if not self._idle or not enabled or self._in_vain >= _IN_VAIN:
+                if not self._idle or not enabled or self._useless:
                     return None
                 worker = self._idle.pop()
                 left = self._started + _PATIENCE - time.monotonic() if start else 0.0
@@ -168,12 +170,19 @@ class _Processes:
             if worker in self._crew:
                 self._idle.append(worker)
 
-    def in_vain(self) -> None:
+    def in_vain(self, kernel: str) -> None:
         """The disk cache does not have what a worker has compiled: it fills another one, or Triton
         keeps none."""
         with self._lock:
             self._in_vain += 1
-        log.logger.debug("a form that a worker process has compiled is not in the disk cache")
+        log.logger.debug(
+            "a form of %s that a worker process has compiled is not in the disk cache (%d of %d)",
+            kernel, self._in_vain, self._compiled,
+        )  # fmt: skip
+
+    @property
+    def _useless(self) -> bool:
+        return self._in_vain >= _IN_VAIN and 2 * self._in_vain > self._compiled
 
 
 def _possible() -> bool:
@@ -235,7 +244,7 @@ class _Elsewhere:
         try:
             return self._if_missed(compile_there, src, given)
         except _Compiled:
-            return self._if_missed(_processes.in_vain, src, given)
+            return self._if_missed(lambda: _processes.in_vain(src.name), src, given)
 
     def _if_missed(self, call: Callable[[], None], src: Any, given: dict[str, Any]) -> Any:
         """Triton's `compile`, which asks the source for code where the disk cache has none: before
