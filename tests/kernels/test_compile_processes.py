@@ -336,3 +336,14 @@ def test_the_server_imports_no_torch():
         "assert found == ['torch'] and not hasattr(sys.modules['torch'], '__version__'), found"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(("compiled", "useless"), [(3, True), (5, True), (6, False), (40, False)])
+def test_processes_are_given_up_where_most_of_their_forms_are_not_found(compiled, useless):
+    processes = compile_processes.Processes()
+    processes.compiled = compiled
+    for _ in range(2):
+        processes.in_vain("a_kernel")
+    assert not processes.useless
+    processes.in_vain("a_kernel")
+    assert processes.useless is useless

@@ -70,8 +70,8 @@ class _Worker:
         return self.pipe.recv_bytes().decode()
 
 
-class _Processes:
-    """The compile server of this program and its workers."""
+class Processes:
+    """The compile server of this program and its workers.  compiled: forms, by workers."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -80,7 +80,7 @@ class _Processes:
     def _forget(self) -> None:
         self._crew: set[_Worker] = set()
         self._idle: list[_Worker] = []
-        self._starts = self._in_vain = self._compiled = 0
+        self._starts = self._in_vain = self.compiled = 0
         self._started, self._pid = 0.0, os.getpid()
 
     def reset(self) -> None:
@@ -94,7 +94,7 @@ class _Processes:
         if self._pid != os.getpid() or not enabled or not _possible():
             return
         with self._lock:
-            if not self._crew and self._starts < _STARTS and not self._useless:
+            if not self._crew and self._starts < _STARTS and not self.useless:
                 self._starts += 1
                 try:
                     self._start()
@@ -135,7 +135,7 @@ class _Processes:
                 self._crew.discard(worker)
         self._give_back(worker)
         with self._lock:
-            self._compiled += not error
+            self.compiled += not error
         if error:
             log.logger.debug("a worker process did not compile a form: %s", error)
         return not error
@@ -147,7 +147,7 @@ class _Processes:
             if self._pid != os.getpid():
                 return None
             with self._lock:
-                if not self._idle or not enabled or self._useless:
+                if not self._idle or not enabled or self.useless:
                     return None
                 worker = self._idle.pop()
                 left = self._started + _PATIENCE - time.monotonic() if start else 0.0
@@ -177,12 +177,13 @@ class _Processes:
             self._in_vain += 1
         log.logger.debug(
             "a form of %s that a worker process has compiled is not in the disk cache (%d of %d)",
-            kernel, self._in_vain, self._compiled,
+            kernel, self._in_vain, self.compiled,
         )  # fmt: skip
 
     @property
-    def _useless(self) -> bool:
-        return self._in_vain >= _IN_VAIN and 2 * self._in_vain > self._compiled
+    def useless(self) -> bool:
+        """Whether most of what workers compile is not found."""
+        return self._in_vain >= _IN_VAIN and 2 * self._in_vain > self.compiled
 
 
 def _possible() -> bool:
@@ -191,7 +192,7 @@ def _possible() -> bool:
     return hasattr(os, "fork") and "python" in name and not getattr(sys, "frozen", False)
 
 
-_processes = _Processes()
+_processes = Processes()
 _local = threading.local()
 _binding = threading.Lock()
 start = _processes.start
