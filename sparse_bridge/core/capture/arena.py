@@ -2,8 +2,8 @@
 
 Graphs read a scene's coordinates from an arena and leave its maps there, to be copied out; what
 lies in between is in a pool of the allocator. So they hold what the largest scene needs, not a
-scene each, and a small share of what the process has reserved. Maps among the input's own
-coordinates that are too large for that are not captured: they keep the GPU busy for long enough.
+scene each. Maps that do not all fit in a few megabytes are not captured: parts of them were, and
+took more memory and time than queueing them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from .history import RequestHistory, Step
 from .padded import PaddedInput
 
 _MOST_GRAPHS = 24  # of a device
-_SHARE = 16  # of what a process has reserved, graphs may take one part of so many
-_LEAST_SHARE = 24 << 20  # bytes that they may take anyway
+MOST_BYTES = 24 << 20  # of a device, for all of them
 _SPARE = 1.25  # arena over what its first graphs need
 _ALIGNED = 64  # elements
 
@@ -60,10 +59,6 @@ class Arena:
         self._streams = Streams(device)
         self._last: torch.cuda.Stream | None = None
 
-    def limit(self) -> int:
-        """Bytes that captured maps may take."""
-        return max(_LEAST_SHARE, torch.cuda.memory_reserved(self.device) // _SHARE)
-
     def pool(self) -> Any:
         """Where captures allocate. It lasts as long as its graphs."""
         if self._pool is None:
@@ -83,7 +78,7 @@ class Arena:
             for graph in self._stale:
                 self.drop(graph)
             self._let_go()
-            size = max(elements, min(int(_SPARE * elements), self.limit() // 8))
+            size = max(elements, min(int(_SPARE * elements), MOST_BYTES // 8))
             self.memory = torch.empty(size, dtype=torch.int32, device=self.device)
         return self.memory
 
@@ -156,16 +151,16 @@ def forget() -> None:
 class ArenaMaps(CapturedMaps):
     """Captured maps of a class of scenes, in an arena.
 
-    left: places of steps that are not captured.  parts: (elements, shape) of all that lies in the
-    arena behind the coordinates from `first_part` on: coordinates of levels, then maps.  made: the
-    sides of every step there.
+    parts: (elements, shape) of all that lies in the arena behind the coordinates from `first_part`
+    on: coordinates of levels, then maps.  made: the sides of every step there.
+    Raises TooLargeError.
     """
 
     def __init__(
         self, arena: Arena, cmap: CoordinateMap, capacity: int, target: targets.Target,
         steps: tuple[Step, ...], last: RequestHistory, key64: set[int], exact: bool,
     ) -> None:  # fmt: skip
-        self.arena, self.left = arena, set[int]()
+        self.arena = arena
         coords = cmap.coords.new_zeros((capacity, cmap.coords.shape[1]))
         coords[: cmap.n_rows].copy_(cmap.coords)
         self.first_part = _room(coords)
@@ -177,24 +172,18 @@ class ArenaMaps(CapturedMaps):
         scene.counts = {}
 
     def _plan(self, dry_run: BatchedBuilder) -> None:
-        sizes = {
-            place: sum(_room(part) for side in dry_run.sides(place) if side for part in side.parts)
+        sizes = [
+            sum(_room(part) for side in dry_run.sides(place) if side for part in side.parts)
             for place in range(len(self.steps))
-        }
+        ]
         levels = sum(_room(one) for one in dry_run.coords().values())
         storages = [one.table.flags.untyped_storage() for one in dry_run.levels.values()]
         tables = sum({one.data_ptr(): one.nbytes() for one in storages}.values())
-        limit = self.arena.limit()
-        while True:
-            elements = self.first_part + levels + sum(sizes.values())
-            # What a map is made of takes about as much twice, and some is lost between segments.
-            if 4 * (elements + 3 * max(sizes.values(), default=0)) + tables <= limit:
-                break
-            largest = max(sizes, key=lambda place: sizes[place], default=-1)
-            if largest < 0 or not _own(self.steps[largest]):
-                raise TooLargeError(f"maps of {4 * elements} bytes; the limit is {limit}.")
-            self.left.add(largest)
-            del sizes[largest]
+        elements = self.first_part + levels + sum(sizes)
+        # What a map is made of takes about as much twice, and some is lost between segments.
+        needed = 4 * (elements + 3 * max(sizes, default=0)) + tables
+        if needed > MOST_BYTES:
+            raise TooLargeError(f"maps of {needed} bytes; the limit is {MOST_BYTES}.")
         memory, coords = self.arena.reserve(elements), self.scene.coords
         self.scene.coords = memory.narrow(0, 0, coords.numel()).view(coords.shape).copy_(coords)
         self.pool, self.aside = self.arena.pool(), self.arena.aside()
@@ -205,11 +194,9 @@ class ArenaMaps(CapturedMaps):
         for one in builder.coords().values():
             self._kept(one)
         self.made = [
-            () if place in self.left else tuple(
-                side and side.over(*map(self._kept, side.parts)) for side in builder.sides(place)
-            )
+            tuple(side and side.over(*map(self._kept, side.parts)) for side in builder.sides(place))
             for place in range(len(self.steps))
-        ]  # fmt: skip
+        ]
         del self._builder  # its memory may be used by other captures
         return self.made
 
@@ -235,7 +222,3 @@ def _room(tensor: torch.Tensor) -> int:
     """Elements that a tensor takes in an arena."""
     return -(-tensor.numel() // _ALIGNED) * _ALIGNED
 
-
-def _own(step: Step) -> bool:
-    """Whether a map is one among the input's own coordinates."""
-    return step.level == 0 and step.out is None and not step.makes

@@ -20,7 +20,7 @@ from ..device import rocm
 from ..maps.coordinate_map import CoordinateMap
 from . import arena
 from .arena import ArenaMaps, TooLargeError
-from .batched_builder import Answers, BatchedBuilder, Sides
+from .batched_builder import Answers, BatchedBuilder
 from .history import RequestHistory, Step, boxes_of
 from .padded import capacity_of
 
@@ -189,21 +189,11 @@ class _MapGraph:
             tuple(side and side.over(*[next(copies) for _ in side.parts]) for side in sides)
             for sides in maps.made
         ]  # fmt: skip
-        builder = None if cmap.unbounded else self._uncaptured(cmap, made)
         rows = maps.rows(cmap.n_rows, bounds)
         if rows is None:
             return None
         if not cmap.checked:
             cmap.validate(cmap.n_rows, cmap.n_rows, False)
-        builder = builder or self._uncaptured(cmap, made)
+        builder = BatchedBuilder(cmap, self.target, self.steps, self.last)
         builder.learn(maps.ends, rows)
         return builder.assembled(made, rows, coords)
-
-    def _uncaptured(self, cmap: CoordinateMap, made: list[Sides]) -> BatchedBuilder:
-        """Queue the maps that the graph leaves out; their builder."""
-        builder = BatchedBuilder(cmap, self.target, self.steps, self.last)
-        if self.maps.left:
-            builder.root()
-            for place in self.maps.left:
-                made[place] = builder.sides(place)
-        return builder
