@@ -238,19 +238,8 @@ def test_scenes_of_other_shapes(replays):
     assert len(replays) == 4 and None not in replays
 
 
-def test_large_maps_are_queued_beside_the_graph(replays, monkeypatch):
-    monkeypatch.setattr(arena.Arena, "limit", lambda self: 450_000)
-    for seed in range(UNTIL_CAPTURED + 2):
-        here = scene(seed)
-        here.submanifold(here.root)
-        here.strided(here.root, offsets=PAIR)
-    (graph,) = graphs().graphs.values()
-    assert graph.maps.left == {0} and here.built == 0
-    assert len(replays) == 2 and None not in replays
-
-
 def test_scenes_that_are_too_large(replays, monkeypatch):
-    monkeypatch.setattr(arena.Arena, "limit", lambda self: 5000)
+    monkeypatch.setattr(arena, "MOST_BYTES", 5000)
     for seed in range(UNTIL_CAPTURED + 3):
         built = scene(seed).network()
     assert built == 0 and not graphs().graphs and not replays and graphs().captures == 1
