@@ -29,7 +29,7 @@ from tests.walk import Walk, walk
 __all__ = ["LAUNCHER", "doors", "pretended_gpu"]
 
 # Where Triton's launcher is called.
-LAUNCHER = "kernels/runtime/launch.py", "run"
+LAUNCHER = "kernels/runtime/launch.py", "start"
 
 _HOPPER = targets.Target("cuda", "sm_90", 32, 132, 227 << 10, raw=True)
 

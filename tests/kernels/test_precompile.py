@@ -122,10 +122,10 @@ def kernel(monkeypatch):
     jit = Jit()
     monkeypatch.setattr(torch.cuda, "device", Here)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
-    monkeypatch.setattr(launch, "launcher_of", lambda compiled: ("entry", compiled))
-    monkeypatch.setattr(
-        launch, "call_entry", lambda entry, index, grid, args, constants: jit.ran.append(args)
-    )
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    # The grid and the stream come first.
+    entry = (lambda *values: jit.ran.append(values[4:6])), (), ()
+    monkeypatch.setattr(launch, "launcher_of", lambda compiled: entry)
     return launch.Kernel(jit, ("BLOCK",))
 
 

@@ -318,7 +318,7 @@ class GatherGemm:
         values = (x_at, w_at, *extra_at, out_at, *numbers)
         if not (
             self._addressed
-            and self.kernel.start(spec.device, key, self.grid, values, spec.constants)
+            and self.kernel.start(spec.device.index, key, self.grid, values, spec.constants)
         ):
             numbers = numbers[4:] if self._addressed else numbers
             args = (x, w, *tensors_of(read, y), out, *self._views(), *numbers)
@@ -341,7 +341,7 @@ class GatherGemm:
         numbers = (n_values, spec.columns, *spec.floats)
         key = (constants, y.dtype, kinds, n_values >= 1 << 31)
         if self._addressed and sum_partials_kernel.start(
-            spec.device, key, grid, (*addresses, *numbers), constants
+            spec.device.index, key, grid, (*addresses, *numbers), constants
         ):
             return
         args = (partial, *tensors_of(vectors, y), y, *numbers)

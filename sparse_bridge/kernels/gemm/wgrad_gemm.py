@@ -235,7 +235,8 @@ class WgradGemm:
         key = (spec.key, aligned, out.dtype, kinds)
         values = (x_at, dy_at, out.data_ptr(), *self._pairs_at, *numbers)
         if not (
-            self._pairs_at and wgrad_kernel.start(device, key, self.grid, values, spec.constants)
+            self._pairs_at
+            and wgrad_kernel.start(device.index, key, self.grid, values, spec.constants)
         ):
             wgrad_kernel.launch(
                 device, target, self.grid, (x, dy, out, *self.pairs, *numbers), spec.constants,
@@ -252,7 +253,9 @@ class WgradGemm:
         values = (partial.data_ptr(), dw_at, *self._pairs_at[2:], *numbers)
         if not (
             self._pairs_at
-            and sum_shares_kernel.start(spec.device, key, spec.sum_grid, values, spec.sum_constants)
+            and sum_shares_kernel.start(
+                spec.device.index, key, spec.sum_grid, values, spec.sum_constants
+            )
         ):
             sum_shares_kernel.launch(
                 spec.device, spec.target, spec.sum_grid, (partial, dw, self.pairs[2], *numbers),

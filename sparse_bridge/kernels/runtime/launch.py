@@ -33,6 +33,7 @@ from .triton_compat import (
 )
 
 REGISTRY: dict[str, Kernel] = {}
+_NUMBERS = frozenset({int, float, bool})
 
 
 def cdiv(a: int, b: int) -> int:
@@ -66,12 +67,6 @@ def number_of(key: Hashable) -> int:
 def numbers() -> dict[Hashable, int]:
     """All numbers that were given, by key."""
     return dict(_numbers)
-
-
-def _heard() -> bool:
-    """Whether somebody wants to hear of launches, which only Triton's own call tells."""
-    hook = HOOKS.launch_enter_hook
-    return bool(getattr(hook, "calls", hook))
 
 
 def carve(memory: torch.Tensor, *sizes: int) -> list[torch.Tensor]:
@@ -109,6 +104,11 @@ def _addressing(small_pointers: bool, args: tuple[Any, ...]) -> contextlib.Abstr
     if small_pointers and any(map(_beyond_2_gib, args)):
         return without_buffer_operations()
     return contextlib.nullcontext()
+
+
+def _values(args: Sequence[Any]) -> list[Any]:
+    """Addresses instead of tensors: the launcher asks the driver about every tensor."""
+    return [arg if type(arg) in _NUMBERS else arg.data_ptr() for arg in args]
 
 
 class _Launch(NamedTuple):
@@ -163,27 +163,32 @@ class Kernel:
             it = _Launch(index, grid, args, constants, options, key, small)
             self._compile(it, beforehand)
             return
-        entry = self._compiled.get((index, key))
-        if entry is None or _heard() or index != torch._C._cuda_getDevice():
+        if not self.start(index, key, grid, _values(args), constants):
             with torch.cuda.device(index):
                 small = target.generation.small_pointers
                 it = _Launch(index, grid, args, constants, options, key, small)
                 self._launch_slowly(it)
-            return
-        call_entry(entry, index, grid, args, constants)
 
     def start(
-        self, device: torch.device, key: Hashable, grid: tuple[int, int, int],
-        values: Sequence[Any], constants: tuple[Any, ...],
+        self, index: int, key: Hashable, grid: tuple[int, int, int], values: Sequence[Any],
+        constants: tuple[Any, ...],
     ) -> bool:  # fmt: skip
-        """Run a compiled variant on CUDA, see `run`; False where there is none, the device is not
-        the current one, or somebody listens to launches: then nothing ran."""
-        entry = self._compiled.get((device.index, key))
-        if entry is None or device.index != torch._C._cuda_getDevice() or _heard():
+        """Run a compiled variant on the current stream of GPU `index`; values: numbers, and
+        addresses for tensors.
+
+        False where there is none, that GPU is not the current one, or somebody listens to launches,
+        of which only Triton's own call tells: then nothing ran."""
+        entry, hook = self._compiled.get((index, key)), HOOKS.launch_enter_hook
+        if entry is None or index != torch._C._cuda_getDevice() or getattr(hook, "calls", hook):
             return False
         if precompile.dry_runs and precompile.futures() is not None:
             return False
-        run(entry, device.index, grid, values, constants)
+        call, before, between = entry
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        if PASS_CONSTEXPRS:
+            call(*before, *grid, stream, *between, *values, *constants)
+        else:
+            call(*before, *grid, stream, *between, *values)
         return True
 
     def launch_plain(
@@ -194,9 +199,8 @@ class Kernel:
         """`launch` of a kernel that takes all its tensors first; by their addresses where it can,
         which takes half as long."""
         if target.takes_addresses:
-            values = [tensor.data_ptr() for tensor in tensors]
-            values += numbers  # type: ignore[arg-type]
-            if self.start(device, key, grid, values, constants):
+            values = *[tensor.data_ptr() for tensor in tensors], *numbers
+            if self.start(device.index, key, grid, values, constants):
                 return
         self.launch(device, target, grid, (*tensors, *numbers), constants, options, key)
 
@@ -214,16 +218,14 @@ class Kernel:
         coming = self._coming.pop(place, None)
         if coming is not None and not coming.cancel():
             coming.exception()  # waits; what failed there fails again below, to the caller's face
-        entry = self._compiled.get(place)
-        if entry is None or _heard():
-            with (
-                loading(), _addressing(it.small_pointers, it.args),
-                compile_processes.asked_first(self.fn),
-            ):  # fmt: skip
-                compiled = self.fn[it.grid](*it.args, *it.constants, **OPTIONS, **it.options)
-            self._compiled[place] = launcher_of(compiled)
-        else:
-            call_entry(entry, it.device, it.grid, it.args, it.constants)
+        if self.start(it.device, it.key, it.grid, _values(it.args), it.constants):
+            return
+        with (
+            loading(), _addressing(it.small_pointers, it.args),
+            compile_processes.asked_first(self.fn),
+        ):  # fmt: skip
+            compiled = self.fn[it.grid](*it.args, *it.constants, **OPTIONS, **it.options)
+        self._compiled[place] = launcher_of(compiled)
 
     def _compile(self, it: _Launch, futures: list[Future[Any]]) -> None:
         """Have a variant compiled in the background."""
@@ -244,32 +246,6 @@ class Kernel:
         if place not in self._coming:
             self._coming[place] = precompile.submit(compile_it)
         futures.append(self._coming[place])
-
-
-_NUMBERS = frozenset({int, float, bool})
-
-
-def call_entry(
-    entry: Entry, index: int, grid: tuple[int, int, int], args: tuple[Any, ...],
-    constants: tuple[Any, ...],
-) -> None:  # fmt: skip
-    """Run a compiled kernel on the current stream of the current device, `index`."""
-    # Addresses instead of tensors: the launcher asks the driver about every tensor.
-    values = [arg if type(arg) in _NUMBERS else arg.data_ptr() for arg in args]
-    run(entry, index, grid, values, constants)
-
-
-def run(
-    entry: Entry, index: int, grid: tuple[int, int, int], values: Sequence[Any],
-    constants: tuple[Any, ...],
-) -> None:  # fmt: skip
-    """Run a compiled kernel; `values` are numbers, and addresses for tensors."""
-    call, before, between = entry
-    stream = torch._C._cuda_getCurrentRawStream(index)
-    if PASS_CONSTEXPRS:
-        call(*before, *grid, stream, *between, *values, *constants)
-    else:
-        call(*before, *grid, stream, *between, *values)
 
 
 def register(fn: Any) -> Kernel:

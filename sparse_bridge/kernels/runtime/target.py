@@ -57,7 +57,7 @@ class Target:
         """NVIDIA's compute capability times ten; 0 elsewhere."""
         return int(self.arch.removeprefix("sm_")) if self.backend == "cuda" else 0
 
-    @property
+    @functools.cached_property
     def takes_addresses(self) -> bool:
         """Whether a compiled kernel runs the same on an address as on its tensor. On HIP the size
         of a tensor's memory is part of the specialisation."""
