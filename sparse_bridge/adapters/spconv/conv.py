@@ -26,7 +26,7 @@ from ...core.ops.pointwise import linear_layer
 from ...core.ops.trained_norms import noticed
 from ...errors import ContractError, UnsupportedError
 from ..expected import Expected, new_coordinates, pointwise, trains
-from ..ledger import counted
+from ..ledger import note
 from . import benchmark, keys
 from .geometry import LayerGeometry, check_dimension
 from .maps import LayerMap, layer_map_of
@@ -108,7 +108,10 @@ def convolved(
     features = check_input(x, what)
     if features.shape[1] != layer.in_channels:
         raise channels_differ(layer, features)
-    if features.dtype is not weight.dtype or features.device != weight.device:
+    device = features.device
+    if device != weight.device or (
+        features.dtype is not weight.dtype and not torch.is_autocast_enabled(device.type)
+    ):
         check_parameters(features, weight, what)
     watch = benchmark.of_conv(x, layer, names[0]) if x.benchmark else None
     timer = x._timer
@@ -119,7 +122,7 @@ def convolved(
             out = _product(layer, x, features, weight, epilogue, watch)
     if layer.record_voxel_count:
         record_voxels(layer, out.features)
-    counted("spconv", what)
+    note("spconv", what, compiling=False)
     return out
 
 
@@ -166,7 +169,8 @@ def _product(
             indices, shape = record.out_indices, record.out_spatial_shape
     form = form_of(layer.groups, allow_tf32(), _adds_in_fp16(layer, features))
     if torch.is_grad_enabled():
-        y = noticed(layer, _convolve(features, weight, epilogue, kmap, form))
+        multiply = core.convolve if epilogue.activation is None else _convolve
+        y = noticed(layer, multiply(features, weight, kmap, epilogue, form))
     else:
         y = _ready(core.convolve_layer(layer, features, weight, kmap, epilogue, form))
     if watch is not None:
@@ -191,11 +195,11 @@ def convolve(
     groups: int = 1,
 ) -> torch.Tensor:  # fmt: skip
     """[M, C_out]; an activation that needs a gradient follows the product."""
-    return _convolve(features, weight, epilogue, kmap, form_of(groups, allow_tf32()))
+    return _convolve(features, weight, kmap, epilogue, form_of(groups, allow_tf32()))
 
 
 def _convolve(
-    features: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue, kmap: KernelMap,
+    features: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue,
     form: ConvForm,
 ) -> torch.Tensor:  # fmt: skip
     if epilogue.activation is not None and _learns(features, weight, epilogue.bias):
