@@ -18,6 +18,7 @@ KERNELS = sorted((PACKAGE / "kernels").rglob("*.py"))
 CORE = [path for path in FILES if path.relative_to(PACKAGE).parts[0] == "core"]
 WITHOUT_TRITON = (
     "sparse_bridge.kernels.runtime.target",
+    "sparse_bridge.kernels.runtime.parts",
     "sparse_bridge.kernels.runtime.uploads",
     "sparse_bridge.kernels.gemm.product",
     "sparse_bridge.kernels.gemm.narrow",

@@ -60,7 +60,7 @@ def snapshot(device: str) -> dict:
     bounds that they keep on the device are not counted; captured maps, which have limits of their
     own and come late, are dropped."""
     learnt.forget("graph_cache")
-    bounds = watch.box_bounds(device)
+    bounds, memories = watch.box_bounds(device)
     found = {
         "tensors": watch.live_tensors() - bounds,
         "resident": watch.resident_bytes(),
@@ -69,7 +69,7 @@ def snapshot(device: str) -> dict:
     }
     if device == "cuda":
         torch.cuda.synchronize()
-        found["device"] = torch.cuda.memory_allocated() - bounds * BLOCK
+        found["device"] = torch.cuda.memory_allocated() - memories * BLOCK
     return found
 
 

@@ -25,13 +25,16 @@ def live_tensors() -> int:
     return sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects())
 
 
-def box_bounds(device: str) -> int:
-    """Tensors of bounds and of key steps that boxes of coordinates keep on `device`."""
+def box_bounds(device: str) -> tuple[int, int]:
+    """(tensors, memories) of bounds and of key steps that boxes of coordinates keep on
+    `device`."""
     gc.collect()
     boxes = [one for one in gc.get_objects() if type(one) is Box]
     held = [layout for box in boxes for layout in box.layouts.values()]
-    tensors = [one for layout in held for one in (layout.bounds, layout.steps) if one is not None]
-    return sum(one.device.type == device for one in tensors)
+    parts = [one for layout in held for one in (layout.bounds, layout.steps) if one is not None]
+    parts = [one for one in parts if one.memory.device.type == device]
+    memories = {id(one.memory) for one in parts}
+    return len(memories) + sum(one._view is not None for one in parts), len(memories)
 
 
 def resident_bytes() -> int:

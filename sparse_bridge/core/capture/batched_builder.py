@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...kernels.runtime.parts import viewed
 from ...kernels.runtime.target import Target
 from ..device.serving import kernel_target
 from ..geometry.boxes import Box
@@ -25,6 +26,7 @@ from ..maps.rulebook import Rulebook
 from .history import RequestHistory, Step, boxes_of, loose_levels
 from .level_layouts import Level, LevelLayouts
 from .padded import PaddedInput, rows_found
+from .scene_memory import SceneMemory, rule_of
 
 __all__ = ["Answer", "Answers", "BatchedBuilder", "RequestHistory", "Sides", "Step"]
 
@@ -59,6 +61,7 @@ class BatchedBuilder:
         those of their boxes.  boxes: of all levels, where the input's is still to be learnt."""
         self.cmap, self.target, self.steps, self.last = cmap, target, steps, last
         self.slack, self.where = slack, where
+        self.memory = SceneMemory(steps, last, cmap.device)
         self.layouts: dict[int, KeyLayout] = {} if where is None else where.layouts
         self.device = cmap.device
         self.levels: dict[int, Level] = {}
@@ -104,7 +107,7 @@ class BatchedBuilder:
             **{place + 1: capacity for place, capacity in capacities.items()},
         }
         scene.counts = {
-            level: scene.count if made.count is None else made.count
+            level: scene.count if made.count is None else viewed(made.count)
             for level, made in self.levels.items()
         }
         return True
@@ -113,6 +116,7 @@ class BatchedBuilder:
         """Queue the maps over these coordinates: the sides of every step."""
         from ...kernels.maps.tile_batch import tile_batch
 
+        self.memory.reserve_tables({level: one.capacity for level, one in self.levels.items()})
         made = [self._linked(place) for place in range(len(self.steps))]
         wanted = [
             (place, side) for place, sides in enumerate(made) for side in self._tiled(place, sides)
@@ -139,15 +143,20 @@ class BatchedBuilder:
         if not self.layouts:
             layouts = laid_out(list(self.boxes.values()), self.device)
             self.layouts = dict(zip(self.boxes, layouts, strict=True))
-        root = self.root()
-        tables, memory = self._tables(capacities)
+        root, tables = self.root(), self._tables(capacities)
+        rows = {place + 1: capacity for place, capacity in capacities.items()}
+        self.memory.reserve_scratch({0: self.cmap.n_rows, **rows})
         for place, table in tables.items():
             self._expand(place, self.steps[place], capacities[place], table)
             if place + 1 in loose_levels(self.steps):
                 assert self.where is not None
                 self.ends.append(self.levels[place + 1].ends())
                 self.where.derive(self.ends[-1], self.steps, self.target, place + 1)
-        return memory.narrow(0, 0, sum(self._counter_lengths())), root
+        if not tables:
+            return root.flags[:0], root
+        # The flags and counters of all new tables lie one after another.
+        memory = next(iter(tables.values())).total.memory
+        return memory[: sum(self._counter_lengths())], root
 
     def _capacities(self) -> dict[int, int] | None:
         """Rows to reserve at every new level, by the place of its step; None where that is not
@@ -187,8 +196,8 @@ class BatchedBuilder:
         layout = self.layouts.get(0)
         return self.boxes[0].key64 if layout is None else layout.key64
 
-    def _tables(self, capacities: dict[int, int]) -> tuple[dict[int, Any], torch.Tensor]:
-        """(empty hash tables of the new levels, their memory)."""
+    def _tables(self, capacities: dict[int, int]) -> dict[int, Any]:
+        """Empty hash tables of the new levels, by the places of their steps."""
         from ...kernels.maps.hash_table import HashTable
         from ...kernels.maps.new_rows import owner_counters
 
@@ -199,18 +208,17 @@ class BatchedBuilder:
             counters = owner_counters(self.cmap.n_rows if level == 0 else capacities[level - 1])
             key64 = self.layouts[place + 1].key64
             wanted.append((capacity_for(-(-2 * capacity // 3)), key64, counters))
-        tables, memory = HashTable.allocate_all(wanted, self.device)
-        return dict(zip(capacities, tables, strict=True)), memory
+        tables = HashTable.allocate_all(wanted, self.device)
+        return dict(zip(capacities, tables, strict=True))
 
     def _counter_lengths(self) -> list[int]:
         """Lengths of the new tables' flags and counters, which lie one after another."""
-        return [len(level.table.flags) for place, level in self.levels.items() if place]
+        return [level.table.own[2].shape[0] for place, level in self.levels.items() if place]
 
     def _expand(self, place: int, step: Step, capacity: int, table: Any) -> None:
         below, out, req = self.levels[step.level], self.layouts[place + 1], step.request
-        one, zeroed = (1,) * len(req.stride), self.cmap.rows.device is not None
-        rule = (one, req.stride, -1) if req.kind == "strided" else (req.stride, one, 1)
-        expansion = Expansion(below.source(), req.offsets, *rule, out, self.target)
+        room, zeroed = self.memory.scratch(place), self.cmap.rows.device is not None
+        expansion = Expansion(below.source(), req.offsets, *rule_of(req), out, self.target, room)
         expansion.insert(table)
         coords = expansion.number(capacity, req.order, True, zeroed)
         self.expansions[place] = expansion
@@ -230,23 +238,23 @@ class BatchedBuilder:
         step = self.steps[place]
         level, target, offsets = self.levels[step.level], self.target, step.request.offsets
         if step.makes:
-            new = self.levels[place + 1]
-            # Inference has no use for the other side, which is as large.
-            both = 1 in self.last.asked.get(place, ())
-            return [*self.expansions[place].link(new.capacity, new.count, both)]
+            new, memory = self.levels[place + 1], self.memory
+            rooms = memory.linked(place)
+            expansion = self.expansions[place]
+            return [*expansion.link(new.capacity, new.count, memory.both(place), rooms)]
         here, stride, center = level, (1,) * offsets.dimension, offsets.center
         if step.out is not None:
             here, stride, center = self.levels[step.out], step.request.stride, -1
         table = look_up(
             here.source(), level.table, level.capacity, level.layout, offsets, stride, target,
-            center,
+            center, self.memory.table(place),
         )  # fmt: skip
         return [table, None]
 
     def _tiled(self, place: int, sides: Sequence[Any]) -> list[int]:
         """Which sides of a step products want in tiles."""
-        wanted = self.last.tiled.get(place, ())
-        return [side for side, found in enumerate(sides) if side in wanted and found is not None]
+        tiled = self.memory.tiled
+        return [s for s, found in enumerate(sides) if found is not None and tiled(place, s)]
 
     def _finish(
         self, made: list[Sides], capacities: dict[int, int], read: list[list[int]]

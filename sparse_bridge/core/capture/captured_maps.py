@@ -103,7 +103,7 @@ class CapturedMaps:
         device, boxes = scene.coords.device, boxes_of(box, steps)
         self._known = box, boxes
         self.inputs = _Inputs(boxes, key64, device, exact)
-        scene.count = self.inputs.count
+        scene.count = self.inputs.count.view()
         if self.inputs.ends is not None:
             DataBounds(scene.coords[:n_rows]).find(self.inputs.ends)
         self.inputs.write(boxes, n_rows)

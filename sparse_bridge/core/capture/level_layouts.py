@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ...kernels.runtime.parts import Operand, Part, viewed
 from ...kernels.runtime.target import Target
 from ...kernels.runtime.uploads import uploaded
 from ..geometry.boxes import Box
@@ -30,7 +31,7 @@ class Level:
     coords: torch.Tensor
     layout: KeyLayout
     table: Any
-    count: torch.Tensor | None
+    count: Operand | None
 
     @property
     def capacity(self) -> int:
@@ -41,8 +42,7 @@ class Level:
 
     def ends(self) -> torch.Tensor:
         """Queue finding where rows in use end, see `DataBounds`."""
-        assert self.count is not None
-        behind = torch.arange(self.capacity, device=self.count.device) > self.count
+        behind = torch.arange(self.capacity, device=self.coords.device) > viewed(self.count)
         return DataBounds(torch.where(behind[:, None], self.coords[:1], self.coords)).ends
 
 
@@ -53,15 +53,16 @@ class LevelLayouts:
     def __init__(self, boxes: dict[int, Box], key64: Collection[int], device: torch.device) -> None:
         """boxes: of the levels of an input like those to come, the input's own first.  key64:
         levels that are to have 64-bit keys, whether these boxes need them or not."""
-        sizes = [len(record_of(box)) for box in boxes.values()]
-        self.sent = torch.zeros(2 + sum(sizes), dtype=torch.int64, device=device)
-        first, self.records = self.sent.split([2, sum(sizes)])
-        self.count = first.view(torch.int32)[:1]
+        size = len(record_of(boxes[0]))
+        self.sent = torch.zeros(2 + size * len(boxes), dtype=torch.int64, device=device)
+        self.records, self.count = self.sent[2:], Part(self.sent, 0, (1,))
         columns = len(boxes[0].size)
         limits = Box.spanning((-_FAR,) * columns, (2 * _FAR,) * columns)
         self.layouts = {
-            level: layout_over(part, limits, box.key64 or level in key64, bool(box.steps))
-            for part, (level, box) in zip(self.records.split(sizes), boxes.items(), strict=True)
+            level: layout_over(
+                self.sent, 2 + size * place, limits, box.key64 or level in key64, bool(box.steps)
+            )
+            for place, (level, box) in enumerate(boxes.items())
         }
 
     def serves(self, boxes: dict[int, Box]) -> bool:

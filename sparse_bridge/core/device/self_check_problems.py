@@ -164,7 +164,7 @@ def check_new_coordinates(device: torch.device, target: Target, part: str) -> st
     slots = torch.empty((geometry.n_taps, len(coords)), dtype=torch.int32, device=device)
     hash_insert(table, there, geometry, box.layout(device).bounds, None, slots, wide, target)
     owned = count_owners(table, slots, target)
-    if (counted := int(table.total) + 1) != n_new:
+    if (counted := int(table.total.view()) + 1) != n_new:
         return f"{counted} new coordinates were counted; expected {n_new}"
     new = number_new_rows(table, slots, owned, n_new, there, geometry, wide, target)
     if new.tolist() != [list(site) for site in sites]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from ...kernels.runtime.parts import Part
 from ...kernels.runtime.target import current_stream
 from ...kernels.runtime.uploads import uploaded
 
@@ -29,8 +30,8 @@ class KeyLayout(NamedTuple):
 
     limits: Box
     key64: bool
-    bounds: torch.Tensor
-    steps: torch.Tensor | None
+    bounds: Part
+    steps: Part | None
 
     def wide(self, offsets: Offsets, multiplier: tuple[int, ...]) -> bool:
         """Whether coordinate * multiplier + offset can leave 32 bits."""
@@ -46,13 +47,15 @@ def record_of(box: Box) -> list[int]:
     return [*steps, *even, *bounds, *even]
 
 
-def layout_over(record: torch.Tensor, limits: Box, key64: bool, sortable: bool) -> KeyLayout:
-    """The layout that reads `record` [2 * even(1 + D)], int64 on the device, see `record_of`."""
+def layout_over(
+    records: torch.Tensor, start: int, limits: Box, key64: bool, sortable: bool
+) -> KeyLayout:
+    """The layout that reads the record from `start` of `records` on, int64 on the device, see
+    `record_of`."""
     columns = len(limits.size)
-    steps, bounds = record.view(2, -1)[:, :columns]
-    pairs = bounds.view(torch.int32).view(columns, 2)
-    # Views would keep the tensors alive that they are views of.
-    return KeyLayout(limits, key64, pairs.data, steps.data if sortable else None)
+    bounds = Part(records, start + columns + columns % 2, (columns, 2))
+    steps = Part(records, start, (columns,), torch.int64) if sortable else None
+    return KeyLayout(limits, key64, bounds, steps)
 
 
 def laid_out(boxes: Sequence[Box], device: torch.device) -> list[KeyLayout]:
@@ -60,10 +63,13 @@ def laid_out(boxes: Sequence[Box], device: torch.device) -> list[KeyLayout]:
     key = device, current_stream(device)
     new = list(dict.fromkeys(box for box in boxes if key not in box.layouts))
     if new:
-        records = [record_of(box) for box in new]
-        sent = uploaded([value for record in records for value in record], device)
-        for box, record in zip(new, sent.split([len(one) for one in records]), strict=True):
-            box.layouts[key] = layout_over(record, box, box.key64, bool(box.steps))
+        values, starts = list[int](), list[int]()
+        for box in new:
+            starts.append(len(values))
+            values += record_of(box)
+        sent = uploaded(values, device)
+        for box, start in zip(new, starts, strict=True):
+            box.layouts[key] = layout_over(sent, start, box, box.key64, bool(box.steps))
     return [box.layouts[key] for box in boxes]
 
 

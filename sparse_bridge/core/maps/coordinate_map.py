@@ -16,6 +16,7 @@ from ...errors import (
     OverflowLimitError,
     ShapeError,
 )
+from ...kernels.runtime.parts import Part, taken
 from ...kernels.runtime.target import Target
 from ..device import stream_order
 from ..device.first_order import refuse_wrapped
@@ -44,6 +45,11 @@ def capacity_for(n_keys: int) -> int:
             "Split the batch."
         )
     return capacity
+
+
+@functools.cache
+def _origin(dimension: int) -> Offsets:
+    return Offsets.of([(0,) * dimension])
 
 
 @dataclasses.dataclass(eq=False)
@@ -111,7 +117,7 @@ class CoordinateMap:
         self._checked = False
         self._unique = True
         self._n_distinct = 0
-        self._slots: torch.Tensor | None = None
+        self._slots: Part | None = None
         self._duplicates: Duplicates | None = None
 
     def __repr__(self) -> str:
@@ -129,7 +135,7 @@ class CoordinateMap:
         if table is not None:
             yield from (table.keys, table.values, table.flags)
         if self._slots is not None:
-            yield self._slots
+            yield self._slots.memory
         if self._duplicates is not None:
             yield from (self._duplicates.first, self._duplicates.inverse)
 
@@ -250,18 +256,18 @@ class CoordinateMap:
     def _insert(self, target: Target, layout: KeyLayout):  # type: ignore[no-untyped-def]
         from ...kernels.maps.hash_table import HashTable, hash_insert
 
-        one = (1,) * (self.coords.shape[1] - 1)
-        origin = Offsets.of([(0,) * len(one)])
-        table = HashTable.allocate(capacity_for(self.n_rows), layout.key64, self.device)
-        slots = torch.empty((1, self.n_rows), dtype=torch.int32, device=self.device)
-        geometry = origin.geometry(self.device, one, one, 1)
+        n_rows, device = self.n_rows, self.device
+        one = (1,) * (self._coords.shape[1] - 1)
+        geometry = _origin(len(one)).geometry(device, one, one, 1)
+        table = HashTable.allocate(capacity_for(n_rows), layout.key64, device)
+        slots = taken(None, device, n_rows)
         hash_insert(
-            table, self.coords, geometry, layout.bounds, None, slots, False, target,
+            table, self._coords, geometry, layout.bounds, None, slots, False, target,
             self.rows.device,
         )  # fmt: skip
         if not self._checked:
-            self._slots = slots[0]
-            if self.n_rows >= _FETCH_ROWS:
+            self._slots = slots
+            if n_rows >= _FETCH_ROWS:
                 table.fetch()
         return table
 
@@ -270,14 +276,14 @@ class CoordinateMap:
 
     def validate(self, inserted: int, seen: int, overflow: bool) -> None:
         """Learn from the table's counters whether rows are distinct and live."""
-        slots = self._slots
         if overflow:
             raise KernelError(
                 f"the hash table ran out of probes for {self.n_rows} coordinates; please report "
                 "the coordinates that "
                 "caused it."
             )
-        self._alive = None if seen == self.n_rows else slots
+        slots = self._slots
+        self._alive = None if slots is None or seen == self.n_rows else slots.view()
         self._unique, self._checked, self._n_distinct = inserted == seen, True, inserted
         if self._unique:
             self._slots = None
@@ -286,7 +292,7 @@ class CoordinateMap:
         """The folding of equal coordinates (for maps that are not `unique`)."""
         self._follow()
         if self._duplicates is None:
-            found = None if self._slots is None else self._fold_table(self._slots)
+            found = None if self._slots is None else self._fold_table(self._slots.view())
             found = found or self._fold_host()
             self._queued()
             self._duplicates = found
@@ -328,6 +334,7 @@ class CoordinateMap:
         folded = CoordinateMap(self.coords.index_select(0, first), self.box)
         values = torch.full_like(table.values, -1)
         values[slots.index_select(0, first)] = -2 - rows[: len(first)].to(values.dtype)
-        folded.adopt(table=HashTable(table.keys, values, table.flags, table.capacity, False))
+        keys, _, flags = table.own
+        folded.adopt(table=HashTable(keys, values, flags, table.capacity, False))
         self._slots = None
         return Duplicates(folded, first, inverse)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ...errors import OverflowLimitError
+from ...kernels.runtime.parts import Operand, Part, Room, taken
 from ...kernels.runtime.target import Target
 from ..geometry.boxes import Box
 from ..geometry.layout import KeyLayout
@@ -29,7 +30,7 @@ class Source(NamedTuple):
     coords: torch.Tensor
     layout: KeyLayout
     alive: torch.Tensor | None = None
-    last: torch.Tensor | None = None
+    last: Operand | None = None
 
     @staticmethod
     def of(coords: torch.Tensor, box: Box, alive: torch.Tensor | None = None) -> Source:
@@ -47,14 +48,15 @@ class Expansion:
     def __init__(
         self, source: Source, offsets: Offsets, multiplier: tuple[int, ...],
         divisor: tuple[int, ...], sign: int, out: KeyLayout, target: Target,
+        room: Room | None = None,
     ) -> None:  # fmt: skip
-        self.source, self.out, self.target = source, out, target
-        self.geometry = offsets.geometry(source.coords.device, multiplier, divisor, sign)
+        """room: for what nobody reads after `link`, `scratch_elements`."""
+        self.source, self.out, self.target, self._room = source, out, target, room
+        device = source.coords.device
+        self.geometry = offsets.geometry(device, multiplier, divisor, sign)
         self.wide = source.layout.wide(offsets, multiplier) or out.wide(offsets, divisor)
-        self.slots: torch.Tensor | None = torch.empty(
-            (self.geometry.n_taps, source.coords.shape[0]), dtype=torch.int32,
-            device=source.coords.device,
-        )  # fmt: skip
+        shape = self.geometry.n_taps, source.coords.shape[0]
+        self.slots: Part | None = taken(room, device, *shape)
 
     def insert(self, table: HashTable) -> None:
         """Fill an empty table with the coordinates; how many there are goes to its counters."""
@@ -68,7 +70,7 @@ class Expansion:
             self.wide, self.target, source.last,
         )  # fmt: skip
         self.table = table
-        self._owned = count_owners(table, self.slots, self.target, source.last)
+        self._owned = count_owners(table, self.slots, self.target, source.last, self._room)
 
     def number(self, n_new: int, order: str, counted: bool, zeroed: bool = False) -> torch.Tensor:
         """The new coordinates int32 [n_new, 1 + D] in `order`, see `MapRequest`; the table then
@@ -87,7 +89,7 @@ class Expansion:
         )  # fmt: skip
         if order == "first_seen" or n_new == 0:
             return coords
-        by_rank = sorted_rows(coords, self.out.steps, self.table.total if counted else None)
+        by_rank = sorted_rows(coords, self.out, self.table.total.view() if counted else None)
         # Values are -2 - row, or -1: where rows go.
         renamed = by_rank.new_full((n_new + 1,), -1, dtype=torch.int32)
         ranks = torch.arange(-2, -2 - n_new, -1, dtype=torch.int32, device=coords.device)
@@ -97,31 +99,42 @@ class Expansion:
         return coords.index_select(0, by_rank)
 
     def link(
-        self, n_new: int, count_new: torch.Tensor | None = None, link: bool = True
-    ) -> tuple[NeighborTable, NeighborTable | None]:
-        """(table of the new rows, table of the old rows if `link`); once."""
+        self, n_new: int, count_new: Operand | None = None, link: bool = True,
+        rooms: tuple[Room | None, Room | None] = (None, None),
+    ) -> tuple[NeighborTable, NeighborTable | None]:  # fmt: skip
+        """(table of the new rows, table of the old rows if `link`); once. rooms: for both, of
+        -1."""
         from ...kernels.maps.new_rows import link_new_rows
 
         slots, source = self.slots, self.source
         assert slots is not None
-        self.slots = None  # may be reused for a table
+        self.slots = self._room = None  # may be reused for a table
+        del self._owned
         linked, scattered = link_new_rows(
             self.table, slots, n_new, source.coords, self.geometry, self.wide, self.target,
-            source.last, count_new, link,
+            source.last, count_new, link, rooms,
         )  # fmt: skip
         return scattered, linked
 
 
+def scratch_elements(n_rows: int, n_taps: int) -> int:
+    """Elements of a room for what the expansion of `n_rows` rows needs until it is linked."""
+    from ...kernels.maps.new_rows import owner_blocks
+
+    return Room.rounded(n_taps * n_rows) + Room.rounded(owner_blocks(n_rows, n_taps))
+
+
 def sorted_rows(
-    coords: torch.Tensor, steps: torch.Tensor | None, last: torch.Tensor | None = None
+    coords: torch.Tensor, layout: KeyLayout | None, last: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Rows int64 [N] of coordinates by batch and then by the axes from the last to the
     first.
 
-    steps: of their layout.  last: on the device, one less than the rows in use; those behind stay
-    behind.
+    layout: of keys, if there is one.  last: on the device, one less than the rows in use; those
+    behind stay behind.
     """
     n_rows, device = coords.shape[0], coords.device
+    steps = None if layout is None or layout.steps is None else layout.steps.view()
     if steps is None and last is None:
         order = torch.arange(n_rows, device=device)
         for column in (*range(1, coords.shape[1]), 0):
@@ -139,12 +152,13 @@ def sorted_rows(
 
 def look_up(
     here: Source, table: HashTable, n_values: int, known: KeyLayout, offsets: Offsets,
-    step: tuple[int, ...], target: Target, center: int = -1,
+    step: tuple[int, ...], target: Target, center: int = -1, room: Room | None = None,
 ) -> NeighborTable:  # fmt: skip
     """What the rows of `here` reach, coordinate * step + offset, among the `n_values` coordinates
     of the layout `known` that `table` holds.
 
-    center: the offset that is every row itself, found or not; -1: none.
+    center: the offset that is every row itself, found or not; -1: none.  room: see
+    `neighbor_lookup`.
     """
     from ...kernels.maps.neighbor_table import neighbor_lookup
 
@@ -152,5 +166,5 @@ def look_up(
     wide = here.layout.wide(offsets, step) or known.wide(offsets, one)
     return neighbor_lookup(
         table, n_values, here.coords, offsets.geometry(device, step, one, 1), known.bounds,
-        here.alive, len(offsets), center, wide, target, here.last,
+        here.alive, len(offsets), center, wide, target, here.last, room,
     )  # fmt: skip

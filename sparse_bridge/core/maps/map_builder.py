@@ -148,9 +148,7 @@ def _expand(
         search = wide_index if out_box.volume >= MOST_CELLS or out_box.oversized else host_index
         coords, lists = search.expand(cmap.indexed(), offsets, rule, out_box)
         if order == "sorted":
-            by_rank = sorted_rows(
-                coords, None if out_box.oversized else out_box.layout(device).steps
-            )
+            by_rank = sorted_rows(coords, None if out_box.oversized else out_box.layout(device))
             coords, rank = coords.index_select(0, by_rank), torch.argsort(by_rank)
             out_rows = rank.index_select(0, lists.out_rows)
             lists = PairLists(lists.in_rows, out_rows, lists.starts, False)

@@ -23,14 +23,15 @@ atomic answers, and says so. Tables lie in the device's own memory, not in fine-
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import torch
 import triton
 import triton.language as tl
 
-from ..runtime.launch import carve, cdiv, register
+from ..runtime.launch import cdiv, register
+from ..runtime.parts import Operand, Part, viewed
 from ..runtime.target import Target
 from .coord_key import EMPTY, Geometry, home_slot, live_rows, locate, tap_of
 
@@ -162,58 +163,63 @@ hash_insert_kernel = register(_hash_insert)
 hash_claim_kernel = register(_hash_claim)
 
 
-@dataclasses.dataclass(eq=False)
 class HashTable:
     """Slots in device memory. `values` decode to rows by `n_rows - 1 - value` when `reversed`, else
-    by `-2 - value`."""
+    by `-2 - value`.
 
-    keys: torch.Tensor
-    values: torch.Tensor
-    flags: torch.Tensor
-    capacity: int
-    reversed: bool = True
-    _fetched: Fetched | None = None
+    own: (keys, values, flags and counters) for launches.  total: the counter of new rows, see
+    `new_rows.count_owners`.
+    """
+
+    def __init__(
+        self, keys: Operand, values: Operand, flags: Part, capacity: int, reversed: bool = True
+    ) -> None:
+        self.own, self.capacity, self.reversed = (keys, values, flags), capacity, reversed
+        self.total = Part(flags.memory, flags.start + FLAGS - 1, (1,))
+        self.key64, self.device = keys.dtype == torch.int64, flags.memory.device
+        # From one value to the next.
+        self.step = values.step if isinstance(values, Part) else values.stride(0)
+        self._fetched: Fetched | None = None
 
     @staticmethod
     def allocate(capacity: int, key64: bool, device: torch.device, counters: int = 0) -> HashTable:
         """An empty table; `capacity` must be a power of two of at least 64. counters: further ones
         that later kernels want."""
-        return HashTable.allocate_all([(capacity, key64, counters)], device)[0][0]
+        return HashTable.allocate_all([(capacity, key64, counters)], device)[0]
 
     @staticmethod
     def allocate_all(
         wanted: Sequence[tuple[int, bool, int]], device: torch.device
-    ) -> tuple[list[HashTable], torch.Tensor]:
-        """Empty tables of (capacity, key64, counters), and the memory they share: first the flags
-        and counters of all of them, one after another."""
+    ) -> list[HashTable]:
+        """Empty tables of (capacity, key64, counters). They share memory, in which the flags and
+        counters of all of them come first, one after another."""
         heads = [4 * cdiv(FLAGS + counters, 4) for _, _, counters in wanted]
         sizes = [(3 if key64 else 2) * capacity for capacity, key64, _ in wanted]
-        memory = torch.full((sum(heads) + sum(sizes),), -1, dtype=torch.int32, device=device)
-        parts = carve(memory, *heads, *sizes)
+        head, at = 0, sum(heads)
+        memory = torch.full((at + sum(sizes),), -1, dtype=torch.int32, device=device)
         tables = []
-        for flags, slots, one in zip(parts, parts[len(heads) :], wanted, strict=False):
-            capacity, key64, _ = one
+        for (capacity, key64, _), length, size in zip(wanted, heads, sizes, strict=True):
+            one = (capacity,)
             if key64:
-                keys, values = carve(slots, 2 * capacity, capacity)
-                keys = keys.view(torch.int64)
+                keys = Part(memory, at, one, torch.int64)
+                values = Part(memory, at + 2 * capacity, one)
             else:
-                keys, values = slots[::2], slots[1::2]
-            tables.append(HashTable(keys, values, flags, capacity))
-        return tables, memory
+                keys, values = Part(memory, at, one, step=2), Part(memory, at + 1, one, step=2)
+            tables.append(HashTable(keys, values, Part(memory, head, (length,)), capacity))
+            head, at = head + length, at + size
+        return tables
 
     @property
-    def key64(self) -> bool:
-        return self.keys.dtype == torch.int64
+    def keys(self) -> torch.Tensor:
+        return viewed(self.own[0])  # type: ignore[no-any-return]
 
     @property
-    def step(self) -> int:
-        """From one value to the next."""
-        return self.values.stride(0)
+    def values(self) -> torch.Tensor:
+        return viewed(self.own[1])  # type: ignore[no-any-return]
 
     @property
-    def total(self) -> torch.Tensor:
-        """The counter of new rows, see `new_rows.count_owners`."""
-        return self.flags[FLAGS - 1 : FLAGS]
+    def flags(self) -> torch.Tensor:
+        return self.own[2].view()
 
     def fetch(self) -> None:
         """Start copying the counters to the host, so that `counters` waits for no later work."""
@@ -239,19 +245,22 @@ class Fetched:
         self._vectors, self._event = list(vectors), None
         if not vectors[0].is_cuda:
             return
-        sizes = [len(vector) for vector in vectors]
-        host = torch.empty(sum(sizes), dtype=torch.int32, device="cpu", pin_memory=True)
-        self._vectors = list(host.split(sizes))
-        for mine, vector in zip(self._vectors, vectors, strict=True):
-            mine.copy_(vector, non_blocking=True)
+        self._ends = list(itertools.accumulate(len(vector) for vector in vectors))
+        host = torch.empty(self._ends[-1], dtype=torch.int32, device="cpu", pin_memory=True)
+        self._vectors, start = [host], 0
+        for vector, end in zip(vectors, self._ends, strict=True):
+            host[start:end].copy_(vector, non_blocking=True)
+            start = end
         self._event = torch.cuda.Event()
         self._event.record(torch.cuda.current_stream(vectors[0].device))
 
     def read(self) -> list[list[int]]:
         """Their values."""
-        if self._event is not None:
-            self._event.synchronize()
-        return [vector.tolist() for vector in self._vectors]
+        if self._event is None:
+            return [vector.tolist() for vector in self._vectors]
+        self._event.synchronize()
+        values = self._vectors[0].tolist()
+        return [values[a:b] for a, b in itertools.pairwise((0, *self._ends))]
 
 
 def taps_at_once(n_taps: int) -> int:
@@ -269,12 +278,12 @@ def hash_insert(
     table: HashTable,
     coords: torch.Tensor,
     geometry: Geometry,
-    bounds: torch.Tensor,
+    bounds: Operand,
     alive: torch.Tensor | None,
-    slots: torch.Tensor,
+    slots: Operand,
     wide: bool,
     target: Target,
-    count: torch.Tensor | None = None,
+    count: Operand | None = None,
 ) -> None:
     """Insert the coordinates that the rows of `coords` reach by every offset of `geometry` into an
     empty table.
@@ -293,9 +302,10 @@ def hash_insert(
     rows, warps = insert_shape(taps, target)
     max_probes = min(MAX_PROBES, table.capacity)
     unused = bounds  # stands for a pointer that is not followed
+    keys, values, flags = table.own
     place = (
         coords, geometry.table, geometry.classes, bounds, unused if alive is None else alive,
-        unused if count is None else count, table.keys,
+        unused if count is None else count, keys,
     )  # fmt: skip
     sizes = (n_rows, int(count is not None), n_taps, table.capacity, max_probes)
     alone = n_taps == 1 and geometry.division == 0
@@ -306,9 +316,9 @@ def hash_insert(
     key = (constants, coords.data_ptr() % 16)
     options = {"num_warps": warps}
     hash_insert_kernel.launch(
-        coords.device, target, grid, (*place, table.flags, *sizes), constants, options, key
+        coords.device, target, grid, (*place, flags, *sizes), constants, options, key
     )
     hash_claim_kernel.launch(
-        coords.device, target, grid, (*place, table.values, slots, table.step, *sizes), constants,
+        coords.device, target, grid, (*place, values, slots, table.step, *sizes), constants,
         options, key,
     )  # fmt: skip

@@ -234,11 +234,12 @@ def mask_order(table: NeighborTable, target: Target, splits: int = 1) -> torch.T
 
     Few rows are sorted in one launch, where `torch.sort` takes ten.
     """
-    (n_offsets, n_rows), device = table.nbr.shape, table.nbr.device
+    n_offsets, n_rows, device = table.n_offsets, table.n_rows, table.device
     _check_rows(n_rows, splits)
     mask = table.masks(target, splits)
-    few, counted = n_rows <= FEW_ROWS, table.count is not None
-    count, most = mask if table.count is None else table.count, cdiv(n_offsets, splits)
+    given = table.own[2]
+    few, counted = n_rows <= FEW_ROWS, given is not None
+    count, most = mask if given is None else given, cdiv(n_offsets, splits)
     dtype, part_shift = _key_type(most, few, counted, splits)
     last = torch.iinfo(dtype).max
     key = torch.empty(splits * n_rows, dtype=dtype, device=device)
@@ -286,14 +287,14 @@ def pack_tiles(
     table: NeighborTable, order: torch.Tensor, target: Target, splits: int = 1
 ) -> TileList:
     """Tiles of `table` in the row order `order` (int32 or int64 [splits * N])."""
-    n_offsets, n_rows = table.nbr.shape
+    n_offsets, n_rows, (nbr, _, count) = table.n_offsets, table.n_rows, table.own
     n_pairs = cdiv(n_rows, 2 * TILE)
     size = TileList.size(n_offsets, n_pairs, splits)
     memory = torch.empty(size, dtype=torch.int32, device=order.device)
-    masks, counted = table.masks(target, splits), int(table.count is not None)
+    masks = table.masks(target, splits)
     pack_kernel.launch(
-        order.device, target, (n_pairs, splits, 1), (table.nbr, masks, order, masks if table.count
-        is None else table.count, memory, n_rows, counted, n_offsets, n_pairs), (TILE,),
+        order.device, target, (n_pairs, splits, 1), (nbr, masks, order, masks if count is None else
+        count, memory, n_rows, int(count is not None), n_offsets, n_pairs), (TILE,),
         {"num_warps": 4}, order.dtype,
     )  # fmt: skip
     return TileList(memory, n_offsets, n_pairs, n_rows, splits)

@@ -6,14 +6,12 @@ int32 `[W, N]`, bit v % 32 of word v // 32 = offset v present, W = ceil(V / 32).
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 import torch
 import triton
 import triton.language as tl
 
 from ..runtime.launch import cdiv, register
+from ..runtime.parts import Operand, Room, memory_of, taken, viewed
 from ..runtime.target import Target
 from .coord_key import Geometry, live_rows, locate
 from .hash_table import MAX_PROBES, HashTable, hash_find, value_at
@@ -106,19 +104,39 @@ OPTIONS = {"num_warps": 4}
 _LOOKUP_ROWS = 4
 
 
-@dataclasses.dataclass(eq=False)
 class NeighborTable:
     """nbr [V, N] and mask [W, N] as described above (None until somebody asks for it).
 
     count: int32 on the device, one less than the rows in use; the columns behind them mean nothing.
     None if all are.
+
+    own: (nbr, mask, count) for launches.
     """
 
-    nbr: torch.Tensor
-    mask: torch.Tensor | None = None
-    count: torch.Tensor | None = None
-    _parted: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
-    tiled: ClassVar[bool] = False  # unlike a `TileList`
+    tiled = False  # unlike a `TileList`
+
+    def __init__(
+        self, nbr: Operand, mask: Operand | None = None, count: Operand | None = None
+    ) -> None:
+        self.own = nbr, mask, count
+        self.n_offsets, self.n_rows = nbr.shape
+        self._parted: dict[int, torch.Tensor] = {}
+
+    @property
+    def nbr(self) -> torch.Tensor:
+        return viewed(self.own[0])  # type: ignore[no-any-return]
+
+    @property
+    def mask(self) -> torch.Tensor | None:
+        return viewed(self.own[1])  # type: ignore[no-any-return]
+
+    @property
+    def count(self) -> torch.Tensor | None:
+        return viewed(self.own[2])  # type: ignore[no-any-return]
+
+    @property
+    def device(self) -> torch.device:
+        return memory_of(self.own[0]).device
 
     @property
     def parts(self) -> tuple[torch.Tensor, ...]:
@@ -129,42 +147,40 @@ class NeighborTable:
         """The same table, held by copies of its parts."""
         return NeighborTable(nbr, None, count)
 
-    @property
-    def n_rows(self) -> int:
-        return self.nbr.shape[1]
-
-    @property
-    def n_offsets(self) -> int:
-        return self.nbr.shape[0]
-
     def masks(self, target: Target, parts: int = 1) -> torch.Tensor:
         """The offset masks, made if nobody left them. parts: of so many ranges of the offsets, each
         with as many words as the longest of them, [parts * W, N]."""
-        found = self.mask if parts == 1 else self._parted.get(parts)
+        nbr, mask, count = self.own
+        found = mask if parts == 1 else self._parted.get(parts)
         if found is not None:
-            return found
-        n_offsets, n_rows = self.nbr.shape
+            return viewed(found)  # type: ignore[no-any-return]
+        n_offsets, n_rows = nbr.shape
         blocks, words, _ = grid_of(n_rows, cdiv(n_offsets, parts))
-        found = self.nbr.new_empty((parts * words, n_rows))
+        found = torch.empty((parts * words, n_rows), dtype=torch.int32, device=self.device)
         masks_kernel.launch(
-            self.nbr.device, target, (blocks, words, parts), (self.nbr, found, n_rows, n_offsets),
-            (ROWS,), OPTIONS, self.nbr.data_ptr() % 16,
+            self.device, target, (blocks, words, parts), (nbr, found, n_rows, n_offsets),
+            (ROWS,), OPTIONS, nbr.data_ptr() % 16,
         )  # fmt: skip
         if parts == 1:
-            self.mask = found
+            self.own = nbr, found, count
         else:
             self._parted[parts] = found
         return found
 
     def used(self, n_rows: int) -> NeighborTable:
         """The table of its first `n_rows` rows, those in use."""
+        nbr, mask, count = self.nbr, self.mask, self.count
         if n_rows == self.n_rows:
-            if self.count is not None:
-                rows = torch.arange(n_rows, device=self.nbr.device)
-                self.nbr.masked_fill_(rows > self.count, -1)
-            return NeighborTable(self.nbr, self.mask)
-        mask = None if self.mask is None else self.mask[:, :n_rows].contiguous()
-        return NeighborTable(self.nbr[:, :n_rows].contiguous(), mask)
+            if count is not None:
+                nbr.masked_fill_(torch.arange(n_rows, device=nbr.device) > count, -1)
+            return NeighborTable(nbr, mask)
+        mask = None if mask is None else mask[:, :n_rows].contiguous()
+        return NeighborTable(nbr[:, :n_rows].contiguous(), mask)
+
+
+def table_elements(n_rows: int, n_offsets: int) -> int:
+    """Elements of a `Room` that a table with masks takes."""
+    return Room.rounded(n_offsets * n_rows) + Room.rounded(cdiv(n_offsets, OFFSETS) * n_rows)
 
 
 def grid_of(n_rows: int, n_offsets: int) -> tuple[int, int, int]:
@@ -173,31 +189,31 @@ def grid_of(n_rows: int, n_offsets: int) -> tuple[int, int, int]:
 
 def neighbor_lookup(
     table: HashTable, n_values: int, coords: torch.Tensor, geometry: Geometry,
-    bounds: torch.Tensor, alive: torch.Tensor | None, n_offsets: int, center: int, wide: bool,
-    target: Target, count: torch.Tensor | None = None,
+    bounds: Operand, alive: torch.Tensor | None, n_offsets: int, center: int, wide: bool,
+    target: Target, count: Operand | None = None, room: Room | None = None,
 ) -> NeighborTable:  # fmt: skip
     """Table of what the rows of `coords` reach among the keys of `table`, with masks.
 
     n_values: rows that were inserted in `table`.  center: the offset that is every row itself, or
-    -1.  count: of the rows in use, see `NeighborTable`.
+    -1.  count: of the rows in use, see `NeighborTable`.  room: for the table and its masks.
     """
     n_rows, columns = coords.shape
     # A single warp waits only for its own slowest look-up.
     grid = (cdiv(n_rows, _LOOKUP_ROWS), cdiv(n_offsets, OFFSETS), 1)
-    nbr = torch.empty((n_offsets, n_rows), dtype=torch.int32, device=coords.device)
-    mask = nbr.new_empty((grid[1], n_rows))
+    device, (keys, values, _) = table.device, table.own
+    nbr, mask = taken(room, device, n_offsets, n_rows), taken(room, device, grid[1], n_rows)
     constants = (
         alive is not None, table.reversed, columns - 1, table.key64, wide, geometry.division,
         _LOOKUP_ROWS,
     )  # fmt: skip
     args = (
         coords, geometry.table, bounds, bounds if alive is None else alive,
-        bounds if count is None else count, table.keys, table.values, nbr, mask, table.step, n_rows,
+        bounds if count is None else count, keys, values, nbr, mask, table.step, n_rows,
         int(count is not None), n_values, n_offsets, table.capacity,
         min(MAX_PROBES, table.capacity), center,
     )  # fmt: skip
     lookup_kernel.launch(
-        coords.device, target, grid, args, constants, {"num_warps": 1},
+        device, target, grid, args, constants, {"num_warps": 1},
         (constants, coords.data_ptr() % 16),
     )  # fmt: skip
     return NeighborTable(nbr, mask, count)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.launch import cdiv, register
+from ..runtime.parts import Operand, Part, Room, taken
 from ..runtime.target import Target
 from .coord_key import Geometry, coordinate, live_rows, tap_of
 from .hash_table import FLAGS, HashTable, taps_at_once, value_at
@@ -181,24 +182,31 @@ def _shape(n_taps: int) -> tuple[int, int]:
 
 
 def count_owners(
-    table: HashTable, slots: torch.Tensor, target: Target, count: torch.Tensor | None = None
-) -> torch.Tensor:
+    table: HashTable, slots: Operand, target: Target, count: Operand | None = None,
+    room: Room | None = None,
+) -> Part:  # fmt: skip
     """New coordinates discovered by each block of rows, after `hash_insert`; their sum goes to the
     table's counters.
 
-    slots: [n_taps, N].  count: of the rows in use, see `NeighborTable`.
+    slots: [n_taps, N].  count: of the rows in use, see `NeighborTable`.  room: for what is
+    returned, `owner_blocks` elements.
     """
     n_taps, n_rows = slots.shape
     taps, rows = _shape(n_taps)
-    blocks = cdiv(n_rows, rows)
-    owned = slots.new_empty(blocks)
+    blocks, (_, values, flags) = cdiv(n_rows, rows), table.own
+    owned = taken(room, table.device, blocks)
     constants = (FLAGS, _CLUSTER, taps, rows)
     count_kernel.launch(
-        slots.device, target, (blocks, 1, 1), (slots, table.values, slots if count is None else
-        count, owned, table.flags, table.step, n_rows, int(count is not None), n_taps), constants,
-        OPTIONS, constants,
+        table.device, target, (blocks, 1, 1), (slots, values, slots if count is None else count,
+        owned, flags, table.step, n_rows, int(count is not None), n_taps), constants, OPTIONS,
+        constants,
     )  # fmt: skip
     return owned
+
+
+def owner_blocks(n_rows: int, n_taps: int) -> int:
+    """Elements of what `count_owners` returns."""
+    return cdiv(n_rows, _shape(n_taps)[1])
 
 
 def owner_counters(n_rows: int) -> int:
@@ -207,8 +215,8 @@ def owner_counters(n_rows: int) -> int:
 
 
 def number_new_rows(
-    table: HashTable, slots: torch.Tensor, owned: torch.Tensor, n_new: int, coords: torch.Tensor,
-    geometry: Geometry, wide: bool, target: Target, count: torch.Tensor | None = None,
+    table: HashTable, slots: Operand, owned: Operand, n_new: int, coords: torch.Tensor,
+    geometry: Geometry, wide: bool, target: Target, count: Operand | None = None,
     zeroed: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """Give the distinct keys that `hash_insert` left in `table` their rows: the new coordinates
@@ -221,22 +229,22 @@ def number_new_rows(
     """
     n_taps, n_rows = slots.shape
     taps, block = _shape(n_taps)
-    shape = (n_new, coords.shape[1])
-    new = slots.new_zeros(shape) if zeroed else slots.new_empty(shape)
+    shape, (_, values, flags) = (n_new, coords.shape[1]), table.own
+    new = coords.new_zeros(shape) if zeroed else coords.new_empty(shape)
     dimension = coords.shape[1] - 1
     constants = (dimension, FLAGS, _CLUSTER, taps, block, n_taps <= taps)
     args = (
-        slots, table.values, slots if count is None else count, owned, table.flags, new, table.step,
-        n_rows, int(count is not None), n_taps, n_new,
+        slots, values, slots if count is None else count, owned, flags, new, table.step, n_rows,
+        int(count is not None), n_taps, n_new,
     )  # fmt: skip
     assign_kernel.launch(
-        slots.device, target, (cdiv(n_rows, block), 1, 1), args, constants, OPTIONS, constants
+        table.device, target, (cdiv(n_rows, block), 1, 1), args, constants, OPTIONS, constants
     )
     form = (dimension, wide, geometry.division, geometry.taps is not None, _PLACE_ROWS)
     if n_new:
         place_kernel.launch(
-            slots.device, target, (cdiv(n_new, _PLACE_ROWS), 1, 1), (coords, geometry.table,
-            geometry.classes, table.flags, new, n_new, n_taps), form, OPTIONS,
+            table.device, target, (cdiv(n_new, _PLACE_ROWS), 1, 1), (coords, geometry.table,
+            geometry.classes, flags, new, n_new, n_taps), form, OPTIONS,
             (form, coords.data_ptr() % 16),
         )  # fmt: skip
     table.reversed = False
@@ -244,33 +252,34 @@ def number_new_rows(
 
 
 def link_new_rows(
-    table: HashTable, slots: torch.Tensor, n_new: int, coords: torch.Tensor, geometry: Geometry,
-    wide: bool, target: Target, count: torch.Tensor | None = None,
-    count_new: torch.Tensor | None = None, link: bool = True,
+    table: HashTable, slots: Operand, n_new: int, coords: torch.Tensor, geometry: Geometry,
+    wide: bool, target: Target, count: Operand | None = None, count_new: Operand | None = None,
+    link: bool = True, rooms: tuple[Room | None, Room | None] = (None, None),
 ) -> tuple[NeighborTable | None, NeighborTable]:  # fmt: skip
     """(table input row -> new row [V, N], its transpose [V, n_new] without masks), after
     `number_new_rows`, in whose terms the arguments are; `slots` may be reused for the former.
 
-    link: whether the former is wanted; None otherwise.
+    link: whether the former is wanted; None otherwise.  rooms: for the latter and the former, of
+    -1.
     """
     (n_taps, n_rows), n_offsets = slots.shape, geometry.table.shape[0] - 2
-    classes = geometry.taps is not None
-    transposed = slots.new_full((n_offsets, n_new), -1)
+    classes, device = geometry.taps is not None, table.device
+    transposed = taken(rooms[0], device, n_offsets, n_new, fill=-1)
     linked, mask = slots, None
     if link and classes:
-        linked = slots.new_full((n_offsets, n_rows), -1)
+        linked = taken(rooms[1], device, n_offsets, n_rows, fill=-1)
     elif link:
-        mask = slots.new_empty((cdiv(n_taps, 32), n_rows))
+        mask = taken(None, device, cdiv(n_taps, 32), n_rows)
     # A mask word is made of all its offsets at once.
     taps, rows = _shape(n_taps) if classes else _shape(32)
     form = (link, coords.shape[1] - 1, wide, geometry.division, classes, taps, rows)
     args = (
-        coords, geometry.table, geometry.classes, slots, table.values, slots if count is None else
-        count, linked, transposed, slots if mask is None else mask, table.step, n_rows,
-        int(count is not None), n_taps, n_new,
+        coords, geometry.table, geometry.classes, slots, table.own[1],
+        slots if count is None else count, linked, transposed, slots if mask is None else mask,
+        table.step, n_rows, int(count is not None), n_taps, n_new,
     )  # fmt: skip
     link_kernel.launch(
-        slots.device, target, (cdiv(n_rows, rows), cdiv(n_taps, taps), 1), args, form, OPTIONS,
+        device, target, (cdiv(n_rows, rows), cdiv(n_taps, taps), 1), args, form, OPTIONS,
         (form, coords.data_ptr() % 16),
     )  # fmt: skip
     made = NeighborTable(linked, mask, count) if link else None

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.launch import cdiv, register
+from ..runtime.parts import Part, memory_of
 from ..runtime.target import Target
 from ..runtime.uploads import uploaded
 from . import mask_order as ordering
@@ -134,7 +135,7 @@ def _together(tables: Sequence[NeighborTable], target: Target) -> list[TileList]
     """The same of two or more, ordered by `offset_block`."""
     if not tables:
         return []
-    device = tables[0].nbr.device
+    device = tables[0].device
     # An order begins at a multiple of 16 bytes.
     starts = list(itertools.accumulate((cdiv(one.n_rows, 4) * 4 for one in tables), initial=0))
     large = max(one.n_rows for one in tables) > ordering.FEW_ROWS
@@ -142,27 +143,29 @@ def _together(tables: Sequence[NeighborTable], target: Target) -> list[TileList]
         starts = list(itertools.accumulate((one.n_rows for one in tables), initial=0))
     bits, number = _bits(tables), (len(tables) - 1).bit_length()
     dtype = torch.int64 if large and bits + number > 31 else torch.int32
-    keys = torch.empty(starts[-1], dtype=dtype, device=device)
     words = [_mask_words(one) for one in tables]
-    scratch = torch.empty(sum(words) + starts[-1], dtype=torch.int32, device=device)
-    orders = scratch[sum(words) :]
-    at, held = scratch.data_ptr(), [scratch, keys]
+    orders_at = sum(words) + cdiv(starts[-1], 4) * dtype.itemsize
+    scratch = torch.empty(orders_at + starts[-1], dtype=torch.int32, device=device)
+    keys = Part(scratch, sum(words), (starts[-1],), dtype)
+    orders = Part(scratch, orders_at, (starts[-1],))
+    at, held = scratch.data_ptr(), [scratch]
     made: list[TileList] = []
     records: list[int] = []
     for one, start, n_words in zip(tables, starts, words, strict=False):
         n_pairs = cdiv(one.n_rows, 2 * TILE)
         memory = scratch.new_empty(TileList.size(one.n_offsets, n_pairs))
-        mask = at if one.mask is None else one.mask.data_ptr()
+        nbr, mask, count = one.own
+        mask_at = at if mask is None else mask.data_ptr()
         records += (
-            one.nbr.data_ptr(), mask, mask if one.count is None else one.count.data_ptr(),
-            keys.data_ptr() + keys.itemsize * start, orders.data_ptr() + 4 * start,
-            memory.data_ptr(), one.n_rows, one.count is not None, one.n_offsets, n_words > 0,
-            start if large else 0, len(made),
+            nbr.data_ptr(), mask_at, mask_at if count is None else count.data_ptr(),
+            keys.at + dtype.itemsize * start, orders.at + 4 * start, memory.data_ptr(),
+            one.n_rows, count is not None, one.n_offsets, n_words > 0, start if large else 0,
+            len(made),
         )  # fmt: skip
         at += 4 * n_words
         made.append(TileList(memory, one.n_offsets, n_pairs, one.n_rows))
-        held += (memory, one.nbr)
-        held += [part for part in (one.mask, one.count) if part is not None]
+        held.append(memory)
+        held += [memory_of(part) for part in one.own if part is not None]
     shift = bits if large else 0
     _launch(tables, uploaded(records, device, held), words, (keys, shift), orders, target)
     return made
@@ -175,12 +178,12 @@ def _bits(tables: Sequence[NeighborTable]) -> int:
 def _mask_words(table: NeighborTable) -> int:
     """Elements for the masks of a table that lacks them, a multiple of 16 bytes."""
     pitch = cdiv(table.n_rows, 4) * 4
-    return 0 if table.mask is not None else grid_of(pitch, table.n_offsets)[1] * pitch
+    return 0 if table.own[1] is not None else grid_of(pitch, table.n_offsets)[1] * pitch
 
 
 def _launch(
     tables: Sequence[NeighborTable], records: torch.Tensor, words: Sequence[int],
-    keys: tuple[torch.Tensor, int], orders: torch.Tensor, target: Target,
+    keys: tuple[Part, int], orders: Part, target: Target,
 ) -> None:  # fmt: skip
     """words: elements for masks.  keys: and the bits below the table's where one sort is to give
     the orders, else 0."""
@@ -193,7 +196,7 @@ def _launch(
     first, block, part = 0, ordering._KEY_BLOCK, ordering._PART
     held, shift = keys
     last = torch.iinfo(held.dtype).max
-    shared = 8 * held.itemsize if shift else 0
+    shared = 8 * held.dtype.itemsize if shift else 0
     for v_block, group in itertools.groupby(tables, lambda one: offset_block(one.n_offsets)):
         rows = [one.n_rows for one in group]
         constants = (FIELDS, v_block, KEY_BITS, SAMPLE, block, last, shared)
@@ -203,7 +206,7 @@ def _launch(
         )  # fmt: skip
         first += len(rows)
     if shift:
-        orders.copy_(torch.sort(held, stable=True).indices)
+        orders.view().copy_(torch.sort(held.view(), stable=True).indices)
     else:
         orders_kernel.launch(
             device, target, (cdiv(most, part), count, 1), (records,),

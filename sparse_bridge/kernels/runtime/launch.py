@@ -21,6 +21,7 @@ import torch
 
 from . import compile_processes, precompile
 from . import target as targets
+from .parts import Part, viewed
 from .target import Target
 from .triton_compat import (
     HOOKS,
@@ -69,16 +70,6 @@ def numbers() -> dict[Hashable, int]:
     return dict(_numbers)
 
 
-def carve(memory: torch.Tensor, *sizes: int) -> list[torch.Tensor]:
-    """A vector cut into vectors of these sizes, which must be multiples of 4 but for the last: all
-    start at multiples of 16 bytes. (A view costs the host half of what an allocation does.)"""
-    parts, start = [], 0
-    for size in sizes:
-        parts.append(memory.narrow(0, start, size))
-        start += size
-    return parts
-
-
 def alignment(*tensors: torch.Tensor) -> tuple[bool, ...]:
     """Which tensors start at a multiple of 16 bytes; Triton's specialisation tells them apart, one
     by one."""
@@ -95,6 +86,7 @@ OPTIONS = {"enable_fp_fusion": True}
 
 
 def _beyond_2_gib(arg: Any) -> bool:
+    arg = arg.memory if type(arg) is Part else arg
     return isinstance(arg, torch.Tensor) and arg.untyped_storage().nbytes() >= 1 << 31
 
 
@@ -123,6 +115,15 @@ class _Launch(NamedTuple):
     small_pointers: bool
 
 
+def _seen(
+    device: int, target: Target, grid: tuple[int, int, int], args: tuple[Any, ...],
+    constants: tuple[Any, ...], options: dict[str, Any], key: Hashable,
+) -> _Launch:  # fmt: skip
+    """A launch as Triton sees it."""
+    small, tensors = target.generation.small_pointers, tuple(map(viewed, args))
+    return _Launch(device, grid, tensors, constants, options, key, small)
+
+
 class Kernel:
     """A jit function with a cache of its compiled variants, per device."""
 
@@ -143,8 +144,8 @@ class Kernel:
         options: dict[str, Any],
         key: Hashable,
     ) -> None:
-        """Run the kernel. `args` and `constants` are positional, in signature order, constexprs
-        last.
+        """Run the kernel. `args`, with tensors or parts of them, and `constants` are positional,
+        in signature order, constexprs last.
 
         device: the tensors' device.  options: num_warps, num_stages and vendor options.  key: see
         the module's text.
@@ -152,6 +153,7 @@ class Kernel:
         beforehand = precompile.futures() if precompile.dry_runs else None
         if not target.raw:
             if beforehand is None:
+                args = tuple(map(viewed, args))
                 with _addressing(target.generation.small_pointers, args):
                     self.fn[grid](*args, *constants, **OPTIONS, **options)
             return
@@ -159,15 +161,11 @@ class Kernel:
             key = self.variant(target, args, key)
         index = targets.device_index(device) if device.index is None else device.index
         if beforehand is not None:
-            small = target.generation.small_pointers
-            it = _Launch(index, grid, args, constants, options, key, small)
-            self._compile(it, beforehand)
+            self._compile(_seen(index, target, grid, args, constants, options, key), beforehand)
             return
         if not self.start(index, key, grid, _values(args), constants):
             with torch.cuda.device(index):
-                small = target.generation.small_pointers
-                it = _Launch(index, grid, args, constants, options, key, small)
-                self._launch_slowly(it)
+                self._launch_slowly(_seen(index, target, grid, args, constants, options, key))
 
     def start(
         self, index: int, key: Hashable, grid: tuple[int, int, int], values: Sequence[Any],

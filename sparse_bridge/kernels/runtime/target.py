@@ -119,6 +119,12 @@ def device_index(device: torch.device) -> int:
     return torch.cuda.current_device() if index is None else index
 
 
+def copies_aside() -> bool:
+    """Whether a copy from pageable memory to a GPU is made aside before the call returns, without
+    waiting for the GPU. CUDA promises it; pinning memory costs the host more than such a copy."""
+    return torch.version.hip is None
+
+
 def current_stream(device: torch.device) -> int:
     """Number of the current stream of a GPU; 0 elsewhere."""
     if device.type != "cuda":

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 
 from . import target as targets
@@ -61,7 +62,9 @@ def uploaded(
     if targets.device_index(device) < 0 or captures:
         sent = torch.tensor(values, dtype=torch.int64, device=device)
     else:
-        host = torch.tensor(values, dtype=torch.int64, device="cpu", pin_memory=True)
+        host = torch.from_numpy(np.array(values, dtype=np.int64))
+        if not targets.copies_aside():
+            host = host.pin_memory()
         sent = host.to(device, non_blocking=True)
     if reaches:
         sent.reaches = tuple(reaches)  # type: ignore[attr-defined]

@@ -260,6 +260,8 @@ def test_bounds_travel_together():
     device = torch.device("cpu")
     for box, layout in zip(boxes, laid_out(boxes, device), strict=True):
         pairs = list(zip(box.lo, box.size, strict=True))
-        assert layout.bounds.tolist() == [list(pair) for pair in pairs]
-        assert tuple(layout.steps.tolist()) == box.steps and layout is box.layout(device)
-        assert layout.bounds.dtype == torch.int32 and layout.bounds.is_contiguous()
+        bounds, steps = layout.bounds.view(), layout.steps.view()
+        assert bounds.tolist() == [list(pair) for pair in pairs]
+        assert tuple(steps.tolist()) == box.steps and layout is box.layout(device)
+        assert bounds.dtype == torch.int32 and bounds.is_contiguous()
+        assert layout.bounds.data_ptr() == bounds.data_ptr() and bounds.data_ptr() % 16 == 0

@@ -1,0 +1,99 @@
+"""Parts of device memory for launches, which read no more of a tensor than its address.
+
+A view costs the host as much as a third of a launch, and a memory of its own more. So what many
+launches work on lies in few tensors, and becomes a view where somebody needs one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+
+class Part:
+    """Elements of a vector: a tensor of `shape` and `dtype`, as far as launches go.
+
+    start: of `memory`, in its elements.  step: from element to element of a part with one axis.
+    """
+
+    __slots__ = ("_view", "at", "dtype", "memory", "shape", "start", "step")
+
+    def __init__(
+        self, memory: torch.Tensor, start: int, shape: tuple[int, ...],
+        dtype: torch.dtype = torch.int32, step: int = 1,
+    ) -> None:  # fmt: skip
+        self.memory, self.start, self.shape = memory, start, shape
+        self.dtype, self.step = dtype, step
+        self.at = memory.data_ptr() + start * memory.itemsize
+        self._view: torch.Tensor | None = None
+
+    def __reduce__(self) -> Any:
+        return Part, (self.memory, self.start, self.shape, self.dtype, self.step)
+
+    def data_ptr(self) -> int:
+        return self.at
+
+    def view(self) -> torch.Tensor:
+        """The part as a tensor."""
+        if self._view is None:
+            elements = (math.prod(self.shape) - 1) * self.step + 1
+            size = elements * self.dtype.itemsize // self.memory.itemsize
+            flat = self.memory.narrow(0, self.start, size).view(self.dtype)
+            made = flat.view(self.shape) if self.step == 1 else flat[:: self.step]
+            self._view = made.data  # which keeps none of the other views alive
+        return self._view
+
+
+_MOST = 1 << 26  # elements of a `Room`: beyond, memory counts for more than the host's time
+
+# What a launch takes for a tensor.
+Operand = torch.Tensor | Part
+
+
+def viewed(arg: Any) -> Any:
+    """The tensor that an argument of a launch is; numbers as they are."""
+    return arg.view() if type(arg) is Part else arg
+
+
+def memory_of(arg: Operand) -> torch.Tensor:
+    """The tensor that an operand lies in."""
+    return arg.memory if isinstance(arg, Part) else arg
+
+
+def taken(room: Room | None, device: torch.device, *shape: int, fill: int | None = None) -> Part:
+    """A part of `room`, which was filled like this, or of memory of its own."""
+    if room is None:
+        room = Room(math.prod(shape), device, fill)
+    return room.part(*shape)
+
+
+class Room:
+    """int32 memory for several parts, which start at multiples of 16 bytes and live as long as the
+    last of them."""
+
+    def __init__(self, size: int, device: torch.device, fill: int | None = None) -> None:
+        """size: of all parts, each `rounded`.  fill: of every element; None: anything."""
+        self._size, self._taken = size, 0
+        if fill is None:
+            self._memory = torch.empty(size, dtype=torch.int32, device=device)
+        else:
+            self._memory = torch.full((size,), fill, dtype=torch.int32, device=device)
+
+    @staticmethod
+    def or_none(size: int, device: torch.device, fill: int | None = None) -> Room | None:
+        """A room; None where nothing is to be had of it, or more than a few parts should keep."""
+        return Room(size, device, fill) if 0 < size <= _MOST else None
+
+    @staticmethod
+    def rounded(size: int) -> int:
+        """Elements that a part of `size` takes."""
+        return -(-size // 4) * 4
+
+    def part(self, *shape: int) -> Part:
+        made, size = Part(self._memory, self._taken, shape), math.prod(shape)
+        if self._taken + size > self._size:
+            raise RuntimeError(f"{self._taken} elements are taken, {size} more of {self._size}.")
+        self._taken += self.rounded(size)
+        return made

@@ -1,0 +1,225 @@
+"""Host time of the maps of new scenes: `python -m tests.map_time [--rounds N] [--train]`.
+
+Networks of every framework run over scenes of ever new bounds on a GPU that is not there: Python
+and torch's own operations on a few rows, and everything up to Triton's launcher, which does
+nothing. Maps of the first scenes are built in torch; those of later ones are prefetched, and the
+counters that the host reads of them are those of the first. Told is what `prefetch.provide` takes
+in all of a scene: the CPU time of this thread, and how many operations of torch and launches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import importlib
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import sparse_bridge
+from sparse_bridge.core.capture import batched_builder, prefetch
+from sparse_bridge.core.capture.batched_builder import BatchedBuilder
+from sparse_bridge.core.capture.history import boxes_of, loose_levels
+from sparse_bridge.core.maps import coordinate_map, request
+from sparse_bridge.core.maps.rulebook import Rulebook
+from sparse_bridge.kernels.maps import level_bounds, mask_order, new_rows, pair_batch, tile_batch  # noqa: F401
+from sparse_bridge.kernels.maps.neighbor_table import NeighborTable
+from sparse_bridge.kernels.maps.tile_list import TileList
+from sparse_bridge.kernels.runtime import launch
+from sparse_bridge.kernels.runtime import target as targets
+from sparse_bridge.networks import minkowski, spconv, torchsparse
+from tests.adapters.spconv import doors as spconv_doors
+from tests.clouds import cloud
+from tests.host_time import pairs
+from tests.walk_doors import _HOPPER, pretended_gpu
+
+__all__ = ["doors", "streamed"]
+
+_LEARNT = 4  # scenes until maps are prefetched, and some more
+_SHAPE = (33, 40, 40)
+_numbers = itertools.count()
+
+
+@dataclasses.dataclass
+class Scene:
+    """What asking for the maps of a scene took: seconds, operations of torch and launches."""
+
+    seconds: float = 0.0
+    operations: int = 0
+    launches: int = 0
+
+
+class _Counting(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def doors(voxels: int = 400) -> Iterator[tuple[str, nn.Module, Callable[[int], Any]]]:
+    """(framework and network, the network, what makes a scene of number i)."""
+    coords = cloud(_SHAPE, 1)[:voxels].contiguous()
+    features = torch.zeros(len(coords), 4, dtype=torch.float16)
+
+    def moved(i: int) -> torch.Tensor:
+        """Coordinates with other bounds, whose maps are as large."""
+        return coords + torch.tensor([0, 16 * i, 0, 0], dtype=torch.int32)
+
+    with spconv_doors.standin() as module:
+        sp: Any = module
+
+        def grid(i: int) -> Any:
+            shape = [_SHAPE[0] + 8, _SHAPE[1] + 16 * i, _SHAPE[2]]
+            return sp.SparseConvTensor(features, coords, shape, 1)
+
+        yield "spconv, SECOND", spconv.Second(sp), grid
+        yield "spconv, U-Net", spconv.ResidualUNet(sp), grid
+    with sparse_bridge.enable("torchsparse", mode="standin"):
+        ts: Any = importlib.import_module("torchsparse")
+        net = torchsparse.ResidualUNet(ts)
+        yield "torchsparse, U-Net", net, lambda i: ts.SparseTensor(features, moved(i))
+    with sparse_bridge.enable("minkowski", mode="standin"):
+        me: Any = importlib.import_module("MinkowskiEngine")
+        net = minkowski.MinkUNet(me, in_channels=4)
+        yield "MinkowskiEngine, U-Net", net, lambda i: me.SparseTensor(features, moved(i))
+
+
+@contextlib.contextmanager
+def _maps_unmade() -> Iterator[None]:
+    """Launches of maps do nothing, and what the host reads says what the last scene had."""
+
+    def finish(
+        self: Any, made: Any, capacities: Any, read: Any, own: Any = BatchedBuilder._finish
+    ) -> Any:
+        counters: list[int] = []
+        for place, length in zip(capacities, self._counter_lengths(), strict=True):
+            counters += [-1, -1, -1, self.last.rows[place] - 1, *[-1] * (length - 4)]
+        n, boxes = self.cmap.n_rows, boxes_of(self.cmap.box, self.steps)
+        loose = [boxes[level] for level in loose_levels(self.steps)]
+        ends = [
+            [*box.lo, *(a + b - 1 for a, b in zip(box.lo, box.size, strict=True))] for box in loose
+        ]
+        return own(self, made, capacities, [counters, [n - 1, n - 1, -1, -1], *ends])
+
+    class Compiled(dict):  # type: ignore[type-arg]
+        def get(self, key: Any, default: Any = None) -> Any:
+            return (lambda *args: None), (), ()
+
+    with contextlib.ExitStack() as stack:
+        for kernel in launch.REGISTRY.values():
+            stack.enter_context(mock.patch.object(kernel, "_compiled", Compiled()))
+        for owner, name, value in (
+            (launch.Kernel, "launch", _LAUNCH),
+            (Rulebook, "_made", lambda book, side: _table(book.n_offsets, book.n_rows[side])),
+            (TileList, "table", lambda tiles: _table(tiles.n_offsets, tiles.n_rows)),
+            (launch.Kernel, "_launch_slowly", lambda *_: None),  # of products
+            (torch._C, "_cuda_getDevice", lambda: -1),
+            (targets, "device_index", lambda device: -1),
+            (BatchedBuilder, "_finish", finish),
+            (batched_builder, "kernel_target", lambda *_: _HOPPER),
+            (coordinate_map, "kernel_target", lambda *_: None),
+            (prefetch, "_target", lambda cmap: _HOPPER),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, value))
+        yield
+
+
+def _table(n_offsets: int, n_rows: int) -> NeighborTable:
+    return NeighborTable(torch.full((n_offsets, n_rows), -1, dtype=torch.int32))
+
+
+_LAUNCH = launch.Kernel.launch
+
+
+def streamed(
+    net: nn.Module, scene: Callable[[int], Any], rounds: int, train: bool = False,
+    counting: _Counting | None = None,
+) -> list[Scene]:  # fmt: skip
+    """What the maps of every scene took, by `rounds` of them."""
+    net = net.half().train(train)
+    found: list[Scene] = []
+    inside = [0]
+    launched = [0]
+
+    def timed(own: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            if inside[0]:
+                return own(*given)
+            inside[0] = 1
+            launched[0] = 0
+            with counting or contextlib.nullcontext():
+                before = len(counting.names) if counting else 0
+                start = time.thread_time()
+                made = own(*given)
+                found[-1].seconds += time.thread_time() - start
+                found[-1].operations += len(counting.names) - before if counting else 0
+            found[-1].launches += launched[0]
+            inside[0] = 0
+            return made
+
+        return call
+
+    def run(*given: Any) -> None:
+        launched[0] += 1
+
+    prefetch.forget()
+    before = request.registered()
+    provider, herald = timed(prefetch.provide), timed(prefetch.announced)
+    with pretended_gpu(), pairs(), _maps_unmade(), contextlib.ExitStack() as stack:
+        if counting:
+            stack.enter_context(mock.patch.object(launch, "run", run))
+        request.register(provider, herald)
+        try:
+            for _ in range(rounds + _LEARNT):
+                x = None
+                found.append(Scene())
+                x = scene(next(_numbers))
+                if train:
+                    y = _features(net(x))
+                    y.backward(y.detach())
+                else:
+                    with torch.no_grad():
+                        net(x)
+        finally:
+            request.register(*before)
+    assert prefetch.counts()["prefetched"] >= rounds and not prefetch.counts()["dropped"]
+    return found[_LEARNT:]
+
+
+def _features(x: Any) -> Any:
+    return next(getattr(x, name) for name in ("features", "feats", "F") if hasattr(x, name))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--train", action="store_true")
+    parser.add_argument("--names", action="store_true", help="of the operations of a scene")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    for name, net, scene in doors():
+        counting = _Counting()
+        last = streamed(net, scene, 2, given.train, counting)[-1]
+        taken = [one.seconds * 1e3 for one in streamed(net, scene, given.rounds, given.train)]
+        print(
+            f"{name}: {last.operations} operations, {last.launches} launches, "
+            f"{min(taken):.2f} ms, median {statistics.median(taken):.2f}", flush=True,
+        )  # fmt: skip
+        if given.names:
+            names = counting.names[-last.operations :]
+            print(sorted(((names.count(one), one) for one in set(names)), reverse=True))
+
+
+if __name__ == "__main__":
+    main()
