@@ -41,7 +41,7 @@ from tests.clouds import cloud
 from tests.host_time import pairs
 from tests.walk_doors import _HOPPER, pretended_gpu
 
-__all__ = ["doors", "streamed"]
+__all__ = ["Counting", "doors", "streamed"]
 
 _LEARNT = 4  # scenes until maps are prefetched, and some more
 _SHAPE = (33, 40, 40)
@@ -57,7 +57,7 @@ class Scene:
     launches: int = 0
 
 
-class _Counting(TorchDispatchMode):
+class Counting(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
@@ -67,7 +67,7 @@ class _Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def doors(voxels: int = 400) -> Iterator[tuple[str, nn.Module, Callable[[int], Any]]]:
+def doors(voxels: int = 80) -> Iterator[tuple[str, nn.Module, Callable[[int], Any]]]:
     """(framework and network, the network, what makes a scene of number i)."""
     coords = cloud(_SHAPE, 1)[:voxels].contiguous()
     features = torch.zeros(len(coords), 4, dtype=torch.float16)
@@ -81,7 +81,7 @@ def doors(voxels: int = 400) -> Iterator[tuple[str, nn.Module, Callable[[int], A
 
         def grid(i: int) -> Any:
             shape = [_SHAPE[0] + 8, _SHAPE[1] + 16 * i, _SHAPE[2]]
-            return sp.SparseConvTensor(features, coords, shape, 1)
+            return sp.SparseConvTensor(features, coords.clone(), shape, 1)
 
         yield "spconv, SECOND", spconv.Second(sp), grid
         yield "spconv, U-Net", spconv.ResidualUNet(sp), grid
@@ -144,7 +144,7 @@ _LAUNCH = launch.Kernel.launch
 
 def streamed(
     net: nn.Module, scene: Callable[[int], Any], rounds: int, train: bool = False,
-    counting: _Counting | None = None,
+    counting: Counting | None = None,
 ) -> list[Scene]:  # fmt: skip
     """What the maps of every scene took, by `rounds` of them."""
     net = net.half().train(train)
@@ -209,7 +209,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     for name, net, scene in doors():
-        counting = _Counting()
+        counting = Counting()
         last = streamed(net, scene, 2, given.train, counting)[-1]
         taken = [one.seconds * 1e3 for one in streamed(net, scene, given.rounds, given.train)]
         print(

@@ -29,6 +29,7 @@ from sparse_bridge.core.ops import pointwise
 from sparse_bridge.core.warmup import compilation
 from sparse_bridge.kernels.runtime import launch, precompile
 from sparse_bridge.kernels.runtime import target as targets
+from sparse_bridge.kernels.runtime.parts import viewed
 from sparse_bridge.kernels.runtime.target import Target
 
 from .counting import UNITS, Counted, CountingDriver, counting
@@ -115,7 +116,7 @@ def dry_run(arch: str) -> Iterator[DryRun]:
             constants: Any, options: dict[str, Any], key: Any,
         ) -> None:  # fmt: skip
             early = precompile.futures() is not None
-            options = {**launch.OPTIONS, **options}
+            options, args = {**launch.OPTIONS, **options}, tuple(map(viewed, args))
             if early:
                 form = kernel.fn.warmup(*args, *constants, grid=grid, **options)
             else:

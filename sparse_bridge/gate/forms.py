@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ..kernels.runtime.launch import REGISTRY, Kernel
+from ..kernels.runtime.parts import Part
 
 # Triton's names of what a tensor holds.
 POINTED = {
@@ -176,7 +177,7 @@ def as_launched(
     """What `Kernel.launch` was called with, for `catalogue.launchable`."""
     types = []
     for arg in args:
-        if isinstance(arg, torch.Tensor):
+        if isinstance(arg, (torch.Tensor, Part)):
             types.append("*" + POINTED[arg.dtype])
         elif isinstance(arg, float):
             types.append("fp32")

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...kernels.runtime.parts import viewed
+from ...kernels.runtime.parts import Room, viewed
 from ...kernels.runtime.target import Target
+from ..device.kernels import hash_table, mask_order, new_rows, tile_batch
 from ..device.serving import kernel_target
 from ..geometry.boxes import Box
 from ..geometry.data_bounds import box_of
@@ -26,7 +27,7 @@ from ..maps.rulebook import Rulebook
 from .history import RequestHistory, Step, boxes_of, loose_levels
 from .level_layouts import Level, LevelLayouts
 from .padded import PaddedInput, rows_found
-from .scene_memory import SceneMemory, rule_of
+from .scene_memory import Rooms, SceneMemory, rule_of
 
 __all__ = ["Answer", "Answers", "BatchedBuilder", "RequestHistory", "Sides", "Step"]
 
@@ -60,7 +61,7 @@ class BatchedBuilder:
         """slack: memory of a level over the estimate.  where: the layouts of the levels, if not
         those of their boxes.  boxes: of all levels, where the input's is still to be learnt."""
         self.cmap, self.target, self.steps, self.last = cmap, target, steps, last
-        self.slack, self.where = slack, where
+        self.slack, self.where, self.loose = slack, where, loose_levels(steps)
         self.memory = SceneMemory(steps, last, cmap.device)
         self.layouts: dict[int, KeyLayout] = {} if where is None else where.layouts
         self.device = cmap.device
@@ -75,10 +76,9 @@ class BatchedBuilder:
         capacities = self._capacities()
         if capacities is None:
             return None
-        from ...kernels.maps.hash_table import Fetched
-
+        self.memory.sharing = True  # of a capture, the memory would be kept
         counters, root = self._expanded(capacities)
-        fetched = Fetched([counters, root.flags, *self._besides()])
+        fetched = hash_table.Fetched([counters, root.flags, *self._besides()])
         made = self.queued()
         return self._finish(made, capacities, fetched.read())
 
@@ -114,14 +114,13 @@ class BatchedBuilder:
 
     def queued(self) -> list[Sides]:
         """Queue the maps over these coordinates: the sides of every step."""
-        from ...kernels.maps.tile_batch import tile_batch
-
-        self.memory.reserve_tables({level: one.capacity for level, one in self.levels.items()})
-        made = [self._linked(place) for place in range(len(self.steps))]
+        rooms = self.memory.tables({level: one.capacity for level, one in self.levels.items()})
+        made = [self._linked(place, room) for place, room in enumerate(rooms)]
+        del rooms
         wanted = [
             (place, side) for place, sides in enumerate(made) for side in self._tiled(place, sides)
         ]
-        tiles = tile_batch([made[place][side] for place, side in wanted], self.target)
+        tiles = tile_batch.tile_batch([made[place][side] for place, side in wanted], self.target)
         for (place, side), found in zip(wanted, tiles, strict=True):
             made[place][side] = found
         return [tuple(sides) for sides in made]
@@ -145,10 +144,10 @@ class BatchedBuilder:
             self.layouts = dict(zip(self.boxes, layouts, strict=True))
         root, tables = self.root(), self._tables(capacities)
         rows = {place + 1: capacity for place, capacity in capacities.items()}
-        self.memory.reserve_scratch({0: self.cmap.n_rows, **rows})
+        room = self.memory.scratch({0: self.cmap.n_rows, **rows})
         for place, table in tables.items():
-            self._expand(place, self.steps[place], capacities[place], table)
-            if place + 1 in loose_levels(self.steps):
+            self._expand(place, self.steps[place], capacities[place], table, room)
+            if place + 1 in self.loose:
                 assert self.where is not None
                 self.ends.append(self.levels[place + 1].ends())
                 self.where.derive(self.ends[-1], self.steps, self.target, place + 1)
@@ -164,7 +163,7 @@ class BatchedBuilder:
         capacities: dict[int, int] = {}
         if self.boxes[0].oversized or kernel_target(self.device, self._key64) is None:
             return None
-        if self.where is None and loose_levels(self.steps):
+        if self.where is None and self.loose:
             self.where = LevelLayouts(self.boxes, (), self.device)
             self.layouts = self.where.layouts
             if not self.where.serves(self.boxes):
@@ -198,26 +197,29 @@ class BatchedBuilder:
 
     def _tables(self, capacities: dict[int, int]) -> dict[int, Any]:
         """Empty hash tables of the new levels, by the places of their steps."""
-        from ...kernels.maps.hash_table import HashTable
-        from ...kernels.maps.new_rows import owner_counters
-
         wanted = []
         for place, capacity in capacities.items():
             # Half full at worst; for the capacity alone it would be a third.
             level = self.steps[place].level
-            counters = owner_counters(self.cmap.n_rows if level == 0 else capacities[level - 1])
+            counters = new_rows.owner_counters(
+                self.cmap.n_rows if level == 0 else capacities[level - 1]
+            )
             key64 = self.layouts[place + 1].key64
             wanted.append((capacity_for(-(-2 * capacity // 3)), key64, counters))
-        tables = HashTable.allocate_all(wanted, self.device)
+        tables = hash_table.HashTable.allocate_all(wanted, self.device)
         return dict(zip(capacities, tables, strict=True))
 
     def _counter_lengths(self) -> list[int]:
         """Lengths of the new tables' flags and counters, which lie one after another."""
         return [level.table.own[2].shape[0] for place, level in self.levels.items() if place]
 
-    def _expand(self, place: int, step: Step, capacity: int, table: Any) -> None:
+    def _expand(
+        self, place: int, step: Step, capacity: int, table: Any, room: Room | None
+    ) -> None:  # fmt: skip
+        """room: see `SceneMemory.scratch`."""
         below, out, req = self.levels[step.level], self.layouts[place + 1], step.request
-        room, zeroed = self.memory.scratch(place), self.cmap.rows.device is not None
+        room = room if self.memory.passing(place) else None
+        zeroed = self.cmap.rows.device is not None
         expansion = Expansion(below.source(), req.offsets, *rule_of(req), out, self.target, room)
         expansion.insert(table)
         coords = expansion.number(capacity, req.order, True, zeroed)
@@ -226,28 +228,25 @@ class BatchedBuilder:
 
     def sides(self, place: int) -> Sides:
         """Queue the map of one step."""
-        from ...kernels.maps.mask_order import mask_order, pack_tiles
-
         sides, target = self._linked(place), self.target
         for side in self._tiled(place, sides):
-            sides[side] = pack_tiles(sides[side], mask_order(sides[side], target), target)
+            order = mask_order.mask_order(sides[side], target)
+            sides[side] = mask_order.pack_tiles(sides[side], order, target)
         return tuple(sides)
 
-    def _linked(self, place: int) -> list[Any]:
+    def _linked(self, place: int, rooms: Rooms = Rooms()) -> list[Any]:  # noqa: B008 - a constant
         """Queue the tables of one step."""
         step = self.steps[place]
         level, target, offsets = self.levels[step.level], self.target, step.request.offsets
         if step.makes:
-            new, memory = self.levels[place + 1], self.memory
-            rooms = memory.linked(place)
-            expansion = self.expansions[place]
-            return [*expansion.link(new.capacity, new.count, memory.both(place), rooms)]
+            new, both = self.levels[place + 1], self.memory.both(place)
+            return [*self.expansions[place].link(new.capacity, new.count, both, rooms.linked)]
         here, stride, center = level, (1,) * offsets.dimension, offsets.center
         if step.out is not None:
             here, stride, center = self.levels[step.out], step.request.stride, -1
         table = look_up(
             here.source(), level.table, level.capacity, level.layout, offsets, stride, target,
-            center, self.memory.table(place),
+            center, rooms.found,
         )  # fmt: skip
         return [table, None]
 
@@ -260,12 +259,10 @@ class BatchedBuilder:
         self, made: list[Sides], capacities: dict[int, int], read: list[list[int]]
     ) -> Answers | None:
         """Cut everything to size, now that the sizes are known."""
-        from ...kernels.maps.hash_table import live_flags
-
         counters, root, *ends = read
         cmap = self.cmap
         if not cmap.checked:
-            cmap.validate(*live_flags(root))
+            cmap.validate(*hash_table.live_flags(root))
         if not cmap.unique or cmap.alive is not None:
             return None
         levels = {place + 1: capacity for place, capacity in capacities.items()}
@@ -277,7 +274,7 @@ class BatchedBuilder:
 
     def learn(self, ends: Sequence[list[int]], rows: dict[int, int]) -> None:
         """Learn where levels end, of which there are so many rows, and with that all bounds."""
-        levels = zip(loose_levels(self.steps), ends, strict=True)
+        levels = zip(self.loose, ends, strict=True)
         self.found = {level: box_of(values) for level, values in levels if rows[level]}
         if self.found or self.boxes.get(0) is not self.cmap.box:
             self.boxes = boxes_of(self.cmap.box, self.steps, self.found)
@@ -292,8 +289,12 @@ class BatchedBuilder:
         """
         answers: Answers = {}
         maps, paired = {0: self.cmap}, list[Rulebook]()
+        ends = {
+            level: Rows.of(count) if scene is None else scene.rows(level)
+            for level, count in rows.items()
+        }
         for place, (step, sides) in enumerate(zip(self.steps, made, strict=True)):
-            kmap, new = self._answer(place, step, sides, rows, coords, scene)
+            kmap, new = self._answer(place, step, sides, ends, coords, scene)
             if new is not None:
                 maps[place + 1] = new
             given = None if step.out is None else maps[step.out]
@@ -304,14 +305,11 @@ class BatchedBuilder:
         return answers
 
     def _answer(
-        self, place: int, step: Step, sides: Sides, rows: dict[int, int],
+        self, place: int, step: Step, sides: Sides, rows: dict[int, Rows],
         coords: dict[int, torch.Tensor], scene: PaddedInput | None,
     ) -> tuple[KernelMap, CoordinateMap | None]:  # fmt: skip
         out = place + 1 if step.makes else step.level if step.out is None else step.out
-        x, y = (
-            Rows.of(rows[level]) if scene is None else scene.rows(level)
-            for level in (step.level, out)
-        )  # fmt: skip
+        x, y = rows[step.level], rows[out]
         offsets = step.request.offsets
         symmetric, center = offsets.symmetric, offsets.center
         if out != step.level:
@@ -323,7 +321,7 @@ class BatchedBuilder:
         )
         if not step.makes:
             return kmap, None
-        new = CoordinateMap(coords[out][: y.capacity], self.boxes[out], y)
+        new = CoordinateMap(coords[out][: y.capacity], self.boxes[out], y, own=True)
         new.adopt()
         new.loose = step.request.loose
         new.tight = self.found.get(out) if scene is None else new.box

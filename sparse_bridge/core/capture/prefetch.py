@@ -115,7 +115,7 @@ def step_of(
     if level is None:
         return None
     if not isinstance(req.output, CoordinateMap):
-        return Step(level, req if req.box is None else req._replace(box=None))
+        return Step(level, req if req.box is None else MapRequest(*req[:-1]))  # without the box
     out = levels.get(req.output)
     return None if out is None else Step(level, req._replace(output=None, box=None), out)
 

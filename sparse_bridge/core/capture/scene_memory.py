@@ -3,41 +3,53 @@ are tiles: one piece of each kind costs the host less than one for every map."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import torch
 
 from ...kernels.runtime.parts import Room
+from ..device.kernels import neighbor_table
 from ..geometry.host_moves import Rule
 from ..maps.expansion import scratch_elements
 from ..maps.request import MapRequest
 from .history import RequestHistory, Step
 
-if TYPE_CHECKING:
-    from ...kernels.maps.coord_key import Geometry
-
 _BLANK = -1  # what tables hold before anything is scattered to them
 
 
+@functools.lru_cache(maxsize=1024)
 def rule_of(request: MapRequest) -> Rule:
-    """(multiplier, divisor, sign) by which a request makes coordinates."""
+    """By which a request makes coordinates."""
     stride = request.stride
     one = (1,) * len(stride)
     return Rule(one, stride, -1) if request.kind == "strided" else Rule(stride, one, 1)
 
 
-class SceneMemory:
-    """Who shares memory in a scene that is asked what the last one was.
+class Rooms(NamedTuple):
+    """Of a step: for its table, if it is looked up, or its two tables, if they are scattered to.
+    None where there is none: tables take memory of their own."""
 
-    rooms: for tables that are looked up, and for those that are scattered to; None where there is
-    none, and tables take memory of their own.
+    found: Room | None = None
+    linked: tuple[Room | None, Room | None] = (None, None)
+
+
+class SceneMemory:
+    """Which views of its maps a scene is asked for, as the last one was, and what of them may share
+    memory.
+
+    sharing: nothing does otherwise.
     """
 
     def __init__(self, steps: Sequence[Step], last: RequestHistory, device: torch.device) -> None:
         self._steps, self._last, self._device = steps, last, device
-        self._rooms: tuple[Room | None, Room | None] = (None, None)
-        self._scratch: Room | None = None
+        self.sharing = False
+        self._taps = {
+            place: step.request.offsets.geometry(device, *rule_of(step.request))
+            for place, step in enumerate(steps)
+            if step.makes
+        }
 
     def tiled(self, place: int, side: int) -> bool:
         """Whether products want a side of a step in tiles."""
@@ -48,53 +60,44 @@ class SceneMemory:
         the second, which is as large."""
         return 1 in self._last.asked.get(place, ())
 
-    def geometry(self, place: int) -> Geometry:
-        """Of a step that makes coordinates."""
-        request = self._steps[place].request
-        return request.offsets.geometry(self._device, *rule_of(request))
-
     def passing(self, place: int) -> bool:
-        """Whether nobody reads the slots of such a step once it is linked: they become no table."""
-        return not self.both(place) or self.geometry(place).taps is not None
+        """Whether nobody reads the slots of a step that makes coordinates once it is linked: they
+        become no table."""
+        return not self.both(place) or self._taps[place].taps is not None
 
-    def reserve_scratch(self, rows: Mapping[int, int]) -> None:
-        """rows: of every level, as far as there is memory for them."""
+    def scratch(self, rows: Mapping[int, int]) -> Room | None:
+        """Room for what `passing` steps need until they are linked. rows: of every level, as far as
+        there is memory for them."""
+        if not self.sharing:
+            return None
         size = sum(
-            scratch_elements(rows[step.level], self.geometry(place).n_taps)
-            for place, step in enumerate(self._steps)
-            if step.makes and self.passing(place)
+            scratch_elements(rows[self._steps[place].level], geometry.n_taps)
+            for place, geometry in self._taps.items()
+            if self.passing(place)
         )
-        self._scratch = Room.or_none(size, self._device)
+        return Room.or_none(size, self._device)
 
-    def scratch(self, place: int) -> Room | None:
-        """Room for what a step that makes coordinates needs until it is linked."""
-        return self._scratch if self.passing(place) else None
-
-    def reserve_tables(self, rows: Mapping[int, int]) -> None:
-        """As `reserve_scratch`, whose memory may be used again afterwards."""
-        from ...kernels.maps.neighbor_table import table_elements
-
+    def tables(self, rows: Mapping[int, int]) -> list[Rooms]:
+        """Room for the tables of all steps that become tiles. rows: see `scratch`."""
+        if not self.sharing:
+            return [Rooms()] * len(self._steps)
         found, blank = 0, 0
         for place, step in enumerate(self._steps):
             n_offsets = len(step.request.offsets)
             if not step.makes:
                 here = step.level if step.out is None else step.out
-                found += table_elements(rows[here], n_offsets) if self.tiled(place, 0) else 0
+                if self.tiled(place, 0):
+                    found += neighbor_table.table_elements(rows[here], n_offsets)
                 continue
             if self.tiled(place, 0):
                 blank += Room.rounded(n_offsets * rows[place + 1])
             if self.tiled(place, 1) and self.both(place) and self.passing(place):
                 blank += Room.rounded(n_offsets * rows[step.level])
-        self._scratch = None
-        self._rooms = (
-            Room.or_none(found, self._device), Room.or_none(blank, self._device, _BLANK)
-        )  # fmt: skip
+        one, other = Room.or_none(found, self._device), Room.or_none(blank, self._device, _BLANK)
+        return [self._rooms(place, one, other) for place in range(len(self._steps))]
 
-    def table(self, place: int) -> Room | None:
-        """Room for the table of a step between given coordinates."""
-        return self._rooms[0] if self.tiled(place, 0) else None
-
-    def linked(self, place: int) -> tuple[Room | None, Room | None]:
-        """Room for both sides of a step that makes coordinates."""
-        blank = self._rooms[1]
-        return blank if self.tiled(place, 0) else None, blank if self.tiled(place, 1) else None
+    def _rooms(self, place: int, found: Room | None, blank: Room | None) -> Rooms:
+        first, second = self.tiled(place, 0), self.tiled(place, 1)
+        return Rooms(
+            found if first else None, (blank if first else None, blank if second else None)
+        )

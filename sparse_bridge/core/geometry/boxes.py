@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -20,12 +21,14 @@ _INT32 = 1 << 31
 class Box:
     """Coordinates a map may hold: lo <= coordinate < lo + size per column, batch first.
 
-    Interned by value. Keys of the box are row-major indices, int32 when they fit.  key64: they do
-    not.  oversized: too large for row-major keys: searched by whole coordinates; only from
-    `spanning`.
+    Interned by value. Keys of the box are row-major indices, int32 when they fit.  furthest: the
+    largest absolute end of a column.  key64: keys do not fit.  oversized: too large for row-major
+    keys: searched by whole coordinates; only from `spanning`.
     """
 
-    __slots__ = ("_steps", "dimension", "key64", "layouts", "lo", "oversized", "size", "volume")
+    __slots__ = (
+        "_steps", "dimension", "furthest", "key64", "layouts", "lo", "oversized", "size", "volume"
+    )  # fmt: skip
 
     def __init__(self, lo: tuple[int, ...], size: tuple[int, ...]) -> None:
         self.lo, self.size = lo, size
@@ -34,6 +37,7 @@ class Box:
             volume *= extent
         self.volume = volume
         self.dimension = len(size) - 1
+        self.furthest = max(map(abs, (*lo, *map(operator.add, lo, size))))
         self.key64 = volume >= _INT32
         self.oversized = volume >= 1 << 62 or max(size) >= _INT32
         self.layouts: dict[tuple[torch.device, int], KeyLayout] = {}  # see `laid_out`
@@ -103,10 +107,11 @@ class Box:
             self._steps = tuple(steps) if furthest < 1 << 62 else ()
         return self._steps
 
-    @functools.lru_cache(maxsize=4096)  # noqa: B019 - boxes and offsets are interned
     def wide(self, offsets: Offsets, multiplier: tuple[int, ...]) -> bool:
         """Whether coordinate * multiplier + offset can leave 32 bits for coordinates of this
         box."""
+        if self.furthest * (max(multiplier) + 1) + offsets.furthest < _INT32:
+            return False  # without a look at every axis
         for axis in range(self.dimension):
             low, extent = self.lo[axis + 1], self.size[axis + 1]
             largest = max(abs(low), abs(low + extent)) * multiplier[axis] + offsets.reach(axis)

@@ -24,9 +24,10 @@ class Offsets:
 
     Instances are interned by `Offsets.of`, so they compare and hash by identity. symmetric: offset
     V - 1 - v is the negative of offset v.  center: index of the zero offset, -1 if absent.
+    furthest: the largest absolute offset along any axis.
     """
 
-    __slots__ = ("_geometry", "_reach", "center", "dimension", "symmetric", "values")
+    __slots__ = ("_geometry", "_reach", "center", "dimension", "furthest", "symmetric", "values")
 
     _interned: ClassVar[dict[tuple[tuple[int, ...], ...], Offsets]] = {}
 
@@ -37,6 +38,7 @@ class Offsets:
             a == tuple(-c for c in b) for a, b in zip(values, reversed(values), strict=True)
         )
         self._reach = tuple(max(map(abs, column)) for column in zip(*values, strict=True))
+        self.furthest = max(self._reach)
         zero = (0,) * self.dimension
         self.center = values.index(zero) if zero in values else -1
         self._geometry: dict[tuple[object, ...], Geometry] = {}

@@ -16,10 +16,10 @@ from ...errors import (
     OverflowLimitError,
     ShapeError,
 )
-from ...kernels.runtime.parts import Part, taken
 from ...kernels.runtime.target import Target
 from ..device import stream_order
 from ..device.first_order import refuse_wrapped
+from ..device.kernels import hash_table
 from ..device.serving import kernel_target
 from ..geometry.boxes import Box
 from ..geometry.data_bounds import DataBounds
@@ -83,11 +83,12 @@ class CoordinateMap:
     """
 
     def __init__(
-        self, coords: torch.Tensor, box: Box | DataBounds, rows: Rows | None = None
-    ) -> None:
+        self, coords: torch.Tensor, box: Box | DataBounds, rows: Rows | None = None,
+        own: bool = False,
+    ) -> None:  # fmt: skip
         """coords: int32 [N, 1 + D]; box: of the same dimension, or the bounds of these coordinates
-        that are still to be learnt; rows: those in use, if not all.  Raises ShapeError,
-        DataTypeError, DeviceError."""
+        that are still to be learnt; rows: those in use, if not all.  own: nobody else has this
+        tensor object, which is contiguous.  Raises ShapeError, DataTypeError, DeviceError."""
         shape, device = coords.shape, coords.device
         if len(shape) != 2 or shape[1] != box.dimension + 1:
             raise ShapeError(
@@ -104,7 +105,7 @@ class CoordinateMap:
         if shape[0] >= 1 << 31:
             raise OverflowLimitError(f"{shape[0]} rows; a coordinate map takes fewer than 2^31.")
         # A tensor object of our own: caches keyed by the caller's object must not keep it alive.
-        self._coords = coords.detach().contiguous()
+        self._coords = coords if own else coords.detach().contiguous()
         self._box = box if isinstance(box, Box) else None
         self.data_bounds = None if isinstance(box, Box) else box
         self.loose = False  # may end inside the box, and rules start from where they do
@@ -117,7 +118,7 @@ class CoordinateMap:
         self._checked = False
         self._unique = True
         self._n_distinct = 0
-        self._slots: Part | None = None
+        self._slots: torch.Tensor | None = None
         self._duplicates: Duplicates | None = None
 
     def __repr__(self) -> str:
@@ -135,7 +136,7 @@ class CoordinateMap:
         if table is not None:
             yield from (table.keys, table.values, table.flags)
         if self._slots is not None:
-            yield self._slots.memory
+            yield self._slots
         if self._duplicates is not None:
             yield from (self._duplicates.first, self._duplicates.inverse)
 
@@ -254,14 +255,12 @@ class CoordinateMap:
         return table
 
     def _insert(self, target: Target, layout: KeyLayout):  # type: ignore[no-untyped-def]
-        from ...kernels.maps.hash_table import HashTable, hash_insert
-
         n_rows, device = self.n_rows, self.device
         one = (1,) * (self._coords.shape[1] - 1)
         geometry = _origin(len(one)).geometry(device, one, one, 1)
-        table = HashTable.allocate(capacity_for(n_rows), layout.key64, device)
-        slots = taken(None, device, n_rows)
-        hash_insert(
+        table = hash_table.HashTable.allocate(capacity_for(n_rows), layout.key64, device)
+        slots = self._coords.new_empty(n_rows)
+        hash_table.hash_insert(
             table, self._coords, geometry, layout.bounds, None, slots, False, target,
             self.rows.device,
         )  # fmt: skip
@@ -282,8 +281,7 @@ class CoordinateMap:
                 "the coordinates that "
                 "caused it."
             )
-        slots = self._slots
-        self._alive = None if slots is None or seen == self.n_rows else slots.view()
+        self._alive = None if seen == self.n_rows else self._slots
         self._unique, self._checked, self._n_distinct = inserted == seen, True, inserted
         if self._unique:
             self._slots = None
@@ -292,7 +290,7 @@ class CoordinateMap:
         """The folding of equal coordinates (for maps that are not `unique`)."""
         self._follow()
         if self._duplicates is None:
-            found = None if self._slots is None else self._fold_table(self._slots.view())
+            found = None if self._slots is None else self._fold_table(self._slots)
             found = found or self._fold_host()
             self._queued()
             self._duplicates = found
@@ -316,8 +314,6 @@ class CoordinateMap:
 
     def _fold_table(self, slots: torch.Tensor) -> Duplicates:
         """The folding, read from the hash table: every slot holds the first row of its key."""
-        from ...kernels.maps.hash_table import HashTable
-
         table: Any = self._table
         live = slots >= 0
         leader = self.n_rows - 1 - table.values.index_select(0, slots.clamp(min=0)).long()
@@ -335,6 +331,6 @@ class CoordinateMap:
         values = torch.full_like(table.values, -1)
         values[slots.index_select(0, first)] = -2 - rows[: len(first)].to(values.dtype)
         keys, _, flags = table.own
-        folded.adopt(table=HashTable(keys, values, flags, table.capacity, False))
+        folded.adopt(hash_table.HashTable(keys, values, flags, table.capacity, False))
         self._slots = None
         return Duplicates(folded, first, inverse)

@@ -14,6 +14,7 @@ import torch
 from ...errors import OverflowLimitError
 from ...kernels.runtime.parts import Operand, Part, Room, taken
 from ...kernels.runtime.target import Target
+from ..device.kernels import hash_table, neighbor_table, new_rows
 from ..geometry.boxes import Box
 from ..geometry.layout import KeyLayout
 from ..geometry.offsets import Offsets
@@ -60,17 +61,14 @@ class Expansion:
 
     def insert(self, table: HashTable) -> None:
         """Fill an empty table with the coordinates; how many there are goes to its counters."""
-        from ...kernels.maps.hash_table import hash_insert
-        from ...kernels.maps.new_rows import count_owners
-
         source = self.source
         assert self.slots is not None
-        hash_insert(
+        hash_table.hash_insert(
             table, source.coords, self.geometry, self.out.bounds, source.alive, self.slots,
             self.wide, self.target, source.last,
         )  # fmt: skip
         self.table = table
-        self._owned = count_owners(table, self.slots, self.target, source.last, self._room)
+        self._owned = new_rows.count_owners(table, self.slots, self.target, source.last, self._room)
 
     def number(self, n_new: int, order: str, counted: bool, zeroed: bool = False) -> torch.Tensor:
         """The new coordinates int32 [n_new, 1 + D] in `order`, see `MapRequest`; the table then
@@ -79,11 +77,9 @@ class Expansion:
         counted: only the table's counter tells how many of these rows are in use.  zeroed: zeros
         behind them.
         """
-        from ...kernels.maps.new_rows import number_new_rows
-
         source = self.source
         assert self.slots is not None
-        coords = number_new_rows(
+        coords = new_rows.number_new_rows(
             self.table, self.slots, self._owned, n_new, source.coords, self.geometry, self.wide,
             self.target, source.last, zeroed,
         )  # fmt: skip
@@ -93,7 +89,7 @@ class Expansion:
         # Values are -2 - row, or -1: where rows go.
         renamed = by_rank.new_full((n_new + 1,), -1, dtype=torch.int32)
         ranks = torch.arange(-2, -2 - n_new, -1, dtype=torch.int32, device=coords.device)
-        renamed.index_copy_(0, by_rank + 1, ranks)
+        renamed[1:].index_copy_(0, by_rank, ranks)
         values = self.table.values
         values.copy_(renamed.index_select(0, -1 - values))
         return coords.index_select(0, by_rank)
@@ -104,13 +100,11 @@ class Expansion:
     ) -> tuple[NeighborTable, NeighborTable | None]:  # fmt: skip
         """(table of the new rows, table of the old rows if `link`); once. rooms: for both, of
         -1."""
-        from ...kernels.maps.new_rows import link_new_rows
-
         slots, source = self.slots, self.source
         assert slots is not None
         self.slots = self._room = None  # may be reused for a table
         del self._owned
-        linked, scattered = link_new_rows(
+        linked, scattered = new_rows.link_new_rows(
             self.table, slots, n_new, source.coords, self.geometry, self.wide, self.target,
             source.last, count_new, link, rooms,
         )  # fmt: skip
@@ -119,9 +113,8 @@ class Expansion:
 
 def scratch_elements(n_rows: int, n_taps: int) -> int:
     """Elements of a room for what the expansion of `n_rows` rows needs until it is linked."""
-    from ...kernels.maps.new_rows import owner_blocks
-
-    return Room.rounded(n_taps * n_rows) + Room.rounded(owner_blocks(n_rows, n_taps))
+    owned = new_rows.owner_blocks(n_rows, n_taps)
+    return Room.rounded(n_taps * n_rows) + Room.rounded(owned)
 
 
 def sorted_rows(
@@ -160,11 +153,9 @@ def look_up(
     center: the offset that is every row itself, found or not; -1: none.  room: see
     `neighbor_lookup`.
     """
-    from ...kernels.maps.neighbor_table import neighbor_lookup
-
     device, one = here.coords.device, (1,) * offsets.dimension
     wide = here.layout.wide(offsets, step) or known.wide(offsets, one)
-    return neighbor_lookup(
+    return neighbor_table.neighbor_lookup(
         table, n_values, here.coords, offsets.geometry(device, step, one, 1), known.bounds,
         here.alive, len(offsets), center, wide, target, here.last, room,
     )  # fmt: skip

@@ -10,6 +10,8 @@ third.
 
 from __future__ import annotations
 
+import functools
+
 import triton
 import triton.language as tl
 
@@ -22,11 +24,13 @@ _CUBES = {27: 3, 125: 5, 343: 7}  # offsets: rows of them along an axis
 _SIDES = 6
 
 
+@functools.cache
 def offset_block(n_offsets: int) -> int:
     """Offsets that a form of the kernels holds."""
     return max(LEAST_OFFSETS, power_of_2(n_offsets))
 
 
+@functools.cache
 def rank_bits(n_offsets: int, parts: int = 1) -> int:
     """Bits of the key under up to `n_offsets` offsets."""
     sides = _SIDES if n_offsets in _CUBES and parts == 1 else 0

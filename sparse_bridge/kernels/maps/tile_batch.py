@@ -148,7 +148,7 @@ def _together(tables: Sequence[NeighborTable], target: Target) -> list[TileList]
     scratch = torch.empty(orders_at + starts[-1], dtype=torch.int32, device=device)
     keys = Part(scratch, sum(words), (starts[-1],), dtype)
     orders = Part(scratch, orders_at, (starts[-1],))
-    at, held = scratch.data_ptr(), [scratch]
+    at, width = scratch.data_ptr(), dtype.itemsize
     made: list[TileList] = []
     records: list[int] = []
     for one, start, n_words in zip(tables, starts, words, strict=False):
@@ -158,15 +158,13 @@ def _together(tables: Sequence[NeighborTable], target: Target) -> list[TileList]
         mask_at = at if mask is None else mask.data_ptr()
         records += (
             nbr.data_ptr(), mask_at, mask_at if count is None else count.data_ptr(),
-            keys.at + dtype.itemsize * start, orders.at + 4 * start, memory.data_ptr(),
-            one.n_rows, count is not None, one.n_offsets, n_words > 0, start if large else 0,
-            len(made),
+            keys.at + width * start, orders.at + 4 * start, memory.data_ptr(), one.n_rows,
+            count is not None, one.n_offsets, n_words > 0, start if large else 0, len(made),
         )  # fmt: skip
         at += 4 * n_words
         made.append(TileList(memory, one.n_offsets, n_pairs, one.n_rows))
-        held.append(memory)
-        held += [memory_of(part) for part in one.own if part is not None]
-    shift = bits if large else 0
+    shift, held = bits if large else 0, [scratch, *(one.memory for one in made)]
+    held += [memory_of(part) for one in tables for part in one.own if part is not None]
     _launch(tables, uploaded(records, device, held), words, (keys, shift), orders, target)
     return made
 

@@ -13,7 +13,8 @@ import torch
 
 
 class Part:
-    """Elements of a vector: a tensor of `shape` and `dtype`, as far as launches go.
+    """Elements of a vector: a tensor of `shape`, with one axis or two, and `dtype`, as far as
+    launches go.
 
     start: of `memory`, in its elements.  step: from element to element of a part with one axis.
     """
@@ -38,11 +39,13 @@ class Part:
     def view(self) -> torch.Tensor:
         """The part as a tensor."""
         if self._view is None:
-            elements = (math.prod(self.shape) - 1) * self.step + 1
-            size = elements * self.dtype.itemsize // self.memory.itemsize
-            flat = self.memory.narrow(0, self.start, size).view(self.dtype)
-            made = flat.view(self.shape) if self.step == 1 else flat[:: self.step]
-            self._view = made.data  # which keeps none of the other views alive
+            memory, start, shape = self.memory, self.start, self.shape
+            if self.dtype != memory.dtype:
+                size = math.prod(shape) * self.dtype.itemsize // memory.itemsize
+                # What `data` gives keeps none of the other views alive.
+                memory, start = memory.narrow(0, start, size).view(self.dtype).data, 0
+            steps = (self.step,) if len(shape) == 1 else (shape[1], 1)
+            self._view = memory.as_strided(shape, steps, memory.storage_offset() + start)
         return self._view
 
 

@@ -1,0 +1,59 @@
+"""Parts of memory are what views of it would be."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+from sparse_bridge.kernels.runtime.parts import Part, Room, memory_of, taken, viewed
+
+CPU = torch.device("cpu")
+MEMORY = torch.arange(64, dtype=torch.int32)
+
+VIEWS = [
+    (Part(MEMORY, 3, (5,)), MEMORY[3:8]),
+    (Part(MEMORY, 4, (2, 3)), MEMORY[4:10].view(2, 3)),
+    (Part(MEMORY, 5, (4,), step=2), MEMORY[5:12:2]),
+    (Part(MEMORY, 8, (3,), torch.int64), MEMORY[8:14].view(torch.int64)),
+    (Part(MEMORY[8:], 2, (2,)), MEMORY[10:12]),
+    (Part(MEMORY[8:16].view(torch.int64), 1, (3, 2), torch.int32), MEMORY[10:16].view(3, 2)),
+    (Part(MEMORY, 7, (0, 4)), MEMORY[7:7].view(0, 4)),
+]
+
+
+@pytest.mark.parametrize("part, view", VIEWS)
+def test_a_part_is_its_view(part, view):
+    assert torch.equal(part.view(), view) and part.view().stride() == view.stride()
+    assert part.view() is viewed(part) and viewed(7) == 7 and viewed(view) is view
+    assert part.shape == view.shape and part.dtype == view.dtype
+    assert part.data_ptr() == MEMORY.data_ptr() + 4 * view.storage_offset() * view.itemsize // 4
+    assert memory_of(part).untyped_storage().data_ptr() == MEMORY.data_ptr()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_lies_elsewhere(copied):
+    memory = MEMORY.clone()
+    one, other = copied([Part(memory, 4, (2, 3)), Part(memory, 12, (4,))])
+    assert one.memory is other.memory and one.memory is not memory
+    assert one.data_ptr() == one.view().data_ptr() and one.view()[0, 0] == 4
+    assert other.data_ptr() - one.data_ptr() == 32
+
+
+def test_parts_of_a_room_are_aligned_and_do_not_overlap():
+    room = Room(Room.rounded(10) + Room.rounded(3) + 4, CPU, fill=-1)
+    parts = [room.part(2, 5), room.part(3), room.part(4)]
+    assert all(part.data_ptr() % 16 == 0 and (part.view() == -1).all() for part in parts)
+    for number, part in enumerate(parts):
+        part.view().fill_(number)
+    assert [part.view().unique().tolist() for part in parts] == [[0], [1], [2]]
+    with pytest.raises(RuntimeError, match="taken"):
+        room.part(1)
+
+
+def test_without_a_room_memory_is_taken():
+    made = taken(None, CPU, 3, 2, fill=7)
+    assert made.view().tolist() == [[7, 7]] * 3
+    assert Room.or_none(0, CPU) is None and Room.or_none(1 << 40, CPU) is None
