@@ -170,15 +170,16 @@ def streamed(
 
         return call
 
-    def run(*given: Any) -> None:
+    def start(*given: Any) -> bool:
         launched[0] += 1
+        return True
 
     prefetch.forget()
     before = request.registered()
     provider, herald = timed(prefetch.provide), timed(prefetch.announced)
     with pretended_gpu(), pairs(), _maps_unmade(), contextlib.ExitStack() as stack:
         if counting:
-            stack.enter_context(mock.patch.object(launch, "run", run))
+            stack.enter_context(mock.patch.object(launch.Kernel, "start", start))
         request.register(provider, herald)
         try:
             for _ in range(rounds + _LEARNT):

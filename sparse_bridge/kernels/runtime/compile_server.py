@@ -35,6 +35,11 @@ class _Absent:
     def __getitem__(self, _: Any) -> _Absent:
         return self
 
+    def __or__(self, _: Any) -> _Absent:  # in types
+        return self
+
+    __ror__ = __or__
+
 
 def main(descriptors: Sequence[str]) -> None:
     """Serve each of these pipes, by file descriptor, from a worker of its own; return when all have
