@@ -47,7 +47,7 @@ REGISTERED = """
     state._owners
 """
 HELD_ELSEWHERE = """
-    adapters.spconv.maps._held core.capture.prefetch._announced core.capture.prefetch._trackers
+    adapters.spconv.maps._held core.capture.prefetch._announced
     core.compile.handles._known core.geometry.layout._constants core.ops.pointwise._captured
 """
 NUMBERS = """

@@ -98,9 +98,10 @@ class Tracker:
         fresh: the map was built now, so what tiles there are were asked for.
         """
         views, rulebook = self.record.views(place), built.kmap.rulebook
-        for side in (0, 1):
-            if fresh and rulebook.tiled(side):
-                views.wanted(side, True)
+        if fresh:
+            for side in (0, 1):
+                if rulebook.tiled(side):
+                    views.wanted(side, True)
         rulebook.observe(views)
         if built.coords is not None:
             self.record.rows[place] = built.coords.n_rows
@@ -120,8 +121,6 @@ def step_of(
     return None if out is None else Step(level, req._replace(output=None, box=None), out)
 
 
-# Of every store, the tracker of the input that it descends from.
-_trackers: weakref.WeakKeyDictionary[MapStore, Tracker] = weakref.WeakKeyDictionary()
 # Records of inputs that were announced, for which nothing could be prepared.
 _announced: weakref.WeakKeyDictionary[MapStore, RequestHistory] = weakref.WeakKeyDictionary()
 
@@ -145,8 +144,7 @@ def provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
     """A map over `cmap`, the coordinates of `store`: prefetched, or built now."""
     if req.kind not in _KINDS:
         return requests.build(cmap, req)
-    with _lock:
-        tracker = _trackers.get(store)
+    tracker: Tracker | None = store.tracker
     if tracker is None:
         if _target(cmap) is None and padded.current() is None:
             return requests.build(cmap, req)  # nothing is ever queued on the host
@@ -156,17 +154,11 @@ def provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
         with _lock:
             record = _announced.pop(store, None)
         twin = RequestHistory(cmap.n_rows) if record is None else record.twin()
-        tracker = _begin(cmap, first, twin)
-        _keep(store, tracker)
+        tracker = store.tracker = _begin(cmap, first, twin)
     built = tracker.ask(cmap, req)
     if built.store is not None:
-        _keep(built.store, tracker)
+        built.store.tracker = tracker
     return built
-
-
-def _keep(store: MapStore, tracker: Tracker) -> None:
-    with _lock:
-        _trackers[store] = tracker
 
 
 def announced(store: MapStore, cmap: CoordinateMap, kind: Hashable) -> None:
@@ -176,7 +168,7 @@ def announced(store: MapStore, cmap: CoordinateMap, kind: Hashable) -> None:
     record = RequestHistory(cmap.n_rows)
     tracker = _begin(cmap, kind, record)
     if tracker.ready:
-        _keep(store, tracker)
+        store.tracker = tracker
     else:
         with _lock:
             _announced[store] = record

@@ -27,7 +27,12 @@ def _anew(device: torch.device) -> StreamOrder | None:
 
 def number_of(device: torch.device) -> Callable[[], int]:
     """What tells the number of the current stream."""
-    return functools.partial(torch._C._cuda_getCurrentRawStream, targets.device_index(device))
+    return _number_of(targets.device_index(device))
+
+
+@functools.cache
+def _number_of(index: int) -> Callable[[], int]:
+    return functools.partial(torch._C._cuda_getCurrentRawStream, index)
 
 
 def capture_stream(device: torch.device) -> torch.cuda.Stream:

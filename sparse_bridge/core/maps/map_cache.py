@@ -23,9 +23,12 @@ from .coordinate_map import CoordinateMap
 
 
 class MapStore:
-    """Coordinate and kernel maps over one set of coordinates, by geometry."""
+    """Coordinate and kernel maps over one set of coordinates, by geometry.
 
-    __slots__ = ("__weakref__", "_alias", "_lock", "_maps", "_order", "root")
+    tracker: what a provider knows of the input that the coordinates descend from, see `request`.
+    """
+
+    __slots__ = ("__weakref__", "_alias", "_lock", "_maps", "_order", "root", "tracker")
 
     def __init__(
         self, root: CoordinateMap | None = None, device: torch.device | None = None
@@ -38,6 +41,7 @@ class MapStore:
         self._maps: dict[Hashable, Any] = {}
         self._lock = threading.RLock()
         self._alias: weakref.ref[torch.Tensor] | None = None
+        self.tracker: Any = None
 
     def get(self, key: Hashable, build: Callable[[], Any]) -> Any:
         """The map under `key`, built by the first who asks."""
