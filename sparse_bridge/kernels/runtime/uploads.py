@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from array import array
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import torch
 
 from . import target as targets
@@ -62,7 +62,7 @@ def uploaded(
     if targets.device_index(device) < 0 or captures:
         sent = torch.tensor(values, dtype=torch.int64, device=device)
     else:
-        host = torch.from_numpy(np.array(values, dtype=np.int64))
+        host = torch.frombuffer(array("q", values), dtype=torch.int64)
         if not targets.copies_aside():
             host = host.pin_memory()
         sent = host.to(device, non_blocking=True)
