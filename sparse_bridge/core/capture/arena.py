@@ -221,4 +221,3 @@ class ArenaMaps(CapturedMaps):
 def _room(tensor: torch.Tensor) -> int:
     """Elements that a tensor takes in an arena."""
     return -(-tensor.numel() // _ALIGNED) * _ALIGNED
-
