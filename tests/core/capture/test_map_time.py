@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 
-from tests import map_time
+from tests.core.capture import map_time
 
 # Network: operations of torch, launches.
 LIMITS = {
@@ -31,6 +33,7 @@ def test_operations_and_launches():
 
 @pytest.mark.parametrize("train", [False, True])
 def test_scenes_are_prefetched(train):
-    name, net, scene = next(map_time.doors())
-    assert len(map_time.streamed(net, scene, 3, train)) == 3 and name == "spconv, SECOND"
+    with contextlib.closing(map_time.doors()) as doors:
+        name, net, scene = next(doors)
+        assert len(map_time.streamed(net, scene, 3, train)) == 3 and name == "spconv, SECOND"
     assert torch.is_grad_enabled()
