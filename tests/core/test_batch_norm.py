@@ -239,12 +239,12 @@ def test_norms_in_training_are_launched_by_address(monkeypatch):
     def slow(*args):
         pytest.fail("a steady norm looks at its arguments again")
 
-    with pretended_gpu():
-        monkeypatch.setattr(batch_norms, "kernel_target", targets.of)
+    with pretended_gpu(), monkeypatch.context() as patch:
+        patch.setattr(batch_norms, "kernel_target", targets.of)
         step()
-        monkeypatch.setattr(launch.Kernel, "launch", slow)
+        patch.setattr(launch.Kernel, "launch", slow)
         looked = []
-        monkeypatch.setattr(batch_norms, "serves", lambda x: looked.append(x))
+        patch.setattr(batch_norms, "serves", lambda x: looked.append(x))
         step()
         assert looked == []
         norm.half()  # another kind of layer

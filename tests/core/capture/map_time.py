@@ -1,4 +1,5 @@
-"""Host time of the maps of new scenes: `python -m tests.core.capture.map_time [--rounds N] [--train]`.
+"""Host time of the maps of new scenes:
+`python -m tests.core.capture.map_time [--rounds N] [--train]`.
 
 Networks of every framework run over scenes of ever new bounds on a GPU that is not there: Python
 and torch's own operations on a few rows, and everything up to Triton's launcher, which does
