@@ -179,8 +179,8 @@ def test_split_k(lane, dtype, monkeypatch):
     """Few rows and wide channels: the reduction is cut into shares and summed in order."""
     splits, choose = [], tile_config.gather_tile
 
-    def cut(*args):
-        tile = choose(*args)
+    def cut(*args, **options):
+        tile = choose(*args, **options)
         splits.append(4)
         return dataclasses.replace(tile, split_k=4)
 

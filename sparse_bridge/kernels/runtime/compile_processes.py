@@ -24,7 +24,7 @@ from typing import Any
 
 from ... import log, state
 from ...workers import cores
-from .triton_compat import binder_made
+from .triton_compat import binder_made, settle_key
 
 enabled = True  # False: threads compile
 _MOST = 16  # forms that are compiled side by side
@@ -212,6 +212,7 @@ def asked_first(fn: Any, begin: bool = False) -> Iterator[None]:
     begin: start the processes; else they are asked where there are some.
     """
     with _binding:
+        settle_key(fn)
         binder_made(fn)  # which brings `compile`
         compile_here = getattr(fn, "compile", None)
         if compile_here is not None and not isinstance(compile_here, _Elsewhere):

@@ -71,7 +71,7 @@ def _import_kernels() -> None:
     triton_compat.hash_files()
     triton_compat.load_no_launchers()
     for kernel in launch.REGISTRY.values():
-        _ = kernel.fn.cache_key
+        triton_compat.settle_key(kernel.fn)
 
 
 def _work(pipe: int, others: Sequence[int]) -> None:

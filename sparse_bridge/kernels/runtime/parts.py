@@ -49,7 +49,7 @@ class Part:
         return self._view
 
 
-_MOST = 1 << 26  # elements of a `Room`: beyond, memory counts for more than the host's time
+_MOST = 1 << 20  # elements of a `Room`: torch's allocator finds large ones a place less often
 
 # What a launch takes for a tensor.
 Operand = torch.Tensor | Part

@@ -198,6 +198,23 @@ def binder_made(fn: Any) -> None:
         _ = caches[triton.runtime.driver.active.get_current_device()]
 
 
+def settle_key(fn: Any) -> None:
+    """Have the key of a jit function made after those of the functions that it calls.
+
+    In Triton 3.6 the key names the global constants of those that have theirs by then. So it
+    depended on what a process compiled before: another process did not find what was compiled.
+    """
+    if getattr(fn, "hash", None) is not None:
+        return
+    code = getattr(fn.fn, "__code__", None)
+    for name in () if code is None else code.co_names:
+        for space in (fn.fn.__globals__, vars(triton.language)):
+            called = space.get(name)
+            if called is not fn and isinstance(called, triton.runtime.JITFunction):
+                settle_key(called)
+    _ = fn.cache_key
+
+
 def load_no_launchers() -> None:
     """Launchers are built by this process and loaded by others (from 3.4 on; before, by both)."""
     build: Any = importlib.import_module("triton.runtime.build")
