@@ -201,7 +201,7 @@ def binder_made(fn: Any) -> None:
 def settle_key(fn: Any) -> None:
     """Have the key of a jit function made after those of the functions that it calls.
 
-    In Triton 3.6 the key names the global constants of those that have theirs by then. So it
+    In Triton 3.5 to 3.7 the key names the global constants of those that have theirs by then. So it
     depended on what a process compiled before: another process did not find what was compiled.
     """
     if getattr(fn, "hash", None) is not None:
