@@ -204,11 +204,11 @@ def settle_key(fn: Any) -> None:
     In Triton 3.5 to 3.7 the key names the global constants of those that have theirs by then. So it
     depended on what a process compiled before: another process did not find what was compiled.
     """
-    if getattr(fn, "hash", None) is not None:
+    function = getattr(fn, "fn", None)
+    if getattr(fn, "hash", None) is not None or not hasattr(function, "__code__"):
         return
-    code = getattr(fn.fn, "__code__", None)
-    for name in () if code is None else code.co_names:
-        for space in (fn.fn.__globals__, vars(triton.language)):
+    for name in function.__code__.co_names:
+        for space in (function.__globals__, vars(triton.language)):
             called = space.get(name)
             if called is not fn and isinstance(called, triton.runtime.JITFunction):
                 settle_key(called)
