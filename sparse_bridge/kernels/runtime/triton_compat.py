@@ -204,7 +204,7 @@ def settle_key(fn: Any) -> None:
     In Triton 3.5 to 3.7 the key names the global constants of those that have theirs by then. So it
     depended on what a process compiled before: another process did not find what was compiled.
     """
-    function = getattr(fn, "fn", None)
+    function: Any = getattr(fn, "fn", None)
     if getattr(fn, "hash", None) is not None or not hasattr(function, "__code__"):
         return
     for name in function.__code__.co_names:
