@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 
-from sparse_bridge.kernels.runtime.parts import Part, Room, memory_of, taken, viewed
+from sparse_bridge.kernels.runtime.parts import Part, Slab, memory_of, taken, viewed
 
 CPU = torch.device("cpu")
 MEMORY = torch.arange(64, dtype=torch.int32)
@@ -43,17 +43,17 @@ def test_a_copy_lies_elsewhere(copied):
 
 
 def test_parts_of_a_room_are_aligned_and_do_not_overlap():
-    room = Room(Room.rounded(10) + Room.rounded(3) + 4, CPU, fill=-1)
-    parts = [room.part(2, 5), room.part(3), room.part(4)]
+    slab = Slab(Slab.rounded(10) + Slab.rounded(3) + 4, CPU, fill=-1)
+    parts = [slab.part(2, 5), slab.part(3), slab.part(4)]
     assert all(part.data_ptr() % 16 == 0 and (part.view() == -1).all() for part in parts)
     for number, part in enumerate(parts):
         part.view().fill_(number)
     assert [part.view().unique().tolist() for part in parts] == [[0], [1], [2]]
     with pytest.raises(RuntimeError, match="taken"):
-        room.part(1)
+        slab.part(1)
 
 
 def test_without_a_room_memory_is_taken():
     made = taken(None, CPU, 3, 2, fill=7)
     assert made.view().tolist() == [[7, 7]] * 3
-    assert Room.or_none(0, CPU) is None and Room.or_none(1 << 40, CPU) is None
+    assert Slab.or_none(0, CPU) is None and Slab.or_none(1 << 40, CPU) is None

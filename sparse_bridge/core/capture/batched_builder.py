@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...kernels.runtime.parts import Room, viewed
+from ...kernels.runtime.parts import Slab, viewed
 from ...kernels.runtime.target import Target
 from ..device.kernels import hash_table, mask_order, new_rows, tile_batch
 from ..device.serving import kernel_target
@@ -27,7 +27,7 @@ from ..maps.rulebook import Rulebook
 from .history import RequestHistory, Step, boxes_of, loose_levels
 from .level_layouts import Level, LevelLayouts
 from .padded import PaddedInput, rows_found
-from .scene_memory import Rooms, SceneMemory, rule_of
+from .scene_memory import SceneMemory, Slabs, rule_of
 
 __all__ = ["Answer", "Answers", "BatchedBuilder", "RequestHistory", "Sides", "Step"]
 
@@ -114,9 +114,9 @@ class BatchedBuilder:
 
     def queued(self) -> list[Sides]:
         """Queue the maps over these coordinates: the sides of every step."""
-        rooms = self.memory.tables({level: one.capacity for level, one in self.levels.items()})
-        made = [self._linked(place, room) for place, room in enumerate(rooms)]
-        del rooms
+        slabs = self.memory.tables({level: one.capacity for level, one in self.levels.items()})
+        made = [self._linked(place, slab) for place, slab in enumerate(slabs)]
+        del slabs
         wanted = [
             (place, side) for place, sides in enumerate(made) for side in self._tiled(place, sides)
         ]
@@ -144,9 +144,9 @@ class BatchedBuilder:
             self.layouts = dict(zip(self.boxes, layouts, strict=True))
         root, tables = self.root(), self._tables(capacities)
         rows = {place + 1: capacity for place, capacity in capacities.items()}
-        room = self.memory.scratch({0: self.cmap.n_rows, **rows})
+        slab = self.memory.scratch({0: self.cmap.n_rows, **rows})
         for place, table in tables.items():
-            self._expand(place, self.steps[place], capacities[place], table, room)
+            self._expand(place, self.steps[place], capacities[place], table, slab)
             if place + 1 in self.loose:
                 assert self.where is not None
                 self.ends.append(self.levels[place + 1].ends())
@@ -214,13 +214,13 @@ class BatchedBuilder:
         return [level.table.own[2].shape[0] for place, level in self.levels.items() if place]
 
     def _expand(
-        self, place: int, step: Step, capacity: int, table: Any, room: Room | None
+        self, place: int, step: Step, capacity: int, table: Any, slab: Slab | None
     ) -> None:  # fmt: skip
-        """room: see `SceneMemory.scratch`."""
+        """slab: see `SceneMemory.scratch`."""
         below, out, req = self.levels[step.level], self.layouts[place + 1], step.request
-        room = room if self.memory.passing(place) else None
+        slab = slab if self.memory.passing(place) else None
         zeroed = self.cmap.rows.device is not None
-        expansion = Expansion(below.source(), req.offsets, *rule_of(req), out, self.target, room)
+        expansion = Expansion(below.source(), req.offsets, *rule_of(req), out, self.target, slab)
         expansion.insert(table)
         coords = expansion.number(capacity, req.order, True, zeroed)
         self.expansions[place] = expansion
@@ -234,19 +234,19 @@ class BatchedBuilder:
             sides[side] = mask_order.pack_tiles(sides[side], order, target)
         return tuple(sides)
 
-    def _linked(self, place: int, rooms: Rooms = Rooms()) -> list[Any]:  # noqa: B008 - a constant
+    def _linked(self, place: int, slabs: Slabs = Slabs()) -> list[Any]:  # noqa: B008 - a constant
         """Queue the tables of one step."""
         step = self.steps[place]
         level, target, offsets = self.levels[step.level], self.target, step.request.offsets
         if step.makes:
             new, both = self.levels[place + 1], self.memory.both(place)
-            return [*self.expansions[place].link(new.capacity, new.count, both, rooms.linked)]
+            return [*self.expansions[place].link(new.capacity, new.count, both, slabs.linked)]
         here, stride, center = level, (1,) * offsets.dimension, offsets.center
         if step.out is not None:
             here, stride, center = self.levels[step.out], step.request.stride, -1
         table = look_up(
             here.source(), level.table, level.capacity, level.layout, offsets, stride, target,
-            center, rooms.found,
+            center, slabs.found,
         )  # fmt: skip
         return [table, None]
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...kernels.runtime.parts import Room
+from ...kernels.runtime.parts import Slab
 from ..device.kernels import neighbor_table
 from ..geometry.host_moves import Rule
 from ..maps.expansion import scratch_elements
@@ -27,12 +27,12 @@ def rule_of(request: MapRequest) -> Rule:
     return Rule(one, stride, -1) if request.kind == "strided" else Rule(stride, one, 1)
 
 
-class Rooms(NamedTuple):
+class Slabs(NamedTuple):
     """Of a step: for its table, if it is looked up, or its two tables, if they are scattered to.
     None where there is none: tables take memory of their own."""
 
-    found: Room | None = None
-    linked: tuple[Room | None, Room | None] = (None, None)
+    found: Slab | None = None
+    linked: tuple[Slab | None, Slab | None] = (None, None)
 
 
 class SceneMemory:
@@ -65,8 +65,8 @@ class SceneMemory:
         become no table."""
         return not self.both(place) or self._taps[place].taps is not None
 
-    def scratch(self, rows: Mapping[int, int]) -> Room | None:
-        """Room for what `passing` steps need until they are linked. rows: of every level, as far as
+    def scratch(self, rows: Mapping[int, int]) -> Slab | None:
+        """Slab for what `passing` steps need until they are linked. rows: of every level, as far as
         there is memory for them."""
         if not self.sharing:
             return None
@@ -75,12 +75,12 @@ class SceneMemory:
             for place, geometry in self._taps.items()
             if self.passing(place)
         )
-        return Room.or_none(size, self._device)
+        return Slab.or_none(size, self._device)
 
-    def tables(self, rows: Mapping[int, int]) -> list[Rooms]:
-        """Room for the tables of all steps that become tiles. rows: see `scratch`."""
+    def tables(self, rows: Mapping[int, int]) -> list[Slabs]:
+        """Slab for the tables of all steps that become tiles. rows: see `scratch`."""
         if not self.sharing:
-            return [Rooms()] * len(self._steps)
+            return [Slabs()] * len(self._steps)
         found, blank = 0, 0
         for place, step in enumerate(self._steps):
             n_offsets = len(step.request.offsets)
@@ -90,14 +90,14 @@ class SceneMemory:
                     found += neighbor_table.table_elements(rows[here], n_offsets)
                 continue
             if self.tiled(place, 0):
-                blank += Room.rounded(n_offsets * rows[place + 1])
+                blank += Slab.rounded(n_offsets * rows[place + 1])
             if self.tiled(place, 1) and self.both(place) and self.passing(place):
-                blank += Room.rounded(n_offsets * rows[step.level])
-        one, other = Room.or_none(found, self._device), Room.or_none(blank, self._device, _BLANK)
-        return [self._rooms(place, one, other) for place in range(len(self._steps))]
+                blank += Slab.rounded(n_offsets * rows[step.level])
+        one, other = Slab.or_none(found, self._device), Slab.or_none(blank, self._device, _BLANK)
+        return [self._slabs(place, one, other) for place in range(len(self._steps))]
 
-    def _rooms(self, place: int, found: Room | None, blank: Room | None) -> Rooms:
+    def _slabs(self, place: int, found: Slab | None, blank: Slab | None) -> Slabs:
         first, second = self.tiled(place, 0), self.tiled(place, 1)
-        return Rooms(
+        return Slabs(
             found if first else None, (blank if first else None, blank if second else None)
         )

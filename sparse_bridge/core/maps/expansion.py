@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ...errors import OverflowLimitError
-from ...kernels.runtime.parts import Operand, Part, Room, taken
+from ...kernels.runtime.parts import Operand, Part, Slab, taken
 from ...kernels.runtime.target import Target
 from ..device.kernels import hash_table, neighbor_table, new_rows
 from ..geometry.boxes import Box
@@ -49,15 +49,15 @@ class Expansion:
     def __init__(
         self, source: Source, offsets: Offsets, multiplier: tuple[int, ...],
         divisor: tuple[int, ...], sign: int, out: KeyLayout, target: Target,
-        room: Room | None = None,
+        slab: Slab | None = None,
     ) -> None:  # fmt: skip
-        """room: for what nobody reads after `link`, `scratch_elements`."""
-        self.source, self.out, self.target, self._room = source, out, target, room
+        """slab: for what nobody reads after `link`, `scratch_elements`."""
+        self.source, self.out, self.target, self._slab = source, out, target, slab
         device = source.coords.device
         self.geometry = offsets.geometry(device, multiplier, divisor, sign)
         self.wide = source.layout.wide(offsets, multiplier) or out.wide(offsets, divisor)
         shape = self.geometry.n_taps, source.coords.shape[0]
-        self.slots: Part | None = taken(room, device, *shape)
+        self.slots: Part | None = taken(slab, device, *shape)
 
     def insert(self, table: HashTable) -> None:
         """Fill an empty table with the coordinates; how many there are goes to its counters."""
@@ -68,7 +68,7 @@ class Expansion:
             self.wide, self.target, source.last,
         )  # fmt: skip
         self.table = table
-        self._owned = new_rows.count_owners(table, self.slots, self.target, source.last, self._room)
+        self._owned = new_rows.count_owners(table, self.slots, self.target, source.last, self._slab)
 
     def number(self, n_new: int, order: str, counted: bool, zeroed: bool = False) -> torch.Tensor:
         """The new coordinates int32 [n_new, 1 + D] in `order`, see `MapRequest`; the table then
@@ -96,25 +96,25 @@ class Expansion:
 
     def link(
         self, n_new: int, count_new: Operand | None = None, link: bool = True,
-        rooms: tuple[Room | None, Room | None] = (None, None),
+        slabs: tuple[Slab | None, Slab | None] = (None, None),
     ) -> tuple[NeighborTable, NeighborTable | None]:  # fmt: skip
-        """(table of the new rows, table of the old rows if `link`); once. rooms: for both, of
+        """(table of the new rows, table of the old rows if `link`); once. slabs: for both, of
         -1."""
         slots, source = self.slots, self.source
         assert slots is not None
-        self.slots = self._room = None  # may be reused for a table
+        self.slots = self._slab = None  # may be reused for a table
         del self._owned
         linked, scattered = new_rows.link_new_rows(
             self.table, slots, n_new, source.coords, self.geometry, self.wide, self.target,
-            source.last, count_new, link, rooms,
+            source.last, count_new, link, slabs,
         )  # fmt: skip
         return scattered, linked
 
 
 def scratch_elements(n_rows: int, n_taps: int) -> int:
-    """Elements of a room for what the expansion of `n_rows` rows needs until it is linked."""
+    """Elements of a slab for what the expansion of `n_rows` rows needs until it is linked."""
     owned = new_rows.owner_blocks(n_rows, n_taps)
-    return Room.rounded(n_taps * n_rows) + Room.rounded(owned)
+    return Slab.rounded(n_taps * n_rows) + Slab.rounded(owned)
 
 
 def sorted_rows(
@@ -145,17 +145,17 @@ def sorted_rows(
 
 def look_up(
     here: Source, table: HashTable, n_values: int, known: KeyLayout, offsets: Offsets,
-    step: tuple[int, ...], target: Target, center: int = -1, room: Room | None = None,
+    step: tuple[int, ...], target: Target, center: int = -1, slab: Slab | None = None,
 ) -> NeighborTable:  # fmt: skip
     """What the rows of `here` reach, coordinate * step + offset, among the `n_values` coordinates
     of the layout `known` that `table` holds.
 
-    center: the offset that is every row itself, found or not; -1: none.  room: see
+    center: the offset that is every row itself, found or not; -1: none.  slab: see
     `neighbor_lookup`.
     """
     device, one = here.coords.device, (1,) * offsets.dimension
     wide = here.layout.wide(offsets, step) or known.wide(offsets, one)
     return neighbor_table.neighbor_lookup(
         table, n_values, here.coords, offsets.geometry(device, step, one, 1), known.bounds,
-        here.alive, len(offsets), center, wide, target, here.last, room,
+        here.alive, len(offsets), center, wide, target, here.last, slab,
     )  # fmt: skip

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.launch import cdiv, register
-from ..runtime.parts import Operand, Room, memory_of, taken, viewed
+from ..runtime.parts import Operand, Slab, memory_of, taken, viewed
 from ..runtime.target import Target
 from .coord_key import Geometry, live_rows, locate
 from .hash_table import MAX_PROBES, HashTable, hash_find, value_at
@@ -179,8 +179,8 @@ class NeighborTable:
 
 
 def table_elements(n_rows: int, n_offsets: int) -> int:
-    """Elements of a `Room` that a table with masks takes."""
-    return Room.rounded(n_offsets * n_rows) + Room.rounded(cdiv(n_offsets, OFFSETS) * n_rows)
+    """Elements of a `Slab` that a table with masks takes."""
+    return Slab.rounded(n_offsets * n_rows) + Slab.rounded(cdiv(n_offsets, OFFSETS) * n_rows)
 
 
 def grid_of(n_rows: int, n_offsets: int) -> tuple[int, int, int]:
@@ -190,18 +190,18 @@ def grid_of(n_rows: int, n_offsets: int) -> tuple[int, int, int]:
 def neighbor_lookup(
     table: HashTable, n_values: int, coords: torch.Tensor, geometry: Geometry,
     bounds: Operand, alive: torch.Tensor | None, n_offsets: int, center: int, wide: bool,
-    target: Target, count: Operand | None = None, room: Room | None = None,
+    target: Target, count: Operand | None = None, slab: Slab | None = None,
 ) -> NeighborTable:  # fmt: skip
     """Table of what the rows of `coords` reach among the keys of `table`, with masks.
 
     n_values: rows that were inserted in `table`.  center: the offset that is every row itself, or
-    -1.  count: of the rows in use, see `NeighborTable`.  room: for the table and its masks.
+    -1.  count: of the rows in use, see `NeighborTable`.  slab: for the table and its masks.
     """
     n_rows, columns = coords.shape
     # A single warp waits only for its own slowest look-up.
     grid = (cdiv(n_rows, _LOOKUP_ROWS), cdiv(n_offsets, OFFSETS), 1)
     device, (keys, values, _) = table.device, table.own
-    nbr, mask = taken(room, device, n_offsets, n_rows), taken(room, device, grid[1], n_rows)
+    nbr, mask = taken(slab, device, n_offsets, n_rows), taken(slab, device, grid[1], n_rows)
     constants = (
         alive is not None, table.reversed, columns - 1, table.key64, wide, geometry.division,
         _LOOKUP_ROWS,

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.launch import cdiv, register
-from ..runtime.parts import Operand, Part, Room, taken
+from ..runtime.parts import Operand, Part, Slab, taken
 from ..runtime.target import Target
 from .coord_key import Geometry, coordinate, live_rows, tap_of
 from .hash_table import FLAGS, HashTable, taps_at_once, value_at
@@ -183,18 +183,18 @@ def _shape(n_taps: int) -> tuple[int, int]:
 
 def count_owners(
     table: HashTable, slots: Operand, target: Target, count: Operand | None = None,
-    room: Room | None = None,
+    slab: Slab | None = None,
 ) -> Part:  # fmt: skip
     """New coordinates discovered by each block of rows, after `hash_insert`; their sum goes to the
     table's counters.
 
-    slots: [n_taps, N].  count: of the rows in use, see `NeighborTable`.  room: for what is
+    slots: [n_taps, N].  count: of the rows in use, see `NeighborTable`.  slab: for what is
     returned, `owner_blocks` elements.
     """
     n_taps, n_rows = slots.shape
     taps, rows = _shape(n_taps)
     blocks, (_, values, flags) = cdiv(n_rows, rows), table.own
-    owned = taken(room, table.device, blocks)
+    owned = taken(slab, table.device, blocks)
     constants = (FLAGS, _CLUSTER, taps, rows)
     count_kernel.launch(
         table.device, target, (blocks, 1, 1), (slots, values, slots if count is None else count,
@@ -254,20 +254,20 @@ def number_new_rows(
 def link_new_rows(
     table: HashTable, slots: Operand, n_new: int, coords: torch.Tensor, geometry: Geometry,
     wide: bool, target: Target, count: Operand | None = None, count_new: Operand | None = None,
-    link: bool = True, rooms: tuple[Room | None, Room | None] = (None, None),
+    link: bool = True, slabs: tuple[Slab | None, Slab | None] = (None, None),
 ) -> tuple[NeighborTable | None, NeighborTable]:  # fmt: skip
     """(table input row -> new row [V, N], its transpose [V, n_new] without masks), after
     `number_new_rows`, in whose terms the arguments are; `slots` may be reused for the former.
 
-    link: whether the former is wanted; None otherwise.  rooms: for the latter and the former, of
+    link: whether the former is wanted; None otherwise.  slabs: for the latter and the former, of
     -1.
     """
     (n_taps, n_rows), n_offsets = slots.shape, geometry.table.shape[0] - 2
     classes, device = geometry.taps is not None, table.device
-    transposed = taken(rooms[0], device, n_offsets, n_new, fill=-1)
+    transposed = taken(slabs[0], device, n_offsets, n_new, fill=-1)
     linked, mask = slots, None
     if link and classes:
-        linked = taken(rooms[1], device, n_offsets, n_rows, fill=-1)
+        linked = taken(slabs[1], device, n_offsets, n_rows, fill=-1)
     elif link:
         mask = taken(None, device, cdiv(n_taps, 32), n_rows)
     # A mask word is made of all its offsets at once.

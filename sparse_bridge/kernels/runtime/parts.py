@@ -49,7 +49,7 @@ class Part:
         return self._view
 
 
-_MOST = 1 << 20  # elements of a `Room`: torch's allocator finds large ones a place less often
+_MOST = 1 << 20  # elements of a `Slab`: torch's allocator finds large ones a place less often
 
 # What a launch takes for a tensor.
 Operand = torch.Tensor | Part
@@ -65,14 +65,14 @@ def memory_of(arg: Operand) -> torch.Tensor:
     return arg.memory if isinstance(arg, Part) else arg
 
 
-def taken(room: Room | None, device: torch.device, *shape: int, fill: int | None = None) -> Part:
-    """A part of `room`, which was filled like this, or of memory of its own."""
-    if room is None:
-        room = Room(math.prod(shape), device, fill)
-    return room.part(*shape)
+def taken(slab: Slab | None, device: torch.device, *shape: int, fill: int | None = None) -> Part:
+    """A part of `slab`, which was filled like this, or of memory of its own."""
+    if slab is None:
+        slab = Slab(math.prod(shape), device, fill)
+    return slab.part(*shape)
 
 
-class Room:
+class Slab:
     """int32 memory for several parts, which start at multiples of 16 bytes and live as long as the
     last of them."""
 
@@ -85,9 +85,9 @@ class Room:
             self._memory = torch.full((size,), fill, dtype=torch.int32, device=device)
 
     @staticmethod
-    def or_none(size: int, device: torch.device, fill: int | None = None) -> Room | None:
-        """A room; None where nothing is to be had of it, or more than a few parts should keep."""
-        return Room(size, device, fill) if 0 < size <= _MOST else None
+    def or_none(size: int, device: torch.device, fill: int | None = None) -> Slab | None:
+        """A slab; None where nothing is to be had of it, or more than a few parts should keep."""
+        return Slab(size, device, fill) if 0 < size <= _MOST else None
 
     @staticmethod
     def rounded(size: int) -> int:
