@@ -51,16 +51,21 @@ class LayerCount:
     original: dict[str, int]
 
 
-def note(framework: str, layer: str, reason: str | None = None, traced: bool = True) -> None:
+def note(
+    framework: str, layer: str, reason: str | None = None, compiling: bool | None = None
+) -> None:
     """Count one call of `layer`: bridged, or left to the original framework for `reason`.
 
-    Call it with a reason before the original runs.  traced: whether a compiler may be tracing.
+    Call it with a reason before the original runs.  compiling: whether a compiler traces the
+    program, where the caller has asked already.
 
     Raises:
         UnsupportedError: there is a reason, and strict mode is on for `framework`.
     """
-    torch = sys.modules.get("torch") if traced else None
-    if torch is not None and torch.compiler.is_compiling():
+    if compiling is None:
+        torch = sys.modules.get("torch")
+        compiling = torch is not None and torch.compiler.is_compiling()
+    if compiling:
         return  # a call is no call of the layer then
     if reason is not None and is_strict(framework):
         raise UnsupportedError(

@@ -85,11 +85,8 @@ def normalise(norm: nn.BatchNorm1d, run: Callable[..., torch.Tensor], x: Any) ->
     if hooks.traced():
         return _traced(x, lambda features: _traced_norm(norm, run, features))
     frame = protocol.of(x)
-    if isinstance(x, LateFeatures):
-        features = getattr(x, x.features_attribute)
-    else:
-        features = None if frame is None else frame.features_of(x)
-    if frame is None or not isinstance(features, torch.Tensor):
+    features = None if frame is None else frame.features_of(x)
+    if frame is None or features is None:
         raise AttributeError(
             f"{type(norm).__name__} takes a sparse tensor, got {type(x).__name__}."
         )

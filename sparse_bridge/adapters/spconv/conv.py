@@ -122,7 +122,7 @@ def convolved(
             out = _product(layer, x, features, weight, epilogue, watch)
     if layer.record_voxel_count:
         record_voxels(layer, out.features)
-    note("spconv", what, traced=False)
+    note("spconv", what, compiling=False)
     return out
 
 

@@ -102,7 +102,7 @@ def convolve(
         record = _record(x, coords, spec, key, config)
         coords, out_range = record.out_coords, record.out_range
         y = _multiply(feats, weight, end, record.kmap, spec.release)
-    note("torchsparse", kind, traced=False)
+    note("torchsparse", kind, compiling=False)
     return output_of(x, spec.release, y, coords, stride, out_range)
 
 

@@ -77,7 +77,7 @@ def spec_of(
     release = profiles.settled or profiles.current()
     given = kernel_size, stride, padding, dilation
     try:
-        if torch.Tensor not in map(type, given):
+        if torch.Tensor not in [type(value) for value in given]:
             return _spec(release, *given, transposed, generative)
     except TypeError:  # lists are not hashable
         pass

@@ -158,10 +158,9 @@ class MinkowskiConvolutionBase(KernelLayer):
             kernel, bias = self._parameters["kernel"], self._parameters["bias"]
         except KeyError:  # reparametrised
             kernel, bias = self.kernel, self.bias
-        compiling = torch.compiler.is_compiling()
         if self.use_mm:
             made = input._with(pointwise(input._F, kernel, bias, what, self))
-        elif compiling:
+        elif torch.compiler.is_compiling():
             return self._traced(input, coordinates, kernel, bias)
         elif coordinates is None:
             spec, registry = self.kernel_generator.spec(self.is_transpose), manager._manager
@@ -173,7 +172,7 @@ class MinkowskiConvolutionBase(KernelLayer):
             made = SparseTensor._of(y, key, manager)
         else:
             made = self._convolve_at(coordinates, input, kernel, bias)
-        note("minkowski", what, traced=compiling)
+        note("minkowski", what)
         return made
 
     def _traced(self, input, coordinates, kernel, bias):

@@ -43,7 +43,7 @@ class MinkowskiBatchNorm(MinkowskiModuleBase):
         if not isinstance(input, Tensor):
             refuse_kind(self, input)
         norm = self._modules["bn"]
-        if norm.training and input._F.shape[0]:
+        if norm.training and len(input._F):
             made = training_norms.normalise(norm, norm, input)
         else:
             made = input._with(batch_norm(norm, input))
