@@ -84,9 +84,9 @@ def replace(x: Any, features: torch.Tensor | PendingConv) -> None:
 def take(x: LateFeatures, *kinds: type) -> Any:
     """What made x's features or is to make them, taken off it, if it is one of these kinds."""
     late = x._late
-    if late is None or not isinstance(late, kinds):
+    if not isinstance(late, kinds):
         return None
-    object.__delattr__(x, "_late")
+    _forget(x)
     return late
 
 

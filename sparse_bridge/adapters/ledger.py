@@ -51,21 +51,16 @@ class LayerCount:
     original: dict[str, int]
 
 
-def note(
-    framework: str, layer: str, reason: str | None = None, compiling: bool | None = None
-) -> None:
+def note(framework: str, layer: str, reason: str | None = None) -> None:
     """Count one call of `layer`: bridged, or left to the original framework for `reason`.
 
-    Call it with a reason before the original runs.  compiling: whether a compiler traces the
-    program, where the caller has asked already.
+    Call it with a reason before the original runs.
 
     Raises:
         UnsupportedError: there is a reason, and strict mode is on for `framework`.
     """
-    if compiling is None:
-        torch = sys.modules.get("torch")
-        compiling = torch is not None and torch.compiler.is_compiling()
-    if compiling:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.compiler.is_compiling():
         return  # a call is no call of the layer then
     if reason is not None and is_strict(framework):
         raise UnsupportedError(
@@ -73,6 +68,12 @@ def note(
             "original instead; change the layer, or leave strict mode (enable(strict=False), "
             "SPARSE_BRIDGE_ENABLE=strict=0)."
         )
+    counted(framework, layer, reason)
+
+
+def counted(framework: str, layer: str, reason: str | None = None) -> None:
+    """`note` for callers who know that no program is traced, and that there is no reason why not:
+    in strict mode, too, the call is bridged."""
     key = (framework, layer, reason)
     with _lock:
         _tally[key] = _tally.get(key, 0) + 1

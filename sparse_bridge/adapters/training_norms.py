@@ -36,14 +36,15 @@ from ..core.ops.batch_norm import batch_norm
 from . import fusion, protocol
 from .late import LateFeatures, has_features, take
 
-# Norms whose results ReLUs took: whether nobody else read any.
-_rectified: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+_rectified: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # norms whose results ReLUs took
+_read: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # and those that others read, too
 
 
 @state.owns
 def reset() -> None:
     """Forget which norms ReLUs follow."""
     _rectified.clear()
+    _read.clear()
 
 
 class _Result:
@@ -62,7 +63,7 @@ class _Result:
                 "features were modified by an inplace operation between a BatchNorm in training "
                 "and the first use of its result; copy them before."
             )
-        _rectified[self.norm] = False
+        _read.add(self.norm)
         held: dict[str, Any] = self.norm._parameters
         with torch.inference_mode(False), torch.enable_grad():
             return batch_norm(
@@ -92,7 +93,7 @@ def normalise(norm: nn.BatchNorm1d, run: Callable[..., torch.Tensor], x: Any) ->
         )
     if not (fusion.is_training_norm(norm, run) and fusion.training_fusible(features)):
         return frame.with_features(x, run(features))
-    rectified = _rectified.get(norm, False) and _foreseen(features)
+    rectified = norm in _rectified and norm not in _read and _foreseen(features)
     y = fusion.batch_norm_training(norm, features, rectified)
     out = frame.with_features(x, y)
     if rectified:
@@ -146,7 +147,7 @@ def rectify(relu: nn.ReLU, run: Callable[..., torch.Tensor], x: Any) -> Any:
             return _frame(x).with_features(x, y)
         setattr(x, x.features_attribute, late.read())
     elif isinstance(late, weakref.ref) and (norm := late()) is not None:
-        _rectified.setdefault(norm, True)
+        _rectified.add(norm)
     return _frame(x).with_features(x, run(_features(x)))
 
 

@@ -26,7 +26,7 @@ from ...core.ops.pointwise import linear_layer
 from ...core.ops.trained_norms import noticed
 from ...errors import ContractError, UnsupportedError
 from ..expected import Expected, new_coordinates, pointwise, trains
-from ..ledger import note
+from ..ledger import counted
 from . import benchmark, keys
 from .geometry import LayerGeometry, check_dimension
 from .maps import LayerMap, layer_map_of
@@ -108,10 +108,7 @@ def convolved(
     features = check_input(x, what)
     if features.shape[1] != layer.in_channels:
         raise channels_differ(layer, features)
-    device = features.device
-    if device != weight.device or (
-        features.dtype is not weight.dtype and not torch.is_autocast_enabled(device.type)
-    ):
+    if features.dtype is not weight.dtype or features.device != weight.device:
         check_parameters(features, weight, what)
     watch = benchmark.of_conv(x, layer, names[0]) if x.benchmark else None
     timer = x._timer
@@ -122,7 +119,7 @@ def convolved(
             out = _product(layer, x, features, weight, epilogue, watch)
     if layer.record_voxel_count:
         record_voxels(layer, out.features)
-    note("spconv", what, compiling=False)
+    counted("spconv", what)
     return out
 
 
@@ -169,8 +166,7 @@ def _product(
             indices, shape = record.out_indices, record.out_spatial_shape
     form = form_of(layer.groups, allow_tf32(), _adds_in_fp16(layer, features))
     if torch.is_grad_enabled():
-        multiply = core.convolve if epilogue.activation is None else _convolve
-        y = noticed(layer, multiply(features, weight, kmap, epilogue, form))
+        y = noticed(layer, _convolve(features, weight, epilogue, kmap, form))
     else:
         y = _ready(core.convolve_layer(layer, features, weight, kmap, epilogue, form))
     if watch is not None:
@@ -195,11 +191,11 @@ def convolve(
     groups: int = 1,
 ) -> torch.Tensor:  # fmt: skip
     """[M, C_out]; an activation that needs a gradient follows the product."""
-    return _convolve(features, weight, kmap, epilogue, form_of(groups, allow_tf32()))
+    return _convolve(features, weight, epilogue, kmap, form_of(groups, allow_tf32()))
 
 
 def _convolve(
-    features: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue,
+    features: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue, kmap: KernelMap,
     form: ConvForm,
 ) -> torch.Tensor:  # fmt: skip
     if epilogue.activation is not None and _learns(features, weight, epilogue.bias):

@@ -29,7 +29,7 @@ from ...errors import (
 from ...log import once
 from ..expected import Expected, new_coordinates, of_kernel
 from ..fusion import EpilogueLayers
-from ..ledger import note
+from ..ledger import counted
 from .errors import MissingMapError
 from .geometry import layer_of, shrunk_range
 from .maps import as_tensor, build_record, coordinate_map, generated_level
@@ -102,7 +102,7 @@ def convolve(
         record = _record(x, coords, spec, key, config)
         coords, out_range = record.out_coords, record.out_range
         y = _multiply(feats, weight, end, record.kmap, spec.release)
-    note("torchsparse", kind, compiling=False)
+    counted("torchsparse", kind)
     return output_of(x, spec.release, y, coords, stride, out_range)
 
 
@@ -176,9 +176,7 @@ def _same_dtype(
     feats: torch.Tensor, weight: torch.Tensor, release: Profile
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """2.1 runs in half precision when either operand has it; autocast decides where it is on."""
-    if feats.dtype is weight.dtype or not release.divides:
-        return feats, weight
-    if not torch.is_autocast_enabled(feats.device.type):
+    if feats.dtype != weight.dtype and release.divides and autocast_dtype(feats.device) is None:
         if weight.dtype == torch.float32 and feats.dtype in _HALVES:
             weight = weight.to(feats.dtype)
         elif feats.dtype == torch.float32 and weight.dtype in _HALVES:

@@ -39,9 +39,7 @@ def refuse_wrapped(coords: torch.Tensor) -> None:
 def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """`function.apply`, without what it does in Python at every call, a third of its time, for
     transforms of torch.func. For callers who have refused those, of tensors that none of them has
-    left behind (`wrapped`). Its nodes call `function.backward` at once, too, without torch's look
-    for a `vjp` instead."""
-    vars(function)["_backward_cls"].apply = function.backward
+    left behind (`wrapped`)."""
     of_base = vars(torch._C._FunctionBase).get("apply")
     direct: Callable[..., Any]
     direct = function.apply if of_base is None else of_base.__get__(None, function)
