@@ -123,9 +123,9 @@ def epilogue_after(modules: Sequence[nn.Module], index: int) -> EpilogueLayers |
 
 
 def training_fusible(x: torch.Tensor) -> bool:
-    """Whether layers that normalise features `x` in training, in no graph, may be one operation
-    now: kernels there, and nobody who watches every module or every operation."""
-    if type(x) is not torch.Tensor or serves(x) is None:
+    """Whether layers that normalise features `x` in training may be one operation now: kernels
+    there, and nobody who watches every module or every operation."""
+    if hooks.traced() or type(x) is not torch.Tensor or serves(x) is None:
         return False
     return not (
         hooks.hooked_everywhere()
@@ -137,9 +137,9 @@ def training_fusible(x: torch.Tensor) -> bool:
 
 def fusible_norm(modules: Sequence[nn.Module], index: int, x: torch.Tensor) -> int:
     """How many modules from `modules[index]` on `batch_norm_training` may replace: 2 for torch's
-    own BatchNorm1d in training and a ReLU, 1 for the norm alone, else 0. For no graph."""
+    own BatchNorm1d in training and a ReLU, 1 for the norm alone, else 0."""
     norm = modules[index]
-    if not (_is_own_training_norm(norm) and training_fusible(x)):
+    if hooks.traced() or not (_is_own_training_norm(norm) and training_fusible(x)):
         return 0
     after = modules[index + 1] if index + 1 < len(modules) else None
     return 2 if runs_own(after, nn.ReLU, RELU_FORWARD) else 1

@@ -68,12 +68,6 @@ def note(framework: str, layer: str, reason: str | None = None) -> None:
             "original instead; change the layer, or leave strict mode (enable(strict=False), "
             "SPARSE_BRIDGE_ENABLE=strict=0)."
         )
-    counted(framework, layer, reason)
-
-
-def counted(framework: str, layer: str, reason: str | None = None) -> None:
-    """`note` for callers who know that no program is traced, and that there is no reason why not:
-    in strict mode, too, the call is bridged."""
     key = (framework, layer, reason)
     with _lock:
         _tally[key] = _tally.get(key, 0) + 1

@@ -26,7 +26,7 @@ from ...core.ops.pointwise import linear_layer
 from ...core.ops.trained_norms import noticed
 from ...errors import ContractError, UnsupportedError
 from ..expected import Expected, new_coordinates, pointwise, trains
-from ..ledger import counted
+from ..ledger import note
 from . import benchmark, keys
 from .geometry import LayerGeometry, check_dimension
 from .maps import LayerMap, layer_map_of
@@ -119,7 +119,7 @@ def convolved(
             out = _product(layer, x, features, weight, epilogue, watch)
     if layer.record_voxel_count:
         record_voxels(layer, out.features)
-    counted("spconv", what)
+    note("spconv", what)
     return out
 
 
@@ -239,8 +239,7 @@ def _pointwise(
     """
     matrix = weight.reshape(layer.in_channels, layer.out_channels)
     y = _ready(linear_layer(layer, features, matrix, bias))
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        y = noticed(layer, y)
+    y = noticed(layer, y) if torch.is_grad_enabled() else y
     trace.emit_linear("mm", features.shape[0], layer.in_channels, layer.out_channels)
     out = x.replace_feature(y)
     out.spatial_shape = LayerGeometry.of(layer).output_shape(shape_of(x), type(layer).__name__)

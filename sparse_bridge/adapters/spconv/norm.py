@@ -31,7 +31,7 @@ def run_sequential(
     """
     if isinstance(x, Proxy):
         return tracing.sequential(children, x, takes_sparse, convolution)
-    fusing = not torch.is_grad_enabled() and (hooks.inference() or hooks.compiled_inference())
+    fusing = hooks.inference() or hooks.compiled_inference()
     index, count = 0, len(children)
     while index < count:
         module = children[index]
@@ -49,12 +49,11 @@ def run_sequential(
                 x = convolved(module, x, weight, epilogue, names)
                 index += layers.length()
         elif isinstance(x, tensor):
-            traced = hooks.traced()
-            if traced or x.indices.shape[0] != 0:  # a graph holds the layers
+            if hooks.traced() or x.indices.shape[0] != 0:  # a graph holds the layers
                 features = x.features
                 if type(features) is Noticed:  # the norm behind it is known here
                     features = features.plain
-                if traced:
+                if hooks.traced():
                     y, done = fusion.traced_norm(children, index - 1, features)
                     x, index = x.replace_feature(y), index + done - 1
                     continue

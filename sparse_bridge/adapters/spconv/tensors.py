@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ...core.conv.convolution import autocast_dtype
 from ...core.conv.waiting import settled
 from ...core.geometry.boxes import Box
 from ...errors import ContractError, DataTypeError, DeviceError, ShapeError, UnsupportedError
@@ -90,7 +91,7 @@ def check_parameters(features: torch.Tensor, weight: torch.Tensor, what: str) ->
             f"{what} has its weight on {weight.device}, its input is on {features.device}; "
             "move both to one device."
         )
-    if features.dtype != weight.dtype and not torch.is_autocast_enabled(features.device.type):
+    if features.dtype != weight.dtype and autocast_dtype(features.device) is None:
         raise FeatureTypeError(
             f"{what} has a weight of {weight.dtype}, its input has {features.dtype}; "
             "convert one, or use torch.autocast."

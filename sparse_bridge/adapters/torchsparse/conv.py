@@ -29,7 +29,7 @@ from ...errors import (
 from ...log import once
 from ..expected import Expected, new_coordinates, of_kernel
 from ..fusion import EpilogueLayers
-from ..ledger import counted
+from ..ledger import note
 from .errors import MissingMapError
 from .geometry import layer_of, shrunk_range
 from .maps import as_tensor, build_record, coordinate_map, generated_level
@@ -102,7 +102,7 @@ def convolve(
         record = _record(x, coords, spec, key, config)
         coords, out_range = record.out_coords, record.out_range
         y = _multiply(feats, weight, end, record.kmap, spec.release)
-    counted("torchsparse", kind)
+    note("torchsparse", kind)
     return output_of(x, spec.release, y, coords, stride, out_range)
 
 

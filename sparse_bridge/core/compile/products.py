@@ -12,7 +12,7 @@ from ..conv import convolution, override
 from ..conv.column_sums import column_sums
 from ..conv.convolution import autocast_dtype, convolve
 from ..conv.epilogue import Epilogue, Norm
-from ..conv.plan import ConvForm, backward, find, run
+from ..conv.plan import ConvForm, Wanted, backward, find, run
 from ..device import rocm
 from ..maps.kernel_map import KernelMap
 from ..ops import pointwise
@@ -58,7 +58,7 @@ def _conv_backward(dy, x, weight, bias, kmap, *form):  # type: ignore[no-untyped
         dy = dy.contiguous()
         plan = find(x, weight, found, Epilogue(), form)
         if wanted[0] or wanted[1]:
-            want = wanted[0], weight.dtype if wanted[1] else None
+            want = Wanted(wanted[0], weight.dtype if wanted[1] else None)
             dx, dw = backward(plan, found, x, weight, dy, want)
         if wanted[2]:
             db = column_sums(dy, bias.dtype, plan.product.target)

@@ -19,7 +19,7 @@ from .column_sums import column_sums
 from .deferred import Deferred
 from .epilogue import Epilogue, Norm, check_activation
 from .history import over
-from .plan import ConvForm, backward, find, run
+from .plan import ConvForm, Wanted, backward, find, run
 
 _transforms = torch._C._functorch.peek_interpreter_stack
 _modes = torch._C._len_torch_dispatch_stack
@@ -31,7 +31,6 @@ waiting: Callable[..., Any] | None = None
 # always does: a U-Net over 15k to 88k voxels takes an H200 3.3 ms instead of 3.8, and its host 0
 # to 10 % less.
 WORTH = [1 << 16, 0]
-_NOTHING = Epilogue()
 _any_autocast = torch._C._is_any_autocast_enabled
 _form = functools.lru_cache(maxsize=256)(ConvForm)  # every call of `conv` names one
 
@@ -56,10 +55,9 @@ class _Conv(torch.autograd.Function):
     def forward(ctx: Any, x, weight, bias, kmap, form, dtype):  # type: ignore[no-untyped-def]
         x_cast, weight_cast = x, weight
         if dtype is not None:
-            x_cast = x if x.dtype is dtype else _cast(x, dtype)
-            weight_cast = _cast(weight, dtype)
+            x_cast, weight_cast = _cast(x, dtype), _cast(weight, dtype)
         kmap.rulebook.trained = True
-        y, plan = run(x_cast, weight_cast, kmap, _NOTHING if bias is None else Epilogue(bias), form)
+        y, plan = run(x_cast, weight_cast, kmap, Epilogue(bias), form)
         ctx.save_for_backward(x_cast, weight_cast)
         ctx.problem = kmap, plan, weight.dtype, None if bias is None else bias.dtype
         return y
@@ -81,7 +79,7 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         dy = dy.contiguous()
     dx = dw = db = None
     if wants_x or wants_weight:
-        wanted = wants_x, weight_dtype if wants_weight else None
+        wanted = Wanted(wants_x, weight_dtype if wants_weight else None)
         dx, dw = backward(plan, kmap, x, weight, dy, wanted)
     if wants_bias:
         db = column_sums(dy, bias_dtype, plan.product.target)
@@ -195,8 +193,7 @@ def convolve_layer(
 def _convolve(x, weight, kmap, epilogue, form, wants_grad):  # type: ignore[no-untyped-def]
     dtype = autocast_dtype(x.device) if _any_autocast() else None
     if wants_grad:
-        if epilogue[1] is not None or epilogue[3] is not None or epilogue[4] is not None:
-            _refuse_fused(x, weight, kmap, epilogue)
+        _check_gradients(x, weight, kmap, epilogue)
         if kmap.x_fold is None and kmap.y_fold is None:
             if _modes() and as_operator is not None and _selects():
                 return as_operator(x, weight, kmap, epilogue, form)
@@ -221,10 +218,13 @@ def _inference(x, weight, kmap, epilogue, form, dtype):  # type: ignore[no-untyp
     return run(x, weight, kmap, epilogue, form)[0]
 
 
-def _refuse_fused(
+def _check_gradients(
     x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue
 ) -> None:
-    """UnsupportedError for an epilogue without gradients."""
+    """UnsupportedError for an epilogue that has none."""
+    fused = epilogue.activation or epilogue.norm or epilogue.residual
+    if fused is None:
+        return
     check_devices(x, weight, epilogue.bias, kmap)
     check_activation(epilogue.activation)
     raise UnsupportedError(

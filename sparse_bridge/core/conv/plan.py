@@ -256,15 +256,21 @@ def present(plan: ConvPlan) -> ConvPlan:
     return found
 
 
+class Wanted(NamedTuple):
+    """Which gradients of a convolution: of x, and of the weight in this dtype."""
+
+    x: bool
+    weight: torch.dtype | None
+
+
 def backward(
     plan: ConvPlan, kmap: KernelMap, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor,
-    wanted: tuple[bool, torch.dtype | None],
+    wanted: Wanted,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
-    """(dx, dw), under the settings in force.  wanted: whether dx is, and the dtype of dw."""
+    """(dx, dw), under the settings in force."""
     plan = present(plan)
-    wants_x, dtype = wanted
-    dw = None if dtype is None else plan.gradient_like(weight, dtype)
-    return plan.gradients(kmap, x, weight, dy, dw, wants_x), dw
+    dw = None if wanted.weight is None else plan.gradient_like(weight, wanted.weight)
+    return plan.gradients(kmap, x, weight, dy, dw, wanted.x), dw
 
 
 def run(

@@ -28,8 +28,10 @@ _left: dict[int, tuple[weakref.ref[Any], int]] = {}  # calls until a layer is kn
 
 
 def noticed(layer: Any, y: torch.Tensor) -> torch.Tensor:
-    """The features `y` [N, C] of `layer` in training, in no graph: of its first calls, such that
-    their norm is found."""
+    """The features `y` [N, C] of `layer` in training: of its first calls, such that their norm is
+    found."""
+    if torch.compiler.is_compiling():
+        return y
     held = _left.get(id(layer))
     if held is not None and held[0]() is layer:
         if held[1] <= 0:
