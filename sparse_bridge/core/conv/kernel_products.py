@@ -17,7 +17,6 @@ from ...errors import KernelError
 from ...kernels.gemm.narrow import packs_offsets, tile_of
 from ...kernels.gemm.product import Product
 from ...kernels.runtime.target import Target
-from ...kernels.tiles.narrow_tile import NarrowTile
 from ..device import self_check
 from ..device.precision import KERNEL_DTYPES, product_precision, reads_rows
 from ..device.selection import select
@@ -101,18 +100,22 @@ class KernelDataflow(Dataflow):
         """Rows that the kernel multiplies, for the choice of a tile."""
         return n_rows
 
+    def packs(self, product: Product) -> bool:
+        """Whether narrow_gemm serves a product."""
+        return self.packing and packs_offsets(product)
+
     def tile(
         self, product: Product, n_rows: int, n_in: int, trial: Trial | None = None
     ) -> TileConfig:
         """The tile of a product of `n_in` rows into `n_rows`; narrow ones have one, which nobody
         tunes."""
-        if self.packing and packs_offsets(product, n_rows):
+        if self.packs(product):
             return tile_of(product)
         return tile_for(gather_problem(product, self.name, n_rows, n_in), trial)
 
     def spec(self, product: Product, tile: TileConfig) -> Any:
         """What the kernel needs to know but for the map."""
-        if isinstance(tile, NarrowTile):
+        if self.packs(product):
             return _narrow_gemm()[0](product, tile, self.packed)
         from ...kernels.gemm.gather_spec import GemmSpec
 
@@ -120,7 +123,7 @@ class KernelDataflow(Dataflow):
 
     def launch(self, spec: Any, table: Any, n_rows: int, n_in: int) -> Launch:
         """The kernel over one map."""
-        kind = _narrow_gemm()[1] if isinstance(spec.tile, NarrowTile) else _gather_gemm()
+        kind = _narrow_gemm()[1] if self.packs(spec.product) else _gather_gemm()
         return kind(spec, table, n_rows, n_in)
 
     def gather(self, product: LayerProduct) -> Gather:

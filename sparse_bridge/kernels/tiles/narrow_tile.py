@@ -17,10 +17,6 @@ FEW_OFFSETS, OFFSETS = 8, 16  # of a step: 27 offsets take two of 16
 _KINDS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
-class NarrowTile(TileConfig):
-    """A tile of `narrow_gemm`."""
-
-
 def width_of(c_in: int) -> int:
     """Channels that a step keeps for each of its offsets."""
     return power(c_in, 1, WIDEST)
@@ -28,7 +24,7 @@ def width_of(c_in: int) -> int:
 
 def narrow_tile(
     target: Target, dtype: torch.dtype, precision: str, c_in: int, c_out: int, n_offsets: int
-) -> NarrowTile:
+) -> TileConfig:
     """The tile of a narrow product. There are no others: a tile is through in two steps, and what
     they wait for is the same in all tiles.
 
@@ -40,11 +36,9 @@ def narrow_tile(
     # Channels that are loaded one by one take registers: 16 offsets of 5 channels 160, 8 take 88.
     few = n_offsets <= FEW_OFFSETS or (width == WIDEST and c_in < WIDEST)
     depth = min(deepest, width * (FEW_OFFSETS if few else OFFSETS))
-    tile: TileConfig = NarrowTile(64, power(c_out, 16, 64), max(16, depth), 4, 1)
+    tile = TileConfig(64, power(c_out, 16, 64), max(16, depth), 4, 1)
     tile = clamp_for_smem(tile, target, dtype.itemsize)
-    tile = clamp_for_registers(tile, target, dtype, precision, wgrad=False)
-    assert isinstance(tile, NarrowTile)
-    return tile
+    return clamp_for_registers(tile, target, dtype, precision, wgrad=False)
 
 
 def clamp_for_wide(tile: TileConfig, wide: bool) -> TileConfig:
