@@ -90,8 +90,7 @@ TOUCHED = {
     ),
     "what is compiled ahead is compared with what is launched": (
         "core.conv.kernel_products._listeners core.warmup.compilation._described "
-        "core.warmup.compilation._lock core.warmup.compilation._products "
-        "core.warmup.product_kernels._flow"
+        "core.warmup.compilation._lock core.warmup.compilation._products"
     ),
 }
 

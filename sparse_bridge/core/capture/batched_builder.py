@@ -114,16 +114,21 @@ class BatchedBuilder:
 
     def queued(self) -> list[Sides]:
         """Queue the maps over these coordinates: the sides of every step."""
-        slabs = self.memory.tables({level: one.capacity for level, one in self.levels.items()})
-        made = [self._linked(place, slab) for place, slab in enumerate(slabs)]
-        del slabs
-        wanted = [
-            (place, side) for place, sides in enumerate(made) for side in self._tiled(place, sides)
-        ]
+        rows = {level: one.capacity for level, one in self.levels.items()}
+        slabs, made = self.memory.tables(rows), list[list[Any]]()
+        for places in self.memory.batches(rows):
+            made += [self._linked(place, slabs[place]) for place in places]
+            self._tile(made, places)
+            for place in places:
+                slabs[place] = Slabs()
+        return [tuple(sides) for sides in made]
+
+    def _tile(self, made: list[list[Any]], places: range) -> None:
+        """Queue the tiles of these steps, which take the place of their tables."""
+        wanted = [(place, side) for place in places for side in self._tiled(place, made[place])]
         tiles = tile_batch.tile_batch([made[place][side] for place, side in wanted], self.target)
         for (place, side), found in zip(wanted, tiles, strict=True):
             made[place][side] = found
-        return [tuple(sides) for sides in made]
 
     def coords(self) -> dict[int, torch.Tensor]:
         """The coordinates of the new levels, by level."""

@@ -4,6 +4,7 @@ are tiles: one piece of each kind costs the host less than one for every map."""
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -17,6 +18,9 @@ from ..maps.request import MapRequest
 from .history import RequestHistory, Step
 
 _BLANK = -1  # what tables hold before anything is scattered to them
+# Elements of tables that become tiles side by side, 48 MiB: a table goes when its tiles are there,
+# and every batch more takes the host some ten launches.
+BATCH = 12 << 20
 
 
 @functools.lru_cache(maxsize=1024)
@@ -95,6 +99,26 @@ class SceneMemory:
                 blank += Slab.rounded(n_offsets * rows[step.level])
         one, other = Slab.or_none(found, self._device), Slab.or_none(blank, self._device, _BLANK)
         return [self._slabs(place, one, other) for place in range(len(self._steps))]
+
+    def batches(self, rows: Mapping[int, int]) -> list[range]:
+        """Steps whose tables become tiles side by side, in order.  rows: see `scratch`."""
+        ends, held = list[int](), 0
+        for place in range(len(self._steps)):
+            size = self._table_elements(place, rows)
+            if held and held + size > BATCH:
+                ends.append(place)
+                held = 0
+            held += size
+        bounds = [0, *ends, len(self._steps)]
+        return [range(*pair) for pair in itertools.pairwise(bounds)]
+
+    def _table_elements(self, place: int, rows: Mapping[int, int]) -> int:
+        """Elements of the tables of a step that become tiles."""
+        step = self._steps[place]
+        here = place + 1 if step.makes else step.level if step.out is None else step.out
+        first = rows[here] if self.tiled(place, 0) else 0
+        other = rows[step.level] if step.makes and self.tiled(place, 1) and self.both(place) else 0
+        return len(step.request.offsets) * (first + other)
 
     def _slabs(self, place: int, found: Slab | None, blank: Slab | None) -> Slabs:
         first, second = self.tiled(place, 0), self.tiled(place, 1)

@@ -157,15 +157,15 @@ def compile_once(target: Target, one: Expected, dtype: torch.dtype) -> None:
 def _gather(layer: LayerProduct, one: Expected, side: int, sizes: Sizes, known: set[Any]) -> None:
     """The product of one side, unless it is known.  side: 0 forward."""
     n_rows, n_in = sizes[1 - side], sizes[side]
-    flow = _flow(layer, one, side, sizes)
-    product = GatherProduct(flow, layer).product
-    work = work_over(flow, layer.w.n_offsets, n_rows)
-    tile = flow.tile(product, work, n_in)
-    if (side, flow.name, tile) in known:
-        return
-    known.add((side, flow.name, tile))
-    vectors = (Epilogue() if side else one.epilogue).vectors
-    launch_over(flow, product, tile, (n_rows, n_in), vectors)
+    for flow in flows_over(layer, one, side, sizes):
+        product = GatherProduct(flow, layer).product
+        work = work_over(flow, layer.w.n_offsets, n_rows)
+        tile = flow.tile(product, work, n_in)
+        if (side, flow.name, tile) in known:
+            continue
+        known.add((side, flow.name, tile))
+        vectors = (Epilogue() if side else one.epilogue).vectors
+        launch_over(flow, product, tile, (n_rows, n_in), vectors)
 
 
 def work_over(flow: KernelDataflow, n_offsets: int, n_rows: int) -> int:
@@ -186,16 +186,19 @@ def launch_over(
     launch(x, x.new_empty(1), vectors, y)
 
 
-def _flow(layer: LayerProduct, one: Expected, side: int, sizes: Sizes) -> KernelDataflow:
-    """The dataflow that serves a map."""
-    name = "unmasked"  # over the identity map
+def flows_over(
+    layer: LayerProduct, one: Expected, side: int, sizes: Sizes
+) -> list[KernelDataflow]:  # fmt: skip
+    """The dataflow that serves a map, and what does once other layers have ordered its rows."""
+    names = ["unmasked"]  # over the identity map
     if not one.pointwise:
         map_like = Rulebook(*sizes, layer.w.n_offsets, layer.device, symmetric=one.symmetric)
         map_like.trained = one.trains
-        name = serving_flow(map_like, side, layer)
-    found = registry.entry(name)
-    assert isinstance(found, KernelDataflow)
-    return found
+        names = [serving_flow(map_like, side, layer)]
+        if one.symmetric and names == ["unmasked"]:
+            names.append("masked")
+    found = [registry.entry(name) for name in names]
+    return [flow for flow in found if isinstance(flow, KernelDataflow)]
 
 
 class _Pairs:

@@ -9,11 +9,12 @@ import torch
 
 from sparse_bridge import settings
 from sparse_bridge.core import functional
-from sparse_bridge.core.capture import graph_cache, prefetch
+from sparse_bridge.core.capture import graph_cache, prefetch, scene_memory
 from sparse_bridge.core.device.serving import kernel_target
 from sparse_bridge.core.geometry.boxes import Box
 from sparse_bridge.core.maps import map_builder, map_cache, request
 from sparse_bridge.core.maps.coordinate_map import CoordinateMap
+from sparse_bridge.kernels.maps import tile_batch
 from sparse_bridge.kernels.runtime import launch
 from tests.clouds import cloud, features
 
@@ -106,7 +107,8 @@ def same(found, expected, both):
     assert (found.n_in, found.n_out) == (expected.n_in, expected.n_out)
     n_offsets, device = found.n_offsets, found.device
     # Whole numbers, so that sums are exact in any order: equal rows go through atomics on a GPU.
-    weight = features(n_offsets * 8, 16, seed=3).mul(4).round().view(n_offsets, 8, 16).to(device)
+    weight = features(n_offsets * 16, 24, seed=3).mul(4).round()
+    weight = weight.view(n_offsets, 16, 24).to(device)  # narrower inputs go without tiles
     back = weight.transpose(1, 2).contiguous()
     for kmap, other, w in (
         (found, expected, weight),
@@ -324,3 +326,19 @@ def test_all_maps_of_a_scene_are_packed_in_one_launch(kernel_lane, monkeypatch):
     third.ask(third.root, "submanifold", THREE)
     assert third.built == 0
     assert names.count("tiles_each") == 1 and "pack_tiles" not in names
+
+
+def test_large_tables_are_packed_in_several_batches(kernel_lane, monkeypatch):
+    """What goes when tiles are there makes room for the next ones; the maps are the same."""
+    for seed in (1, 2):
+        scene(kernel_lane, seed).network()
+    third, sizes, own = scene(kernel_lane, 3), [], tile_batch.tile_batch
+
+    def packed(tables, target):
+        sizes.append(len(tables))
+        return own(tables, target)
+
+    monkeypatch.setattr(scene_memory, "BATCH", 27 * third.root[0].n_rows + 1)
+    monkeypatch.setattr(tile_batch, "tile_batch", packed)
+    assert third.network() == 0
+    assert len(sizes) > 2 and sum(sizes) >= 5

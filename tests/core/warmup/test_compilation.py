@@ -119,28 +119,32 @@ class TestProducts:
 
 
 @pytest.mark.parametrize(
-    ("symmetric", "trains", "rows", "expected"),
+    ("channels", "symmetric", "trains", "rows", "expected"),
     [
-        (True, False, None, ["masked"]),
-        (False, True, None, ["masked", "masked"]),  # and its gradient
-        (False, False, None, ["unmasked"]),
-        (False, False, 40_000, ["unmasked"]),
-        (False, False, 400_000, ["masked"]),
-        (True, True, 848, ["masked", "masked"]),
+        (48, True, False, None, ["masked"]),
+        (48, False, True, None, ["masked", "masked"]),  # and its gradient
+        (48, False, False, None, ["unmasked"]),
+        (48, False, False, 40_000, ["unmasked"]),
+        (48, False, False, 400_000, ["masked"]),
+        (48, True, True, 848, ["masked", "masked"]),
+        (4, True, False, None, ["unmasked", "masked"]),  # other layers may order the rows
+        (4, True, True, None, ["masked", "masked"]),
     ],
 )
-def test_the_dataflow_of_the_rule_is_compiled(monkeypatch, symmetric, trains, rows, expected):
+def test_the_dataflow_of_the_rule_is_compiled(
+    monkeypatch, channels, symmetric, trains, rows, expected
+):
     """Rows decide between two of them; they are guessed where nobody knows them yet."""
     flows, target = [], Target("cuda", "sm_90", 32, 132, 227 << 10, raw=True)
-    real = product_kernels._flow
+    real = product_kernels.flows_over
 
     def noting(*args):
-        flow = real(*args)
-        flows.append(flow.name)
-        return flow
+        found = real(*args)
+        flows.extend([flow.name for flow in found])
+        return found
 
-    monkeypatch.setattr(product_kernels, "_flow", noting)
-    weight = torch.empty(80, 27, 48, dtype=HALF)
+    monkeypatch.setattr(product_kernels, "flows_over", noting)
+    weight = torch.empty(80, 27, channels, dtype=HALF)
     sizes = None if rows is None else product_kernels.Sizes(rows, rows)
     one = product_kernels.Expected(
         None, weight, "ovi", Epilogue(), 1, symmetric, trains, sizes=sizes
@@ -161,8 +165,8 @@ def test_every_dataflow_between_coordinates_is_guessed(columns, rows):
     one = product_kernels.Expected(None, weight, "ovi", Epilogue())
     layer = LayerProduct(target, CPU, HALF, "ieee", layout_of(weight, "ovi", 1))
     guesses = [*product_kernels.likely(one), *product_kernels.less_likely(one)]
-    flows = {product_kernels._flow(layer, one, 0, sizes).name for sizes in guesses}
-    met = product_kernels._flow(layer, one, 0, product_kernels.Sizes(rows, rows)).name
+    flows = {product_kernels.flows_over(layer, one, 0, sizes)[0].name for sizes in guesses}
+    met = product_kernels.flows_over(layer, one, 0, product_kernels.Sizes(rows, rows))[0].name
     assert met in flows
 
 
