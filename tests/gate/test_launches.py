@@ -212,7 +212,7 @@ def test_layers(recorder, monkeypatch):
     coords = cloud(TINY[2], 1)
     ends = torch.stack([coords.amin(0), coords.amax(0)])
     record = torch.empty(8, dtype=torch.int64)
-    level_bounds.level_bounds(ends, torch.zeros(1, 1).int(), record, recorder.target)
+    level_bounds.level_bounds(ends, torch.zeros(1, 2).int(), record, recorder.target)
     repeated = functional.coordinate_map(torch.cat([coords, coords[:3]]), TINY[2], 1)
     convolve_map(functional.submanifold(repeated, functional.kernel_offsets((3, 3))))
     for flow in ("unmasked", "grouped", "masked:2", "masked:3"):
@@ -220,7 +220,7 @@ def test_layers(recorder, monkeypatch):
             convolve_map(layer("strided", shape=TINY[1]).kmap)
     tables = [NeighborTable(torch.zeros(4, 5).int()) for _ in range(2)]
     tiles = tile_batch.tile_batch(tables, recorder.target)
-    pair_batch.PairBatch(tiles, [2, 4], recorder.target).write([4, 3])
+    pair_batch.PairBatch(tiles, [2, 4], recorder.target).write([10, 20])
     monkeypatch.setattr(mask_order, "FEW_ROWS", 0)
     convolve_map(layer("strided", shape=TINY[1]).kmap)
     monkeypatch.setattr(wgrad_gemm, "wgrad_shares", lambda *_: 3)
