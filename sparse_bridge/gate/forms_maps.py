@@ -14,6 +14,7 @@ from ..kernels.maps import (
     neighbor_table,
     new_rows,
     pair_batch,
+    row_ranks,
     tile_batch,
     tile_list,
 )
@@ -83,6 +84,23 @@ def _link(link: bool, dimension: int, wide: bool, divided: _Divided, place: str)
     shape = new_rows._shape(taps if classes else 32)
     constants = (link, dimension, wide, division, classes, *shape)
     return make(new_rows.link_kernel, constants, neighbor_table.OPTIONS, place=place)
+
+
+def _sort_keys(dimension: int, key64: bool, place: str) -> Form:
+    key = _key(key64)
+    constants = (dimension, _LARGEST[key], row_ranks._BLOCK)
+    return make(row_ranks.keys_kernel, constants, neighbor_table.OPTIONS, place=place, key=key)
+
+
+def _rank(dimension: int, key64: bool, place: str) -> Form:
+    key = _key(key64)
+    constants = (dimension, _LARGEST[key], row_ranks._STEP, row_ranks._RANKED)
+    return make(row_ranks.few_kernel, constants, neighbor_table.OPTIONS, place=place, key=key)
+
+
+def _move(dimension: int, place: str) -> Form:
+    constants = (dimension, row_ranks._BLOCK)
+    return make(row_ranks.move_kernel, constants, neighbor_table.OPTIONS, place=place, order="i64")
 
 
 def _bounds(dimension: int, place: str) -> Form:
@@ -159,6 +177,11 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     yield new_rows.count_kernel, [Space({**taps, **places}, _count, silent=_SILENT)]
     factors = {"dimension": DIMENSIONS, **places}
     yield level_bounds.level_bounds_kernel, [Space(factors, _bounds, silent=_SILENT)]
+    yield row_ranks.move_kernel, [Space(factors, _move, silent=_SILENT)]
+    factors = {"dimension": DIMENSIONS, "key64": (True, False), **places}
+    yield row_ranks.keys_kernel, [Space(factors, _sort_keys, silent=_SILENT)]
+    yield row_ranks.few_kernel, [Space(factors, _rank, silent=_SILENT)]
+    yield _fixed(row_ranks.rename_kernel, row_ranks._SLOTS)
     yield _fixed(neighbor_table.masks_kernel, neighbor_table.ROWS)
     held = tuple(block for block in OFFSET_BLOCKS if block >= gray_rank.LEAST_OFFSETS)
     blocks = {"v_block": held}

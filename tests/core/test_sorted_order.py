@@ -53,9 +53,16 @@ def candidates(coords, kernel, stride, padding, box):
     return axes
 
 
+@pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("low", [0, -4])
 @pytest.mark.parametrize(("kernel", "stride", "padding"), CASES)
-def test_strided_rows(map_lane, kernel, stride, padding, low):
+def test_strided_rows(map_lane, kernel, stride, padding, low, many, monkeypatch):
+    if many:
+        if not map_lane.kernels:
+            pytest.skip("torch does not tell few rows from many")
+        from sparse_bridge.kernels.maps import row_ranks
+
+        monkeypatch.setattr(row_ranks, "FEW_ROWS", 0)
     coords, cmap = scene(map_lane, seed=sum(kernel), low=low)
     offsets = box_offsets(kernel, (1, 1, 1), padding)
     box = Box.of((0, *(-3 if low else 0,) * 3), (2, 9, 8, 7))
@@ -91,6 +98,13 @@ def test_distinct_rows(map_lane):
     found = map_builder.distinct(coords.contiguous(), Box.grid(2, SHAPE)).coords.cpu().tolist()
     rows = {tuple(row) for row in coords.tolist()}
     assert [tuple(row) for row in found] == sorted(rows, key=lambda row: (row[0], *row[:0:-1]))
+
+
+def test_no_rows(map_lane):
+    _, cmap = scene(map_lane, 7)
+    offsets, far = box_offsets((2, 2, 2), (1, 1, 1), (0, 0, 0)), Box.of((0, 9, 9, 9), (2, 5, 5, 5))
+    new, kmap = map_builder.strided(cmap, offsets, (2, 2, 2), far, "sorted")
+    assert new.coords.shape == (0, 4) and (kmap.n_in, kmap.n_out) == (cmap.n_rows, 0)
 
 
 def test_a_side_that_nobody_left(map_lane):

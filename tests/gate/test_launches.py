@@ -16,12 +16,12 @@ import sparse_bridge
 from sparse_bridge import settings
 from sparse_bridge.core import functional
 from sparse_bridge.core.conv import depthwise
-from sparse_bridge.core.maps import key_search
+from sparse_bridge.core.maps import key_search, map_builder
 from sparse_bridge.core.ops import batch_norm, max_rows, serialize, voxel
 from sparse_bridge.gate.catalogue import launchable
 from sparse_bridge.gate.forms import as_launched
 from sparse_bridge.kernels.gemm import wgrad_gemm
-from sparse_bridge.kernels.maps import level_bounds, mask_order, pair_batch, tile_batch
+from sparse_bridge.kernels.maps import level_bounds, mask_order, pair_batch, row_ranks, tile_batch
 from sparse_bridge.kernels.maps.neighbor_table import NeighborTable
 from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.kernels.runtime.launch import REGISTRY, Kernel
@@ -221,6 +221,9 @@ def test_layers(recorder, monkeypatch):
     tables = [NeighborTable(torch.zeros(4, 5).int()) for _ in range(2)]
     tiles = tile_batch.tile_batch(tables, recorder.target)
     pair_batch.PairBatch(tiles, [2, 4], recorder.target).write([10, 20])
+    sorted_rows(coords)
+    monkeypatch.setattr(row_ranks, "FEW_ROWS", 0)
+    sorted_rows(coords)
     monkeypatch.setattr(mask_order, "FEW_ROWS", 0)
     convolve_map(layer("strided", shape=TINY[1]).kmap)
     monkeypatch.setattr(wgrad_gemm, "wgrad_shares", lambda *_: 3)
@@ -228,6 +231,11 @@ def test_layers(recorder, monkeypatch):
     assert recorder.undeclared() == []
     assert {one.kernel for one in recorder.seen} == set(REGISTRY)
     assert len(recorder.seen) > 80
+
+
+def sorted_rows(coords):
+    cmap = functional.coordinate_map(coords, TINY[2], 1)
+    map_builder.strided(cmap, functional.kernel_offsets((2, 2)), (2, 2), cmap.box, "sorted")
 
 
 def convolve_map(kmap):

@@ -13,8 +13,13 @@ import pytest
 import torch
 
 from sparse_bridge.core import functional
+from sparse_bridge.core.geometry.boxes import Box
+from sparse_bridge.kernels.maps import row_ranks
+from sparse_bridge.kernels.maps.hash_table import HashTable
 from sparse_bridge.kernels.runtime.launch import REGISTRY, Kernel, specialise
+from sparse_bridge.kernels.runtime.parts import viewed
 from tests.clouds import cloud, features
+from tests.kernels.calls import target_of
 
 pytestmark = [pytest.mark.emulated]
 
@@ -34,7 +39,8 @@ def keys(monkeypatch, kernel_lane):
     def checked(self, device, target, grid, args, constants, options, key):
         fn = self.fn
         binder = fn.device_caches[driver.active.get_current_device()][-1]
-        _, analysis, rest = binder(*args, *constants, debug=False, **options)
+        given = map(viewed, args)  # as `launch` does
+        _, analysis, rest = binder(*given, *constants, debug=False, **options)
         full = self.name, self.variant(target, args, key)
         known = seen.setdefault(full, (str(analysis), str(rest)))
         assert known == (str(analysis), str(rest)), f"{self.name}: one key, two kernels"
@@ -128,6 +134,22 @@ def test_narrow_inputs(kernel_lane, keys):
             for weight in (taps[:, :c_in], last.permute(1, 2, 0), shifted(taps[:, :c_in], by)):
                 functional.conv(x, weight, None, kmap)
     assert {name for name, _ in keys if name.endswith("_gemm")} == {"narrow_gemm"}
+
+
+def test_sorted_rows(kernel_lane, keys, monkeypatch):
+    """Few and many, keys of both widths, all rows in use or not, coordinates at any address."""
+    target = target_of(kernel_lane)
+    for few, n, by, far in itertools.product((1 << 20, 0), (1, 16, 33), (0, 1), (0, 1 << 30)):
+        monkeypatch.setattr(row_ranks, "FEW_ROWS", few)
+        coords = torch.arange(3 * n, dtype=torch.int32).view(n, 3)
+        coords[:, 0] = 0
+        box = Box.grid(1, (far or 3 * n, far or 3 * n))
+        table = HashTable.allocate(64, box.key64, torch.device(kernel_lane.device))
+        there = shifted(coords.to(kernel_lane.device), by)
+        bounds = box.layout(there.device).bounds
+        for count in (None, table.total):
+            row_ranks.sort_rows(table, there, bounds, target, count)
+    assert {name for name, _ in keys} == {"sort_keys", "rank_few", "move_sorted", "rename_values"}
 
 
 def inverse(*order):

@@ -186,8 +186,6 @@ class BatchedBuilder:
             key64 = out_box.key64 if layout is None else layout.key64
             if kernel_target(self.device, key64 or self._key64, True) is None:
                 return None
-            if step.request.order == "sorted" and not out_box.steps:
-                return None
             cells = (out_box if layout is None else layout.limits).volume
             most = min(below * len(step.request.offsets), max(1, cells))
             likely = int(self.slack * growth * self.cmap.n_rows)

@@ -75,9 +75,11 @@ class SceneMemory:
         if not self.sharing:
             return None
         size = sum(
-            scratch_elements(rows[self._steps[place].level], geometry.n_taps)
-            for place, geometry in self._taps.items()
-            if self.passing(place)
+            scratch_elements(
+                rows[step.level], self._taps[place].n_taps, rows[place + 1], step.request.order
+            )
+            for place, step in enumerate(self._steps)
+            if step.makes and self.passing(place)
         )
         return Slab.or_none(size, self._device)
 

@@ -7,10 +7,17 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["hash_table", "mask_order", "neighbor_table", "new_rows", "tile_batch"]
+__all__ = ["hash_table", "mask_order", "neighbor_table", "new_rows", "row_ranks", "tile_batch"]
 
 if TYPE_CHECKING:
-    from ...kernels.maps import hash_table, mask_order, neighbor_table, new_rows, tile_batch
+    from ...kernels.maps import (
+        hash_table,
+        mask_order,
+        neighbor_table,
+        new_rows,
+        row_ranks,
+        tile_batch,
+    )  # fmt: skip
 else:
 
     class _Module:
@@ -21,4 +28,4 @@ else:
             module = sys.modules.get(self._name) or importlib.import_module(self._name)
             return getattr(module, name)
 
-    hash_table, mask_order, neighbor_table, new_rows, tile_batch = map(_Module, __all__)
+    hash_table, mask_order, neighbor_table, new_rows, row_ranks, tile_batch = map(_Module, __all__)

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ...errors import OverflowLimitError
 from ...kernels.runtime.parts import Operand, Part, Slab, taken
 from ...kernels.runtime.target import Target
-from ..device.kernels import hash_table, neighbor_table, new_rows
+from ..device.kernels import hash_table, neighbor_table, new_rows, row_ranks
 from ..geometry.boxes import Box
 from ..geometry.layout import KeyLayout
 from ..geometry.offsets import Offsets
@@ -85,14 +84,10 @@ class Expansion:
         )  # fmt: skip
         if order == "first_seen" or n_new == 0:
             return coords
-        by_rank = sorted_rows(coords, self.out, self.table.total.view() if counted else None)
-        # Values are -2 - row, or -1: where rows go.
-        renamed = by_rank.new_full((n_new + 1,), -1, dtype=torch.int32)
-        ranks = torch.arange(-2, -2 - n_new, -1, dtype=torch.int32, device=coords.device)
-        renamed[1:].index_copy_(0, by_rank, ranks)
-        values = self.table.values
-        values.copy_(renamed.index_select(0, -1 - values))
-        return coords.index_select(0, by_rank)
+        return row_ranks.sort_rows(
+            self.table, coords, self.out.bounds, self.target,
+            self.table.total if counted else None, self._slab,
+        )  # fmt: skip
 
     def link(
         self, n_new: int, count_new: Operand | None = None, link: bool = True,
@@ -111,36 +106,26 @@ class Expansion:
         return scattered, linked
 
 
-def scratch_elements(n_rows: int, n_taps: int) -> int:
-    """Elements of a slab for what the expansion of `n_rows` rows needs until it is linked."""
+def scratch_elements(n_rows: int, n_taps: int, n_new: int, order: str) -> int:
+    """Elements of a slab for what the expansion of `n_rows` rows to `n_new` needs until it is
+    linked. order: of the new rows."""
     owned = new_rows.owner_blocks(n_rows, n_taps)
-    return Slab.rounded(n_taps * n_rows) + Slab.rounded(owned)
+    ranked = row_ranks.scratch_elements(n_new) if order == "sorted" else 0
+    return Slab.rounded(n_taps * n_rows) + Slab.rounded(owned) + ranked
 
 
-def sorted_rows(
-    coords: torch.Tensor, layout: KeyLayout | None, last: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Rows int64 [N] of coordinates by batch and then by the axes from the last to the
-    first.
-
-    layout: of keys, if there is one.  last: on the device, one less than the rows in use; those
-    behind stay behind.
-    """
+def sorted_rows(coords: torch.Tensor, layout: KeyLayout | None) -> torch.Tensor:
+    """Rows int64 [N] of coordinates by batch and then by the axes from the last to the first, by
+    torch alone. layout: of keys, if there is one."""
     n_rows, device = coords.shape[0], coords.device
     steps = None if layout is None or layout.steps is None else layout.steps.view()
-    if steps is None and last is None:
+    if steps is None:
         order = torch.arange(n_rows, device=device)
         for column in (*range(1, coords.shape[1]), 0):
             column_values = coords[:, column].index_select(0, order)
             order = order.index_select(0, torch.sort(column_values, stable=True).indices)
         return order
-    if steps is None:
-        raise OverflowLimitError("coordinates that lie too far out to be sorted by keys.")
-    keys = (coords * steps).sum(1)
-    if last is not None:
-        behind = torch.arange(n_rows, device=device) > last
-        keys.masked_fill_(behind, torch.iinfo(torch.int64).max)
-    return torch.sort(keys, stable=True).indices
+    return torch.sort((coords * steps).sum(1), stable=True).indices
 
 
 def look_up(

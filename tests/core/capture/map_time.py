@@ -31,7 +31,14 @@ from sparse_bridge.core.capture.batched_builder import BatchedBuilder
 from sparse_bridge.core.capture.history import boxes_of, loose_levels
 from sparse_bridge.core.maps import coordinate_map, request
 from sparse_bridge.core.maps.rulebook import Rulebook
-from sparse_bridge.kernels.maps import level_bounds, mask_order, new_rows, pair_batch, tile_batch  # noqa: F401
+from sparse_bridge.kernels.maps import (  # noqa: F401
+    level_bounds,
+    mask_order,
+    new_rows,
+    pair_batch,
+    row_ranks,
+    tile_batch,
+)
 from sparse_bridge.kernels.maps.neighbor_table import NeighborTable
 from sparse_bridge.kernels.maps.tile_list import TileList
 from sparse_bridge.kernels.runtime import launch
