@@ -37,6 +37,7 @@ KERNELS = [
     "tests/kernels/test_mask_splits.py::test_tiles",
     "tests/kernels/test_mask_splits.py::test_epilogues_follow_the_whole_sum",
     "tests/kernels/test_narrow.py::test_offsets_around_the_step",
+    "tests/kernels/test_row_ranks.py",
 ]
 ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 CONV = ("every_kind_and_dimension", "kernel_shapes", "crowded_scenes", "dtypes",
@@ -48,6 +49,7 @@ WHOLE = [
     "tests/core/ops/test_relational.py",
     "tests/kernels/test_hash_table.py",
     "tests/kernels/test_neighbor_table.py",
+    "tests/kernels/test_row_ranks.py",
     "tests/kernels/test_mask_order.py",
     "tests/kernels/test_pair_batch.py",
     "tests/kernels/test_gemm.py",
@@ -63,6 +65,7 @@ WHOLE = [
     "tests/adapters/test_pointwise_norms.py",
     "tests/compile/test_pointwise.py",
     "tests/core/test_maps.py",
+    "tests/core/test_sorted_order.py",
     "tests/core/capture/test_prefetch.py",
     "tests/core/capture/test_new_shapes.py",
     "tests/core/capture/test_waits.py",
@@ -139,7 +142,8 @@ QUICK = {
     "voxels and keys": (KERNELS[8:10], 50),
     "groups": (KERNELS[10:11], 25),
     "mask splits": (KERNELS[11:13], 30),
-    "narrow inputs": (KERNELS[13:], 14),
+    "narrow inputs": (KERNELS[13:14], 14),
+    "sorted rows": (KERNELS[14:], 150),
     "convolutions": (convolutions("interpreter")[:5], 5),
     "more convolutions": (convolutions("interpreter")[5:], 5),
     "launches": (["tests/gate/test_launches.py"], 5),
@@ -231,6 +235,7 @@ def test_emulated_gpu(run, arch):
     nodes.append("tests/kernels/test_pooling.py::test_segments")
     nodes.append("tests/core/conv/test_mask_splits.py::test_a_module_takes_them")
     nodes.append("tests/kernels/test_pair_batch.py")
+    nodes.append("tests/kernels/test_row_ranks.py::test_rows_in_use")
     nodes.append("tests/adapters/spconv/test_trained_norms.py::test_steps")
     nodes.append("tests/adapters/test_pointwise_norms.py")
     nodes.append("tests/compile/test_pointwise.py")
@@ -239,7 +244,7 @@ def test_emulated_gpu(run, arch):
     nodes.append("tests/core/capture/test_graph_cache.py::test_a_single_map")
     nodes.append(f"tests/emulated/test_schedules.py::test_layers[{arch}-masked-submanifold-3-"
                  "torch.float16]")  # fmt: skip
-    run(nodes, 83, SPARSE_BRIDGE_TEST_ARCH=arch)
+    run(nodes, 173, SPARSE_BRIDGE_TEST_ARCH=arch)
 
 
 @HERE

@@ -136,7 +136,8 @@ def multiply(
 
 
 def check_new_coordinates(device: torch.device, target: Target, part: str) -> str | None:
-    """The launches of a strided layer: candidates, their owners, their order, and the table."""
+    """The launches of a strided layer: candidates, their owners, their order, and the table; then
+    sorted rows."""
     from ...kernels.maps.hash_table import HashTable, hash_insert
     from ...kernels.maps.new_rows import (
         count_owners,
@@ -144,6 +145,7 @@ def check_new_coordinates(device: torch.device, target: Target, part: str) -> st
         number_new_rows,
         owner_counters,
     )
+    from ...kernels.maps.row_ranks import sort_rows
     from ..geometry.boxes import Box
     from ..geometry.offsets import box_offsets
 
@@ -172,7 +174,16 @@ def check_new_coordinates(device: torch.device, target: Target, part: str) -> st
     scattered = link_new_rows(table, slots, n_new, there, geometry, wide, target)[1].nbr.cpu()
     v, out = torch.nonzero(scattered >= 0, as_tuple=True)
     found = set(zip(v.tolist(), scattered[v, out].tolist(), out.tolist(), strict=True))
-    return None if found == pairs else f"{len(found ^ pairs)} of {len(pairs)} pairs are wrong"
+    if found != pairs:
+        return f"{len(found ^ pairs)} of {len(pairs)} pairs are wrong"
+    numbers = -2 - table.values.cpu()
+    moved = sort_rows(table, new, box.layout(device).bounds, target).cpu()
+    renamed = -2 - table.values.cpu()
+    named = numbers >= 0
+    if moved.tolist() != sorted(new.tolist(), key=lambda site: (site[0], *site[:0:-1])):
+        return "the new coordinates are not sorted"
+    followed = torch.equal(moved[renamed[named].long()], new.cpu()[numbers[named].long()])
+    return None if followed else "the table does not know where sorted rows are"
 
 
 def wgrad_over(

@@ -82,7 +82,7 @@ class MapKernels:
         return self._nbr[:1, :1].expand(volume, FEW_ROWS + 1)
 
     def expanded(self, layers: Collection[Strided]) -> None:
-        """What strided layers number and link new coordinates with."""
+        """What strided layers number, sort and link new coordinates with."""
         for kernel, stride in layers:
             self._expand(box_offsets(kernel, _ONE, _ONE), stride, True)
 
@@ -105,10 +105,12 @@ class MapKernels:
         from ...kernels.maps.level_bounds import level_bounds
         from ...kernels.maps.mask_order import mask_order
         from ...kernels.maps.neighbor_table import NeighborTable
+        from ...kernels.maps.row_ranks import move_sorted
         from ...kernels.maps.tile_batch import tile_batch
 
         nbr, target = self._nbr, self.target
         self._expand(self._offsets, CHECKED.stride, False)
+        move_sorted(nbr[0].long(), self._coords, self._coords, nbr[0], target)
         ends = self._coords.new_empty(2 * FEW, dtype=torch.int64)
         level_bounds(self._coords[:2], self._coords, ends, target)
         self._table.reversed = False
@@ -147,5 +149,5 @@ class MapKernels:
         source, layout = Source.of(coords, box), box.layout(coords.device)
         expansion = Expansion(source, offsets, _ONE, stride, -1, layout, self.target)
         expansion.insert(table)
-        expansion.number(FEW, "first_seen", False)
+        expansion.number(FEW, "sorted", False)
         expansion.link(FEW, link=link)
