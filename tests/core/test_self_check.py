@@ -128,6 +128,28 @@ class TestOnKernels:
         problem = self_check.run(device, target, self_check.NEW_COORDINATES).problem
         assert "kernel maps with new coordinates" in problem and "another order" in problem
 
+    @pytest.mark.parametrize(
+        "broken, words",
+        [("keys", "not sorted"), ("table", "where sorted rows are")],
+    )
+    def test_rows_that_are_not_sorted_are_found(self, kernel_lane, monkeypatch, broken, words):
+        """Keys that are all one, and a table that does not follow."""
+        from sparse_bridge.kernels.maps import row_ranks
+
+        device, target = lane_target(kernel_lane)
+        right = row_ranks.keys_kernel.launch
+
+        def keyless(device, target, grid, args, *rest):
+            right(device, target, grid, args, *rest)
+            args[3].view().fill_(7)
+
+        if broken == "table":
+            monkeypatch.setattr(row_ranks, "rename_values", lambda *_: None)
+        else:
+            monkeypatch.setattr(row_ranks.keys_kernel, "launch", keyless)
+        problem = self_check.run(device, target, self_check.NEW_COORDINATES).problem
+        assert "kernel maps with new coordinates" in problem and words in problem
+
     def test_a_pair_that_is_lost_is_found(self, kernel_lane, monkeypatch):
         from sparse_bridge.kernels.maps import new_rows
 
