@@ -71,7 +71,7 @@ def _rank_few(
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = live_rows(count_ptr, n_rows, counted)
     key = tl.load(key_ptr + row, mask=row < live, other=LAST)
-    sign = key.dtype.primitive_bitwidth - 1
+    sign: tl.constexpr = 63 if LAST > 0xFFFFFFFF else 31
     below = tl.zeros((STEP, BLOCK), tl.int32)  # the number of smaller keys, negated
     for start in range(0, tl.where(tl.program_id(0) * BLOCK < live, live, 0), STEP):
         other = start + tl.arange(0, STEP)
