@@ -31,6 +31,13 @@ def serving_flow(rulebook: Rulebook, side: int, product: Product | LayerProduct)
     return flow_for(rulebook, side, product) or flow_of(rulebook, side, product)
 
 
+def possible_flows(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> list[str]:
+    """`serving_flow`, and what it becomes once the rows of such a map come ordered: as other layers
+    or larger scenes asked for it."""
+    name = serving_flow(rulebook, side, product)
+    return [name, "masked"] if name == "unmasked" else [name]
+
+
 def flow_of(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> str:
     """The dataflow of the rows of `side`: "masked" unless another one is clearly cheaper.
 

@@ -96,6 +96,12 @@ class KernelDataflow(Dataflow):
         """The dataflow of one map: this one, where there is no rule."""
         return self
 
+    def possible(
+        self, rulebook: Rulebook, side: int, product: Product | LayerProduct
+    ) -> list[KernelDataflow]:
+        """`serving`, and what may serve maps like this one otherwise."""
+        return [self]
+
     def work(self, table: Table, n_rows: int) -> int:
         """Rows that the kernel multiplies, for the choice of a tile."""
         return n_rows

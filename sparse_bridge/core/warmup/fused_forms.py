@@ -74,9 +74,9 @@ def compile_others(
         sizes = Sizes(n_rows, n_in) if side else Sizes(n_in, n_rows)
         like = Rulebook(*sizes, rulebook.n_offsets, one.device, symmetric=rulebook.symmetric)
         like.trained = rulebook.trained
-        flow = product.flow.serving(like, side, one)
-        work = work_over(flow, one.w.n_offsets, n_rows)
-        tile = flow.tile(one, work, n_in)
-        if (flow.name, tile) not in known and times != 1.0:  # its own one is launched next
-            launch_over(flow, one, tile, (n_rows, n_in), vectors)
-        known.add((flow.name, tile))
+        for flow in product.flow.possible(like, side, one):
+            work = work_over(flow, one.w.n_offsets, n_rows)
+            tile = flow.tile(one, work, n_in)
+            if (flow.name, tile) not in known and times != 1.0:  # its own one is launched next
+                launch_over(flow, one, tile, (n_rows, n_in), vectors)
+            known.add((flow.name, tile))

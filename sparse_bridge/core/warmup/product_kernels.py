@@ -17,7 +17,7 @@ import torch
 from ...kernels.gemm.product import EpilogueForm, Product
 from ...kernels.runtime.target import Target
 from ..conv import registry
-from ..conv.choice import serving_flow
+from ..conv.choice import possible_flows
 from ..conv.column_sums import column_sums
 from ..conv.dataflow import LayerProduct
 from ..conv.epilogue import Epilogue
@@ -189,14 +189,12 @@ def launch_over(
 def flows_over(
     layer: LayerProduct, one: Expected, side: int, sizes: Sizes
 ) -> list[KernelDataflow]:  # fmt: skip
-    """The dataflow that serves a map, and what does once other layers have ordered its rows."""
+    """The dataflows that may serve a map, the likeliest first."""
     names = ["unmasked"]  # over the identity map
     if not one.pointwise:
         map_like = Rulebook(*sizes, layer.w.n_offsets, layer.device, symmetric=one.symmetric)
         map_like.trained = one.trains
-        names = [serving_flow(map_like, side, layer)]
-        if one.symmetric and names == ["unmasked"]:
-            names.append("masked")
+        names = possible_flows(map_like, side, layer)
     found = [registry.entry(name) for name in names]
     return [flow for flow in found if isinstance(flow, KernelDataflow)]
 

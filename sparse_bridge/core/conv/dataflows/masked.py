@@ -9,7 +9,7 @@ from ....kernels.gemm.product import Product
 from ....kernels.runtime.target import Target
 from ...maps.rulebook import Rulebook
 from .. import registry
-from ..choice import serving_flow
+from ..choice import possible_flows, serving_flow
 from ..dataflow import Dataflow, LayerProduct
 from ..kernel_products import KernelDataflow
 
@@ -52,12 +52,21 @@ class _ByRule(Masked):
     def serving(
         self, rulebook: Rulebook, side: int, product: Product | LayerProduct
     ) -> KernelDataflow:
-        flow = registry.entry(serving_flow(rulebook, side, product))
-        assert isinstance(flow, KernelDataflow)
-        return flow
+        return _kernels(serving_flow(rulebook, side, product))
+
+    def possible(
+        self, rulebook: Rulebook, side: int, product: Product | LayerProduct
+    ) -> list[KernelDataflow]:
+        return list(map(_kernels, possible_flows(rulebook, side, product)))
 
     def serves(self, rulebook: Rulebook, side: int, product: LayerProduct) -> str:
         return self.serving(rulebook, side, product).name
+
+
+def _kernels(name: str) -> KernelDataflow:
+    flow = registry.entry(name)
+    assert isinstance(flow, KernelDataflow)
+    return flow
 
 
 def split_tiles(
