@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import math
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import sparse_bridge
 from sparse_bridge import hooks, settings
 from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture import padded, replay, units
+from sparse_bridge.core.capture.calls.call import constant
 from sparse_bridge.core.conv import convolution
 from sparse_bridge.core.conv.kernel_products import GatherProduct
 
@@ -99,6 +102,56 @@ def test_a_program_that_is_not_changed(kernel_lane, monkeypatch, name, trains, k
         text = str(sparse_bridge.report())
         assert f"{type(part).__name__}: {unit.summary().hits} calls replayed from 1 graphs" in text
     assert not any(map(hooks.replaced, model.modules()))
+
+
+class Told(torch.nn.Module):
+    """A network that is told by which function of its framework it joins two tensors."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.body = network
+
+    def forward(self, x, cat, act=torch.relu):
+        x = self.body.stem(x)
+        y = self.body.up(self.body.deep(self.body.down(x)))
+        out = self.body.head(cat([y, x]) if type(x).__module__.startswith("torchs") else cat(y, x))
+        return {"out": out, "deep": act(protocol.features_of(y))}
+
+
+@pytest.mark.parametrize("name", ["torchsparse", "minkowski"])
+def test_functions_among_the_arguments(kernel_lane, monkeypatch, name):
+    """They hold no state, and tell calls apart."""
+    device = kernel_lane.device
+    if device == "cpu":
+        replays_on_the_cpu(monkeypatch)
+    monkeypatch.setattr(padded, "_LEAST", 512)
+    with doors.standin(name) as module, settings.override(optimize="graphs"), torch.no_grad():
+        model = Told(doors.network(module, name, device)).to(device).eval()
+        plain = copy.deepcopy(model)
+        for seed in range(14):
+            act, found = torch.sigmoid if seed > 9 else torch.relu, []
+            for one in (model, plain):
+                x = doors.scene(module, name, seed, device, 0.3 + 0.002 * seed)
+                with settings.override(optimize="graphs" if one is model else "off"):
+                    out = one(x, module.cat, act)
+                found.append((out, [protocol.features_of(out["out"]), out["deep"]]))
+            for mine, theirs in zip(found[0][1], found[1][1], strict=True):
+                torch.testing.assert_close(mine, theirs, rtol=2e-3, atol=1e-3)
+        (part,) = [one for one in units.summary() if one.hits]
+        assert part.name == "Told" and part.graphs == 2 and part.hits >= 6
+
+
+@pytest.mark.parametrize("value, told", [
+    (torch.relu, True), (torch.nn.ReLU, True), (copy.copy, True), (math.sqrt, True),
+    ([].append, False), (lambda x, y=[]: x, True), (torch.nn.ReLU(), False),
+    (functools.partial(torch.relu), False), ((lambda own: lambda: own)(1), False),
+], ids=str)  # fmt: skip
+def test_which_functions_tell_calls_apart(value, told):
+    if told:
+        assert constant(value) == constant(value) != constant(torch.tanh)
+    else:
+        with pytest.raises(padded.UnpaddedError, match="it is given a"):
+            constant(value)
 
 
 @pytest.mark.parametrize("name", doors.NAMES)

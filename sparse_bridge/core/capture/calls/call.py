@@ -8,6 +8,7 @@ count. Entries that a model writes into a dictionary it was given are its output
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
@@ -48,13 +49,23 @@ class Call(NamedTuple):
 
 def constant(value: Any) -> Hashable:
     """A value by which calls are told apart. Raises UnpaddedError for objects that have none."""
-    if isinstance(value, PLAIN):
+    if isinstance(value, PLAIN) or _is_code(value):
         return type(value), value
     if isinstance(value, torch.Tensor):
         return torch.Tensor, value.ndim, value.dtype, value.requires_grad
     if isinstance(value, (list, tuple)):
         return type(value), tuple([constant(one) for one in value])
     raise UnpaddedError(f"it is given a {named(value)}.")
+
+
+def _is_code(value: Any) -> bool:
+    """Whether a value is a class or a function of a module, which hold no more state than the
+    forward that is given them."""
+    if isinstance(value, (types.FunctionType, type)):
+        return getattr(value, "__closure__", None) is None
+    return isinstance(value, types.BuiltinFunctionType) and isinstance(
+        value.__self__, (types.ModuleType, type(None))
+    )
 
 
 def given_to(
