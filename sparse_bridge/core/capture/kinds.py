@@ -49,12 +49,11 @@ def addresses(modules: Sequence[nn.Module]) -> tuple[int, ...]:
     ])  # fmt: skip
 
 
-def kind_of(tensors: Tensors | None, call: Call) -> tuple[Kind, Root] | None:
-    """(what would have to be captured for a call, the coordinates of its sparse tensor as the core
-    has them, in their box); None where it may not be."""
-    x = call.x
-    features = None if tensors is None else tensors.features_of(x)
-    if tensors is None or features is None or features.ndim != 2 or not capturable(features):
+def root_of(tensors: Tensors, x: Any) -> Root | None:
+    """The coordinates of a sparse tensor as the core has them, in their box; None where calls with
+    it may not be captured."""
+    features = tensors.features_of(x)
+    if features is None or features.ndim != 2 or not capturable(features):
         return None
     root = tensors.capture_root(x)
     if root is None:
@@ -63,15 +62,19 @@ def kind_of(tensors: Tensors | None, call: Call) -> tuple[Kind, Root] | None:
     columns = (coords.device, coords.dtype, coords.ndim, coords.shape[-1])
     if columns != (features.device, torch.int32, 2, len(box.size)):
         return None
-    if not 0 < features.shape[0] == coords.shape[0]:
-        return None
-    kind = Kind(
+    return root if 0 < features.shape[0] == coords.shape[0] else None
+
+
+def kind_of(tensors: Tensors, call: Call, root: Root) -> Kind:
+    """What would have to be captured for a call over these coordinates."""
+    features = tensors.features_of(call.x)
+    assert features is not None  # `root_of` has seen them
+    return Kind(
         tensors, features.device, features.dtype, autocast_dtype(features.device),
-        features.shape[1], box.key64, tensors.label(x), padded.capacity_of(features.shape[0]),
-        call.constants,
+        features.shape[1], root[1].key64, tensors.label(call.x),
+        padded.capacity_of(features.shape[0]), call.constants,
         (settings.get(), tensors.switches(), torch.backends.cuda.matmul.allow_tf32),
     )  # fmt: skip
-    return kind, root
 
 
 def capturable(features: torch.Tensor) -> bool:

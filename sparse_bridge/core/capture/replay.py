@@ -22,9 +22,10 @@ from .calls.call import Call
 from .calls.foreign import ForeignReads
 from .captured_maps import CapturedMaps, on_own_stream
 from .captured_model import Captured, untouched
+from .graph_maps import maps_like
 from .kinds import Kind, Root, addresses
 from .recording import captured_from
-from .replay_parts import MISSING, Replays, Served, maps_like
+from .replay_parts import MISSING, Replays, Served
 from .replay_training import TrainingReplayer
 
 
@@ -45,7 +46,7 @@ class _Graph:
         """Replay behind the maps; what makes values of the outcome those of the call. None where
         the graph cannot serve this input."""
         features = self.made.tensors.features_of(call.x)
-        assert features is not None  # `kind_of` has seen them
+        assert features is not None  # `root_of` has seen them
         n_rows = features.shape[0]
         self.features[:n_rows].copy_(features)
         self.graph.replay()
@@ -72,17 +73,17 @@ class Replayer(Replays):
             return self.training.serving(args, kwargs)
         return super().serving(args, kwargs)
 
+    def allowed(self) -> bool:
+        return hooks.inference()
+
     def possible(self) -> bool:
-        return hooks.inference() and not any(
-            m.training or m._forward_hooks or m._forward_pre_hooks for m in self.modules
-        )
+        return not any(m.training or m._forward_hooks or m._forward_pre_hooks for m in self.modules)
 
     @contextlib.contextmanager
     def _run(self, graph: _Graph, call: Call, root: Root) -> Iterator[Any]:
         """One at a time, until what it left is copied: all graphs of a model share their memory."""
         with self.lock, torch.cuda.device(root[0].device):
-            self.follow()
-            graph.maps.start(*root)
+            self.start(graph, root)
             yield None if self.moved(graph) else graph.values(call, root)
 
     def replayed(self, graph: _Graph, call: Call, root: Root) -> Any:

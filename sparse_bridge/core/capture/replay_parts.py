@@ -13,14 +13,12 @@ from torch import nn
 
 from ... import log
 from ..conv import pending
-from ..device.serving import kernel_target
 from ..geometry.boxes import Box
-from . import prefetch
 from .calls.call import Call, call_of
 from .calls.outcome import MISSING
-from .captured_maps import CapturedMaps, padded_input
 from .captured_model import ROWS, Place, Tensors, statistics_kept
-from .kinds import Kind, Root, addresses, kind_of
+from .graph_maps import EarlyMaps, smallest
+from .kinds import Kind, Root, addresses, kind_of, root_of
 from .padded import MixedRowsError, PaddedInput, UndecidedError, UnpaddedError
 from .recording import GraphMemory, empty_cache
 
@@ -28,31 +26,7 @@ _EAGER_CALLS = 2  # of a size before it is captured
 _FAILURES = 2  # until a model is left alone
 _BARREN = 8  # captures for which there were no maps, or whose trial showed nothing, likewise
 _KINDS = 48  # of calls, if graphs serve fewer calls than that
-_WIDEST = 1.7  # capacity over the rows of an input
 _PAYS = 32  # calls that a graph serves make up for another capture
-
-
-def maps_like(
-    root: Root, kind: Kind, memory: GraphMemory, training: bool = False
-) -> tuple[CapturedMaps, dict[int, int]] | None:
-    """(captured maps, built for `root`; the rows of its levels); None where inputs in its place
-    are not asked the same, or this one is not like the others."""
-    coords, box = root
-    record = prefetch.history_of(kind.device, box, training)
-    target = kernel_target(kind.device)
-    if record is None or target is None:
-        return None
-    scene = padded_input(coords, kind.capacity, record)
-    steps, n_rows = tuple(record.steps), coords.shape[0]
-    maps = CapturedMaps(
-        scene, box, target, steps, memory.pool, n_rows, distinct=True, aside=memory.stream
-    )
-    maps.start(coords)
-    rows = maps.rows(n_rows)
-    if rows is None:
-        return None
-    scene.likely = rows
-    return maps, rows
 
 
 class Served(NamedTuple):
@@ -110,7 +84,7 @@ class Replays(abc.ABC):
         self.reads: set[Any] = set()  # what the model reads of dictionaries
         self.memory: GraphMemory | None = None
         self.stream: torch.cuda.Stream | None = None  # of the last replay
-        self.lock = threading.Lock()
+        self.lock, self.early = threading.RLock(), EarlyMaps()
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles of a model begin anew."""
@@ -134,11 +108,12 @@ class Replays(abc.ABC):
         return out
 
     def ready(self) -> bool:
-        """Whether a call may be replayed now, whatever it is given."""
+        """Whether a call may be replayed now, whatever it is given, as far as this costs nothing to
+        find out."""
         if not self.graphs and self.given_up() is not None:
-            return False  # before it costs anything
+            return False
         self.modules = self.modules or list(self.model.modules())
-        return not trying() and self.possible()
+        return not trying() and self.allowed()
 
     def serving(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Served | None:
         """A call that may be replayed, and what a graph made of it."""
@@ -154,13 +129,39 @@ class Replays(abc.ABC):
 
     def served(self, call: Call) -> Served | None:
         tensors = self.tensors_of(call.x)
-        found = kind_of(tensors, call)
-        if found is None:
+        root = None if tensors is None else root_of(tensors, call.x)
+        if tensors is None or root is None:
             return None
-        kind, root = self.known(found[0]), found[1]
+        with self._ahead(root):
+            return self._served(tensors, call, root) if self.possible() else None
+
+    @contextlib.contextmanager
+    def _ahead(self, root: Root) -> Iterator[None]:
+        """The maps of the graph that probably serves an input are queued meanwhile."""
+        graph = self.early.likely(self.graphs, root)
+        if graph is None:
+            yield
+            return
+        with self.lock, torch.cuda.device(root[0].device):
+            self.start(graph, root)
+            self.early.started = graph
+            try:
+                yield
+            finally:
+                self.early.started = None
+
+    def start(self, graph: Any, root: Root) -> None:
+        """Queue the maps over an input, unless they are: under the lock, on its device."""
+        if self.early.started is not graph:
+            self.follow()
+            graph.maps.start(*root)
+
+    def _served(self, tensors: Tensors, call: Call, root: Root) -> Served | None:
+        kind = self.known(kind_of(tensors, call, root))
         if self.by_box:
             kind = kind._replace(label=(kind.label, root[1]))
         graph = self.held(kind, root)
+        self.early.told(graph)
         if graph is None:
             return Served(MISSING, lambda out: self.after(kind, call, root, out))
         if not graph.made.strange(root) <= graph.proved:
@@ -195,8 +196,12 @@ class Replays(abc.ABC):
         raise NotImplementedError
 
     @abc.abstractmethod
+    def allowed(self) -> bool:
+        """Whether nothing stands against it but, perhaps, the modules."""
+
+    @abc.abstractmethod
     def possible(self) -> bool:
-        """The same, once the modules are known."""
+        """Whether the modules, which are known, do not stand against it."""
 
     def known(self, kind: Kind) -> Kind:
         """`kind`, and what else counts."""
@@ -216,13 +221,9 @@ class Replays(abc.ABC):
 
     def held(self, kind: Kind, root: Root) -> Any:
         """The smallest graph that serves an input of `kind`."""
-        n_rows = len(root[0])
-        fitting = [
-            one for one in list(self.graphs)
-            if kind.capacity <= one.capacity <= max(kind.capacity, _WIDEST * n_rows)
-            and one._replace(capacity=kind.capacity) == kind
-        ]  # fmt: skip
-        kind = min(fitting, key=lambda one: one.capacity, default=kind)
+        capacity = kind.capacity
+        fitting = [one for one in self.graphs if one._replace(capacity=capacity) == kind]
+        kind = smallest(fitting, capacity, len(root[0])) or kind
         graph = self.graphs.get(kind)
         if graph is None or not graph.maps.serves(root[1]):
             return None

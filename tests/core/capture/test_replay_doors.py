@@ -141,11 +141,17 @@ def test_functions_among_the_arguments(kernel_lane, monkeypatch, name):
         assert part.name == "Told" and part.graphs == 2 and part.hits >= 6
 
 
-@pytest.mark.parametrize("value, told", [
-    (torch.relu, True), (torch.nn.ReLU, True), (copy.copy, True), (math.sqrt, True),
-    ([].append, False), (lambda x, y=[]: x, True), (torch.nn.ReLU(), False),
-    (functools.partial(torch.relu), False), ((lambda own: lambda: own)(1), False),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(("value", "told"), [
+    pytest.param(torch.relu, True, id="of torch"),
+    pytest.param(torch.nn.ReLU, True, id="a class"),
+    pytest.param(copy.copy, True, id="of Python"),
+    pytest.param(math.sqrt, True, id="built in"),
+    pytest.param(lambda x: x, True, id="without a name"),
+    pytest.param([].append, False, id="a method"),
+    pytest.param(torch.nn.ReLU(), False, id="a module"),
+    pytest.param(functools.partial(torch.relu), False, id="partial"),
+    pytest.param((lambda own: lambda: own)(1), False, id="a closure"),
+])  # fmt: skip
 def test_which_functions_tell_calls_apart(value, told):
     if told:
         assert constant(value) == constant(value) != constant(torch.tanh)

@@ -1,0 +1,80 @@
+"""The maps of a model's graphs: those that one is captured with, and those of a call.
+
+The maps of the graph that is likely to serve a call are queued before all is asked that decides
+about it: on a GPU's host those questions take as long as a third of the maps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..device.serving import kernel_target
+from . import padded, prefetch
+from .captured_maps import CapturedMaps, padded_input
+from .kinds import Kind, Root
+from .recording import GraphMemory
+
+_WIDEST = 1.7  # capacity over the rows of an input
+_MISSES = 3  # guesses in a row that were wrong, after which none are made
+
+
+def maps_like(
+    root: Root, kind: Kind, memory: GraphMemory, training: bool = False
+) -> tuple[CapturedMaps, dict[int, int]] | None:
+    """(captured maps, built for `root`; the rows of its levels); None where inputs in its place
+    are not asked the same, or this one is not like the others."""
+    coords, box = root
+    record = prefetch.history_of(kind.device, box, training)
+    target = kernel_target(kind.device)
+    if record is None or target is None:
+        return None
+    scene = padded_input(coords, kind.capacity, record)
+    steps, n_rows = tuple(record.steps), coords.shape[0]
+    maps = CapturedMaps(
+        scene, box, target, steps, memory.pool, n_rows, distinct=True, aside=memory.stream
+    )
+    maps.start(coords)
+    rows = maps.rows(n_rows)
+    if rows is None:
+        return None
+    scene.likely = rows
+    return maps, rows
+
+
+def smallest(kinds: Iterable[Kind], capacity: int, n_rows: int) -> Kind | None:
+    """The smallest of the graphs with capacity for an input, unless it is much too large; of
+    several the last. capacity: that of its own kind."""
+    found: Kind | None = None
+    for kind in kinds:
+        if capacity <= kind.capacity <= max(capacity, _WIDEST * n_rows) and (
+            found is None or kind.capacity <= found.capacity
+        ):
+            found = kind
+    return found
+
+
+class EarlyMaps:
+    """Guesses of one model's graphs, by the rows of an input alone.
+
+    A wrong guess costs the GPU the maps. Who asks holds the lock of the model's graphs: all share
+    their memory.
+    """
+
+    def __init__(self) -> None:
+        self.started: Any = None  # the graph whose maps are queued for the call under way
+        self._misses = 0
+
+    def likely(self, graphs: Mapping[Kind, Any], root: Root) -> Any:
+        """A graph that probably serves an input; None where there is none to guess."""
+        if self._misses >= _MISSES or not graphs:
+            return None
+        n_rows = len(root[0])
+        kind = smallest(list(graphs), padded.capacity_of(n_rows), n_rows)
+        graph = None if kind is None else graphs.get(kind)
+        return graph if graph is not None and graph.maps.serves(root[1]) else None
+
+    def told(self, graph: Any) -> None:
+        """Learn which graph serves the call under way, None for no one."""
+        if self.started is not None:
+            self._misses = 0 if graph is self.started else self._misses + 1
