@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import torch
 
-from ...kernels.gemm.narrow import packs_offsets
 from ...kernels.gemm.product import Product
 from ...kernels.tiles.tile_config import CACHED_WEIGHT, INTENSITY, MOVED
 from ..device.precision import product_precision
@@ -32,8 +31,8 @@ def serving_flow(rulebook: Rulebook, side: int, product: Product | LayerProduct)
 
 
 def possible_flows(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> list[str]:
-    """`serving_flow`, and what it becomes once the rows of such a map come ordered: as other layers
-    or larger scenes asked for it."""
+    """`serving_flow`, and what it becomes once the rows of such a map come ordered, for which larger
+    scenes have asked."""
     name = serving_flow(rulebook, side, product)
     return [name, "masked"] if name == "unmasked" else [name]
 
@@ -43,10 +42,10 @@ def flow_of(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> s
 
     *grouped* for few rows under a weight that the cache does not hold, which it reads less often,
     with gradients, for which pairs are listed anyway: that takes longer than it saves one layer.
-    *unmasked* where ordering the rows takes longer than it saves: up to 8 input channels; maps
-    between other rows, narrow channels or few rows; and no gradients, for whose pair lists rows are
-    ordered anyway. Rows that are ordered already stay so: as other layers or larger scenes left it,
-    prefetch orders them. Nobody takes mask splits by itself: they lose in half precision.
+    *unmasked* where ordering the rows takes longer than it saves: maps between other rows, narrow
+    channels or few rows, and no gradients, for whose pair lists rows are ordered anyway. Rows that
+    are ordered already stay so: as larger scenes left it, prefetch orders them. Nobody takes mask
+    splits by itself: they lose in half precision.
     """
     target, w, n_rows = product.target, product.w, rulebook.rows[side].about
     assert target is not None
@@ -63,11 +62,8 @@ def flow_of(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> s
         and not padded
     ):
         return "grouped"
-    if rulebook.trained or rulebook.tiled(side):
-        return "masked"
-    if packs_offsets(w, product.precision):
-        return "unmasked"
-    if w.n_offsets <= _FEW_OFFSETS and not rulebook.symmetric:
+    used_once = w.n_offsets <= _FEW_OFFSETS and not (rulebook.symmetric or rulebook.trained)
+    if used_once and not rulebook.tiled(side):
         work = 2.0 * n_rows * w.n_offsets * w.c_in * w.c_out * w.groups
         kind = "half" if half else product_precision(target, product.dtype, product.precision)
         rate = INTENSITY[kind] * MOVED * target.compute_units

@@ -108,7 +108,7 @@ class KernelDataflow(Dataflow):
 
     def packs(self, product: Product) -> bool:
         """Whether narrow_gemm serves a product."""
-        return self.packing and packs_offsets(product.w, product.precision)
+        return self.packing and packs_offsets(product)
 
     def tile(
         self, product: Product, n_rows: int, n_in: int, trial: Trial | None = None

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from ..tiles.narrow_tile import WIDEST, narrow_tile
 from ..tiles.tile import TileConfig
-from .product import Product, Weights
+from .product import Product
 
 
-def packs_offsets(w: Weights, precision: str) -> bool:
+def packs_offsets(product: Product) -> bool:
     """Whether `narrow_gemm` serves a product over a table or over mask-ordered tiles."""
-    return w.c_in <= WIDEST and w.groups == 1 and w.n_offsets > 1 and precision != "half"
+    w = product.w
+    return w.c_in <= WIDEST and w.groups == 1 and w.n_offsets > 1 and product.precision != "half"
 
 
 def tile_of(product: Product) -> TileConfig:

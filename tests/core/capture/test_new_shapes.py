@@ -52,10 +52,10 @@ class Spconv:
             self.sp = module
         layers = self.sp
         self.net = nn.ModuleList([
-            layers.SubMConv3d(4, 16, 3, indice_key="a"),
-            layers.SparseConv3d(16, 16, 3, 2, padding=1, indice_key="d"),
-            layers.SubMConv3d(16, 16, 3, indice_key="b"),
-            layers.SparseConvTranspose3d(16, 4, 3, 2, padding=1),
+            layers.SubMConv3d(4, 8, 3, indice_key="a"),
+            layers.SparseConv3d(8, 8, 3, 2, padding=1, indice_key="d"),
+            layers.SubMConv3d(8, 8, 3, indice_key="b"),
+            layers.SparseConvTranspose3d(8, 4, 3, 2, padding=1),
         ])  # fmt: skip
         self.maps = 4
 
@@ -74,8 +74,8 @@ class Torchsparse:
         self.ts = torchsparse
         self.net = nn.ModuleList(
             [
-                spnn.Conv3d(4, 16, 3), spnn.Conv3d(16, 16, 2, 2), spnn.Conv3d(16, 16, 3),
-                spnn.Conv3d(16, 4, 2, 2, transposed=True),
+                spnn.Conv3d(4, 8, 3), spnn.Conv3d(8, 8, 2, 2), spnn.Conv3d(8, 8, 3),
+                spnn.Conv3d(8, 4, 2, 2, transposed=True),
             ]
         )  # fmt: skip
         self.maps = 3
@@ -95,11 +95,11 @@ class Minkowski:
         up = me.MinkowskiGenerativeConvolutionTranspose
         self.net = nn.ModuleList(
             [
-                me.MinkowskiConvolution(4, 16, 3, dimension=3),
-                me.MinkowskiConvolution(16, 16, 2, 2, dimension=3),
-                me.MinkowskiConvolution(16, 16, 3, dimension=3),
-                me.MinkowskiConvolution(16, 16, 3, 2, dimension=3, expand_coordinates=True),
-                up(16, 4, 2, 2, dimension=3),
+                me.MinkowskiConvolution(4, 8, 3, dimension=3),
+                me.MinkowskiConvolution(8, 8, 2, 2, dimension=3),
+                me.MinkowskiConvolution(8, 8, 3, dimension=3),
+                me.MinkowskiConvolution(8, 8, 3, 2, dimension=3, expand_coordinates=True),
+                up(8, 4, 2, 2, dimension=3),
             ]
         )
         self.maps = 6

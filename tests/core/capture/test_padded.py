@@ -52,11 +52,11 @@ class Network(torch.nn.Module):
     def __init__(self, sp, pooled=False):
         super().__init__()
         torch.manual_seed(0)
-        self.stem = sp.SubMConv3d(4, 16, 3, bias=True, indice_key="a")
-        self.down = sp.SparseConv3d(16, 16, 3, 2, padding=1, bias=False, indice_key="d")
-        self.norm = torch.nn.BatchNorm1d(16)
-        self.deep = sp.SubMConv3d(16, 16, 3, bias=False, indice_key="b")
-        self.up = sp.SparseInverseConv3d(16, 4, 3, indice_key="d")
+        self.stem = sp.SubMConv3d(4, 8, 3, bias=True, indice_key="a")
+        self.down = sp.SparseConv3d(8, 8, 3, 2, padding=1, bias=False, indice_key="d")
+        self.norm = torch.nn.BatchNorm1d(8)
+        self.deep = sp.SubMConv3d(8, 8, 3, bias=False, indice_key="b")
+        self.up = sp.SparseInverseConv3d(8, 4, 3, indice_key="d")
         self.pool = sp.SparseMaxPool3d(3, 2, padding=1, indice_key="p") if pooled else None
 
     def forward(self, x):
@@ -281,7 +281,7 @@ class Recording(Block):
     def __init__(self, sp):
         super().__init__(sp)
         self.body.down = sp.SparseConv3d(
-            16, 16, 3, 2, padding=1, bias=False, indice_key="d", record_voxel_count=True
+            8, 8, 3, 2, padding=1, bias=False, indice_key="d", record_voxel_count=True
         )
 
 

@@ -107,8 +107,7 @@ def same(found, expected, both):
     assert (found.n_in, found.n_out) == (expected.n_in, expected.n_out)
     n_offsets, device = found.n_offsets, found.device
     # Whole numbers, so that sums are exact in any order: equal rows go through atomics on a GPU.
-    weight = features(n_offsets * 16, 24, seed=3).mul(4).round()
-    weight = weight.view(n_offsets, 16, 24).to(device)  # narrower inputs go without tiles
+    weight = features(n_offsets * 8, 16, seed=3).mul(4).round().view(n_offsets, 8, 16).to(device)
     back = weight.transpose(1, 2).contiguous()
     for kmap, other, w in (
         (found, expected, weight),

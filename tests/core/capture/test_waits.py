@@ -125,7 +125,7 @@ def test_a_strided_layer_first(kernel_lane, monkeypatch):
     """Its outputs end where the coordinates do, which the host does not know yet."""
     network = Torchsparse()
     network.net = network.net[1:3]
-    network.net[0] = type(network.net[0])(4, 16, 2, 2)
+    network.net[0] = type(network.net[0])(4, 8, 2, 2)
     network.net.to(kernel_lane.device).eval()
     for turn in range(5):
         scene = voxels(turn, kernel_lane.device)

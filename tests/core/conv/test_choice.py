@@ -52,10 +52,6 @@ def chosen(arch="sm_90", n_rows=20_000, n_offsets=8, c_in=32, c_out=32, **option
     ({"n_offsets": 27, "symmetric": True}, "masked"),
     ({"n_offsets": 64}, "masked"),
     ({"n_offsets": 3, "symmetric": True}, "masked"),
-    ({"n_offsets": 125, "symmetric": True, "c_in": 8, "n_rows": 90_000}, "unmasked"),
-    ({"n_offsets": 27, "symmetric": True, "c_in": 4, "tiled": 0}, "masked"),  # others order it
-    ({"n_offsets": 27, "symmetric": True, "c_in": 4, "trained": True}, "masked"),
-    ({"n_offsets": 27, "symmetric": True, "c_in": 4, "precision": "half"}, "masked"),
     ({"c_in": 64, "c_out": 64, "n_rows": 60_000, "dtype": torch.float32}, "masked"),
     ({"c_in": 64, "c_out": 64, "n_rows": 60_000, "dtype": torch.float32, "precision": "tf32"},
      "unmasked"),

@@ -127,8 +127,6 @@ class TestProducts:
         (48, False, False, 40_000, ["unmasked", "masked"]),
         (48, False, False, 400_000, ["masked"]),
         (48, True, True, 848, ["masked", "masked"]),
-        (4, True, False, None, ["unmasked", "masked"]),  # other layers may order the rows
-        (4, True, True, None, ["masked", "masked"]),
     ],
 )
 def test_the_dataflow_of_the_rule_is_compiled(
