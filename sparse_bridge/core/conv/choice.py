@@ -31,8 +31,8 @@ def serving_flow(rulebook: Rulebook, side: int, product: Product | LayerProduct)
 
 
 def possible_flows(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> list[str]:
-    """`serving_flow`, and what it becomes once the rows of such a map come ordered, for which larger
-    scenes have asked."""
+    """`serving_flow`, and what it becomes where the rows of such a map come ordered, as layers of
+    larger scenes wanted them."""
     name = serving_flow(rulebook, side, product)
     return [name, "masked"] if name == "unmasked" else [name]
 
