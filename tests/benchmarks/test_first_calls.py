@@ -47,8 +47,8 @@ def test_calls_of_a_dry_run_are_counted():
     # more than 16k new rows in the order of their keys one.
     assert len([name for name in unused if name not in PRODUCTS]) <= 12
     # Each of seven products in tiles of 128 and of 64 rows, which scenes of 40,000 and 10,000 rows
-    # take, and in the shares that two others take of scenes half and a quarter as large. Those of
-    # four strided layers and the fifth once more: over rows that larger scenes had ordered.
+    # take, and in the shares that two others take of scenes half and a quarter as large; and, for
+    # three strided layers, of rows that larger scenes have had ordered.
     assert len([name for name in unused if name in PRODUCTS]) <= 7 * 3 + 5
 
 

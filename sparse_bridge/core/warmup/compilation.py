@@ -150,6 +150,9 @@ def _compile(device: torch.device, target: Target, key64: bool) -> None:
         with dry_run(later=True):  # guesses about guesses
             for one, dtype in ends:
                 compile_product(device, target, one, dtype, less_likely(one))
+            for one, dtype in (*products, *ends):
+                maps_of = [*likely(one), *less_likely(one)]
+                compile_product(device, target, one, dtype, maps_of, ordered=True)
 
 
 def _volume(one: Expected) -> int:

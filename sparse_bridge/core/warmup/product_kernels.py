@@ -123,9 +123,13 @@ def _width(one: Expected) -> int:
 
 def compile_product(
     device: torch.device, target: Target, one: Expected, dtype: torch.dtype,
-    maps: Iterable[Sizes],
+    maps: Iterable[Sizes], ordered: bool = False,
 ) -> None:  # fmt: skip
-    """Launch what the product over maps of these sizes would, forward and backward."""
+    """Launch what the product over maps of these sizes would, forward and backward.
+
+    ordered: instead, what it would where larger scenes have had the rows ordered and the rule for
+    these sizes would leave them.
+    """
     if dtype not in KERNEL_DTYPES or (one.pointwise and dtype not in HALVES):
         return
     w = layout_of(one.weight, one.layout, one.groups)
@@ -134,8 +138,8 @@ def compile_product(
     gradient = product._replace(w=back, epilogue=EpilogueForm())
     known = set[Any]()
     for sizes in maps:
-        _gather(product, one, 0, sizes, known)
-        if one.trains:
+        _gather(product, one, 0, sizes, known, ordered)
+        if one.trains and not ordered:
             _gather(gradient, one, 1, sizes, known)
             _wgrad(product, one, sizes)
 
@@ -154,10 +158,14 @@ def compile_once(target: Target, one: Expected, dtype: torch.dtype) -> None:
         launch_both(features, one.norm, target)
 
 
-def _gather(layer: LayerProduct, one: Expected, side: int, sizes: Sizes, known: set[Any]) -> None:
+def _gather(
+    layer: LayerProduct, one: Expected, side: int, sizes: Sizes, known: set[Any],
+    ordered: bool = False,
+) -> None:  # fmt: skip
     """The product of one side, unless it is known.  side: 0 forward."""
     n_rows, n_in = sizes[1 - side], sizes[side]
-    for flow in flows_over(layer, one, side, sizes):
+    flows = flows_over(layer, one, side, sizes)
+    for flow in flows[1:] if ordered else flows[:1]:
         product = GatherProduct(flow, layer).product
         work = work_over(flow, layer.w.n_offsets, n_rows)
         tile = flow.tile(product, work, n_in)

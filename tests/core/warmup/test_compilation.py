@@ -119,39 +119,40 @@ class TestProducts:
 
 
 @pytest.mark.parametrize(
-    ("channels", "symmetric", "trains", "rows", "expected"),
+    ("symmetric", "trains", "rows", "expected", "ordered"),
     [
-        (48, True, False, None, ["masked"]),
-        (48, False, True, None, ["masked", "masked"]),  # and its gradient
-        (48, False, False, None, ["unmasked", "masked"]),  # larger scenes may have them ordered
-        (48, False, False, 40_000, ["unmasked", "masked"]),
-        (48, False, False, 400_000, ["masked"]),
-        (48, True, True, 848, ["masked", "masked"]),
+        (True, False, None, ["masked"], []),
+        (False, True, None, ["masked", "masked"], []),  # and its gradient
+        (False, False, None, ["unmasked"], ["masked"]),
+        (False, False, 40_000, ["unmasked"], ["masked"]),
+        (False, False, 400_000, ["masked"], []),
+        (True, True, 848, ["masked", "masked"], []),
     ],
 )
 def test_the_dataflow_of_the_rule_is_compiled(
-    monkeypatch, channels, symmetric, trains, rows, expected
+    monkeypatch, symmetric, trains, rows, expected, ordered
 ):
     """Rows decide between two of them; they are guessed where nobody knows them yet."""
     flows, target = [], Target("cuda", "sm_90", 32, 132, 227 << 10, raw=True)
-    real = product_kernels.flows_over
+    real = product_kernels.launch_over
 
-    def noting(*args):
-        found = real(*args)
-        flows.extend([flow.name for flow in found])
-        return found
+    def noting(flow, *args):
+        flows.append(flow.name)
+        return real(flow, *args)
 
-    monkeypatch.setattr(product_kernels, "flows_over", noting)
-    weight = torch.empty(80, 27, channels, dtype=HALF)
+    monkeypatch.setattr(product_kernels, "launch_over", noting)
+    weight = torch.empty(80, 27, 48, dtype=HALF)
     sizes = None if rows is None else product_kernels.Sizes(rows, rows)
     one = product_kernels.Expected(
         None, weight, "ovi", Epilogue(), 1, symmetric, trains, sizes=sizes
     )  # fmt: skip
+    given = CPU, dataclasses.replace(target, raw=False), one, HALF, product_kernels.likely(one)
     with precompile.dry_run():
-        product_kernels.compile_product(
-            CPU, dataclasses.replace(target, raw=False), one, HALF, product_kernels.likely(one)
-        )
-    assert flows == expected
+        product_kernels.compile_product(*given)
+        assert flows == expected
+        flows.clear()
+        product_kernels.compile_product(*given, ordered=True)
+    assert flows == ordered
 
 
 @pytest.mark.parametrize("columns", [16, 32, 80, 128, 256])
