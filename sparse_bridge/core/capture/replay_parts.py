@@ -143,8 +143,9 @@ class Replays(abc.ABC):
             yield
             return
         with self.lock, torch.cuda.device(root[0].device):
-            self.start(graph, root)
-            self.early.started = graph
+            if self.allowed():  # still: another thread may be in the middle of a step
+                self.start(graph, root)
+                self.early.started = graph
             try:
                 yield
             finally:
