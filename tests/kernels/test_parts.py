@@ -8,7 +8,8 @@ import pickle
 import pytest
 import torch
 
-from sparse_bridge.kernels.runtime.parts import Part, Slab, memory_of, taken, viewed
+from sparse_bridge.kernels.runtime import target as targets
+from sparse_bridge.kernels.runtime.parts import Part, Slab, memory_for, memory_of, taken, viewed
 
 CPU = torch.device("cpu")
 MEMORY = torch.arange(64, dtype=torch.int32)
@@ -57,3 +58,23 @@ def test_without_a_room_memory_is_taken():
     made = taken(None, CPU, 3, 2, fill=7)
     assert made.view().tolist() == [[7, 7]] * 3
     assert Slab.or_none(0, CPU) is None and Slab.or_none(1 << 40, CPU) is None
+
+
+def test_large_memory_comes_in_few_sizes(monkeypatch):
+    """What a scene has freed serves one that is a little larger."""
+    large = 2 << 20
+    assert [len(memory_for(size, CPU)) for size in (0, 5, large - 1)] == [0, 5, large - 1]
+    sizes = [large + step * 12_345 for step in range(500)]
+    found = [len(memory_for(size, torch.device("meta"))) for size in sizes]
+    assert all(size <= taken <= size * 1.25 for size, taken in zip(sizes, found, strict=True))
+    assert found == sorted(found) and len(set(found)) == 9  # two octaves, and their ends
+    monkeypatch.setattr(targets, "capturing", lambda device: True)
+    assert len(memory_for(large + 1, CPU)) == large + 1
+
+
+def test_a_large_slab_holds_its_parts_and_its_filling():
+    slab = Slab(size := (2 << 20) + 4, CPU, fill=-1)
+    part = slab.part(size).view()
+    assert part.shape == (size,) and bool((part == -1).all())
+    with pytest.raises(RuntimeError, match="are taken"):
+        slab.part(4)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.launch import cdiv, register
-from ..runtime.parts import Part, memory_of
+from ..runtime.parts import Part, memory_for, memory_of
 from ..runtime.target import Target
 from ..runtime.uploads import uploaded
 from . import mask_order as ordering
@@ -153,7 +153,7 @@ def _together(tables: Sequence[NeighborTable], target: Target) -> list[TileList]
     records: list[int] = []
     for one, start, n_words in zip(tables, starts, words, strict=False):
         n_pairs = cdiv(one.n_rows, 2 * TILE)
-        memory = scratch.new_empty(TileList.size(one.n_offsets, n_pairs))
+        memory = memory_for(TileList.size(one.n_offsets, n_pairs), device)
         nbr, mask, count = one.own
         mask_at = at if mask is None else mask.data_ptr()
         records += (

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from . import target as targets
+
 
 class Part:
     """Elements of a vector: a tensor of `shape`, with one axis or two, and `dtype`, as far as
@@ -50,6 +52,7 @@ class Part:
 
 
 _MOST = 1 << 20  # elements of a `Slab`: torch's allocator finds large ones a place less often
+_LARGE = 2 << 20  # elements from which on few sizes are asked for
 
 # What a launch takes for a tensor.
 Operand = torch.Tensor | Part
@@ -72,6 +75,19 @@ def taken(slab: Slab | None, device: torch.device, *shape: int, fill: int | None
     return slab.part(*shape)
 
 
+def memory_for(size: int, device: torch.device) -> torch.Tensor:
+    """int32 [size], or more where that is large: one of four sizes an octave.
+
+    torch's allocator makes a segment of its own for what takes 10 MiB or more, and of scenes whose
+    tables grow a little from one to the next it would keep them all. In captures, whose memory
+    nobody else uses, no more than asked for.
+    """
+    if size >= _LARGE and not targets.capturing(device):
+        step = 1 << (size.bit_length() - 3)
+        size = -(-size // step) * step
+    return torch.empty(size, dtype=torch.int32, device=device)
+
+
 class Slab:
     """int32 memory for several parts, which start at multiples of 16 bytes and live as long as the
     last of them."""
@@ -79,8 +95,10 @@ class Slab:
     def __init__(self, size: int, device: torch.device, fill: int | None = None) -> None:
         """size: of all parts, each `rounded`.  fill: of every element; None: anything."""
         self._size, self._taken = size, 0
-        if fill is None:
-            self._memory = torch.empty(size, dtype=torch.int32, device=device)
+        if fill is None or size >= _LARGE:
+            self._memory = memory_for(size, device)
+            if fill is not None:
+                self._memory.fill_(fill)
         else:
             self._memory = torch.full((size,), fill, dtype=torch.int32, device=device)
 
