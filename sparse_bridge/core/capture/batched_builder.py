@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...kernels.runtime.parts import Slab, viewed
+from ...kernels.runtime.parts import Slab, octave_step, viewed
 from ...kernels.runtime.target import Target
 from ..device.kernels import hash_table, mask_order, new_rows, tile_batch
 from ..device.serving import kernel_target
@@ -333,5 +333,5 @@ class BatchedBuilder:
 
 def _rounded(rows: int) -> int:
     """Up to one of eight sizes per octave, so that the allocator meets few."""
-    step = max(128, 1 << max(0, rows.bit_length() - 4))
+    step = max(128, octave_step(rows, 8))
     return -(-rows // step) * step

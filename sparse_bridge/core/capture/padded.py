@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import tolerances
+from ...kernels.runtime.parts import octave_step
 from ..geometry.layout import constants
 from ..maps import rows as row_scopes
 from ..maps.rows import Rows, UnknownRowsError, UnpaddedError
@@ -165,7 +166,7 @@ def current() -> PaddedInput | None:
 
 def capacity_of(rows: int) -> int:
     """Rows to reserve: a few sizes per octave, so that scenes meet few."""
-    step = max(_LEAST, (1 << rows.bit_length()) // (2 * _STEPS_PER_OCTAVE))
+    step = max(_LEAST, octave_step(rows, _STEPS_PER_OCTAVE))
     return -(-rows // step) * step
 
 

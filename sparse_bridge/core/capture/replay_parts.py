@@ -108,8 +108,7 @@ class Replays(abc.ABC):
         return out
 
     def ready(self) -> bool:
-        """Whether a call may be replayed now, whatever it is given, as far as this costs nothing to
-        find out."""
+        """Whether a call may be replayed now, as far as this costs nothing to find out."""
         if not self.graphs and self.given_up() is not None:
             return False
         self.modules = self.modules or list(self.model.modules())
@@ -133,7 +132,10 @@ class Replays(abc.ABC):
         if tensors is None or root is None:
             return None
         with self._ahead(root):
-            return self._served(tensors, call, root) if self.possible() else None
+            if self.possible():
+                return self._served(tensors, call, root)
+            self.early.told(None)
+            return None
 
     @contextlib.contextmanager
     def _ahead(self, root: Root) -> Iterator[None]:

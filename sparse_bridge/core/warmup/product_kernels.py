@@ -16,10 +16,9 @@ import torch
 
 from ...kernels.gemm.product import EpilogueForm, Product
 from ...kernels.runtime.target import Target
-from ..conv import registry
-from ..conv.choice import possible_flows
 from ..conv.column_sums import column_sums
 from ..conv.dataflow import LayerProduct
+from ..conv.dataflows import masked, unmasked
 from ..conv.epilogue import Epilogue
 from ..conv.kernel_products import GatherProduct, KernelDataflow, WgradProduct
 from ..device.precision import KERNEL_DTYPES
@@ -164,16 +163,19 @@ def _gather(
 ) -> None:  # fmt: skip
     """The product of one side, unless it is known.  side: 0 forward."""
     n_rows, n_in = sizes[1 - side], sizes[side]
-    flows = flows_over(layer, one, side, sizes)
-    for flow in flows[1:] if ordered else flows[:1]:
-        product = GatherProduct(flow, layer).product
-        work = work_over(flow, layer.w.n_offsets, n_rows)
-        tile = flow.tile(product, work, n_in)
-        if (side, flow.name, tile) in known:
-            continue
-        known.add((side, flow.name, tile))
-        vectors = (Epilogue() if side else one.epilogue).vectors
-        launch_over(flow, product, tile, (n_rows, n_in), vectors)
+    flow, *others = flows_over(layer, one, side, sizes)
+    if ordered:
+        if not others:
+            return
+        flow = others[0]
+    product = GatherProduct(flow, layer).product
+    work = work_over(flow, layer.w.n_offsets, n_rows)
+    tile = flow.tile(product, work, n_in)
+    if (side, flow.name, tile) in known:
+        return
+    known.add((side, flow.name, tile))
+    vectors = (Epilogue() if side else one.epilogue).vectors
+    launch_over(flow, product, tile, (n_rows, n_in), vectors)
 
 
 def work_over(flow: KernelDataflow, n_offsets: int, n_rows: int) -> int:
@@ -198,13 +200,11 @@ def flows_over(
     layer: LayerProduct, one: Expected, side: int, sizes: Sizes
 ) -> list[KernelDataflow]:  # fmt: skip
     """The dataflows that may serve a map, the likeliest first."""
-    names = ["unmasked"]  # over the identity map
-    if not one.pointwise:
-        map_like = Rulebook(*sizes, layer.w.n_offsets, layer.device, symmetric=one.symmetric)
-        map_like.trained = one.trains
-        names = possible_flows(map_like, side, layer)
-    found = [registry.entry(name) for name in names]
-    return [flow for flow in found if isinstance(flow, KernelDataflow)]
+    if one.pointwise:  # over the identity map
+        return [unmasked.DATAFLOW]
+    map_like = Rulebook(*sizes, layer.w.n_offsets, layer.device, symmetric=one.symmetric)
+    map_like.trained = one.trains
+    return masked.BY_RULE.possible(map_like, side, layer)
 
 
 class _Pairs:

@@ -75,6 +75,11 @@ def taken(slab: Slab | None, device: torch.device, *shape: int, fill: int | None
     return slab.part(*shape)
 
 
+def octave_step(number: int, sizes: int) -> int:
+    """The step whose multiples are so many sizes an octave, a power of two, about `number`."""
+    return 1 << max(0, number.bit_length() - sizes.bit_length())
+
+
 def memory_for(size: int, device: torch.device) -> torch.Tensor:
     """int32 [size], or more where that is large: one of four sizes an octave.
 
@@ -83,7 +88,7 @@ def memory_for(size: int, device: torch.device) -> torch.Tensor:
     nobody else uses, no more than asked for.
     """
     if size >= _LARGE and not targets.capturing(device):
-        step = 1 << (size.bit_length() - 3)
+        step = octave_step(size, 4)
         size = -(-size // step) * step
     return torch.empty(size, dtype=torch.int32, device=device)
 

@@ -277,5 +277,5 @@ def test_the_rule_and_the_tuner_are_asked_in_one_place():
     from sparse_bridge.core.warmup import product_kernels
 
     assert masked.serving_flow is serving_flow
-    assert product_kernels.possible_flows is masked.possible_flows is possible_flows
+    assert product_kernels.masked is masked and masked.possible_flows is possible_flows
     assert settings.get().tune in settings.CHOICES["tune"]
