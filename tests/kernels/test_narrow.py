@@ -56,7 +56,7 @@ def run(
     parts = bias + {"none": 0, "statistics": 2, "affine": 6}[norm] + 8 * residual
     end = EpilogueForm(parts, activation, 0.1, EPS)
     product = product_of(target, device, layout_of(held, layout), dtype, end, precision)
-    assert packs_offsets(product)
+    assert packs_offsets(product.w, product.precision)
     tile = dataclasses.replace(tile_of(product), block_m=block_m)
     gemm = NarrowGemm(NarrowSpec(product, tile, packed), table, n, n_in)
     placed = [None if t is None else t.to(device) for t in vectors]
@@ -167,7 +167,8 @@ def test_which_products():
 
     def packed(c_in, n_offsets=27, groups=1, precision="ieee"):
         w = layout_of(torch.empty(n_offsets, c_in, 16 * groups), "vio", groups)
-        return packs_offsets(product_of(target, device, w, torch.float16, precision=precision))
+        product = product_of(target, device, w, torch.float16, precision=precision)
+        return packs_offsets(product.w, product.precision)
 
     assert [packed(c) for c in (1, 3, 8, 9, 16)] == [True, True, True, False, False]
     assert not packed(4, 1) and not packed(4, groups=2) and not packed(4, precision="half")

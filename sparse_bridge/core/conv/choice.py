@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from ...kernels.gemm.narrow import packs_offsets
 from ...kernels.gemm.product import Product
 from ...kernels.tiles.tile_config import CACHED_WEIGHT, INTENSITY, MOVED
 from ..device.precision import product_precision
@@ -21,6 +22,7 @@ _FEW_OFFSETS = 27  # of strided maps, which a network uses once in each directio
 # per row.
 _FEW, _ORDER, _ORDER_ROW = 45.0, 20.0, 1e-4
 _FEW_ROWS = 32 << 10
+_WIDE_ORDER = 100.0  # the same of 125 offsets, at 18k to 94k rows
 _UNEVEN = 2.0  # how much longer products over a table take than their multiply-adds
 _GROUPED_ROWS = 16  # per compute unit
 
@@ -34,7 +36,8 @@ def possible_flows(rulebook: Rulebook, side: int, product: Product | LayerProduc
     """`serving_flow`, and what it becomes where the rows of such a map come ordered, as layers of
     larger scenes wanted them."""
     name = serving_flow(rulebook, side, product)
-    return [name, "masked"] if name == "unmasked" else [name]
+    stays = _is_stem(product)
+    return [name, "masked"] if name == "unmasked" and not stays else [name]
 
 
 def flow_of(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> str:
@@ -42,10 +45,11 @@ def flow_of(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> s
 
     *grouped* for few rows under a weight that the cache does not hold, which it reads less often,
     with gradients, for which pairs are listed anyway: that takes longer than it saves one layer.
-    *unmasked* where ordering the rows takes longer than it saves: maps between other rows, narrow
-    channels or few rows, and no gradients, for whose pair lists rows are ordered anyway. Rows that
-    are ordered already stay so: as larger scenes left it, prefetch orders them. Nobody takes mask
-    splits by itself: they lose in half precision.
+    *unmasked* where ordering the rows takes longer than it saves, and no gradients, for whose pair
+    lists rows are ordered anyway: maps between other rows, narrow channels or few rows, and rows
+    that are not ordered already, as prefetch does it where larger scenes wanted it; first layers
+    with large kernels, whatever else is made of the map. Nobody takes mask splits by itself: they
+    lose in half precision.
     """
     target, w, n_rows = product.target, product.w, rulebook.rows[side].about
     assert target is not None
@@ -62,12 +66,22 @@ def flow_of(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> s
         and not padded
     ):
         return "grouped"
-    used_once = w.n_offsets <= _FEW_OFFSETS and not (rulebook.symmetric or rulebook.trained)
-    if used_once and not rulebook.tiled(side):
-        work = 2.0 * n_rows * w.n_offsets * w.c_in * w.c_out * w.groups
-        kind = "half" if half else product_precision(target, product.dtype, product.precision)
-        rate = INTENSITY[kind] * MOVED * target.compute_units
+    if rulebook.trained:
+        return "masked"
+    if _is_stem(product):
+        order = _WIDE_ORDER
+    elif w.n_offsets <= _FEW_OFFSETS and not (rulebook.symmetric or rulebook.tiled(side)):
         order = _FEW if n_rows <= _FEW_ROWS else _ORDER + _ORDER_ROW * n_rows
-        if _UNEVEN * work / rate < order:
-            return "unmasked"
-    return "masked"
+    else:
+        return "masked"
+    work = 2.0 * n_rows * w.n_offsets * w.c_in * w.c_out * w.groups
+    kind = "half" if half else product_precision(target, product.dtype, product.precision)
+    rate = INTENSITY[kind] * MOVED * target.compute_units
+    return "unmasked" if _UNEVEN * work / rate < order else "masked"
+
+
+def _is_stem(product: Product | LayerProduct) -> bool:
+    """Whether a layer takes few channels through a kernel of 5x5x5, say: the first of a network,
+    and the only one over its map."""
+    w = product.w
+    return w.n_offsets > _FEW_OFFSETS and packs_offsets(w, product.precision)

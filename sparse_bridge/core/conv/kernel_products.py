@@ -108,7 +108,7 @@ class KernelDataflow(Dataflow):
 
     def packs(self, product: Product) -> bool:
         """Whether narrow_gemm serves a product."""
-        return self.packing and packs_offsets(product)
+        return self.packing and packs_offsets(product.w, product.precision)
 
     def tile(
         self, product: Product, n_rows: int, n_in: int, trial: Trial | None = None

@@ -28,6 +28,8 @@ from .kernel_map import KernelMap, unfolded
 from .pair_lists import PairLists
 from .rulebook import Rulebook
 
+_TILED_OFFSETS = 27  # larger kernels are a first layer's, whose input may be narrow, see `flow_of`
+
 
 def _check_dimension(cmap: CoordinateMap, offsets: Offsets, stride: Sequence[int]) -> None:
     cmap.rows.number("A kernel map that inputs before were not asked for")
@@ -74,9 +76,9 @@ def submanifold(cmap: CoordinateMap, offsets: Offsets) -> KernelMap:
 
 def _optimistic_rulebook(cmap: CoordinateMap, offsets: Offsets, target: Target) -> Rulebook | None:
     """The map of distinct, live rows, queued before the device says whether they are; None when
-    they are not."""
+    they are not. With tiles, which most layers ask for."""
     rulebook = _submanifold_rulebook(cmap, offsets, True, None)
-    if settings.get().dataflow in ("auto", "masked"):
+    if settings.get().dataflow in ("auto", "masked") and len(offsets) <= _TILED_OFFSETS:
         rulebook.tiles(0, target)
     return rulebook if cmap.unique and cmap.alive is None else None
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from ..tiles.narrow_tile import WIDEST, narrow_tile
 from ..tiles.tile import TileConfig
-from .product import Product
+from .product import Product, Weights
 
 
-def packs_offsets(product: Product) -> bool:
+def packs_offsets(w: Weights, precision: str) -> bool:
     """Whether `narrow_gemm` serves a product over a table or over mask-ordered tiles."""
-    w = product.w
-    return w.c_in <= WIDEST and w.groups == 1 and w.n_offsets > 1 and product.precision != "half"
+    return w.c_in <= WIDEST and w.groups == 1 and w.n_offsets > 1 and precision != "half"
 
 
 def tile_of(product: Product) -> TileConfig:

@@ -68,7 +68,8 @@ def _neighbor_lookup(
     else:
         value = -2 - value
     value = tl.where(inside & (v == center), row, value)
-    tl.store(nbr_ptr + v.to(tl.int64) * n_rows + row, value, mask=inside)
+    # Columns behind the rows in use become -1, too: products need not know how many there are.
+    tl.store(nbr_ptr + v.to(tl.int64) * n_rows + row, value, mask=(row < n_rows) & (v < n_offsets))
     store_mask(value, mask_ptr, n_rows, ROWS)
 
 
@@ -107,8 +108,8 @@ _LOOKUP_ROWS = 4
 class NeighborTable:
     """nbr [V, N] and mask [W, N] as described above (None until somebody asks for it).
 
-    count: int32 on the device, one less than the rows in use; the columns behind them mean nothing.
-    None if all are.
+    count: int32 on the device, one less than the rows in use. None if all are.  blank: the columns
+    behind them are -1; otherwise they mean nothing.
 
     own: (nbr, mask, count) for launches.
     """
@@ -116,9 +117,10 @@ class NeighborTable:
     tiled = False  # unlike a `TileList`
 
     def __init__(
-        self, nbr: Operand, mask: Operand | None = None, count: Operand | None = None
-    ) -> None:
-        self.own = nbr, mask, count
+        self, nbr: Operand, mask: Operand | None = None, count: Operand | None = None,
+        blank: bool = False,
+    ) -> None:  # fmt: skip
+        self.own, self.blank = (nbr, mask, count), blank
         self.n_offsets, self.n_rows = nbr.shape
         self._parted: dict[int, torch.Tensor] = {}
 
@@ -145,7 +147,7 @@ class NeighborTable:
 
     def over(self, nbr: torch.Tensor, count: torch.Tensor | None = None) -> NeighborTable:
         """The same table, held by copies of its parts."""
-        return NeighborTable(nbr, None, count)
+        return NeighborTable(nbr, None, count, self.blank)
 
     def masks(self, target: Target, parts: int = 1) -> torch.Tensor:
         """The offset masks, made if nobody left them. parts: of so many ranges of the offsets, each
@@ -169,6 +171,8 @@ class NeighborTable:
 
     def used(self, n_rows: int) -> NeighborTable:
         """The table of its first `n_rows` rows, those in use."""
+        if n_rows == self.n_rows and self.blank:
+            return NeighborTable(*self.own[:2])
         nbr, mask, count = self.nbr, self.mask, self.count
         if n_rows == self.n_rows:
             if count is not None:
@@ -216,4 +220,4 @@ def neighbor_lookup(
         device, target, grid, args, constants, {"num_warps": 1},
         (constants, coords.data_ptr() % 16),
     )  # fmt: skip
-    return NeighborTable(nbr, mask, count)
+    return NeighborTable(nbr, mask, count, blank=True)

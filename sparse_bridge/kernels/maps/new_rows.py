@@ -282,5 +282,5 @@ def link_new_rows(
         device, target, (cdiv(n_rows, rows), cdiv(n_taps, taps), 1), args, form, OPTIONS,
         (form, coords.data_ptr() % 16),
     )  # fmt: skip
-    made = NeighborTable(linked, mask, count) if link else None
-    return made, NeighborTable(transposed, None, count_new)
+    made = NeighborTable(linked, mask, count, classes) if link else None
+    return made, NeighborTable(transposed, None, count_new, blank=True)

@@ -52,6 +52,13 @@ def chosen(arch="sm_90", n_rows=20_000, n_offsets=8, c_in=32, c_out=32, **option
     ({"n_offsets": 27, "symmetric": True}, "masked"),
     ({"n_offsets": 64}, "masked"),
     ({"n_offsets": 3, "symmetric": True}, "masked"),
+    ({"n_offsets": 125, "symmetric": True, "c_in": 4, "n_rows": 90_000}, "unmasked"),
+    ({"n_offsets": 125, "symmetric": True, "c_in": 4, "tiled": 0}, "unmasked"),  # as built alone
+    ({"n_offsets": 125, "symmetric": True, "c_in": 4, "trained": True}, "masked"),
+    ({"n_offsets": 125, "symmetric": True, "c_in": 4, "precision": "half"}, "masked"),
+    ({"n_offsets": 125, "symmetric": True, "c_in": 4, "n_rows": 4_000_000}, "masked"),
+    ({"n_offsets": 125, "symmetric": True, "c_in": 16}, "masked"),
+    ({"n_offsets": 27, "symmetric": True, "c_in": 4}, "masked"),  # others order it
     ({"c_in": 64, "c_out": 64, "n_rows": 60_000, "dtype": torch.float32}, "masked"),
     ({"c_in": 64, "c_out": 64, "n_rows": 60_000, "dtype": torch.float32, "precision": "tf32"},
      "unmasked"),
