@@ -1,19 +1,25 @@
 """The maps of a model's graphs: those that one is captured with, and those of a call.
 
-The maps of the graph that is likely to serve a call are queued before all is asked that decides
-about it: on a GPU's host those questions take as long as a third of the maps.
+The graph that is likely to serve a call is queued, maps first, before all is asked that decides
+about the call: on a GPU's host those questions take as long as the maps do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from ..device.serving import kernel_target
 from . import padded, prefetch
 from .captured_maps import CapturedMaps, padded_input
 from .kinds import Kind, Root
 from .recording import GraphMemory
+
+if TYPE_CHECKING:
+    from .replay_parts import Replays
 
 _WIDEST = 1.7  # capacity over the rows of an input
 _MISSES = 3  # guesses in a row that were wrong, after which none are made
@@ -54,16 +60,33 @@ def smallest(kinds: Iterable[Kind], capacity: int, n_rows: int) -> Kind | None:
     return found
 
 
-class EarlyMaps:
-    """Guesses of one model's graphs, by the rows of an input alone.
+class Early:
+    """What is queued for a call before it has been looked at, by the rows of its input alone.
 
-    A wrong guess costs the GPU the maps. Who asks holds the lock of the model's graphs: all share
-    their memory.
+    A wrong guess costs the GPU that work; nobody sees its results. The lock of the model's graphs
+    is held meanwhile: all share their memory.
     """
 
     def __init__(self) -> None:
         self.started: Any = None  # the graph whose maps are queued for the call under way
+        self.ran = False  # and all that it does besides
         self._misses = 0
+
+    @contextlib.contextmanager
+    def ahead(self, owner: Replays, root: Root, features: torch.Tensor) -> Iterator[None]:
+        """Queue the graph that probably serves an input, if there is one to guess."""
+        graph = self.likely(owner.graphs, root)
+        if graph is None:
+            yield
+            return
+        with owner.lock, torch.cuda.device(root[0].device):
+            if owner.allowed():  # still: another thread may be in the middle of a step
+                owner.start(graph, root)
+                self.started, self.ran = graph, owner.hurried(graph, features)
+            try:
+                yield
+            finally:
+                self.started, self.ran = None, False
 
     def likely(self, graphs: Mapping[Kind, Any], root: Root) -> Any:
         """A graph that probably serves an input; None where there is none to guess."""

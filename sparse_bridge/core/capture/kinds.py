@@ -17,6 +17,7 @@ from .calls.call import Call
 from .captured_model import Tensors
 
 Root = tuple[torch.Tensor, Box]
+_data_ptr = torch.Tensor.data_ptr
 
 
 class Kind(NamedTuple):
@@ -42,9 +43,9 @@ class Kind(NamedTuple):
 def addresses(modules: Sequence[nn.Module]) -> tuple[int, ...]:
     """Where parameters and buffers lie: a graph reads them there."""
     return tuple([
-        tensor.data_ptr()
+        _data_ptr(tensor)
         for module in modules
-        for held in (module._parameters, module._buffers)
+        for held in (module._parameters, module._buffers) if held
         for tensor in held.values() if tensor is not None
     ])  # fmt: skip
 

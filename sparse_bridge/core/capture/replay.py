@@ -34,23 +34,31 @@ class _Graph:
 
     def __init__(
         self, maps: CapturedMaps, features: torch.Tensor, work: Callable[..., Captured],
-        modules: Sequence[nn.Module], pool: Any,
+        modules: Sequence[nn.Module], weights: Sequence[torch.Tensor], pool: Any, alters: bool,
     ) -> None:  # fmt: skip
-        """work: the model over the padded input, `features` in it, inside of contexts."""
-        self.maps, self.features = maps, features
+        """work: the model over the padded input, `features` in it, inside of contexts.  weights:
+        parameters and buffers.  alters: see `ForeignReads`."""
+        self.maps, self.features, self.alters = maps, features, alters
         self.proved: set[int] = set()  # columns in which boxes may differ
         self.graph, self.made = captured_from(work, pool)
         self.parameters = addresses(modules)
+        # Launches that are queued before anybody asks whether these moved read them here.
+        self._weights = [one.detach() for one in weights]
+
+    def takes(self, features: torch.Tensor) -> bool:
+        """Whether features can be copied in, as far as their kind goes."""
+        own = self.features
+        return (features.dtype, features.shape[1:]) == (own.dtype, own.shape[1:])
+
+    def run(self, features: torch.Tensor) -> None:
+        """Queue the launches behind the maps."""
+        self.features.narrow(0, 0, features.shape[0]).copy_(features)
+        self.graph.replay()
 
     def values(self, call: Call, root: Root) -> Callable[[Any], Any] | None:
-        """Replay behind the maps; what makes values of the outcome those of the call. None where
-        the graph cannot serve this input."""
-        features = self.made.tensors.features_of(call.x)
-        assert features is not None  # `root_of` has seen them
-        n_rows = features.shape[0]
-        self.features[:n_rows].copy_(features)
-        self.graph.replay()
-        rows = self.maps.rows(n_rows)
+        """What makes values of the outcome those of the call. None where the graph cannot serve
+        this input."""
+        rows = self.maps.rows(len(root[0]))
         return None if rows is None else self.made.of(call, rows, root)
 
 
@@ -84,7 +92,16 @@ class Replayer(Replays):
         """One at a time, until what it left is copied: all graphs of a model share their memory."""
         with self.lock, torch.cuda.device(root[0].device):
             self.start(graph, root)
-            yield None if self.moved(graph) else graph.values(call, root)
+            ran, gone = self.early.ran and self.early.started is graph, self.moved(graph)
+            if not (ran or gone):
+                graph.run(graph.made.tensors.features_of(call.x))
+            yield None if gone else graph.values(call, root)
+
+    def hurried(self, graph: _Graph, features: torch.Tensor) -> bool:
+        if graph.alters or not graph.takes(features):
+            return False
+        graph.run(features)
+        return True
 
     def replayed(self, graph: _Graph, call: Call, root: Root) -> Any:
         with self._run(graph, call, root) as made:
@@ -119,7 +136,9 @@ class Replayer(Replays):
                 return Captured(self.forward, call, scene, features, place, around)
 
             scene.fill = float("nan")
-            made = work([ForeignReads([features, *scene.tensors(), *self.own_tensors()])])
+            weights = self.own_tensors()
+            reads = ForeignReads([features, *scene.tensors(), *weights])
+            made = work([reads])
             if self.told_apart(scene, known):
                 return None
             mine = [made.of(call, rows, root)(value) for value in made.outcome.values()]
@@ -127,5 +146,8 @@ class Replayer(Replays):
             del made, mine
             scene.fill = None
             return self.roomy(
-                kind, memory, lambda pool: _Graph(maps, features, work, self.modules, pool)
-            )
+                kind, memory,
+                lambda pool: _Graph(
+                    maps, features, work, self.modules, weights, pool, reads.alters
+                ),
+            )  # fmt: skip

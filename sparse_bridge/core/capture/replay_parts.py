@@ -17,7 +17,7 @@ from ..geometry.boxes import Box
 from .calls.call import Call, call_of
 from .calls.outcome import MISSING
 from .captured_model import ROWS, Place, Tensors, statistics_kept
-from .graph_maps import EarlyMaps, smallest
+from .graph_maps import Early, smallest
 from .kinds import Kind, Root, addresses, kind_of, root_of
 from .padded import MixedRowsError, PaddedInput, UndecidedError, UnpaddedError
 from .recording import GraphMemory, empty_cache
@@ -84,7 +84,7 @@ class Replays(abc.ABC):
         self.reads: set[Any] = set()  # what the model reads of dictionaries
         self.memory: GraphMemory | None = None
         self.stream: torch.cuda.Stream | None = None  # of the last replay
-        self.lock, self.early = threading.RLock(), EarlyMaps()
+        self.lock, self.early = threading.RLock(), Early()
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles of a model begin anew."""
@@ -131,33 +131,23 @@ class Replays(abc.ABC):
         root = None if tensors is None else root_of(tensors, call.x)
         if tensors is None or root is None:
             return None
-        with self._ahead(root):
+        features = tensors.features_of(call.x)
+        assert features is not None  # `root_of` has seen them
+        with self.early.ahead(self, root, features):
             if self.possible():
                 return self._served(tensors, call, root)
             self.early.told(None)
             return None
-
-    @contextlib.contextmanager
-    def _ahead(self, root: Root) -> Iterator[None]:
-        """The maps of the graph that probably serves an input are queued meanwhile."""
-        graph = self.early.likely(self.graphs, root)
-        if graph is None:
-            yield
-            return
-        with self.lock, torch.cuda.device(root[0].device):
-            if self.allowed():  # still: another thread may be in the middle of a step
-                self.start(graph, root)
-                self.early.started = graph
-            try:
-                yield
-            finally:
-                self.early.started = None
 
     def start(self, graph: Any, root: Root) -> None:
         """Queue the maps over an input, unless they are: under the lock, on its device."""
         if self.early.started is not graph:
             self.follow()
             graph.maps.start(*root)
+
+    def hurried(self, graph: Any, features: torch.Tensor) -> bool:
+        """Queue what a graph does with features behind its maps, where nobody else can notice."""
+        return False
 
     def _served(self, tensors: Tensors, call: Call, root: Root) -> Served | None:
         kind = self.known(kind_of(tensors, call, root))
@@ -238,7 +228,7 @@ class Replays(abc.ABC):
 
     def moved(self, graph: Any) -> bool:
         """Whether what a graph reads has moved, so that none is of use any longer. It takes as long
-        as the rest of a call's checks: ask when maps are queued."""
+        as the rest of a call's checks: ask when launches are queued."""
         if graph.parameters == addresses(self.modules):
             return False
         self.graphs.clear()

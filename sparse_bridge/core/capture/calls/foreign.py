@@ -14,11 +14,15 @@ from ..padded import UnpaddedError
 
 class ForeignReads(TorchDispatchMode):
     """Raises UnpaddedError where torch computes with tensors that were there before, but for some
-    that are `known`."""
+    that are `known`.
+
+    alters: whether it wrote to one of those, or drew random numbers.
+    """
 
     def __init__(self, known: list[torch.Tensor]) -> None:
         super().__init__()
-        self.held = known
+        self.held, self.alters = known, False
+        self._before = {one.untyped_storage()._cdata for one in known}
         # Weak ones, which keep addresses from being used again.
         self.known = {one.untyped_storage()._cdata: _weak(one) for one in known}
 
@@ -31,10 +35,23 @@ class ForeignReads(TorchDispatchMode):
                     f"it computes with a tensor of shape {list(one.shape)} that is none of its "
                     "own parameters and buffers, nor the features that it is given."
                 )
+        self.alters = self.alters or self._altering(func, args, kwargs or {})
         out = func(*args, **(kwargs or {}))
         for one in _tensors(out):
             self.known.setdefault(one.untyped_storage()._cdata, _weak(one))
         return out
+
+    def _altering(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            return True
+        if not func._schema.is_mutable:
+            return False
+        places = enumerate(func._schema.arguments)
+        written = [
+            args[n] if n < len(args) else kwargs.get(one.name)
+            for n, one in places if one.alias_info is not None and one.alias_info.is_write
+        ]  # fmt: skip
+        return any(one.untyped_storage()._cdata in self._before for one in _tensors(written))
 
     def check(self, tensor: torch.Tensor) -> None:
         """Raise UnpaddedError for a tensor of an outcome that was there before."""
