@@ -15,16 +15,10 @@ import torch
 from torch import nn
 
 from ..core.geometry.boxes import Box
+from ..core.geometry.data_bounds import Root
 from ..core.geometry.sparse_data import SparseData
 from ..core.maps.coordinate_map import CoordinateMap
 from . import base
-
-
-class Root(NamedTuple):
-    """coords: int32 [N, 1 + D], batch first, axes in the order of the core.  box: their bounds."""
-
-    coords: torch.Tensor
-    box: Box
 
 
 class LayerFacts(NamedTuple):

@@ -50,7 +50,7 @@ class _Torchsparse(TensorProtocol):
         if x.coords.dtype != torch.int32 or x.coords.ndim != 2 or x.coords.shape[1] != 4:
             return None
         cmap = coordinate_map(map_cache.store_of(x.coords), x.coords, _profile(), range_of(x))
-        return Root(cmap.coords, cmap.box)
+        return Root(cmap.coords, cmap.data_bounds or cmap.box)
 
     def over(self, x: Any, features: torch.Tensor, root: CoordinateMap) -> Any:
         store = MapStore(root)

@@ -12,7 +12,7 @@ import torch
 from ...kernels.runtime import target as targets
 from ..device.stream_order import capture_stream
 from ..geometry.boxes import Box
-from ..geometry.data_bounds import DataBounds
+from ..geometry.data_bounds import DataBounds, Root
 from ..geometry.layout import record_of
 from ..maps.coordinate_map import CoordinateMap
 from ..maps.rows import Rows
@@ -95,7 +95,7 @@ class CapturedMaps:
         exact: bool = False, aside: torch.cuda.Stream | None = None,
     ) -> None:  # fmt: skip
         self.scene, self.box, self.steps, self.target = scene, box, steps, target
-        self.distinct, self.pool = distinct, pool
+        self.distinct, self.pool, self.exact = distinct, pool, exact
         self.aside = aside
         self.ends: list[list[int]] = []
         from ...kernels.maps.tile_batch import room_for_records
@@ -168,22 +168,20 @@ class CapturedMaps:
             known = self._known = box, boxes_of(box, self.steps)
         return known[1]
 
-    def start(
-        self, coords: torch.Tensor, box: Box | None = None, bounds: DataBounds | None = None
-    ) -> None:
+    def start(self, coords: torch.Tensor, bounds: Box | DataBounds | None = None) -> None:
         """Queue the maps over these coordinates, of which there must be capacity for.
 
-        box: of them, which must be served; None: the one at capture.  bounds: where maps are
-        `exact`; whether these are served turns out in `rows`.
+        bounds: of them, which must be served; None: those at capture. Where maps are `exact`,
+        bounds that are still to be learnt: whether they are served turns out in `rows`.
         """
         n_rows = coords.shape[0]
         self.event.synchronize()  # what was written for the last input has been read
         if self.inputs.ends is None:
-            self.inputs.write(self._boxes(box or self.box), n_rows)
+            box = self.box if bounds is None else Root(coords, bounds).box
+            self.inputs.write(self._boxes(box), n_rows)
         else:
-            assert bounds is not None
             self.inputs.write({}, n_rows)
-            bounds.find(self.inputs.ends)
+            DataBounds(coords).find(self.inputs.ends)
         self.scene.coords.narrow(0, 0, n_rows).copy_(coords)
         self.first.replay()
         self.event.record(self._stream.current())
@@ -202,6 +200,11 @@ class CapturedMaps:
         if bounds is not None and not self.serves(bounds.learn(ends)):
             return None
         return self.scene.validated(counters, flags, n_rows)
+
+    def learn(self, root: Root) -> bool:
+        """Learn the bounds of an input that exact maps were started over; whether it is served."""
+        assert isinstance(root.bounds, DataBounds)
+        return self.rows(len(root.coords), root.bounds) is not None
 
 
 def builder_over(

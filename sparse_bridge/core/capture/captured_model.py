@@ -13,6 +13,7 @@ from torch import nn
 
 from ..conv.waiting import settled
 from ..geometry.boxes import Box
+from ..geometry.data_bounds import Root
 from ..maps.coordinate_map import CoordinateMap
 from ..maps.rows import Rows
 from . import padded
@@ -108,15 +109,15 @@ class Captured:
         if self.tensors.features_of(self.twin) is not features or features._version != version:
             raise UnpaddedError("it changes the sparse tensor that it is given.")
 
-    def strange(self, root: tuple[torch.Tensor, Box]) -> set[int]:
+    def strange(self, root: Root) -> set[int]:
         """In what an input differs from the one of the capture so that a model may tell: columns
         of its box; its rows, where numbers of the outcome may follow from them."""
-        box, mine = root[1], self.place.box
+        box, mine = root.box, self.place.box
         found: set[int] = set()
         if box is not mine:
             pairs = zip(mine.lo, mine.size, box.lo, box.size, strict=True)
             found = {n for n, (a, b, c, d) in enumerate(pairs) if (a, b) != (c, d)}
-        if self.outcome.numbers and len(root[0]) != self.rows:
+        if self.outcome.numbers and len(root.coords) != self.rows:
             found.add(ROWS)
         return found
 
@@ -158,15 +159,15 @@ class Captured:
         return cut
 
     def of(
-        self, call: Call, rows: dict[int, int], root: tuple[torch.Tensor, Box],
+        self, call: Call, rows: dict[int, int], root: Root,
         made: Cut | None = None,
     ) -> Callable[[Any], Any]:  # fmt: skip
         """What makes a value of the outcome one of `call`, whose coordinates are `root`; made: how
         tensors of it become the call's, if not as copies of the rows that there are."""
         cut = self.cutter(call, rows)
         boxes: dict[int, Box] = {}
-        if root[1] is not self.place.box:
-            boxes = boxes_of(root[1], self.scene.record.steps)
+        if root.box is not self.place.box:
+            boxes = boxes_of(root.box, self.scene.record.steps)
 
         def sparse(y: Any) -> Any:
             wide = self.tensors.features_of(y)
@@ -231,7 +232,7 @@ class Captured:
         assert features is not None
         with torch.no_grad(), statistics_kept(self.place.model), torch.random.fork_rng():
             start = functools.partial(
-                self.tensors.over, call.x, features.detach(), CoordinateMap(*root)
+                self.tensors.over, call.x, features.detach(), CoordinateMap(root.coords, root.box)
             )
             outcome = Outcome.of(call, self.forward, start, set())
             outcome.each(self.tensors, lambda _: None, found.append)

@@ -182,7 +182,7 @@ class _MapGraph:
 
     def answers(self, cmap: CoordinateMap) -> Answers | None:
         maps, bounds = self.maps, cmap.data_bounds if self.exact else None
-        maps.start(cmap.coords, cmap.box if bounds is None else None, bounds)
+        maps.start(cmap.coords, cmap.box if bounds is None else bounds)
         copies = maps.copies()
         coords = {level: next(copies) for level in self.levels}
         made = [

@@ -30,16 +30,18 @@ def maps_like(
 ) -> tuple[CapturedMaps, dict[int, int]] | None:
     """(captured maps, built for `root`; the rows of its levels); None where inputs in its place
     are not asked the same, or this one is not like the others."""
-    coords, box = root
+    coords, box = root.coords, root.box
     record = prefetch.history_of(kind.device, box, training)
     target = kernel_target(kind.device)
     if record is None or target is None:
         return None
     scene = padded_input(coords, kind.capacity, record)
     steps, n_rows = tuple(record.steps), coords.shape[0]
+    exact = root.bounds is not box and all(one.derivable for one in steps)
     maps = CapturedMaps(
-        scene, box, target, steps, memory.pool, n_rows, distinct=True, aside=memory.stream
-    )
+        scene, box, target, steps, memory.pool, n_rows, distinct=True, exact=exact,
+        aside=memory.stream,
+    )  # fmt: skip
     maps.start(coords)
     rows = maps.rows(n_rows)
     if rows is None:
@@ -79,10 +81,12 @@ class Early:
         if graph is None:
             yield
             return
-        with owner.lock, torch.cuda.device(root[0].device):
+        with owner.lock, torch.cuda.device(root.coords.device):
             if owner.allowed():  # still: another thread may be in the middle of a step
                 owner.start(graph, root)
-                self.started, self.ran = graph, owner.hurried(graph, features)
+                self.started = graph
+                if root.known or graph.maps.learn(root):
+                    self.ran = owner.hurried(graph, root, features)
             try:
                 yield
             finally:
@@ -92,10 +96,13 @@ class Early:
         """A graph that probably serves an input; None where there is none to guess."""
         if self._misses >= _MISSES or not graphs:
             return None
-        n_rows = len(root[0])
+        n_rows = len(root.coords)
         kind = smallest(list(graphs), padded.capacity_of(n_rows), n_rows)
         graph = None if kind is None else graphs.get(kind)
-        return graph if graph is not None and graph.maps.serves(root[1]) else None
+        if graph is None:
+            return None
+        known = root.known or not graph.maps.exact  # else whether it serves turns out later
+        return None if known and not graph.maps.serves(root.box) else graph
 
     def told(self, graph: Any) -> None:
         """Learn which graph serves the call under way, None for no one."""

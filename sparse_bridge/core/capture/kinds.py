@@ -11,12 +11,11 @@ from torch import nn
 from ... import settings
 from ..conv.convolution import autocast_dtype
 from ..device import rocm
-from ..geometry.boxes import Box
+from ..geometry.data_bounds import Root
 from . import padded
 from .calls.call import Call
 from .captured_model import Tensors
 
-Root = tuple[torch.Tensor, Box]
 _data_ptr = torch.Tensor.data_ptr
 
 
@@ -59,9 +58,9 @@ def root_of(tensors: Tensors, x: Any) -> Root | None:
     root = tensors.capture_root(x)
     if root is None:
         return None
-    coords, box = root
+    coords = root.coords
     columns = (coords.device, coords.dtype, coords.ndim, coords.shape[-1])
-    if columns != (features.device, torch.int32, 2, len(box.size)):
+    if columns != (features.device, torch.int32, 2, 1 + root.bounds.dimension):
         return None
     return root if 0 < features.shape[0] == coords.shape[0] else None
 
@@ -72,7 +71,7 @@ def kind_of(tensors: Tensors, call: Call, root: Root) -> Kind:
     assert features is not None  # `root_of` has seen them
     return Kind(
         tensors, features.device, features.dtype, autocast_dtype(features.device),
-        features.shape[1], root[1].key64, tensors.label(call.x),
+        features.shape[1], root.box.key64, tensors.label(call.x),
         padded.capacity_of(features.shape[0]), call.constants,
         (settings.get(), tensors.switches(), torch.backends.cuda.matmul.allow_tf32),
     )  # fmt: skip

@@ -21,7 +21,7 @@ from ... import hooks
 from .calls.call import Call
 from .calls.foreign import ForeignReads
 from .captured_maps import CapturedMaps, on_own_stream
-from .captured_model import Captured, untouched
+from .captured_model import ROWS, Captured, untouched
 from .graph_maps import maps_like
 from .kinds import Kind, Root, addresses
 from .recording import captured_from
@@ -58,7 +58,7 @@ class _Graph:
     def values(self, call: Call, root: Root) -> Callable[[Any], Any] | None:
         """What makes values of the outcome those of the call. None where the graph cannot serve
         this input."""
-        rows = self.maps.rows(len(root[0]))
+        rows = self.maps.rows(len(root.coords))
         return None if rows is None else self.made.of(call, rows, root)
 
 
@@ -90,15 +90,18 @@ class Replayer(Replays):
     @contextlib.contextmanager
     def _run(self, graph: _Graph, call: Call, root: Root) -> Iterator[Any]:
         """One at a time, until what it left is copied: all graphs of a model share their memory."""
-        with self.lock, torch.cuda.device(root[0].device):
+        with self.lock, torch.cuda.device(root.coords.device):
             self.start(graph, root)
             ran, gone = self.early.ran and self.early.started is graph, self.moved(graph)
             if not (ran or gone):
                 graph.run(graph.made.tensors.features_of(call.x))
             yield None if gone else graph.values(call, root)
 
-    def hurried(self, graph: _Graph, features: torch.Tensor) -> bool:
-        if graph.alters or not graph.takes(features):
+    def hurried(self, graph: _Graph, root: Root, features: torch.Tensor) -> bool:
+        strange = graph.made.strange(root)
+        if graph.alters or not (graph.takes(features) and strange <= graph.proved):
+            return False
+        if self.by_box and strange - {ROWS}:  # in another grid it would write behind its own
             return False
         graph.run(features)
         return True
@@ -130,7 +133,7 @@ class Replayer(Replays):
                 (kind.capacity, kind.channels), float("nan"), dtype=kind.dtype, device=kind.device
             )
             features[: own.shape[0]].copy_(own)
-            place, known = self.place(kind, root[1]), len(self.reads)
+            place, known = self.place(kind, root.box), len(self.reads)
 
             def work(around: Sequence[Any]) -> Captured:
                 return Captured(self.forward, call, scene, features, place, around)

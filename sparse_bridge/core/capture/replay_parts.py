@@ -143,16 +143,16 @@ class Replays(abc.ABC):
         """Queue the maps over an input, unless they are: under the lock, on its device."""
         if self.early.started is not graph:
             self.follow()
-            graph.maps.start(*root)
+            graph.maps.start(root.coords, root.bounds)
 
-    def hurried(self, graph: Any, features: torch.Tensor) -> bool:
+    def hurried(self, graph: Any, root: Root, features: torch.Tensor) -> bool:
         """Queue what a graph does with features behind its maps, where nobody else can notice."""
         return False
 
     def _served(self, tensors: Tensors, call: Call, root: Root) -> Served | None:
         kind = self.known(kind_of(tensors, call, root))
         if self.by_box:
-            kind = kind._replace(label=(kind.label, root[1]))
+            kind = kind._replace(label=(kind.label, root.box))
         graph = self.held(kind, root)
         self.early.told(graph)
         if graph is None:
@@ -216,9 +216,9 @@ class Replays(abc.ABC):
         """The smallest graph that serves an input of `kind`."""
         capacity = kind.capacity
         fitting = [one for one in self.graphs if one._replace(capacity=capacity) == kind]
-        kind = smallest(fitting, capacity, len(root[0])) or kind
+        kind = smallest(fitting, capacity, len(root.coords)) or kind
         graph = self.graphs.get(kind)
-        if graph is None or not graph.maps.serves(root[1]):
+        if graph is None or not graph.maps.serves(root.box):
             return None
         with _ordering:
             found = self.graphs.pop(kind, None)

@@ -59,12 +59,12 @@ class TrainingReplayer(Replays):
         return kind._replace(switches=(*kind.switches, modes, wanted))
 
     def replayed(self, graph: _Graph, call: Call, root: Root) -> Any:
-        with self.lock, torch.cuda.device(root[0].device):
+        with self.lock, torch.cuda.device(root.coords.device):
             run = self._begin(graph, root)
         return MISSING if run is None else graph.output_of(run, call, root)
 
     def values(self, graph: _Graph, call: Call, root: Root) -> list[Any] | None:
-        with self.lock, torch.cuda.device(root[0].device):
+        with self.lock, torch.cuda.device(root.coords.device):
             run = self._begin(graph, root)
         if run is None:
             return None
@@ -87,7 +87,7 @@ class TrainingReplayer(Replays):
         self.start(graph, root)
         if self.moved(graph):
             return None
-        rows = graph.maps.rows(len(root[0]))
+        rows = graph.maps.rows(len(root.coords))
         if rows is None:
             return None
         run = _Run(self, graph, rows)
@@ -106,8 +106,8 @@ class TrainingReplayer(Replays):
                 if found is None:
                     return None
                 maps, rows = found
-                place, known = self.place(kind, root[1]), len(self.reads)
-                copy = PaddedModel(self.model, call, root[0], place)
+                place, known = self.place(kind, root.box), len(self.reads)
+                copy = PaddedModel(self.model, call, root.coords, place)
                 made = copy.try_out(maps.scene, rows)
                 if self.told_apart(maps.scene, known):
                     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -50,3 +51,21 @@ class DataBounds:
     def box(self) -> Box:
         """The box that they span; waits for the device the first time."""
         return self.learn(self.ends.flatten().tolist()) if self.known is None else self.known
+
+
+class Root(NamedTuple):
+    """Coordinates of an input, int32 [N, 1 + D], batch first, axes in the order of the core, and
+    where they lie; exact bounds may still have to be learnt."""
+
+    coords: torch.Tensor
+    bounds: Box | DataBounds
+
+    @property
+    def box(self) -> Box:
+        """Waits for the device the first time, if it is still to be learnt."""
+        return self.bounds.box if isinstance(self.bounds, DataBounds) else self.bounds
+
+    @property
+    def known(self) -> bool:
+        """Whether nobody has to wait for the box."""
+        return not isinstance(self.bounds, DataBounds) or self.bounds.known is not None

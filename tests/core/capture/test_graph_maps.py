@@ -16,6 +16,7 @@ from sparse_bridge.core.capture.calls.foreign import ForeignReads
 from sparse_bridge.core.capture.graph_maps import Early, smallest
 from sparse_bridge.core.capture.replay import Replayer
 from sparse_bridge.core.capture.replay_training import TrainingReplayer
+from sparse_bridge.core.geometry.data_bounds import Root
 
 from . import doors
 from .pretended import replays_on_the_cpu
@@ -41,11 +42,11 @@ class Kind:
 
 class Graph:
     def __init__(self, serves=True):
-        self.maps = SimpleNamespace(serves=lambda box: serves)
+        self.maps = SimpleNamespace(serves=lambda box: serves, exact=False)
 
 
 def test_wrong_guesses_come_to_an_end():
-    root = torch.zeros(500, 4), None
+    root = Root(torch.zeros(500, 4), None)
     early, graph = Early(), Graph()
     graphs = {Kind(padded.capacity_of(500)): graph}
     for right in (False, False, True, False, False, False):
@@ -59,7 +60,7 @@ def test_wrong_guesses_come_to_an_end():
 
 
 def test_no_guess_for_other_bounds_or_without_graphs():
-    root, kind = (torch.zeros(500, 4), None), Kind(padded.capacity_of(500))
+    root, kind = Root(torch.zeros(500, 4), None), Kind(padded.capacity_of(500))
     assert Early().likely({}, root) is None
     assert Early().likely({kind: Graph(serves=False)}, root) is None
 
