@@ -1,7 +1,9 @@
-"""All maps of a scene in one go: queued without knowing how many rows each level will have.
+"""All maps of a scene in one go: the coordinates of all levels are queued without knowing how many
+rows each will have.
 
-Kernels read these numbers and the bounds of all levels from the device; memory is taken by
-estimate; the host waits once, for the counters of all levels. See `prefetch` for when this is done.
+Kernels read these numbers and the bounds of all levels from the device. The host waits once, for
+the counters of all levels, and then queues maps that are as large as they have to be; in captures,
+whose inputs differ, as large as the estimate. See `prefetch` for when this is done.
 """
 
 from __future__ import annotations
@@ -66,6 +68,7 @@ class BatchedBuilder:
         self.layouts: dict[int, KeyLayout] = {} if where is None else where.layouts
         self.device = cmap.device
         self.levels: dict[int, Level] = {}
+        self.room: dict[int, int] = {}  # rows that levels had memory for when they were expanded
         self.expansions: dict[int, Expansion] = {}
         self.ends: list[torch.Tensor] = []  # of `loose_levels`, see `DataBounds`
         self.found: dict[int, Box] = {}  # their bounds, once they are known
@@ -79,8 +82,11 @@ class BatchedBuilder:
         self.memory.sharing = True  # of a capture, the memory would be kept
         counters, root = self._expanded(capacities)
         fetched = hash_table.Fetched([counters, root.flags, *self._besides()])
-        made = self.queued()
-        return self._finish(made, capacities, fetched.read())
+        rows = self._sizes(capacities, fetched.read())
+        if rows is None:
+            return None
+        self._cut(rows)
+        return self.assembled(self.queued(), rows, self.coords())
 
     def _besides(self) -> list[torch.Tensor]:
         """What else the host wants to know: exact bounds that rules ask for."""
@@ -115,7 +121,7 @@ class BatchedBuilder:
     def queued(self) -> list[Sides]:
         """Queue the maps over these coordinates: the sides of every step."""
         rows = {level: one.capacity for level, one in self.levels.items()}
-        slabs, made = self.memory.tables(rows), list[list[Any]]()
+        slabs, made = self.memory.tables(rows, self.room), list[list[Any]]()
         for places in self.memory.batches(rows):
             made += [self._linked(place, slabs[place]) for place in places]
             self._tile(made, places)
@@ -227,6 +233,7 @@ class BatchedBuilder:
         expansion.insert(table)
         coords = expansion.number(capacity, req.order, True, zeroed)
         self.expansions[place] = expansion
+        self.room[step.level] = below.capacity
         self.levels[place + 1] = Level(coords, out, table, table.total)
 
     def sides(self, place: int) -> Sides:
@@ -258,10 +265,9 @@ class BatchedBuilder:
         tiled = self.memory.tiled
         return [s for s, found in enumerate(sides) if found is not None and tiled(place, s)]
 
-    def _finish(
-        self, made: list[Sides], capacities: dict[int, int], read: list[list[int]]
-    ) -> Answers | None:
-        """Cut everything to size, now that the sizes are known."""
+    def _sizes(self, capacities: dict[int, int], read: list[list[int]]) -> dict[int, int] | None:
+        """Rows of every level, from what the host has read; None where this scene is not like the
+        last."""
         counters, root, *ends = read
         cmap = self.cmap
         if not cmap.checked:
@@ -273,7 +279,14 @@ class BatchedBuilder:
         if rows is None:
             return None
         self.learn(ends, rows)
-        return self.assembled(made, {0: cmap.n_rows, **rows}, self.coords())
+        return {0: cmap.n_rows, **rows}
+
+    def _cut(self, rows: dict[int, int]) -> None:
+        """Cut the new levels to size."""
+        for level, one in self.levels.items():
+            if level:
+                coords = one.coords.narrow(0, 0, rows[level])
+                self.levels[level] = Level(coords, one.layout, one.table, None)
 
     def learn(self, ends: Sequence[list[int]], rows: dict[int, int]) -> None:
         """Learn where levels end, of which there are so many rows, and with that all bounds."""

@@ -68,6 +68,18 @@ def possible(cmap: CoordinateMap, target: targets.Target) -> bool:
     return cmap.device.type == "cuda" and cmap.n_rows <= _MOST_ROWS and _wanted()
 
 
+def _least_bytes(cmap: CoordinateMap, steps: tuple[Step, ...], last: RequestHistory) -> int:
+    """What the maps of scenes like this one take at least."""
+    rows, elements = {0: cmap.n_rows}, 0
+    for place, step in enumerate(steps):
+        here = step.level if step.out is None else step.out
+        if step.makes:
+            here = place + 1
+            rows[here] = int((last.growth(place) or 0.0) * cmap.n_rows)
+        elements += len(step.request.offsets) * rows[here]
+    return 4 * elements
+
+
 class MapGraphs:
     """The graphs of one list of requests, by capacity.
 
@@ -127,6 +139,9 @@ class MapGraphs:
         self.met[capacity] += 1
         self.rest = max(0, self.rest - 1)
         if self.met[capacity] < _RECURS or self.rest or _capturing():
+            return
+        if _least_bytes(cmap, steps, last) > arena.MOST_BYTES:
+            self.too_large.add(capacity)  # a dry run would take that memory, and more, to find out
             return
         shared = arena.arena_of(cmap.device)
         with shared.lock, torch.cuda.device(cmap.device):

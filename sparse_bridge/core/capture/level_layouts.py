@@ -25,8 +25,8 @@ _FAR = 1 << 24  # coordinates beyond are not served
 
 @dataclasses.dataclass(eq=False)
 class Level:
-    """Coordinates whose memory takes more rows than there are: `count` on the device is one less
-    than there are (None: all). layout: of the keys of `table`."""
+    """Coordinates, whose memory may take more rows than there are: `count` on the device is one
+    less than there are (None: all). layout: of the keys of `table`."""
 
     coords: torch.Tensor
     layout: KeyLayout

@@ -83,8 +83,9 @@ class SceneMemory:
         )
         return Slab.or_none(size, self._device)
 
-    def tables(self, rows: Mapping[int, int]) -> list[Slabs]:
-        """Slab for the tables of all steps that become tiles. rows: see `scratch`."""
+    def tables(self, rows: Mapping[int, int], room: Mapping[int, int]) -> list[Slabs]:
+        """Slab for the tables of all steps that become tiles. rows: see `scratch`.  room: rows that
+        levels had memory for when new ones were made of them."""
         if not self.sharing:
             return [Slabs()] * len(self._steps)
         found, blank = 0, 0
@@ -98,7 +99,7 @@ class SceneMemory:
             if self.tiled(place, 0):
                 blank += Slab.rounded(n_offsets * rows[place + 1])
             if self.tiled(place, 1) and self.both(place) and self.passing(place):
-                blank += Slab.rounded(n_offsets * rows[step.level])
+                blank += Slab.rounded(n_offsets * room[step.level])
         one, other = Slab.or_none(found, self._device), Slab.or_none(blank, self._device, _BLANK)
         return [self._slabs(place, one, other) for place in range(len(self._steps))]
 

@@ -8,7 +8,7 @@ import torch
 
 from ...kernels.runtime.target import Target
 from ..maps.coordinate_map import CoordinateMap
-from .batched_builder import Answers, BatchedBuilder, Sides
+from .batched_builder import BatchedBuilder
 from .history import RequestHistory, Step, boxes_of
 from .level_layouts import LevelLayouts
 
@@ -38,9 +38,7 @@ class UnboundedBuilder(BatchedBuilder):
     def _besides(self) -> list[torch.Tensor]:
         return [*super()._besides(), self.bounds.ends.flatten()]
 
-    def _finish(
-        self, made: list[Sides], capacities: dict[int, int], read: list[list[int]]
-    ) -> Answers | None:
+    def _sizes(self, capacities: dict[int, int], read: list[list[int]]) -> dict[int, int] | None:
         *read, ends = read
         boxes = boxes_of(self.bounds.learn(ends), self.steps)
         self.key64 |= {level for level, box in boxes.items() if box.key64}
@@ -48,4 +46,4 @@ class UnboundedBuilder(BatchedBuilder):
         if self.outgrown:
             self.cmap.drop_table()
             return None
-        return super()._finish(made, capacities, read)
+        return super()._sizes(capacities, read)

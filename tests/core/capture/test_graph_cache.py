@@ -238,11 +238,13 @@ def test_scenes_of_other_shapes(replays):
     assert len(replays) == 4 and None not in replays
 
 
-def test_scenes_that_are_too_large(replays, monkeypatch):
-    monkeypatch.setattr(arena, "MOST_BYTES", 5000)
+@pytest.mark.parametrize("most, tried", [(5000, 0), (500_000, 1)])
+def test_scenes_that_are_too_large(replays, monkeypatch, most, tried):
+    """Those that are by far are not tried."""
+    monkeypatch.setattr(arena, "MOST_BYTES", most)
     for seed in range(UNTIL_CAPTURED + 3):
         built = scene(seed).network()
-    assert built == 0 and not graphs().graphs and not replays and graphs().captures == 1
+    assert built == 0 and not graphs().graphs and not replays and graphs().captures == tried
 
 
 def test_a_larger_class(replays):
