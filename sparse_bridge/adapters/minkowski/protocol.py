@@ -47,7 +47,7 @@ class _Minkowski(TensorProtocol):
         if len(registry.grids) != 1 or registry.kernel_maps or key not in registry.grids:
             return None
         view = registry.grids[key].own_view()
-        return Root(view.coords, view.box)
+        return Root(view.coords, view.data_bounds or view.box)
 
     def over(self, x: Any, features: torch.Tensor, root: CoordinateMap) -> Any:
         manager, key = copy.copy(x._manager), x.coordinate_map_key.key

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..device.serving import kernel_target
-from . import padded, prefetch
+from ..geometry.data_bounds import Root
+from ..maps.coordinate_map import CoordinateMap
+from . import kinds, padded, prefetch
 from .captured_maps import CapturedMaps, padded_input
-from .kinds import Kind, Root
+from .kinds import Kind
 from .recording import GraphMemory
 
 if TYPE_CHECKING:
@@ -73,6 +75,42 @@ class Early:
         self.started: Any = None  # the graph whose maps are queued for the call under way
         self.ran = False  # and all that it does besides
         self._misses = 0
+        # The graph whose maps are queued for a call to come, over which coordinates; how often that
+        # has been for nothing.
+        self._expected: tuple[Any, torch.Tensor, int] | None = None
+        self._unused = 0
+
+    def expect(self, owner: Replays, cmap: CoordinateMap) -> bool:
+        """Queue the maps of the graph that will probably serve new coordinates, whose bounds are
+        still to be learnt; whether it does. Waits for the first of its launches."""
+        assert cmap.data_bounds is not None
+        coords, root = cmap.coords, Root(cmap.coords, cmap.data_bounds)
+        graph = None if self._unused >= _MISSES else self._of_size(owner.graphs, coords)
+        if graph is None or not graph.maps.exact:
+            return False
+        with owner.lock, torch.cuda.device(cmap.device):
+            if not (owner.allowed() and kinds.capturable(coords)):
+                return False
+            owner.start(graph, root)
+            found: bool = graph.maps.learn(root)
+            self._expected = (graph, coords, coords._version) if found else None
+            self._unused += not found
+        return found
+
+    def forget(self) -> None:
+        """What is queued for a call to come is overwritten."""
+        if self._expected is not None:
+            self._expected = None
+            self._unused += 1
+
+    def taken(self, graph: Any, coords: torch.Tensor) -> bool:
+        """Whether the maps that are queued are those of a graph over these coordinates."""
+        expected, self._expected = self._expected, None
+        if expected is None:
+            return False
+        found = expected[0] is graph and expected[1] is coords and expected[2] == coords._version
+        self._unused = 0 if found else self._unused + 1
+        return found
 
     @contextlib.contextmanager
     def ahead(self, owner: Replays, root: Root, features: torch.Tensor) -> Iterator[None]:
@@ -83,7 +121,10 @@ class Early:
             return
         with owner.lock, torch.cuda.device(root.coords.device):
             if owner.allowed():  # still: another thread may be in the middle of a step
-                owner.start(graph, root)
+                if self.taken(graph, root.coords):
+                    owner.follow()
+                else:
+                    owner.start(graph, root)
                 self.started = graph
                 if root.known or graph.maps.learn(root):
                     self.ran = owner.hurried(graph, root, features)
@@ -94,15 +135,17 @@ class Early:
 
     def likely(self, graphs: Mapping[Kind, Any], root: Root) -> Any:
         """A graph that probably serves an input; None where there is none to guess."""
-        if self._misses >= _MISSES or not graphs:
-            return None
-        n_rows = len(root.coords)
-        kind = smallest(list(graphs), padded.capacity_of(n_rows), n_rows)
-        graph = None if kind is None else graphs.get(kind)
+        graph = None if self._misses >= _MISSES else self._of_size(graphs, root.coords)
         if graph is None:
             return None
         known = root.known or not graph.maps.exact  # else whether it serves turns out later
         return None if known and not graph.maps.serves(root.box) else graph
+
+    @staticmethod
+    def _of_size(graphs: Mapping[Kind, Any], coords: torch.Tensor) -> Any:
+        n_rows = len(coords)
+        kind = smallest(list(graphs), padded.capacity_of(n_rows), n_rows) if graphs else None
+        return None if kind is None else graphs.get(kind)
 
     def told(self, graph: Any) -> None:
         """Learn which graph serves the call under way, None for no one."""

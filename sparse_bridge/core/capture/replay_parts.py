@@ -14,6 +14,7 @@ from torch import nn
 from ... import log
 from ..conv import pending
 from ..geometry.boxes import Box
+from . import followers
 from .calls.call import Call, call_of
 from .calls.outcome import MISSING
 from .captured_model import ROWS, Place, Tensors, statistics_kept
@@ -143,6 +144,7 @@ class Replays(abc.ABC):
         """Queue the maps over an input, unless they are: under the lock, on its device."""
         if self.early.started is not graph:
             self.follow()
+            self.early.forget()
             graph.maps.start(root.coords, root.bounds)
 
     def hurried(self, graph: Any, root: Root, features: torch.Tensor) -> bool:
@@ -160,7 +162,9 @@ class Replays(abc.ABC):
         if not graph.made.strange(root) <= graph.proved:
             return Served(MISSING, lambda out: self._prove(kind, graph, call, root, out))
         made = self.replayed(graph, call, root)
-        self.hits += made is not MISSING
+        if made is not MISSING:
+            self.hits += 1
+            followers.served(self, root.coords)
         return Served(made, lambda _: None)
 
     def _prove(self, kind: Kind, graph: Any, call: Call, root: Root, out: Any) -> None:
@@ -257,6 +261,7 @@ class Replays(abc.ABC):
         try:
             with self.lock, torch.cuda.device(kind.device), _trial():
                 self.follow()  # a trial replays maps in the memory that the graphs share
+                self.early.forget()
                 if len(self.graphs) >= self.most:  # the one that has not served for longest
                     del self.graphs[next(iter(self.graphs))]
                 if not self.graphs:  # it lasts as long as they do

@@ -29,7 +29,7 @@ from ..maps import request as requests
 from ..maps.coordinate_map import CoordinateMap
 from ..maps.map_cache import MapStore
 from ..maps.request import BuiltMap, MapRequest
-from . import padded, prefetch
+from . import followers, padded, prefetch
 from .calls.call import Call, call_of, given_to, read_constants
 from .calls.frames import constants_alive
 from .calls.given import ENTRANCE, Given, with_copies
@@ -67,7 +67,7 @@ def install(tensors_of: _TensorsOf, layers_of: Callable[[nn.Module], int]) -> No
     """
     global _tensors_of, _layers_of
     _tensors_of, _layers_of = tensors_of, layers_of
-    requests.register(_provide, prefetch.announced)
+    requests.register(_provide, followers.announced)
 
 
 def wanted() -> bool:
