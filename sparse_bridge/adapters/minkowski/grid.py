@@ -16,6 +16,7 @@ import torch
 from ...core.device import stream_order
 from ...core.geometry.boxes import Box
 from ...core.geometry.data_bounds import DataBounds
+from ...core.geometry.layout import constant
 from ...core.geometry.offsets import Offsets
 from ...core.geometry.reach import AxisReach, BoxReach
 from ...core.maps.coordinate_map import CoordinateMap
@@ -38,9 +39,19 @@ class LayerMap(NamedTuple):
     kmap: KernelMap
 
 
+def _plain(unit: tuple[int, ...]) -> bool:
+    return all(u == 1 for u in unit)
+
+
+def _reversed(coords: torch.Tensor) -> torch.Tensor:
+    """Coordinates [N, 1 + D] with their axes the other way round, in one launch."""
+    columns = (0, *range(coords.shape[1] - 1, 0, -1))
+    return coords.index_select(1, constant(columns, coords.device))
+
+
 def _divided(axes: torch.Tensor, unit: tuple[int, ...]) -> torch.Tensor:
     """floor(axes / unit), integer arithmetic at any magnitude."""
-    if all(u == 1 for u in unit):
+    if _plain(unit):
         return axes
     if len(set(unit)) == 1:
         return torch.div(axes, unit[0], rounding_mode="floor")
@@ -48,7 +59,7 @@ def _divided(axes: torch.Tensor, unit: tuple[int, ...]) -> torch.Tensor:
 
 
 def _multiplied(axes: torch.Tensor, unit: tuple[int, ...]) -> torch.Tensor:
-    if all(u == 1 for u in unit):
+    if _plain(unit):
         return axes
     return axes * (unit[0] if len(set(unit)) == 1 else axes.new_tensor(unit))
 
@@ -219,7 +230,10 @@ class Grid:
         found = self._coords
         if found is None:
             view = self._views[self.unit].coords
-            found = torch.cat([view[:, :1], _multiplied(view[:, 1:].flip(1), self.unit)], 1)
+            if _plain(self.unit):
+                found = _reversed(view)
+            else:
+                found = torch.cat([view[:, :1], _multiplied(view[:, 1:].flip(1), self.unit)], 1)
             self._take(found)
         elif self._order is not None:
             known = found
@@ -260,6 +274,8 @@ class Grid:
     @staticmethod
     def query(coords: torch.Tensor, unit: tuple[int, ...]) -> torch.Tensor:
         """Absolute integer coordinates as the view at `unit` wants them."""
+        if _plain(unit):
+            return _reversed(coords)
         return torch.cat([coords[:, :1], _divided(coords[:, 1:], unit).flip(1)], 1)
 
     def view(self, unit: tuple[int, ...]) -> CoordinateMap:
