@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...kernels.runtime import target as targets
-from ..device.stream_order import capture_stream
+from ..device.stream_order import alone_on, capture_stream
 from ..geometry.boxes import Box
 from ..geometry.data_bounds import DataBounds, Root
 from ..geometry.layout import record_of
@@ -229,12 +229,13 @@ def on_own_stream(device: torch.device, stream: torch.cuda.Stream | None = None)
     """A stream of its own, or this one, between what came before and what comes after, and other
     random numbers."""
     stream = capture_stream(device) if stream is None else stream
-    stream.wait_stream(torch.cuda.current_stream(device))
-    try:
-        with _own_random_numbers(device), torch.cuda.stream(stream):
-            yield
-    finally:
-        torch.cuda.current_stream(device).wait_stream(stream)
+    with alone_on(stream):
+        stream.wait_stream(torch.cuda.current_stream(device))
+        try:
+            with _own_random_numbers(device), torch.cuda.stream(stream):
+                yield
+        finally:
+            torch.cuda.current_stream(device).wait_stream(stream)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ...kernels.runtime.uploads import uploaded, uploads_later
-from ..device.stream_order import capture_stream
+from ..device.stream_order import capture_stream, waiting
 
 
 class _Captures:
@@ -96,7 +96,8 @@ class Recording:
         try:
             # Other threads cannot wait for this stream while it captures, see `StreamOrder.wait`.
             torch.cuda.current_stream().synchronize()
-            self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            with waiting:
+                self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         except BaseException:
             _captures.end()
             raise

@@ -14,7 +14,7 @@ from torch import nn
 from ... import log
 from ..conv import pending
 from ..geometry.boxes import Box
-from . import followers
+from .calls import followers
 from .calls.call import Call, call_of
 from .calls.outcome import MISSING
 from .captured_model import ROWS, Place, Tensors, statistics_kept

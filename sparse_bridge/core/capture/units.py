@@ -29,7 +29,8 @@ from ..maps import request as requests
 from ..maps.coordinate_map import CoordinateMap
 from ..maps.map_cache import MapStore
 from ..maps.request import BuiltMap, MapRequest
-from . import followers, padded, prefetch
+from . import padded, prefetch
+from .calls import followers
 from .calls.call import Call, call_of, given_to, read_constants
 from .calls.frames import constants_alive
 from .calls.given import ENTRANCE, Given, with_copies

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
@@ -10,6 +11,10 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...kernels.runtime import target as targets
+
+# Held while one stream is made to wait for another, and while a capture begins: what waits for a
+# stream that is being captured becomes part of the capture.
+waiting = threading.Lock()
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -40,9 +45,17 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
 
     torch has 32 streams of each priority and gives the same ones out again and again. So a stream
     of the usual priority may be one that a program holds, whose launches would become part of the
-    capture. Programs rarely ask for the high one.
+    capture. Programs rarely ask for the high one, and what captures on one is `alone_on` it.
     """
     return torch.cuda.Stream(device, -1)
+
+
+_users: dict[Any, threading.RLock] = {}  # at most so many streams as torch has
+
+
+def alone_on(stream: torch.cuda.Stream) -> threading.RLock:
+    """The lock of whoever captures on a stream, which two of them may have been given."""
+    return _users.setdefault(stream, threading.RLock())
 
 
 def note_use(tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
@@ -51,7 +64,7 @@ def note_use(tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
             tensor.record_stream(stream)
 
 
-def _captures(stream: torch.cuda.Stream) -> bool:
+def captures_on(stream: torch.cuda.Stream) -> bool:
     """Whether another thread captures on a stream now, on which no event may be recorded then. It
     has synchronized before, so that nothing that was queued there earlier is to be waited for."""
     with torch.cuda.stream(stream):
@@ -83,8 +96,9 @@ class StreamOrder:
             return
         here = torch.cuda.current_stream(self._device)
         there = torch.cuda.ExternalStream(self.waited[0], self._device)
-        if not _captures(there):
-            here.wait_stream(there)
+        with waiting:
+            if not captures_on(there):
+                here.wait_stream(there)
         for tensor in held():
             note_use(tensor, here)
         self.waited.append(self.number())

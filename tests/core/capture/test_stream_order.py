@@ -7,6 +7,7 @@ import concurrent.futures
 import copy
 import itertools
 import pickle
+import time
 
 import pytest
 import torch
@@ -83,7 +84,12 @@ def test_the_watch_sees_what_is_not_ordered():
 
 
 def test_what_one_stream_made_others_wait_for_once(monkeypatch):
-    streams = Streams()
+    """And no capture begins meanwhile."""
+    streams, held, own = Streams(), [], stream_order.captures_on
+    monkeypatch.setattr(
+        stream_order, "captures_on",
+        lambda there: held.append(stream_order.waiting.locked()) or own(there),
+    )  # fmt: skip
     monkeypatch.setattr(stream_order, "number_of", lambda _: lambda: streams.current().number)
     monkeypatch.setattr(torch.cuda, "ExternalStream", streams.numbered)
     monkeypatch.setattr(torch.cuda, "current_stream", streams.current)
@@ -107,6 +113,7 @@ def test_what_one_stream_made_others_wait_for_once(monkeypatch):
         with streams.on(one):
             order.wait()
             values.sum()
+    assert held == [True, True] and not stream_order.waiting.locked()
 
 
 def test_copies_know_no_streams_of_other_processes(monkeypatch):
@@ -204,6 +211,23 @@ def test_one_input_on_two_streams(streams, monkeypatch, name):
             assert other.seen[one.number] > 0
             streams.known[0].wait_stream(other)
             same(found, expected)
+
+
+@pytest.mark.emulated
+def test_a_stream_is_captured_on_by_one_thread_at_a_time(streams):
+    """torch may have given it to two of them."""
+    aside, told = streams.new(), []
+
+    def capture(name):
+        with captured_maps.on_own_stream(torch.device("cpu"), aside):
+            told.append(name)
+            with captured_maps.on_own_stream(torch.device("cpu"), aside):  # its maps
+                time.sleep(0.02)
+            told.append(name)
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(capture, range(4)))
+    assert told == [name for one in dict.fromkeys(told) for name in (one, one)]
 
 
 @pytest.mark.gpu

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ... import hooks, state
-from ..maps.coordinate_map import CoordinateMap
-from ..maps.map_cache import MapStore
-from . import padded, prefetch
+from .... import hooks, state
+from ...maps.coordinate_map import CoordinateMap
+from ...maps.map_cache import MapStore
+from .. import padded, prefetch
 
 if TYPE_CHECKING:
-    from .replay_parts import Replays
+    from ..replay_parts import Replays
 
 _Kind = tuple[torch.device, int, Hashable]
 
