@@ -326,10 +326,8 @@ class BatchedBuilder:
     ) -> tuple[KernelMap, CoordinateMap | None]:  # fmt: skip
         out = place + 1 if step.makes else step.level if step.out is None else step.out
         x, y = rows[step.level], rows[out]
-        offsets = step.request.offsets
-        symmetric, center = offsets.symmetric, offsets.center
-        if out != step.level:
-            symmetric, center = False, -1
+        offsets, same = step.request.offsets, out == step.level
+        symmetric, center = same and offsets.symmetric, offsets.center if same else -1
         kmap = KernelMap(
             Rulebook(
                 x, y, len(offsets), self.device, symmetric=symmetric, center=center, views=sides
@@ -337,7 +335,9 @@ class BatchedBuilder:
         )
         if not step.makes:
             return kmap, None
-        new = CoordinateMap(coords[out][: y.capacity], self.boxes[out], y, own=True)
+        cut = scene is None and len(coords[out]) == y.capacity
+        here = coords[out] if cut else coords[out][: y.capacity]
+        new = CoordinateMap(here, self.boxes[out], y, own=True)
         new.adopt()
         new.loose = step.request.loose
         new.tight = self.found.get(out) if scene is None else new.box

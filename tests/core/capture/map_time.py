@@ -107,9 +107,7 @@ def doors(voxels: int = 80) -> Iterator[tuple[str, nn.Module, Callable[[int], An
 def _maps_unmade() -> Iterator[None]:
     """Launches of maps do nothing, and what the host reads says what the last scene had."""
 
-    def finish(
-        self: Any, made: Any, capacities: Any, read: Any, own: Any = BatchedBuilder._finish
-    ) -> Any:
+    def sizes(self: Any, capacities: Any, read: Any, own: Any = BatchedBuilder._sizes) -> Any:
         counters: list[int] = []
         for place, length in zip(capacities, self._counter_lengths(), strict=True):
             counters += [-1, -1, -1, self.last.rows[place] - 1, *[-1] * (length - 4)]
@@ -118,7 +116,7 @@ def _maps_unmade() -> Iterator[None]:
         ends = [
             [*box.lo, *(a + b - 1 for a, b in zip(box.lo, box.size, strict=True))] for box in loose
         ]
-        return own(self, made, capacities, [counters, [n - 1, n - 1, -1, -1], *ends])
+        return own(self, capacities, [counters, [n - 1, n - 1, -1, -1], *ends])
 
     class Compiled(dict):  # type: ignore[type-arg]
         def get(self, key: Any, default: Any = None) -> Any:
@@ -134,7 +132,7 @@ def _maps_unmade() -> Iterator[None]:
             (launch.Kernel, "_launch_slowly", lambda *_: None),  # of products
             (torch._C, "_cuda_getDevice", lambda: -1),
             (targets, "device_index", lambda device: -1),
-            (BatchedBuilder, "_finish", finish),
+            (BatchedBuilder, "_sizes", sizes),
             (batched_builder, "kernel_target", lambda *_: _HOPPER),
             (coordinate_map, "kernel_target", lambda *_: None),
             (prefetch, "_target", lambda cmap: _HOPPER),
