@@ -60,6 +60,29 @@ _captures = _Captures()
 empty_cache = _captures.empty_cache
 
 
+_SETTLED = 16  # replays in a row, after which other calls are taken to be over
+_RETURNS = 4  # times that memory is given back
+
+
+class EagerMemory:
+    """What calls without a graph leave in the allocator's cache: given back once they are over, a
+    few times in all, as each time costs the next such call its allocations."""
+
+    def __init__(self) -> None:
+        self._streak, self._returns = _SETTLED, 0
+
+    def computed(self) -> None:
+        """A call went without a graph."""
+        self._streak = 0
+
+    def replayed(self) -> None:
+        """A graph served a call."""
+        self._streak += 1
+        if self._streak == _SETTLED and self._returns < _RETURNS:
+            self._returns += 1
+            empty_cache()
+
+
 class Remains:
     """Things that go with their owner, or after the captures that are under way then."""
 

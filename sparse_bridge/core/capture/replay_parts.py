@@ -21,7 +21,7 @@ from .captured_model import ROWS, Place, Tensors, statistics_kept
 from .graph_maps import Early, smallest
 from .kinds import Kind, Root, addresses, kind_of, root_of
 from .padded import MixedRowsError, PaddedInput, UndecidedError, UnpaddedError
-from .recording import GraphMemory, empty_cache
+from .recording import EagerMemory, GraphMemory, empty_cache
 
 _EAGER_CALLS = 2  # of a size before it is captured
 _FAILURES = 2  # until a model is left alone
@@ -78,7 +78,7 @@ class Replays(abc.ABC):
         self.graphs: dict[Kind, Any] = {}
         self.calls: dict[Kind, int] = {}
         self.failures, self.barren, self.captures = 0, 0, 0
-        self.hits = 0
+        self.hits, self.eager = 0, EagerMemory()
         self.by_box = False  # a graph for every box; where the model looks at bounds
         self.reason: str | None = None  # why a capture failed
         self.undecided: str | None = None  # why the last trial showed nothing
@@ -165,6 +165,7 @@ class Replays(abc.ABC):
         if made is not MISSING:
             self.hits += 1
             followers.served(self, root.coords)
+            self.eager.replayed()
         return Served(made, lambda _: None)
 
     def _prove(self, kind: Kind, graph: Any, call: Call, root: Root, out: Any) -> None:
@@ -250,6 +251,7 @@ class Replays(abc.ABC):
     def consider(self, kind: Kind, capture: Callable[[], Any]) -> None:
         """Capture a graph where scenes of this size keep coming. capture: returns it, or None for
         this time."""
+        self.eager.computed()
         calls = self.calls[kind] = self.calls.get(kind, 0) + 1
         late = calls - _EAGER_CALLS
         if late <= 0 or late & (late - 1):  # less and less often

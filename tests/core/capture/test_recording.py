@@ -179,3 +179,25 @@ def test_more_numbers_than_there_is_room_for(monkeypatch):
     with pytest.raises(RuntimeError, match="2 numbers or more; 1 fit"):
         captured(lambda: uploads.uploaded([1, 2], here), None, room)
     assert uploads.uploaded([7, 8], here).tolist() == [7, 8] and not room.any()
+
+
+def test_memory_of_calls_without_a_graph(monkeypatch):
+    """It goes back when they are over, and not again and again."""
+    given_back = []
+    monkeypatch.setattr(recording, "empty_cache", lambda: given_back.append(len(told)))
+    memory, told = recording.EagerMemory(), []
+
+    def run(calls):
+        for one in calls:
+            told.append(one)
+            (memory.computed if one == "eager" else memory.replayed)()
+
+    run(["replay"] * 40)
+    assert not given_back  # there was nothing to give
+    run(["eager", "replay", "eager"] + ["replay"] * 15)
+    assert not given_back
+    run(["replay"] * 30)
+    assert given_back == [40 + 3 + 16]
+    for _ in range(9):
+        run(["eager"] + ["replay"] * 16)
+    assert len(given_back) == 4
