@@ -128,6 +128,34 @@ def test_a_stream_of_new_shapes(kernel_lane, built, door):
         assert torch.equal(coords, alone) and torch.equal(x, expected)
 
 
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_level_without_rows(kernel_lane, built, trains):
+    """All rows lie where no output reaches; the scenes before had outputs."""
+    network = Spconv()
+    layers = network.sp
+    network.net[1] = layers.SparseConv3d(8, 8, 2, 2, indice_key="d")
+    network.net[3] = layers.SparseInverseConv3d(8, 4, 2, indice_key="d")
+    network.net.to(kernel_lane.device).train(trains)
+    for turn in range(5):
+        coords = cloud((9, 8, 6), share=0.2, seed=turn)
+        if turn == 3:
+            coords = coords[coords[:, 1] == 8]
+        x = features(len(coords), 4, seed=turn).to(kernel_lane.device)
+        found = []
+        for provider in (prefetch.provide, None):
+            request.register(provider)
+            with torch.set_grad_enabled(trains):
+                there, y = network(x, coords.clone().to(kernel_lane.device), (9, 8, 6))
+            gradients = [there, y]
+            if trains:
+                network.net.zero_grad()
+                y.square().sum().backward()
+                gradients += [one.grad.clone() for one in network.net.parameters()]
+            found.append(gradients)
+        for one, other in zip(*found, strict=True):
+            assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("device", ["meta", "the lane's"])
 @pytest.mark.parametrize("trains", [False, True])
 @pytest.mark.parametrize("door", [Spconv, Torchsparse, Minkowski])
