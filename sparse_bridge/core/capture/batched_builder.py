@@ -324,7 +324,7 @@ class BatchedBuilder:
         self, place: int, step: Step, sides: Sides, rows: dict[int, Rows],
         coords: dict[int, torch.Tensor], scene: PaddedInput | None,
     ) -> tuple[KernelMap, CoordinateMap | None]:  # fmt: skip
-        out = place + 1 if step.makes else step.level if step.out is None else step.out
+        out = step.ends(place)
         x, y = rows[step.level], rows[out]
         offsets, same = step.request.offsets, out == step.level
         symmetric, center = same and offsets.symmetric, offsets.center if same else -1

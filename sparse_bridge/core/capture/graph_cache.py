@@ -72,9 +72,8 @@ def _least_bytes(cmap: CoordinateMap, steps: tuple[Step, ...], last: RequestHist
     """What the maps of scenes like this one take at least."""
     rows, elements = {0: cmap.n_rows}, 0
     for place, step in enumerate(steps):
-        here = step.level if step.out is None else step.out
+        here = step.ends(place)
         if step.makes:
-            here = place + 1
             rows[here] = int((last.growth(place) or 0.0) * cmap.n_rows)
         elements += len(step.request.offsets) * rows[here]
     return 4 * elements

@@ -36,6 +36,10 @@ class Step(NamedTuple):
         """Whether it makes coordinates."""
         return self.request.kind in ("strided", "generative")
 
+    def ends(self, place: int) -> int:
+        """The level of its outputs, if it stands at this place."""
+        return place + 1 if self.makes else self.level if self.out is None else self.out
+
     @property
     def relative(self) -> bool:
         """Whether it says nothing of absolute bounds."""

@@ -92,9 +92,8 @@ class SceneMemory:
         for place, step in enumerate(self._steps):
             n_offsets = len(step.request.offsets)
             if not step.makes:
-                here = step.level if step.out is None else step.out
                 if self.tiled(place, 0):
-                    found += neighbor_table.table_elements(rows[here], n_offsets)
+                    found += neighbor_table.table_elements(rows[step.ends(place)], n_offsets)
                 continue
             if self.tiled(place, 0):
                 blank += Slab.rounded(n_offsets * rows[place + 1])
@@ -118,8 +117,7 @@ class SceneMemory:
     def _table_elements(self, place: int, rows: Mapping[int, int]) -> int:
         """Elements of the tables of a step that become tiles."""
         step = self._steps[place]
-        here = place + 1 if step.makes else step.level if step.out is None else step.out
-        first = rows[here] if self.tiled(place, 0) else 0
+        first = rows[step.ends(place)] if self.tiled(place, 0) else 0
         other = rows[step.level] if step.makes and self.tiled(place, 1) and self.both(place) else 0
         return len(step.request.offsets) * (first + other)
 
