@@ -20,6 +20,7 @@ from sparse_bridge import settings
 from sparse_bridge.core.conv import convolution, fused_call
 from sparse_bridge.core.maps.rulebook import Rulebook
 from sparse_bridge.kernels.gemm.gather_gemm import gather_gemm_kernel, sum_partials_kernel
+from sparse_bridge.kernels.ops import batch_norm, batch_norm_grad
 from sparse_bridge.kernels.runtime import launch
 from sparse_bridge.kernels.runtime import target as targets
 from tests.adapters.spconv import doors as spconv_doors
@@ -31,6 +32,10 @@ __all__ = ["LAUNCHER", "doors", "pretended_gpu"]
 # Where Triton's launcher is called.
 LAUNCHER = "kernels/runtime/launch.py", "start"
 
+_KERNELS = (
+    gather_gemm_kernel, sum_partials_kernel, batch_norm.partials_kernel, batch_norm.apply_kernel,
+    batch_norm_grad.grad_partials_kernel, batch_norm_grad.dx_kernel,
+)  # fmt: skip
 _HOPPER = targets.Target("cuda", "sm_90", 32, 132, 227 << 10, raw=True)
 
 
@@ -51,8 +56,7 @@ def pretended_gpu() -> Iterator[None]:
             (targets, "unavailable", lambda device: None),
             (targets, "of", lambda device: _HOPPER),
             (launch.Kernel, "launch", lambda self, *args: None),
-            (gather_gemm_kernel, "_compiled", _Compiled()),
-            (sum_partials_kernel, "_compiled", _Compiled()),
+            *[(kernel, "_compiled", _Compiled()) for kernel in _KERNELS],
         ):
             stack.enter_context(mock.patch.object(owner, name, value, create=True))
         stack.enter_context(settings.override(dataflow="masked"))

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 
-from ..kernels.ops import batch_norm, batch_norm_grad, column_sum
+from ..kernels.ops import batch_norm, batch_norm_grad, column_sum, norm_spec
 from ..kernels.runtime.launch import Kernel
 from ..kernels.runtime.target import Target
 from .forms import PLACES, Form, Space, make
@@ -21,13 +21,13 @@ def _rows(
 ) -> Form:  # fmt: skip
     """whole: the kernel merges parts."""
     width, columns = widths
-    tile = batch_norm.tile_of(width, columns == 16 and place != "odd")
+    tile = norm_spec.tile_of(width, columns == 16 and place != "odd")
     names = [name for name in kernel.fn.arg_names if name.endswith("_ptr")]
     general = {p.name for p in getattr(kernel.fn, "params", ()) if p.do_not_specialize}
     even = [name for name in names if name not in general] if place != "odd" else ["memory_ptr"]
     even += ["n_channels"] if columns == 16 else []
     made = make(
-        kernel, (batch_norm.PARTS, *tile) if whole else tile, batch_norm.OPTIONS, even,
+        kernel, (norm_spec.PARTS, *tile) if whole else tile, batch_norm.OPTIONS, even,
         ["n_channels"] if columns == 1 else [], memory="fp32", **types,
     )  # fmt: skip
     return dataclasses.replace(made, large=place == "large")

@@ -40,6 +40,6 @@ def test_the_operator_is_the_layer(map_lane, relu, affine):
 
 def test_the_memory_is_large_enough():
     pytest.importorskip("triton")
-    from sparse_bridge.kernels.ops.batch_norm import PARTS
+    from sparse_bridge.kernels.ops.norm_spec import PARTS
 
     assert engine.MEMORY_ROWS == 2 + 2 * PARTS

@@ -222,3 +222,32 @@ def test_both_passes_are_compiled_together_at_first_use(monkeypatch, ahead):
     launches.clear()
     apply(norm, x)
     assert [beforehand for beforehand, *_ in launches] == [False, False]
+
+
+def test_norms_in_training_are_launched_by_address(monkeypatch):
+    """Both ways, and without a second look at the layer's vectors."""
+    pytest.importorskip("triton")
+    from sparse_bridge.kernels.runtime import launch
+    from tests.walk_doors import pretended_gpu
+
+    norm, x = torch.nn.BatchNorm1d(32), torch.randn(24, 32).half().requires_grad_()
+    looked = []
+
+    def step():
+        y = batch_norms.batch_norm_training(norm, x, True)
+        y.backward(torch.zeros_like(y))
+
+    def slow(*args):
+        pytest.fail("a steady norm looks at its arguments again")
+
+    with pretended_gpu(), monkeypatch.context() as patch:
+        patch.setattr(batch_norms, "kernel_target", targets.of)
+        step()
+        patch.setattr(launch.Kernel, "launch", slow)
+        patch.setattr(batch_norms, "serves", looked.append)
+        step()
+        assert looked == []
+        norm.half()  # another kind of layer
+        batch_norms.batch_norm_training(norm, x, True)
+        assert len(looked) == 1
+    batch_norms.reset()

@@ -59,7 +59,7 @@ NUMBERS = """
 FACTS = """
     adapters.spconv.keys._generation adapters.spconv.keys._shared core.compile.inductor._version
     core.conv.fused_call.listening core.conv.kernel_products._gather_gemm
-    core.conv.kernel_products._narrow_gemm
+    core.conv.kernel_products._narrow_gemm core.ops.batch_norm._passes
     core.device.workspace.keep_heap core.tuning.kernel_hash.code_hash
     core.tuning.kernel_hash.kernel_hash export.evaluation._operators surface.table.releases
 """

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparse_bridge.kernels.ops.batch_norm import batch_norm_forward, batch_norm_memory
+from sparse_bridge.kernels.ops.batch_norm import batch_norm_forward
 from sparse_bridge.kernels.ops.batch_norm_grad import batch_norm_backward
+from sparse_bridge.kernels.ops.norm_spec import spec_of
 from tests.checks import assert_close
 from tests.clouds import features
 from tests.kernels.calls import target_of
@@ -58,20 +59,20 @@ class Layer:
     def run(self, relu=False, affine=True, running=True, dy=None):
         """Both passes: results by name."""
         gain, beta = (self.gain, self.beta) if affine else (None, None)
-        moved = (self.mean.clone(), self.var.clone()) if running else None
-        batches = self.batches.clone() if running else None
-        memory = batch_norm_memory(self.x, self.target)
-        y, dx = self.spoiled(self.x), self.spoiled(self.x)
-        batch_norm_forward(
-            self.x, gain, beta, moved, batches, self.count, memory, y, 0.3, 1e-3, relu, self.target
+        mean, var, batches = (
+            held.clone() if running else None for held in (self.mean, self.var, self.batches)
         )
+        y, dx = self.spoiled(self.x), self.spoiled(self.x)
+        vectors = gain, beta, mean, var, batches
+        spec = spec_of(self.x, vectors, self.target)
+        memory = batch_norm_forward(spec, self.x, vectors, self.count, y, 0.3, 1e-3, relu)
         dw, db = (self.spoiled(gain), self.spoiled(beta)) if affine else (None, None)
         dy = self.dy if dy is None else dy
         batch_norm_backward(
-            self.x, dy, gain, beta, self.count, memory, dx, dw, db, relu, self.target
-        )
+            spec, self.x, dy, gain, beta, self.count, memory, dx, dw, db, relu
+        )  # fmt: skip
         found = {"y": y, "dx": dx, "dw": dw, "db": db, "batches": batches}
-        return found | (dict(zip(("mean", "var"), moved, strict=True)) if running else {})
+        return found | ({"mean": mean, "var": var} if running else {})
 
     def check(self, found):
         for name in ("y", "dx", "dw", "db", "mean", "var"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +16,10 @@ from ...kernels.runtime.target import Target
 from ..device.first_order import direct_apply, first_order, refuse_transforms, wrapped
 from ..device.precision import KERNEL_DTYPES
 from ..device.serving import kernel_target
+from ..device.torch_compat import TENSOR_GUARDS
+
+if TYPE_CHECKING:
+    from ...kernels.ops.norm_spec import NormSpec, Vectors
 
 _MOST_ROWS = (1 << 31) - (1 << 20)  # kernels count rows in 32 bits, and a few more than there are
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -21,15 +27,22 @@ MEMORY_ROWS = 2 + 2 * 128  # rows of the most memory that kernels need between b
 
 
 class _Call(NamedTuple):
-    """What stays the same from forward to backward, and needs no gradient."""
+    """What needs no gradient.  vectors: running mean and variance, and the number of batches."""
 
-    running: tuple[torch.Tensor, torch.Tensor] | None
-    batches: torch.Tensor | None
+    spec: NormSpec
+    vectors: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
     counter: torch.Tensor | None
     momentum: float
     eps: float
     relu: bool
-    target: Target
+
+
+@functools.cache
+def _passes() -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
+    from ...kernels.ops.batch_norm import batch_norm_forward
+    from ...kernels.ops.batch_norm_grad import batch_norm_backward
+
+    return batch_norm_forward, batch_norm_backward
 
 
 class _BatchNorm(torch.autograd.Function):
@@ -38,91 +51,112 @@ class _BatchNorm(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None,
         call: _Call,
     ) -> torch.Tensor:  # fmt: skip
-        from ...kernels.ops.batch_norm import batch_norm_forward, batch_norm_memory
-
-        running, batches, counter, momentum, eps, relu, target = call
+        spec, vectors, counter, momentum, eps, relu = call
         x = x.contiguous()
-        y, memory = torch.empty_like(x), batch_norm_memory(x, target)
-        if target.raw:
-            _compile_together(x, weight, bias, call, memory)
-        batch_norm_forward(
-            x, weight, bias, running, batches, counter, memory, y, momentum, eps, relu, target
-        )
+        y = torch.empty_like(x)
+        memory = _passes()[0](
+            spec, x, (weight, bias, *vectors), counter, y, momentum, eps, relu
+        )  # fmt: skip
         ctx.save_for_backward(x, weight, bias, memory)
-        ctx.call = call
+        ctx.call = spec, counter, relu
         return y
 
     @staticmethod
     @first_order
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        from ...kernels.ops.batch_norm_grad import batch_norm_backward
-
         x, weight, bias, memory = ctx.saved_tensors
-        call = ctx.call
+        spec, counter, relu = ctx.call
         dx = torch.empty_like(x)
         dw = None if weight is None else torch.empty_like(weight)
         db = None if bias is None else torch.empty_like(bias)
-        batch_norm_backward(
-            x, dy.contiguous(), weight, bias, call.counter, memory, dx, dw, db, call.relu,
-            call.target,
+        _passes()[1](
+            spec, x, dy.contiguous(), weight, bias, counter, memory, dx, dw, db, relu
         )  # fmt: skip
         return dx, dw, db, None
 
 
 run_directly = direct_apply(_BatchNorm)
+
+
+class _Form(NamedTuple):
+    """How norms over features of one kind are computed.
+
+    same: whether their five vectors are of the kinds that were looked at.  generation: of the
+    settings then.
+    """
+
+    spec: NormSpec
+    same: Callable[..., bool]
+    generation: int
+
+
+_forms: dict[Any, _Form] = {}  # by dtype, device and channels
 _compiled: set[tuple[Any, ...]] = set()
 
 
 @state.owns
 def reset() -> None:
-    """Forget for which kinds of layers kernels were compiled."""
+    """Forget the kinds of layers that were met."""
+    _forms.clear()
     _compiled.clear()
 
 
-def _compile_together(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, call: _Call,
-    memory: torch.Tensor,
-) -> None:  # fmt: skip
-    """At the first layer of its kind: have the kernels of both passes compiled side by side."""
-    form = (x.device, x.dtype, x.shape[1], None if weight is None else weight.dtype)
-    if form in _compiled:
-        return
-    _compiled.add(form)
-    if not settings.get().warmup:
-        return
-    from ...kernels.runtime.precompile import dry_run
+def _spec(x: torch.Tensor, vectors: Vectors, target: Target) -> NormSpec:
+    """The kernels of a norm. Those of both passes compile side by side at the first of its kind."""
+    from ...kernels.ops.norm_spec import spec_of
 
-    with dry_run():  # nothing is written
-        _launch_all(x, weight, bias, call, memory)
+    spec, weight = spec_of(x, vectors, target), vectors[0]
+    kind = x.device, x.dtype, x.shape[1], None if weight is None else weight.dtype
+    if target.raw and kind not in _compiled:
+        _compiled.add(kind)
+        if settings.get().warmup:
+            from ...kernels.runtime.precompile import dry_run
 
-
-def _launch_all(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, call: _Call,
-    memory: torch.Tensor,
-) -> None:  # fmt: skip
-    from ...kernels.ops.batch_norm import batch_norm_forward
-    from ...kernels.ops.batch_norm_grad import batch_norm_backward
-
-    running, batches, counter, momentum, eps, relu, target = call
-    batch_norm_forward(
-        x, weight, bias, running, batches, counter, memory, x, momentum, eps, relu, target
-    )
-    batch_norm_backward(x, x, weight, bias, counter, memory, x, weight, bias, relu, target)
+            with dry_run():  # nothing is written
+                _launch_all(spec, x, vectors)
+    return spec
 
 
-def launch_both(x: torch.Tensor, norm: tuple[torch.Tensor | None, ...], target: Target) -> None:
-    """Launch what both passes over features like x would; for `precompile.dry_run`.
+def _launch_all(spec: NormSpec, x: torch.Tensor, vectors: Vectors) -> None:
+    forward, backward = _passes()
+    memory = forward(spec, x, vectors, None, x, 0.1, 1e-5, False)
+    weight, bias = vectors[:2]
+    backward(spec, x, x, weight, bias, None, memory, x, weight, bias, False)
 
-    norm: weight, bias, running mean and variance and number of batches.
-    """
-    from ...kernels.ops.batch_norm import batch_norm_memory
 
-    weight, bias, running_mean, running_var, batches = norm
-    running = None
-    if running_mean is not None and running_var is not None:
-        running = running_mean, running_var
-    call = _Call(running, batches, None, 0.1, 1e-5, False, target)
-    _launch_all(x, weight, bias, call, batch_norm_memory(x, target))
+def launch_both(x: torch.Tensor, vectors: Vectors, target: Target) -> None:
+    """Launch what both passes over features like x would; for `precompile.dry_run`."""
+    from ...kernels.ops.norm_spec import spec_of
+
+    _launch_all(spec_of(x, vectors, target), x, vectors)
+
+
+def _form_of(x: torch.Tensor, vectors: Vectors) -> _Form | None:
+    """Found out anew; None where kernels do not serve. Kept where all vectors are there, as
+    comparing them at once takes a tenth of the time."""
+    target = serves(x)
+    weight, bias, mean, var, batches = vectors
+    if (
+        target is None
+        or not _fits(x, weight, bias, True)
+        or not _fits(x, mean, var, False)
+        or not (batches is None or _counts(x, batches))
+    ):
+        return None
+    if mean is None or var is None:
+        vectors = weight, bias, None, None, batches
+    form = _Form(_spec(x, vectors, target), _never, settings.generation)
+    given = [vector for vector in vectors if vector is not None]
+    if TENSOR_GUARDS is not None and target.raw and len(given) == len(vectors):
+        sizes: Any = [list(one.shape) for one in given]
+        strides: Any = [list(one.stride()) for one in given]
+        same = TENSOR_GUARDS(*given, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+        form = _forms[x.dtype, x.device, x.shape[1]] = form._replace(same=same)
+    return form
+
+
+def _never(*vectors: torch.Tensor | None) -> bool:
+    return False
 
 
 def serves(x: torch.Tensor) -> Target | None:
@@ -191,25 +225,30 @@ def batch_norm(
         raise DataTypeError(
             f"count is {count.dtype} on {count.device}; expected int32 on {x.device}, as maps have."
         )
-    target = serves(x) if count is not None or x.shape[0] > 1 else None
+    vectors = weight, bias, running_mean, running_var, batches
+    shape = x.shape
+    form = _forms.get((x.dtype, x.device, shape[-1] if len(shape) == 2 else None))
     if (
-        target is None
+        form is None
+        or form.generation != settings.generation
+        or shape[0] > _MOST_ROWS
+        or not form.same(*vectors)
+    ):
+        form = _form_of(x, vectors)
+    if (
+        form is None
         or eps <= 0
+        or (shape[0] < 2 and count is None)
         or (x.is_inference() and torch.is_grad_enabled())  # functions would save it, torch does not
-        or not _fits(x, weight, bias, True)
-        or not _fits(x, running_mean, running_var, False)
-        or not (batches is None or _counts(x, batches))
     ):
         return _in_torch(
             x, weight, bias, running_mean, running_var, momentum, eps, relu, count, batches
         )
     refuse_transforms()
-    running = None
-    if running_mean is not None and running_var is not None:
-        running = running_mean, running_var
     if batches is not None:
         torch.autograd.graph.increment_version(batches)  # as its add_ would; the others' are kept
-    call = _Call(running, batches, count, momentum, eps, relu, target)
+    running = (None, None) if running_var is None else (running_mean, running_var)
+    call = _Call(form.spec, (*running, batches), count, momentum, eps, relu)
     apply = _BatchNorm.apply if wrapped(x) else run_directly
     result: torch.Tensor = apply(x, weight, bias, call)
     return result
@@ -247,16 +286,12 @@ def forward_pass(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """`batch_norm` without gradients: (y, fp32 [2, C]: mean and unbiased variance, what
     `backward_pass` needs: fp32 [MEMORY_ROWS * C])."""
-    from ...kernels.ops.batch_norm import batch_norm_forward
-
     x, n_channels = x.contiguous(), x.shape[1]
     # Zeros: results of operators have no undefined values.
     y, memory = torch.empty_like(x), x.new_zeros(MEMORY_ROWS * n_channels, dtype=torch.float32)
     seen = x.new_zeros((2, n_channels), dtype=torch.float32)
-    call = _Call((seen[0], seen[1]), None, None, 1.0, eps, relu, target)
-    if target.raw:
-        _compile_together(x, weight, bias, call, memory)
-    batch_norm_forward(x, weight, bias, call.running, None, None, memory, y, 1.0, eps, relu, target)
+    vectors = weight, bias, seen[0], seen[1], None
+    _passes()[0](_spec(x, vectors, target), x, vectors, None, y, 1.0, eps, relu, memory)
     return y, seen, memory
 
 
@@ -265,15 +300,14 @@ def backward_pass(
     memory: torch.Tensor, relu: bool, target: Target,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """Gradients of x, weight and bias, from the memory of `forward_pass`, which stays as it is."""
-    from ...kernels.ops.batch_norm_grad import batch_norm_backward
+    from ...kernels.ops.norm_spec import spec_of
 
     x, memory = x.contiguous(), memory.clone()  # sums are written into it
     dx = torch.empty_like(x)
     dw = None if weight is None else torch.empty_like(weight)
     db = None if bias is None else torch.empty_like(bias)
-    batch_norm_backward(
-        x, dy.contiguous(), weight, bias, None, memory, dx, dw, db, relu, target
-    )  # fmt: skip
+    spec = spec_of(x, (weight, bias, None, None, None), target)
+    _passes()[1](spec, x, dy.contiguous(), weight, bias, None, memory, dx, dw, db, relu)
     return dx, dw, db
 
 

@@ -10,19 +10,15 @@ memory is fp32 `[2 + 2 * parts, C]`: mean and 1 / standard deviation, then two r
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from ..maps.coord_key import live_rows
-from ..runtime.launch import cdiv, register, specialise
-from ..runtime.target import Target
+from ..runtime.launch import register
+from .norm_spec import PARTS, NormSpec, Vectors, cut_of
 
-TILE = 8192  # values of a step
-PARTS = 128
-PROGRAMS = 1  # of a compute unit
 OPTIONS = {"num_warps": 16}
 
 
@@ -191,80 +187,39 @@ partials_kernel = register(_batch_norm_partials)
 apply_kernel = register(_batch_norm_apply)
 
 
-def tile_of(channels: int, even: bool) -> tuple[int, int]:
-    """(rows, channels) of a step.  even: rows start at multiples of 16 bytes; others are read value
-    by value, each with an address of its own in registers."""
-    return (TILE if even else TILE // 2) // channels, channels
-
-
-class Cut(NamedTuple):
-    """How rows and channels are dealt out.
-
-    programs: of the second launch, by rows.  blocks: of channels.  tile: see `tile_of`.
-    """
-
-    parts: int
-    programs: int
-    blocks: int
-    tile: tuple[int, int]
-
-    @staticmethod
-    def of(n_rows: int, n_channels: int, aligned: bool, target: Target) -> Cut:
-        """aligned: to 16 bytes, every tensor of rows."""
-        return _cut(n_rows, n_channels, aligned, target.compute_units)
-
-
-@functools.lru_cache(maxsize=1024)  # both passes of all layers of a scene ask
-def _cut(n_rows: int, n_channels: int, aligned: bool, compute_units: int) -> Cut:
-    channels = 16 if n_channels <= 16 else 32
-    tile = tile_of(channels, aligned and n_channels % 16 == 0)
-    blocks = cdiv(n_channels, channels)
-    programs = max(1, min(cdiv(n_rows, tile[0]), PROGRAMS * compute_units // blocks))
-    return Cut(min(programs, PARTS), programs, blocks, tile)
-
-
 @functools.cache
 def unread(device: torch.device) -> torch.Tensor:
     """Stands for a counter that nobody looks at."""
     return torch.empty(1, dtype=torch.int32, device=device)
 
 
-def batch_norm_memory(x: torch.Tensor, target: Target) -> torch.Tensor:
-    """Uninitialised `memory` for x [N, C]."""
-    n_rows, n_channels = x.shape
-    parts = Cut.of(n_rows, n_channels, x.data_ptr() % 16 == 0, target).parts
-    return torch.empty((2 + 2 * parts) * n_channels, dtype=torch.float32, device=x.device)
-
-
 def batch_norm_forward(
-    x: torch.Tensor, gain: torch.Tensor | None, beta: torch.Tensor | None,
-    running: tuple[torch.Tensor, torch.Tensor] | None, batches: torch.Tensor | None,
-    count: torch.Tensor | None, memory: torch.Tensor, y: torch.Tensor, momentum: float, eps: float,
-    relu: bool, target: Target,
-) -> None:  # fmt: skip
-    """Write y [N, C] and, of `memory`, what the gradient needs.
+    spec: NormSpec, x: torch.Tensor, vectors: Vectors, count: torch.Tensor | None,
+    y: torch.Tensor, momentum: float, eps: float, relu: bool, memory: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Write y [N, C]; returns `memory` with what the gradient needs.
 
-    x: [N, C] contiguous, fp16 / bf16 / fp32, y alike.  gain, beta: [C].  running: mean and variance
-    [C], updated by `momentum`.  batches: int64, counted up.  count: int32 [1], one less than the
-    rows that there are.
+    x: [N, C] contiguous, fp16 / bf16 / fp32, y alike.  vectors: running statistics are updated by
+    `momentum`, the number of batches, int64, is counted up.  count: int32 [1], one less than the
+    rows that there are.  memory: for PARTS parts, where the caller has it.
     """
     n_rows, n_channels = x.shape
     aligned = x.data_ptr() % 16 == 0
-    parts, programs, blocks, tile = Cut.of(n_rows, n_channels, aligned, target)
-    counted = 0 if count is None else 1
-    rows = unread(x.device) if count is None else count
-    shape = (tile, x.dtype, aligned, specialise(n_channels))
-    partials_kernel.launch(
-        x.device, target, (parts, blocks, 1), (x, rows, memory, n_rows, n_channels, counted), tile,
-        OPTIONS, shape,
+    parts, programs, blocks, tile = cut_of(n_rows, n_channels, aligned, spec.units)
+    if memory is None:
+        memory = x.new_empty((2 + 2 * parts) * n_channels, dtype=torch.float32)
+    counted, rows = (0, unread(spec.device)) if count is None else (1, count)
+    device, target = spec.device, spec.target
+    partials_kernel.launch_plain(
+        device, target, (parts, blocks, 1), (x, rows, memory), (n_rows, n_channels, counted), tile,
+        OPTIONS, (spec.rows_key, tile, aligned),
     )  # fmt: skip
-    w, b = memory if gain is None else gain, memory if beta is None else beta
-    mean, var = (memory, memory) if running is None else running
-    steps = memory if batches is None else batches
-    args = (
-        x, y, w, b, mean, var, steps, rows, memory, n_rows, n_channels, parts, counted,
-        int(gain is not None), int(beta is not None), int(running is not None),
-        int(batches is not None), int(relu), float(momentum), float(eps),
+    read = [memory if vector is None else vector for vector in vectors]
+    numbers = (
+        n_rows, n_channels, parts, counted, *spec.given, int(relu), float(momentum), float(eps)
     )  # fmt: skip
-    key = (shape, w.dtype, b.dtype, mean.dtype, var.dtype, steps.dtype)
-    apply_kernel.launch(x.device, target, (programs, blocks, 1), args, (PARTS, *tile), OPTIONS, key)
+    apply_kernel.launch_plain(
+        device, target, (programs, blocks, 1), (x, y, *read, rows, memory), numbers,
+        (PARTS, *tile), OPTIONS, (spec.vectors_key, tile, aligned),
+    )  # fmt: skip
+    return memory

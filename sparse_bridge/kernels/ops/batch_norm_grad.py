@@ -8,9 +8,9 @@ import triton
 import triton.language as tl
 
 from ..maps.coord_key import live_rows
-from ..runtime.launch import register, specialise
-from ..runtime.target import Target
-from .batch_norm import OPTIONS, PARTS, Cut, affine, normal, saved, span, unread
+from ..runtime.launch import register
+from .batch_norm import OPTIONS, affine, normal, saved, span, unread
+from .norm_spec import PARTS, NormSpec, cut_of
 
 
 @triton.jit(
@@ -101,28 +101,27 @@ dx_kernel = register(_batch_norm_dx)
 
 
 def batch_norm_backward(
-    x: torch.Tensor, dy: torch.Tensor, gain: torch.Tensor | None, beta: torch.Tensor | None,
-    count: torch.Tensor | None, memory: torch.Tensor, dx: torch.Tensor,
-    dgain: torch.Tensor | None, dbeta: torch.Tensor | None, relu: bool, target: Target,
+    spec: NormSpec, x: torch.Tensor, dy: torch.Tensor, gain: torch.Tensor | None,
+    beta: torch.Tensor | None, count: torch.Tensor | None, memory: torch.Tensor, dx: torch.Tensor,
+    dgain: torch.Tensor | None, dbeta: torch.Tensor | None, relu: bool,
 ) -> None:  # fmt: skip
-    """Write dx [N, C], and dgain and dbeta [C] where gain and beta are given; `memory` from the
-    forward pass, whose sums are overwritten."""
+    """Write dx [N, C], and dgain and dbeta [C], like gain and beta, where those are given; `memory`
+    from the forward pass, whose sums are overwritten."""
     n_rows, n_channels = x.shape
     aligned = (x.data_ptr() % 16 == 0, dy.data_ptr() % 16 == 0)
-    parts, programs, blocks, tile = Cut.of(n_rows, n_channels, all(aligned), target)
+    parts, programs, blocks, tile = cut_of(n_rows, n_channels, all(aligned), spec.units)
     parts = min(parts, memory.numel() // (2 * n_channels) - 1)  # x alone may have had larger steps
-    counted = 0 if count is None else 1
-    rows = unread(x.device) if count is None else count
+    counted, rows = (0, unread(spec.device)) if count is None else (1, count)
     w, b = memory if gain is None else gain, memory if beta is None else beta
     dw = (memory if dbeta is None else dbeta) if dgain is None else dgain
     db = dw if dbeta is None else dbeta  # unread, and of the same dtype
-    flags = (counted, int(gain is not None), int(beta is not None), int(relu))
-    key = (tile, x.dtype, aligned, specialise(n_channels), w.dtype, b.dtype)
-    grad_partials_kernel.launch(
-        x.device, target, (parts, blocks, 1), (x, dy, w, b, rows, memory, n_rows, n_channels,
-        *flags), tile, OPTIONS, key,
+    flags = (counted, *spec.given[:2], int(relu))
+    device, target, key = spec.device, spec.target, (spec.grads_key, tile, aligned)
+    grad_partials_kernel.launch_plain(
+        device, target, (parts, blocks, 1), (x, dy, w, b, rows, memory),
+        (n_rows, n_channels, *flags), tile, OPTIONS, key,
     )  # fmt: skip
-    dx_kernel.launch(
-        x.device, target, (programs, blocks, 1), (x, dy, dx, w, b, dw, db, rows, memory, n_rows,
-        n_channels, parts, *flags), (PARTS, *tile), OPTIONS, (key, dw.dtype, db.dtype),
+    dx_kernel.launch_plain(
+        device, target, (programs, blocks, 1), (x, dy, dx, w, b, dw, db, rows, memory),
+        (n_rows, n_channels, parts, *flags), (PARTS, *tile), OPTIONS, key,
     )  # fmt: skip

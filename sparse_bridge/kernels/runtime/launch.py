@@ -189,6 +189,19 @@ class Kernel:
             call(*before, *grid, stream, *between, *values)
         return True
 
+    def launch_plain(
+        self, device: torch.device, target: Target, grid: tuple[int, int, int],
+        tensors: tuple[torch.Tensor, ...], numbers: tuple[int | float, ...],
+        constants: tuple[Any, ...], options: dict[str, Any], key: Hashable,
+    ) -> None:  # fmt: skip
+        """`launch` of a kernel that takes all its tensors first; by their addresses where it can,
+        which takes half as long."""
+        if target.takes_addresses:
+            values = *[tensor.data_ptr() for tensor in tensors], *numbers
+            if self.start(device.index, key, grid, values, constants):
+                return
+        self.launch(device, target, grid, (*tensors, *numbers), constants, options, key)
+
     @staticmethod
     def variant(target: Target, args: tuple[Any, ...], key: Hashable) -> Hashable:
         """The caller's key, completed by what Triton's backend adds to the specialisation on its
