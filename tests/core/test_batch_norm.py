@@ -12,7 +12,7 @@ from torch import nn
 from sparse_bridge import settings
 from sparse_bridge.core.ops import batch_norm as batch_norms
 from sparse_bridge.core.ops.batch_norm import batch_norm, serves
-from sparse_bridge.errors import DataTypeError
+from sparse_bridge.errors import DataTypeError, UnsupportedError
 from sparse_bridge.kernels.runtime import target as targets
 from tests.checks import assert_close
 from tests.clouds import features
@@ -251,3 +251,32 @@ def test_norms_in_training_are_launched_by_address(monkeypatch):
         batch_norms.batch_norm_training(norm, x, True)
         assert len(looked) == 1
     batch_norms.reset()
+
+
+@pytest.fixture
+def first_of_its_kind(monkeypatch):
+    """What batch norm in training makes of features, on a GPU that is not there, whose kernels for
+    them have still to be compiled."""
+    pytest.importorskip("triton")
+    from tests.walk_doors import pretended_gpu
+
+    with pretended_gpu(), monkeypatch.context() as patch, settings.override(warmup=True):
+        patch.setattr(batch_norms, "kernel_target", targets.of)
+        batch_norms.reset()
+        yield lambda x: batch_norm(x, None, None, None, None, momentum=0.1, eps=1e-3)
+    batch_norms.reset()
+
+
+@pytest.mark.parametrize(("transform", "shape"), [("vmap", (2, 5, 8)), ("grad", (5, 8))])
+def test_transforms_are_refused_before_anything_is_compiled(first_of_its_kind, transform, shape):
+    """Their tensors have no memory."""
+    with pytest.raises(UnsupportedError, match=r"torch\.func"):
+        getattr(torch.func, transform)(lambda x: first_of_its_kind(x).sum(0).sum())(
+            torch.randn(shape)
+        )
+
+
+def test_features_that_a_transform_has_left_behind(first_of_its_kind):
+    kept = []
+    torch.func.grad(lambda x: kept.append(x) or x.sum())(torch.randn(5, 8))
+    assert first_of_its_kind(kept[0]).shape == (5, 8)

@@ -8,12 +8,10 @@ mode of torch would see the operations.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ... import settings
-from ..device.torch_compat import TENSOR_GUARDS
+from ..device.torch_compat import TENSOR_GUARDS, guards
 from ..maps.kernel_map import KernelMap
 from . import override
 from .epilogue import Epilogue, Norm
@@ -42,7 +40,8 @@ class FusedPlan:
         self._end, self._between = epilogue._replace(residual=None), Epilogue(bias, norm=norm)
         self._plan, self._form, self._generation = plan, form, settings.generation
         self._vectors = tuple([one for one in epilogue.vectors[1:5] if one is not None])
-        self._same = _guards(*operands, bias, self._vectors)
+        read = self._vectors if bias is None else (bias, *self._vectors)
+        self._same = guards(*operands, *read, any_rows=True)
 
     def call(
         self, history: History, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap,
@@ -115,15 +114,3 @@ def same(norm: Norm, other: Norm | None) -> bool:
         and norm[0] is other[0] and norm[1] is other[1] and norm[2] is other[2]
         and norm[3] is other[3] and norm[4] == other[4]
     )  # fmt: skip
-
-
-def _guards(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
-    vectors: tuple[torch.Tensor, ...],
-) -> Any:  # fmt: skip
-    """Whether tensors are like these, but for the number of rows of the first."""
-    tensors = [x, weight, *(() if bias is None else (bias,)), *vectors]
-    sizes: Any = [list(one.shape) for one in tensors]
-    sizes[0][0] = None
-    strides: Any = [list(one.stride()) for one in tensors]
-    return TENSOR_GUARDS(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check

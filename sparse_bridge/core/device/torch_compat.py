@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,3 +16,15 @@ TENSOR_GUARDS: Any = getattr(getattr(_dynamo, "guards", None), "TensorGuards", N
 # What tells the hooks of saved tensors in force, as checkpoints set them; None before torch 2.1.
 SAVED_TENSORS_HOOKS: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 BATCHED = hasattr(torch.library, "register_vmap")  # torch 2.5; before, torch itself refuses vmap
+
+
+def guards(*tensors: torch.Tensor, any_rows: bool = False) -> Callable[..., bool]:
+    """Whether other tensors are of the same kinds and sizes, as one question. For callers who know
+    that there are `TENSOR_GUARDS`.  any_rows: whatever the rows of the first."""
+    sizes: Any = [list(one.shape) for one in tensors]
+    if any_rows:
+        sizes[0][0] = None
+    strides: Any = [list(one.stride()) for one in tensors]
+    same: Callable[..., bool]
+    same = TENSOR_GUARDS(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    return same

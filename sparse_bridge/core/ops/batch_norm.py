@@ -16,7 +16,7 @@ from ...kernels.runtime.target import Target
 from ..device.first_order import direct_apply, first_order, refuse_transforms, wrapped
 from ..device.precision import KERNEL_DTYPES
 from ..device.serving import kernel_target
-from ..device.torch_compat import TENSOR_GUARDS
+from ..device.torch_compat import TENSOR_GUARDS, guards
 
 if TYPE_CHECKING:
     from ...kernels.ops.norm_spec import NormSpec, Vectors
@@ -27,10 +27,10 @@ MEMORY_ROWS = 2 + 2 * 128  # rows of the most memory that kernels need between b
 
 
 class _Call(NamedTuple):
-    """What needs no gradient.  vectors: running mean and variance, and the number of batches."""
+    """What needs no gradient.  moved: running mean and variance, and the number of batches."""
 
     spec: NormSpec
-    vectors: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+    moved: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
     counter: torch.Tensor | None
     momentum: float
     eps: float
@@ -51,12 +51,12 @@ class _BatchNorm(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None,
         call: _Call,
     ) -> torch.Tensor:  # fmt: skip
-        spec, vectors, counter, momentum, eps, relu = call
+        spec, moved, counter, momentum, eps, relu = call
         x = x.contiguous()
-        y = torch.empty_like(x)
-        memory = _passes()[0](
-            spec, x, (weight, bias, *vectors), counter, y, momentum, eps, relu
-        )  # fmt: skip
+        y, vectors = torch.empty_like(x), (weight, bias, *moved)
+        if spec.target.raw and spec not in _compiled:
+            _compile_together(spec, x, vectors)
+        memory = _passes()[0](spec, x, vectors, counter, y, momentum, eps, relu)
         ctx.save_for_backward(x, weight, bias, memory)
         ctx.call = spec, counter, relu
         return y
@@ -91,7 +91,7 @@ class _Form(NamedTuple):
 
 
 _forms: dict[Any, _Form] = {}  # by dtype, device and channels
-_compiled: set[tuple[Any, ...]] = set()
+_compiled: set[NormSpec] = set()
 
 
 @state.owns
@@ -101,20 +101,15 @@ def reset() -> None:
     _compiled.clear()
 
 
-def _spec(x: torch.Tensor, vectors: Vectors, target: Target) -> NormSpec:
-    """The kernels of a norm. Those of both passes compile side by side at the first of its kind."""
-    from ...kernels.ops.norm_spec import spec_of
+def _compile_together(spec: NormSpec, x: torch.Tensor, vectors: Vectors) -> None:
+    """At the first norm of its kind: have the kernels of both passes compiled side by side."""
+    _compiled.add(spec)
+    if not settings.get().warmup:
+        return
+    from ...kernels.runtime.precompile import dry_run
 
-    spec, weight = spec_of(x, vectors, target), vectors[0]
-    kind = x.device, x.dtype, x.shape[1], None if weight is None else weight.dtype
-    if target.raw and kind not in _compiled:
-        _compiled.add(kind)
-        if settings.get().warmup:
-            from ...kernels.runtime.precompile import dry_run
-
-            with dry_run():  # nothing is written
-                _launch_all(spec, x, vectors)
-    return spec
+    with dry_run():  # nothing is written
+        _launch_all(spec, x, vectors)
 
 
 def _launch_all(spec: NormSpec, x: torch.Tensor, vectors: Vectors) -> None:
@@ -134,6 +129,8 @@ def launch_both(x: torch.Tensor, vectors: Vectors, target: Target) -> None:
 def _form_of(x: torch.Tensor, vectors: Vectors) -> _Form | None:
     """Found out anew; None where kernels do not serve. Kept where all vectors are there, as
     comparing them at once takes a tenth of the time."""
+    from ...kernels.ops.norm_spec import spec_of
+
     target = serves(x)
     weight, bias, mean, var, batches = vectors
     if (
@@ -143,15 +140,10 @@ def _form_of(x: torch.Tensor, vectors: Vectors) -> _Form | None:
         or not (batches is None or _counts(x, batches))
     ):
         return None
-    if mean is None or var is None:
-        vectors = weight, bias, None, None, batches
-    form = _Form(_spec(x, vectors, target), _never, settings.generation)
+    form = _Form(spec_of(x, vectors, target), _never, settings.generation)
     given = [vector for vector in vectors if vector is not None]
     if TENSOR_GUARDS is not None and target.raw and len(given) == len(vectors):
-        sizes: Any = [list(one.shape) for one in given]
-        strides: Any = [list(one.stride()) for one in given]
-        same = TENSOR_GUARDS(*given, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
-        form = _forms[x.dtype, x.device, x.shape[1]] = form._replace(same=same)
+        form = _forms[x.dtype, x.device, x.shape[1]] = form._replace(same=guards(*given))
     return form
 
 
@@ -226,29 +218,28 @@ def batch_norm(
             f"count is {count.dtype} on {count.device}; expected int32 on {x.device}, as maps have."
         )
     vectors = weight, bias, running_mean, running_var, batches
-    shape = x.shape
-    form = _forms.get((x.dtype, x.device, shape[-1] if len(shape) == 2 else None))
-    if (
-        form is None
-        or form.generation != settings.generation
-        or shape[0] > _MOST_ROWS
-        or not form.same(*vectors)
-    ):
-        form = _form_of(x, vectors)
-    if (
-        form is None
-        or eps <= 0
+    form, shape = None, x.shape
+    if not (
+        eps <= 0
         or (shape[0] < 2 and count is None)
         or (x.is_inference() and torch.is_grad_enabled())  # functions would save it, torch does not
     ):
+        form = _forms.get((x.dtype, x.device, shape[-1] if len(shape) == 2 else None))
+        if (
+            form is None
+            or form.generation != settings.generation
+            or shape[0] > _MOST_ROWS
+            or not form.same(*vectors)
+        ):
+            form = _form_of(x, vectors)
+    if form is None:
         return _in_torch(
             x, weight, bias, running_mean, running_var, momentum, eps, relu, count, batches
         )
     refuse_transforms()
     if batches is not None:
         torch.autograd.graph.increment_version(batches)  # as its add_ would; the others' are kept
-    running = (None, None) if running_var is None else (running_mean, running_var)
-    call = _Call(form.spec, (*running, batches), count, momentum, eps, relu)
+    call = _Call(form.spec, (running_mean, running_var, batches), count, momentum, eps, relu)
     apply = _BatchNorm.apply if wrapped(x) else run_directly
     result: torch.Tensor = apply(x, weight, bias, call)
     return result
@@ -286,12 +277,17 @@ def forward_pass(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """`batch_norm` without gradients: (y, fp32 [2, C]: mean and unbiased variance, what
     `backward_pass` needs: fp32 [MEMORY_ROWS * C])."""
+    from ...kernels.ops.norm_spec import spec_of
+
     x, n_channels = x.contiguous(), x.shape[1]
     # Zeros: results of operators have no undefined values.
     y, memory = torch.empty_like(x), x.new_zeros(MEMORY_ROWS * n_channels, dtype=torch.float32)
     seen = x.new_zeros((2, n_channels), dtype=torch.float32)
     vectors = weight, bias, seen[0], seen[1], None
-    _passes()[0](_spec(x, vectors, target), x, vectors, None, y, 1.0, eps, relu, memory)
+    spec = spec_of(x, vectors, target)
+    if target.raw and spec not in _compiled:
+        _compile_together(spec, x, vectors)
+    _passes()[0](spec, x, vectors, None, y, 1.0, eps, relu, memory)
     return y, seen, memory
 
 

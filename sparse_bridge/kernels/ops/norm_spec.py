@@ -54,35 +54,25 @@ class NormSpec:
     compiled kernel depends on here: one that reads rows alone, the forward and the backward pass.
     """
 
-    __slots__ = (
-        "device", "given", "grads_key", "n_channels", "rows_key", "target", "units", "vectors_key",
-    )  # fmt: skip
+    __slots__ = ("device", "given", "grads_key", "rows_key", "target", "units", "vectors_key")
 
     def __init__(
         self, target: Target, device: torch.device, dtype: torch.dtype, n_channels: int,
         kinds: tuple[torch.dtype | None, ...],
     ) -> None:  # fmt: skip
-        self.target, self.device, self.n_channels = target, device, n_channels
-        self.units = target.compute_units
+        self.target, self.device, self.units = target, device, target.compute_units
         gain, beta, mean, _, batches = kinds
         self.given = tuple([0 if kind is None else 1 for kind in (gain, beta, mean, batches)])
         rows = "norm", dtype, specialise(n_channels)
         self.rows_key = number_of(rows)
-        self.vectors_key, self.grads_key = (
-            number_of((*rows, *kinds)),
-            number_of((*rows, *kinds[:2])),
-        )
+        self.vectors_key = number_of((*rows, *kinds))
+        self.grads_key = number_of((*rows, *kinds[:2]))
 
 
-@functools.lru_cache(maxsize=1024)
-def _spec(
-    target: Target, device: torch.device, dtype: torch.dtype, n_channels: int,
-    kinds: tuple[torch.dtype | None, ...],
-) -> NormSpec:  # fmt: skip
-    return NormSpec(target, device, dtype, n_channels, kinds)
+_known = functools.lru_cache(maxsize=1024)(NormSpec)
 
 
 def spec_of(x: torch.Tensor, vectors: Vectors, target: Target) -> NormSpec:
     """The norm of features like x [N, C] with vectors like these."""
     kinds = tuple([None if vector is None else vector.dtype for vector in vectors])
-    return _spec(target, x.device, x.dtype, x.shape[1], kinds)
+    return _known(target, x.device, x.dtype, x.shape[1], kinds)
