@@ -57,6 +57,7 @@ NUMBERS = """
     kernels.runtime.launch._next kernels.runtime.launch._numbers settings.generation
 """
 FACTS = """
+    core.capture.traces.maps._listeners
     adapters.spconv.keys._generation adapters.spconv.keys._shared core.compile.inductor._version
     core.conv.fused_call.listening core.conv.kernel_products._gather_gemm
     core.conv.kernel_products._narrow_gemm core.ops.batch_norm._passes

@@ -20,6 +20,8 @@ WITHOUT_TRITON = (
     "sparse_bridge.kernels.runtime.target",
     "sparse_bridge.kernels.runtime.parts",
     "sparse_bridge.kernels.runtime.uploads",
+    "sparse_bridge.kernels.runtime.symbolic",
+    "sparse_bridge.kernels.runtime.launch_trace",
     "sparse_bridge.kernels.gemm.product",
     "sparse_bridge.kernels.gemm.narrow",
     "sparse_bridge.kernels.tiles.narrow_tile",

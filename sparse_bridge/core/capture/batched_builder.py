@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...kernels.runtime.parts import Slab, octave_step, viewed
+from ...kernels.runtime.parts import Slab, viewed
 from ...kernels.runtime.target import Target
 from ..device.kernels import hash_table, mask_order, new_rows, tile_batch
 from ..device.serving import kernel_target
@@ -29,7 +29,8 @@ from ..maps.rulebook import Rulebook
 from .history import RequestHistory, Step, boxes_of, loose_levels
 from .level_layouts import Level, LevelLayouts
 from .padded import PaddedInput, rows_found
-from .scene_memory import SceneMemory, Slabs, rule_of
+from .scene_memory import SceneMemory, Slabs, room_for, rule_of
+from .traces.maps import Traces
 
 __all__ = ["Answer", "Answers", "BatchedBuilder", "RequestHistory", "Sides", "Step"]
 
@@ -47,9 +48,7 @@ class Answer(NamedTuple):
 
 
 Answers = dict[Step, Answer]
-
-# Tiles or table of side 0 and of side 1 of a step; None where there is nothing.
-Sides = tuple[Any, ...]
+Sides = tuple[Any, ...]  # tiles, table or None for side 0 and for side 1 of a step
 
 
 class BatchedBuilder:
@@ -58,13 +57,13 @@ class BatchedBuilder:
     def __init__(
         self, cmap: CoordinateMap, target: Target, steps: tuple[Step, ...], last: RequestHistory,
         slack: float = _ROOM, where: LevelLayouts | None = None,
-        boxes: dict[int, Box] | None = None,
+        boxes: dict[int, Box] | None = None, traces: Traces | None = None,
     ) -> None:  # fmt: skip
-        """slack: memory of a level over the estimate.  where: the layouts of the levels, if not
-        those of their boxes.  boxes: of all levels, where the input's is still to be learnt."""
+        """slack: memory of a level over the estimate.  where: layouts of levels that are not those
+        of their boxes.  boxes: where the input's is to be learnt.  traces: of scenes like this."""
         self.cmap, self.target, self.steps, self.last = cmap, target, steps, last
         self.slack, self.where, self.loose = slack, where, loose_levels(steps)
-        self.memory = SceneMemory(steps, last, cmap.device)
+        self.memory, self.traces = SceneMemory(steps, last, cmap.device), traces
         self.layouts: dict[int, KeyLayout] = {} if where is None else where.layouts
         self.device = cmap.device
         self.levels: dict[int, Level] = {}
@@ -76,20 +75,29 @@ class BatchedBuilder:
 
     def answers(self) -> Answers | None:
         """The answer of every step; None where this scene is not like the last."""
-        capacities = self._capacities()
-        if capacities is None:
+        if (capacities := self._capacities()) is None:
             return None
         self.memory.sharing = True  # of a capture, the memory would be kept
-        counters, root = self._expanded(capacities)
-        fetched = hash_table.Fetched([counters, root.flags, *self._besides()])
-        rows = self._sizes(capacities, fetched.read())
+        self.lay_levels_out()
+        if self.traces is not None and (found := self.traces.repeated(self, capacities)):
+            return found.answers
+        counters, root = self.expanded(capacities)
+        fetched = hash_table.Fetched([counters, root.flags, *self.besides()])
+        rows = self.sizes(capacities, fetched.read(), self.counter_lengths())
         if rows is None:
             return None
-        self._cut(rows)
-        return self.assembled(self.queued(), rows, self.coords())
+        self.cut(rows)
+        answers = self.assembled(self.queued(), rows, self.coords())
+        if self.traces is not None:
+            self.traces.learn(self, capacities, rows)
+        return answers
 
-    def _besides(self) -> list[torch.Tensor]:
-        """What else the host wants to know: exact bounds that rules ask for."""
+    def over(self, cmap: Any, target: Target) -> BatchedBuilder:
+        """One that queues the same over others."""
+        return BatchedBuilder(cmap, target, self.steps, self.last, boxes=self.boxes)
+
+    def besides(self) -> list[torch.Tensor]:
+        """What else the host wants to know: bounds."""
         return [ends.flatten() for ends in self.ends]
 
     def lay_out(self, scene: PaddedInput, distinct: bool = False) -> bool:
@@ -98,24 +106,20 @@ class BatchedBuilder:
 
         distinct: rows tell which level they are of.
         """
-        capacities = self._capacities()
-        if capacities is None:
+        if (capacities := self._capacities()) is None:
             return False
         taken = {self.cmap.n_rows}
         for place in capacities:
             while distinct and capacities[place] in taken:
                 capacities[place] += 8
             taken.add(capacities[place])
-        scene.counters, root = self._expanded(capacities)
-        scene.lengths, scene.flags = tuple(self._counter_lengths()), root.flags
-        scene.capacities = {
-            0: self.cmap.n_rows,
-            **{place + 1: capacity for place, capacity in capacities.items()},
-        }
-        scene.counts = {
-            level: scene.count if made.count is None else viewed(made.count)
-            for level, made in self.levels.items()
-        }
+        self.lay_levels_out()
+        scene.counters, root = self.expanded(capacities)
+        scene.lengths, scene.flags = tuple(self.counter_lengths()), root.flags
+        rooms = {place + 1: capacity for place, capacity in capacities.items()}
+        scene.capacities = {0: self.cmap.n_rows, **rooms}
+        counts = {level: made.count for level, made in self.levels.items()}
+        scene.counts = {at: scene.count if n is None else viewed(n) for at, n in counts.items()}
         return True
 
     def queued(self) -> list[Sides]:
@@ -142,17 +146,19 @@ class BatchedBuilder:
 
     def root(self) -> Any:
         """Queue the table of the input's own coordinates, all that maps among them need."""
-        cmap = self.cmap
-        layout = self.layouts.get(0) or cmap.box.layout(self.device)
+        cmap, layout = self.cmap, self.layouts.get(0) or self.cmap.box.layout(self.device)
         table = cmap.table(self.target, layout)
         self.levels[0] = Level(cmap.coords, layout, table, cmap.rows.device)
         return table
 
-    def _expanded(self, capacities: dict[int, int]) -> tuple[torch.Tensor, Any]:
-        """Queue the coordinates of all levels; (counters of the new tables, table of the root)."""
+    def lay_levels_out(self) -> None:
+        """Have the bounds of all levels on the device, as far as they are known."""
         if not self.layouts:
             layouts = laid_out(list(self.boxes.values()), self.device)
             self.layouts = dict(zip(self.boxes, layouts, strict=True))
+
+    def expanded(self, capacities: dict[int, int]) -> tuple[torch.Tensor, Any]:
+        """Queue the coordinates of all levels; (counters of the new tables, table of the root)."""
         root, tables = self.root(), self._tables(capacities)
         rows = {place + 1: capacity for place, capacity in capacities.items()}
         slab = self.memory.scratch({0: self.cmap.n_rows, **rows})
@@ -164,9 +170,8 @@ class BatchedBuilder:
                 self.where.derive(self.ends[-1], self.steps, self.target, place + 1)
         if not tables:
             return root.flags[:0], root
-        # The flags and counters of all new tables lie one after another.
-        memory = next(iter(tables.values())).total.memory
-        return memory[: sum(self._counter_lengths())], root
+        memory = next(iter(tables.values())).total.memory  # where these come first
+        return memory[: sum(self.counter_lengths())], root
 
     def _capacities(self) -> dict[int, int] | None:
         """Rows to reserve at every new level, by the place of its step; None where that is not
@@ -195,7 +200,7 @@ class BatchedBuilder:
             cells = (out_box if layout is None else layout.limits).volume
             most = min(below * len(step.request.offsets), max(1, cells))
             likely = int(self.slack * growth * self.cmap.n_rows)
-            capacities[place] = min(most, _rounded(likely + 256))
+            capacities[place] = min(most, room_for(likely + 256))
         return capacities
 
     @property
@@ -218,7 +223,7 @@ class BatchedBuilder:
         tables = hash_table.HashTable.allocate_all(wanted, self.device)
         return dict(zip(capacities, tables, strict=True))
 
-    def _counter_lengths(self) -> list[int]:
+    def counter_lengths(self) -> list[int]:
         """Lengths of the new tables' flags and counters, which lie one after another."""
         return [level.table.own[2].shape[0] for place, level in self.levels.items() if place]
 
@@ -265,9 +270,11 @@ class BatchedBuilder:
         tiled = self.memory.tiled
         return [s for s, found in enumerate(sides) if found is not None and tiled(place, s)]
 
-    def _sizes(self, capacities: dict[int, int], read: list[list[int]]) -> dict[int, int] | None:
-        """Rows of every level, from what the host has read; None where this scene is not like the
-        last."""
+    def sizes(
+        self, capacities: dict[int, int], read: list[list[int]], lengths: Sequence[int]
+    ) -> dict[int, int] | None:
+        """Rows of every level, from what the host has read, of the new tables so many counters;
+        None where this scene is not like the last."""
         counters, root, *ends = read
         cmap = self.cmap
         if not cmap.checked:
@@ -275,13 +282,12 @@ class BatchedBuilder:
         if not cmap.unique or cmap.alive is not None:
             return None
         levels = {place + 1: capacity for place, capacity in capacities.items()}
-        rows = rows_found(counters, self._counter_lengths(), levels)
-        if rows is None:
-            return None
-        self.learn(ends, rows)
-        return {0: cmap.n_rows, **rows}
+        rows = rows_found(counters, lengths, levels)
+        if rows is not None:
+            self.learn(ends, rows)
+        return None if rows is None else {0: cmap.n_rows, **rows}
 
-    def _cut(self, rows: dict[int, int]) -> None:
+    def cut(self, rows: dict[int, int]) -> None:
         """Cut the new levels to size."""
         for level, one in self.levels.items():
             if level:
@@ -342,9 +348,3 @@ class BatchedBuilder:
         new.loose = step.request.loose
         new.tight = self.found.get(out) if scene is None else new.box
         return kmap, new
-
-
-def _rounded(rows: int) -> int:
-    """Up to one of eight sizes per octave, so that the allocator meets few."""
-    step = max(128, octave_step(rows, 8))
-    return -(-rows // step) * step

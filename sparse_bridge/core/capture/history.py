@@ -179,6 +179,7 @@ class KindHistory:
         # By number of their steps: graphs that may serve inputs; levels that needed 64-bit keys.
         self.graphs: dict[Any, Any] = {}
         self.key64: dict[Any, set[int]] = {}
+        self.traces: dict[Any, Any] = {}  # of the launches of their maps, likewise
 
     @property
     def full(self) -> bool:

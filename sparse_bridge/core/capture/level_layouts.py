@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ...kernels.runtime.parts import Operand, Part, viewed
+from ...kernels.runtime.symbolic import Memory
 from ...kernels.runtime.target import Target
 from ...kernels.runtime.uploads import uploaded
 from ..geometry.boxes import Box
@@ -42,8 +43,16 @@ class Level:
 
     def ends(self) -> torch.Tensor:
         """Queue finding where rows in use end, see `DataBounds`."""
-        behind = torch.arange(self.capacity, device=self.coords.device) > viewed(self.count)
-        return DataBounds(torch.where(behind[:, None], self.coords[:1], self.coords)).ends
+        if type(self.coords) is Memory:
+            given, shape = (self.coords, self.count), (2, self.coords.shape[1])
+            found: Any = self.coords.trace.call(_ends, given, shape, torch.int32)
+            return found  # type: ignore[no-any-return]
+        return _ends(self.coords, self.count)
+
+
+def _ends(coords: torch.Tensor, count: Operand | None) -> torch.Tensor:
+    behind = torch.arange(coords.shape[0], device=coords.device) > viewed(count)
+    return DataBounds(torch.where(behind[:, None], coords[:1], coords)).ends
 
 
 class LevelLayouts:
@@ -64,6 +73,13 @@ class LevelLayouts:
             )
             for place, (level, box) in enumerate(boxes.items())
         }
+
+    @staticmethod
+    def at(records: Any, layouts: dict[int, KeyLayout]) -> LevelLayouts:
+        """Those that are there already. records: what tells their address."""
+        made = object.__new__(LevelLayouts)
+        made.records, made.layouts = records, layouts
+        return made
 
     def serves(self, boxes: dict[int, Box]) -> bool:
         """Whether these are bounds that the launches can take."""
@@ -95,9 +111,8 @@ class LevelLayouts:
         chains = chains_of(tuple(steps))[level]
         width = 2 + max(map(len, chains.values())) * (ends.shape[1] - 1) * 5
         places = {one: place for place, one in enumerate(self.layouts)}
-        table = _table(tuple((places[one], chain) for one, chain in chains.items()), width)
-        levels = constant(table, ends.device).view(-1, width)
-        level_bounds(ends, levels, self.records, target)
+        rules = tuple((places[one], chain) for one, chain in chains.items())
+        level_bounds(ends, _table(rules, width, ends.device), self.records, target)
 
 
 Chain = tuple[BoxReach, ...]
@@ -123,7 +138,7 @@ def chains_of(steps: tuple[Step, ...]) -> dict[int, dict[int, Chain]]:
 
 
 @functools.lru_cache(maxsize=256)
-def _table(chains: tuple[tuple[int, Chain], ...], width: int) -> tuple[int, ...]:
+def _table(chains: tuple[tuple[int, Chain], ...], width: int, device: torch.device) -> torch.Tensor:
     """What `level_bounds` reads, in rows of `width`."""
     table: list[int] = []
     for place, chain in chains:
@@ -132,4 +147,5 @@ def _table(chains: tuple[tuple[int, Chain], ...], width: int) -> tuple[int, ...]
             for axis in rule.axes:
                 row += map(int, axis)
         table += [*row, *[0] * (width - len(row))]
-    return tuple(table)
+    with torch.inference_mode(False):
+        return constant(tuple(table), device).view(-1, width)

@@ -36,6 +36,7 @@ from .batched_builder import Answers, BatchedBuilder
 from .graph_cache import MapGraphs
 from .history import MOST_STEPS, Expectation, KindHistory, RequestHistory, Step
 from .padded import PaddedInput
+from .traces.maps import Traces
 from .unbounded_builder import UnboundedBuilder
 
 __all__ = ["Step", "Tracker", "forget", "history_of", "install", "provide"]
@@ -239,7 +240,8 @@ def _ready(
     if not (_several(steps) or graphs is not None or (unbounded and steps)):
         return None
     key64 = history.key64.setdefault((last.number, len(steps)), set())
-    answers = _answers(graphs, cmap, target, steps, last, key64)
+    traces = history.traces.setdefault((last.number, len(steps)), Traces())
+    answers = _answers(graphs, cmap, target, steps, last, key64, traces)
     with _lock:
         expected.succeeded(answers is not None)
         _counts["dropped" if answers is None else "prefetched"] += 1
@@ -248,13 +250,13 @@ def _ready(
 
 def _answers(
     graphs: MapGraphs | None, cmap: CoordinateMap, target: targets.Target,
-    steps: tuple[Step, ...], last: RequestHistory, key64: set[int],
+    steps: tuple[Step, ...], last: RequestHistory, key64: set[int], traces: Traces,
 ) -> Answers | None:  # fmt: skip
     """The maps of a scene, replayed or queued; None where this scene is not like the last."""
     try:
         answers = None if graphs is None else graphs.answers(cmap, last)
         if answers is None:
-            answers = _queued(cmap, target, steps, last, key64)
+            answers = _queued(cmap, target, steps, last, key64, traces)
             if answers is not None and graphs is not None:
                 graphs.consider(cmap, target, steps, last)
     except KernelError:
@@ -271,11 +273,11 @@ def _answers(
 
 def _queued(
     cmap: CoordinateMap, target: targets.Target, steps: tuple[Step, ...], last: RequestHistory,
-    key64: set[int],
+    key64: set[int], traces: Traces,
 ) -> Answers | None:  # fmt: skip
     """The maps of a scene, queued; once more where its bounds are others than expected."""
     if cmap.unbounded and last.box is not None:
-        unbounded = UnboundedBuilder(cmap, target, steps, last, key64)
+        unbounded = UnboundedBuilder(cmap, target, steps, last, key64, traces)
         answers = unbounded.answers()
         if not unbounded.outgrown:
             return answers
@@ -283,7 +285,7 @@ def _queued(
             _counts["requeued"] += 1
         if cmap.kernel_target() is None:
             return None
-    return BatchedBuilder(cmap, target, steps, last).answers()
+    return BatchedBuilder(cmap, target, steps, last, traces=traces).answers()
 
 
 def history_of(device: torch.device, box: Box, training: bool = False) -> RequestHistory | None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...kernels.runtime.parts import Slab
+from ...kernels.runtime.parts import Slab, octave_step
 from ..device.kernels import neighbor_table
 from ..geometry.host_moves import Rule
 from ..maps.expansion import scratch_elements
@@ -29,6 +29,12 @@ def rule_of(request: MapRequest) -> Rule:
     stride = request.stride
     one = (1,) * len(stride)
     return Rule(one, stride, -1) if request.kind == "strided" else Rule(stride, one, 1)
+
+
+def room_for(rows: int) -> int:
+    """Up to one of eight sizes per octave, so that the allocator meets few."""
+    step = max(128, octave_step(rows, 8))
+    return -(-rows // step) * step
 
 
 class Slabs(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
@@ -11,6 +11,7 @@ from ..maps.coordinate_map import CoordinateMap
 from .batched_builder import BatchedBuilder
 from .history import RequestHistory, Step, boxes_of
 from .level_layouts import LevelLayouts
+from .traces.maps import Traces
 
 
 class UnboundedBuilder(BatchedBuilder):
@@ -22,23 +23,24 @@ class UnboundedBuilder(BatchedBuilder):
 
     def __init__(
         self, cmap: CoordinateMap, target: Target, steps: tuple[Step, ...], last: RequestHistory,
-        key64: set[int],
+        key64: set[int], traces: Traces | None = None,
     ) -> None:  # fmt: skip
         """key64: levels that needed 64-bit keys so far; those of this input are added."""
         assert cmap.data_bounds is not None and last.box is not None
         guess = boxes_of(last.box, steps)
         self.bounds, self.key64, self.outgrown = cmap.data_bounds, key64, False
         self.given = LevelLayouts(guess, key64, cmap.device)
-        super().__init__(cmap, target, steps, last, where=self.given, boxes=guess)
+        super().__init__(cmap, target, steps, last, where=self.given, boxes=guess, traces=traces)
 
-    def _expanded(self, capacities: dict[int, int]) -> tuple[torch.Tensor, Any]:
+    def lay_levels_out(self) -> None:
         self.given.derive(self.bounds.ends, self.steps, self.target)
-        return super()._expanded(capacities)
 
-    def _besides(self) -> list[torch.Tensor]:
-        return [*super()._besides(), self.bounds.ends.flatten()]
+    def besides(self) -> list[torch.Tensor]:
+        return [*super().besides(), self.bounds.ends.flatten()]
 
-    def _sizes(self, capacities: dict[int, int], read: list[list[int]]) -> dict[int, int] | None:
+    def sizes(
+        self, capacities: dict[int, int], read: list[list[int]], lengths: Sequence[int]
+    ) -> dict[int, int] | None:
         *read, ends = read
         boxes = boxes_of(self.bounds.learn(ends), self.steps)
         self.key64 |= {level for level, box in boxes.items() if box.key64}
@@ -46,4 +48,4 @@ class UnboundedBuilder(BatchedBuilder):
         if self.outgrown:
             self.cmap.drop_table()
             return None
-        return super()._sizes(capacities, read)
+        return super().sizes(capacities, read, lengths)

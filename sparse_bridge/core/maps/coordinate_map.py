@@ -35,6 +35,19 @@ _MAX_CAPACITY = 1 << 30
 _FETCH_ROWS = 1 << 17  # below, waiting for all queued work costs less than an event
 
 
+def table_of(coords, target, layout, count):  # type: ignore[no-untyped-def]
+    """(hash table of coordinates, the slots of the rows); count: of the rows in use, see
+    `hash_insert`."""
+    device, one = coords.device, (1,) * (coords.shape[1] - 1)
+    geometry = _origin(len(one)).geometry(device, one, one, 1)
+    table = hash_table.HashTable.allocate(capacity_for(coords.shape[0]), layout.key64, device)
+    slots = coords.new_empty(coords.shape[0])
+    hash_table.hash_insert(
+        table, coords, geometry, layout.bounds, None, slots, False, target, count
+    )
+    return table, slots
+
+
 def capacity_for(n_keys: int) -> int:
     """Slots for `n_keys` keys: a power of two, at most a third full."""
     capacity = max(_MIN_CAPACITY, 1 << (3 * n_keys - 1).bit_length())
@@ -223,6 +236,11 @@ class CoordinateMap:
         by construction."""
         self._table, self._checked = table, True
 
+    @property
+    def tabled(self) -> bool:
+        """Whether there is a table already."""
+        return self._table is not None
+
     def drop_table(self) -> None:
         """Forget a table that was filled by bounds which did not hold."""
         self._table = self._slots = None
@@ -255,18 +273,10 @@ class CoordinateMap:
         return table
 
     def _insert(self, target: Target, layout: KeyLayout):  # type: ignore[no-untyped-def]
-        n_rows, device = self.n_rows, self.device
-        one = (1,) * (self._coords.shape[1] - 1)
-        geometry = _origin(len(one)).geometry(device, one, one, 1)
-        table = hash_table.HashTable.allocate(capacity_for(n_rows), layout.key64, device)
-        slots = self._coords.new_empty(n_rows)
-        hash_table.hash_insert(
-            table, self._coords, geometry, layout.bounds, None, slots, False, target,
-            self.rows.device,
-        )  # fmt: skip
+        table, slots = table_of(self._coords, target, layout, self.rows.device)
         if not self._checked:
             self._slots = slots
-            if n_rows >= _FETCH_ROWS:
+            if self.n_rows >= _FETCH_ROWS:
                 table.fetch()
         return table
 

@@ -32,6 +32,7 @@ import triton.language as tl
 
 from ..runtime.launch import cdiv, register
 from ..runtime.parts import Operand, Part, viewed
+from ..runtime.symbolic import filled
 from ..runtime.target import Target
 from .coord_key import EMPTY, Geometry, home_slot, live_rows, locate, tap_of
 
@@ -196,7 +197,7 @@ class HashTable:
         heads = [4 * cdiv(FLAGS + counters, 4) for _, _, counters in wanted]
         sizes = [(3 if key64 else 2) * capacity for capacity, key64, _ in wanted]
         head, at = 0, sum(heads)
-        memory = torch.full((at + sum(sizes),), -1, dtype=torch.int32, device=device)
+        memory = filled(at + sum(sizes), -1, device)
         tables = []
         for (capacity, key64, _), length, size in zip(wanted, heads, sizes, strict=True):
             one = (capacity,)

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from ...errors import KernelError
 from ..runtime.launch import cdiv, register
+from ..runtime.symbolic import allocated, sorted_order
 from ..runtime.target import Target
 from .coord_key import live_rows
 from .gray_rank import KEY_BITS, SAMPLE, gray_rank, key_places, offset_block, rank_bits
@@ -242,7 +243,7 @@ def mask_order(table: NeighborTable, target: Target, splits: int = 1) -> torch.T
     count, most = mask if given is None else given, cdiv(n_offsets, splits)
     dtype, part_shift = _key_type(most, few, counted, splits)
     last = torch.iinfo(dtype).max
-    key = torch.empty(splits * n_rows, dtype=dtype, device=device)
+    key = allocated((splits * n_rows,), dtype, device)
     constants = (offset_block(most), KEY_BITS, SAMPLE, _KEY_BLOCK, last)
     key_kernel.launch(
         device, target, (cdiv(n_rows, _KEY_BLOCK), splits, 1),
@@ -250,8 +251,8 @@ def mask_order(table: NeighborTable, target: Target, splits: int = 1) -> torch.T
         {"num_warps": 8}, (constants, dtype),
     )  # fmt: skip
     if not few:
-        return torch.sort(key, stable=True).indices
-    order = torch.empty(splits * n_rows, dtype=torch.int32, device=device)
+        return sorted_order(key)
+    order = allocated((splits * n_rows,), torch.int32, device)
     few_kernel.launch(
         device, target, (cdiv(n_rows, _PART), splits, 1), (key, order, n_rows),
         (last, _PART, _PART), {"num_warps": 4}, (),
@@ -290,7 +291,7 @@ def pack_tiles(
     n_offsets, n_rows, (nbr, _, count) = table.n_offsets, table.n_rows, table.own
     n_pairs = cdiv(n_rows, 2 * TILE)
     size = TileList.size(n_offsets, n_pairs, splits)
-    memory = torch.empty(size, dtype=torch.int32, device=order.device)
+    memory = allocated((size,), torch.int32, order.device)
     masks = table.masks(target, splits)
     pack_kernel.launch(
         order.device, target, (n_pairs, splits, 1), (nbr, masks, order, masks if count is None else

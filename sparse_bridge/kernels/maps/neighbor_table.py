@@ -6,12 +6,15 @@ int32 `[W, N]`, bit v % 32 of word v // 32 = offset v present, W = ceil(V / 32).
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
 from ..runtime.launch import cdiv, register
 from ..runtime.parts import Operand, Slab, memory_of, taken, viewed
+from ..runtime.symbolic import allocated
 from ..runtime.target import Target
 from .coord_key import Geometry, live_rows, locate
 from .hash_table import MAX_PROBES, HashTable, hash_find, value_at
@@ -124,6 +127,9 @@ class NeighborTable:
         self.n_offsets, self.n_rows = nbr.shape
         self._parted: dict[int, torch.Tensor] = {}
 
+    def __reduce__(self) -> Any:
+        return NeighborTable, (*self.own, self.blank)
+
     @property
     def nbr(self) -> torch.Tensor:
         return viewed(self.own[0])  # type: ignore[no-any-return]
@@ -158,7 +164,7 @@ class NeighborTable:
             return viewed(found)  # type: ignore[no-any-return]
         n_offsets, n_rows = nbr.shape
         blocks, words, _ = grid_of(n_rows, cdiv(n_offsets, parts))
-        found = torch.empty((parts * words, n_rows), dtype=torch.int32, device=self.device)
+        found = allocated((parts * words, n_rows), torch.int32, self.device)
         masks_kernel.launch(
             self.device, target, (blocks, words, parts), (nbr, found, n_rows, n_offsets),
             (ROWS,), OPTIONS, nbr.data_ptr() % 16,

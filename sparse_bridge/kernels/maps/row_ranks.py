@@ -16,6 +16,7 @@ import triton.language as tl
 
 from ..runtime.launch import cdiv, register
 from ..runtime.parts import Operand, Part, Slab
+from ..runtime.symbolic import allocated, sorted_order
 from ..runtime.target import Target
 from .coord_key import live_rows
 from .hash_table import HashTable, value_at
@@ -136,14 +137,14 @@ def sort_rows(
         table.device, target, (cdiv(n_rows, _BLOCK), 1, 1), (coords, bounds, there, key, *sizes),
         (*shape, _BLOCK), OPTIONS, (shape, coords.data_ptr() % 16),
     )  # fmt: skip
-    moved = torch.empty_like(coords)
+    moved = coords.new_empty(coords.shape)
     if isinstance(key, Part):
         few_kernel.launch(
             table.device, target, (cdiv(n_rows, _RANKED), 1, 1), (key, coords, there, moved,
             renamed, *sizes), (*shape, _STEP, _RANKED), OPTIONS, (shape, coords.data_ptr() % 16),
         )  # fmt: skip
     else:
-        order = torch.sort(key, stable=True).indices
+        order = sorted_order(key)
         move_sorted(order, coords, moved, renamed, target)
     rename_values(table, renamed, n_rows, target)
     return moved
@@ -153,7 +154,7 @@ def _key_memory(slab: Slab, n_rows: int, table: HashTable) -> Operand:
     """For the keys of rows; a tensor where torch sorts them."""
     dtype = torch.int64 if table.key64 else torch.int32
     if n_rows > FEW_ROWS:
-        return torch.empty(n_rows, dtype=dtype, device=table.device)
+        return allocated((n_rows,), dtype, table.device)
     words = slab.part(2 * n_rows if table.key64 else n_rows)
     return Part(words.memory, words.start, (n_rows,), dtype)
 

@@ -17,6 +17,7 @@ import triton.language as tl
 
 from ..runtime.launch import cdiv, register
 from ..runtime.parts import Part, memory_for, memory_of
+from ..runtime.symbolic import Memory, allocated, largest, sorted_order
 from ..runtime.target import Target
 from ..runtime.uploads import uploaded
 from . import mask_order as ordering
@@ -138,14 +139,14 @@ def _together(tables: Sequence[NeighborTable], target: Target) -> list[TileList]
     device = tables[0].device
     # An order begins at a multiple of 16 bytes.
     starts = list(itertools.accumulate((cdiv(one.n_rows, 4) * 4 for one in tables), initial=0))
-    large = max(one.n_rows for one in tables) > ordering.FEW_ROWS
+    large = largest([one.n_rows for one in tables]) > ordering.FEW_ROWS
     if large:  # nothing may lie between the keys of one sort
         starts = list(itertools.accumulate((one.n_rows for one in tables), initial=0))
     bits, number = _bits(tables), (len(tables) - 1).bit_length()
     dtype = torch.int64 if large and bits + number > 31 else torch.int32
     words = [_mask_words(one) for one in tables]
     orders_at = sum(words) + cdiv(starts[-1], 4) * dtype.itemsize
-    scratch = torch.empty(orders_at + starts[-1], dtype=torch.int32, device=device)
+    scratch = allocated((orders_at + starts[-1],), torch.int32, device)
     keys = Part(scratch, sum(words), (starts[-1],), dtype)
     orders = Part(scratch, orders_at, (starts[-1],))
     at, width = scratch.data_ptr(), dtype.itemsize
@@ -169,6 +170,15 @@ def _together(tables: Sequence[NeighborTable], target: Target) -> list[TileList]
     return made
 
 
+def _sort_into(orders: Part, keys: Part) -> None:
+    """Write the places of the keys in ascending order; equal ones keep theirs."""
+    if type(keys.memory) is Memory:
+        trace = keys.memory.trace
+        trace.line(f"{trace.constant(_sort_into)}{trace.code((orders, keys))}", orders, keys)
+        return
+    orders.view().copy_(sorted_order(keys.view()))
+
+
 def _bits(tables: Sequence[NeighborTable]) -> int:
     return max(rank_bits(one.n_offsets) for one in tables)
 
@@ -185,11 +195,11 @@ def _launch(
 ) -> None:  # fmt: skip
     """words: elements for masks.  keys: and the bits below the table's where one sort is to give
     the orders, else 0."""
-    device, count, most = records.device, len(tables), max(one.n_rows for one in tables)
+    device, count, most = records.device, len(tables), largest([one.n_rows for one in tables])
     lacking = [one for one, size in zip(tables, words, strict=True) if size]
     if lacking:
         grids = [grid_of(one.n_rows, one.n_offsets) for one in lacking]
-        grid = (max(blocks for blocks, *_ in grids), max(words for _, words, _ in grids), count)
+        grid = *[largest(sizes) for sizes in zip(*grids, strict=True)][:2], count
         masks_kernel.launch(device, target, grid, (records,), (FIELDS, ROWS), OPTIONS, ())
     first, block, part = 0, ordering._KEY_BLOCK, ordering._PART
     held, shift = keys
@@ -199,12 +209,12 @@ def _launch(
         rows = [one.n_rows for one in group]
         constants = (FIELDS, v_block, KEY_BITS, SAMPLE, block, last, shared)
         keys_kernel.launch(
-            device, target, (cdiv(max(rows), block), len(rows), 1), (records, first, shift),
+            device, target, (cdiv(largest(rows), block), len(rows), 1), (records, first, shift),
             constants, {"num_warps": 8}, constants,
         )  # fmt: skip
         first += len(rows)
     if shift:
-        orders.view().copy_(torch.sort(held.view(), stable=True).indices)
+        _sort_into(orders, held)
     else:
         orders_kernel.launch(
             device, target, (cdiv(most, part), count, 1), (records,),

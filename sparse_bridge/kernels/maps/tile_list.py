@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -28,6 +29,9 @@ class TileList:
     ) -> None:
         self.memory, self.n_offsets, self.n_pairs, self.n_rows = memory, n_offsets, n_pairs, n_rows
         self.splits = splits
+
+    def __reduce__(self) -> Any:
+        return TileList, (self.memory, self.n_offsets, self.n_pairs, self.n_rows, self.splits)
 
     @property
     def parts(self) -> tuple[torch.Tensor, ...]:

@@ -21,6 +21,7 @@ import torch
 
 from . import compile_processes, precompile
 from . import target as targets
+from .launch_trace import TracedTarget
 from .parts import Part, viewed
 from .target import Target
 from .triton_compat import (
@@ -152,7 +153,10 @@ class Kernel:
         """
         beforehand = precompile.futures() if precompile.dry_runs else None
         if not target.raw:
-            if beforehand is None:
+            if type(target) is TracedTarget:
+                passed = constants if PASS_CONSTEXPRS else ()
+                target.trace.launch(self, grid, args, passed, key)
+            elif beforehand is None:
                 args = tuple(map(viewed, args))
                 with _addressing(target.generation.small_pointers, args):
                     self.fn[grid](*args, *constants, **OPTIONS, **options)
@@ -166,6 +170,10 @@ class Kernel:
         if not self.start(index, key, grid, _values(args), constants):
             with torch.cuda.device(index):
                 self._launch_slowly(_seen(index, target, grid, args, constants, options, key))
+
+    def compiled(self, index: int, key: Hashable) -> Entry | None:
+        """The compiled variant of GPU `index`, if there is one."""
+        return self._compiled.get((index, key))
 
     def start(
         self, index: int, key: Hashable, grid: tuple[int, int, int], values: Sequence[Any],

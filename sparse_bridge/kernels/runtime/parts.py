@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from . import target as targets
+from .symbolic import Memory, Sym
 
 
 class Part:
@@ -39,7 +40,9 @@ class Part:
         return self.at
 
     def view(self) -> torch.Tensor:
-        """The part as a tensor."""
+        """The part as a tensor; in a trace, where launches alone want it, as it is."""
+        if type(self.memory) is Memory:
+            return self  # type: ignore[return-value]
         if self._view is None:
             memory, start, shape = self.memory, self.start, self.shape
             if self.dtype != memory.dtype:
@@ -80,17 +83,24 @@ def octave_step(number: int, sizes: int) -> int:
     return 1 << max(0, number.bit_length() - sizes.bit_length())
 
 
-def memory_for(size: int, device: torch.device) -> torch.Tensor:
-    """int32 [size], or more where that is large: one of four sizes an octave.
+def memory_for(size: int, device: torch.device, fill: int | None = None) -> torch.Tensor:
+    """int32 [size], or more where that is large: one of four sizes an octave. fill: of every
+    element; None: anything.
 
     torch's allocator makes a segment of its own for what takes 10 MiB or more, and of scenes whose
     tables grow a little from one to the next it would keep them all. In captures, whose memory
     nobody else uses, no more than asked for.
     """
+    if type(size) is Sym:
+        traced: Any = size.trace.call(memory_for, (size, device, fill), (size,), torch.int32)
+        return traced  # type: ignore[no-any-return]
+    if fill is not None and size < _LARGE:
+        return torch.full((size,), fill, dtype=torch.int32, device=device)
     if size >= _LARGE and not targets.capturing(device):
         step = octave_step(size, 4)
         size = -(-size // step) * step
-    return torch.empty(size, dtype=torch.int32, device=device)
+    made = torch.empty(size, dtype=torch.int32, device=device)
+    return made if fill is None else made.fill_(fill)
 
 
 class Slab:
@@ -100,12 +110,7 @@ class Slab:
     def __init__(self, size: int, device: torch.device, fill: int | None = None) -> None:
         """size: of all parts, each `rounded`.  fill: of every element; None: anything."""
         self._size, self._taken = size, 0
-        if fill is None or size >= _LARGE:
-            self._memory = memory_for(size, device)
-            if fill is not None:
-                self._memory.fill_(fill)
-        else:
-            self._memory = torch.full((size,), fill, dtype=torch.int32, device=device)
+        self._memory = memory_for(size, device, fill)
 
     @staticmethod
     def or_none(size: int, device: torch.device, fill: int | None = None) -> Slab | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import importlib
 import itertools
 import statistics
@@ -29,6 +30,7 @@ import sparse_bridge
 from sparse_bridge.core.capture import batched_builder, prefetch
 from sparse_bridge.core.capture.batched_builder import BatchedBuilder
 from sparse_bridge.core.capture.history import boxes_of, loose_levels
+from sparse_bridge.core.capture.traces import maps as traced_maps
 from sparse_bridge.core.maps import coordinate_map, request
 from sparse_bridge.core.maps.rulebook import Rulebook
 from sparse_bridge.kernels.maps import (  # noqa: F401
@@ -54,6 +56,8 @@ __all__ = ["Counting", "doors", "streamed"]
 _LEARNT = 4  # scenes until maps are prefetched, and some more
 _SHAPE = (33, 40, 40)
 _numbers = itertools.count()
+Told = Callable[..., None]
+Rows = Callable[[Any, int, int], int]
 
 
 @dataclasses.dataclass
@@ -75,56 +79,72 @@ class Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def doors(voxels: int = 80) -> Iterator[tuple[str, nn.Module, Callable[[int], Any]]]:
-    """(framework and network, the network, what makes a scene of number i)."""
-    coords = cloud(_SHAPE, 1)[:voxels].contiguous()
-    features = torch.zeros(len(coords), 4, dtype=torch.float16)
+def doors(
+    voxels: Callable[[int], int] = lambda i: 80,
+) -> Iterator[tuple[str, nn.Module, Callable[[int], Any]]]:
+    """(framework and network, the network, what makes a scene of number i).  voxels: of it."""
+    every = cloud(_SHAPE, 1)
 
-    def moved(i: int) -> torch.Tensor:
-        """Coordinates with other bounds, whose maps are as large."""
-        return coords + torch.tensor([0, 16 * i, 0, 0], dtype=torch.int32)
+    def given(i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        coords = every[: voxels(i)].clone()
+        return torch.zeros(len(coords), 4, dtype=torch.float16), coords
+
+    def moved(i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """With other bounds than the others."""
+        features, coords = given(i)
+        return features, coords + torch.tensor([0, 16 * i, 0, 0], dtype=torch.int32)
 
     with spconv_doors.standin() as module:
         sp: Any = module
 
         def grid(i: int) -> Any:
             shape = [_SHAPE[0] + 8, _SHAPE[1] + 16 * i, _SHAPE[2]]
-            return sp.SparseConvTensor(features, coords.clone(), shape, 1)
+            return sp.SparseConvTensor(*given(i), shape, 1)
 
         yield "spconv, SECOND", spconv.Second(sp), grid
         yield "spconv, U-Net", spconv.ResidualUNet(sp), grid
     with sparse_bridge.enable("torchsparse", mode="standin"):
         ts: Any = importlib.import_module("torchsparse")
         net = torchsparse.ResidualUNet(ts)
-        yield "torchsparse, U-Net", net, lambda i: ts.SparseTensor(features, moved(i))
+        yield "torchsparse, U-Net", net, lambda i: ts.SparseTensor(*moved(i))
     with sparse_bridge.enable("minkowski", mode="standin"):
         me: Any = importlib.import_module("MinkowskiEngine")
         net = minkowski.MinkUNet(me, in_channels=4)
-        yield "MinkowskiEngine, U-Net", net, lambda i: me.SparseTensor(features, moved(i))
+        yield "MinkowskiEngine, U-Net", net, lambda i: me.SparseTensor(*moved(i))
 
 
 @contextlib.contextmanager
-def _maps_unmade() -> Iterator[None]:
-    """Launches of maps do nothing, and what the host reads says what the last scene had."""
+def _maps_unmade(told: Told | None, rows: Rows | None) -> Iterator[None]:
+    """Launches of maps do nothing but to be told of, and what the host reads says `rows`, or what
+    the last scene had."""
 
-    def sizes(self: Any, capacities: Any, read: Any, own: Any = BatchedBuilder._sizes) -> Any:
+    def sizes(
+        self: Any, capacities: Any, read: Any, lengths: Any, own: Any = BatchedBuilder.sizes
+    ) -> Any:
         counters: list[int] = []
-        for place, length in zip(capacities, self._counter_lengths(), strict=True):
-            counters += [-1, -1, -1, self.last.rows[place] - 1, *[-1] * (length - 4)]
+        for place, length in zip(capacities, lengths, strict=True):
+            found = self.last.rows[place] if rows is None else rows(self, place, capacities[place])
+            counters += [-1, -1, -1, found - 1, *[-1] * (length - 4)]
         n, boxes = self.cmap.n_rows, boxes_of(self.cmap.box, self.steps)
         loose = [boxes[level] for level in loose_levels(self.steps)]
         ends = [
             [*box.lo, *(a + b - 1 for a, b in zip(box.lo, box.size, strict=True))] for box in loose
         ]
-        return own(self, capacities, [counters, [n - 1, n - 1, -1, -1], *ends])
+        return own(self, capacities, [counters, [n - 1, n - 1, -1, -1], *ends], lengths)
 
     class Compiled(dict):  # type: ignore[type-arg]
+        name = ""
+
         def get(self, key: Any, default: Any = None) -> Any:
-            return (lambda *args: None), (), ()
+            if told is None:
+                return (lambda *args: None), (), ()
+            return functools.partial(told, self.name, key), (), ()
 
     with contextlib.ExitStack() as stack:
         for kernel in launch.REGISTRY.values():
-            stack.enter_context(mock.patch.object(kernel, "_compiled", Compiled()))
+            compiled = Compiled()
+            compiled.name = kernel.name
+            stack.enter_context(mock.patch.object(kernel, "_compiled", compiled))
         for owner, name, value in (
             (launch.Kernel, "launch", _LAUNCH),
             (Rulebook, "_made", lambda book, side: _table(book.n_offsets, book.n_rows[side])),
@@ -132,7 +152,8 @@ def _maps_unmade() -> Iterator[None]:
             (launch.Kernel, "_launch_slowly", lambda *_: None),  # of products
             (torch._C, "_cuda_getDevice", lambda: -1),
             (targets, "device_index", lambda device: -1),
-            (BatchedBuilder, "_sizes", sizes),
+            (BatchedBuilder, "sizes", sizes),
+            (traced_maps, "_distinct", lambda flags, n_rows: True),
             (batched_builder, "kernel_target", lambda *_: _HOPPER),
             (coordinate_map, "kernel_target", lambda *_: None),
             (prefetch, "_target", lambda cmap: _HOPPER),
@@ -150,9 +171,13 @@ _LAUNCH = launch.Kernel.launch
 
 def streamed(
     net: nn.Module, scene: Callable[[int], Any], rounds: int, train: bool = False,
-    counting: Counting | None = None,
+    counting: Counting | None = None, told: Told | None = None, rows: Rows | None = None,
 ) -> list[Scene]:  # fmt: skip
-    """What the maps of every scene took, by `rounds` of them."""
+    """What the maps of every scene took, by `rounds` of them.
+
+    told: of every launch: the kernel's name, its key, and what its launcher is called with.  rows:
+    of a level: (builder, place of its step, rows that there is room for) -> rows.
+    """
     net = net.half().train(train)
     found: list[Scene] = []
     inside = [0]
@@ -176,16 +201,15 @@ def streamed(
 
         return call
 
-    def start(*given: Any) -> bool:
+    def noted(*given: Any) -> None:
         launched[0] += 1
-        return True
+        if told is not None:
+            told(*given)
 
     prefetch.forget()
     before = request.registered()
     provider, herald = timed(prefetch.provide), timed(prefetch.announced)
-    with pretended_gpu(), pairs(), _maps_unmade(), contextlib.ExitStack() as stack:
-        if counting:
-            stack.enter_context(mock.patch.object(launch.Kernel, "start", start))
+    with pretended_gpu(), pairs(), _maps_unmade(noted if counting else told, rows):
         request.register(provider, herald)
         try:
             for _ in range(rounds + _LEARNT):

@@ -1,0 +1,257 @@
+"""The launches of a scene's maps, repeated from a trace: the host computes sizes and addresses in
+straight lines instead of going through all that decides about them, see
+`kernels.runtime.launch_trace`.
+
+What stays is what no trace can know: how large levels may get, their bounds, and what the counters
+say. A trace serves scenes that were asked the same, with the keys of the same widths, for which its
+guards hold; other scenes are queued as ever, and may be traced, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from .... import log, settings
+from ....errors import KernelError
+from ....kernels.runtime import target as targets
+from ....kernels.runtime.launch_trace import Trace, TracedTarget, tracing
+from ....kernels.runtime.symbolic import Sym
+from ...device.kernels import hash_table
+from ...geometry.boxes import Box
+from ...geometry.layout import KeyLayout
+from ...maps.coordinate_map import table_of
+from ..level_layouts import LevelLayouts
+
+if TYPE_CHECKING:
+    from ..batched_builder import Answers, BatchedBuilder
+
+_FAR = 1 << 24  # coordinates of scenes that traces serve
+_ALIKE = 2  # scenes before one of their kind is traced
+# Of those that no trace serves so many are traced, and then every one whose number is a power of 2.
+_EACH = 12
+
+# Which views of the maps were wanted, by number; by level, whether keys have 64 bits, and whether
+# they can be sorted.
+_Kind = tuple[int, tuple[tuple[bool, bool], ...]]
+
+
+class Repeated(NamedTuple):
+    """answers: of a scene; None where it is not like the last."""
+
+    answers: Answers | None
+
+
+class _Root:
+    """Stands for the coordinates of a scene in a trace."""
+
+    rows = type("_AllRows", (), {"device": None})
+
+    def __init__(self, coords: Any) -> None:
+        self.coords, self.n_rows, self.device = coords, coords.shape[0], coords.device
+
+    def table(self, target: Any, layout: KeyLayout) -> Any:
+        return table_of(self.coords, target, layout, None)[0]
+
+
+class _Traced:
+    """Scenes whose coordinates are queued by one function. source: of it.  maps: functions that
+    queue the maps over them, by their sources."""
+
+    def __init__(self, trace: Trace, source: str) -> None:
+        self.source, self.coordinates = source, trace.compiled(source)
+        self.constants = trace.constants
+        self.maps: dict[str, Callable[..., Any]] = {}
+
+
+class Traces:
+    """The traces of one list of requests."""
+
+    def __init__(self) -> None:
+        self._made: dict[_Kind, list[_Traced]] = {}
+        self._met: dict[_Kind, int] = {}
+        self._of: Any = None  # what else the traces are of
+        self._number, self._lock = 0, threading.Lock()
+        self._failed = False
+
+    def repeated(self, builder: BatchedBuilder, capacities: dict[int, int]) -> Repeated | None:
+        """Queue a scene from a trace; None where none serves it, and it is to be queued as ever."""
+        found = self._repeated(builder, capacities)
+        if found is None:
+            builder.ends = []
+        return found
+
+    def _repeated(self, builder: BatchedBuilder, capacities: dict[int, int]) -> Repeated | None:
+        kind = self._kind(builder)
+        made = None if kind is None else self._made.get(kind)
+        if not made or not _undisturbed(builder):
+            return None
+        cmap = builder.cmap
+        given = [cmap.coords, *_numbers(builder, capacities)]
+        stream = targets.current_stream(builder.device)
+        for one in made:
+            first = one.coordinates(stream, *given)
+            if first is not None:
+                break
+        else:
+            return None
+        (counters, flags, lengths, ends), names = first
+        builder.ends = list(ends)
+        read = hash_table.Fetched([counters, flags.view(), *builder.besides()]).read()
+        if not _distinct(read[1], cmap.n_rows):
+            return None
+        rows = builder.sizes(capacities, read, lengths)
+        if rows is None:
+            return Repeated(None)
+        exact = [rows[place + 1] for place in capacities]
+        for maps in list(one.maps.values()):  # another thread may learn more
+            found = maps(names, *exact)
+            if found is not None:
+                break
+        else:
+            return None
+        sides, coords = found
+        levels = dict(zip([place + 1 for place in capacities], coords, strict=True))
+        return Repeated(builder.assembled(list(sides), rows, levels))
+
+    def learn(
+        self, builder: BatchedBuilder, capacities: dict[int, int], rows: dict[int, int]
+    ) -> None:
+        """Trace a scene that has just been queued, where scenes like it keep coming: less and less
+        often, as each time costs as much as the maps of several."""
+        kind = self._kind(builder)
+        if kind is None or self._failed or not _undisturbed(builder, queued=True):
+            return
+        met = self._met[kind] = self._met.get(kind, 0) + 1
+        if met < _ALIKE or (met > _EACH and met & (met - 1)):
+            return
+        try:
+            self._enter(kind, _traced(builder, capacities, rows))
+        except KernelError:
+            raise
+        except Exception as error:  # nothing ran; scenes like this one are queued as before
+            self._failed = True
+            log.logger.debug("maps are not traced: %r", error)
+
+    def _enter(self, kind: _Kind, traced: tuple[Trace, str, str]) -> None:
+        trace, coordinates, maps = traced
+        made = self._made.setdefault(kind, [])
+        for found in made:
+            if found.source == coordinates and found.constants == trace.constants:
+                break
+        else:
+            found = _Traced(trace, coordinates)
+            made.append(found)
+        if maps not in found.maps:
+            found.maps[maps] = trace.compiled(maps)
+
+    def _kind(self, builder: BatchedBuilder) -> _Kind | None:
+        """Of which kind a scene is; None where it is not traced."""
+        if not builder.target.takes_addresses:
+            return None
+        if max([box.furthest for box in builder.boxes.values()]) > _FAR:
+            return None
+        keys = tuple([(one.key64, one.steps is not None) for one in builder.layouts.values()])
+        of = settings.generation, builder.last.tiled, builder.last.asked
+        with self._lock:
+            if of != self._of:
+                copies = [{place: set(one) for place, one in each.items()} for each in of[1:]]
+                self._of, self._number = (of[0], *copies), self._number + 1
+                self._made.clear()
+                self._met.clear()
+            return self._number, keys
+
+
+def _distinct(flags: list[int], n_rows: int) -> bool:
+    """Whether all rows of a table live, and no two are equal."""
+    return hash_table.live_flags(flags) == (n_rows, n_rows, False)
+
+
+@functools.cache
+def _listeners() -> tuple[Any, Any]:
+    """Who may want to hear of launches."""
+    from ....kernels.runtime import precompile
+    from ....kernels.runtime.triton_compat import HOOKS
+
+    return HOOKS, precompile
+
+
+def _undisturbed(builder: BatchedBuilder, queued: bool = False) -> bool:
+    """Whether launches may go by their addresses now. queued: the scene is."""
+    hooks, precompile = _listeners()
+    hook = hooks.launch_enter_hook
+    return (
+        (queued or not builder.cmap.tabled)
+        and targets.device_index(builder.device) == torch._C._cuda_getDevice()
+        and not getattr(hook, "calls", hook)
+        and not (precompile.dry_runs and precompile.futures() is not None)
+        and not targets.capturing(builder.device)
+    )
+
+
+def _numbers(builder: BatchedBuilder, capacities: dict[int, int]) -> list[int]:
+    """What a trace is given: address and rows of the coordinates, rows to reserve at every new
+    level, and where the bounds and the steps of all levels are, and those still to be derived."""
+    cmap = builder.cmap
+    numbers = [cmap.coords.data_ptr(), cmap.n_rows, *capacities.values()]
+    for layout in builder.layouts.values():
+        numbers.append(layout.bounds.at)
+        if layout.steps is not None:
+            numbers.append(layout.steps.at)
+    if builder.loose and builder.where is not None:
+        numbers.append(builder.where.records.data_ptr())
+    return numbers
+
+
+def _traced(
+    builder: BatchedBuilder, capacities: dict[int, int], rows: dict[int, int]
+) -> tuple[Trace, str, str]:
+    """The sources of the functions that repeat the launches of a scene, see `Trace.sources`."""
+    cmap, device = builder.cmap, builder.device
+    trace = Trace(device)
+    numbers = iter(_numbers(builder, capacities))
+    tensor = trace.argument()
+    at, n_rows = trace.number(next(numbers)), trace.number(next(numbers))
+    coords = trace.tensor(tensor, (n_rows, cmap.coords.shape[1]), torch.int32, at)
+    room: dict[int, Any] = {place: trace.number(next(numbers)) for place in capacities}
+    layouts = {
+        level: _layout(trace, layout, numbers) for level, layout in builder.layouts.items()
+    }  # fmt: skip
+    root: Any = _Root(coords)
+    target = TracedTarget.of(builder.target, trace)
+    twin = builder.over(root, target)
+    twin.layouts, twin.memory.sharing = layouts, True
+    if builder.loose:
+        twin.where = LevelLayouts.at(_Address(trace.number(next(numbers))), layouts)
+    with tracing():
+        counters, table = twin.expanded(room)
+        given = counters, table.own[2], tuple(twin.counter_lengths()), tuple(twin.ends)
+        exact: list[Any] = trace.waits(given, [rows[place + 1] for place in capacities])
+        found: dict[int, Any] = dict(zip([place + 1 for place in capacities], exact, strict=True))
+        found[0] = n_rows
+        twin.cut(found)
+        sides = tuple(twin.queued())
+        return trace, *trace.sources((sides, tuple(twin.coords().values())), len(exact))
+
+
+def _layout(trace: Trace, layout: KeyLayout, numbers: Any) -> KeyLayout:
+    """A layout whose bounds and steps are where the next numbers say."""
+    columns = len(layout.limits.size)
+    limits = Box.spanning((-_FAR,) * columns, (2 * _FAR,) * columns)
+    bounds: Any = _Address(trace.number(next(numbers)))
+    steps: Any = None if layout.steps is None else _Address(trace.number(next(numbers)))
+    return KeyLayout(limits, layout.key64, bounds, steps)
+
+
+class _Address:
+    """Device memory that is read at an address."""
+
+    def __init__(self, at: Sym) -> None:
+        self.at = at
+
+    def data_ptr(self) -> Sym:
+        return self.at

@@ -1,0 +1,181 @@
+"""Maps that are queued from a trace: launch for launch what the builder queues."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import random
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sparse_bridge.core.capture import scene_memory
+from sparse_bridge.core.capture.batched_builder import BatchedBuilder
+from sparse_bridge.core.capture.traces import maps as traced_maps
+from sparse_bridge.kernels.maps import mask_order, row_ranks
+from sparse_bridge.kernels.maps.neighbor_table import NeighborTable
+from sparse_bridge.kernels.maps.tile_list import TileList
+from sparse_bridge.kernels.runtime import parts
+from sparse_bridge.kernels.runtime.parts import Part
+from tests.core.capture import map_time
+
+
+class Memory(TorchDispatchMode):
+    """The memory that torch hands out, which stays, and the numbers that are sent there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks: list[torch.UntypedStorage] = []
+        self.known: set[int] = set()
+        self.sent: dict[int, list[int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for one in made if isinstance(made, (tuple, list)) else [made]:
+            if isinstance(one, torch.Tensor) and one.untyped_storage().data_ptr() not in self.known:
+                self.known.add(one.untyped_storage().data_ptr())
+                self.blocks.append(one.untyped_storage())
+        return made
+
+    def told(self, number: Any) -> Any:
+        """A number; of an address, which block it is in, where, and what was sent there."""
+        for place, block in enumerate(self.blocks):
+            at = block.data_ptr()
+            if type(number) is int and at <= number < at + max(1, block.nbytes()):
+                return place, number - at, tuple(map(self.told, self.sent.get(number, ())))
+        return number
+
+    def shown(self, value: Any) -> Any:
+        """What a value is made of."""
+        if isinstance(value, torch.Tensor):
+            return self.told(value.data_ptr()), tuple(value.shape), value.dtype, value.stride()
+        if isinstance(value, Part):
+            return self.told(value.at), value.shape, value.dtype, value.step
+        if isinstance(value, (NeighborTable, TileList)):
+            return type(value), self.shown(value.__reduce__()[1])
+        if isinstance(value, dict):
+            return {key: self.shown(one) for key, one in value.items()}
+        if isinstance(value, (tuple, list)):
+            return tuple(map(self.shown, value))
+        return self.told(value)
+
+
+class Compared:
+    """Whether scenes that are queued from a trace are what the builder makes of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.launches: list[Any] = []
+        self.made: list[Any] = []
+        self.traced = self.scenes = 0
+        own, assembled, repeated = (
+            BatchedBuilder.answers, BatchedBuilder.assembled, traced_maps.Traces.repeated,
+        )  # fmt: skip
+        tensor = torch.tensor
+
+        def answers(builder: Any) -> Any:
+            twin = copy.copy(builder)
+            twin.levels, twin.room, twin.expansions, twin.ends, twin.found = {}, {}, {}, [], {}
+            twin.layouts, twin.traces = dict(builder.layouts), None
+            for box in builder.boxes.values():
+                box.layout(builder.device)  # which is sent once, as what is found below
+            if builder.cmap.data_bounds is not None:
+                _ = builder.cmap.data_bounds.ends
+            before = self.traced
+            found, one = self._noted(own, builder)
+            self.scenes += 1
+            if self.traced > before:
+                launches, made = self._noted(own, twin)[1]
+                for seen, expected in zip(one[0], launches, strict=True):
+                    if seen != expected:  # the difference of all of it would be a long one
+                        pytest.fail(f"{seen}\n{expected}")
+                if one[1] != made:
+                    pytest.fail(f"{one[1]}\n{made}")
+            return found
+
+        def noted(builder: Any, *given: Any) -> Any:
+            self.made = [*given]
+            return assembled(builder, *given)
+
+        def counted(traces: Any, *given: Any) -> Any:
+            found = repeated(traces, *given)
+            self.traced += found is not None
+            return found
+
+        def sent(values: Any, *given: Any, **named: Any) -> Any:
+            made = tensor(values, *given, **named)
+            if isinstance(values, list):
+                self.memory.sent[made.data_ptr()] = values
+            return made
+
+        self.memory = Memory()
+        for owner, name, value in (
+            (BatchedBuilder, "answers", answers), (BatchedBuilder, "assembled", noted),
+            (traced_maps.Traces, "repeated", counted), (torch, "tensor", sent),
+        ):  # fmt: skip
+            monkeypatch.setattr(owner, name, value)
+
+    def _noted(self, own: Any, builder: Any) -> tuple[Any, Any]:
+        """(answers, all that was launched and made for them)."""
+        self.launches, self.memory = [], Memory()
+        with self.memory:
+            answers = own(builder)
+        return answers, (self.memory.shown(self.launches), self.memory.shown(self.made))
+
+    def told(self, name: str, key: Any, *args: Any) -> None:
+        self.launches.append((name, key, args))
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """All that depends on sizes changes within a few hundred rows."""
+    for owner, name, value in (
+        (parts, "_MOST", 4_000), (parts, "_LARGE", 4_000), (scene_memory, "BATCH", 16_000),
+        (mask_order, "FEW_ROWS", 150), (row_ranks, "FEW_ROWS", 150),
+    ):  # fmt: skip
+        monkeypatch.setattr(owner, name, value)
+
+
+@pytest.mark.parametrize(
+    ("door", "scenes", "train"),
+    [(0, 30, False), (0, 20, True), (1, 20, False), (2, 14, False), (3, 14, False)],
+    ids=["second", "second-training", "spconv", "torchsparse", "minkowski"],
+)
+def test_launches(door, scenes, train, few, monkeypatch):
+    """Of small and of large scenes, whose levels have any number of rows."""
+    chance, compared = random.Random(door), Compared(monkeypatch)
+    monkeypatch.setattr(traced_maps, "_EACH", 1000)
+
+    known: Any = weakref.WeakKeyDictionary()
+
+    def rows(builder: Any, place: int, most: int) -> int:
+        its = known.setdefault(builder.cmap, {})
+        share = chance.uniform(0.9, 1.1) * 0.9 ** len(its)
+        likely = max(1, min(most, int(share * builder.cmap.n_rows)))
+        return its.setdefault(place, likely)  # type: ignore[no-any-return]
+
+    doors = map_time.doors(lambda i: chance.choice([80, 240]) + chance.randint(0, 9))
+    for number, (_, net, scene) in enumerate(doors):
+        if number == door:
+            map_time.streamed(net, scene, scenes, train, told=compared.told, rows=rows)
+            break
+    doors.close()
+    assert compared.traced >= 4
+
+
+def test_scenes_that_a_trace_serves_in_part(few, monkeypatch):
+    """Their coordinates are queued from it, and then all of the scene as ever."""
+    own = traced_maps.Traces._repeated
+    parts_of = []
+
+    def in_part(traces: Any, *given: Any) -> None:
+        parts_of.append(own(traces, *given))
+
+    monkeypatch.setattr(traced_maps.Traces, "_repeated", in_part)
+    with contextlib.closing(map_time.doors(lambda i: 80)) as doors:
+        _, net, scene = next(itertools.islice(doors, 2, 3))  # whose bounds are found on the way
+        assert len(map_time.streamed(net, scene, 8)) == 8
+    assert any(parts_of)
