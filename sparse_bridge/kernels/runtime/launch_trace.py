@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .symbolic import NUMBERS, Memory, NotTracedError, Sym, code_of
 from .target import Target, device_index
@@ -269,15 +268,3 @@ class TracedTarget(Target):
         made.__dict__.update(target.__dict__)
         made.__dict__.update(raw=False, takes_addresses=False, trace=trace)
         return made
-
-
-class _NoOperations(TorchDispatchMode):
-    """Nothing of torch runs while symbols are at work: it would not be repeated."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise NotTracedError(f"{func} in a trace")
-
-
-def tracing() -> TorchDispatchMode:
-    """Around host code that is traced."""
-    return _NoOperations()

@@ -15,12 +15,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .... import log, settings
 from ....errors import KernelError
 from ....kernels.runtime import target as targets
-from ....kernels.runtime.launch_trace import Trace, TracedTarget, tracing
-from ....kernels.runtime.symbolic import Sym
+from ....kernels.runtime.launch_trace import Trace, TracedTarget
+from ....kernels.runtime.symbolic import NotTracedError, Sym
 from ...device.kernels import hash_table
 from ...geometry.boxes import Box
 from ...geometry.layout import KeyLayout
@@ -44,6 +45,13 @@ class Repeated(NamedTuple):
     """answers: of a scene; None where it is not like the last."""
 
     answers: Answers | None
+
+
+class NoOperations(TorchDispatchMode):
+    """Nothing of torch runs while symbols are at work: it would not be repeated."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotTracedError(f"{func} in a trace")
 
 
 class _Root:
@@ -186,9 +194,10 @@ def _undisturbed(builder: BatchedBuilder, queued: bool = False) -> bool:
     hook = hooks.launch_enter_hook
     return (
         (queued or not builder.cmap.tabled)
+        and not (precompile.dry_runs and precompile.futures() is not None)
+        and hasattr(torch._C, "_cuda_getDevice")  # torch for CPUs, in rehearsals
         and targets.device_index(builder.device) == torch._C._cuda_getDevice()
         and not getattr(hook, "calls", hook)
-        and not (precompile.dry_runs and precompile.futures() is not None)
         and not targets.capturing(builder.device)
     )
 
@@ -227,7 +236,7 @@ def _traced(
     twin.layouts, twin.memory.sharing = layouts, True
     if builder.loose:
         twin.where = LevelLayouts.at(_Address(trace.number(next(numbers))), layouts)
-    with tracing():
+    with NoOperations():
         counters, table = twin.expanded(room)
         given = counters, table.own[2], tuple(twin.counter_lengths()), tuple(twin.ends)
         exact: list[Any] = trace.waits(given, [rows[place + 1] for place in capacities])
