@@ -49,7 +49,7 @@ def forget() -> None:
 
 def current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """The device as the current one; nothing where it is."""
-    if targets.device_index(device) == torch._C._cuda_getDevice():
+    if targets.is_current(device):
         return contextlib.nullcontext()
     return torch.cuda.device(device)
 

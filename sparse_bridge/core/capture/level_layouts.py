@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ...kernels.runtime.parts import Operand, Part, viewed
-from ...kernels.runtime.symbolic import Memory
+from ...kernels.runtime.symbolic import trace_of
 from ...kernels.runtime.target import Target
 from ...kernels.runtime.uploads import uploaded
 from ..geometry.boxes import Box
@@ -43,10 +43,9 @@ class Level:
 
     def ends(self) -> torch.Tensor:
         """Queue finding where rows in use end, see `DataBounds`."""
-        if type(self.coords) is Memory:
+        if (trace := trace_of(self.coords)) is not None:
             given, shape = (self.coords, self.count), (2, self.coords.shape[1])
-            found: Any = self.coords.trace.call(_ends, given, shape, torch.int32)
-            return found  # type: ignore[no-any-return]
+            return trace.call(_ends, given, shape, torch.int32)
         return _ends(self.coords, self.count)
 
 

@@ -5,17 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...errors import (
-    DataTypeError,
-    DeviceError,
-    KernelError,
-    OverflowLimitError,
-    ShapeError,
-)
+from ...errors import DataTypeError, DeviceError, KernelError, OverflowLimitError, ShapeError
+from ...kernels.runtime.parts import Operand
 from ...kernels.runtime.target import Target
 from ..device import stream_order
 from ..device.first_order import refuse_wrapped
@@ -30,12 +25,17 @@ from . import host_index, wide_index
 from .rows import Rows, rows_of
 from .segments import Segments
 
+if TYPE_CHECKING:
+    from ...kernels.maps.hash_table import HashTable
+
 _MIN_CAPACITY = 64
 _MAX_CAPACITY = 1 << 30
 _FETCH_ROWS = 1 << 17  # below, waiting for all queued work costs less than an event
 
 
-def table_of(coords, target, layout, count):  # type: ignore[no-untyped-def]
+def table_of(
+    coords: torch.Tensor, target: Target, layout: KeyLayout, count: Operand | None
+) -> tuple[HashTable, torch.Tensor]:
     """(hash table of coordinates, the slots of the rows); count: of the rows in use, see
     `hash_insert`."""
     device, one = coords.device, (1,) * (coords.shape[1] - 1)

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from ..runtime.launch import cdiv, register
 from ..runtime.parts import Part, memory_for, memory_of
-from ..runtime.symbolic import Memory, allocated, largest, sorted_order
+from ..runtime.symbolic import allocated, largest, sorted_order, trace_of
 from ..runtime.target import Target
 from ..runtime.uploads import uploaded
 from . import mask_order as ordering
@@ -172,8 +172,7 @@ def _together(tables: Sequence[NeighborTable], target: Target) -> list[TileList]
 
 def _sort_into(orders: Part, keys: Part) -> None:
     """Write the places of the keys in ascending order; equal ones keep theirs."""
-    if type(keys.memory) is Memory:
-        trace = keys.memory.trace
+    if (trace := trace_of(keys.memory)) is not None:
         trace.line(f"{trace.constant(_sort_into)}{trace.code((orders, keys))}", orders, keys)
         return
     orders.view().copy_(sorted_order(keys.view()))

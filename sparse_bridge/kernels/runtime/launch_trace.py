@@ -11,7 +11,7 @@ operations, with guards on their sizes.)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -90,8 +90,8 @@ class Trace:
     def call(
         self, function: Callable[..., torch.Tensor], args: Sequence[Any], shape: Sequence[Any],
         dtype: torch.dtype,
-    ) -> Memory:  # fmt: skip
-        """A call that makes a tensor of this shape."""
+    ) -> torch.Tensor:  # fmt: skip
+        """A call that makes a tensor of this shape, for which `Memory` stands."""
         name = f"m{len(self._reached)}"
         needs, memory = self._read(args)
         text = f"{name} = {self.constant(function)}({', '.join(map(self.code, args))})"
@@ -100,7 +100,8 @@ class Trace:
         self._reached[name] = memory
         at = Sym(self, f"{name}_at", 0, own)
         self._lines.append(Line(f"{at.code} = {name}.data_ptr()", at.code, own, own, True))
-        return Memory(self, name, tuple(shape), dtype, self.device, at)
+        made: Any = Memory(self, name, tuple(shape), dtype, self.device, at)
+        return cast("torch.Tensor", made)
 
     def launch(
         self, kernel: Any, grid: tuple[Any, ...], args: Sequence[Any], constants: Sequence[Any],

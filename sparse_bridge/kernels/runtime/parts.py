@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from . import target as targets
-from .symbolic import Memory, Sym
+from .symbolic import Memory, filled, trace_of
 
 
 class Part:
@@ -40,9 +40,7 @@ class Part:
         return self.at
 
     def view(self) -> torch.Tensor:
-        """The part as a tensor; in a trace, where launches alone want it, as it is."""
-        if type(self.memory) is Memory:
-            return self  # type: ignore[return-value]
+        """The part as a tensor."""
         if self._view is None:
             memory, start, shape = self.memory, self.start, self.shape
             if self.dtype != memory.dtype:
@@ -62,8 +60,8 @@ Operand = torch.Tensor | Part
 
 
 def viewed(arg: Any) -> Any:
-    """The tensor that an argument of a launch is; numbers as they are."""
-    return arg.view() if type(arg) is Part else arg
+    """The tensor that an argument of a launch is; numbers, and parts in a trace, as they are."""
+    return arg.view() if type(arg) is Part and type(arg.memory) is not Memory else arg
 
 
 def memory_of(arg: Operand) -> torch.Tensor:
@@ -91,11 +89,10 @@ def memory_for(size: int, device: torch.device, fill: int | None = None) -> torc
     tables grow a little from one to the next it would keep them all. In captures, whose memory
     nobody else uses, no more than asked for.
     """
-    if type(size) is Sym:
-        traced: Any = size.trace.call(memory_for, (size, device, fill), (size,), torch.int32)
-        return traced  # type: ignore[no-any-return]
+    if (trace := trace_of(size)) is not None:
+        return trace.call(memory_for, (size, device, fill), (size,), torch.int32)
     if fill is not None and size < _LARGE:
-        return torch.full((size,), fill, dtype=torch.int32, device=device)
+        return filled(size, fill, device)
     if size >= _LARGE and not targets.capturing(device):
         step = octave_step(size, 4)
         size = -(-size // step) * step

@@ -75,12 +75,10 @@ def _asking(symbol: str, function: Callable[[Any, Any], Any]) -> Any:
 
 NUMBERS = {int, bool, Sym}
 for _name, _symbol in {
-    "add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%", "lshift": "<<", "and": "&",
-    "or": "|",
+    "add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%", "lshift": "<<"
 }.items():  # fmt: skip
-    _function = getattr(operator, _name + "_" * (_name in ("and", "or")))
-    setattr(Sym, f"__{_name}__", _computing(_symbol, _function, False))
-    setattr(Sym, f"__r{_name}__", _computing(_symbol, _function, True))
+    setattr(Sym, f"__{_name}__", _computing(_symbol, getattr(operator, _name), False))
+    setattr(Sym, f"__r{_name}__", _computing(_symbol, getattr(operator, _name), True))
 for _name, _symbol in {
     "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="
 }.items():  # fmt: skip
@@ -119,17 +117,8 @@ class Memory:
     def data_ptr(self) -> Sym:
         return self.at
 
-    def _made(self, function: Any, shape: Any) -> Memory:
-        return self.trace.call(function, (tuple(shape), self.dtype, self.device), shape, self.dtype)
-
-    def new_empty(self, shape: Any) -> Memory:
-        return self._made(allocated, shape if isinstance(shape, tuple) else (shape,))
-
-    def new_zeros(self, shape: Any) -> Memory:
-        return self._made(_zeros, shape)
-
-    def fill_(self, value: int) -> None:
-        self.trace.line(f"{self.code}.fill_({value!r})", self)
+    def new_empty(self, shape: Any) -> torch.Tensor:
+        return allocated(shape if isinstance(shape, tuple) else (shape,), self.dtype, self.device)
 
     def narrow(self, axis: int, start: Any, length: Any) -> Memory:
         """Of the first axis, from its start on."""
@@ -146,35 +135,33 @@ class Memory:
         return self.narrow(0, 0, place.stop)
 
 
+def trace_of(*values: Any) -> Trace | None:
+    """The trace that one of them is of; None for numbers and tensors."""
+    for one in values:
+        if type(one) is Sym or type(one) is Memory:
+            return one.trace
+    return None
+
+
 # Memory and operations of torch that traced code asks for.
 
 
-def allocated(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:  # fmt: skip
+def allocated(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """`torch.empty`."""
-    for size in shape:
-        if type(size) is Sym:
-            made: Any = size.trace.call(allocated, (shape, dtype, device), shape, dtype)
-            return made  # type: ignore[no-any-return]
+    if (trace := trace_of(*shape)) is not None:
+        return trace.call(allocated, (shape, dtype, device), shape, dtype)
     return torch.empty(shape, dtype=dtype, device=device)
 
 
 def filled(size: int, value: int, device: torch.device) -> torch.Tensor:
     """`torch.full` of int32."""
-    if type(size) is Sym:
-        made: Any = size.trace.call(filled, (size, value, device), (size,), torch.int32)
-        return made  # type: ignore[no-any-return]
+    if (trace := trace_of(size)) is not None:
+        return trace.call(filled, (size, value, device), (size,), torch.int32)
     return torch.full((size,), value, dtype=torch.int32, device=device)
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def sorted_order(keys: torch.Tensor) -> torch.Tensor:
     """int64: the places of keys in ascending order; equal ones keep theirs."""
-    if type(keys) is Memory:
-        made: Any = keys.trace.call(sorted_order, (keys,), keys.shape, torch.int64)
-        return made  # type: ignore[no-any-return]
+    if (trace := trace_of(keys)) is not None:
+        return trace.call(sorted_order, (keys,), keys.shape, torch.int64)
     return torch.sort(keys, stable=True).indices

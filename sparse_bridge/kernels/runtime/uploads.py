@@ -6,12 +6,11 @@ import contextlib
 import threading
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
 from . import target as targets
-from .symbolic import Sym
+from .symbolic import trace_of
 
 _Writes = list[tuple[torch.Tensor, Sequence[int]]]
 
@@ -57,11 +56,8 @@ def uploaded(
     reaches: whose addresses are among the values. They live as long as the result, which tells
     whoever checks a kernel's accesses what it may reach.
     """
-    if type(values[0]) is Sym:
-        sent: Any = values[0].trace.call(
-            uploaded, (list(values), device), (len(values),), torch.int64
-        )
-        return sent  # type: ignore[no-any-return]
+    if (trace := trace_of(values[0])) is not None:
+        return trace.call(uploaded, (list(values), device), (len(values),), torch.int64)
     captures = targets.capturing(device)
     if captures and _later.room is not None:
         return _later.place(values)

@@ -152,6 +152,7 @@ def _maps_unmade(told: Told | None, rows: Rows | None) -> Iterator[None]:
             (launch.Kernel, "_launch_slowly", lambda *_: None),  # of products
             (torch._C, "_cuda_getDevice", lambda: -1),
             (targets, "device_index", lambda device: -1),
+            (targets, "is_current", lambda device: True),
             (BatchedBuilder, "sizes", sizes),
             (traced_maps, "_distinct", lambda flags, n_rows: True),
             (batched_builder, "kernel_target", lambda *_: _HOPPER),

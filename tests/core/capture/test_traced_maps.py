@@ -70,7 +70,7 @@ class Compared:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.launches: list[Any] = []
         self.made: list[Any] = []
-        self.traced = self.scenes = 0
+        self.traced = 0
         own, assembled, repeated = (
             BatchedBuilder.answers, BatchedBuilder.assembled, traced_maps.Traces.repeated,
         )  # fmt: skip
@@ -86,7 +86,6 @@ class Compared:
                 _ = builder.cmap.data_bounds.ends
             before = self.traced
             found, one = self._noted(own, builder)
-            self.scenes += 1
             if self.traced > before:
                 launches, made = self._noted(own, twin)[1]
                 for seen, expected in zip(one[0], launches, strict=True):
@@ -152,10 +151,10 @@ def test_launches(door, scenes, train, few, monkeypatch):
     known: Any = weakref.WeakKeyDictionary()
 
     def rows(builder: Any, place: int, most: int) -> int:
-        its = known.setdefault(builder.cmap, {})
+        its: dict[int, int] = known.setdefault(builder.cmap, {})
         share = chance.uniform(0.9, 1.1) * 0.9 ** len(its)
         likely = max(1, min(most, int(share * builder.cmap.n_rows)))
-        return its.setdefault(place, likely)  # type: ignore[no-any-return]
+        return its.setdefault(place, likely)
 
     doors = map_time.doors(lambda i: chance.choice([80, 240]) + chance.randint(0, 9))
     for number, (_, net, scene) in enumerate(doors):

@@ -195,8 +195,7 @@ def _undisturbed(builder: BatchedBuilder, queued: bool = False) -> bool:
     return (
         (queued or not builder.cmap.tabled)
         and not (precompile.dry_runs and precompile.futures() is not None)
-        and hasattr(torch._C, "_cuda_getDevice")  # torch for CPUs, in rehearsals
-        and targets.device_index(builder.device) == torch._C._cuda_getDevice()
+        and targets.is_current(builder.device)
         and not getattr(hook, "calls", hook)
         and not targets.capturing(builder.device)
     )
