@@ -30,7 +30,7 @@ from tests.walk import Walk, walk
 __all__ = ["LAUNCHER", "doors", "pretended_gpu"]
 
 # Where Triton's launcher is called.
-LAUNCHER = "kernels/runtime/launch.py", "start"
+LAUNCHER = "kernels/runtime/launch.py", "begin"
 
 _KERNELS = (
     gather_gemm_kernel, sum_partials_kernel, batch_norm.partials_kernel, batch_norm.apply_kernel,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparse_bridge.core.conv.column_sums import column_sums
+from sparse_bridge.core.device.column_sums import column_sums
 from sparse_bridge.kernels.ops import column_sum as kernels
 from sparse_bridge.kernels.ops.column_sum import column_sum
 from tests.checks import assert_close

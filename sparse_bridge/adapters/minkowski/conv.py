@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from ...core.conv import convolution as core
-from ...core.conv.convolution import convolve_layer
 from ...core.conv.depthwise import channelwise
 from ...core.conv.epilogue import Epilogue
+from ...core.conv.layers import convolve_layer
 from ...core.conv.plan import ConvForm
 from ...core.device import trace
 from ...core.maps.kernel_map import KernelMap

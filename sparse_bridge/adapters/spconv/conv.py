@@ -16,6 +16,8 @@ import torch
 
 from ...core.conv import convolution as core
 from ...core.conv.epilogue import Epilogue
+from ...core.conv.history import histories
+from ...core.conv.layers import convolve_layer, known_call
 from ...core.conv.pending import PendingConv
 from ...core.conv.plan import ConvForm
 from ...core.conv.waiting import features_of
@@ -102,9 +104,12 @@ def convolved(
     epilogue: bias, and what is fused behind it; a norm not for layers that are one matrix product.
     names: the layer's own and the one that a timer shows.
     """
-    what = type(layer).__name__
     if torch.compiler.is_compiling():
         return _traced(layer, x, weight, epilogue, names)
+    known = _known(layer, x, weight, epilogue)
+    if known is not None:
+        return known
+    what = type(layer).__name__
     features = check_input(x, what)
     if features.shape[1] != layer.in_channels:
         raise channels_differ(layer, features)
@@ -120,6 +125,46 @@ def convolved(
     if layer.record_voxel_count:
         record_voxels(layer, out.features)
     note("spconv", what)
+    return out
+
+
+def _known(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue) -> Any:
+    """`convolved` where the layer's last calls have passed all checks for such operands (see
+    `core.conv.layers`), and its map is there. None where that is not so."""
+    held = histories.get(id(layer))
+    if held is None or not held[1].planned:
+        return None
+    features, timer = getattr(x, "_features", None), getattr(x, "_timer", None)
+    if (
+        type(features) is not torch.Tensor
+        or torch.is_grad_enabled()
+        or torch.is_inference_mode_enabled()
+        or layer.conv1x1
+        or layer.record_voxel_count
+        or x.benchmark
+        or (timer is not None and timer.enable)
+    ):
+        return None
+    entries, key = keys.entries_of(x), layer.indice_key
+    record: Any = None if key is None else entries.get(key)
+    kmap = getattr(record, "_map", None)
+    if (
+        type(kmap) is not KernelMap
+        or x.indices.device != features.device
+        or not keys.fits(layer, x, record, features)
+    ):
+        return None
+    if layer.inverse:
+        indices, shape, kmap = record.indices, record.spatial_shape, kmap.transposed()
+    else:
+        indices, shape = record.out_indices, record.out_spatial_shape
+    form = form_of(layer.groups, allow_tf32(), _adds_in_fp16(layer, features))
+    made = known_call(layer, features, weight, kmap, epilogue, form)
+    if made is None:
+        return None
+    out = x.replace_feature(made if type(made) is torch.Tensor else features_of(made))
+    out.indices, out.spatial_shape, out.indice_dict = indices, list(shape), entries
+    note("spconv", type(layer).__name__)
     return out
 
 
@@ -168,7 +213,7 @@ def _product(
     if torch.is_grad_enabled():
         y = noticed(layer, _convolve(features, weight, epilogue, kmap, form))
     else:
-        y = _ready(core.convolve_layer(layer, features, weight, kmap, epilogue, form))
+        y = _ready(convolve_layer(layer, features, weight, kmap, epilogue, form))
     if watch is not None:
         watch.finish(int(y.shape[0]))
     out = x.replace_feature(y)

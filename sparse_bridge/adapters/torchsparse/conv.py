@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from ...core.conv.convolution import autocast_dtype, convolve_layer
+from ...core.conv.convolution import autocast_dtype
 from ...core.conv.epilogue import Epilogue
+from ...core.conv.layers import convolve_layer
 from ...core.conv.pending import PendingConv
 from ...core.conv.plan import ConvForm
 from ...core.device import trace

@@ -9,11 +9,11 @@ import torch
 
 from ...errors import UnsupportedError
 from ..conv import convolution, override
-from ..conv.column_sums import column_sums
 from ..conv.convolution import autocast_dtype, convolve
 from ..conv.epilogue import Epilogue, Norm
 from ..conv.plan import ConvForm, Wanted, backward, find, run
 from ..device import rocm
+from ..device.column_sums import column_sums
 from ..maps.kernel_map import KernelMap
 from ..ops import pointwise
 from . import handles, inductor

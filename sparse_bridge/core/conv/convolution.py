@@ -10,23 +10,20 @@ import torch
 from torch.autograd import forward_ad
 
 from ...errors import UnsupportedError
+from ..device.column_sums import column_sums
 from ..device.first_order import direct_apply, first_order, refuse_transforms, wrapped
 from ..geometry.weights import layout_of
 from ..maps.kernel_map import KernelMap
 from . import fused_call
 from .checks import check, check_devices, like_result
-from .column_sums import column_sums
 from .deferred import Deferred
 from .epilogue import Epilogue, Norm, check_activation
-from .history import over
 from .plan import ConvForm, Wanted, backward, find, run
 
 _transforms = torch._C._functorch.peek_interpreter_stack
 _modes = torch._C._len_torch_dispatch_stack
 Operator = Callable[[torch.Tensor, torch.Tensor, KernelMap, Epilogue, ConvForm], torch.Tensor]
 as_operator: Operator | None = None  # once `sparse_bridge.compile` has registered operators
-# What serves a layer whose result may wait for what follows it, once `pending` is imported.
-waiting: Callable[..., Any] | None = None
 # Values of a layer's result, on a CPU and on a GPU, from which on it pays to wait. On a GPU it
 # always does: a U-Net over 15k to 88k voxels takes an H200 3.3 ms instead of 3.8, and its host 0
 # to 10 % less.
@@ -163,31 +160,6 @@ def unheard(
 def transformed() -> bool:
     """Whether forward-mode gradients or transforms of functions are at work."""
     return forward_ad._current_level >= 0 or bool(_transforms())
-
-
-def convolve_layer(
-    owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue,
-    form: ConvForm,
-) -> Any:  # fmt: skip
-    """`convolve`, or a `pending.PendingConv`, for callers whose results can wait.
-
-    owner: the layer, or its weight, whose earlier results tell what follows.
-    """
-    if (
-        epilogue[1] is None
-        and waiting is not None
-        and id(owner) not in over
-        and not torch.is_grad_enabled()
-        and not torch.is_inference_mode_enabled()  # where nobody counts changes
-    ):
-        columns, rows = (
-            weight.shape[0 if form[0] == "ovi" else -1],
-            kmap.rulebook.rows[kmap.flipped],
-        )
-        # In a captured graph the host's time does not count.
-        if rows.device is not None or rows.capacity * columns >= WORTH[x.is_cuda]:
-            return waiting(owner, x, weight, kmap, epilogue, form)
-    return convolve(x, weight, kmap, epilogue, form)
 
 
 def _convolve(x, weight, kmap, epilogue, form, wants_grad):  # type: ignore[no-untyped-def]

@@ -13,22 +13,26 @@ import torch
 from ... import settings
 from ..device.torch_compat import TENSOR_GUARDS, guards
 from ..maps.kernel_map import KernelMap
-from . import override
+from ..maps.rulebook import Rulebook
 from .epilogue import Epilogue, Norm
-from .history import History, LayerCall
 from .plan import ConvForm, ConvPlan, run_plan
+
+Given = tuple[torch.Tensor, torch.Tensor, KernelMap, ConvForm]
 
 
 class FusedPlan:
-    """What `steps` behind a layer's convolution have made of it.
+    """What `steps` behind a layer's convolution have made of it; "" where its calls say themselves
+    what follows.
 
     steps: as of `History`.  activation: the last of them, and its slope.  shown: how often modules
-    behind it were looked at.
+    behind it were looked at.  at_the_call: it needs no features to add.  between: bias and norm;
+    vectors: of the norm.  same(x, weight, bias if there is one, *vectors): whether operands are of
+    the kinds and sizes that it was made for.  columns: of the result.
     """
 
     __slots__ = (
-        "_between", "_end", "_form", "_generation", "_plan", "_same", "_vectors", "activation",
-        "shown", "steps",
+        "_end", "_plan", "activation", "at_the_call", "between", "columns", "form", "generation",
+        "same", "shown", "steps", "vectors",
     )  # fmt: skip
 
     def __init__(
@@ -37,57 +41,31 @@ class FusedPlan:
     ) -> None:  # fmt: skip
         bias, name, alpha, norm, _ = epilogue
         self.steps, self.activation, self.shown = steps, (name, alpha), 0
-        self._end, self._between = epilogue._replace(residual=None), Epilogue(bias, norm=norm)
-        self._plan, self._form, self._generation = plan, form, settings.generation
-        self._vectors = tuple([one for one in epilogue.vectors[1:5] if one is not None])
-        read = self._vectors if bias is None else (bias, *self._vectors)
-        self._same = guards(*operands, *read, any_rows=True)
+        self.at_the_call = "s" not in steps
+        self._end, self.between = epilogue._replace(residual=None), Epilogue(bias, norm=norm)
+        self._plan, self.form, self.generation = plan, form, settings.generation
+        self.columns = plan.columns_out
+        self.vectors = tuple([one for one in epilogue.vectors[1:5] if one is not None])
+        read = self.vectors if bias is None else (bias, *self.vectors)
+        self.same = guards(*operands, *read, any_rows=True)
 
-    def call(
-        self, history: History, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap,
-        epilogue: Epilogue, form: ConvForm,
-    ) -> LayerCall | None:  # fmt: skip
-        """A call of the layer, which is launched with the steps unless a sum is one of them: nobody
-        knows its features. None where anything is not as it was."""
-        plan, between, rulebook = self._plan, self._between, kmap.rulebook
-        bias, norm = epilogue[0], epilogue[3]
-        if bias is not between[0]:
-            if bias is None or between[0] is None:
-                return None
-            between = between._replace(bias=bias)  # a view of it, made anew at every call
-        if norm is not None and not same(norm, between[3]):
-            return None
-        vectors, n_rows, side = self._vectors, rulebook.n_rows, int(kmap.flipped)
-        if not (
-            self._generation == settings.generation
-            and not override.inside
-            and (form is self._form or form == self._form)
-            and (
-                self._same(x, weight, *vectors)
-                if bias is None
-                else self._same(x, weight, bias, *vectors)
-            )
-            and x.shape[0] == n_rows[1 - side]
-            and rulebook.n_offsets == plan.n_offsets
-            and rulebook.regular == plan.case.regular
-            and rulebook.device == plan.case.device
-        ):
-            return None
-        shape = n_rows[side], plan.columns_out
-        call = LayerCall((x, weight, kmap, form), shape, history, self.steps)
-        count = 0
-        for one in vectors:
-            count += one._version
-        call.fused, call.between, call.changes = self, between, count
-        if "s" not in self.steps:
-            call.launched = self.launch(call, None)
-        return call
+    def fits(self, rulebook: Rulebook) -> bool:
+        """Whether it serves such maps, too."""
+        plan = self._plan
+        case = plan.case
+        return (
+            rulebook.n_offsets == plan.n_offsets
+            and rulebook.regular == case.regular
+            and rulebook.device == case.device
+        )
 
-    def launch(self, call: LayerCall, residual: torch.Tensor | None) -> torch.Tensor:
+    def launch(
+        self, given: Given, bias: torch.Tensor | None, residual: torch.Tensor | None
+    ) -> torch.Tensor:
         """What the steps make of the convolution; residual: contiguous, like the result."""
-        plan, (x, weight, kmap, _), end = self._plan, call.given, self._end
-        if residual is not None or end[0] is not call.between[0]:
-            end = Epilogue(call.between[0], *self.activation, end[3], residual)
+        plan, (x, weight, kmap, _), end = self._plan, given, self._end
+        if residual is not None or end[0] is not bias:
+            end = Epilogue(bias, *self.activation, end[3], residual)
         rulebook = kmap.rulebook
         rows = rulebook.n_rows
         if plan.separate or not (rows[0] and rows[1]):

@@ -32,15 +32,17 @@ class History:
     seen: the steps behind the last result so far.  most: how many of them may be waited for;
     behind those somebody else reads, too.  alone: calls that nothing followed.  over: nothing is
     to be waited for any more.  plan: by which the next call may be launched with what will follow;
-    wasted: how often something else did.
+    wasted: how often something else did.  whole: the same of calls that say themselves what
+    follows; plans: how many of those were made.  planned: whether it ever had a plan.
     """
 
-    __slots__ = ("alone", "most", "over", "plan", "seen", "wasted")
+    __slots__ = ("alone", "most", "over", "plan", "planned", "plans", "seen", "wasted", "whole")
 
     def __init__(self) -> None:
         self.plan: FusedPlan | None = None
         self.seen, self.most, self.alone, self.over = "", len(STEPS), 0, False
-        self.wasted = 0
+        self.wasted, self.plans, self.planned = 0, 0, False
+        self.whole: FusedPlan | None = None
 
     def begin(self, done: str) -> str:
         """The steps that the next result waits for, of which `done` are part of the call; "" to
@@ -61,38 +63,44 @@ class History:
     def keep(self, plan: FusedPlan | None) -> None:
         """For the next call, unless such plans have been for nothing too often."""
         self.plan = plan if self.wasted < _TRIALS else None
+        self.planned = True
+
+    def keep_whole(self, plan: FusedPlan | None) -> None:
+        """The same of a call that said itself what follows."""
+        self.whole, self.planned = plan, True
+        self.plans += 1
 
 
 NOTHING = History()  # of layers that are not to wait
 NOTHING.over = True
 
-_histories: dict[int, tuple[weakref.ref[Any], History]] = {}
+histories: dict[int, tuple[weakref.ref[Any], History]] = {}
 over: set[int] = set()  # ids of the layers of which it is over
 
 
 def history_of(owner: Any) -> History:
     """Of a layer or its weight, as long as that lives."""
     key = id(owner)
-    found = _histories.get(key)
+    found = histories.get(key)
     if found is not None and found[0]() is owner:
         return found[1]
     made = History()
 
     def forget(gone: weakref.ref[Any]) -> None:
-        held = _histories.get(key)
+        held = histories.get(key)
         if held is not None and held[0] is gone:
-            del _histories[key]
+            del histories[key]
             over.discard(key)
 
     over.discard(key)
-    _histories[key] = weakref.ref(owner, forget), made
+    histories[key] = weakref.ref(owner, forget), made
     return made
 
 
 @state.owns
 def reset() -> None:
     """Forget what followed every layer."""
-    _histories.clear()
+    histories.clear()
     over.clear()
 
 

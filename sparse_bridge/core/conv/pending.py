@@ -15,88 +15,22 @@ from typing import Any
 
 import torch
 
-from ... import settings, state
-from ..device import trace
-from ..maps.kernel_map import KernelMap
-from . import convolution, fused_call
+from ... import state
 from .epilogue import Epilogue, Norm
 from .fused_plan import fused_plan, same
-from .history import (
-    NOTHING,
-    PLAIN,
-    LayerCall,
-    changes,
-    changes_of,
-    history_of,
-    may_wait,
-    over,
-    watched,
-)
-from .plan import ConvForm, find, run
+from .history import PLAIN, LayerCall, changes, changes_of
+from .plan import run
 
 Launch = Callable[[torch.Tensor], torch.Tensor]
 tries = 0  # steps of which it was found out that they follow, by launching layers twice
 _READ, _TAKEN = 1, 2
-_on, _generation = True, -1
-
-
-def _renew() -> None:
-    """Ask the settings whether layers may wait."""
-    global _on, _generation
-    now = settings.generation
-    _on = settings.get().optimize != "off"
-    _generation = now  # last: other threads go by it
 
 
 @state.owns
 def reset() -> None:
-    """Forget how many steps were tried, and what the settings said."""
-    global tries, _on, _generation
-    tries, _on, _generation = 0, True, -1
-
-
-def start(
-    owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue,
-    form: ConvForm,
-) -> torch.Tensor | PendingConv:  # fmt: skip
-    """What `convolve_layer` does for results that are large enough, without gradients and without
-    an activation."""
-    if _generation != settings.generation:
-        _renew()
-    history = history_of(owner) if _on and not trace.recorders else NOTHING
-    bias, _, _, norm, residual = epilogue
-    if history.over or residual is not None:
-        if history.over and history is not NOTHING:
-            over.add(id(owner))
-        return convolution.convolve(x, weight, kmap, epilogue, form)
-    fused, done = history.plan, "" if norm is None else "n"
-    if (
-        fused is not None
-        and history.seen == fused.steps
-        and kmap.x_fold is None
-        and kmap.y_fold is None
-        and not (watched() or (fused_call.listening and fused_call.busy()))
-        and (call := fused.call(history, x, weight, kmap, epilogue, form)) is not None
-    ):
-        history.seen, history.alone = done, 0
-        count = x._version + weight._version
-        if bias is not None:
-            count += bias._version
-        return PendingConv(call, epilogue, done, count if norm is None else count + call.changes)
-    if not may_wait(x, weight, kmap, epilogue):  # what is known of earlier calls stays known
-        return convolution.convolve(x, weight, kmap, epilogue, form)
-    target = history.begin(done)
-    if torch._C._is_any_autocast_enabled():
-        dtype = convolution.autocast_dtype(x.device)
-        if dtype is not None and x.dtype is not torch.float64:
-            x, weight = x.to(dtype), weight.to(dtype)
-    plan = find(x, weight, kmap, epilogue, form)  # whose errors belong here
-    shape = kmap.rulebook.n_rows[kmap.flipped], plan.columns_out
-    call = LayerCall((x, weight, kmap, form), shape, history, target)
-    made = PendingConv(call, epilogue, done, changes_of(x, weight, epilogue))
-    if not target:
-        made.put(convolution.convolve(x, weight, kmap, epilogue, form))
-    return made
+    """Forget how many steps were tried."""
+    global tries
+    tries = 0
 
 
 class PendingConv:
@@ -223,7 +157,8 @@ class PendingConv:
             return self._found_out("s", epilogue, [other], otherwise)
         if call.fused is None or self._changed():
             return self._next("s", epilogue, (other,))
-        y, steps = call.fused.launch(call, other.contiguous()), self.steps + "s"
+        y = call.fused.launch(call.given, call.between[0], other.contiguous())
+        steps = self.steps + "s"
         self._used, call.history.seen = _TAKEN, steps
         if steps == call.target:
             return y
@@ -336,6 +271,3 @@ _NAMES = {
     "na": "norm and activation", "sa": "sum and activation",
     "nsa": "norm, sum and activation",
 }  # fmt: skip
-
-
-convolution.waiting = start

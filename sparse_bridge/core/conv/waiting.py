@@ -102,6 +102,7 @@ _left_sum: Any = torch.Tensor.__add__
 _right_sum: Any = torch.Tensor.__radd__
 _functions = torch._C._len_torch_function_stack
 _make, _no_memory = torch.Tensor._make_wrapper_subclass, torch._C._set_throw_on_mutable_data_ptr
+_strided = torch.strided
 
 
 def features_of(pending: Following) -> torch.Tensor:
@@ -111,7 +112,8 @@ def features_of(pending: Following) -> torch.Tensor:
     made: Any
     call = pending.call
     if call.target and pending.result is None:
-        made = _make(Waiting, call.shape, dtype=call.dtype, device=call.device)
+        # Names of arguments would take it a quarter longer.
+        made = _make(Waiting, call.shape, None, None, None, call.dtype, _strided, call.device)
         # Extensions that ask for the memory, of which there is none, get an exception.
         _no_memory(made)
     elif pending.follows:

@@ -18,9 +18,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ... import settings, state
 from ..conv import fused_call, override
-from ..conv.convolution import autocast_dtype, convolve_layer, transformed, unheard
+from ..conv.convolution import autocast_dtype, transformed, unheard
 from ..conv.dataflow import Case
 from ..conv.epilogue import Epilogue
+from ..conv.layers import convolve_layer
 from ..conv.pending import PendingConv
 from ..conv.plan import ConvForm
 from ..conv.registry import row_kernels
@@ -77,8 +78,7 @@ def linear_layer(
     ):
         return linear(x, w, bias)
     epilogue = Epilogue(None if bias is None else bias.flatten())
-    made: torch.Tensor | PendingConv = convolve_layer(owner, x, w[None], kmap, epilogue, FORM)
-    return made
+    return convolve_layer(owner, x, w[None], kmap, epilogue, FORM)
 
 
 def by_kernel(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> bool:

@@ -16,11 +16,11 @@ import torch
 
 from ...kernels.gemm.product import EpilogueForm, Product
 from ...kernels.runtime.target import Target
-from ..conv.column_sums import column_sums
 from ..conv.dataflow import LayerProduct
 from ..conv.dataflows import masked, unmasked
 from ..conv.epilogue import Epilogue
 from ..conv.kernel_products import GatherProduct, KernelDataflow, WgradProduct
+from ..device.column_sums import column_sums
 from ..device.precision import KERNEL_DTYPES
 from ..device.self_check_problems import COMMON_ROWS
 from ..geometry.weights import layout_of

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from ...errors import KernelError
 from ..maps.tile_list import TileList
-from ..runtime.launch import alignment_at, cdiv, register, specialise
+from ..runtime.launch import Entry, alignment_at, begin, register, specialise
 from ..tiles.tile import TileConfig
 from .gather_spec import GemmSpec
 from .vectors import NO_VECTORS, Vectors, tensors_of
@@ -233,7 +233,10 @@ class GatherGemm:
     """
 
     # _numbers: what follows the tensors in a launch; where _addressed, the table's parts first.
-    __slots__ = ("_addressed", "_key", "_lists", "_numbers", "blank", "grid", "spec", "table")
+    __slots__ = (
+        "_addressed", "_key", "_lists", "_n_values", "_numbers", "_sum_grid", "blank", "grid",
+        "spec", "table",
+    )  # fmt: skip
 
     kernel = gather_gemm_kernel
 
@@ -260,6 +263,8 @@ class GatherGemm:
         self.grid = (programs, spec.groups, tile.split_k)
         self._lists: tuple[torch.Tensor, ...] | None = None
         self._numbers: tuple[Any, ...] = (n_rows, pitch, n_offsets, *spec.following, split_stride)
+        self._n_values = n_rows * spec.columns
+        self._sum_grid = (-(-self._n_values // 1024), 1, 1)
         # Addresses serve a compiled kernel as well as views do, and cost nothing.
         self._addressed = spec.packed and spec.target.takes_addresses
         if self._addressed and isinstance(table, TileList):
@@ -292,59 +297,97 @@ class GatherGemm:
         """x [N_in, groups * c_in] (unit channel stride), w any layout, vectors (bias, mean, var,
         gain, beta) [groups * c_out] and the residual, like y, those that the epilogue does not name
         None, or None for no epilogue, y written whole [n_rows, groups * c_out], contiguous."""
-        spec, split, out = self.spec, self.spec.partials, y
+        if vectors is None or not self.spec.epilogue.parts:
+            vectors = NO_VECTORS
+        if not (self._addressed and self._started(x, w, vectors, y)):
+            self._launch(x, w, vectors, y)
+        return y
+
+    def _started(
+        self, x: torch.Tensor, w: torch.Tensor, vectors: Vectors, y: torch.Tensor
+    ) -> bool:  # fmt: skip
+        """Run kernels that have run before for tensors like these, all at multiples of 16 bytes and
+        rows of x side by side. False where that is not so, and nothing ran."""
+        spec, read = self.spec, None
+        x_at, w_at, y_at = x.data_ptr(), w.data_ptr(), y.data_ptr()
+        p = q = r = s = t = u = y_at
+        if vectors is not NO_VECTORS:
+            (p, q, r, s, t, u), read = _read(vectors, y_at)
+        found = spec.ready.get((self._key, w.dtype, read))
+        if (
+            found is None
+            or (x_at | w_at | y_at) & 15
+            or x.stride()[0] != spec.columns_in
+            or (self.blank and spec.partials > 1)
+        ):
+            return False
+        entry, sums = found
+        index, numbers = spec.device.index, self._numbers
+        if sums is None:
+            values = (x_at, w_at, p, q, r, s, t, u, y_at, *numbers)
+            return begin(entry, index, self.grid, values, spec.constants)
+        partial = y.new_empty(spec.partials * self._n_values, dtype=torch.float32)
+        at = partial.data_ptr()
+        values = (x_at, w_at, y_at, y_at, y_at, y_at, y_at, y_at, at, *numbers)
+        if not begin(entry, index, self.grid, values, spec.constants):
+            return False
+        values = (at, p, q, r, s, t, u, y_at, self._n_values, spec.columns, *spec.floats)
+        if not begin(sums, index, self._sum_grid, values, spec.sum_constants):
+            self._sum(partial, vectors, y)
+        return True
+
+    def _launch(
+        self, x: torch.Tensor, w: torch.Tensor, vectors: Vectors, y: torch.Tensor
+    ) -> None:  # fmt: skip
+        """Run kernels that may have to be compiled."""
+        spec, split, out, read = self.spec, self.spec.partials, y, vectors
         if split > 1:
-            fresh = torch.zeros if self.blank else torch.empty
-            out = fresh(split, *y.shape, dtype=torch.float32, device=spec.device)
+            fresh, read = torch.zeros if self.blank else torch.empty, NO_VECTORS
+            out = fresh(split * self._n_values, dtype=torch.float32, device=spec.device)
         x_at, w_at, y_at, out_at = x.data_ptr(), w.data_ptr(), y.data_ptr(), out.data_ptr()
         aligned: object = True
         if (x_at | w_at | y_at | out_at) & 15:
             aligned = alignment_at(x_at, w_at, y_at, out_at)
-        extra_at: tuple[int, ...] = (y_at,) * 6
-        kinds: tuple[object, ...] = ()
-        end_at, end_kinds, read = extra_at, kinds, NO_VECTORS
-        if vectors is None or not spec.epilogue.parts:
-            vectors = read
-        else:
-            end_at, end_kinds = _read(vectors, y_at)
-            if split == 1:  # else only who adds the sums up reads them
-                extra_at, kinds, read = end_at, end_kinds, vectors
+        end_at, kinds = _read(read, y_at)
         stride_xn, numbers = x.stride()[0], self._numbers
         row_kind = spec.row_kind
         if stride_xn != spec.columns_in:
             row_kind = specialise(stride_xn)
             numbers = (*numbers[:-7], stride_xn, *numbers[-6:])  # the first of seven strides
         key = (self._key, aligned, w.dtype, kinds, row_kind)
-        values = (x_at, w_at, *extra_at, out_at, *numbers)
+        index, values = spec.device.index, (x_at, w_at, *end_at, out_at, *numbers)
         if not (
-            self._addressed
-            and self.kernel.start(spec.device.index, key, self.grid, values, spec.constants)
+            self._addressed and self.kernel.start(index, key, self.grid, values, spec.constants)
         ):
             numbers = numbers[4:] if self._addressed else numbers
             args = (x, w, *tensors_of(read, y), out, *self._views(), *numbers)
             self.kernel.launch(
                 spec.device, spec.target, self.grid, args, spec.constants, spec.options, key
             )
-        if split > 1:
-            self._sum(out, vectors, y, (out_at, *end_at, y_at), (end_kinds, aligned))
-        return y
-
-    def _sum(
-        self, partial: torch.Tensor, vectors: Vectors, y: torch.Tensor,
-        addresses: tuple[int, ...], kinds: object,
-    ) -> None:  # fmt: skip
-        """Add the partial sums up and apply the epilogue.  addresses: of all these tensors."""
-        spec = self.spec
-        n_values = y.numel()
-        grid = (cdiv(n_values, 1024), 1, 1)
-        constants = (spec.epilogue.parts, spec.activation, spec.partials, 1024)
-        numbers = (n_values, spec.columns, *spec.floats)
-        key = (constants, y.dtype, kinds, n_values >= 1 << 31)
-        if self._addressed and sum_partials_kernel.start(
-            spec.device.index, key, grid, (*addresses, *numbers), constants
-        ):
+        sums = self._sum(out, vectors, y) if split > 1 else None
+        entry = self.kernel.compiled(index, key) if self._addressed else None
+        if entry is None or aligned is not True or row_kind is not spec.row_kind:
             return
-        args = (partial, *tensors_of(vectors, y), y, *numbers)
-        sum_partials_kernel.launch(
-            spec.device, spec.target, grid, args, constants, {"num_warps": 4}, key
-        )
+        if split == 1 or (sums is not None and not spec.wide):
+            ends = None if vectors is NO_VECTORS else _read(vectors, y_at)[1]
+            spec.ready[self._key, w.dtype, ends] = entry, sums
+
+    def _sum(self, partial: torch.Tensor, vectors: Vectors, y: torch.Tensor) -> Entry | None:
+        """Add the partial sums up and apply the epilogue; the compiled kernel that does."""
+        spec, n_values = self.spec, self._n_values
+        out_at, y_at = partial.data_ptr(), y.data_ptr()
+        end_at, kinds = _read(vectors, y_at)
+        aligned = alignment_at(out_at, y_at)
+        key = (spec.sum_constants, y.dtype, kinds, aligned, n_values >= 1 << 31)
+        numbers = (n_values, spec.columns, *spec.floats)
+        index, values = spec.device.index, (out_at, *end_at, y_at, *numbers)
+        if not (
+            self._addressed
+            and sum_partials_kernel.start(index, key, self._sum_grid, values, spec.sum_constants)
+        ):
+            args = (partial, *tensors_of(vectors, y), y, *numbers)
+            sum_partials_kernel.launch(
+                spec.device, spec.target, self._sum_grid, args, spec.sum_constants,
+                {"num_warps": 4}, key,
+            )  # fmt: skip
+        return sum_partials_kernel.compiled(index, key) if self._addressed else None

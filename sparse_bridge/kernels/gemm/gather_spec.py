@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..runtime.launch import number_of, specialise
+from ..runtime.launch import Entry, number_of, specialise
 from ..tiles.clamps import clamp_for_problem, clamp_for_splits
 from ..tiles.tile import TileConfig
 from .product import Product
@@ -22,6 +22,7 @@ class GemmSpec:
     constants, options: of the kernel.  key: a number for all that a compiled kernel depends on here
     and that no tensor tells.  following: c_in, c_out, where the weight starts, alpha, eps, the row
     strides of contiguous features and results and the weight's strides, in the kernel's order.
+    sum_constants: of the kernel that adds partial sums up.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class GemmSpec:
         self.options = tile.options(target)
         kinds = specialise(c_in, c_out, w.shift, *w.strides, self.columns)
         self._known = ("gather_gemm", self.dtype, self.constants, tile, kinds, splits > 1)
+        self._keys: dict[int, int] = {}
         self.key = self.key_of(0)
         self.row_kind = specialise(self.columns_in)
         # The type of a float is part of the signature.
@@ -60,10 +62,17 @@ class GemmSpec:
             c_in, c_out, w.shift, *self.floats, self.columns_in, self.columns, *w.strides
         )  # fmt: skip
         self._wider: GemmSpec | None = None
+        self.sum_constants: tuple[object, ...] = (parts, self.activation, self.partials, 1024)
+        # By what of the operands compiled kernels depend on: the kernel, and that of the sums.
+        self.ready: dict[tuple[object, ...], tuple[Entry, Entry | None]] = {}
 
     def key_of(self, split_stride: int) -> int:
         """`key` where partial sums lie `split_stride` apart."""
-        return number_of((*self._known, specialise(split_stride)[0]))
+        kind = specialise(split_stride)[0]
+        found = self._keys.get(kind)
+        if found is None:
+            found = self._keys[kind] = number_of((*self._known, kind))
+        return found
 
     def fitting(self, n_offsets: int, pitch: int, n_rows: int, n_in: int) -> GemmSpec:
         """This one, or one with wide offsets, as a map of this size needs it."""

@@ -174,6 +174,7 @@ class NarrowSpec(GemmSpec):
         self.options = tile.options(self.target)
         kinds = specialise(w.c_in, w.c_out, w.shift, *w.strides, self.columns)
         self._known = ("narrow_gemm", self.dtype, self.constants, tile, kinds, False)
+        self._keys.clear()
         self.key = self.key_of(0)
 
     def loose(self) -> NarrowSpec:

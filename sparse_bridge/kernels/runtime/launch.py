@@ -125,6 +125,25 @@ def _seen(
     return _Launch(device, grid, tensors, constants, options, key, small)
 
 
+def begin(
+    entry: Entry, index: int, grid: tuple[int, int, int], values: Sequence[Any],
+    constants: tuple[Any, ...],
+) -> bool:  # fmt: skip
+    """`Kernel.start` of a compiled variant."""
+    hook = HOOKS.launch_enter_hook
+    if index != torch._C._cuda_getDevice() or getattr(hook, "calls", hook):
+        return False
+    if precompile.dry_runs and precompile.futures() is not None:
+        return False
+    call, before, between = entry
+    stream = torch._C._cuda_getCurrentRawStream(index)
+    if PASS_CONSTEXPRS:
+        call(*before, *grid, stream, *between, *values, *constants)
+    else:
+        call(*before, *grid, stream, *between, *values)
+    return True
+
+
 class Kernel:
     """A jit function with a cache of its compiled variants, per device."""
 
@@ -184,18 +203,8 @@ class Kernel:
 
         False where there is none, that GPU is not the current one, or somebody listens to launches,
         of which only Triton's own call tells: then nothing ran."""
-        entry, hook = self._compiled.get((index, key)), HOOKS.launch_enter_hook
-        if entry is None or index != torch._C._cuda_getDevice() or getattr(hook, "calls", hook):
-            return False
-        if precompile.dry_runs and precompile.futures() is not None:
-            return False
-        call, before, between = entry
-        stream = torch._C._cuda_getCurrentRawStream(index)
-        if PASS_CONSTEXPRS:
-            call(*before, *grid, stream, *between, *values, *constants)
-        else:
-            call(*before, *grid, stream, *between, *values)
-        return True
+        entry = self._compiled.get((index, key))
+        return entry is not None and begin(entry, index, grid, values, constants)
 
     def launch_plain(
         self, device: torch.device, target: Target, grid: tuple[int, int, int],

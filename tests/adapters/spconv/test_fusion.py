@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from sparse_bridge.core.conv import convolution as core_conv
+from sparse_bridge.core.conv import layers
+from sparse_bridge.core.conv.fused_plan import FusedPlan
 from tests.checks import assert_close
 
 from . import doors
@@ -48,14 +50,25 @@ def one_by_one(net, x):
 @pytest.fixture
 def fused(monkeypatch):
     """How many convolutions were given a norm."""
-    calls, original = [], core_conv.convolve
+    calls = []
 
-    def spy(x, weight, kmap, epilogue, form):
-        if epilogue.norm is not None:
-            calls.append(epilogue.activation)
-        return original(x, weight, kmap, epilogue, form)
+    def spy(owner, original):
+        def told(x, weight, kmap, epilogue, form):
+            if epilogue.norm is not None:
+                calls.append(epilogue.activation)
+            return original(x, weight, kmap, epilogue, form)
 
-    monkeypatch.setattr(core_conv, "convolve", spy)
+        monkeypatch.setattr(owner, original.__name__, told)
+
+    def launch(self, given, bias, residual):
+        if self.between.norm is not None:
+            calls.append(self.activation[0])
+        return launched(self, given, bias, residual)
+
+    spy(core_conv, core_conv.convolve)
+    spy(layers, layers.run)  # the first call of a layer whose epilogue is known
+    launched = FusedPlan.launch
+    monkeypatch.setattr(FusedPlan, "launch", launch)
     return calls
 
 

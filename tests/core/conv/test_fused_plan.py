@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparse_bridge.core.conv import convolution, fused_plan, history, waiting
+from sparse_bridge.core.conv import convolution, fused_plan, history, layers, waiting
 from sparse_bridge.core.conv.epilogue import Epilogue, Norm
 from sparse_bridge.core.conv.plan import ConvForm
 from tests.checks import assert_close
@@ -30,9 +30,7 @@ class Unit:
 
     def conv(self):
         epilogue = Epilogue(None if self.bias is None else self.bias.view(-1), norm=self.given)
-        y = convolution.convolve_layer(
-            self, self.x, self.weight, self.made.kmap, epilogue, ConvForm()
-        )
+        y = layers.convolve_layer(self, self.x, self.weight, self.made.kmap, epilogue, ConvForm())
         return waiting.features_of(y)
 
     def normed(self, y):
@@ -72,9 +70,9 @@ def launches():
     """Plans that launched, by their steps."""
     seen, original = [], fused_plan.FusedPlan.launch
 
-    def launch(self, call, residual):
+    def launch(self, given, bias, residual):
         seen.append(self.steps)
-        return original(self, call, residual)
+        return original(self, given, bias, residual)
 
     fused_plan.FusedPlan.launch = launch
     try:

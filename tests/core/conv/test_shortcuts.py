@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from sparse_bridge import hooks
-from sparse_bridge.core.conv import convolution, waiting
+from sparse_bridge.core.conv import convolution, layers, waiting
 from sparse_bridge.core.conv.epilogue import Epilogue
 from sparse_bridge.core.conv.plan import ConvForm
 from tests.checks import assert_close
@@ -42,9 +42,7 @@ class Unit:
         self.other = torch.randn(n_out) if sums else None
 
     def features(self):
-        y = convolution.convolve_layer(
-            self, self.x, self.weight, self.made.kmap, Epilogue(), ConvForm()
-        )
+        y = layers.convolve_layer(self, self.x, self.weight, self.made.kmap, Epilogue(), ConvForm())
         return waiting.features_of(y)
 
     def __call__(self):

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparse_bridge import settings
-from sparse_bridge.core.conv import convolution, history, pending, plan, waiting
+from sparse_bridge.core.conv import convolution, history, layers, pending, plan, waiting
 from sparse_bridge.core.conv.epilogue import Epilogue
 from sparse_bridge.core.conv.pending import PendingConv
 from sparse_bridge.core.conv.plan import ConvForm
@@ -33,7 +33,7 @@ class Layer:
     def __call__(self):
         """Features as whoever takes them out of a sparse tensor has them."""
         with torch.no_grad():
-            y = convolution.convolve_layer(
+            y = layers.convolve_layer(
                 self.weight, self.x, self.weight, self.made.kmap, Epilogue(), ConvForm()
             )
         return waiting.features_of(y)
@@ -192,7 +192,7 @@ def test_other_modes(conv, mode):
         found = F.batch_norm(y, *conv.norm)
     assert found.is_inference() == (mode is torch.inference_mode) and not y.is_inference()
     with mode():
-        y = convolution.convolve_layer(
+        y = layers.convolve_layer(
             conv.weight, conv.x, conv.weight, conv.made.kmap, Epilogue(), ConvForm()
         )
     assert type(y) is torch.Tensor
@@ -222,7 +222,7 @@ def test_calls_of_which_nothing_is_learnt(conv, mode):
     for known in range(3):
         for _ in range(6):
             with mode():
-                y = convolution.convolve_layer(
+                y = layers.convolve_layer(
                     conv.weight, conv.x, conv.weight, conv.made.kmap, Epilogue(), ConvForm()
                 )
             assert type(y) is torch.Tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...kernels.runtime.target import Target
-from ..device.precision import KERNEL_DTYPES
+from .precision import KERNEL_DTYPES
 
 
 def column_sums(x: torch.Tensor, dtype: torch.dtype, target: Target | None) -> torch.Tensor:

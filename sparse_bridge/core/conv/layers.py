@@ -1,0 +1,193 @@
+"""Convolutions of layers, which know what followed their earlier results.
+
+A layer is launched at its call with all that followed it last time, if its operands are such that
+nothing has to be decided again (`fused_plan`); else its result waits for what follows (`pending`),
+or is computed at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from ... import settings, state
+from ..device import trace
+from ..maps.kernel_map import KernelMap
+from . import convolution, fused_call, override
+from .epilogue import Epilogue
+from .fused_plan import fused_plan, same
+from .history import (
+    NOTHING,
+    LayerCall,
+    changes_of,
+    histories,
+    history_of,
+    may_wait,
+    over,
+)
+from .pending import PendingConv
+from .plan import ConvForm, find, run
+
+__all__ = ["convolve_layer", "known_call"]
+
+_functions = torch._C._len_torch_function_stack
+_any_autocast = torch._C._is_any_autocast_enabled
+_MOST_PLANS = 8  # of whole epilogues, that a layer may need in its life
+_on, _generation = True, -1
+
+
+def _renew() -> None:
+    """Ask the settings whether layers may wait."""
+    global _on, _generation
+    now = settings.generation
+    _on = settings.get().optimize != "off"
+    _generation = now  # last: other threads go by it
+
+
+@state.owns
+def reset() -> None:
+    """Forget what the settings said."""
+    global _on, _generation
+    _on, _generation = True, -1
+
+
+def convolve_layer(
+    owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue,
+    form: ConvForm,
+) -> torch.Tensor | PendingConv:  # fmt: skip
+    """`convolution.convolve`, for callers whose results can wait.
+
+    owner: the layer, or its weight, whose earlier results tell what follows.
+    """
+    if torch.is_grad_enabled() or torch.is_inference_mode_enabled():  # there, nobody counts changes
+        return convolution.convolve(x, weight, kmap, epilogue, form)
+    known = known_call(owner, x, weight, kmap, epilogue, form)
+    if known is not None:
+        return known
+    if epilogue[1] is not None:
+        return _whole(owner, x, weight, kmap, epilogue, form)
+    if id(owner) not in over:
+        columns = weight.shape[0 if form[0] == "ovi" else -1]
+        rows = kmap.rulebook.rows[kmap.flipped]
+        # In a captured graph the host's time does not count.
+        if rows.device is not None or rows.capacity * columns >= convolution.WORTH[x.is_cuda]:
+            return _start(owner, x, weight, kmap, epilogue, form)
+    return convolution.convolve(x, weight, kmap, epilogue, form)
+
+
+def known_call(
+    owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue,
+    form: ConvForm,
+) -> torch.Tensor | PendingConv | None:  # fmt: skip
+    """The same without gradients and outside of inference mode, where the layer's last calls tell
+    all that is to be decided; None where they do not.
+
+    With a sum among the steps it is launched at that: nobody knows its features.
+    """
+    held = histories.get(id(owner))
+    if held is None or held[0]() is not owner:
+        return None
+    history = held[1]
+    bias, activation, alpha, norm, residual = epilogue
+    plan = history.plan if activation is None else history.whole
+    if plan is None or residual is not None or plan.generation != settings.generation:
+        return None
+    vectors, between, rulebook, side = plan.vectors, plan.between, kmap.rulebook, kmap.flipped
+    if bias is not between[0]:
+        if bias is None or between[0] is None:
+            return None
+        between = between._replace(bias=bias)  # a view of it, made anew at every call
+    if (
+        not (form is plan.form or form == plan.form)
+        or (norm is not None and not same(norm, between[3]))
+        # Transforms, tracing and modes of dispatch are seen by the guards.
+        or _functions()
+        or forward_ad._current_level >= 0
+        or override.inside
+        or trace.recorders
+        or (fused_call.listening and fused_call.busy())
+        or kmap.x_fold is not None
+        or kmap.y_fold is not None
+        or not (
+            plan.same(x, weight, *vectors) if bias is None else plan.same(x, weight, bias, *vectors)
+        )
+        or not plan.fits(rulebook)
+        or x.shape[0] != rulebook.n_rows[not side]
+    ):
+        return None
+    rows = rulebook.rows[side]
+    if activation is not None:
+        if plan.activation != (activation, alpha) or (norm is None) != (between[3] is None):
+            return None
+        return plan.launch((x, weight, kmap, form), bias, None)
+    done = "" if norm is None else "n"
+    if (
+        history.over
+        or history.seen != plan.steps
+        or (rows.device is None and rows.capacity * plan.columns < convolution.WORTH[x.is_cuda])
+    ):
+        return None
+    given = (x, weight, kmap, form)
+    call = LayerCall(given, (rulebook.n_rows[side], plan.columns), history, plan.steps)
+    changes = 0
+    for one in vectors:
+        changes += one._version
+    call.fused, call.between, call.changes = plan, between, changes
+    if plan.at_the_call:
+        call.launched = plan.launch(given, bias, None)
+    history.seen, history.alone = done, 0
+    count = x._version + weight._version
+    if bias is not None:
+        count += bias._version
+    return PendingConv(call, epilogue, done, count if norm is None else count + changes)
+
+
+def _whole(
+    owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue,
+    form: ConvForm,
+) -> torch.Tensor:  # fmt: skip
+    """A call that says itself all that follows, with a plan for the next one."""
+    if _generation != settings.generation:
+        _renew()
+    if (
+        not _on
+        or epilogue[4] is not None
+        or _any_autocast()
+        or not may_wait(x, weight, kmap, epilogue)
+        or (history := history_of(owner)).plans >= _MOST_PLANS
+    ):
+        return convolution.convolve(x, weight, kmap, epilogue, form)
+    y, plan = run(x, weight, kmap, epilogue, form)
+    history.keep_whole(fused_plan(plan, (x, weight), form, epilogue, ""))
+    return y
+
+
+def _start(
+    owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue,
+    form: ConvForm,
+) -> torch.Tensor | PendingConv:  # fmt: skip
+    """A call without an activation whose result is large enough to wait."""
+    if _generation != settings.generation:
+        _renew()
+    history = history_of(owner) if _on and not trace.recorders else NOTHING
+    done, residual = "" if epilogue[3] is None else "n", epilogue[4]
+    if history.over or residual is not None:
+        if history.over and history is not NOTHING:
+            over.add(id(owner))
+        return convolution.convolve(x, weight, kmap, epilogue, form)
+    if not may_wait(x, weight, kmap, epilogue):  # what is known of earlier calls stays known
+        return convolution.convolve(x, weight, kmap, epilogue, form)
+    target = history.begin(done)
+    if _any_autocast():
+        dtype = convolution.autocast_dtype(x.device)
+        if dtype is not None and x.dtype is not torch.float64:
+            x, weight = x.to(dtype), weight.to(dtype)
+    plan = find(x, weight, kmap, epilogue, form)  # whose errors belong here
+    shape = kmap.rulebook.n_rows[kmap.flipped], plan.columns_out
+    call = LayerCall((x, weight, kmap, form), shape, history, target)
+    made = PendingConv(call, epilogue, done, changes_of(x, weight, epilogue))
+    if not target:
+        made.put(convolution.convolve(x, weight, kmap, epilogue, form))
+    return made
