@@ -272,3 +272,85 @@ def test_plans_hold_no_features():
     gone = weakref.ref(unit.x)
     unit.x = unit.x.clone()
     assert gone() is None
+
+
+class Whole(Unit):
+    """The same of a container, whose calls say themselves what follows."""
+
+    activation, alpha = "relu", 0.0
+
+    def __call__(self):
+        norm = Norm(*self.norm, 1e-5)
+        epilogue = Epilogue(self.bias.view(-1), self.activation, self.alpha, norm)
+        with torch.no_grad():
+            return self.conv_with(epilogue)
+
+    def conv_with(self, epilogue):
+        return layers.convolve_layer(
+            self, self.x, self.weight, self.made.kmap, epilogue, ConvForm()
+        )
+
+    def want(self):
+        if self.activation == "relu":
+            return super().want()
+        self.steps = "n"
+        return F.leaky_relu(super().want(), self.alpha)
+
+
+def test_a_container_is_launched_by_its_last_call():
+    unit = Whole()
+    first = unit()
+    with launches() as seen:
+        second = unit()
+    assert seen == [""] and torch.equal(first, second)
+    assert_close(second, unit.want())
+
+
+def test_what_a_container_changes_is_seen():
+    unit = Whole().known()
+    unit.norm[0].add_(1)
+    unit.norm[2].data = torch.rand(10)
+    with launches() as seen:
+        assert_close(unit(), unit.want())
+    assert seen == [""], "the same tensors with other values"
+    unit.norm = [torch.rand(10) + 0.5 for _ in range(4)]
+    with launches() as seen:
+        assert_close(unit(), unit.want())
+    assert seen == []
+    unit.activation, unit.alpha = "leaky_relu", 0.25
+    with launches() as seen:
+        assert_close(unit(), unit.want())
+        unit.alpha = 0.5
+        assert_close(unit(), unit.want())
+    assert seen == []
+
+
+@pytest.mark.parametrize(
+    "name", ["weight's strides", "features' strides", "all dtypes", "memory", "columns"]
+)
+def test_other_operands_of_a_container(name):
+    unit = Whole().known()
+    replaced(unit, name)
+    for _ in range(3):
+        assert_close(unit(), unit.want())
+
+
+# With gradients a container runs its layers one by one.
+@pytest.mark.parametrize("name", [name for name in MODES if name != "gradients"])
+def test_modes_around_a_container(name):
+    unit = Whole().known()
+    with torch.no_grad(), MODES[name](), launches() as seen:
+        y = unit()
+    assert seen == [] and y.is_inference() == (name == "inference")
+    assert_close(y, unit.want(), torch.bfloat16 if name == "autocast" else torch.float32)
+
+
+def test_a_container_that_always_changes_makes_few_plans(monkeypatch):
+    made = []
+    original = layers.fused_plan
+    monkeypatch.setattr(layers, "fused_plan", lambda *given: made.append(1) or original(*given))
+    unit = Whole()
+    for _ in range(20):
+        unit.norm = [torch.rand(10) + 0.5 for _ in range(4)]
+        assert_close(unit(), unit.want())
+    assert len(made) == layers._MOST_PLANS

@@ -146,3 +146,65 @@ def test_a_walk_sees_what_is_entered_twice_and_long_argument_lists():
     assert seen.until("b", "g").twice == [] and seen.until("b", "g").called == 2
     with pytest.raises(ValueError, match="not in list"):
         seen.until("b", "f")
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Launches of compiled kernels: (whether dtypes alone told it, grid, values, constants)."""
+    from sparse_bridge.kernels.gemm import gather_gemm
+    from sparse_bridge.kernels.runtime import launch
+
+    seen = []
+    for owner, short in ((gather_gemm, True), (launch, False)):
+
+        def begin(entry, index, grid, values, constants, short=short):
+            seen.append((short, grid, tuple(values), constants))
+            return True
+
+        monkeypatch.setattr(owner, "begin", begin)
+    return seen
+
+
+@pytest.mark.parametrize("channels", [16, 512], ids=["whole", "in shares"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_kernel_that_has_run_is_launched_alike(kmap, launched, channels, fused):
+    x, weight, bias = torch.randn(kmap.n_in, channels), torch.randn(9, channels, 32), torch.rand(32)
+    norm = Norm(bias, bias, bias, bias, 1e-3) if fused else None
+    conv(x, weight, bias, kmap, norm=norm)
+    (product,) = [one for one in kmap.rulebook.cache.values() if hasattr(one, "grid")]
+    y = torch.empty(kmap.n_out, 32)
+    vectors = (bias, *(norm or (None,) * 4)[:4], None)
+    launched.clear()
+    product.spec.ready.clear()
+    for _ in range(2):
+        product(x, weight, vectors, y)
+    n = 1 + (channels == 512)
+    first, second = launched[:n], launched[n:]
+    assert [one[0] for one in first] == [False] * n and [one[0] for one in second] == [True] * n
+    for (_, *before), (_, *after) in zip(first, second, strict=True):
+        assert before[0] == after[0] and before[2] == after[2]
+        differ = [a != b for a, b in zip(before[1], after[1], strict=True)]
+        assert sum(differ) <= (channels == 512), "at most the memory of the shares"
+
+
+@pytest.mark.parametrize("what", ["rows apart", "odd address", "other dtype", "odd vector"])
+def test_a_kernel_for_other_tensors_is_looked_for(kmap, launched, what):
+    x, weight, bias = operands(kmap)
+    conv(x, weight, bias, kmap)
+    (product,) = [one for one in kmap.rulebook.cache.values() if hasattr(one, "grid")]
+    y = torch.empty(kmap.n_out, 32)
+    if what == "rows apart":
+        x = torch.randn(kmap.n_in, 32)[:, :16]
+    elif what == "odd address":
+        x = torch.randn(16 * kmap.n_in + 1)[1:].view(kmap.n_in, 16)
+    elif what == "other dtype":
+        weight = weight.half()
+    else:
+        bias = torch.rand(33)[1:]
+    launched.clear()
+    for _ in range(2):
+        product(x, weight, (bias, None, None, None, None, None), y)
+    usual = what in ("other dtype", "odd vector")  # of which there may be kernels, too
+    assert [one[0] for one in launched] == [False, usual]
+    assert launched[0][2] == launched[1][2] and launched[0][2][0] == x.data_ptr()
+    assert bias.data_ptr() in launched[1][2] and weight.data_ptr() in launched[1][2]
