@@ -19,7 +19,7 @@ import sparse_bridge
 from sparse_bridge import settings
 from sparse_bridge.core.conv import convolution, fused_call
 from sparse_bridge.core.maps.rulebook import Rulebook
-from sparse_bridge.kernels.gemm.gather_gemm import gather_gemm_kernel, sum_partials_kernel
+from sparse_bridge.kernels.gemm.gather_kernels import gather_gemm_kernel, sum_partials_kernel
 from sparse_bridge.kernels.ops import batch_norm, batch_norm_grad
 from sparse_bridge.kernels.runtime import launch
 from sparse_bridge.kernels.runtime import target as targets

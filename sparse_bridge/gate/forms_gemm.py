@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..kernels.gemm import wgrad_gemm
-from ..kernels.gemm.gather_gemm import gather_gemm_kernel, sum_partials_kernel
+from ..kernels.gemm.gather_kernels import gather_gemm_kernel, sum_partials_kernel
 from ..kernels.gemm.gather_spec import ACTIVATIONS
 from ..kernels.gemm.wgrad_gemm import sum_shares_kernel, wgrad_kernel
 from ..kernels.runtime.launch import Kernel

@@ -18,7 +18,6 @@ from ...core.conv import convolution as core
 from ...core.conv.epilogue import Epilogue
 from ...core.conv.history import histories
 from ...core.conv.layers import convolve_layer, known_call
-from ...core.conv.pending import PendingConv
 from ...core.conv.plan import ConvForm
 from ...core.conv.waiting import features_of
 from ...core.device import trace
@@ -132,7 +131,7 @@ def _known(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue) -> Any:
     """`convolved` where the layer's last calls have passed all checks for such operands (see
     `core.conv.layers`), and its map is there. None where that is not so."""
     held = histories.get(id(layer))
-    if held is None or not held[1].planned:
+    if held is None or (held[1].plan is None and held[1].whole is None):
         return None
     features, timer = getattr(x, "_features", None), getattr(x, "_timer", None)
     if (
@@ -154,18 +153,13 @@ def _known(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue) -> Any:
         or not keys.fits(layer, x, record, features)
     ):
         return None
-    if layer.inverse:
-        indices, shape, kmap = record.indices, record.spatial_shape, kmap.transposed()
-    else:
-        indices, shape = record.out_indices, record.out_spatial_shape
+    indices, shape, kmap = _ends(layer, record, kmap)
     form = form_of(layer.groups, allow_tf32(), _adds_in_fp16(layer, features))
     made = known_call(layer, features, weight, kmap, epilogue, form)
     if made is None:
         return None
-    out = x.replace_feature(made if type(made) is torch.Tensor else features_of(made))
-    out.indices, out.spatial_shape, out.indice_dict = indices, list(shape), entries
     note("spconv", type(layer).__name__)
-    return out
+    return _output(x, features_of(made), indices, shape, entries)
 
 
 def _traced(
@@ -205,25 +199,31 @@ def _product(
     else:
         found = getattr(record, "_map", None)  # the framework's own records have none
         kmap = found if type(found) is KernelMap else kernel_map_of(record)
-        if layer.inverse:
-            indices, shape, kmap = record.indices, record.spatial_shape, kmap.transposed()
-        else:
-            indices, shape = record.out_indices, record.out_spatial_shape
+        indices, shape, kmap = _ends(layer, record, kmap)
     form = form_of(layer.groups, allow_tf32(), _adds_in_fp16(layer, features))
     if torch.is_grad_enabled():
         y = noticed(layer, _convolve(features, weight, epilogue, kmap, form))
     else:
-        y = _ready(convolve_layer(layer, features, weight, kmap, epilogue, form))
+        y = features_of(convolve_layer(layer, features, weight, kmap, epilogue, form))
     if watch is not None:
         watch.finish(int(y.shape[0]))
-    out = x.replace_feature(y)
+    return _output(x, y, indices, shape, entries)
+
+
+def _ends(layer: Any, record: Any, kmap: KernelMap) -> tuple[torch.Tensor, Any, KernelMap]:
+    """(indices and grid of the output, the map as the layer reads it) of a map that is there."""
+    if layer.inverse:
+        return record.indices, record.spatial_shape, kmap.transposed()
+    return record.out_indices, record.out_spatial_shape, kmap
+
+
+def _output(
+    x: Any, features: torch.Tensor, indices: torch.Tensor, shape: Any, entries: dict[Any, Any]
+) -> Any:
+    """A tensor like `x` with what a convolution made of it.  entries: its maps."""
+    out = x.replace_feature(features)
     out.indices, out.spatial_shape, out.indice_dict = indices, list(shape), entries
     return out
-
-
-def _ready(made: torch.Tensor | PendingConv) -> torch.Tensor:
-    """As a tensor, which may wait."""
-    return features_of(made) if isinstance(made, PendingConv) else made
 
 
 def _new_map(layer: Any, x: Any) -> LayerMap:
@@ -283,7 +283,7 @@ def _pointwise(
     A reshape and not a transpose, because published weights were trained so. Rows and keys stay.
     """
     matrix = weight.reshape(layer.in_channels, layer.out_channels)
-    y = _ready(linear_layer(layer, features, matrix, bias))
+    y = features_of(linear_layer(layer, features, matrix, bias))
     y = noticed(layer, y) if torch.is_grad_enabled() else y
     trace.emit_linear("mm", features.shape[0], layer.in_channels, layer.out_channels)
     out = x.replace_feature(y)

@@ -33,15 +33,15 @@ class History:
     behind those somebody else reads, too.  alone: calls that nothing followed.  over: nothing is
     to be waited for any more.  plan: by which the next call may be launched with what will follow;
     wasted: how often something else did.  whole: the same of calls that say themselves what
-    follows; plans: how many of those were made.  planned: whether it ever had a plan.
+    follows; plans: how many of those were made.
     """
 
-    __slots__ = ("alone", "most", "over", "plan", "planned", "plans", "seen", "wasted", "whole")
+    __slots__ = ("alone", "most", "over", "plan", "plans", "seen", "wasted", "whole")
 
     def __init__(self) -> None:
         self.plan: FusedPlan | None = None
         self.seen, self.most, self.alone, self.over = "", len(STEPS), 0, False
-        self.wasted, self.plans, self.planned = 0, 0, False
+        self.wasted = self.plans = 0
         self.whole: FusedPlan | None = None
 
     def begin(self, done: str) -> str:
@@ -63,12 +63,6 @@ class History:
     def keep(self, plan: FusedPlan | None) -> None:
         """For the next call, unless such plans have been for nothing too often."""
         self.plan = plan if self.wasted < _TRIALS else None
-        self.planned = True
-
-    def keep_whole(self, plan: FusedPlan | None) -> None:
-        """The same of a call that said itself what follows."""
-        self.whole, self.planned = plan, True
-        self.plans += 1
 
 
 NOTHING = History()  # of layers that are not to wait

@@ -16,6 +16,7 @@ from ... import settings, state
 from ..device import trace
 from ..maps.kernel_map import KernelMap
 from . import convolution, fused_call, override
+from .convolution import convolve_layer
 from .epilogue import Epilogue
 from .fused_plan import fused_plan, same
 from .history import (
@@ -53,27 +54,21 @@ def reset() -> None:
     _on, _generation = True, -1
 
 
-def convolve_layer(
+def _convolve(
     owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue,
     form: ConvForm,
 ) -> torch.Tensor | PendingConv:  # fmt: skip
-    """`convolution.convolve`, for callers whose results can wait.
-
-    owner: the layer, or its weight, whose earlier results tell what follows.
-    """
-    if torch.is_grad_enabled() or torch.is_inference_mode_enabled():  # there, nobody counts changes
-        return convolution.convolve(x, weight, kmap, epilogue, form)
+    """`convolve_layer` without gradients and outside of inference mode."""
     known = known_call(owner, x, weight, kmap, epilogue, form)
     if known is not None:
         return known
     if epilogue[1] is not None:
         return _whole(owner, x, weight, kmap, epilogue, form)
-    if id(owner) not in over:
-        columns = weight.shape[0 if form[0] == "ovi" else -1]
-        rows = kmap.rulebook.rows[kmap.flipped]
-        # In a captured graph the host's time does not count.
-        if rows.device is not None or rows.capacity * columns >= convolution.WORTH[x.is_cuda]:
-            return _start(owner, x, weight, kmap, epilogue, form)
+    columns = weight.shape[0 if form[0] == "ovi" else -1]
+    rows = kmap.rulebook.rows[kmap.flipped]
+    # In a captured graph the host's time does not count.
+    if rows.device is not None or rows.capacity * columns >= convolution.WORTH[x.is_cuda]:
+        return _start(owner, x, weight, kmap, epilogue, form)
     return convolution.convolve(x, weight, kmap, epilogue, form)
 
 
@@ -81,8 +76,8 @@ def known_call(
     owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue,
     form: ConvForm,
 ) -> torch.Tensor | PendingConv | None:  # fmt: skip
-    """The same without gradients and outside of inference mode, where the layer's last calls tell
-    all that is to be decided; None where they do not.
+    """A call without gradients and outside of inference mode, where the layer's last calls tell all
+    that is to be decided; None where they do not.
 
     With a sum among the steps it is launched at that: nobody knows its features.
     """
@@ -160,7 +155,8 @@ def _whole(
     ):
         return convolution.convolve(x, weight, kmap, epilogue, form)
     y, plan = run(x, weight, kmap, epilogue, form)
-    history.keep_whole(fused_plan(plan, (x, weight), form, epilogue, ""))
+    history.whole = fused_plan(plan, (x, weight), form, epilogue, "")
+    history.plans += 1
     return y
 
 
@@ -191,3 +187,6 @@ def _start(
     if not target:
         made.put(convolution.convolve(x, weight, kmap, epilogue, form))
     return made
+
+
+convolution.waiting = _convolve

@@ -19,7 +19,7 @@ from ...errors import KernelError
 from ..runtime.launch import alignment, cdiv, number_of, register, specialise
 from ..tiles.clamps import clamp_for_grouped
 from ..tiles.tile import TileConfig, power
-from .gather_gemm import _activate, _added, _tail
+from .gather_kernels import _activate, _added, _tail
 from .gather_spec import ACTIVATIONS, INT32_END
 from .product import EpilogueForm, Product
 from .vectors import Vectors, tensors_of

@@ -16,7 +16,8 @@ from ..maps.tile_list import TileList
 from ..runtime.launch import register, specialise
 from ..tiles.narrow_tile import clamp_for_wide, width_of
 from ..tiles.tile import TileConfig
-from .gather_gemm import GatherGemm, _activate, _added, _tail
+from .gather_gemm import GatherGemm
+from .gather_kernels import _activate, _added, _tail
 from .gather_spec import GemmSpec
 from .product import Product
 from .vectors import Vectors

@@ -202,16 +202,6 @@ def replaced(unit, name):
             one.data = one.data[:7]
 
 
-@pytest.mark.parametrize(
-    "name", ["weight's strides", "features' strides", "all dtypes", "memory", "columns"]
-)
-def test_other_operands(name):
-    unit = Unit().known()
-    replaced(unit, name)
-    for _ in range(3):
-        assert_close(unit(), unit.want())
-
-
 def test_a_norm_that_does_not_fit_is_refused_by_itself():
     unit = Unit().known()
     unit.norm[0].data = torch.rand(9)
@@ -325,11 +315,12 @@ def test_what_a_container_changes_is_seen():
     assert seen == []
 
 
+@pytest.mark.parametrize("kind", [Unit, Whole])
 @pytest.mark.parametrize(
     "name", ["weight's strides", "features' strides", "all dtypes", "memory", "columns"]
 )
-def test_other_operands_of_a_container(name):
-    unit = Whole().known()
+def test_other_operands(name, kind):
+    unit = kind().known()
     replaced(unit, name)
     for _ in range(3):
         assert_close(unit(), unit.want())
