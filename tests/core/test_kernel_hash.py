@@ -10,7 +10,7 @@ import pytest
 from sparse_bridge.core.tuning import kernel_hash as hashing
 
 KERNELS = pathlib.Path(hashing.__file__).parents[2] / "kernels" / "gemm"
-GATHER = "gather_gemm.py"
+GATHER = "gather_kernels.py"
 
 
 def now():
