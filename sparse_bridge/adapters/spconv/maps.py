@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...core.geometry.boxes import Box
+from ...core.geometry.offsets import Offsets
 from ...core.maps import map_cache
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.map_cache import MapStore
@@ -72,8 +73,13 @@ def _request_of(
 ) -> tuple[MapRequest, Box, list[int]]:
     """(what a layer asks in a grid, the grid's box, the output's grid)."""
     out_shape, box = geometry.output_shape(list(shape), what), Box.grid(batch_size, shape)
+    return MapRequest(*_asked_of(geometry), box), box, out_shape
+
+
+@functools.cache  # scenes bring grids of ever new sizes, layers do not
+def _asked_of(geometry: LayerGeometry) -> tuple[str, Offsets, tuple[int, ...], Any, str]:
+    """A `MapRequest` but for its box."""
     if geometry.subm:
-        return MapRequest("submanifold", geometry.offsets, box=box), box, out_shape
-    kind, rule = "generative" if geometry.transposed else "strided", geometry.rule
-    asked = MapRequest(kind, geometry.offsets, geometry.stride, rule, "first_seen", box)
-    return asked, box, out_shape
+        return "submanifold", geometry.offsets, (), None, "given"
+    kind = "generative" if geometry.transposed else "strided"
+    return kind, geometry.offsets, geometry.stride, geometry.rule, "first_seen"

@@ -68,27 +68,31 @@ class TileList:
         """[V + S - 1, T * TILE]: the table in the order of `rows`, offset v of part p at v + p;
         anything where a pair of tiles lacks the offset. So element v * pitch + place is where it
         would be in a table whose places run on from part to part."""
-        return self._view(self.packed_at, self._lines, self.pitch)
+        lines = self.n_offsets + self.splits - 1
+        return self._view(self.packed_at, lines, self.pitch)
 
     @property
     def packed_at(self) -> int:
         """Where in `memory` the packed table starts."""
-        return self.splits * self.pitch
-
-    @property
-    def _lines(self) -> int:
-        return self.n_offsets + self.splits - 1
+        return self._starts()[0]
 
     def places(self, block_m: int) -> tuple[int, int, int, int]:
         """Where in `memory` packed, rows, and the lists live and n_live for tiles of `block_m` rows
         start; TILE or twice that, else KernelError."""
         if block_m not in (TILE, 2 * TILE):
             raise KernelError(f"tiles of {block_m} rows; packed ones hold {TILE} or {2 * TILE}.")
-        v, quads, start = self.n_offsets, self._quads, self._lists_at
-        packed = self.packed_at
+        (packed, start, quads), v = self._starts(), self.n_offsets
         if block_m == TILE:
             return packed, 0, start, start + 3 * quads * v
         return packed, 0, start + 2 * quads * v, start + 3 * quads * v + 2 * quads
+
+    def _starts(self) -> tuple[int, int, int]:
+        """(where in `memory` the packed table starts, where the lists do, pairs of tiles that those
+        have room for). One call: every product asks over every new map."""
+        splits, n_pairs = self.splits, self.n_pairs
+        pitch = 2 * TILE * n_pairs
+        packed = splits * pitch
+        return packed, packed + pitch * (self.n_offsets + splits - 1), cdiv(splits * n_pairs, 4) * 4
 
     def lists(self, block_m: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(live [tiles, V], n_live [tiles]): the offsets present in each tile of `block_m` rows of
@@ -98,14 +102,6 @@ class TileList:
         return self._view(live, n_tiles, self.n_offsets), self._view(n_live, n_tiles)
 
     @property
-    def _quads(self) -> int:
-        return cdiv(self.splits * self.n_pairs, 4) * 4
-
-    @property
-    def _lists_at(self) -> int:
-        return self.pitch * (self.splits + self._lines)
-
-    @property
     def counts(self) -> torch.Tensor:
         """[V, T / 2]: table entries of every offset in each pair of tiles of its part."""
         return self._view(self.counts_at, self.n_offsets, self.n_pairs)
@@ -113,7 +109,8 @@ class TileList:
     @property
     def counts_at(self) -> int:
         """Where in `memory` the counts start."""
-        return self._lists_at + self._quads * 3 * (self.n_offsets + 1)
+        _, start, quads = self._starts()
+        return start + quads * 3 * (self.n_offsets + 1)
 
     def table(self) -> NeighborTable:
         """The table these tiles were made of."""
