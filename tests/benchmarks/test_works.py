@@ -15,7 +15,7 @@ from tests.adapters.standins import standin
 NETWORKS = [
     ("bridge", "unet"),
     ("bridge_torchsparse", "unet"),
-    ("bridge_torchsparse", "unet42"),
+    pytest.param("bridge_torchsparse", "unet42", marks=pytest.mark.slow),
     ("bridge_torchsparse", "resnet21d"),
     ("bridge_minkowski", "unet"),
 ]

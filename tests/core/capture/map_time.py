@@ -1,11 +1,13 @@
 """Host time of the maps of new scenes:
-`python -m tests.core.capture.map_time [--rounds N] [--train]`.
+`python -m tests.core.capture.map_time [--rounds N] [--train] [--scenes]`.
 
 Networks of every framework run over scenes of ever new bounds on a GPU that is not there: Python
 and torch's own operations on a few rows, and everything up to Triton's launcher, which does
 nothing. Maps of the first scenes are built in torch; those of later ones are prefetched, and the
 counters that the host reads of them are those of the first. Told is what `prefetch.provide` takes
 in all of a scene: the CPU time of this thread, and how many operations of torch and launches.
+Scenes: the time of the whole forward pass instead, in inference, where layers wait for what
+follows: a GPU's host over a stream of new shapes, but for the driver's part of the launches.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from sparse_bridge.core.capture import batched_builder, prefetch
 from sparse_bridge.core.capture.batched_builder import BatchedBuilder
 from sparse_bridge.core.capture.history import boxes_of, loose_levels
 from sparse_bridge.core.capture.traces import maps as traced_maps
+from sparse_bridge.core.conv import convolution
+from sparse_bridge.core.device import rocm
 from sparse_bridge.core.maps import coordinate_map, request
 from sparse_bridge.core.maps.rulebook import Rulebook
 from sparse_bridge.kernels.maps import (  # noqa: F401
@@ -62,11 +66,22 @@ Rows = Callable[[Any, int, int], int]
 
 @dataclasses.dataclass
 class Scene:
-    """What asking for the maps of a scene took: seconds, operations of torch and launches."""
+    """What asking for the maps of a scene took: seconds, operations of torch and launches; whole:
+    seconds of the forward pass."""
 
     seconds: float = 0.0
+    whole: float = 0.0
     operations: int = 0
     launches: int = 0
+
+
+class _Everyone:
+    """The current GPU, whoever asks: maps and products have different numbers for it here."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return True
 
 
 class Counting(TorchDispatchMode):
@@ -150,7 +165,7 @@ def _maps_unmade(told: Told | None, rows: Rows | None) -> Iterator[None]:
             (Rulebook, "_made", lambda book, side: _table(book.n_offsets, book.n_rows[side])),
             (TileList, "table", lambda tiles: _table(tiles.n_offsets, tiles.n_rows)),
             (launch.Kernel, "_launch_slowly", lambda *_: None),  # of products
-            (torch._C, "_cuda_getDevice", lambda: -1),
+            (torch._C, "_cuda_getDevice", _Everyone),
             (targets, "device_index", lambda device: -1),
             (targets, "is_current", lambda device: True),
             (BatchedBuilder, "sizes", sizes),
@@ -217,12 +232,13 @@ def streamed(
                 x = None
                 found.append(Scene())
                 x = scene(next(_numbers))
-                if train:
-                    y = _features(net(x))
-                    y.backward(y.detach())
-                else:
-                    with torch.no_grad():
-                        net(x)
+                with torch.set_grad_enabled(train):
+                    start = time.thread_time()
+                    y = net(x)
+                    found[-1].whole = time.thread_time() - start
+                    if train:
+                        _features(y).backward(_features(y).detach())
+                y = None
         finally:
             request.register(*before)
     assert prefetch.counts()["prefetched"] >= rounds and not prefetch.counts()["dropped"]
@@ -238,8 +254,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--train", action="store_true")
     parser.add_argument("--names", action="store_true", help="of the operations of a scene")
+    parser.add_argument("--scenes", action="store_true", help="whole forward passes")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    if given.scenes:
+        return _scenes(given.rounds)
     for name, net, scene in doors():
         counting = Counting()
         last = streamed(net, scene, 2, given.train, counting)[-1]
@@ -251,6 +270,18 @@ def main() -> None:
         if given.names:
             names = counting.names[-last.operations :]
             print(sorted(((names.count(one), one) for one in set(names)), reverse=True))
+
+
+def _scenes(rounds: int) -> None:
+    def product(x: torch.Tensor, w: torch.Tensor, bias: Any = None) -> torch.Tensor:
+        return x.new_empty(x.shape[0], w.shape[1])  # of halves a CPU is slow
+
+    waits = mock.patch.object(convolution, "WORTH", [0] * 2)
+    products = mock.patch.object(rocm, "linear", product), mock.patch.object(rocm, "mm", product)
+    for name, net, scene in doors():
+        with waits, products[0], products[1]:
+            taken = [one.whole * 1e3 for one in streamed(net, scene, rounds + _LEARNT)][_LEARNT:]
+        print(f"{name}: {min(taken):.2f} ms, median {statistics.median(taken):.2f}", flush=True)
 
 
 if __name__ == "__main__":
