@@ -15,7 +15,7 @@ from tests.adapters.standins import standin
 NETWORKS = [
     ("bridge", "unet"),
     ("bridge_torchsparse", "unet"),
-    pytest.param("bridge_torchsparse", "unet42", marks=pytest.mark.slow),
+    ("bridge_torchsparse", "unet42"),
     ("bridge_torchsparse", "resnet21d"),
     ("bridge_minkowski", "unet"),
 ]

@@ -101,10 +101,7 @@ def test_a_layer_between_two_graphs(door, name, breaks, plain_settings):
 
 
 @WHOLE_GRAPHS
-@pytest.mark.parametrize("door", [
-    "spconv", "torchsparse", pytest.param("torchsparse 1.4", marks=pytest.mark.slow),
-    pytest.param("minkowski", marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize("door", ["spconv", "torchsparse", "torchsparse 1.4", "minkowski"])
 def test_networks_in_many_graphs(door, plain_settings):
     """Where torch gives a layer up after so many graphs, it runs as ever, on maps of both kinds."""
     plain = torch._dynamo.config.patch(capture_dynamic_output_shape_ops=False)

@@ -44,10 +44,7 @@ with PROGRAMS[sys.argv[1]]() as programs:
 """
 
 
-@pytest.mark.parametrize("door", (
-    "patched spconv", "minkowski", pytest.param("spconv", marks=pytest.mark.slow),
-    pytest.param("torchsparse", marks=pytest.mark.slow),
-))  # fmt: skip
+@pytest.mark.parametrize("door", ("spconv", "patched spconv", "torchsparse", "minkowski"))
 def test_layers_run_between_graphs(door):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM, door]

@@ -42,13 +42,7 @@ def product(target, tile, kernel="gather_gemm", dtype=torch.float16, precision="
     return space.build(**{**first, "case": Case(TileConfig(*tile), dtype, precision)})
 
 
-# One of each kind of matrix unit; --slow compiles for the others.
-QUICK = ("sm_75", "sm_90", "sm_100", "gfx942", "gfx1100")
-
-
-@pytest.mark.parametrize(
-    "arch", [pytest.param(one, marks=[pytest.mark.slow] * (one not in QUICK)) for one in COMPILED]
-)
+@pytest.mark.parametrize("arch", COMPILED)
 def test_representative_forms(arch):
     """One product per dtype and a third of the other kernels compile for every target and pass."""
     place = COMPILED.index(arch)
