@@ -47,6 +47,15 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor if tensor.dtype in (dtype, torch.float64) else tensor.to(dtype)
 
 
+def autocast_operands(
+    x: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Both in the dtype that autocast asks for on their device now, if it does; fp64 is left
+    alone."""
+    dtype = autocast_dtype(x.device)
+    return (x, weight) if dtype is None else (_cast(x, dtype), _cast(weight, dtype))
+
+
 class _Conv(torch.autograd.Function):
     """y = conv(x, weight, bias). Casts happen inside, so that gradients reach the parameters in
     their own dtype."""
@@ -275,9 +284,7 @@ def _folded(x, weight, kmap, epilogue, form, dtype):  # type: ignore[no-untyped-
 def _deferred(x, weight, kmap, epilogue, form, summed):  # type: ignore[no-untyped-def]
     """The result to which somebody is about to add features; the activation belongs behind that
     sum."""
-    dtype = autocast_dtype(x.device)
-    if dtype is not None:
-        x, weight = _cast(x, dtype), _cast(weight, dtype)
+    x, weight = autocast_operands(x, weight)
     plain = Epilogue(epilogue.bias, None, 0.0, epilogue.norm)
     plan = find(x, weight, kmap, plain, form)
 

@@ -80,8 +80,6 @@ def fused_plan(
     """For the next call of a layer; None where it is to wait for all that follows."""
     if TENSOR_GUARDS is None or not plan.lasts:
         return None
-    if torch._C._is_any_autocast_enabled():  # operands are copies then
-        return None
     return FusedPlan(plan, operands, form, epilogue, steps)
 
 

@@ -94,6 +94,8 @@ def known_call(
         if bias is None or between[0] is None:
             return None
         between = between._replace(bias=bias)  # a view of it, made anew at every call
+    if _any_autocast():  # under which the plan was made, or the guards tell
+        x, weight = convolution.autocast_operands(x, weight)
     if (
         not (form is plan.form or form == plan.form)
         or (norm is not None and not same(norm, between[3]))
@@ -149,11 +151,12 @@ def _whole(
     if (
         not _on
         or epilogue[4] is not None
-        or _any_autocast()
         or not may_wait(x, weight, kmap, epilogue)
         or (history := history_of(owner)).plans >= _MOST_PLANS
     ):
         return convolution.convolve(x, weight, kmap, epilogue, form)
+    if _any_autocast():
+        x, weight = convolution.autocast_operands(x, weight)
     y, plan = run(x, weight, kmap, epilogue, form)
     history.whole = fused_plan(plan, (x, weight), form, epilogue, "")
     history.plans += 1
@@ -177,9 +180,7 @@ def _start(
         return convolution.convolve(x, weight, kmap, epilogue, form)
     target = history.begin(done)
     if _any_autocast():
-        dtype = convolution.autocast_dtype(x.device)
-        if dtype is not None and x.dtype is not torch.float64:
-            x, weight = x.to(dtype), weight.to(dtype)
+        x, weight = convolution.autocast_operands(x, weight)
     plan = find(x, weight, kmap, epilogue, form)  # whose errors belong here
     shape = kmap.rulebook.n_rows[kmap.flipped], plan.columns_out
     call = LayerCall((x, weight, kmap, form), shape, history, target)
