@@ -46,6 +46,7 @@ __all__ = [
     "record_voxels",
 ]
 
+_PLAIN = Epilogue()
 ACTIVATIONS = {"None_": None, "ReLU": "relu", "LeakyReLU": "leaky_relu", "Sigmoid": "sigmoid"}
 
 
@@ -88,6 +89,8 @@ def _epilogue(
         raise ContractError(
             f"{type(layer).__name__}: a fused {activation} is for inference; call .eval() first."
         )
+    if bias is None and activation is None:
+        return _PLAIN
     return Epilogue(bias, activation, alpha)
 
 

@@ -54,20 +54,18 @@ def flow_of(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> s
     target, w, n_rows = product.target, product.w, rulebook.rows[side].about
     assert target is not None
     half = product.dtype != torch.float32
-    padded = any(rows.device is not None for rows in rulebook.rows)
-    weight = w.n_offsets * w.c_in * w.c_out * product.dtype.itemsize
-    few = n_rows <= _GROUPED_ROWS * target.compute_units
-    if (
-        rulebook.trained
-        and half
-        and few
-        and w.groups == 1
-        and weight > CACHED_WEIGHT
-        and not padded
-    ):
-        return "grouped"
     if rulebook.trained:
-        return "masked"
+        y, x = rulebook.rows
+        weight = w.n_offsets * w.c_in * w.c_out * product.dtype.itemsize
+        grouped = (
+            half
+            and n_rows <= _GROUPED_ROWS * target.compute_units
+            and w.groups == 1
+            and weight > CACHED_WEIGHT
+            and x.device is None
+            and y.device is None
+        )
+        return "grouped" if grouped else "masked"
     if _is_stem(product):
         order = _WIDE_ORDER
     elif w.n_offsets <= _FEW_OFFSETS and not (rulebook.symmetric or rulebook.tiled(side)):

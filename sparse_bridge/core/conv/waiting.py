@@ -277,8 +277,9 @@ _SHORTCUTS: dict[types.CodeType, tuple[type[nn.Module], Callable[..., Any]]] = {
     _relu_forward.__code__: (nn.ReLU, _rectify),
 }
 _call = nn.Module._call_impl.__code__  # with hooks, newer torch calls in a function inside of it
-_CALLS = {_call, nn.Module._slow_forward.__code__}
-_CALLS.update([one for one in _call.co_consts if isinstance(one, types.CodeType)])
+_codes = [_call, nn.Module._slow_forward.__code__]
+_codes += [one for one in _call.co_consts if isinstance(one, types.CodeType)]
+_CALLS = frozenset(map(id, _codes))  # code objects take seven times as long to hash
 _shortened: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 for _kind, _shortcut in _SHORTCUTS.values():
     functools.update_wrapper(_shortcut, _kind.forward)  # for those who read its source
@@ -303,7 +304,7 @@ def _called(module: Any, depth: int) -> Any:
     """Who is meant: a shallow copy of a module calls the method of that.  depth: frames up to the
     call."""
     caller = sys._getframe(depth)
-    if caller.f_code in _CALLS:
+    if id(caller.f_code) in _CALLS:
         called = caller.f_locals.get("self")
         return called if type(called) is type(module) else module
     return module

@@ -43,6 +43,8 @@ _maps: collections.OrderedDict[_Key, KernelMap] = collections.OrderedDict()
 _captured: dict[_Key, KernelMap] = {}
 _rows: dict[int, list[torch.Tensor]] = collections.defaultdict(list)  # the last one is the longest
 _lock = threading.Lock()
+# By device and dtype: under which generation of the settings it was found out, and what.
+_served: dict[tuple[torch.device, torch.dtype], tuple[int, bool]] = {}
 # `linear` in a graph, once operators are there.
 as_operator: Callable[..., torch.Tensor] | None = None
 
@@ -102,11 +104,17 @@ def kind_of(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torc
 
 def launched(device: torch.device, kind: torch.dtype) -> bool:
     """Whether kernels multiply `kind`, as settings and machine are."""
-    return (
+    known = _served.get((device, kind))
+    if known is not None and known[0] == settings.generation:
+        return known[1]
+    generation = settings.generation
+    served = (
         settings.get().dataflow == "auto"
         and not rocm.multiplies()
         and row_kernels(Case(device, kind))[1] is not None
     )
+    _served[device, kind] = generation, served
+    return served
 
 
 def identity(n_rows: int, device: torch.device, listed: bool) -> KernelMap | None:
@@ -131,16 +139,19 @@ def identity(n_rows: int, device: torch.device, listed: bool) -> KernelMap | Non
 
 @state.owns
 def reset() -> None:
-    """Forget the identity maps; those that captured graphs read stay."""
+    """Forget the identity maps, but those that captured graphs read, and what kernels serve."""
     with _lock:
         _maps.clear()
+    _served.clear()
 
 
 def made(n_rows: int, device: torch.device, listed: bool) -> KernelMap:
     """`identity` anew."""
-    with _disable_current_modes():  # what watches a model's operations is not told
-        rows = _numbers(-1 if device.index is None else device.index, n_rows, device)
-        return KernelMap(_identity(rows, listed))
+    if torch._C._len_torch_dispatch_stack():
+        with _disable_current_modes():  # what watches a model's operations is not told
+            return made(n_rows, device, listed)
+    rows = _numbers(-1 if device.index is None else device.index, n_rows, device)
+    return KernelMap(_identity(rows, listed))
 
 
 def capturing(device: torch.device) -> bool:

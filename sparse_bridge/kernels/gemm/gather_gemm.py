@@ -76,11 +76,18 @@ class GatherGemm:
         self._n_values = n_rows * spec.columns
         self._sum_grid = (-(-self._n_values // 1024), 1, 1)
         # Addresses serve a compiled kernel as well as views do, and cost nothing.
-        self._addressed = spec.packed and spec.target.takes_addresses
-        if self._addressed and isinstance(table, TileList):
+        self._addressed = spec.target.takes_addresses
+        if not self._addressed:
+            return
+        lists: tuple[int, ...]
+        if isinstance(table, TileList):
             base = table.memory.data_ptr()
             nbr, rows, live, n_live = table.places(tile.block_m)
             lists = (base + 4 * nbr, base + 4 * rows, base + 4 * live, base + 4 * n_live)
+        else:
+            lists = (table.data_ptr(),) * 4
+            self._addressed = not lists[0] & 15  # compiled for what tables are by rule
+        if self._addressed:
             self._numbers = (*lists, *self._numbers)
 
     @property

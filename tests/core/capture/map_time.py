@@ -37,6 +37,7 @@ from sparse_bridge.core.conv import convolution
 from sparse_bridge.core.device import rocm
 from sparse_bridge.core.maps import coordinate_map, request
 from sparse_bridge.core.maps.rulebook import Rulebook
+from sparse_bridge.core.ops import pointwise
 from sparse_bridge.kernels.maps import (  # noqa: F401
     level_bounds,
     mask_order,
@@ -269,9 +270,10 @@ def _scenes(rounds: int) -> None:
         return x.new_empty(x.shape[0], w.shape[1])  # of halves a CPU is slow
 
     waits = mock.patch.object(convolution, "WORTH", [0] * 2)
+    rows = mock.patch.object(pointwise, "DEVICES", ("cpu",))  # layers of kernel volume 1
     products = mock.patch.object(rocm, "linear", product), mock.patch.object(rocm, "mm", product)
     for name, net, scene in doors():
-        with waits, products[0], products[1]:
+        with waits, rows, products[0], products[1]:
             taken = [one.whole * 1e3 for one in streamed(net, scene, rounds + _LEARNT)][_LEARNT:]
         print(f"{name}: {min(taken):.2f} ms, median {statistics.median(taken):.2f}", flush=True)
 
