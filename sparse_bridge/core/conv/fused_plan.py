@@ -8,12 +8,13 @@ mode of torch would see the operations.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ... import settings
 from ..device.torch_compat import TENSOR_GUARDS, guards
 from ..maps.kernel_map import KernelMap
-from ..maps.rulebook import Rulebook
 from .epilogue import Epilogue, Norm
 from .plan import ConvForm, ConvPlan, run_plan
 
@@ -27,12 +28,14 @@ class FusedPlan:
     steps: as of `History`.  activation: the last of them, and its slope.  shown: how often modules
     behind it were looked at.  at_the_call: it needs no features to add.  between: bias and norm;
     vectors: of the norm.  same(x, weight, bias if there is one, *vectors): whether operands are of
-    the kinds and sizes that it was made for.  columns: of the result.
+    the kinds and sizes that it was made for.  columns: of the result.  n_offsets, regular, device:
+    of the maps that it serves.
     """
 
     __slots__ = (
-        "_end", "_plan", "activation", "at_the_call", "between", "columns", "form", "generation",
-        "same", "shown", "steps", "vectors",
+        "_end", "_norm", "_over", "_plan", "_vectors", "activation", "at_the_call", "between",
+        "columns", "device", "form", "generation", "n_offsets", "regular", "same", "shown",
+        "steps", "vectors",
     )  # fmt: skip
 
     def __init__(
@@ -44,33 +47,31 @@ class FusedPlan:
         self.at_the_call = "s" not in steps
         self._end, self.between = epilogue._replace(residual=None), Epilogue(bias, norm=norm)
         self._plan, self.form, self.generation = plan, form, settings.generation
-        self.columns = plan.columns_out
+        self.columns, self.n_offsets = plan.columns_out, plan.n_offsets
+        self.regular, self.device = plan.case.regular, plan.case.device
         self.vectors = tuple([one for one in epilogue.vectors[1:5] if one is not None])
         read = self.vectors if bias is None else (bias, *self.vectors)
         self.same = guards(*operands, *read, any_rows=True)
-
-    def fits(self, rulebook: Rulebook) -> bool:
-        """Whether it serves such maps, too."""
-        plan = self._plan
-        case = plan.case
-        return (
-            rulebook.n_offsets == plan.n_offsets
-            and rulebook.regular == case.regular
-            and rulebook.device == case.device
-        )
+        # What a launch by kernels reads, where nothing has to be copied for it.
+        self._norm: tuple[Any, ...] = (None,) * 4 if norm is None else norm[:4]
+        self._vectors: Any = (bias, *self._norm, None) if read else None
+        x, direct = operands[0], not plan.separate
+        direct = direct and (x.stride(1) == 1 or x.shape[1] == 1)
+        self._over: Any = getattr(plan.forward, "over", None) if direct else None
 
     def launch(
         self, given: Given, bias: torch.Tensor | None, residual: torch.Tensor | None
     ) -> torch.Tensor:
         """What the steps make of the convolution; residual: contiguous, like the result."""
-        plan, (x, weight, kmap, _), end = self._plan, given, self._end
-        if residual is not None or end[0] is not bias:
-            end = Epilogue(bias, *self.activation, end[3], residual)
-        rulebook = kmap.rulebook
+        x, weight, kmap, _ = given
+        rulebook, alike = kmap.rulebook, residual is None and bias is self.between[0]
         rows = rulebook.n_rows
-        if plan.separate or not (rows[0] and rows[1]):
-            return run_plan(plan, x, weight, kmap, end)
-        return plan.forward(rulebook, int(kmap.flipped), x, weight, end)
+        if self._over is not None and rows[0] and rows[1]:
+            vectors = self._vectors if alike else (bias, *self._norm, residual)
+            y: torch.Tensor = self._over(rulebook, int(kmap.flipped), x, weight, vectors)
+            return y
+        end = self._end if alike else Epilogue(bias, *self.activation, self._end[3], residual)
+        return run_plan(self._plan, x, weight, kmap, end)
 
 
 def fused_plan(

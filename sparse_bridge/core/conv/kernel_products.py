@@ -216,6 +216,13 @@ class GatherProduct:
             vectors = (bias, None, None, None, None, residual)
         if x.stride()[1] != 1:
             x = _unit_channels(x)
+        return self.over(rulebook, side, x, weight, vectors)
+
+    def over(
+        self, rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor,
+        vectors: Vectors | None,
+    ) -> torch.Tensor:  # fmt: skip
+        """The same for x whose channels lie side by side, and what the epilogue reads of them."""
         if self._copied is not None:
             weight = self._copied.rows_of(weight)
         launch, rows = rulebook.cache.get(self._key + side), rulebook.rows[side]

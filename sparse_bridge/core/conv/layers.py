@@ -110,7 +110,9 @@ def known_call(
         or not (
             plan.same(x, weight, *vectors) if bias is None else plan.same(x, weight, bias, *vectors)
         )
-        or not plan.fits(rulebook)
+        or rulebook.n_offsets != plan.n_offsets
+        or rulebook.regular != plan.regular
+        or rulebook.device != plan.device
         or x.shape[0] != rulebook.n_rows[not side]
     ):
         return None

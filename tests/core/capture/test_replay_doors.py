@@ -208,7 +208,7 @@ def test_layers_are_launched_once_in_a_graph(kernel_lane, monkeypatch, name, mod
         if mode is torch.inference_mode:
             pytest.skip("pretended replays compute with gradients")
         replays_on_the_cpu(monkeypatch)
-    launch, capture = GatherProduct.__call__, replay.captured_from
+    launch, capture = GatherProduct.over, replay.captured_from
 
     def counted(*given):
         launches.append(given)
@@ -220,7 +220,7 @@ def test_layers_are_launched_once_in_a_graph(kernel_lane, monkeypatch, name, mod
         captured.append(len(launches))
         return made
 
-    monkeypatch.setattr(GatherProduct, "__call__", counted)
+    monkeypatch.setattr(GatherProduct, "over", counted)
     monkeypatch.setattr(replay, "captured_from", one_capture)
     with doors.standin(name) as module, settings.override(optimize="graphs"):
         model = doors.network(module, name, device).eval()
