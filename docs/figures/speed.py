@@ -22,7 +22,7 @@ def table() -> tuple[list[str], list[tuple[str, list[float | None]]]]:
     from benchmarks.report import headline
     from benchmarks.results import load_run
 
-    text = headline(load_run(ROOT / "benchmarks" / "results" / "h200_stream.json"))
+    text = headline(load_run(ROOT / "benchmarks" / "results" / "h100_stream.json"))
     head, _, *rows = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()
     ]
