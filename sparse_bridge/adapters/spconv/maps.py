@@ -67,7 +67,7 @@ def ask(
     return request(store, lambda: store.coordinates(indices, box), asked), list(out_shape)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=64)  # of a few scenes: streams bring grids of ever new sizes
 def _request_of(
     geometry: LayerGeometry, batch_size: int, shape: tuple[int, ...], what: str
 ) -> tuple[MapRequest, Box, list[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,8 @@ class Box:
     """
 
     __slots__ = (
-        "_steps", "dimension", "furthest", "key64", "layouts", "lo", "oversized", "size", "volume"
+        "__weakref__", "_steps", "dimension", "furthest", "key64", "layouts", "lo", "oversized",
+        "size", "volume",
     )  # fmt: skip
 
     def __init__(self, lo: tuple[int, ...], size: tuple[int, ...]) -> None:
@@ -44,7 +46,7 @@ class Box:
         self._steps: tuple[int, ...] | None = None
 
     @staticmethod
-    @functools.lru_cache(maxsize=4096)
+    @functools.lru_cache(maxsize=64)  # streams bring ever new ones: those of a few scenes
     def of(lo: tuple[int, ...], size: tuple[int, ...]) -> Box:
         """The box from `lo` of extents `size` ([1 + D] each); checks that coordinates and keys stay
         in range."""
@@ -65,10 +67,10 @@ class Box:
                 "at most 2^62. "
                 "Use fewer batch items per tensor or a coarser grid."
             )
-        return box
+        return _bounded.setdefault((lo, size), box)
 
     @staticmethod
-    @functools.lru_cache(maxsize=4096)
+    @functools.lru_cache(maxsize=64)
     def spanning(lo: tuple[int, ...], size: tuple[int, ...]) -> Box:
         """A box of any volume, for data without bounds of its own (see `oversized`)."""
         for column, (low, extent) in enumerate(zip(lo, size, strict=True)):
@@ -78,7 +80,7 @@ class Box:
                     f"{name} reaches [{low}, {low + extent}), outside of 32-bit coordinates; "
                     "shift or coarsen the coordinates."
                 )
-        return Box(lo, size)
+        return _unbounded.setdefault((lo, size), Box(lo, size))
 
     @staticmethod
     def grid(batch_size: int, spatial_shape: Sequence[int]) -> Box:
@@ -118,3 +120,8 @@ class Box:
             if largest + abs(low) >= _INT32:
                 return True
         return False
+
+
+_Boxes = weakref.WeakValueDictionary[tuple[tuple[int, ...], tuple[int, ...]], Box]
+_bounded: _Boxes = weakref.WeakValueDictionary()  # of `Box.of`, as long as somebody has them
+_unbounded: _Boxes = weakref.WeakValueDictionary()  # of `Box.spanning`

@@ -74,7 +74,7 @@ class GatherGemm:
         self._lists: tuple[torch.Tensor, ...] | None = None
         self._numbers: tuple[Any, ...] = (n_rows, pitch, n_offsets, *spec.following, split_stride)
         self._n_values = n_rows * spec.columns
-        self._sum_grid = (-(-self._n_values // 1024), 1, 1)
+        self._sum_grid = (-(-self._n_values // 1024), 1, 1) if spec.partials > 1 else (0, 0, 0)
         # Addresses serve a compiled kernel as well as views do, and cost nothing.
         self._addressed = spec.target.takes_addresses
         if not self._addressed:
