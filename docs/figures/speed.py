@@ -53,7 +53,7 @@ def draw(path: Path) -> None:
     axes.set_ylim(len(rows) - 0.45, -0.8)
     most = max(value for _, values in rows for value in values if value is not None)
     axes.set_xlim(0, 1.08 * max(most, 1))
-    axes.set_xlabel("times as fast as spconv 2.3.8 (NVIDIA H200, fp16)", color=INK)
+    axes.set_xlabel("times as fast as spconv 2.3.8 (NVIDIA H100, fp16)", color=INK)
     axes.spines[["top", "right"]].set_visible(False)
     bars = [axes.barh(0, 0, color=COLOURS[place], label=peer) for place, peer in enumerate(peers)]
     picture.legend(
