@@ -14,10 +14,16 @@ import torch
 
 from sparse_bridge.core import functional
 from sparse_bridge.core.geometry.boxes import Box
+from sparse_bridge.core.geometry.weights import layout_of
+from sparse_bridge.kernels.gemm.gather_gemm import GatherGemm
+from sparse_bridge.kernels.gemm.gather_spec import GemmSpec
+from sparse_bridge.kernels.gemm.product import Product
 from sparse_bridge.kernels.maps import row_ranks
 from sparse_bridge.kernels.maps.hash_table import HashTable
 from sparse_bridge.kernels.runtime.launch import REGISTRY, Kernel, specialise
 from sparse_bridge.kernels.runtime.parts import viewed
+from sparse_bridge.kernels.tiles.tile import TileConfig
+from tests.checks import assert_close
 from tests.clouds import cloud, features
 from tests.kernels.calls import target_of
 
@@ -134,6 +140,21 @@ def test_narrow_inputs(kernel_lane, keys):
             for weight in (taps[:, :c_in], last.permute(1, 2, 0), shifted(taps[:, :c_in], by)):
                 functional.conv(x, weight, None, kmap)
     assert {name for name, _ in keys if name.endswith("_gemm")} == {"narrow_gemm"}
+
+
+def test_tables(kernel_lane, keys):
+    """Tables at any address."""
+    target, device, n = target_of(kernel_lane), torch.device(kernel_lane.device), 33
+    nbr = torch.arange(n, dtype=torch.int32, device=device).repeat(2, 1)
+    x, weight = (features(*size, device=device) for size in ((n, 16), (2 * 16, 16)))
+    w = layout_of(weight.view(2, 16, 16), "vio")
+    product = Product(target, device, torch.float32, "ieee", w)
+    spec = GemmSpec(product, TileConfig(64, 16, 16, 4, 2), False)
+    for by in (0, 1, 4):
+        gemm, y = GatherGemm(spec, shifted(nbr, by), n, n), torch.full_like(x, float("nan"))
+        gemm(x, weight.view(2, 16, 16), None, y)
+        assert_close(y, x.double() @ (weight[:16] + weight[16:]).double())
+    assert len(keys) == 2, "one for every multiple of 16 bytes, one for all others"
 
 
 def test_sorted_rows(kernel_lane, keys, monkeypatch):

@@ -8,7 +8,7 @@ import torch
 
 from ...errors import KernelError
 from ..maps.tile_list import TileList
-from ..runtime.launch import Entry, alignment_at, begin, specialise
+from ..runtime.launch import Entry, alignment_at, begin, number_of, specialise
 from ..tiles.tile import TileConfig
 from .gather_kernels import gather_gemm_kernel, sum_partials_kernel
 from .gather_spec import GemmSpec
@@ -75,6 +75,8 @@ class GatherGemm:
         self._numbers: tuple[Any, ...] = (n_rows, pitch, n_offsets, *spec.following, split_stride)
         self._n_values = n_rows * spec.columns
         self._sum_grid = (-(-self._n_values // 1024), 1, 1) if spec.partials > 1 else (0, 0, 0)
+        if not isinstance(table, TileList) and table.data_ptr() & 15:
+            self._key = number_of((self._key, "unaligned table"))  # compiled apart
         # Addresses serve a compiled kernel as well as views do, and cost nothing.
         self._addressed = spec.target.takes_addresses
         if not self._addressed:
@@ -86,9 +88,7 @@ class GatherGemm:
             lists = (base + 4 * nbr, base + 4 * rows, base + 4 * live, base + 4 * n_live)
         else:
             lists = (table.data_ptr(),) * 4
-            self._addressed = not lists[0] & 15  # compiled for what tables are by rule
-        if self._addressed:
-            self._numbers = (*lists, *self._numbers)
+        self._numbers = (*lists, *self._numbers)
 
     @property
     def tile(self) -> TileConfig:
