@@ -89,6 +89,23 @@ def test_kernels_serve_where_nothing_speaks_against_them(monkeypatch):
     assert not layer(x, w) and asked(x, w, None)
 
 
+def test_what_serves_is_asked_once_under_the_same_settings(monkeypatch):
+    given = []
+    monkeypatch.setattr(
+        pointwise, "row_kernels", lambda case: given.append(case) or ("masked", len(given) == 1)
+    )
+    pointwise.reset()
+    x, w = torch.randn(20, 8).half(), torch.randn(8, 8).half()
+    assert [pointwise.by_kernel(x, w, None) for _ in range(3)] == [True] * 3 and len(given) == 1
+    with settings.override(dataflow="auto", tune="off"):
+        pointwise.by_kernel(x, w, None)
+        assert len(given) == 2
+    pointwise.reset()
+    pointwise.by_kernel(x, w, None)
+    assert len(given) == 3
+    pointwise.reset()  # what was pretended
+
+
 class Asking(torch.nn.Module):
     def forward(self, x, w):
         return pointwise.by_kernel(x, w, None)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ... import settings
+from ...kernels.gemm.vectors import NO_VECTORS, Vectors
 from ..device.torch_compat import TENSOR_GUARDS, guards
 from ..maps.kernel_map import KernelMap
 from .epilogue import Epilogue, Norm
@@ -33,9 +34,9 @@ class FusedPlan:
     """
 
     __slots__ = (
-        "_end", "_norm", "_over", "_plan", "_vectors", "activation", "at_the_call", "between",
-        "columns", "device", "form", "generation", "n_offsets", "regular", "same", "shown",
-        "steps", "vectors",
+        "_end", "_over", "_plan", "_vectors", "activation", "at_the_call", "between", "columns",
+        "device", "form", "generation", "n_offsets", "regular", "same", "shown", "steps",
+        "vectors",
     )  # fmt: skip
 
     def __init__(
@@ -53,8 +54,7 @@ class FusedPlan:
         read = self.vectors if bias is None else (bias, *self.vectors)
         self.same = guards(*operands, *read, any_rows=True)
         # What a launch by kernels reads, where nothing has to be copied for it.
-        self._norm: tuple[Any, ...] = (None,) * 4 if norm is None else norm[:4]
-        self._vectors: Any = (bias, *self._norm, None) if read else None
+        self._vectors: Vectors = (bias, *(NO_VECTORS[:4] if norm is None else norm[:4]), None)
         x, direct = operands[0], not plan.separate
         direct = direct and (x.stride(1) == 1 or x.shape[1] == 1)
         self._over: Any = getattr(plan.forward, "over", None) if direct else None
@@ -67,7 +67,7 @@ class FusedPlan:
         rulebook, alike = kmap.rulebook, residual is None and bias is self.between[0]
         rows = rulebook.n_rows
         if self._over is not None and rows[0] and rows[1]:
-            vectors = self._vectors if alike else (bias, *self._norm, residual)
+            vectors = self._vectors if alike else (bias, *self._vectors[1:5], residual)
             y: torch.Tensor = self._over(rulebook, int(kmap.flipped), x, weight, vectors)
             return y
         end = self._end if alike else Epilogue(bias, *self.activation, self._end[3], residual)

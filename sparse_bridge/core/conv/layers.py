@@ -157,8 +157,7 @@ def _whole(
         or (history := history_of(owner)).plans >= _MOST_PLANS
     ):
         return convolution.convolve(x, weight, kmap, epilogue, form)
-    if _any_autocast():
-        x, weight = convolution.autocast_operands(x, weight)
+    x, weight = convolution.autocast_operands(x, weight)
     y, plan = run(x, weight, kmap, epilogue, form)
     history.whole = fused_plan(plan, (x, weight), form, epilogue, "")
     history.plans += 1
@@ -181,8 +180,7 @@ def _start(
     if not may_wait(x, weight, kmap, epilogue):  # what is known of earlier calls stays known
         return convolution.convolve(x, weight, kmap, epilogue, form)
     target = history.begin(done)
-    if _any_autocast():
-        x, weight = convolution.autocast_operands(x, weight)
+    x, weight = convolution.autocast_operands(x, weight)
     plan = find(x, weight, kmap, epilogue, form)  # whose errors belong here
     shape = kmap.rulebook.n_rows[kmap.flipped], plan.columns_out
     call = LayerCall((x, weight, kmap, form), shape, history, target)
