@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from ... import settings
-from ...kernels.gemm.vectors import NO_VECTORS, Vectors
 from ..device.torch_compat import TENSOR_GUARDS, guards
 from ..maps.kernel_map import KernelMap
 from .epilogue import Epilogue, Norm
@@ -54,7 +53,7 @@ class FusedPlan:
         read = self.vectors if bias is None else (bias, *self.vectors)
         self.same = guards(*operands, *read, any_rows=True)
         # What a launch by kernels reads, where nothing has to be copied for it.
-        self._vectors: Vectors = (bias, *(NO_VECTORS[:4] if norm is None else norm[:4]), None)
+        self._vectors = self._end.vectors
         x, direct = operands[0], not plan.separate
         direct = direct and (x.stride(1) == 1 or x.shape[1] == 1)
         self._over: Any = getattr(plan.forward, "over", None) if direct else None
