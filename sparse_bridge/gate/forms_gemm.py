@@ -14,6 +14,7 @@ from ..kernels.gemm import wgrad_gemm
 from ..kernels.gemm.gather_kernels import gather_gemm_kernel, sum_partials_kernel
 from ..kernels.gemm.gather_spec import ACTIVATIONS
 from ..kernels.gemm.wgrad_gemm import sum_shares_kernel, wgrad_kernel
+from ..kernels.maps.tile_list import shared_by
 from ..kernels.runtime.launch import Kernel
 from ..kernels.runtime.target import Target
 from ..kernels.tiles.candidates import candidates
@@ -28,7 +29,7 @@ CHANNELS = (
     1, 16, 17, 32, 33, 48, 64, 65, 80, 96, 112, 128, 129, 160, 192, 256, 288, 320, 384, 512, 1024,
 )  # fmt: skip
 OFFSET_BLOCKS = (32, 16, 64, 128, 256, 512, 1024)  # powers of two that hold the kernel volume
-SPLITS = (2, 4, 8, 16)
+PARTS = (2, 3, 4)  # of a row's sum, where mask splits are asked for
 # What follows a sum, by bits: 1 a bias, 2 a norm, 4 with gain and beta, 8 a residual.
 EPILOGUES = (7, 0, 1, 2, 3, 6, 15, 8, 9, 10, 11, 14)
 VECTORS = ("fp32", "fp16", "bf16", "fp64")
@@ -60,23 +61,18 @@ def products(target: Target) -> list[tuple[torch.dtype, str]]:
     return found
 
 
-def _whole(tile: TileConfig) -> TileConfig:
-    """How many programs share a reduction is a factor of its own."""
-    return dataclasses.replace(tile, split_k=1)
-
-
 @functools.lru_cache(maxsize=16)
 def gather_tiles(target: Target) -> tuple[list[Case], list[Case]]:
     """(cases of the default tiles, of the tuner's other candidates) of the gather-GEMM."""
     default: dict[Case, None] = {}
     tuned: dict[Case, None] = {}
-    rows = [max(1, power * target.compute_units) for power in (0, 256, 512, 1024, 2048)]
+    rows = [max(1, power * target.compute_units) for power in (0, 8, 32, 128, 256, 512, 1024, 2048)]
     for (dtype, precision), c_in, c_out in itertools.product(products(target), CHANNELS, CHANNELS):
         for n, order, v in itertools.product(rows, ("oi", "io"), (_OFFSETS, _FEW_OFFSETS)):
             tile = gather_tile(target, dtype, n, c_in, c_out, v, precision, order)
-            default[Case(_whole(tile), dtype, precision)] = None
-        for tile in candidates(target, dtype, c_in, c_out, _OFFSETS, precision, "fwd", rows[1]):
-            tuned[Case(_whole(tile), dtype, precision)] = None
+            default[Case(tile, dtype, precision)] = None
+        for tile in candidates(target, dtype, c_in, c_out, _OFFSETS, precision, "fwd", rows[4]):
+            tuned[Case(tile, dtype, precision)] = None
     return list(default), [case for case in tuned if case not in default]
 
 
@@ -112,7 +108,7 @@ def strides(kernel: Kernel, layout: str, of_input: str, of_output: str) -> tuple
     if layout == "loose":
         return [], ones
     names = kernel.fn.arg_names
-    even = {of_input, of_output, "w_shift", "dw_shift", "stride_ys"}
+    even = {of_input, of_output, "w_shift", "dw_shift"}
     even |= {name for name in names if name.endswith(("_ptr", "_wv", "_wg", "_dv", "_dg"))}
     return [name for name in names if name in even and name not in ones], ones
 
@@ -137,28 +133,27 @@ def product_form(
 
 def _gather(
     target: Target, case: Case, layout: str, depth: str, columns: int, packed: bool, size: str,
-    epilogue: tuple[int, int, int], vector: str,
+    epilogue: tuple[int, int, bool], vector: str,
 ) -> Form:  # fmt: skip
-    """epilogue: (bits, activation, split; 0: of a range of the offsets).  vector: what bias and
-    norm hold.  size: "int32", "wide" offsets, or "far": more than 2^31 result elements too."""
-    held, (bits, act, split) = case.holds, epilogue
+    """epilogue: (bits, activation, whether the sum is over all offsets, not a range of them).
+    vector: what bias and norm hold.  size: of offsets, "int32" or "wide"."""
+    held, (bits, act, all_offsets) = case.holds, epilogue
     even, one, c_in = DEPTHS[depth]
     wide, whole = size != "int32", case.tile.block_k
-    tile = dataclasses.replace(case.tile, split_k=split) if split else clamp_for_splits(case.tile)
+    tile = case.tile if all_offsets else clamp_for_splits(case.tile)
     tile = tile if packed else tile.over_table()
     tile = clamp_for_problem(
         tile, target, case.dtype, case.precision, whole if even else whole + 1, wide, bits
     )
     constants = (
-        packed, bits, act, case.precision, even, one, wide, tile.split_k, tile.block_m,
-        tile.block_n, tile.block_k,
+        packed, bits, act, case.precision, even, one, wide,
+        shared_by(tile.block_m) if packed else 1, tile.block_m, tile.block_n, tile.block_k,
     )  # fmt: skip
     found = product_form(
         gather_gemm_kernel, constants, tile.options(target), (layout, c_in, columns),
-        (bits, vector, held), y=held if split == 1 else "fp32",
-        stride_ys="i64" if size == "far" else "i32",
+        (bits, vector, held), y=held if all_offsets else "fp32",
     )  # fmt: skip
-    return dataclasses.replace(found, large=size != "int32")
+    return dataclasses.replace(found, large=wide)
 
 
 def vectors_of(bits: int, vector: str, held: str) -> dict[str, str]:
@@ -169,10 +164,10 @@ def vectors_of(bits: int, vector: str, held: str) -> dict[str, str]:
 
 
 def _sum_partials(
-    held: str, vector: str, bits: int, act: int, split: int, far: bool, place: str
+    held: str, vector: str, bits: int, act: int, parts: int, far: bool, place: str
 ) -> Form:
     return make(
-        sum_partials_kernel, (bits, act, split, 1024), {"num_warps": 4}, place=place,
+        sum_partials_kernel, (bits, act, parts, 1024), {"num_warps": 4}, place=place,
         partial="fp32", y=held, alpha="fp32", eps="fp32", n_values="i64" if far else "i32",
         **vectors_of(bits, vector, held),
     )  # fmt: skip
@@ -218,13 +213,12 @@ class GatherSpace(Space):
         told: dict[str, Any] = {
             "depth": [name for name, (even, one, _) in DEPTHS.items()
                       if (even, one) == (named["EVEN_K"], named["ONE_K"])],
-            "size": ("wide", "far") if named["WIDE"] else ("int32",),
+            "size": ("wide",) if named["WIDE"] else ("int32",),
         }  # fmt: skip
         if "PACKED" in named:
             told["packed"] = (named["PACKED"],)
         if "TAIL" in named:
-            split = named.get("SPLIT_K", 1)
-            told["epilogue"] = [(named["TAIL"], named["ACT"], one) for one in {split, split // 2}]
+            told["epilogue"] = [(named["TAIL"], named["ACT"], one) for one in (True, False)]
         sides = {
             name: [level for level in levels if level in told.get(name, levels)]
             for name, levels in self.factors.items()
@@ -242,9 +236,7 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     """The spaces of each kernel of the two products."""
     held = sorted({POINTED[dtype] for dtype, _ in products(target)})
     acts = tuple(ACTIVATIONS.values())
-    # Split reductions leave the epilogue to the kernel that adds them up.
-    epilogues = [(bits, act, 1) for bits in EPILOGUES for act in acts]
-    epilogues += [(0, 0, split) for split in SPLITS]
+    epilogues = [(bits, act, True) for bits in EPILOGUES for act in acts]
     gather = functools.partial(
         GatherSpace, build=functools.partial(_gather, target), main="case",
         silent=("layout", "columns", "vector"),
@@ -252,13 +244,14 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     default, tuned = gather_tiles(target)
     flags: dict[str, Any] = {
         "layout": LAYOUTS, "depth": tuple(DEPTHS), "columns": (16, 3, 1),
-        "packed": (True, False), "size": ("int32", "wide", "far"), "epilogue": epilogues,
+        "packed": (True, False), "size": ("int32", "wide"), "epilogue": epilogues,
         "vector": VECTORS,
     }  # fmt: skip
-    # Partial sums by ranges of the offsets (mask splits); in fp32 they are results like others.
+    # Partial sums by ranges of the offsets (mask splits), which leave the epilogue to the kernel
+    # that adds them up; in fp32 they are results like others.
     halves = [case for case in (*default, *tuned) if case.dtype != torch.float32]
     halves += in_half(target, default)
-    ranges: dict[str, Any] = {"packed": (True,), "epilogue": [(0, 0, 0)], "vector": ("fp32",)}
+    ranges: dict[str, Any] = {"packed": (True,), "epilogue": [(0, 0, False)], "vector": ("fp32",)}
     yield (
         gather_gemm_kernel,
         [
@@ -268,7 +261,7 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
             gather({"case": halves, **flags, **ranges}, rows=1, lone=False),
         ],
     )
-    flags = {"vector": VECTORS, "bits": EPILOGUES, "act": acts, "split": (*SPLITS, 3)}
+    flags = {"vector": VECTORS, "bits": EPILOGUES, "act": acts, "parts": PARTS}
     flags["far"] = (False, True)
     silent = ("place", "vector")
     flags = {"held": held, **flags, "place": PLACES}

@@ -13,8 +13,7 @@ from ..kernels.gemm.narrow_gemm import narrow_gemm_kernel
 from ..kernels.runtime.launch import Kernel
 from ..kernels.runtime.target import Target
 from ..kernels.tiles.narrow_tile import (
-    FEW_OFFSETS,
-    OFFSETS,
+    SMALL,
     WIDEST,
     clamp_for_wide,
     narrow_tile,
@@ -29,6 +28,10 @@ LINES = {
     "weight": (False, True, "swapped"), "loose weight": (True, False, "loose"),
     "odd": (False, False, "swapped"), "odd rows": (False, False, "rows"),
 }  # fmt: skip
+
+
+# Powers of two that hold the kernel volume, of packed tiles; 1 for tables.
+LANES = (32, 1, 2, 4, 8, 16, 64, 128, 256, 512, 1024)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,21 +52,21 @@ def narrow_tiles(target: Target) -> list[Narrow]:
             width_of(c_in),
         ): None
         for (dtype, precision), c_in in itertools.product(products(target), range(WIDEST, 0, -1))
-        for c_out, n_offsets in itertools.product(CHANNELS, (OFFSETS, FEW_OFFSETS))
+        for c_out, n_offsets in itertools.product(CHANNELS, (SMALL + 1, SMALL))
     }
     return list(found)
 
 
 def _narrow(
-    target: Target, case: Narrow, lines: str, columns: int, packed: bool, size: str,
+    target: Target, case: Narrow, lines: str, columns: int, lanes: int, size: str,
     epilogue: tuple[int, int], vector: str,
 ) -> Form:  # fmt: skip
     held, (bits, act), (even_x, even_w, layout) = case.holds, epilogue, LINES[lines]
     wide = size != "int32"
     tile = clamp_for_wide(case.tile, wide)
     constants = (
-        packed, bits, act, case.precision, even_x, even_w, wide, case.width, tile.block_m,
-        tile.block_n, tile.block_k,
+        lanes > 1, bits, act, case.precision, even_x, even_w, wide, case.width, lanes,
+        tile.block_m, tile.block_n, tile.block_k,
     )  # fmt: skip
     point = 1 if case.width == 1 else 3  # channels that Triton tells apart from others
     found = product_form(
@@ -87,7 +90,8 @@ class NarrowSpace(Space):
             "case": [c for c in self.factors["case"] if c.width == named["WIDTH"]],
             "lines": [name for name, (x, w, _) in LINES.items()
                       if (x, w) == (named["EVEN_X"], named["EVEN_W"])],
-            "packed": (named["PACKED"],), "size": ("wide" if named["WIDE"] else "int32",),
+            "lanes": [n for n in LANES if n == named["LANES"]],
+            "size": ("wide" if named["WIDE"] else "int32",),
             "epilogue": [(named["TAIL"], named["ACT"])],
         }  # fmt: skip
         sides = {**self.factors, **told}
@@ -97,7 +101,7 @@ class NarrowSpace(Space):
 def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     """The space of the kernel."""
     flags: dict[str, Any] = {
-        "lines": tuple(LINES), "columns": (16, 3, 1), "packed": (True, False),
+        "lines": tuple(LINES), "columns": (16, 3, 1), "lanes": LANES,
         "size": ("int32", "wide"),
         "epilogue": list(itertools.product(EPILOGUES, ACTIVATIONS.values())), "vector": VECTORS,
     }  # fmt: skip

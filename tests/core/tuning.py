@@ -35,11 +35,11 @@ def problem(direction="fwd", n_rows=94_444, c=64, **changes):
     return found._replace(**changes)
 
 
-def tile(block_m=64, block_n=64, block_k=64, num_warps=4, num_stages=2, split_k=1, vendor=()):
+def tile(block_m=64, block_n=64, block_k=64, num_warps=4, num_stages=2, vendor=()):
     pytest.importorskip("triton")
     from sparse_bridge.kernels.tiles.tile import TileConfig
 
-    return TileConfig(block_m, block_n, block_k, num_warps, num_stages, split_k, vendor)
+    return TileConfig(block_m, block_n, block_k, num_warps, num_stages, vendor)
 
 
 def winner(microseconds=10.0, **sizes):

@@ -181,4 +181,4 @@ def test_tiles_hold_whole_offsets(arch):
         for dtype in (torch.float16, torch.float32):
             w = layout_of(torch.empty(27, c_in, 64), "vio")
             tile = tile_of(product_of(target, device, w, dtype))
-            assert tile.block_k >= max(16, c_in) and tile.block_m == TILE and tile.split_k == 1
+            assert tile.block_k >= max(16, c_in) and tile.block_m == TILE

@@ -162,14 +162,15 @@ def _linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) 
     kind = pointwise.kind_of(x, w, bias)
     if (
         x.device.type not in pointwise.DEVICES
-        or kind not in pointwise.HALVES
+        or kind is None
+        or not pointwise.takes(kind, w)
         or override.traced()
         or not _launched(x.device, kind)
     ):
         return rocm.linear(x, w, bias)
     kmap = ops.same_rows(x.detach(), torch.is_grad_enabled())
     epilogue = Epilogue(None if bias is None else bias.flatten())
-    return conv(x, w[None], epilogue, kmap, x.shape[0], pointwise.FORM)
+    return conv(x, w[None], epilogue, kmap, x.shape[0], pointwise.form_of(x))
 
 
 convolution.as_operator = _watched

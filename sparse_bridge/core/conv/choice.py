@@ -11,7 +11,7 @@ import torch
 
 from ...kernels.gemm.narrow import packs_offsets
 from ...kernels.gemm.product import Product
-from ...kernels.tiles.tile_config import CACHED_WEIGHT, INTENSITY, MOVED
+from ...kernels.tiles.tile_config import INTENSITY, MOVED
 from ..device.precision import product_precision
 from ..maps.rulebook import Rulebook
 from ..tuning.group_choice import flow_for
@@ -24,7 +24,6 @@ _FEW, _ORDER, _ORDER_ROW = 45.0, 20.0, 1e-4
 _FEW_ROWS = 32 << 10
 _WIDE_ORDER = 100.0  # the same of 125 offsets, at 18k to 94k rows
 _UNEVEN = 2.0  # how much longer products over a table take than their multiply-adds
-_GROUPED_ROWS = 16  # per compute unit
 
 
 def serving_flow(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> str:
@@ -41,31 +40,19 @@ def possible_flows(rulebook: Rulebook, side: int, product: Product | LayerProduc
 
 
 def flow_of(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> str:
-    """The dataflow of the rows of `side`: "masked" unless another one is clearly cheaper.
+    """The dataflow of the rows of `side`: "masked" unless *unmasked* is clearly cheaper, which
+    gives every row the same bits. Others add up in an order of their own: they are on request.
 
-    *grouped* for few rows under a weight that the cache does not hold, which it reads less often,
-    with gradients, for which pairs are listed anyway: that takes longer than it saves one layer.
     *unmasked* where ordering the rows takes longer than it saves, and no gradients, for whose pair
     lists rows are ordered anyway: maps between other rows, narrow channels or few rows, and rows
     that are not ordered already, as prefetch does it where larger scenes wanted it; first layers
-    with large kernels, whatever else is made of the map. Nobody takes mask splits by itself: they
-    lose in half precision.
+    with large kernels, whatever else is made of the map.
     """
     target, w, n_rows = product.target, product.w, rulebook.rows[side].about
     assert target is not None
-    half = product.dtype != torch.float32
     if rulebook.trained:
-        y, x = rulebook.rows
-        weight = w.n_offsets * w.c_in * w.c_out * product.dtype.itemsize
-        grouped = (
-            half
-            and n_rows <= _GROUPED_ROWS * target.compute_units
-            and w.groups == 1
-            and weight > CACHED_WEIGHT
-            and x.device is None
-            and y.device is None
-        )
-        return "grouped" if grouped else "masked"
+        return "masked"
+    half = product.dtype != torch.float32
     if _is_stem(product):
         order = _WIDE_ORDER
     elif w.n_offsets <= _FEW_OFFSETS and not (rulebook.symmetric or rulebook.tiled(side)):

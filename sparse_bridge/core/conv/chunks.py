@@ -38,16 +38,18 @@ class Item(NamedTuple):
 class Part:
     """Items whose products lie one after another.
 
-    x_rows, rows: int32, the row of x and of y of each of them.  begin, n_rows: of the block.
-    offsets, sizes: of every item, and its pairs.  n_pairs: of all.  kept: what was derived of it.
+    x_rows, rows: int32, the row of x and of y of each pair.  begin, n_rows: of the block.
+    offsets, sizes: of every item, and its pairs.  n_pairs: of all.  behind: earlier parts of the
+    block have added to its rows.  kept: what was derived of it.
     """
 
     def __init__(
-        self, pieces: Sequence[tuple[int, int]], x_rows: Any, rows: Any, begin: int, n_rows: int
-    ) -> None:
+        self, pieces: Sequence[tuple[int, int]], x_rows: Any, rows: Any, begin: int, n_rows: int,
+        behind: bool,
+    ) -> None:  # fmt: skip
         self.offsets = [v for v, _ in pieces]
         self.sizes = [size for _, size in pieces]
-        self.begin, self.n_rows = begin, n_rows
+        self.begin, self.n_rows, self.behind = begin, n_rows, behind
         if isinstance(rows, np.ndarray):
             x_rows, rows = torch.from_numpy(x_rows), torch.from_numpy(rows)
         self.x_rows, self.rows = x_rows, rows
@@ -65,17 +67,47 @@ class Part:
         cut = self.x_rows.split(self.sizes), self.rows.split(self.sizes)
         return tuple(map(Item, self.offsets, self.sizes, *cut))
 
-    @functools.cached_property
-    def sums(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(products, starts) int32: row begin + r is the sum of the products
-        [starts[r] : starts[r + 1]] of that list."""
-        places = on_host(self.rows)
-        if self.begin:
-            places = places - self.begin
-        starts = np.zeros(self.n_rows + 1, np.int32)
-        np.bincount(places, minlength=self.n_rows).cumsum(dtype=np.int32, out=starts[1:])
-        order = stable_order(places, self.n_rows).astype(np.int32)
-        return torch.from_numpy(order), torch.from_numpy(starts)
+    def slots(self, heights: Sequence[int]) -> Slots:
+        """Where the products lie if every item takes so many rows, its pairs the first of them;
+        made once for the same heights."""
+        key = ("slots", *heights)
+        found: Slots | None = self.kept.get(key)
+        if found is None:
+            found = self.kept[key] = _slots(self, heights)
+        return found
+
+
+class Slots(NamedTuple):
+    """Products of a part, filled up.
+
+    x_rows: int32 [n], the row of x of each; any row in what fills up.  order, starts: int32, row
+    begin + r is the sum of order[starts[r] : starts[r + 1]]; where earlier parts have added to it,
+    that sum comes first, as product n + r.
+    """
+
+    x_rows: torch.Tensor
+    order: torch.Tensor
+    starts: torch.Tensor
+
+
+def _slots(part: Part, heights: Sequence[int]) -> Slots:
+    sizes, n_slots = np.array(part.sizes), sum(heights)
+    pair = np.arange(part.n_pairs) + np.repeat(
+        np.cumsum(heights) - heights - np.cumsum(sizes) + sizes, sizes
+    )
+    x_rows = np.zeros(n_slots, np.int32)
+    x_rows[pair] = on_host(part.x_rows)
+    places = on_host(part.rows)
+    if part.begin:
+        places = places - part.begin
+    starts = np.zeros(part.n_rows + 1, np.int32)
+    np.bincount(places, minlength=part.n_rows).cumsum(dtype=np.int32, out=starts[1:])
+    order = pair[stable_order(places, part.n_rows)].astype(np.int32)
+    if part.behind:
+        every = np.arange(part.n_rows, dtype=np.int32)
+        order = np.insert(order, starts[:-1], n_slots + every)
+        starts[1:] += every + 1
+    return Slots(*map(torch.from_numpy, (x_rows, order, starts)))
 
 
 class Block(NamedTuple):
@@ -90,8 +122,9 @@ class Block(NamedTuple):
 class Chunks:
     """All pairs of a map but those of the dense offset.
 
-    reverse: offsets count from the last one down.  dense: the offset that pairs every row with
-    itself, -1 if none.  longest: most pairs of an item.  products: most pairs of a part.
+    reverse: offsets count from the last one down.  dense: the offset that pairs every row of y
+    with the row of x of its number, -1 if none.  longest: most pairs of an item.  products: most
+    pairs of a part.
     """
 
     blocks: tuple[Block, ...]
@@ -227,8 +260,10 @@ def _parts(
     first, start, end = 0, at, at
     for number, (_, size) in enumerate(pieces):
         if number > first and end + size - start > _MOST:
-            yield Part(pieces[first:number], x_rows[start:end], y_rows[start:end], begin, n_rows)
+            cut = slice(start, end)
+            yield Part(pieces[first:number], x_rows[cut], y_rows[cut], begin, n_rows, first > 0)
             first, start = number, end
         end += size
     if pieces:
-        yield Part(pieces[first:], x_rows[start:end], y_rows[start:end], begin, n_rows)
+        cut = slice(start, end)
+        yield Part(pieces[first:], x_rows[cut], y_rows[cut], begin, n_rows, first > 0)

@@ -278,7 +278,7 @@ def _folded(x, weight, kmap, epilogue, form, dtype):  # type: ignore[no-untyped-
         y = y + self_product(*own, form.layout, form.groups, kmap.self_offset)
     if epilogue.residual is not None:
         like_result(epilogue.residual, tuple(y.shape), y.dtype, y.device)
-    return epilogue.finish(y.clone())
+    return epilogue.finish(y.clone(), y.dtype)
 
 
 def _deferred(x, weight, kmap, epilogue, form, summed):  # type: ignore[no-untyped-def]

@@ -75,15 +75,19 @@ class Epilogue(NamedTuple):
             norm = Norm(norm.mean.contiguous(), norm.var.contiguous(), gain, beta, norm.eps)
         return self._replace(bias=None if bias is None else bias.contiguous(), norm=norm)
 
-    def finish(self, y: torch.Tensor) -> torch.Tensor:
-        """Apply to `y`, in place."""
+    def finish(self, y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The result in `dtype` from the sums `y`, which may be overwritten: rounded wherever
+        separate operations would round, so that it has their bits."""
         if self.bias is not None:
             y += self.bias.to(y.dtype)
+        y = y.to(dtype)
         if self.norm is not None:
-            mean, var, weight, bias = (
-                None if vector is None else vector.to(y.dtype) for vector in self.norm[:4]
-            )
-            y = F.batch_norm(y, mean, var, weight, bias, eps=self.norm.eps)
+            *vectors, eps = self.norm
+            kinds = {vector.dtype for vector in vectors if vector is not None}
+            if kinds != {dtype} and kinds != {torch.float32}:  # which torch's norm takes
+                wide = torch.promote_types(dtype, torch.float32)
+                vectors = [None if one is None else one.to(wide) for one in vectors]
+            y = F.batch_norm(y, *vectors, eps=eps)
         if self.residual is not None:
             y += self.residual
         if self.activation == "relu":

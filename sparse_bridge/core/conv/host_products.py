@@ -1,11 +1,15 @@
 """Matrix products on plain tensors, without gradients, by the quickest library there is.
 
+A row of a product has the same bits wherever it stands and however many rows there are. MKL gives
+the last rows of a product, those that fill no whole step of its kernels, other bits, and divides
+the sums of a product of very few rows among threads: so rows are filled up (`height_of`).
+
 torch multiplies fp32 matrices on CPUs by MKL, which keeps to AVX2 on processors of other makers
 than its own. oneDNN, which torch carries too, takes what the processor has (with AVX-512: 1.8 to
 2.5 times as fast on AMD Zen 4, 0.7 to 0.9 times on Intel); behind `torch.mm` it only serves half
-precision. One product, timed once per process, decides. oneDNN prepares every shape it meets for
-about a millisecond, for factors with gaps up to half a second: it gets few shapes and dense
-factors.
+precision. One product, timed once per process, decides; after that a layer's matrix does, whatever
+its rows. oneDNN prepares every shape it meets for about a millisecond, for factors with gaps up to
+half a second: it gets few shapes and dense factors.
 """
 
 from __future__ import annotations
@@ -21,10 +25,15 @@ from ... import state
 from ..device import rocm
 
 BLOCK = 4096  # rows of a product: what it reads and writes stays in a core's cache
-STEP = 512  # row counts given to oneDNN are multiples
-# Multiply-adds from which oneDNN's fixed cost (15 us, and a copy, for it only returns new memory)
-# is repaid; and, for transposed factors, which it has to turn, also how large the result must be.
-_PAYS = 1 << 21
+STEP = 512  # row counts given to oneDNN are multiples, or one of these
+_FEW = (16, 64, 256)
+ROWS = 16  # rows that MKL's kernels, and those of GPUs, take in whole steps
+_MOST = 512  # rows from which on no library divides a sum of a row
+_GPU_ROWS = 128  # rows that cuBLAS does not take for few: below 64 sums of fp64 had other bits
+# Values of a matrix from which on oneDNN's fixed cost (15 us, and a copy, for it only returns new
+# memory) is repaid.
+_PAYS = 32 * 32
+# Multiply-adds and size of the result from which on it is, for transposed factors, which it turns.
 _PAYS_TRANSPOSED = 1 << 23
 _LARGE = 64 * 64
 _NARROW = 16  # bytes of rows that numpy copies in half of torch's time, at most
@@ -50,8 +59,9 @@ def onednn() -> Any:
 
 @state.owns
 def reset() -> None:
-    """Find out again whether oneDNN is the quicker one."""
+    """Find out again whether oneDNN is the quicker one, and what MKL takes for few rows."""
     onednn.cache_clear()
+    _least_of.cache_clear()
 
 
 def _quickest(run: Callable[[], object]) -> float:
@@ -64,16 +74,54 @@ def _quickest(run: Callable[[], object]) -> float:
     return min(times)
 
 
-def takes(x: torch.Tensor) -> bool:
-    return x.is_contiguous() and not is_plain(x.device, x.dtype) and x.device.type == "cpu"
-
-
-def is_plain(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether torch's own products are the quickest, and right, for fp32 or fp64 of `device`
-    whatever their shapes: a caller of many need not ask again."""
-    return device.type == "cpu" and not (
-        dtype == torch.float32 and onednn() is not None and bool(torch.backends.mkldnn.enabled)
+def by_onednn(w: torch.Tensor) -> bool:
+    """Whether oneDNN multiplies rows by the matrix `w` [K, N] on the CPU."""
+    return (
+        w.dtype == torch.float32
+        and w.numel() >= _PAYS
+        and w.device.type == "cpu"
+        and bool(torch.backends.mkldnn.enabled)
+        and onednn() is not None
     )
+
+
+def height_of(n_rows: int, w: torch.Tensor) -> int:
+    """Rows that a product of `n_rows` rows by the matrix `w` [K, N] had best write, filled up."""
+    if by_onednn(w):
+        return n_rows  # it returns new memory, of which the rest is left behind
+    least = _GPU_ROWS if w.device.type != "cpu" else _least(w.dtype, *w.shape, *w.stride())
+    return max(least, -(-n_rows // ROWS) * ROWS)
+
+
+def _whole(n_rows: int) -> int:
+    """The fewest rows of oneDNN's shapes that hold `n_rows`."""
+    return next((n for n in _FEW if n_rows <= n), -(-n_rows // STEP) * STEP)
+
+
+def _least(dtype: torch.dtype, k: int, n: int, step_k: int, step_n: int) -> int:
+    return _least_of(dtype, k, n, step_k <= step_n, torch.get_num_threads())
+
+
+@functools.cache
+def _least_of(dtype: torch.dtype, k: int, n: int, turned: bool, threads: int) -> int:
+    """The fewest rows, a multiple of ROWS, that MKL multiplies as it multiplies many: tried once.
+    turned: the matrix lies column by column."""
+    make = torch.Generator().manual_seed(0)
+    with torch.device("cpu"), torch.inference_mode(False), torch.no_grad():
+        x = torch.randn(_MOST, k, dtype=dtype, generator=make)
+        w = torch.randn(k, n, dtype=dtype, generator=make)
+        w = w.t().contiguous().t() if turned else w
+        many = x @ w
+        rows = ROWS
+        while rows < _MOST and not torch.equal(x[:rows] @ w, many[:rows]):
+            rows *= 4
+    return min(rows, _MOST)
+
+
+def together(w: torch.Tensor) -> bool:
+    """Whether products of `w` on the CPU are MKL's, filled up to whole steps and no further: a
+    caller of many need not ask again."""
+    return height_of(1, w) == ROWS
 
 
 def gather_rows(x: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> None:
@@ -87,20 +135,52 @@ def gather_rows(x: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def mm(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """x [M, K] @ w [K, N] into `out`. `x` may go on past `out`'s rows, into scrap."""
+    """x [M, K] @ w [K, N] into `out` [M, N]. `x` may go on past `out`'s rows, into scrap."""
     n_rows = out.shape[0]
-    if min(n_rows, BLOCK) * w.numel() < _PAYS or not takes(x):
+    if x.device.type != "cpu":
+        if w.dtype == torch.float64 and n_rows < _GPU_ROWS:
+            return out.copy_(torch.mm(_filled(x, n_rows, _GPU_ROWS), w)[:n_rows])
         return rocm.mm(x[:n_rows], w, out=out)
-    turned = w.t().contiguous()
-    for begin in range(0, n_rows, BLOCK):
-        size = min(BLOCK, n_rows - begin)
-        whole = -(-size // STEP) * STEP
-        part = out[begin : begin + size]
-        if begin + whole <= x.shape[0]:
-            result = onednn()(x[begin : begin + whole], turned, None, "none", [], "")
-            part.copy_(result[:size])
-        else:
-            rocm.mm(x[begin : begin + size], w, out=part)
+    if by_onednn(w):
+        return _mm_onednn(x, w, out)
+    least = _least(w.dtype, *w.shape, *w.stride())
+    whole = n_rows - n_rows % ROWS if n_rows >= least else 0
+    if whole:
+        torch.mm(x[:whole], w, out=out[:whole])
+    if whole < n_rows:
+        rest = _filled(x[whole:], n_rows - whole, least)
+        out[whole:].copy_(torch.mm(rest, w)[: n_rows - whole])
+    return out
+
+
+def linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """`rocm.linear` with gradients, whose rows keep their bits, too: x [N, K] @ w [K, M] + bias."""
+    least = _least(w.dtype, *w.shape, *w.stride()) if x.device.type == "cpu" else _GPU_ROWS
+    n_rows = x.shape[0]
+    step = ROWS if x.device.type == "cpu" else 1
+    whole = n_rows - n_rows % step if n_rows >= least else 0
+    if whole == n_rows:
+        return rocm.linear(x, w, bias)
+    rest = torch.nn.functional.pad(x[whole:], (0, 0, 0, least - (n_rows - whole)))
+    last = rocm.linear(rest, w, bias)[: n_rows - whole]
+    return torch.cat([rocm.linear(x[:whole], w, bias), last]) if whole else last
+
+
+def _filled(x: torch.Tensor, n_rows: int, height: int) -> torch.Tensor:
+    """x's first `n_rows` rows and others, `height` together."""
+    if x.shape[0] >= height:
+        return x[:height]
+    made = x.new_zeros((height, x.shape[1]))
+    made[:n_rows] = x[:n_rows]
+    return made
+
+
+def _mm_onednn(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    multiply, turned = onednn(), w.t().contiguous()
+    for begin in range(0, out.shape[0], BLOCK):
+        part = out[begin : begin + BLOCK]
+        rows = _filled(x[begin:], len(part), _whole(len(part)))
+        part.copy_(multiply(rows.contiguous(), turned, None, "none", [], "")[: len(part)])
     return out
 
 
@@ -111,7 +191,8 @@ def add_transposed(
     Rows behind them are scrap, and may be overwritten."""
     whole = -(-n_rows // STEP) * STEP
     pays = total.numel() >= _LARGE and n_rows * total.numel() >= _PAYS_TRANSPOSED
-    if not pays or whole > min(len(left), len(right), BLOCK) or not takes(left):
+    pays = pays and by_onednn(total) and left.is_contiguous()
+    if not pays or whole > min(len(left), len(right), BLOCK):
         total.addmm_(left[:n_rows].t(), right[:n_rows])
         return
     left[n_rows:whole].zero_()

@@ -182,13 +182,17 @@ class GatherProduct:
     """y = act(norm(sum of x @ w[v] + bias) + residual)."""
 
     __slots__ = (
-        "_backwards", "_columns", "_copied", "_key", "_specs", "flow", "product",
+        "_backwards", "_columns", "_copied", "_key", "_sigmoid", "_specs", "flow", "product",
     )  # fmt: skip
 
     def __init__(self, flow: KernelDataflow, layer: LayerProduct) -> None:
         target, device, dtype, precision, w, epilogue = layer
         assert target is not None
         precision = product_precision(target, dtype, precision)
+        # Kernels have no exponential of torch's bits.
+        self._sigmoid = epilogue.activation == "sigmoid"
+        if self._sigmoid:
+            epilogue = epilogue._replace(activation=None)
         # How the weight comes, where the kernel reads a copy of it.
         self._copied = w if reads_rows(target, precision, w) else None
         w = w if self._copied is None else w.in_rows()
@@ -236,6 +240,8 @@ class GatherProduct:
         else:
             y = rows.empty(self._columns, x)
         result: torch.Tensor = launch(x, weight, vectors, y)
+        if self._sigmoid:
+            result.sigmoid_()
         return result if rows.fill is None else rows.marked(result)
 
     def _bind(

@@ -295,7 +295,8 @@ def run_plan(
             epilogue = epilogue.contiguous()
         y = plan.forward(rulebook, side, x, weight, epilogue)
     else:
-        y = epilogue.finish(x.new_zeros((rulebook.n_rows[side], plan.columns_out)))
+        y = x.new_zeros((rulebook.n_rows[side], plan.columns_out))
+        y = epilogue.finish(y, x.dtype)
     if trace.recorders:
         served = plan.dataflow.serves(rulebook, side, plan.product)
         trace.emit("conv", served, kmap, plan.columns_in, plan.columns_out)

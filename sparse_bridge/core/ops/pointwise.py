@@ -1,9 +1,10 @@
 """Layers of kernel volume 1: one matrix product over all rows.
 
-cuBLAS looks for a kernel at every number of rows that it has not met: in half precision that takes
-the host 200 to 500 us (CUDA 13, H200), where the product takes the GPU 10. Scenes have new numbers
-of rows all the time. So such products are convolutions over the identity map, which launch the same
-compiled kernel for any number of rows.
+cuBLAS divides sums of fp32 among programs, or not, by the number of rows, and looks for a kernel at
+every number that it has not met: in half precision that takes the host 200 to 500 us (CUDA 13,
+H200), where the product takes the GPU 10. Scenes have new numbers of rows all the time. So such
+products are convolutions over the identity map: the same compiled kernel for any number of rows,
+and the same bits of a row.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ... import settings, state
-from ..conv import fused_call, override
+from ..conv import fused_call, host_products, override
 from ..conv.convolution import autocast_dtype, transformed, unheard
 from ..conv.dataflow import Case
 from ..conv.epilogue import Epilogue
@@ -26,14 +27,16 @@ from ..conv.pending import PendingConv
 from ..conv.plan import ConvForm
 from ..conv.registry import row_kernels
 from ..device import rocm
+from ..device.precision import KERNEL_DTYPES
 from ..maps.kernel_map import KernelMap
 from ..maps.rulebook import DevicePairs, Rulebook
 
 FORM = ConvForm("vio", 1, "ieee", "unmasked")
-HALVES = (torch.float16, torch.bfloat16)
+_TF32 = FORM._replace(precision="tf32")
 DEVICES = ("cuda",)  # where kernels multiply
-# Multiply-adds above which the product takes the GPU longer than the search takes the host.
-_MOST_WORK = 1 << 33
+# Values of a weight above which products of halves are cuBLAS's, which takes them 0.6 times as long
+# (1024 channels, H100) and gave the kernel's bits there, for any number of rows.
+_MOST_WEIGHT = 1 << 17
 _MAPS = 64  # identity maps that are kept, of the last numbers of rows
 _LEAST = 1 << 17  # rows that the first of them have room for
 
@@ -56,11 +59,11 @@ def linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -
     if torch.compiler.is_compiling():
         return (as_operator or rocm.linear)(x, w, bias)
     if x.device.type not in DEVICES or not by_kernel(x, w, bias):
-        return rocm.linear(x, w, bias)
+        return host_products.linear(x, w, bias)
     kmap = identity(x.shape[0], x.device, torch.is_grad_enabled())
     if kmap is None:
         return rocm.linear(x, w, bias)
-    return unheard(x, w[None], kmap, None if bias is None else bias.flatten(), FORM)
+    return unheard(x, w[None], kmap, None if bias is None else bias.flatten(), form_of(x))
 
 
 def linear_layer(
@@ -80,18 +83,31 @@ def linear_layer(
     ):
         return linear(x, w, bias)
     epilogue = Epilogue(None if bias is None else bias.flatten())
-    return convolve_layer(owner, x, w[None], kmap, epilogue, FORM)
+    return convolve_layer(owner, x, w[None], kmap, epilogue, form_of(x))
 
 
 def by_kernel(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> bool:
     kind = kind_of(x, w, bias)
     return (
-        kind in HALVES
-        and 0 < x.shape[0] * w.numel() <= _MOST_WORK
+        kind is not None
+        and takes(kind, w)
+        and x.shape[0] > 0
         and not (override.inside and override.current())
         and not transformed()
         and launched(x.device, kind)
     )
+
+
+def takes(kind: torch.dtype, w: torch.Tensor) -> bool:
+    """Whether products by this weight are for kernels, where those serve `kind`: by the layer
+    alone."""
+    return kind in KERNEL_DTYPES and (kind == torch.float32 or 0 < w.numel() <= _MOST_WEIGHT)
+
+
+def form_of(x: torch.Tensor) -> ConvForm:
+    """How its product is computed: fp32 by torch's own switch, as torch's product would be."""
+    tf32 = x.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    return _TF32 if tf32 else FORM
 
 
 def kind_of(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.dtype | None:
@@ -108,11 +124,7 @@ def launched(device: torch.device, kind: torch.dtype) -> bool:
     if known is not None and known[0] == settings.generation:
         return known[1]
     generation = settings.generation
-    served = (
-        settings.get().dataflow == "auto"
-        and not rocm.multiplies()
-        and row_kernels(Case(device, kind))[1] is not None
-    )
+    served = settings.get().dataflow == "auto" and row_kernels(Case(device, kind))[1] is not None
     _served[device, kind] = generation, served
     return served
 

@@ -42,7 +42,7 @@ def predicted(problem: Problem, tile: TileConfig, live: Callable[[int], int]) ->
 def _gather(problem: Problem, tile: TileConfig, live: Callable[[int], int]) -> float:
     size, groups = problem.dtype.itemsize, problem.groups
     tiles, columns = _cdiv(problem.n_rows, tile.block_m), _cdiv(problem.c_out, tile.block_n)
-    depth, partials = _cdiv(problem.c_in, tile.block_k), problem.splits * tile.split_k
+    depth, partials = _cdiv(problem.c_in, tile.block_k), problem.splits
     programs = tiles * columns * groups * partials
     steps = live(tile.block_m) * columns * groups * depth
     results = problem.n_rows * problem.c_out * groups

@@ -124,11 +124,17 @@ class Problem(NamedTuple):
         return list(dict.fromkeys([self.default(), *map(self._cut, found)]))
 
     def allows(self, tile: TileConfig) -> bool:
-        """Whether a stored tile can run here: it fits the shared memory and the packed tiles."""
+        """Whether a stored tile can run here: it fits the shared memory and the packed tiles, and
+        gives a row's sum the bits that it has everywhere else."""
         from ...kernels.maps.tile_list import TILE
+        from ...kernels.tiles.candidates import same_sums
 
-        packed = self.direction == "wgrad" or tile.block_m in (TILE, 2 * TILE)
-        return packed and tile.shared_bytes(self.dtype.itemsize) <= self.target.shared_memory
+        if tile.shared_bytes(self.dtype.itemsize) > self.target.shared_memory:
+            return False
+        return self.direction == "wgrad" or (
+            tile.block_m <= 2 * TILE
+            and same_sums(self.target, tile, self.default(), self.precision)
+        )
 
 
 def _order(w: Weights) -> str:

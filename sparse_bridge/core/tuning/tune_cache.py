@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
     from ...kernels.tiles.tile import TileConfig
 
-FORMAT = 1
+FORMAT = 2
 DIRECTIONS = ("fwd", "dgrad", "wgrad")  # a namespace each
 WRITE_WAIT = 2.0  # seconds for the lock of the file; a winner not stored is tuned again some day
-_SIZES = ("block_m", "block_n", "block_k", "num_warps", "split_k")
+_SIZES = ("block_m", "block_n", "block_k", "num_warps")
 
 
 class CacheFileError(Exception):

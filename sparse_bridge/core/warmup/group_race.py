@@ -1,9 +1,9 @@
 """Timing the dataflows of layers that share kernel maps, on the maps of a run that was watched.
 
-For every group the products of each dataflow are compared with the rules' and timed, and so is all
-that a dataflow needs of a new map: row orders, packed tiles, lists of pairs. `tuning.groups.choose`
-adds up. Gradients of weights follow pair lists whatever else is chosen: a trained map pays for its
-order and pairs in any case, and the products of wgrad change nothing.
+For every group the products of each dataflow are compared with the rules', to the bit, and timed,
+and so are the packed tiles that one of them needs of a new map. `tuning.groups.choose` adds up.
+Gradients of weights follow pair lists, which are made of tiles: a trained map pays for those in any
+case, and the products of wgrad change nothing.
 
 Compiling comes first and takes what it takes; timing takes `Tuner.budget` seconds per group at
 most. What was not reached in that time cannot win.
@@ -25,23 +25,20 @@ from ...kernels.runtime.target import Target
 from ..conv import registry
 from ..conv.choice import flow_of
 from ..conv.dataflow import LayerProduct
-from ..conv.dataflows.masked import BY_RULE, split_tiles
+from ..conv.dataflows.masked import BY_RULE
 from ..conv.epilogue import Epilogue
 from ..conv.kernel_products import GatherProduct, KernelDataflow
 from ..conv.plan import ConvPlan
 from ..device import trace
 from ..maps.kernel_map import KernelMap
-from ..maps.pair_groups import pair_groups
 from ..maps.rulebook import Rulebook
 from ..tuning import tuner as tuners
 from ..tuning.groups import GroupWinner, Layer, Place, View, choose, layer_of, place_of
 from ..tuning.kernel_hash import code_hash
 from ..tuning.trial import device_timer, mismatch
 
-# fp32 layers of at least so many channels on both sides take mask splits into the race. On an H200
-# two splits took 0.90 of masked at C = 256; at 128 and below, and in fp16, all lost.
-_SPLIT_CHANNELS = 192
-_TILES, _PAIRS = ("tiles", 0), ("pairs", 0)
+# What add up a row in the same order. Mask splits and lists of pairs do not: they are on request.
+_FLOWS = ("masked", "unmasked")
 
 
 @dataclasses.dataclass
@@ -172,7 +169,7 @@ class Race:
         for (layer, flow), run in sorted(
             runs.items(), key=lambda one: rules[one[0][0]] != one[0][1]
         ):
-            views = sorted(self._needs(layer, flow) - self.costs.keys(), key=_depth)
+            views = sorted(self._needs(layer, flow) - self.costs.keys())
             if self.spent + share * (1 + len(views)) > self.tuner.budget:
                 continue
             for view in views:
@@ -209,13 +206,15 @@ class Race:
             if not torch.equal(run(), reference) or not bool((reference != 0).any()):
                 continue  # it proves nothing
             runs[layer, rule] = run
-            for flow in _flows(product):
+            for flow in _FLOWS:
                 if flow == rule:
                     continue
                 try:
                     run = self._product(layer, flow, *inputs)
                     _spoil(reference)
-                    wrong = mismatch(run(), reference, product.dtype, self.group.place.precision)
+                    wrong = mismatch(
+                        run(), reference, product.dtype, self.group.place.precision, exact=True
+                    )
                 except torch.cuda.OutOfMemoryError:
                     raise
                 # Whatever a compiler raises: the dataflow loses.
@@ -243,41 +242,21 @@ class Race:
 
     def _needs(self, layer: Layer, flow: str) -> frozenset[View]:
         side = 0 if self.rulebook.symmetric else layer.side
-        if flow == "unmasked":
-            return frozenset()
-        if flow == "grouped":
-            return frozenset({_TILES, _PAIRS, ("grouped", layer.side)})
-        return frozenset({("tiles" if flow == "masked" else flow, side)})
+        return frozenset() if flow == "unmasked" else frozenset({("tiles", side)})
 
     def _paid(self) -> frozenset[View]:
         """Built whatever is chosen: what gradients of weights need."""
-        return frozenset({_TILES, _PAIRS} if self.group.place.trained else ())
+        return frozenset({("tiles", 0)} if self.group.place.trained else ())
 
     def _cost(self, view: View, share: float) -> None:
-        """Time the building of a view on a new map; pairs are made of tiles, groups of pairs."""
-        name, side = view
+        """Time the building of tiles on a new map."""
+        _, side = view
 
         def build() -> None:
-            rulebook = self.rulebook.copied()
-            if name == "tiles":
-                rulebook.tiles(side, self.target)
-            elif name == "pairs":
-                rulebook.tiles(0, self.target)
-                rulebook.device_pairs(self.target)
-            elif name == "grouped":
-                rulebook.tiles(0, self.target)
-                pair_groups(rulebook, side, self.target)
-            else:
-                splits = min(int(name.partition(":")[2]), rulebook.n_offsets)
-                split_tiles(rulebook, side, self.target, splits)
+            self.rulebook.copied().tiles(side, self.target)
 
         build()
-        below = {"pairs": (_TILES,), "grouped": (_TILES, _PAIRS)}.get(name, ())
-        for part in below:
-            if part not in self.costs:
-                self._cost(part, share)
-        made_of = sum(self.costs[part] for part in below)
-        self.costs[view] = max(0.0, self._time(build, share) - made_of)
+        self.costs[view] = self._time(build, share)
 
     def _time(self, run: Callable[[], object], limit: float) -> float:
         start = self.tuner.clock()
@@ -285,19 +264,6 @@ class Race:
         self.spent += self.tuner.clock() - start
         self.tested += 1
         return seconds
-
-
-def _depth(view: View) -> tuple[int, View]:
-    """Views in an order in which each is made of earlier ones."""
-    return {"pairs": 1, "grouped": 2}.get(view[0], 0), view
-
-
-def _flows(product: LayerProduct) -> list[str]:
-    """Dataflows worth timing."""
-    flows = ["masked", "unmasked", "grouped"]
-    if product.dtype == torch.float32 and min(product.w.c_in, product.w.c_out) >= _SPLIT_CHANNELS:
-        flows += ["masked:2", "masked:3"]
-    return flows
 
 
 def _features(n_rows: int, product: LayerProduct) -> torch.Tensor:

@@ -25,7 +25,7 @@ from ..device.precision import KERNEL_DTYPES
 from ..device.self_check_problems import COMMON_ROWS
 from ..geometry.weights import layout_of
 from ..maps.rulebook import Rulebook
-from ..ops.pointwise import HALVES
+from ..ops.pointwise import takes
 from ..tuning.problem import wgrad_problem
 from ..tuning.tuner import tile_for
 from .map_kernels import Strided
@@ -129,7 +129,7 @@ def compile_product(
     ordered: instead, what it would where larger scenes have had the rows ordered and the rule for
     these sizes would leave them.
     """
-    if dtype not in KERNEL_DTYPES or (one.pointwise and dtype not in HALVES):
+    if dtype not in KERNEL_DTYPES or (one.pointwise and not takes(dtype, one.weight)):
         return
     w = layout_of(one.weight, one.layout, one.groups)
     product = LayerProduct(target, device, dtype, one.precision, w, one.epilogue.form)
@@ -145,7 +145,7 @@ def compile_product(
 
 def compile_once(target: Target, one: Expected, dtype: torch.dtype) -> None:
     """What follows the product whatever the map: sums of gradients, norms."""
-    if dtype not in KERNEL_DTYPES or (one.pointwise and dtype not in HALVES):
+    if dtype not in KERNEL_DTYPES or (one.pointwise and not takes(dtype, one.weight)):
         return
     columns, bias = layout_of(one.weight, one.layout, one.groups).columns_out, one.epilogue.bias
     if one.trains and bias is not None:

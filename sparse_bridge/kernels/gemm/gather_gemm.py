@@ -59,8 +59,7 @@ class GatherGemm:
             n_offsets, pitch = table.shape[0], table.stride(0)
         self.spec = spec = spec.fitting(n_offsets, pitch, n_rows, n_in)
         self.table, self.blank, tile = table, False, spec.tile
-        split_stride = n_rows * spec.columns if tile.split_k > 1 else 0
-        self._key = spec.key_of(split_stride) if split_stride else spec.key
+        self._key = spec.key
         tiles = -(-n_rows // tile.block_m)
         if spec.splits > 1:
             tiles = spec.splits * pitch // tile.block_m
@@ -70,11 +69,11 @@ class GatherGemm:
                 f"gather-GEMM over {n_rows} rows needs {programs} programs; a launch takes fewer "
                 "than 2^31."
             )
-        self.grid = (programs, spec.groups, tile.split_k)
+        self.grid = (programs, spec.groups, 1)
         self._lists: tuple[torch.Tensor, ...] | None = None
-        self._numbers: tuple[Any, ...] = (n_rows, pitch, n_offsets, *spec.following, split_stride)
+        self._numbers: tuple[Any, ...] = (n_rows, pitch, n_offsets, *spec.following)
         self._n_values = n_rows * spec.columns
-        self._sum_grid = (-(-self._n_values // 1024), 1, 1) if spec.partials > 1 else (0, 0, 0)
+        self._sum_grid = (-(-self._n_values // 1024), 1, 1) if spec.splits > 1 else (0, 0, 0)
         if not isinstance(table, TileList) and table.data_ptr() & 15:
             self._key = number_of((self._key, "unaligned table"))  # compiled apart
         # Addresses serve a compiled kernel as well as views do, and cost nothing.
@@ -135,7 +134,7 @@ class GatherGemm:
             found is None
             or (x_at | w_at | y_at) & 15
             or x.stride()[0] != spec.columns_in
-            or (self.blank and spec.partials > 1)
+            or (self.blank and spec.splits > 1)
         ):
             return False
         entry, sums = found
@@ -143,7 +142,7 @@ class GatherGemm:
         if sums is None:
             values = (x_at, w_at, p, q, r, s, t, u, y_at, *numbers)
             return begin(entry, index, self.grid, values, spec.constants)
-        partial = y.new_empty(spec.partials * self._n_values, dtype=torch.float32)
+        partial = y.new_empty(spec.splits * self._n_values, dtype=torch.float32)
         at = partial.data_ptr()
         values = (x_at, w_at, y_at, y_at, y_at, y_at, y_at, y_at, at, *numbers)
         if not begin(entry, index, self.grid, values, spec.constants):
@@ -157,7 +156,7 @@ class GatherGemm:
         self, x: torch.Tensor, w: torch.Tensor, vectors: Vectors, y: torch.Tensor
     ) -> None:  # fmt: skip
         """Run kernels that may have to be compiled."""
-        spec, split, out, read = self.spec, self.spec.partials, y, vectors
+        spec, split, out, read = self.spec, self.spec.splits, y, vectors
         if split > 1:
             fresh, read = torch.zeros if self.blank else torch.empty, NO_VECTORS
             out = fresh(split * self._n_values, dtype=torch.float32, device=spec.device)
@@ -170,7 +169,7 @@ class GatherGemm:
         row_kind = spec.row_kind
         if stride_xn != spec.columns_in:
             row_kind = specialise(stride_xn)
-            numbers = (*numbers[:-7], stride_xn, *numbers[-6:])  # the first of seven strides
+            numbers = (*numbers[:-6], stride_xn, *numbers[-5:])  # the first of six strides
         key = (self._key, aligned, w.dtype, kinds, row_kind)
         index, values = spec.device.index, (x_at, w_at, *end_at, out_at, *numbers)
         if not (

@@ -15,64 +15,80 @@ from ..runtime.launch import register
 
 
 @triton.jit
-def _activate(value, alpha, ACT: tl.constexpr):
-    if ACT == 1:
-        value = tl.maximum(value, 0.0)
-    if ACT == 2:
-        value = tl.where(value >= 0, value, value * alpha)
-    if ACT == 3:
-        value = 1.0 / (1.0 + tl.exp(-value))
+def _rounded(value, HELD: tl.constexpr):
+    """fp32 values as a result of `HELD` holds them."""
+    return value.to(HELD).to(tl.float32)
+
+
+@triton.jit
+def _normed(
+    value, mean_ptr, var_ptr, gain_ptr, beta_ptr, eps, channel, ok, AFFINE: tl.constexpr
+):  # fmt: skip
+    """A normalisation by fixed statistics, in the operations and the order of torch's own kernel:
+    fma(gain * (x - mean), rsqrt(var + eps), beta). channel, ok: of every value."""
+    mean = tl.load(mean_ptr + channel, mask=ok, other=0.0).to(tl.float32)
+    var = tl.load(var_ptr + channel, mask=ok, other=1.0).to(tl.float32)
+    value = value - mean
+    scale = tl.rsqrt(var + eps)
+    if AFFINE:
+        gain = tl.load(gain_ptr + channel, mask=ok, other=0.0).to(tl.float32)
+        beta = tl.load(beta_ptr + channel, mask=ok, other=0.0).to(tl.float32)
+        scale, beta = tl.broadcast_to(scale, value.shape), tl.broadcast_to(beta, value.shape)
+        value = tl.fma(gain * value, scale, beta)
+    else:
+        value = value * scale
     return value
 
 
 @triton.jit
-def _added(value, residual_ptr, at, ok, held: tl.constexpr):
-    """value + residual, rounded in between as results are held: so two operations would do it, and
-    the sum takes place where results are written, in no more registers than those (measured: the
-    order of these lines matters)."""
-    rounded = value.to(held).to(tl.float32)
-    residual = tl.load(residual_ptr + at, mask=ok, other=0.0)
-    return rounded + residual.to(tl.float32)
-
-
-@triton.jit
-def _tail(
-    bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, eps, channel, ok, TAIL: tl.constexpr
+def _finished(
+    acc, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, residual_ptr, alpha, eps, channel, ok_c,
+    at, ok, TAIL: tl.constexpr, ACT: tl.constexpr, HELD: tl.constexpr,
 ):  # fmt: skip
-    """(scale, shift) fp32 of the channels. TAIL adds 1: a bias, 2: a norm, 4: gain and beta of it,
-    8: a residual, which is not a vector."""
-    scale = tl.full(channel.shape, 1.0, tl.float32)
-    shift = tl.zeros(channel.shape, tl.float32)
+    """What follows the sums, in fp32; rounded to `HELD` wherever separate operations would round,
+    so that the result has their bits.
+
+    TAIL adds 1: a bias, 2: a norm, 4: gain and beta of it, 8: a residual. ACT: see `ACTIVATIONS`.
+    channel, ok_c: the channels, of a shape that broadcasts to that of acc. at, ok: places of the
+    results, which are those of the residual.
+    """
     if TAIL & 1:
-        shift += tl.load(bias_ptr + channel, mask=ok, other=0.0).to(tl.float32)
+        acc += tl.load(bias_ptr + channel, mask=ok_c, other=0.0).to(tl.float32)
     if TAIL & 2:
-        var = tl.load(var_ptr + channel, mask=ok, other=1.0).to(tl.float32)
-        scale = 1.0 / tl.sqrt(var + eps)
-        if TAIL & 4:
-            scale *= tl.load(gain_ptr + channel, mask=ok, other=0.0).to(tl.float32)
-        shift -= tl.load(mean_ptr + channel, mask=ok, other=0.0).to(tl.float32)
-        shift *= scale
-        if TAIL & 4:
-            shift += tl.load(beta_ptr + channel, mask=ok, other=0.0).to(tl.float32)
-    return scale, shift
+        acc = _normed(
+            _rounded(acc, HELD), mean_ptr, var_ptr, gain_ptr, beta_ptr, eps, channel, ok_c,
+            (TAIL & 4) != 0,
+        )  # fmt: skip
+    if TAIL & 8:
+        residual = tl.load(residual_ptr + at, mask=ok, other=0.0)
+        acc = _rounded(acc, HELD) + residual.to(tl.float32)
+    if ACT == 1:
+        acc = tl.where(acc <= 0, 0.0, acc)  # a NaN stays
+    if ACT == 2:
+        acc = _rounded(acc, HELD)
+        acc = tl.where(acc > 0, acc, acc * alpha)
+    return acc
 
 
 @triton.jit(do_not_specialize=["n_rows", "pitch", "n_offsets", "alpha", "eps"])
 def _gather_gemm(
     x_ptr, w_ptr, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, residual_ptr, y_ptr, nbr_ptr,
     rows_ptr, live_ptr, n_live_ptr, n_rows, pitch, n_offsets, c_in, c_out, w_shift, alpha, eps,
-    stride_xn, stride_yn, stride_wv, stride_wi, stride_wo, stride_wg, stride_ys,
+    stride_xn, stride_yn, stride_wv, stride_wi, stride_wo, stride_wg,
     PACKED: tl.constexpr, TAIL: tl.constexpr, ACT: tl.constexpr, PRECISION: tl.constexpr,
-    EVEN_K: tl.constexpr, ONE_K: tl.constexpr, WIDE: tl.constexpr, SPLIT_K: tl.constexpr,
+    EVEN_K: tl.constexpr, ONE_K: tl.constexpr, WIDE: tl.constexpr, SHARED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """grid: (row tiles x column blocks, groups, SPLIT_K).
+    """grid: (row tiles x column blocks, groups).
 
     x [N_in, groups * c_in] with row stride stride_xn and unit channel stride; w read at w_shift + v
-    * stride_wv + i * stride_wi + o * stride_wo + group * stride_wg; y [n_rows, groups * c_out], or
-    with SPLIT_K > 1 fp32 partial sums, stride_ys apart. nbr: [V, pitch]; packed: rows, live [T, V],
-    n_live [T] as in `TileList`. bias, mean, var, gain, beta [groups * c_out] as TAIL says, residual
+    * stride_wv + i * stride_wi + o * stride_wo + group * stride_wg; y [n_rows, groups * c_out].
+    nbr: [V, pitch]; packed: rows, live [T, V], n_live [T] as in `TileList`, each list for SHARED
+    programs of BLOCK_M rows. bias, mean, var, gain, beta [groups * c_out] as TAIL says, residual
     like y.
+
+    A row's sum runs over its offsets in their order, each one's channels in theirs; an absent
+    offset adds exactly nothing. So its bits do not depend on the tile it is in.
     """
     n_blocks = tl.cdiv(c_out, BLOCK_N)
     # The last tiles of the mask order hold the rows with rare offsets and take longest: start with
@@ -88,8 +104,8 @@ def _gather_gemm(
     if PACKED:
         row = tl.load(rows_ptr + place)
         row_ok = row >= 0
-        steps = tl.load(n_live_ptr + tile)
-        live = live_ptr + tile.to(tl.int64) * n_offsets
+        steps = tl.load(n_live_ptr + tile // SHARED)
+        live = live_ptr + (tile // SHARED).to(tl.int64) * n_offsets
     else:
         row = place
         row_ok = row < n_rows
@@ -106,14 +122,8 @@ def _gather_gemm(
         + offs_n[None, :] * stride_wo
     )
     k_blocks = 1 if ONE_K else tl.cdiv(c_in, BLOCK_K)
-    first = 0
-    end = steps * k_blocks
-    if SPLIT_K > 1:
-        share = tl.cdiv(end, SPLIT_K)
-        first = tl.program_id(2) * share
-        end = tl.minimum(end, first + share)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float16 if PRECISION == "half" else tl.float32)
-    for step in range(first, end):
+    for step in range(steps * k_blocks):
         if ONE_K:
             index = step
             k = 0
@@ -146,51 +156,33 @@ def _gather_gemm(
             acc = tl.dot(a, b, acc, out_dtype=tl.float16)
         else:
             acc = tl.dot(a, b, acc, input_precision=PRECISION)
-    acc = acc.to(tl.float32)
-    if TAIL & 7:
-        scale, shift = _tail(
-            bias_ptr,
-            mean_ptr,
-            var_ptr,
-            gain_ptr,
-            beta_ptr,
-            eps,
-            group * c_out + offs_n,
-            mask_n,
-            TAIL,
-        )
-        acc = acc * scale[None, :] + shift[None, :]
-    at = row[:, None] * stride_yn + (group * c_out + offs_n)[None, :]
+    channel = (group * c_out + offs_n)[None, :]
+    at = row[:, None] * stride_yn + channel
     ok = row_ok[:, None] & mask_n[None, :]
-    if TAIL & 8:
-        acc = _added(acc, residual_ptr, at, ok, y_ptr.dtype.element_ty)
-    acc = _activate(acc, alpha, ACT)
-    out = y_ptr + at
-    if SPLIT_K > 1:
-        out += tl.program_id(2).to(tl.int64) * stride_ys
-    tl.store(out, acc.to(y_ptr.dtype.element_ty), mask=ok)
+    acc = _finished(
+        acc.to(tl.float32), bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, residual_ptr, alpha,
+        eps, channel, mask_n[None, :], at, ok, TAIL, ACT, y_ptr.dtype.element_ty,
+    )  # fmt: skip
+    tl.store(y_ptr + at, acc.to(y_ptr.dtype.element_ty), mask=ok)
 
 
 @triton.jit(do_not_specialize=["n_values", "n_channels", "alpha", "eps"])
 def _sum_partials(
     partial_ptr, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, residual_ptr, y_ptr, n_values,
     n_channels, alpha, eps,
-    TAIL: tl.constexpr, ACT: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr,
+    TAIL: tl.constexpr, ACT: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """y = act(scale * (sum of SPLIT_K partial results, in order) + shift + residual)."""
+    """y = the sum of PARTS partial results, in order, and what follows it (`_finished`)."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     ok = place < n_values
     acc = tl.load(partial_ptr + place, mask=ok, other=0.0)
-    for part in range(1, SPLIT_K):
+    for part in range(1, PARTS):
         acc += tl.load(partial_ptr + part * n_values.to(tl.int64) + place, mask=ok, other=0.0)
-    if TAIL & 7:
-        scale, shift = _tail(
-            bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, eps, place % n_channels, ok, TAIL
-        )
-        acc = acc * scale + shift
-    if TAIL & 8:
-        acc = _added(acc, residual_ptr, place, ok, y_ptr.dtype.element_ty)
-    tl.store(y_ptr + place, _activate(acc, alpha, ACT).to(y_ptr.dtype.element_ty), mask=ok)
+    acc = _finished(
+        acc, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, residual_ptr, alpha, eps,
+        place % n_channels, ok, place, ok, TAIL, ACT, y_ptr.dtype.element_ty,
+    )  # fmt: skip
+    tl.store(y_ptr + place, acc.to(y_ptr.dtype.element_ty), mask=ok)
 
 
 gather_gemm_kernel = register(_gather_gemm)

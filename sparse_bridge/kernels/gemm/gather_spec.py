@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from ..maps.tile_list import shared_by
 from ..runtime.launch import Entry, number_of, specialise
 from ..tiles.clamps import clamp_for_problem, clamp_for_splits
 from ..tiles.tile import TileConfig
 from .product import Product
 
-ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 2, "sigmoid": 3}
+ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 2}
 INT32_END = 1 << 31  # from here on offsets need 64 bits
 
 
@@ -17,12 +18,12 @@ class GemmSpec:
     """A product and its tile.
 
     packed: over mask-ordered tiles; else over a neighbour table.  wide: offsets need 64 bits.
-    splits: orders of the rows, each for a range of the offsets, see `TileList`.  partials: partial
-    sums of a row, by such ranges or by shares of the reduction; 1 where there is nothing to add up.
-    constants, options: of the kernel.  key: a number for all that a compiled kernel depends on here
-    and that no tensor tells.  following: c_in, c_out, where the weight starts, alpha, eps, the row
-    strides of contiguous features and results and the weight's strides, in the kernel's order.
-    sum_constants: of the kernel that adds partial sums up.
+    splits: orders of the rows, each for a range of the offsets, whose partial sums are added up
+    afterwards, see `TileList`; 1: nothing to add up.  constants, options: of the kernel.  key: a
+    number for all that a compiled kernel depends on here and that no tensor tells.  following:
+    c_in, c_out, where the weight starts, alpha, eps, the row strides of contiguous features and
+    results and the weight's strides, in the kernel's order.  sum_constants: of the kernel that adds
+    partial sums up.
     """
 
     def __init__(
@@ -39,22 +40,22 @@ class GemmSpec:
             tile = clamp_for_splits(tile)
         if not packed:
             tile = tile.over_table()
-        held = parts if splits == 1 else 0
+        whole = splits == 1
+        held = parts if whole else 0
         tile = clamp_for_problem(tile, target, self.dtype, precision, c_in, wide, held)
-        self.tile, self.partials = tile, splits * tile.split_k
-        whole = self.partials == 1
+        self.tile = tile
         self.activation = ACTIVATIONS[activation]
         exact = self.dtype != torch.float32 and precision != "half"
         self.constants: tuple[object, ...] = (
             packed, parts if whole else 0, self.activation if whole else 0,
             "ieee" if exact else precision, c_in % tile.block_k == 0,
-            c_in <= tile.block_k, wide, tile.split_k, tile.block_m, tile.block_n, tile.block_k,
+            c_in <= tile.block_k, wide, shared_by(tile.block_m) if packed else 1, tile.block_m,
+            tile.block_n, tile.block_k,
         )  # fmt: skip
         self.options = tile.options(target)
         kinds = specialise(c_in, c_out, w.shift, *w.strides, self.columns)
         self._known = ("gather_gemm", self.dtype, self.constants, tile, kinds, splits > 1)
-        self._keys: dict[int, int] = {}
-        self.key = self.key_of(0)
+        self.key = number_of(self._known)
         self.row_kind = specialise(self.columns_in)
         # The type of a float is part of the signature.
         self.floats = float(alpha), float(eps)
@@ -62,17 +63,9 @@ class GemmSpec:
             c_in, c_out, w.shift, *self.floats, self.columns_in, self.columns, *w.strides
         )  # fmt: skip
         self._wider: GemmSpec | None = None
-        self.sum_constants: tuple[object, ...] = (parts, self.activation, self.partials, 1024)
+        self.sum_constants: tuple[object, ...] = (parts, self.activation, splits, 1024)
         # By what of the operands compiled kernels depend on: the kernel, and that of the sums.
         self.ready: dict[tuple[object, ...], tuple[Entry, Entry | None]] = {}
-
-    def key_of(self, split_stride: int) -> int:
-        """`key` where partial sums lie `split_stride` apart."""
-        kind = specialise(split_stride)[0]
-        found = self._keys.get(kind)
-        if found is None:
-            found = self._keys[kind] = number_of((*self._known, kind))
-        return found
 
     def fitting(self, n_offsets: int, pitch: int, n_rows: int, n_in: int) -> GemmSpec:
         """This one, or one with wide offsets, as a map of this size needs it."""

@@ -8,7 +8,6 @@ is read once per tile of its own pairs; what it costs are the products, written 
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import torch
@@ -19,15 +18,15 @@ from ...errors import KernelError
 from ..runtime.launch import alignment, cdiv, number_of, register, specialise
 from ..tiles.clamps import clamp_for_grouped
 from ..tiles.tile import TileConfig, power
-from .gather_kernels import _activate, _added, _tail
+from .gather_kernels import _finished
 from .gather_spec import ACTIVATIONS, INT32_END
 from .product import EpilogueForm, Product
 from .vectors import Vectors, tensors_of
 
 SUM_LANES = 4  # products of a row that a program loads at a time
 SUM_ROWS = 8
-LONGEST = 512  # products of a row that one program adds up
-# Rows of graphs are cut shorter: few are long, and all others wait for them.
+LONGEST = 512  # products of a row of a regular map that one program adds up
+# Longer rows of graphs are cut into such pieces: few are long, and all others wait for them.
 _PIECE = 32
 
 
@@ -90,7 +89,7 @@ def _sum_products(
     TAIL: tl.constexpr, ACT: tl.constexpr, LISTED: tl.constexpr, ROWS: tl.constexpr,
     LANES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """y[r] = act(scale * (sum of the products of row r, in order) + shift + residual).
+    """y[r] = the sum of the products of row r, in order, and what follows it (`_finished`).
 
     product fp32 [P, n_channels]; those of row r are entry[starts[r] : starts[r + 1]], or these
     numbers themselves without LISTED. The rest as in the gather-GEMM.
@@ -112,16 +111,15 @@ def _sum_products(
         acc += tl.load(product_ptr + at, mask=here[:, None] & ok_n[None, :], other=0.0)
     acc = tl.sum(tl.reshape(acc, (ROWS, LANES, BLOCK_N)), 1)
     here = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    at = here.to(tl.int64)[:, None] * n_channels + channel[None, :]
-    ok = (here < n_rows)[:, None] & ok_n[None, :]
-    if TAIL & 7:
-        scale, shift = _tail(
-            bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, eps, channel, ok_n, TAIL
-        )
-        acc = acc * scale[None, :] + shift[None, :]
-    if TAIL & 8:
-        acc = _added(acc, residual_ptr, at, ok, y_ptr.dtype.element_ty)
-    tl.store(y_ptr + at, _activate(acc, alpha, ACT).to(y_ptr.dtype.element_ty), mask=ok)
+    ok_n = ok_n[None, :]
+    channel = channel[None, :]
+    at = here.to(tl.int64)[:, None] * n_channels + channel
+    ok = (here < n_rows)[:, None] & ok_n
+    acc = _finished(
+        acc, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, residual_ptr, alpha, eps, channel,
+        ok_n, at, ok, TAIL, ACT, y_ptr.dtype.element_ty,
+    )  # fmt: skip
+    tl.store(y_ptr + at, acc.to(y_ptr.dtype.element_ty), mask=ok)
 
 
 grouped_gemm_kernel = register(_grouped_gemm)
@@ -146,12 +144,15 @@ def pieces_of(starts: torch.Tensor, longest: int) -> tuple[torch.Tensor, ...]:
     """Cuts of rows with up to `longest` entries, (level 1, level 2, ...): the starts of a level's
     pieces count what the level before left; the last level's are the rows'. () where none is long.
 
-    Waits for the device once a level, to learn how many pieces there are.
+    A row of up to two pieces stays whole, whatever others there are: how its sum is cut depends on
+    its own length. Waits for the device once a level, to learn how many pieces there are.
     """
-    if longest <= min(LONGEST, 2 * _PIECE):
+    if longest <= 2 * _PIECE:
         return ()
     lengths = starts.diff()
-    per_row = (lengths + _PIECE - 1) // _PIECE
+    per_row = torch.where(
+        lengths > 2 * _PIECE, (lengths + _PIECE - 1) // _PIECE, lengths.clamp(max=1)
+    )
     ends = per_row.cumsum(0, dtype=torch.int32)
     total = int(ends[-1])
     row = torch.arange(len(lengths), device=starts.device).repeat_interleave(
@@ -178,7 +179,7 @@ class GroupedSpec:
         c_in, c_out = w.c_in, w.c_out
         self.columns_in, self.columns = w.groups * c_in, w.groups * c_out
         tile = clamp_for_grouped(tile, self.target, self.dtype, precision, c_in, wide)
-        self.tile = tile = dataclasses.replace(tile, split_k=1)
+        self.tile = tile
         self.constants = (
             precision if self.dtype == torch.float32 else "ieee", c_in % tile.block_k == 0,
             c_in <= tile.block_k, wide, tile.block_m, tile.block_n, tile.block_k,

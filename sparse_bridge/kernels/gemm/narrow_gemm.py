@@ -1,9 +1,9 @@
 """Gather-GEMM for narrow inputs, of up to 8 channels, as the first layer of a network has them.
 
 One offset fills no more than half of a step of the reduction there, and what a tile waits for is
-where its rows are, offset after offset. So a step takes several offsets side by side: element k of
-it is channel k % WIDTH of its offset k // WIDTH. The rest is the gather-GEMM's, launch and epilogue
-included.
+where its rows are, offset after offset. So a step takes a window of offsets side by side: element k
+of it is channel k % WIDTH of its offset k // WIDTH. The rest is the gather-GEMM's, launch and
+epilogue included.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 
 from ..maps.tile_list import TileList
-from ..runtime.launch import register, specialise
+from ..runtime.launch import number_of, power_of_2, register, specialise
 from ..tiles.narrow_tile import clamp_for_wide, width_of
 from ..tiles.tile import TileConfig
 from .gather_gemm import GatherGemm
-from .gather_kernels import _activate, _added, _tail
+from .gather_kernels import _finished
 from .gather_spec import GemmSpec
 from .product import Product
 from .vectors import Vectors
@@ -59,20 +59,61 @@ def _channels(row_ptr, stride, ok, c_in, WIDTH: tl.constexpr):
     return value
 
 
+@triton.jit
+def _window(
+    acc, x_ptr, w_ptr, nbr_ptr, v, there, place, row_ok, offs_n, mask_n, pitch, c_in, stride_xn,
+    stride_wv, stride_wi, stride_wo,
+    PACKED: tl.constexpr, PRECISION: tl.constexpr, EVEN_X: tl.constexpr, EVEN_W: tl.constexpr,
+    WIDE: tl.constexpr, WIDTH: tl.constexpr, OFFSETS: tl.constexpr,
+):  # fmt: skip
+    """acc and the products of the offsets v [OFFSETS], those that are `there`."""
+    offs_c = tl.arange(0, WIDTH)
+    v = tl.where(there, v, 0)
+    if WIDE:
+        v = v.to(tl.int64)
+    mask_w = there[:, None] & mask_n[None, :]
+    w_rows = w_ptr + (v[:, None] * stride_wv + offs_n[None, :] * stride_wo)
+    if EVEN_W:
+        b = tl.load(w_rows[:, :, None] + offs_c[None, None, :], mask=mask_w[:, :, None], other=0.0)
+    else:
+        b = _channels(w_rows, stride_wi, mask_w, c_in, WIDTH)
+        b = tl.reshape(b, (OFFSETS, offs_n.shape[0], WIDTH))
+    b = tl.permute(b, (0, 2, 1))
+    mask_s = there[None, :]
+    if not PACKED:
+        mask_s = mask_s & row_ok[:, None]
+    source = tl.load(nbr_ptr + v[None, :] * pitch + place[:, None], mask=mask_s, other=-1)
+    found = source >= 0
+    if WIDE:
+        source = source.to(tl.int64)
+    if EVEN_X:
+        at = source[:, :, None] * stride_xn + offs_c[None, None, :]
+        a = tl.load(x_ptr + at, mask=found[:, :, None], other=0.0)
+    else:
+        a = _channels(x_ptr + source * stride_xn, 1, found, c_in, WIDTH)
+    a = tl.reshape(a, (place.shape[0], OFFSETS * WIDTH))
+    b = tl.reshape(b, (OFFSETS * WIDTH, offs_n.shape[0]))
+    return tl.dot(a, b, acc, input_precision=PRECISION)
+
+
 @triton.jit(do_not_specialize=["n_rows", "pitch", "n_offsets", "alpha", "eps"])
 def _narrow_gemm(
     x_ptr, w_ptr, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, residual_ptr, y_ptr, nbr_ptr,
     rows_ptr, live_ptr, n_live_ptr, n_rows, pitch, n_offsets, c_in, c_out, w_shift, alpha, eps,
-    stride_xn, stride_yn, stride_wv, stride_wi, stride_wo, stride_wg, stride_ys,
+    stride_xn, stride_yn, stride_wv, stride_wi, stride_wo, stride_wg,
     PACKED: tl.constexpr, TAIL: tl.constexpr, ACT: tl.constexpr, PRECISION: tl.constexpr,
     EVEN_X: tl.constexpr, EVEN_W: tl.constexpr, WIDE: tl.constexpr, WIDTH: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    LANES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """grid: (row tiles x column blocks, 1, 1).
 
-    The arguments as of `_gather_gemm`; stride_wg and stride_ys are not read. EVEN_X: c_in is WIDTH,
-    which divides stride_xn, too. EVEN_W: stride_wi is 1, and WIDTH divides c_in and the weight's
-    other strides and shift. So channels of a row are loaded at once.
+    The arguments as of `_gather_gemm`; stride_wg is not read. EVEN_X: c_in is WIDTH, which divides
+    stride_xn, too. EVEN_W: stride_wi is 1, and WIDTH divides c_in and the weight's other strides
+    and shift. So channels of a row are loaded at once. LANES, where PACKED: n_offsets, rounded up
+    to a power of two.
+
+    Which offsets a step takes side by side is fixed: a window of them that no row of the tile has
+    is skipped, and an absent one in it adds zeros. So a row's bits do not depend on its tile.
     """
     OFFSETS: tl.constexpr = BLOCK_K // WIDTH
     n_blocks = tl.cdiv(c_out, BLOCK_N)
@@ -80,17 +121,17 @@ def _narrow_gemm(
     tile = n_tiles - 1 - tl.program_id(0) // n_blocks  # the longest first, see `_gather_gemm`
     place = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = (tl.program_id(0) % n_blocks) * BLOCK_N + tl.arange(0, BLOCK_N)
-    offs_c = tl.arange(0, WIDTH)
     mask_n = offs_n < c_out
     if PACKED:
         row = tl.load(rows_ptr + place)
         row_ok = row >= 0
         steps = tl.load(n_live_ptr + tile)
-        live = live_ptr + tile.to(tl.int64) * n_offsets
+        lanes = tl.arange(0, LANES)
+        live = live_ptr + tile.to(tl.int64) * n_offsets + lanes
+        lives = tl.load(live, mask=lanes < steps, other=1 << 30)
     else:
         row = place
         row_ok = row < n_rows
-        steps = n_offsets
     if WIDE:
         row = row.to(tl.int64)
         pitch = pitch.to(tl.int64)
@@ -101,50 +142,33 @@ def _narrow_gemm(
         stride_wv = stride_wv // WIDTH * WIDTH
         stride_wo = stride_wo // WIDTH * WIDTH
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for first in range(0, steps, OFFSETS):
-        index = first + tl.arange(0, OFFSETS)
-        there = index < steps
-        v = index
-        if PACKED:  # the list may be read before its length is known
-            v = tl.load(live + index, mask=index < n_offsets, other=0)
-        v = tl.where(there, v, 0)
-        if WIDE:
-            v = v.to(tl.int64)
-        mask_w = there[:, None] & mask_n[None, :]
-        w_rows = w_ptr + w_shift + (v[:, None] * stride_wv + offs_n[None, :] * stride_wo)
-        if EVEN_W:
-            b = tl.load(
-                w_rows[:, :, None] + offs_c[None, None, :], mask=mask_w[:, :, None], other=0.0
-            )
-        else:
-            b = _channels(w_rows, stride_wi, mask_w, c_in, WIDTH)
-            b = tl.reshape(b, (OFFSETS, BLOCK_N, WIDTH))
-        b = tl.permute(b, (0, 2, 1))
-        mask_s = there[None, :]
-        if not PACKED:
-            mask_s = mask_s & row_ok[:, None]
-        source = tl.load(nbr_ptr + v[None, :] * pitch + place[:, None], mask=mask_s, other=-1)
-        there = source >= 0
-        if WIDE:
-            source = source.to(tl.int64)
-        if EVEN_X:
-            at = source[:, :, None] * stride_xn + offs_c[None, None, :]
-            a = tl.load(x_ptr + at, mask=there[:, :, None], other=0.0)
-        else:
-            a = _channels(x_ptr + source * stride_xn, 1, there, c_in, WIDTH)
-        a = tl.reshape(a, (BLOCK_M, BLOCK_K))
-        b = tl.reshape(b, (BLOCK_K, BLOCK_N))
-        acc = tl.dot(a, b, acc, input_precision=PRECISION)
-    if TAIL & 7:
-        scale, shift = _tail(
-            bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, eps, offs_n, mask_n, TAIL
-        )
-        acc = acc * scale[None, :] + shift[None, :]
-    at = row[:, None] * stride_yn + offs_n[None, :]
+    if PACKED:
+        for word in range(tl.cdiv(n_offsets, 32)):
+            bits = tl.sum(tl.where(lives // 32 == word, 1 << (lives % 32), 0), 0)
+            for window in range(0, 32, OFFSETS):
+                lane = window + tl.arange(0, OFFSETS)
+                if (bits >> window) & ((1 << OFFSETS) - 1) != 0:
+                    acc = _window(
+                        acc, x_ptr, w_ptr + w_shift, nbr_ptr, word * 32 + lane,
+                        ((bits >> lane) & 1) != 0, place, row_ok, offs_n, mask_n, pitch, c_in,
+                        stride_xn, stride_wv, stride_wi, stride_wo,
+                        PACKED, PRECISION, EVEN_X, EVEN_W, WIDE, WIDTH, OFFSETS,
+                    )  # fmt: skip
+    else:
+        for first in range(0, n_offsets, OFFSETS):
+            v = first + tl.arange(0, OFFSETS)
+            acc = _window(
+                acc, x_ptr, w_ptr + w_shift, nbr_ptr, v, v < n_offsets, place, row_ok, offs_n,
+                mask_n, pitch, c_in, stride_xn, stride_wv, stride_wi, stride_wo,
+                PACKED, PRECISION, EVEN_X, EVEN_W, WIDE, WIDTH, OFFSETS,
+            )  # fmt: skip
+    channel = offs_n[None, :]
+    at = row[:, None] * stride_yn + channel
     ok = row_ok[:, None] & mask_n[None, :]
-    if TAIL & 8:
-        acc = _added(acc, residual_ptr, at, ok, y_ptr.dtype.element_ty)
-    acc = _activate(acc, alpha, ACT)
+    acc = _finished(
+        acc, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, residual_ptr, alpha, eps, channel,
+        mask_n[None, :], at, ok, TAIL, ACT, y_ptr.dtype.element_ty,
+    )  # fmt: skip
     tl.store(y_ptr + at, acc.to(y_ptr.dtype.element_ty), mask=ok)
 
 
@@ -165,18 +189,17 @@ class NarrowSpec(GemmSpec):
         whole = w.c_in == width
         self.even = whole and not loose
         lined = whole and inner == 1 and not (over % width or outer % width or w.shift % width)
-        self.width, self.tile, self.partials = width, tile, 1
+        self.width, self.tile = width, tile
         self._loose: NarrowSpec | None = None
         self.constants = (
             packed, parts, self.activation,
             precision if self.dtype == torch.float32 else "ieee", self.even, lined, wide, width,
-            tile.block_m, tile.block_n, tile.block_k,
+            power_of_2(w.n_offsets) if packed else 1, tile.block_m, tile.block_n, tile.block_k,
         )  # fmt: skip
         self.options = tile.options(self.target)
         kinds = specialise(w.c_in, w.c_out, w.shift, *w.strides, self.columns)
         self._known = ("narrow_gemm", self.dtype, self.constants, tile, kinds, False)
-        self._keys.clear()
-        self.key = self.key_of(0)
+        self.key = number_of(self._known)
 
     def loose(self) -> NarrowSpec:
         """The same for x whose rows start anywhere."""

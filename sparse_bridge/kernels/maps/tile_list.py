@@ -14,6 +14,11 @@ from .neighbor_table import NeighborTable
 TILE = 64  # rows of the smallest packed tile; the other lists pair them up
 
 
+def shared_by(block_m: int) -> int:
+    """Programs of `block_m` rows that share a list of live offsets."""
+    return max(1, TILE // block_m)
+
+
 class TileList:
     """A neighbour table permuted into tiles of `TILE` rows.
 
@@ -77,12 +82,15 @@ class TileList:
         return self._starts()[0]
 
     def places(self, block_m: int) -> tuple[int, int, int, int]:
-        """Where in `memory` packed, rows, and the lists live and n_live for tiles of `block_m` rows
-        start; TILE or twice that, else KernelError."""
-        if block_m not in (TILE, 2 * TILE):
-            raise KernelError(f"tiles of {block_m} rows; packed ones hold {TILE} or {2 * TILE}.")
+        """Where in `memory` packed, rows, and the lists live and n_live for programs of `block_m`
+        rows start; a part of TILE, TILE or twice that, else KernelError."""
+        if block_m != 2 * TILE and TILE % block_m:
+            raise KernelError(
+                f"programs of {block_m} rows; packed tiles hold {TILE} or {2 * TILE}, and smaller "
+                f"programs a part of {TILE}."
+            )
         (packed, start, quads), v = self._starts(), self.n_offsets
-        if block_m == TILE:
+        if block_m <= TILE:
             return packed, 0, start, start + 3 * quads * v
         return packed, 0, start + 2 * quads * v, start + 3 * quads * v + 2 * quads
 
@@ -95,10 +103,10 @@ class TileList:
         return packed, packed + pitch * (self.n_offsets + splits - 1), cdiv(splits * n_pairs, 4) * 4
 
     def lists(self, block_m: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(live [tiles, V], n_live [tiles]): the offsets present in each tile of `block_m` rows of
-        each part, ascending."""
+        """(live [tiles, V], n_live [tiles]): the offsets present in each tile of each part,
+        ascending; tiles of TILE rows, or of twice that where `block_m` is."""
         _, _, live, n_live = self.places(block_m)
-        n_tiles = self.splits * self.pitch // block_m
+        n_tiles = self.splits * self.pitch // max(TILE, block_m)
         return self._view(live, n_tiles, self.n_offsets), self._view(n_live, n_tiles)
 
     @property

@@ -95,6 +95,9 @@ class Generation:
     matrix: kinds of matrix instructions, none where Triton leaves them idle.  matrix_types: of
     which products.  warpgroup: the kind that halves in tiles of a whole warpgroup must use.
 
+    least_rows, least_columns: of the smallest tiles whose products take the matrix instructions of
+    larger ones, or others that were seen to give their bits.
+
     limits: what keeps tiles in registers.  candidates: tiles for the tuner.  wide, wide_turned: the
     first choice for wide channels, by where the weight's channels lie ("oi", "io").  queues_rows:
     gather-GEMMs of halves keep the rows of several steps under way.  deep_wgrad: wgrad takes deeper
@@ -122,6 +125,8 @@ class Generation:
     warpgroup: str = ""
     limits: RegisterLimits = _SMALL
     candidates: Candidates = _SAFE_TILES
+    least_rows: int = 64
+    least_columns: int = 32
     wide: Shape = (128, 256, 128, 8, 2)
     wide_turned: Shape = (128, 256, 128, 8, 2)
     queues_rows: bool = False
@@ -233,8 +238,10 @@ _NVIDIA = Generation(
     "generic", "cuda", r"sm_\d+", matrix=("MMA", "WGMMA", "TCGEN05"), deep_wgrad=True
 )
 _AMPERE = dataclasses.replace(
-    _NVIDIA, matrix=("MMA",), warpgroup="MMA", limits=_AMPERE_LIMITS, candidates=_AMPERE_TILES
-)
+    _NVIDIA, matrix=("MMA",), warpgroup="MMA", limits=_AMPERE_LIMITS, candidates=_AMPERE_TILES,
+    least_rows=16, least_columns=16,
+)  # fmt: skip
+# WGMMA and MMA gave the same bits on an H100: fp16, bf16, TF32, all tiles.
 _HOPPER = dataclasses.replace(_AMPERE, limits=RegisterLimits(), candidates=_HOPPER_TILES)
 
 # Through Triton's XPU backend; not run by us.
@@ -289,7 +296,7 @@ GENERATIONS: tuple[Generation, ...] = (
     ),
     dataclasses.replace(  # data-centre parts
         _HOPPER, family="blackwell", names=r"sm_10\d", matrix=("MMA", "TCGEN05"),
-        warpgroup="TCGEN05", tensor_memory=True,
+        warpgroup="TCGEN05", tensor_memory=True, least_rows=64, least_columns=32,
         limits=_AMPERE_LIMITS._replace(gather=Limit(64, 32, 3), wgrad=Limit(32, 64, 3)),
         chips={
             "sm_100": Chip(227, "B200", True, unit_shared=228, unit_threads=2048),

@@ -15,7 +15,7 @@ from ..runtime.architectures import Shape
 from ..runtime.target import Target
 from .clamps import clamp_for_registers, clamp_for_smem
 from .tile import TileConfig, power
-from .tile_config import gather_tile, split_for, wgrad_tile
+from .tile_config import gather_tile, wgrad_tile
 
 DIRECTIONS = ("fwd", "dgrad", "wgrad")
 
@@ -29,7 +29,7 @@ def candidates(
     """Distinct tiles worth timing for one problem, the default first.
 
     c_in, c_out: channels per group of the product itself: for "dgrad" c_in counts the columns of
-    dy.  n_rows: result rows, which decide how many programs share a reduction; wgrad ignores it.
+    dy.  n_rows: result rows, for the default; wgrad ignores it.
     precision: "ieee", "tf32" or "tf32x3", for fp32.  direction: one of `DIRECTIONS`.
     order: see `gather_tile`.
     """
@@ -40,8 +40,7 @@ def candidates(
         default = wgrad_tile(target, dtype, c_in, c_out, precision)
         tiles = _shapes(found.wgrad_half if half else found.wgrad_single, c_in, c_out, None)
     else:
-        problem = (n_rows, c_in, c_out, n_offsets)
-        default = gather_tile(target, dtype, *problem, precision, order)
+        default = gather_tile(target, dtype, n_rows, c_in, c_out, n_offsets, precision, order)
         tiles = _shapes(found.gather_half if half else found.gather_single, None, c_out, c_in)
     largest = max(tiles, key=lambda t: (t.block_m * t.block_n * t.block_k, t.num_warps))
     if largest.block_m * largest.block_n >= 64 * 64:
@@ -53,10 +52,19 @@ def candidates(
     tiles = [clamp_for_registers(tile, target, dtype, precision, wgrad) for tile in tiles]
     tiles = [tile for tile in tiles if not _crowded(tile, target)]
     if not wgrad:
-        tiles = [
-            dataclasses.replace(tile, split_k=split_for(target, tile, *problem)) for tile in tiles
-        ]
+        tiles = [tile for tile in tiles if same_sums(target, tile, default, precision)]
     return list(dict.fromkeys([default, *tiles]))
+
+
+def same_sums(target: Target, tile: TileConfig, default: TileConfig, precision: str) -> bool:
+    """Whether a tile adds a row's products in the default's order: see `depth_of` and
+    `Generation.least_rows`. The tuner compares the bits all the same."""
+    generation = target.generation
+    return (
+        tile.block_m >= generation.least_rows
+        and tile.block_n >= min(default.block_n, generation.least_columns)
+        and (precision != "tf32x3" or tile.block_k == default.block_k)
+    )
 
 
 def _crowded(tile: TileConfig, target: Target) -> bool:

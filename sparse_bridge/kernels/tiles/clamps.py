@@ -85,14 +85,14 @@ def clamp_for_problem(
     memory holds few columns.
     """
     single, n, warps = dtype == torch.float32, tile.block_n, tile.num_warps
-    generation = target.generation
-    normed, plain = bool(epilogue & 2) and tile.split_k == 1, single and precision == "ieee"
-    summed = bool(epilogue & 8) and wide and tile.split_k == 1
+    generation, least = target.generation, target.generation.least_columns
+    normed, plain = bool(epilogue & 2), single and precision == "ieee"
+    summed = bool(epilogue & 8) and wide
     fewer = summed or (normed and (generation.norm_halves or (wide and plain)))
     held = (32 if single else 64) // (2 if fewer else 1)
     narrow = normed and plain and generation.norm_narrows_fp32
     most = held * tile.num_warps * target.warp_size
-    while (wide or narrow) and tile.block_m * n > most and n > 16:
+    while (wide or narrow) and tile.block_m * n > most and n > least:
         n //= 2
     ragged = c_in % tile.block_k != 0
     if ragged and tile.block_m * n >= 128 * 256:
@@ -101,15 +101,15 @@ def clamp_for_problem(
         warps = min(2 * warps, _WARPS)  # 128 results spill 100 bytes (Triton 3.9, sm_90)
     if normed and generation.tensor_memory and not plain:
         most = _NORMED_RESULTS * target.warp_size
-        while tile.block_m * n > most * warps and n > 16:
+        while tile.block_m * n > most * warps and n > least:
             n, warps = (n, 2 * warps) if warps < _WARPS else (n // 2, warps)
     depth, stages = tile.block_k, tile.num_stages
     if wide and stages > DEEPEST:  # with two loads of rows under way 80 bytes or more are spilled
         depth, stages = min(depth, 64), 3
     elif ragged and not single and tile.block_m * n >= 128 * 128:
         depth = min(depth, 64)
-    if wide and precision == "tf32x3":  # 64 spill 8 bytes behind a bias (Triton 3.9, sm_90)
-        depth = min(depth, 32)
+    if wide and precision == "tf32x3" and depth > 32 and n > least:
+        n //= 2  # 64 channels spill 8 bytes behind a bias (Triton 3.9, sm_90); depth is the layer's
     if narrow or (ragged and wide):
         depth = min(depth, 16 if normed and plain and ragged and wide else 32)
     if (n, depth, warps, stages) == (
@@ -120,10 +120,10 @@ def clamp_for_problem(
 
 
 def clamp_for_splits(tile: TileConfig) -> TileConfig:
-    """The gather-GEMM's tile under mask splits, which take the place of shares of the reduction and
-    leave sums in fp32: the largest tiles spill 16 bytes then (Triton 3.9, sm_80)."""
+    """The gather-GEMM's tile under mask splits, which leave sums in fp32: the largest tiles spill
+    16 bytes then (Triton 3.9, sm_80)."""
     n = tile.block_n // 2 if tile.block_m * tile.block_n >= 128 * 256 else tile.block_n
-    return dataclasses.replace(tile, block_n=n, split_k=1)
+    return dataclasses.replace(tile, block_n=n)
 
 
 def clamp_for_grouped(

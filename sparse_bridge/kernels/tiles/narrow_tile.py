@@ -12,7 +12,8 @@ from .clamps import clamp_for_registers, clamp_for_smem
 from .tile import TileConfig, power
 
 WIDEST = 8  # channels; from 16 on a step is filled by one offset
-FEW_OFFSETS, OFFSETS = 8, 16  # of a step: 27 offsets take two of 16
+FEW_OFFSETS, OFFSETS = 8, 16  # of a step
+SMALL = 27  # offsets up to which steps of few leave more of them out
 
 _KINDS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
@@ -25,7 +26,7 @@ def width_of(c_in: int) -> int:
 def narrow_tile(
     target: Target, dtype: torch.dtype, precision: str, c_in: int, c_out: int, n_offsets: int
 ) -> TileConfig:
-    """The tile of a narrow product. There are no others: a tile is through in two steps, and what
+    """The tile of a narrow product. There are no others: a tile is through in few steps, and what
     they wait for is the same in all tiles.
 
     precision: of fp32.
@@ -34,7 +35,7 @@ def narrow_tile(
     deepest = 256 // dtype.itemsize if target.generation.matrix_kinds(kind) else 16
     width = width_of(c_in)
     # Channels that are loaded one by one take registers: 16 offsets of 5 channels 160, 8 take 88.
-    few = n_offsets <= FEW_OFFSETS or (width == WIDEST and c_in < WIDEST)
+    few = n_offsets <= SMALL or (width == WIDEST and c_in < WIDEST)
     depth = min(deepest, width * (FEW_OFFSETS if few else OFFSETS))
     tile = TileConfig(64, power(c_out, 16, 64), max(16, depth), 4, 1)
     tile = clamp_for_smem(tile, target, dtype.itemsize)

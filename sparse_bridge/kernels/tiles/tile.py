@@ -18,7 +18,7 @@ class TileConfig:
     """block_m x block_n results per program, reduced block_k at a time.
 
     For the gather-GEMM block_m counts rows; for wgrad it counts input channels and block_k pairs.
-    split_k: how many programs share one reduction.  vendor: compile options of some backends.
+    vendor: compile options of some backends.
     """
 
     block_m: int
@@ -26,7 +26,6 @@ class TileConfig:
     block_k: int
     num_warps: int
     num_stages: int
-    split_k: int = 1
     vendor: tuple[tuple[str, int], ...] = ()
 
     def options(self, target: Target) -> dict[str, Any]:

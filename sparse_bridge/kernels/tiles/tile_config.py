@@ -8,7 +8,7 @@ import torch
 
 from ..runtime.target import Target
 from .clamps import clamp_for_registers, clamp_for_smem
-from .tile import DEEPEST, ROWS_OF_THREE, ROWS_OF_TWO, TileConfig, power
+from .tile import ROWS_OF_THREE, ROWS_OF_TWO, TileConfig, power
 
 # Per compute unit: from here on rows of one tile are alike enough for larger tiles. A power of two,
 # because plans decide once per octave.
@@ -29,6 +29,23 @@ def _wide(target: Target, n_rows: int, c_in: int, c_out: int, weight: int) -> bo
 
 
 _FEW_OFFSETS = 8  # whose tiles are through before a queue of rows is full
+_FEW_ROWS = 192  # per compute unit, below which a queue pays all the same
+
+
+def _spread(target: Target, tile: TileConfig, n_rows: int, c_out: int) -> TileConfig:
+    """The tile with so few columns that a small problem keeps the device busy, down to what the
+    same matrix instructions take: a row's bits do not depend on it.
+
+    Nothing divides the reduction of one row among programs: where that was cut, its bits depended
+    on how many rows there are.
+    """
+    units, n = target.compute_units, tile.block_n
+    rows = -(-n_rows // tile.block_m)
+    if 20 * rows * -(-c_out // n) >= 17 * units:
+        return tile
+    while 2 * rows * -(-c_out // n) < 3 * units and n > target.generation.least_columns:
+        n //= 2
+    return dataclasses.replace(tile, block_n=n)
 
 
 def _queued(
@@ -40,22 +57,63 @@ def _queued(
     multiprocessors is weights, which tiles of 128 rows read half as often.
     """
     units, n = target.compute_units, power(c_out, 16, 128)
-    columns = -(-c_out // n)
+    columns, short = -(-c_out // n), n_offsets <= _FEW_OFFSETS
     few = n_rows * columns < 512 * units
+    if short and (n_offsets == 1 or n_rows >= _FEW_ROWS * units):
+        return None
     if 2 * n_offsets * c_in * c_out > CACHED_WEIGHT:
         return None
     if not few and _wide(target, n_rows, c_in, c_out, 0):
         return None
     if n_rows >= _MOST_ROWS * units and max(n, c_in) == 32:
         return None  # programs enough that one waits while others compute
-    tall = 4 * -(-n_rows // 128) * columns >= 5 * units
+    tall = not short and 4 * -(-n_rows // 128) * columns >= 5 * units
     if c_in > 64 and c_in % 64 == 32:
         # 96 channels: even blocks of 32; few programs are through sooner with one ragged block.
-        return None if few else TileConfig(128, n, 32, 4, ROWS_OF_THREE)
-    k = power(c_in, 16, 128 if c_in % 128 == 0 and (few or not tall) else 64)
-    tile = TileConfig(128 if tall else 64, n, k, 4, ROWS_OF_TWO)
-    split = split_for(target, tile, n_rows, c_in, c_out, n_offsets)
-    return dataclasses.replace(tile, split_k=split)
+        if few and 20 * -(-n_rows // 64) * columns >= 17 * units:
+            return None
+        return (
+            TileConfig(64, n, 64, 4, ROWS_OF_TWO)
+            if few
+            else TileConfig(128, n, 32, 4, ROWS_OF_THREE)
+        )
+    deep = (c_in % 128 == 0 and (few or not tall)) or (c_in > 128 and not tall)
+    return TileConfig(128 if tall else 64, n, power(c_in, 16, 128 if deep else 64), 4, ROWS_OF_TWO)
+
+
+def _single(target: Target, n_rows: int, c_in: int, c_out: int, depth: int) -> TileConfig:
+    """The tile of fp32 by TF32 products on Hopper, one or three; measured for three on an H100,
+    over the same scans. depth: block_k, which is the layer's."""
+    units, n = target.compute_units, power(c_out, 16, 128)
+    tiles = -(-n_rows // 64)
+
+    def programs(n: int) -> int:
+        return tiles * -(-c_out // n)
+
+    if programs(32) * 6 < 5 * units and target.generation.least_rows <= 16:
+        return TileConfig(16, min(n, 32), depth, 4, ROWS_OF_TWO)
+    if depth <= 32:  # 96 channels lose less in blocks of 32
+        many = n_rows >= 256 * units and c_out > 32
+        return (
+            TileConfig(128, min(n, 32), depth, 4, 3)
+            if many
+            else TileConfig(64, min(n, 32), depth, 4, ROWS_OF_TWO)
+        )
+    if n > 64 and programs(128) >= 4 * units:
+        return TileConfig(64, n, depth, 4, 3)
+    if n > 32 and 4 * programs(64) >= 7 * units:
+        return TileConfig(64, 64, depth, 4, 2)
+    return TileConfig(64, min(n, 32), depth, 4, 3)
+
+
+def depth_of(precision: str, c_in: int) -> int:
+    """Channels of a step of fp32, at most. Of three TF32 products the small ones of a whole step
+    are added first: there a row's bits depend on it, so it is the layer's alone."""
+    depth = power(c_in, 16, 64)
+    while depth > 16 and c_in % depth and c_in % (depth // 2) == 0:
+        depth //= 2  # 96 channels: three even blocks of 32 beat two ragged ones of 64
+    # Ragged blocks of 64 do not stay in registers under 64-bit offsets.
+    return min(depth, 32) if precision == "tf32x3" and c_in % depth else depth
 
 
 def gather_tile(
@@ -64,21 +122,26 @@ def gather_tile(
 ) -> TileConfig:  # fmt: skip
     """Default tile of the gather-GEMM; c_in and c_out are channels per group, precision is that of
     fp32, order says which channels of the weight are next to each other ("oi": the input's).
-    grouped: of the grouped one, whose rows are known before its reduction begins."""
+    grouped: of the grouped one, whose rows are known before its reduction begins.
+
+    A row has the same bits in every tile that this gives one layer, whatever n_rows is.
+    """
     half = dtype in (torch.float16, torch.bfloat16)
     roomy = half and target.shared_memory >= 128 << 10
-    queued = target.queues_rows and n_offsets > _FEW_OFFSETS and not grouped
-    if queued and half and precision != "half":
-        tile = _queued(target, n_rows, c_in, c_out, n_offsets)
+    if target.queues_rows and not grouped and precision != "half":
+        tile = None
+        if half:
+            tile = _queued(target, n_rows, c_in, c_out, n_offsets)
+        elif precision != "ieee" and n_offsets > _FEW_OFFSETS:
+            tile = _single(target, n_rows, c_in, c_out, depth_of(precision, c_in))
         if tile is not None:
-            return tile
+            return _spread(target, tile, n_rows, c_out) if half else tile
     if roomy and _wide(target, n_rows, c_in, c_out, n_offsets * c_in * c_out * dtype.itemsize):
         generation = target.generation
         tile = TileConfig(*(generation.wide_turned if order == "io" else generation.wide))
         tile = clamp_for_smem(tile, target, dtype.itemsize)
         tile = clamp_for_registers(tile, target, dtype, precision, wgrad=False)
-        split = split_for(target, tile, n_rows, c_in, c_out, n_offsets)
-        return dataclasses.replace(tile, split_k=split)
+        return _spread(target, tile, n_rows, c_out)
     many = n_rows >= 256 * target.compute_units
     most = roomy and n_rows >= _MOST_ROWS * target.compute_units
     if precision == "ieee" and not half and many and c_in >= 256 and c_out >= 256:
@@ -86,9 +149,11 @@ def gather_tile(
             TileConfig(128, 128, 16, 4, 2), target, dtype, precision, wgrad=False
         )
     block_n = power(c_out, 16, 128)
-    block_k = power(c_in, 16, 128 if roomy and not most else 64)
-    while block_k > 16 and c_in % block_k and c_in % (block_k // 2) == 0:
-        block_k //= 2  # 96 channels: three even blocks of 32 beat two ragged ones of 64
+    block_k = depth_of(precision if not half else "", c_in)
+    if roomy and not most:
+        block_k = power(c_in, 16, 128)
+        while block_k > 16 and c_in % block_k and c_in % (block_k // 2) == 0:
+            block_k //= 2
     # Without matrix units a thread wants more results to share its operands.
     taller = most or (precision == "ieee" and not half and many)
     block_m = 128 if taller and 32 <= block_n <= 64 else 64
@@ -98,11 +163,7 @@ def gather_tile(
     tile = clamp_for_registers(
         clamp_for_smem(tile, target, dtype.itemsize), target, dtype, precision, wgrad=False
     )
-    split = split_for(target, tile, n_rows, c_in, c_out, n_offsets)
-    if queued and precision in ("tf32", "tf32x3") and block_k * block_n <= 32 * 32:
-        # More shares of the reduction than before have been measured for halves alone.
-        tile = dataclasses.replace(tile, num_stages=ROWS_OF_TWO)
-    return dataclasses.replace(tile, split_k=split)
+    return tile if grouped else _spread(target, tile, n_rows, c_out)
 
 
 def grouped_tile(
@@ -119,24 +180,7 @@ def grouped_tile(
     if tile.block_n == 256:
         tile = clamp_for_smem(TileConfig(*GROUPED_WIDE), target, dtype.itemsize)
         tile = clamp_for_registers(tile, target, dtype, precision, wgrad=False)
-    return dataclasses.replace(tile, split_k=1)
-
-
-def split_for(
-    target: Target, tile: TileConfig, n_rows: int, c_in: int, c_out: int, n_offsets: int
-) -> int:
-    """How many programs share one reduction so that a short problem fills the device."""
-    units, split = target.compute_units, 1
-    programs = -(-n_rows // tile.block_m) * -(-c_out // tile.block_n)
-    depth = n_offsets * -(-c_in // tile.block_k)
-    most, least = 2 * units, 16
-    if tile.num_stages > DEEPEST:  # a program with rows under way waits little for itself
-        most, least = 5 * units // 4, 8
-    elif tile.block_m * tile.block_n >= 128 * 256:
-        most = units
-    while programs * split * 2 <= most and depth >= least * split and split < 16:
-        split *= 2
-    return split
+    return tile
 
 
 _FEW_PAIRS = 1 << 15  # a power of two, as above
@@ -146,7 +190,7 @@ def wgrad_tile(
     target: Target, dtype: torch.dtype, c_in: int, c_out: int, precision: str = "ieee",
     n_pairs: int = 1 << 20,
 ) -> TileConfig:  # fmt: skip
-    """Default tile of wgrad; split_k is left to the launcher, which knows the number of blocks."""
+    """Default tile of wgrad."""
     if dtype in (torch.float16, torch.bfloat16):
         roomy = target.generation.deep_wgrad and target.shared_memory >= 128 << 10
         few = roomy and n_pairs < _FEW_PAIRS  # which large tiles leave to a few programs

@@ -29,9 +29,6 @@ WORTH = 1 << 21
 _ROOM = 4  # times that, of a group with its padding: 32 MB of fp32 rows and products
 # Shorter than the pieces that lists are cut into, so that a group meets no offset twice.
 _LONGEST = (1 << 15) - 1
-# The same of a CPU, by measurement: one that calls MKL for 1 to 2 us each.
-HOST = 1 << 14
-_HOST_FEWEST = 20  # of a new map, padding costs what some 20 calls do
 
 
 class Limits(NamedTuple):
@@ -49,25 +46,6 @@ def limits_of(c_in: int, c_out: int) -> Limits:
     that share a map mostly share its groups."""
     width = _rounded(c_in + c_out)
     return Limits(EPSILON, min(_LONGEST, WORTH // width), _ROOM * WORTH // width)
-
-
-def host_limits_of(c_in: int, c_out: int) -> Limits:
-    """The limits on the CPU, see `all_alike`."""
-    longest = HOST // _rounded(c_in + c_out)
-    return Limits(EPSILON, min(_LONGEST, longest), 1 << 20, _HOST_FEWEST)
-
-
-def all_alike(offsets: Sequence[int], sizes: Sequence[int], limits: Limits) -> bool:
-    """Whether the lists of these offsets, none of them empty, all go together, and their matrices
-    need no copy, since offsets follow one another: on the CPU nothing less pays."""
-    n_lists, longest = len(sizes), max(sizes)
-    redundant = n_lists * longest - sum(sizes)
-    return (
-        n_lists >= limits.fewest
-        and longest <= limits.longest
-        and redundant <= limits.epsilon * n_lists * longest
-        and list(offsets) == list(range(offsets[0], offsets[0] + n_lists))
-    )
 
 
 def _rounded(width: int) -> int:

@@ -46,7 +46,7 @@ class Explicit(Dataflow):
                     columns(y[begin : begin + step], group, w.c_out).copy_(
                         rocm.linear(left, weights[group])
                     )
-            return end.finish(y).to(x.dtype)
+            return end.finish(y, x.dtype)
 
         return gather
 

@@ -15,12 +15,12 @@ from ...maps.kernel_map import KernelMap
 from ...maps.rulebook import Rulebook
 from ..batches import products as batched
 from ..batches.lists import Batch, Lists
-from ..batches.rule import Limits, host_limits_of, limits_of
-from ..batches.steps import steps_of, whole_of
-from ..chunks import Chunks, Item, Part, chunks_of
+from ..batches.rule import Limits, limits_of
+from ..batches.steps import steps_of
+from ..chunks import Block, Chunks, Item, Part, Slots, chunks_of
 from ..dataflow import Dataflow, Gather, LayerProduct, Wgrad
 from ..epilogue import Epilogue
-from ..host_products import STEP, add_transposed, gather_rows, is_plain, mm
+from ..host_products import STEP, add_transposed, gather_rows, height_of, mm, together
 
 _TOGETHER = 1 << 18  # values of a part's rows that are gathered at once, at most
 
@@ -59,30 +59,25 @@ def _multiply(
     """y[j] = the sum of x[i] @ stack[v], of `width` columns; columns of x and y may be strided;
     y: new memory where none is given and there is one block."""
     matrices = _in_order(chunks, stack.unbind(0))
-    plain = on_cpu(x) and is_plain(x.device, x.dtype)
-    alone = not plain or x.dtype is not torch.float32 or _large(chunks, x.shape[1])
-    rows = _gathered("rows", chunks, x) if alone else x
+    at_once = _adds_at_once(x) and together(matrices[0])
+    rows = x if at_once and not _large(chunks, x.shape[1]) else _gathered("rows", chunks, x)
 
     def multiply(item: Item, result: torch.Tensor) -> None:
         v, n_pairs, x_rows, _ = item
-        gathered = rows[:n_pairs]
-        gather_rows(x, x_rows, gathered)
-        if plain:
-            rocm.cpu_mm(gathered, matrices[v], out=result)
-        else:
-            mm(rows, matrices[v], out=result)
+        gather_rows(x, x_rows, rows[:n_pairs])
+        mm(rows, matrices[v], out=result)
 
-    def together(part: Part, results: Sequence[torch.Tensor]) -> None:
-        gathered = x.index_select(0, part.x_rows).split_with_sizes(part.sizes)
+    def whole(part: Part, slots: Slots, results: Sequence[torch.Tensor]) -> None:
+        gathered = x.index_select(0, slots.x_rows).split_with_sizes([len(one) for one in results])
         for v, own, result in zip(part.offsets, gathered, results, strict=True):
             rocm.cpu_mm(own, matrices[v], out=result)
 
-    def batch(one: Lists, out: torch.Tensor | None = None) -> torch.Tensor:
+    def batch(one: Lists) -> torch.Tensor:
         factors = batched.matrices_of(stack, one, chunks.reverse)
-        return batched.multiply(batched.gather(x, one.x_rows, one), factors, out)
+        return batched.multiply(batched.gather(x, one.x_rows, one), factors)
 
-    limits = (host_limits_of if on_cpu(x) else limits_of)(x.shape[1], width)
-    way = Multiply(multiply, together if plain else None, batch, batch, limits, x.shape[1])
+    limits = limits_of(x.shape[1], width)
+    way = Multiply(multiply, whole if at_once else None, batch, limits, x.shape[1])
     return _sum_products(chunks, x, matrices, way, width, y)
 
 
@@ -107,6 +102,12 @@ def _in_order(chunks: Chunks, matrices: Sequence[torch.Tensor]) -> Sequence[torc
     return tuple(reversed(matrices)) if chunks.reverse else matrices
 
 
+def _adds_at_once(x: torch.Tensor) -> bool:
+    """Whether the products of all offsets are added up in one pass: torch has code for embeddings
+    that does, of fp32 on the CPU."""
+    return on_cpu(x) and x.dtype is torch.float32
+
+
 def _large(pairs: Chunks | Part, width: int) -> bool:
     """Whether rows of `width` values are too much to gather for all offsets at once."""
     n_pairs = pairs.n_pairs if isinstance(pairs, Part) else pairs.products
@@ -114,14 +115,13 @@ def _large(pairs: Chunks | Part, width: int) -> bool:
 
 
 class Multiply(NamedTuple):
-    """one: writes the products of an item.  together: those of a part, whose rows are gathered at
-    once; None where that is no gain.  batch: gives those of a batch.  whole: writes those of a part
-    with padding; None where that is no gain.  limits: for both.  width: columns that it gathers."""
+    """one: writes the products of an item, and of the rows that fill them up.  whole: those of a
+    part, whose rows are gathered at once; None where that is no gain.  batch: gives those of a
+    batch.  limits: of batches.  width: columns that it gathers."""
 
     one: Callable[[Item, torch.Tensor], None]
-    together: Callable[[Part, Sequence[torch.Tensor]], None] | None
+    whole: Callable[[Part, Slots, Sequence[torch.Tensor]], None] | None
     batch: Callable[[Batch], torch.Tensor]
-    whole: Callable[[Lists, torch.Tensor], object] | None
     limits: Limits
     width: int
 
@@ -136,16 +136,12 @@ def _sum_products(
     chunks: Chunks, x: torch.Tensor, matrices: Sequence[torch.Tensor], multiply: Multiply,
     width: int, y: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
-    """y = the products of every item and, of x, at the dense offset. fp32 on the CPU, for which
-    torch has code for embeddings, adds up each row's in one pass instead of one per offset."""
-    at_once = on_cpu(x) and x.dtype is torch.float32
+    """y = the products of x at the dense offset, and of every item, in the order of the offsets:
+    whatever else a map holds, a row's sum has the same bits."""
+    at_once = _adds_at_once(x)
     for block in chunks.blocks:
         result = None if y is None else y[block.begin : block.end]
-        total: torch.Tensor | None = None
-        if at_once:
-            for part in block.parts:
-                found = _part_sum(part, multiply, width, x)
-                total = found if total is None else total.add_(found)
+        total = _block_sum(block, matrices, multiply, width, x) if at_once else None
         if chunks.dense < 0 and total is not None:
             result = total if result is None else result.copy_(total)
             continue
@@ -163,33 +159,50 @@ def _sum_products(
         assert result is not None
         y = result
     if not at_once:
-        products = workspace.take("products", chunks.longest, width, x, x.dtype)
-        alone, batches = steps_of(chunks, None if on_cpu(x) else multiply.limits)
-        for item in alone:
-            multiply.one(item, products[: item.n_pairs])
-            y.index_add_(0, item.y_rows, products[: item.n_pairs].to(y.dtype))
-        for batch in batches:
-            batched.add_rows(y, multiply.batch(batch), batch)
+        _add_one_by_one(chunks, x, matrices, multiply, width, y)
     return y
 
 
-def _part_sum(part: Part, multiply: Multiply, width: int, x: torch.Tensor) -> torch.Tensor:
-    at_once = multiply.together is not None and not _large(part, multiply.width)
-    if at_once and multiply.whole is not None:
-        found = whole_of(part, multiply.limits)
-        if found is not None:
-            lists, *sums = found
-            products = workspace.take("products", len(lists.x_rows), width, x, x.dtype)
-            multiply.whole(lists, products.view(len(lists), -1, width))
-            return batched.sums_of(products, *sums)
-    products = workspace.take("products", part.n_pairs, width, x, x.dtype)
-    results = products.split_with_sizes(part.sizes)
-    if at_once and multiply.together is not None:
-        multiply.together(part, results)
-    else:
-        for item, result in zip(part.items, results, strict=True):
-            multiply.one(item, result)
-    return batched.sums_of(products, *part.sums)
+def _add_one_by_one(
+    chunks: Chunks, x: torch.Tensor, matrices: Sequence[torch.Tensor], multiply: Multiply,
+    width: int, y: torch.Tensor,
+) -> None:  # fmt: skip
+    """y += the products of every item. fp64 keeps to the order of the offsets, too; halves and fp32
+    of GPUs whose kernels do not serve multiply lists of alike lengths together, out of turn."""
+    most = height_of(chunks.longest, matrices[0])
+    products = workspace.take("products", most, width, x, x.dtype)
+    turns = on_cpu(x) or x.dtype == torch.float64
+    alone, batches = steps_of(chunks, None if turns else multiply.limits)
+    for item in alone:
+        multiply.one(
+            item, products[: height_of(item.n_pairs, matrices[0]) if turns else item.n_pairs]
+        )
+        y.index_add_(0, item.y_rows, products[: item.n_pairs].to(y.dtype))
+    for batch in batches:
+        batched.add_rows(y, multiply.batch(batch), batch)
+
+
+def _block_sum(
+    block: Block, matrices: Sequence[torch.Tensor], multiply: Multiply, width: int, x: torch.Tensor
+) -> torch.Tensor | None:
+    """The sums of a block's products, each row's one after another; None where there are none."""
+    total: torch.Tensor | None = None
+    for part in block.parts:
+        heights = [height_of(size, matrices[0]) for size in part.sizes]
+        slots = part.slots(heights)
+        n_slots = len(slots.x_rows)
+        n_rows = n_slots + (part.n_rows if part.behind else 0)
+        products = workspace.take("products", n_rows, width, x, x.dtype)
+        results = products[:n_slots].split_with_sizes(heights)
+        if multiply.whole is not None and not _large(part, multiply.width):
+            multiply.whole(part, slots, results)
+        else:
+            for item, result in zip(part.items, results, strict=True):
+                multiply.one(item, result)
+        if total is not None:
+            products[n_slots:].copy_(total)
+        total = batched.sums_of(products, slots.order, slots.starts)
+    return total
 
 
 def weight_gradient(
@@ -257,26 +270,22 @@ def _both(
     if chunks.dense >= 0:
         _accumulate(sums[chunks.dense], x, dy, len(x))
     rows, other = _gathered("rows", chunks, x), _gathered("other", chunks, dy)
-    plain = on_cpu(x) and is_plain(x.device, x.dtype) and sums[0].dtype is x.dtype
+    at_once = _adds_at_once(x) and together(back[0]) and sums[0].dtype is x.dtype
 
     def multiply(item: Item, result: torch.Tensor) -> None:
         v, n_pairs, dy_rows, x_rows = item
-        right, left = other[:n_pairs], rows[:n_pairs]
-        gather_rows(dy, dy_rows, right)
-        gather_rows(x, x_rows, left)
-        if plain:
-            rocm.cpu_mm(right, back[v], out=result)
-            sums[v].addmm_(left.t(), right)
-        else:
-            mm(other, back[v], out=result)
-            _accumulate(sums[v], rows, other, n_pairs)
+        gather_rows(dy, dy_rows, other[:n_pairs])
+        gather_rows(x, x_rows, rows[:n_pairs])
+        mm(other, back[v], out=result)
+        _accumulate(sums[v], rows, other, n_pairs)
 
-    def together(part: Part, results: Sequence[torch.Tensor]) -> None:
-        rights = dy.index_select(0, part.x_rows).split_with_sizes(part.sizes)
+    def whole(part: Part, slots: Slots, results: Sequence[torch.Tensor]) -> None:
+        heights = [len(one) for one in results]
+        rights = dy.index_select(0, slots.x_rows).split_with_sizes(heights)
         lefts = x.index_select(0, part.rows).t().split_with_sizes(part.sizes, 1)
         for v, right, left, result in zip(part.offsets, rights, lefts, results, strict=True):
             rocm.cpu_mm(right, back[v], out=result)
-            sums[v].addmm_(left, right)
+            sums[v].addmm_(left, right[: left.shape[1]])
 
     def batch(one: Batch) -> torch.Tensor:
         right = batched.gather_clean(dy, one.x_rows, one)
@@ -285,7 +294,7 @@ def _both(
         return batched.multiply(right, batched.matrices_of(turned, one, chunks.reverse))
 
     limits, width = limits_of(x.shape[1], dy.shape[1]), x.shape[1] + dy.shape[1]
-    way = Multiply(multiply, together if plain else None, batch, None, limits, width)
+    way = Multiply(multiply, whole if at_once else None, batch, limits, width)
     _sum_products(chunks, dy, back, way, x.shape[1], dx)
 
 
@@ -305,8 +314,7 @@ class PerOffset(Dataflow):
         def gather(
             rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor, end: Epilogue
         ) -> torch.Tensor:
-            y = end.finish(gather_matmul(KernelMap(rulebook, bool(side)), x, weight, w))
-            return y if y.dtype is x.dtype else y.to(x.dtype)
+            return end.finish(gather_matmul(KernelMap(rulebook, bool(side)), x, weight, w), x.dtype)
 
         return gather
 
