@@ -1,4 +1,4 @@
-"""Convolution at its edges: repeated and dead rows, epilogues, autocast, split-K, wide offsets."""
+"""Convolution at its edges: repeated and dead rows, epilogues, autocast, wide offsets."""
 
 import dataclasses
 
@@ -13,7 +13,6 @@ from sparse_bridge.core.conv.epilogue import Norm
 from sparse_bridge.core.geometry.offsets import Offsets
 from sparse_bridge.core.maps import map_builder
 from sparse_bridge.errors import UnsupportedError
-from sparse_bridge.kernels.tiles import tile_config
 from tests import reference
 from tests.checks import assert_close
 from tests.clouds import cloud, features
@@ -172,27 +171,6 @@ def test_autocast_leaves_fp64_alone(lane):
         y = functional.conv(x.to(lane.device), weight.to(lane.device), None, made.kmap)
     assert y.dtype == torch.float64
     assert_close(y, made.truth(x, weight), torch.float64)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_split_k(lane, dtype, monkeypatch):
-    """Few rows and wide channels: the reduction is cut into shares and summed in order."""
-    splits, choose = [], tile_config.gather_tile
-
-    def cut(*args, **options):
-        tile = choose(*args, **options)
-        splits.append(4)
-        return dataclasses.replace(tile, split_k=4)
-
-    monkeypatch.setattr(tile_config, "gather_tile", cut)
-    made = layer("submanifold", 2, share=0.1, device=lane.device)
-    assert len(made.x_coords) < 40
-    check(made, 96, 32, lane, dtype=dtype)
-    assert bool(splits) == lane.kernels
-    x, weight, bias, _ = tensors(made, 96, 32, dtype=dtype)
-    operands = [t.to(lane.device) for t in (x, weight, bias)]
-    y = functional.conv(*operands, made.kmap, activation="relu")
-    assert_close(y, made.truth(x, weight, bias).relu(), dtype)
 
 
 def huge_map(n_x, device):

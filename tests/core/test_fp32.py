@@ -154,12 +154,12 @@ def test_tiles_of_wide_layers():
 
     def blocks(rows, c, order="oi"):
         tile = gather_tile(hopper, half, rows, c, c, 27, order=order)
-        return tile.block_m, tile.block_n, tile.block_k, tile.split_k
+        return tile.block_m, tile.block_n, tile.block_k
 
-    assert blocks(400_000, 256) == (128, 256, 128, 1)
-    assert blocks(400_000, 256, "io") == (128, 128, 64, 1)
-    assert blocks(3_840, 1024) == (128, 256, 128, 1)
-    assert blocks(848, 1024) == (128, 256, 128, 4)
+    assert blocks(400_000, 256) == (128, 256, 128)
+    assert blocks(400_000, 256, "io") == (128, 128, 64)
+    assert blocks(3_840, 1024) == (128, 256, 128)
+    assert blocks(848, 1024) == (128, 32, 128), "few rows keep the GPU busy by fewer columns"
 
 
 def test_tiles_that_queue_rows(monkeypatch):
@@ -180,8 +180,9 @@ def test_tiles_that_queue_rows(monkeypatch):
     assert blocks(100_000, 32) == (128, 32, 32, 7) and blocks(1_000_000, 32)[3] < 7
     assert blocks(100_000, 96) == (128, 128, 32, 10) and blocks(10_000, 96)[3] < 7
     assert blocks(100_000, 64, n_offsets=8)[3] < 7 and blocks(100_000, 64, precision="half")[3] < 7
-    shares = [gather_tile(hopper, half, n, 64, 64, 27).split_k for n in (1_500, 5_000, 10_000)]
-    assert shares == [4, 2, 1]
+    assert blocks(10_000, 64, n_offsets=8)[3] == 7 and blocks(10_000, 64, n_offsets=1)[3] < 7
+    columns = [gather_tile(hopper, half, n, 64, 64, 27).block_n for n in (1_500, 5_000, 10_000)]
+    assert columns == [16, 16, 64]
     monkeypatch.setattr(targets, "triton_version", lambda: (3, 4, 0))
     assert blocks(100_000, 64)[3] < 7
 

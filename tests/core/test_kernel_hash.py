@@ -60,7 +60,7 @@ def test_words_and_the_hosts_side_keep_the_winners(copy):
 def test_a_function_may_move_to_another_file(copy):
     before, path = now(), copy / GATHER
     text = path.read_text(encoding="utf-8")
-    start = text.index("@triton.jit\ndef _activate(")
+    start = text.index("@triton.jit\ndef _rounded(")
     end = text.index("@triton.jit", start + 1)
     path.write_text(text[:start] + text[end:], encoding="utf-8")
     assert now() != before

@@ -7,7 +7,7 @@ import torch
 
 from sparse_bridge.core.conv import host_products
 
-ROWS = (1, 511, 512, 513, 4095, 4096, 4097, 9000)
+ROWS = (1, 15, 16, 17, 255, 257, 511, 512, 513, 4095, 4096, 4097, 9000)
 
 
 @pytest.fixture(params=["torch", "onednn"])
@@ -26,7 +26,7 @@ def library(request, monkeypatch):
     for name in ("_PAYS", "_PAYS_TRANSPOSED", "_LARGE"):
         monkeypatch.setattr(host_products, name, 1)
     yield request.param
-    assert all(count % host_products.STEP == 0 for count in calls)
+    assert all(count in (16, 64, 256) or count % host_products.STEP == 0 for count in calls)
     assert bool(calls) == (request.param == "onednn")
 
 
@@ -60,14 +60,41 @@ def test_transposed_product_adds_up(library, c_in, c_out):
         close(total, expected, n_rows)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("c_in, c_out", [(1, 1), (4, 16), (33, 7), (64, 20), (512, 64)])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_a_row_has_the_same_bits_whatever_is_beside_it(threads, c_in, c_out, dtype, turned):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        w = (
+            torch.randn(c_out, c_in, dtype=dtype).t()
+            if turned
+            else torch.randn(c_in, c_out, dtype=dtype)
+        )
+        x = torch.randn(3000, c_in, dtype=dtype)
+        many = host_products.mm(x, w, out=x.new_empty(3000, c_out))
+        many_linear = host_products.linear(x, w)
+        for first, last in ((0, 1), (5, 7), (100, 117), (0, 16), (7, 70), (2001, 2400), (1, 3000)):
+            y = host_products.mm(x[first:last], w, out=x.new_empty(last - first, c_out))
+            assert torch.equal(y, many[first:last])
+            assert torch.equal(host_products.linear(x[first:last], w), many_linear[first:last])
+            height = host_products.height_of(last - first, w)
+            if len(x) - first >= height:  # filled up with what comes after
+                y = host_products.mm(x[first:], w, out=x.new_empty(height, c_out))
+                assert torch.equal(y[: last - first], many[first:last])
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_other_memory_takes_torch(monkeypatch):
     def refuse():
         raise AssertionError("oneDNN is for dense fp32 rows")
 
     monkeypatch.setattr(host_products, "_PAYS", 1)
     x, w = torch.randn(600, 8, dtype=torch.float64), torch.randn(8, 4, dtype=torch.float64)
-    assert not host_products.takes(x)
-    assert not host_products.takes(torch.randn(600, 16)[:, :8])
+    assert not host_products.by_onednn(w)
     monkeypatch.setattr(host_products, "onednn", refuse)
     close(host_products.mm(x, w, out=torch.empty(600, 4, dtype=torch.float64)), x @ w)
 

@@ -9,6 +9,7 @@ import torch
 
 from sparse_bridge import log, settings
 from sparse_bridge.core import functional
+from sparse_bridge.core.conv.dataflows import per_offset
 from sparse_bridge.core.device import rocm
 from sparse_bridge.core.device.serving import kernel_target
 from tests.checks import assert_close
@@ -64,8 +65,12 @@ def test_products_are_taken_in_parts(broken_blas, n, bias):
 
 
 @pytest.mark.parametrize("flow", ["per_offset", "explicit"])
-def test_layers_in_torch_take_parts(broken_blas, flow):
+def test_layers_in_torch_take_parts(broken_blas, flow, monkeypatch):
     """More pairs and rows than one product may have, in every path of both dataflows."""
+    # As of tensors on a GPU.
+    monkeypatch.setattr(per_offset, "mm", lambda x, w, out: rocm.mm(x[: len(out)], w, out=out))
+    monkeypatch.setattr(per_offset, "height_of", lambda n_rows, w: n_rows)
+    monkeypatch.setattr(per_offset, "together", lambda w: False)
     with settings.override(dataflow=flow):
         made = layer("submanifold", shape=(20, 20), share=0.5, batch_size=2)
         assert len(made.x_coords) > 300

@@ -17,6 +17,7 @@ from sparse_bridge.core.tuning.tune_cache import Stamp, encode
 from sparse_bridge.core.tuning.tuner import Tuner
 from sparse_bridge.errors import SettingError
 from sparse_bridge.kernels.gemm.product import Product
+from sparse_bridge.kernels.runtime.target import described
 from tests.checks import assert_close
 from tests.core.layers import check, layer
 from tests.core.tuning import (
@@ -76,10 +77,19 @@ def test_disk_before_shipped_before_default(tmp_path):
 
 def test_a_stored_tile_that_cannot_run_here_is_ignored(tmp_path):
     one = problem()
-    for sizes in ({"block_m": 32}, {"block_m": 128, "block_n": 1024, "block_k": 512}):
+    for sizes in ({"block_m": 256}, {"block_m": 128, "block_n": 1024, "block_k": 512}):
         here(tmp_path).store("fwd", str(one.bucket()), winner(**sizes))
         with tuning("cached", tmp_path):
             assert Tuner(never).tile_for(one) == one.default()
+
+
+def test_a_stored_tile_that_gives_other_bits_is_ignored():
+    """Another matrix instruction; another order of three products."""
+    one, amd = problem(), problem(target=described("gfx942"))
+    split = one._replace(dtype=torch.float32, precision="tf32x3")
+    assert one.allows(tile(16, 16, 16)) and amd.allows(tile(64, 32, 16))
+    assert not amd.allows(tile(block_m=32)) and not amd.allows(tile(block_n=16))
+    assert split.allows(tile(16, 16, 64)) and not split.allows(tile(block_k=32))
 
 
 def test_pinned_reads_one_file_and_writes_nothing(tmp_path):

@@ -28,10 +28,6 @@ EVERY = (*compiled(), "gfx908", "sm_130", "sm_121")
 channels = st.integers(1, 1100) | st.sampled_from((256, 512, 768, 1024, 2048, 4096))
 
 
-def whole(tile):
-    return dataclasses.replace(tile, split_k=1)
-
-
 @pytest.mark.parametrize("arch", ["gfx942", "gfx1100", "sm_75", "sm_90"])
 def test_every_kernel_is_declared(arch):
     assert set(spaces(targets.described(arch))) == set(REGISTRY)
@@ -53,8 +49,7 @@ def test_every_tile_is_listed(arch, kind, c_in, c_out, n_rows, n_offsets):
     chosen = gather_tile(target, dtype, n_rows, *sizes)
     found = candidates(target, dtype, *sizes, "fwd", n_rows)
     assert found[0] == chosen
-    assert {whole(tile) for tile in found} <= listed
-    assert {tile.split_k for tile in found} <= {1, *forms_gemm.SPLITS}
+    assert set(found) <= listed
     listed = {c.tile for cases in forms_gemm.wgrad_tiles(target) for c in cases
               if (c.dtype, c.precision) == (dtype, precision)}  # fmt: skip
     found = candidates(target, dtype, *sizes, "wgrad", n_rows)
@@ -171,23 +166,22 @@ def test_tiles_of_the_default_choice_come_first():
 
 
 @pytest.mark.parametrize(
-    "arch, dtype, precision, c_in, wide, tail, split, depth",
+    "arch, dtype, precision, c_in, wide, tail, depth",
     [
-        ("sm_90", torch.float32, "ieee", 64, False, 7, 1, 32),
-        ("sm_90", torch.float32, "ieee", 64, False, 2, 1, 32),
-        ("sm_90", torch.float32, "ieee", 64, False, 1, 1, 64),
-        ("sm_90", torch.float32, "ieee", 64, False, 7, 4, 64),  # another kernel adds the norm
-        ("sm_90", torch.float32, "tf32", 64, False, 7, 1, 64),
-        ("sm_90", torch.float16, "ieee", 64, False, 7, 1, 64),
-        ("gfx942", torch.float32, "ieee", 64, False, 7, 1, 64),
-        ("gfx942", torch.float16, "ieee", 40, False, 0, 1, 64),
-        ("gfx942", torch.float16, "ieee", 40, True, 0, 1, 32),
-        ("gfx942", torch.float16, "ieee", 128, True, 0, 1, 64),
-        ("sm_80", torch.float32, "tf32", 64, True, 0, 1, 64),
+        ("sm_90", torch.float32, "ieee", 64, False, 7, 32),
+        ("sm_90", torch.float32, "ieee", 64, False, 2, 32),
+        ("sm_90", torch.float32, "ieee", 64, False, 1, 64),
+        ("sm_90", torch.float32, "tf32", 64, False, 7, 64),
+        ("sm_90", torch.float16, "ieee", 64, False, 7, 64),
+        ("gfx942", torch.float32, "ieee", 64, False, 7, 64),
+        ("gfx942", torch.float16, "ieee", 40, False, 0, 64),
+        ("gfx942", torch.float16, "ieee", 40, True, 0, 32),
+        ("gfx942", torch.float16, "ieee", 128, True, 0, 64),
+        ("sm_80", torch.float32, "tf32", 64, True, 0, 64),
     ],
 )
-def test_what_does_not_fit_with_64_channels(arch, dtype, precision, c_in, wide, tail, split, depth):
-    tile, target = TileConfig(64, 64, 64, 4, 2, split), targets.described(arch)
+def test_what_does_not_fit_with_64_channels(arch, dtype, precision, c_in, wide, tail, depth):
+    tile, target = TileConfig(64, 64, 64, 4, 2), targets.described(arch)
     found = clamp_for_problem(tile, target, dtype, precision, c_in, wide, tail)
     assert found == dataclasses.replace(tile, block_k=depth)
 
@@ -214,13 +208,10 @@ def test_fewer_results_under_wide_offsets():
     ],
 )
 def test_a_norm_behind_tensor_memory(arch, tile, dtype, precision, tail, found):
-    """A thread holds whole rows, with a scale and a shift for each column; a reduction that is
-    split leaves the norm to another kernel."""
+    """A thread holds whole rows, with a scale and a shift for each column."""
     target = targets.described(arch)
     tile = TileConfig(*tile)
     assert clamp_for_problem(tile, target, dtype, precision, 64, False, tail) == TileConfig(*found)
-    split = dataclasses.replace(tile, split_k=4)
-    assert clamp_for_problem(split, target, dtype, precision, 64, False, tail) == split
 
 
 def test_fewer_results_of_rows_in_tensor_memory():

@@ -6,8 +6,6 @@ waiting; they spill nothing and fit the shared memory.
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -39,9 +37,7 @@ def defaults(arch, channels):
         for c in channels if dtype != torch.bfloat16 else ():
             for n in ROWS:
                 tile = gather_tile(target, dtype, n, c, c, 27, precision)
-                found[
-                    "gather_gemm", Case(dataclasses.replace(tile, split_k=1), dtype, precision)
-                ] = None
+                found["gather_gemm", Case(tile, dtype, precision)] = None
                 tile = wgrad_tile(target, dtype, c, c, precision, 3 * n)
                 found["wgrad_gemm", Case(tile, dtype, precision)] = None
     return target, list(found)
@@ -51,7 +47,7 @@ def compiled(target, kernel, case):
     space = spaces(target)[kernel][0]
     levels = {name: side[0] for name, side in space.factors.items()} | {"case": case}
     if kernel == "gather_gemm":
-        levels["epilogue"] = (0, 0, 1)
+        levels["epilogue"] = (0, 0, True)
     form = space.build(**levels)
     return form, compile_form(form, target)
 

@@ -16,6 +16,7 @@ from ..geometry.host_cells import on_host
 from ..maps.host_integers import stable_order
 from ..maps.kernel_map import KernelMap
 from ..maps.pair_lists import PairLists
+from .host_products import ROWS
 
 _PRODUCTS = 1 << 21  # values that the products of a block take
 _PIECE = 1 << 15  # values that are gathered at a time, at least where many offsets share them
@@ -176,6 +177,8 @@ def _cut(kmap: KernelMap, n_blocks: int) -> Chunks:
     x_rows, y_rows, counts, dense = _pairs(kmap)
     lengths = [counts]
     height = -(-n_y // n_blocks)
+    height += -height % ROWS  # so that rows of blocks are aligned as those of all are
+    n_blocks = -(-n_y // height)
     if n_blocks > 1:
         block = y_rows // np.int32(height)
         order = stable_order(block, n_blocks)

@@ -84,7 +84,8 @@ class Epilogue(NamedTuple):
         if self.norm is not None:
             *vectors, eps = self.norm
             kinds = {vector.dtype for vector in vectors if vector is not None}
-            if kinds != {dtype} and kinds != {torch.float32}:  # which torch's norm takes
+            # What torch's norm takes beside `dtype`: halves with statistics in fp32.
+            if kinds != {dtype} and not (kinds == {torch.float32} and dtype.itemsize == 2):
                 wide = torch.promote_types(dtype, torch.float32)
                 vectors = [None if one is None else one.to(wide) for one in vectors]
             y = F.batch_norm(y, *vectors, eps=eps)

@@ -2,7 +2,9 @@
 
 A row of a product has the same bits wherever it stands and however many rows there are. MKL gives
 the last rows of a product, those that fill no whole step of its kernels, other bits, and divides
-the sums of a product of very few rows among threads: so rows are filled up (`height_of`).
+the sums of a product of very few rows among threads: so rows are filled up (`height_of`). Where
+they are no multiple of 16 bytes, their addresses count as well: such matrices are padded. What a
+shape takes is tried once (`Shape`).
 
 torch multiplies fp32 matrices on CPUs by MKL, which keeps to AVX2 on processors of other makers
 than its own. oneDNN, which torch carries too, takes what the processor has (with AVX-512: 1.8 to
@@ -17,7 +19,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,6 +30,7 @@ BLOCK = 4096  # rows of a product: what it reads and writes stays in a core's ca
 STEP = 512  # row counts given to oneDNN are multiples, or one of these
 _FEW = (16, 64, 256)
 ROWS = 16  # rows that MKL's kernels, and those of GPUs, take in whole steps
+_ALIGNED = 64  # bytes: what torch's memory on the CPU is a multiple of
 _MOST = 512  # rows from which on no library divides a sum of a row
 _GPU_ROWS = 128  # rows that cuBLAS does not take for few: below 64 sums of fp64 had other bits
 # Values of a matrix from which on oneDNN's fixed cost (15 us, and a copy, for it only returns new
@@ -61,7 +64,7 @@ def onednn() -> Any:
 def reset() -> None:
     """Find out again whether oneDNN is the quicker one, and what MKL takes for few rows."""
     onednn.cache_clear()
-    _least_of.cache_clear()
+    _tried.cache_clear()
 
 
 def _quickest(run: Callable[[], object]) -> float:
@@ -85,11 +88,19 @@ def by_onednn(w: torch.Tensor) -> bool:
     )
 
 
+class Shape(NamedTuple):
+    """How MKL has to be asked: in products of at least `rows` rows, a multiple of ROWS, with
+    matrices whose sides are multiples of `unit`."""
+
+    rows: int
+    unit: int
+
+
 def height_of(n_rows: int, w: torch.Tensor) -> int:
     """Rows that a product of `n_rows` rows by the matrix `w` [K, N] had best write, filled up."""
     if by_onednn(w):
         return n_rows  # it returns new memory, of which the rest is left behind
-    least = _GPU_ROWS if w.device.type != "cpu" else _least(w.dtype, *w.shape, *w.stride())
+    least = _GPU_ROWS if w.device.type != "cpu" else _shape_of(w).rows
     return max(least, -(-n_rows // ROWS) * ROWS)
 
 
@@ -98,30 +109,39 @@ def _whole(n_rows: int) -> int:
     return next((n for n in _FEW if n_rows <= n), -(-n_rows // STEP) * STEP)
 
 
-def _least(dtype: torch.dtype, k: int, n: int, step_k: int, step_n: int) -> int:
-    return _least_of(dtype, k, n, step_k <= step_n, torch.get_num_threads())
+def _shape_of(w: torch.Tensor) -> Shape:
+    (k, n), (step_k, step_n) = w.shape, w.stride()
+    return _tried(w.dtype, k, n, step_k <= step_n, torch.get_num_threads())
 
 
 @functools.cache
-def _least_of(dtype: torch.dtype, k: int, n: int, turned: bool, threads: int) -> int:
-    """The fewest rows, a multiple of ROWS, that MKL multiplies as it multiplies many: tried once.
-    turned: the matrix lies column by column."""
+def _tried(dtype: torch.dtype, k: int, n: int, turned: bool, threads: int) -> Shape:
+    """The first shape in which equal rows have equal bits wherever they stand, and few rows those
+    that they have among many.  turned: the matrix lies column by column."""
     make = torch.Generator().manual_seed(0)
     with torch.device("cpu"), torch.inference_mode(False), torch.no_grad():
-        x = torch.randn(_MOST, k, dtype=dtype, generator=make)
-        w = torch.randn(k, n, dtype=dtype, generator=make)
-        w = w.t().contiguous().t() if turned else w
-        many = x @ w
-        rows = ROWS
-        while rows < _MOST and not torch.equal(x[:rows] @ w, many[:rows]):
-            rows *= 4
-    return min(rows, _MOST)
+        for unit in (1, 16 // dtype.itemsize, 64 // dtype.itemsize):
+            k, n = (-(-side // unit) * unit for side in (k, n))
+            x = torch.randn(_MOST, k, dtype=dtype, generator=make)
+            w = torch.randn(k, n, dtype=dtype, generator=make)
+            w = w.t().contiguous().t() if turned else w
+            same, many, rows = _product(x[:1].repeat(_MOST, 1), w), _product(x, w), ROWS
+            while rows < _MOST and not torch.equal(_product(x[:rows], w), many[:rows]):
+                rows *= 2
+            if torch.equal(same, same[:1].expand_as(same)):
+                break
+    return Shape(rows, unit)
+
+
+def _product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """x @ w as it is: autocast does not touch products into memory."""
+    return rocm.cpu_mm(x, w, out=x.new_empty((len(x), w.shape[1])))
 
 
 def together(w: torch.Tensor) -> bool:
     """Whether products of `w` on the CPU are MKL's, filled up to whole steps and no further: a
     caller of many need not ask again."""
-    return height_of(1, w) == ROWS
+    return not by_onednn(w) and _shape_of(w) == (ROWS, 1)
 
 
 def gather_rows(x: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> None:
@@ -139,37 +159,69 @@ def mm(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     n_rows = out.shape[0]
     if x.device.type != "cpu":
         if w.dtype == torch.float64 and n_rows < _GPU_ROWS:
-            return out.copy_(torch.mm(_filled(x, n_rows, _GPU_ROWS), w)[:n_rows])
+            return out.copy_(_product(_filled(x, n_rows, _GPU_ROWS), w)[:n_rows])
         return rocm.mm(x[:n_rows], w, out=out)
     if by_onednn(w):
         return _mm_onednn(x, w, out)
-    least = _least(w.dtype, *w.shape, *w.stride())
-    whole = n_rows - n_rows % ROWS if n_rows >= least else 0
+    shape = _shape_of(w)
+    if shape.unit > 1:
+        return _mm_padded(x, w, out, shape)
+    whole = n_rows - n_rows % ROWS if n_rows >= shape.rows else 0
     if whole:
-        torch.mm(x[:whole], w, out=out[:whole])
+        rocm.cpu_mm(_aligned(x[:whole]), w, out=out[:whole])
     if whole < n_rows:
-        rest = _filled(x[whole:], n_rows - whole, least)
-        out[whole:].copy_(torch.mm(rest, w)[: n_rows - whole])
+        rest = _filled(x[whole:], n_rows - whole, shape.rows)
+        out[whole:].copy_(_product(rest, w)[: n_rows - whole])
+    return out
+
+
+def _mm_padded(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor, shape: Shape) -> torch.Tensor:
+    """With zeros in place of what is missing of whole units, block by block."""
+    k, n = (-(-side // shape.unit) * shape.unit for side in w.shape)
+    matrix = w.new_zeros((k, n))
+    matrix[: w.shape[0], : w.shape[1]] = w
+    for begin in range(0, out.shape[0], BLOCK):
+        part = out[begin : begin + BLOCK]
+        rows = x.new_zeros((max(shape.rows, -(-len(part) // ROWS) * ROWS), k))
+        rows[: len(part), : x.shape[1]] = x[begin : begin + len(part)]
+        part.copy_(_product(rows, matrix)[: len(part), : w.shape[1]])
     return out
 
 
 def linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """`rocm.linear` with gradients, whose rows keep their bits, too: x [N, K] @ w [K, M] + bias."""
-    least = _least(w.dtype, *w.shape, *w.stride()) if x.device.type == "cpu" else _GPU_ROWS
-    n_rows = x.shape[0]
-    step = ROWS if x.device.type == "cpu" else 1
+    n_rows, missing = x.shape[0], [0, 0]
+    if x.device.type == "cpu":
+        shapes = _shape_of(w), _shape_of(w.t())
+        least, step = max(one.rows for one in shapes), ROWS
+        unit = max(one.unit for one in shapes)
+        missing = [-side % unit for side in w.shape]
+        x = _aligned(x)
+    else:
+        least, step = _GPU_ROWS if x.dtype == torch.float64 else 1, 1
     whole = n_rows - n_rows % step if n_rows >= least else 0
-    if whole == n_rows:
+    if whole == n_rows and not any(missing):
         return rocm.linear(x, w, bias)
-    rest = torch.nn.functional.pad(x[whole:], (0, 0, 0, least - (n_rows - whole)))
-    last = rocm.linear(rest, w, bias)[: n_rows - whole]
+    pad, columns = torch.nn.functional.pad, w.shape[1]
+    if any(missing):
+        height = max(least, -(-n_rows // step) * step)
+        w = pad(w, (0, missing[1], 0, missing[0]))
+        bias = bias if bias is None else pad(bias, (0, missing[1]))
+        return rocm.linear(pad(x, (0, missing[0], 0, height - n_rows)), w, bias)[:n_rows, :columns]
+    last = rocm.linear(pad(x[whole:], (0, 0, 0, least - n_rows + whole)), w, bias)
+    last = last[: n_rows - whole]
     return torch.cat([rocm.linear(x[:whole], w, bias), last]) if whole else last
+
+
+def _aligned(x: torch.Tensor) -> torch.Tensor:
+    """The same rows, from where new memory may start."""
+    return x.clone() if x.storage_offset() * x.element_size() % _ALIGNED else x
 
 
 def _filled(x: torch.Tensor, n_rows: int, height: int) -> torch.Tensor:
     """x's first `n_rows` rows and others, `height` together."""
     if x.shape[0] >= height:
-        return x[:height]
+        return _aligned(x[:height])
     made = x.new_zeros((height, x.shape[1]))
     made[:n_rows] = x[:n_rows]
     return made

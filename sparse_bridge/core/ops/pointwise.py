@@ -59,7 +59,7 @@ def linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -
     if torch.compiler.is_compiling():
         return (as_operator or rocm.linear)(x, w, bias)
     if x.device.type not in DEVICES or not by_kernel(x, w, bias):
-        return host_products.linear(x, w, bias)
+        return (rocm if transformed() else host_products).linear(x, w, bias)
     kmap = identity(x.shape[0], x.device, torch.is_grad_enabled())
     if kmap is None:
         return rocm.linear(x, w, bias)

@@ -12,9 +12,7 @@ from sparse_bridge.core.conv import chunks
 from sparse_bridge.core.conv.batches import rule
 from sparse_bridge.core.conv.batches.rule import (
     Limits,
-    all_alike,
     groups_of,
-    host_limits_of,
     limits_of,
 )
 
@@ -46,20 +44,7 @@ def test_limits_by_hand():
     assert limits_of(64, 64) == Limits(rule.EPSILON, 16384, 65536, rule.FEWEST)
     assert limits_of(33, 32) == limits_of(64, 64)
     assert limits_of(512, 512).longest == 2048
-    assert host_limits_of(16, 16) == Limits(rule.EPSILON, 512, 1 << 20, 20)
-    assert host_limits_of(64, 64).longest == 128
     assert limits_of(3, 5).longest == rule._LONGEST < chunks._LONGEST, "no offset twice in a group"
-
-
-@pytest.mark.parametrize("sizes, first, alike", [
-    ([6, 10, 10, 10], 3, True), ([6, 10, 10], 0, False),  # too few
-    ([4, 4, 6, 10], 0, True), ([4, 4, 5, 10], 0, False),  # 16 and 17 of 40
-    ([100] * 4, 0, True), ([101] * 4, 0, False),
-])  # fmt: skip
-def test_all_lists_or_none(sizes, first, alike):
-    limits, offsets = LIMITS._replace(fewest=4), list(range(first, first + len(sizes)))
-    assert all_alike(offsets, sizes, limits) == alike
-    assert not all_alike([*offsets[:-1], 99], sizes, limits), "offsets with a gap"
 
 
 @given(

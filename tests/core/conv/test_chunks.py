@@ -35,15 +35,29 @@ def pairs_of(kmap):
     }
 
 
+def check_slots(part):
+    """Every pair has a slot of its own, and rows add theirs up in the order of the pairs, behind
+    what they have."""
+    heights = [size + 3 for size in part.sizes]
+    x_rows, order, starts = part.slots(heights)
+    assert len(x_rows) == sum(heights) and part.slots(heights)[0] is x_rows, "made once"
+    begins = torch.tensor([0, *heights]).cumsum(0)
+    slots = torch.cat([at + torch.arange(n) for at, n in zip(begins, part.sizes, strict=False)])
+    assert torch.equal(x_rows[slots], part.x_rows)
+    for row in range(part.n_rows):
+        own = slots[part.rows == row + part.begin].tolist()
+        before = [len(x_rows) + row] if part.behind else []
+        assert order[starts[row] : starts[row + 1]].tolist() == before + own
+
+
 def pairs_in(kmap, cut):
     """The pairs of chunks, every one of which must be there once and inside its block."""
     found = []
     for block in cut.blocks:
         for part in block.parts:
             assert sum(part.sizes) == len(part.rows)
-            order, starts = part.sums
-            sums = torch.repeat_interleave(torch.arange(part.n_rows), starts.long().diff())
-            assert torch.equal(part.rows[order.long()].long(), sums + block.begin)
+            assert part.behind == (part is not block.parts[0])
+            check_slots(part)
             for v, n_pairs, x_rows, y_rows in part.items:
                 v = kmap.n_offsets - 1 - v if cut.reverse else v
                 assert n_pairs == len(x_rows)

@@ -68,26 +68,19 @@ def tell(epilogue, rows=20_000, **about):
 
 
 class TestOtherSizes:
-    def test_each_form_once_with_shares_and_their_sum(self, launches):
+    def test_each_form_once(self, launches):
         tell(BLOCK)
         products = [(key, held) for name, held, key, _ in launches if name == "gather_gemm"]
-        sums = [held for name, held, _, _ in launches if name == "sum_partials"]
-        assert len({key for key, _ in products}) == len(products) >= 2
-        assert {held["BLOCK_M"] for _, held in products if held["SPLIT_K"] == 1} == {128}
-        assert {held["SPLIT_K"] for _, held in products} >= {1, 2}
-        assert sums and all(held["TAIL"] == 14 for held in sums)
+        assert len({key for key, _ in products}) == len(products) == len(launches) >= 2
+        assert {held["BLOCK_M"] for _, held in products} == {64, 128}
+        assert {held["BLOCK_N"] for _, held in products} == {16, 64}
+        assert all(held["TAIL"] == 14 for _, held in products)
         assert all(free for *_, free in launches)
 
     def test_the_likeliest_come_first_and_the_own_one_is_left_out(self, launches):
         tell(END, rows=40_000)  # tiles of 128 rows, as twice as many take
         first = launches[0][1]
-        assert (first["BLOCK_M"], first["SPLIT_K"]) != (128, 1)
-
-    def test_shares_are_one_form_whatever_follows(self, launches):
-        for end in (END, BLOCK):
-            tell(end)
-        shares = [key for _, held, key, _ in launches if held["SPLIT_K"] > 1 and "BLOCK_N" in held]
-        assert len(shares) == 2 * len(set(shares)) > 0
+        assert (first["BLOCK_M"], first["BLOCK_N"]) != (128, 64)
 
     def test_sizes_that_need_wide_offsets_are_left_out(self, launches):
         tell(END, rows=2_000_000)
