@@ -1,14 +1,15 @@
 """How far a result may lie from its reference: one table, by purpose and precision.
 
 Every limit is relative to the RMS of the reference: the largest error of an element, and the RMS of
-all errors. Infinite: not compared. Maps, coordinates and row orders are exact and have no limit.
+all errors. Infinite: not compared. Maps, coordinates and row orders are exact and have no limit,
+nor has inference that is fused or replayed: it has the bits of layers one by one.
 
 | purpose | what is compared | where |
 |---|---|---|
 | `product` | one convolution with fp64 of its rounded inputs, or tile with tile | tests, tuner |
 | `self_check` | one product of a GPU with the CPU, at its first use | `core/device/self_check` |
-| `fused` | a model after `optimize` with its layers one by one | `optimization` |
-| `replay` | norms of a replayed step's gradients; sums run in another order | `core/capture` |
+| `step` | outputs of a training step on padded rows; norms sum in another order | `core/capture` |
+| `gradients` | norms of such a step's gradients: so do sums over rows | `core/capture` |
 | `network` | outputs of whole networks | `compat` |
 | `peers` | RMS of two libraries' results | `benchmarks` |
 """
@@ -42,8 +43,8 @@ TABLE: dict[str, dict[str, Limits]] = {
     "self_check": {
         "fp32": Limits(1e-4), "tf32": Limits(1e-2), "fp16": Limits(1e-2), "bf16": Limits(6e-2),
     },
-    "fused": _rms(fp64=1e-9, fp32=1e-3, fp16=2e-2, bf16=1e-1),
-    "replay": _rms(fp64=2e-2, fp32=2e-2, fp16=8e-2, bf16=15e-2),
+    "step": _rms(fp64=1e-9, fp32=1e-3, fp16=2e-2, bf16=1e-1),
+    "gradients": _rms(fp64=2e-2, fp32=2e-2, fp16=8e-2, bf16=15e-2),
     "network": _rms(fp64=1e-9, fp32=1e-4, fp16=3e-2, bf16=2e-1),
     "peers": _rms(fp32=1e-3, tf32=1e-2, fp16=2e-2, bf16=5e-2),
 }  # fmt: skip

@@ -267,8 +267,7 @@ def _results(results: Sequence[tuners.Result]) -> Table:
         before, after = winner.default_microseconds, winner.microseconds
         tile = dataclasses.astuple(winner.tile)
         shown = "x".join(map(str, tile[:3])) + f", {tile[3]} warps, {tile[4]} stages"
-        shown += f", split {tile[5]}" if tile[5] > 1 else ""
-        shown += f", {dict(tile[6])}" if tile[6] else ""
+        shown += f", {dict(tile[5])}" if tile[5] else ""
         gain = f"{100 * (1 - after / before):.0f} %" if before else "-"
         table.add_row(*names, f"{before:.1f}", f"{after:.1f}", gain, shown)
     return table

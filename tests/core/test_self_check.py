@@ -6,11 +6,13 @@ import logging
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from sparse_bridge import log, settings
 from sparse_bridge.core import functional
 from sparse_bridge.core.conv import kernel_products, registry
 from sparse_bridge.core.conv.dataflow import Case
+from sparse_bridge.core.conv.epilogue import Norm
 from sparse_bridge.core.device import precision, self_check, self_check_problems
 from sparse_bridge.core.device import serving as devices
 from sparse_bridge.errors import DeviceError, KernelError
@@ -359,7 +361,7 @@ def test_the_parts_of_a_target():
     assert self_check.products_of(HOPPER) == ["fp16", "bf16", "fp32", "tf32"]
     assert self_check.parts_of(turing) == [
         "int32 keys", "int64 keys", "new coordinates", "fp16", "fp32", "wgrad fp16", "wgrad fp32",
-        "max pools", "avg pools", "sum pools", "features beyond 2 GiB",
+        "fp16 norms", "fp32 norms", "max pools", "avg pools", "sum pools", "features beyond 2 GiB",
     ]  # fmt: skip
 
 
@@ -464,6 +466,23 @@ class TestFallbacks:
             (got,) = torch.autograd.grad(y, other, dy[:, :11].contiguous())
         assert_close(got, want[:, :, :11].double(), SINGLE)
         assert any("Gradients of weights" in r.getMessage() for r in caplog.records)
+
+    @pytest.mark.parametrize("activation", ["relu", "sigmoid", None])
+    def test_norms(self, kernel_lane, failing, caplog, activation):
+        made = layer("submanifold", 2, device=kernel_lane.device)
+        x, weight, bias, dy = (t.to(kernel_lane.device) for t in tensors(made, 9, 12))
+        norm = Norm(*(one.abs() + 0.1 for one in dy[:4]), 1e-3)
+        failing("fp32 norms")
+        with torch.no_grad(), caplog.at_level(logging.INFO, "sparse_bridge"):
+            want = functional.conv(x, weight, bias, made.kmap)
+            want = F.batch_norm(want, *norm[:4], eps=norm.eps) + dy
+            if activation is not None:
+                want = getattr(torch, activation)(want)
+            got = functional.conv(
+                x, weight, bias, made.kmap, norm=norm, residual=dy, activation=activation
+            )
+        assert torch.equal(got, want)
+        assert any("apart from their convolutions" in r.getMessage() for r in caplog.records)
 
     def test_pools(self, kernel_lane, failing, monkeypatch):
         from sparse_bridge.kernels.ops import pooling

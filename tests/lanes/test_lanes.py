@@ -43,7 +43,7 @@ ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 CONV = ("every_kind_and_dimension", "kernel_shapes", "crowded_scenes", "dtypes",
         "half_precision_with_odd_channels", "ieee_where_tf32_is_not_allowed", "groups",
         "row_counts_around_the_tile", "empty_batch_items")  # fmt: skip
-EDGES = ("split_k", "repeated_coordinates", "repeated_coordinates_under_other_kernels")
+EDGES = ("repeated_coordinates", "repeated_coordinates_under_other_kernels")
 WHOLE = [
     "tests/kernels/test_grouped.py",
     "tests/core/ops/test_relational.py",
@@ -108,7 +108,7 @@ GOLDENS = {
 
 
 def convolutions(lane):
-    """Forward and backward: every kind in two dimensions, fp16, groups, split-K, repeated rows."""
+    """Forward and backward: every kind in two dimensions, fp16, groups, repeated rows."""
     conv, edges = "tests/core/test_conv.py", "tests/core/test_conv_edges.py"
     kinds = ("submanifold", "strided", "generative", "inverse", "between")
     nodes = [f"{conv}::test_every_kind_and_dimension[{lane}-masked-{kind}-2]" for kind in kinds]
@@ -116,7 +116,6 @@ def convolutions(lane):
         f"{conv}::test_every_kind_and_dimension[{lane}-unmasked-submanifold-2]",
         f"{conv}::test_groups[{lane}-masked-submanifold-2-32-64]",
         f"{conv}::test_half_precision_with_odd_channels[{lane}-masked-torch.float16]",
-        f"{edges}::test_split_k[{lane}-masked-torch.float16]",
         f"{edges}::test_repeated_coordinates[{lane}-masked-submanifold]",
     ]
     return nodes

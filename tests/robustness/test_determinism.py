@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
 from sparse_bridge import settings
 from sparse_bridge.core import functional
-from sparse_bridge.core.conv import plan
 from tests.clouds import cloud, features
 
 RUNS = 20
@@ -81,30 +78,6 @@ def test_dtypes_and_repeated_rows_on_the_cpu(threads, dtype):
 def test_on_a_gpu(flow, kind, dtype):
     with settings.override(dataflow=flow):
         check(kind, "cuda", 64, 48, dtype)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("split", [1, 2, 4, 8])
-@pytest.mark.parametrize("flow", ["masked", "unmasked"])
-def test_split_reductions_on_a_gpu(flow, split, monkeypatch):
-    """Partial sums of one reduction are added in a fixed order, however many there are."""
-    from sparse_bridge.kernels.tiles import tile_config
-
-    asked, choose = [], tile_config.gather_tile
-
-    def cut(*args):
-        asked.append(split)
-        return dataclasses.replace(choose(*args), split_k=split)
-
-    monkeypatch.setattr(tile_config, "gather_tile", cut)
-    plan.reset()  # plans keep the tile of whoever asked first
-    try:
-        with settings.override(dataflow=flow, tune="off"):
-            check("submanifold", "cuda", 96, 32)
-            check("submanifold", "cuda", 32, 32, repeat=True)
-    finally:
-        plan.reset()
-    assert asked
 
 
 @pytest.mark.gpu

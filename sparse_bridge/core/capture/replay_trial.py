@@ -235,7 +235,7 @@ def _compare(
     rounding moves each tensor. Gradients that are but rounding, as of a bias before a norm, are
     measured by the others.
     """
-    loose, tight = (tolerances.of(kind, dtype).rms for kind in ("replay", "fused"))
+    loose, tight = (tolerances.of(kind, dtype).rms for kind in ("gradients", "step"))
     mine, theirs, nudged = (
         [None if one is None else one.detach() for one in several]
         for several in (mine, theirs, nudged)

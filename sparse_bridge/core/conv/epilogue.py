@@ -88,7 +88,8 @@ class Epilogue(NamedTuple):
             if kinds != {dtype} and not (kinds == {torch.float32} and dtype.itemsize == 2):
                 wide = torch.promote_types(dtype, torch.float32)
                 vectors = [None if one is None else one.to(wide) for one in vectors]
-            y = F.batch_norm(y, *vectors, eps=eps)
+            mean, var, gain, beta = vectors
+            y = F.batch_norm(y, mean, var, gain, beta, eps=eps)
         if self.residual is not None:
             y += self.residual
         if self.activation == "relu":

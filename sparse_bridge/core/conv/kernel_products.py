@@ -26,6 +26,7 @@ from ..tuning.problem import gather_problem, wgrad_problem
 from ..tuning.tuner import Trial, final, tile_for
 from .dataflow import IRREGULAR, Case, Dataflow, Gather, LayerProduct, Reason, Wgrad
 from .epilogue import Epilogue
+from .torch_end import Finished, in_kernels
 
 if TYPE_CHECKING:
     from ...kernels.gemm.gather_gemm import GatherGemm
@@ -133,7 +134,9 @@ class KernelDataflow(Dataflow):
         return kind(spec, table, n_rows, n_in)
 
     def gather(self, product: LayerProduct) -> Gather:
-        return GatherProduct(self, product)
+        inner = in_kernels(product)
+        launched = GatherProduct(self, inner)
+        return launched if inner is product else Finished(launched, product.epilogue)
 
     def wgrad(self, product: LayerProduct, dtype: torch.dtype) -> Wgrad:
         target, device = product.target, product.device
@@ -182,17 +185,13 @@ class GatherProduct:
     """y = act(norm(sum of x @ w[v] + bias) + residual)."""
 
     __slots__ = (
-        "_backwards", "_columns", "_copied", "_key", "_sigmoid", "_specs", "flow", "product",
+        "_backwards", "_columns", "_copied", "_key", "_specs", "flow", "product",
     )  # fmt: skip
 
     def __init__(self, flow: KernelDataflow, layer: LayerProduct) -> None:
         target, device, dtype, precision, w, epilogue = layer
         assert target is not None
         precision = product_precision(target, dtype, precision)
-        # Kernels have no exponential of torch's bits.
-        self._sigmoid = epilogue.activation == "sigmoid"
-        if self._sigmoid:
-            epilogue = epilogue._replace(activation=None)
         # How the weight comes, where the kernel reads a copy of it.
         self._copied = w if reads_rows(target, precision, w) else None
         w = w if self._copied is None else w.in_rows()
@@ -240,8 +239,6 @@ class GatherProduct:
         else:
             y = rows.empty(self._columns, x)
         result: torch.Tensor = launch(x, weight, vectors, y)
-        if self._sigmoid:
-            result.sigmoid_()
         return result if rows.fill is None else rows.marked(result)
 
     def _bind(

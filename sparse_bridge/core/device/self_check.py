@@ -20,11 +20,13 @@ from ...kernels.runtime.target import Target
 from . import precision
 from .self_check_problems import (
     KEYS,
+    NORMS,
     POOLS,
     PRODUCTS,
     check_far,
     check_keys,
     check_new_coordinates,
+    check_norms,
     check_pools,
     check_products,
     check_wgrad,
@@ -89,8 +91,11 @@ def run(device: torch.device, target: Target, part: str) -> Verdict:
             found = find_problem(device, target, part)
             took = 1e3 * (time.perf_counter() - start)
             verdict = Verdict(str(device), part, found, took)
-            if key[2] == SPLIT:
-                verdict = dataclasses.replace(verdict, instead="IEEE multiply-adds")
+            instead = "IEEE multiply-adds" if key[2] == SPLIT else None
+            if part in NORMS:
+                instead = "norms apart from their convolutions"
+            if instead is not None:
+                verdict = dataclasses.replace(verdict, instead=instead)
             _verdicts[key] = verdict
         return _verdicts[key]
 
@@ -109,7 +114,9 @@ def products_of(target: Target) -> list[str]:
 def parts_of(target: Target) -> list[str]:
     """Everything that is checked on a target."""
     products = products_of(target)
-    return [*KEYS, NEW_COORDINATES, *products, *(f"wgrad {p}" for p in products), *POOLS, FAR]
+    norms = [part for part, name in NORMS.items() if name in products]
+    wgrads = [f"wgrad {part}" for part in products]
+    return [*KEYS, NEW_COORDINATES, *products, *wgrads, *norms, *POOLS, FAR]
 
 
 def failures() -> tuple[Verdict, ...]:
@@ -150,6 +157,8 @@ def _kind(part: str) -> str:
         return "keys"
     if part in POOLS:
         return "pools"
+    if part in NORMS:
+        return "norms"
     return {NEW_COORDINATES: "maps", FAR: "far"}.get(part, "wgrad" if " " in part else "products")
 
 
@@ -158,6 +167,7 @@ _CHECKS: dict[str, tuple[str, Callable[[torch.device, Target, str], str | None]]
     "maps": ("kernel maps with {}", check_new_coordinates),
     "products": ("{} products", check_products),
     "wgrad": ("{} products", check_wgrad),
+    "norms": ("{} in the launch of a product", check_norms),
     "pools": ("{}", check_pools),
     "far": ("{}", check_far),
 }

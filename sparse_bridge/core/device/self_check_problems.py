@@ -6,12 +6,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 
 from ... import tolerances
+from ...kernels.gemm.product import EpilogueForm
 from ...kernels.runtime.target import Target
 from .precision import product_precision
 
 if TYPE_CHECKING:
+    from ...kernels.gemm.vectors import Vectors
     from ...kernels.gemm.wgrad_gemm import WgradGemm
 
 ROWS, CHANNELS, OFFSETS = 150, 32, 27
@@ -25,6 +28,9 @@ PRODUCTS: dict[str, tuple[torch.dtype, str]] = {
     "fp32": (torch.float32, "ieee"),
     "tf32": (torch.float32, "tf32"),
 }
+NORMS = {f"{name} norms": name for name in ("fp16", "bf16", "fp32")}
+_SUMS = EpilogueForm()
+NORM_ROWS = 1 << 12  # roundings of halves hide most differences
 POOLS = {"max pools": "max", "avg pools": "avg", "sum pools": "sum"}
 _FAR_BYTES = (1 << 31) + (1 << 20)  # of features that 32-bit offsets do not reach
 _FAR_CHANNELS = 512
@@ -113,11 +119,34 @@ def _compare(y: torch.Tensor, want: torch.Tensor, limit: float) -> str | None:
     )
 
 
+def check_norms(device: torch.device, target: Target, part: str) -> str | None:
+    """A norm behind a product, in its launch: the bits of torch's norm. On CPU tensors, where
+    torch's norm rounds in another order, the same but for rounding. part: a key of NORMS."""
+    dtype = PRODUCTS[NORMS[part]][0]
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(NORM_ROWS, CHANNELS, generator=generator).to(device, dtype)
+    mean, var, gain, beta = torch.randn(4, CHANNELS, generator=generator).to(device)
+    var, middle, eps = var.square() + 0.1, OFFSETS // 2, 1e-3
+    # The sums are the rows themselves, in every precision that products have.
+    nbr = torch.full((OFFSETS, NORM_ROWS), -1, dtype=torch.int32)
+    nbr[middle] = torch.arange(NORM_ROWS)
+    weight = torch.zeros(OFFSETS, CHANNELS, CHANNELS, dtype=dtype)
+    weight[middle].fill_diagonal_(1)
+    end = EpilogueForm(6, None, 0.0, eps), (None, mean, var, gain, beta, None)
+    y = multiply(device, target, "ieee", nbr, x, weight, *end)
+    want = F.batch_norm(x, mean, var, gain, beta, eps=eps)
+    if device.type == "cpu":
+        limit = tolerances.of("product", dtype).largest
+        return _compare(y.double(), want.double(), limit)
+    wrong = int((y != want).sum())
+    return f"{wrong} of {y.numel()} results have other bits than torch's" if wrong else None
+
+
 def multiply(
     device: torch.device, target: Target, precision: str, nbr: torch.Tensor, x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor, end: EpilogueForm = _SUMS, vectors: Vectors | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """y [ROWS, CHANNELS] on the device, by the tile of a common layer."""
+    """y [rows of nbr, CHANNELS] on the device, by the tile of a common layer."""
     from ...kernels.gemm.gather_gemm import GatherGemm
     from ...kernels.gemm.gather_spec import GemmSpec
     from ...kernels.gemm.product import Product
@@ -130,9 +159,10 @@ def multiply(
     tile = gather_tile(target, x.dtype, COMMON_ROWS, w.c_in, w.c_out, OFFSETS, precision)
     table = NeighborTable(nbr.to(device))
     tiles = pack_tiles(table, mask_order(table, target), target)
-    spec = GemmSpec(Product(target, device, x.dtype, precision, w), tile, packed=True)
-    y = torch.full((ROWS, CHANNELS), float("nan"), dtype=x.dtype, device=device)
-    return GatherGemm(spec, tiles, ROWS, len(x))(x.to(device), weight.to(device), None, y)
+    spec = GemmSpec(Product(target, device, x.dtype, precision, w, end), tile, packed=True)
+    n_rows = nbr.shape[1]
+    y = torch.full((n_rows, CHANNELS), float("nan"), dtype=x.dtype, device=device)
+    return GatherGemm(spec, tiles, n_rows, len(x))(x.to(device), weight.to(device), vectors, y)
 
 
 def check_new_coordinates(device: torch.device, target: Target, part: str) -> str | None:

@@ -20,6 +20,7 @@ from ..conv.dataflow import LayerProduct
 from ..conv.dataflows import masked, unmasked
 from ..conv.epilogue import Epilogue
 from ..conv.kernel_products import GatherProduct, KernelDataflow, WgradProduct
+from ..conv.torch_end import in_trusted_kernels
 from ..device.column_sums import column_sums
 from ..device.precision import KERNEL_DTYPES
 from ..device.self_check_problems import COMMON_ROWS
@@ -168,7 +169,7 @@ def _gather(
         if not others:
             return
         flow = others[0]
-    product = GatherProduct(flow, layer).product
+    product = GatherProduct(flow, in_trusted_kernels(layer)).product
     work = work_over(flow, layer.w.n_offsets, n_rows)
     tile = flow.tile(product, work, n_in)
     if (side, flow.name, tile) in known:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ..maps.tile_list import shared_by
@@ -54,7 +56,9 @@ class GemmSpec:
         )  # fmt: skip
         self.options = tile.options(target)
         kinds = specialise(c_in, c_out, w.shift, *w.strides, self.columns)
-        self._known = ("gather_gemm", self.dtype, self.constants, tile, kinds, splits > 1)
+        self._known: tuple[Any, ...] = (
+            "gather_gemm", self.dtype, self.constants, tile, kinds, splits > 1,
+        )  # fmt: skip
         self.key = number_of(self._known)
         self.row_kind = specialise(self.columns_in)
         # The type of a float is part of the signature.

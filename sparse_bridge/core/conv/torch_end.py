@@ -1,0 +1,69 @@
+"""What torch computes behind a product by kernels, since kernels would have other bits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ... import log
+from ...kernels.gemm.product import EpilogueForm
+from ..device import self_check
+from .dataflow import LayerProduct
+from .epilogue import Epilogue
+
+if TYPE_CHECKING:
+    from ..maps.rulebook import Rulebook
+    from .kernel_products import GatherProduct
+
+
+def in_kernels(layer: LayerProduct) -> LayerProduct:
+    """The part of a product that kernels compute with the bits of separate operations: up to a
+    norm where theirs differs from torch's on this device, and up to a sigmoid."""
+    parts = layer.epilogue.parts
+    if parts & 2 and not _norms(layer):
+        return layer._replace(epilogue=EpilogueForm(parts & 1))
+    return in_trusted_kernels(layer)
+
+
+def in_trusted_kernels(layer: LayerProduct) -> LayerProduct:
+    """The same where the device's norms have the bits of torch's."""
+    parts, activation, alpha, eps = layer.epilogue
+    if activation != "sigmoid":  # kernels have no exponential of torch's bits
+        return layer
+    return layer._replace(epilogue=EpilogueForm(parts, None, alpha, eps))
+
+
+def _norms(layer: LayerProduct) -> bool:
+    device, target = layer.device, layer.target
+    assert target is not None
+    problem = self_check.problem(device, target, f"{self_check.NAMES[layer.dtype]} norms")
+    if problem is not None:
+        log.once(
+            ("norms", str(device), problem),
+            f"On {device} {problem}: norms are computed apart from their convolutions.",
+        )
+    return problem is None
+
+
+class Finished:
+    """A product by kernels and what torch does behind it.  form: all that follows the sums."""
+
+    __slots__ = ("_launched", "_normed")
+
+    def __init__(self, launched: GatherProduct, form: EpilogueForm) -> None:
+        self._launched = launched
+        self._normed = not (form.parts & 2) or launched.product.epilogue.parts == form.parts
+
+    def __call__(
+        self, rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor,
+        epilogue: Epilogue,
+    ) -> torch.Tensor:  # fmt: skip
+        """See `GatherProduct`."""
+        if self._normed:
+            first, then = epilogue._replace(activation=None), Epilogue(None, epilogue.activation)
+        else:
+            first, then = Epilogue(epilogue.bias), epilogue._replace(bias=None)
+        y = then.finish(self._launched(rulebook, side, x, weight, first), x.dtype)
+        rows = rulebook.rows[side]
+        return y if rows.fill is None else rows.marked(y)
