@@ -1,5 +1,5 @@
 """Functions of several tensors."""
 
-from sparse_bridge.adapters.torchsparse.joins import cat, generative_add
+from sparse_bridge.adapters.torchsparse.operations.joins import cat, generative_add
 
 __all__ = ["cat", "generative_add"]

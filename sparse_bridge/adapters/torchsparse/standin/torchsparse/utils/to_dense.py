@@ -1,5 +1,5 @@
 """Dense grids."""
 
-from sparse_bridge.adapters.torchsparse.dense import to_dense
+from sparse_bridge.adapters.torchsparse.operations.dense import to_dense
 
 __all__ = ["to_dense"]
