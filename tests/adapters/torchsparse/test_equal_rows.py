@@ -236,3 +236,33 @@ def test_scenes_with_prefetched_maps(kernel_lane, mode):
                 want = oracle.product(want, weight, None, triples, len(sites))
                 assert oracle.to_sites(x.coords, "2.1") == sites
                 checks.assert_close(x.feats, want, torch.float32)
+
+
+@pytest.mark.parametrize("kernel, stride", [(3, 1), (2, 1), (2, 2), (3, 2)], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_entries_of_kmaps(case, kernel, stride):
+    """The maps that programs read are those that layers multiply by."""
+    release, mode, rule = case
+    with speaking(release) as ts:
+        ts.release = release
+        coords = repeated(release, 11)
+        options = {"config": config_of(ts, mode, rule)} if release == "2.1" else {}
+        x = ts.SparseTensor(torch.randn(len(coords), 2), coords)
+        weight = weights(triple(kernel), 2, 2, torch.float32)
+        ts.nn.functional.conv3d(x, weight, kernel, stride=stride, **options)
+        (entry,) = x.kmaps.values()
+        _, triples = oracle.layer(
+            oracle.to_sites(coords, release), triple(kernel), triple(stride), (0, 0, 0), (1, 1, 1),
+            release, mode=mode, rule=rule,
+        )  # fmt: skip
+        nbmaps, nbsizes = (
+            (entry["nbmaps"], entry["nbsizes"]) if release == "2.1" else (entry[0], entry[1])
+        )
+        offsets = torch.arange(len(nbsizes)).repeat_interleave(nbsizes.long())
+        found = zip(offsets.tolist(), *nbmaps.t().tolist(), strict=True)
+        assert sorted(found) == sorted(triples)
+        if release == "2.1":
+            table = entry["out_in_map"]
+            rows, places = (table >= 0).nonzero(as_tuple=True)
+            found = zip(places.tolist(), table[rows, places].tolist(), rows.tolist(), strict=True)
+            assert sorted(found) == sorted(triples)
