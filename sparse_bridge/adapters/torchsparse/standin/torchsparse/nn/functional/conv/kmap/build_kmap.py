@@ -24,7 +24,10 @@ _NEW = (
     "split_mask_num",
     "split_mask_num_bwd",
 )
-_USED = ("coords", "kernel_size", "stride", "tensor_stride", "padding", "spatial_range", "mode")
+_USED = (
+    "coords", "kernel_size", "stride", "tensor_stride", "padding", "spatial_range", "mode",
+    "dataflow", "downsample_mode", "generative",
+)  # fmt: skip
 
 
 def build_kernel_map(*args, **kwargs):
@@ -34,7 +37,7 @@ def build_kernel_map(*args, **kwargs):
     names = _NEW if profile.current().divides else _OLD
     given = coords_arguments("build_kernel_map", names, args, kwargs)
     given = {"kernel_size": 2, "stride": 2, **given}
-    used = {name: given[name] for name in (*_USED, "downsample_mode") if name in given}
+    used = {name: given[name] for name in _USED if name in given}
     return kernel_maps.build_kernel_map(**used)
 
 
