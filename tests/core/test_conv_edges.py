@@ -42,6 +42,26 @@ def test_repeated_coordinates(lane, kind):
     check(made, 16, 16, lane)
 
 
+def first_alone(made):
+    """The layer in which the first of equal inputs stands for all."""
+    sites = made.x_coords.tolist()
+    first = torch.tensor([sites.index(site) == row for row, site in enumerate(sites)])
+    pairs = [(x_rows[first[x_rows]], y_rows[first[x_rows]]) for x_rows, y_rows in made.pairs]
+    return dataclasses.replace(made, kmap=made.kmap.of_first_rows(), pairs=pairs)
+
+
+@pytest.mark.parametrize("kind", ["strided", "generative", "between"])
+def test_the_first_of_repeated_coordinates(lane, kind):
+    """In place of their sum; read backwards, it alone has a result."""
+    made = first_alone(layer(kind, 2, coords=repeated((9, 10)), dense=False, device=lane.device))
+    check(made, 16, 16, lane)
+    back = {
+        "kmap": functional.inverse(made.kmap), "x_coords": made.y_coords, "y_coords": made.x_coords,
+        "pairs": [(y_rows, x_rows) for x_rows, y_rows in made.pairs],
+    }  # fmt: skip
+    check(dataclasses.replace(made, **back), 16, 16, lane)
+
+
 def test_repeated_output_coordinates(lane):
     made = layer(
         "between", 2, coords=repeated((9, 10)), y_coords=repeated((5, 5), 1), dense=False,
