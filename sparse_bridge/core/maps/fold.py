@@ -40,10 +40,14 @@ class Duplicates:
         alone = torch.full_like(self.inverse, self.map.n_rows)
         return Duplicates(self.map, self.first, alone.index_copy_(0, self.first, number))
 
-    def groups(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(live rows grouped by distinct coordinate, rows per coordinate). Waits for the device."""
-        starts = self.segments.starts
-        return self.segments.order[: int(starts[-1])], starts.diff()
+    def rows_at(self, sites: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(the rows at distinct coordinates int64 [S], ascending at each, how many at each). Waits
+        for the device."""
+        begins, ends = self.segments.starts[:-1][sites], self.segments.starts[1:][sites]
+        counts = (ends - begins).long()
+        within = torch.arange(int(counts.sum()), device=sites.device)
+        within += (begins - counts.cumsum(0) + counts).repeat_interleave(counts)
+        return self.segments.order[within], counts
 
 
 def sum_rows(x: torch.Tensor, fold: Duplicates) -> torch.Tensor:

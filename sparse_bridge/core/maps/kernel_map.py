@@ -91,8 +91,6 @@ def unfolded(kmap: KernelMap, halved: bool = False) -> KernelMap:
     key = "unfolded", halved
     found = rulebook.cache.get(key)
     if found is None:
-        rows, counts = fold.groups()
-        begins = counts.cumsum(0) - counts
         every = torch.arange(len(fold.inverse), device=kmap.device)
         x_parts, y_parts, starts = [], [], [0]
         for v in range(kmap.n_offsets):
@@ -102,12 +100,8 @@ def unfolded(kmap: KernelMap, halved: bool = False) -> KernelMap:
                 x_sites, y_sites = rulebook.pair_list(v)
                 x_rows, y_rows = fold.first[x_sites], fold.first[y_sites]
                 if not (halved and v > kmap.self_offset):
-                    lengths = counts.index_select(0, y_sites)
-                    ends = lengths.cumsum(0)
-                    within = torch.arange(int(lengths.sum()), device=kmap.device)
-                    within -= (ends - lengths).repeat_interleave(lengths)
-                    y_rows = rows[begins[y_sites].repeat_interleave(lengths) + within]
-                    x_rows = x_rows.repeat_interleave(lengths)
+                    y_rows, counts = fold.rows_at(y_sites)
+                    x_rows = x_rows.repeat_interleave(counts)
             x_parts.append(x_rows)
             y_parts.append(y_rows)
             starts.append(starts[-1] + len(x_rows))

@@ -8,7 +8,7 @@ import torch
 from tests import checks
 
 from . import oracle
-from .conftest import speaking
+from .conftest import DEVICES, speaking
 from .test_conv import check, points, triple, weights
 from .test_generative import generated
 
@@ -266,3 +266,23 @@ def test_entries_of_kmaps(case, kernel, stride):
             rows, places = (table >= 0).nonzero(as_tuple=True)
             found = zip(places.tolist(), table[rows, places].tolist(), rows.tolist(), strict=True)
             assert sorted(found) == sorted(triples)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_reversed_tables_hold_the_first(ts21, device):
+    """Where several outputs look up one row."""
+    F = ts21.nn.functional
+    coords = repeated("2.1", 12).to(device)
+    for mode in ("hashmap", "hashmap_on_the_fly"):
+        kmap = F.build_kernel_map(coords, len(coords), 3, 1, mode=mode)
+        table = kmap["out_in_map"].tolist()
+        for found in (
+            kmap["out_in_map_t"],
+            F.convert_transposed_out_in_map(kmap["out_in_map"], len(coords)),
+        ):
+            want = torch.full_like(found, -1, device="cpu")
+            for j in reversed(range(len(coords))):
+                for v, row in enumerate(table[j]):
+                    if row >= 0:
+                        want[row, v] = j
+            assert torch.equal(found.cpu(), want)

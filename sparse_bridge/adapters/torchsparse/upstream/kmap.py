@@ -151,9 +151,12 @@ def generate(
 
 
 def transposed_table(out_in_map: torch.Tensor, size: int) -> torch.Tensor:
-    """int32 [ceil(size / 128) * 128, V]: the output row of each input row, from the reverse."""
+    """int32 [ceil(size / 128) * 128, V]: the output row of each input row, the first where there
+    are several, from the reverse."""
     n_rows = -(-int(size) // PAD) * PAD
-    table = out_in_map.new_full((n_rows, out_in_map.shape[1]), -1)
-    rows, offsets = (out_in_map >= 0).nonzero(as_tuple=True)
-    table[out_in_map[rows, offsets].long(), offsets] = rows.to(table.dtype)
-    return table
+    absent = torch.iinfo(out_in_map.dtype).max
+    table = out_in_map.new_full((n_rows, out_in_map.shape[1]), absent)
+    outputs, offsets = (out_in_map >= 0).nonzero(as_tuple=True)
+    cells = out_in_map[outputs, offsets].long() * table.shape[1] + offsets
+    table.view(-1).scatter_reduce_(0, cells, outputs.to(table.dtype), "amin")
+    return table.masked_fill_(table == absent, -1)
