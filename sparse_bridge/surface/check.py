@@ -85,12 +85,19 @@ def _resolve(entry: Entry) -> Any:
     return found
 
 
+def _signature(found: Any) -> inspect.Signature:
+    """The signature by which the profile in force reads positional arguments."""
+    call = getattr(found, "__init__", None) if isinstance(found, type) else found
+    in_force = getattr(call, "signature_in_force", None)
+    return inspect.signature(found) if in_force is None else in_force()
+
+
 def _compare(entry: Entry, found: Any) -> Iterator[str]:
     """What is wrong with the parameters of `found`: each must stand in its place with its name and
     default; further ones may follow if they are optional."""
     assert entry.parameters is not None
     try:
-        ours = list(inspect.signature(found).parameters.values())
+        ours = list(_signature(found).parameters.values())
     except (TypeError, ValueError):  # not written in Python: no names to compare
         return
     if ours and ours[0].name in ("self", "ctx") and "." in entry.name:

@@ -12,7 +12,6 @@ from MinkowskiEngine.MinkowskiKernelGenerator import (
     KernelRegion,
     convert_region_type,
     get_kernel_volume,
-    save_ctx,
 )
 from MinkowskiEngineBackend._C import GlobalPoolingMode, OperationType, RegionType
 
@@ -25,3 +24,18 @@ __all__ = [
 ]  # fmt: skip
 
 profile.saw_old("import MinkowskiEngine.Common")
+
+
+def save_ctx(
+    ctx, tensor_stride, stride, kernel_size, dilation, region_type, in_coords_key, out_coords_key,
+    coords_man,
+):  # fmt: skip
+    """Keep what a backward pass of a custom autograd function needs."""
+    ctx.tensor_stride, ctx.stride, ctx.kernel_size = tensor_stride, stride, kernel_size
+    ctx.dilation, ctx.region_type = dilation, region_type
+    ctx.in_coords_key, ctx.out_coords_key, ctx.coords_man = (
+        in_coords_key,
+        out_coords_key,
+        coords_man,
+    )
+    return ctx

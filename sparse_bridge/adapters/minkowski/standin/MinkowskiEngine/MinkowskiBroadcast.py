@@ -9,7 +9,8 @@ from MinkowskiEngineBackend._C import BroadcastMode
 from sparse_bridge.adapters.ledger import note
 from sparse_bridge.adapters.minkowski.errors import FeatureShapeError, FeatureTypeError
 from sparse_bridge.adapters.minkowski.rows import broadcast
-from sparse_bridge.adapters.minkowski.tensors import drop_old
+from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
+from sparse_bridge.adapters.minkowski.upstream.enums import member
 from sparse_bridge.errors import ContractError
 
 __all__ = [
@@ -42,7 +43,8 @@ class MinkowskiBroadcastFunction(ComposedFunction):
         spread = broadcast(
             coords_manager._manager, input_features_global, in_coords_key.key, glob_coords_key.key
         )
-        if BroadcastMode(operation_type) is BroadcastMode.ELEMENTWISE_MULTIPLICATION:
+        mode = member("operation_type", operation_type, BroadcastMode)
+        if mode is BroadcastMode.ELEMENTWISE_MULTIPLICATION:
             return input_features * spread
         return input_features + spread
 
@@ -56,11 +58,11 @@ class MinkowskiBroadcastBase(MinkowskiModuleBase):
 
     operation_type = None
 
-    def __init__(self, operation_type=None, **old):
+    @arguments_of_0_4("operation_type", also="dimension D")
+    def __init__(self, operation_type=None):
         super().__init__()
-        drop_old(type(self).__name__, old)
         if operation_type is not None:
-            self.operation_type = BroadcastMode(operation_type)
+            self.operation_type = member("operation_type", operation_type, BroadcastMode)
 
     def forward(self, input, input_glob):
         for part in (input, input_glob):

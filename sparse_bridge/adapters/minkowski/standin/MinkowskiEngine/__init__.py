@@ -23,7 +23,9 @@ _NAMES = {
         "GlobalPoolingMode", "MinkowskiAlgorithm", "OperationType", "PoolingMode", "RegionType",
         "cuda_version", "cudart_version", "get_gpu_memory_info", "is_cuda_available",
     ),
-    "MinkowskiEngine.MinkowskiCommon": ("MinkowskiModuleBase", "convert_to_int_tensor"),
+    "MinkowskiEngine.MinkowskiCommon": (
+        "MinkowskiModuleBase", "convert_to_int_list", "convert_to_int_tensor",
+    ),
     "MinkowskiEngine.MinkowskiCoordinateManager": (
         "CoordinateManager", "set_gpu_allocator", "set_memory_manager_backend",
     ),

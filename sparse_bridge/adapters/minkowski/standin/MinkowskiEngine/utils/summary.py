@@ -5,11 +5,18 @@ import sys
 import torch
 from MinkowskiEngine.MinkowskiTensor import Tensor
 
-__all__ = ["summary"]
+__all__ = ["minkowski_summary_string", "summary"]
 
 
 def summary(model, summary_input):
     """Run the model once, print a table of its layers: (all parameters, trainable parameters)."""
+    text, counts = minkowski_summary_string(model, summary_input)
+    sys.stdout.write(text + "\n")
+    return counts
+
+
+def minkowski_summary_string(model, summary_input):
+    """(the table of `summary`, (all parameters, trainable parameters))."""
     rows, hooks = [], []
 
     def describe(output):
@@ -42,5 +49,4 @@ def summary(model, summary_input):
         for row in rows
     ]
     lines += [f"Total parameters: {total:,}", f"Trainable parameters: {trainable:,}"]
-    sys.stdout.write("\n".join(lines) + "\n")
-    return total, trainable
+    return "\n".join(lines), (total, trainable)
