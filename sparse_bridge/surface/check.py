@@ -178,7 +178,9 @@ def _equal(source: str, value: Any) -> bool:
         wanted = ast.literal_eval(source)
     except ValueError:
         last = source.rpartition(".")[2]
-        name = getattr(value, "name" if isinstance(value, enum.Enum) else "__name__", str(value))
+        if isinstance(value, enum.Enum):  # by any of its names
+            return type(value).__members__.get(last) is value
+        name = getattr(value, "__name__", str(value))
         return name.rpartition(".")[2] == last
     if isinstance(wanted, (list, tuple)) and isinstance(value, (list, tuple)):
         return list(wanted) == list(value)

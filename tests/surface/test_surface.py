@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import inspect
 import json
 import pathlib
@@ -125,6 +126,11 @@ def test_a_table_says_where_it_is_from_and_how_much_it_lists(framework, release)
 # the judgement
 
 
+class Colour(enum.Enum):
+    RED = CRIMSON = 1
+    BLUE = 2
+
+
 class Known:
     """What a table is compared with below."""
 
@@ -136,6 +142,9 @@ class Known:
 
     def typed(self, a, mode=check.PRESENT, sizes=(1, 1), extra=0):
         self.made = a
+
+    def coloured(self, colour=Colour.RED):
+        pass
 
     @property
     def asked(self):
@@ -166,6 +175,10 @@ class Derived(Known):
         ("loose(a, b=3, c=4)", ""),
         ("typed(a, mode='present', sizes=[1, 1])", ""),
         ("typed", ""),
+        ("coloured(colour=Colour.RED)", ""),
+        ("coloured(colour=elsewhere.Colour.CRIMSON)", ""),
+        ("coloured(colour=Colour.BLUE)", "not Colour.BLUE"),
+        ("coloured(colour=Colour.GONE)", "not Colour.GONE"),
         ("typed(*)", ""),
         ("@asked .made .asked", ""),
         ("class Inner", ""),

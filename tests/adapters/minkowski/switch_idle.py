@@ -128,6 +128,13 @@ def directions(ME):
         kernel = ME.KernelGenerator(3, 2, is_transpose=value, dimension=2)
         yield convolved(ME, tensor(ME), kernel_generator=kernel)
         yield convolved(ME, tensor(ME, is_transpose=value))
+    kernels = []
+    for given in ((), (False,), (True,)):
+        layer = ME.MinkowskiChannelwiseConvolution(2, 3, dimension=2)
+        torch.manual_seed(0)
+        layer.reset_parameters(*given)
+        kernels.append(layer.kernel.detach())
+    assert all(torch.equal(kernel, kernels[0]) for kernel in kernels)
 
 
 def dimensions(ME):

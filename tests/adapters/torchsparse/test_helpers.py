@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+import sparse_bridge
+from sparse_bridge.errors import UnsupportedError
+
 from .conftest import DEVICES
 from .test_conv import points
 
@@ -164,3 +167,27 @@ def test_times_of_layers(ts):
     assert ts.tune(net, batches, 5, enable_fp16=False) is None
     with pytest.raises(TypeError, match="nonesuch"):
         ts.tune(net, batches, nonesuch=1)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_names_of_compiled_code(ts21, device):
+    """Counting, and what install scripts ask for."""
+    backend = ts21.backend
+    rows = torch.tensor([2, 0, 2, -1, 4, 9], dtype=torch.int32, device=device)
+    counts = backend.count_cuda(rows, 5)
+    assert counts.dtype == torch.int32 and counts.tolist() == [1, 0, 2, 0, 1]
+    assert hasattr(backend, "build_kernel_map_subm_hashmap")
+    with pytest.raises(UnsupportedError, match="build_kernel_map makes kernel maps"):
+        backend.build_kernel_map_subm_hashmap(rows)
+
+
+def test_maps_and_sites_at_their_paths_in_2_0():
+    with sparse_bridge.enable("torchsparse", mode="standin", profile="2.0"):
+        F = importlib.import_module("torchsparse").nn.functional
+        build_kernel_map = F.build_kmap.build_kernel_map
+        assert importlib.import_module("torchsparse.nn.functional.build_kmap") is F.build_kmap
+        coords = points("2.0")
+        nbmaps, nbsizes, sites = build_kernel_map(coords, kernel_size=2, stride=2)
+        wanted = F.build_kernel_map(coords, 2, 2)
+        assert torch.equal(nbmaps, wanted[0]) and nbsizes.sum() == len(nbmaps) == len(coords)
+        assert torch.equal(sites, F.downsample.spdownsample(coords))

@@ -21,6 +21,8 @@ class MinkowskiChannelwiseConvolution(KernelLayer):
     Raises: ContractError (an AssertionError).
     """
 
+    use_mm = False  # of 0.4: whether it is a matrix product
+
     @arguments_of_0_4(
         "in_channels kernel_size stride dilation has_bias=bias kernel_generator dimension"
     )
@@ -38,8 +40,13 @@ class MinkowskiChannelwiseConvolution(KernelLayer):
         self.bias = Parameter(torch.empty(1, in_channels)) if bias else None
         self.reset_parameters()
 
-    def reset_parameters(self):
-        """Uniform in +-1 / sqrt(channels * volume)."""
+    @property
+    def has_bias(self):
+        """0.4's attribute."""
+        return self.bias is not None
+
+    def reset_parameters(self, is_transpose=False):
+        """Uniform in +-1 / sqrt(channels * volume), transposed or not: as many go in as out."""
         with torch.no_grad():
             bound = 1 / math.sqrt(self.in_channels * self.kernel_generator.kernel_volume)
             self.kernel.uniform_(-bound, bound)

@@ -131,6 +131,16 @@ class MinkowskiConvolutionBase(KernelLayer):
         self.reset_parameters(is_transpose)
         expect(self, expected)
 
+    @property
+    def has_bias(self):
+        """0.4's attribute."""
+        return self.bias is not None
+
+    @property
+    def kernel_shape(self):
+        """0.4's attribute: the shape of `kernel`, a tuple."""
+        return tuple(self.kernel.shape)
+
     def reset_parameters(self, is_transpose=False):
         """Uniform in +-1 / sqrt(channels * volume); output channels for transposed layers."""
         with torch.no_grad():
@@ -243,6 +253,11 @@ class MinkowskiConvolutionTranspose(MinkowskiConvolutionBase):
             True, expand_coordinates=expand_coordinates, convolution_mode=convolution_mode,
             dimension=dimension,
         )  # fmt: skip
+
+    @property
+    def generate_new_coords(self):
+        """0.4's name of `expand_coordinates`."""
+        return bool(self.kernel_generator.expand_coordinates)
 
 
 class MinkowskiGenerativeConvolutionTranspose(MinkowskiConvolutionBase):

@@ -38,7 +38,7 @@ _REGISTRIES = {
 }
 _KINDS = {"cpu": CoordinateMapType.CPU, "cuda": CoordinateMapType.CUDA}
 _MOST_THREADS = 20
-_PROCESSORS = os.cpu_count() or 1  # read here: Dynamo of torch 2.11 refuses the call
+CPU_COUNT = os.cpu_count() or 1  # read here: Dynamo of torch 2.11 refuses the call
 
 
 def set_coordinate_map_type(coordinate_map_type):
@@ -91,7 +91,7 @@ class CoordinateManager:
             raise ArgumentValueError(f"D={D}; a coordinate manager needs its number of axes.")
         if num_threads < 0:
             wanted = os.environ.get("OMP_NUM_THREADS", "")
-            count = int(wanted) if wanted.isdigit() else _PROCESSORS
+            count = int(wanted) if wanted.isdigit() else CPU_COUNT
             num_threads = min(count, _MOST_THREADS)
         kind = coordinate_map_type if coordinate_map_type is not None else _coordinate_map_type
         if kind is not None:

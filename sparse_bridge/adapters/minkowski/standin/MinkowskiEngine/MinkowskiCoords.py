@@ -9,6 +9,7 @@ import math
 import torch
 from MinkowskiEngine.MinkowskiCommon import convert_to_int_list
 from MinkowskiEngine.MinkowskiCoordinateManager import (
+    CPU_COUNT,
     CoordinateManager,
     set_memory_manager_backend,
 )
@@ -19,7 +20,25 @@ from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
 from sparse_bridge.adapters.minkowski.upstream.keys import CoordsKey
 from sparse_bridge.errors import ContractError
 
-__all__ = ["CoordsKey", "CoordsManager", "MemoryManagerBackend", "set_memory_manager_backend"]
+__all__ = [
+    "CPU_COUNT", "CoordsKey", "CoordsManager", "MemoryManagerBackend", "save_ctx",
+    "set_memory_manager_backend",
+]  # fmt: skip
+
+
+def save_ctx(
+    ctx, tensor_stride, stride, kernel_size, dilation, region_type, in_coords_key, out_coords_key,
+    coords_man,
+):  # fmt: skip
+    """Keep what a backward pass of a custom autograd function needs."""
+    ctx.tensor_stride, ctx.stride, ctx.kernel_size = tensor_stride, stride, kernel_size
+    ctx.dilation, ctx.region_type = dilation, region_type
+    ctx.in_coords_key, ctx.out_coords_key, ctx.coords_man = (
+        in_coords_key,
+        out_coords_key,
+        coords_man,
+    )
+    return ctx
 
 
 class CoordsManager(CoordinateManager):

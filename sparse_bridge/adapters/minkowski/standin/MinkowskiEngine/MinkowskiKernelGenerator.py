@@ -24,7 +24,7 @@ __all__ = [
 
 KernelRegion = namedtuple(
     "KernelRegion",
-    ("kernel_size", "kernel_stride", "kernel_dilation", "region_type", "offset", "D"),
+    ("kernel_size", "kernel_stride", "kernel_dilation", "region_type", "offset", "dimension"),
 )
 
 
@@ -139,6 +139,16 @@ class KernelGenerator:
     @property
     def requires_strided_coordinates(self):
         return max(self.kernel_stride) > 1
+
+    @property
+    def stride(self):
+        """0.4's name of `kernel_stride`."""
+        return self.kernel_stride
+
+    @property
+    def dilation(self):
+        """0.4's name of `kernel_dilation`."""
+        return self.kernel_dilation
 
     def region(self):
         return kernel_region(

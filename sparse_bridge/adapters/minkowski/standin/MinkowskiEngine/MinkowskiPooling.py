@@ -167,6 +167,11 @@ class MinkowskiPoolingBase(KernelLayer):
     def _mode(self):
         return base_mode(self.pooling_mode)
 
+    @property
+    def average(self):
+        """0.4's attribute: whether it takes means."""
+        return self._mode() == "avg"
+
     def __repr__(self):
         generator = self.kernel_generator
         return (
@@ -240,7 +245,7 @@ class MinkowskiGlobalPooling(MinkowskiModuleBase):
     """Reduces every batch item: rows by ascending batch index, coordinates (b, 0, .., 0).
 
     mode: a PoolingMode of sum, avg or max. Takes SparseTensors and TensorFields.
-    0.4's arguments were `average` and how to compute, a GlobalPoolingMode.
+    0.4's arguments were `average` and how to compute, a GlobalPoolingMode; both are attributes.
     """
 
     _mode = PoolingMode.GLOBAL_AVG_POOLING_PYTORCH_INDEX
@@ -248,13 +253,19 @@ class MinkowskiGlobalPooling(MinkowskiModuleBase):
     @arguments_of_0_4("average mode", also="dimension D", recognised=_is_bool)
     def __init__(self, mode=_mode, *, average=True):
         super().__init__()
+        self.mode = GlobalPoolingMode.AUTO
         if isinstance(mode, GlobalPoolingMode):
-            mode = self._mode
+            self.mode, mode = mode, self._mode
         if not checked("average", average, bool):
             mode = PoolingMode.GLOBAL_SUM_POOLING_PYTORCH_INDEX
         if not isinstance(mode, PoolingMode) or mode < PoolingMode.GLOBAL_SUM_POOLING_DEFAULT:
             raise ContractError(f"{mode!r} is not a global PoolingMode.")
         self.pooling_mode = mode
+
+    @property
+    def average(self):
+        """0.4's attribute: whether it takes means."""
+        return base_mode(self.pooling_mode) == "avg"
 
     def forward(self, input, coordinates=None):
         asked = input._manager._manager, input._F, base_mode(self.pooling_mode), input._map_key.key

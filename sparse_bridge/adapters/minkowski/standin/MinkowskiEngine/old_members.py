@@ -77,10 +77,10 @@ class OldSparseTensor(OldTensor):
         self.coordinate_map_key = made.coordinate_map_key
         return self
 
-    def set_tensor_stride(self, tensor_stride):
+    def set_tensor_stride(self, s):
         """Say that the coordinates lie on another tensor stride: the tensor moves to a map of its
         own with it, and with the same rows. Raises: ContractError, ArgumentValueError."""
-        stride = tuple(convert_to_int_list(tensor_stride, self._D))
+        stride = tuple(convert_to_int_list(s, self._D))
         if list(stride) == self.tensor_stride:
             return
         self.leave_graph()

@@ -36,8 +36,9 @@ __all__ = [
     "quantize_label_np", "quantize_label_th", "quantize_np", "quantize_th",
 ]  # fmt: skip
 
-# Members are constants of the module too.
+# Members are constants of the module too; DEFAULT is that of the last one.
 for _enum in (
+    ConvolutionMode,
     MinkowskiAlgorithm,
     GPUMemoryAllocatorType,
     CoordinateMapType,
