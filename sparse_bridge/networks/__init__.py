@@ -8,5 +8,6 @@ reference implementation.
 |---|---|
 | `spconv` | `Second`, `ResidualUNet`; takes `spconv.pytorch`, or anything with its names |
 | `torchsparse` | `ResidualUNet`, `Backbone`; takes `torchsparse`, with `nn` and `backbones` |
+| `codec` | `OccupancyCodec`, a learned codec of voxels; takes `torchsparse` |
 | `minkowski` | `MinkUNet` (Res16UNet, 4DMOS by options), `basic_block`; takes `MinkowskiEngine` |
 """

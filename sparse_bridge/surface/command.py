@@ -1,5 +1,4 @@
-"""`python -m sparse_bridge surface`: every public name of the frameworks, and whether it is
-answered."""
+"""`python -m sparse_bridge surface`: the frameworks' public names, and how each is answered."""
 
 from __future__ import annotations
 
@@ -20,8 +19,9 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "surface",
         help="list what of each framework's public surface is answered",
-        description="Look for every public name, method and parameter of the frameworks in what "
-        "answers their imports. Exit status 1 where something is absent without a reason.",
+        description="Look for the public names, members and parameters of the frameworks in what "
+        "answers their imports. Exit status 1 where something is absent, or taken differently, "
+        "without a reason.",
     )
     parser.add_argument("framework", nargs="*", help="which (default: all)")
     parser.add_argument("--all", action="store_true", help="list what is present, too")
@@ -58,21 +58,24 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def facts_of(surface: Surface) -> dict[str, Any]:
-    """Framework, release, and by state {full name: note}."""
+    """Framework, release, what the names are from, and by state {full name: reason or note}."""
     names: dict[str, dict[str, str]] = {}
     for finding in surface.findings:
-        names.setdefault(finding.state, {})[finding.entry.full_name] = finding.note
-    return {"framework": surface.framework, "release": surface.release, **names}
+        said = finding.reason or finding.note
+        names.setdefault(finding.state, {})[finding.entry.full_name] = said
+    listed = [f"{origin.title}: {origin.source}" for origin in surface.origins]
+    return {"framework": surface.framework, "release": surface.release, "from": listed, **names}
 
 
 def _print(surface: Surface, everything: bool) -> None:
     total, present = len(surface.findings), len(surface.of(PRESENT))
     lines = [f"{surface.framework} {surface.release}: {present} of {total} names present"]
+    lines += [f"  from {origin.title}: {origin.source}" for origin in surface.origins]
     for finding in surface.findings:
         if finding.state == PRESENT and not everything:
             continue
-        note = f": {finding.note}" if finding.note else ""
-        lines.append(f"  {finding.state:20} {finding.entry.full_name}{note}")
+        said = [finding.entry.full_name, finding.note, finding.reason]
+        lines.append(f"  {finding.state:20} " + ": ".join(part for part in said if part))
     reasons = len(surface.of(EXPLAINED, CHANGED))
     lines.append(f"  {reasons} with a reason, {len(surface.unexplained)} without")
     sys.stdout.write("\n".join(lines) + "\n")

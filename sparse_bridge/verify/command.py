@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import SettingError
 from ..tables import Column, Table
-from . import weights
+from . import reno, weights
 from .projects import PROJECTS, Paths, Project, locate
 from .running import EvaluationError, evaluate
 
@@ -27,10 +27,14 @@ and print its metric beside the published one.
 
   python -m sparse_bridge verify openpcdet --project OpenPCDet \\
       --checkpoint second_7862.pth --data OpenPCDet/data/kitti
+  python -m sparse_bridge verify reno --checkpoint ckpt.pt --data scan.bin
 
 Checked without the project: that the file holds the sparse layers with the published names and
 shapes, and that the data folder has what the evaluation reads (--check stops there). All else is
 the project's: its other layers, its extensions, its GPU.
+
+RENO's weights need no project: its network is here. A scan is written and read back, at 12 and 14
+bits a coordinate, and the size of the file is printed. With --project, RENO's own program does it.
 
 Exit status: 0 the metric is the published one within the tolerance; 1 it is not, or the evaluation
 failed; 2 nothing was evaluated, because the project, the file or the data is not what it should
@@ -43,25 +47,36 @@ _COLUMNS = (
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the `verify` command; `args.func` becomes `run`."""
-    listed = "\n".join(f"  {one.name:12} {one.title}" for one in PROJECTS.values())
+    titles = {**{one.name: one.title for one in PROJECTS.values()}, reno.NAME: reno.TITLE}
+    listed = "\n".join(f"  {name:12} {title}" for name, title in titles.items())
     parser = subparsers.add_parser(
         "verify",
         help=_SUMMARY,
         description=_TEXT.format(projects=listed),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("project", metavar="PROJECT", choices=PROJECTS, help=", ".join(PROJECTS))
+    parser.add_argument("project", metavar="PROJECT", choices=titles, help=", ".join(titles))
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="prepared data")
+    parser.add_argument(
+        "--data", type=Path, required=True, metavar="PATH",
+        help="folder of prepared data; of reno a scan, see demo --points",
+    )  # fmt: skip
     parser.add_argument(
         "--project", dest="tree", type=Path, metavar="DIR",
         help="the project's source tree (default: where it is installed)",
     )  # fmt: skip
     parser.add_argument(
         "--expect", action="append", default=[], metavar="METRIC=PERCENT",
-        help="compare with this number instead of the published one (repeatable)",
+        help="compare with this number instead of the published one (repeatable); of reno "
+        "BITS=BYTES",
     )  # fmt: skip
-    parser.add_argument("--tolerance", type=float, metavar="POINTS", help="percentage points")
+    parser.add_argument(
+        "--tolerance", type=float, metavar="POINTS", help="percentage points; of reno per cent"
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="reno: where it runs")
+    parser.add_argument(
+        "--bits", type=int, action="append", help="reno: of a coordinate (repeatable)"
+    )
     parser.add_argument(
         "--trust", action="store_true",
         help="unpickle whatever the checkpoint holds, which may run code that it contains",
@@ -77,9 +92,16 @@ def run(args: argparse.Namespace) -> int:
 
     Raises: SettingError, ShapeError, DataTypeError, which are exit status 2.
     """
+    if args.tolerance is not None and not (math.isfinite(args.tolerance) and args.tolerance >= 0):
+        raise SettingError(f"--tolerance {args.tolerance}: expected percentage points, 0 or more.")
+    if args.project == reno.NAME:
+        return reno.run(args, _say)
+    for option in ("device", "bits"):
+        if getattr(args, option) is not None:
+            raise SettingError(f"--{option} is for {reno.NAME}; {args.project} chooses itself.")
     project: Project = PROJECTS[args.project]
     expected = {} if args.check else _expected(project, args.expect)
-    tolerance = _tolerance(project, args.tolerance)
+    tolerance = project.tolerance if args.tolerance is None else args.tolerance
     found = weights.load(args.checkpoint, args.trust)
     checked = weights.compare(found, project.keys(), project.title)
     _check_data(project, args.data)
@@ -123,14 +145,6 @@ def _expected(project: Project, given: list[str]) -> dict[str, float]:
             f"{project.source}: --expect {unknown[0]}=PERCENT."
         )
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _tolerance(project: Project, given: float | None) -> float:
-    if given is None:
-        return project.tolerance
-    if not (math.isfinite(given) and given >= 0):
-        raise SettingError(f"--tolerance {given}: expected percentage points, 0 or more.")
-    return given
 
 
 def _check_data(project: Project, folder: Path) -> None:

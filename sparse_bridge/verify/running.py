@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .projects import Paths, Project
@@ -20,34 +20,38 @@ class EvaluationError(Exception):
     """The project's evaluation failed; the message holds the end of what it printed."""
 
 
-def command(project: Project, paths: Paths) -> list[str]:
-    """The command line that evaluates."""
-    config = os.path.relpath(paths.project / project.config, paths.project / project.folder)
-    script = os.path.relpath(paths.project / project.script, paths.project / project.folder)
-    return [
-        sys.executable, "-m", "sparse_bridge", "run", "--framework", "spconv", "--report", script,
-        *project.arguments(paths, config),
-    ]  # fmt: skip
-
-
 def evaluate(project: Project, paths: Paths, trusted: bool, show: Callable[[str], None]) -> str:
-    """Run it to its end; all that it printed, both streams together.
+    """Run the evaluation of a project, see `run_bridged`."""
+    folder = paths.project / project.folder
+    config, script = (
+        os.path.relpath(paths.project / name, folder) for name in (project.config, project.script)
+    )
+    command = [script, *project.arguments(paths, config)]
+    return run_bridged("spconv", command, folder, paths.project, project.title, trusted, show)
 
-    show: gets every line as it comes.
+
+def run_bridged(
+    framework: str, command: Sequence[str], folder: Path, tree: Path, title: str, trusted: bool,
+    show: Callable[[str], None],
+) -> str:  # fmt: skip
+    """Run a script of a project's tree in `folder` to its end; all that it printed, both streams
+    together.
+
+    command: script and arguments.  show: gets every line as it comes.
     Raises: EvaluationError: it failed.
     """
     installed = str(_PACKAGE) in map(sysconfig.get_path, ("purelib", "platlib"))
-    folders = [str(paths.project), "" if installed else str(_PACKAGE)]
+    folders = [str(tree), "" if installed else str(_PACKAGE)]
     folders.append(os.environ.get("PYTHONPATH", ""))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
     environment["PYTHONUNBUFFERED"] = "1"
     if trusted:
         environment["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
     lines: list[str] = []
+    start = [sys.executable, "-m", "sparse_bridge", "run", "--framework", framework, "--report"]
     with subprocess.Popen(
-        command(project, paths), cwd=paths.project / project.folder, env=environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-        errors="replace",
+        [*start, *command], cwd=folder, env=environment, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, errors="replace",
     ) as process:  # fmt: skip
         assert process.stdout is not None
         try:
@@ -60,7 +64,6 @@ def evaluate(project: Project, paths: Paths, trusted: bool, show: Callable[[str]
     if process.returncode:
         tail = "".join(collections.deque(lines, _TAIL)).rstrip()
         raise EvaluationError(
-            f"the evaluation of {project.title} ended with exit status {process.returncode}:\n"
-            f"{tail}"
+            f"the evaluation of {title} ended with exit status {process.returncode}:\n{tail}"
         )
     return "".join(lines)

@@ -7,9 +7,12 @@ import itertools
 import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import DataTypeError, SettingError, ShapeError
+
+if TYPE_CHECKING:
+    import torch
 
 Shape = tuple[int, ...]
 # Where output channels, kernel and input channels of a convolution are kept, by spconv's version.
@@ -112,7 +115,12 @@ class Checked:
 
 
 def load(path: Path, trusted: bool) -> dict[str, Shape]:
-    """Shapes by key of the tensors in a checkpoint; "module." in front of keys is left out.
+    """Shapes by key, see `tensors`."""
+    return {key: tuple(value.shape) for key, value in tensors(path, trusted).items()}
+
+
+def tensors(path: Path, trusted: bool) -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint by key; "module." in front of keys is left out.
 
     trusted: unpickle whatever the file holds.
     Raises: SettingError: no such file. DataTypeError: no checkpoint, or one that holds more than
@@ -137,10 +145,10 @@ def load(path: Path, trusted: bool) -> dict[str, Shape]:
         if isinstance(held, Mapping) and isinstance(held.get(name), Mapping):
             held = held[name]
             break
-    tensors = held.items() if isinstance(held, Mapping) else ()
+    items = held.items() if isinstance(held, Mapping) else ()
     found = {
-        str(key).removeprefix("module."): tuple(value.shape)
-        for key, value in tensors
+        str(key).removeprefix("module."): value
+        for key, value in items
         if isinstance(value, torch.Tensor)
     }
     if not found:

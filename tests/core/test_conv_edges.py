@@ -12,6 +12,7 @@ from sparse_bridge.core.conv.convolution import conv
 from sparse_bridge.core.conv.epilogue import Norm
 from sparse_bridge.core.geometry.offsets import Offsets
 from sparse_bridge.core.maps import map_builder
+from sparse_bridge.core.maps.row_pairs import row_pairs
 from sparse_bridge.errors import UnsupportedError
 from tests import reference
 from tests.checks import assert_close
@@ -39,6 +40,40 @@ def test_repeated_coordinates(lane, kind):
     """Sums of equal inputs, copies of equal outputs; a submanifold look-up sees the first row."""
     made = layer(kind, 2, coords=repeated((9, 10)), dense=False, device=lane.device)
     check(made, 16, 16, lane)
+
+
+def test_pairs_of_repeated_coordinates(map_lane):
+    """Written out in the caller's rows, in both directions, where both ends repeat."""
+    made = layer(
+        "between", 2, coords=repeated((9, 10)), y_coords=repeated((5, 5), 1), dense=False,
+        device=map_lane.device,
+    )  # fmt: skip
+    for v, (x_rows, y_rows) in enumerate(made.pairs):
+        want = sorted(zip(x_rows.tolist(), y_rows.tolist(), strict=True))
+        found = [rows.tolist() for rows in row_pairs(made.kmap, v)]
+        assert sorted(zip(*found, strict=True)) == want
+        back = [rows.tolist() for rows in row_pairs(made.kmap.transposed(), v)]
+        assert sorted(zip(*back[::-1], strict=True)) == want
+
+
+def first_alone(made):
+    """The layer in which the first of equal inputs stands for all."""
+    sites = made.x_coords.tolist()
+    first = torch.tensor([sites.index(site) == row for row, site in enumerate(sites)])
+    pairs = [(x_rows[first[x_rows]], y_rows[first[x_rows]]) for x_rows, y_rows in made.pairs]
+    return dataclasses.replace(made, kmap=made.kmap.of_first_rows(), pairs=pairs)
+
+
+@pytest.mark.parametrize("kind", ["strided", "generative", "between"])
+def test_the_first_of_repeated_coordinates(lane, kind):
+    """In place of their sum; read backwards, it alone has a result."""
+    made = first_alone(layer(kind, 2, coords=repeated((9, 10)), dense=False, device=lane.device))
+    check(made, 16, 16, lane)
+    back = {
+        "kmap": functional.inverse(made.kmap), "x_coords": made.y_coords, "y_coords": made.x_coords,
+        "pairs": [(y_rows, x_rows) for x_rows, y_rows in made.pairs],
+    }  # fmt: skip
+    check(dataclasses.replace(made, **back), 16, 16, lane)
 
 
 def test_repeated_output_coordinates(lane):

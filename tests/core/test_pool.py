@@ -10,6 +10,7 @@ from tests import oracle, reference
 from tests.checks import assert_close
 from tests.clouds import cloud, features
 from tests.core.layers import layer, leaves
+from tests.core.test_conv_edges import first_alone
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.emulated]
 
@@ -103,6 +104,15 @@ def test_repeated_and_dead_coordinates(map_lane, kind, mode):
     coords[9, 0] = -1
     made = layer(kind, 2, coords=coords, dense=False, device=map_lane.device)
     check(made, map_lane, mode, channels=5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["strided", "generative", "between"])
+def test_the_first_of_repeated_coordinates(map_lane, kind, mode):
+    coords = cloud((9, 10), 2, 0.35, seed=2)
+    coords = torch.cat([coords, coords[:6], coords[2:3]]).contiguous()
+    made = layer(kind, 2, coords=coords, dense=False, device=map_lane.device)
+    check(first_alone(made), map_lane, mode, channels=5)
 
 
 @pytest.mark.parametrize("mode", MODES)

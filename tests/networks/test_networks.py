@@ -30,7 +30,7 @@ def points():
 
 def test_networks_know_nothing_of_the_bridge_and_import_no_framework():
     files = sorted(path for path in FOLDER.glob("*.py") if path.stem != "__init__")
-    assert [path.stem for path in files] == ["minkowski", "spconv", "torchsparse"]
+    assert [path.stem for path in files] == ["codec", "minkowski", "spconv", "torchsparse"]
     for path in files:
         tops = {name.partition(".")[0] for name in imports_of(path, True)}
         assert tops <= {"__future__", "collections", "itertools", "torch", "typing"}, path

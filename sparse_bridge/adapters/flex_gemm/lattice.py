@@ -22,7 +22,6 @@ from .. import providers  # noqa: F401 - maps are prefetched
 from .arguments import Ints, check_tensors
 from .errors import ArgumentShapeError, ArgumentTypeError, ArgumentValueError
 from .geometry import bounds_of, box_of, row_major
-from .maps import of_first_rows
 
 Deltas = tuple[Ints, ...]
 
@@ -122,11 +121,6 @@ def between(fine: Lattice, coarse: Lattice, deltas: Deltas, stride: Ints) -> Ker
         "between", fine.offsets(deltas), fine.steps(stride), coarse.map(), box=fine.box
     )
     return request(fine.store, fine.map, asked).kmap
-
-
-def of_first(kmap: KernelMap) -> KernelMap:
-    """The map in which the first of equal inputs stands for all."""
-    return kmap if kmap.x_fold is None else of_first_rows(kmap)
 
 
 def made_by(own: Lattice, kind: str, deltas: Deltas, stride: Ints, extents: Ints) -> Lattice:

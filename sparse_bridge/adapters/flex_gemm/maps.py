@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import torch
 
-from ...core.maps import map_builder, map_cache
+from ...core.maps import map_cache
 from ...core.maps.coordinate_map import CoordinateMap
-from ...core.maps.kernel_map import KernelMap
 from ...core.maps.request import MapRequest, request
 from ...errors import DeviceError
 from .. import providers  # noqa: F401 - maps are prefetched
@@ -111,21 +109,6 @@ def strided_cache(
         y_map = given.coordinates(out_coords, given.get("bounds", lambda: bounds_of(out_coords)))
     asked = MapRequest("between", layer.offsets, layer.stride, y_map, box=box)
     kmap = request(store, lambda: store.coordinates(coords, box), asked).kmap
-    if kmap.x_fold is not None:
-        kmap = of_first_rows(kmap)
-    made = SparseConv3dNeighborCache.of(kmap, backward)
+    made = SparseConv3dNeighborCache.of(kmap.of_first_rows(), backward)
     made.__dict__["_store"] = store
     return made  # type: ignore[return-value]
-
-
-def of_first_rows(kmap: KernelMap) -> KernelMap:
-    """The map in which the first of equal inputs stands for all, instead of their sum."""
-    fold = kmap.x_fold
-    assert fold is not None
-    pairs = []
-    for v in range(kmap.n_offsets):
-        x_rows, y_rows = kmap.pair_list(v)
-        pairs.append((fold.first.index_select(0, x_rows), y_rows))
-    n_out = kmap.n_out if kmap.y_fold is None else len(kmap.y_fold.first)
-    made = map_builder.from_pairs(pairs, len(fold.inverse), n_out)
-    return dataclasses.replace(made, y_fold=kmap.y_fold)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
 import torch
 
 from ...core.traced import between_graphs
 from ...errors import CoordinateError
+from . import profile
+from .errors import ItemIndexError
 from .grid import Grid, Key
 from .maps import MapRegistry
 
@@ -93,3 +98,30 @@ def item_rows(registry: MapRegistry, key: Key) -> tuple[torch.Tensor, list[torch
 def field_rows(registry: MapRegistry, key: Key) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """`item_rows` of a field."""
     return _by_item(registry, registry.field(key).coords[:, 0].round())
+
+
+Items = tuple[torch.Tensor, list[torch.Tensor]]  # as `item_rows` returns them
+
+
+def existing(items: Items) -> list[torch.Tensor]:
+    """Rows of every batch index that was entered, ascending."""
+    present, rows = items
+    return [rows[index] for index in present.tolist()]
+
+
+def listed(items: Items) -> list[torch.Tensor]:
+    """Rows of every entry of `decomposed_*`: of each index 0 .. max; in 0.4 of those that exist."""
+    return existing(items) if profile.is_old() else items[1]
+
+
+def rows_at(items: Items, batch_index: Any) -> torch.Tensor:
+    """Rows of one batch index; a negative one counts from the end of `listed`.
+
+    Raises: ItemIndexError.
+    """
+    place, rows = operator.index(batch_index), items[1]
+    found = listed(items) if place < 0 else rows
+    if not -len(found) <= place < len(found):
+        span = f"0 .. {len(rows) - 1}" if rows else "none"
+        raise ItemIndexError(f"batch index {place}; the coordinate manager has {span}.")
+    return found[place]

@@ -16,16 +16,16 @@ from .errors import ArgumentValueError, DenseIndexError
 
 @between_graphs
 def dense(
-    x: Any, shape: Any, minimum: Any, contract: bool, old: dict[str, Any]
+    x: Any, shape: Any, minimum: Any, contract: bool, old: tuple[Any, Any, bool | None]
 ) -> tuple[torch.Tensor, Any, Any]:
     """(dense tensor, min_coordinate, tensor stride) of a SparseTensor; see its method.
 
-    old: keyword arguments of 0.4, or a tensor in place of the shape: what 0.4 made of them.
+    old: min_coords, max_coords and contract_coords of 0.4; None for those that were not given.
     """
-    if isinstance(shape, torch.Tensor):
-        return old_dense(x, shape, minimum, contract, **old)
-    if old or (shape is minimum is None and profile.is_old()):
-        return old_dense(x, **{"contract_coords": contract, **old})
+    low, high, contract_old = old
+    given = any(part is not None for part in old)
+    if given or (shape is minimum is None and profile.is_old()):
+        return old_dense(x, low, high, contract if contract_old is None else contract_old)
     if shape is not None and not isinstance(shape, torch.Size):
         raise ContractError(f"shape is {shape!r}; expected a torch.Size.")
     if len(x) == 0:

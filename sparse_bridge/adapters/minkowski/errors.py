@@ -49,6 +49,10 @@ class DenseIndexError(CoordinateError, IndexError):
     """A coordinate falls outside of the dense shape that was asked for."""
 
 
+class ItemIndexError(ContractError, IndexError):
+    """A batch index beyond those of the coordinate manager."""
+
+
 class AbsentError(SparseBridgeError, AttributeError):
     """An attribute that this kind of tensor does not have."""
 

@@ -20,22 +20,34 @@ from .upstream.enums import RegionType
 Points = tuple[tuple[int, ...], ...]
 
 
+def _whole(value: Any, what: str) -> int:
+    if isinstance(value, int):
+        return int(value)
+    try:
+        whole = int(value)
+    except (TypeError, ValueError, OverflowError):
+        whole = None
+    if whole is None or whole != value:
+        raise ArgumentValueError(f"{what} has the entry {value!r}; expected a whole number.")
+    return whole
+
+
 def int_list(value: Any, dimension: int, what: str = "argument") -> list[int]:
     """One integer per axis from a number or a sequence, array or tensor of D numbers.
 
-    Raises: ContractError (wrong length), ArgumentValueError (not numbers).
+    Raises: ContractError (wrong length), ArgumentValueError (not whole numbers).
     """
     if isinstance(value, (torch.Tensor, np.ndarray)):
-        value = value.reshape(-1).tolist()
+        value = value.reshape(-1).tolist() if value.ndim else value.item()
     if isinstance(value, np.number):
         value = value.item()
     if isinstance(value, (int, float)):
-        return [int(value)] * dimension
+        return [_whole(value, what)] * dimension
     if not isinstance(value, Iterable) or isinstance(value, str):
         raise ArgumentValueError(
             f"{what} is {value!r}; expected a number or a sequence of {dimension} numbers."
         )
-    numbers = [int(v) for v in value]
+    numbers = [_whole(v, what) for v in value]
     if len(numbers) != dimension:
         raise ContractError(
             f"{what} has {len(numbers)} entries; the tensor has {dimension} spatial axes."

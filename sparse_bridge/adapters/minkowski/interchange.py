@@ -53,7 +53,8 @@ def from_core(data: SparseData, like: Any = None) -> Any:
     step = _step(data.tensor_stride)
     coords = (data.coords * data.coords.new_tensor((1, *step))).contiguous()
     if like is None:
-        manager = framework.CoordinateManager(D=data.dimension)
+        managers = importlib.import_module("MinkowskiEngine.MinkowskiCoordinateManager")
+        manager = managers.new_manager(data.dimension, coords, None, None)
     else:
         manager = like.coordinate_manager
         if data.dimension != like.D:

@@ -54,7 +54,13 @@ def version() -> str:
 def is_old() -> bool:
     """Whether 0.4's rules hold, for work whose result depends on it: settled from now on."""
     global _settled
-    _settled = True
+    if not _settled:
+        _settled = True
+    return _chosen == "0.4"
+
+
+def seems_old() -> bool:
+    """`is_old` as things stand; nothing is settled."""
     return _chosen == "0.4"
 
 

@@ -1,56 +1,14 @@
-"""Checks of the constructors of tensors, and the names of 0.4."""
+"""Checks of the constructors of tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ...errors import ContractError, DataTypeError
+from ...errors import ContractError
 from . import profile
 from .errors import CoordinateTypeError
-
-# Keywords of 0.4's SparseTensor: what they are called now, and those that mean nothing.
-OLD_NAMES = {
-    "feats": "features",
-    "coords": "coordinates",
-    "coords_key": "coordinate_map_key",
-    "coords_manager": "coordinate_manager",
-}
-OLD_SWITCHES = (
-    "force_creation",
-    "allow_duplicate_coords",
-    "memory_manager_backend",
-    "is_transpose",
-)
-
-
-def old_names(
-    what: str, old: Mapping[str, Any], names: Mapping[str, str], switches: Sequence[str], **new: Any
-) -> list[Any]:  # fmt: skip
-    """The values of `new` in order, filled in from keyword arguments of MinkowskiEngine 0.4.
-
-    switches: keywords of 0.4 that mean nothing here. Raises: DataTypeError for others.
-    """
-    if old:
-        profile.saw_old(f"{what}({', '.join(old)}=...)")
-    for name, value in old.items():
-        if name in switches:
-            continue
-        if name not in names or new[names[name]] is not None:
-            raise DataTypeError(f"{what} got an unexpected keyword argument {name!r}.")
-        new[names[name]] = value
-    return list(new.values())
-
-
-def drop_old(what: str, old: Mapping[str, Any], names: Sequence[str] = ("dimension", "D")) -> None:
-    """Accept keywords of 0.4 that mean nothing any more. Raises: DataTypeError for others."""
-    if old:
-        profile.saw_old(f"{what}({', '.join(old)}=...)")
-    for name in old:
-        if name not in names:
-            raise DataTypeError(f"{what} got an unexpected keyword argument {name!r}.")
 
 
 def check_features(features: Any) -> None:

@@ -30,7 +30,7 @@ class TorchsparseAdapter(Framework):
 
     def standin_patches(self) -> list[Patch]:
         """Of torch's own modules that hold the stand-in's layers or take their place."""
-        from .norm import sync_batch_norm_patch
+        from .operations.norm import sync_batch_norm_patch
         from .sequence import sequential_patches
 
         return [sync_batch_norm_patch(), *sequential_patches()]

@@ -79,12 +79,16 @@ def core_offsets(offsets: Sequence[Triple]) -> Offsets:
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """y[q] gathers x[step * q + offset], axes as in the core; sites None: outputs are the
-    inputs."""
+    """y[q] gathers x[step * q + offset], axes as in the core; sites None: outputs are the inputs.
+
+    halved: offsets up to the zero one are looked up, the zero one being the row itself; the others
+    are these pairs read backwards (2.1). It matters to repeated rows only.
+    """
 
     offsets: Offsets
     step: Triple
     sites: Sites | None
+    halved: bool = False
 
 
 @functools.lru_cache(maxsize=4096)
@@ -112,9 +116,9 @@ def layer_of(
     one = (1, 1, 1)
     by_hash = kmap_mode == "hashmap"
     if not strided:
-        forward = not by_hash and math.prod(kernel) % 2 == 0
-        offsets = core_offsets(_shifted(kernel, (0, 0, 0) if forward else centred, one))
-        return Layer(offsets, one, None)
+        odd = math.prod(kernel) % 2 == 1
+        anchor = centred if by_hash or odd else (0, 0, 0)
+        return Layer(core_offsets(_shifted(kernel, anchor, one)), one, None, odd and not by_hash)
     offsets = core_offsets(_shifted(kernel, centred if by_hash else padding, one))
     tiled = all(s in (1, k) for s, k in zip(stride, kernel, strict=True))
     if by_hash and (tiled or downsample_mode == "minkowski"):

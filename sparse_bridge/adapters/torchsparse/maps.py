@@ -20,6 +20,7 @@ from ...core.maps.map_cache import MapStore
 from ...core.maps.request import MapRequest, announce, request
 from ...errors import CoordinateError
 from .. import providers  # noqa: F401 - maps are prefetched
+from .equal_rows import among_themselves
 from .geometry import (
     CORE_COLUMNS,
     Bounds,
@@ -236,7 +237,7 @@ def generated_level(
     x: CoordinateMap, store: MapStore, kernel: Range, stride: Range, out_range: Sequence[int]
 ) -> Level:
     """Every site x * stride + kernel offset, moved into `out_range` where it leaves it (2.1), in
-    ascending order; the map gathers an input at q = x * stride - offset."""
+    ascending order; the map gathers the first input at q = x * stride - offset."""
     low, high = generated_bounds(x.box, kernel, stride)  # type: ignore[arg-type]
     most = tuple(int(extent) - 1 for extent in out_range[1:4])
     box = core_box(((low[0], 0, 0, 0), (high[0], *most)))  # type: ignore[arg-type]
@@ -254,10 +255,11 @@ def generated_level(
         built = request(store, x, asked)
         assert built.coords is not None and built.store is not None
         level = Level(built.coords, built.store, built.kmap if falls_out else None)
-    if level.kmap is not None:
-        return level
-    kmap = request(level.store, level.coords, MapRequest("between", back, stride[::-1], x)).kmap
-    return level._replace(kmap=kmap.transposed())
+    kmap = level.kmap
+    if kmap is None:
+        asked = MapRequest("between", back, stride[::-1], x)
+        kmap = request(level.store, level.coords, asked).kmap.transposed()
+    return level._replace(kmap=kmap.of_first_rows())
 
 
 def build_record(
@@ -278,6 +280,7 @@ def build_record(
         kmap = request(
             store, lambda: coordinate_map(store, coords, profile, spatial_range), asked
         ).kmap
+        kmap = among_themselves(kmap, layer, store)
         if out_range is not None and spatial_range is not None and out_range != spatial_range[:4]:
             before = store.get(("shrunk", spatial_range[:4]), tuple)
             store.put(("shrunk", out_range), before or spatial_range[:4])
@@ -291,7 +294,7 @@ def build_record(
         if kmap is None or level.gathers != (layer.offsets, layer.step):
             asked = MapRequest("between", layer.offsets, layer.step, level.coords)
             kmap = request(x_store, x, asked).kmap
-        return as_tensor(level, profile), level.store, kmap
+        return as_tensor(level, profile), level.store, kmap.of_first_rows()
 
     key = ("map", layer, None if spatial_range is None else spatial_range[:4])
     out_coords, out_store, kmap = store.get(key, strided)

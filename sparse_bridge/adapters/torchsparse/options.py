@@ -10,7 +10,7 @@ from ... import settings
 from ...errors import ContractError, SettingError, UnsupportedError
 from .profile import Profile
 
-__all__ = ["Options", "resolve"]
+__all__ = ["Options", "check_dataflow", "check_modes", "resolve"]
 
 _CONFIG = "torchsparse.nn.functional.conv.conv_config"
 _MODES = ("hashmap_on_the_fly", "hashmap")
@@ -45,17 +45,33 @@ def resolve(profile: Profile, config: Any) -> Options:
             config = module.get_global_conv_config() or module.get_default_conv_config()
     keep = settings.get().torchsparse_keep_tail
     if config is None:
+        _check_capacity()
         return Options(keep_tail=keep)
-    _check_dataflow(_get(config, "dataflow", None))
     mode = _get(config, "kmap_mode", _MODES[0])
     rule = _get(config, "downsample_mode", _DOWNSAMPLING[0])
-    if mode not in _MODES:
-        raise ContractError(f"kmap_mode is {mode!r}; expected one of {', '.join(_MODES)}.")
-    if rule not in _DOWNSAMPLING:
-        raise ContractError(
-            f"downsample_mode is {rule!r}; expected one of {', '.join(_DOWNSAMPLING)}."
-        )
+    check_dataflow(_get(config, "dataflow", None))
+    check_modes(mode, rule)
+    if mode == _MODES[0]:
+        _check_capacity()
     return Options(mode, rule, keep)
+
+
+def check_modes(kmap_mode: Any, downsample_mode: Any) -> None:
+    """Raises ContractError for values that 2.1 does not know."""
+    if kmap_mode not in _MODES:
+        raise ContractError(f"kmap_mode is {kmap_mode!r}; expected one of {', '.join(_MODES)}.")
+    if downsample_mode not in _DOWNSAMPLING:
+        raise ContractError(
+            f"downsample_mode is {downsample_mode!r}; expected one of {', '.join(_DOWNSAMPLING)}."
+        )
+
+
+def _check_capacity() -> None:
+    """Tables grow as they must, but a ratio that torchsparse refuses is refused."""
+    backends = sys.modules.get("torchsparse.backends")
+    ratio = 2 if backends is None else vars(backends).get("hash_rsv_ratio", 2)
+    if ratio < 2:
+        raise ContractError(f"torchsparse.backends.hash_rsv_ratio is {ratio}; expected 2 or more.")
 
 
 def _get(config: Any, name: str, default: Any) -> Any:
@@ -64,7 +80,8 @@ def _get(config: Any, name: str, default: Any) -> Any:
     return default if config is None else getattr(config, name, default)
 
 
-def _check_dataflow(dataflow: Any) -> None:
+def check_dataflow(dataflow: Any) -> None:
+    """Raises ContractError, SettingError for what is no dataflow; the others are one here."""
     name = getattr(dataflow, "name", dataflow)
     if name == "CodedCSR":
         raise ContractError("the CodedCSR dataflow does not exist yet; use Dataflow.ImplicitGEMM.")

@@ -15,8 +15,8 @@ from typing import Any
 from ...errors import UnsupportedError
 from ..base import Patch
 from ..ledger import note
-from . import dense, norm
 from .conv import conv3d
+from .operations import dense, norm
 from .profile import of_version
 from .signatures import conv3d_arguments
 from .upstream import points

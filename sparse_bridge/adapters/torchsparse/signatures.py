@@ -63,3 +63,22 @@ def conv3d_arguments(given: tuple[Any, ...], keywords: dict[str, Any]) -> dict[s
         bound["config"] = {"kmap_mode": bound.pop("kmap_mode", "hashmap")}
     bound.pop("training", None)
     return bound
+
+
+def coords_arguments(
+    what: str, names: tuple[str, ...], given: tuple[Any, ...], keywords: dict[str, Any]
+) -> dict[str, Any]:
+    """Arguments by name of a function whose first one is coordinates: `_coords` in 2.1, `coords`
+    before; either is taken.
+
+    Raises SignatureError.
+    """
+    if "coords" in keywords:
+        if "_coords" in keywords or given:
+            raise SignatureError(f"{what} got its coordinates twice.")
+        keywords = {"_coords": keywords["coords"], **keywords}
+        del keywords["coords"]
+    bound = bind(what, ("_coords", *names), given, keywords)
+    if "_coords" not in bound:
+        raise SignatureError(f"{what} needs coordinates, int32 [N, 4], as its first argument.")
+    return {"coords": bound.pop("_coords"), **bound}

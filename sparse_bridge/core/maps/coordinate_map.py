@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -22,8 +21,8 @@ from ..geometry.layout import KeyLayout
 from ..geometry.offsets import Offsets
 from ..geometry.sparse_data import brief
 from . import host_index, wide_index
+from .fold import Duplicates
 from .rows import Rows, rows_of
-from .segments import Segments
 
 if TYPE_CHECKING:
     from ...kernels.maps.hash_table import HashTable
@@ -63,29 +62,6 @@ def capacity_for(n_keys: int) -> int:
 @functools.cache
 def _origin(dimension: int) -> Offsets:
     return Offsets.of([(0,) * dimension])
-
-
-@dataclasses.dataclass(eq=False)
-class Duplicates:
-    """How rows that share a coordinate fold.
-
-    map: the distinct live coordinates.  first: int64 [U], the first row of each.  inverse: int64
-    [N], the distinct coordinate of each row, or U for rows outside the box.
-    """
-
-    map: CoordinateMap
-    first: torch.Tensor
-    inverse: torch.Tensor
-
-    @functools.cached_property
-    def segments(self) -> Segments:
-        """The rows by distinct coordinate."""
-        return Segments(self.inverse, self.map.n_rows)
-
-    def groups(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(live rows grouped by distinct coordinate, rows per coordinate). Waits for the device."""
-        starts = self.segments.starts
-        return self.segments.order[: int(starts[-1])], starts.diff()
 
 
 class CoordinateMap:

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from .coordinate_map import Duplicates
+from .fold import Duplicates
 from .pair_lists import PairLists
 from .rulebook import Rulebook
 
@@ -64,6 +64,11 @@ class KernelMap:
             return unfolded(self).transposed()
         return KernelMap(self.rulebook, not self.flipped, self.y_fold, self.x_fold)
 
+    def of_first_rows(self) -> KernelMap:
+        """The map in which the first of equal x rows stands for all, instead of their sum."""
+        fold = self.x_fold
+        return self if fold is None else dataclasses.replace(self, x_fold=fold.firsts)
+
     @property
     def side(self) -> int:
         return int(self.flipped)
@@ -74,15 +79,18 @@ class KernelMap:
         return (y_rows, x_rows) if self.flipped else (x_rows, y_rows)
 
 
-def unfolded(kmap: KernelMap) -> KernelMap:
+def unfolded(kmap: KernelMap, halved: bool = False) -> KernelMap:
     """A folded submanifold map as explicit pairs of its rows: every row meets itself at the zero
-    offset and the first of equal rows at the others. Made once and kept with the rulebook."""
+    offset and the first of equal rows at the others. Made once and kept with the rulebook.
+
+    halved: offsets behind the zero one are those before it, read backwards. Of equal rows only the
+    first is found, so only the first meets anything there.
+    """
     rulebook, fold = kmap.rulebook, kmap.x_fold
     assert fold is not None
-    found = rulebook.cache.get("unfolded")
+    key = "unfolded", halved
+    found = rulebook.cache.get(key)
     if found is None:
-        rows, counts = fold.groups()
-        begins = counts.cumsum(0) - counts
         every = torch.arange(len(fold.inverse), device=kmap.device)
         x_parts, y_parts, starts = [], [], [0]
         for v in range(kmap.n_offsets):
@@ -90,17 +98,15 @@ def unfolded(kmap: KernelMap) -> KernelMap:
                 x_rows = y_rows = every
             else:
                 x_sites, y_sites = rulebook.pair_list(v)
-                lengths = counts.index_select(0, y_sites)
-                ends = lengths.cumsum(0)
-                within = torch.arange(int(lengths.sum()), device=kmap.device)
-                within -= (ends - lengths).repeat_interleave(lengths)
-                y_rows = rows[begins.index_select(0, y_sites).repeat_interleave(lengths) + within]
-                x_rows = fold.first.index_select(0, x_sites).repeat_interleave(lengths)
+                x_rows, y_rows = fold.first[x_sites], fold.first[y_sites]
+                if not (halved and v > kmap.self_offset):
+                    y_rows, counts = fold.rows_at(y_sites)
+                    x_rows = x_rows.repeat_interleave(counts)
             x_parts.append(x_rows)
             y_parts.append(y_rows)
             starts.append(starts[-1] + len(x_rows))
         lists = PairLists(torch.cat(x_parts), torch.cat(y_parts), starts, False)
         n = len(every)
         found = KernelMap(Rulebook(n, n, kmap.n_offsets, kmap.device, lists=lists, regular=None))
-        rulebook.cache.put("unfolded", found)
+        rulebook.cache.put(key, found)
     return found.transposed() if kmap.flipped else found

@@ -245,3 +245,22 @@ def test_gpu_memory_does_not_grow(ME):
         del x, y
         seen.append(torch.cuda.memory_allocated())
     assert max(seen[20:]) <= max(seen[5:15])
+
+
+@pytest.mark.parametrize("kind", ["SparseTensor", "TensorField"])
+def test_items_from_the_end_and_beyond(ME, kind):
+    coords = torch.tensor([[0, 0], [0, 1], [2, 0], [2, 1]])  # no batch item 1
+    coords = coords.float() if kind == "TensorField" else coords.int()
+    x = getattr(ME, kind)(torch.arange(4.0)[:, None], coords)
+    rows = [[0, 1], [], [2, 3]]
+    assert [part.tolist() for part in x.decomposition_permutations] == rows
+    for index in (-3, -2, -1, 0, 1, 2, torch.tensor(-1), torch.tensor(2)):
+        assert x.features_at(index).flatten().tolist() == rows[int(index)]
+        assert torch.equal(x.coordinates_at(index), coords[rows[int(index)], 1:])
+        assert len(x.coordinates_and_features_at(index)[1]) == len(rows[int(index)])
+    for index in (3, -4, 10**9):
+        for call in (x.features_at, x.coordinates_at, x.coordinates_and_features_at):
+            with pytest.raises(IndexError, match=f"batch index {index}"):
+                call(index)
+    with pytest.raises(TypeError):
+        x.features_at(0.5)

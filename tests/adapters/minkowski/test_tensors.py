@@ -87,8 +87,9 @@ def test_any_dtype_can_be_subsampled(ME):
 def test_other_coordinate_dtypes_are_floored_with_a_warning(ME):
     sites = torch.tensor([[0, -0.5, 1.9], [1, 2.0, -3.1]])
     for given in (sites, sites.double(), sites.floor().long()):
-        with pytest.warns(UserWarning, match="floored"):
+        with pytest.warns(UserWarning, match="floored") as warned:
             x = ME.SparseTensor(torch.ones(2, 1), given)
+        assert warned[0].filename == __file__
         assert x.C.tolist() == [[0, -1, 1], [1, 2, -4]] and x.C.dtype == torch.int32
 
 

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from sparse_bridge.adapters.minkowski.errors import ArgumentValueError
+from sparse_bridge.errors import ContractError, CoordinateError
+
 
 @pytest.fixture
 def points():
@@ -68,6 +71,63 @@ def test_labels(ME, points, kind):
     kinds = [type(v) for v in (found, voted, index, inverse)]
     assert set(kinds) == {np.ndarray if kind == "numpy" else torch.Tensor}
     assert str(voted.dtype) == ("int32" if kind == "numpy" else "torch.int64")
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_labels_and_maps_alone(ME, kind):
+    points = np.array([[0, 0, 0], [0, 0, 1], [0, 0, 4]], np.float64)
+    labels = np.array([7, 8, 9], np.int32)
+    if kind == "torch":
+        points, labels = torch.from_numpy(points), torch.from_numpy(labels)
+    asked = {"labels": labels, "quantization_size": 2, "return_maps_only": True}
+    index = ME.utils.sparse_quantize(points, **asked)
+    assert type(index) is type(labels) and index.tolist() == [0, 2]
+    assert ME.utils.sparse_quantize(points, return_index=True, **asked).tolist() == [0, 2]
+    maps = ME.utils.sparse_quantize(points, return_index=True, return_inverse=True, **asked)
+    assert [part.tolist() for part in maps] == [[0, 2], [0, 0, 1]]
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_sizes_without_axes_are_numbers(ME, points, kind):
+    points = points[0]
+    given = points if kind == "numpy" else torch.from_numpy(points)
+    want = ME.utils.sparse_quantize(given, quantization_size=0.5)
+    for size in (np.array(0.5), torch.tensor(0.5), np.float32(0.5), np.float64(0.5)):
+        assert torch.equal(ME.utils.sparse_quantize(given, quantization_size=size), want)
+    for size in ([np.array(0.5)] * 3, torch.full((3,), 0.5), [torch.tensor(0.5)] * 3):
+        assert torch.equal(ME.utils.sparse_quantize(given, quantization_size=size), want)
+    wrong = (
+        0, -1.0, np.nan, np.inf, "0.5", np.array("0.5"), [0.5, 0, 0.5], np.full((3, 2), 0.5),
+        torch.full((3, 2), 0.5), {0.5}, object(), np.array(1j), torch.tensor(0.0), ["a", "b", "c"],
+    )  # fmt: skip
+    for size in wrong:
+        with pytest.raises(ArgumentValueError, match="quantization_size"):
+            ME.utils.sparse_quantize(given, quantization_size=size)
+    for size in ([0.5], np.array([0.5]), torch.tensor([0.5]), []):
+        with pytest.raises(ContractError, match="entries for 3 axes"):
+            ME.utils.sparse_quantize(given, quantization_size=size)
+
+
+def test_labels_keep_their_numbers(ME, points):
+    points = points[0]
+    for labels in (np.full(len(points), 1.5), np.full(len(points), 2**40)):
+        with pytest.raises(ContractError, match="integers of 32 bits"):
+            ME.utils.sparse_quantize(points, labels=labels)
+    wide = np.full(len(points), 3, np.int64)
+    assert ME.utils.sparse_quantize(points, labels=wide)[1].dtype == np.int32
+    with pytest.raises(RuntimeError, match=r"torch\.IntTensor"):
+        ME.utils.sparse_quantize(torch.from_numpy(points), labels=wide)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e9])
+def test_collation_refuses_coordinates_that_do_not_fit(ME, bad):
+    coords = np.array([[0.0, bad]])
+    for call in (
+        lambda: ME.utils.batched_coordinates([coords]),
+        lambda: ME.utils.sparse_collate([coords], [np.ones((1, 1))]),
+    ):
+        with pytest.raises(CoordinateError, match="32-bit"):
+            call()
 
 
 def test_the_contract_s_own_vote(ME):

@@ -76,7 +76,11 @@ def new_sites(sites, kernel, stride, pad, extent, mode, rule):
 
 
 def layer(sites, kernel, stride, pad, ts, release, extent=None, mode="otf", rule="spconv"):
-    """(output sites in row order, [(v, input row, output row)])."""
+    """(output sites in row order, [(v, input row, output row)]).
+
+    Of equal rows the first is found. 2.1 on the fly, odd volume, no stride: the centre is the row
+    itself, and the offsets behind it are those before it read backwards, which lead to found rows.
+    """
     strided = max(stride) > 1
     if not sites:
         return [], []
@@ -98,6 +102,7 @@ def layer(sites, kernel, stride, pad, ts, release, extent=None, mode="otf", rule
     first = {}
     for row, site in enumerate(sites):
         first.setdefault(site, row)
+    halved = not strided and release == "2.1" and mode != "hashmap" and math.prod(kernel) % 2 == 1
     triples = []
     for j, (b, *q) in enumerate(out):
         for v, t in enumerate(taps(kernel)):
@@ -105,8 +110,10 @@ def layer(sites, kernel, stride, pad, ts, release, extent=None, mode="otf", rule
                 c * m + (i - o) * w for c, m, i, o, w in zip(q, mult, t, start, scale, strict=True)
             )
             row = first.get((b, *p))
-            if not strided and all(i == o for i, o in zip(t, start, strict=True)):
+            if halved and v == math.prod(kernel) // 2:
                 row = j
+            elif halved and v > math.prod(kernel) // 2 and first[sites[j]] != j:
+                row = None
             if row is not None:
                 triples.append((v, row, j))
     return out, triples

@@ -261,33 +261,6 @@ def test_many_rows(ts, kernel):
     check(ts, points(ts.release, shape=(11, 10, 9), share=0.6, seed=15), kernel, 2)
 
 
-def test_duplicates_without_stride(ts):
-    """Look-ups find the first of equal rows; the centre of an odd kernel is the row itself."""
-    coords = points(ts.release, seed=16)
-    coords = torch.cat([coords, coords[3:9]]).contiguous()
-    sites = oracle.to_sites(coords, ts.release)
-    _, triples = oracle.layer(sites, (3, 3, 3), ONE, (1, 1, 1), ONE, ts.release)
-    x = torch.randn(len(coords), 3, dtype=torch.float64, requires_grad=True)
-    weight = weights((3, 3, 3), 3, 4).requires_grad_()
-    y = ts.nn.functional.conv3d(ts.SparseTensor(x, coords), weight, 3)
-    checks.assert_close(y.F, oracle.product(x, weight, None, triples, len(coords)), torch.float64)
-    y.F.sum().backward()
-    assert x.grad.shape == x.shape and weight.grad.isfinite().all()
-
-
-def test_duplicates_with_stride_are_summed(ts):
-    coords = points(ts.release, seed=17)
-    twice = torch.cat([coords, coords[:7]]).contiguous()
-    x = torch.randn(len(twice), 3, dtype=torch.float64)
-    weight = weights(TWO, 3, 4)
-    y = ts.nn.functional.conv3d(ts.SparseTensor(x, twice), weight, 2, stride=2)
-    summed = x[: len(coords)].clone()
-    summed[:7] += x[len(coords) :]
-    want = ts.nn.functional.conv3d(ts.SparseTensor(summed, coords), weight, 2, stride=2)
-    assert torch.equal(y.C, want.C)
-    checks.assert_close(y.F, want.F, torch.float64)
-
-
 def test_the_tail_can_be_kept(ts21):
     """k 2, s 2 without a range drops the last cell of an axis whose largest coordinate is even."""
     coords = torch.tensor([[0, 0, 0, 0], [0, 4, 1, 1], [0, 3, 3, 3]], dtype=torch.int32)

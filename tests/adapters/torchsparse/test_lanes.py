@@ -52,17 +52,3 @@ def test_values(lane, kernel, stride, dtype):
         y.F.sum().backward()
         for one, other in zip(ours, leaves, strict=True):
             checks.assert_close(one.grad, other.grad, dtype, "gradient")
-
-
-def test_duplicates(lane):
-    with speaking("2.1") as ts:
-        coords = points("2.1", shape=(4, 3, 5), seed=4)
-        coords = torch.cat([coords, coords[:3]]).contiguous()
-        sites = oracle.to_sites(coords, "2.1")
-        _, triples = oracle.layer(sites, (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1), "2.1")
-        x = torch.randn(len(coords), 3, dtype=torch.float64)
-        weight = weights((3, 3, 3), 3, 4)
-        tensor = ts.SparseTensor(x.to(lane.device), coords.to(lane.device))
-        with lane.serving(torch.float64):
-            y = ts.nn.functional.conv3d(tensor, weight.to(lane.device), 3)
-        checks.assert_close(y.F, oracle.product(x, weight, None, triples, len(x)), torch.float64)

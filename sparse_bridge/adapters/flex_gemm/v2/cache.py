@@ -14,7 +14,7 @@ from ....core.traced import between_graphs
 from ..arguments import Ints, check_features
 from ..arguments import kernel_size as kernel_sizes
 from ..errors import ArgumentShapeError, ArgumentTypeError, ArgumentValueError
-from ..lattice import Lattice, between, columns_of, lattice, made_by, of_first, submanifold_map
+from ..lattice import Lattice, between, columns_of, lattice, made_by, submanifold_map
 from .windows import Window, box_window, centred_window, delta_window, split
 
 __all__ = ["NeighborCache", "NeighborCacheT", "build_neighbor_cache"]
@@ -133,7 +133,7 @@ def down(
     else:
         new = window.down(extents)
     coarse = _output(what, fine, "strided", window, new, out)
-    kmap = of_first(between(fine, coarse, window.offsets, window.stride))
+    kmap = between(fine, coarse, window.offsets, window.stride).of_first_rows()
     return NeighborCache(kmap, fine, coarse, out.coords is not None)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import enum
+from typing import Any
+
+from ....errors import ContractError
 
 _BACKEND = "MinkowskiEngineBackend._C"
 
@@ -119,6 +122,25 @@ for _enum in (
     )
 SparseTensorOperationMode.__module__ = "MinkowskiEngine.MinkowskiTensor"
 SparseTensorQuantizationMode.__module__ = "MinkowskiEngine.MinkowskiTensor"
+
+
+def checked(name: str, value: Any, *kinds: type) -> Any:
+    """A switch's value, if it is a member of its enumeration. Raises: ContractError."""
+    if not isinstance(value, kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise ContractError(f"{name} is {value!r}; expected a {wanted}.")
+    return value
+
+
+def member(name: str, value: Any, kind: type[enum.IntEnum]) -> Any:
+    """The member of an enumeration, also given by its number. Raises: ContractError."""
+    try:
+        return kind(value)
+    except ValueError:
+        names = ", ".join(kind.__members__)
+        raise ContractError(
+            f"{name} is {value!r}; expected one of {names} ({kind.__name__})."
+        ) from None
 
 
 def base_mode(mode: PoolingMode) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import shutil
+import subprocess
 import sys
 
 import torch
@@ -32,6 +34,21 @@ def get_gpu_memory_info() -> tuple[int, int]:
     return torch.cuda.mem_get_info() if torch.cuda.is_available() else (0, 0)
 
 
+def parse_nvidia_smi() -> dict[str, str]:
+    """What `nvidia-smi -q` says in lines of "name : value", of the driver and the first GPU. Empty
+    where there is no such program, or it fails."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return {}
+    done = subprocess.run([program, "-q"], capture_output=True, text=True, check=False)
+    found: dict[str, str] = {}
+    for line in done.stdout.splitlines() if done.returncode == 0 else ():
+        name, separator, value = line.partition(" : ")
+        if separator:
+            found.setdefault(name.strip(), value.strip())
+    return found
+
+
 def diagnostics(version: str) -> str:
     """A report of the platform, torch and GPUs."""
     lines = [
@@ -46,6 +63,12 @@ def diagnostics(version: str) -> str:
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         lines += ["==========GPU==========", *names]
+    said = parse_nvidia_smi()
+    if said:
+        lines += ["==========NVIDIA driver=========="]
+        lines += [
+            f"{name}: {said[name]}" for name in ("Driver Version", "CUDA Version") if name in said
+        ]
     lines += [
         "==========MinkowskiEngine==========",
         f"{version}, answered by sparse_bridge; nothing is compiled at installation",

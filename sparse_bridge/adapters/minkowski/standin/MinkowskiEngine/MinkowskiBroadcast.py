@@ -4,12 +4,13 @@ import torch
 from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
 from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor
 from MinkowskiEngine.sparse_matrix_functions import ComposedFunction
-from MinkowskiEngineBackend._C import BroadcastMode
+from MinkowskiEngineBackend._C import BroadcastMode, OperationType
 
 from sparse_bridge.adapters.ledger import note
 from sparse_bridge.adapters.minkowski.errors import FeatureShapeError, FeatureTypeError
 from sparse_bridge.adapters.minkowski.rows import broadcast
-from sparse_bridge.adapters.minkowski.tensors import drop_old
+from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
+from sparse_bridge.adapters.minkowski.upstream.enums import checked, member
 from sparse_bridge.errors import ContractError
 
 __all__ = [
@@ -42,7 +43,8 @@ class MinkowskiBroadcastFunction(ComposedFunction):
         spread = broadcast(
             coords_manager._manager, input_features_global, in_coords_key.key, glob_coords_key.key
         )
-        if BroadcastMode(operation_type) is BroadcastMode.ELEMENTWISE_MULTIPLICATION:
+        mode = member("operation_type", operation_type, BroadcastMode)
+        if mode is BroadcastMode.ELEMENTWISE_MULTIPLICATION:
             return input_features * spread
         return input_features + spread
 
@@ -56,11 +58,11 @@ class MinkowskiBroadcastBase(MinkowskiModuleBase):
 
     operation_type = None
 
-    def __init__(self, operation_type=None, **old):
+    @arguments_of_0_4("operation_type", also="dimension D")
+    def __init__(self, operation_type=None):
         super().__init__()
-        drop_old(type(self).__name__, old)
         if operation_type is not None:
-            self.operation_type = BroadcastMode(operation_type)
+            self.operation_type = member("operation_type", operation_type, BroadcastMode)
 
     def forward(self, input, input_glob):
         for part in (input, input_glob):
@@ -109,8 +111,19 @@ class MinkowskiBroadcast(MinkowskiBroadcastBase):
         return self._spread(input, input_glob)
 
 
-class MinkowskiBroadcastConcatenation(MinkowskiBroadcastBase):
+class MinkowskiBroadcastConcatenation(MinkowskiBroadcast):
     """[x, g of the row's batch item] along the channels."""
 
     def _join(self, input, input_glob):
         return torch.cat([input._F, self._spread(input, input_glob)], 1)
+
+
+# names of 0.4
+
+AbstractMinkowskiBroadcast = MinkowskiBroadcastBase
+op_to_int = {kind: int(kind) for kind in OperationType}
+
+
+def operation_type_to_int(op):
+    """The number of an OperationType. Raises: ContractError."""
+    return op_to_int[checked("op", op, OperationType)]

@@ -9,7 +9,7 @@ from torch.nn import Parameter
 
 from sparse_bridge.adapters.ledger import note
 from sparse_bridge.adapters.minkowski.conv import channelwise_convolution
-from sparse_bridge.adapters.minkowski.tensors import drop_old
+from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
 
 __all__ = ["MinkowskiChannelwiseConvolution"]
 
@@ -21,23 +21,32 @@ class MinkowskiChannelwiseConvolution(KernelLayer):
     Raises: ContractError (an AssertionError).
     """
 
+    use_mm = False  # of 0.4: whether it is a matrix product
+
+    @arguments_of_0_4(
+        "in_channels kernel_size stride dilation has_bias=bias kernel_generator dimension"
+    )
     def __init__(
         self, in_channels, kernel_size=-1, stride=1, dilation=1, bias=False, kernel_generator=None,
-        dimension=-1, **old,
+        dimension=-1,
     ):  # fmt: skip
         super().__init__()
-        bias = old.pop("has_bias", bias)
-        drop_old(type(self).__name__, old, ())
         kernel_generator = generator_of(kernel_generator, kernel_size, stride, dilation, dimension)
         self.in_channels = in_channels
         self.kernel_generator = kernel_generator
         self.dimension = dimension
-        self.kernel = Parameter(torch.empty(kernel_generator.kernel_volume, in_channels))
+        self.kernel_shape = (kernel_generator.kernel_volume, in_channels)
+        self.kernel = Parameter(torch.empty(self.kernel_shape))
         self.bias = Parameter(torch.empty(1, in_channels)) if bias else None
         self.reset_parameters()
 
-    def reset_parameters(self):
-        """Uniform in +-1 / sqrt(channels * volume)."""
+    @property
+    def has_bias(self):
+        """0.4's attribute."""
+        return self.bias is not None
+
+    def reset_parameters(self, is_transpose=False):
+        """Uniform in +-1 / sqrt(channels * volume), transposed or not: as many go in as out."""
         with torch.no_grad():
             bound = 1 / math.sqrt(self.in_channels * self.kernel_generator.kernel_volume)
             self.kernel.uniform_(-bound, bound)

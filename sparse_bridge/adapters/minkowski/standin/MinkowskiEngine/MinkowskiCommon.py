@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from MinkowskiEngineBackend._C import CoordinateMapType
 from torch.nn import Module
 
 from sparse_bridge.adapters.minkowski.geometry import int_list
+from sparse_bridge.errors import UnsupportedError
 
 __all__ = [
     "MinkowskiModuleBase", "StrideType", "convert_to_int_list", "convert_to_int_tensor",
@@ -41,12 +41,9 @@ def get_postfix(tensor):
 
 def get_minkowski_function(name, variable):
     """Backend functions by name are part of the compiled module, which sparse_bridge replaces."""
-    from sparse_bridge.errors import UnsupportedError
-
-    kind = CoordinateMapType.CUDA if variable.is_cuda else CoordinateMapType.CPU
     raise UnsupportedError(
-        f"the compiled function {name}{kind.name} is not available; call the autograd function or "
-        "module of the same operation."
+        f"the compiled function {name}{get_postfix(variable)} is not available; call the autograd "
+        "function or module of the same operation."
     )
 
 

@@ -18,7 +18,8 @@ from sparse_bridge.adapters.ledger import note
 from sparse_bridge.adapters.minkowski import profile
 from sparse_bridge.adapters.minkowski.conv import collapsed, convolve, fold, pointwise
 from sparse_bridge.adapters.minkowski.errors import StrideError
-from sparse_bridge.adapters.minkowski.tensors import drop_old
+from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
+from sparse_bridge.adapters.minkowski.upstream.enums import checked
 from sparse_bridge.adapters.minkowski.upstream.keys import fill, given_by
 from sparse_bridge.adapters.minkowski.weights import check_aligned, expected
 
@@ -27,6 +28,8 @@ __all__ = [
     "MinkowskiConvolutionTranspose", "MinkowskiConvolutionTransposeFunction",
     "MinkowskiGenerativeConvolutionTranspose",
 ]  # fmt: skip
+
+_SHARED = "in_channels out_channels kernel_size stride dilation has_bias=bias kernel_generator"
 
 
 def _function(transposed, what):
@@ -98,20 +101,16 @@ class MinkowskiConvolutionBase(KernelLayer):
     Raises: DimensionError (a TypeError and AssertionError), ContractError (an AssertionError).
     """
 
+    @arguments_of_0_4(f"{_SHARED} is_transpose dimension")
     def __init__(
         self, in_channels, out_channels, kernel_size=-1, stride=1, dilation=1, bias=False,
         kernel_generator=None, is_transpose=False, expand_coordinates=False,
-        convolution_mode=ConvolutionMode.DEFAULT, dimension=-1, **old,
+        convolution_mode=ConvolutionMode.DEFAULT, dimension=-1,
     ):  # fmt: skip
         super().__init__()
-        if old:
-            profile.saw_old(f"{type(self).__name__}({', '.join(old)}=...)")
-        bias = old.pop("has_bias", bias)
-        if is_transpose:
-            expand_coordinates = old.pop("generate_new_coords", expand_coordinates)
-        if isinstance(kernel_generator, bool):  # the place of 0.4's generate_new_coords
+        checked("convolution_mode", convolution_mode, ConvolutionMode)
+        if isinstance(kernel_generator, bool):  # releases before 0.4.3: generate_new_coords
             expand_coordinates, kernel_generator = kernel_generator, None
-        drop_old(type(self).__name__, old, ())
         kernel_generator = generator_of(kernel_generator, kernel_size, stride, dilation, dimension)
         kernel_generator.expand_coordinates = expand_coordinates
         self.is_transpose = is_transpose
@@ -131,6 +130,16 @@ class MinkowskiConvolutionBase(KernelLayer):
         self.register_parameter("bias", Parameter(torch.empty(1, out_channels)) if bias else None)
         self.reset_parameters(is_transpose)
         expect(self, expected)
+
+    @property
+    def has_bias(self):
+        """0.4's attribute."""
+        return self.bias is not None
+
+    @property
+    def kernel_shape(self):
+        """0.4's attribute: the shape of `kernel`, a tuple."""
+        return tuple(self.kernel.shape)
 
     def reset_parameters(self, is_transpose=False):
         """Uniform in +-1 / sqrt(channels * volume); output channels for transposed layers."""
@@ -210,14 +219,16 @@ class MinkowskiConvolution(MinkowskiConvolutionBase):
     expand_coordinates makes every coordinate that the kernel reaches.
     """
 
+    @arguments_of_0_4(f"{_SHARED} dimension")
     def __init__(
         self, in_channels, out_channels, kernel_size=-1, stride=1, dilation=1, bias=False,
         kernel_generator=None, expand_coordinates=False,
-        convolution_mode=ConvolutionMode.DEFAULT, dimension=None, **old,
+        convolution_mode=ConvolutionMode.DEFAULT, dimension=None,
     ):  # fmt: skip
         super().__init__(
             in_channels, out_channels, kernel_size, stride, dilation, bias, kernel_generator,
-            False, expand_coordinates, convolution_mode, dimension, **old,
+            False, expand_coordinates=expand_coordinates, convolution_mode=convolution_mode,
+            dimension=dimension,
         )  # fmt: skip
 
 
@@ -227,10 +238,11 @@ class MinkowskiConvolutionTranspose(MinkowskiConvolutionBase):
     expand_coordinates: always make new coordinates, all that the kernel reaches.
     """
 
+    @arguments_of_0_4(f"{_SHARED} generate_new_coords=expand_coordinates dimension")
     def __init__(
         self, in_channels, out_channels, kernel_size=-1, stride=1, dilation=1, bias=False,
         kernel_generator=None, expand_coordinates=False,
-        convolution_mode=ConvolutionMode.DEFAULT, dimension=None, **old,
+        convolution_mode=ConvolutionMode.DEFAULT, dimension=None,
     ):  # fmt: skip
         if kernel_generator is None and dimension is not None:
             kernel_generator = KernelGenerator(
@@ -238,16 +250,23 @@ class MinkowskiConvolutionTranspose(MinkowskiConvolutionBase):
             )
         super().__init__(
             in_channels, out_channels, kernel_size, stride, dilation, bias, kernel_generator,
-            True, expand_coordinates, convolution_mode, dimension, **old,
+            True, expand_coordinates=expand_coordinates, convolution_mode=convolution_mode,
+            dimension=dimension,
         )  # fmt: skip
+
+    @property
+    def generate_new_coords(self):
+        """0.4's name of `expand_coordinates`."""
+        return bool(self.kernel_generator.expand_coordinates)
 
 
 class MinkowskiGenerativeConvolutionTranspose(MinkowskiConvolutionBase):
     """A transposed convolution onto new coordinates: all that the kernel reaches, at every call."""
 
+    @arguments_of_0_4(f"{_SHARED} dimension")
     def __init__(
         self, in_channels, out_channels, kernel_size=-1, stride=1, dilation=1, bias=False,
-        kernel_generator=None, convolution_mode=ConvolutionMode.DEFAULT, dimension=None, **old,
+        kernel_generator=None, convolution_mode=ConvolutionMode.DEFAULT, dimension=None,
     ):  # fmt: skip
         if kernel_generator is None and dimension is not None:
             kernel_generator = KernelGenerator(
@@ -256,5 +275,5 @@ class MinkowskiGenerativeConvolutionTranspose(MinkowskiConvolutionBase):
             )  # fmt: skip
         super().__init__(
             in_channels, out_channels, kernel_size, stride, dilation, bias, kernel_generator,
-            True, True, convolution_mode, dimension, **old,
+            True, expand_coordinates=True, convolution_mode=convolution_mode, dimension=dimension,
         )  # fmt: skip

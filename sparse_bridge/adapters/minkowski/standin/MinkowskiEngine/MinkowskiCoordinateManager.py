@@ -9,44 +9,60 @@ from MinkowskiEngineBackend._C import (
     CoordinateMapKey,
     CoordinateMapManagerCPU,
     CoordinateMapManagerGPU_c10,
-    CoordinateMapManagerGPU_default,
     CoordinateMapType,
     GPUMemoryAllocatorType,
+    MemoryManagerBackend,
     MinkowskiAlgorithm,
     RegionType,
 )
 
-from sparse_bridge.adapters.minkowski import batches, manager
+from sparse_bridge.adapters.minkowski import batches, manager, profile
 from sparse_bridge.adapters.minkowski.errors import (
     ArgumentValueError,
     CoordinateTypeError,
 )
+from sparse_bridge.adapters.minkowski.maps import MapRegistry
+from sparse_bridge.adapters.minkowski.upstream.enums import checked
 from sparse_bridge.errors import ContractError
 
-__all__ = ["CoordinateManager", "set_coordinate_map_type", "set_gpu_allocator"]
+__all__ = [
+    "CoordinateManager", "set_coordinate_map_type", "set_gpu_allocator",
+    "set_memory_manager_backend",
+]  # fmt: skip
 
-_allocator_type = GPUMemoryAllocatorType.PYTORCH
 _coordinate_map_type = None
+_REGISTRIES = {
+    None: MapRegistry,
+    CoordinateMapType.CPU: CoordinateMapManagerCPU,
+    CoordinateMapType.CUDA: CoordinateMapManagerGPU_c10,
+}
+_KINDS = {"cpu": CoordinateMapType.CPU, "cuda": CoordinateMapType.CUDA}
 _MOST_THREADS = 20
-_PROCESSORS = os.cpu_count() or 1  # read here: Dynamo of torch 2.11 refuses the call
+CPU_COUNT = os.cpu_count() or 1  # read here: Dynamo of torch 2.11 refuses the call
 
 
 def set_coordinate_map_type(coordinate_map_type):
-    """Default device kind of new managers."""
+    """Kind of device of managers that are made from now on without one of their own.
+
+    Raises: ContractError unless given a CoordinateMapType.
+    """
     global _coordinate_map_type
-    _coordinate_map_type = CoordinateMapType(coordinate_map_type)
+    _coordinate_map_type = checked("coordinate_map_type", coordinate_map_type, CoordinateMapType)
 
 
 def set_gpu_allocator(backend):
-    """Accepted for compatibility: memory always comes from torch's allocator."""
-    global _allocator_type
-    if not isinstance(backend, GPUMemoryAllocatorType):
-        raise ContractError(f"{backend!r} is not a GPUMemoryAllocatorType.")
-    _allocator_type = backend
+    """Accepted for compatibility: memory always comes from torch's allocator.
+
+    Raises: ContractError unless given a GPUMemoryAllocatorType.
+    """
+    checked("backend", backend, GPUMemoryAllocatorType)
 
 
 def set_memory_manager_backend(backend):
-    """The old name of `set_gpu_allocator`."""
+    """0.4's `set_gpu_allocator`, deprecated in 0.5; takes a MemoryManagerBackend, too."""
+    if isinstance(backend, MemoryManagerBackend):
+        profile.saw_old("set_memory_manager_backend(MemoryManagerBackend)")
+        return
     warnings.warn(
         "set_memory_manager_backend is deprecated; use set_gpu_allocator.",
         DeprecationWarning,
@@ -60,9 +76,11 @@ class CoordinateManager:
 
     A map is found by its key, a tensor stride and a string id. `key` arguments take a
     CoordinateMapKey; most also take a tensor stride, which means the first map of that stride.
-    Maps stay as long as the manager; it lives on the device of the first coordinates it gets.
+    Maps stay as long as the manager; it lives on the device of the first coordinates it gets, which
+    must be of the kind `coordinate_map_type`, if that is given or was set.
 
-    Raises: ArgumentValueError (D below 1), ContractError (a CUDA manager without a GPU).
+    Raises: ArgumentValueError (D below 1), ContractError (a CUDA manager without a GPU, a value
+        that is no member of its enumeration).
     """
 
     def __init__(
@@ -73,23 +91,24 @@ class CoordinateManager:
             raise ArgumentValueError(f"D={D}; a coordinate manager needs its number of axes.")
         if num_threads < 0:
             wanted = os.environ.get("OMP_NUM_THREADS", "")
-            count = int(wanted) if wanted.isdigit() else _PROCESSORS
+            count = int(wanted) if wanted.isdigit() else CPU_COUNT
             num_threads = min(count, _MOST_THREADS)
-        if coordinate_map_type is CoordinateMapType.CUDA and not torch.cuda.is_available():
-            raise ContractError("a CUDA coordinate manager needs a GPU; none is available.")
         kind = coordinate_map_type if coordinate_map_type is not None else _coordinate_map_type
+        if kind is not None:
+            checked("coordinate_map_type", kind, CoordinateMapType)
+        if kind is CoordinateMapType.CUDA and not torch.cuda.is_available():
+            raise ContractError("a CUDA coordinate manager needs a GPU; none is available.")
+        if allocator_type is not None:
+            checked("allocator_type", allocator_type, GPUMemoryAllocatorType, MemoryManagerBackend)
+        if minkowski_algorithm is None:
+            minkowski_algorithm = MinkowskiAlgorithm.DEFAULT
         self.D = D
         self.num_threads = num_threads
         self.coordinate_map_type = kind
-        self.allocator_type = _allocator_type if allocator_type is None else allocator_type
-        self.minkowski_algorithm = (
-            MinkowskiAlgorithm.DEFAULT if minkowski_algorithm is None else minkowski_algorithm
+        self.minkowski_algorithm = checked(
+            "minkowski_algorithm", minkowski_algorithm, MinkowskiAlgorithm
         )
-        backend = CoordinateMapManagerCPU
-        if kind is CoordinateMapType.CUDA:
-            pytorch = self.allocator_type is GPUMemoryAllocatorType.PYTORCH
-            backend = CoordinateMapManagerGPU_c10 if pytorch else CoordinateMapManagerGPU_default
-        self._manager = backend(D)
+        self._manager = _REGISTRIES[kind](D)
 
     # keys
 
@@ -247,9 +266,9 @@ class CoordinateManager:
         """(batch indices [B], list of the rows of each batch index 0 .. max), int64."""
         return batches.item_rows(self._manager, self._key(key))
 
-    def origin_field_map(self, field_key):
+    def origin_field_map(self, key):
         """`origin_map` of a field."""
-        return batches.field_rows(self._manager, field_key.key)
+        return batches.field_rows(self._manager, key.key)
 
     def number_of_unique_batch_indices(self):
         """Number of batch items that were inserted."""
@@ -278,7 +297,7 @@ class CoordinateManager:
 
 def new_manager(dimension, coordinates, allocator_type, minkowski_algorithm):
     """The manager of a tensor made from coordinates; `coords_man` gives it the methods of 0.4."""
-    kind = CoordinateMapType.CUDA if coordinates.is_cuda else CoordinateMapType.CPU
+    kind = _KINDS.get(coordinates.device.type)
     return CoordinateManager(
         D=dimension, coordinate_map_type=kind, allocator_type=allocator_type,
         minkowski_algorithm=minkowski_algorithm,

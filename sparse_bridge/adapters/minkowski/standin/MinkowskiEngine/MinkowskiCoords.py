@@ -8,26 +8,50 @@ import math
 
 import torch
 from MinkowskiEngine.MinkowskiCommon import convert_to_int_list
-from MinkowskiEngine.MinkowskiCoordinateManager import CoordinateManager
+from MinkowskiEngine.MinkowskiCoordinateManager import (
+    CPU_COUNT,
+    CoordinateManager,
+    set_memory_manager_backend,
+)
 from MinkowskiEngineBackend._C import MemoryManagerBackend, RegionType
 
 from sparse_bridge.adapters.minkowski import batches, profile
+from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
 from sparse_bridge.adapters.minkowski.upstream.keys import CoordsKey
 from sparse_bridge.errors import ContractError
 
-__all__ = ["CoordsKey", "CoordsManager", "MemoryManagerBackend"]
+__all__ = [
+    "CPU_COUNT", "CoordsKey", "CoordsManager", "MemoryManagerBackend", "save_ctx",
+    "set_memory_manager_backend",
+]  # fmt: skip
+
+
+def save_ctx(
+    ctx, tensor_stride, stride, kernel_size, dilation, region_type, in_coords_key, out_coords_key,
+    coords_man,
+):  # fmt: skip
+    """Keep what a backward pass of a custom autograd function needs."""
+    ctx.tensor_stride, ctx.stride, ctx.kernel_size = tensor_stride, stride, kernel_size
+    ctx.dilation, ctx.region_type = dilation, region_type
+    ctx.in_coords_key, ctx.out_coords_key, ctx.coords_man = (
+        in_coords_key,
+        out_coords_key,
+        coords_man,
+    )
+    return ctx
 
 
 class CoordsManager(CoordinateManager):
     """CoordsManager(D=...): the maps that tensors of one network share.
 
     Keys are CoordsKeys; `_or_tensor_strides` arguments also take a tensor stride. Coordinates and
-    maps are returned on the CPU, as the manager of 0.4 kept them.  memory_manager_backend: accepted
-    for compatibility.
+    maps are returned on the CPU, as the manager of 0.4 kept them.  memory_manager_backend: a
+    MemoryManagerBackend, which changes nothing.
     """
 
     def __init__(self, num_threads=-1, memory_manager_backend=None, D=-1, **options):
         profile.saw_old("CoordsManager(...)")
+        options.setdefault("allocator_type", memory_manager_backend)
         super().__init__(D=D, num_threads=num_threads, **options)
 
     def _get_coords_key(self, key_or_tensor_strides):
@@ -57,17 +81,21 @@ class CoordsManager(CoordinateManager):
         self, coords, coords_key, force_creation=False, force_remap=False,
         allow_duplicate_coords=False, return_inverse=False,
     ):  # fmt: skip
-        """Enter coordinates under a key, which is set: the unique map, or with `return_inverse`
-        (unique map, inverse map), int64. The other options change nothing: a map is always new, and
-        rows that share a coordinate are always merged. Raises: CoordinateTypeError, ContractError.
+        """Enter coordinates under a key, which is set: (unique map, inverse map), int64; the second
+        is empty without `return_inverse`. The other options change nothing: a map is always new,
+        and rows that share a coordinate are always merged.
+
+        Raises: CoordinateTypeError, ContractError.
         """
-        made, maps = self.insert_and_map(coords, coords_key.getTensorStride())
+        made, (unique, inverse) = self.insert_and_map(coords, coords_key.getTensorStride())
         coords_key.set_key(made.get_key())
-        return maps if return_inverse else maps[0]
+        return unique, inverse if return_inverse else inverse[:0]
 
     def stride(self, coords_key, stride, force_creation=False):
-        """CoordsKey of the map that is `stride` times coarser; made if there is none."""
-        return CoordsKey.of(super().stride(coords_key, stride).key)
+        """CoordsKey of the map that is `stride` times coarser: the one that is known unless
+        `force_creation`, otherwise a new one."""
+        name = self._manager.tag() if force_creation else ""
+        return CoordsKey.of(super().stride(coords_key, stride, name).key)
 
     def transposed_stride(self, coords_key, stride, kernel_size, dilation, force_creation=False):
         """CoordsKey of the map that is `stride` times finer: the one that is known unless
@@ -109,15 +137,13 @@ class CoordsManager(CoordinateManager):
 
     def get_row_indices_per_batch(self, coords_key, out_coords_key=None):
         """List of int64 row tensors, one per batch index that was entered, ascending."""
-        present, rows = batches.item_rows(self._manager, self._key(coords_key))
-        return [rows[index].cpu() for index in present.tolist()]
+        items = batches.item_rows(self._manager, self._key(coords_key))
+        return [rows.cpu() for rows in batches.existing(items)]
 
     def get_row_indices_at(self, coords_key, batch_index):
-        """int64 rows of one batch index. Raises ContractError."""
-        _, rows = batches.item_rows(self._manager, self._key(coords_key))
-        if not 0 <= batch_index < len(rows):
-            raise ContractError(f"batch index {batch_index}; the manager has 0 .. {len(rows) - 1}.")
-        return rows[batch_index].cpu()
+        """int64 rows of one batch index, -1 for the last. Raises ItemIndexError."""
+        items = batches.item_rows(self._manager, self._key(coords_key))
+        return batches.rows_at(items, batch_index).cpu()
 
     # how maps relate
 
@@ -163,19 +189,29 @@ class CoordsManager(CoordinateManager):
         pairs = [pair.int().cpu() for pair in self.union_map(in_keys, out_key)]
         return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 
-    def permute_label(self, label, max_label, target_coords_key, label_coords_key):
+    @arguments_of_0_4(
+        "label max_label target_tensor_stride label_tensor_stride",
+        also="target_coords_key=target_tensor_stride label_coords_key=label_tensor_stride",
+    )
+    def permute_label(self, label, max_label, target_tensor_stride, label_tensor_stride=1):
         """int64: the most frequent label (0 .. max_label - 1) of the rows that each row of the
-        coarser target holds; the smallest of equals.
+        coarser target holds; the smallest of equals. Maps are given by tensor stride or key.
 
-        label: integers, one per row of `label_coords_key`.
+        label: integers, one per row of the map `label_tensor_stride`.
+        Raises: ContractError, StrideError.
         """
-        if target_coords_key == label_coords_key:
+        source, target = (
+            self._get_coords_key(k) for k in (label_tensor_stride, target_tensor_stride)
+        )
+        if target == source:
             return label
         label = torch.as_tensor(label).long()
         if len(label) and not 0 <= int(label.min()) <= int(label.max()) < max_label:
             raise ContractError(f"labels must lie in 0 .. {max_label - 1} (max_label).")
-        rows = self.get_mapping_by_coords_key(label_coords_key, target_coords_key)
-        held, n_rows = rows >= 0, self.get_coords_size_by_coords_key(target_coords_key)
+        rows, n_rows = self.get_mapping_by_coords_key(source, target), self.size(target)
+        if len(label) != len(rows):
+            raise ContractError(f"{len(label)} labels for a map of {len(rows)} rows.")
+        held = rows >= 0
         cells = rows[held] * max_label + label.cpu()[held]
         return cells.bincount(minlength=n_rows * max_label).view(n_rows, max_label).argmax(1)
 

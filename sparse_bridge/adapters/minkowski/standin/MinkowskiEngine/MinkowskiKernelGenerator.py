@@ -14,7 +14,9 @@ from sparse_bridge.adapters.minkowski.geometry import (
     kernel_spec,
     region_of_axes,
 )
-from sparse_bridge.errors import ContractError
+from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
+from sparse_bridge.adapters.minkowski.upstream.enums import member
+from sparse_bridge.errors import ContractError, UnsupportedError
 
 __all__ = [
     "KernelGenerator", "KernelRegion", "convert_region_type", "get_kernel_volume", "save_ctx",
@@ -22,13 +24,14 @@ __all__ = [
 
 KernelRegion = namedtuple(
     "KernelRegion",
-    ("kernel_size", "kernel_stride", "kernel_dilation", "region_type", "offset", "D"),
+    ("kernel_size", "kernel_stride", "kernel_dilation", "region_type", "offset", "dimension"),
 )
 
 
 def _resolved(region_type, region_offsets, axis_types, kernel_size, dimension):
     """(region type, the points of a CUSTOM or HYBRID region or None for a cube or a cross)."""
-    region_type = region_of_axes(RegionType(region_type), axis_types, dimension)
+    region_type = member("region_type", region_type, RegionType)
+    region_type = region_of_axes(region_type, axis_types, dimension)
     if region_type is RegionType.HYBRID:
         kinds = tuple(RegionType(kind) for kind in axis_types)
         return region_type, hybrid_points(tuple(kernel_size), kinds)
@@ -55,7 +58,12 @@ def convert_region_type(
     region_type, tensor_stride, kernel_size, up_stride, dilation, region_offset, axis_types,
     dimension, center=True,
 ):  # fmt: skip
-    """(region type, IntTensor [V, D] of absolute offsets, V) of a kernel on a tensor stride."""
+    """(region type, IntTensor [V, D] of absolute offsets, V) of a kernel on a tensor stride.
+
+    Raises: ContractError, UnsupportedError (`center=False`: odd sizes are centred everywhere).
+    """
+    if not center:
+        raise UnsupportedError("center=False; kernels of odd size are centred.")
     size = tuple(convert_to_int_list(kernel_size, dimension))
     steps = tuple(convert_to_int_list(dilation, dimension))
     region_type, listed = _resolved(region_type, region_offset, axis_types, size, dimension)
@@ -90,6 +98,9 @@ class KernelGenerator:
     Raises: ContractError (an AssertionError).
     """
 
+    @arguments_of_0_4(
+        "kernel_size stride dilation is_transpose region_type region_offsets axis_types dimension"
+    )
     def __init__(
         self, kernel_size=-1, stride=1, dilation=1, is_transpose=False,
         region_type=RegionType.HYPER_CUBE, region_offsets=None, expand_coordinates=False,
@@ -97,8 +108,8 @@ class KernelGenerator:
     ):  # fmt: skip
         if dimension is None or dimension < 1:
             raise ContractError(f"dimension={dimension}; a kernel needs its number of axes.")
-        self._specs = {}
-        region_type = RegionType(region_type)
+        self._specs, self.cache = {}, {}
+        region_type = member("region_type", region_type, RegionType)
         unsized = isinstance(kernel_size, int) and kernel_size < 0
         if region_type is RegionType.CUSTOM and unsized and region_offsets is not None:
             # The box that holds the offsets: it decides nothing but the layer's repr.
@@ -129,6 +140,16 @@ class KernelGenerator:
     def requires_strided_coordinates(self):
         return max(self.kernel_stride) > 1
 
+    @property
+    def stride(self):
+        """0.4's name of `kernel_stride`."""
+        return self.kernel_stride
+
+    @property
+    def dilation(self):
+        """0.4's name of `kernel_dilation`."""
+        return self.kernel_dilation
+
     def region(self):
         return kernel_region(
             self.region_type, tuple(self.kernel_size), tuple(self.kernel_dilation), self._listed
@@ -149,10 +170,11 @@ class KernelGenerator:
         return found
 
     def __getstate__(self):
-        return {name: value for name, value in self.__dict__.items() if name != "_specs"}
+        kept = self.__dict__.items()
+        return {name: value for name, value in kept if name not in ("_specs", "cache")}
 
     def __setstate__(self, state):
-        self.__dict__.update(state, _specs={})
+        self.__dict__.update(state, _specs={}, cache={})
 
     def summary(self):
         """The kernel as a layer's `repr` shows it."""
@@ -163,12 +185,18 @@ class KernelGenerator:
         return text + f"stride={self.kernel_stride}, dilation={self.kernel_dilation}"
 
     def get_kernel(self, tensor_stride, is_transpose):
-        """(region type, absolute offsets, volume) on a tensor stride."""
-        up = self.kernel_stride if is_transpose else [1] * self.dimension
-        return convert_region_type(
-            self.region_type, tensor_stride, self.kernel_size, up, self.kernel_dilation,
-            self.region_offsets, self.axis_types, self.dimension,
-        )  # fmt: skip
+        """(region type, absolute offsets, volume) on a tensor stride; `cache` keeps them, by the
+        tensor stride that the offsets count on."""
+        stride = convert_to_int_list(tensor_stride, self.dimension)
+        if is_transpose:
+            stride = [t // s for t, s in zip(stride, self.kernel_stride, strict=True)]
+        found = self.cache.get(tuple(stride))
+        if found is None:
+            found = self.cache[tuple(stride)] = convert_region_type(
+                self.region_type, stride, self.kernel_size, 1, self.kernel_dilation,
+                self.region_offsets, self.axis_types, self.dimension,
+            )  # fmt: skip
+        return found
 
     def __repr__(self):
         text = f"(kernel_size={self.kernel_size}, kernel_stride={self.kernel_stride}, "

@@ -1,13 +1,14 @@
 """torch's activations on features, each in a child `module`."""
 
 import torch
-from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase
+from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase as _ModuleBase
 from MinkowskiEngine.MinkowskiTensor import Tensor, refuse_kind
 from torch import nn
 
 from sparse_bridge.adapters import fusion, inference, training_norms
 from sparse_bridge.adapters.late import pending_of
 from sparse_bridge.adapters.ledger import note
+from sparse_bridge.adapters.minkowski import profile
 
 _NAMES = (
     "ELU", "Hardshrink", "Hardsigmoid", "Hardtanh", "Hardswish", "LeakyReLU", "LogSigmoid",
@@ -17,7 +18,7 @@ _NAMES = (
 )  # fmt: skip
 
 
-class MinkowskiNonlinearityBase(MinkowskiModuleBase):
+class MinkowskiNonlinearityBase(_ModuleBase):
     """Applies `MODULE(*args, **kwargs)` to the features of a SparseTensor or TensorField."""
 
     MODULE = None
@@ -57,7 +58,7 @@ for _name in _NAMES:
     globals()[f"Minkowski{_name}"] = _define(_name)
 
 
-class MinkowskiSinusoidal(MinkowskiModuleBase):
+class MinkowskiSinusoidal(_ModuleBase):
     """sin(x @ kernel + bias) * coef: `kernel` [in, out], `bias` and `coef` [1, out], U(0, 1)."""
 
     def __init__(self, in_channel, out_channel):
@@ -79,3 +80,10 @@ class MinkowskiSinusoidal(MinkowskiModuleBase):
 
 __all__ = ["MinkowskiNonlinearityBase", "MinkowskiSinusoidal"]
 __all__ += [f"Minkowski{name}" for name in _NAMES]
+
+
+def __getattr__(name):
+    """`MinkowskiModuleBase`: in 0.4 the base of this module's layers, in 0.5 that of all layers."""
+    if name == "MinkowskiModuleBase":
+        return MinkowskiNonlinearityBase if profile.seems_old() else _ModuleBase
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

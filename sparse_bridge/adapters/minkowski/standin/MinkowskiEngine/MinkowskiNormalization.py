@@ -12,7 +12,8 @@ from sparse_bridge.adapters import training_norms
 from sparse_bridge.adapters.ledger import note
 from sparse_bridge.adapters.minkowski import batches
 from sparse_bridge.adapters.minkowski.norm import batch_norm, instance_norm
-from sparse_bridge.adapters.minkowski.tensors import drop_old
+from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
+from sparse_bridge.adapters.minkowski.upstream.enums import checked
 from sparse_bridge.adapters.minkowski.upstream.keys import fill
 from sparse_bridge.adapters.minkowski.weights import check_aligned
 from sparse_bridge.core.traced import between_graphs
@@ -22,6 +23,8 @@ __all__ = [
     "MinkowskiStableInstanceNorm", "MinkowskiSyncBatchNorm",
 ]  # fmt: skip
 
+_BATCH_NORM = "num_features eps momentum affine track_running_stats"
+
 
 class MinkowskiBatchNorm(MinkowskiModuleBase):
     """torch's BatchNorm1d over all rows of all batch items, in child `bn`.
@@ -29,11 +32,11 @@ class MinkowskiBatchNorm(MinkowskiModuleBase):
     Takes SparseTensors and TensorFields.
     """
 
+    @arguments_of_0_4(_BATCH_NORM, also="dimension D")
     def __init__(
-        self, num_features, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True, **old
+        self, num_features, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True
     ):  # fmt: skip
         super().__init__()
-        drop_old(type(self).__name__, old)
         self.bn = nn.BatchNorm1d(
             num_features, eps=eps, momentum=momentum, affine=affine,
             track_running_stats=track_running_stats,
@@ -61,11 +64,12 @@ class MinkowskiBatchNorm(MinkowskiModuleBase):
 class MinkowskiSyncBatchNorm(MinkowskiBatchNorm):
     """`MinkowskiBatchNorm` with statistics over all processes; `bn` is torch's SyncBatchNorm."""
 
+    @arguments_of_0_4(f"{_BATCH_NORM} process_group", also="dimension D")
     def __init__(
         self, num_features, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True,
-        process_group=None, **old,
+        process_group=None,
     ):  # fmt: skip
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, **old)
+        super().__init__(num_features, eps, momentum, affine, track_running_stats)
         self.bn = nn.SyncBatchNorm(
             num_features, eps=eps, momentum=momentum, affine=affine,
             track_running_stats=track_running_stats, process_group=process_group,
@@ -136,16 +140,17 @@ class MinkowskiInstanceNormFunction(ComposedFunction):
 class MinkowskiInstanceNorm(MinkowskiModuleBase):
     """w * (x - mean) / sqrt(var + 1e-8) + b per batch item and channel; biased variance.
 
-    `weight` [1, C], `bias` [1, C]. An item of one row gives the bias.
-    mode: how 0.4 computed means, a GlobalPoolingMode; changes nothing.
+    `weight` [1, C], `bias` [1, C]. An item of one row gives the bias. 0.4's `mode`, how it computed
+    means, is a GlobalPoolingMode and changes nothing.
     """
 
-    _eps = 1e-8
+    eps = 1e-8
 
-    def __init__(self, num_features, mode=None, **old):
+    @arguments_of_0_4("num_features mode", also="dimension D")
+    def __init__(self, num_features, *, mode=GlobalPoolingMode.AUTO):
         super().__init__()
-        drop_old(type(self).__name__, old)
         self.num_features = num_features
+        self.mode = checked("mode", mode, GlobalPoolingMode)
         self.weight = nn.Parameter(torch.ones(1, num_features))
         self.bias = nn.Parameter(torch.zeros(1, num_features))
 
@@ -160,11 +165,11 @@ class MinkowskiInstanceNorm(MinkowskiModuleBase):
             refuse_kind(self, input)
         registry = input._manager._manager
         if isinstance(input, SparseTensor):
-            out, _ = _normalized(input._F, registry, input.coordinate_map_key.key, self._eps)
+            out, _ = _normalized(input._F, registry, input.coordinate_map_key.key, self.eps)
         else:
             glob = batches.origin(registry)
             items = batches.field_items(registry, input.coordinate_field_map_key.key, glob)
-            out = instance_norm(input._F, items, registry.grid(glob).n_rows, self._eps)
+            out = instance_norm(input._F, items, registry.grid(glob).n_rows, self.eps)
         out = out * self.weight.to(out.dtype) + self.bias.to(out.dtype)
         note("minkowski", type(self).__name__)
         return input._with(out)
@@ -174,6 +179,13 @@ class MinkowskiInstanceNorm(MinkowskiModuleBase):
 
 
 class MinkowskiStableInstanceNorm(MinkowskiInstanceNorm):
-    """`MinkowskiInstanceNorm` with an epsilon of 1e-6."""
+    """`MinkowskiInstanceNorm` with an epsilon of 1e-6, its attribute `eps`."""
 
-    _eps = 1e-6
+    eps = 1e-6
+
+    @arguments_of_0_4("num_features", also="dimension D")
+    def __init__(self, num_features):
+        super().__init__(num_features)
+
+    def forward(self, x):
+        return super().forward(x)

@@ -184,10 +184,10 @@ class MinkowskiToDenseTensor(MinkowskiModuleBase):
 class MinkowskiToFeature(MinkowskiModuleBase):
     """The features, a torch.Tensor."""
 
-    def forward(self, input):
-        if not isinstance(input, Tensor):
-            refuse_kind(self, input)
-        return input._F
+    def forward(self, x):
+        if not isinstance(x, Tensor):
+            refuse_kind(self, x)
+        return x._F
 
 
 class _Stack(nn.Sequential):

@@ -20,8 +20,8 @@ from sparse_bridge.adapters.minkowski.pool import (
     local_pooling,
     transposed_pooling,
 )
-from sparse_bridge.adapters.minkowski.tensors import drop_old
-from sparse_bridge.adapters.minkowski.upstream.enums import base_mode
+from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
+from sparse_bridge.adapters.minkowski.upstream.enums import base_mode, checked, member
 from sparse_bridge.adapters.minkowski.upstream.keys import fill, given_by
 from sparse_bridge.errors import ContractError
 
@@ -33,6 +33,16 @@ __all__ = [
     "MinkowskiPoolingTranspose", "MinkowskiSumPooling",
 ]  # fmt: skip
 
+_LOCAL_AVG = PoolingMode.LOCAL_AVG_POOLING
+
+
+def _checked_mode(mode):
+    return base_mode(member("pooling_mode", mode, PoolingMode))
+
+
+def _is_bool(*given):
+    return isinstance(given[0], bool)
+
 
 class MinkowskiLocalPoolingFunction(ComposedFunction):
     """apply(features, pooling_mode, kernel_generator, in_key, out_key, manager)."""
@@ -43,7 +53,7 @@ class MinkowskiLocalPoolingFunction(ComposedFunction):
         out_coordinate_map_key=None, coordinate_manager=None,
     ):  # fmt: skip
         out, found = local_pooling(
-            coordinate_manager._manager, input_features, base_mode(pooling_mode),
+            coordinate_manager._manager, input_features, _checked_mode(pooling_mode),
             in_coordinate_map_key.key, kernel_generator.spec(), given_by(out_coordinate_map_key),
         )  # fmt: skip
         fill(out_coordinate_map_key, found)
@@ -86,7 +96,7 @@ class MinkowskiGlobalPoolingFunction(ComposedFunction):
         coordinate_manager=None,
     ):  # fmt: skip
         out, found = global_pooling(
-            coordinate_manager._manager, input_features, base_mode(pooling_mode),
+            coordinate_manager._manager, input_features, _checked_mode(pooling_mode),
             in_coordinate_map_key.key,
         )  # fmt: skip
         fill(out_coordinate_map_key, found)
@@ -97,15 +107,21 @@ class MinkowskiPoolingBase(KernelLayer):
     """Base of local pools. A kernel equal to its stride bins inputs into cells; others are windows.
 
     Args: kernel_size, stride, dilation: int or one per axis; kernel_generator overrides them;
-        dimension: D, required.
+        dimension: D, required.  pooling_mode: a PoolingMode; in 0.4 whether to average.
     Raises: DimensionError, ContractError (both AssertionErrors).
     """
 
+    @arguments_of_0_4(
+        "kernel_size stride dilation kernel_generator is_transpose average=pooling_mode dimension"
+    )
     def __init__(
         self, kernel_size, stride=1, dilation=1, kernel_generator=None, is_transpose=False,
         pooling_mode=PoolingMode.LOCAL_AVG_POOLING, dimension=-1,
     ):  # fmt: skip
         super().__init__()
+        if isinstance(pooling_mode, bool):
+            pooling_mode = _LOCAL_AVG if pooling_mode else PoolingMode.LOCAL_SUM_POOLING
+        checked("pooling_mode", pooling_mode, PoolingMode)
         kernel_generator = generator_of(
             kernel_generator, kernel_size, stride, dilation, dimension, is_transpose=is_transpose
         )
@@ -150,6 +166,11 @@ class MinkowskiPoolingBase(KernelLayer):
 
     def _mode(self):
         return base_mode(self.pooling_mode)
+
+    @property
+    def average(self):
+        """0.4's attribute: whether it takes means."""
+        return self._mode() == "avg"
 
     def __repr__(self):
         generator = self.kernel_generator
@@ -196,6 +217,7 @@ class MinkowskiPoolingTranspose(MinkowskiPoolingBase):
     """Sum of the contributing coarse inputs at every finer coordinate (which are those of a
     transposed convolution); a kernel equal to its stride copies the parent."""
 
+    @arguments_of_0_4("kernel_size stride dilation kernel_generator dimension")
     def __init__(
         self, kernel_size, stride, dilation=1, kernel_generator=None, expand_coordinates=False,
         dimension=None,
@@ -223,22 +245,27 @@ class MinkowskiGlobalPooling(MinkowskiModuleBase):
     """Reduces every batch item: rows by ascending batch index, coordinates (b, 0, .., 0).
 
     mode: a PoolingMode of sum, avg or max. Takes SparseTensors and TensorFields.
-    0.4's arguments were `average` and how to compute, a GlobalPoolingMode.
+    0.4's arguments were `average` and how to compute, a GlobalPoolingMode; both are attributes.
     """
 
     _mode = PoolingMode.GLOBAL_AVG_POOLING_PYTORCH_INDEX
 
-    def __init__(self, mode=_mode, old_mode=None, **old):
+    @arguments_of_0_4("average mode", also="dimension D", recognised=_is_bool)
+    def __init__(self, mode=_mode, *, average=True):
         super().__init__()
-        drop_old(type(self).__name__, old, ("average", "dimension", "D"))
-        average = old.get("average", mode if isinstance(mode, bool) else True)
-        if isinstance(mode, (bool, GlobalPoolingMode)):
-            mode = self._mode
-        if not average:
+        self.mode = GlobalPoolingMode.AUTO
+        if isinstance(mode, GlobalPoolingMode):
+            self.mode, mode = mode, self._mode
+        if not checked("average", average, bool):
             mode = PoolingMode.GLOBAL_SUM_POOLING_PYTORCH_INDEX
         if not isinstance(mode, PoolingMode) or mode < PoolingMode.GLOBAL_SUM_POOLING_DEFAULT:
             raise ContractError(f"{mode!r} is not a global PoolingMode.")
         self.pooling_mode = mode
+
+    @property
+    def average(self):
+        """0.4's attribute: whether it takes means."""
+        return base_mode(self.pooling_mode) == "avg"
 
     def forward(self, input, coordinates=None):
         asked = input._manager._manager, input._F, base_mode(self.pooling_mode), input._map_key.key
@@ -262,8 +289,9 @@ class MinkowskiGlobalSumPooling(MinkowskiGlobalPooling):
 
     _mode = PoolingMode.GLOBAL_SUM_POOLING_PYTORCH_INDEX
 
-    def __init__(self, mode=_mode, old_mode=None, **old):
-        super().__init__(mode, old_mode, **old)
+    @arguments_of_0_4("mode", also="dimension D")
+    def __init__(self, mode=_mode):
+        super().__init__(mode=mode)
 
 
 class MinkowskiGlobalAvgPooling(MinkowskiGlobalPooling):
@@ -271,8 +299,9 @@ class MinkowskiGlobalAvgPooling(MinkowskiGlobalPooling):
 
     _mode = PoolingMode.GLOBAL_AVG_POOLING_PYTORCH_INDEX
 
-    def __init__(self, mode=_mode, old_mode=None, **old):
-        super().__init__(mode, old_mode, **old)
+    @arguments_of_0_4("mode", also="dimension D")
+    def __init__(self, mode=_mode):
+        super().__init__(mode=mode)
 
 
 class MinkowskiGlobalMaxPooling(MinkowskiGlobalPooling):
@@ -280,5 +309,6 @@ class MinkowskiGlobalMaxPooling(MinkowskiGlobalPooling):
 
     _mode = PoolingMode.GLOBAL_MAX_POOLING_PYTORCH_INDEX
 
-    def __init__(self, mode=_mode, old_mode=None, **old):
-        super().__init__(mode, old_mode, **old)
+    @arguments_of_0_4("mode", also="dimension D")
+    def __init__(self, mode=_mode):
+        super().__init__(mode=mode)

@@ -6,7 +6,7 @@ from MinkowskiEngine.sparse_matrix_functions import ComposedFunction
 
 from sparse_bridge.adapters.ledger import note
 from sparse_bridge.adapters.minkowski.rows import prune
-from sparse_bridge.adapters.minkowski.tensors import drop_old
+from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
 from sparse_bridge.adapters.minkowski.upstream.keys import fill, given_by
 from sparse_bridge.errors import ContractError
 
@@ -31,9 +31,9 @@ class MinkowskiPruning(MinkowskiModuleBase):
     Raises: ContractError, FeatureShapeError, TensorDeviceError (the last two RuntimeErrors).
     """
 
-    def __init__(self, **old):
+    @arguments_of_0_4("", also="dimension D")
+    def __init__(self):
         super().__init__()
-        drop_old(type(self).__name__, old)
 
     def forward(self, input, mask):
         if not isinstance(input, SparseTensor):

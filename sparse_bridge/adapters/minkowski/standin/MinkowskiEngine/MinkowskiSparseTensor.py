@@ -16,8 +16,10 @@ from MinkowskiEngine.MinkowskiTensor import (
     global_coordinate_manager,
     set_global_coordinate_manager,
     set_sparse_tensor_operation_mode,
+    shared_manager,
     sparse_tensor_operation_mode,
 )
+from MinkowskiEngine.old_members import OldSparseTensor
 from MinkowskiEngineBackend._C import CoordinateMapKey
 
 from sparse_bridge.adapters.late import keep
@@ -29,15 +31,10 @@ from sparse_bridge.adapters.minkowski.errors import (
     ReadOnlyError,
 )
 from sparse_bridge.adapters.minkowski.grid import integral
-from sparse_bridge.adapters.minkowski.tensors import (
-    OLD_NAMES,
-    OLD_SWITCHES,
-    check_features,
-    check_pair,
-    followed,
-    moved,
-    old_names,
-)
+from sparse_bridge.adapters.minkowski.tensors import check_features, check_pair, followed, moved
+from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
+from sparse_bridge.adapters.minkowski.upstream.enums import checked
+from sparse_bridge.adapters.minkowski.upstream.keys import CoordsKey, fill
 from sparse_bridge.adapters.minkowski.upstream.quantize import reduce_points
 from sparse_bridge.core.conv.pending import PendingConv
 from sparse_bridge.errors import ContractError
@@ -51,7 +48,17 @@ __all__ = [
 ]  # fmt: skip
 
 
-class SparseTensor(Tensor):
+def _has_key(*given):
+    """Whether 0.4's coords_key stands where 0.5 takes a tensor stride."""
+    return given[2] is None or isinstance(given[2], CoordinateMapKey)
+
+
+def _has_corner(*given):
+    """Whether 0.4's min_coords or max_coords stand where 0.5 takes a shape."""
+    return isinstance(given[0], torch.Tensor)
+
+
+class SparseTensor(OldSparseTensor, Tensor):
     """A sparse tensor: features [N, C], coordinates int32 [N, D + 1] with the batch index first.
 
     Args:
@@ -68,34 +75,34 @@ class SparseTensor(Tensor):
 
     __slots__ = ("_inverse_mapping", "_unique_index", "coordinate_map_key")
 
+    @arguments_of_0_4(
+        "feats=features coords=coordinates coords_key=coordinate_map_key "
+        "coords_manager=coordinate_manager force_creation allow_duplicate_coords "
+        "quantization_mode memory_manager_backend=allocator_type tensor_stride",
+        also="is_transpose", recognised=_has_key,
+    )  # fmt: skip
     def __init__(
-        self, features=None, coordinates=None, tensor_stride=1, coordinate_map_key=None,
+        self, features, coordinates=None, tensor_stride=1, coordinate_map_key=None,
         coordinate_manager=None,
         quantization_mode=SparseTensorQuantizationMode.RANDOM_SUBSAMPLE, allocator_type=None,
-        minkowski_algorithm=None, requires_grad=None, device=None, **old,
+        minkowski_algorithm=None, requires_grad=None, device=None,
     ):  # fmt: skip
-        if isinstance(tensor_stride, CoordinateMapKey):
-            # the order of 0.4: features, coordinates, key, manager
-            profile.saw_old("SparseTensor(feats, coords, coords_key, coords_manager)")
-            coordinate_manager, coordinate_map_key = coordinate_map_key, tensor_stride
-            tensor_stride = 1
-        given = old_names(
-            "SparseTensor", old, OLD_NAMES, OLD_SWITCHES, features=features,
-            coordinates=coordinates, coordinate_map_key=coordinate_map_key,
-            coordinate_manager=coordinate_manager,
-        )  # fmt: skip
-        features, coordinates, key, manager = given
         check_features(features)
         features, coordinates = moved(features, coordinates, device)
-        self.quantization_mode = quantization_mode
+        self.quantization_mode = checked(
+            "quantization_mode", quantization_mode, SparseTensorQuantizationMode
+        )
         self._C = self._late = None
         if coordinates is None:
-            self._share(features, key, manager)
+            self._share(features, coordinate_map_key, coordinate_manager)
         else:
-            if key is not None:
+            if isinstance(coordinate_map_key, CoordsKey) and not coordinate_map_key.isKeySet():
+                tensor_stride = coordinate_map_key.getTensorStride()  # 0.4 fills it in
+            elif coordinate_map_key is not None:
                 raise ContractError("give coordinates or a coordinate_map_key, not both.")
             make = (allocator_type, minkowski_algorithm)
-            self._create(features, coordinates, tensor_stride, manager, make)
+            self._create(features, coordinates, tensor_stride, coordinate_manager, make)
+            fill(coordinate_map_key, self.coordinate_map_key.key)
         if requires_grad is not None:
             self._F.requires_grad_(requires_grad)
 
@@ -104,6 +111,8 @@ class SparseTensor(Tensor):
             raise ArgumentValueError(
                 "SparseTensor needs coordinates, or a coordinate_map_key and coordinate_manager."
             )
+        if manager is None and profile.is_old():
+            manager = shared_manager()
         if manager is None:
             raise ContractError("a coordinate_map_key belongs to a coordinate_manager; give both.")
         if not key.is_key_set():
@@ -225,26 +234,16 @@ class SparseTensor(Tensor):
             self._inverse_mapping = self._unique_index = rows
         return getattr(self, f"_{name}")
 
-    def _item_rows(self):
-        return batches.item_rows(self._manager._manager, self.coordinate_map_key.key)[1]
-
-    def to(self, device):
-        """The tensor with a coordinate manager of its own on another device; in 0.4 it moves."""
-        device = torch.device(device)
-        if device.type == self.device.type and device.index in (None, self.device.index):
-            return self
-        made = SparseTensor(
-            self._F.to(device), self._sites().to(device), tensor_stride=self.tensor_stride
-        )
-        if not profile.is_old():
-            return made
-        self._F, self._manager, self._C = made._F, made._manager, None
-        self.coordinate_map_key = made.coordinate_map_key
-        return self
+    def _items(self):
+        return batches.item_rows(self._manager._manager, self.coordinate_map_key.key)
 
     # dense and sparse torch tensors
 
-    def dense(self, shape=None, min_coordinate=None, contract_stride=True, **old):
+    @arguments_of_0_4("min_coords max_coords contract_coords", recognised=_has_corner)
+    def dense(
+        self, shape=None, min_coordinate=None, contract_stride=True, *, min_coords=None,
+        max_coords=None, contract_coords=None,
+    ):  # fmt: skip
         """(dense [B, C, X_1 .. X_D], min_coordinate int32 [1, D], tensor_stride int32 [D]).
 
         Args:
@@ -256,6 +255,7 @@ class SparseTensor(Tensor):
         Raises: ArgumentValueError (negative coordinates without a minimum), ContractError,
             DenseIndexError (a coordinate outside of the shape).
         """
+        old = (min_coords, max_coords, contract_coords)
         return dense.dense(self, shape, min_coordinate, contract_stride, old)
 
     def sparse(self, min_coords=None, max_coords=None, contract_coords=True):
@@ -264,21 +264,23 @@ class SparseTensor(Tensor):
 
     # points
 
-    def slice(self, X):
+    def slice(self, X, slicing_mode=0):
         """The features of the voxel that holds each point of `X`: a TensorField.
 
-        X: a TensorField, or (in 0.4: features alone) a SparseTensor of this key with coordinates.
-        Raises: ContractError, CoordinateError (a point without voxel).
+        X: a TensorField, or a SparseTensor made from coordinates: of this key, in 0.4 also of a
+            finer one, and features alone come back.  slicing_mode: of 0.4; 0 is the only one.
+        Raises: ContractError, ArgumentValueError (another mode), CoordinateError (a point without
+            voxel).
         """
         from MinkowskiEngine.MinkowskiTensorField import slice_tensor
 
-        return slice_tensor(self, X)
+        return slice_tensor(self, X, slicing_mode)
 
-    def cat_slice(self, X):
+    def cat_slice(self, X, slicing_mode=0):
         """`slice`, with the point's own features appended."""
         from MinkowskiEngine.MinkowskiTensorField import cat_slice_tensor
 
-        return cat_slice_tensor(self, X)
+        return cat_slice_tensor(self, X, slicing_mode)
 
     def interpolate(self, X):
         """Multilinear interpolation at the points of a TensorField: a TensorField."""
@@ -303,11 +305,6 @@ class SparseTensor(Tensor):
                 f"positions are on {query_coordinates.device}, features on {self.device}."
             )
         return interpolate_at(self, query_coordinates)[0]
-
-    def features_at_coords(self, query_coords):
-        """0.4's look-up of int32 [M, D + 1]: (features [M, C], 0 where absent; rows found)."""
-        grid = self._manager._manager.grid(self.coordinate_map_key.key)
-        return rows.look_up(grid, self._F, integral(query_coords.to(self.device)))
 
     def __repr__(self):
         return (

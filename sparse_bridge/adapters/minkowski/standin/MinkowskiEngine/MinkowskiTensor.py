@@ -3,16 +3,17 @@
 import operator
 
 import torch
+from MinkowskiEngine.MinkowskiCoordinateManager import CoordinateManager
+from MinkowskiEngine.old_members import OldTensor
 
 from sparse_bridge.adapters import inference
 from sparse_bridge.adapters.late import LateFeatures, pending_of
-from sparse_bridge.adapters.minkowski import profile
+from sparse_bridge.adapters.minkowski import batches
 from sparse_bridge.adapters.minkowski.errors import AbsentError
 from sparse_bridge.adapters.minkowski.upstream.enums import (
     SparseTensorOperationMode,
     SparseTensorQuantizationMode,
 )
-from sparse_bridge.adapters.minkowski.upstream.keys import CoordsKey
 from sparse_bridge.errors import ContractError
 
 __all__ = [
@@ -52,8 +53,13 @@ def global_coordinate_manager():
 
 
 def set_global_coordinate_manager(coordinate_manager):
-    """Share this manager from now on."""
+    """Share this manager from now on.
+
+    Raises: ContractError unless given a CoordinateManager, or None to let go.
+    """
     global _global_manager
+    if not isinstance(coordinate_manager, CoordinateManager | None):
+        raise ContractError(f"{coordinate_manager!r} is not a CoordinateManager.")
     _global_manager = coordinate_manager
 
 
@@ -61,6 +67,12 @@ def clear_global_coordinate_manager():
     """Let go of the shared manager; its memory is free once its tensors are gone."""
     global _global_manager
     _global_manager = None
+
+
+def shared_manager():
+    """The global manager, where tensors share it; None otherwise."""
+    shares = _operation_mode is SparseTensorOperationMode.SHARE_COORDINATE_MANAGER
+    return _global_manager if shares else None
 
 
 def choose_manager(manager, dimension, make):
@@ -83,7 +95,7 @@ def choose_manager(manager, dimension, make):
     return _global_manager
 
 
-class Tensor(LateFeatures):
+class Tensor(OldTensor, LateFeatures):
     """Features with coordinates in a coordinate manager."""
 
     __slots__ = ("_C", "_D", "_F", "__weakref__", "_late", "_manager", "quantization_mode")
@@ -104,29 +116,8 @@ class Tensor(LateFeatures):
         return self._manager
 
     @property
-    def coords_man(self):
-        """0.4's name of `coordinate_manager`; a CoordsManager."""
-        profile.saw_old("x.coords_man")
-        if profile.is_old():
-            from MinkowskiEngine.MinkowskiCoords import CoordsManager
-
-            if not isinstance(self._manager, CoordsManager):
-                self._manager.__class__ = CoordsManager  # made before the profile was known
-        return self._manager
-
-    @property
     def coordinate_key(self):
         return self._map_key
-
-    @property
-    def coords_key(self):
-        """0.4's name of the key; a CoordsKey."""
-        profile.saw_old("x.coords_key")
-        return CoordsKey.of(self._map_key.key) if profile.is_old() else self._map_key
-
-    def getKey(self):
-        """0.4's method for `coords_key`."""
-        return self.coords_key
 
     @property
     def F(self):
@@ -138,17 +129,7 @@ class Tensor(LateFeatures):
         return self._F
 
     @property
-    def feats(self):
-        """0.4's name of `features`."""
-        return self._F
-
-    @property
     def coordinates(self):
-        return self.C
-
-    @property
-    def coords(self):
-        """0.4's name of `coordinates`."""
         return self.C
 
     @property
@@ -207,12 +188,13 @@ class Tensor(LateFeatures):
 
     @property
     def decomposition_permutations(self):
-        """Ascending rows of each batch index 0 .. max of the manager, int64; empty where absent."""
-        return self._item_rows()
+        """Ascending rows of each batch index 0 .. max of the manager, int64, empty where absent; in
+        0.4 of each batch index that was entered."""
+        return batches.listed(self._items())
 
     @property
     def _batchwise_row_indices(self):
-        return self._item_rows()
+        return self.decomposition_permutations
 
     @property
     def _sorted_batchwise_row_indices(self):
@@ -222,14 +204,14 @@ class Tensor(LateFeatures):
 
     @property
     def decomposed_coordinates(self):
-        """Per batch index, the coordinates [n, D] without batch column."""
-        coordinates = self.C
-        return [coordinates[part.to(coordinates.device), 1:] for part in self._item_rows()]
+        """Per entry of `decomposition_permutations`, coordinates [n, D] without batch column."""
+        coordinates, parts = self.C, self.decomposition_permutations
+        return [coordinates[part.to(coordinates.device), 1:] for part in parts]
 
     @property
     def decomposed_features(self):
-        """Per batch index, the features [n, C]."""
-        return [self._F[part] for part in self._item_rows()]
+        """Per entry of `decomposition_permutations`, the features [n, C]."""
+        return [self._F[part] for part in self.decomposition_permutations]
 
     @property
     def decomposed_coordinates_and_features(self):
@@ -237,12 +219,9 @@ class Tensor(LateFeatures):
         return self.decomposed_coordinates, self.decomposed_features
 
     def _rows_at(self, batch_index):
-        parts = self._item_rows()
-        if not 0 <= batch_index < len(parts):
-            raise ContractError(
-                f"batch index {batch_index}; the coordinate manager has 0 .. {len(parts) - 1}."
-            )
-        return parts[batch_index]
+        """Rows of a batch index; -1 is the last entry of `decomposition_permutations`, and so on.
+        Raises ItemIndexError (an IndexError)."""
+        return batches.rows_at(self._items(), batch_index)
 
     def coordinates_at(self, batch_index):
         """Coordinates [n, D] of one batch index."""

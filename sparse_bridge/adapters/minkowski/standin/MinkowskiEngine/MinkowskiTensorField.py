@@ -20,13 +20,12 @@ from sparse_bridge.adapters.minkowski.points import splat_points
 from sparse_bridge.adapters.minkowski.tensors import (
     check_features,
     check_pair,
-    drop_old,
     moved,
 )
 from sparse_bridge.adapters.minkowski.upstream.quantize import reduce_onto, reduce_points
 from sparse_bridge.core.ops.row_matrix import RowMatrix
 from sparse_bridge.core.traced import between_graphs
-from sparse_bridge.errors import ContractError
+from sparse_bridge.errors import ContractError, CoordinateError
 
 __all__ = ["TensorField", "create_splat_coordinates"]
 
@@ -55,9 +54,8 @@ class TensorField(Tensor):
     def __init__(
         self, features, coordinates=None, tensor_stride=1, coordinate_field_map_key=None,
         coordinate_manager=None, quantization_mode=_Mode.UNWEIGHTED_AVERAGE, allocator_type=None,
-        minkowski_algorithm=None, requires_grad=None, device=None, **old,
+        minkowski_algorithm=None, requires_grad=None, device=None,
     ):  # fmt: skip
-        drop_old("TensorField", old, ())
         check_features(features)
         if quantization_mode not in _MODES:
             raise ContractError(
@@ -129,8 +127,8 @@ class TensorField(Tensor):
     def tensor_stride(self):
         raise AbsentError("a TensorField has no tensor_stride.")
 
-    def _item_rows(self):
-        return batches.field_rows(self._manager._manager, self.coordinate_field_map_key.key)[1]
+    def _items(self):
+        return batches.field_rows(self._manager._manager, self.coordinate_field_map_key.key)
 
     def to(self, device):
         """The field on another device, with a coordinate manager of its own there."""
@@ -211,8 +209,23 @@ def _check_same_manager(x, points):
         raise ContractError("the tensor and the points must share one coordinate manager.")
 
 
-def _of_points(x, points):
+def _cells(x, finer):
+    """int64: the row of `x` whose cell holds each row of a finer tensor. Raises CoordinateError."""
+    _check_same_manager(x, finer)
+    keys = finer.coordinate_map_key.key, x.coordinate_map_key.key
+    found = x._manager._manager.parent_rows(*keys)
+    missing = int((found < 0).sum())
+    if missing:
+        raise CoordinateError(
+            f"{missing} of {len(found)} rows have no cell on the map {x.coordinate_map_key}."
+        )
+    return found
+
+
+def _of_points(x, points, slicing_mode):
     """(matrix from the rows of `x` to the points, maker of the resulting field)."""
+    if slicing_mode != 0:
+        raise ArgumentValueError(f"slicing_mode is {slicing_mode!r}; 0 is the only one.")
     if isinstance(points, TensorField):
         _check_same_manager(x, points)
         if points.quantization_mode not in _SLICEABLE:
@@ -226,9 +239,11 @@ def _of_points(x, points):
         raise ContractError(
             f"slice() takes a TensorField or SparseTensor, got {type(points).__name__}."
         )
-    if x.coordinate_map_key != points.coordinate_map_key:
-        raise ContractError("slice() of a SparseTensor needs one with the same key.")
     rows = points.inverse_mapping
+    if x.coordinate_map_key != points.coordinate_map_key:
+        if not profile.is_old():
+            raise ContractError("slice() of a SparseTensor needs one with the same key.")
+        rows = _cells(x, points)[rows]
     every = torch.arange(len(rows), device=rows.device)
     coordinates = points._sites().index_select(0, rows)
 
@@ -241,15 +256,15 @@ def _of_points(x, points):
 
 
 @between_graphs
-def slice_tensor(x, points):
-    matrix, make = _of_points(x, points)
+def slice_tensor(x, points, slicing_mode):
+    matrix, make = _of_points(x, points, slicing_mode)
     return make(matrix.multiply(x._F))
 
 
 @between_graphs
-def cat_slice_tensor(x, points):
-    matrix, make = _of_points(x, points)
-    own = points._F if isinstance(points, TensorField) else matrix.multiply(points._F)
+def cat_slice_tensor(x, points, slicing_mode):
+    matrix, make = _of_points(x, points, slicing_mode)
+    own = points._F if isinstance(points, TensorField) else points._F[points.inverse_mapping]
     return make(torch.cat([matrix.multiply(x._F), own], 1))
 
 

@@ -2,6 +2,12 @@
 
 from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor, _get_coordinate_map_key
 from MinkowskiEngine.MinkowskiTensor import (
+    COORDINATE_KEY_DIFFERENT_ERROR as COORDS_KEY_DIFFERENT_ERROR,
+)
+from MinkowskiEngine.MinkowskiTensor import (
+    COORDINATE_MANAGER_DIFFERENT_ERROR as COORDS_MAN_DIFFERENT_ERROR,
+)
+from MinkowskiEngine.MinkowskiTensor import (
     SparseTensorOperationMode,
     SparseTensorQuantizationMode,
     set_sparse_tensor_operation_mode,
@@ -18,8 +24,9 @@ from MinkowskiEngine.MinkowskiTensor import (
 )
 
 __all__ = [
-    "SparseTensor", "SparseTensorOperationMode", "SparseTensorQuantizationMode",
-    "_get_coords_key", "clear_global_coords_man", "global_coords_man", "set_global_coords_man",
+    "COORDS_KEY_DIFFERENT_ERROR", "COORDS_MAN_DIFFERENT_ERROR", "SparseTensor",
+    "SparseTensorOperationMode", "SparseTensorQuantizationMode", "_get_coords_key",
+    "clear_global_coords_man", "global_coords_man", "set_global_coords_man",
     "set_sparse_tensor_operation_mode", "sparse_tensor_operation_mode",
 ]  # fmt: skip
 

@@ -23,7 +23,9 @@ _NAMES = {
         "GlobalPoolingMode", "MinkowskiAlgorithm", "OperationType", "PoolingMode", "RegionType",
         "cuda_version", "cudart_version", "get_gpu_memory_info", "is_cuda_available",
     ),
-    "MinkowskiEngine.MinkowskiCommon": ("MinkowskiModuleBase", "convert_to_int_tensor"),
+    "MinkowskiEngine.MinkowskiCommon": (
+        "MinkowskiModuleBase", "convert_to_int_list", "convert_to_int_tensor",
+    ),
     "MinkowskiEngine.MinkowskiCoordinateManager": (
         "CoordinateManager", "set_gpu_allocator", "set_memory_manager_backend",
     ),
@@ -53,6 +55,14 @@ _NAMES = {
     ),
     "MinkowskiEngine.diagnostics": ("print_diagnostics",),
 }  # fmt: skip
+# Names that modules share, of modules that import them.
+_ALSO = {
+    "MinkowskiCoordinateManager": ("CoordsManager",),
+    "MinkowskiPooling": (
+        "MinkowskiAvgPoolingFunction", "MinkowskiGlobalMaxPoolingFunction",
+        "MinkowskiMaxPoolingFunction", "MinkowskiPoolingTransposeFunction",
+    ),
+}  # fmt: skip
 
 
 def _fill():
@@ -64,6 +74,8 @@ def _fill():
     for name, publics in _NAMES.items():
         module = _import_module(name)
         found.update({public: getattr(module, public) for public in publics})
+    for name, publics in _ALSO.items():
+        vars(_import_module(f"MinkowskiEngine.{name}")).update({p: found[p] for p in publics})
     found["sum"] = _import_module("MinkowskiEngine.MinkowskiOps")._sum
     del found["ComposedFunction"]
     _import_module("MinkowskiEngine.SparseTensor")  # 0.4's module; the name is the class's

@@ -2,9 +2,9 @@
 
 import sys
 
-from sparse_bridge.adapters.minkowski.upstream.system import diagnostics
+from sparse_bridge.adapters.minkowski.upstream.system import diagnostics, parse_nvidia_smi
 
-__all__ = ["print_diagnostics"]
+__all__ = ["parse_nvidia_smi", "print_diagnostics"]
 
 
 def print_diagnostics():

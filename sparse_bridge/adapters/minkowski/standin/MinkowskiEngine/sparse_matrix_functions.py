@@ -2,13 +2,12 @@
 
 import torch
 
-from sparse_bridge.adapters.minkowski.errors import ArgumentValueError, FeatureShapeError
+from sparse_bridge.adapters.minkowski.upstream.lists import listed_matrix, listed_mean
 from sparse_bridge.core.ops.max_rows import list_max
-from sparse_bridge.core.ops.row_matrix import RowMatrix
 
 __all__ = [
     "ComposedFunction", "MinkowskiDirectMaxPoolingFunction", "MinkowskiSPMMAverageFunction",
-    "MinkowskiSPMMFunction", "spmm",
+    "MinkowskiSPMMFunction", "spmm", "spmm_average",
 ]  # fmt: skip
 
 
@@ -30,35 +29,24 @@ class ComposedFunction(torch.autograd.Function):
         return cls.compute(*args, **kwargs)
 
 
-def _matrix(rows, cols, vals, size, mat):
-    if mat.ndim != 2 or rows.shape != cols.shape or rows.ndim != 1:
-        raise FeatureShapeError(
-            f"rows {list(rows.shape)}, cols {list(cols.shape)} and mat {list(mat.shape)}; "
-            "expected [P], [P] and [M, C]."
-        )
-    if not mat.is_floating_point():
-        raise ArgumentValueError(f"mat is {mat.dtype}; expected floating point.")
-    if vals is not None and (vals.dtype != mat.dtype or vals.shape != rows.shape):
-        raise ArgumentValueError(
-            f"vals are {vals.dtype} {list(vals.shape)}; expected {mat.dtype} {list(rows.shape)}."
-        )
-    if mat.shape[0] != int(size[1]):
-        raise FeatureShapeError(f"mat has {mat.shape[0]} rows for a matrix of size {list(size)}.")
-    rows, cols = rows.long().to(mat.device), cols.long().to(mat.device)
-    if len(rows):
-        low = min(int(rows.min()), int(cols.min()))
-        if low < 0 or int(rows.max()) >= size[0] or int(cols.max()) >= size[1]:
-            raise FeatureShapeError(f"rows or cols leave the matrix of size {list(size)}.")
-    weights = None if vals is None else vals.detach()
-    return RowMatrix(rows, cols, weights, int(size[0]), int(size[1]))
-
-
 def spmm(rows, cols, vals, size, mat, is_sorted=False, cuda_spmm_alg=1):
     """out[rows] += vals * mat[cols]: [size[0], C], differentiable in mat, deterministic.
 
     Raises: ArgumentValueError, FeatureShapeError.
     """
-    return _matrix(rows, cols, vals, size, mat).multiply(mat)
+    return listed_matrix(rows, cols, vals, size, mat).multiply(mat)
+
+
+def spmm_average(rows, cols, size, mat, cuda_spmm_alg=1):
+    """Means of the rows of `mat` that each row lists: (out [size[0], C], COO int64 [2, P], vals
+    [P]), with rows ascending in COO and vals the weight of each entry. Rows without entries are 0.
+
+    Raises: ArgumentValueError, FeatureShapeError.
+    """
+    out, counts = listed_mean(rows, cols, size, mat)
+    order = torch.sort(rows.long().to(mat.device), stable=True).indices
+    coo = torch.stack([part.long().to(mat.device)[order] for part in (rows, cols)])
+    return out, coo, counts[coo[0]].to(mat.dtype).reciprocal()
 
 
 class MinkowskiSPMMFunction(ComposedFunction):
@@ -66,7 +54,7 @@ class MinkowskiSPMMFunction(ComposedFunction):
 
     @staticmethod
     def compute(rows, cols, vals, size, mat, cuda_spmm_alg=1):
-        return _matrix(rows, cols, vals, size, mat).multiply(mat)
+        return listed_matrix(rows, cols, vals, size, mat).multiply(mat)
 
 
 class MinkowskiSPMMAverageFunction(ComposedFunction):
@@ -74,8 +62,7 @@ class MinkowskiSPMMAverageFunction(ComposedFunction):
 
     @staticmethod
     def compute(rows, cols, size, mat, cuda_spmm_alg=1):
-        matrix = _matrix(rows, cols, None, size, mat)
-        return matrix.multiply(mat) / matrix.counts().clamp(min=1).unsqueeze(1).to(mat.dtype)
+        return listed_mean(rows, cols, size, mat)[0]
 
 
 class MinkowskiDirectMaxPoolingFunction(ComposedFunction):

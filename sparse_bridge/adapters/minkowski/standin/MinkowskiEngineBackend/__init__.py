@@ -2,8 +2,11 @@
 part."""
 
 from MinkowskiEngineBackend._C import *  # noqa: F403
+from MinkowskiEngineBackend._C import MemoryManagerBackend as _Backend
 
 from sparse_bridge.adapters.minkowski import profile as _profile
+
+CUDA, PYTORCH = _Backend.CUDA, _Backend.PYTORCH  # constants of 0.4
 
 
 def __getattr__(name):

@@ -1,8 +1,10 @@
-"""What the original compiles: here the hash tables that projects use directly."""
+"""What the original compiles: here what projects use of it."""
 
 from sparse_bridge.adapters.torchsparse.upstream.hash_table import CoordinateTable
+from sparse_bridge.adapters.torchsparse.upstream.points import spcount as count_cuda
+from sparse_bridge.errors import UnsupportedError
 
-__all__ = ["GPUHashTable", "GPUHashTable32"]
+__all__ = ["GPUHashTable", "GPUHashTable32", "build_kernel_map_subm_hashmap", "count_cuda"]
 
 
 class GPUHashTable(CoordinateTable):
@@ -18,3 +20,14 @@ class GPUHashTable(CoordinateTable):
 
 class GPUHashTable32(GPUHashTable):
     """The twin with 32-bit keys; the same here."""
+
+
+def build_kernel_map_subm_hashmap(*args):
+    """Only there to be found, by programs that ask whether torchsparse has GPU code.
+
+    Raises: UnsupportedError.
+    """
+    raise UnsupportedError(
+        "torchsparse.backend.build_kernel_map_subm_hashmap fills tables of the original's kernels; "
+        "nn.functional.build_kernel_map makes kernel maps here."
+    )

@@ -1,4 +1,5 @@
-"""Switches. `allow_tf32` counts for fp32 convolutions; the others are accepted and change nothing.
+"""Switches. `allow_tf32` counts for fp32 convolutions; the others are accepted and change nothing,
+but a `hash_rsv_ratio` below 2 is refused by convolutions.
 
 The capability is asked for when something reads it, so that importing does not wake a GPU.
 """

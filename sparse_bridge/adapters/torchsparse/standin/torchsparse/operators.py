@@ -1,5 +1,6 @@
 """Functions of several tensors."""
 
-from sparse_bridge.adapters.torchsparse.joins import cat, generative_add
+from sparse_bridge.adapters.torchsparse.operations.joins import cat, generative_add
+from sparse_bridge.adapters.torchsparse.operations.scatter import broadcast, scatter_sum
 
-__all__ = ["cat", "generative_add"]
+__all__ = ["broadcast", "cat", "generative_add", "scatter_sum"]

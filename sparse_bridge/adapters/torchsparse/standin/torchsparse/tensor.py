@@ -10,7 +10,7 @@ from torchsparse.utils.tensor_cache import (
 from torchsparse.utils.utils import make_ntuple
 
 from sparse_bridge.adapters.late import LateFeatures, brief_features, keep
-from sparse_bridge.adapters.torchsparse import dense, joins
+from sparse_bridge.adapters.torchsparse.operations import dense, joins
 from sparse_bridge.core.geometry.sparse_data import brief
 from sparse_bridge.errors import ContractError
 

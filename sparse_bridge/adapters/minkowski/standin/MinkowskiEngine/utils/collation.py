@@ -6,7 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from sparse_bridge.adapters.minkowski.tensors import drop_old
+from sparse_bridge.adapters.minkowski import profile
+from sparse_bridge.adapters.minkowski.grid import integral
+from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
 from sparse_bridge.errors import ContractError
 
 __all__ = ["SparseCollation", "batch_sparse_collate", "batched_coordinates", "sparse_collate"]
@@ -14,14 +16,6 @@ __all__ = ["SparseCollation", "batch_sparse_collate", "batched_coordinates", "sp
 
 def _tensor(value):
     return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-
-
-def _is_double(what, old):
-    """0.4's option: features in float64. Raises: DataTypeError for other keywords."""
-    old = {name: value for name, value in old.items() if name != "is_double" or value}
-    if old:
-        drop_old(what, old, ("is_double",))
-    return bool(old)
 
 
 def batched_coordinates(coords, dtype=torch.int32, device=None):
@@ -32,7 +26,7 @@ def batched_coordinates(coords, dtype=torch.int32, device=None):
         dtype: torch.int32 or torch.float32.
         device: of the result; None for the CPU.
 
-    Raises: ContractError (an AssertionError).
+    Raises: ContractError (an AssertionError), CoordinateError (not finite, or beyond int32).
     """
     if not isinstance(coords, Sequence):
         raise ContractError("coords must be a sequence of arrays or tensors.")
@@ -48,22 +42,44 @@ def batched_coordinates(coords, dtype=torch.int32, device=None):
     result = torch.zeros((sum(len(p) for p in parts), D + 1), dtype=dtype, device=device or "cpu")
     begin = 0
     for number, part in enumerate(parts):
-        if dtype == torch.int32 and part.is_floating_point():
-            part = part.floor()
-        result[begin : begin + len(part), 1:] = part.to(dtype)
+        result[begin : begin + len(part), 1:] = integral(part) if dtype == torch.int32 else part
         result[begin : begin + len(part), 0] = number
         begin += len(part)
     return result
 
 
-def sparse_collate(coords, feats, labels=None, dtype=torch.int32, device=None, **old):
+def _truncated(part):
+    """Float coordinates as 0.4's collations make them integers: towards zero. Only where floors are
+    others is it asked which release answers."""
+    if not isinstance(part, torch.Tensor) or not part.is_floating_point():
+        return part
+    differs = bool((part.floor() != part.trunc()).any())
+    return part.trunc() if differs and profile.is_old() else part
+
+
+def _second_is_bool(*given):  # 0.4's is_double
+    return isinstance(given[1], bool)
+
+
+def _fourth_is_bool(*given):
+    return isinstance(given[3], bool)
+
+
+@arguments_of_0_4("coords feats labels is_double", recognised=_fourth_is_bool)
+def sparse_collate(
+    coords, feats, labels=None, dtype=torch.int32, device=None, *, is_double=False
+):  # fmt: skip
     """(coordinates [N, D + 1], features [N, C][, labels]) of several samples.
 
+    Float coordinates are floored for int32; in 0.4 they are truncated.
     labels: concatenated if they are arrays or tensors, otherwise returned as a list.
-    device: None for that of the first coordinates.
-    Raises: ContractError (an AssertionError) where lengths differ.
+    device: None for that of the first coordinates.  is_double: of 0.4, features in float64.
+    Raises: ContractError (an AssertionError) where lengths differ, CoordinateError.
     """
-    double = _is_double("sparse_collate", old)
+    return _collate(coords, feats, labels, dtype, device, is_double)
+
+
+def _collate(coords, feats, labels, dtype, device, is_double):
     with_labels = labels is not None
     if not isinstance(coords, Sequence) or not isinstance(feats, Sequence):
         raise ContractError("coords and feats must be sequences.")
@@ -74,11 +90,13 @@ def sparse_collate(coords, feats, labels=None, dtype=torch.int32, device=None, *
     for c, f in zip(coords, feats, strict=True):
         if len(c) != len(f):
             raise ContractError(f"{len(f)} rows of features for {len(c)} coordinates.")
+    if dtype == torch.int32:
+        coords = [_truncated(part) for part in coords]
     if device is None and isinstance(coords[0], torch.Tensor):
         device = coords[0].device
     joined = batched_coordinates(coords, dtype=dtype, device=device)
     features = torch.cat(feats).to(joined.device)
-    features = features.double() if double else features
+    features = features.double() if is_double else features
     if not with_labels:
         return joined, features
     tensors = [_tensor(label) for label in labels]
@@ -87,9 +105,15 @@ def sparse_collate(coords, feats, labels=None, dtype=torch.int32, device=None, *
     return joined, features, list(labels)
 
 
-def batch_sparse_collate(data, dtype=torch.int32, device=None, **old):
+@arguments_of_0_4("data is_double", recognised=_second_is_bool)
+def batch_sparse_collate(data, dtype=torch.int32, device=None, *, is_double=False):
     """`sparse_collate` of a list of (coordinates, features[, labels])."""
-    return sparse_collate(*zip(*data, strict=True), dtype=dtype, device=device, **old)
+    coords, feats, *labels = zip(*data, strict=True)
+    if len(labels) > 1:
+        raise ContractError(
+            f"samples of {2 + len(labels)} parts; expected (coordinates, features[, labels])."
+        )
+    return _collate(coords, feats, labels[0] if labels else None, dtype, device, is_double)
 
 
 class SparseCollation:
@@ -98,8 +122,9 @@ class SparseCollation:
     limit_numpoints: samples that would take the batch beyond it are dropped; -1 for no limit.
     """
 
-    def __init__(self, limit_numpoints=-1, dtype=torch.int32, device=None, **old):
-        self.is_double = _is_double("SparseCollation", old)
+    @arguments_of_0_4("limit_numpoints is_double", recognised=_second_is_bool)
+    def __init__(self, limit_numpoints=-1, dtype=torch.int32, device=None, *, is_double=False):
+        self.is_double = is_double
         self.limit_numpoints = limit_numpoints
         self.dtype = dtype
         self.device = device
@@ -116,7 +141,6 @@ class SparseCollation:
                 )  # fmt: skip
                 break
             kept += 1
-        return sparse_collate(
-            coords[:kept], feats[:kept], labels[:kept], dtype=self.dtype, device=self.device,
-            is_double=self.is_double,
-        )  # fmt: skip
+        return _collate(
+            coords[:kept], feats[:kept], labels[:kept], self.dtype, self.device, self.is_double
+        )

@@ -6,8 +6,8 @@ __all__ = ["gradcheck"]
 
 
 def gradcheck(
-    func, inputs, eps=1e-6, atol=1e-5, rtol=1e-3, raise_exception=True, check_sparse_nnz=None,
-    nondet_tol=0.0, **options,
+    func, inputs, eps=1e-6, atol=1e-5, rtol=1e-3, raise_exception=True, check_sparse_nnz=False,
+    nondet_tol=0.0, check_undefined_grad=True, check_grad_dtypes=False, **options,
 ):  # fmt: skip
     """torch.autograd.gradcheck of a callable, or of an autograd function's class or instance.
 
@@ -18,5 +18,6 @@ def gradcheck(
     )
     return torch.autograd.gradcheck(
         func.apply if is_function else func, inputs, eps=eps, atol=atol, rtol=rtol,
-        raise_exception=raise_exception, nondet_tol=nondet_tol, **options,
+        raise_exception=raise_exception, nondet_tol=nondet_tol,
+        check_undefined_grad=check_undefined_grad, check_grad_dtypes=check_grad_dtypes, **options,
     )  # fmt: skip

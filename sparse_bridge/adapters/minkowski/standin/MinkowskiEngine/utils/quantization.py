@@ -12,10 +12,10 @@ from MinkowskiEngineBackend._C import (
 )
 
 from sparse_bridge.adapters.minkowski import profile
-from sparse_bridge.adapters.minkowski.errors import ArgumentValueError
+from sparse_bridge.adapters.minkowski.errors import ArgumentValueError, CoordinateTypeError
 from sparse_bridge.adapters.minkowski.grid import integral
-from sparse_bridge.adapters.minkowski.tensors import old_names
-from sparse_bridge.adapters.minkowski.upstream.quantize import quantize_points
+from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
+from sparse_bridge.adapters.minkowski.upstream.quantize import quantize_labels, quantize_points
 from sparse_bridge.errors import ContractError
 
 __all__ = [
@@ -62,7 +62,8 @@ def quantize(coords):
 
 
 def quantize_label(coords, labels, ignore_label):
-    """(unique rows, inverse, labels of the distinct coordinates); see `sparse_quantize`."""
+    """(unique rows, inverse, labels of the distinct coordinates); in 0.4 without inverse. See
+    `sparse_quantize`."""
     if isinstance(coords, np.ndarray):
         return quantize_label_np(
             np.ascontiguousarray(coords, dtype=np.int32),
@@ -79,21 +80,33 @@ def unique_coordinate_map(coordinates, tensor_stride=1):
     return quantize_points(coordinates)
 
 
+def _sizes(size, dimension):
+    """A number, or one per axis as a list; positive. Raises: ArgumentValueError, ContractError."""
+    if isinstance(size, (np.ndarray, torch.Tensor)) and size.ndim == 0:
+        size = size.item()
+    wrong = ArgumentValueError(
+        f"quantization_size is {size!r}; expected a positive number or one per axis."
+    )
+    if isinstance(size, (Sequence, np.ndarray, torch.Tensor)) and not isinstance(size, str):
+        if len(size) != dimension:
+            raise ContractError(f"quantization_size has {len(size)} entries for {dimension} axes.")
+        try:
+            size = [float(s) for s in size]
+        except (TypeError, ValueError, RuntimeError):
+            raise wrong from None
+    elif not isinstance(size, (int, float, np.number)):
+        raise wrong
+    if not all(0 < s < np.inf for s in (size if isinstance(size, list) else [size])):
+        raise wrong
+    return size
+
+
 def _scaled(coordinates, size):
     """int32 voxels of coordinates in their own container's numbers, as a tensor."""
     if size is not None:
-        if isinstance(size, (Sequence, np.ndarray, torch.Tensor)) and not isinstance(size, str):
-            if len(size) != coordinates.shape[1]:
-                raise ContractError(
-                    f"quantization_size has {len(size)} entries for {coordinates.shape[1]} axes."
-                )
-            size = [float(s) for s in size]
-            if isinstance(coordinates, torch.Tensor):
-                size = torch.tensor(size, device=coordinates.device)
-        elif not isinstance(size, (int, float, np.number)):
-            raise ArgumentValueError(
-                f"quantization_size is {size!r}; expected a number or one per axis."
-            )
+        size = _sizes(size, coordinates.shape[1])
+        if isinstance(size, list) and isinstance(coordinates, torch.Tensor):
+            size = torch.tensor(size, device=coordinates.device)
         coordinates = coordinates / size
     if isinstance(coordinates, np.ndarray):
         coordinates = torch.from_numpy(np.ascontiguousarray(coordinates))
@@ -110,9 +123,19 @@ def _check(coordinates, features, labels):
         raise ContractError(f"features have shape {list(features.shape)}; expected [N, C].")
 
 
+def _has_size(*given):
+    """Whether 0.4's quantization_size stands where 0.5 takes return_maps_only."""
+    return len(given) > 6 and not isinstance(given[6], (bool, np.bool_, type(None)))
+
+
+@arguments_of_0_4(
+    "coords=coordinates feats=features labels ignore_label return_index return_inverse "
+    "quantization_size",
+    also="hash_type", recognised=_has_size,
+)  # fmt: skip
 def sparse_quantize(
-    coordinates=None, features=None, labels=None, ignore_label=-100, return_index=False,
-    return_inverse=False, return_maps_only=False, quantization_size=None, device="cpu", **old,
+    coordinates, features=None, labels=None, ignore_label=-100, return_index=False,
+    return_inverse=False, return_maps_only=False, quantization_size=None, device="cpu",
 ):  # fmt: skip
     """Voxels of points [N, D] (no batch column): floor(coordinates / quantization_size), distinct.
 
@@ -124,72 +147,61 @@ def sparse_quantize(
     Returns, in this order and as a bare value if it is the only one: coordinates, features,
         labels, unique_map (return_index), inverse_map (return_inverse). Without labels coordinates
         are always a torch.IntTensor and maps int64 tensors; with labels everything has the
-        container of the input (numpy: int32). return_maps_only leaves the maps alone. In 0.4,
-        without labels: the maps alone with return_index, and always the container of the input.
-        Voxels are in the order of their first point.
+        container of the input (numpy: int32). return_maps_only leaves the maps alone.
+        In 0.4 always the container of the input, and with return_index: the maps alone, or
+        (unique_map, labels). Voxels are in the order of their first point.
 
     Raises: ContractError (an AssertionError), ArgumentValueError, CoordinateError (ValueErrors),
         CoordinateTypeError (a RuntimeError).
     """
-    coordinates, features = old_names(
-        "sparse_quantize", old, {"coords": "coordinates", "feats": "features"}, ("hash_type",),
-        coordinates=coordinates, features=features,
-    )  # fmt: skip
     _check(coordinates, features, labels)
     if return_inverse and not return_index:
         raise ContractError("return_inverse needs return_index.")
-    voxels = _scaled(coordinates, quantization_size)
-    if labels is not None:
-        return _with_labels(
-            coordinates, voxels, features, labels, ignore_label, return_index, return_inverse
-        )
-    voxels = voxels.to(device)
-    first, inverse = quantize_points(voxels)
-    if profile.is_old():
-        maps = (first, inverse)
-        return _old_result(coordinates, voxels, features, maps, return_index, return_inverse)
-    maps = [first] * return_index + [inverse] * return_inverse
+    voxels, voted = _scaled(coordinates, quantization_size).to(device), None
+    if labels is None:
+        first, inverse = quantize_points(voxels)
+    else:
+        labels = _int_labels(coordinates, labels).to(device)
+        first, inverse, voted = quantize_labels(voxels, labels, ignore_label)
+    # containers and dtypes
+    arrays = isinstance(coordinates, np.ndarray) and (labels is not None or profile.is_old())
+
+    def out(part):
+        if arrays:
+            return (part if labels is None else part.int()).cpu().numpy()
+        return part.long() if part is voted else part
+
+    maps = [out(first), out(inverse)] if return_inverse else [out(first)]
     if return_maps_only:
-        return (first, inverse) if return_inverse else first
-    found = [voxels[first]]
-    if features is not None:
-        found.append(_take(features, first))
-    found += maps
+        found = maps
+    elif return_index and profile.is_old():
+        found = maps if voted is None else [maps[0], out(voted)]
+    else:
+        found = [out(voxels[first])]
+        found += [] if features is None else [_take(features, first)]
+        found += [] if voted is None else [out(voted)]
+        found += maps if return_index else []
     return found[0] if len(found) == 1 else tuple(found)
 
 
-def _old_result(coordinates, voxels, features, maps, with_index, with_inverse):
-    """0.4: the maps alone if they are asked for; everything in the container of the input."""
-    first, inverse = maps
+def _int_labels(coordinates, labels):
+    """Labels as a tensor: those of arrays as int32. Raises: ContractError, CoordinateTypeError."""
     if isinstance(coordinates, np.ndarray):
-        voxels, first, inverse = (part.cpu().numpy() for part in (voxels, *maps))
-    if with_index:
-        return (first, inverse) if with_inverse else first
-    if features is None:
-        return voxels[first]
-    return voxels[first], _take(features, torch.as_tensor(first))
+        given = np.asarray(labels)
+        cast = np.ascontiguousarray(given, dtype=np.int32)
+        if not np.array_equal(cast, given):
+            raise ContractError("labels must be integers of 32 bits.")
+        return torch.from_numpy(cast)
+    if coordinates.is_cuda:
+        raise ContractError("sparse_quantize with labels takes coordinates on the CPU.")
+    if not isinstance(labels, torch.Tensor):
+        raise CoordinateTypeError(
+            f"labels are {type(labels).__name__}; expected a torch.IntTensor, like coordinates."
+        )
+    return labels
 
 
 def _take(features, rows):
     if isinstance(features, np.ndarray):
         return features[rows.cpu().numpy()]
     return features[rows.to(features.device)]
-
-
-def _with_labels(coordinates, voxels, features, labels, ignore_label, with_index, with_inverse):
-    if isinstance(coordinates, np.ndarray):
-        array = voxels.numpy()
-        first, inverse, voted = quantize_label_np(
-            array, np.ascontiguousarray(labels, dtype=np.int32), ignore_label
-        )
-        found = [array[first]]
-    else:
-        if coordinates.is_cuda:
-            raise ContractError("sparse_quantize with labels takes coordinates on the CPU.")
-        first, inverse, voted = quantize_label_th(voxels, labels, ignore_label)
-        found = [voxels[first]]
-        voted = voted.long()
-    if features is not None:
-        found.append(features[first])
-    found += [voted, *[first] * with_index, *[inverse] * with_inverse]
-    return tuple(found)

@@ -5,23 +5,45 @@ import sys
 import torch
 from MinkowskiEngine.MinkowskiTensor import Tensor
 
-__all__ = ["summary"]
+from sparse_bridge.errors import UnsupportedError
+
+__all__ = [
+    "get_hash_occupancy_ratio", "minkowski_summary_string", "pruned_weight_sparsity_string",
+    "size2list", "summary",
+]  # fmt: skip
 
 
 def summary(model, summary_input):
     """Run the model once, print a table of its layers: (all parameters, trainable parameters)."""
+    text, counts = minkowski_summary_string(model, summary_input)
+    sys.stdout.write(text + "\n")
+    return counts
+
+
+def minkowski_summary_string(model, summary_input):
+    """(the table of `summary`, (all parameters, trainable parameters))."""
+    return table(model, (summary_input,), size2list)
+
+
+def table(model, inputs, shown):
+    """(the table of a model that is called with `inputs`, (all parameters, trainable parameters)).
+
+    shown: list of a tensor's shape, as it appears.
+    """
     rows, hooks = [], []
 
     def describe(output):
         if isinstance(output, (list, tuple)):
             return "[" + ", ".join(describe(part) for part in output) + "]"
-        return str(list(output.shape)) if isinstance(output, (Tensor, torch.Tensor)) else "-"
+        is_tensor = isinstance(output, (Tensor, torch.Tensor))
+        return str(shown(output.shape)) if is_tensor else "-"
 
     def watch(name):
         def hook(module, _, output):
             count = sum(p.numel() for p in module.parameters(recurse=False))
             title = f"{name} ({type(module).__name__})"
-            rows.append((title, describe(output), f"{count:,}"))
+            numbers = f"{count:,} {pruned_weight_sparsity_string(module)}".rstrip()
+            rows.append((title, describe(output), numbers))
 
         return hook
 
@@ -29,7 +51,7 @@ def summary(model, summary_input):
         if not list(module.children()):
             hooks.append(module.register_forward_hook(watch(name)))
     try:
-        model(summary_input)
+        model(*inputs)
     finally:
         for hook in hooks:
             hook.remove()
@@ -42,5 +64,29 @@ def summary(model, summary_input):
         for row in rows
     ]
     lines += [f"Total parameters: {total:,}", f"Trainable parameters: {trainable:,}"]
-    sys.stdout.write("\n".join(lines) + "\n")
-    return total, trainable
+    return "\n".join(lines), (total, trainable)
+
+
+def size2list(size):
+    """A shape as a list of ints."""
+    return [int(n) for n in size]
+
+
+def pruned_weight_sparsity_string(module):
+    """Share of the entries that `torch.nn.utils.prune` masks, of each such parameter of a module:
+    "weight 25.0% pruned"; "" without any."""
+    masks = {n: m for n, m in module.named_buffers(recurse=False) if n.endswith("_mask")}
+    parts = [
+        f"{name.removesuffix('_mask')} {1 - float(mask.double().mean()):.1%} pruned"
+        for name, mask in masks.items()
+        if f"{name.removesuffix('_mask')}_orig" in module._parameters
+    ]
+    return ", ".join(parts)
+
+
+def get_hash_occupancy_ratio(minkowski_tensor):
+    """Refused: the share of used slots in a hash map of upstream's. Raises: UnsupportedError."""
+    raise UnsupportedError(
+        "get_hash_occupancy_ratio: there is no hash map of upstream's here; len(x) is the number "
+        "of coordinates."
+    )

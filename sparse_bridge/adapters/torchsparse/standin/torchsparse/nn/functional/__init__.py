@@ -1,6 +1,8 @@
 """Functions of layers."""
 
+from . import build_kmap as build_kmap  # modules of releases before 2.1
 from . import conv as _conv_package
+from . import downsample as downsample
 from . import hash
 from .activation import leaky_relu, relu, silu
 from .conv import (
@@ -41,8 +43,8 @@ __all__ = [
     "ConvMode", "Dataflow", "build_kernel_map", "calc_ti_weights", "conv", "conv3d", "conv_config",
     "conv_mode", "convert_transposed_out_in_map", "get_conv_mode", "get_default_conv_config",
     "get_downsample_mode", "get_global_conv_config", "get_kmap_mode", "global_avg_pool",
-    "global_max_pool", "hash", "kmap", "leaky_relu", "relu", "set_conv_mode",
-    "set_downsample_mode", "set_global_conv_config", "set_kmap_mode", "silu", "spcount", "spcrop",
-    "spdevoxelize", "spdownsample", "sphash", "sphashquery", "spupsample_generative", "spvoxelize",
+    "global_max_pool", "hash", "kmap", "leaky_relu", "relu", "set_conv_mode", "set_downsample_mode",
+    "set_global_conv_config", "set_kmap_mode", "silu", "spcount", "spcrop", "spdevoxelize",
+    "spdownsample", "sphash", "sphashquery", "spupsample_generative", "spvoxelize",
     "transpose_kernel_map", "utils",
 ]  # fmt: skip

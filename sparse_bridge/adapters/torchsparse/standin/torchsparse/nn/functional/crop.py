@@ -2,7 +2,7 @@
 
 from torchsparse.tensor import SparseTensor
 
-from sparse_bridge.adapters.torchsparse import joins
+from sparse_bridge.adapters.torchsparse.operations import joins
 
 __all__ = ["spcrop"]
 

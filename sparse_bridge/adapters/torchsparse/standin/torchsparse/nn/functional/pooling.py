@@ -1,6 +1,6 @@
 """Pools over whole batch items."""
 
-from sparse_bridge.adapters.torchsparse.pool import global_pool_forward
+from sparse_bridge.adapters.torchsparse.operations.pool import global_pool_forward
 
 __all__ = ["global_avg_pool", "global_max_pool"]
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import nn
 
-from sparse_bridge.adapters.torchsparse import dense
+from sparse_bridge.adapters.torchsparse.operations import dense
 from sparse_bridge.errors import UnsupportedError
 
 __all__ = ["ToBEVConvolution", "ToBEVHeightCompression", "ToBEVReduction", "ToDenseBEVConvolution"]

@@ -4,7 +4,7 @@ from torch import nn
 from torchsparse.nn.utils.apply import fapply
 
 from sparse_bridge.adapters import inference, training_norms
-from sparse_bridge.adapters.torchsparse import norm
+from sparse_bridge.adapters.torchsparse.operations import norm
 from sparse_bridge.adapters.torchsparse.tensors import with_feats
 
 __all__ = ["BatchNorm", "GroupNorm", "InstanceNorm"]

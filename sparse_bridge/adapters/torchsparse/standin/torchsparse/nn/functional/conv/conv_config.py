@@ -9,7 +9,7 @@ from .utils.collections import AttributeDict
 
 __all__ = [
     "Dataflow", "clear_global_conv_config", "get_default_conv_config", "get_global_conv_config",
-    "set_global_conv_config",
+    "keys_check", "set_global_conv_config",
 ]  # fmt: skip
 
 
@@ -50,9 +50,9 @@ def get_global_conv_config():
     return _global
 
 
-def set_global_conv_config(conv_config):
-    """Set it; missing fields are filled in from the default."""
-    global _global
+def keys_check(conv_config):
+    """Fill missing fields of a configuration in from the default, with a warning; the same
+    object."""
     missing = [name for name in _default if name not in conv_config]
     if missing:
         once(
@@ -61,7 +61,13 @@ def set_global_conv_config(conv_config):
         )
         for name in missing:
             conv_config[name] = _default[name]
-    _global = conv_config
+    return conv_config
+
+
+def set_global_conv_config(conv_config):
+    """Set it; missing fields are filled in from the default."""
+    global _global
+    _global = keys_check(conv_config)
 
 
 def clear_global_conv_config():

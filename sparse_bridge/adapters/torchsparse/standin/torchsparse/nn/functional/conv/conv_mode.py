@@ -3,6 +3,7 @@
 from enum import Enum
 
 from sparse_bridge.errors import ContractError
+from sparse_bridge.log import once
 
 __all__ = [
     "ConvMode", "get_conv_mode", "get_downsample_mode", "get_kmap_mode", "set_conv_mode",
@@ -21,6 +22,14 @@ class ConvMode(Enum):
 _conv_mode = ConvMode.mode0
 _kmap_mode = "hashmap_on_the_fly"
 _downsample_mode = "spconv"
+
+
+def _say_that_nothing_changes(field):
+    once(
+        ("torchsparse-setter", field),
+        f"torchsparse's set_{field} changes no layer, there or here: set the field {field} of a "
+        "conv config.",
+    )
 
 
 def get_conv_mode():
@@ -51,6 +60,7 @@ def set_kmap_mode(kmap_mode):
             f"kmap mode is {kmap_mode!r}; expected 'hashmap' or 'hashmap_on_the_fly'."
         )
     _kmap_mode = kmap_mode
+    _say_that_nothing_changes("kmap_mode")
 
 
 def get_downsample_mode():
@@ -66,3 +76,4 @@ def set_downsample_mode(downsample_mode):
             f"downsample mode is {downsample_mode!r}; expected 'spconv' or 'minkowski'."
         )
     _downsample_mode = downsample_mode
+    _say_that_nothing_changes("downsample_mode")

@@ -1,6 +1,7 @@
 """Keys of coordinates, and finding them."""
 
-from torchsparse.nn.functional.hash import sphash
-from torchsparse.nn.functional.query import sphashquery
+from . import hash, query
+from .hash import sphash
+from .query import sphashquery
 
-__all__ = ["sphash", "sphashquery"]
+__all__ = ["hash", "query", "sphash", "sphashquery"]

@@ -1,7 +1,7 @@
 """Kernel maps from coordinates."""
 
 from sparse_bridge.adapters.torchsparse import profile
-from sparse_bridge.adapters.torchsparse.profile import bind
+from sparse_bridge.adapters.torchsparse.signatures import coords_arguments
 from sparse_bridge.adapters.torchsparse.upstream import kmap as kernel_maps
 
 __all__ = ["build_kernel_map", "convert_transposed_out_in_map", "transpose_kernel_map"]
@@ -24,17 +24,21 @@ _NEW = (
     "split_mask_num",
     "split_mask_num_bwd",
 )
-_USED = ("kernel_size", "stride", "tensor_stride", "padding", "spatial_range", "mode")
+_USED = (
+    "coords", "kernel_size", "stride", "tensor_stride", "padding", "spatial_range", "mode",
+    "dataflow", "downsample_mode", "generative",
+)  # fmt: skip
 
 
-def build_kernel_map(_coords, *args, **kwargs):
+def build_kernel_map(*args, **kwargs):
     """2.0: (coords, kernel_size=2, stride=2, tensor_stride=1, mode="hashmap") -> (nbmaps, nbsizes,
     coords).  2.1: (coords, input_node_num, kernel_size=2, stride=2, padding=0, ...) -> dict.
     """
     names = _NEW if profile.current().divides else _OLD
-    given = {"kernel_size": 2, "stride": 2, **bind("build_kernel_map", names, args, kwargs)}
-    used = {name: given[name] for name in (*_USED, "downsample_mode") if name in given}
-    return kernel_maps.build_kernel_map(_coords, **used)
+    given = coords_arguments("build_kernel_map", names, args, kwargs)
+    given = {"kernel_size": 2, "stride": 2, **given}
+    used = {name: given[name] for name in _USED if name in given}
+    return kernel_maps.build_kernel_map(**used)
 
 
 def transpose_kernel_map(

@@ -23,3 +23,15 @@ class AttributeDict(dict):
 
     def copy(self):
         return AttributeDict(self)
+
+    def to_dict(self):
+        """A plain dictionary, of plain dictionaries."""
+        return {name: _plain(value) for name, value in self.items()}
+
+
+def _plain(value):
+    if isinstance(value, AttributeDict):
+        return value.to_dict()
+    if type(value) in (list, tuple):
+        return type(value)(map(_plain, value))
+    return value

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from ...core.maps import map_cache
-from ...core.ops.pool import global_pool
-from ..ledger import note
-from . import profile as profiles
-from .maps import bounds_of
-from .tensors import check_input, item_counts
+from ....core.maps import map_cache
+from ....core.ops.pool import global_pool
+from ...ledger import note
+from .. import profile as profiles
+from ..maps import bounds_of
+from ..tensors import check_input, item_counts
 
 
 def global_pool_forward(x: Any, mode: str) -> torch.Tensor:
@@ -24,7 +24,7 @@ def global_pool_forward(x: Any, mode: str) -> torch.Tensor:
     release = profiles.current()
     column = release.batch_column
     if torch.compiler.is_compiling():
-        from . import compiled
+        from .. import compiled
 
         counts = compiled.ops.torchsparse_items(coords, column, what)
         y = compiled.ops.global_pool(feats, coords[:, column], counts.shape[0], mode)

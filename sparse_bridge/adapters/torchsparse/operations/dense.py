@@ -7,19 +7,19 @@ from typing import Any
 
 import torch
 
-from ...core.conv.convolution import conv
-from ...core.maps import map_cache
-from ...core.maps.map_builder import from_pairs
-from ...core.ops.dense import to_dense as scattered
-from ...core.ops.voxel import voxelize
-from ...core.traced import between_graphs
-from ...errors import CoordinateError, GeometryError
-from ..ledger import note
-from . import profile as profiles
-from .conv import allow_tf32
-from .maps import bounds_of
-from .spec import triple
-from .tensors import check_input, check_pair
+from ....core.conv.convolution import conv
+from ....core.maps import map_cache
+from ....core.maps.map_builder import from_pairs
+from ....core.ops.dense import to_dense as scattered
+from ....core.ops.voxel import voxelize
+from ....core.traced import between_graphs
+from ....errors import CoordinateError, GeometryError
+from ...ledger import note
+from .. import profile as profiles
+from ..conv import allow_tf32
+from ..maps import bounds_of
+from ..spec import triple
+from ..tensors import check_input, check_pair
 
 __all__ = ["dense_convolution", "height_compression", "to_dense"]
 

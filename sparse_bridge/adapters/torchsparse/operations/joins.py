@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from ...core.ops.union import union_rows
-from ...core.traced import between_graphs
-from ...errors import ContractError, ShapeError
-from .. import inference
-from .tensors import check_coords, make_like, range_of
+from ....core.ops.union import union_rows
+from ....core.traced import between_graphs
+from ....errors import ContractError, ShapeError
+from ... import inference
+from ..tensors import check_coords, make_like, range_of
 
 __all__ = ["add", "cat", "crop", "generative_add"]
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 
-from ...core.maps import map_cache
-from ...core.ops.pool import global_pool
-from ...core.ops.spread import spread
-from ...errors import CoordinateError, ShapeError
-from ..base import Patch
-from ..ledger import note
-from . import profile as profiles
-from .maps import coordinate_map
-from .tensors import check_input, fapply, make_like, range_of
+from ....core.maps import map_cache
+from ....core.ops.pool import global_pool
+from ....core.ops.spread import spread
+from ....errors import CoordinateError, ShapeError
+from ...base import Patch
+from ...ledger import note
+from .. import profile as profiles
+from ..maps import coordinate_map
+from ..tensors import check_input, fapply, make_like, range_of
 
 
 def sync_batch_norm_patch() -> Patch:
