@@ -14,7 +14,7 @@ from ...errors import UnsupportedError
 from ..base import Patch
 from ..ledger import note
 from . import pool as pools
-from . import sums, tracing, weights
+from . import sums, switches, tracing, weights
 from .conv import conv_forward
 from .norm import run_sequential
 from .tensors import assign_features
@@ -89,10 +89,12 @@ def _before_loading(self: Any, state_dict: Any, prefix: str, *ignored: Any) -> N
 
 
 def patches() -> list[Patch]:
-    """Patches for the spconv that is imported. Raises UnsupportedError outside 2.2 .. 2.3."""
+    """Patches for the spconv that is imported. Raises UnsupportedError outside 2.2 .. 2.3, and
+    where it was told to make weights of an older layout."""
     import spconv
     from spconv.pytorch import conv, core, functional, modules, pool
 
+    switches.check_layout(conv)
     found = tuple(int(part) for part in re.findall(r"\d+", spconv.__version__)[:2])
     if not (2, 2) <= found < (2, 4):
         raise UnsupportedError(

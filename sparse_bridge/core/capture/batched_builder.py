@@ -188,6 +188,8 @@ class BatchedBuilder:
         for place, step in enumerate(self.steps):
             if not step.makes:
                 continue
+            if step.request.order == "by_offset":
+                return None  # no launches make it
             growth = self.last.growth(place)
             below = self.cmap.n_rows if step.level == 0 else capacities.get(step.level - 1)
             out_box = self.boxes.get(place + 1)

@@ -3,6 +3,8 @@
 import numpy as np
 import torch
 from spconv import constants
+from spconv.core import ConvAlgo as ConvAlgo
+from spconv.pytorch.constants import PYTORCH_VERSION as PYTORCH_VERSION
 from spconv.tools import CUDAKernelTimer
 from torch.fx import Proxy, ProxyableClassMeta
 
@@ -129,6 +131,8 @@ class SparseConvTensor(metaclass=SpConvTensorMeta):
     spatial_shape: nd sizes, any kind of sequence.  batch_size: number of batch items.
     indice_dict: kernel maps by `indice_key`.
     """
+
+    _switches = constants
 
     def __init__(
         self, features, indices, spatial_shape, batch_size, grid=None, voxel_num=None,
