@@ -16,7 +16,7 @@ import torch
 
 from ..adapters.spconv import functional, pairs
 from ..adapters.spconv.geometry import LayerGeometry
-from ..adapters.spconv.row_order import is_original
+from ..adapters.spconv.rules.row_order import is_original
 
 DOMAIN = "autoware"
 

@@ -22,7 +22,7 @@ from ...core.traced.graphs import outside as outside
 from . import keys
 from .geometry import LayerGeometry, check_dimension
 from .maps import ask
-from .row_order import ORDERS, order_of_layer
+from .rules.row_order import ORDERS, order_of_layer
 from .tensors import channels_differ, check_input, check_parameters, shape_of
 
 ops: Any = torch.ops.sparse_bridge

@@ -31,7 +31,7 @@ from . import benchmark, keys
 from .geometry import LayerGeometry, check_dimension
 from .maps import LayerMap, layer_map_of
 from .records import kernel_map_of, record_of
-from .switches import allow_tf32
+from .rules.switches import allow_tf32
 from .tensors import channels_differ, check_input, check_parameters, shape_of
 
 __all__ = [

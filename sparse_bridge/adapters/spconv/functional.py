@@ -12,8 +12,8 @@ from ...core.ops import pool as core_pool
 from .conv import ACTIVATIONS, convolve
 from .geometry import LayerGeometry
 from .maps import layer_map
-from .row_order import row_order
-from .switches import uses_direct_table
+from .rules.row_order import row_order
+from .rules.switches import uses_direct_table
 from .tensors import check_parameters
 
 

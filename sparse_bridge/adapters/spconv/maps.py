@@ -16,7 +16,8 @@ from ...core.maps.map_cache import MapStore
 from ...core.maps.request import BuiltMap, MapRequest, request
 from .. import providers  # noqa: F401 - maps are prefetched
 from .geometry import LayerGeometry
-from .row_order import order_of_layer
+from .rules.outside import warn_of_rows_outside
+from .rules.row_order import order_of_layer
 from .tensors import shape_of
 
 _held: weakref.WeakKeyDictionary[Any, MapStore] = weakref.WeakKeyDictionary()
@@ -67,7 +68,9 @@ def ask(
 ) -> tuple[BuiltMap, list[int]]:  # fmt: skip
     """The map of a layer on indices of which `store` holds the maps, and the output's grid."""
     asked, box, out_shape = _request_of(geometry, order, batch_size, tuple(shape), what)
-    return request(store, lambda: store.coordinates(indices, box), asked), list(out_shape)
+    built = request(store, lambda: store.coordinates(indices, box), asked)
+    warn_of_rows_outside(store, indices, box)
+    return built, list(out_shape)
 
 
 @functools.lru_cache(maxsize=64)  # of a few scenes: streams bring grids of ever new sizes

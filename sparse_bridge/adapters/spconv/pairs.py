@@ -18,7 +18,7 @@ from ...core.maps.kernel_map import KernelMap
 from ...core.maps.map_builder import from_pairs
 from ...core.maps.row_pairs import dense_table, row_pairs
 from ...errors import ShapeError
-from .switches import sorts_masks
+from .rules.switches import sorts_masks
 
 _maps: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _lock = threading.Lock()

@@ -9,7 +9,7 @@ import torch
 
 from ... import log
 from ...errors import ContractError
-from .switches import saved_layout
+from .rules.switches import saved_layout
 
 _COUNTER = "max_num_voxels_during_training"
 _ORIGIN = {"RSKC": "spconv 2.0 / 2.1 (algo Native)", "RSCK": "spconv 1.x"}

@@ -1,7 +1,7 @@
 """Switches that projects read or assign.
 
-Those with an effect are looked up where they matter (`adapters/spconv/switches.py`). The table of
-all of them is in docs/spconv.md.
+Those with an effect are looked up where they matter (`adapters/spconv/rules/switches.py`). The
+table of all of them is in docs/spconv.md.
 """
 
 import enum

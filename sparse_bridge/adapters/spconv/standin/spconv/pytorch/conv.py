@@ -25,9 +25,10 @@ from torch.nn import init
 
 from sparse_bridge import settings
 from sparse_bridge.adapters.expected import expect
-from sparse_bridge.adapters.spconv import switches, weights
+from sparse_bridge.adapters.spconv import weights
 from sparse_bridge.adapters.spconv.conv import conv_forward, expected_of, layer_forward
 from sparse_bridge.adapters.spconv.geometry import KernelSizeError
+from sparse_bridge.adapters.spconv.rules.switches import check_layout
 from sparse_bridge.adapters.spconv.tracing import as_node
 from sparse_bridge.errors import ContractError
 
@@ -44,7 +45,7 @@ class SparseConvolutionBase:
         indice_key=None, algo=None, fp32_accum=None, record_voxel_count=False,
         act_type=tv.gemm.Activation.None_, act_alpha=0, act_beta=0, large_kernel_fast_algo=False,
     ):  # fmt: skip
-        switches.check_layout(constants)
+        check_layout(constants)
         _check_groups(groups, in_channels, out_channels)
         self.ndim = ndim
         self.in_channels = in_channels

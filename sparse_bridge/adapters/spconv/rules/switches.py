@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ...errors import ContractError, UnsupportedError
+from ....errors import ContractError, UnsupportedError
 
 __all__ = ["allow_tf32", "check_layout", "saved_layout", "sorts_masks", "uses_direct_table"]
 
