@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import sparse_bridge
+from sparse_bridge import state
 from sparse_bridge.adapters.spconv.rules.row_order import row_order
-from sparse_bridge.core.capture import prefetch
 
 from . import doors
 
@@ -163,7 +163,7 @@ def test_scenes_whose_maps_are_prepared_together(standin, lane):
     """From the third scene on, where kernels run."""
     torch.manual_seed(0)
     net = unet(standin).to(lane.device).eval()
-    prefetch.forget()
+    state.reset()
     with direct_table(False), torch.no_grad():
         for seed in range(5):
             x = on(doors.tensor(standin, SHAPE, rows=100 + 7 * seed, seed=seed), lane)
@@ -175,7 +175,7 @@ def test_scenes_whose_maps_are_prepared_together(standin, lane):
             torch.testing.assert_close(
                 got["out"].features, want["out"].features, atol=1e-4, rtol=1e-4
             )
-    prefetch.forget()
+    state.reset()
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
