@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import types
 
 import pytest
 import torch
@@ -189,3 +190,20 @@ def test_a_side_that_nobody_left(map_lane):
             for pair in torch.stack([rows.cpu() for rows in kmap.pair_list(v)], 1).tolist()
         }
         assert found == {(v, x, y) for v, x, y in listed}
+
+
+@pytest.mark.parametrize("order", ["sorted", "ascending", "by_offset"])
+@pytest.mark.parametrize("oversized", [False, True])
+def test_boxes_that_are_searched_by_whole_coordinates(order, oversized):
+    coords, cmap = scene(types.SimpleNamespace(device="cpu"), seed=2)
+    far = 1 << (30 if oversized else 19)
+    box = Box.spanning((0, *(-far,) * 3), (2, *(2 * far,) * 3))
+    assert box.oversized is oversized and box.volume >= 1 << 59
+    offsets, small = (
+        box_offsets((3,) * 3, (1,) * 3, (1,) * 3),
+        Box.of((0, *(-9,) * 3), (2, 40, 40, 40)),
+    )
+    new, kmap = map_builder.strided(cmap, offsets, (2, 2, 2), box, order)
+    want, other = map_builder.strided(cmap, offsets, (2, 2, 2), small, order)
+    assert torch.equal(new.coords, want.coords)
+    assert pairs(kmap, coords, new.coords) == pairs(other, coords, want.coords)

@@ -23,7 +23,7 @@ from ..geometry.host_moves import MOST_CELLS, Rule
 from ..geometry.offsets import Offsets
 from . import host_index, wide_index
 from .coordinate_map import CoordinateMap, capacity_for
-from .expansion import Expansion, Source, look_up, sorted_rows
+from .expansion import Expansion, Source, look_up
 from .kernel_map import KernelMap, unfolded
 from .pair_lists import PairLists
 from .rulebook import Rulebook
@@ -149,9 +149,7 @@ def _expand(
         target = cmap.kernel_target(out_box.key64, expands=True)
     if target is None:
         search = wide_index if out_box.volume >= MOST_CELLS or out_box.oversized else host_index
-        coords, lists = search.expand(cmap.indexed(), offsets, rule, out_box)
-        if order != "first_seen":
-            coords, lists = _reordered(coords, lists, out_box, order)
+        coords, lists = search.expand(cmap.indexed(), offsets, rule, out_box, order)
         new = CoordinateMap(coords, out_box)
         new.adopt()
         return new, Rulebook(n, new.n_rows, n_offsets, device, lists=lists)
@@ -161,19 +159,6 @@ def _expand(
     new = CoordinateMap(expansion.number(n_new, order, False), out_box)
     new.adopt(table=expansion.table)
     return new, Rulebook(n, n_new, n_offsets, device, views=expansion.link(n_new))
-
-
-def _reordered(
-    coords: torch.Tensor, lists: PairLists, box: Box, order: str
-) -> tuple[torch.Tensor, PairLists]:
-    """New coordinates as they are first seen, and their pairs, with the rows in another order."""
-    if order == "by_offset":  # as lists run
-        places = torch.arange(len(lists.out_rows), device=coords.device)
-        first = places.new_full((len(coords),), len(places))
-        by_rank = first.scatter_reduce_(0, lists.out_rows, places, "amin").argsort()
-    else:
-        by_rank = sorted_rows(coords, box, order)
-    return coords.index_select(0, by_rank), lists.renamed(torch.argsort(by_rank))
 
 
 def _insert_candidates(expansion: Expansion, out_box: Box) -> int:

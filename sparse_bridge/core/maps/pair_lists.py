@@ -53,14 +53,6 @@ class PairLists:
         in_rows, out_rows = (on_device(_whole(part, short), device) for part in short[:2])
         return PairLists(in_rows, out_rows, made.starts, mirrored)
 
-    def renamed(self, names: torch.Tensor) -> PairLists:
-        """The same with out row `r` called names[r], int64 [M], of lists that are not mirrored."""
-        if self.short is None:
-            out_rows = names.index_select(0, self.out_rows)
-            return PairLists(self.in_rows, out_rows, self.starts, False)
-        out_rows32 = names.numpy().astype(np.int32).take(self.short.out_rows)
-        return PairLists.of(self.short._replace(out_rows=out_rows32), False, names.device)
-
     @functools.cached_property
     def starts(self) -> list[int]:
         assert self.short is not None
