@@ -26,8 +26,10 @@ class Fetched:
 
     @property
     def ready(self) -> bool:
-        """Whether `read` will not wait."""
-        return self._event is None or bool(self._event.query())
+        """Whether `read` will not wait; False in captures, which may not ask."""
+        if self._event is None:
+            return True
+        return not torch.cuda.is_current_stream_capturing() and bool(self._event.query())
 
     def read(self) -> list[list[int]]:
         """Their values."""

@@ -42,12 +42,15 @@ def warn_of_rows_outside(store: MapStore, indices: torch.Tensor, box: Box) -> No
     device is never waited for; what it has found is read when a later map is built.
     """
     watch = _watch
-    if watch.look is None and watch.left > 0:
-        known = store.known(box)
-        if known is not None and known.checked and known.alive is not None:
-            watch.left -= 1
-            watch.look = OutsideLook(indices, box)
-    if watch.look is not None and watch.look.ready:
+    if watch.look is None:
+        known = store.known(box) if watch.left > 0 else None
+        if known is None or not known.checked or known.alive is None:
+            return
+        if indices.is_cuda and torch.cuda.is_current_stream_capturing():
+            return
+        watch.left -= 1
+        watch.look = OutsideLook(indices, box)
+    if watch.look.ready:
         look, watch.look = watch.look, None
         if (found := look.result()) is not None:
             watch.left = 0
