@@ -77,6 +77,8 @@ class Framework:
     patchable: False where the real framework cannot be patched; its stand-in always answers then.
     aliases: further top-level names of stand-in modules, {alias: module}.
     weak_aliases: the same for names that others use too: answered where nobody else does.
+    other_names: further names of whole packages, patched or not, {name: package}: answered where
+        nobody else does, and always where `enable()` is given that name (see `OTHER_NAMES`).
     """
 
     name: str
@@ -90,6 +92,7 @@ class Framework:
     patchable: bool = True
     aliases: Mapping[str, str] = types.MappingProxyType({})
     weak_aliases: Mapping[str, str] = types.MappingProxyType({})
+    other_names: Mapping[str, str] = types.MappingProxyType({})
 
     def patches(self) -> list[Patch]:
         """The patches for the real framework, which is imported by now: those of the adapter's
@@ -201,29 +204,57 @@ BY_NAME: dict[str, str] = {
     "torch_geometric": "sparse_bridge.adapters.torch_geometric:ADAPTER",
 }
 
+# Import names of other packages that a framework answers, by which it may be enabled, too.
+OTHER_NAMES: Mapping[str, str] = types.MappingProxyType({"spconv_triton": "spconv"})
+
 _loaded: dict[str, Framework] = {}
 _lock = threading.Lock()
 
 
 def load(name: str) -> Framework:
-    """The record of framework `name`.
+    """The record of framework `name`, or of the one that answers this import name.
 
     Raises:
         SettingError: no adapter has that name.
         UnsupportedError: the adapter is registered but not part of this installation.
     """
+    name = OTHER_NAMES.get(name, name)
     with _lock:
         if name in _loaded:
             return _loaded[name]
         known = {**BY_NAME, **ADAPTERS}
         if name not in known:
-            raise SettingError(
-                f"framework {name!r} is unknown; expected one of {', '.join(sorted(known))}."
-            )
+            names = ", ".join(sorted((*known, *OTHER_NAMES)))
+            raise SettingError(f"framework {name!r} is unknown; expected one of {names}.")
         target = known[name]
     adapter = _import_adapter(name, target)
     with _lock:
         return _loaded.setdefault(name, adapter)
+
+
+def _profiles(name: str) -> tuple[str, ...]:
+    try:
+        return load(name).profiles
+    except UnsupportedError:
+        return ()
+
+
+def check_profile(names: tuple[str, ...], profile: str | None) -> None:
+    """Raises SettingError for a profile that none of the frameworks has, or several."""
+    if profile is None:
+        return
+    having = [name for name in names if profile in _profiles(name)]
+    if len(having) > 1:
+        raise SettingError(
+            f"{' and '.join(having)} have a profile {profile!r}; enable them one by one."
+        )
+    if not having:
+        known = [f"{name}: {', '.join(_profiles(name))}" for name in names if _profiles(name)]
+        raise SettingError(
+            f"profile is {profile!r}; expected one of {'; '.join(known)}."
+            if known
+            else f"profile is {profile!r}, but {', '.join(names)} has no profiles; leave it out."
+        )
 
 
 def frameworks() -> Iterator[Framework]:

@@ -8,6 +8,7 @@ level, so call `enable()` there rather than under `if __name__ == "__main__"`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import threading
@@ -19,6 +20,7 @@ from .. import settings
 from ..errors import LifecycleError, SettingError, UnsupportedError
 from ..log import logger
 from . import base, ledger, optimizing, place
+from .alias_names import PackageNames
 from .base import Framework, FrameworkStatus
 from .import_hook import StandinFinder, choose, really_imported
 from .patching import PatchSet
@@ -28,12 +30,14 @@ __all__ = ["FrameworkStatus", "Handle", "disable", "enable", "report", "status"]
 
 @dataclasses.dataclass
 class _Active:
-    """One enabled framework. holders: handles that have not let go."""
+    """One enabled framework. names: its further import names.  holders: handles that have not let
+    go."""
 
     adapter: Framework
     mode: str
     reason: str
     version: str | None
+    names: PackageNames
     undo: Callable[[], None]
     holders: int = 0
 
@@ -58,8 +62,11 @@ if hasattr(os, "register_at_fork"):
 class Handle:
     """What one `enable()` holds. As a context manager it lets go at the end of the block."""
 
-    def __init__(self, held: tuple[_Active, ...], baseline: ledger.Tally) -> None:
+    def __init__(
+        self, held: tuple[_Active, ...], claims: contextlib.ExitStack, baseline: ledger.Tally
+    ) -> None:
         self._held = held
+        self._claims = claims
         self._released = False
         self._baseline = baseline
         self._final: ledger.Tally | None = None
@@ -81,6 +88,7 @@ class Handle:
                 return
             self._released = True
             self._final = ledger.snapshot()
+            self._claims.close()
             for held in reversed(self._held):
                 _let_go(held)
 
@@ -149,26 +157,30 @@ def enable(
             )
     if strict not in (None, True, False):
         raise SettingError(f"strict is {strict!r}; expected True, False or None.")
-    names = tuple(dict.fromkeys(frameworks or base.ADAPTERS))
-    _check_profile(names, profile)
+    names = tuple(dict.fromkeys(base.load(name).name for name in frameworks) or base.ADAPTERS)
+    base.check_profile(names, profile)
     wanted = _Wanted(mode, strict, profile, optimize)
     with _lock:
         baseline = ledger.snapshot()
         held: list[_Active] = []
+        claims = contextlib.ExitStack()
         try:
             for name in names:
                 if frameworks:
                     held.append(_hold(name, wanted))
                 else:
                     held.extend(_hold_if_possible(name, wanted))
+            for name in base.OTHER_NAMES.keys() & frameworks:
+                claims.enter_context(_active[base.OTHER_NAMES[name]].names.claimed(name))
         except BaseException:
+            claims.close()
             for one in reversed(held):
                 _let_go(one)
             raise
         if not held:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in _left_out.items())
             raise LifecycleError(f"enable() found no framework that it can bridge ({reasons}).")
-        return Handle(tuple(held), baseline)
+        return Handle(tuple(held), claims, baseline)
 
 
 def disable(*frameworks: str) -> None:
@@ -177,10 +189,9 @@ def disable(*frameworks: str) -> None:
     Raises:
         SettingError: an unknown framework.
     """
-    for name in frameworks:
-        base.load(name)
+    names = [base.load(name).name for name in frameworks]
     with _lock:
-        for name in frameworks or tuple(reversed(_active)):
+        for name in names or tuple(reversed(_active)):
             if name in _active:
                 _deactivate(_active[name])
 
@@ -198,31 +209,6 @@ def report(model: Any = None) -> ledger.Report:
     with _lock:
         described = tuple(map(_described, _active.values()))
     return ledger.Report(described, ledger.counts(), modules=ledger.modules_of(model))
-
-
-def _profiles(name: str) -> tuple[str, ...]:
-    try:
-        return base.load(name).profiles
-    except UnsupportedError:
-        return ()
-
-
-def _check_profile(names: tuple[str, ...], profile: str | None) -> None:
-    """SettingError for a profile that none of the frameworks has, or several."""
-    if profile is None:
-        return
-    having = [name for name in names if profile in _profiles(name)]
-    if len(having) > 1:
-        raise SettingError(
-            f"{' and '.join(having)} have a profile {profile!r}; enable them one by one."
-        )
-    if not having:
-        known = [f"{name}: {', '.join(_profiles(name))}" for name in names if _profiles(name)]
-        raise SettingError(
-            f"profile is {profile!r}; expected one of {'; '.join(known)}."
-            if known
-            else f"profile is {profile!r}, but {', '.join(names)} has no profiles; leave it out."
-        )
 
 
 def _hold(name: str, wanted: _Wanted) -> _Active:
@@ -279,10 +265,12 @@ def _activate(adapter: Framework, wanted: _Wanted) -> _Active:
     chosen, reason = choose(adapter, wanted.mode or settings.get().mode)
     adapter.begin(chosen, wanted.profile)
     undo, version = _start(adapter, chosen)
+    names = PackageNames(adapter.other_names)
+    names.install()
     ledger.set_strict(name, wanted.strict)
     optimizing.choose(name, wanted.optimize)
     _left_out.pop(name, None)
-    _active[name] = active = _Active(adapter, chosen, reason, version, undo)
+    _active[name] = active = _Active(adapter, chosen, reason, version, names, undo)
     logger.info("%s is bridged, mode %s (%s)", name, chosen, reason)
     return active
 
@@ -320,6 +308,7 @@ def _deactivate(active: _Active) -> None:
         del _active[name]
         ledger.set_strict(name, None)
         optimizing.leave(name)
+        active.names.uninstall()
         active.undo()
         logger.info("%s is no longer bridged", name)
 
@@ -345,5 +334,5 @@ def _described(active: _Active) -> FrameworkStatus:
         version,
         active.reason,
         *place.of_layers(),
-        (*adapter.notes(), *place.mistrusted()),
+        (*adapter.notes(), *active.names.notes(), *place.mistrusted()),
     )

@@ -16,19 +16,27 @@ import torch
 
 from ..adapters.spconv import functional, pairs
 from ..adapters.spconv.geometry import LayerGeometry
+from ..adapters.spconv.rules.row_order import is_original
 
 DOMAIN = "autoware"
 
 
 def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Out of the trace, which would take every size for a value of the graph."""
+    """Out of the trace, which would take every size for a value of the graph.
+
+    A trace knows values by their tensor objects, and maps are shared: results are objects of their
+    own.
+    """
 
     @functools.wraps(function)
     def run(*args: Any) -> Any:
         state = torch._C._get_tracing_state()
         torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
         try:
-            return function(*args)
+            made = function(*args)
+            if isinstance(made, tuple):
+                return tuple(one.detach() for one in made)
+            return made.detach()
         finally:
             torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
 
@@ -60,8 +68,9 @@ def _map(indices: torch.Tensor, attributes: dict[str, Any]) -> Any:
     )
     kind = bool(attributes["subm_i"]), bool(attributes["transpose_i"])
     geometry = LayerGeometry(kernel, stride, padding, dilation, out_padding, *kind)
+    size, shape = attributes["batch_size_i"], attributes["spatial_shape_i"]
     return functional.build_map(
-        indices, attributes["batch_size_i"], attributes["spatial_shape_i"], geometry
+        indices, size, shape, geometry, attributes["algo_i"], original=is_original()
     )
 
 
@@ -72,9 +81,7 @@ def pair_tables(
     mask_argsort [M], and M as a scalar."""
     out, kmap = _map(indices, attributes)
     table, _ = pairs.tables_of(kmap)
-    masks, order = pairs.masks_and_order(table)
-    if not attributes.get("do_sort_i", 1):
-        order = torch.arange(len(order), dtype=torch.int32, device=order.device)
+    masks, order = pairs.masks_and_order(table, bool(attributes.get("do_sort_i", 1)))
     count = torch.tensor(len(out), dtype=torch.int32, device=out.device)
     return out, table, masks[:, :1].contiguous(), order, count
 

@@ -15,7 +15,7 @@ from torch import nn
 from ..errors import DataTypeError
 from . import nodes
 from .evaluation import evaluate, onnx_module
-from .tracing import ExportError, exporting
+from .tracing import ExportError, as_in_files, exporting
 
 __all__ = ["ExportError", "export_onnx"]
 
@@ -103,7 +103,8 @@ def export_onnx(
     flat = _Flat(model, sparse).eval()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of tracing: sizes that are fixed on purpose
-        want = flat(*inputs)
+        with as_in_files(model):
+            want = flat(*inputs)
         outputs = list(output_names or flat.names)
         buffer = io.BytesIO()
         with exporting(do_sort):
@@ -117,7 +118,7 @@ def export_onnx(
         _compare(proto, dict(zip(names, inputs, strict=True)), want, outputs)
         if sparse is not None and len(inputs[1]) > 1:  # sizes must not be fixed either
             fewer = tuple(part[1::2].contiguous() for part in inputs)
-            with torch.no_grad():
+            with torch.no_grad(), as_in_files(model):
                 want = flat(*fewer)
             _compare(proto, dict(zip(names, fewer, strict=True)), want, outputs)
     if path is not None:

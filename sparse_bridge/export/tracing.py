@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from ..adapters.spconv.conv import ACTIVATIONS
 from ..adapters.spconv.geometry import LayerGeometry
@@ -161,6 +162,23 @@ def _no_pool(layer: Any, x: Any) -> Any:
         f"{type(layer).__name__}: Autoware's plugins have no pooling; use a strided convolution, "
         "or export the part of the network before it."
     )
+
+
+@contextlib.contextmanager
+def as_in_files(model: nn.Module) -> Iterator[None]:
+    """Strided layers have the algorithm of their nodes, which decides the order of new rows."""
+    layers: Iterator[Any] = model.modules()
+    native = [
+        layer for layer in layers
+        if getattr(getattr(layer, "algo", None), "name", None) == "Native" and not layer.subm
+    ]  # fmt: skip
+    try:
+        for layer in native:
+            layer.algo = type(layer.algo).MaskImplicitGemm
+        yield
+    finally:
+        for layer in native:
+            layer.algo = type(layer.algo).Native
 
 
 @contextlib.contextmanager

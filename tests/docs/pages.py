@@ -53,6 +53,17 @@ def blocks(page: Path) -> list[Block]:
     return found
 
 
+def table(page: Path, header: str) -> list[list[str]]:
+    """The cells of every row of the table whose first line is `header`."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    found = []
+    for line in lines[lines.index(header) + 2 :]:
+        if not line.startswith("|"):
+            break
+        found.append([cell.strip() for cell in line.strip("|").split("|")])
+    return found
+
+
 def programs(page: Path) -> list[list[Block]]:
     """The Python blocks that are run, those together that continue one another."""
     found: list[list[Block]] = []

@@ -54,9 +54,10 @@ def sites(box, n_rows, seed=0, without=()):
     return rows
 
 
-def by_key(rows):
-    """Rows in order: by batch, then by the axes from the last to the first."""
-    return sorted(range(len(rows)), key=lambda row: (rows[row][0], *rows[row][:0:-1]))
+def by_key(rows, ascending=False):
+    """Rows in order: by batch, then by the axes from the last to the first, or ascending."""
+    turn = 1 if ascending else -1
+    return sorted(range(len(rows)), key=lambda row: (rows[row][0], *rows[row][1:][::turn]))
 
 
 def table_of(lane, box, n_rows, seed=0):
@@ -73,7 +74,7 @@ def table_of(lane, box, n_rows, seed=0):
     return table, slots
 
 
-def check(lane, box, rows, live=None, behind=POISON, slab=None):
+def check(lane, box, rows, live=None, behind=POISON, slab=None, ascending=False):
     """Sort `rows`, of which `live` are in use, before others that hold `behind`."""
     n_rows = len(rows) if live is None else live
     coords = torch.full((len(rows), len(box.size)), behind, dtype=torch.int32)
@@ -83,8 +84,9 @@ def check(lane, box, rows, live=None, behind=POISON, slab=None):
     untouched = table.flags.tolist(), table.keys.tolist()
     there, bounds = coords.to(lane.device), box.layout(torch.device(lane.device)).bounds
     count = None if live is None else table.total
-    moved = row_ranks.sort_rows(table, there, bounds, target_of(lane), count, slab).cpu()
-    order = [*by_key(rows[:n_rows]), *range(n_rows, len(rows))]
+    moved = row_ranks.sort_rows(table, there, bounds, target_of(lane), count, slab, ascending)
+    moved = moved.cpu()
+    order = [*by_key(rows[:n_rows], ascending), *range(n_rows, len(rows))]
     assert moved.dtype == torch.int32 and torch.equal(moved, coords[order])
     assert torch.equal(there.cpu(), coords), "what was given stays"
     rank = torch.tensor(order).argsort().int()
@@ -101,12 +103,18 @@ def test_all_rows(kernel_lane, name, n_rows):
     check(kernel_lane, BOXES[name], sites(BOXES[name], n_rows))
 
 
+@pytest.mark.parametrize("ascending", [False, True])
 @pytest.mark.parametrize("n_rows", [FEW, FEW + 1])
 @pytest.mark.parametrize("name", BOXES)
-def test_dimensions_and_keys(kernel_lane, name, n_rows):
+def test_dimensions_and_keys(kernel_lane, name, n_rows, ascending):
     box = BOXES[name]
     assert box.key64 == (name in ("64 bits", "62 bits")) and not box.oversized
-    check(kernel_lane, box, sites(box, n_rows, 1))
+    check(kernel_lane, box, sites(box, n_rows, 1), ascending=ascending)
+
+
+@pytest.mark.parametrize("n_rows, live", [(40, 33), (300, 257)])
+def test_ascending_rows_in_use(kernel_lane, n_rows, live):
+    check(kernel_lane, BOXES["3D"], sites(BOXES["3D"], n_rows), live, ascending=True)
 
 
 def test_the_largest_keys_of_either_width():

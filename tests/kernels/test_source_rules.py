@@ -19,6 +19,7 @@ CORE = [path for path in FILES if path.relative_to(PACKAGE).parts[0] == "core"]
 WITHOUT_TRITON = (
     "sparse_bridge.kernels.runtime.target",
     "sparse_bridge.kernels.runtime.parts",
+    "sparse_bridge.kernels.runtime.fetched",
     "sparse_bridge.kernels.runtime.uploads",
     "sparse_bridge.kernels.runtime.symbolic",
     "sparse_bridge.kernels.runtime.launch_trace",

@@ -60,6 +60,7 @@ WHOLE = [
     "tests/kernels/test_batch_norm.py",
     "tests/core/test_batch_norm.py",
     "tests/adapters/spconv/test_fused_training.py",
+    "tests/adapters/spconv/test_row_order.py",
     "tests/adapters/spconv/test_trained_norms.py",
     "tests/adapters/test_training_norms.py",
     "tests/adapters/test_pointwise_norms.py",

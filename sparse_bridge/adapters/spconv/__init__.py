@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ..base import Framework, interchange_of
@@ -23,6 +24,7 @@ class SpconvAdapter(Framework):
     tensor = ("spconv.pytorch", "SparseConvTensor")
     standin_root = Path(__file__).parent / "standin"
     versions = ">=2.2,<2.4"
+    other_names = MappingProxyType({"spconv_triton": "spconv"})
 
 
 ADAPTER = SpconvAdapter()

@@ -22,6 +22,7 @@ from ...core.traced.graphs import outside as outside
 from . import keys
 from .geometry import LayerGeometry, check_dimension
 from .maps import ask
+from .rules.row_order import ORDERS, order_of_layer
 from .tensors import channels_differ, check_input, check_parameters, shape_of
 
 ops: Any = torch.ops.sparse_bridge
@@ -59,11 +60,12 @@ def sites_of(x: Any) -> Traced:
 
 def build(sites: Sites, numbers: Sequence[int]) -> Made:
     """The map of a layer: numbers as `_numbers` puts them."""
-    ndim, subm, transposed = numbers[:3]
-    parts = [tuple(numbers[3 + ndim * i : 3 + ndim * (i + 1)]) for i in range(5)]
-    rest = list(numbers[3 + 5 * ndim :])
+    ndim, subm, transposed, order = numbers[:4]
+    parts = [tuple(numbers[4 + ndim * i : 4 + ndim * (i + 1)]) for i in range(5)]
+    rest = list(numbers[4 + 5 * ndim :])
     geometry = LayerGeometry._make([*parts, bool(subm), bool(transposed)])
-    built, _ = ask(sites.store, sites.coords, rest[0], rest[1:], geometry, "a compiled layer")
+    asked = geometry, ORDERS[order], "a compiled layer"
+    built, _ = ask(sites.store, sites.coords, rest[0], rest[1:], *asked)
     if built.coords is None or built.store is None:
         return Made(built.kmap)
     return Made(built.kmap, Sites(built.coords.coords, built.store))
@@ -72,12 +74,13 @@ def build(sites: Sites, numbers: Sequence[int]) -> Made:
 coordinates.register(_BUILDER, build)
 
 
-def _numbers(geometry: LayerGeometry, batch_size: int, shape: list[int]) -> list[int]:
+def _numbers(geometry: LayerGeometry, order: str, batch_size: int, shape: list[int]) -> list[int]:
     n_axes = len(shape)
     more = geometry.output_padding or (0,) * n_axes
     return [
-        n_axes, int(geometry.subm), int(geometry.transposed), *geometry.kernel, *geometry.stride,
-        *geometry.padding, *geometry.dilation, *more, batch_size, *shape,
+        n_axes, int(geometry.subm), int(geometry.transposed), ORDERS.index(order),
+        *geometry.kernel, *geometry.stride, *geometry.padding, *geometry.dilation, *more,
+        batch_size, *shape,
     ]  # fmt: skip
 
 
@@ -96,7 +99,7 @@ def _made(layer: Any, x: Any) -> Record:
     check_dimension(layer, x)
     geometry, shape = LayerGeometry.of(layer), shape_of(x)
     out_shape, sites = geometry.output_shape(shape, what), sites_of(x)
-    numbers = _numbers(geometry, x.batch_size, shape)
+    numbers = _numbers(geometry, order_of_layer(layer, x), x.batch_size, shape)
     if geometry.subm:
         handle, out = sites.map(_BUILDER, numbers), sites
     else:

@@ -8,7 +8,6 @@ kind. The steady path, a layer whose `indice_key` has a map, is `layer_forward`,
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,11 +31,11 @@ from . import benchmark, keys
 from .geometry import LayerGeometry, check_dimension
 from .maps import LayerMap, layer_map_of
 from .records import kernel_map_of, record_of
+from .rules.switches import allow_tf32
 from .tensors import channels_differ, check_input, check_parameters, shape_of
 
 __all__ = [
     "ACTIVATIONS",
-    "allow_tf32",
     "conv_forward",
     "convolve",
     "convolved",
@@ -299,12 +298,6 @@ def record_voxels(layer: Any, y: torch.Tensor) -> None:
     if layer.record_voxel_count and hasattr(layer, "max_num_voxels_during_training"):
         n_rows = rows_of(y).number("Recording the number of voxels")
         layer.max_num_voxels_during_training.clamp_(min=n_rows)
-
-
-def allow_tf32() -> bool:
-    """`spconv.constants.SPCONV_ALLOW_TF32`, which may be assigned at any time."""
-    constants = sys.modules.get("spconv.constants")
-    return constants is not None and bool(constants.SPCONV_ALLOW_TF32)
 
 
 def expected(layer: Any, epilogue: Epilogue, norm: Any = None) -> Expected:

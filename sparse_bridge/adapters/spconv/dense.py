@@ -19,7 +19,7 @@ class CoordinateRangeError(CoordinateError, IndexError):
     """A row that lies outside the grid it is to be written into."""
 
 
-def dense(x: Any, channels_first: bool) -> torch.Tensor:
+def dense(x: Any, channels_first: bool = True) -> torch.Tensor:
     """[B, C, *shape] contiguous, or [B, *shape, C]; zeros where nothing is; differentiable.
 
     Of rows that share coordinates one stays. Negative indices count from the end, as in Python.

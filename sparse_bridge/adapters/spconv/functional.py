@@ -12,15 +12,23 @@ from ...core.ops import pool as core_pool
 from .conv import ACTIVATIONS, convolve
 from .geometry import LayerGeometry
 from .maps import layer_map
+from .rules.row_order import row_order
+from .rules.switches import uses_direct_table
 from .tensors import check_parameters
 
 
 def build_map(
-    indices: torch.Tensor, batch_size: int, spatial_shape: Any, geometry: LayerGeometry
-) -> tuple[torch.Tensor, KernelMap]:
-    """(output indices [M, 1 + nd] int32, kernel map) of one layer geometry."""
+    indices: torch.Tensor, batch_size: int, spatial_shape: Any, geometry: LayerGeometry,
+    algo: Any, direct_table: bool | None = None, original: bool = False,
+) -> tuple[torch.Tensor, KernelMap]:  # fmt: skip
+    """(output indices [M, 1 + nd] int32, kernel map) of one layer geometry.
+
+    algo, direct_table, original: see `row_order`; None: the switch.
+    """
     shape = [int(size) for size in spatial_shape]
-    made = layer_map(indices, int(batch_size), shape, geometry, "the layer")
+    table = uses_direct_table() if direct_table is None else direct_table
+    order = row_order(algo, table, indices.device.type, original)
+    made = layer_map(indices, int(batch_size), shape, geometry, order, "the layer")
     return made.indices, made.kmap
 
 

@@ -16,6 +16,8 @@ from ...core.maps.map_cache import MapStore
 from ...core.maps.request import BuiltMap, MapRequest, request
 from .. import providers  # noqa: F401 - maps are prefetched
 from .geometry import LayerGeometry
+from .rules.outside import warn_of_rows_outside
+from .rules.row_order import order_of_layer
 from .tensors import shape_of
 
 _held: weakref.WeakKeyDictionary[Any, MapStore] = weakref.WeakKeyDictionary()
@@ -35,14 +37,16 @@ class LayerMap(NamedTuple):
 
 
 def layer_map(
-    indices: torch.Tensor, batch_size: int, shape: list[int], geometry: LayerGeometry, what: str
-) -> LayerMap:
+    indices: torch.Tensor, batch_size: int, shape: list[int], geometry: LayerGeometry, order: str,
+    what: str,
+) -> LayerMap:  # fmt: skip
     """The map of a layer on indices int32 [N, 1 + nd] in a grid of `shape`, built at most once.
 
-    what: the layer's name, for messages.  Raises what `LayerGeometry` does, and CoordinateError.
+    order: of new rows, see `row_order`.  what: the layer's name, for messages.  Raises what
+    `LayerGeometry` does, and CoordinateError.
     """
     store = map_cache.store_of(indices)
-    built, out_shape = ask(store, indices, batch_size, shape, geometry, what)
+    built, out_shape = ask(store, indices, batch_size, shape, geometry, order, what)
     if built.coords is None or built.store is None:
         return LayerMap(store.alias(indices), out_shape, built.kmap, store)
     return LayerMap(built.store.alias(built.coords.coords), out_shape, built.kmap, store)
@@ -51,8 +55,8 @@ def layer_map(
 def layer_map_of(layer: Any, x: Any) -> LayerMap:
     """The map of a layer on a tensor, whose maps live as long as it: a checkpoint runs the layers
     again when nothing else is left of them."""
-    shape, geometry = shape_of(x), LayerGeometry.of(layer)
-    made = layer_map(x.indices, int(x.batch_size), shape, geometry, type(layer).__name__)
+    shape, geometry, order = shape_of(x), LayerGeometry.of(layer), order_of_layer(layer, x)
+    made = layer_map(x.indices, int(x.batch_size), shape, geometry, order, type(layer).__name__)
     if made.store is not None:
         _held[x] = made.store
     return made
@@ -60,26 +64,30 @@ def layer_map_of(layer: Any, x: Any) -> LayerMap:
 
 def ask(
     store: MapStore, indices: torch.Tensor, batch_size: int, shape: list[int],
-    geometry: LayerGeometry, what: str,
+    geometry: LayerGeometry, order: str, what: str,
 ) -> tuple[BuiltMap, list[int]]:  # fmt: skip
     """The map of a layer on indices of which `store` holds the maps, and the output's grid."""
-    asked, box, out_shape = _request_of(geometry, batch_size, tuple(shape), what)
-    return request(store, lambda: store.coordinates(indices, box), asked), list(out_shape)
+    asked, box, out_shape = _request_of(geometry, order, batch_size, tuple(shape), what)
+    built = request(store, lambda: store.coordinates(indices, box), asked)
+    warn_of_rows_outside(store, indices, box)
+    return built, list(out_shape)
 
 
 @functools.lru_cache(maxsize=64)  # of a few scenes: streams bring grids of ever new sizes
 def _request_of(
-    geometry: LayerGeometry, batch_size: int, shape: tuple[int, ...], what: str
+    geometry: LayerGeometry, order: str, batch_size: int, shape: tuple[int, ...], what: str
 ) -> tuple[MapRequest, Box, list[int]]:
     """(what a layer asks in a grid, the grid's box, the output's grid)."""
     out_shape, box = geometry.output_shape(list(shape), what), Box.grid(batch_size, shape)
-    return MapRequest(*_asked_of(geometry), box), box, out_shape
+    return MapRequest(*_asked_of(geometry, order), box), box, out_shape
 
 
 @functools.cache  # scenes bring grids of ever new sizes, layers do not
-def _asked_of(geometry: LayerGeometry) -> tuple[str, Offsets, tuple[int, ...], Any, str]:
+def _asked_of(
+    geometry: LayerGeometry, order: str
+) -> tuple[str, Offsets, tuple[int, ...], Any, str]:
     """A `MapRequest` but for its box."""
     if geometry.subm:
         return "submanifold", geometry.offsets, (), None, "given"
     kind = "generative" if geometry.transposed else "strided"
-    return kind, geometry.offsets, geometry.stride, geometry.rule, "first_seen"
+    return kind, geometry.offsets, geometry.stride, geometry.rule, order

@@ -18,6 +18,7 @@ from ...core.maps.kernel_map import KernelMap
 from ...core.maps.map_builder import from_pairs
 from ...core.maps.row_pairs import dense_table, row_pairs
 from ...errors import ShapeError
+from .rules.switches import sorts_masks
 
 _maps: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _lock = threading.Lock()
@@ -48,8 +49,12 @@ def indice_pairs(kmap: KernelMap, n_in: int, is_subm: bool) -> tuple[torch.Tenso
     return pairs, counts.to(kmap.device)
 
 
-def masks_and_order(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def masks_and_order(
+    table: torch.Tensor, sort: bool | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Which kernel offsets each row has, and the rows ordered by that.
+
+    sort: False leaves the rows as they are; None: `SPCONV_DO_SORT`.
 
     Returns masks int32 [rows, ceil(V / 32)], bit v % 32 of word v // 32 set where offset v is
     present, and the row order int32 [rows] by the first word.
@@ -59,6 +64,8 @@ def masks_and_order(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     weights = torch.bitwise_left_shift(torch.tensor(1), torch.arange(32)).to(table.device)
     words = (present.view(width, 32, -1) * weights[None, :, None]).sum(1)
     masks = torch.where(words >= 1 << 31, words - (1 << 32), words).int().t().contiguous()
+    if not (sorts_masks() if sort is None else sort):
+        return masks, torch.arange(len(masks), dtype=torch.int32, device=masks.device)
     return masks, torch.argsort(masks[:, 0], stable=True).int()
 
 

@@ -16,8 +16,11 @@ from ..ledger import note
 from . import pool as pools
 from . import sums, tracing, weights
 from .conv import conv_forward
+from .dense import dense
 from .norm import run_sequential
-from .tensors import assign_features
+from .rules.switches import check_layout
+from .tensors import add_in_place, assign_features, selected
+from .upstream.patch_voxels import voxel_patches
 
 _VERSIONS = ">=2.2,<2.4"
 
@@ -78,6 +81,30 @@ def _sequential(original: Callable[..., Any]) -> Callable[..., Any]:
     return bridged
 
 
+def _dense(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def bridged(self: Any, channels_first: bool = True) -> Any:
+        if _refusal(self) is not None:
+            return original(self, channels_first)
+        return dense(self, channels_first)
+
+    return bridged
+
+
+def _any_volume(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The constructor of average pools, which refuses windows of more than 32 cells."""
+    from spconv.pytorch.core import expand_nd
+
+    @functools.wraps(original)
+    def init(
+        self: Any, ndim: int, kernel_size: Any = 3, stride: Any = 1, *args: Any, **kwargs: Any
+    ) -> None:
+        original(self, ndim, 1, kernel_size if stride is None else stride, *args, **kwargs)
+        self.kernel_size = expand_nd(ndim, kernel_size)
+
+    return init
+
+
 def _assignable(original: property) -> property:
     return property(
         original.fget, assign_features, None, "Features [N, C]; assignable as in spconv 1.x."
@@ -89,10 +116,12 @@ def _before_loading(self: Any, state_dict: Any, prefix: str, *ignored: Any) -> N
 
 
 def patches() -> list[Patch]:
-    """Patches for the spconv that is imported. Raises UnsupportedError outside 2.2 .. 2.3."""
+    """Patches for the spconv that is imported. Raises UnsupportedError outside 2.2 .. 2.3, and
+    where it was told to make weights of an older layout."""
     import spconv
     from spconv.pytorch import conv, core, functional, modules, pool
 
+    check_layout(conv)
     found = tuple(int(part) for part in re.findall(r"\d+", spconv.__version__)[:2])
     if not (2, 2) <= found < (2, 4):
         raise UnsupportedError(
@@ -109,6 +138,7 @@ def patches() -> list[Patch]:
     compiled = "spconv's needs its compiled hash table"
     assigned = "spconv 1.x code assigns features"
     twice = "spconv's permutes weights of older layouts twice"
+    emptied = "spconv's empties the maps of the tensor, too"
     return [
         seam(conv.SparseConvolutionBase, "_conv_forward", _convolution, "all convolutions"),
         seam(modules.SparseSequential, "forward", _sequential, "fused layers"),
@@ -119,6 +149,8 @@ def patches() -> list[Patch]:
         seam(pool.SparseMaxPool, "forward", _pool(pools.max_pool_forward), "max pooling"),
         seam(pool.SparseAvgPool, "forward", _pool(pools.avg_pool_forward), average),
         seam(pool.SparseGlobalMaxOrAvgPool, "forward", global_pool, "all devices"),
+        seam(pool.SparseAvgPool, "__init__", _any_volume, average),
+        *voxel_patches(seam),
         seam(functional, "sparse_add", sums.sparse_add, unordered, wraps=False),
         seam(functional, "sparse_add_hash_based", sums.sparse_add_hash_based, compiled, False),
         seam(
@@ -128,6 +160,9 @@ def patches() -> list[Patch]:
             assigned,
             wraps=False,
         ),
+        seam(core.SparseConvTensor, "dense", _dense, "rows outside of the grid are named"),
+        seam(core.SparseConvTensor, "__iadd__", add_in_place, "spconv's raises", wraps=False),
+        seam(core.SparseConvTensor, "select_by_index", selected, emptied, wraps=False),
         seam(
             conv.SparseConvolution,
             "_load_weight_different_layout",

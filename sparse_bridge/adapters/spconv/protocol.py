@@ -14,7 +14,7 @@ from ...core.geometry.boxes import Box
 from ...core.maps.coordinate_map import CoordinateMap
 from ..protocol import LateMaps, LayerFacts, Root, TensorProtocol
 from . import interchange
-from .conv import allow_tf32
+from .rules.switches import allow_tf32
 from .tensors import box_of
 
 

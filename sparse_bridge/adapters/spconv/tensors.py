@@ -98,6 +98,31 @@ def check_parameters(features: torch.Tensor, weight: torch.Tensor, what: str) ->
         )
 
 
+def summed_features(x: Any, other: Any) -> torch.Tensor:
+    """Features of x + other, a sparse tensor or a plain one. Raises ContractError."""
+    more = getattr(other, "_features", other)
+    if not isinstance(more, torch.Tensor):
+        raise ContractError(
+            f"a SparseConvTensor adds to another one or to a tensor, got {type(other).__name__}."
+        )
+    total: torch.Tensor = x._features + more
+    return total
+
+
+def add_in_place(x: Any, other: Any) -> Any:
+    """`x += other`; tensors that share the features of `x` keep theirs."""
+    x._features = summed_features(x, other)
+    return x
+
+
+def selected(x: Any, valid_indices: torch.Tensor) -> Any:
+    """`x.select_by_index`: the chosen rows, with no kernel maps."""
+    twin = x.replace_feature(x._features[valid_indices])
+    twin.indices = x.indices[valid_indices]
+    twin.indice_dict = {}
+    return twin
+
+
 def assign_features(x: Any, value: Any) -> None:
     """`x.features = value`, as spconv 1.x allows it. Raises DataTypeError for what is no tensor."""
     if not isinstance(value, torch.Tensor):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import sys
 from typing import Any
 
 import torch
 
 from ... import log
 from ...errors import ContractError
+from .rules.switches import saved_layout
 
 _COUNTER = "max_num_voxels_during_training"
 _ORIGIN = {"RSKC": "spconv 2.0 / 2.1 (algo Native)", "RSCK": "spconv 1.x"}
@@ -22,13 +22,13 @@ def before_loading(layer: Any, state_dict: dict[str, torch.Tensor], prefix: str)
     converts the weight in place; where it is not set and the weight has the shape of an older
     layout, a warning names that layout.
 
-    Raises ContractError when a layout is set and the checkpoint has no weight.
+    Raises ContractError for an unknown layout, and where one is set and the checkpoint has no
+    weight.
     """
     counter = prefix + _COUNTER
     if hasattr(layer, _COUNTER) and counter not in state_dict:
         state_dict[counter] = torch.zeros(1, dtype=torch.int32)
-    constants = sys.modules.get("spconv.constants")
-    layout, key = getattr(constants, "SAVED_WEIGHT_LAYOUT", ""), prefix + "weight"
+    layout, key = saved_layout(), prefix + "weight"
     if layout in _ORIGIN:
         convert_layout(state_dict, key, layout, layer)
         log.once(

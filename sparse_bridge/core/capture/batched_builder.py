@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...kernels.runtime.fetched import Fetched
 from ...kernels.runtime.parts import Slab, viewed
 from ...kernels.runtime.target import Target
 from ..device.kernels import hash_table, mask_order, new_rows, tile_batch
@@ -82,7 +83,7 @@ class BatchedBuilder:
         if self.traces is not None and (found := self.traces.repeated(self, capacities)):
             return found.answers
         counters, root = self.expanded(capacities)
-        fetched = hash_table.Fetched([counters, root.flags, *self.besides()])
+        fetched = Fetched([counters, root.flags, *self.besides()])
         rows = self.sizes(capacities, fetched.read(), self.counter_lengths())
         if rows is None:
             return None
@@ -188,6 +189,8 @@ class BatchedBuilder:
         for place, step in enumerate(self.steps):
             if not step.makes:
                 continue
+            if step.request.order == "by_offset":
+                return None  # no launches make it
             growth = self.last.growth(place)
             below = self.cmap.n_rows if step.level == 0 else capacities.get(step.level - 1)
             out_box = self.boxes.get(place + 1)

@@ -86,7 +86,7 @@ class Expansion:
             return coords
         return row_ranks.sort_rows(
             self.table, coords, self.out.bounds, self.target,
-            self.table.total if counted else None, self._slab,
+            self.table.total if counted else None, self._slab, order == "ascending",
         )  # fmt: skip
 
     def link(
@@ -110,22 +110,29 @@ def scratch_elements(n_rows: int, n_taps: int, n_new: int, order: str) -> int:
     """Elements of a slab for what the expansion of `n_rows` rows to `n_new` needs until it is
     linked. order: of the new rows."""
     owned = new_rows.owner_blocks(n_rows, n_taps)
-    ranked = row_ranks.scratch_elements(n_new) if order == "sorted" else 0
+    ranked = 0 if order == "first_seen" else row_ranks.scratch_elements(n_new)
     return Slab.rounded(n_taps * n_rows) + Slab.rounded(owned) + ranked
 
 
-def sorted_rows(coords: torch.Tensor, layout: KeyLayout | None) -> torch.Tensor:
-    """Rows int64 [N] of coordinates by batch and then by the axes from the last to the first, by
-    torch alone. layout: of keys, if there is one."""
-    n_rows, device = coords.shape[0], coords.device
-    steps = None if layout is None or layout.steps is None else layout.steps.view()
-    if steps is None:
-        order = torch.arange(n_rows, device=device)
-        for column in (*range(1, coords.shape[1]), 0):
-            column_values = coords[:, column].index_select(0, order)
-            order = order.index_select(0, torch.sort(column_values, stable=True).indices)
-        return order
-    return torch.sort((coords * steps).sum(1), stable=True).indices
+def sorted_rows(coords: torch.Tensor, box: Box, order: str) -> torch.Tensor:
+    """Rows int64 [N] of coordinates in `box` in the order "sorted" or "ascending", see
+    `MapRequest`, by torch alone."""
+    device, ascending = coords.device, order == "ascending"
+    if box.oversized or not (ascending or box.steps):
+        rows, columns = torch.arange(coords.shape[0], device=device), range(1, coords.shape[1])
+        for column in (*(reversed(columns) if ascending else columns), 0):
+            column_values = coords[:, column].index_select(0, rows)
+            rows = rows.index_select(0, torch.sort(column_values, stable=True).indices)
+        return rows
+    if ascending:
+        keys = coords[:, 0].long()
+        for column, (low, extent) in enumerate(zip(box.lo[1:], box.size[1:], strict=True), 1):
+            keys = keys * extent + (coords[:, column] - low)
+    else:
+        steps = box.layout(device).steps
+        assert steps is not None  # where the box has any
+        keys = (coords * steps.view()).sum(1)
+    return torch.sort(keys, stable=True).indices
 
 
 def look_up(

@@ -299,13 +299,12 @@ def lookup(
 
 
 def expand(
-    found: Indexed, offsets: Offsets, rule: Rule, out_box: Box
+    found: Indexed, offsets: Offsets, rule: Rule, out_box: Box, order: str
 ) -> tuple[torch.Tensor, PairLists]:
     """New coordinates (c * multiplier + sign * offset) / divisor that are whole and lie in
     `out_box`, of the live coordinates c of `found`, which must be distinct.
 
-    Returns them ([M, 1 + D] int32, ordered by the first row that reaches each, then by offset) and
-    the pairs (row, new row).
+    Returns them ([M, 1 + D] int32, in `order`, see `MapRequest`) and the pairs (row, new row).
     """
     n_offsets, device = len(offsets), found.coords.device
     hull, keys, in_rows, which = reached(found.columns, found.hull, offsets, rule, out_box)
@@ -313,15 +312,37 @@ def expand(
     # In the order of discoverers: a coordinate's is the first row and offset that reaches it.
     lead = leaders(keys, n_cells, n_cells <= _table_size(len(keys)))
     first = lead == np.arange(len(lead))
-    cells = np.array(np.unravel_index(keys[first], tuple(hull.size)))
-    cells += np.array(hull.lo)[:, None]
-    new = cells.T.astype(np.int32, order="C")
+    new_keys = keys[first]
+    cells = np.array(np.unravel_index(new_keys, tuple(hull.size)))
     if found.live is not None:
         in_rows = found.live.take(in_rows)
     by_offset = stable_order(which, n_offsets)
-    pairs = ShortPairs(
-        in_rows.take(by_offset).astype(np.int32),
-        first.cumsum(dtype=np.int32).take(lead.take(by_offset)) - np.int32(1),
-        np.bincount(which, minlength=n_offsets).tolist(),
-    )
+    out_rows = first.cumsum(dtype=np.int32).take(lead.take(by_offset)) - np.int32(1)
+    if order != "first_seen":
+        rows = _rows_in(order, new_keys, cells, hull, out_rows)
+        cells, rank = cells[:, rows], np.empty(len(rows), np.int32)
+        rank[rows] = np.arange(len(rows))
+        out_rows = rank.take(out_rows)
+    cells += np.array(hull.lo)[:, None]
+    new = cells.T.astype(np.int32, order="C")
+    counts = np.bincount(which, minlength=n_offsets).tolist()
+    pairs = ShortPairs(in_rows.take(by_offset).astype(np.int32), out_rows, counts)
     return on_device(new, device), PairLists.of(pairs, False, device)
+
+
+def _rows_in(order: str, keys: Array, cells: Array, hull: Hull, out_rows: Rows32) -> Array:
+    """New rows in an order that is not "first_seen", see `MapRequest`.
+
+    keys, cells: of the new rows, row-major in the hull, and [1 + D, M] from its first cell.
+    out_rows: of all pairs, by offset and then by input row.
+    """
+    if order == "by_offset":
+        places = np.arange(len(out_rows))
+        keys = np.empty(len(keys), np.int64)
+        keys[out_rows[::-1]] = places[::-1]  # the first pair of a row is the last one written
+        return sort_keys(keys, len(places))[1]
+    if order == "sorted":
+        axes = [0, *range(len(cells) - 1, 0, -1)]
+        steps = steps_of([hull.size[axis] for axis in axes])
+        keys = np.matmul(np.array(steps, np.int64), cells[axes])
+    return sort_keys(keys, math.prod(hull.size))[1]

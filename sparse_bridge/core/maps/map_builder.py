@@ -23,7 +23,7 @@ from ..geometry.host_moves import MOST_CELLS, Rule
 from ..geometry.offsets import Offsets
 from . import host_index, wide_index
 from .coordinate_map import CoordinateMap, capacity_for
-from .expansion import Expansion, Source, look_up, sorted_rows
+from .expansion import Expansion, Source, look_up
 from .kernel_map import KernelMap, unfolded
 from .pair_lists import PairLists
 from .rulebook import Rulebook
@@ -110,8 +110,7 @@ def strided(
 ) -> tuple[CoordinateMap, KernelMap]:  # fmt: skip
     """y[u] gathers x[s * u + o]; the outputs are all u in `out_box` that reach a live input.
 
-    order: of the output rows, by the first input row that reaches them, then by offset
-    ("first_seen"), or "sorted", see `MapRequest`. Equal input coordinates are summed. Returns the
+    order: of the output rows, see `MapRequest`. Equal input coordinates are summed. Returns the
     output coordinates and the map.
     """
     one = (1,) * offsets.dimension
@@ -145,15 +144,12 @@ def _expand(
     if not cmap.unique:
         cmap = cmap.duplicates().map
     n, n_offsets, device = cmap.n_rows, len(offsets), cmap.device
-    target = None if out_box.oversized else cmap.kernel_target(out_box.key64, expands=True)
+    target = None
+    if not out_box.oversized and order != "by_offset":
+        target = cmap.kernel_target(out_box.key64, expands=True)
     if target is None:
         search = wide_index if out_box.volume >= MOST_CELLS or out_box.oversized else host_index
-        coords, lists = search.expand(cmap.indexed(), offsets, rule, out_box)
-        if order == "sorted":
-            by_rank = sorted_rows(coords, None if out_box.oversized else out_box.layout(device))
-            coords, rank = coords.index_select(0, by_rank), torch.argsort(by_rank)
-            out_rows = rank.index_select(0, lists.out_rows)
-            lists = PairLists(lists.in_rows, out_rows, lists.starts, False)
+        coords, lists = search.expand(cmap.indexed(), offsets, rule, out_box, order)
         new = CoordinateMap(coords, out_box)
         new.adopt()
         return new, Rulebook(n, new.n_rows, n_offsets, device, lists=lists)

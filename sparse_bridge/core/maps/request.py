@@ -38,8 +38,10 @@ class MapRequest(NamedTuple):
     u + offset] gathers x[u], both with output rows of their own; "between", like "strided" with
     output rows that are given.  output: the box of the output coordinates or a rule for it; for
     "between" their `CoordinateMap`.  order: of the output rows: "given"; by the "first_seen" input
-    row and then by offset; "sorted" by batch and then by the axes from the last to the first.  box:
-    of the coordinates that are asked, where a store has several readings of them.
+    row and then by offset; by the first offset that reaches them and then by input row
+    ("by_offset", made on the host alone); by batch and then by the axes, from the last to the first
+    ("sorted") or from the first to the last ("ascending").  box: of the coordinates that are asked,
+    where a store has several readings of them.
     """
 
     kind: str

@@ -14,6 +14,7 @@ from ..geometry.boxes import Box
 from ..geometry.host_moves import Rule
 from ..geometry.offsets import Offsets
 from . import host_index
+from .expansion import sorted_rows
 from .host_index import HostIndex
 from .pair_lists import PairLists
 
@@ -124,7 +125,7 @@ def submanifold(index: HostIndex, offsets: Offsets, n_rows: int, keep_center: bo
 
 
 def expand(
-    found: host_index.Indexed, offsets: Offsets, rule: Rule, out_box: Box
+    found: host_index.Indexed, offsets: Offsets, rule: Rule, out_box: Box, order: str
 ) -> tuple[torch.Tensor, PairLists]:
     """`host_index.expand` for an `out_box` of any size."""
     coords, device, n_offsets = found.coords, found.coords.device, len(offsets)
@@ -142,11 +143,16 @@ def expand(
         candidates.append(whole.index_select(0, rows[-1]))
     distinct, place = _distinct(torch.cat(candidates))
     rank = torch.cat([hit * n_offsets + v for v, hit in enumerate(rows)])
-    order = torch.argsort(_first_rank(place, rank, distinct.shape[0]))
-    number = torch.empty_like(order)
-    number[order] = torch.arange(order.shape[0], device=device)
+    if order == "by_offset":
+        rank = torch.arange(rank.shape[0], device=device)
+    if order in ("sorted", "ascending"):
+        by_rank = sorted_rows(distinct, out_box, order)
+    else:
+        by_rank = torch.argsort(_first_rank(place, rank, distinct.shape[0]))
+    number = torch.empty_like(by_rank)
+    number[by_rank] = torch.arange(by_rank.shape[0], device=device)
     starts = [0]
     for hit in rows:
         starts.append(starts[-1] + hit.shape[0])
     pairs = PairLists(torch.cat(rows), number.index_select(0, place), starts, False)
-    return distinct.index_select(0, order).int(), pairs
+    return distinct.index_select(0, by_rank).int(), pairs

@@ -23,13 +23,13 @@ atomic answers, and says so. Tables lie in the device's own memory, not in fine-
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import torch
 import triton
 import triton.language as tl
 
+from ..runtime.fetched import Fetched
 from ..runtime.launch import cdiv, register
 from ..runtime.parts import Operand, Part, viewed
 from ..runtime.symbolic import filled
@@ -237,31 +237,6 @@ class HashTable:
 def live_flags(flags: Sequence[int]) -> tuple[int, int, bool]:
     """(keys inserted, live rows, overflow) from a table's counters."""
     return flags[0] + 1, flags[1] + 1, flags[2] > 0
-
-
-class Fetched:
-    """Small int32 vectors of one device on their way to the host; later work is not waited for."""
-
-    def __init__(self, vectors: Sequence[torch.Tensor]) -> None:
-        self._vectors, self._event = list(vectors), None
-        if not vectors[0].is_cuda:
-            return
-        self._ends = list(itertools.accumulate(len(vector) for vector in vectors))
-        host = torch.empty(self._ends[-1], dtype=torch.int32, device="cpu", pin_memory=True)
-        self._vectors, start = [host], 0
-        for vector, end in zip(vectors, self._ends, strict=True):
-            host[start:end].copy_(vector, non_blocking=True)
-            start = end
-        self._event = torch.cuda.Event()
-        self._event.record(torch.cuda.current_stream(vectors[0].device))
-
-    def read(self) -> list[list[int]]:
-        """Their values."""
-        if self._event is None:
-            return [vector.tolist() for vector in self._vectors]
-        self._event.synchronize()
-        values = self._vectors[0].tolist()
-        return [values[a:b] for a, b in itertools.pairwise((0, *self._ends))]
 
 
 def taps_at_once(n_taps: int) -> int:

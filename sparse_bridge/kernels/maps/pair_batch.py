@@ -15,10 +15,10 @@ import torch
 import triton
 import triton.language as tl
 
+from ..runtime.fetched import Fetched
 from ..runtime.launch import cdiv, register
 from ..runtime.target import Target, current_stream
 from ..runtime.uploads import uploaded
-from .hash_table import Fetched
 from .mask_order import store_pairs
 from .tile_batch import number_at, own_at, pointer_at
 from .tile_list import TILE, TileList

@@ -1,8 +1,8 @@
 """New coordinates in the order of their keys: by batch, then by the axes from the last to the
-first; and the hash table's values, renamed to follow.
+first or from the first to the last; and the hash table's values, renamed to follow.
 
 Keys are row-major indices in the bounds of the coordinates, with the batch column first and the
-axes after it in reverse: int32 wherever those of the table are, which halves the work of a radix
+axes after it in that order: int32 wherever those of the table are, which halves the work of a radix
 sort. No two rows have one key, so the rank of a row is the number of smaller keys. Of few rows that
 is counted, in the launch that moves them; `torch.sort` takes ten launches. Rows behind those in use
 keep their places.
@@ -32,22 +32,24 @@ _RANKED = 32  # rows whose ranks one program counts,
 _STEP = 128  # by so many keys at once
 
 
-@triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted"])
+@triton.jit(do_not_specialize=["count_ptr", "n_rows", "counted", "first", "turn"])
 def _sort_keys(
-    coords_ptr, bounds_ptr, count_ptr, key_ptr, n_rows, counted, D: tl.constexpr,
+    coords_ptr, bounds_ptr, count_ptr, key_ptr, n_rows, counted, first, turn, D: tl.constexpr,
     LAST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The keys of rows, of the type that takes them; LAST, that type's largest number, for those
-    that are not in use."""
+    that are not in use. The columns of axes follow from `first` by `turn`, 1 or -1. (Numbers, no
+    constexpr: one form serves both orders.)"""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     used = row < live_rows(count_ptr, n_rows, counted)
     kind = key_ptr.dtype.element_ty
     base = coords_ptr + row.to(tl.int64) * (D + 1)
     key = (tl.load(base, mask=used, other=0) - tl.load(bounds_ptr)).to(kind)
     for i in tl.static_range(D):
-        c = tl.load(base + (D - i), mask=used, other=0)
-        index = c - tl.load(bounds_ptr + 2 * (D - i))
-        key = key * tl.load(bounds_ptr + 2 * (D - i) + 1) + index.to(kind)
+        column = first + turn * i
+        c = tl.load(base + column, mask=used, other=0)
+        index = c - tl.load(bounds_ptr + 2 * column)
+        key = key * tl.load(bounds_ptr + 2 * column + 1) + index.to(kind)
     key = tl.where(used, key, tl.full((BLOCK,), LAST, kind))
     tl.store(key_ptr + row, key, mask=row < n_rows)
 
@@ -119,10 +121,11 @@ def scratch_elements(n_rows: int) -> int:
 
 def sort_rows(
     table: HashTable, coords: torch.Tensor, bounds: Operand, target: Target,
-    count: Operand | None = None, slab: Slab | None = None,
+    count: Operand | None = None, slab: Slab | None = None, ascending: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """Distinct coordinates int32 [N, 1 + D], contiguous, N > 0, by batch and then by the axes from
-    the last to the first; `table` maps to their rows, afterwards as before.
+    the last to the first, or with `ascending` from the first to the last; `table` maps to their
+    rows, afterwards as before.
 
     bounds: of the coordinates, see `coord_key`; keys of the table's width hold them.  count: int32,
     one less than the rows in use, which come first, if not all are; what is behind them stays
@@ -133,9 +136,10 @@ def sort_rows(
     key, renamed = _key_memory(slab, n_rows, table), slab.part(n_rows)
     there, sizes = coords if count is None else count, (n_rows, int(count is not None))
     shape = (columns - 1, torch.iinfo(key.dtype).max)
+    axes = (1, 1) if ascending else (columns - 1, -1)
     keys_kernel.launch(
-        table.device, target, (cdiv(n_rows, _BLOCK), 1, 1), (coords, bounds, there, key, *sizes),
-        (*shape, _BLOCK), OPTIONS, (shape, coords.data_ptr() % 16),
+        table.device, target, (cdiv(n_rows, _BLOCK), 1, 1), (coords, bounds, there, key, *sizes,
+        *axes), (*shape, _BLOCK), OPTIONS, (shape, coords.data_ptr() % 16),
     )  # fmt: skip
     moved = coords.new_empty(coords.shape)
     if isinstance(key, Part):

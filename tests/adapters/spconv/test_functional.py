@@ -25,7 +25,8 @@ def layer_of(sp, kind):
     g = geometry(kind)
     name = "SubMConv3d" if g.get("subm") else "SparseConv3d"
     name = "SparseConvTranspose3d" if g.get("transpose") else name
-    return getattr(sp, name)(4, 6, g["ksize"], g["stride"], g["padding"], bias=False)
+    rule = g["ksize"], g["stride"], g["padding"]
+    return getattr(sp, name)(4, 6, *rule, bias=False, algo=sp.ConvAlgo.Native)
 
 
 def gradients(function, *leaves):

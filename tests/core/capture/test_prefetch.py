@@ -156,18 +156,19 @@ class Halved:
 class Loose(Scene):
     """Sorted levels inside bounds of the data, and maps between given rows."""
 
-    def __init__(self, coords, both=True):
+    def __init__(self, coords, both=True, order="sorted"):
         super().__init__(coords, both)
+        self.order = order
         lo, hi = (tuple(bound) for bound in torch.stack(coords.aminmax(dim=0)).tolist())
         box = Box.spanning(lo, tuple(h - low + 1 for low, h in zip(lo, hi, strict=True)))
         self.root = CoordinateMap(coords, box), map_cache.MapStore()
 
     def sorted(self, level):
         cmap, stride = level[0], (2, 2, 2)
-        kmap, new, store = self.ask(level, "strided", PAIR, stride, Halved(), "sorted")
+        kmap, new, store = self.ask(level, "strided", PAIR, stride, Halved(), self.order)
         alone = CoordinateMap(cmap.coords.clone(), cmap.box)
         box = Halved().output_box(cmap.box)
-        expected, other = map_builder.strided(alone, PAIR, stride, box, "sorted")
+        expected, other = map_builder.strided(alone, PAIR, stride, box, self.order)
         assert torch.equal(new.coords, expected.coords) and new.box is expected.box
         same(kmap, other, self.both)
         return new, store
@@ -186,15 +187,16 @@ class Loose(Scene):
         return self.built
 
 
+@pytest.mark.parametrize("order", ["sorted", "ascending"])
 @pytest.mark.parametrize("both", [False, True])
-def test_bounds_of_the_data_do_not_matter(kernel_lane, both):
+def test_bounds_of_the_data_do_not_matter(kernel_lane, both, order):
     """What repeats is the list of requests; every scene lies elsewhere."""
     built = []
     for seed in (1, 2, 3, 4):
         coords = cloud(SHAPE, share=0.2, seed=seed)
         coords = coords[(coords[:, 1] < 12 - seed) & (coords[:, 3] >= seed)]
         coords[:, 1:] += torch.tensor([seed - 2, -7 * seed, 3], dtype=torch.int32)
-        built.append(Loose(coords.contiguous().to(kernel_lane.device), both).network())
+        built.append(Loose(coords.contiguous().to(kernel_lane.device), both, order).network())
     assert built[:2] == [6, 6] and built[-1] == 0
 
 

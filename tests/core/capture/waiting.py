@@ -10,7 +10,7 @@ import torch
 
 from sparse_bridge.core.capture import graph_cache, prefetch
 from sparse_bridge.core.maps import request
-from sparse_bridge.kernels.maps.hash_table import Fetched
+from sparse_bridge.kernels.runtime.fetched import Fetched
 
 from .pretended import graphs_on_the_cpu
 from .test_new_shapes import voxels

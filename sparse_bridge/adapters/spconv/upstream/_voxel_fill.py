@@ -131,6 +131,18 @@ class VoxelBuffers:
         self.indices = torch.zeros(sizes[0], grid.ndim, dtype=torch.int32, device=device)
         self.num_per_voxel = torch.zeros(sizes[0], dtype=torch.int32, device=device)
 
+    @classmethod
+    def around(cls, voxelizer: Any) -> VoxelBuffers:
+        """The buffers that a voxelizer of spconv holds itself, a `PointToVoxel`."""
+        made = cls.__new__(cls)
+        made.grid = VoxelGrid(
+            list(voxelizer.vsize), list(voxelizer.grid_size), list(voxelizer.grid_stride),
+            list(voxelizer.coors_range),
+        )  # fmt: skip
+        made.voxels, made.indices = voxelizer.voxels, voxelizer.indices
+        made.num_per_voxel = voxelizer.num_per_voxel
+        return made
+
     def check(self, points: torch.Tensor) -> None:
         """Raises PointShapeError or PointDataTypeError unless `points` can be voxelized."""
         n_voxels, n_slots, width = self.voxels.shape
@@ -170,7 +182,7 @@ class VoxelBuffers:
         self._store_cells(xp, found, count)
         self._store_points(xp, array, found, count)
         if empty_mean:
-            self._fill_with_mean(count)
+            fill_with_mean(self.voxels[:count], self.num_per_voxel[:count])
         ids = _ids(xp, found, count, points.shape[0]) if with_ids else None
         return count, None if ids is None else xp.tensor(ids)
 
@@ -208,10 +220,12 @@ class VoxelBuffers:
         voxel += slot
         xp.put_rows_(xp.array(self.voxels).reshape(-1, width), voxel, xp.take(points, rows))
 
-    def _fill_with_mean(self, count: int) -> None:
-        voxels, used = self.voxels[:count], self.num_per_voxel[:count].view(-1, 1, 1)
-        slots = torch.arange(voxels.shape[1], device=voxels.device).view(1, -1, 1)
-        free = slots >= used
-        # Stale slots may hold anything, NaN included, so they are replaced and not multiplied.
-        mean = voxels.masked_fill(free, 0).sum(1, keepdim=True).div_(used)
-        voxels.copy_(torch.where(free, mean, voxels))
+
+def fill_with_mean(voxels: torch.Tensor, used: torch.Tensor) -> None:
+    """Fill the free slots of voxels [M, P, F], of which so many [M] are used, with the mean of the
+    used ones."""
+    used = used.view(-1, 1, 1)
+    free = torch.arange(voxels.shape[1], device=voxels.device).view(1, -1, 1) >= used
+    # Stale slots may hold anything, NaN included, so they are replaced and not multiplied.
+    mean = voxels.masked_fill(free, 0).sum(1, keepdim=True).div_(used)
+    voxels.copy_(torch.where(free, mean, voxels))

@@ -20,11 +20,12 @@ _INT32_MAX = (1 << 31) - 1
 
 def _map(
     indices: Tensor, batch_size: int, input_dims: Sequence[int], rule: Any, subm: bool,
-    transposed: bool,
+    transposed: bool, algo: int, direct_table: bool,
 ) -> Any:  # fmt: skip
     kernel, stride, padding, dilation, out_padding = (tuple(map(int, part)) for part in rule)
     layer = geometry.LayerGeometry(kernel, stride, padding, dilation, out_padding, subm, transposed)
-    return functional.build_map(to_torch(indices).contiguous(), batch_size, input_dims, layer)
+    rows = to_torch(indices).contiguous()
+    return functional.build_map(rows, batch_size, input_dims, layer, algo, direct_table)
 
 
 class SpconvOps(metaclass=MissingParts):
@@ -58,7 +59,8 @@ class SpconvOps(metaclass=MissingParts):
         Leaves PairFwd int32 [2, V, N], IndiceNumPerLoc int32 [V] and, if not subm, OutIndices.
         """
         rule = ksize, stride, padding, dilation, out_padding
-        out, kmap = _map(indices, batch_size, input_dims, rule, subm, transposed)
+        asked = rule, subm, transposed, algo, False
+        out, kmap = _map(indices, batch_size, input_dims, *asked)
         found, counts = pairs.indice_pairs(kmap, indices.dim(0), subm)
         _bounded(len(out), num_out_act_bound)
         allocator.put("PairFwd", found)
@@ -82,7 +84,8 @@ class SpconvOps(metaclass=MissingParts):
         OutIndices [M, 1 + nd], PairBwd [V, N], PairMaskBwd, MaskArgSortBwd.
         """
         rule = ksize, stride, padding, dilation, out_padding
-        out, kmap = _map(indices, batch_size, input_dims, rule, subm, transposed)
+        asked = rule, subm, transposed, algo, direct_table
+        out, kmap = _map(indices, batch_size, input_dims, *asked)
         _bounded(len(out), num_out_act_bound)
         fwd, bwd = pairs.tables_of(kmap)
         _put_table(allocator, "", fwd, do_sort)
@@ -122,9 +125,7 @@ class SpconvOps(metaclass=MissingParts):
 
 
 def _put_table(allocator: Any, suffix: str, table: torch.Tensor, do_sort: bool) -> None:
-    masks, order = pairs.masks_and_order(table)
-    if not do_sort:
-        order = torch.arange(len(order), dtype=torch.int32, device=order.device)
+    masks, order = pairs.masks_and_order(table, do_sort)
     flat = masks[:, 0] if masks.shape[1] == 1 else masks
     allocator.put("PairFwd" if not suffix else "PairBwd", table)
     allocator.put(f"PairMask{suffix}", flat.contiguous()[None])

@@ -20,6 +20,7 @@ __all__ = [
     "GridError", "Point2VoxelCPU1d", "Point2VoxelCPU2d", "Point2VoxelCPU3d", "Point2VoxelCPU4d",
     "Point2VoxelGPU1d", "Point2VoxelGPU2d", "Point2VoxelGPU3d", "Point2VoxelGPU4d",
     "PointDataTypeError", "PointShapeError", "PointToVoxel", "gather_features_by_pc_voxel_id",
+    "voxelized",
 ]  # fmt: skip
 
 
@@ -99,8 +100,7 @@ class PointToVoxel:
             ContractError: `pc` lies on another device.
             PointShapeError, PointDataTypeError: `pc` has the wrong shape or dtype.
         """
-        count, _ = self._fill(pc, clear_voxels, empty_mean, False)
-        return self._buffers.copies(count)
+        return voxelized(self._buffers, pc, clear_voxels, empty_mean, False)
 
     def generate_voxel_with_id(
         self, pc: torch.Tensor, clear_voxels: bool = True, empty_mean: bool = False
@@ -110,23 +110,25 @@ class PointToVoxel:
         Points beyond a full voxel's capacity carry its id; points outside the range, or in a cell
         that came after the last voxel, carry -1.
         """
-        count, ids = self._fill(pc, clear_voxels, empty_mean, True)
-        assert ids is not None
-        return (*self._buffers.copies(count), ids)
+        return voxelized(self._buffers, pc, clear_voxels, empty_mean, True)
 
-    def _fill(
-        self, pc: torch.Tensor, clear_voxels: bool, empty_mean: bool, with_ids: bool
-    ) -> tuple[int, torch.Tensor | None]:
-        if not isinstance(pc, torch.Tensor):
-            raise PointToVoxelArgumentError(
-                f"the points are a {type(pc).__name__}; pass a torch.Tensor on {self.device}"
-            )
-        if pc.device != self.voxels.device:
-            raise ContractError(
-                f"your pc device is wrong: the points are on {pc.device}, this voxelizer works "
-                f"on {self.voxels.device}; move one of them"
-            )
-        return self._buffers.fill(pc, clear_voxels, empty_mean, with_ids)
+
+def voxelized(
+    buffers: VoxelBuffers, pc: torch.Tensor, clear_voxels: bool, empty_mean: bool, with_ids: bool
+) -> tuple[Any, ...]:
+    """What `PointToVoxel` returns: copies of the buffers, and ids where they are wanted."""
+    device = buffers.voxels.device
+    if not isinstance(pc, torch.Tensor):
+        raise PointToVoxelArgumentError(
+            f"the points are a {type(pc).__name__}; pass a torch.Tensor on {device}"
+        )
+    if pc.device != device:
+        raise ContractError(
+            f"your pc device is wrong: the points are on {pc.device}, this voxelizer works "
+            f"on {device}; move one of them"
+        )
+    count, ids = buffers.fill(pc, clear_voxels, empty_mean, with_ids)
+    return (*buffers.copies(count), ids) if with_ids else buffers.copies(count)
 
 
 def gather_features_by_pc_voxel_id(

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .... import log, settings
 from ....errors import KernelError
 from ....kernels.runtime import target as targets
+from ....kernels.runtime.fetched import Fetched
 from ....kernels.runtime.launch_trace import Trace, TracedTarget
 from ....kernels.runtime.symbolic import NotTracedError, Sym
 from ...device.kernels import hash_table
@@ -109,7 +110,7 @@ class Traces:
             return None
         (counters, flags, lengths, ends), names = first
         builder.ends = list(ends)
-        read = hash_table.Fetched([counters, flags.view(), *builder.besides()]).read()
+        read = Fetched([counters, flags.view(), *builder.besides()]).read()
         if not _distinct(read[1], cmap.n_rows):
             return None
         rows = builder.sizes(capacities, read, lengths)

@@ -1,4 +1,8 @@
-"""Switches that projects read or assign; `SPCONV_ALLOW_TF32` is looked up on every call."""
+"""Switches that projects read or assign.
+
+Those with an effect are looked up where they matter (`adapters/spconv/rules/switches.py`). The
+table of all of them is in docs/spconv.md.
+"""
 
 import enum
 import os
@@ -37,7 +41,8 @@ SPCONV_DEBUG_NVRTC_KERNELS = False
 SPCONV_DEBUG_CPP_ONLY = False
 SPCONV_DEBUG_WEIGHT = False
 SPCONV_CPP_INDICE_PAIRS = True
-SPCONV_USE_DIRECT_TABLE = True
+# Upstream reads no variable for this one; projects may rather set one than edit their code.
+SPCONV_USE_DIRECT_TABLE = os.getenv("SPCONV_USE_DIRECT_TABLE", "1") == "1"
 SPCONV_CPP_GEMM = True
 SPCONV_DIRECT_TABLE_HASH_SIZE_SCALE = 1.1
 SPCONV_ALLOW_TF32 = False

@@ -1,5 +1,7 @@
 """Saving inputs for bug reports is left to the application."""
 
+from spconv.constants import SPCONV_DEBUG_SAVE_PATH as SPCONV_DEBUG_SAVE_PATH
+
 from sparse_bridge.errors import UnsupportedError
 
 

@@ -1,5 +1,9 @@
 """The timer that layers carry along."""
 
+from contextlib import nullcontext as nullcontext
+
+from spconv.cppconstants import CPU_ONLY_BUILD as CPU_ONLY_BUILD
+
 from sparse_bridge.adapters.spconv.upstream.tensorview import KernelTimer
 
 

@@ -6,8 +6,17 @@ import math
 import numpy as np
 import torch
 from cumm import tensorview as tv
+from spconv import SPCONV_VERSION_NUMBERS as SPCONV_VERSION_NUMBERS
 from spconv import constants
+from spconv.constants import ALL_WEIGHT_IS_KRSC as ALL_WEIGHT_IS_KRSC
+from spconv.constants import SAVED_WEIGHT_LAYOUT as SAVED_WEIGHT_LAYOUT
 from spconv.core import ConvAlgo
+from spconv.cppconstants import CPU_ONLY_BUILD as CPU_ONLY_BUILD
+from spconv.debug_utils import spconv_save_debug_data as spconv_save_debug_data
+from spconv.pytorch import functional as Fsp  # noqa: F401 - the name is upstream's
+from spconv.pytorch import ops as ops
+from spconv.pytorch.core import ImplicitGemmIndiceData as ImplicitGemmIndiceData
+from spconv.pytorch.core import IndiceData as IndiceData
 from spconv.pytorch.core import SparseConvTensor, expand_nd
 from spconv.pytorch.modules import SparseModule
 from torch import nn
@@ -19,6 +28,7 @@ from sparse_bridge.adapters.expected import expect
 from sparse_bridge.adapters.spconv import weights
 from sparse_bridge.adapters.spconv.conv import conv_forward, expected_of, layer_forward
 from sparse_bridge.adapters.spconv.geometry import KernelSizeError
+from sparse_bridge.adapters.spconv.rules.switches import check_layout
 from sparse_bridge.adapters.spconv.tracing import as_node
 from sparse_bridge.errors import ContractError
 
@@ -35,6 +45,7 @@ class SparseConvolutionBase:
         indice_key=None, algo=None, fp32_accum=None, record_voxel_count=False,
         act_type=tv.gemm.Activation.None_, act_alpha=0, act_beta=0, large_kernel_fast_algo=False,
     ):  # fmt: skip
+        check_layout(constants)
         _check_groups(groups, in_channels, out_channels)
         self.ndim = ndim
         self.in_channels = in_channels

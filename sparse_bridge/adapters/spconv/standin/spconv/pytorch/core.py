@@ -3,11 +3,18 @@
 import numpy as np
 import torch
 from spconv import constants
+from spconv.core import ConvAlgo as ConvAlgo
+from spconv.pytorch.constants import PYTORCH_VERSION as PYTORCH_VERSION
 from spconv.tools import CUDAKernelTimer
 from torch.fx import Proxy, ProxyableClassMeta
 
 from sparse_bridge.adapters.spconv.dense import dense
-from sparse_bridge.adapters.spconv.tensors import assign_features
+from sparse_bridge.adapters.spconv.tensors import (
+    add_in_place,
+    assign_features,
+    selected,
+    summed_features,
+)
 from sparse_bridge.errors import ContractError, DataTypeError, ShapeError
 
 
@@ -130,6 +137,8 @@ class SparseConvTensor(metaclass=SpConvTensorMeta):
     indice_dict: kernel maps by `indice_key`.
     """
 
+    _switches = constants
+
     def __init__(
         self, features, indices, spatial_shape, batch_size, grid=None, voxel_num=None,
         indice_dict=None, benchmark=False, permanent_thrust_allocator=False, enable_timer=False,
@@ -215,10 +224,7 @@ class SparseConvTensor(metaclass=SpConvTensorMeta):
 
     def select_by_index(self, valid_indices):
         """The chosen rows, with no kernel maps."""
-        twin = self.replace_feature(self._features[valid_indices])
-        twin.indices = self.indices[valid_indices]
-        twin.indice_dict = {}
-        return twin
+        return selected(self, valid_indices)
 
     def minus(self):
         return self.replace_feature(-self._features)
@@ -246,23 +252,13 @@ class SparseConvTensor(metaclass=SpConvTensorMeta):
         """
         return dense(self, channels_first)
 
-    def _added(self, other):
-        if isinstance(other, SparseConvTensor):
-            return self._features + other.features
-        if isinstance(other, torch.Tensor):
-            return self._features + other
-        raise ContractError(
-            f"a SparseConvTensor adds to another one or to a tensor, got {type(other).__name__}."
-        )
-
     def __add__(self, other):
-        return self.replace_feature(self._added(other))
+        return self.replace_feature(summed_features(self, other))
 
     __radd__ = __add__
 
     def __iadd__(self, other):
-        self._features = self._added(other)
-        return self
+        return add_in_place(self, other)
 
 
 def _check(features, indices, spatial_shape, batch_size):

@@ -36,6 +36,10 @@ __all__ = [
 
 def torch_tensor_to_tv(ten, dtype=None, shape=None, stride=None):
     """A tensorview of a torch tensor's memory, with another dtype, shape or stride if given."""
+    if ten.dtype in _TH_QTYPES:  # the same memory, as integers
+        memory = ten.detach()
+        ten = torch.empty(0, dtype=torch.int8, device=ten.device)
+        ten.set_(memory.untyped_storage(), memory.storage_offset(), memory.shape, memory.stride())
     if shape is not None:
         ten = ten.as_strided(shape, stride) if stride is not None else ten.view(shape)
     view = tv.from_torch(ten)

@@ -1,6 +1,12 @@
 """Functional forms of the layers, and sums of sparse tensors."""
 
 import torch
+from cumm import tensorview as tv  # noqa: F401 - the name is upstream's
+from spconv.pytorch import ops as ops
+from spconv.pytorch.constants import PYTORCH_VERSION as PYTORCH_VERSION
+from spconv.pytorch.core import SparseConvTensor as SparseConvTensor
+from spconv.pytorch.hash import HashTable as HashTable
+from spconv.tools import CUDAKernelTimer as CUDAKernelTimer
 
 from sparse_bridge.adapters.spconv import functional, pairs
 from sparse_bridge.adapters.spconv.sums import sparse_add as sparse_add

@@ -2,14 +2,60 @@
 
 import numpy as np
 import torch
-from spconv.constants import SPCONV_USE_DIRECT_TABLE as SPCONV_USE_DIRECT_TABLE
-from spconv.core import AlgoHint as AlgoHint
-from spconv.core import ConvAlgo
+from cumm import tensorview as tv
+from cumm.conv.bases import KRSC, NHWC, ConvOpType
+from spconv import constants
+from spconv.algo import CONV, CONV_CPP, GEMM, GEMM_CPP
+from spconv.constants import (
+    ALL_WEIGHT_IS_KRSC,
+    FILTER_HWIO,
+    SPCONV_ALLOW_TF32,
+    SPCONV_CPP_GEMM,
+    SPCONV_CPP_INDICE_PAIRS,
+    SPCONV_CPP_INDICE_PAIRS_IGEMM,
+    SPCONV_DIRECT_TABLE_HASH_SIZE_SCALE,
+    SPCONV_DO_SORT,
+    SPCONV_USE_DIRECT_TABLE,
+    AllocKeys,
+)
+from spconv.core import AlgoHint, ConvAlgo
+from spconv.core_cc.csrc.sparse.all import SpconvOps
+from spconv.core_cc.csrc.sparse.alloc import ExternalAllocator
+from spconv.core_cc.csrc.sparse.convops.spops import ConvGemmOps
+from spconv.core_cc.csrc.sparse.inference import InferenceOps
+from spconv.cppconstants import CPU_ONLY_BUILD
+from spconv.pytorch.core import ThrustSortAllocator
+from spconv.pytorch.cppcore import (
+    TorchAllocator,
+    TorchSpconvMatmul,
+    get_arch,
+    get_current_stream,
+    torch_tensor_to_tv,
+)
+from spconv.tools import CUDAKernelTimer
 
 from sparse_bridge.adapters.spconv import functional, geometry, pairs
-from sparse_bridge.adapters.spconv.upstream.boxes import nms as nms
+from sparse_bridge.adapters.spconv.upstream.boxes import nms
 from sparse_bridge.errors import UnsupportedError
 
+# What upstream's module holds besides its functions; of switches, what they were at its import.
+__all__ = [
+    "ALL_WEIGHT_IS_KRSC", "CONV", "CONV_CPP", "CPU_ONLY_BUILD", "DEBUG", "DEBUG_INT64_HASH_K",
+    "FILTER_HWIO", "GEMM", "GEMM_CPP", "INT32_MAX", "KRSC", "NHWC", "SPCONV_ALLOW_TF32",
+    "SPCONV_CPP_GEMM", "SPCONV_CPP_INDICE_PAIRS", "SPCONV_CPP_INDICE_PAIRS_IGEMM",
+    "SPCONV_DIRECT_TABLE_HASH_SIZE_SCALE", "SPCONV_DO_SORT", "SPCONV_USE_DIRECT_TABLE", "AlgoHint",
+    "AllocKeys", "CUDAKernelTimer", "ConvAlgo", "ConvGemmOps", "ConvOpType", "ExternalAllocator",
+    "InferenceOps", "SpconvOps", "ThrustSortAllocator", "TorchAllocator", "TorchSpconvMatmul",
+    "constants", "fused_indice_conv", "get_arch", "get_conv_output_size", "get_current_stream",
+    "get_deconv_output_size", "get_indice_pairs", "get_indice_pairs_implicit_gemm",
+    "global_pool_rearrange", "implicit_gemm", "implicit_gemm_backward",
+    "indice_avgpool_implicit_gemm", "indice_avgpool_implicit_gemm_backward", "indice_conv",
+    "indice_conv_backward", "indice_maxpool", "indice_maxpool_backward",
+    "indice_maxpool_implicit_gemm", "indice_maxpool_implicit_gemm_backward", "maximum_value_int_",
+    "nms", "np", "torch", "torch_tensor_to_tv", "tv",
+]  # fmt: skip
+
+DEBUG = False
 DEBUG_INT64_HASH_K = False
 INT32_MAX = (1 << 31) - 1
 
@@ -24,7 +70,7 @@ def get_indice_pairs(
     """(out_inds int32 [M, nd + 1], pairs int32 [2, V, N], num_per_loc int32 [V])."""
     _no_bound(num_out_act_bound)
     rule = ksize, stride, padding, dilation, out_padding
-    out, kmap = _build(indices, batch_size, spatial_shape, rule, subm, transpose)
+    out, kmap = _build(indices, batch_size, spatial_shape, rule, subm, transpose, algo)
     return (out, *pairs.indice_pairs(kmap, indices.shape[0], subm))
 
 
@@ -35,23 +81,29 @@ def get_indice_pairs_implicit_gemm(
 ):  # fmt: skip
     """The kernel map as tables.
 
+    direct_table: whether new rows may come in any order; None: `SPCONV_USE_DIRECT_TABLE`.
+    do_sort: whether rows are ordered by their masks; None: `SPCONV_DO_SORT`.
+
     Returns out_inds, num_per_loc, pair_fwd [V, M], pair_bwd [V, N], lists of the masks of both and
     of their orders, and the masks of the splits.
     """
     _no_bound(num_out_act_bound)
     rule = ksize, stride, padding, dilation, out_padding
-    out, kmap = _build(indices, batch_size, spatial_shape, rule, subm, transpose)
+    kind = subm, transpose, algo, direct_table
+    out, kmap = _build(indices, batch_size, spatial_shape, rule, *kind)
     fwd, bwd = pairs.tables_of(kmap)
     counts = (fwd >= 0).sum(1, dtype=torch.int32)
-    mask_fwd, order_fwd = pairs.masks_and_order(fwd)
-    mask_bwd, order_bwd = pairs.masks_and_order(bwd)
+    mask_fwd, order_fwd = pairs.masks_and_order(fwd, do_sort)
+    mask_bwd, order_bwd = pairs.masks_and_order(bwd, do_sort)
     masks = [np.array([(1 << min(32, fwd.shape[0])) - 1], dtype=np.uint32)]
     return out, counts, fwd, bwd, [mask_fwd], [mask_bwd], [order_fwd], [order_bwd], masks
 
 
-def _build(indices, batch_size, spatial_shape, rule, subm, transpose):
+def _build(
+    indices, batch_size, spatial_shape, rule, subm, transpose, algo, direct_table=None
+):  # fmt: skip
     layer = geometry.LayerGeometry(*map(tuple, rule), subm, transpose)
-    return functional.build_map(indices, batch_size, spatial_shape, layer)
+    return functional.build_map(indices, batch_size, spatial_shape, layer, algo, direct_table)
 
 
 def _no_bound(bound):

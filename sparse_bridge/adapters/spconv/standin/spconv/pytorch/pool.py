@@ -4,6 +4,11 @@ import math
 
 import torch
 from spconv.core import ConvAlgo
+from spconv.cppconstants import CPU_ONLY_BUILD as CPU_ONLY_BUILD
+from spconv.pytorch import functional as Fsp  # noqa: F401 - the name is upstream's
+from spconv.pytorch import ops as ops
+from spconv.pytorch.core import ImplicitGemmIndiceData as ImplicitGemmIndiceData
+from spconv.pytorch.core import IndiceData as IndiceData
 from spconv.pytorch.core import expand_nd
 from spconv.pytorch.modules import SparseModule
 

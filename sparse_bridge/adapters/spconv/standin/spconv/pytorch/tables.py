@@ -1,6 +1,8 @@
 """Layers over lists of sparse tensors."""
 
 import torch
+from spconv.pytorch import functional as F  # noqa: F401 - the name is upstream's
+from spconv.pytorch.core import SparseConvTensor as SparseConvTensor
 from spconv.pytorch.modules import SparseModule
 
 from sparse_bridge.adapters.spconv.tracing import one_node

@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 from cumm import tensorview as tv
+from spconv.core_cc.csrc.utils.boxops import BoxOps as BoxOps
+from spconv.cppconstants import CPU_ONLY_BUILD as CPU_ONLY_BUILD
 
 from sparse_bridge.adapters.spconv.upstream.boxes import (
     non_max_suppression_cpu,

@@ -24,9 +24,13 @@ from spconv.pytorch.quantization.fuse_mapping import (
     fuse_conv_relu,
 )
 from spconv.pytorch.quantization.intrinsic import qat
-from spconv.pytorch.quantization.intrinsic.quantized import LinearPerChannelWeightReLU
+from spconv.pytorch.quantization.intrinsic.quantized import (
+    LinearPerChannelWeightReLU,
+    SparseConvAddReLU,
+    SparseConvReLU,
+)
 from spconv.pytorch.quantization.qmapping import get_spconv_qat_to_static_mapping
-from spconv.pytorch.quantization.quantized import LinearPerChannelWeight
+from spconv.pytorch.quantization.quantized import LinearPerChannelWeight, SparseConv
 from spconv.pytorch.quantization.quantized.reference import SpConv
 from torch import nn
 from torch.ao.nn.intrinsic import LinearReLU
@@ -157,8 +161,16 @@ def get_spconv_prepare_custom_config(additional_bns=None):
     return PrepareCustomConfig().set_non_traceable_module_classes(leaves)
 
 
+# What torch's convert_fx makes of reference layers, where a program adds these to its maps.
+SPCONV_STATIC_LOWER_MODULE_MAP = {SpConv: SparseConv}
+SPCONV_STATIC_LOWER_FUSED_MODULE_MAP = {
+    intrinsic.SpconvReLUNd: (SpConv, SparseConvReLU),
+    intrinsic.SpconvAddReLUNd: (SpConv, SparseConvAddReLU),
+}
+
+
 def get_spconv_convert_custom_config():
-    """The configuration of torch's convert_fx, empty: there are no int8 layers to convert to."""
+    """The configuration of torch's convert_fx: empty."""
     return ConvertCustomConfig()
 
 
@@ -179,6 +191,7 @@ def prepare_spconv_torch_inference(with_linear):
 
 
 __all__ = [
+    "SPCONV_STATIC_LOWER_FUSED_MODULE_MAP", "SPCONV_STATIC_LOWER_MODULE_MAP",
     "get_spconv_backend_config", "get_spconv_convert_custom_config",
     "get_spconv_prepare_custom_config", "get_spconv_qat_to_static_mapping",
     "non_weighted_op_qint8_dtype_config", "prepare_spconv_torch_inference",

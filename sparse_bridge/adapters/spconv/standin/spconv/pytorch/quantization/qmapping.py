@@ -26,5 +26,5 @@ def get_spconv_fmod_to_qat_mapping():
 
 
 def get_spconv_qat_to_static_mapping():
-    """{layer: the layer that computes in int8, which refuses here}"""
+    """{layer: the layer on int8 values}"""
     return dict(STATIC_SPCONV_QUANT_MODULE_MAPPINGS)

@@ -1,11 +1,65 @@
 """Layers on quantised tensors."""
 
 import torch
-from spconv.pytorch.quantization.refused import refused_layer
+from spconv.pytorch.core import SparseConvTensor
+from spconv.pytorch.quantization.core import quantize_per_tensor
+from spconv.pytorch.quantization.quantized.reference import SpConv
+from spconv.pytorch.quantization.utils import constructor_arguments
 from torch import nn
 from torch.ao.nn.quantized.modules.utils import WeightedQuantizedModule
 
-SparseConv = refused_layer(__name__, "SparseConv")
+from sparse_bridge.errors import UnsupportedError
+
+
+def dequantized(x):
+    """A sparse tensor with the values of its features, quantised or not."""
+    return x.dequantize() if isinstance(x, SparseConvTensor) and x.is_quantized else x
+
+
+class SparseConv(SpConv):
+    """A convolution from int8 to int8 values with the weight's scales, in float.
+
+    Made of a reference layer; scale, zero_point: of the output.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        del self.scale, self.zero_point  # plain numbers of every convolution
+        self.register_buffer("scale", torch.ones(()))
+        self.register_buffer("zero_point", torch.zeros((), dtype=torch.long))
+
+    def _get_name(self):
+        return f"Quantized{type(self).__name__}"
+
+    def _finished(self, y):
+        return y
+
+    def forward(self, x, add_input=None):
+        y = super().forward(dequantized(x))
+        if add_input is not None:
+            y = y.replace_feature(y.features + dequantized(add_input).features)
+        y = y.replace_feature(self._finished(y.features))
+        return quantize_per_tensor(y, self.scale, self.zero_point, torch.qint8)
+
+    @classmethod
+    def from_float(cls, *args, **kwargs):
+        raise UnsupportedError(
+            f"{cls.__name__} is made of a reference layer, by torch's convert_fx; there is no way "
+            "from eager mode."
+        )
+
+    @classmethod
+    def from_reference(cls, ref_qconv, output_scale, output_zero_point):
+        """ref_qconv: an `SpConv`, alone or fused with its ReLU."""
+        conv = ref_qconv if isinstance(ref_qconv, SpConv) else ref_qconv[0]
+        made = cls(
+            **constructor_arguments(conv), device=conv.weight.device, dtype=conv.weight.dtype,
+            weight_qparams=conv.weight_qparams(),
+        )  # fmt: skip
+        made.weight, made.bias = conv.weight, conv.bias
+        made.scale = torch.as_tensor(output_scale, dtype=torch.float32).clone()
+        made.zero_point = torch.as_tensor(output_zero_point, dtype=torch.long).clone()
+        return made.train(conv.training)
 
 
 class LinearPerChannelWeight(WeightedQuantizedModule):

@@ -33,6 +33,11 @@ class SpConv(SparseConvolution, ReferenceQuantizedModule):
     def forward(self, x, add_input=None):
         return layer_forward(self, x, self.get_weight(), self.bias, add_input)
 
+    def weight_qparams(self):
+        """Keywords of the weight's scales, as the constructor takes them."""
+        names = "qscheme", "dtype", "scale", "zero_point", "axis"
+        return {name: getattr(self, f"weight_{name}") for name in names}
+
     def _get_name(self):
         return "QuantizedSparseConv(Reference)"
 

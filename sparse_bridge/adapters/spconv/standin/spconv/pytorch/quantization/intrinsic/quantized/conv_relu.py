@@ -1,11 +1,18 @@
 """Fused layers on quantised tensors."""
 
-from spconv.pytorch.quantization.quantized.conv import LinearPerChannelWeight
-from spconv.pytorch.quantization.refused import refused_layer
+from spconv.pytorch.quantization.quantized.conv import LinearPerChannelWeight, SparseConv
 from torch.ao.nn.intrinsic.modules.fused import LinearReLU
 
-SparseConvReLU = refused_layer(__name__, "SparseConvReLU")
-SparseConvAddReLU = refused_layer(__name__, "SparseConvAddReLU")
+
+class SparseConvReLU(SparseConv):
+    """`SparseConv` with a ReLU."""
+
+    def _finished(self, y):
+        return y.relu()
+
+
+class SparseConvAddReLU(SparseConvReLU):
+    """`SparseConv`, a summand, and a ReLU."""
 
 
 class LinearPerChannelWeightReLU(LinearPerChannelWeight):

@@ -1,0 +1,69 @@
+"""A warning for rows outside of the grid: a grid that is one cell too small costs a network its
+border without an error."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+import torch
+
+from .... import log, state
+from ....core.geometry.boxes import Box
+from ....core.geometry.outside import Outside, OutsideLook
+from ....core.maps.map_cache import MapStore
+
+_LOOKS = 8  # at scenes with dead rows: networks may pad every scene with rows of batch item -1
+
+
+class _Watch:
+    """left: looks that may still be taken.  look: the one whose result was not read yet."""
+
+    def __init__(self) -> None:
+        self.left = _LOOKS
+        self.look: OutsideLook | None = None
+
+
+_watch = _Watch()
+
+
+@state.owns
+def reset() -> None:
+    """Look again, and warn again."""
+    global _watch
+    _watch = _Watch()
+
+
+def warn_of_rows_outside(store: MapStore, indices: torch.Tensor, box: Box) -> None:
+    """Warn once of rows of indices [N, 1 + nd] outside of the grid `box`, unless their batch index
+    is negative.
+
+    store: of maps over `indices`, one of which was just built: it knows whether rows are dead. The
+    device is never waited for; what it has found is read when a later map is built.
+    """
+    watch = _watch
+    if watch.look is None:
+        known = store.known(box) if watch.left > 0 else None
+        if known is None or not known.checked or known.alive is None:
+            return
+        if indices.is_cuda and torch.cuda.is_current_stream_capturing():
+            return
+        watch.left -= 1
+        watch.look = OutsideLook(indices, box)
+    if watch.look.ready:
+        look, watch.look = watch.look, None
+        if (found := look.result()) is not None:
+            watch.left = 0
+            _warn(found, look.box)
+
+
+def _warn(found: Outside, box: Box) -> None:
+    batch, *site = found.site
+    text = (
+        f"row {found.row} of a SparseConvTensor is at {site} in batch item {batch}, outside of "
+        f"its grid {list(box.size[1:])} with {box.size[0]} batch items ({found.n_outside} rows are "
+        "outside). Such rows meet nothing but themselves; spconv takes them for other cells. Pass "
+        "a larger spatial_shape (maximum + 1) or batch_size, or correct the indices."
+    )
+    if log.once(("spconv-rows-outside",), text, logging.WARNING):
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
