@@ -85,11 +85,17 @@ def test_behind_the_norm_and_before_the_activation(lane, kind, dtype):
         case.close(case(), case.bare)
 
 
-def test_repeated_coordinates(lane):
+@pytest.mark.parametrize("kind", ["submanifold", "strided"])
+def test_repeated_coordinates(lane, kind):
+    """Where they are summed, results do not wait."""
     coords = cloud((9, 10), 2, 0.35)
-    case = Case(lane, coords=torch.cat([coords, coords[:5]]))
+    case = Case(lane, kind, coords=torch.cat([coords, coords[:5]]))
     y = case(norm=case.norm, residual=case.rows, activation="relu")
     case.close(y, case.sum.relu())
+    if kind == "submanifold":
+        out, _ = case.deferred()
+        case.close(out + case.rows, case.sum.relu())
+        return
     told = []
     pending = fused_call.Pending(case.norm, "relu", 0.0, told.append)
     out, taken = fused_call.offer(pending, case)

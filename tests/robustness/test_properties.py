@@ -171,34 +171,3 @@ def test_where_a_scene_lies_does_not_matter(lane, placed):
     there, z = outputs(lane, kind, moved, x, weight, kernel, stride)
     assert torch.equal(there, here + (steps * stride if kind == "generative" else steps))
     assert torch.equal(z, y)
-
-
-@examples(40)
-@given(placed=placed(), seed=seeds)
-def test_the_order_of_rows_does_not_matter(lane, placed, seed):
-    kind, kernel, stride, coords, _ = placed
-    x, weight = scene(coords, kernel)
-    order = torch.randperm(len(coords), generator=torch.Generator().manual_seed(seed))
-    here, y = outputs(lane, kind, coords, x, weight, kernel, stride)
-    there, z = outputs(lane, kind, coords[order], x[order], weight, kernel, stride)
-    assert len(here) == len(there)
-    rows = {tuple(site): row for row, site in enumerate(there.tolist())}
-    place = torch.tensor([rows[tuple(site)] for site in here.tolist()], dtype=torch.int64)
-    assert_close(z.cpu()[place], y.cpu().double())
-
-
-@examples(40)
-@given(placed=placed())
-def test_batch_items_do_not_meet(lane, placed):
-    """Items together give what each gives alone, and a stray item far away changes nothing."""
-    kind, kernel, stride, coords, _ = placed
-    x, weight = scene(coords, kernel)
-    here, y = outputs(lane, kind, coords, x, weight, kernel, stride)
-    for item in coords[:, 0].unique().tolist():
-        own = coords[:, 0] == item
-        alone = coords[own].clone()
-        alone[:, 0] = 1000 + item
-        there, z = outputs(lane, kind, alone, x[own], weight, kernel, stride)
-        mine = here[:, 0] == item
-        assert torch.equal(there[:, 1:], here[mine, 1:])
-        assert_close(z, y.cpu()[mine].double())

@@ -280,7 +280,7 @@ def build_record(
         kmap = request(
             store, lambda: coordinate_map(store, coords, profile, spatial_range), asked
         ).kmap
-        kmap = among_themselves(kmap, layer, store)
+        kmap = among_themselves(kmap, layer)
         if out_range is not None and spatial_range is not None and out_range != spatial_range[:4]:
             before = store.get(("shrunk", spatial_range[:4]), tuple)
             store.put(("shrunk", out_range), before or spatial_range[:4])

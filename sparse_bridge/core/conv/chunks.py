@@ -134,6 +134,10 @@ class Chunks:
     longest: int
     products: int
 
+    def backwards(self) -> Chunks:
+        """The same pairs, of offsets in reverse order."""
+        return dataclasses.replace(self, reverse=not self.reverse)
+
     def parts(self) -> Iterator[Part]:
         for block in self.blocks:
             yield from block.parts
@@ -153,7 +157,7 @@ def chunks_of(kmap: KernelMap, width: int) -> Chunks:
     if found is not None:
         return found
     if rulebook.symmetric and kmap.flipped:  # the other side with its offsets reversed
-        found = dataclasses.replace(chunks_of(kmap.transposed(), width), reverse=True)
+        found = chunks_of(kmap.transposed(), width).backwards()
     else:
         found = _cut(kmap, key[2])
     rulebook.cache.put(key, found)
@@ -231,7 +235,7 @@ def _without_dense(
     """((in rows, out rows) int32, pairs of every offset, the dense offset) of the first lists."""
     starts, center, n_rows = lists.starts, kmap.rulebook.center, kmap.rulebook.n_rows
     counts = [end - start for start, end in itertools.pairwise(starts[: n_lists + 1])]
-    dense = center if center >= 0 and counts[center] == n_rows[0] == n_rows[1] else -1
+    dense = center if center >= 0 and counts[center] == n_rows[0] else -1
     parts = [slice(starts[n_lists])]
     if dense >= 0:
         counts[dense] = 0

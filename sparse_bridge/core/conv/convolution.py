@@ -256,9 +256,9 @@ def _heard(x, weight, kmap, epilogue, form, wants_grad):  # type: ignore[no-unty
 
 
 def _folded(x, weight, kmap, epilogue, form, dtype):  # type: ignore[no-untyped-def]
-    """Equal coordinates: fold x rows, convolve the distinct ones, unfold y rows. Gradients follow
-    by composition."""
-    from ..maps.fold import copy_rows, first_rows, self_product, sum_rows
+    """Equal coordinates: sum x rows, convolve the distinct ones, copy y rows. Gradients follow by
+    composition."""
+    from ..maps.fold import copy_rows, sum_rows
 
     check_devices(x, weight, epilogue.bias, kmap)
     check_activation(epilogue.activation)
@@ -266,16 +266,13 @@ def _folded(x, weight, kmap, epilogue, form, dtype):  # type: ignore[no-untyped-
         check(x, weight, epilogue, kmap, layout_of(weight, form.layout, form.groups))
     plain, folded = KernelMap(kmap.rulebook, kmap.flipped), x
     if kmap.x_fold is not None:
-        folded = first_rows(x, kmap.x_fold) if kmap.self_offset >= 0 else sum_rows(x, kmap.x_fold)
+        folded = sum_rows(x, kmap.x_fold)
     if torch.is_grad_enabled() and (folded.requires_grad or weight.requires_grad):
         y = _Conv.apply(folded, weight, None, plain, form, dtype)
     else:
         y = _inference(folded, weight, plain, Epilogue(), form, dtype)
     if kmap.y_fold is not None:
         y = copy_rows(y, kmap.y_fold)
-    if kmap.self_offset >= 0:
-        own = x.to(y.dtype), weight.to(y.dtype)
-        y = y + self_product(*own, form.layout, form.groups, kmap.self_offset)
     if epilogue.residual is not None:
         like_result(epilogue.residual, tuple(y.shape), y.dtype, y.device)
     return epilogue.finish(y.clone(), y.dtype)

@@ -76,7 +76,7 @@ class ConvPlan:
         self.forward: Gather = self.dataflow.gather(self.product)
         self.generation = settings.generation
         self._dense: bool | None = None
-        self._dgrad: Gather | None = None
+        self._dgrad: dict[bool, Gather] = {}
         self._wgrad: dict[torch.dtype, Wgrad] = {}
 
     @property
@@ -90,12 +90,14 @@ class ConvPlan:
         """The same under the settings in force."""
         return ConvPlan(self.key, self.case, self.form, self.product, self.separate)
 
-    @property
-    def dgrad(self) -> Gather:
-        if self._dgrad is None:
-            back = LayerProduct(*self.product[:4], self.w.transposed())
-            self._dgrad = self.dataflow.gather(back)
-        return self._dgrad
+    def dgrad(self, backwards: bool = False) -> Gather:
+        """backwards: of a map whose offsets count from the last one."""
+        found = self._dgrad.get(backwards)
+        if found is None:
+            w = self.w.transposed()
+            back = LayerProduct(*self.product[:4], w.reversed() if backwards else w)
+            found = self._dgrad[backwards] = self.dataflow.gather(back)
+        return found
 
     def wgrad(self, dw: torch.Tensor, like_weight: bool) -> Wgrad:
         """wgrad into memory like `dw`.  like_weight: that lies as the weight does."""
@@ -130,9 +132,14 @@ class ConvPlan:
                 dw.zero_()
             return x.new_zeros(x.shape) if wants_x else None
         like_weight = dw is None or dw.stride() == weight.stride()
-        if dw is not None and wants_x and like_weight and self.dataflow.joint:
+        back, dx = rulebook.backward, None
+        if dw is not None and wants_x and like_weight and self.dataflow.joint and back is None:
             return self.dataflow.gradients(self.product, kmap, x, weight, dy, dw)
-        dx = self.dgrad(rulebook, 1 - side, dy, weight, _NOTHING) if wants_x else None
+        if wants_x and back is not None:
+            there, rows = back.rulebook, back.rows(dy)
+            dx = self.dgrad(back.backwards)(there, 0, rows, weight, _NOTHING)
+        elif wants_x:
+            dx = self.dgrad()(rulebook, 1 - side, dy, weight, _NOTHING)
         if dw is not None:
             self.wgrad(dw, like_weight)(rulebook, side, x, dy, dw)
         return dx

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..device.rocm import linear
 from .segments import SegmentOperator, Segments, multiply, segment_max
 
 if TYPE_CHECKING:
@@ -32,6 +31,11 @@ class Duplicates:
     def segments(self) -> Segments:
         """The rows by distinct coordinate."""
         return Segments(self.inverse, self.map.n_rows)
+
+    @functools.cached_property
+    def shared(self) -> torch.Tensor:
+        """int64 [S], the distinct coordinates of more than one row, ascending."""
+        return (self.segments.starts.diff() > 1).nonzero().squeeze(1)
 
     @functools.cached_property
     def firsts(self) -> Duplicates:
@@ -64,22 +68,3 @@ def max_rows(x: torch.Tensor, fold: Duplicates) -> torch.Tensor:
 def copy_rows(y: torch.Tensor, fold: Duplicates) -> torch.Tensor:
     """[U, C] -> [N, C]: every row takes its distinct coordinate's, dead rows zeros."""
     return multiply(y, SegmentOperator(fold.segments, gathers=True))
-
-
-def first_rows(x: torch.Tensor, fold: Duplicates) -> torch.Tensor:
-    """[N, C] -> [U, C]: the first row of each distinct coordinate."""
-    return x.index_select(0, fold.first)
-
-
-def self_product(
-    x: torch.Tensor, weight: torch.Tensor, layout: str, groups: int, v: int
-) -> torch.Tensor:
-    """x @ w[v], grouped, with gradients."""
-    if layout == "vio":
-        matrix = weight[v] if weight.ndim == 3 else weight
-    else:
-        matrix = weight.reshape(weight.shape[0], -1, weight.shape[-1])[:, v].t()
-    if groups == 1:
-        return linear(x, matrix)
-    parts = zip(x.chunk(groups, 1), matrix.chunk(groups, 1), strict=True)
-    return torch.cat([linear(left, right) for left, right in parts], 1)

@@ -250,19 +250,16 @@ class _Ordered(NamedTuple):
     first: Mask
 
 
-def submanifold(index: HostIndex, offsets: Offsets, n_rows: int, keep_center: bool) -> PairLists:
-    """Pairs among the rows of `index`; symmetric offsets are looked up by half and mirrored.
-
-    keep_center: pair every one of the `n_rows` rows with itself at the zero offset (dead rows too),
-    else none.
-    """
+def submanifold(index: HostIndex, offsets: Offsets, n_rows: int) -> PairLists:
+    """Pairs among the rows of `index`, at the zero offset every one of the `n_rows` rows with
+    itself (dead rows too); symmetric offsets are looked up by half and mirrored."""
     halo, center = halo_of(offsets), offsets.center
     steps = index.steps(_looked_up(offsets), halo)
     in_rows, places, counts = index.find(index.keys(halo), steps, halo)
     out_rows = index.on_host.take(places).astype(np.int32)
     if center >= 0:
         counts.insert(center, 0)
-    pairs = ShortPairs(in_rows, out_rows, counts, center if keep_center else -1, n_rows)
+    pairs = ShortPairs(in_rows, out_rows, counts, center, n_rows)
     return PairLists.of(pairs, offsets.symmetric, index.rows.device)
 
 

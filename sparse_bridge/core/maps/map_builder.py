@@ -24,8 +24,9 @@ from ..geometry.offsets import Offsets
 from . import host_index, wide_index
 from .coordinate_map import CoordinateMap, capacity_for
 from .expansion import Expansion, Source, look_up
-from .kernel_map import KernelMap, unfolded
+from .kernel_map import KernelMap
 from .pair_lists import PairLists
+from .repeated import first_of_equal
 from .rulebook import Rulebook
 
 _TILED_OFFSETS = 27  # larger kernels are a first layer's, whose input may be narrow, see `flow_of`
@@ -68,39 +69,31 @@ def submanifold(cmap: CoordinateMap, offsets: Offsets) -> KernelMap:
         cmap.host()  # whose order also tells whether rows are distinct
     if not cmap.unique:
         fold = cmap.duplicates()
-        rulebook = _submanifold_rulebook(fold.map, offsets, False, None)
-        folded = KernelMap(rulebook, x_fold=fold, y_fold=fold, self_offset=offsets.center)
-        return folded if offsets.center >= 0 else unfolded(folded)
-    return KernelMap(_submanifold_rulebook(cmap, offsets, True, cmap.alive))
+        return first_of_equal(_submanifold_rulebook(fold.map, offsets, None), fold)
+    return KernelMap(_submanifold_rulebook(cmap, offsets, cmap.alive))
 
 
 def _optimistic_rulebook(cmap: CoordinateMap, offsets: Offsets, target: Target) -> Rulebook | None:
     """The map of distinct, live rows, queued before the device says whether they are; None when
     they are not. With tiles, which most layers ask for."""
-    rulebook = _submanifold_rulebook(cmap, offsets, True, None)
+    rulebook = _submanifold_rulebook(cmap, offsets, None)
     if settings.get().dataflow in ("auto", "masked") and len(offsets) <= _TILED_OFFSETS:
         rulebook.tiles(0, target)
     return rulebook if cmap.unique and cmap.alive is None else None
 
 
 def _submanifold_rulebook(
-    cmap: CoordinateMap, offsets: Offsets, keep_center: bool, alive: torch.Tensor | None
+    cmap: CoordinateMap, offsets: Offsets, alive: torch.Tensor | None
 ) -> Rulebook:
     n, n_offsets, device = cmap.n_rows, len(offsets), cmap.device
     options = {"symmetric": offsets.symmetric, "center": offsets.center}
     target = cmap.kernel_target()
     if target is None:
-        lists = search_of(cmap.box, offsets).submanifold(cmap.host(), offsets, n, keep_center)
+        lists = search_of(cmap.box, offsets).submanifold(cmap.host(), offsets, n)
         return Rulebook(n, n, n_offsets, device, lists=lists, **options)  # type: ignore[arg-type]
-    from ...kernels.maps.neighbor_table import NeighborTable
-
     here = Source.of(cmap.coords, cmap.box, alive)
-    center = offsets.center if keep_center else -1
-    one = (1,) * offsets.dimension
+    one, center = (1,) * offsets.dimension, offsets.center
     table = look_up(here, cmap.table(target), n, here.layout, offsets, one, target, center)
-    if not keep_center and offsets.center >= 0:
-        table.nbr[offsets.center].fill_(-1)
-        table = NeighborTable(table.nbr)
     return Rulebook(n, n, n_offsets, device, views=(table, None), **options)  # type: ignore[arg-type]
 
 

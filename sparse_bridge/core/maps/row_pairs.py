@@ -11,14 +11,9 @@ _ABSENT = torch.iinfo(torch.int32).max
 
 def row_pairs(kmap: KernelMap, v: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(x rows, y rows) of offset v, int64."""
-    if v == kmap.self_offset:
-        every = torch.arange(kmap.n_in, device=kmap.device)
-        return every, every
     x_rows, y_rows = (rows.long() for rows in kmap.pair_list(v))
     x_fold, y_fold = kmap.x_fold, kmap.y_fold
-    if x_fold is not None and kmap.self_offset >= 0:
-        x_rows = x_fold.first[x_rows]
-    elif x_fold is not None:
+    if x_fold is not None:
         x_rows, counts = x_fold.rows_at(x_rows)
         y_rows = y_rows.repeat_interleave(counts)
     if y_fold is not None:
@@ -33,8 +28,10 @@ def dense_table(kmap: KernelMap, side: int) -> torch.Tensor:
     side 0: input row of every output row; side 1: output row of every input row. Of several rows
     a table holds the first.
     """
-    if kmap.x_fold is None and kmap.y_fold is None and kmap.rulebook.regular:
-        table, reverse = kmap.rulebook.table(side ^ kmap.side)
+    rulebook, at = kmap.rulebook, side ^ kmap.side
+    holds = rulebook.regular and not (at and rulebook.backward)
+    if kmap.x_fold is None and kmap.y_fold is None and holds:
+        table, reverse = rulebook.table(at)
         return table.nbr.flip(0) if reverse else table.nbr
     rows = kmap.n_in if side else kmap.n_out
     nbr = torch.full((kmap.n_offsets, rows), _ABSENT, dtype=torch.int32, device=kmap.device)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ...kernels.maps.neighbor_table import NeighborTable
     from ...kernels.maps.pair_batch import PairBatch
     from ...kernels.maps.tile_list import TileList
+    from .repeated import Backward
 
 
 class Observer(Protocol):
@@ -82,7 +83,8 @@ class Rulebook:
 
     x, y: the rows of both ends.  symmetric: submanifold; x and y rows are the same rows, and side 1
     is side 0 with its offsets reversed.  regular: an offset meets each row at most once, so tables
-    can hold it; None (pair lists of the user) to look when asked.  views: table or tiles of each
+    can hold it; None (pair lists of the user) to look when asked.  backward: where gradients go, if
+    that is true of the rows of side 0 alone.  views: table or tiles of each
     side, perhaps with columns that are not in use.
 
     order: the stream that views of it were queued on; None where there are no streams.
@@ -108,6 +110,7 @@ class Rulebook:
             self.regular = regular
         self._observer: Observer | None = None
         self.order = stream_order.of(device)
+        self.backward: Backward | None = None
         self.trained = False  # whether a convolution over it has recorded gradients
         self.cache = Derived()
         for side, view in enumerate(views):
@@ -135,7 +138,18 @@ class Rulebook:
             center=self.center, lists=self._lists if self._given else None, regular=self.regular,
             views=views,
         )  # fmt: skip
-        made.trained = self.trained
+        made.trained, made.backward = self.trained, self.backward
+        return made
+
+    def as_lists(self) -> Rulebook:
+        """The same pairs, which no table of side 1 could hold."""
+        made: Rulebook | None = self.cache.get("as lists")
+        if made is None:
+            lists = self.lists()
+            made = Rulebook(
+                self.rows[1], self.rows[0], self.n_offsets, self.device, lists=lists, regular=False
+            )
+            self.cache.put("as lists", made)
         return made
 
     def observe(self, observer: Observer) -> None:
@@ -179,6 +193,7 @@ class Rulebook:
         """(neighbour table [V, n_rows[side]], whether its offsets run backwards)."""
         if side == 1 and self.symmetric:
             return self.table(0)[0], True
+        assert not (side and self.backward), "only `as_lists` holds what its rows meet"
         self.follow()
         found = self._tables[side]
         if self._observer is not None:

@@ -106,13 +106,11 @@ def lookup(
     return _collect(found)
 
 
-def submanifold(index: HostIndex, offsets: Offsets, n_rows: int, keep_center: bool) -> PairLists:
-    """Pairs among the rows of `index`.
-
-    keep_center: pair each of the `n_rows` rows with itself at the zero offset (dead rows too).
-    """
+def submanifold(index: HostIndex, offsets: Offsets, n_rows: int) -> PairLists:
+    """Pairs among the rows of `index`, at the zero offset each of the `n_rows` rows with itself
+    (dead rows too)."""
     device, mirrored = index.rows.device, offsets.symmetric
-    every = torch.arange(n_rows if keep_center else 0, device=device)
+    every = torch.arange(n_rows, device=device)
     found = []
     for v in range(len(offsets) // 2 + 1 if mirrored else len(offsets)):
         if v == offsets.center:

@@ -15,7 +15,7 @@ from ..device import self_check, trace
 from ..device.first_order import first_order, refuse_transforms
 from ..device.precision import KERNEL_DTYPES
 from ..maps.fold import copy_rows, max_rows, sum_rows
-from ..maps.kernel_map import KernelMap, unfolded
+from ..maps.kernel_map import KernelMap
 from ..maps.segments import SegmentOperator, Segments, multiply, segment_max
 from .max_rows import list_max
 from .row_matrix import RowMatrix
@@ -159,8 +159,8 @@ def pool(x: torch.Tensor, kmap: KernelMap, mode: str, floor: float = float("-inf
             "move both to one device."
         )
     refuse_transforms()
-    if kmap.self_offset >= 0:
-        kmap = unfolded(kmap)
+    if kmap.rulebook.backward is not None:
+        kmap = KernelMap(kmap.rulebook.as_lists())
     if kmap.x_fold is not None:
         if mode == "avg":
             ones = x.new_ones((x.shape[0], 1))

@@ -14,6 +14,7 @@ from sparse_bridge.core.conv.batches import products, rule, steps
 from sparse_bridge.core.conv.batches.rule import Limits, limits_of
 from sparse_bridge.core.conv.chunks import chunks_of
 from sparse_bridge.core.conv.dataflows import per_offset
+from sparse_bridge.core.device import rocm
 from sparse_bridge.core.geometry.weights import layout_of
 from sparse_bridge.core.maps.kernel_map import KernelMap
 from sparse_bridge.core.maps.pair_lists import PairLists
@@ -177,7 +178,7 @@ def test_all_lists_but_the_dense_one_in_one_product(as_on_a_gpu, monkeypatch):
     height = max(len(rows) for v, (rows, _) in enumerate(made.pairs) if v != 13)
     host_products.height_of(1, weight[0])  # what its shape takes is tried once
     singles, mm = [], torch.mm
-    monkeypatch.setattr(torch, "mm", lambda *a, **o: singles.append(len(a[0])) or mm(*a, **o))
+    monkeypatch.setattr(rocm, "cpu_mm", lambda *a, **o: singles.append(len(a[0])) or mm(*a, **o))
     per_offset.gather_matmul(made.kmap, x, weight, layout_of(weight, "vio"))
     n = made.kmap.n_in
     assert as_on_a_gpu == [((26, height, 8), (26, 8, 8))] and singles == [n - n % 16, 16]

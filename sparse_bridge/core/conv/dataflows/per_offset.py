@@ -43,6 +43,8 @@ def gather_matmul(
         return x.new_zeros((n_out, w.columns_out), dtype=accumulator(x))
     x, weight = _working(x, weight)
     chunks = chunks_of(kmap, max(w.c_in, w.c_out))
+    if w.strides[0] < 0:
+        w, chunks = w.reversed(), chunks.backwards()
     if w.groups == 1 and len(chunks.blocks) == 1:
         return _multiply(chunks, x, w.stacked(weight), w.c_out)
     y = x.new_empty((n_out, w.columns_out), dtype=accumulator(x))
