@@ -107,6 +107,15 @@ MINKOWSKI = {
     ),
     "`SparseTensor(..., quantization_mode": "test_tensors::test_duplicates",
     "`dense()` raises": "test_tensors::test_dense",
+    "`features_at`, `coordinates_at`": (
+        "test_manager::test_items_from_the_end_and_beyond "
+        "test_old_answers::test_items_at_an_index"
+    ),
+    "`sparse_quantize(x, labels=labels, return_maps_only=True)`": (
+        "test_utils::test_labels_and_maps_alone "
+        "test_utils::test_sizes_without_axes_are_numbers "
+        "test_utils::test_collation_refuses_coordinates_that_do_not_fit"
+    ),
 }  # fmt: skip
 
 

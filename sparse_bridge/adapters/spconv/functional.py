@@ -59,3 +59,34 @@ def max_pool(features: torch.Tensor, kmap: KernelMap) -> torch.Tensor:
 def avg_pool(features: torch.Tensor, kmap: KernelMap) -> torch.Tensor:
     """Mean over the present inputs."""
     return core_pool.pool(features, kmap, "avg")
+
+
+def max_pool_backward(
+    features: torch.Tensor, out: torch.Tensor, out_bp: torch.Tensor, table: torch.Tensor
+) -> torch.Tensor:
+    """Gradient of features; table [V, N]: window of every input row."""
+    gradient = torch.zeros_like(features, dtype=torch.promote_types(features.dtype, torch.float32))
+    for column in table:
+        rows = (column >= 0).nonzero().squeeze(1)
+        windows = column.index_select(0, rows)
+        share = out_bp.index_select(0, windows)
+        equal = features.index_select(0, rows) == out.index_select(0, windows)
+        gradient.index_add_(0, rows, (share * equal).to(gradient.dtype))
+    return gradient.to(features.dtype)
+
+
+def avg_pool_backward(
+    out_bp: torch.Tensor, table: torch.Tensor, counts: torch.Tensor
+) -> torch.Tensor:
+    """Every input takes 1 / count of its windows' gradients; table [V, N]."""
+    share = out_bp / counts.clamp(min=1).unsqueeze(1).to(out_bp.dtype)
+    n_rows = table.shape[1]
+    gradient = out_bp.new_zeros(
+        (n_rows, out_bp.shape[1]), dtype=torch.promote_types(out_bp.dtype, torch.float32)
+    )
+    for column in table:
+        rows = (column >= 0).nonzero().squeeze(1)
+        gradient.index_add_(
+            0, rows, share.index_select(0, column.index_select(0, rows)).to(gradient.dtype)
+        )
+    return gradient.to(out_bp.dtype)

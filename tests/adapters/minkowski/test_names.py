@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import pathlib
 
 import pytest
 import torch
@@ -90,6 +91,10 @@ def test_names_of_managers_and_modes(ME):
     assert backend.DEFAULT is ME.MinkowskiAlgorithm.DEFAULT  # two enumerations have one
     region = ME.KernelRegion(3, 1, 1, ME.RegionType.HYPER_CUBE, None, dimension=2)
     assert region.dimension == 2 and region._fields[-1] == "dimension"
+
+
+def test_the_folder_of_the_package(ME):
+    assert (pathlib.Path(ME.file_dir) / "__init__.py").samefile(ME.__file__)
 
 
 def test_concatenation_is_a_broadcast(ME, field):

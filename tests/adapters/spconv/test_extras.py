@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -146,6 +148,42 @@ def test_printing_modules(standin, capsys):
     assert clock(x, "now") is x and clock(x, reset=True) is x
     out = capsys.readouterr().out
     assert "(60, 4)" in out and out.count("now") == 1
+
+
+def clocked(module, monkeypatch, capsys):
+    """What the printing clock writes while time goes by."""
+    now = [100.0]
+    monkeypatch.setattr("time.time", lambda: now[0])
+    clock = module.modules.PrintCurrentTime()
+    for step, reset in ((1.5, False), (2.0, False), (0.5, True), (1.25, False)):
+        now[0] += step
+        assert clock(3, "now", reset) == 3
+    return capsys.readouterr().out, clock.first_time
+
+
+def test_a_printed_time_is_that_since_the_first(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)  # the wheel asks for a GPU
+    want = clocked(doors.wheel(), monkeypatch, capsys)
+    assert want[0].split() == ["now", "1.5", "now", "3.5", "now", "0.0", "now", "1.25"]
+    with doors.standin() as standin:
+        assert clocked(standin, monkeypatch, capsys) == want
+
+
+def test_data_for_bug_reports(standin, monkeypatch, tmp_path, capsys):
+    from spconv import constants, debug_utils
+
+    data = {"indices": torch.arange(6), "what": "a layer"}
+    for path, said in (("", "nothing was saved"), (tmp_path / "no" / "file", "not saved")):
+        monkeypatch.setattr(constants, "SPCONV_DEBUG_SAVE_PATH", str(path))
+        assert debug_utils.spconv_save_debug_data(data) is None
+        assert said in capsys.readouterr().out and list(tmp_path.iterdir()) == []
+    file = tmp_path / "data.pkl"
+    monkeypatch.setattr(constants, "SPCONV_DEBUG_SAVE_PATH", str(file))
+    debug_utils.spconv_save_debug_data(data)
+    assert f"saved to {file}" in capsys.readouterr().out
+    loaded = pickle.loads(file.read_bytes())
+    assert torch.equal(loaded["indices"], data["indices"]) and loaded["what"] == "a layer"
+    assert standin.functional.identity_decorator(data) is data
 
 
 def test_helpers_of_upstreams_own_tests(standin):

@@ -114,6 +114,7 @@ NAMES = {
     "cumm.tensorview.gemm": "Activation ConvAlgoDesp ConvIterAlgo ConvLayoutType ConvMode"
     " ConvOpType ConvParams GemmAlgoDesp GemmParams NVRTCParams ShuffleStrideType"
     " run_nvrtc_conv_kernel run_nvrtc_gemm_kernel",
+    "cumm.tensorview.utils": "div_up align_up",
     "cumm.core_cc.tensorview_bind": "Activation ConvIterAlgo ConvLayoutType ConvMode ConvOpType"
     " ShuffleStrideType",
     "cumm.constants": "PACKAGE_NAME PACKAGE_ROOT CUMM_CPU_ONLY_BUILD CUMM_CUDA_VERSION"
@@ -123,7 +124,10 @@ NAMES = {
     "cumm.gemm.algospec.core": "GemmAlgo ShuffleStrideType",
     "cumm.conv.bases": "ConvOpType ConvIterAlgo ConvLayoutType ConvMode ConvLayout KRSC NHWC NCHW"
     " RSKC",
-    "spconv.core_cc.csrc.sparse.all": "SpconvOps ThrustCustomAllocatorV2",
+    "spconv.__version__": "__version__",
+    "spconv.core_cc.csrc.sparse.all": "SpconvOps ThrustCustomAllocatorV2 ops3d ops_cpu3d",
+    "spconv.core_cc.csrc.sparse.all.ops_cpu1d": "Point2VoxelCPU",
+    "spconv.core_cc.csrc.sparse.all.ops4d": "Point2Voxel",
     "spconv.core_cc.csrc.sparse.alloc": "ExternalAllocator",
     "spconv.core_cc.csrc.sparse.inference": "InferenceOps",
     "spconv.core_cc.csrc.sparse.convops": "ConvTuneResult ExternalSpconvMatmul GemmTuneResult",
@@ -221,6 +225,26 @@ def test_signatures_equal_the_wheels():
         }
 
 
+def test_modules_share_their_classes_as_upstream():
+    code = """
+import importlib, spconv, spconv.__version__, spconv.utils as utils
+from cumm import tensorview as tv
+from spconv.__version__ import __version__
+all = importlib.import_module("spconv.core_cc.csrc.sparse.all")
+print(spconv.__version__ is __version__, tv.utils.align_up(7, 4), tv.utils.div_up(7, 4))
+print(utils.BoxOps is importlib.import_module("spconv.core_cc.csrc.utils.boxops").BoxOps)
+for n in (1, 2, 3, 4):
+    print(getattr(utils, f"Point2VoxelCPU{n}d") is getattr(all, f"ops_cpu{n}d").Point2VoxelCPU)
+with tv.nullcontext(4) as four, utils.nullcontext() as none:
+    print(four, none, tv.tensorview_bind.__name__)
+"""
+    ours = doors.python(
+        f"import sparse_bridge; sparse_bridge.enable('spconv', mode='standin'){code}"
+    )
+    doors.wheel()
+    assert ours == doors.python(code) and "False" not in ours
+
+
 def test_first_generation_names_are_the_same_objects(standin):
     import spconv
 
@@ -253,7 +277,7 @@ def test_compiled_parts_refuse_without_breaking_searches(standin):
 
     algo = importlib.import_module("spconv.algo")
     for look in (
-        lambda: spconv.core_cc.csrc.sparse.all.SpconvOps.scatter_add_cpu,
+        lambda: spconv.core_cc.csrc.sparse.all.SpconvOps.sort_1d_by_key,
         lambda: spconv.core_cc.csrc.utils.pcc.PointCloudCompress.encode_xyz,
         lambda: spconv.core_cc.csrc.hash.core.HashTable(True, 4, 4),
         lambda: algo.CONV_CPP.tune_and_cache,

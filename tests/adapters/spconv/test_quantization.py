@@ -318,50 +318,6 @@ def test_a_batch_without_rows_passes_observers(standin):
         assert observer(x.features).shape == x.features.shape
 
 
-@pytest.mark.parametrize("is_qat", [False, True])
-def test_layers_on_int8_values_take_the_place_of_reference_layers(standin, torchs_maps, is_qat):
-    """With upstream's maps among torch's, as its example has them; the numbers are the same. (torch
-    itself lowers no module of two inputs by these maps.)"""
-    from spconv.pytorch.quantization import intrinsic
-    from spconv.pytorch.quantization.backend_cfg import (
-        SPCONV_STATIC_LOWER_FUSED_MODULE_MAP,
-        SPCONV_STATIC_LOWER_MODULE_MAP,
-    )
-    from torch.ao.quantization.fx import _lower_to_native_backend as lowering
-
-    graph, mapping = prepared(trained_norms(network(standin)), is_qat)
-    for seed in range(4):
-        graph.eval()(*data(seed))
-    reference = converted(copy.deepcopy(graph), mapping)
-    lowering.STATIC_LOWER_MODULE_MAP.update(SPCONV_STATIC_LOWER_MODULE_MAP)
-    fused = dict(SPCONV_STATIC_LOWER_FUSED_MODULE_MAP)
-    _, with_sum = fused.pop(intrinsic.SpconvAddReLUNd)
-    lowering.STATIC_LOWER_FUSED_MODULE_MAP.update(fused)
-    model = converted(graph, mapping)
-    names = {type(module).__name__ for module in model.modules()}
-    assert {"SparseConv", "SparseConvReLU"} <= names
-    assert torch.equal(model(*data(1)), reference(*data(1)))
-    (summed,) = (m for m in model.modules() if type(m) is intrinsic.SpconvAddReLUNd)
-    layer, x = with_sum.from_reference(summed, 0.05, 0), doors.tensor(standin, (9, 9), 8)
-    for other in (x, standin.quantization.quantize_per_tensor(x, 0.1, 0, torch.qint8)):
-        want = summed(x, other.dequantize() if other.is_quantized else other)
-        want = torch.quantize_per_tensor(want.features, 0.05, 0, torch.qint8)
-        assert torch.equal(layer(x, other).features.int_repr(), want.int_repr())
-    again = copy.deepcopy(model)
-    again.load_state_dict(model.state_dict())
-    assert torch.equal(again(*data(2)), model(*data(2)))
-
-
-def test_ways_that_need_int8_kernels_are_refused(standin):
-    from spconv.pytorch.quantization import intrinsic, quantized
-
-    for layer in (quantized.SparseConv, intrinsic.quantized.SparseConvReLU):
-        with pytest.raises(UnsupportedError, match=f"{layer.__name__} is made of a reference"):
-            layer.from_float(standin.SubMConv3d(4, 4, 3))
-    with pytest.raises(ContractError, match="qconfig"):
-        intrinsic.qat.SparseConv(3, 4, 5)
-
-
 def test_quantised_tensors_are_seen_as_integers(standin):
     """In the same memory, whatever its strides."""
     from spconv.pytorch.cppcore import torch_tensor_to_tv

@@ -3,7 +3,10 @@ effect have it, and those that are said to be refused are."""
 
 from __future__ import annotations
 
+import os
+import pathlib
 import re
+import tempfile
 
 import pytest
 import torch
@@ -123,6 +126,17 @@ def precision(sp):
     return asked.precision
 
 
+def saved_data(sp):
+    """Whether data for a bug report is in the file that the switch below names."""
+    from spconv.debug_utils import spconv_save_debug_data
+
+    spconv_save_debug_data({})
+    found = DATA.exists()
+    DATA.unlink(missing_ok=True)
+    return found
+
+
+DATA = pathlib.Path(tempfile.gettempdir()) / f"debug-data-{os.getpid()}.pkl"
 # What changes, the value that changes it; True where spconv itself reads it, at its import.
 EFFECTS = {
     "SPCONV_USE_DIRECT_TABLE": (rows_of_new_coordinates, False, True),
@@ -130,6 +144,7 @@ EFFECTS = {
     "SAVED_WEIGHT_LAYOUT": (weight_from_a_checkpoint, "RSCK", False),
     "SPCONV_FX_TRACE_MODE": (flat_features, True, True),
     "SPCONV_DO_SORT": (order_of_masks, False, True),
+    "SPCONV_DEBUG_SAVE_PATH": (saved_data, str(DATA), True),
     "SPCONV_DEBUG_WEIGHT": (initial_weights, True, True),
 }
 REFUSED = {"ALL_WEIGHT_IS_KRSC": False, "FILTER_HWIO": True}

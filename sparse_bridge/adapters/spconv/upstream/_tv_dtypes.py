@@ -40,15 +40,17 @@ CODES = {
 }
 
 _NAMES = {code: name for name, code in CODES.items()}
-_NUMPY = {
+NUMPY = {
     code: np.dtype(name.rstrip("_"))
     for name, code in CODES.items()
     if name not in ("bfloat16", "tf32", "unknown") and not name.startswith("custom")
 }
-_FROM_NUMPY = {dtype: code for code, dtype in _NUMPY.items()}
+FROM_NUMPY = {dtype: code for code, dtype in NUMPY.items()}
+# tf32 is float32 storage.
+TO_NUMPY = {**NUMPY, CODES["tf32"]: NUMPY[CODES["float32"]]}
 _TORCH = {
     code: getattr(torch, dtype.name)
-    for code, dtype in _NUMPY.items()
+    for code, dtype in NUMPY.items()
     if hasattr(torch, dtype.name)  # the wider unsigned types came to torch late
 }
 _TORCH[CODES["bfloat16"]] = torch.bfloat16
@@ -61,17 +63,16 @@ def code_of(dtype: Any) -> int:
         return dtype
     code = _FROM_TORCH.get(dtype) if isinstance(dtype, torch.dtype) else None
     if code is None and not isinstance(dtype, (int, torch.dtype)):
-        code = _FROM_NUMPY.get(np.dtype(dtype))
+        code = FROM_NUMPY.get(np.dtype(dtype))
     if code is None:
         raise TvDataTypeError(
-            f"unknown dtype {dtype!r}; a tv.Tensor holds {', '.join(_NAMES[c] for c in _NUMPY)}"
+            f"unknown dtype {dtype!r}; a tv.Tensor holds {', '.join(_NAMES[c] for c in NUMPY)}"
         )
     return code
 
 
 def to_numpy_dtype(code: int) -> np.dtype[Any]:
-    # tf32 is float32 storage.
-    found = _NUMPY.get(CODES["float32"] if code == CODES["tf32"] else code)
+    found = TO_NUMPY.get(code)
     if found is None:
         raise TvDataTypeError(f"dtype {_NAMES.get(code, code)!r} has no numpy counterpart")
     return found
@@ -90,3 +91,8 @@ def itemsize(code: int) -> int:
     if name.startswith("custom"):
         return int(name[len("custom") :]) // 8
     return 2 if name == "bfloat16" else to_numpy_dtype(code).itemsize
+
+
+def bitsize(code: int) -> int:
+    """Bits that hold the values of one element; -1 for no dtype."""
+    return {CODES["bool_"]: 1, CODES["unknown"]: -1}.get(code) or 8 * itemsize(code)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from ....errors import DeviceError, GeometryError
+from ....errors import ContractError, DeviceError, GeometryError
 from ._tv_dtypes import CODES, TvDataTypeError, code_of, itemsize, to_numpy_dtype, to_torch_dtype
 
 Array: TypeAlias = "np.ndarray[Any, Any] | torch.Tensor"
@@ -17,6 +17,14 @@ Array: TypeAlias = "np.ndarray[Any, Any] | torch.Tensor"
 
 class TvArgumentError(GeometryError, TypeError):
     """An argument is not what the tv function takes; a TypeError upstream."""
+
+
+class TvReadOnlyError(ContractError, RuntimeError):
+    """A tensor that must not change was to be written into; a RuntimeError upstream."""
+
+
+class TvDeviceError(DeviceError, ValueError):
+    """The tensor lies on the wrong device; a ValueError upstream."""
 
 
 def _device(code: int) -> torch.device:
@@ -29,7 +37,7 @@ class Tensor:
     dtype: int code (`tv.float32` ...).  device: -1 for the CPU, else the index of the GPU.
     """
 
-    __slots__ = ("_array", "_code")
+    __slots__ = ("_array", "_code", "_fixed")
 
     def __init__(
         self,
@@ -41,7 +49,7 @@ class Tensor:
     ) -> None:
         if not isinstance(shape, Sequence):
             raise TvArgumentError(f"shape is {shape!r}; pass a list of integers")
-        self._code = code_of(dtype)
+        self._code, self._fixed = code_of(dtype), False
         sizes = [int(size) for size in shape]
         self._array: Array
         if device < 0:
@@ -51,11 +59,16 @@ class Tensor:
             self._array = torch.empty(sizes, dtype=kind, device=_device(device))
 
     @classmethod
-    def _wrap(cls, array: Array, code: int | None = None) -> Tensor:
+    def _wrap(cls, array: Array, code: int | None = None, fixed: bool = False) -> Tensor:
         made = cls.__new__(cls)
         made._array = array
         made._code = code_of(array.dtype) if code is None else code
+        made._fixed = fixed or (isinstance(array, np.ndarray) and not array.flags.writeable)
         return made
+
+    def _view(self, array: Array) -> Tensor:
+        """Some of the tensor's memory."""
+        return Tensor._wrap(array, self._code, self._fixed)
 
     # What it is
 
@@ -106,6 +119,24 @@ class Tensor:
             return self._array.is_contiguous()
         return bool(self._array.flags.c_contiguous)
 
+    def is_col_major_matrix(self) -> bool:
+        """Whether a matrix lies in memory column by column, without gaps."""
+        if self.ndim != 2:
+            raise TvArgumentError(f"{self!r} is no matrix; is_col_major_matrix takes two axes")
+        return self.stride == [1, self.shape[0]]
+
+    def is_readonly(self) -> bool:
+        return self._fixed
+
+    def pinned(self) -> bool:
+        return to_torch(self).is_pinned()
+
+    def gpu_address(self) -> int:
+        """The address of the first element of a tensor on a GPU."""
+        if self.device < 0:
+            raise TvDeviceError(f"{self!r} is on the CPU; its address is byte_pointer()")
+        return self.byte_pointer()
+
     def byte_pointer(self) -> int:
         """The address of the first element."""
         if isinstance(self._array, torch.Tensor):
@@ -124,7 +155,9 @@ class Tensor:
     def numpy_view(self) -> np.ndarray[Any, Any]:
         """The CPU tensor's own memory as a numpy array; DeviceError for a device tensor."""
         if isinstance(self._array, np.ndarray):
-            return self._array
+            seen = self._array.view()
+            seen.flags.writeable = not self._fixed
+            return seen
         if self.device >= 0:
             raise DeviceError(
                 f"numpy_view of a tv.Tensor on device {self.device}; use .cpu().numpy_view()"
@@ -161,7 +194,7 @@ class Tensor:
         keys = index if isinstance(index, tuple) else (index,)
         if isinstance(self._array, np.ndarray) and Ellipsis not in keys:
             keys = (*keys, Ellipsis)
-        return Tensor._wrap(self._array[keys], self._code)
+        return self._view(self._array[keys])
 
     def slice_first_axis(self, start: int, end: int) -> Tensor:
         return self[start:end]
@@ -172,13 +205,13 @@ class Tensor:
     def select(self, dim: int, index: int) -> Tensor:
         return self[(slice(None),) * dim + (index,)]
 
-    def view(self, shape: Sequence[int]) -> Tensor:
-        """The same elements as [*shape]; one size may be -1."""
+    def view(self, views: Sequence[int]) -> Tensor:
+        """The same elements as [*views]; one size may be -1."""
         if not self.is_contiguous():
             raise TvArgumentError(
                 f"view of a non-contiguous tv.Tensor {self.shape}; clone it first"
             )
-        return Tensor._wrap(self._array.reshape(tuple(shape)), self._code)
+        return self._view(self._array.reshape(tuple(views)))
 
     def type_view(self, dtype: Any, shape: Sequence[int] | None = None) -> Tensor:
         """The same memory as elements of another dtype; the last axis changes with their size."""
@@ -189,23 +222,29 @@ class Tensor:
                 f"type_view of {self!r} as elements of {itemsize(code)} bytes; it must be "
                 "contiguous and its last axis hold a whole number of them"
             )
+        array: Array
         if isinstance(self._array, np.ndarray):
-            seen = Tensor._wrap(self._array.view(to_numpy_dtype(code)), code)
+            array = self._array.view(to_numpy_dtype(code))
         else:
-            seen = Tensor._wrap(self._array.view(to_torch_dtype(code)), code)
+            array = self._array.view(to_torch_dtype(code))
+        seen = Tensor._wrap(array, code, self._fixed)
         return seen if shape is None else seen.view(shape)
 
     def unsqueeze(self, axis: int) -> Tensor:
         shape = self.shape
         shape.insert(axis, 1)
-        return Tensor._wrap(self._array.reshape(tuple(shape)), self._code)
+        return self._view(self._array.reshape(tuple(shape)))
 
     def squeeze(self, axis: int | None = None) -> Tensor:
         shape = [s for a, s in enumerate(self.shape) if s != 1 or axis not in (None, a)]
-        return Tensor._wrap(self._array.reshape(tuple(shape)), self._code)
+        return self._view(self._array.reshape(tuple(shape)))
 
-    def transpose(self, axis0: int, axis1: int) -> Tensor:
-        return Tensor._wrap(self._array.swapaxes(axis0, axis1), self._code)
+    def transpose(self, dim0: int, dim1: int) -> Tensor:
+        return self._view(self._array.swapaxes(dim0, dim1))
+
+    def get_readonly(self) -> Tensor:
+        """The same memory, for reading alone."""
+        return Tensor._wrap(self._array, self._code, True)
 
     @property
     def T(self) -> Tensor:
@@ -213,26 +252,32 @@ class Tensor:
 
     # In place
 
+    def _for_writing(self) -> Array:
+        if self._fixed:
+            raise TvReadOnlyError(f"{self!r} is read-only; write into a clone()")
+        return self._array
+
     def zero_(self) -> Tensor:
-        self._array[...] = 0
+        self._for_writing()[...] = 0
         return self
 
     def fill_int_(self, val: int) -> Tensor:
-        self._array[...] = int(val)
+        self._for_writing()[...] = int(val)
         return self
 
     def fill_float_(self, val: float) -> Tensor:
-        self._array[...] = float(val)
+        self._for_writing()[...] = float(val)
         return self
 
     def copy_(self, other: Tensor) -> None:
         """Overwrite the elements with those of `other` (same shape and dtype, any device)."""
         if self.shape != other.shape or self.dtype != other.dtype:
             raise TvArgumentError(f"cannot copy {other!r} into {self!r}; shape and dtype differ")
-        if isinstance(self._array, np.ndarray):
-            self._array[...] = other.cpu().numpy_view()
+        array = self._for_writing()
+        if isinstance(array, np.ndarray):
+            array[...] = other.cpu().numpy_view()
         else:
-            self._array.copy_(to_torch(other))
+            array.copy_(to_torch(other))
 
 
 def from_numpy(arr: np.ndarray[Any, Any]) -> Tensor:
@@ -251,6 +296,18 @@ def from_torch(tensor: torch.Tensor) -> Tensor:
     return Tensor._wrap(detached, code)
 
 
+def cat_first_axis(tens: Sequence[Tensor]) -> Tensor:
+    """The tensors one after another, which are alike but for their first axis."""
+    if len({(t.dtype, t.device, *t.shape[1:]) for t in tens}) != 1 or not tens[0].ndim:
+        raise TvArgumentError(
+            f"cannot join {list(tens)}; expected tensors of one dtype and device whose shapes "
+            "differ in the first axis alone"
+        )
+    arrays: list[Any] = [t._array for t in tens]
+    join = np.concatenate if isinstance(arrays[0], np.ndarray) else torch.cat
+    return Tensor._wrap(join(arrays), tens[0].dtype)
+
+
 def to_torch(tensor: Any) -> torch.Tensor:
     """The memory of a tv.Tensor as a torch tensor; read-only arrays and views that torch cannot
     express are copied. Tensors of the real cumm are taken through their numpy copy.
@@ -263,7 +320,18 @@ def to_torch(tensor: Any) -> torch.Tensor:
         return torch.from_numpy(tensor.numpy())
     array = tensor._array
     if isinstance(array, torch.Tensor):
-        return array
-    if not array.flags.writeable or any(step < 0 for step in array.strides):
+        return array.clone() if tensor._fixed else array
+    if tensor._fixed or any(step < 0 for step in array.strides):
         array = array.copy()
     return torch.from_numpy(array)
+
+
+def output(tensor: Any) -> torch.Tensor:
+    """The memory of a tv.Tensor as a torch tensor whose changes it sees. Raises TvReadOnlyError,
+    and TvArgumentError where torch cannot express the view."""
+    if not isinstance(tensor, Tensor):
+        return to_torch(tensor)
+    tensor._for_writing()
+    if min(tensor.stride, default=0) < 0:
+        raise TvArgumentError(f"{tensor!r} runs backwards in memory; results need another one")
+    return to_torch(tensor)

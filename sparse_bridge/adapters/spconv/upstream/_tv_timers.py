@@ -12,6 +12,8 @@ from collections.abc import Iterator
 
 import torch
 
+from ....errors import ContractError
+
 
 class CUDAKernelTimer:
     """Named events and pairs of them; does nothing where disabled or without a GPU.
@@ -20,10 +22,14 @@ class CUDAKernelTimer:
     """
 
     def __init__(self, enable: bool) -> None:
-        self.enable = enable
+        self._enable = enable
         self._prefix: list[str] = []
         self._events: dict[str, torch.cuda.Event] = {}
         self._pairs: dict[str, tuple[str, str]] = {}
+
+    @property
+    def enable(self) -> bool:
+        return self._enable
 
     def _name(self, name: str) -> str:
         return ".".join([*self._prefix, name])
@@ -84,6 +90,12 @@ class KernelTimer:
     def __init__(self, enable: bool = True, disable_if_cpu_only: bool = True) -> None:
         self.enable = enable and (torch.cuda.is_available() or not disable_if_cpu_only)
         self._timer = CUDAKernelTimer(True) if self.enable else None
+
+    def get_cpp_object(self) -> CUDAKernelTimer:
+        """The timer behind it. Raises ContractError where it is off."""
+        if self._timer is None:
+            raise ContractError("this KernelTimer is off, no timer is behind it; pass enable=True")
+        return self._timer
 
     @contextlib.contextmanager
     def namespace(self, name: str) -> Iterator[None]:

@@ -134,13 +134,21 @@ class VoxelBuffers:
     @classmethod
     def around(cls, voxelizer: Any) -> VoxelBuffers:
         """The buffers that a voxelizer of spconv holds itself, a `PointToVoxel`."""
-        made = cls.__new__(cls)
-        made.grid = VoxelGrid(
+        grid = VoxelGrid(
             list(voxelizer.vsize), list(voxelizer.grid_size), list(voxelizer.grid_stride),
             list(voxelizer.coors_range),
         )  # fmt: skip
-        made.voxels, made.indices = voxelizer.voxels, voxelizer.indices
-        made.num_per_voxel = voxelizer.num_per_voxel
+        return cls.over(grid, voxelizer.voxels, voxelizer.indices, voxelizer.num_per_voxel)
+
+    @classmethod
+    def over(
+        cls, grid: VoxelGrid, voxels: torch.Tensor, indices: torch.Tensor,
+        num_per_voxel: torch.Tensor,
+    ) -> VoxelBuffers:  # fmt: skip
+        """Those of the caller's memory."""
+        made = cls.__new__(cls)
+        made.grid, made.voxels, made.indices = grid, voxels, indices
+        made.num_per_voxel = num_per_voxel
         return made
 
     def check(self, points: torch.Tensor) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ....errors import ContractError, ShapeError
+from ._tv_tensor import Tensor, output
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -48,12 +49,17 @@ def rbbox_intersection(
 
 def rbbox_iou_loss(box_corners: Array, qbox_corners: Array) -> Array:
     """Intersection over union [N] of box i with box i, both [N, 4, 2]."""
+    return _aligned(box_corners, qbox_corners, False)
+
+
+def _aligned(box_corners: Array, qbox_corners: Array, area_only: bool) -> Array:
     boxes, others = _corners(box_corners), _corners(qbox_corners)
     if len(boxes) != len(others):
         raise BoxCountError(
             f"got {len(boxes)} and {len(others)} boxes; the aligned overlap pairs them one to one"
         )
-    return _iou(boxes, others).astype(_result_dtype(box_corners))
+    measure = _intersection if area_only else _iou
+    return measure(boxes, others).astype(_result_dtype(box_corners))
 
 
 def non_max_suppression_cpu(
@@ -109,6 +115,51 @@ def rotate_non_max_suppression_cpu(
         return result
 
     return _greedy(order, len(corners), thresh, overlap)
+
+
+class BoxOps:
+    """The same on tv.Tensors. Overlaps are written where there are any; all else stays as it is."""
+
+    @staticmethod
+    def has_boost() -> bool:
+        """Rotated boxes work."""
+        return True
+
+    @staticmethod
+    def non_max_suppression_cpu(
+        boxes: Tensor, order: Tensor, thresh: float, eps: float = 0
+    ) -> list[int]:
+        return non_max_suppression_cpu(np.asarray(boxes), np.asarray(order), thresh, eps)
+
+    @staticmethod
+    def rotate_non_max_suppression_cpu(
+        box_corners: Tensor, order: Tensor, standup_iou: Tensor, thresh: float, eps: float = 0
+    ) -> list[int]:
+        """eps: changes nothing, as upstream."""
+        boxes, rows, near = map(np.asarray, (box_corners, order, standup_iou))
+        return rotate_non_max_suppression_cpu(boxes, rows, near, thresh)
+
+    @staticmethod
+    def rbbox_iou(
+        box_corners: Tensor, qbox_corners: Tensor, standup_iou: Tensor, overlaps: Tensor,
+        standup_thresh: float, inter_only: bool,
+    ) -> None:  # fmt: skip
+        """inter_only: areas shared in place of ratios."""
+        boxes, others, near = map(np.asarray, (box_corners, qbox_corners, standup_iou))
+        _put_overlaps(overlaps, _pairwise(boxes, others, near, standup_thresh, inter_only))
+
+    @staticmethod
+    def rbbox_iou_aligned(
+        box_corners: Tensor, qbox_corners: Tensor, overlaps: Tensor, inter_only: bool
+    ) -> None:
+        arrays = np.asarray(box_corners), np.asarray(qbox_corners)
+        _put_overlaps(overlaps, _aligned(*arrays, inter_only))
+
+
+def _put_overlaps(overlaps: Tensor, found: Array) -> None:
+    if overlaps.shape != list(found.shape):
+        raise BoxCountError(f"overlaps have shape {overlaps.shape}; expected {list(found.shape)}")
+    np.copyto(output(overlaps).numpy(), found, where=found > 0)
 
 
 def nms(

@@ -12,8 +12,11 @@ import torch
 from ....errors import UnsupportedError
 from .. import functional, geometry, pairs
 from ..conv import ACTIVATIONS
-from ._tv_tensor import Tensor, from_numpy, to_torch
+from ._tv_tensor import Tensor, from_numpy, output, to_torch
+from .extension_pools import PoolOps
 from .missing import MissingParts
+from .point2voxel import VoxelOps
+from .tensorview import Activation
 
 _INT32_MAX = (1 << 31) - 1
 
@@ -28,8 +31,8 @@ def _map(
     return functional.build_map(rows, batch_size, input_dims, layer, algo, direct_table)
 
 
-class SpconvOps(metaclass=MissingParts):
-    """Kernel maps and pools."""
+class SpconvOps(PoolOps, VoxelOps, metaclass=MissingParts):
+    """Kernel maps, pools and voxels."""
 
     @staticmethod
     def cumm_version() -> str:
@@ -97,32 +100,6 @@ class SpconvOps(metaclass=MissingParts):
         masks = np.array([(1 << min(32, len(fwd))) - 1], dtype=np.uint32)
         return from_numpy(masks), len(out)
 
-    @staticmethod
-    def indice_maxpool(
-        out_features: Tensor, features: Tensor, indice_pairs: Tensor, indice_pair_num: Tensor,
-        num_activate_out: int, stream: int = 0,
-    ) -> None:  # fmt: skip
-        """out = max(0, window), in place."""
-        x = to_torch(features)
-        kmap = pairs.map_from_pairs(
-            to_torch(indice_pairs), to_torch(indice_pair_num), len(x), num_activate_out
-        )
-        to_torch(out_features).copy_(functional.max_pool(x, kmap))
-
-    @staticmethod
-    def maximum_value_int(data: Tensor, value: int, stream_int: int) -> None:
-        """data = max(data, value), in place."""
-        to_torch(data).clamp_(min=value)
-
-    @staticmethod
-    def global_pool_rearrange(
-        out_indices: Tensor, coords: Tensor, counts: Tensor, stream: int = 0
-    ) -> None:
-        """Rows by batch item into out_indices int32 [B, N], their numbers into counts [B]."""
-        rows, found = pairs.global_pool_rearrange(to_torch(coords), counts.dim(0))
-        to_torch(out_indices).copy_(rows)
-        to_torch(counts).copy_(found)
-
 
 def _put_table(allocator: Any, suffix: str, table: torch.Tensor, do_sort: bool) -> None:
     masks, order = pairs.masks_and_order(table, do_sort)
@@ -155,7 +132,7 @@ class ConvGemmOps(metaclass=MissingParts):
         features: Tensor, filters: Tensor, indice_pairs: Tensor, indice_pair_num: Tensor,
         arch: tuple[int, int], num_activate_out: int, inverse: bool = False, subm: bool = False,
         algo: int = 0, stream_int: int = 0, bias: Tensor | None = None, act_alpha: float = 0.0,
-        act_beta: float = 0.0, act_type: Any = None, use_tf32: bool = True,
+        act_beta: float = 0.0, act_type: Any = Activation.None_, use_tf32: bool = True,
     ) -> None:  # fmt: skip
         _krsc(all_w_is_krsc, filter_hwio)
         x = to_torch(features)
@@ -187,7 +164,7 @@ class ConvGemmOps(metaclass=MissingParts):
         num_activate_out: int, masks: Tensor, arch: tuple[int, int], is_train: bool = False,
         is_subm: bool = False, stream_int: int = 0, timer: Any = None,
         auto_fp32_accum: bool = True, fp32_accum: bool = False, bias: Tensor | None = None,
-        act_alpha: float = 0.0, act_beta: float = 0.0, act_type: Any = None,
+        act_alpha: float = 0.0, act_beta: float = 0.0, act_type: Any = Activation.None_,
         use_tf32: bool = True, output_scale: float = 1.0, scale: Tensor | None = None,
         output_add: Tensor | None = None, output_add_scale: float = 1.0, output_dtype: int = -1,
     ) -> int:  # fmt: skip
@@ -238,13 +215,13 @@ class InferenceOps(metaclass=MissingParts):
 
     @staticmethod
     def bias_add_inplace(out: Tensor, bias: Tensor, stream: int = 0) -> None:
-        to_torch(out).add_(to_torch(bias))
+        output(out).add_(to_torch(bias))
 
     @staticmethod
     def activation_inplace(
         out: Tensor, act_type: Any, alpha: float, beta: float, stream: int = 0
     ) -> None:
-        values, kind = to_torch(out), ACTIVATIONS[act_type.name]
+        values, kind = output(out), ACTIVATIONS[act_type.name]
         if kind == "relu":
             values.relu_()
         elif kind == "leaky_relu":
@@ -254,12 +231,11 @@ class InferenceOps(metaclass=MissingParts):
 
     @staticmethod
     def bias_add_act_inplace(
-        out: Tensor, bias: Tensor, act_type: Any = None, alpha: float = 0.0, beta: float = 0.0,
-        stream: int = 0,
+        out: Tensor, bias: Tensor, act_type: Any = Activation.None_, alpha: float = 0.0,
+        beta: float = 0.0, stream: int = 0,
     ) -> None:  # fmt: skip
         InferenceOps.bias_add_inplace(out, bias, stream)
-        if act_type is not None:
-            InferenceOps.activation_inplace(out, act_type, alpha, beta, stream)
+        InferenceOps.activation_inplace(out, act_type, alpha, beta, stream)
 
 
 class CompileInfo(metaclass=MissingParts):

@@ -8,8 +8,16 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from ._tv_dtypes import CODES, TvDataTypeError, itemsize, to_numpy_dtype
-from ._tv_tensor import Tensor, TvArgumentError, from_numpy, from_torch, to_torch
+from . import _tv_dtypes
+from ._tv_dtypes import CODES, TvDataTypeError, bitsize, itemsize, to_numpy_dtype
+from ._tv_tensor import (
+    Tensor,
+    TvArgumentError,
+    cat_first_axis,
+    from_numpy,
+    from_torch,
+    to_torch,
+)
 from ._tv_timers import (
     CUDAKernelTimer,
     KernelTimer,
@@ -29,8 +37,14 @@ tf32, unknown = CODES["tf32"], CODES["unknown"]
 custom16, custom32, custom48, custom64, custom80, custom96, custom128 = (
     CODES[f"custom{bits}"] for bits in (16, 32, 48, 64, 80, 96, 128)
 )
+ALL_TV_TENSOR_DTYPES = set(CODES.values()) - {unknown}
+NPDTYPE_TO_TENSOR_MAP = dict(_tv_dtypes.FROM_NUMPY)
+TENSOR_TO_NPDTYPE_MAP = dict(_tv_dtypes.TO_NUMPY)
 
 __all__ = [
+    "ALL_TV_TENSOR_DTYPES",
+    "NPDTYPE_TO_TENSOR_MAP",
+    "TENSOR_TO_NPDTYPE_MAP",
     "Activation",
     "CUDAKernelTimer",
     "KernelTimer",
@@ -39,6 +53,8 @@ __all__ = [
     "TvDataTypeError",
     "bfloat16",
     "bool_",
+    "cat_first_axis",
+    "check_cuda_error",
     "custom16",
     "custom32",
     "custom48",
@@ -54,6 +70,7 @@ __all__ = [
     "from_numpy",
     "from_torch",
     "full",
+    "get_compute_capability",
     "get_npdtype_from_tvdtype",
     "get_numpy_view",
     "int8",
@@ -68,6 +85,7 @@ __all__ = [
     "numpy_view",
     "tf32",
     "to_torch",
+    "tvdtype_bitsize",
     "tvdtype_itemsize",
     "uint8",
     "uint16",
@@ -181,15 +199,33 @@ def full(
     return made.fill_float_(val) if isinstance(val, float) else made.fill_int_(val)
 
 
-def numpy_view(tensor: Tensor) -> np.ndarray[Any, Any]:
-    return tensor.numpy_view()
+def check_cuda_error() -> None:
+    """Waits for the GPU, where there is one; raises what its work has failed with."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
-get_numpy_view = numpy_view
+def get_compute_capability(index: int = -1) -> tuple[int, int]:
+    """Of a GPU, torch's current one without an index; (-1, -1) without a GPU."""
+    if not torch.cuda.is_available():
+        return -1, -1
+    return torch.cuda.get_device_capability(None if index < 0 else index)
+
+
+def numpy_view(self: Tensor) -> np.ndarray[Any, Any]:
+    return self.numpy_view()
+
+
+def get_numpy_view(ten: Tensor) -> np.ndarray[Any, Any]:
+    return ten.numpy_view()
 
 
 def get_npdtype_from_tvdtype(tv_dtype: int) -> np.dtype[Any]:
     return to_numpy_dtype(tv_dtype)
+
+
+def tvdtype_bitsize(dtype: int) -> int:
+    return bitsize(dtype)
 
 
 def tvdtype_itemsize(dtype: int) -> int:

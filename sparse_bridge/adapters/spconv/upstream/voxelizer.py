@@ -1,4 +1,4 @@
-"""spconv's voxelizers: `PointToVoxel` on torch tensors, `Point2Voxel*` on `tv.Tensor`.
+"""spconv's voxelizer on torch tensors, `PointToVoxel`.
 
 One deterministic rule on every device: voxels in the order of their first point, points in input
 order, the first `max_num_voxels` voxels and the first `max_num_points_per_voxel` points of each.
@@ -12,15 +12,12 @@ from typing import Any
 import torch
 
 from ....errors import ContractError, DataTypeError
-from . import tensorview as tv
 from ._voxel_fill import VoxelBuffers
 from ._voxel_grid import GridError, PointDataTypeError, PointShapeError, VoxelGrid
 
 __all__ = [
-    "GridError", "Point2VoxelCPU1d", "Point2VoxelCPU2d", "Point2VoxelCPU3d", "Point2VoxelCPU4d",
-    "Point2VoxelGPU1d", "Point2VoxelGPU2d", "Point2VoxelGPU3d", "Point2VoxelGPU4d",
-    "PointDataTypeError", "PointShapeError", "PointToVoxel", "gather_features_by_pc_voxel_id",
-    "voxelized",
+    "GridError", "PointDataTypeError", "PointShapeError", "PointToVoxel",
+    "gather_features_by_pc_voxel_id", "voxelized",
 ]  # fmt: skip
 
 
@@ -146,160 +143,3 @@ def gather_features_by_pc_voxel_id(
     rows = seg_res_features[ids.clamp(min=0)]
     mask = absent.view(*ids.shape, *(1 for _ in tail))
     return torch.where(mask, rows.new_tensor(invalid_value), rows)
-
-
-class _Point2Voxel:
-    """What the low-level voxelizers share; each number of axes is a class of its own.
-
-    Results are views of internal buffers: the next call overwrites them.
-    """
-
-    _NDIM = 0
-
-    def __init__(
-        self,
-        vsize_xyz: Sequence[float],
-        coors_range_xyz: Sequence[float],
-        num_point_features: int,
-        max_num_voxels: int,
-        max_num_points_per_voxel: int,
-    ) -> None:
-        self._grid = VoxelGrid.from_xyz(vsize_xyz, coors_range_xyz, self._NDIM)
-        self._sizes = (num_point_features, max_num_voxels, max_num_points_per_voxel)
-        self._store: VoxelBuffers | None = None
-
-    @classmethod
-    def calc_meta_data(
-        cls, vsize_xyz: Sequence[float], coors_range_xyz: Sequence[float]
-    ) -> tuple[list[float], list[int], list[int], list[float]]:
-        """(vsize, grid_size, grid_stride, coors_range) in z, y, x order, rounded to float32."""
-        grid = VoxelGrid.from_xyz(vsize_xyz, coors_range_xyz, cls._NDIM)
-        return grid.vsize, grid.grid_size, grid.grid_stride, grid.coors_range
-
-    def _on(self, device: torch.device) -> VoxelBuffers:
-        if self._store is None or self._store.voxels.device != device:
-            self._store = VoxelBuffers(self._grid, *self._sizes, device=device)
-        return self._store
-
-    def _buffers(self) -> VoxelBuffers:
-        return self._store if self._store is not None else self._on(self._home())
-
-    def _home(self) -> torch.device:
-        return torch.device("cpu")
-
-    @property
-    def grid_size(self) -> list[int]:
-        return list(self._grid.grid_size)
-
-    @property
-    def voxels(self) -> tv.Tensor:
-        return tv.from_torch(self._buffers().voxels)
-
-    @property
-    def indices(self) -> tv.Tensor:
-        return tv.from_torch(self._buffers().indices)
-
-    @property
-    def num_per_voxel(self) -> tv.Tensor:
-        return tv.from_torch(self._buffers().num_per_voxel)
-
-    def _run(
-        self, points: torch.Tensor, clear_voxels: bool, empty_mean: bool
-    ) -> tuple[tv.Tensor, tv.Tensor, tv.Tensor]:
-        buffers = self._on(points.device)
-        count, _ = buffers.fill(points, clear_voxels, empty_mean)
-        return (
-            tv.from_torch(buffers.voxels[:count]),
-            tv.from_torch(buffers.indices[:count]),
-            tv.from_torch(buffers.num_per_voxel[:count]),
-        )
-
-
-class _Point2VoxelCPU(_Point2Voxel):
-    @property
-    def densehashdata(self) -> tv.Tensor:
-        """An empty cell table [*grid_size] of -1, as upstream has between calls; made on demand."""
-        return tv.full(self.grid_size, -1, tv.int32)
-
-    def point_to_voxel(
-        self, points: Any, clear_voxels: bool = True
-    ) -> tuple[tv.Tensor, tv.Tensor, tv.Tensor]:
-        """Voxelize `points`, a CPU tv.Tensor [n, F] of float32 or float64.
-
-        Returns (voxels float32 [M, P, F], indices int32 [M, nd], num_per_voxel int32 [M]): views of
-        the buffers.
-        """
-        return self._run(_cpu_points(points), clear_voxels, False)
-
-    def point_to_voxel_empty_mean(
-        self, points: Any, clear_voxels: bool = True
-    ) -> tuple[tv.Tensor, tv.Tensor, tv.Tensor]:
-        """As `point_to_voxel`; the unused slots of each voxel hold the mean of the used ones."""
-        return self._run(_cpu_points(points), clear_voxels, True)
-
-
-def _cpu_points(points: Any) -> torch.Tensor:
-    converted = tv.to_torch(points)
-    if converted.device.type != "cpu":
-        raise DataTypeError(
-            f"points are on {converted.device}; a Point2VoxelCPU takes .cpu() tensors only, "
-            "use Point2VoxelGPU for this device"
-        )
-    return converted
-
-
-class _Point2VoxelGPU(_Point2Voxel):
-    def _home(self) -> torch.device:
-        return torch.device("cuda", torch.cuda.current_device())
-
-    def point_to_voxel_hash(
-        self,
-        points: Any,
-        clear_voxels: bool = True,
-        empty_mean: bool = False,
-        stream_int: int = 0,
-    ) -> tuple[tv.Tensor, tv.Tensor, tv.Tensor]:
-        """Voxelize `points`, a tv.Tensor [n, F] of float32 or float64, on the device it lies on.
-
-        `stream_int` is a raw stream handle; 0 means torch's current stream. Returns
-        (voxels float32 [M, P, F], indices int32 [M, nd], num_per_voxel int32 [M]): views of the
-        buffers.
-        """
-        converted = tv.to_torch(points)
-        if not stream_int or not converted.is_cuda:
-            return self._run(converted, clear_voxels, empty_mean)
-        stream = torch.cuda.ExternalStream(stream_int, device=converted.device)
-        with torch.cuda.stream(stream):
-            return self._run(converted, clear_voxels, empty_mean)
-
-
-class Point2VoxelCPU1d(_Point2VoxelCPU):
-    _NDIM = 1
-
-
-class Point2VoxelCPU2d(_Point2VoxelCPU):
-    _NDIM = 2
-
-
-class Point2VoxelCPU3d(_Point2VoxelCPU):
-    _NDIM = 3
-
-
-class Point2VoxelCPU4d(_Point2VoxelCPU):
-    _NDIM = 4
-
-
-class Point2VoxelGPU1d(_Point2VoxelGPU):
-    _NDIM = 1
-
-
-class Point2VoxelGPU2d(_Point2VoxelGPU):
-    _NDIM = 2
-
-
-class Point2VoxelGPU3d(_Point2VoxelGPU):
-    _NDIM = 3
-
-
-class Point2VoxelGPU4d(_Point2VoxelGPU):
-    _NDIM = 4

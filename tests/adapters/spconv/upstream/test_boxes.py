@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparse_bridge.adapters.spconv.upstream import boxes
+from sparse_bridge.adapters.spconv.upstream import tensorview as tv
 
 SQUARE = np.array([[-0.5, -0.5], [-0.5, 0.5], [0.5, 0.5], [0.5, -0.5]])
 
@@ -135,6 +136,54 @@ def test_rotated_boxes_match_the_wheel():
         # The wheel puts as many zeros in front as there are boxes.
         expected = upstream.rotate_non_max_suppression_cpu(a, order, standup, thresh)[-len(kept) :]
         assert kept == list(expected)
+
+
+def overlaps_in_place(module, ops, a, b):
+    """What the box operations on tensorview tensors leave in memory that held 7."""
+    as_tv, standup = module.from_numpy, upright_overlap(a, b).astype(np.float32)
+    shapes, found = [(len(a), len(b)), (len(b),)], []
+    for area_only in (False, True):
+        pairs, aligned = (np.full(shape, 7, np.float32) for shape in shapes)
+        ops.rbbox_iou(as_tv(a), as_tv(b), as_tv(standup), as_tv(pairs), 0.1, area_only)
+        first = np.ascontiguousarray(a[: len(b)])
+        ops.rbbox_iou_aligned(as_tv(first), as_tv(b), as_tv(aligned), area_only)
+        found += [pairs, aligned]
+    return found
+
+
+def test_boxes_on_tensors_match_the_wheel():
+    upstream = pytest.importorskip("spconv.utils").BoxOps
+    real = pytest.importorskip("cumm.tensorview")
+    assert upstream.has_boost() and boxes.BoxOps.has_boost()
+    rng = np.random.default_rng(2)
+    a, b = rotated(rng, 60).astype(np.float32), rotated(rng, 50).astype(np.float32)
+    mine = overlaps_in_place(tv, boxes.BoxOps, a, b)
+    theirs = overlaps_in_place(real, upstream, a, b)
+    for got, expected in zip(mine, theirs, strict=True):
+        assert (got == 7).any() and (got != 7).any()
+        np.testing.assert_allclose(got, expected, atol=1e-5)
+    order, standup = rng.permutation(60).astype(np.int32), upright_overlap(a, a).astype(np.float32)
+    for thresh, eps in ((0.1, 0), (0.5, 2.0)):
+        kept, expected = (
+            ops.rotate_non_max_suppression_cpu(*map(m.from_numpy, (a, order, standup)), thresh, eps)
+            for m, ops in ((tv, boxes.BoxOps), (real, upstream))
+        )
+        assert kept == list(expected)[-len(kept) :]  # zeros in front, as many as boxes
+
+
+def test_boxes_on_tensors_are_the_functions():
+    """The wheel's upright suppression ends the process."""
+    rng = np.random.default_rng(6)
+    low = rng.integers(0, 30, (80, 2))
+    sides = np.concatenate((low, low + rng.integers(1, 12, (80, 2))), 1).astype(np.float32)
+    order = rng.permutation(80).astype(np.int32)
+    got = boxes.BoxOps.non_max_suppression_cpu(*map(tv.from_numpy, (sides, order)), 0.4, 1.0)
+    assert got == boxes.non_max_suppression_cpu(sides, order, 0.4, 1.0) and len(got) < 80
+    one = [tv.from_numpy(part) for part in (SQUARE[None], SQUARE[None], np.ones((1, 1)))]
+    with pytest.raises(boxes.BoxCountError, match="overlaps have shape"):
+        boxes.BoxOps.rbbox_iou(*one, tv.zeros([2, 1]), 0.0, False)
+    with pytest.raises(RuntimeError, match="read-only"):
+        boxes.BoxOps.rbbox_iou(*one, tv.zeros([1, 1]).get_readonly(), 0.0, False)
 
 
 def greedy(overlap, order, thresh):

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -123,6 +124,94 @@ def test_pair_list_products_and_gradients(standin):
     torch.testing.assert_close(memory.allocated["DFilters"], dw)
 
 
+def rows_on_the_cpu(ops, tv):
+    """What the compiled loops over rows leave in memory that held other values."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(-3, 4, (6, 3)).astype(np.float32)  # with ties
+    y = np.arange(12, dtype=np.float32).reshape(4, 3)
+    out_rows, in_rows = (np.array(rows, np.int32) for rows in ([0, 1, 1, 2], [5, 4, 3, 1]))
+    gathered, added, pooled, gradient = (
+        np.full(shape, value, np.float32)
+        for shape, value in (((5, 3), 9), ((6, 3), 1), ((4, 3), -1), ((6, 3), 1))
+    )
+    as_tv = tv.from_numpy
+    ops.gather_cpu(as_tv(gathered), as_tv(x), as_tv(in_rows))
+    ops.scatter_add_cpu(as_tv(added), as_tv(y), as_tv(np.array([2, 2, 5], np.int32)))
+    rows = as_tv(out_rows), as_tv(in_rows)
+    ops.maxpool_forward_cpu(as_tv(pooled), as_tv(x), *rows)
+    ops.maxpool_backward_cpu(as_tv(pooled), as_tv(x), as_tv(y), as_tv(gradient), *rows)
+    return gathered, added, pooled, gradient
+
+
+def test_loops_over_rows_equal_the_wheels():
+    doors.wheel()
+    parts = "spconv.core_cc.csrc.sparse.all", "cumm.tensorview"
+    ops, tv = map(importlib.import_module, parts)
+    want = rows_on_the_cpu(ops.SpconvOps, tv)
+    with doors.standin():
+        ops, tv = map(importlib.import_module, parts)
+        got = rows_on_the_cpu(ops.SpconvOps, tv)
+        for mine, theirs in zip(got, want, strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+        out, row = tv.zeros([2, 3]), tv.from_numpy(np.array([-1], np.int32))
+        for call in (ops.SpconvOps.gather_cpu, ops.SpconvOps.scatter_add_cpu):
+            with pytest.raises((IndexError, RuntimeError), match="out of"):  # no row from the end
+                call(out, tv.zeros([2, 3]), row)
+        with pytest.raises(RuntimeError, match="read-only"):
+            ops.SpconvOps.maximum_value_int(out.get_readonly(), 1, 0)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_pools_in_place_are_those_of_layers(standin, name):
+    """By pair lists, offset by offset, and by tables, with their gradients."""
+    from spconv.core_cc.csrc.sparse.all import SpconvOps
+
+    rule, tv, ops = RULES[name], standin.cppcore.torch_tensor_to_tv, standin.ops
+    x = doors.tensor(standin).features.mul(2).round().requires_grad_()  # with ties
+    place = doors.tensor(standin).indices, 2, [7, 8, 9], standin.ConvAlgo.Native
+    rows, lists, counts = ops.get_indice_pairs(*place, *arguments(rule))
+    fwd, bwd = ops.get_indice_pairs_implicit_gemm(*place, *arguments(rule))[2:4]
+    n = len(place[0]) if rule["subm"] else len(rows)
+    want = ops.indice_maxpool_implicit_gemm(x, fwd, n)
+    dy = torch.randn_like(want).detach()
+    (dx,) = torch.autograd.grad(want, x, dy)
+    x, want, mean = x.detach(), want.detach(), torch.empty_like(want)
+    pooled = [torch.zeros_like(want) for _ in range(2)]
+    SpconvOps.maxpool_implicit_gemm_forward(tv(pooled[0]), tv(x), tv(fwd))
+    offsets = [
+        (tv(made[:count]), tv(given[:count]))
+        for (given, made), count in zip(lists.transpose(0, 1), counts.tolist(), strict=True)
+    ]
+    if rule["subm"]:  # whose lists hold half of the offsets
+        offsets = [
+            (tv((table >= 0).nonzero().flatten().int()), tv(table[table >= 0])) for table in fwd
+        ]
+    else:
+        pooled.append(torch.zeros_like(want))
+        SpconvOps.indice_maxpool(tv(pooled[2]), tv(x), tv(lists), tv(counts), n)
+    for made, given in offsets:
+        SpconvOps.maxpool_forward(tv(pooled[1]), tv(x), made, given)
+    assert all(torch.equal(got, want) for got in pooled)
+    gradients = [torch.zeros_like(x) for _ in range(2)]
+    SpconvOps.maxpool_implicit_gemm_backward(tv(want), tv(x), tv(dy), tv(gradients[0]), tv(bwd))
+    for made, given in offsets:
+        SpconvOps.maxpool_backward(tv(want), tv(x), tv(dy), tv(gradients[1]), made, given)
+    if not rule["subm"]:
+        gradients.append(torch.zeros_like(x))
+        given = tv(want), tv(dy), tv(lists), tv(counts)
+        SpconvOps.indice_maxpool_backward(tv(gradients[2]), tv(x), *given)
+    for got in gradients:
+        torch.testing.assert_close(got, dx)
+    count = torch.zeros(n, dtype=torch.int32)
+    SpconvOps.avgpool_implicit_gemm_forward(tv(mean), tv(x), tv(fwd), tv(count))
+    expected, present = ops.indice_avgpool_implicit_gemm(x, fwd, n, True)
+    assert torch.equal(mean, expected) and torch.equal(count, present)
+    SpconvOps.avgpool_implicit_gemm_backward(tv(dy), tv(gradients[0]), tv(bwd), tv(count))
+    leaf = x.clone().requires_grad_()
+    made, _ = ops.indice_avgpool_implicit_gemm(leaf, fwd, n, False)
+    torch.testing.assert_close(gradients[0], torch.autograd.grad(made, leaf, dy)[0])
+
+
 def allocations(module):
     """What an allocator does with names, kinds and addresses."""
     tv = importlib.import_module("cumm.tensorview")
@@ -177,7 +266,7 @@ def test_parameters_equal_the_wheels():
             if ours is not None:
                 assert names_of(ours.__func__) == parameters, method
                 compared += 1
-    assert compared >= 14
+    assert compared >= 20
 
 
 def test_bias_and_activation_in_place(standin):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from sparse_bridge.adapters.spconv.upstream import _tv_tensor
 from sparse_bridge.adapters.spconv.upstream import tensorview as tv
 
 NUMPY_DTYPES = ["bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"]
@@ -36,6 +37,81 @@ def test_constants_and_members_match_cumm(real):
         assert tv.from_numpy(array).dtype == real.from_numpy(array).dtype
     for code in (tv.float16, tv.int64, tv.custom80):
         assert tv.tvdtype_itemsize(code) == real.tvdtype_itemsize(code)
+    for code in (*real.ALL_TV_TENSOR_DTYPES, tv.unknown):
+        assert tv.tvdtype_bitsize(code) == real.tvdtype_bitsize(code)
+    for name in ("ALL_TV_TENSOR_DTYPES", "NPDTYPE_TO_TENSOR_MAP", "TENSOR_TO_NPDTYPE_MAP"):
+        assert getattr(tv, name) == getattr(real, name), name
+    assert tv.check_cuda_error() is real.check_cuda_error() is None
+    if not torch.cuda.is_available():
+        assert tv.get_compute_capability() == real.get_compute_capability() == (-1, -1)
+    assert tv.CUDAKernelTimer(True).enable is real.CUDAKernelTimer(True).enable is True
+    for module in (tv, real):
+        with pytest.raises(AttributeError):
+            module.CUDAKernelTimer(True).enable = False
+        timer = module.KernelTimer(True, False).get_cpp_object()
+        assert isinstance(timer, module.CUDAKernelTimer)
+        with pytest.raises(AssertionError):
+            module.KernelTimer(False).get_cpp_object()
+
+
+@pytest.mark.parametrize("name", ["f4", "i8", "u4", "bool"])
+def test_joined_tensors_match_cumm(real, name):
+    parts = [np.arange(6).reshape(2, 3).astype(name), np.ones((1, 3), name)]
+    joined = [m.cat_first_axis([m.from_numpy(part) for part in parts]) for m in (tv, real)]
+    assert joined[0].dtype == joined[1].dtype
+    np.testing.assert_array_equal(joined[0].numpy(), joined[1].numpy())
+    wrong = [[], [parts[0], parts[1].astype("f8")], [parts[0], parts[0].T], [np.zeros((), name)]]
+    for arrays in wrong:
+        with pytest.raises(tv.TvArgumentError, match="cannot join"):
+            tv.cat_first_axis([tv.from_numpy(np.ascontiguousarray(a)) for a in arrays if a.ndim])
+    wide = tv.from_torch(torch.ones(2, 2, dtype=torch.bfloat16))
+    assert tv.cat_first_axis([wide, wide[:1]]).shape == [3, 2]
+
+
+def frozen(module):
+    """What can be done to memory that is for reading alone."""
+    fixed = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+    held = module.from_numpy(fixed.copy())
+    fixed.flags.writeable = False
+    seen = []
+    for made in (held.get_readonly(), held.get_readonly()[1:], module.from_numpy(fixed)):
+        changes = (
+            lambda t: t.zero_(), lambda t: t.fill_float_(1), lambda t: t.fill_int_(1),
+            lambda t: t.copy_(t),
+        )  # fmt: skip
+        for change in changes:
+            with pytest.raises(RuntimeError):
+                change(made)
+        copied = made.clone()
+        seen += [made.is_readonly(), made.numpy().tolist(), copied.is_readonly()]
+        seen += [made.T.is_readonly(), made.view([-1]).is_readonly(), copied.zero_().shape]
+    same = held.get_readonly().byte_pointer() == held.byte_pointer()
+    return seen, same, held.is_readonly(), module.zeros([2]).is_readonly()
+
+
+def test_memory_for_reading_alone_matches_cumm(real):
+    assert frozen(tv) == frozen(real)
+
+
+def test_memory_for_reading_alone_stays_as_it_is():
+    """Wherever it is, and by whatever way it is reached."""
+    for held in (tv.zeros([2, 2]), tv.from_torch(torch.zeros(2, 2, dtype=torch.bfloat16))):
+        made = held.get_readonly()
+        tv.to_torch(made).fill_(3)
+        assert not tv.to_torch(held).any() and tv.to_torch(held).fill_(4).all()
+        assert tv.to_torch(made)[0, 0] == 4
+        for view in (made[0], made.T, made.unsqueeze(0), made.type_view(tv.int16, [-1])):
+            assert view.is_readonly()
+    with pytest.raises(ValueError, match="read-only"):
+        tv.zeros([2]).get_readonly().numpy_view()[0] = 1
+    for call, kind in (
+        (lambda: tv.zeros([2]).gpu_address(), ValueError),
+        (lambda: tv.zeros([2]).is_col_major_matrix(), ValueError),
+        (lambda: _tv_tensor.output(tv.from_numpy(np.arange(3.0)[::-1])), tv.TvArgumentError),
+    ):
+        with pytest.raises(kind):
+            call()
+    assert not tv.zeros([2]).pinned()
 
 
 def test_tensor_facts_match_cumm(real):
@@ -58,8 +134,10 @@ def test_tensor_facts_match_cumm(real):
         mine, theirs = (change(m.from_numpy(array.copy())) for m in (tv, real))
         for name in ("shape", "dtype", "device", "ndim", "size", "itemsize"):
             assert getattr(mine, name) == getattr(theirs, name), name
-        for name in ("is_contiguous", "bytesize", "empty"):
+        for name in ("is_contiguous", "bytesize", "empty", "is_readonly"):
             assert getattr(mine, name)() == getattr(theirs, name)(), name
+        if mine.ndim == 2:
+            assert mine.is_col_major_matrix() == theirs.is_col_major_matrix()
         assert mine.dim(0) == theirs.dim(0)
         np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
 
@@ -173,6 +251,9 @@ def test_cpu_timers_measure(capsys):
 def test_on_a_gpu():
     moved = tv.from_numpy(np.arange(6, dtype=np.float32).reshape(2, 3)).cuda()
     assert moved.device == 0 and moved.dtype == tv.float32 and moved.cuda() is moved
+    assert moved.gpu_address() == tv.to_torch(moved).data_ptr()
+    pinned = tv.from_torch(torch.zeros(2).pin_memory())
+    assert pinned.pinned() and not moved.pinned() and tv.get_compute_capability(0)[0] >= 7
     assert moved.cpu().device == -1 and moved.numpy().tolist() == [[0, 1, 2], [3, 4, 5]]
     assert moved[1].clone().zero_().numpy().tolist() == [0, 0, 0]
     assert tv.zeros([2], np.int32, device=0).fill_int_(3).numpy().tolist() == [3, 3]

@@ -1,9 +1,11 @@
 """MinkowskiEngine, answered by sparse_bridge: the same names and rules on every GPU and the CPU."""
 
 from importlib import import_module as _import_module
+from os.path import dirname as _dirname
 
 from sparse_bridge.adapters.minkowski import profile as _profile
 
+file_dir = _dirname(__file__)
 _LAYERS = (
     "MinkowskiBroadcast",
     "MinkowskiChannelwiseConvolution",

@@ -19,6 +19,9 @@ from spconv import (
     tools,
     utils,
 )
+
+# The module takes the name of the string, which takes it back.
+from spconv.__version__ import __version__  # noqa: F811
 from spconv.core import AlgoHint, ConvAlgo
 
 SPCONV_VERSION_NUMBERS = [int(part) for part in __version__.split(".")]

@@ -1,11 +1,25 @@
-"""Saving inputs for bug reports is left to the application."""
+"""Saving inputs for bug reports."""
 
+import pickle
+import sys
+
+from spconv import constants
 from spconv.constants import SPCONV_DEBUG_SAVE_PATH as SPCONV_DEBUG_SAVE_PATH
-
-from sparse_bridge.errors import UnsupportedError
 
 
 def spconv_save_debug_data(data):
-    raise UnsupportedError(
-        "spconv_save_debug_data writes spconv's internal state, which does not exist here."
-    )
+    """Pickle `data` to the file `constants.SPCONV_DEBUG_SAVE_PATH`, and say so on stdout.
+
+    It raises nothing: programs call it while they handle an error.
+    """
+    path = constants.SPCONV_DEBUG_SAVE_PATH
+    if not path:
+        said = "nothing was saved; SPCONV_DEBUG_SAVE_PATH may name a file for it"
+    else:
+        try:
+            with open(path, "wb") as file:
+                pickle.dump(data, file)
+            said = f"saved to {path}"
+        except Exception as error:
+            said = f"not saved to {path}: {type(error).__name__}: {error}"
+    sys.stdout.write(f"spconv debug data: {said}\n")

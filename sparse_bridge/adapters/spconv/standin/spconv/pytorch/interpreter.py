@@ -41,7 +41,7 @@ class NetworkInterpreter(Interpreter):
 
     def __init__(self, network_ctx, module, inputs, verbose=False):
         super().__init__(module)
-        self._network_ctx, self._inputs, self._verbose = network_ctx, inputs, verbose
+        self.network_ctx, self._inputs, self._verbose = network_ctx, inputs, verbose
         self._name = ""
 
     def run(self):
@@ -58,7 +58,7 @@ class NetworkInterpreter(Interpreter):
         handler = get_node_handler(key)
         if handler is None:
             return default()
-        return handler(self._network_ctx, target, args, kwargs, self._name)
+        return handler(self.network_ctx, target, args, kwargs, self._name)
 
     def call_module(self, target, args, kwargs):
         module = self.fetch_attr(target)

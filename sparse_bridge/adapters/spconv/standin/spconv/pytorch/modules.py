@@ -133,17 +133,19 @@ class PrintTensorMeta(nn.Module):
 
 
 class PrintCurrentTime(nn.Module):
-    """Writes the seconds since its last call to stdout, after waiting for the GPU."""
+    """Writes the seconds since `first_time` to stdout, after waiting for the GPU.
+
+    first_time: when it was made, or called with reset=True.
+    """
 
     def __init__(self):
         super().__init__()
-        self._last = time.time()
+        self.first_time = time.time()
 
     def forward(self, x, msg="", reset=False):
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        now = time.time()
-        if not reset:
-            sys.stdout.write(f"{msg} {now - self._last:.6f}\n")
-        self._last = now
+        if reset:
+            self.first_time = time.time()
+        sys.stdout.write(f"{msg} {time.time() - self.first_time}\n")
         return x

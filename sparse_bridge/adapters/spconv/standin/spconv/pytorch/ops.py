@@ -115,7 +115,8 @@ def _no_bound(bound):
 
 def indice_conv(
     features, filters, indice_pairs, indice_pair_num, num_activate_out, inverse=False, subm=False,
-    algo=ConvAlgo.Native, timer=None, bias=None, act_alpha=0.0, act_beta=0.0, act_type=None,
+    algo=ConvAlgo.Native, timer=None, bias=None, act_alpha=0.0, act_beta=0.0,
+    act_type=tv.gemm.Activation.None_,
 ):  # fmt: skip
     """features [N, C], filters KRSC -> [M, K]."""
     kmap = pairs.map_from_pairs(
@@ -145,8 +146,8 @@ def indice_conv_backward(
 def implicit_gemm(
     features, filters, pair_fwd, pair_mask_fwd_splits, mask_argsort_fwd_splits, num_activate_out,
     masks, is_train, is_subm, timer=None, fp32_accum=None, bias=None, act_alpha=0.0, act_beta=0.0,
-    act_type=None, output_scale=1.0, scale=None, output_add=None, output_add_scale=0.0,
-    output_dtype=None,
+    act_type=tv.gemm.Activation.None_, output_scale=1.0, scale=None, output_add=None,
+    output_add_scale=0.0, output_dtype=None,
 ):  # fmt: skip
     """([M, K], mask_out, mask_width)."""
     if scale is not None or output_add is not None:
@@ -192,14 +193,7 @@ def indice_maxpool_implicit_gemm(features, indice_pairs, num_activate_out):
 
 def indice_maxpool_implicit_gemm_backward(features, out_features, out_bp, indice_pairs):
     """indice_pairs [V, N]: window of every input row."""
-    gradient = torch.zeros_like(features, dtype=torch.promote_types(features.dtype, torch.float32))
-    for column in indice_pairs:
-        rows = (column >= 0).nonzero().squeeze(1)
-        windows = column.index_select(0, rows)
-        share = out_bp.index_select(0, windows)
-        equal = features.index_select(0, rows) == out_features.index_select(0, windows)
-        gradient.index_add_(0, rows, (share * equal).to(gradient.dtype))
-    return gradient.to(features.dtype)
+    return functional.max_pool_backward(features, out_features, out_bp, indice_pairs)
 
 
 def indice_avgpool_implicit_gemm(features, indice_pairs, num_activate_out, calc_count):
@@ -211,17 +205,7 @@ def indice_avgpool_implicit_gemm(features, indice_pairs, num_activate_out, calc_
 
 def indice_avgpool_implicit_gemm_backward(out_bp, indice_pairs, count_out):
     """indice_pairs [V, N]; every input takes 1 / count of its windows' gradients."""
-    share = out_bp / count_out.clamp(min=1).unsqueeze(1).to(out_bp.dtype)
-    n_rows = indice_pairs.shape[1]
-    gradient = out_bp.new_zeros(
-        (n_rows, out_bp.shape[1]), dtype=torch.promote_types(out_bp.dtype, torch.float32)
-    )
-    for column in indice_pairs:
-        rows = (column >= 0).nonzero().squeeze(1)
-        gradient.index_add_(
-            0, rows, share.index_select(0, column.index_select(0, rows)).to(gradient.dtype)
-        )
-    return gradient.to(out_bp.dtype)
+    return functional.avg_pool_backward(out_bp, indice_pairs, count_out)
 
 
 def maximum_value_int_(ten, value):

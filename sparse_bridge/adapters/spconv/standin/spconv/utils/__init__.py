@@ -3,7 +3,7 @@
 `VoxelGenerator` (spconv 1.x) is absent on purpose: projects probe for it first.
 """
 
-from contextlib import AbstractContextManager
+from contextlib import nullcontext
 
 import numpy as np
 from cumm import tensorview as tv
@@ -17,7 +17,7 @@ from sparse_bridge.adapters.spconv.upstream.boxes import (
     rbbox_iou_loss,
     rotate_non_max_suppression_cpu,
 )
-from sparse_bridge.adapters.spconv.upstream.voxelizer import (
+from sparse_bridge.adapters.spconv.upstream.point2voxel import (
     Point2VoxelCPU1d,
     Point2VoxelCPU2d,
     Point2VoxelCPU3d,
@@ -34,16 +34,3 @@ __all__ = [
     "non_max_suppression_cpu", "np", "nullcontext", "rbbox_intersection", "rbbox_iou",
     "rbbox_iou_loss", "rotate_non_max_suppression_cpu", "tv",
 ]  # fmt: skip
-
-
-class nullcontext(AbstractContextManager):
-    """A context that does nothing."""
-
-    def __init__(self, enter_result=None):
-        self.enter_result = enter_result
-
-    def __enter__(self):
-        return self.enter_result
-
-    def __exit__(self, *exc):
-        return None

@@ -48,6 +48,7 @@ weighted_op_qint8_dtype_config = DTypeConfig(
     input_dtype=torch.qint8, output_dtype=torch.qint8, weight_dtype=torch.qint8,
     bias_dtype=torch.float,
 )  # fmt: skip
+conv_dtype_configs = [weighted_op_qint8_dtype_config]
 non_weighted_op_qint8_dtype_config = DTypeConfig(input_dtype=torch.qint8, output_dtype=torch.qint8)
 
 _CONVOLUTIONS = [*sorted(DEFAULT_SPARSE_CONV_TYPES, key=lambda c: c.__name__), SparseConvolution]
@@ -66,7 +67,7 @@ def _weighted(pattern=None):
     return (
         BackendPatternConfig(pattern)
         .set_observation_type(ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT)
-        .set_dtype_configs([weighted_op_qint8_dtype_config])
+        .set_dtype_configs(conv_dtype_configs)
     )
 
 
@@ -191,7 +192,7 @@ def prepare_spconv_torch_inference(with_linear):
 
 
 __all__ = [
-    "SPCONV_STATIC_LOWER_FUSED_MODULE_MAP", "SPCONV_STATIC_LOWER_MODULE_MAP",
+    "SPCONV_STATIC_LOWER_FUSED_MODULE_MAP", "SPCONV_STATIC_LOWER_MODULE_MAP", "conv_dtype_configs",
     "get_spconv_backend_config", "get_spconv_convert_custom_config",
     "get_spconv_prepare_custom_config", "get_spconv_qat_to_static_mapping",
     "non_weighted_op_qint8_dtype_config", "prepare_spconv_torch_inference",

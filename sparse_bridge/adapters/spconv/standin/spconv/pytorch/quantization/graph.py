@@ -13,6 +13,11 @@ def transform_qdq(m):
     return m
 
 
+def is_dequantize_node(node):
+    """Whether a node of a graph calls `dequantize()`."""
+    return node.op == "call_method" and node.target == "dequantize"
+
+
 def remove_conv_add_dq(model):
     """`model` as it is: upstream's int8 kernels take the second summand of a fused sum as int8, the
     reference layers here take its values."""

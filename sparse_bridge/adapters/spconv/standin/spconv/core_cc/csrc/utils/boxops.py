@@ -1,5 +1,3 @@
-"""The box operations work in `spconv.utils`, on numpy arrays."""
+"""Box operations on tv.Tensors; `spconv.utils` has them on numpy arrays."""
 
-from sparse_bridge.adapters.spconv.upstream.missing import missing_class
-
-BoxOps = missing_class(__name__, "BoxOps", "use the functions of spconv.utils")
+from sparse_bridge.adapters.spconv.upstream.boxes import BoxOps as BoxOps

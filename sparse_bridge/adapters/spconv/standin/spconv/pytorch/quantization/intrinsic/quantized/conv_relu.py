@@ -1,11 +1,15 @@
 """Fused layers on quantised tensors."""
 
+import torch
+from spconv.pytorch.quantization import intrinsic
 from spconv.pytorch.quantization.quantized.conv import LinearPerChannelWeight, SparseConv
 from torch.ao.nn.intrinsic.modules.fused import LinearReLU
 
 
 class SparseConvReLU(SparseConv):
     """`SparseConv` with a ReLU."""
+
+    _FLOAT_MODULE = intrinsic.SpconvReLUNd
 
     def _finished(self, y):
         return y.relu()
@@ -14,20 +18,27 @@ class SparseConvReLU(SparseConv):
 class SparseConvAddReLU(SparseConvReLU):
     """`SparseConv`, a summand, and a ReLU."""
 
+    _FLOAT_MODULE = intrinsic.SpconvAddReLUNd
+
+    def forward(self, input, add_input=None):
+        return self._forward(input, add_input)
+
 
 class LinearPerChannelWeightReLU(LinearPerChannelWeight):
     """`LinearPerChannelWeight` with a ReLU."""
 
     _FLOAT_MODULE = LinearReLU
 
+    def __init__(self, in_features, out_features, bias=True, dtype=torch.qint8):
+        super().__init__(in_features, out_features, bias, dtype)
+
     def _get_name(self):
         return "QuantizedLinearPerChannelWeightReLU"
 
-    def _activated(self, y):
+    def _finished(self, y):
         return y.relu()
 
     @classmethod
-    def from_reference(cls, ref_qlinear, output_scale, output_zero_point):
-        """ref_qlinear: torch's reference layer, alone or fused with its ReLU."""
-        linear = ref_qlinear[0] if isinstance(ref_qlinear, LinearReLU) else ref_qlinear
-        return super().from_reference(linear, output_scale, output_zero_point)
+    def from_reference(cls, ref_linear_relu, output_scale, output_zero_point):
+        """ref_linear_relu: torch's reference layer, alone or fused with its ReLU."""
+        return cls._from_reference(ref_linear_relu, output_scale, output_zero_point)

@@ -1,0 +1,5 @@
+"""The voxelizer of points with 3 axes on a GPU."""
+
+from sparse_bridge.adapters.spconv.upstream.point2voxel import Point2VoxelGPU3d as Point2Voxel
+
+__all__ = ["Point2Voxel"]

@@ -1,0 +1,5 @@
+"""The voxelizer of points with 1 axes on the CPU."""
+
+from sparse_bridge.adapters.spconv.upstream.point2voxel import Point2VoxelCPU1d as Point2VoxelCPU
+
+__all__ = ["Point2VoxelCPU"]

@@ -1,0 +1,5 @@
+"""The voxelizer of points with 2 axes on the CPU."""
+
+from sparse_bridge.adapters.spconv.upstream.point2voxel import Point2VoxelCPU2d as Point2VoxelCPU
+
+__all__ = ["Point2VoxelCPU"]
