@@ -127,6 +127,11 @@ class Framework:
         if self.profiles:
             self._part("profile").confirm(profile)
 
+    def profile(self) -> str | None:
+        """The profile in force; None: there is none, or it is open to correction."""
+        found: str | None = self._part("profile").in_force() if self.profiles else None
+        return found
+
     def version(self) -> str | None:
         """Version of the imported framework, real or stand-in; None when it is not imported."""
         return getattr(sys.modules.get(self.packages[0]), "__version__", None)
