@@ -8,6 +8,7 @@ from MinkowskiEngineBackend._C import CoordinateMapType
 from torch.nn import Module
 
 from sparse_bridge.adapters.minkowski.geometry import int_list
+from sparse_bridge.core.traced.scripts import refuse_script
 
 __all__ = [
     "MinkowskiModuleBase", "StrideType", "convert_to_int_list", "convert_to_int_tensor",
@@ -52,3 +53,5 @@ def get_minkowski_function(name, variable):
 
 class MinkowskiModuleBase(Module):
     """Base of every layer."""
+
+    __prepare_scriptable__ = refuse_script

@@ -8,6 +8,7 @@ import torch
 from cumm import tensorview as tv
 from spconv import constants
 from spconv.core import ConvAlgo
+from spconv.pytorch import modules
 from spconv.pytorch.core import SparseConvTensor, expand_nd
 from spconv.pytorch.modules import SparseModule
 from torch import nn
@@ -331,3 +332,5 @@ DEFAULT_SPARSE_CONV_TYPES = {
     SubMConv4d, SparseInverseConv1d, SparseInverseConv2d, SparseInverseConv3d, SparseInverseConv4d,
     SparseConvTranspose1d, SparseConvTranspose2d, SparseConvTranspose3d, SparseConvTranspose4d,
 }  # fmt: skip
+
+modules._convolution = SparseConvolution
