@@ -54,10 +54,12 @@ class Joining:
         framework = None if "." in fullname else self._answers(fullname)
         return None if framework is None else ModuleSpec(fullname, _Loader(self, framework))
 
-    def _answers(self, name: str) -> str | None:
-        """The framework to enable before a name of its own is looked for."""
+    def _answers(self, name: str, loosely: bool = False) -> str | None:
+        """The framework to enable before a name of its own is looked for.  loosely: as names of
+        distributions are compared, without regard to case and signs."""
+        wanted = _plain(name) if loosely else name
         for framework, choice in list(self.waiting.items()):
-            if name in choice["names"]:
+            if wanted in (map(_plain, choice["names"]) if loosely else choice["names"]):
                 return None if self._underway(framework) else framework
         return None
 
@@ -84,11 +86,15 @@ class Joining:
     def find_distributions(self, context: Any = None) -> Iterator[Any]:
         """The metadata of a stand-in that waits to be enabled."""
         name = getattr(context, "name", None)
-        framework = self._answers(name) if isinstance(name, str) else None
+        framework = self._answers(name, loosely=True) if isinstance(name, str) else None
         if framework is not None and self.waiting[framework]["mode"] == "standin":
             self.join(framework)
             for finder in sys.meta_path[: sys.meta_path.index(self)]:
                 yield from getattr(finder, "find_distributions", lambda _: ())(context)
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "-").replace(".", "-").lower()
 
 
 class _Loader(Loader):
