@@ -35,6 +35,8 @@ def bare(monkeypatch):
     sparse_bridge.disable()
     kept = [Modules(one) if hasattr(one, "find_distributions") else one for one in sys.meta_path]
     monkeypatch.setattr(sys, "meta_path", kept)
+    for module in [one for one in sys.modules if one.partition(".")[0] in ("spconv", "cumm")]:
+        monkeypatch.delitem(sys.modules, module)
     yield
     sparse_bridge.disable()
 
