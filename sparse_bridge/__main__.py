@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import settings, workers
 from ._version import __version__
+from .adapters.enabling import inherited
+from .commands.program_report import ProgramReport
 from .errors import SparseBridgeError, UnsupportedError
 from .gate import command as gate
 from .harness import results
@@ -46,7 +48,6 @@ _NO_TORCH = (
     "https://download.pytorch.org/whl/rocm6.4 (AMD) or https://download.pytorch.org/whl/cpu (CPU)."
 )
 
-_REPORT_SCHEMA = 1  # of run --report-json
 _RUN_HELP = """\
 Run a script or module with the bridge enabled, as python would run it.
 
@@ -66,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     args = argparse.Namespace()
+    inherited.forget()  # a command of its own, whoever has started it
     if argv[:1] != ["doctor"]:  # which shows what the user's own programs find
         workers.wait_passively()
     try:
@@ -197,27 +199,38 @@ def _command(name: str, module: str) -> Any:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from .adapters import lifecycle
-
     if not args.module and not os.path.exists(args.target):
         _console(stderr=True).print(f"sparse_bridge: can't find {args.target!r}", style="red")
         return 2
     if args.report_json:
         results.require_writable(args.report_json, "--report-json")
+    _warn_of_unreachable_children(args.strict)
+    report = ProgramReport(args.report, args.report_json)
+    from .adapters import lifecycle
+
     names = [name for name in (args.framework or "").split(",") if name]
     handle = lifecycle.enable(
         *names, mode=args.mode, strict=True if args.strict else None, optimize=args.optimize
     )
+    lifecycle.hand_on(report.counts)
+    report.of(handle)
     args.in_script = True
     try:
         execute(args.target, args.arguments, args.module)
     finally:
-        if args.report:
-            sys.stdout.flush()
-            _console(stderr=True).print(str(handle.report()), soft_wrap=True)
-        if args.report_json:
-            results.save(args.report_json, _REPORT_SCHEMA, handle.report().to_dict())
+        report.program_ended()
     return 0
+
+
+def _warn_of_unreachable_children(strict: bool) -> None:
+    """Raises UnsupportedError where children might run in the original, and may not."""
+    option = inherited.unreachable()
+    if option is None:
+        return
+    why = f"python {option} keeps child processes of the program from being bridged"
+    if strict:
+        raise UnsupportedError(f"{why}, which --strict does not allow; leave {option} out.")
+    _console(stderr=True).print(f"sparse_bridge: {why}.", style="yellow", soft_wrap=True)
 
 
 def execute(target: str, arguments: list[str], is_module: bool) -> None:

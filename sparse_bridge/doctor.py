@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from . import settings, workers
 from ._version import __version__
 from .adapters import base, lifecycle
+from .adapters.enabling import inherited
 from .adapters.import_hook import installed
 from .errors import SparseBridgeError
 
@@ -44,6 +45,7 @@ def collect(self_check: bool = True) -> dict[str, Any]:
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in _BEARING)
     }
     own = [name.removeprefix(_PREFIX) for name in environment if name.startswith(_PREFIX)]
+    inherits = inherited.VARIABLE.removeprefix(_PREFIX)
     return {
         "sparse_bridge": __version__,
         "python": platform.python_version(),
@@ -55,7 +57,7 @@ def collect(self_check: bool = True) -> dict[str, Any]:
         "environment": environment,
         "renamed_variables": {_PREFIX + n: new for n, new in settings.RENAMED.items() if n in own},
         "unknown_variables": [
-            _PREFIX + n for n in own if n not in settings.KEYWORDS and n not in settings.RENAMED
+            _PREFIX + n for n in own if n not in {*settings.KEYWORDS, *settings.RENAMED, inherits}
         ],
     }
 

@@ -89,16 +89,25 @@ class PackageNames(importlib.abc.MetaPathFinder):
         Raises:
             LifecycleError: that package is imported already.
         """
-        if name in sys.modules and not self._answers(name):
-            raise LifecycleError(
-                f"the real {name} is imported already. Call sparse_bridge.enable({name!r}) before "
-                "its first import."
-            )
-        self._claimed[name] += 1
+        self.claim(name)
         try:
             yield
         finally:
             self._claimed[name] -= 1
+
+    def claim(self, *names: str) -> None:
+        """The same, until it is uninstalled."""
+        for name in names:
+            if name in sys.modules and not self._answers(name):
+                raise LifecycleError(
+                    f"the real {name} is imported already. Call sparse_bridge.enable({name!r}) "
+                    "before its first import."
+                )
+            self._claimed[name] += 1
+
+    def claims(self) -> list[str]:
+        """The names that are claimed."""
+        return [name for name in self._names if self._claimed[name] > 0]
 
     def notes(self) -> list[str]:
         """For `status()`: names that are claimed or in use."""

@@ -69,6 +69,7 @@ class Framework:
 
     name: the name given to `enable()`.  title: as its users write it.
     packages: top-level import names that the stand-in answers; the framework's own comes first.
+    distributed: those of them under whose name the framework is installed; (): all.
     main: the import that proves that the real framework works.
     standin_root: folder that mirrors upstream's module names, `<root>/<package>/__init__.py` first.
     tensor: (module, class) of its sparse tensor.
@@ -84,6 +85,7 @@ class Framework:
     name: str
     title: str = ""
     packages: tuple[str, ...]
+    distributed: tuple[str, ...] = ()
     main: str
     tensor: tuple[str, str] = ("", "")
     standin_root: pathlib.Path
@@ -117,6 +119,10 @@ class Framework:
         """`__version__` of a stand-in package, where it is not written in the package itself."""
         return None
 
+    def distribution_version(self, package: str) -> str | None:
+        """The version in a stand-in's metadata, where it is not that of `__version__`."""
+        return None
+
     def begin(self, mode: str, profile: str | None) -> None:
         """Called once when the framework is enabled, before anything is patched or answered.
 
@@ -129,6 +135,11 @@ class Framework:
         differs. Asks the adapter's `profile.py`."""
         if self.profiles:
             self._part("profile").confirm(profile)
+
+    def profile(self) -> str | None:
+        """The profile in force; None: there is none, or it is open to correction."""
+        found: str | None = self._part("profile").in_force() if self.profiles else None
+        return found
 
     def version(self) -> str | None:
         """Version of the imported framework, real or stand-in; None when it is not imported."""

@@ -230,10 +230,15 @@ class StandinFinder(importlib.metadata.DistributionFinder):
         Static on purpose: torch lists all distributions while it is being imported.
         """
         wanted = None if context is None or context.name is None else _normal(context.name)
-        for package in self._packages:
-            version = self.version(package) if wanted in (None, _normal(package)) else None
+        distributed = self._adapter.distributed or self._packages
+        for package in distributed:
+            if wanted not in (None, _normal(package)):
+                continue
+            version = self._adapter.distribution_version(package) or self.version(package)
             if version is not None and not self._really_distributed(package):
-                yield _StandinDistribution(package, version)
+                main = package == self._packages[0]
+                others = [one for one in self._packages if main and one not in distributed]
+                yield _StandinDistribution(package, version, [package, *others])
 
     def _really_distributed(self, package: str) -> bool:
         context = importlib.metadata.DistributionFinder.Context(name=package)
@@ -251,11 +256,14 @@ def _normal(name: str) -> str:
 
 
 class _StandinDistribution(importlib.metadata.Distribution):
-    def __init__(self, package: str, version: str) -> None:
-        self._text = f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n"
+    def __init__(self, package: str, version: str, imported: Sequence[str]) -> None:
+        self._texts = {
+            "METADATA": f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n",
+            "top_level.txt": "\n".join(imported) + "\n",
+        }
 
     def read_text(self, filename: str) -> str | None:
-        return self._text if filename == "METADATA" else None
+        return self._texts.get(filename)
 
     def locate_file(self, path: str | os.PathLike[str]) -> pathlib.Path:
         return pathlib.Path(path)

@@ -14,12 +14,14 @@ import torch
 from torch import nn
 
 from ..core.conv.pending import PendingConv
+from ..core.device.torch_compat import eagerly
 from . import fusion, protocol
 from .late import LateFeatures, pending_of, replace
 
 Features = torch.Tensor | PendingConv
 
 
+@eagerly
 def normed(norm: nn.BatchNorm1d, run: Callable[..., torch.Tensor], x: Any) -> Features:
     """What a BatchNorm1d in eval mode makes of x's features; `run` as of `is_training_norm`."""
     conv = pending_of(x)
@@ -31,6 +33,7 @@ def normed(norm: nn.BatchNorm1d, run: Callable[..., torch.Tensor], x: Any) -> Fe
     return conv.normed(values, lambda y: fusion.batch_norm_inference(norm, run, y))
 
 
+@eagerly
 def activated(conv: PendingConv, form: tuple[str, float], inplace: bool, alone: Any, x: Any) -> Any:
     """Behind an activation that kernels apply, of x whose features `conv` makes.
 
@@ -42,6 +45,7 @@ def activated(conv: PendingConv, form: tuple[str, float], inplace: bool, alone: 
     return made
 
 
+@eagerly
 def plus(a: Any, b: Any, inplace: bool = False) -> Features:
     """The sum of the features of two sparse tensors with the same rows.
 
@@ -61,6 +65,7 @@ def plus(a: Any, b: Any, inplace: bool = False) -> Features:
     return made
 
 
+@eagerly
 def shape_of(x: Any) -> Any:
     """Of the features, which need not be there."""
     conv = pending_of(x)

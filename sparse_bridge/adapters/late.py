@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ..core.conv.pending import PendingConv
+from ..core.device.torch_compat import eagerly
 from ..core.geometry.sparse_data import brief
 
 
@@ -34,18 +35,22 @@ class LateFeatures:
     _with: Callable[..., Any]
     _late: Any
 
+    @eagerly
     def __getattr__(self, name: str) -> Any:  # asked only for what is not there
         if name == "_late":
             return None
         late = self._late if name == self.features_attribute else None
+        if late is not None and torch.compiler.is_compiling():
+            return apart(_read, self)
         if late is not None and hasattr(late, "read"):
             features = late.read()
             setattr(self, name, features)
             _forget(self)
             return features
-        raise AttributeError(
-            f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
-        )
+        text = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if torch.compiler.is_compiling():  # which take no keywords here
+            raise AttributeError(text)
+        raise AttributeError(text, name=name, obj=self)
 
     def __reduce_ex__(self, version: Any) -> Any:
         """Copies and pickles have features."""
@@ -54,11 +59,26 @@ class LateFeatures:
         return super().__reduce_ex__(version)
 
 
+def apart(function: Callable[..., Any], *args: Any) -> Any:
+    """Work on features that wait, while a program is traced."""
+    from ..core.device.apart import apart
+
+    return apart(function, *args)
+
+
+def _read(x: LateFeatures) -> torch.Tensor:
+    """x's features, which are there from now on and wait for nothing."""
+    features: torch.Tensor = getattr(x, x.features_attribute)
+    _forget(x)
+    return features
+
+
 def _forget(x: LateFeatures) -> None:
     with contextlib.suppress(AttributeError):
         object.__delattr__(x, "_late")
 
 
+@eagerly
 def keep(x: Any, features: torch.Tensor | PendingConv) -> None:
     """Make `features` those of `x`, which has none."""
     if type(features) is not PendingConv:
@@ -70,6 +90,7 @@ def keep(x: Any, features: torch.Tensor | PendingConv) -> None:
         x._late = features
 
 
+@eagerly
 def replace(x: Any, features: torch.Tensor | PendingConv) -> None:
     """The same for a tensor that has features already."""
     if type(features) is torch.Tensor:
@@ -99,10 +120,15 @@ def has_features(x: LateFeatures) -> bool:
     return True
 
 
+@eagerly
 def pending_of(x: Any) -> PendingConv | None:
     """The convolution whose result x's features are, if it waits or is watched."""
     late = getattr(x, "_late", None)
     if type(late) is not PendingConv:
+        return None
+    if torch.compiler.is_compiling():
+        if late.result is None:
+            apart(_read, x)
         return None
     if x.features_in_slot:
         try:

@@ -12,15 +12,15 @@ import json
 import os
 import sys
 import threading
-import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .. import settings, state
-from ..errors import DataTypeError, UnsupportedError
-from ..tables import Column, Table, megabytes
+from ..errors import UnsupportedError
+from ..tables import Column, Table
 from . import map_counts
 from .base import FrameworkStatus
+from .enabling.model_layers import ModuleReport, module_table
 from .map_counts import MapCount
 
 Call = tuple[str, str, str | None]
@@ -29,7 +29,6 @@ Tally = dict[Call, int]
 _tally: Tally = {}
 _strict: dict[str, bool | None] = {}
 _listeners: list[tuple[int, list[Call]]] = []
-_measured: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -76,16 +75,6 @@ def note(framework: str, layer: str, reason: str | None = None) -> None:
             calls.append(key)
 
 
-def keep_measured(model: Any, layers: Sequence[Any]) -> None:
-    """Remember what a profile has measured of a model's layers, as long as that lives."""
-    _measured[model] = tuple(layers)
-
-
-def measured(model: Any) -> tuple[Any, ...]:
-    """What the last profile has measured of a model, as `profiling.results.LayerProfile`."""
-    return _measured.get(model, ())
-
-
 @contextlib.contextmanager
 def listen() -> Iterator[list[Call]]:
     """Collect the calls that the current thread notes, as (framework, layer, reason)."""
@@ -104,6 +93,11 @@ def is_strict(framework: str) -> bool:
     return settings.get().strict if chosen is None else chosen
 
 
+def chosen_strict(framework: str) -> bool | None:
+    """The choice made in `enable()`; None: it is left to the setting."""
+    return _strict.get(framework)
+
+
 def set_strict(framework: str, strict: bool | None) -> None:
     """Choose strict mode for one framework; None leaves it to the setting."""
     _strict[framework] = strict
@@ -111,10 +105,16 @@ def set_strict(framework: str, strict: bool | None) -> None:
 
 @state.owns
 def reset() -> None:
-    """Forget all counts, and what profiles have measured."""
+    """Forget all counts."""
     with _lock:
         _tally.clear()
-        _measured.clear()
+
+
+def count_in(tally: Tally) -> None:
+    """Count on in `tally`, which begins with what is counted."""
+    global _tally
+    with _lock:
+        _tally = tally
 
 
 def snapshot() -> Tally:
@@ -184,56 +184,12 @@ class Statuses(dict[str, FrameworkStatus]):
 
 
 @dataclasses.dataclass(frozen=True)
-class ModuleReport:
-    """A sparse layer of a model.
-
-    parameter_bytes: of its own.  calls, ms, peak_bytes: of the last `sparse_bridge.profile` of the
-    model, forward and backward, on the GPU where there is one; None where it was not measured.
-    """
-
-    name: str
-    framework: str
-    kind: str
-    parameter_bytes: int
-    calls: int | None = None
-    ms: float | None = None
-    peak_bytes: int | None = None
-
-
-def modules_of(model: Any) -> tuple[ModuleReport, ...]:
-    """The sparse layers of a torch module, in its own order; () for None.
-
-    Raises: DataTypeError for anything else.
-    """
-    if model is None:
-        return ()
-    if not hasattr(model, "named_modules"):
-        raise DataTypeError(f"got {type(model).__name__}; expected a torch.nn.Module, or nothing.")
-    from . import protocol
-
-    seen = {layer.name: layer for layer in measured(model)}
-    found = []
-    for name, module in model.named_modules():
-        layer, frame = seen.get(name), protocol.of(module)
-        facts = None if frame is None else frame.describe(module)
-        framework, kind = protocol.name_of(type(module)) or "", "" if facts is None else facts.kind
-        times: tuple[Any, ...] = ()
-        if layer is not None:
-            framework, kind = framework or layer.framework, kind or layer.kind
-            times = (layer.calls, layer.total_ms, layer.peak_bytes)
-        if not kind or framework in ("", "torch"):
-            continue
-        size = sum(one.numel() * one.element_size() for one in module.parameters(recurse=False))
-        found.append(ModuleReport(name, framework, kind, size, *times))
-    return tuple(found)
-
-
-@dataclasses.dataclass(frozen=True)
 class Report:
     """What the bridge did: how each framework is answered, the calls of each layer type, modules
     that `dataflow()` gave one of their own (how many of each class, by dataflow), replayed parts of
     models, prefetched maps, dataflows tuned for layers that share a map (`groups`, with the times
-    that decided), and the layers of the model that was asked about."""
+    that decided), the layers of the model that was asked about, and how many child processes ran
+    layers that are counted, too."""
 
     frameworks: tuple[FrameworkStatus, ...]
     layers: dict[str, dict[str, LayerCount]]
@@ -244,6 +200,7 @@ class Report:
     modules: tuple[ModuleReport, ...] = ()
     maps: MapCount = dataclasses.field(default_factory=map_counts.prefetched)
     groups: tuple[str, ...] = dataclasses.field(default_factory=map_counts.tuned_groups)
+    children: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -255,18 +212,21 @@ class Report:
 
     def __str__(self) -> str:
         lines = [*_status_lines(self.frameworks), *self._dataflow_lines(), *self._layer_lines()]
-        modules = [_module_table(self.modules).plain()] if self.modules else []
+        modules = [module_table(self.modules).plain()] if self.modules else []
         return "\n".join([*lines, *self._notes(), *modules])
 
     def _notes(self) -> list[str]:
-        return [*self.groups, *map(str, self.replays), *map_counts.lines(self.maps)]
+        ending = "" if self.children == 1 else "es"
+        children = [f"layers of {self.children} child process{ending} are counted"]
+        notes = [*self.groups, *map(str, self.replays), *map_counts.lines(self.maps)]
+        return [*(children if self.children else []), *notes]
 
     def _repr_html_(self) -> str:
         parts = [_status_table(self.frameworks).html()] if self.frameworks else []
         parts.append(self._layer_table().html() if self._counted() else "<p>no layer has run</p>")
         notes = [*self._dataflow_lines(), *self._notes()]
         parts += [f"<p>{html.escape(line)}</p>" for line in notes]
-        return "".join([*parts, *([_module_table(self.modules).html()] if self.modules else [])])
+        return "".join([*parts, *([module_table(self.modules).html()] if self.modules else [])])
 
     def _dataflow_lines(self) -> list[str]:
         return [
@@ -306,10 +266,6 @@ _STATUS_COLUMNS = tuple(
     Column(name, True)
     for name in ("framework", "version", "mode", "why", "dataflow", "device", "notes")
 )
-_MODULE_COLUMNS = (
-    Column("layer", True), Column("framework", True, 2), Column("kind", True),
-    Column("parameters MiB", spare=3), Column("calls", spare=1), Column("ms"), Column("peak MiB"),
-)  # fmt: skip
 
 
 def _status_lines(statuses: Iterable[FrameworkStatus]) -> list[str]:
@@ -333,17 +289,3 @@ def _status_table(statuses: Iterable[FrameworkStatus]) -> Table:
         for one in statuses
     ]  # fmt: skip
     return Table("Frameworks", _STATUS_COLUMNS, rows)
-
-
-def _module_table(modules: Iterable[ModuleReport]) -> Table:
-    rows = [
-        (
-            one.name, one.framework, one.kind, megabytes(one.parameter_bytes),
-            "" if one.calls is None else str(one.calls),
-            "" if one.ms is None else f"{one.ms:,.2f}", megabytes(one.peak_bytes),
-        )
-        for one in modules
-    ]  # fmt: skip
-    measured = any(one.ms is not None for one in modules)
-    remark = "" if measured else "Not measured: run the model in sparse_bridge.profile(model)."
-    return Table("Layers of the model", _MODULE_COLUMNS, rows, remark=remark)

@@ -3,7 +3,8 @@
 A framework that imports is patched; one that is missing or broken is answered by its stand-in.
 Enabling holds a framework: it stays enabled until every holder has let go, or until `disable()`.
 Processes started by fork inherit the state; those started by spawn run the main module's top
-level, so call `enable()` there rather than under `if __name__ == "__main__"`.
+level, so call `enable()` there rather than under `if __name__ == "__main__"`. Children of a program
+under `python -m sparse_bridge run` inherit it in any case (`enabling.inherited`).
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from .. import settings
-from ..errors import LifecycleError, SettingError, UnsupportedError
+from ..errors import LifecycleError, UnsupportedError
 from ..log import logger
 from . import base, ledger, optimizing, place
 from .alias_names import PackageNames
 from .base import Framework, FrameworkStatus
+from .enabling import child_counts, inherited, model_layers, options
+from .enabling.options import Wanted
 from .import_hook import StandinFinder, choose, really_imported
 from .patching import PatchSet
 
@@ -108,15 +111,6 @@ class Handle:
         return ledger.Report(described, layers)
 
 
-class _Wanted(NamedTuple):
-    """Arguments of `enable()`; None: as it is, or as settings say."""
-
-    mode: str | None
-    strict: bool | None
-    profile: str | None
-    optimize: str | None
-
-
 def enable(
     *frameworks: str,
     mode: str | None = None,
@@ -149,18 +143,12 @@ def enable(
         LifecycleError: `mode` or `profile` cannot be had, or contradicts how the framework is
             enabled already, as `optimize` may how any is.
     """
-    for name, value in (("mode", mode), ("optimize", optimize)):
-        allowed = settings.CHOICES[name]
-        if value is not None and value not in allowed:
-            raise SettingError(
-                f"{name} is {value!r}; expected one of {', '.join(allowed)} or None."
-            )
-    if strict not in (None, True, False):
-        raise SettingError(f"strict is {strict!r}; expected True, False or None.")
     names = tuple(dict.fromkeys(base.load(name).name for name in frameworks) or base.ADAPTERS)
-    base.check_profile(names, profile)
-    wanted = _Wanted(mode, strict, profile, optimize)
+    wanted = Wanted(mode, strict, profile, optimize)
+    options.check(names, wanted)
     with _lock:
+        for name in names:
+            join(name)
         baseline = ledger.snapshot()
         held: list[_Active] = []
         claims = contextlib.ExitStack()
@@ -180,6 +168,7 @@ def enable(
         if not held:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in _left_out.items())
             raise LifecycleError(f"enable() found no framework that it can bridge ({reasons}).")
+        inherited.renew()
         return Handle(tuple(held), claims, baseline)
 
 
@@ -191,14 +180,47 @@ def disable(*frameworks: str) -> None:
     """
     names = [base.load(name).name for name in frameworks]
     with _lock:
-        for name in names or tuple(reversed(_active)):
+        waiting = inherited.waiting()
+        for name in names or (*waiting, *reversed(_active)):
+            waiting.pop(name, None)
             if name in _active:
                 _deactivate(_active[name])
+        inherited.renew()
+
+
+def join(name: str) -> None:
+    """In a child process of `run`, enable a framework as the program had it, unless that is done.
+
+    Raises: what `enable()` raises.
+    """
+    with _lock:
+        choice = inherited.waiting().get(name)
+        if choice is None:
+            return
+        with inherited.joining():
+            made = _hold(name, Wanted(*(choice[field] for field in Wanted._fields)))
+        made.names.claim(*choice["claimed"])
+        del inherited.waiting()[name]
+
+
+def hand_on(counts: str = "") -> None:
+    """Have child processes enable what is enabled here, and write the calls of their layers to the
+    folder `counts`; "": nowhere."""
+    inherited.hand_on(_choices, counts)
+    child_counts.expect(counts)
+
+
+def _choices() -> inherited.Choices:
+    """How frameworks are enabled, for child processes."""
+    made = {name: options.choice_of(one) for name, one in list(_active.items())}
+    return {**inherited.waiting(), **made}
 
 
 def status() -> dict[str, FrameworkStatus]:
     """How each known framework is answered now."""
     with _lock:
+        for name in tuple(inherited.waiting()):
+            join(name)
         names = dict.fromkeys((*base.ADAPTERS, *_active))
         return ledger.Statuses({name: _describe(name) for name in names})
 
@@ -208,10 +230,10 @@ def report(model: Any = None) -> ledger.Report:
     module its sparse layers, with the times and memory that a profile of it has measured."""
     with _lock:
         described = tuple(map(_described, _active.values()))
-    return ledger.Report(described, ledger.counts(), modules=ledger.modules_of(model))
+    return ledger.Report(described, ledger.counts(), modules=model_layers.modules_of(model))
 
 
-def _hold(name: str, wanted: _Wanted) -> _Active:
+def _hold(name: str, wanted: Wanted) -> _Active:
     active = _active.get(name)
     adapter = base.load(name)
     if wanted.profile not in adapter.profiles:
@@ -219,7 +241,7 @@ def _hold(name: str, wanted: _Wanted) -> _Active:
     if active is None:
         active = _activate(adapter, wanted)
     else:
-        _check_same(active, wanted)
+        options.check_same(name, active.mode, wanted)
         if wanted.profile is not None:
             adapter.confirm(wanted.profile)
         optimizing.choose(name, wanted.optimize)
@@ -227,7 +249,7 @@ def _hold(name: str, wanted: _Wanted) -> _Active:
     return active
 
 
-def _hold_if_possible(name: str, wanted: _Wanted) -> list[_Active]:
+def _hold_if_possible(name: str, wanted: Wanted) -> list[_Active]:
     """As `_hold`, but a framework out of reach is passed over, and `status()` says why.
 
     Never where the real framework is imported: it would run unbridged without a word.
@@ -244,22 +266,7 @@ def _hold_if_possible(name: str, wanted: _Wanted) -> list[_Active]:
         return []
 
 
-def _check_same(active: _Active, wanted: _Wanted) -> None:
-    """Refuse options that differ from those in force; None and "auto" go along with any."""
-    name, mode, strict = active.adapter.name, wanted.mode, wanted.strict
-    wrong = []
-    if mode in ("patch", "standin") and mode != active.mode:
-        wrong.append(f"mode={mode!r} (it is {active.mode!r})")
-    if strict is not None and strict != ledger.is_strict(name):
-        wrong.append(f"strict={strict} (it is {ledger.is_strict(name)})")
-    if wrong:
-        raise LifecycleError(
-            f"{name} is enabled already with other options than {' and '.join(wrong)}. "
-            f"Call sparse_bridge.disable({name!r}) first, or leave the option out."
-        )
-
-
-def _activate(adapter: Framework, wanted: _Wanted) -> _Active:
+def _activate(adapter: Framework, wanted: Wanted) -> _Active:
     name = adapter.name
     optimizing.check(wanted.optimize)
     chosen, reason = choose(adapter, wanted.mode or settings.get().mode)
@@ -336,3 +343,8 @@ def _described(active: _Active) -> FrameworkStatus:
         *place.of_layers(),
         (*adapter.notes(), *active.names.notes(), *place.mistrusted()),
     )
+
+
+if inherited.finder() is not None:  # this process is a child, and may have children
+    hand_on(inherited.finder().state["counts"])
+    child_counts.keep(inherited.finder().state["counts"])

@@ -22,6 +22,11 @@ def check(value: str | None) -> None:
             )
 
 
+def chosen(name: str) -> str | None:
+    """The choice made for framework `name`; None: there is none."""
+    return _chosen.get(name)
+
+
 def choose(name: str, value: str | None) -> None:
     """Put the choice made for framework `name` in force; None: there is none."""
     global _before

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DataTypeError, ShapeError, UnsupportedError
-from .tables import pick_columns, read_ascii, truncated, unique_names
+from .tables import BYTE_ORDER_MARK, pick_columns, read_ascii, truncated, unique_names
 
 _KINDS = {"F": "f", "I": "i", "U": "u"}
 _CODES = {"f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"}
@@ -52,7 +52,7 @@ def read_pcd(
 
 def _parse_header(path: Path, data: bytes) -> _Header:
     fields: dict[str, list[str]] = {}
-    at = 0
+    at = len(BYTE_ORDER_MARK) if data.startswith(BYTE_ORDER_MARK) else 0
     while "DATA" not in fields:
         end = data.find(b"\n", at)
         if end < 0:
@@ -61,36 +61,54 @@ def _parse_header(path: Path, data: bytes) -> _Header:
         at = end + 1
         if words and not words[0].startswith("#"):
             fields[words[0].upper()] = words[1:]
-    missing = [key for key in ("FIELDS", "SIZE", "TYPE") if not fields.get(key)]
-    if missing or not fields["DATA"]:
-        raise ShapeError(f"{path}: the header lacks {', '.join(missing) or 'DATA'}.")
-    names = unique_names(fields["FIELDS"])
-    counts = [int(count) for count in fields.get("COUNT", ["1"] * len(names))]
-    codes = [
-        _KINDS.get(kind.upper(), "?") + size
-        for kind, size in zip(fields["TYPE"], fields["SIZE"], strict=True)
-    ]
-    if not len(names) == len(codes) == len(counts):
-        raise ShapeError(f"{path}: FIELDS, SIZE, TYPE and COUNT differ in length.")
-    if unknown := [code for code in codes if code not in _CODES]:
-        raise DataTypeError(f"{path}: field type {unknown[0]!r}; expected F, I or U of 1-8 bytes.")
+    listed = fields.get("FIELDS") or fields.get("COLUMNS")  # before version .6
+    if not listed or not fields["DATA"]:
+        raise ShapeError(f"{path}: the header lacks {'DATA' if listed else 'FIELDS'}.")
+    names, codes, counts = _layout(path, fields, listed)
     if "POINTS" in fields:
         rows = int(fields["POINTS"][0])
-    else:
+    elif "WIDTH" in fields:
         rows = int(fields["WIDTH"][0]) * int(fields.get("HEIGHT", ["1"])[0])
+    else:
+        raise ShapeError(f"{path}: the header lacks POINTS.")
     if rows < 0 or min(counts) < 0:
         raise ShapeError(f"{path}: the header says {rows} points of {counts} values each.")
     return _Header(names, codes, counts, rows, fields["DATA"][0].lower(), at)
+
+
+def _layout(
+    path: Path, fields: dict[str, list[str]], listed: list[str]
+) -> tuple[list[str], list[str], list[int]]:
+    """Names, codes and counts of the fields; what the header leaves out is float32, one each."""
+    n = len(listed)
+    kinds, sizes = fields.get("TYPE", ["F"] * n), fields.get("SIZE", ["4"] * n)
+    counts = [int(count) for count in fields.get("COUNT", ["1"] * n)]
+    if not n == len(kinds) == len(sizes) == len(counts):
+        raise ShapeError(f"{path}: FIELDS, SIZE, TYPE and COUNT differ in length.")
+    codes = [_KINDS.get(a.upper(), a.upper()) + b for a, b in zip(kinds, sizes, strict=True)]
+    for at, count in enumerate(counts):
+        if codes[at] in _CODES:
+            continue
+        if count:
+            raise DataTypeError(
+                f"{path}: field type {codes[at]!r}; expected F, I or U of 1-8 bytes."
+            )
+        codes[at] = "u1"  # padding of no value, whatever its type
+    return unique_names(listed), codes, counts
 
 
 def _ascii(path: Path, header: _Header, body: bytes) -> Columns:
     table = read_ascii(path, body, sum(header.counts), header.rows)
     starts = np.cumsum([0, *header.counts[:-1]])
     # A packed colour is written as the decimal number of its bits or of its float.
-    return {
-        name: table[:, start].astype("<" + code)
-        for name, code, start in zip(header.names, header.codes, starts, strict=True)
-    }
+    with np.errstate(invalid="ignore"):  # no number in a field of integers
+        return {
+            name: table[:, start].astype("<" + code)
+            for name, code, count, start in zip(
+                header.names, header.codes, header.counts, starts, strict=True
+            )
+            if count
+        }
 
 
 def _binary(path: Path, header: _Header, body: bytes) -> Columns:
@@ -141,7 +159,7 @@ def _unpack_colour(columns: Columns) -> Columns:
         return columns
     bits = np.ascontiguousarray(columns[packed]).view("<u4")
     for shift, name in ((16, "red"), (8, "green"), (0, "blue")):
-        columns[name] = bits >> shift & 255
+        columns[name] = (bits >> shift & 255).astype(np.uint8)
     return columns
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import re
 import warnings
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import ShapeError
-from .tables import pick_columns, require, unreadable
+from .tables import BYTE_ORDER_MARK, pick_columns, plain_numbers, require, unreadable
+
+_ASCII = bytes(range(128)) + b"?" * 128
 
 
 def read_ply(
@@ -26,7 +31,7 @@ def read_ply(
         with path.open("rb") as file, warnings.catch_warnings():
             # Empty lists, and numbers out of their type's range; a wrong one is an error.
             warnings.simplefilter("ignore")
-            content = plyfile.PlyData.read(file)
+            content = plyfile.PlyData.read(_as_plyfile_reads(file))
     except (plyfile.PlyParseError, MemoryError) as error:
         raise unreadable(path, error) from error
     if "vertex" not in content:
@@ -35,3 +40,21 @@ def read_ply(
     rows = content["vertex"].data
     numbers = [name for name in rows.dtype.names or () if rows.dtype[name].kind in "fiu"]
     return pick_columns(path, {name: rows[name] for name in numbers})
+
+
+def _as_plyfile_reads(file: BinaryIO) -> BinaryIO:
+    """The file, or its content where plyfile would refuse it: for letters beyond ASCII in the
+    header, usually in a comment, and for words that C libraries write in place of a number."""
+    start = len(BYTE_ORDER_MARK) if file.read(len(BYTE_ORDER_MARK)) == BYTE_ORDER_MARK else 0
+    file.seek(start)
+    header = bytearray()
+    for line in file:
+        header += line
+        if line.split() == [b"end_header"]:
+            break
+    text = re.search(rb"^format\s+ascii\b", header, re.MULTILINE)
+    if text is None and not start and header.isascii():
+        file.seek(0)
+        return file
+    plain = header.translate(_ASCII)
+    return io.BytesIO(plain + (plain_numbers(file.read()) if text else file.read()))

@@ -7,7 +7,7 @@
 | `.npz` | an array `points` [N, 3 or more], or voxels: `coords` [N, 3], `feats`, `voxel_size` |
 | `.ply` | ascii, little or big endian; vertex x, y, z and intensity, reflectance or colour |
 | `.pcd` | ascii, binary or LZF-compressed binary; fields x, y, z and intensity or colour |
-| `.las`, `.laz` | x, y, z and intensity or colour |
+| `.las`, `.laz` | x, y, z and intensity or colour, 16 bits both |
 
 `.ply`, `.las` and `.laz` need the extra `scans`.
 """
@@ -122,9 +122,15 @@ def _origin(xyz: Floats) -> list[float]:
     return [float(middle) for middle in np.floor(np.median(xyz, 0))]
 
 
-def _brightness(extra: Floats) -> Floats:
-    """One value in [0, 1] per row from an intensity [N] or a colour [N, 3] of unknown scale."""
+def _brightness(extra: npt.NDArray) -> Floats:
+    """One value in [0, 1] per row from an intensity [N] or a colour [N, 3].
+
+    Unsigned integers of 8 and 16 bits have the scale of their type, so that the scans of a set go
+    together; that of others is told by the largest value.
+    """
     value = extra if extra.ndim == 1 else extra[:, :3].mean(1)
+    if extra.dtype.kind == "u" and extra.dtype.itemsize <= 2:
+        return value / np.iinfo(extra.dtype).max
     finite = value[np.isfinite(value)]
     top = float(np.abs(finite).max()) if finite.size else 1.0
     for scale in (1.0, 255.0, 65535.0):  # unit range, bytes, 16-bit words
@@ -135,7 +141,8 @@ def _brightness(extra: Floats) -> Floats:
 
 
 def _split(table: Floats, path: Path) -> tuple[Floats, Floats | None]:
-    """x, y, z and what follows, of a table [N, C]: colour when three or more columns follow."""
+    """x, y, z and what follows, of a table [N, C]: colour when three columns follow. The type is
+    that of the table, and says nothing of the scale."""
     if table.ndim != 2 or table.shape[1] < 3:
         raise ShapeError(
             f"{path}: got an array of shape {list(table.shape)}; expected [N, 3 or more] "
@@ -145,7 +152,7 @@ def _split(table: Floats, path: Path) -> tuple[Floats, Floats | None]:
         raise DataTypeError(f"{path}: got dtype {table.dtype}; expected numbers.")
     after = table.shape[1] - 3
     extra = None if after == 0 else table[:, 3:6] if after == 3 else table[:, 3]
-    return table[:, :3], extra
+    return table[:, :3], None if extra is None else extra.astype(np.float64)
 
 
 def _read_bin(path: Path, columns: int | None) -> tuple[Floats, Floats | None]:
@@ -196,7 +203,8 @@ def _read_npz(path: Path) -> tuple[Floats, Floats | None, float | None]:
                 "and 'feats' of a voxelised scan."
             )
         coords = archive["coords"]
-        feats = archive["feats"].astype(np.float32) if "feats" in archive else None
+        given: npt.NDArray | None = archive.get("feats")
+        feats = None if given is None else given.astype(np.float32)
         size = round(float(archive["voxel_size"]), 6) if "voxel_size" in archive else 0.1
     if coords.ndim != 2 or coords.shape[1] != 3 or coords.dtype.kind not in "iu":
         raise ShapeError(
@@ -215,9 +223,9 @@ def _read_npz(path: Path) -> tuple[Floats, Floats | None, float | None]:
     if feats.shape[1] > 3:
         extra = _split(feats, path)[1]
     elif feats.shape[1] == 3:
-        extra = feats if offset is None else None
+        extra = given if offset is None else None
     else:
-        extra = feats[:, 0]
+        extra = None if given is None else given[:, 0]
     return centers, extra, size
 
 

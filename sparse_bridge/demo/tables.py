@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from ..errors import SettingError, ShapeError
 
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of editors that save text as UTF-8
 _INTENSITY = ("intensity", "scalar_intensity", "reflectance", "reflectivity", "i", "remission")
 _COLOUR = (
     ("red", "green", "blue"),
@@ -19,11 +21,15 @@ _COLOUR = (
     ("diffuse_red", "diffuse_green", "diffuse_blue"),
 )
 
+# Not-a-number and infinity as C libraries write them: nan(ind), 1.#QNAN0, -1.#INF.
+_NOT_A_NUMBER = re.compile(rb"[-+]?(?:nan\([^()\s]*\)|1\.#(?:IND|[QS]NAN)\d*)", re.IGNORECASE)
+_INFINITY = re.compile(rb"([-+]?)1\.#INF\d*", re.IGNORECASE)
+
 Floats = npt.NDArray[np.floating]
 
 
 def pick_columns(path: Path, table: Mapping[str, npt.NDArray]) -> tuple[Floats, Floats | None]:
-    """x, y, z as [N, 3] and an intensity [N] or colour [N, 3], if there is one."""
+    """x, y, z as [N, 3] and an intensity [N] or colour [N, 3], if there is one, in its own type."""
     lower = {name.lower(): name for name in table}
     missing = [axis for axis in "xyz" if axis not in lower]
     if missing:
@@ -34,16 +40,23 @@ def pick_columns(path: Path, table: Mapping[str, npt.NDArray]) -> tuple[Floats, 
     xyz = np.column_stack([table[lower[axis]] for axis in "xyz"]).astype(np.float64)
     for name in _INTENSITY:
         if name in lower:
-            return xyz, np.asarray(table[lower[name]], np.float64)
+            return xyz, np.asarray(table[lower[name]])
     for names in _COLOUR:
         if all(name in lower for name in names):
-            return xyz, np.column_stack([table[lower[n]] for n in names]).astype(np.float64)
+            return xyz, np.column_stack([table[lower[n]] for n in names])
     return xyz, None
+
+
+def plain_numbers(text: bytes) -> bytes:
+    """Text with not-a-number and infinity as Python and NumPy read them."""
+    if b"#" not in text and b"(" not in text:
+        return text
+    return _INFINITY.sub(rb"\1inf", _NOT_A_NUMBER.sub(b"nan", text))
 
 
 def read_ascii(path: Path, text: bytes, columns: int, rows: int) -> npt.NDArray[np.float64]:
     """The first `rows` lines of numbers as [rows, columns]."""
-    values = np.array(text.split()[: rows * columns], dtype=np.float64)
+    values = np.array(plain_numbers(text).split()[: rows * columns], dtype=np.float64)
     if values.size < rows * columns:
         raise truncated(path, values.size // max(columns, 1), rows)
     return values.reshape(rows, columns)

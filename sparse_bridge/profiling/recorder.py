@@ -15,6 +15,7 @@ from torch.nn.modules import module as torch_module
 
 from .. import hooks
 from ..adapters import ledger, protocol
+from ..adapters.enabling import model_layers
 from ..core.device import trace
 from ..errors import DataTypeError, LifecycleError
 from . import results
@@ -101,7 +102,7 @@ class ModelProfile:
         self._found = layers, totals_of(layers, self._roots)
         model, self._model = self._model, None
         if model is not None:
-            ledger.keep_measured(model, layers)
+            model_layers.keep_measured(model, layers)
 
     def __enter__(self) -> ModelProfile:
         return self.start()

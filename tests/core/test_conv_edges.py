@@ -12,7 +12,7 @@ from sparse_bridge.core.conv.convolution import conv
 from sparse_bridge.core.conv.epilogue import Norm
 from sparse_bridge.core.geometry.offsets import Offsets
 from sparse_bridge.core.maps import map_builder
-from sparse_bridge.core.maps.row_pairs import row_pairs
+from sparse_bridge.core.maps.kernel_map import row_pairs
 from sparse_bridge.errors import UnsupportedError
 from tests import reference
 from tests.checks import assert_close

@@ -14,6 +14,7 @@ import pytest
 
 from sparse_bridge import __main__ as command_line
 from sparse_bridge import settings
+from sparse_bridge.adapters.enabling import inherited
 from tests.releases import WHOLE_GRAPHS
 
 from .pages import PAGES, ROOT, Block, blocks, name_of, programs
@@ -103,7 +104,7 @@ def test_ci_runs_the_readmes_test_command() -> None:
 
 
 def test_settings_in_blocks_exist() -> None:
-    known = {settings.PREFIX + name for name in settings.KEYWORDS}
+    known = {settings.PREFIX + name for name in settings.KEYWORDS} | {inherited.VARIABLE}
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         # Variables of the test-suite are no settings.

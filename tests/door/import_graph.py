@@ -33,7 +33,17 @@ FLOORS = (
     ("adapters", "optimization"),
     (
         *("__main__", "commands", "compile", "demo", "doctor"),
-        *("export", "gate", "harness", "networks", "profiling", "proof", "surface", "verify"),
+        *(
+            "export",
+            "gate",
+            "harness",
+            "networks",
+            "profiling",
+            "proof",
+            "startup",
+            "surface",
+            "verify",
+        ),
     ),
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}

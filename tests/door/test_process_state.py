@@ -20,8 +20,11 @@ TESTS = pathlib.Path(__file__).parent.parent
 
 # State that `state.reset` leaves alone, by reason.
 CHOSEN = """
+    adapters.enabling.child_counts._folder adapters.enabling.inherited._counts
+    adapters.enabling.inherited._describe
     adapters.flex_gemm.ADAPTER adapters.flex_gemm.profile._chosen adapters.flex_gemm.profile._reason
-    adapters.flex_gemm.upstream.autotuner._cache adapters.ledger._strict adapters.lifecycle._active
+    adapters.flex_gemm.upstream.autotuner._begun adapters.flex_gemm.upstream.autotuner._cache
+    adapters.ledger._strict adapters.lifecycle._active
     adapters.lifecycle._left_out adapters.minkowski.profile._chosen
     adapters.minkowski.profile._reason adapters.minkowski.profile._settled
     adapters.optimizing._before adapters.optimizing._chosen adapters.torchsparse.profile._chosen

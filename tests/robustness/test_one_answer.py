@@ -199,7 +199,8 @@ def test_large_scenes(exact, kind, dtype, channels):
     stride = 1 if kind == "submanifold" else 2
     problem = Problem(kind, (3,) * 3, stride, *channels, 1, dtype, True, 7)
     near = cloud((5, 5, 5), 1, 0.3, seed=3)
-    far = cloud((5 if exact.slow else 34,) * 3, 1, 0.4, seed=4) + torch.tensor([0, 20, 0, 0], dtype=torch.int32)
+    far = cloud((5 if exact.slow else 34,) * 3, 1, 0.4, seed=4)
+    far += torch.tensor([0, 20, 0, 0], dtype=torch.int32)
     y, dx, _ = problem.answer(exact, near)
     coords = torch.cat([near, far]) + torch.tensor([1, 0, 0, 0], dtype=torch.int32)
     coords = torch.cat([far[: len(far) // 3], coords])

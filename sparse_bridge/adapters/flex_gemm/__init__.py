@@ -26,6 +26,10 @@ class FlexGemmAdapter(Framework):
     versions = "1.x, 2.0"
     profiles = ("1", "2.0")
 
+    def distribution_version(self, package: str) -> str | None:
+        """What releases of either generation call themselves; they have no `__version__`."""
+        return "1.0.0"
+
     def begin(self, mode: str, profile: str | None) -> None:
         """Choose the generation. Raises LifecycleError where another one is installed than asked
         for, and patched."""

@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from ...core.maps.kernel_map import KernelMap
+from ...core.maps.kernel_map import KernelMap, dense_table
 from ...core.maps.map_builder import from_pairs
-from ...core.maps.row_pairs import dense_table
 from .arguments import check_tensors
 from .errors import ArgumentShapeError, ArgumentTypeError
 

@@ -106,14 +106,15 @@ def submanifold_conv(
 
 
 def strided_conv(
-    eager: Callable[..., Any], form: ConvForm, layer: Strided, given: Layer
-) -> tuple[torch.Tensor, torch.Tensor, Any]:
+    eager: Callable[..., Any], as_made: Callable[[], bool], form: ConvForm, layer: Strided,
+    given: Layer,
+) -> tuple[torch.Tensor, torch.Tensor, Any]:  # fmt: skip
     """`eager`, which is `sparse_conv3d`, in a graph, or between two graphs: onto given coordinates.
 
-    given: its arguments up to `out_coords`.
+    as_made: whether nobody replaced its parts.  given: its arguments up to `out_coords`.
     """
     feats, coords, shape, weight, bias, cache, out_coords = given
-    if out_coords is not None or not _served(cache):
+    if out_coords is not None or not (_served(cache) and _constant(as_made)):
         return outside(eager, *given, layer.stride, layer.padding, layer.dilation)  # type: ignore[no-any-return]
     check_rows(feats, coords, "sparse_conv3d")
     if cache is None:

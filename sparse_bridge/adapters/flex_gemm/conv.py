@@ -109,10 +109,7 @@ class SubMConv3dFunction(torch.autograd.Function):
     def _compute_neighbor_cache_torch(
         coords: torch.Tensor, shape: Sequence[int], kernel_size: Any, dilation: Any
     ) -> Any:
-        if algorithm() != "explicit_gemm":
-            raise ArgumentShapeError(
-                "the torch variant of the neighbour cache is for ALGORITHM = 'explicit_gemm'."
-            )
+        _torch_variant()
         return SubMConv3dFunction._compute_neighbor_cache(coords, shape, kernel_size, dilation)
 
     @staticmethod
@@ -148,8 +145,7 @@ class SparseConv3dFunction(torch.autograd.Function):
         out_coords, cache = _strided(
             feats, coords, shape, neighbor_cache, out_coords, (weight, bias), layer
         )
-        with torch.no_grad():
-            out = multiply(feats, cache, weight, bias, form())
+        out = SparseConv3dFunction._sparse_conv_forward(feats, cache, weight, bias)
         ctx.save_for_backward(feats, weight, bias)
         ctx.neighbor_cache = cache
         ctx.mark_non_differentiable(out_coords)
@@ -159,7 +155,9 @@ class SparseConv3dFunction(torch.autograd.Function):
     @first_order
     def backward(ctx: Any, grad_output: torch.Tensor, *_: Any) -> Any:  # type: ignore[override]
         feats, weight, bias = ctx.saved_tensors
-        found = gradients(grad_output, feats, ctx.neighbor_cache, weight, bias)
+        found = SparseConv3dFunction._sparse_conv_backward(
+            grad_output, feats, ctx.neighbor_cache, weight, bias
+        )
         return (found[0], None, None, None, found[1], found[2], *(None,) * 4)
 
     @staticmethod
@@ -181,6 +179,29 @@ class SparseConv3dFunction(torch.autograd.Function):
     ) -> Any:  # fmt: skip
         layer = Strided.of(kernel_size, stride, padding, dilation)
         return strided_cache(coords, out_coords, shape, layer, needs_grad)
+
+    @staticmethod
+    def _compute_neighbor_cache_torch(
+        coords: torch.Tensor, out_coords: torch.Tensor, shape: Sequence[int], kernel_size: Any,
+        stride: Any, padding: Any, dilation: Any, needs_grad: bool = True,
+        is_out_coords_given: bool = False,
+    ) -> Any:  # fmt: skip
+        _torch_variant()
+        return SparseConv3dFunction._compute_neighbor_cache(
+            coords, out_coords, shape, kernel_size, stride, padding, dilation, needs_grad
+        )
+
+    # The products are the same ones, along a cache of either kind.
+    _sparse_conv_forward = staticmethod(SubMConv3dFunction._sparse_submanifold_conv_forward)
+    _sparse_conv_backward = staticmethod(SubMConv3dFunction._sparse_submanifold_conv_backward)
+
+
+def _torch_variant() -> None:
+    """Raises ArgumentShapeError, as FlexGEMM does, unless its algorithm is the explicit one."""
+    if algorithm() != "explicit_gemm":
+        raise ArgumentShapeError(
+            "the torch variant of the neighbour cache is for ALGORITHM = 'explicit_gemm'."
+        )
 
 
 def _layer(
@@ -230,19 +251,20 @@ def _strided(
     return found.detach(), cache
 
 
-_PARTS = {
-    name: SubMConv3dFunction.__dict__[name]
-    for name in (
-        "forward", "backward", "_sparse_submanifold_conv_forward",
-        "_sparse_submanifold_conv_backward",
+_PARTS = [
+    (function, name, function.__dict__[name])
+    for function, names in (
+        (SubMConv3dFunction, ("_sparse_submanifold_conv_forward",
+                              "_sparse_submanifold_conv_backward")),
+        (SparseConv3dFunction, ("_sparse_conv_forward", "_sparse_conv_backward")),
     )
-}  # fmt: skip
+    for name in ("forward", "backward", *names)
+]  # fmt: skip
 
 
 def _as_made() -> bool:
-    """Whether nobody replaced a part of the submanifold function."""
-    found = SubMConv3dFunction.__dict__
-    return all(found[name] is part for name, part in _PARTS.items())
+    """Whether nobody replaced a part of the autograd functions."""
+    return all(function.__dict__[name] is part for function, name, part in _PARTS)
 
 
 def sparse_submanifold_conv3d(
@@ -301,10 +323,15 @@ def sparse_conv3d(
         from . import compiled
 
         given = feats, coords, shape, weight, bias, neighbor_cache, out_coords
-        return compiled.strided_conv(sparse_conv3d, how, layer, given)
-    coords_out, cache = _strided(
-        feats, coords, shape, neighbor_cache, out_coords, (weight, bias), layer
-    )
-    y = multiply(feats, cache, weight, bias, how)
+        return compiled.strided_conv(sparse_conv3d, _as_made, how, layer, given)
+    if _as_made():
+        coords_out, cache = _strided(
+            feats, coords, shape, neighbor_cache, out_coords, (weight, bias), layer
+        )
+        y = multiply(feats, cache, weight, bias, how)
+    else:
+        y, coords_out, cache = SparseConv3dFunction.apply(
+            feats, coords, shape, neighbor_cache, weight, bias, out_coords, *layer[1:]
+        )
     note("flex_gemm", "sparse_conv3d")
     return y, coords_out, cache

@@ -38,13 +38,24 @@ def algorithm(wanted: Any = None) -> str:
 
 
 def row_order() -> int:
-    """`ops.spconv.SERIALIZATION_MODE`: 0 by row-major key, 1 by Z-curve, 2 by Hilbert curve."""
-    mode = int(getattr(sys.modules.get(_SPCONV), "SERIALIZATION_MODE", 0))
-    if mode not in (0, 1, 2):
+    """`ops.spconv.SERIALIZATION_MODE` of generated coordinates: 0 by row-major key, 1 by Z-curve, 2
+    by Hilbert curve. `OUT_COORD_ALGO`, of two ways to the same rows, is checked.
+
+    Raises ArgumentValueError.
+    """
+    _one_of("OUT_COORD_ALGO", (0, 1))
+    return _one_of("SERIALIZATION_MODE", (0, 1, 2))
+
+
+def _one_of(name: str, allowed: tuple[int, ...]) -> int:
+    """The integer that somebody assigned to a name of `ops.spconv`, or its default, 0."""
+    value = getattr(sys.modules.get(_SPCONV), name, 0)
+    if value not in allowed:
         raise ArgumentValueError(
-            f"flex_gemm.ops.spconv.SERIALIZATION_MODE is {mode}; expected 0, 1 or 2."
+            f"flex_gemm.ops.spconv.{name} is {value!r}; expected one of "
+            f"{', '.join(map(str, allowed))}."
         )
-    return mode
+    return int(value)
 
 
 def allow_tf32() -> bool:

@@ -25,7 +25,7 @@ _VERSIONS = "1.x"
 _PARTS = (
     "_compute_neighbor_cache", "_compute_neighbor_cache_torch", "_get_output_coords",
     "_get_output_coords_torch", "_sparse_submanifold_conv_forward",
-    "_sparse_submanifold_conv_backward",
+    "_sparse_submanifold_conv_backward", "_sparse_conv_forward", "_sparse_conv_backward",
 )  # fmt: skip
 
 

@@ -57,6 +57,11 @@ def confirm(name: str) -> None:
     refuse_profile("flex_gemm", _chosen, name)
 
 
+def in_force() -> str:
+    """The generation."""
+    return _chosen
+
+
 def describe() -> str:
     """One line for `status()`."""
     layout = "(B, C, S1, S2, S3)" if _chosen == "1" else "(B, S1 .. SD, C)"

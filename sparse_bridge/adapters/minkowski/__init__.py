@@ -35,6 +35,7 @@ class MinkowskiAdapter(Framework):
     name = "minkowski"
     title = "MinkowskiEngine"
     packages = ("MinkowskiEngine", "MinkowskiEngineBackend")
+    distributed = ("MinkowskiEngine",)
     main = "MinkowskiEngine"
     tensor = ("MinkowskiEngine", "SparseTensor")
     standin_root = Path(__file__).parent / "standin"

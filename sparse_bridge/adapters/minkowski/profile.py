@@ -13,6 +13,7 @@ import threading
 
 from ...log import logger
 from ..base import refuse_profile
+from ..enabling import inherited
 
 VERSIONS = {"0.5": "0.5.4", "0.4": "0.4.3"}
 _DEFAULT = "0.5"
@@ -73,12 +74,18 @@ def saw_old(what: str) -> None:
         if _settled:
             return
         _chosen, _reason, _settled = "0.4", f"detected: {what}", True
+    inherited.renew()
     logger.warning(
         "MinkowskiEngine profile 0.4 was detected (%s). Set it with enable('minkowski', "
         "profile='0.4') or SPARSE_BRIDGE_ENABLE=minkowski_profile=0.4, so that worker processes "
         "agree; profile='0.5' keeps the rules of 0.5.",
         what,
     )
+
+
+def in_force() -> str | None:
+    """The profile; None while it is open to correction."""
+    return (_chosen or _DEFAULT) if _settled else _chosen
 
 
 def describe() -> str:

@@ -14,9 +14,8 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ... import state
-from ...core.maps.kernel_map import KernelMap
+from ...core.maps.kernel_map import KernelMap, dense_table, row_pairs
 from ...core.maps.map_builder import from_pairs
-from ...core.maps.row_pairs import dense_table, row_pairs
 from ...errors import ShapeError
 from .rules.switches import sorts_masks
 

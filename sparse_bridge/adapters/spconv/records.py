@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
-from ...core.maps.kernel_map import KernelMap
+from ...core.maps.kernel_map import KernelMap, row_pairs
 from ...core.maps.map_builder import from_pairs
 from ...core.maps.map_cache import MapStore
-from ...core.maps.row_pairs import row_pairs
 from ...errors import UnsupportedError
 from .maps import LayerMap
 from .pairs import indice_pairs, map_from_pairs, map_from_table, masks_and_order, tables_of

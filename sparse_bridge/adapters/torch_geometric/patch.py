@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,8 @@ from ..ledger import note
 _VERSIONS = ">=2.3"
 _AGGREGATIONS = ("mean", "add", "sum")
 _MOST = 8  # graphs that are kept
+# What RGCNConv notes of itself when it is called, anew each time; TorchScript wants it to be there.
+_NOTED = "_use_segment_matmul_heuristic_output"
 
 
 class _Graphs:
@@ -102,20 +105,35 @@ def _refusal(layer: Any, x: Any, edge_index: Any, edge_type: Any, fast: bool) ->
 
 def _relational(fast: bool) -> Callable[..., Any]:
     def factory(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def bridged(self: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Any:
-            reason = _refusal(self, x, edge_index, edge_type, fast)
-            note("torch_geometric", type(self).__name__, reason)
-            if reason is not None:
-                return original(self, x, edge_index, edge_type)
-            source, target = node_inputs(self, x)
-            sizes = (self.num_relations, target.shape[0], source.shape[0])
-            relations = graphs.find(edge_index, edge_type, sizes, self.flow)
-            return forward(self, x, relations, None)
+        noted = _NOTED in original.__code__.co_names  # type: ignore[attr-defined]
 
-        return bridged
+        def run(layer: Any, x: Any, edge_index: Any, edge_type: Any) -> Any:
+            reason = _refusal(layer, x, edge_index, edge_type, fast)
+            note("torch_geometric", type(layer).__name__, reason)
+            if reason is not None:
+                return original(layer, x, edge_index, edge_type)
+            if noted and not torch.compiler.is_compiling():
+                vars(layer).setdefault(_NOTED, False)
+            source, target = node_inputs(layer, x)
+            sizes = (layer.num_relations, target.shape[0], source.shape[0])
+            relations = graphs.find(edge_index, edge_type, sizes, layer.flow)
+            return forward(layer, x, relations, None)
+
+        def bridged(self: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Any:
+            return run(self, x, edge_index, edge_type)
+
+        return _among_the_names_of(original, bridged)
 
     return factory
+
+
+def _among_the_names_of(original: Callable[..., Any], bridged: Callable[..., Any]) -> Any:
+    """`bridged`, which uses no global name, with those of the original's module: TorchScript
+    compiles the original's source under the names that it finds there."""
+    names, code = original.__globals__, bridged.__code__  # type: ignore[attr-defined]
+    made = types.FunctionType(code, names, bridged.__name__, None, bridged.__closure__)  # type: ignore[attr-defined]
+    made.__defaults__ = bridged.__defaults__  # type: ignore[attr-defined]
+    return functools.update_wrapper(made, original)
 
 
 def patches() -> list[Patch]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from ...log import logger
 from ..base import refuse_profile
+from ..enabling import inherited
 from .errors import SignatureError
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "confirm",
     "current",
     "describe",
+    "in_force",
     "of_version",
     "peek",
     "saw_old_signature",
@@ -134,6 +136,7 @@ def saw_old_signature(what: str) -> Profile:
                 "or SPARSE_BRIDGE_ENABLE=torchsparse_profile=1.4."
             )
         _chosen, _reason, settled = _OLD, f"detected: {what}", PROFILES[_OLD]
+    inherited.renew()
     logger.log(
         logging.WARNING,
         "torchsparse profile %s was detected (%s). Set it with enable('torchsparse', profile=%r) "
@@ -141,6 +144,11 @@ def saw_old_signature(what: str) -> Profile:
         _OLD, what, _OLD, _OLD,
     )  # fmt: skip
     return PROFILES[_OLD]
+
+
+def in_force() -> str | None:
+    """The profile; None while it is open to correction."""
+    return _chosen if settled is None else settled.name
 
 
 def describe() -> str:

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from ...core.maps.kernel_map import KernelMap
+from ...core.maps.kernel_map import KernelMap, dense_table, row_pairs
 from ...core.maps.map_builder import from_pairs
 from ...core.maps.map_cache import MapStore
-from ...core.maps.row_pairs import dense_table, row_pairs
 from ...errors import ShapeError
 from .profile import Profile
 

@@ -76,14 +76,16 @@ def spec_of(
     """
     release = profiles.settled or profiles.current()
     given = kernel_size, stride, padding, dilation
+    # compilers trace what is cached, and warn of the cache
+    spec = _spec.__wrapped__ if torch.compiler.is_compiling() else _spec
     try:
         if torch.Tensor not in [type(value) for value in given]:
-            return _spec(release, *given, transposed, generative)
+            return spec(release, *given, transposed, generative)
     except TypeError:  # lists are not hashable
         pass
     names = "kernel_size", "stride", "padding", "dilation"
     triples = [triple(value, name) for value, name in zip(given, names, strict=True)]
-    return _spec(release, *triples, transposed, generative)
+    return spec(release, *triples, transposed, generative)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -26,7 +25,6 @@ __all__ = [
 ]
 
 
-@functools.cache
 def _tensor_class(kind: Any) -> Any:
     """The framework's own SparseTensor behind a subclass of it."""
     for base in kind.__mro__:
@@ -54,10 +52,10 @@ def make_like(
     spatial_range: tuple[int, ...] | None = None,
 ) -> Any:
     """A SparseTensor of x's kind that shares x's caches."""
+    own = getattr(x.__class__, "_own", None)
+    if own is not None:  # the stand-in's: nothing to convert
+        return own._made(feats, coords, stride, spatial_range, x._caches)
     kind = _tensor_class(x.__class__)
-    make = getattr(kind, "_made", None)
-    if make is not None:  # the stand-in's: nothing to convert
-        return make(feats, coords, stride, spatial_range, x._caches)
     if type(feats) is PendingConv:
         feats = features_of(feats)
     out = kind(feats, coords, stride)
@@ -82,9 +80,9 @@ def alone(x: Any, feats: torch.Tensor, coords: torch.Tensor) -> Any:
 
 def with_feats(x: Any, feats: torch.Tensor | PendingConv) -> Any:
     """A tensor with other features [N, C]; everything else is x's."""
-    make = getattr(_tensor_class(x.__class__), "_made", None)
-    if make is not None:  # the stand-in's
-        return make(feats, x.coords, x.stride, range_of(x), x._caches)
+    own = getattr(x.__class__, "_own", None)
+    if own is not None:  # the stand-in's
+        return own._made(feats, x.coords, x.stride, range_of(x), x._caches)
     return make_like(x, feats, x.coords, x.stride, range_of(x))
 
 

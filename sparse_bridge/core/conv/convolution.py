@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 from ...errors import UnsupportedError
 from ..device.column_sums import column_sums
 from ..device.first_order import direct_apply, first_order, refuse_transforms, wrapped
+from ..device.torch_compat import eagerly
 from ..geometry.weights import layout_of
 from ..maps.kernel_map import KernelMap
 from . import fused_call
@@ -137,6 +138,7 @@ def conv(
     return convolve(x, weight, kmap, Epilogue(bias, activation, alpha, norm, residual), form)
 
 
+@eagerly
 def convolve(
     x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue, form: ConvForm
 ) -> torch.Tensor:
@@ -174,6 +176,7 @@ def transformed() -> bool:
     return forward_ad._current_level >= 0 or bool(_transforms())
 
 
+@eagerly
 def convolve_layer(
     owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue,
     form: ConvForm,

@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 
 from ... import settings, state
 from ..device import trace
+from ..device.torch_compat import eagerly
 from ..maps.kernel_map import KernelMap
 from . import convolution, fused_call, override
 from .convolution import convolve_layer
@@ -54,6 +55,7 @@ def reset() -> None:
     _on, _generation = True, -1
 
 
+@eagerly
 def _convolve(
     owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue,
     form: ConvForm,
@@ -72,6 +74,7 @@ def _convolve(
     return convolution.convolve(x, weight, kmap, epilogue, form)
 
 
+@eagerly
 def known_call(
     owner: Any, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue,
     form: ConvForm,

@@ -18,7 +18,7 @@ _local = threading.local()
 _modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _lock = threading.Lock()
 _traced: list[str] = []  # of the program that is traced now: compilers follow no locks
-inside = 0  # how many forward passes of such modules run now, in all threads
+inside = 0  # forward passes of such modules, and blocks of `at_once`, that run now in all threads
 
 
 class _Enter:
@@ -80,6 +80,24 @@ def entered(name: str) -> Iterator[None]:
     finally:
         _stack().pop()
         _count(-1)
+
+
+@contextlib.contextmanager
+def at_once() -> Iterator[None]:
+    """In this block convolutions of this thread wait for nothing that may follow."""
+    before = getattr(_local, "at_once", False)
+    _local.at_once = True
+    _count(1)
+    try:
+        yield
+    finally:
+        _count(-1)
+        _local.at_once = before
+
+
+def wait_for_nothing() -> bool:
+    """Whether this thread is in such a block."""
+    return inside > 0 and getattr(_local, "at_once", False)
 
 
 def of(module: nn.Module) -> str | None:

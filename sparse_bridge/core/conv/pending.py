@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ... import state
+from ..device.torch_compat import eagerly
 from .epilogue import Epilogue, Norm
 from .fused_plan import fused_plan, same
 from .history import PLAIN, LayerCall, changes, changes_of
@@ -86,6 +87,7 @@ class PendingConv:
         """Whether it is to be found out what comes next, and somebody can still tell."""
         return not self.call.target and self._used == 0 and self.steps[-1:] != "a"
 
+    @eagerly
     def read(self) -> torch.Tensor:
         """The result, for whoever looks at it now."""
         if self._used & _TAKEN:
@@ -117,6 +119,7 @@ class PendingConv:
 
     # what follows: the result, or a pending convolution with one step more
 
+    @eagerly
     def normed(self, norm: Norm, otherwise: Launch) -> Following:
         """Behind a norm by fixed statistics; otherwise(result) computes it alone."""
         call = self.call
@@ -131,6 +134,7 @@ class PendingConv:
             return self._next("n", epilogue, tensors)
         return self._found_out("n", epilogue, tensors, otherwise)
 
+    @eagerly
     def as_launched(self, norm: Norm) -> Following | None:
         """Behind the norm that its plan knows; None where that is not as it was."""
         call = self.call
@@ -141,6 +145,7 @@ class PendingConv:
             return call.taken()
         return PendingConv(call, call.between, "n", self._count + call.changes)
 
+    @eagerly
     def plus(self, other: Any, otherwise: Launch) -> Following:
         """The sum with features of the same shape."""
         call = self.call
@@ -165,6 +170,7 @@ class PendingConv:
         call.launched = y
         return PendingConv(call, epilogue, steps, self._count + other._version)
 
+    @eagerly
     def end_launched(self, name: str, alpha: float) -> torch.Tensor | None:
         """Behind the activation with which it was launched; None where another one comes."""
         call = self.call
@@ -180,6 +186,7 @@ class PendingConv:
         call.history.seen, self._used = call.target, _TAKEN
         return call.taken()
 
+    @eagerly
     def activated(self, name: str, alpha: float, otherwise: Launch) -> Following:
         """Behind an activation of `ACTIVATIONS`."""
         made = self.end_launched(name, alpha)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -28,3 +28,31 @@ def guards(*tensors: torch.Tensor, any_rows: bool = False) -> Callable[..., bool
     same: Callable[..., bool]
     same = TENSOR_GUARDS(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     return same
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _left_alone() -> Callable[[Any], None] | None:
+    """What marks a code object whose frames compilers are to leave alone, with all that they call;
+    None where torch has nothing of the kind."""
+    frames: Any = getattr(_dynamo, "eval_frame", None)
+    actions = getattr(frames, "_FrameAction", None)
+    if actions is None or not hasattr(frames, "set_code_exec_strategy"):
+        return None
+    skip = frames._FrameExecStrategy(actions.SKIP, actions.SKIP)
+    return lambda code: frames.set_code_exec_strategy(code, skip)
+
+
+_leave_alone = _left_alone()
+
+
+def eagerly(function: F) -> F:
+    """Have `function` run as it is where a compiled program calls it between two graphs: such calls
+    are compiled, too, by themselves. The mark is on its code, and calls cost what they did.
+
+    While a program is traced, functions are traced into all the same; see `apart`.
+    """
+    if _leave_alone is not None:
+        _leave_alone(function.__code__)
+    return function

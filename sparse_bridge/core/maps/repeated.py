@@ -64,9 +64,7 @@ def _forward(distinct: Rulebook, fold: Duplicates, halved: bool) -> Rulebook:
         offsets, x_rows, y_rows = offsets[alone], x_rows[alone], y_rows[alone]
     n = len(fold.inverse)
     lists = _with_center(distinct, offsets, x_rows, y_rows, n)
-    return Rulebook(
-        n, n, distinct.n_offsets, distinct.device, center=distinct.center, lists=lists
-    )
+    return Rulebook(n, n, distinct.n_offsets, distinct.device, center=distinct.center, lists=lists)
 
 
 def _backward(distinct: Rulebook, fold: Duplicates, halved: bool) -> Backward:

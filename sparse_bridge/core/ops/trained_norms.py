@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 
 from ... import hooks, settings, state
 from ..conv import fused_call, waiting
+from ..conv.waiting import shortcuts
 from ..device.torch_compat import SAVED_TENSORS_HOOKS
 from .batch_norm import batch_norm_training, serves
 
@@ -90,4 +91,4 @@ def _normalised(norm: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
     return batch_norm_training(norm, x, False)
 
 
-waiting.in_training = _normalised
+shortcuts.in_training = _normalised

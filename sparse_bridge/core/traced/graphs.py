@@ -29,5 +29,5 @@ def between_graphs(
     for value in args:
         if isinstance(value, LeavesGraph):
             value.leave_graph()
-    with override.entered(dataflow):
+    with override.entered(dataflow), override.at_once():  # what follows is in the next graph
         return function(*args, **more)

@@ -21,6 +21,8 @@ class Refuses(torch.autograd.Function):
     forward = backward = staticmethod(refuses)
     _compute_neighbor_cache = _get_output_coords = staticmethod(refuses)
     _sparse_submanifold_conv_forward = _sparse_submanifold_conv_backward = staticmethod(refuses)
+    _sparse_conv_forward = _sparse_conv_backward = staticmethod(refuses)
+    _compute_neighbor_cache_torch = staticmethod(refuses)
 
 
 def package(monkeypatch, names):

@@ -157,3 +157,46 @@ def test_constructor_refusals():
     with pytest.raises(ValueError, match="do not divide"):
         RelationalConv(8, 6, 3, num_blocks=4)
     assert_error(lambda: RelationalConv(8, 4, 3, aggr="max"), UnsupportedError, ["'max'"])
+
+
+class Network(torch.nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.head = layer, torch.nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor, edges: torch.Tensor, kinds: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(x, edges, kinds)).relu()
+
+
+@pytest.mark.parametrize("form", [*FORMS[:4], *FORMS[5:]], ids=str)
+@pytest.mark.parametrize("kind", ["RGCNConv", "FastRGCNConv"])
+def test_scripts_are_of_the_original(patched, kind, form):
+    """TorchScript compiles what PyG wrote; eager calls before and after are bridged."""
+    torch.manual_seed(0)
+    layer, x, edges = getattr(pyg, kind)(8, 4, 3, **form), torch.randn(20, 8), graph()
+    for model in (layer, Network(layer)):
+        want = model(x, *edges)
+        scripted = torch.jit.script(model)
+        assert_close(scripted(x, *edges), want.double())
+        grads = torch.autograd.grad(scripted(x, *edges).square().sum(), scripted.parameters())
+        expected = torch.autograd.grad(model(x, *edges).square().sum(), model.parameters())
+        for got, one in zip(grads, expected, strict=True):
+            assert_close(got, one.double())
+    before = patched.report().layers["torch_geometric"][kind]
+    layer(x, *edges)
+    after = patched.report().layers["torch_geometric"][kind]
+    assert after.bridged == before.bridged + 1 and not after.original
+    with sparse_bridge.override_settings(strict=True):
+        layer(x, *edges)
+    patched.disable()
+    assert_close(torch.jit.script(layer)(x, *edges), layer(x, *edges).double())
+
+
+def test_the_patched_forward_shows_itself_as_the_original():
+    before = pyg.RGCNConv.forward
+    with sparse_bridge.enable("torch_geometric"):
+        forward = pyg.RGCNConv.forward
+        assert forward is not before and forward.__wrapped__ is before
+        assert forward.__defaults__ == before.__defaults__ and forward.__doc__ == before.__doc__
+        assert forward.__globals__ is before.__globals__
+    assert pyg.RGCNConv.forward is before

@@ -10,9 +10,13 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
+from ....errors import DeviceError
 from ..errors import ArgumentValueError
 
 _cache: dict[str, Any] = {}
+_begun = False  # whether the file of the default path was read
 
 
 class CacheTypeError(ArgumentValueError, TypeError):
@@ -48,13 +52,47 @@ def autotune(*args: Any, **kwargs: Any) -> Callable[..., PersistentCacheAutoTune
 triton_autotune = autotune
 
 
+def path_of_environment() -> str:
+    """`FLEX_GEMM_AUTOTUNE_CACHE_PATH`, or the place in the home directory."""
+    place = os.path.expanduser("~/.flex_gemm/autotune_cache.json")
+    return os.environ.get("FLEX_GEMM_AUTOTUNE_CACHE_PATH", place)
+
+
+def _switch(name: str, default: Any) -> Any:
+    """A constant of `flex_gemm` (1.x) or `flex_gemm.config`; of two the one that was assigned."""
+    modules = map(sys.modules.get, ("flex_gemm", "flex_gemm.config"))
+    held = [vars(one)[name] for one in modules if one is not None and name in vars(one)]
+    return next((one for one in held if one != default), default)
+
+
 def _default_path() -> pathlib.Path:
-    package = sys.modules.get("flex_gemm")
-    return pathlib.Path(getattr(package, "AUTOTUNE_CACHE_PATH", "autotune_cache.json"))
+    return pathlib.Path(_switch("AUTOTUNE_CACHE_PATH", path_of_environment()))
+
+
+def _begin() -> None:
+    """Load the file of the default path, once, unless USE_AUTOTUNE_CACHE says no: to save is not to
+    lose what it holds."""
+    global _begun
+    if not _begun and _switch("USE_AUTOTUNE_CACHE", True):
+        _begun = True
+        found = _read(_default_path())
+        _cache.update({**found, **_cache})
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+    """The entries of a file, none without one. Raises ArgumentValueError."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+    except (TypeError, ValueError) as error:
+        raise ArgumentValueError(
+            f"{path} is no autotune cache ({error}); expected JSON. Remove it, or name another "
+            "one: FLEX_GEMM_AUTOTUNE_CACHE_PATH."
+        ) from None
 
 
 def get_autotune_cache() -> dict[str, Any]:
     """What was loaded."""
+    _begin()
     return _cache
 
 
@@ -70,12 +108,36 @@ def load_autotune_cache(path_or_cache: Any = None) -> None:
             "mapping."
         )
     path = _default_path() if path_or_cache is None else pathlib.Path(path_or_cache)
-    if path.is_file():
-        _cache.update(json.loads(path.read_text(encoding="utf-8")))
+    _cache.update(_read(path))
 
 
 def save_autotune_cache(path: Any = None) -> None:
     """Write what was loaded as JSON."""
+    _begin()
     place = _default_path() if path is None else pathlib.Path(path)
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(json.dumps(_cache, indent=1), encoding="utf-8")
+
+
+def get_num_sm() -> int:
+    """Multiprocessors of the current GPU. Raises DeviceError where there is none."""
+    if not torch.cuda.is_available():
+        raise DeviceError("get_num_sm asks a GPU for its multiprocessors, and there is none.")
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+
+
+def get_autotune_config(
+    default: Any = None, platform: Mapping[str, Any] | None = None,
+    device: Mapping[str, Any] | None = None,
+) -> Any:  # fmt: skip
+    """The configurations of the current GPU: by a part of its name, else by its platform, "cuda" or
+    "hip", else the default. Raises ArgumentValueError where there is none."""
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    kind = "hip" if torch.version.hip else "cuda"
+    for table, asked in ((device, name), (platform, kind)):
+        for part, configs in (table or {}).items():
+            if part.lower() in asked.lower():
+                return configs
+    if default is None:
+        raise ArgumentValueError(f"no configurations for {name} ({kind}), and no default.")
+    return default

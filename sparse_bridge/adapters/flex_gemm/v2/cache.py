@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ....core.maps.kernel_map import KernelMap
-from ....core.maps.row_pairs import dense_table
+from ....core.maps.kernel_map import KernelMap, dense_table
 from ....core.traced import between_graphs
 from ..arguments import Ints, check_features
 from ..arguments import kernel_size as kernel_sizes
@@ -24,14 +24,17 @@ __all__ = ["NeighborCache", "NeighborCacheT", "build_neighbor_cache"]
 class NeighborCache:
     """Which input rows each output row reads, per kernel offset; of the geometry alone.
 
-    It holds its coordinates, so that their memory is not used again while it lives.  given: the
-    output coordinates came from the caller, and may have no neighbours.
+    It holds its coordinates, so that their memory is not used again while it lives.  window: of the
+    layer that made it, from coarse to fine.  given: the output coordinates came from the caller,
+    and may have no neighbours.
     """
 
     kmap: KernelMap
     source: Lattice
     target: Lattice
+    window: Window
     given: bool = True
+    _turned: Any = dataclasses.field(default=None, repr=False)
 
     @property
     def input_coords(self) -> torch.Tensor:
@@ -48,9 +51,14 @@ class NeighborCache:
 
     @property
     def T(self) -> NeighborCache:
-        """The same pairs in the other direction."""
-        kind = NeighborCache if isinstance(self, NeighborCacheT) else NeighborCacheT
-        return kind(self.kmap.transposed(), self.target, self.source)
+        """The same pairs in the other direction; its own T is this cache."""
+        found = self._turned() if isinstance(self._turned, weakref.ref) else self._turned
+        if found is None:
+            kind = NeighborCache if isinstance(self, NeighborCacheT) else NeighborCacheT
+            turned = self.kmap.transposed(), self.target, self.source, self.window
+            found = kind(*turned, _turned=self)
+            self._turned = weakref.ref(found)  # in a circle both would live on for a while
+        return found  # type: ignore[no-any-return]
 
     def assert_match(
         self, input_coords: torch.Tensor | None, output_coords: torch.Tensor | None = None
@@ -67,6 +75,25 @@ class NeighborCache:
                     f"the neighbour cache was made for other {name} coordinates, of shape "
                     f"{list(mine.shape)}; pass the same tensor, got one of {list(coords.shape)}."
                 )
+
+    def assert_window(self, what: str, window: Window) -> None:
+        """ArgumentShapeError (an AssertionError) unless the cache is of such a layer: its stride,
+        and the offsets that its kernel, dilation and padding come to."""
+        own = self.window
+        if window.stride != own.stride:
+            raise ArgumentShapeError(
+                f"{what} has stride {window.stride}, the neighbour cache is of stride {own.stride}."
+            )
+        if window.offsets != own.offsets:
+            raise ArgumentShapeError(
+                f"{what} reads offsets from {window.offsets[0]} to {window.offsets[-1]} "
+                f"({len(window.offsets)}), the neighbour cache from {own.offsets[0]} to "
+                f"{own.offsets[-1]} ({len(own.offsets)}); it is of another kernel size, dilation "
+                "or padding (offset)."
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_turned": None}
 
     def kernel_map(self, feats: torch.Tensor, n_offsets: int) -> KernelMap:
         """The map, for these features and a kernel of `n_offsets`. Raises ArgumentTypeError,
@@ -101,11 +128,11 @@ def around(
 ) -> NeighborCache:
     """The cache that was given, checked, or the one of these coordinates."""
     if cache is not None:
-        return _checked(what, cache, (NeighborCache,), coords, None)
+        return _checked(what, cache, NeighborCache, window, (coords, None))
     n_batch = columns_of(coords, window.dimension, what) - window.dimension
     sizes = None if shape is None else sum(split(shape, n_batch, window.dimension, what), ())
     own = lattice(coords, window.dimension, sizes, what)
-    return NeighborCache(submanifold_map(own, window.offsets), own, own, False)
+    return NeighborCache(submanifold_map(own, window.offsets), own, own, window, False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +153,7 @@ def down(
     if out.cache is not None:
         if isinstance(out.cache, NeighborCacheT):
             raise ArgumentTypeError(f"{what} got a transposed neighbour cache; pass cache.T.")
-        return _checked(what, out.cache, (NeighborCache,), coords, out.coords)
+        return _checked(what, out.cache, NeighborCache, window, (coords, out.coords))
     fine, extents = _input(what, coords, shape, window)
     if out.covering:
         new = tuple(-(-s // step) for s, step in zip(extents, window.stride, strict=True))
@@ -134,7 +161,7 @@ def down(
         new = window.down(extents)
     coarse = _output(what, fine, "strided", window, new, out)
     kmap = between(fine, coarse, window.offsets, window.stride).of_first_rows()
-    return NeighborCache(kmap, fine, coarse, out.coords is not None)
+    return NeighborCache(kmap, fine, coarse, window, out.coords is not None)
 
 
 def up(
@@ -151,11 +178,11 @@ def up(
             if strict:
                 raise ArgumentTypeError(f"{what} needs a transposed neighbour cache; pass cache.T.")
             cache = cache.T
-        return _checked(what, cache, (NeighborCacheT,), coords, out.coords)
+        return _checked(what, cache, NeighborCacheT, window, (coords, out.coords))
     coarse, extents = _input(what, coords, shape, window)
     fine = _output(what, coarse, "generative", window, window.up(extents), out)
     kmap = between(fine, coarse, window.offsets, window.stride).transposed()
-    return NeighborCacheT(kmap, coarse, fine, out.coords is not None)
+    return NeighborCacheT(kmap, coarse, fine, window, out.coords is not None)
 
 
 def _input(
@@ -186,15 +213,18 @@ def _output(
 
 
 def _checked(
-    what: str, cache: Any, kinds: tuple[type, ...], coords: Any, output_coords: Any
-) -> NeighborCache:
-    if not isinstance(cache, kinds):
+    what: str, cache: Any, kind: type, window: Window,
+    coords: tuple[torch.Tensor | None, torch.Tensor | None],
+) -> NeighborCache:  # fmt: skip
+    """A cache that was given.  coords: of the input and the output."""
+    if not isinstance(cache, kind):
         raise ArgumentTypeError(
             f"{what} got {type(cache).__name__} as its neighbour cache; expected "
-            f"{kinds[0].__name__}, as an earlier call returned it."
+            f"{kind.__name__}, as an earlier call returned it."
         )
     assert isinstance(cache, NeighborCache)
-    cache.assert_match(coords, output_coords)
+    cache.assert_match(*coords)
+    cache.assert_window(what, window)
     return cache
 
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
+from ....core.traced.scripts import refuse_script
 from ....errors import UnsupportedError
 from ..arguments import per_axis
 from . import convolutions, pools, resize
@@ -87,6 +88,7 @@ class _Layer(torch.nn.Module):
 
     dimension: ClassVar[int | None] = None
     _shown: tuple[str, ...] = ()
+    __prepare_scriptable__ = refuse_script
 
     def _sizes(self, value: Any, name: str, like: Any = None) -> tuple[int, ...]:
         dimension = self.dimension if like is None else len(like)

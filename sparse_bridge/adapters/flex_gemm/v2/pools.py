@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from ....core.maps.kernel_map import KernelMap
-from ....core.maps.row_pairs import dense_table
+from ....core.maps.kernel_map import KernelMap, dense_table
 from ....core.ops.pool import pool
 from ....core.ops.voxel import devoxelize
 from ....core.traced import between_graphs

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ....core.maps.row_pairs import dense_table
+from ....core.maps.kernel_map import dense_table
 from ....core.ops.voxel import devoxelize
 from ....core.traced import between_graphs
 from ...ledger import note

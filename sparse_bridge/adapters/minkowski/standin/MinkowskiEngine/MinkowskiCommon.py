@@ -7,6 +7,7 @@ import torch
 from torch.nn import Module
 
 from sparse_bridge.adapters.minkowski.geometry import int_list
+from sparse_bridge.core.traced.scripts import refuse_script
 from sparse_bridge.errors import UnsupportedError
 
 __all__ = [
@@ -49,3 +50,5 @@ def get_minkowski_function(name, variable):
 
 class MinkowskiModuleBase(Module):
     """Base of every layer."""
+
+    __prepare_scriptable__ = refuse_script

@@ -51,6 +51,7 @@ class SparseTensor(LateFeatures):
 
     features_attribute = "feats"
     _late = None
+    _own = None  # this class, for layers, whose results are of no subclass
 
     def __init__(self, feats, coords, stride=1, spatial_range=None):
         self.feats = feats
@@ -142,6 +143,9 @@ class SparseTensor(LateFeatures):
 
     def __add__(self, other):
         return joins.add(self, other)
+
+
+SparseTensor._own = SparseTensor
 
 
 class PointTensor:

@@ -14,6 +14,7 @@ from spconv.core import ConvAlgo
 from spconv.cppconstants import CPU_ONLY_BUILD as CPU_ONLY_BUILD
 from spconv.debug_utils import spconv_save_debug_data as spconv_save_debug_data
 from spconv.pytorch import functional as Fsp  # noqa: F401 - the name is upstream's
+from spconv.pytorch import modules
 from spconv.pytorch import ops as ops
 from spconv.pytorch.core import ImplicitGemmIndiceData as ImplicitGemmIndiceData
 from spconv.pytorch.core import IndiceData as IndiceData
@@ -342,3 +343,5 @@ DEFAULT_SPARSE_CONV_TYPES = {
     SubMConv4d, SparseInverseConv1d, SparseInverseConv2d, SparseInverseConv3d, SparseInverseConv4d,
     SparseConvTranspose1d, SparseConvTranspose2d, SparseConvTranspose3d, SparseConvTranspose4d,
 }  # fmt: skip
+
+modules._convolution = SparseConvolution

@@ -1,6 +1,5 @@
 """`SparseModule`, containers and wrappers of ordinary layers."""
 
-import functools
 import sys
 import time
 from collections import OrderedDict
@@ -13,6 +12,7 @@ from torch.fx import Proxy
 from sparse_bridge.adapters.expected import expect
 from sparse_bridge.adapters.spconv.norm import expected_of, run_sequential
 from sparse_bridge.adapters.spconv.tracing import as_node
+from sparse_bridge.core.traced.scripts import refuse_script
 from sparse_bridge.errors import ContractError
 
 
@@ -21,20 +21,17 @@ def is_spconv_module(module):
     return isinstance(module, (SparseModule, SparseBatchNorm, SparseReLU))
 
 
-@functools.cache
-def _convolution():
-    """The class of all convolutions, whose module imports this one."""
-    from spconv.pytorch.conv import SparseConvolution
-
-    return SparseConvolution
+_convolution = ()  # the class of all convolutions; its module, which imports this one, puts it here
 
 
 def is_sparse_conv(module):
-    return isinstance(module, _convolution())
+    return isinstance(module, _convolution)
 
 
 class SparseModule(nn.Module):
     """Base of every layer that takes a `SparseConvTensor`."""
+
+    __prepare_scriptable__ = refuse_script
 
     def __init__(self, name=None):
         super().__init__()
@@ -83,7 +80,7 @@ class SparseSequential(SparseModule):
 
     def forward(self, input):
         children = list(self._modules.values())
-        return run_sequential(children, input, is_spconv_module, SparseConvTensor, _convolution())
+        return run_sequential(children, input, is_spconv_module, SparseConvTensor, _convolution)
 
 
 def assign_name_for_sparse_modules(module):
@@ -102,6 +99,8 @@ def _on_features(module, forward, input):
 
 
 class SparseBatchNorm(nn.BatchNorm1d):
+    __prepare_scriptable__ = refuse_script
+
     def forward(self, input):
         return _on_features(self, super().forward, input)
 
@@ -112,6 +111,8 @@ class SparseSyncBatchNorm(nn.SyncBatchNorm):
 
 
 class SparseReLU(nn.ReLU):
+    __prepare_scriptable__ = refuse_script
+
     def forward(self, input):
         return _on_features(self, super().forward, input)
 

@@ -1,14 +1,18 @@
 """Values of sparse voxels at points."""
 
-from sparse_bridge.adapters.flex_gemm.grid_sample import GridSample3dFunction, grid_sample_3d
+from . import grid_sample, grid_sample_torch
+from .grid_sample import GridSample3dFunction, grid_sample_3d
+from .grid_sample_torch import grid_sample_3d_torch
 
-__all__ = ["GridSample3dFunction", "grid_sample_3d", "grid_sample_3d_torch", "set_hashmap_ratio"]
+__all__ = [
+    "GridSample3dFunction", "grid_sample", "grid_sample_3d", "grid_sample_3d_torch",
+    "grid_sample_torch", "set_hashmap_ratio",
+]  # fmt: skip
 
 HASHMAP_RATIO = 2.0
-grid_sample_3d_torch = grid_sample_3d
 
 
 def set_hashmap_ratio(ratio):
-    """Accepted; tables are sized by the engine."""
+    """Without meaning: the engine's tables are as large as they have to be."""
     global HASHMAP_RATIO
     HASHMAP_RATIO = ratio

@@ -58,6 +58,6 @@ def set_algorithm(algorithm):
 
 
 def set_hashmap_ratio(ratio):
-    """Accepted; tables are sized by the engine."""
+    """Without meaning: the engine's tables are as large as they have to be."""
     global HASHMAP_RATIO
     HASHMAP_RATIO = ratio

@@ -1,5 +1,7 @@
 """All layers."""
 
+from sparse_bridge.core.traced.scripts import refuse_script
+
 from .activation import LeakyReLU, ReLU, SiLU
 from .bev import (
     ToBEVConvolution,
@@ -17,3 +19,6 @@ __all__ = [
     "LeakyReLU", "ReLU", "SiLU", "SparseCrop", "ToBEVConvolution", "ToBEVHeightCompression",
     "ToBEVReduction", "ToDenseBEVConvolution",
 ]  # fmt: skip
+
+for _name in __all__:
+    globals()[_name].__prepare_scriptable__ = refuse_script

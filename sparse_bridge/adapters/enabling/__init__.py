@@ -1,0 +1,1 @@
+"""Parts of `lifecycle`: the arguments of `enable()`, and child processes."""

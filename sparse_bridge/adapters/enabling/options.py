@@ -1,0 +1,65 @@
+"""Arguments of `enable()`, and which of them go together."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+from ... import settings
+from ...errors import LifecycleError, SettingError
+from .. import base, ledger, optimizing
+from ..alias_names import PackageNames
+
+
+class Wanted(NamedTuple):
+    """Arguments of `enable()`; None: as it is, or as settings say."""
+
+    mode: str | None
+    strict: bool | None
+    profile: str | None
+    optimize: str | None
+
+
+def check(names: tuple[str, ...], wanted: Wanted) -> None:
+    """SettingError for a value that an argument cannot have."""
+    for name, value in (("mode", wanted.mode), ("optimize", wanted.optimize)):
+        allowed = settings.CHOICES[name]
+        if value is not None and value not in allowed:
+            raise SettingError(
+                f"{name} is {value!r}; expected one of {', '.join(allowed)} or None."
+            )
+    if wanted.strict not in (None, True, False):
+        raise SettingError(f"strict is {wanted.strict!r}; expected True, False or None.")
+    base.check_profile(names, wanted.profile)
+
+
+class Enabled(Protocol):
+    """A framework that is, and its further import names."""
+
+    adapter: base.Framework
+    mode: str
+    names: PackageNames
+
+
+def choice_of(enabled: Enabled) -> dict[str, Any]:
+    """How a framework is enabled, for child processes: the options, the names of modules that its
+    import begins with, and those of them that are claimed."""
+    adapter, mode, names = enabled.adapter, enabled.mode, enabled.names
+    name, aliases = adapter.name, tuple(adapter.aliases) if mode == "standin" else ()
+    wanted = Wanted(mode, ledger.chosen_strict(name), adapter.profile(), optimizing.chosen(name))
+    known = [*adapter.packages, *aliases, *adapter.other_names]
+    return {**wanted._asdict(), "names": known, "claimed": names.claims()}
+
+
+def check_same(name: str, mode: str, wanted: Wanted) -> None:
+    """LifecycleError for options that differ from those with which a framework is enabled; None and
+    "auto" go along with any."""
+    wrong = []
+    if wanted.mode in ("patch", "standin") and wanted.mode != mode:
+        wrong.append(f"mode={wanted.mode!r} (it is {mode!r})")
+    if wanted.strict is not None and wanted.strict != ledger.is_strict(name):
+        wrong.append(f"strict={wanted.strict} (it is {ledger.is_strict(name)})")
+    if wrong:
+        raise LifecycleError(
+            f"{name} is enabled already with other options than {' and '.join(wrong)}. "
+            f"Call sparse_bridge.disable({name!r}) first, or leave the option out."
+        )

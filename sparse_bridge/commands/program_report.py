@@ -1,0 +1,81 @@
+"""The report of `python -m sparse_bridge run`: on a program and its child processes."""
+
+from __future__ import annotations
+
+import atexit
+import pathlib
+import shutil
+import sys
+import tempfile
+from typing import TYPE_CHECKING
+
+from ..harness import results
+
+if TYPE_CHECKING:
+    from ..adapters.lifecycle import Handle
+
+_SCHEMA = 1  # of the file
+
+
+class ProgramReport:
+    """Made when the program has ended, or where it leaves child processes that still work, when
+    these have.
+
+    shown: it is printed to stderr.  file: where it is written as JSON.
+    counts: the folder to which children write what their layers count; "" where nobody asks.
+    """
+
+    def __init__(self, shown: bool, file: pathlib.Path | None) -> None:
+        self._shown, self._file = shown, file
+        self._handle: Handle | None = None
+        self.counts = ""
+        if shown or file is not None:
+            self.counts = tempfile.mkdtemp(prefix="sparse_bridge-")
+            # Python waits for children in a function that multiprocessing registers later, and
+            # calls what was registered first last.
+            atexit.register(self.close)
+
+    def of(self, handle: Handle) -> None:
+        """Report what happens while `handle` holds its frameworks."""
+        self._handle = handle
+
+    def program_ended(self) -> None:
+        """The program's own code is done."""
+        if not _children_at_work():
+            self.close()
+
+    def close(self) -> None:
+        """Report, once.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        counts, self.counts = self.counts, ""
+        if not counts:
+            return
+        try:
+            if self._handle is not None:
+                self._report(self._handle, counts)
+        finally:
+            shutil.rmtree(counts, ignore_errors=True)
+
+    def _report(self, handle: Handle, counts: str) -> None:
+        from ..adapters.enabling import child_counts
+
+        report = child_counts.added_to(handle.report(), counts)
+        if self._shown:
+            from rich.console import Console
+
+            sys.stdout.flush()
+            console = Console(stderr=True, markup=False, highlight=False)
+            console.print(str(report), soft_wrap=True)
+        if self._file is not None:
+            results.save(self._file, _SCHEMA, report.to_dict())
+
+
+def _children_at_work() -> bool:
+    """Whether there are child processes for which Python waits at its end."""
+    multiprocessing = sys.modules.get("multiprocessing")
+    return multiprocessing is not None and any(
+        not child.daemon for child in multiprocessing.active_children()
+    )

@@ -1,0 +1,103 @@
+"""Features of convolutions that wait, as tensors: for code that takes features out of a sparse
+tensor, normalises, adds or activates them, and puts them back.
+
+Those operations go to the pending convolution. Everything else that is done with the tensor sees
+what the convolution computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ..epilogue import Norm
+from ..pending import Following, PendingConv
+from .shortcuts import Noticed, reset, shorten
+from .tensors import FOLLOWING, KINDS, Features, Waiting, Watched, features_of, settled
+
+__all__ = ["Features", "Noticed", "Waiting", "Watched", "features_of", "reset", "settled"]
+
+
+def _then(
+    x: Any, inplace: bool, follow: Callable[[PendingConv], Following]
+) -> torch.Tensor:  # fmt: skip
+    """Features behind one step more; in place, all who hold `x` see them."""
+    made = follow(x.pending)
+    if not inplace:
+        return features_of(made)
+    if type(made) is PendingConv:
+        x.pending = made
+        return x  # type: ignore[no-any-return]
+    x.pending.become(made)
+    return made  # type: ignore[return-value]
+
+
+def _batch_norm(
+    input: Any, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None,
+    training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+) -> torch.Tensor | None:  # fmt: skip
+    if training or type(input) not in KINDS or running_mean is None or running_var is None:
+        return None
+    shorten(input)
+    return features_of(input.pending.normed(
+        Norm(running_mean, running_var, weight, bias, eps),
+        lambda y: F.batch_norm(y, running_mean, running_var, weight, bias, False, momentum, eps),
+    ))  # fmt: skip
+
+
+def _relu(input: Any, inplace: bool = False) -> torch.Tensor:
+    shorten(input)
+    if not inplace:
+        return features_of(input.pending.activated("relu", 0.0, torch.relu))
+    return _then(input, True, lambda conv: conv.activated("relu", 0.0, torch.relu_))
+
+
+def _relu_(input: Any) -> torch.Tensor:
+    return _relu(input, True)
+
+
+def _leaky_relu(
+    input: Any, negative_slope: float = 0.01, inplace: bool = False
+) -> torch.Tensor:  # fmt: skip
+    return _then(input, inplace, lambda conv: conv.activated(
+        "leaky_relu", float(negative_slope), lambda y: F.leaky_relu(y, negative_slope, inplace)
+    ))  # fmt: skip
+
+
+def _sigmoid(input: Any) -> torch.Tensor:
+    return _then(input, False, lambda conv: conv.activated("sigmoid", 0.0, torch.sigmoid))
+
+
+def _add(input: Any, other: Any, **unusual: Any) -> torch.Tensor | None:
+    if unusual:
+        return None
+    if type(input) not in KINDS:
+        input, other = other, input
+    if other is input or not isinstance(other, torch.Tensor):
+        return None
+    rows = settled(other) if type(other) in KINDS else other
+    return features_of(input.pending.plus(rows, lambda y: y + rows))
+
+
+def _add_(input: Any, other: Any, **unusual: Any) -> torch.Tensor | None:
+    if unusual or type(input) not in KINDS or other is input:
+        return None
+    if not isinstance(other, torch.Tensor):
+        return None
+    rows = settled(other)
+    return _then(input, True, lambda conv: conv.plus(rows, lambda y: y.add_(rows)))
+
+
+FOLLOWING.update({
+    F.batch_norm: _batch_norm,
+    F.relu: _relu, torch.relu: _relu, torch.Tensor.relu: _relu,
+    torch.relu_: _relu_, torch.Tensor.relu_: _relu_,
+    F.leaky_relu: _leaky_relu,
+    torch.sigmoid: _sigmoid, torch.Tensor.sigmoid: _sigmoid,
+    torch.add: _add, torch.Tensor.add: _add, torch.Tensor.__add__: _add,
+    torch.Tensor.__radd__: _add,
+    torch.Tensor.add_: _add_, torch.Tensor.__iadd__: _add_,
+})  # fmt: skip

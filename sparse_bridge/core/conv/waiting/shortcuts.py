@@ -1,0 +1,162 @@
+"""Norms and activations behind layers that are launched with them.
+
+Those modules get a method of their own as forward, which does for features that wait what torch's
+would come to, in a third of the time, and else calls torch's.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn  # noqa: F401  (what torch's scripts of a forward look up here)
+
+from .... import hooks, state
+from ...device.torch_compat import eagerly
+from ..epilogue import Norm
+from .tensors import PLAIN, Waiting, features_of, settled
+
+
+class Noticed(torch.Tensor):
+    """Features of a layer in training, of which it is found out which norm takes them. Everything
+    is done with `plain`, which they are."""
+
+    plain: torch.Tensor
+
+    @classmethod
+    @eagerly
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is _batch_norm_of_torch and not torch.compiler.is_compiling():
+            shorten_one(sys._getframe(3))  # behind torch's function and its detour
+        named = {name: settled(value) for name, value in (kwargs or {}).items()}
+        if len(types) > 1:  # other classes have a say
+            return func(*settled(args), **named)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*settled(args), **named)
+
+
+PLAIN[Noticed] = lambda x: x.plain
+# What a norm in training makes of plain features by kernels, or None; set where those are.
+in_training: Callable[[nn.Module, torch.Tensor], torch.Tensor | None] | None = None
+
+
+def _normalise(self: Any, input: Any) -> Any:
+    """`BatchNorm1d.forward`."""
+    if type(input) is Noticed:
+        input = input.plain
+    if torch.compiler.is_compiling() or F.batch_norm is not _batch_norm_of_torch:
+        return _own_forward(self, input)
+    if type(input) is torch.Tensor and in_training is not None:
+        trained = in_training(_called(self, 2), input)
+        if trained is not None:
+            return trained
+    elif type(input) is Waiting:
+        conv = input.pending
+        call = conv.call
+        norm = None if call.fused is None else call.between[3]
+        if norm is not None and _is_norm(self, norm):
+            made = conv.as_launched(norm)
+            if made is not None:
+                return features_of(made)
+    return _own_forward(self, input)
+
+
+def _rectify(self: Any, input: Any) -> Any:
+    """`ReLU.forward`."""
+    own = F.relu is _relu_of_torch and nn.ReLU.forward is _relu_forward
+    if type(input) is Waiting and own and not torch.compiler.is_compiling():
+        made = input.pending.end_launched("relu", 0.0)
+        if made is not None:
+            if self.inplace:
+                input.pending.become(made)
+            return made
+    return _own_forward(self, input)
+
+
+_batch_norm_of_torch, _relu_of_torch = F.batch_norm, F.relu
+_norm_forward, _relu_forward = nn.BatchNorm1d.forward, nn.ReLU.forward
+_SHORTCUTS: dict[types.CodeType, tuple[type[nn.Module], Callable[..., Any]]] = {
+    _norm_forward.__code__: (nn.BatchNorm1d, _normalise),
+    _relu_forward.__code__: (nn.ReLU, _rectify),
+}
+_call = nn.Module._call_impl.__code__  # with hooks, newer torch calls in a function inside of it
+_codes = [_call, nn.Module._slow_forward.__code__]
+_codes += [one for one in _call.co_consts if isinstance(one, types.CodeType)]
+_CALLS = frozenset(map(id, _codes))  # code objects take seven times as long to hash
+_shortened: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+for _kind, _shortcut in _SHORTCUTS.values():
+    functools.update_wrapper(_shortcut, _kind.forward)  # for those who read its source
+    setattr(_shortcut, hooks.SHORTCUT_OF, _kind.forward)
+
+
+def _is_norm(module: Any, norm: Norm) -> bool:
+    """Whether a BatchNorm1d in eval mode is the norm that a layer was launched with."""
+    if module.training or type(module).forward is not _norm_forward:
+        return False
+    buffers, parameters = module._buffers, module._parameters
+    return (
+        buffers.get("running_mean") is norm[0]
+        and buffers.get("running_var") is norm[1]
+        and parameters.get("weight") is norm[2]
+        and parameters.get("bias") is norm[3]
+        and module.eps == norm[4]
+    )
+
+
+def _called(module: Any, depth: int) -> Any:
+    """Who is meant: a shallow copy of a module calls the method of that.  depth: frames up to the
+    call."""
+    caller = sys._getframe(depth)
+    if id(caller.f_code) in _CALLS:
+        called = caller.f_locals.get("self")
+        return called if type(called) is type(module) else module
+    return module
+
+
+def _own_forward(module: Any, input: Any) -> Any:
+    """What the class computes."""
+    if not torch.compiler.is_compiling():  # which follow no frames
+        module = _called(module, 3)
+    return type(module).forward(module, input)
+
+
+def shorten(input: Any) -> None:
+    """Give the module that is called with features that wait, if it is one, the short way."""
+    call = input.pending.call
+    if call.fused is None or call.fused.shown >= 2 * len(call.target):
+        return
+    call.fused.shown += 1
+    caller: types.FrameType | None = sys._getframe(3)  # behind the detour and who is told of it
+    for _ in range(2):  # torch's function, if Python knows it
+        caller = None if caller is None else caller.f_back
+    if caller is not None:
+        shorten_one(caller)
+
+
+def shorten_one(caller: types.FrameType) -> None:
+    """The same of the module whose forward this frame is."""
+    kind, shortcut = _SHORTCUTS.get(caller.f_code, (nn.Module, None))
+    if shortcut is None:
+        return
+    module = caller.f_locals.get("self")
+    if isinstance(module, kind) and type(module) is kind and "forward" not in module.__dict__:
+        module.__dict__["forward"] = types.MethodType(shortcut, module)
+        _shortened.add(module)
+
+
+@state.owns
+def reset() -> None:
+    """Give all modules torch's forward back."""
+    for module in list(_shortened):
+        forward = module.__dict__.get("forward")
+        if hasattr(getattr(forward, "__func__", None), hooks.SHORTCUT_OF):
+            del module.__dict__["forward"]
+    _shortened.clear()

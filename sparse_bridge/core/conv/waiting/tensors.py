@@ -1,0 +1,149 @@
+"""Features of convolutions that wait, as tensors.
+
+Operations of `FOLLOWING` go to the pending convolution. Everything else that is done with such a
+tensor sees what the convolution computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...device.torch_compat import eagerly
+from ..pending import Following, PendingConv
+
+# What may follow: None where it does not this time.
+FOLLOWING: dict[Any, Callable[..., torch.Tensor | None]] = {}
+
+
+class Features:
+    """What both kinds of tensor share."""
+
+    pending: PendingConv
+    ndim = 2  # asked for all the time; as attributes they take no detour
+    shape = property(lambda self: torch.Size(self.pending.shape))
+    dtype = property(lambda self: self.pending.dtype)
+    device = property(lambda self: self.pending.device)
+
+    def dim(self) -> int:
+        return 2
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @eagerly
+    def __add__(self, other: Any) -> Any:
+        """Of the class, this takes half of torch's detour."""
+        made = _sum(self, other)
+        return _left_sum(self, other) if made is None else made
+
+    @eagerly
+    def __radd__(self, other: Any) -> Any:
+        made = _sum(self, other)
+        return _right_sum(self, other) if made is None else made
+
+    @classmethod
+    @eagerly
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        follow = FOLLOWING.get(func)
+        if follow is not None and not torch.compiler.is_compiling():
+            found = follow(*args, **kwargs) if kwargs else follow(*args)
+            if found is not None:
+                return found
+        kwargs = kwargs or {}
+        if func in _ABOUT:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        return func(*settled(args), **{name: settled(value) for name, value in kwargs.items()})
+
+
+class Waiting(Features, torch.Tensor):
+    """Features without memory: their convolution has not been launched."""
+
+    @classmethod
+    @eagerly
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        named = {name: settled(value) for name, value in (kwargs or {}).items()}
+        return func(*settled(args), **named)
+
+
+class Watched(Features, torch.Tensor):
+    """Features with memory, of a layer of which it is found out what follows."""
+
+
+KINDS = (Waiting, Watched)
+_left_sum: Any = torch.Tensor.__add__
+_right_sum: Any = torch.Tensor.__radd__
+_functions = torch._C._len_torch_function_stack
+_make, _no_memory = torch.Tensor._make_wrapper_subclass, torch._C._set_throw_on_mutable_data_ptr
+_strided = torch.strided
+_T: Any = torch.Tensor
+# Of a tensor, without its values.
+_ABOUT = {
+    _T.__len__, _T.element_size, _T.get_device, _T.is_complex, _T.is_floating_point,
+    _T.is_inference, _T.nelement, _T.numel, _T.size, _T.grad_fn.__get__, _T.is_cpu.__get__,
+    _T.is_cuda.__get__, _T.is_leaf.__get__, _T.is_meta.__get__, _T.layout.__get__,
+    _T.requires_grad.__get__,
+}  # fmt: skip
+
+
+@eagerly
+def features_of(pending: Following) -> torch.Tensor:
+    """The features of a pending convolution as a tensor; of a result, itself."""
+    if type(pending) is not PendingConv:
+        return pending  # type: ignore[return-value]
+    made: Any
+    call = pending.call
+    if call.target and pending.result is None:
+        # Names of arguments would take it a quarter longer.
+        made = _make(Waiting, call.shape, None, None, None, call.dtype, _strided, call.device)
+        # Extensions that ask for the memory, of which there is none, get an exception.
+        _no_memory(made)
+    elif pending.follows:
+        there = pending.result if pending.fallback is None else pending.fallback
+        made = there.as_subclass(Watched)  # type: ignore[union-attr]
+    else:
+        return pending.read()
+    made.pending = pending
+    return made  # type: ignore[no-any-return]
+
+
+def _sum(x: Any, other: Any) -> torch.Tensor | None:
+    if _functions() or torch.compiler.is_compiling():
+        return None
+    return FOLLOWING[torch.Tensor.add](x, other)
+
+
+def _read(x: Any) -> torch.Tensor:
+    pending: PendingConv = x.pending
+    if not torch.compiler.is_compiling():
+        return pending.read()
+    there = pending.fallback if pending.result is None else pending.result
+    if there is not None:
+        return there
+    from ...device.apart import apart
+
+    found: torch.Tensor = apart(pending.read)
+    return found
+
+
+# Plain tensors for those that are none, by class.
+PLAIN: dict[type, Callable[[Any], torch.Tensor]] = {Waiting: _read, Watched: _read}
+
+
+@eagerly
+def settled(value: Any) -> Any:
+    """`value` with plain tensors for features that wait."""
+    plain = PLAIN.get(type(value))
+    if plain is not None:
+        return plain(value)
+    if isinstance(value, (list, tuple)):
+        made = [settled(one) for one in value]
+        return made if isinstance(value, list) else tuple(made)
+    return value
