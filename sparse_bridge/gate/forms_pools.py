@@ -16,6 +16,7 @@ _SHARES = (1, 2, 4, 8, 16, 32, 64)
 _OPTIONS = {"num_warps": 4}
 _SILENT = ("place",)
 _FLAG = (False, True)
+_SUMS = (voxel_ops._SEGMENTS, voxel_ops._LANES, voxel_ops.CHUNK)
 _INDEX = ("i64", "i32")
 _PER_ROW = (8, 1, 2, 4)  # corners of a cell, or points by their voxel
 
@@ -35,12 +36,10 @@ def _pool_backward(held: str, mode: int, channels: int, place: str) -> Form:
     return make(pooling.pool_backward_kernel, constants, _OPTIONS, place=place, **types)
 
 
-def _segment(held: str, largest: bool, shares: int, channels: int, place: str) -> Form:
-    out = "i64" if largest else "fp32"
-    types = {"x": held, "order": "i64", "starts": "i64", "value": out, "index": out}
-    mode = pooling.MODES["max" if largest else "sum"]
-    constants = (mode, shares, *_rows_of(channels))
-    return make(pooling.segment_kernel, constants, _OPTIONS, place=place, **types)
+def _first_largest(held: str, shares: int, channels: int, place: str) -> Form:
+    types = {"x": held, "order": "i64", "starts": "i64", "index": "i64"}
+    constants = (shares, *_rows_of(channels))
+    return make(pooling.first_largest_kernel, constants, _OPTIONS, place=place, **types)
 
 
 def _by_channel(kernel: Kernel, held: str, channels: int, place: str) -> Form:
@@ -52,18 +51,28 @@ def _by_channel(kernel: Kernel, held: str, channels: int, place: str) -> Form:
 
 
 def _segment_sum(
-    rows: tuple[str, int], per_row: int, weight: str | None, count: str | None, lanes: int,
+    rows: tuple[str, int], per_row: int, weight: str | None, count: str | None, cut: bool,
     index: str, place: str,
 ) -> Form:  # fmt: skip
     """rows: what they hold, and channels of a program."""
     held, channels = rows
-    types = {"x": held, "order": index, "starts": index, "y": held}
+    wide = "fp64" if held == "fp64" else "fp32"
+    types = {"x": held, "order": index, "starts": index, "y": wide if cut else held}
+    count = None if cut else count
     types |= {"weight": weight or held, "count": count or index}
     constants = (
-        per_row, weight is not None, count is not None, held == "fp64",
-        voxel_ops._LANES_TOTAL // lanes, lanes, channels,
+        per_row, weight is not None, count is not None, held == "fp64", cut, *_SUMS, channels
     )  # fmt: skip
     return make(voxel_ops.segment_sum_kernel, constants, _OPTIONS, place=place, **types)
+
+
+def _chunk_sum(rows: tuple[str, int], count: str | None, index: str, place: str) -> Form:
+    """rows: as for `_segment_sum`."""
+    held, channels = rows
+    wide = "fp64" if held == "fp64" else "fp32"
+    types = {"part": wide, "starts": index, "count": count or index, "y": held}
+    constants = (count is not None, *_SUMS, channels)
+    return make(voxel_ops.chunk_sum_kernel, constants, _OPTIONS, place=place, **types)
 
 
 def _gather_sum(
@@ -111,8 +120,8 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     pools = {**rows, **modes}
     yield pooling.pool_forward_kernel, [Space(pools, _pool_forward, silent=_SILENT)]
     yield pooling.pool_backward_kernel, [Space(pools, _pool_backward, silent=_SILENT)]
-    segments = {**rows, "largest": (True, False), "shares": _SHARES}
-    yield pooling.segment_kernel, [Space(segments, _segment, silent=_SILENT)]
+    segments = {**rows, "shares": _SHARES}
+    yield pooling.first_largest_kernel, [Space(segments, _first_largest, silent=_SILENT)]
     for kernel in (
         depthwise.gather_kernel, depthwise.wgrad_kernel, window_max.forward_kernel,
         window_max.backward_kernel,
@@ -128,8 +137,10 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
         "count": ("i32", None, "i64", "fp32"),
         "index": _INDEX,
     }
-    sums = {**voxels, "lanes": (32, 8, 1)}
+    sums = {**voxels, "cut": (False, True)}
     yield voxel_ops.segment_sum_kernel, [Space(sums, _segment_sum, silent=_SILENT)]
+    chunks = {name: one for name, one in voxels.items() if name not in ("per_row", "weight")}
+    yield voxel_ops.chunk_sum_kernel, [Space(chunks, _chunk_sum, silent=_SILENT)]
     yield voxel_ops.gather_sum_kernel, [Space(voxels, _gather_sum, silent=_SILENT)]
     points = {"held": ("fp64", *floats), "index": _INDEX, **places}
     yield voxel_ops.trilinear_kernel, [Space(points, _trilinear, silent=_SILENT)]

@@ -188,6 +188,35 @@ def test_repeated_coordinates_elsewhere_do_not_matter(exact, data, share):
     assert torch.equal(dx_other[: len(coords)][alone], dx[alone])
 
 
+@examples(COUNT)
+@given(
+    data=st.data(), mode=st.sampled_from(("max", "avg", "sum")), dtype=st.sampled_from(DTYPES),
+)  # fmt: skip
+def test_pools(map_lane, data, mode, dtype):
+    """Local ones over any order and batch; global ones, which sum over rows, over any batch."""
+    problem = data.draw(problems(KINDS[:2]))
+    first, coords, last = (data.draw(scenes(problem)) for _ in "abc")
+    step = torch.tensor([1, *(0,) * len(problem.kernel)], dtype=torch.int32)
+    together = torch.cat([first, coords + step, last + 2 * step])
+    order = torch.randperm(len(together), generator=torch.Generator().manual_seed(problem.seed))
+
+    def rows(sites):
+        return features(sites, problem.c_in).to(dtype).to(map_lane.device)
+
+    def pooled(sites):
+        kmap, new = problem.maps(sites, map_lane.device)
+        return by_site(new, functional.pool(rows(sites), kmap, mode).cpu())
+
+    alone, among = pooled(coords), pooled(together[order])
+    for site, row in among.items():
+        assert site[0] != 1 or torch.equal(row, alone[(0, *site[1:])])
+    one, three = (
+        functional.global_pool(rows(sites), sites[:, 0].to(map_lane.device), n, mode)
+        for sites, n in ((coords, 1), (together, 3))
+    )
+    assert torch.equal(one[0], three[1])
+
+
 @pytest.mark.parametrize("channels", [(4, 16), (32, 48), (64, 64)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS[:3])

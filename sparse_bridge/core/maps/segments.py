@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +18,7 @@ from ..device.first_order import first_order, refuse_transforms
 from ..device.precision import KERNEL_DTYPES
 from ..device.serving import kernel_target
 
-# Rows per segment from here on: a segment is shared by several programs, and added up in pairs.
+# Rows per segment from here on: a segment is shared by several programs, or added up in pairs.
 _LONG = 512
 _NONE = torch.iinfo(torch.int64).max
 
@@ -96,8 +95,6 @@ class SegmentOperator:
 
     def _sums(self, x: torch.Tensor) -> torch.Tensor:
         segments, target = self.segments, target_of(x)
-        if segments.is_long and self.weight is None:
-            return self._divided(_long_sums(x, segments, target)).to(x.dtype)
         if target is not None and segments.n:
             from ...kernels.ops.voxel_ops import segment_sum
 
@@ -184,34 +181,26 @@ def reduce_sorted(rows: torch.Tensor, segment: torch.Tensor, lengths: torch.Tens
 
 
 def _torch_sums(x: torch.Tensor, segments: Segments, weight: torch.Tensor | None) -> torch.Tensor:
+    """fp32 (fp64) sums; how those of a segment are taken depends on its own length alone."""
     work, per_row = x.to(accumulator(x)), segments.index.shape[1]
     if x.device.type == "cpu":  # in the order of rows, which needs no sort
         total = work.new_zeros((segments.n + 1, x.shape[1]))
         for k in range(per_row):
             part = work if weight is None else work * weight[:, k : k + 1].to(work.dtype)
             total.index_add_(0, segments.inside[:, k], part)
-        return total[:-1]
-    entries = segments.order[: int(segments.starts[-1])]
-    rows = work.index_select(0, entries if per_row == 1 else entries // per_row)
-    if weight is not None:
-        rows = rows * weight.reshape(-1).index_select(0, entries).to(work.dtype).unsqueeze(1)
-    return reduce_sorted(rows, segments.inside.reshape(-1)[entries], segments.starts.diff())
-
-
-def _long_sums(x: torch.Tensor, segments: Segments, target: Target | None) -> torch.Tensor:
-    """fp32 (fp64) sums of few segments with many rows each."""
-    if target is not None and x.dtype in KERNEL_DTYPES:
-        return _by_shares(x, segments, "sum", target).sum(0)
-    bounds = segments.starts.tolist()
-    parts = (segments.order[begin:end] for begin, end in itertools.pairwise(bounds))
-    return torch.stack([x.index_select(0, rows).sum(0, dtype=accumulator(x)) for rows in parts])
-
-
-def _by_shares(x: torch.Tensor, segments: Segments, mode: str, target: Target) -> torch.Tensor:
-    from ...kernels.ops.pooling import segment_reduce
-
-    shares = max(1, min(64, x.shape[0] // (_LONG * segments.n)))
-    return segment_reduce(x, segments.order, segments.starts, mode, shares, target)
+    else:
+        entries = segments.order[: int(segments.starts[-1])]
+        rows = work.index_select(0, entries if per_row == 1 else entries // per_row)
+        if weight is not None:
+            rows = rows * weight.reshape(-1).index_select(0, entries).to(work.dtype).unsqueeze(1)
+        inside = segments.inside.reshape(-1)[entries]
+        total = reduce_sorted(rows, inside, segments.starts.diff())
+    if weight is None and per_row == 1 and x.shape[0] >= _LONG:
+        for segment in (segments.starts.diff() >= _LONG).nonzero().flatten().tolist():
+            begin, end = segments.starts[segment : segment + 2].tolist()
+            rows = work.index_select(0, segments.order[begin:end])
+            total[segment] = rows.sum(0)
+    return total[: segments.n]
 
 
 def _first_largest(x: torch.Tensor, segments: Segments) -> torch.Tensor:
@@ -219,7 +208,10 @@ def _first_largest(x: torch.Tensor, segments: Segments) -> torch.Tensor:
     larger than any number."""
     target = target_of(x)
     if target is not None and segments.is_long and x.dtype in KERNEL_DTYPES:
-        rows = _by_shares(x, segments, "max", target)
+        from ...kernels.ops.pooling import first_largest
+
+        shares = max(1, min(64, x.shape[0] // (_LONG * segments.n)))
+        rows = first_largest(x, segments.order, segments.starts, shares, target)
         value = x.gather(0, rows.clamp(min=0).flatten(0, 1)).view_as(rows)
         best = torch.where(rows >= 0, value, float("-inf")).float().argmax(0, keepdim=True)
         # A share without rows never comes before one with rows.

@@ -80,15 +80,13 @@ def _pool_backward(
 
 
 @triton.jit(do_not_specialize=["n_channels", "n_segments"])
-def _segment_reduce(
-    x_ptr, order_ptr, starts_ptr, value_ptr, index_ptr, n_channels, n_segments,
-    MODE: tl.constexpr, SHARES: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+def _first_largest(
+    x_ptr, order_ptr, starts_ptr, index_ptr, n_channels, n_segments, SHARES: tl.constexpr,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Share program_id(2) of segment program_id(0): rows order[starts[s] : starts[s + 1]].
-
-    sum: value [SHARES, S, C] fp32.  max: index [SHARES, S, C] int64, the first row that holds the
-    maximum (a NaN is larger than any number), -1 if none.
-    """
+    """Of share program_id(2) of segment program_id(0), rows order[starts[s] : starts[s + 1]]: index
+    [SHARES, S, C] int64, the first row that holds the maximum (a NaN is larger than any number), -1
+    if none."""
     segment = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     ok_c = channel < n_channels
@@ -108,29 +106,23 @@ def _segment_reduce(
         value = tl.load(
             x_ptr + row[:, None] * n_channels + channel[None, :], mask=ok, other=0.0
         ).to(tl.float32)
-        if MODE == 2:
-            better = ok & ((index < 0) | (value > best) | ((value != value) & (best == best)))
-            index = tl.where(better, row[:, None], index)
-            best = tl.where(better, value, best)
-        else:
-            best += value
+        better = ok & ((index < 0) | (value > best) | ((value != value) & (best == best)))
+        index = tl.where(better, row[:, None], index)
+        best = tl.where(better, value, best)
     out = (tl.program_id(2) * n_segments + segment).to(tl.int64) * n_channels + channel
-    if MODE == 2:
-        present = index >= 0
-        top = tl.max(tl.where(present & (best == best), best, -float("inf")), 0)
-        rows = tl.where(present & (best == top[None, :]), index, 9223372036854775807)
-        first = tl.min(rows, 0)
-        rows = tl.where(present & (best != best), index, 9223372036854775807)
-        first_nan = tl.min(rows, 0)
-        first = tl.where(first_nan == 9223372036854775807, first, first_nan)
-        tl.store(index_ptr + out, tl.where(first == 9223372036854775807, -1, first), mask=ok_c)
-    else:
-        tl.store(value_ptr + out, tl.sum(best, 0), mask=ok_c)
+    present = index >= 0
+    top = tl.max(tl.where(present & (best == best), best, -float("inf")), 0)
+    rows = tl.where(present & (best == top[None, :]), index, 9223372036854775807)
+    first = tl.min(rows, 0)
+    rows = tl.where(present & (best != best), index, 9223372036854775807)
+    first_nan = tl.min(rows, 0)
+    first = tl.where(first_nan == 9223372036854775807, first, first_nan)
+    tl.store(index_ptr + out, tl.where(first == 9223372036854775807, -1, first), mask=ok_c)
 
 
 pool_forward_kernel = register(_pool_forward)
 pool_backward_kernel = register(_pool_backward)
-segment_kernel = register(_segment_reduce)
+first_largest_kernel = register(_first_largest)
 
 
 def _channels(n_channels: int) -> int:
@@ -174,29 +166,17 @@ def pool_backward(
     )  # fmt: skip
 
 
-def segment_reduce(
-    x: torch.Tensor,
-    order: torch.Tensor,
-    starts: torch.Tensor,
-    mode: str,
-    shares: int,
-    target: Target,
-) -> torch.Tensor:
-    """Reduce rows order[starts[s] : starts[s + 1]] of x [N, C], ascending, for every segment s.
-
-    "sum": fp32 [shares, S, C], to be added over the first axis.  "max": int64 [shares, S, C], row
-    of the maximum of each share, -1 where a share holds no row.
-    """
+def first_largest(
+    x: torch.Tensor, order: torch.Tensor, starts: torch.Tensor, shares: int, target: Target
+) -> torch.Tensor:  # fmt: skip
+    """int64 [shares, S, C]: of rows order[starts[s] : starts[s + 1]] of x [N, C], ascending, in so
+    many shares, the first that holds the maximum of its share; -1 where a share has no row."""
     n_channels, n_segments = x.shape[1], starts.shape[0] - 1
-    constants = (MODES[mode], shares, _ROWS, _channels(n_channels))
-    out = torch.empty(
-        (shares, n_segments, n_channels),
-        dtype=torch.int64 if mode == "max" else torch.float32,
-        device=x.device,
-    )
-    segment_kernel.launch(
-        x.device, target, (n_segments, cdiv(n_channels, constants[3]), shares),
-        (x, order, starts, out, out, n_channels, n_segments), constants, {"num_warps": 4},
+    constants = (shares, _ROWS, _channels(n_channels))
+    out = torch.empty((shares, n_segments, n_channels), dtype=torch.int64, device=x.device)
+    first_largest_kernel.launch(
+        x.device, target, (n_segments, cdiv(n_channels, constants[2]), shares),
+        (x, order, starts, out, n_channels, n_segments), constants, {"num_warps": 4},
         (constants, x.dtype, x.data_ptr() % 16),
     )  # fmt: skip
     return out
