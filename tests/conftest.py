@@ -18,9 +18,13 @@ from sparse_bridge import settings, workers
 
 workers.wait_passively()  # tests run beside one another
 
-# The same examples on every run: what a test says depends on the code alone. New ones:
-# `pytest --hypothesis-profile=default`.
-hypothesis.settings.register_profile("repeatable", derandomize=True, database=None)
+# The same examples on every run: what a test says depends on the code alone, and not on the clock
+# of a busy machine. New ones: `pytest --hypothesis-profile=new`. (The lane fixtures set nothing
+# that one example could leave behind for the next.)
+_checks = hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture
+timeless = hypothesis.settings(deadline=None, suppress_health_check=_checks)
+hypothesis.settings.register_profile("new", timeless)
+hypothesis.settings.register_profile("repeatable", timeless, derandomize=True, database=None)
 hypothesis.settings.load_profile("repeatable")
 
 import torch  # noqa: E402

@@ -15,6 +15,7 @@ import pytest
 from sparse_bridge.demo import cli
 from sparse_bridge.demo.scene import street_scan
 from sparse_bridge.errors import SettingError
+from tests.patience import PATIENCE
 
 
 def demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -28,7 +29,7 @@ def demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **settings, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
     if "No module named 'spconv" in result.stderr:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
+
 from .pages import ROOT
 from .questions import QUESTIONS
 
@@ -27,7 +29,7 @@ def site(tmp_path_factory) -> Path:
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     return folder

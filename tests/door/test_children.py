@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from sparse_bridge.adapters.enabling import inherited
+from tests.patience import PATIENCE
 
 from .fakes import write, write_real, write_standin
 
@@ -64,7 +65,7 @@ def machine(tmp_path):
             capture_output=True,
             text=True,
             cwd=tmp_path,
-            timeout=100,
+            timeout=PATIENCE,
             env={**os.environ, "PYTHONPATH": path, **environment},
         )
 
@@ -303,21 +304,23 @@ REPORTED = """
     import multiprocessing, sys, time
     from telling import tell
 
-    def work(killed):
+    def work(killed, told):
         tell()
+        told.set()
         if killed:
-            time.sleep(100)
+            time.sleep(600)
 
     if __name__ == "__main__":
         context = multiprocessing.get_context(sys.argv[1])
         with context.Pool(1) as pool:  # its worker is terminated
             pool.apply(tell)
-        killed = context.Process(target=work, args=(True,), daemon=True)
+        told = context.Event()
+        killed = context.Process(target=work, args=(True, told), daemon=True)
         killed.start()
         tell()
-        late = context.Process(target=work, args=(False,))
+        late = context.Process(target=work, args=(False, context.Event()))
         late.start()  # Python waits for it after the program's last line
-        time.sleep(1.5)
+        told.wait()
         sys.exit(7)
 """
 

@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from tests.patience import PATIENCE
+
 from .fakes import write
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -23,7 +25,7 @@ def python(folder, *arguments, **environment):
         capture_output=True,
         text=True,
         cwd=folder,
-        timeout=200,
+        timeout=PATIENCE,
         env={**os.environ, "PYTHONPATH": path, **environment},
     )
 

@@ -37,7 +37,7 @@ def test_every_kernel_is_declared(arch):
     st.sampled_from(EVERY), st.sampled_from(range(4)), channels, channels, st.integers(1, 10**7),
     st.integers(1, 343),
 )  # fmt: skip
-@hypothesis_settings(max_examples=150, deadline=None)
+@hypothesis_settings(max_examples=150)
 def test_every_tile_is_listed(arch, kind, c_in, c_out, n_rows, n_offsets):
     """Whatever the channels, rows and offsets: the tile that is chosen, and every candidate."""
     target = targets.described(arch)
