@@ -28,13 +28,21 @@ def guesses(source: str) -> list[str]:
     """Calls that wait for a second or more, written as a number."""
     found = []
     for node in ast.walk(ast.parse(source)):
+        limits: list[ast.expr | None] = []
+        if isinstance(node, ast.arguments):
+            named = [*node.posonlyargs, *node.args][::-1], node.defaults[::-1]
+            pairs = [
+                *zip(*named, strict=False),
+                *zip(node.kwonlyargs, node.kw_defaults, strict=True),
+            ]
+            limits = [value for one, value in pairs if one.arg in KEYWORDS]
         if isinstance(node, ast.Call):
             limits = [one.value for one in node.keywords if one.arg in KEYWORDS]
             if isinstance(node.func, ast.Attribute) and node.func.attr in WAITING:
                 limits += node.args[:1]
-            numbers = [one.value for one in limits if isinstance(one, ast.Constant)]
-            if any(isinstance(one, int | float) and one >= 1 for one in numbers):
-                found.append(ast.unparse(node))
+        numbers = [one.value for one in limits if isinstance(one, ast.Constant)]
+        if any(isinstance(one, int | float) and one >= 1 for one in numbers):
+            found.append(ast.unparse(node))
     return found
 
 
@@ -52,6 +60,7 @@ def test_nobody_guesses_how_long_something_takes():
         ("subprocess.run(x, timeout=60)", 1), ("thread.join(10)", 1),
         ("done.wait(timeout=20.0)", 1),
         ("thread.join(PATIENCE)", 0), ("child.receive(0.1)", 0), ("', '.join(names)", 0),
+        ("def wait(x, timeout=500): pass", 1), ("def wait(*, timeout=None): pass", 0),
         ("subprocess.run(x)", 0), ("connection.poll(0)", 0),
     ],
 )  # fmt: skip
