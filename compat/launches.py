@@ -2,7 +2,7 @@
 
     python -m compat.launches
 
-writes docs/launches.md from `compat/results/layers.json` and the rules of the engine. No device is
+writes docs/launches.md from `compat/matrix/layers.json` and the rules of the engine. No device is
 needed: the rules are asked as on each GPU. Tuned or forced choices are not in the page.
 """
 

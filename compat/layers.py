@@ -3,7 +3,7 @@
     python -m compat.layers
 
 runs every model once on the CPU, over the smallest scene that it takes, and writes
-`compat/results/layers.json`. Models that enable a framework in the same way share a process.
+`compat/matrix/layers.json`. Models that enable a framework in the same way share a process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .subject import Subject
 
 __all__ = ["LAYERS", "Layer", "layers_of", "read", "smallest", "write"]
 
-LAYERS = pathlib.Path(__file__).with_name("results") / "layers.json"
+LAYERS = pathlib.Path(__file__).with_name("matrix") / "layers.json"
 
 
 @dataclasses.dataclass(frozen=True, order=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import types
 
 import hypothesis
 import pytest
@@ -174,8 +175,28 @@ def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the tests marked slow, too")
 
 
+# What a test module imports that waits for other threads or processes, or reads the clock.
+_CLOCKS = {"concurrent", "hypothesis", "multiprocessing", "signal", "threading", "time"}
+
+
+def keeps_time(module) -> bool:
+    """Whether what a test module says may depend on what else the machine does."""
+    for value in vars(module).values():
+        home = getattr(
+            value, "__name__" if isinstance(value, types.ModuleType) else "__module__", ""
+        )
+        if str(home).partition(".")[0] in _CLOCKS:
+            return True
+    return False
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """GPU tests need a GPU, slow ones a word; lanes of special processes run what fits them."""
+    timed = {module for module in {item.module for item in items} if keeps_time(module)}
+    for item in items:
+        if item.module in timed:
+            item.add_marker(pytest.mark.timed)
     here = "interpreted" if INTERPRETED else "emulated" if EMULATED else None
     no_gpu = pytest.mark.skip(reason="needs a GPU")
     wrong_lane = pytest.mark.skip(reason="runs in a lane of its own")

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import ast
 import pathlib
+import time
+import types
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.conftest import keeps_time
 from tests.patience import PATIENCE, wait_for
 
 TESTS = pathlib.Path(__file__).parent
@@ -66,6 +69,13 @@ def test_nobody_guesses_how_long_something_takes():
 )  # fmt: skip
 def test_what_counts_as_a_guess(source, number):
     assert len(guesses(source)) == number
+
+
+def test_modules_with_threads_and_clocks_are_timed(request):
+    """CI runs them on a busy machine, too. This one draws nothing, but imports hypothesis."""
+    assert request.node.get_closest_marker("timed")
+    assert keeps_time(types.SimpleNamespace(sleep=time.sleep, name="time"))
+    assert not keeps_time(types.SimpleNamespace(pytest=pytest, number=3, words="threading"))
 
 
 def test_waiting_ends():

@@ -15,6 +15,7 @@ from tests.patience import PATIENCE
 
 from .fakes import write, write_real, write_standin
 
+pytestmark = pytest.mark.timed
 HERE = pathlib.Path(__file__).parent
 DRIVER = HERE / "driver.py"
 WAYS = [way for way in ("fork", "spawn", "forkserver") if os.name == "posix" or way == "spawn"]
@@ -314,11 +315,11 @@ REPORTED = """
         context = multiprocessing.get_context(sys.argv[1])
         with context.Pool(1) as pool:  # its worker is terminated
             pool.apply(tell)
-        told = context.Event()
+        told, unread = context.Event(), context.Event()
         killed = context.Process(target=work, args=(True, told), daemon=True)
         killed.start()
         tell()
-        late = context.Process(target=work, args=(False, context.Event()))
+        late = context.Process(target=work, args=(False, unread))
         late.start()  # Python waits for it after the program's last line
         told.wait()
         sys.exit(7)

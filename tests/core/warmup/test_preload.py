@@ -12,6 +12,8 @@ import pytest
 
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.timed
+
 BUILD = """
 import os, sys, threading
 import torch
