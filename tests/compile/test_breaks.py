@@ -8,6 +8,7 @@ from torch._dynamo.utils import counters
 
 from sparse_bridge.core.traced import graphs
 from tests.compile.programs import GRID, PROGRAMS, scene
+from tests.quick import quick
 from tests.releases import WHOLE_GRAPHS
 
 
@@ -101,7 +102,9 @@ def test_a_layer_between_two_graphs(door, name, breaks, plain_settings):
 
 
 @WHOLE_GRAPHS
-@pytest.mark.parametrize("door", ["spconv", "torchsparse", "torchsparse 1.4", "minkowski"])
+@pytest.mark.parametrize(
+    "door", quick(["torchsparse"], ["spconv", "torchsparse", "torchsparse 1.4", "minkowski"])
+)
 def test_networks_in_many_graphs(door, plain_settings):
     """Where torch gives a layer up after so many graphs, it runs as ever, on maps of both kinds."""
     plain = torch._dynamo.config.patch(capture_dynamic_output_shape_ops=False)

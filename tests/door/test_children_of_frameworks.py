@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from tests.patience import PATIENCE
+from tests.quick import quick
 
 from .fakes import write
 
@@ -58,7 +59,7 @@ LOADED = """
 """
 
 
-@pytest.mark.parametrize("enabled", ["run", "at the top of the main file"])
+@pytest.mark.parametrize("enabled", quick(["run"], ["run", "at the top of the main file"]))
 def test_data_loaders_and_spawned_ranks(tmp_path, enabled):
     own = "import sparse_bridge; sparse_bridge.enable('minkowski')"
     script = write(
