@@ -83,7 +83,7 @@ def test_the_settings_page_is_complete() -> None:
 
 def test_the_settings_page_names_the_renamed_variables() -> None:
     text = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
-    old = re.findall(r"^\| `(\w+)=[^`]*` \| `SPARSE_BRIDGE_", text, flags=re.M)
+    old = re.findall(r"^\| `SPARSE_BRIDGE_(\w+)=[^`]*` \| `SPARSE_BRIDGE_", text, flags=re.M)
     assert sorted(old) == sorted(settings.RENAMED)
 
 
