@@ -59,7 +59,7 @@ def _as_cards(table: str) -> str:
 
 def _longest_word(text: str) -> int:
     """Letters that a cell cannot be narrower than."""
-    words = re.split(r"[\s/,]+", unescape(re.sub(r"<[^>]+>", "", text)))
+    words = re.split(r"[\s,]+", unescape(re.sub(r"<[^>]+>", "", text)))
     return max(map(len, words))
 
 

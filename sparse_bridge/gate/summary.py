@@ -115,8 +115,8 @@ def as_json(results: Sequence[Result]) -> dict[str, Any]:
 _PAGE = """\
 # Kernels compiled for each GPU
 
-For those whose GPU was not run by us: whether every kernel compiles for it, with which instructions,
-registers and shared memory.
+For those whose GPU was not run by us: whether every kernel compiles for it, with which
+instructions, registers and shared memory.
 
 Every kernel is compiled, without a GPU, for the architectures below, and the machine code is
 checked: matrix instructions where the dtype has them, no register spilled to memory, shared memory
@@ -131,8 +131,8 @@ dtype and set of flags.
 
 {targets}
 
-Shared memory: the most that a variant takes, of what a workgroup may have. Parked: variants in which the
-compiler moves a few registers elsewhere by its own choice: AMD's keeps scalar ones in lanes of a
+Shared memory: the most that a variant takes, of what a workgroup may have. Parked: variants in which
+the compiler moves a few registers elsewhere by its own choice: AMD's keeps scalar ones in lanes of a
 vector register, which costs no memory; NVIDIA's puts at most 64 bytes of a thread on the stack
 below its limit of 255 registers, to run more warps. Any other spill is a failure, but for tiles
 that were tuned on hardware as they are: {accepted}.
@@ -157,8 +157,8 @@ _PART = "A representative part of it (`--full` compiles all): the largest defaul
 def markdown(results: Sequence[Result], full: bool) -> str:
     """The page `docs/targets.md`."""
     targets = _table(
-        ("target", "GPUs", "family", "lanes", "fp16", "bf16", "fp32", "TF32", "3 x TF32", "variants",
-         "most registers", "shared memory", "parked", "failed"),
+        ("target", "GPUs", "family", "lanes", "fp16", "bf16", "fp32", "TF32", "3 x TF32",
+         "variants", "most registers", "shared memory", "parked", "failed"),
         [
             (
                 s.target.arch, s.target.generation.chip(s.target.arch).gpus, s.target.family,
