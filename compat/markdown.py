@@ -60,10 +60,10 @@ def _head() -> list[str]:
         "",
         "It runs each model in a fresh process (`compat/models`, `compat/matrix`), once per "
         "device, dtype, mode and size: a cell. A cell counts as **pass** when all of its checks "
-        "that apply here pass, as **fail** when one fails, as **known** when one fails that `compat/matrix` "
-        "lists with its reason, such as behaviour equal to the original's own, and as "
-        "**unsupported** when one asks for something that is refused on purpose. A check that "
-        "passes although it is listed counts as a failure.",
+        "that apply here pass, as **fail** when one fails, as **known** when one fails that "
+        "`compat/matrix` lists with its reason, such as behaviour equal to the original's own, "
+        "and as **unsupported** when one asks for something that is refused on purpose. A check "
+        "that passes although it is listed counts as a failure.",
         "",
     ]
 

@@ -131,11 +131,11 @@ dtype and set of flags.
 
 {targets}
 
-Shared memory: the most that a variant takes, of what a workgroup may have. Parked: variants in which
-the compiler moves a few registers elsewhere by its own choice: AMD's keeps scalar ones in lanes of a
-vector register, which costs no memory; NVIDIA's puts at most 64 bytes of a thread on the stack
-below its limit of 255 registers, to run more warps. Any other spill is a failure, but for tiles
-that were tuned on hardware as they are: {accepted}.
+Shared memory: the most that a variant takes, of what a workgroup may have. Parked: variants in
+which the compiler moves a few registers elsewhere by its own choice: AMD's keeps scalar ones in
+lanes of a vector register, which costs no memory; NVIDIA's puts at most 64 bytes of a thread on
+the stack below its limit of 255 registers, to run more warps. Any other spill is a failure, but
+for tiles that were tuned on hardware as they are: {accepted}.
 
 "multiply-add": the dtype has no matrix instruction there, or Triton makes none (Turing). fp32 is
 IEEE; TF32 takes part only where the framework's or torch's switch allows it. "3 x TF32": fp32
