@@ -19,7 +19,7 @@ import torch
 from ... import log, settings
 from ...kernels.runtime.target import Target
 from ..conv import kernel_products
-from ..conv.epilogue import Epilogue
+from ..conv.epilogue import Epilogue, Norm
 from ..conv.kernel_products import GatherProduct
 from ..device import serving
 from ..device.self_check import NAMES
@@ -44,6 +44,7 @@ Describe = Callable[[Any], Iterable[Expected]]
 _described: weakref.WeakKeyDictionary[Any, Describe] = weakref.WeakKeyDictionary()
 _devices: set[torch.device] = set()  # whose layers have been asked
 _lock = threading.Lock()
+_SUMS = Epilogue()
 
 
 def expect(module: Any, describe: Describe) -> None:
@@ -63,7 +64,8 @@ def begin(one: Expected) -> bool:
         return True  # other threads may not load kernels now
     target = serving.kernel_target(device)
     if target is not None and _warms(target):
-        products = [(asked, asked.dtype) for asked in (one, _checked(one.dtype))]
+        checked = (_checked(one.dtype), *_checked_norms(one.dtype))
+        products = [(asked, asked.dtype) for asked in (one, *checked)]
         _guarded(_compile_products, device, target, products)
     return True
 
@@ -184,7 +186,8 @@ def _products(device: torch.device) -> list[tuple[Expected, torch.dtype]]:
                 found[id(expected.layer)] = expected
     dtypes = {expected.dtype for expected in found.values()} or {torch.float32}
     forms: dict[Any, tuple[Expected, torch.dtype]] = {}
-    for one in (*map(_checked, dtypes), *found.values()):
+    checked = [*map(_checked, dtypes), *(one for dtype in dtypes for one in _checked_norms(dtype))]
+    for one in (*checked, *found.values()):
         shape, end = (tuple(one.weight.shape), one.weight.stride()), one.epilogue
         normed = None if one.norm is None else [v is None or v.dtype for v in one.norm]
         kinds = one.groups, one.symmetric, one.trains, one.pointwise, one.sizes, one.strided
@@ -193,13 +196,20 @@ def _products(device: torch.device) -> list[tuple[Expected, torch.dtype]]:
     return list(forms.values())
 
 
-def _checked(dtype: torch.dtype) -> Expected:
+def _checked(dtype: torch.dtype, end: Epilogue = _SUMS) -> Expected:
     """The product that the self-check multiplies: masked, as those of submanifold layers."""
     weight = torch.empty((OFFSETS, CHANNELS, CHANNELS), device="meta", dtype=dtype)
     common = Sizes(COMMON_ROWS, COMMON_ROWS)
-    return Expected(
-        None, weight, "vio", Epilogue(), symmetric=True, sizes=common, casts=False
-    )  # fmt: skip
+    return Expected(None, weight, "vio", end, symmetric=True, sizes=common, casts=False)
+
+
+def _checked_norms(dtype: torch.dtype) -> list[Expected]:
+    """What the self-check runs before the first norm behind a product of halves. That of fp32 takes
+    IEEE products, which layers may not."""
+    if dtype == torch.float32 or not waits():
+        return []
+    vector = torch.empty(CHANNELS, device="meta")
+    return [_checked(dtype, Epilogue(norm=Norm(vector, vector, vector, vector, 0.0)))]
 
 
 def _name(expected: Expected, dtype: torch.dtype) -> str | None:
