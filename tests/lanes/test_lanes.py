@@ -83,6 +83,7 @@ WHOLE = [
     "tests/core/capture/test_random_streams.py",
     "tests/core/capture/test_stream_order.py",
     "tests/core/capture/test_shared_inputs.py",
+    "tests/core/capture/test_same_networks.py",
     "tests/core/test_impulse.py",
     "tests/core/test_pool.py",
     "tests/core/test_voxel.py",
