@@ -106,9 +106,9 @@ def _spread_out(
         return None
     if max(n, c_in) <= 32:
         return _of_halves(target, n_rows, c_in, c_out, n_offsets)
-    many = c_out % 128 == 0 and -(-n_rows // 64) * (c_out // 128) >= 4 * units
-    depth = power(c_in, 16, 64 if n_rows >= 64 * units else 128)
-    return TileConfig(64, n if many else min(n, 64), depth, 4, 3)
+    if c_out % 128 == 0 and -(-n_rows // 64) * (c_out // 128) >= 4 * units:
+        return TileConfig(128, 128, power(c_in, 16, 64), 4, ROWS_OF_TWO)
+    return TileConfig(64, min(n, 64), power(c_in, 16, 64 if n_rows >= 64 * units else 128), 4, 3)
 
 
 def _of_halves(
