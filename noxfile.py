@@ -116,6 +116,7 @@ def tritons(session: nox.Session, triton: str) -> None:
     session.install("--no-deps", f"triton=={triton}")
     session.run("python", "-m", "sparse_bridge", "doctor", "--targets", "--json")
     session.run("python", "-m", "pytest", "-q", "-m", "emulated", *LANES)
+    session.run("python", "-m", "pytest", "-q", "--slow", LANES[0], "-k", "interpreter")
     for arch in ("gfx942", "gfx1100"):
         environment = {"SPARSE_BRIDGE_TEST_ARCH": arch}
         session.run("python", "-m", "pytest", "-q", *EMULATED, env=environment)

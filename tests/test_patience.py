@@ -72,7 +72,7 @@ def test_what_counts_as_a_guess(source, number):
 
 
 def test_modules_with_threads_and_clocks_are_timed(request):
-    """CI runs them on a busy machine, too. This one draws nothing, but imports hypothesis."""
+    """CI runs them on a busy machine, too."""
     assert request.node.get_closest_marker("timed")
     assert keeps_time(types.SimpleNamespace(sleep=time.sleep, name="time"))
     assert not keeps_time(types.SimpleNamespace(pytest=pytest, number=3, words="threading"))

@@ -66,6 +66,7 @@ CASES = [
       ("dense", "coo", "instance norm", "interpolation", "field", "splat")),
     *(("torchsparse", name) for name in ("dense", "plane", "tower")),
 ]  # fmt: skip
+COMMON = [("minkowski", "dense"), ("torchsparse", "plane")]
 
 
 @pytest.fixture
@@ -83,8 +84,9 @@ def breaks(monkeypatch):
 
 
 @WHOLE_GRAPHS
-@pytest.mark.parametrize(("door", "name"), CASES, ids=["-".join(case) for case in CASES])
-def test_a_layer_between_two_graphs(door, name, breaks, plain_settings):
+@pytest.mark.parametrize("case", quick(COMMON, CASES), ids="-".join)
+def test_a_layer_between_two_graphs(case, breaks, plain_settings):
+    door, name = case
     with PROGRAMS[door]():
         run, expected = LAYERS[door]()[name]
         torch._dynamo.reset()

@@ -94,6 +94,7 @@ def test_points_of_torchsparse_in_one_graph(door, plain_settings):
         compare(programs["points"]().train(), "aot_eager", 3)
 
 
+@pytest.mark.slow
 def test_layers_outside_of_graphs_see_what_graphs_made(plain_settings):
     """A layer onto coordinates that a tensor holds runs between two graphs."""
     with PROGRAMS["minkowski"]() as programs:
@@ -114,7 +115,7 @@ def test_layers_outside_of_graphs_see_what_graphs_made(plain_settings):
         compare(Outside().train(), "aot_eager", 3, fullgraph=False)
 
 
-@pytest.mark.parametrize("network", ("pools", "gate", "joins", "points"))
+@pytest.mark.parametrize("network", quick(["pools"], ("pools", "gate", "joins", "points")))
 def test_layers_of_minkowski_in_one_graph(network, plain_settings):
     with PROGRAMS["minkowski"]() as programs:
         compare(programs[network]().train(), "aot_eager", 3)

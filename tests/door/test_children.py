@@ -15,7 +15,6 @@ from tests.patience import PATIENCE
 
 from .fakes import write, write_real, write_standin
 
-pytestmark = pytest.mark.timed
 HERE = pathlib.Path(__file__).parent
 DRIVER = HERE / "driver.py"
 WAYS = [way for way in ("fork", "spawn", "forkserver") if os.name == "posix" or way == "spawn"]
@@ -326,6 +325,7 @@ REPORTED = """
 """
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("way", WAYS)
 def test_the_report_counts_layers_of_children(machine, tmp_path, way):
     write_real(tmp_path / "site", "invented")
@@ -340,6 +340,7 @@ def test_the_report_counts_layers_of_children(machine, tmp_path, way):
     assert not list(tmp_path.glob("sparse_bridge-*")), "nothing is left behind"
 
 
+@pytest.mark.timed
 def test_a_report_of_a_program_that_fails_while_children_work(machine, tmp_path):
     write_real(tmp_path / "site", "invented")
     script = program(tmp_path, REPORTED.replace("sys.exit(7)", "raise ValueError('stop')"))

@@ -122,6 +122,7 @@ def test_an_installed_spconv_is_not_run_in_children_without_a_word(tmp_path):
     assert done.stdout.splitlines() == ["patch True True"] * 2, done.stderr
 
 
+@pytest.mark.slow
 def test_a_profile_that_the_program_found_is_that_of_its_children(tmp_path):
     script = write(
         tmp_path / "program.py",

@@ -33,9 +33,9 @@ from sparse_bridge.gate.forms_gemm import Case
 from sparse_bridge.kernels.tiles.tile import TileConfig
 
 COMPILED = tuple(compiled())
-# One of each way to multiply and of each width of waves. `doctor --targets`, which a job of its own
-# runs, has them all.
-COMMON = ("gfx942", "gfx950", "gfx1100", "sm_75", "sm_80", "sm_90", "sm_100")
+# One of each kind of matrix instructions and of each width of waves. All: `--slow`, and
+# `doctor --targets`.
+COMMON = ("gfx942", "gfx1100", "sm_80", "sm_90", "sm_100")
 GOOD = Code("MFMA", "v_mfma_f32_16x16x16_f16", 80, 0, 0, 16384, 64)
 
 

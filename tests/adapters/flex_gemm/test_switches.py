@@ -232,6 +232,7 @@ CACHES = """
 
 @pytest.mark.parametrize("profile", quick(["1"], ("1", "2.0")))
 @pytest.mark.parametrize("by", quick(["environment"], ("environment", "assignment")))
+@pytest.mark.slow
 def test_the_file_of_the_autotune_cache(profile, by, tmp_path):
     def run(name=None, value=None):
         code = "\n".join(line[4:] for line in CACHES.splitlines())

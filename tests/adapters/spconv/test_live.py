@@ -244,6 +244,7 @@ STANDIN = "import sparse_bridge; sparse_bridge.enable('spconv', mode='standin')\
 
 
 @pytest.mark.parametrize("first", quick(["native"], ["native", "standin"]))
+@pytest.mark.slow
 def test_state_dicts_both_ways(native, tmp_path, first):
     file = str(tmp_path / "net.pt")
     doors.python((STANDIN if first == "standin" else "") + SAVE, file)

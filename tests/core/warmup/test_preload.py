@@ -12,8 +12,6 @@ import pytest
 
 from tests.patience import PATIENCE
 
-pytestmark = pytest.mark.timed
-
 BUILD = """
 import os, sys, threading
 import torch
@@ -48,6 +46,7 @@ def run(script, gpus=1, **environment):
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.timed
 def test_a_first_layer_starts_it_and_a_fork_waits_for_it():
     run("""
         assert "triton" in sys.modules
@@ -74,6 +73,7 @@ def test_where_nothing_is_started(gpus, variable):
     run('assert preload._thread is None and "triton" not in sys.modules', gpus, **variable)
 
 
+@pytest.mark.timed
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="looks into /proc")
 @pytest.mark.parametrize("filled", [False, True])
 def test_an_empty_disk_cache_starts_the_compile_server(tmp_path, filled):
