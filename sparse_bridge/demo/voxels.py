@@ -72,12 +72,18 @@ def grid_shape(crop: Sequence[float], voxel_size: float) -> tuple[int, int, int]
     z = max(z, _LOWEST)
     dense = z // _MULTIPLE * (y // 8) * (x // 8) * _BEV_CHANNELS * 4
     if dense > _BEV_LIMIT:
+        grid = " x ".join(_readable(edge, ",d") for edge in (z, y, x))
         raise GeometryError(
-            f"a grid of {z} x {y} x {x} cells (z, y, x) needs {dense / 2**30:.1f} GiB for the "
-            f"dense bird's-eye view; the demo stops at {_BEV_LIMIT / 2**30:.0f} GiB. Take a larger "
-            "--voxel-size or a smaller --range."
+            f"a grid of {grid} cells (z, y, x) needs {_readable(dense / 2**30, ',.1f')} GiB for "
+            f"the dense bird's-eye view; the demo stops at {_BEV_LIMIT / 2**30:.0f} GiB. Take a "
+            "larger --voxel-size or a smaller --range."
         )
     return z, y, x
+
+
+def _readable(value: float, form: str) -> str:
+    """A number of any size, in a few characters."""
+    return format(value, form) if value < 1e9 else "more than 1e9"
 
 
 def voxelize(
