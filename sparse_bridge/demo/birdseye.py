@@ -143,6 +143,6 @@ def _draw_voxels(
 def _draw_heights(axes: Axes, grid: VoxelGrid, extent: Extent) -> None:
     z = grid.centers()[:, 2]
     low, high = (float(value) for value in np.percentile(z, [1, 99]))
-    image = _draw_voxels(axes, grid, z, extent, ("turbo", 0.12), (low, high))
+    image = _draw_voxels(axes, grid, z, extent, ("viridis", 0.2), (low, high))
     metric_panel(axes, f"{len(z):,} voxels by height", extent)
     colour_bar(axes, image, "height z, m")
