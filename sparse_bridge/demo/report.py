@@ -160,7 +160,8 @@ def times_table(
     voxelise_ms: float,
 ) -> Table:
     """Times of whole passes."""
-    slowest = max((max(one.passes) / min(one.passes) for one in (*profiles, *trained)), default=1.0)
+    measured: list[NetworkProfile | TrainingResult] = [*profiles, *trained]
+    slowest = max((max(one.passes) / min(one.passes) for one in measured), default=1.0)
     caption = "median, and lowest to highest of the repeats" if slowest > 1 else ""
     if slowest > _BUSY:
         caption += f"\nThe machine was busy: repeats of the same work differ by {slowest:.1f}x."
