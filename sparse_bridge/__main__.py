@@ -177,6 +177,7 @@ def _command(name: str, module: str) -> Any:
 def run_doctor(args: argparse.Namespace) -> int:
     if args.targets is not None:
         return gate.main(args, _console())
+    gate.refuse_without_targets(args)
     from . import doctor
 
     facts = doctor.collect()

@@ -75,7 +75,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         help="write what ran there, and the profile, as JSON",
     )  # fmt: skip
     parser.add_argument("-m", dest="module", action="store_true", help="target names a module")
-    parser.add_argument("target", help="script, or with -m a module")
+    parser.add_argument("target", metavar="SCRIPT", help="script, or with -m a module")
     rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
     rest.required = False  # argparse would name it where the script is missing
     parser.set_defaults(func=run)

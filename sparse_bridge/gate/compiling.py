@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import UnsupportedError
 from ..kernels.runtime.launch import OPTIONS
-from ..kernels.runtime.target import Target, triton_version
+from ..kernels.runtime.target import Target
 from .forms import Form
 
 # Names in the machine code of matrix instructions, most specific first.
@@ -45,17 +45,6 @@ class Code:
     shared: int
     warp_size: int
     wide_loops: int = 0
-
-
-def require_triton() -> None:
-    """Raise UnsupportedError where Triton cannot compile for absent GPUs."""
-    version = triton_version()
-    if version is None or version < (3, 5):
-        shown = "none" if version is None else ".".join(map(str, version))
-        raise UnsupportedError(
-            "the compile gate needs Triton 3.5 or newer, which brings a linker for AMD, and found "
-            f"{shown}; on a machine without a GPU: pip install triton."
-        )
 
 
 def source(form: Form, target: Target) -> Any:
