@@ -14,6 +14,7 @@ from .points import PointCloud
 _MULTIPLE = 16  # the U-Net halves the grid four times
 _LOWEST = 32  # layers in z: the encoder's strides need 25
 _POINTS_PER_VOXEL = 10
+_ENDLESS = 1e18  # cells along an axis, whose product is still a float
 _BEV_CHANNELS, _BEV_LIMIT = 128, 2 << 30  # channels and bytes of the dense bird's-eye view
 
 
@@ -67,7 +68,8 @@ def grid_shape(crop: Sequence[float], voxel_size: float) -> tuple[int, int, int]
         raise SettingError(
             f"range is {list(crop)}; expected x, y, z lowest, then x, y, z highest, in metres."
         )
-    edges = [round((crop[i + 3] - crop[i]) / voxel_size) for i in (2, 1, 0)]
+    cells = ((crop[i + 3] - crop[i]) / voxel_size for i in (2, 1, 0))
+    edges = [round(min(number, _ENDLESS)) for number in cells]
     z, y, x = (-(-max(edge, 1) // _MULTIPLE) * _MULTIPLE for edge in edges)
     z = max(z, _LOWEST)
     dense = z // _MULTIPLE * (y // 8) * (x // 8) * _BEV_CHANNELS * 4
@@ -83,7 +85,7 @@ def grid_shape(crop: Sequence[float], voxel_size: float) -> tuple[int, int, int]
 
 def _readable(value: float, form: str) -> str:
     """A number of any size, in a few characters."""
-    return format(value, form) if value < 1e9 else "more than 1e9"
+    return format(value, form) if value <= 1e9 else "more than 1e9"
 
 
 def voxelize(

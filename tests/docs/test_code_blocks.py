@@ -19,7 +19,7 @@ from tests.releases import WHOLE_GRAPHS
 
 from .pages import PAGES, ROOT, Block, blocks, name_of, programs
 
-COMMANDS = {"run", "doctor", *command_line._LAZY}
+COMMANDS = {"doctor", *command_line._LAZY}
 
 
 def run_blocks(page: str, blocks: list[Block], folder: str, answer) -> None:
