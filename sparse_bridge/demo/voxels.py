@@ -14,7 +14,7 @@ from .points import PointCloud
 _MULTIPLE = 16  # the U-Net halves the grid four times
 _LOWEST = 32  # layers in z: the encoder's strides need 25
 _POINTS_PER_VOXEL = 10
-_ENDLESS = 1e18  # cells along an axis, whose product is still a float
+_SMALLEST = 1e-9  # metres; numbers of smaller cells are no floats any more
 _BEV_CHANNELS, _BEV_LIMIT = 128, 2 << 30  # channels and bytes of the dense bird's-eye view
 
 
@@ -68,8 +68,7 @@ def grid_shape(crop: Sequence[float], voxel_size: float) -> tuple[int, int, int]
         raise SettingError(
             f"range is {list(crop)}; expected x, y, z lowest, then x, y, z highest, in metres."
         )
-    cells = ((crop[i + 3] - crop[i]) / voxel_size for i in (2, 1, 0))
-    edges = [round(min(number, _ENDLESS)) for number in cells]
+    edges = [round((crop[i + 3] - crop[i]) / voxel_size) for i in (2, 1, 0)]
     z, y, x = (-(-max(edge, 1) // _MULTIPLE) * _MULTIPLE for edge in edges)
     z = max(z, _LOWEST)
     dense = z // _MULTIPLE * (y // 8) * (x // 8) * _BEV_CHANNELS * 4
@@ -102,8 +101,8 @@ def voxelize(
     """
     from spconv.pytorch.utils import PointToVoxel
 
-    if not voxel_size > 0:
-        raise SettingError(f"voxel size is {voxel_size}; expected metres above 0.")
+    if not voxel_size >= _SMALLEST:
+        raise SettingError(f"voxel size is {voxel_size}; expected metres, {_SMALLEST:g} or more.")
     crop = crop_of(cloud, voxel_size) if crop is None else crop
     shape = grid_shape(crop, voxel_size)
     points = torch.from_numpy(cloud.points).to(device)
