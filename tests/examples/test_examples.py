@@ -87,7 +87,7 @@ def test_full_run_on_a_gpu(name: str, tmp_path: Path) -> None:
 
 
 def test_several_seeds_give_a_range(tmp_path: Path) -> None:
-    options = ("--quick", "--steps", "2", "--device", "cpu", "--seeds", "2", "--seed", "3")
+    options = ("--quick", "--device", "cpu", "--seeds", "2", "--seed", "3")
     output = wait(start("examples/generation.py", "--out", tmp_path, *options))
     runs = json.loads((tmp_path / "generation.json").read_text())
     assert runs["seeds"] == [3, 4] and len(set(runs["after"]["mean IoU"])) == 2
