@@ -122,7 +122,8 @@ def load(path: Path, trusted: bool) -> dict[str, Shape]:
 def require_file(path: Path, option: str) -> None:
     """SettingError where there is none. Ask before torch is imported, which takes seconds."""
     if not path.is_file():
-        raise SettingError(f"{option} {path}: there is no such file; download it first.")
+        what = "is a folder" if path.is_dir() else "there is no such file"
+        raise SettingError(f"{option} {path}: {what}; expected a file, which you download first.")
 
 
 def tensors(path: Path, trusted: bool) -> dict[str, torch.Tensor]:
