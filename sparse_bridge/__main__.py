@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv[:1] != ["doctor"]:  # which shows what the user's own programs find
         workers.wait_passively()
     try:
-        parser = _parser(wanted=argv[0] if argv else None)
+        parser = make_parser(wanted=argv[0] if argv else None)
         args = parser.parse_args(argv)
         return args.func(args) or 0
     except SparseBridgeError as error:
@@ -123,7 +123,7 @@ def _program() -> str:
     return script if script == "sparse-bridge" else "python -m sparse_bridge"
 
 
-def _parser(wanted: str | None) -> argparse.ArgumentParser:
+def make_parser(wanted: str | None) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=_program(),
         description="Run spconv, torchsparse, MinkowskiEngine and FlexGEMM models on one Triton "

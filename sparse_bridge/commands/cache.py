@@ -80,14 +80,14 @@ def _facts(path: Path | Traversable) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, CacheFileError) as error:
         return {**facts, "problem": str(error)}
     facts |= dataclasses.asdict(stamp)
-    facts["unread"] = _unread(stamp)
+    facts["unread"] = unread(stamp)
     facts["current"] = facts["unread"] is None
     facts["winners"] = _plain(winners)
     facts["groups"] = {key: dataclasses.asdict(one) for key, one in groups.items()}
     return facts
 
 
-def _unread(stamp: Stamp) -> str | None:
+def unread(stamp: Stamp) -> str | None:
     """Why this process does not read a file; None where it does."""
     if stamp.kernels != kernel_hash():
         return "not read: other kernels made it"

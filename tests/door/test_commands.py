@@ -98,11 +98,11 @@ def test_why_a_winner_is_not_read(stored, monkeypatch):
     """Kernels that are the same and a Triton that is another, or none: each has its own words."""
     _, stamp = stored
     old = dataclasses.replace(stamp, triton="3.1.0")
-    assert cache._unread(stamp) is None
-    assert cache._unread(old) == "not read: made for Triton 3.1.0"
-    assert "other kernels" in cache._unread(dataclasses.replace(stamp, kernels="0" * 16))
+    assert cache.unread(stamp) is None
+    assert cache.unread(old) == "not read: made for Triton 3.1.0"
+    assert "other kernels" in cache.unread(dataclasses.replace(stamp, kernels="0" * 16))
     monkeypatch.setattr(targets, "triton_version", lambda: None)
-    assert "layers on a CPU need none" in cache._unread(stamp)
+    assert "layers on a CPU need none" in cache.unread(stamp)
 
 
 def test_cache_clear(stored, capsys):

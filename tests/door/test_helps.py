@@ -22,7 +22,7 @@ def below(parser):
 
 
 def parsers_of(command):
-    top = command_line._parser(command)
+    top = command_line.make_parser(command)
     (actions,) = (a for a in top._actions if isinstance(a, argparse._SubParsersAction))
     return list(below(actions.choices[command]))
 

@@ -23,7 +23,7 @@ FILES = sorted(
     [
         "import sparse_bridge",
         "import sparse_bridge as sb; sb.enable; sb.adapters.base; sb.core; dir(sb)",
-        "import sparse_bridge.__main__ as m; m._parser(False)",
+        "import sparse_bridge.__main__ as m; m.make_parser(None)",
     ],
 )
 def test_importing_brings_no_framework_no_triton_and_no_torch(code):
