@@ -101,7 +101,7 @@ def _show(results: Sequence[Result], console: Console) -> None:
         rows.append([*map(str, cells), shared, str(s.failed)])
     columns = (
         Column("target", True), Column("family", True, 3),
-        *(Column(name, True, 4) for name in found[0].products), Column("forms"),
+        *(Column(name, True, 4) for name in found[0].products), Column("variants"),
         Column("registers", spare=2), Column("shared KiB", spare=1), Column("failed"),
     )  # fmt: skip
     console.print(Table("Compiled for", columns, rows).plain(), soft_wrap=True)

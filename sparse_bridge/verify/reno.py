@@ -29,8 +29,9 @@ TOLERANCE = 0.1  # per cent of a size; TF32 moves sizes by less
 _MOST_BITS = 18  # millimetres
 _ORIGIN, _UNIT = 131072, 0.001  # added to millimetres, so that a scan of a car is positive; metres
 _COLUMNS = (
-    Column("coordinates", True), Column("points"), Column("voxels"), Column("came back"),
-    Column("bytes"), Column("bits per point"), Column("expected"), Column("verdict", True),
+    Column("coordinates", True), Column("points", spare=3), Column("voxels", spare=2),
+    Column("came back"), Column("bytes"), Column("bits per point", spare=4),
+    Column("expected", spare=1), Column("verdict", True),
 )  # fmt: skip
 
 

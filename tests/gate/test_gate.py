@@ -303,7 +303,7 @@ def test_the_command(monkeypatch, capsys, tmp_path):
         if line.startswith(f"{mark} {word}")
     )
     shown = dict(zip(head, row, strict=True))
-    assert (shown["family"], shown["forms"], shown["failed"]) == ("cdna3", "3", "0")
+    assert (shown["family"], shown["variants"], shown["failed"]) == ("cdna3", "3", "0")
     assert "3 compilations, 0 failed" in path.read_text()
     bad = [("gfx1100", product(described("gfx1100"), (128, 128, 32, 2, 2)))]
     monkeypatch.setattr(running, "jobs_for", lambda archs, full, kernels: bad)
