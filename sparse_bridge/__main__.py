@@ -143,7 +143,14 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    run.add_argument("--framework", metavar="A,B", help="which to bridge (default: all)")
+    run.add_argument(
+        "--framework",
+        action="extend",
+        type=lambda names: [name for name in names.split(",") if name],
+        default=[],
+        metavar="A,B",
+        help="which to bridge (default: all)",
+    )
     run.add_argument("--mode", choices=settings.MODES, help="default: auto")
     run.add_argument(
         "--optimize",
@@ -208,9 +215,9 @@ def _run(args: argparse.Namespace) -> int:
     report = ProgramReport(args.report, args.report_json)
     from .adapters import lifecycle
 
-    names = [name for name in (args.framework or "").split(",") if name]
+    strict = True if args.strict else None
     handle = lifecycle.enable(
-        *names, mode=args.mode, strict=True if args.strict else None, optimize=args.optimize
+        *args.framework, mode=args.mode, strict=strict, optimize=args.optimize
     )
     lifecycle.hand_on(report.counts)
     report.of(handle)
