@@ -22,7 +22,7 @@ from ..log import logger
 from . import base, ledger, optimizing, place
 from .alias_names import PackageNames
 from .base import Framework, FrameworkStatus
-from .enabling import child_counts, inherited, model_layers, options
+from .enabling import child_counts, forks, inherited, model_layers, options
 from .enabling.active import Active
 from .enabling.options import Wanted
 from .import_hook import StandinFinder, choose, really_imported
@@ -45,7 +45,7 @@ def _renew_lock() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+    os.register_at_fork(before=forks.end_threads, after_in_child=_renew_lock)
 
 
 class Handle:

@@ -41,7 +41,12 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--framework", metavar="A,B", help=f"which to bridge (default: all): {_frameworks()}"
+        "--framework",
+        action="extend",
+        type=lambda names: [name for name in names.split(",") if name],
+        default=[],
+        metavar="A,B",
+        help=f"which to bridge (default: all): {_frameworks()}; may be repeated",
     )
     parser.add_argument(
         "--mode",
@@ -95,8 +100,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from ..adapters import base, lifecycle
 
-    names = [name for name in (args.framework or "").split(",") if name]
-    for name in names:
+    for name in args.framework:
         base.load(name)
     if args.profile_calls < 1:
         raise SettingError(f"--profile-calls {args.profile_calls}: expected 1 or more.")
@@ -108,8 +112,9 @@ def run(args: argparse.Namespace) -> int:
     if args.verbose:
         _log_to_stderr(logging.INFO if args.verbose == 1 else logging.DEBUG)
     report = ProgramReport(args.report, args.report_json, args.profile and args.profile_calls)
+    strict = True if args.strict else None
     handle = lifecycle.enable(
-        *names, mode=args.mode, strict=True if args.strict else None, optimize=args.optimize
+        *args.framework, mode=args.mode, strict=strict, optimize=args.optimize
     )
     lifecycle.hand_on(report.counts)
     report.of(handle)

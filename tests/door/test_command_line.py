@@ -110,6 +110,7 @@ def test_refusals_are_one_line(machine, tmp_path):
     for done in (
         machine("run", "--mode", "patch", "empty.py"),
         machine("run", "--framework", "nonesuch", "empty.py"),
+        machine("run", "--framework", "nonesuch", "--framework", "invented", "empty.py"),
         machine("run", "empty.py", SPARSE_BRIDGE_ENABLE="mode=fast"),
     ):
         assert done.returncode == 2
