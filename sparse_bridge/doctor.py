@@ -14,7 +14,7 @@ import pathlib
 import platform
 from typing import TYPE_CHECKING, Any
 
-from . import settings, workers
+from . import releases, settings, workers
 from ._version import __version__
 from .adapters import base, lifecycle
 from .adapters.enabling import inherited
@@ -82,15 +82,15 @@ def _torch_facts(self_check: bool) -> dict[str, Any]:
     machine = known_faults.Machine(
         torch.version.hip, triton, archs, os.environ, settings.get().capture
     )
-    allocator = rocm.allocator_warning()
+    said = [releases.here(), rocm.allocator_warning(), *known_faults.of(machine)]
     return {
         "torch": torch.__version__,
         "torch_problem": None,
         "cuda": torch.version.cuda,
         "rocm": torch.version.hip,
         "triton": triton and ".".join(map(str, triton)),
-        "triton_build": target.triton_build(),
-        "warnings": [*([allocator] if allocator else []), *known_faults.of(machine)],
+        "triton_build": releases.triton_build(),
+        "warnings": [text for text in said if text],
         "devices": described,
         "cpu": {
             "cores": workers.cores(),

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .. import settings
+from .. import releases, settings
 from ..errors import LifecycleError, UnsupportedError
 from ..log import logger
 from . import base, ledger, optimizing, place
@@ -120,6 +120,8 @@ def enable(
             return sparse tensors are captured as graphs of launches and replayed, too (on AMD GPUs
             with SPARSE_BRIDGE_CAPTURE=always alone). None: the setting.
 
+    Warns once where this Python, torch or Triton is none that the package was tested with.
+
     Returns:
         A handle with `report()`, `status()` and `disable()`, usable as a context manager.
 
@@ -132,6 +134,7 @@ def enable(
     names = tuple(dict.fromkeys(base.load(name).name for name in frameworks) or base.ADAPTERS)
     wanted = Wanted(mode, strict, profile, optimize)
     options.check(names, wanted)
+    releases.warn(stacklevel=2)
     with _lock:
         for name in names:
             join(name)

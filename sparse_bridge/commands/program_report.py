@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import pathlib
 import shutil
 import sys
@@ -51,6 +52,10 @@ class ProgramReport:
         """The program's own code is done."""
         if not _children_at_work():
             self.close()
+        elif self._handle is not None:
+            # All that a report imports: torch and rich cannot be once Python has begun to end.
+            importlib.import_module("rich.console")
+            str(self._handle.report())
 
     def close(self) -> None:
         """Report, once.

@@ -36,6 +36,7 @@ from tests.core.tuning import (
     tuning,
     winner,
 )
+from tests.patience import PATIENCE
 
 pytest.importorskip("triton")
 
@@ -228,9 +229,9 @@ def test_one_process_tunes_and_the_others_wait(tmp_path):
         connection.send("go")
     answers = []
     for child, connection in started:
-        assert connection.poll(60)
+        assert connection.poll(PATIENCE)
         answers.append(connection.recv())
-        child.join(10)
+        child.join(PATIENCE)
     assert sum(tuned for _, tuned in answers) == 1
     assert {found for found, _ in answers} == {fastest(problem(), Work())}
     assert len(log.read_text().split()) <= tuner.COUNT + 3
@@ -246,7 +247,7 @@ def _hold(connection, place):
 def test_waiting_for_a_process_that_hangs_is_bounded(tmp_path):
     child, connection = fork(_hold, tmp_path)
     try:
-        assert connection.poll(30) and connection.recv() is True
+        assert connection.poll(PATIENCE) and connection.recv() is True
         work = Work()
         fastest(problem(), work)
         with tuning("full", tmp_path):

@@ -15,6 +15,7 @@ import pytest
 from sparse_bridge.demo import cli
 from sparse_bridge.demo.scene import street_scan
 from sparse_bridge.errors import SettingError
+from tests.patience import PATIENCE
 
 
 def demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -28,7 +29,7 @@ def demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **settings, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
     if "No module named 'spconv" in result.stderr:
@@ -67,6 +68,7 @@ def test_errors_are_messages_not_tracebacks(tmp_path: Path) -> None:
     assert "Traceback" not in result.stdout + result.stderr
 
 
+@pytest.mark.slow
 def test_training_without_a_picture(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", street_scan(azimuths=24))
     options = ("--small", "--repeats", "1", "--voxel-size", "0.4", "--train", "2", "--no-picture")
@@ -81,6 +83,7 @@ def test_training_without_a_picture(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.npy"]
 
 
+@pytest.mark.slow
 def test_one_voxel_per_level(tmp_path: Path) -> None:
     points = np.array([[3.0, 2.0, 0.5, 0.2], [3.01, 2.01, 0.51, 0.3]], np.float32)
     np.save(tmp_path / "one.npy", points)

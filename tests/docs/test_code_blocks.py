@@ -15,6 +15,7 @@ import pytest
 from sparse_bridge import __main__ as command_line
 from sparse_bridge import settings
 from sparse_bridge.adapters.enabling import inherited
+from tests.patience import PATIENCE
 from tests.releases import WHOLE_GRAPHS
 
 from .pages import PAGES, ROOT, Block, blocks, name_of, programs
@@ -65,7 +66,7 @@ def test_python_blocks_run(page: Path, program: list[Block], fresh, tmp_path: Pa
     process.start()
     theirs.close()
     try:
-        assert mine.poll(300), "no answer in five minutes"
+        assert mine.poll(PATIENCE), "no answer in five minutes"
         failure = mine.recv()
     finally:
         process.kill()

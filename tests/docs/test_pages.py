@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from sparse_bridge import settings
+from sparse_bridge import __version__, settings
 
 from .pages import PAGES, ROOT, anchor, name_of, prose, table
 
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -138,3 +139,19 @@ def test_the_readme_of_a_package_index_has_no_relative_links(repository: str) ->
     assert len(LINK.findall(text)) > 20
     assert bool(repository) == (f"{repository}/blob/main/docs/speed.md" in targets)
     assert bool(repository) == bool(program["project_urls"](repository))
+    assert bool(repository) == bool(program["badges"](repository))
+
+
+def test_the_readme_has_the_badges_of_the_repository() -> None:
+    """None as long as setup.py names no address; then this line."""
+    program = runpy.run_path(str(ROOT / "setup.py"))
+    found = [line for line in README.splitlines() if "badge" in line]
+    assert "\n".join(found) == program["badges"](program["REPOSITORY"])
+
+
+def test_the_readme_cites_what_the_citation_file_does() -> None:
+    quoted = dict(re.findall(r"^  (\w+) += \{+([^}]*)\}+,?$", README, flags=re.M))
+    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert quoted["title"] == re.search(r'^title: "(.*)"$', text, flags=re.M)[1]
+    assert quoted["author"] == re.search(r"- name: (.*)$", text, flags=re.M)[1]
+    assert quoted["version"] == re.search(r"^version: (.*)$", text, flags=re.M)[1] == __version__

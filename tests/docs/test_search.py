@@ -14,6 +14,7 @@ import pytest
 
 import sparse_bridge
 from sparse_bridge.core import functional
+from tests.patience import PATIENCE
 
 from .pages import ROOT
 from .questions import FIRST, QUESTIONS
@@ -31,7 +32,7 @@ def site(tmp_path_factory) -> Path:
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     return folder

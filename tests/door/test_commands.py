@@ -25,6 +25,7 @@ from sparse_bridge.core.tuning.kernel_hash import kernel_hash
 from sparse_bridge.core.tuning.tune_cache import Stamp, TuneCache, decode, encode
 from sparse_bridge.errors import DeviceError, GeometryError, SettingError
 from sparse_bridge.kernels.runtime import target as targets
+from tests.patience import PATIENCE
 from tests.releases import triton_since
 
 CPU = torch.device("cpu")
@@ -240,7 +241,7 @@ def interpreted(place, *words):
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=300,
+        timeout=PATIENCE,
         env={
             **os.environ,
             "TRITON_INTERPRET": "1",

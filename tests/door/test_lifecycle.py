@@ -15,6 +15,7 @@ from sparse_bridge import settings
 from sparse_bridge.adapters import base, ledger, lifecycle
 from sparse_bridge.adapters.base import Patch
 from sparse_bridge.errors import LifecycleError, SettingError, UnsupportedError
+from tests.patience import PATIENCE
 
 from .fakes import FakeAdapter
 
@@ -275,7 +276,7 @@ def test_a_forked_child_is_enabled_and_not_deadlocked(world):
     ready.wait()
     child = multiprocessing.get_context("fork").Process(target=_in_child, args=(name,))
     child.start()
-    child.join(20)
+    child.join(PATIENCE)
     alive = child.is_alive()
     if alive:
         child.kill()

@@ -12,6 +12,7 @@ import torch
 
 from sparse_bridge import __main__ as command_line
 from sparse_bridge.harness import results
+from tests.patience import PATIENCE
 
 ROOT = os.path.dirname(os.path.dirname(command_line.__file__))
 NAN = np.full((4, 4), np.nan, np.float32).tobytes()
@@ -184,7 +185,7 @@ def test_layers_run_where_torch_has_no_triton(folder):
             capture_output=True,
             text=True,
             env={**environment, "COLUMNS": "250"},
-            timeout=120,
+            timeout=PATIENCE,
         )
         assert done.returncode == status, done.stderr
         if status:
@@ -208,5 +209,5 @@ def test_two_processes_at_once_share_a_cache(folder):
         for words in (["clear"], ["show"])
     ]
     for process in pair:
-        _, said = process.communicate(timeout=120)
+        _, said = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, said

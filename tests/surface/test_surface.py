@@ -16,6 +16,7 @@ from sparse_bridge.errors import SettingError
 from sparse_bridge.surface import check, table
 from sparse_bridge.surface.command import collect
 from sparse_bridge.surface.markdown import page
+from tests.patience import PATIENCE
 from tests.surface import gaps
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -29,7 +30,9 @@ as_recorded = pytest.mark.skipif(
 def command(*arguments):
     """Standard output of `python -m sparse_bridge surface ...` in a process of its own."""
     call = [sys.executable, "-m", "sparse_bridge", "surface", *arguments]
-    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        call, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     return done.returncode, done.stdout, done.stderr
 
 
