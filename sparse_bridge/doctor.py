@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import importlib.util
 import os
 import pathlib
 import platform
@@ -222,7 +223,7 @@ def _machine_table(facts: dict[str, Any]) -> Table:
     build = [f"{k} {facts[k.lower()]}" for k in ("CUDA", "ROCm") if facts.get(k.lower())]
     torch = facts["torch"] and f"{facts['torch']} ({', '.join(build) or 'CPU build'})"
     table.add_row("torch", torch or f"cannot be imported: {facts['torch_problem']}")
-    triton = facts["triton"] or "cannot be imported"
+    triton = facts["triton"] or _without_triton(facts)
     origin = facts.get("triton_build")
     table.add_row("Triton", f"{triton} ({origin})" if origin else triton)
     if facts.get("cpu"):
@@ -241,6 +242,14 @@ def _machine_table(facts: dict[str, Any]) -> Table:
             )
         table.add_row(device["device"], "; ".join(words))
     return table
+
+
+def _without_triton(facts: dict[str, Any]) -> str:
+    """In words that alarm nobody who has no GPU: torch's CPU builds bring no Triton."""
+    gpus = len(facts["devices"]) > 1
+    there = importlib.util.find_spec("triton") is not None
+    what = "cannot be imported" if there else "not installed"
+    return what if gpus else f"{what}; only layers on a GPU need it"
 
 
 def threads_of(cpu: dict[str, Any]) -> str:

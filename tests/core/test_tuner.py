@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 
+from sparse_bridge import log
 from sparse_bridge.core import functional
 from sparse_bridge.core.geometry.weights import layout_of
 from sparse_bridge.core.tuning import tuner
@@ -93,12 +94,16 @@ def test_a_stored_tile_that_gives_other_bits_is_ignored():
     assert split.allows(tile(16, 16, 64)) and not split.allows(tile(block_k=32))
 
 
-def test_pinned_reads_one_file_and_writes_nothing(tmp_path):
+def test_pinned_reads_one_file_and_writes_nothing(tmp_path, caplog):
     one, place = problem(), tmp_path / "disk"
     here(place).store("fwd", str(one.bucket()), winner(block_n=32))
     files = sorted(place.rglob("*"))
-    with tuning("pinned", place):
-        assert Tuner(never).tile_for(one, Work().trial()) == one.default()
+    log.reset()
+    with tuning("pinned", place), caplog.at_level("WARNING", "sparse_bridge"):
+        for _ in range(2):
+            assert Tuner(never).tile_for(one, Work().trial()) == one.default()
+    (said,) = [record.message for record in caplog.records if "TUNE=pinned" in record.message]
+    assert "tiles are chosen by rule" in said
     path = tmp_path / "mine.json"
     stamp = Stamp.of(one.device, one.target)
     path.write_text(encode(stamp, {"fwd": {str(one.bucket()): winner(block_n=16)}}))

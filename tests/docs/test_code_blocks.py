@@ -21,7 +21,7 @@ from tests.releases import WHOLE_GRAPHS
 from .pages import PAGES, ROOT, Block, blocks, name_of, programs
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-COMMANDS = {"run", "doctor", *command_line._LAZY}
+COMMANDS = {"doctor", *command_line._LAZY}
 
 
 def run_blocks(page: str, blocks: list[Block], folder: str, answer) -> None:

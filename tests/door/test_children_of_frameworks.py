@@ -145,3 +145,34 @@ def test_a_profile_that_the_program_found_is_that_of_its_children(tmp_path):
     done = python(tmp_path, "-m", "sparse_bridge", "run", script)
     first, found, after = done.stdout.splitlines()
     assert (first, found, after) == ("profile 2.1", "profile 1.4", "profile 1.4"), done.stderr
+
+
+FORKED = """
+    import multiprocessing
+    import torch
+    torch.set_num_threads(3)
+    import MinkowskiEngine as ME
+
+    def cells():
+        return len(ME.utils.sparse_quantize(torch.rand(60000, 3) * 40))
+
+    def rows():
+        coordinates = torch.tensor([[0, 0, 0], [0, 0, 1]]).int()
+        x = ME.SparseTensor(torch.ones(2, 1), coordinates)
+        return tuple(ME.MinkowskiConvolution(1, 1, kernel_size=3, dimension=2)(x).F.shape)
+
+    if __name__ == "__main__":
+        for turn in range(2):
+            rows(), cells()  # starts torch's threads
+            with multiprocessing.get_context("fork").Pool(2) as pool:
+                answers = [pool.apply_async(work) for work in (rows, cells)]
+                found, many = (answer.get(timeout=60) for answer in answers)
+                print(found, many > 1000, torch.get_num_threads())
+"""
+
+
+def test_forks_of_a_program_that_has_computed(tmp_path):
+    """torch's threads, of which a child has none, are not waited for."""
+    script = write(tmp_path / "forked.py", FORKED)
+    done = python(tmp_path, "-m", "sparse_bridge", "run", script, OMP_NUM_THREADS="3")
+    assert done.stdout.splitlines() == ["(2, 1) True 3"] * 2, done.stderr

@@ -290,3 +290,14 @@ def _in_child(name):
     ledger.note(name, "Conv")
     sparse_bridge.disable()
     sys.exit(int(name in sys.modules))
+
+
+def test_a_report_says_which_frameworks_were_imported(world):
+    used, idle = world.framework(), world.framework()
+    handle = sparse_bridge.enable()
+    assert f"not imported: {used.name}, {idle.name}" in str(sparse_bridge.report())
+    importlib.import_module(f"{used.name}.engine")
+    expected = {used.name: True, idle.name: False}
+    assert {name: one.imported for name, one in handle.status().items()} == expected
+    handle.disable()  # which takes the modules away
+    assert {one.framework: one.imported for one in handle.report().frameworks} == expected

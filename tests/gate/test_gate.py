@@ -69,6 +69,17 @@ def test_every_kernel_meets_both_wave_sizes():
     assert len(groups["NVIDIA"]) == len(spaces(described("sm_90")))
 
 
+@pytest.mark.parametrize("bits", [6, 14, 15])
+def test_wgmma_runs_ahead_behind_every_epilogue(bits):
+    """Rounding accumulators for a norm and then for a residual made ptxas run them in turns."""
+    space = spaces(described("sm_90"))["gather_gemm"][0]
+    first = {name: levels[0] for name, levels in space.factors.items()}
+    case = Case(TileConfig(64, 32, 128, 4, 7), torch.float16, "ieee")
+    form = space.build(**{**first, "case": case, "epilogue": (bits, 1, True)})
+    result = running.examine("sm_90", form)
+    assert result.code.matrix == "WGMMA" and not result.code.serialized and not result.problems
+
+
 def test_a_tile_that_overflows_the_lds():
     """128 x 128 x 256 halves: two operands of 64 KiB."""
     target = described("gfx942")
@@ -110,6 +121,7 @@ def test_a_block_counted_for_waves_of_64():
         ({"parked": 8}, []),
         ({"shared": 65537}, ["shared memory 65537 of 65536 bytes"]),
         ({"wide_loops": 1}, ["a loop between 64-bit bounds"]),
+        ({"serialized": True}, ["wgmma runs one after another"]),
         ({"warp_size": 32}, ["compiled for 32 lanes, the target has 64"]),
         ({"spilled": 8, "shared": 70000}, ["spills", "shared memory"]),
     ],

@@ -102,10 +102,16 @@ def test_the_page_is_current(everything):
 
 def test_one_framework_in_words():
     status, out, _ = command("minkowski")
-    assert out.startswith("minkowski 0.5.4: ") and "spconv" not in out
-    assert "from MinkowskiEngine 0.5.4: the sdist" in out and "absent on purpose" in out
-    unknown = [line for line in out.splitlines() if line.endswith(" without")]
-    assert status == any(not line.endswith(" 0 without") for line in unknown)
+    counts, _, names = out.partition("--all lists every name")
+    assert "0.5.4" in counts and "without a reason" in counts and "spconv" not in out
+    assert "on purpose" not in names, "reasons are many and long"
+    missing = [int(line.split("│")[-2]) for line in counts.splitlines() if "minkowski" in line]
+    assert status == any(missing)
+    listed = [line for line in names.splitlines() if line.startswith("  absent ")]
+    assert len(listed) == sum(missing)
+    _, everything, _ = command("minkowski", "--all")
+    assert "from MinkowskiEngine 0.5.4: the sdist" in everything
+    assert "absent on purpose" in everything and "present" in everything
     with pytest.raises(SettingError, match="'nothing' is unknown"):
         collect(["nothing"])
 

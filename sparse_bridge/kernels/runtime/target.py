@@ -146,7 +146,8 @@ def unavailable(device: torch.device) -> str | None:
     """Why Triton kernels cannot run on tensors of `device`, or None when they can."""
     version = triton_version()
     if version is None:
-        return f"Triton is not installed or cannot be imported ({_where_from()})"
+        where = "layers on a CPU need none" if device.type == "cpu" else _where_from()
+        return f"Triton is not installed or cannot be imported ({where})"
     if version < MINIMUM_TRITON:
         return f"Triton {'.'.join(map(str, version))} is older than 3.0"
     if device.type == "cuda":
