@@ -144,10 +144,11 @@ def _representatives(counts: Mapping[Layer, int]) -> Iterable[tuple[str, int, li
 
 HEAD = """# Which kernel serves which layer
 
-For whoever changes a rule, or wonders what a GPU runs: the layers of the models in
-[compatibility](compatibility.md), and the kernel that serves each by the rules alone, without
-tuning and with nothing forced. A test compares this page with the rules, so that a change of one
-shows in its diff. The page is made by
+For those who ask what their GPU runs, or change a rule: the kernel that serves each layer, by the
+rules alone.
+
+The layers are those of the models in [compatibility](compatibility.md). Nothing is tuned or forced.
+A test compares this page with the rules, so that a change of one shows in its diff. It is made by
 
     python -m compat.launches
 

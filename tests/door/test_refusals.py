@@ -121,7 +121,7 @@ def test_files_of_verify_are_looked_at_before_torch_is_imported(folder, project,
         "assert status == 2 and 'torch' not in sys.modules, status"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120,
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE,
         env={**os.environ, "PYTHONPATH": ROOT},
     )  # fmt: skip
     assert done.returncode == 0 and "absent.pth" in done.stderr, done.stderr

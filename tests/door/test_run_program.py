@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from tests.patience import PATIENCE
+
 from .fakes import write, write_real
 from .test_command_line import machine
 
@@ -45,7 +47,7 @@ def as_python_says(text):
 def test_a_traceback_is_the_one_of_python(machine, tmp_path, code):
     (tmp_path / "fail.py").write_text(code)
     plain = subprocess.run(
-        [sys.executable, "fail.py"], capture_output=True, text=True, cwd=tmp_path, timeout=60
+        [sys.executable, "fail.py"], capture_output=True, text=True, cwd=tmp_path, timeout=PATIENCE
     )
     done = machine("run", "fail.py")
     assert done.returncode == plain.returncode == 1
