@@ -144,11 +144,11 @@ def _representatives(counts: Mapping[Layer, int]) -> Iterable[tuple[str, int, li
 
 HEAD = """# Which kernel serves which layer
 
-For those who ask what their GPU runs, or change a rule: the kernel that serves each layer, by the
-rules alone.
+For those who change a rule, or wonder what a GPU runs: which kernel serves which layer.
 
-The layers are those of the models in [compatibility](compatibility.md). Nothing is tuned or forced.
-A test compares this page with the rules, so that a change of one shows in its diff. It is made by
+The layers are those of the models in [compatibility](compatibility.md). The kernels are those of
+the rules alone, without tuning and with nothing forced. A test compares this page with the rules,
+so that a change of one shows in its diff. The page is made by
 
     python -m compat.launches
 
