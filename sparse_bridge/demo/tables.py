@@ -21,8 +21,13 @@ _COLOUR = (
     ("diffuse_red", "diffuse_green", "diffuse_blue"),
 )
 
-# Not-a-number and infinity as C libraries write them: nan(ind), 1.#QNAN0, -1.#INF.
-_NOT_A_NUMBER = re.compile(rb"[-+]?(?:nan\([^()\s]*\)|1\.#(?:IND|[QS]NAN)\d*)", re.IGNORECASE)
+# Not-a-number and infinity as C libraries write them: nan(ind), 1.#QNAN0, -1.#INF. Microsoft's
+# rounds its words where few digits are asked for: 1.#R is 1.#QNAN in two.
+_ROUNDED = rb"\$|#(?:J|R|T|[IQS]O|[QS]NB)"
+_NOT_A_NUMBER = re.compile(
+    rb"[-+]?(?:nan\([^()\s]*\)|1\.(?:#(?:IND|[QS]NAN)\d*|(?:" + _ROUNDED + rb")(?!\S)))",
+    re.IGNORECASE,
+)
 _INFINITY = re.compile(rb"([-+]?)1\.#INF\d*", re.IGNORECASE)
 
 Floats = npt.NDArray[np.floating]
@@ -49,7 +54,7 @@ def pick_columns(path: Path, table: Mapping[str, npt.NDArray]) -> tuple[Floats, 
 
 def plain_numbers(text: bytes) -> bytes:
     """Text with not-a-number and infinity as Python and NumPy read them."""
-    if b"#" not in text and b"(" not in text:
+    if not any(sign in text for sign in (b"#", b"(", b"$")):
         return text
     return _INFINITY.sub(rb"\1inf", _NOT_A_NUMBER.sub(b"nan", text))
 

@@ -62,13 +62,15 @@ def run(args: argparse.Namespace, say: Callable[[str], None]) -> int:
 
     Raises: SettingError, ShapeError, DataTypeError, which are exit status 2.
     """
+    precisions = _precisions(args.bits)
+    expected = _sizes(args.expect, precisions)
+    for path, option in ((args.checkpoint, "--checkpoint"), (args.data, "--data")):
+        weights.require_file(path, option)
     import torch
 
     from ..demo.points import load_points
     from .running import EvaluationError
 
-    precisions = _precisions(args.bits)
-    expected = _sizes(args.expect, precisions)
     tree = _tree(args)
     tensors = weights.tensors(args.checkpoint, args.trust)
     with _torchsparse() as ts:

@@ -15,6 +15,7 @@ from tests.releases import WHOLE_GRAPHS
 
 pytestmark = [pytest.mark.emulated, WHOLE_GRAPHS]
 GRID = (9, 8, 7)
+WANTED = ["sparse_bridge.same_rows", "sparse_bridge.conv"] * 2
 
 
 @pytest.fixture
@@ -65,22 +66,19 @@ def called(graph):
     return [str(node.target) for node in graph.graph.nodes if "sparse_bridge" in str(node.target)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("bias", [False, True])
-def test_inference(sp, kernel_lane, bias, dtype):
+def test_inference(sp, kernel_lane, bias):
     """Bit for bit what eager layers compute one by one; one more graph serves all numbers of
     rows."""
-    model, graphs = network(sp, bias).to(dtype).eval().to(kernel_lane.device), []
+    model, graphs = network(sp, bias).eval().to(kernel_lane.device), []
     fast = compiled(model, graphs)
     with torch.no_grad():
         for features, coords in scenes(kernel_lane.device):
-            features = features.to(dtype)
             y = fast(features, coords)
             with settings.override(optimize="off"):
                 assert torch.equal(y, model(features, coords))
     assert len(graphs) == 2
-    wanted = ["sparse_bridge.same_rows", "sparse_bridge.conv"] * 2
-    assert [name.removesuffix(".default") for name in called(graphs[1])] == wanted
+    assert [name.removesuffix(".default") for name in called(graphs[1])] == WANTED
 
 
 def test_training(sp, kernel_lane, monkeypatch):
@@ -109,21 +107,15 @@ def test_training(sp, kernel_lane, monkeypatch):
             torch.testing.assert_close(mine.float(), eager.float(), rtol=4e-3, atol=4e-3 * scale)
 
 
-@pytest.mark.parametrize("channels, dtype", [(512, torch.float16), (8, torch.float64)])
-def test_what_stays_torchs(sp, kernel_lane, channels, dtype):
-    """Halves by a large weight, and fp64."""
-    model = sp.SubMConv3d(channels, channels, 1, bias=True).to(kernel_lane.device, dtype)
-    _, coords = next(scenes(kernel_lane.device))
-    features = torch.randn(len(coords), channels, device=kernel_lane.device, dtype=dtype)
-
-    def run(features, coords):
-        return model(sp.SparseConvTensor(features, coords, GRID, 1)).features
-
-    graphs = []
+def test_fp32_is_the_kernels_too(sp, kernel_lane):
+    """Libraries choose among kernels by the number of rows, and with them the bits."""
+    model, graphs = network(sp, True).float().eval().to(kernel_lane.device), []
+    features, coords = next(scenes(kernel_lane.device))
     with torch.no_grad():
-        y = compiled(run, graphs)(features, coords)
-        assert torch.equal(y, run(features, coords))
-    assert [called(graph) for graph in graphs] == [[]]
+        y = compiled(model, graphs)(features.float(), coords)
+        assert torch.equal(y, model(features.float(), coords))
+    (names,) = [called(graph) for graph in graphs]
+    assert [name.removesuffix(".default") for name in names] == WANTED
 
 
 def test_modules_with_a_dataflow_stay_torchs(sp, kernel_lane):

@@ -103,6 +103,7 @@ def test_pcd_headers_that_say_too_little(tmp_path):
 ABSENT = (
     "nan", "-nan", "NaN", "-nan(ind)", "nan(snan)", "-nan(0x8000000000000)", "1.#QNAN",
     "-1.#IND00", "1.#SNAN0", "1.#INF", "-1.#INF00", "inf", "-Infinity",
+    "-1.#J", "1.#R", "-1.#IO", "1.#QO", "1.#QNB", "1.$",
 )  # fmt: skip
 
 
@@ -122,7 +123,7 @@ def test_words_for_no_number(tmp_path, word):
 
 def test_words_that_mean_nothing_are_refused(tmp_path):
     head = "FIELDS x y z\nPOINTS 2\nDATA ascii\n"
-    for word in ("1.#QNANX", "nan(", "#", "1,5", "(ind)"):
+    for word in ("1.#QNANX", "1.#RX", "nan(", "#", "$", "1,5", "(ind)"):
         (tmp_path / "a.pcd").write_text(f"{head}1 2 {word}\n4 5 6\n")
         with pytest.raises(ShapeError, match="not a readable"):
             load_points(tmp_path / "a.pcd")

@@ -10,6 +10,9 @@ import sys
 
 import pytest
 
+from tests.patience import PATIENCE
+from tests.quick import quick
+
 from .fakes import write
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -23,7 +26,7 @@ def python(folder, *arguments, **environment):
         capture_output=True,
         text=True,
         cwd=folder,
-        timeout=200,
+        timeout=PATIENCE,
         env={**os.environ, "PYTHONPATH": path, **environment},
     )
 
@@ -56,7 +59,7 @@ LOADED = """
 """
 
 
-@pytest.mark.parametrize("enabled", ["run", "at the top of the main file"])
+@pytest.mark.parametrize("enabled", quick(["run"], ["run", "at the top of the main file"]))
 def test_data_loaders_and_spawned_ranks(tmp_path, enabled):
     own = "import sparse_bridge; sparse_bridge.enable('minkowski')"
     script = write(
@@ -119,6 +122,7 @@ def test_an_installed_spconv_is_not_run_in_children_without_a_word(tmp_path):
     assert done.stdout.splitlines() == ["patch True True"] * 2, done.stderr
 
 
+@pytest.mark.slow
 def test_a_profile_that_the_program_found_is_that_of_its_children(tmp_path):
     script = write(
         tmp_path / "program.py",
@@ -141,3 +145,34 @@ def test_a_profile_that_the_program_found_is_that_of_its_children(tmp_path):
     done = python(tmp_path, "-m", "sparse_bridge", "run", script)
     first, found, after = done.stdout.splitlines()
     assert (first, found, after) == ("profile 2.1", "profile 1.4", "profile 1.4"), done.stderr
+
+
+FORKED = """
+    import multiprocessing
+    import torch
+    torch.set_num_threads(3)
+    import MinkowskiEngine as ME
+
+    def cells():
+        return len(ME.utils.sparse_quantize(torch.rand(60000, 3) * 40))
+
+    def rows():
+        coordinates = torch.tensor([[0, 0, 0], [0, 0, 1]]).int()
+        x = ME.SparseTensor(torch.ones(2, 1), coordinates)
+        return tuple(ME.MinkowskiConvolution(1, 1, kernel_size=3, dimension=2)(x).F.shape)
+
+    if __name__ == "__main__":
+        for turn in range(2):
+            rows(), cells()  # starts torch's threads
+            with multiprocessing.get_context("fork").Pool(2) as pool:
+                answers = [pool.apply_async(work) for work in (rows, cells)]
+                found, many = (answer.get(timeout=60) for answer in answers)
+                print(found, many > 1000, torch.get_num_threads())
+"""
+
+
+def test_forks_of_a_program_that_has_computed(tmp_path):
+    """torch's threads, of which a child has none, are not waited for."""
+    script = write(tmp_path / "forked.py", FORKED)
+    done = python(tmp_path, "-m", "sparse_bridge", "run", script, OMP_NUM_THREADS="3")
+    assert done.stdout.splitlines() == ["(2, 1) True 3"] * 2, done.stderr

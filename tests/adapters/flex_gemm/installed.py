@@ -86,7 +86,8 @@ class _Layer(torch.nn.Module):
 
 def second(monkeypatch):
     """2.0: layers, functions at the top and in `ops`, a class of caches, a switch."""
-    made = package(monkeypatch, [".nn", ".ops", ".ops.spconv", ".config"])
+    inner = [".ops.pool", ".ops.pool.sparse_pool"]
+    made = package(monkeypatch, [".nn", ".ops", ".ops.spconv", ".config", *inner])
     for name in modules.NAMES:
         base = made[".nn"].__dict__.get(name[:-2], _Layer)
         setattr(made[".nn"], name, type(name, (base,), {}))
@@ -95,5 +96,6 @@ def second(monkeypatch):
             setattr(owner, name, refuses)
         owner.NeighborCache = owner.NeighborCacheT = type("NeighborCache", (), {})
     made[".ops.spconv"].sparse_submanifold_conv3d = refuses
+    made[".ops.pool.sparse_pool"].sparse_pool3d = refuses
     made[".config"].SPCONV_ALLOW_TF32 = True
     return made[""]

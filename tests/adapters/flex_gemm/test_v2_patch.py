@@ -66,7 +66,9 @@ def test_layers(monkeypatch, scene, name):
 def test_functions_caches_and_the_switch(monkeypatch, scene):
     feats, coords, shape = scene
     real = installed.second(monkeypatch)
-    before = {owner: dict(vars(owner)) for owner in (real, real.ops, real.ops.spconv, real.nn)}
+    inner = real.ops.pool.sparse_pool
+    owners = (real, real.ops, real.ops.spconv, real.ops.pool, inner, real.nn)
+    before = {owner: dict(vars(owner)) for owner in owners}
     weight, seen = torch.randn(8, 3, 3, 3, 4), []
 
     def form(*asked):
@@ -81,6 +83,8 @@ def test_functions_caches_and_the_switch(monkeypatch, scene):
         with pytest.warns(DeprecationWarning):
             old, _ = real.ops.spconv.sparse_submanifold_conv3d(feats, coords, shape, weight)
         assert torch.equal(again, y) and torch.equal(old, y)
+        pooled = [of.sparse_pool3d(feats, coords, shape, kernel_size=2)[0] for of in (inner, real)]
+        assert torch.equal(*pooled) and real.ops.pool.sparse_pool is inner
         assert real.config.SPCONV_ALLOW_TF32 is None and set(seen) == {"ieee"}
         real.submanifold_conv3d(feats, coords, shape, weight, allow_tf32=True)
         assert seen[-1] == "tf32"

@@ -81,6 +81,36 @@ def test_old_names_warn_and_agree():
             spconv.set_hashmap_ratio(3.0)
 
 
+MODULES = {
+    "nn.pool": "SparsePool3d SubmanifoldPool",
+    "nn.sparse_conv": "SparseConv2d SparseConvTranspose",
+    "nn.submanifold_conv": "SubmanifoldConv4d",
+    "nn.upsample": "SparseUpsample SparsePixelShuffle3d SparsePixelUnshuffle",
+    "ops.neighbor_cache": "NeighborCache NeighborCacheT build_neighbor_cache",
+    "ops.pool": "sparse_pool submanifold_pool2d",
+    "ops.pool.sparse_pool": "sparse_pool sparse_pool3d",
+    "ops.pool.submanifold_pool": "submanifold_pool",
+    "ops.sample": "sparse_grid_sample sparse_upsample sparse_pixel_shuffle2d",
+    "ops.sample.grid_sample": "sparse_grid_sample",
+    "ops.sample.pixel_shuffle": "sparse_pixel_shuffle sparse_pixel_shuffle4d",
+    "ops.sample.pixel_unshuffle": "sparse_pixel_unshuffle",
+    "ops.sample.upsample": "sparse_upsample3d",
+    "ops.spconv.sparse_conv": "sparse_conv sparse_conv3d",
+    "ops.spconv.sparse_conv_transpose": "sparse_conv_transpose3d",
+    "ops.spconv.submanifold_conv": "submanifold_conv submanifold_conv3d",
+    "ops.utils": "sort_coords coalesce_coords compute_strided_kernel_size_output_shape",
+}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_modules_by_what_they_hold(module):
+    with generation("2.0"):
+        found = importlib.import_module(f"flex_gemm.{module}")
+        above = importlib.import_module(f"flex_gemm.{module.partition('.')[0]}")
+        for name in MODULES[module].split():
+            assert getattr(found, name) is getattr(above, name) and name in found.__all__
+
+
 def test_what_is_installed_decides(monkeypatch, tmp_path):
     folder = tmp_path / "flex_gemm" / "nn"
     folder.mkdir(parents=True)

@@ -1,12 +1,14 @@
-"""Seams of an installed FlexGEMM 2.0: `forward` of its layers, and its functions where modules
-export them.
+"""Seams of an installed FlexGEMM 2.0: `forward` of its layers, and its functions in every module of
+the package that has them.
 
-A function that was imported by name before `enable()` is not reached; layers always are.
+A function that a program imported by name before `enable()` is not reached; layers always are.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
+import types
 from typing import Any
 
 from ...base import Patch
@@ -21,17 +23,26 @@ def patches(package: Any) -> list[Patch]:
     """Patches for the FlexGEMM 2.0 that is imported as `package`."""
     found = _layers(importlib.import_module("flex_gemm.nn"))
     ops = importlib.import_module("flex_gemm.ops")
-    for owner in (package, ops):
+    for owner in _modules(package.__name__):
         found += [
             Patch(owner, name, one, "functions and caches", _VERSIONS)
             for name, one in functions.NAMES.items()
-            if hasattr(owner, name)
+            if not isinstance(vars(owner).get(name, owner), types.ModuleType)
         ]
     spconv = getattr(ops, "spconv", None)
     if hasattr(spconv, _OLD):
         old = functions.sparse_submanifold_conv3d
         found.append(Patch(spconv, _OLD, old, "a name of 1.x", _VERSIONS))
     return found + switch("flex_gemm.config", "SPCONV_ALLOW_TF32", _VERSIONS)
+
+
+def _modules(package: str) -> list[types.ModuleType]:
+    """Those of the package that are imported: all that its own `__init__` takes functions from."""
+    return [
+        module
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] == package and isinstance(module, types.ModuleType)
+    ]
 
 
 def _layers(nn: Any) -> list[Patch]:

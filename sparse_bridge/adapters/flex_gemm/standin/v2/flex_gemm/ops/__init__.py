@@ -3,11 +3,11 @@
 from sparse_bridge.adapters.flex_gemm.errors import other_generation as _other_generation
 from sparse_bridge.adapters.flex_gemm.v2.functions import NAMES as _NAMES
 
-from . import spconv
+from . import neighbor_cache, pool, sample, spconv, utils
 
 globals().update(_NAMES)
 
-__all__ = ["spconv", *_NAMES]
+__all__ = ["neighbor_cache", "pool", "sample", "spconv", "utils", *_NAMES]
 
 
 def __getattr__(name):

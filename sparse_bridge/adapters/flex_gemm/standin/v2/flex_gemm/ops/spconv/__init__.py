@@ -4,7 +4,17 @@ from sparse_bridge.adapters.flex_gemm.errors import other_generation as _other_g
 from sparse_bridge.adapters.flex_gemm.v2.functions import deprecated as _deprecated
 from sparse_bridge.adapters.flex_gemm.v2.functions import sparse_submanifold_conv3d
 
-__all__ = ["Algorithm", "set_algorithm", "set_hashmap_ratio", "sparse_submanifold_conv3d"]
+from . import sparse_conv, sparse_conv_transpose, submanifold_conv
+
+__all__ = [
+    "Algorithm",
+    "set_algorithm",
+    "set_hashmap_ratio",
+    "sparse_conv",
+    "sparse_conv_transpose",
+    "sparse_submanifold_conv3d",
+    "submanifold_conv",
+]
 
 
 class Algorithm:

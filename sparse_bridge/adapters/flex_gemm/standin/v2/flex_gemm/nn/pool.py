@@ -1,0 +1,8 @@
+"""Pools."""
+
+from sparse_bridge.adapters.flex_gemm.v2.places import of as _of
+
+_NAMES = _of(__name__)
+globals().update(_NAMES)
+
+__all__ = list(_NAMES)
