@@ -156,23 +156,24 @@ def multiply(
 
     table, n_rows = NeighborTable(nbr.to(device)), nbr.shape[1]
     tiles = pack_tiles(table, mask_order(table, target), target)
-    spec = GemmSpec(*common_product(device, target, x.dtype, precision, end), packed=True)
+    spec = GemmSpec(*common_product(device, target, precision, weight, end), packed=True)
     y = torch.full((n_rows, CHANNELS), float("nan"), dtype=x.dtype, device=device)
     return GatherGemm(spec, tiles, n_rows, len(x))(x.to(device), weight.to(device), vectors, y)
 
 
 def common_product(
-    device: torch.device, target: Target, dtype: torch.dtype, precision: str,
+    device: torch.device, target: Target, precision: str, weight: torch.Tensor,
     end: EpilogueForm = _SUMS,
 ) -> tuple[Product, TileConfig]:  # fmt: skip
-    """What is multiplied, by the tile of a common layer."""
+    """The product by a weight [OFFSETS, c_in, c_out] of any device, and the tile that common layers
+    take for it."""
     from ...kernels.gemm.product import Product
     from ...kernels.tiles.tile_config import gather_tile
     from ..geometry.weights import layout_of
 
-    w = layout_of(torch.empty((OFFSETS, CHANNELS, CHANNELS), device="meta"), "vio")
-    tile = gather_tile(target, dtype, COMMON_ROWS, w.c_in, w.c_out, OFFSETS, precision)
-    return Product(target, device, dtype, precision, w, end), tile
+    w = layout_of(weight, "vio")
+    tile = gather_tile(target, weight.dtype, COMMON_ROWS, w.c_in, w.c_out, OFFSETS, precision)
+    return Product(target, device, weight.dtype, precision, w, end), tile
 
 
 def check_new_coordinates(device: torch.device, target: Target, part: str) -> str | None:

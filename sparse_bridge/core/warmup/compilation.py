@@ -246,8 +246,8 @@ def _checked_wgrad(device: torch.device, target: Target, name: str | None) -> No
 def _checked_norms(device: torch.device, target: Target, dtype: torch.dtype) -> None:
     """The kernel that the self-check runs before a first norm in a product's launch."""
     if dtype in NAMES:
-        vector = torch.empty(CHANNELS)
-        product, tile = common_product(device, target, dtype, "ieee", NORMED)
+        vector, weight = torch.empty(CHANNELS), _checked(dtype).weight
+        product, tile = common_product(device, target, "ieee", weight, NORMED)
         vectors = None, vector, vector, vector, vector, None
         launch_over(masked.DATAFLOW, product, tile, (NORM_ROWS, NORM_ROWS), vectors)
 
