@@ -6,6 +6,7 @@
     nox -s "pairs(torch='2.6')"
     nox -s gpu               # in an environment that has the GPU's own torch already
     nox -s release           # sdist and wheel, checked away from the checkout; `-- dist` keeps them
+    nox -s sbom -- dist FILE # what an installation of the wheel brings
     nox -s site              # the documentation, and whether its search finds what readers ask
 
 Python versions that are not installed are passed over (`--error-on-missing-interpreters` insists).
@@ -115,6 +116,7 @@ def tritons(session: nox.Session, triton: str) -> None:
     session.install("--no-deps", f"triton=={triton}")
     session.run("python", "-m", "sparse_bridge", "doctor", "--targets", "--json")
     session.run("python", "-m", "pytest", "-q", "-m", "emulated", *LANES)
+    session.run("python", "-m", "pytest", "-q", "--slow", LANES[0], "-k", "interpreter")
     for arch in ("gfx942", "gfx1100"):
         environment = {"SPARSE_BRIDGE_TEST_ARCH": arch}
         session.run("python", "-m", "pytest", "-q", *EMULATED, env=environment)
@@ -154,6 +156,20 @@ def release(session: nox.Session) -> None:
         session.chdir(Path(name, sdist.name.removesuffix(".tar.gz")))
         session.run("python", "-m", "pytest", "-q", *OF_SDIST)
         session.chdir(ROOT)
+
+
+@nox.session
+def sbom(session: nox.Session) -> None:
+    """`-- DIST FILE`: the packages that the wheel in DIST brings along, as CycloneDX."""
+    folder, file = (Path(word).resolve() for word in session.posargs)
+    session.install(*TORCH)
+    session.install(str(max(folder.glob("*.whl"), key=os.path.getmtime)))
+    with tempfile.TemporaryDirectory() as name:  # the tool is not part of what it lists
+        session.run("python", "-m", "venv", name)
+        lister = Path(name, "bin", "python")
+        session.run(str(lister), "-m", "pip", "install", "-q", "cyclonedx-bom", external=True)
+        words = ("-m", "cyclonedx_py", "environment", session.virtualenv.location)
+        session.run(str(lister), *words, "--output-file", str(file), external=True)
 
 
 @nox.session

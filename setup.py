@@ -16,6 +16,17 @@ REPOSITORY = ""
 _LINK = re.compile(r"(!?)\[([^\]]+)\]\((?!https?://|#)([^)\s]+)\)")
 
 
+def badges(repository: str) -> str:
+    """The line of badges under the README's title; none while they have no address."""
+    if not repository:
+        return ""
+    runs = f"{repository}/actions/workflows/ci.yml"
+    licence = "https://img.shields.io/badge/licence-Apache--2.0-blue"
+    return (
+        f"[![CI]({runs}/badge.svg)]({runs}) [![Licence]({licence})]({repository}/blob/main/LICENSE)"
+    )
+
+
 def index_readme(text: str, repository: str) -> str:
     """The README for a page outside of the repository: no relative links are left."""
 

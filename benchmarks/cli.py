@@ -54,9 +54,9 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     report = actions.add_parser("report", help="make a report of recorded runs")
     report.add_argument("files", type=Path, nargs="+", metavar="FILE", help="JSON of a run")
     report.add_argument("--merge", action="store_true", help="treat all files as one run")
-    report.add_argument("--markdown", type=Path, metavar="OUT")
+    report.add_argument("--markdown", type=Path, metavar="OUT", help="ratios and losses")
     report.add_argument("--headline", action="store_true", help="the README's table of streams")
-    report.add_argument("--plots", type=Path, metavar="DIR")
+    report.add_argument("--plots", type=Path, metavar="DIR", help="pictures")
     report.set_defaults(func=_report)
     return parser
 
@@ -79,7 +79,10 @@ def _add_what(group: Any) -> None:
         "--dtype", nargs="+", choices=DTYPES, metavar="NAME",
         help=f"{', '.join(DTYPES)} (default: fp16 on a GPU, fp32 on the CPU)",
     )  # fmt: skip
-    group.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    group.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto",
+        help="default: auto, a GPU if there is one",
+    )  # fmt: skip
     group.add_argument(
         "--scans", nargs="+", metavar="SCAN",
         help="files (.npz, .npy, .bin, .ply, .pcd), street[:VOXEL], shell:RES or sheet:N; batches "
@@ -91,14 +94,22 @@ def _add_what(group: Any) -> None:
         help=f"for files of points, metres (default: {VOXEL_SIZE})",
     )  # fmt: skip
     group.add_argument(
-        "--threads", type=int, nargs="+", default=[1, 2], metavar="N", help="of the cpu suite"
+        "--threads",
+        type=int,
+        nargs="+",
+        default=[1, 2],
+        metavar="N",
+        help="of the cpu suite (default: 1 2)",
     )
     group.add_argument("--list", action="store_true", help="name the cases and stop")
 
 
 def _add_how(group: Any) -> None:
     limits = Limits()
-    group.add_argument("--rounds", type=int, default=limits.rounds, help="paired rounds per case")
+    group.add_argument(
+        "--rounds", type=int, default=limits.rounds,
+        help="paired rounds per case (default: %(default)s)",
+    )  # fmt: skip
     group.add_argument(
         "--seconds", type=float, default=limits.seconds, metavar="S",
         help=f"per case and peer (default: {limits.seconds})",

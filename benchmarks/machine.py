@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-__all__ = ["describe"]
+__all__ = ["commit", "describe"]
 
 
 def describe(device: str) -> dict[str, Any]:
@@ -29,13 +29,17 @@ def describe(device: str) -> dict[str, Any]:
             "--format=csv,noheader",
         ]
         found["gpu"] = _answer(query) or "unknown to nvidia-smi"
-    commit = _answer(["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"])
-    if commit:
-        changed = _answer(
-            ["git", "-C", str(Path(__file__).parent), "status", "--porcelain", "-uno"]
-        )
-        found["commit"] = commit + (" with changes" if changed else "")
+    if name := commit():
+        found["commit"] = name
     return found
+
+
+def commit() -> str:
+    """The commit of this checkout, and whether files differ from it; empty where git has none."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    name = _answer([*git, "rev-parse", "--short", "HEAD"])
+    changed = name and _answer([*git, "status", "--porcelain", "-uno"])
+    return name + (" with changes" if changed else "")
 
 
 def _processor() -> str:

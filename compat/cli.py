@@ -50,7 +50,13 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         help="results of `compat --json` (default: compat/results/*.json); later ones win",
     )
     report.add_argument("--write", action="store_true", help="write the two files of docs/")
-    report.add_argument("--docs", type=pathlib.Path, default=ROOT / "docs", metavar="DIR")
+    report.add_argument(
+        "--docs",
+        type=pathlib.Path,
+        default=ROOT / "docs",
+        metavar="DIR",
+        help="where to (default: docs)",
+    )
     report.set_defaults(func=_report)
     return parser
 
@@ -64,12 +70,21 @@ def _add_selection(group: Any) -> None:
         type=_names,
         default=(),
         metavar="A,B",
-        help="numbers, names, file names or patterns of these",
+        help="numbers, names, file names or patterns of these (default: all)",
     )
-    group.add_argument("--device", choices=("auto", *matrix.DEVICES), default="auto")
+    group.add_argument(
+        "--device",
+        choices=("auto", *matrix.DEVICES),
+        default="auto",
+        help="default: auto, a GPU if there is one",
+    )
     group.add_argument("--dtype", type=_names, default=(), metavar="A,B", help="default: all")
     group.add_argument(
-        "--mode", type=_names, default=("auto",), metavar="A,B", help="standin, patch, auto"
+        "--mode",
+        type=_names,
+        default=("auto",),
+        metavar="A,B",
+        help="standin, patch, auto (default: auto)",
     )
     group.add_argument("--size", default="small", help="tiny, small (default) or full scenes")
     group.add_argument(
@@ -80,15 +95,21 @@ def _add_selection(group: Any) -> None:
 
 
 def _add_running(group: Any) -> None:
-    group.add_argument("--jobs", type=int, default=1, metavar="N", help="cells at a time")
     group.add_argument(
-        "--limit", type=float, default=300, metavar="S", help="seconds a check may take (300)"
+        "--jobs", type=int, default=1, metavar="N", help="cells at a time (default: 1)"
+    )
+    group.add_argument(
+        "--limit",
+        type=float,
+        default=300,
+        metavar="S",
+        help="seconds a check may take (default: 300)",
     )
     group.add_argument(
         "--native-python",
         default="",
         metavar="PATH",
-        help="interpreter that has the real library, for the check `native`",
+        help="interpreter that has the real library, for the check `native` (default: none)",
     )
     group.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the results there")
     group.add_argument("--logs", type=pathlib.Path, metavar="DIR", help="keep what cells print")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from . import report
 from .matrix import FRAMEWORKS, Model
-from .results import OUTCOMES, CellResult, Results
+from .results import WORST, CellResult, Results
 
 __all__ = ["render"]
 
@@ -45,20 +45,25 @@ def _head() -> list[str]:
     return [
         "# Compatibility",
         "",
-        "Networks of public projects, written as their projects write them, under "
-        "`sparse_bridge.enable()`. This page and its [filterable form](compatibility.html) are "
-        "made by a program:",
+        "For those with a published model: whether it runs here, on which device, and what was "
+        "checked of it.",
+        "",
+        "[Filter the matrix](compatibility.html)",
+        "",
+        "Networks of public projects, written as their projects write them, run under "
+        "`sparse_bridge.enable()`. This page and the filter over every cell and check are made "
+        "by a program:",
         "",
         "```bash",
         report.COMMAND,
         "```",
         "",
-        "runs each model in a fresh process (`compat/models`, `compat/matrix`). A cell counts as "
-        "**pass** when all of its checks that apply here pass, as **fail** when one fails, as "
-        "**known** when one fails that `compat/matrix` lists with its reason, such as behaviour "
-        "equal to the original's own, and as **unsupported** when one asks for something that is "
-        "refused on purpose. A number marks a note with the reason. A check that passes although "
-        "it is listed counts as a failure.",
+        "It runs each model in a fresh process (`compat/models`, `compat/matrix`), once per "
+        "device, dtype, mode and size: a cell. A cell counts as **pass** when all of its checks "
+        "that apply here pass, as **fail** when one fails, as **known** when one fails that "
+        "`compat/matrix` lists with its reason, such as behaviour equal to the original's own, "
+        "and as **unsupported** when one asks for something that is refused on purpose. A check "
+        "that passes although it is listed counts as a failure.",
         "",
     ]
 
@@ -68,15 +73,15 @@ def _summary(found: Results, models: Sequence[Model]) -> list[str]:
         (
             report.TITLES[group.framework],
             group.device,
-            str(group.models),
-            *(str(group.cells[one]) for one in OUTCOMES),
+            report.described(group.cells),
             report.described(group.checks),
         )
         for group in report.groups(found, models)
     ]
-    names = ("framework", "device", "models", *(f"cells: {one}" for one in OUTCOMES), "checks")
+    older = report.older(found)
     lines = [f"- {sentence}" for sentence in report.listed(found)]
-    return [*_table(names, rows), "", *lines, ""]
+    table = _table(("framework", "device", "cells", "checks"), rows)
+    return [*([f"**{older}**", ""] if older else []), *table, "", *lines, ""]
 
 
 def _framework(found: Results, models: Sequence[Model], framework: str, notes: _Notes) -> list[str]:
@@ -85,35 +90,37 @@ def _framework(found: Results, models: Sequence[Model], framework: str, notes: _
     names += [(one.number, one.name) for one in models if one.framework == framework]
     if not names:
         return []
-    places = sorted({_place(found, cell) for cell in cells})
-    by_place = {(cell.model, _place(found, cell)): cell for cell in cells}
+    devices = list(dict.fromkeys(report.device_of(found, cell) for cell in report.ordered(found)))
+    by_model: dict[tuple[str, str], list[CellResult]] = {}
+    for cell in cells:
+        by_model.setdefault((cell.model, report.device_of(found, cell)), []).append(cell)
     rows = [
         (
-            str(number or "smoke"),
             _plain(name),
-            *(_cell(by_place.get((name, place)), notes) for place in places),
+            str(number or "smoke"),
+            *(_outcome(by_model.get((name, device), []), notes) for device in devices),
         )
         for number, name in sorted(set(names), key=lambda one: (one[0] or 99, one[1]))
     ]
     title = [f"## {report.TITLES[framework]}", ""]
-    return [*title, *_table(("no.", "model", *places), rows), ""]
+    return [*title, *_table(("model", "no.", *devices), rows), ""]
 
 
-def _place(found: Results, cell: CellResult) -> str:
-    return f"{report.device_of(found, cell)}, {cell.size}, {cell.dtype}, {cell.mode}"
-
-
-def _cell(cell: CellResult | None, notes: _Notes) -> str:
-    if cell is None:
+def _outcome(cells: Sequence[CellResult], notes: _Notes) -> str:
+    """The worst cell of a model on a device, and how many of its checks passed there."""
+    if not cells:
         return "not run"
-    numbers = Counter(check.shown for check in cell.checks)
+    numbers = Counter(check.shown for cell in cells for check in cell.checks)
     applies = sum(numbers.values()) - numbers["not run"]
-    marks = "".join(
-        notes.mark(f"{one.check}{' (listed)' if one.expected else ''}: {one.reason}")
+    reasons = dict.fromkeys(
+        f"{one.check}{' (listed)' if one.expected else ''}: {one.reason}"
+        for cell in cells
         for one in report.remarks(cell)
     )
-    outcome = f"**{cell.outcome}**" if cell.outcome == "fail" else cell.outcome
-    return f"{outcome} {numbers['pass']}/{applies}{marks}"
+    outcomes = {cell.outcome for cell in cells}
+    worst = next(one for one in (*WORST, "not run") if one in outcomes)
+    shown = f"**{worst}**" if worst == "fail" else worst
+    return f"{shown} {numbers['pass']}/{applies}{''.join(map(notes.mark, reasons))}"
 
 
 def _checks(found: Results) -> list[str]:

@@ -21,6 +21,7 @@ def render(found: Results, models: Sequence[Model]) -> str:
     cells = report.ordered(found)
     return string.Template(_TEMPLATE.read_text()).substitute(
         command=_text(report.COMMAND),
+        older=_text(report.older(found)),
         runs="".join(f"<li>{_text(line)}</li>" for line in report.runs(found)),
         outcome_heads="".join(f'<th scope="col" class="number">{one}</th>' for one in OUTCOMES),
         summary="\n".join(_summary(group) for group in report.groups(found, models)),

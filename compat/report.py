@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
+from sparse_bridge import __version__
 from sparse_bridge.adapters import base
 
 from .matrix import FRAMEWORKS, Model
@@ -21,6 +22,7 @@ __all__ = [
     "device_of",
     "groups",
     "listed",
+    "older",
     "ordered",
     "remarks",
     "runs",
@@ -105,6 +107,17 @@ def runs(found: Results) -> list[str]:
     return [
         line.format(" to ".join(sorted({min(days), max(days)}))) for line, days in dates.items()
     ]
+
+
+def older(found: Results) -> str:
+    """A sentence that says so where cells are of other versions than this one; else empty."""
+    versions = {found.runs[cell.run]["versions"]["sparse_bridge"] for cell in found.cells}
+    if versions <= {__version__}:
+        return ""
+    return (
+        f"Cells of version {', '.join(sorted(versions - {__version__}))} have not been run again "
+        f"with {__version__}."
+    )
 
 
 def listed(found: Results) -> list[str]:

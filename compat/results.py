@@ -15,10 +15,11 @@ from sparse_bridge.harness import results
 
 from .matrix import CHECKS, FRAMEWORKS
 
-__all__ = ["OUTCOMES", "CellResult", "CheckResult", "Results", "merge", "run_facts"]
+__all__ = ["OUTCOMES", "WORST", "CellResult", "CheckResult", "Results", "merge", "run_facts"]
 
 SCHEMA = 1
 OUTCOMES = ("pass", "fail", "known", "unsupported", "not run")
+WORST = ("fail", "known", "unsupported", "pass")  # the first of them decides
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,7 @@ class CellResult:
     def outcome(self) -> str:
         """That of its worst check; checks that do not apply leave it alone."""
         found = {check.shown for check in self.checks}
-        return next((o for o in ("fail", "known", "unsupported", "pass") if o in found), "not run")
+        return next((one for one in WORST if one in found), "not run")
 
     @property
     def unexpected(self) -> list[CheckResult]:
@@ -133,6 +134,7 @@ def run_facts(device: str) -> dict[str, Any]:
     import torch
 
     import sparse_bridge
+    from benchmarks.machine import commit
     from sparse_bridge.kernels.runtime import target
 
     from .bridged import installed
@@ -146,6 +148,7 @@ def run_facts(device: str) -> dict[str, Any]:
         "system": platform.system(),
         "versions": {
             "sparse_bridge": sparse_bridge.__version__,
+            "commit": commit() or None,
             "python": platform.python_version(),
             "torch": torch.__version__,
             "triton": triton and ".".join(map(str, triton)),

@@ -16,13 +16,15 @@ import sparse_bridge
 
 sparse_bridge.enable("minkowski")
 
+from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import MinkowskiEngine as ME
 import numpy as np
 import torch
 from matplotlib.colors import to_rgb
-from shared import finish, parse, public, training
+from shared import Outcome, over_seeds, parse, public, training
 from torch import nn
 
 from sparse_bridge.demo.drawing import legend, new_figure, save
@@ -154,14 +156,21 @@ def rows_in(x: ME.SparseTensor, key: ME.CoordinateMapKey) -> torch.Tensor:
     return found
 
 
-def batch_of(vases: list[Cells], azimuths: np.ndarray, device):
+class Broken(NamedTuple):
     """Broken vases as the input, the coordinates of the whole ones, and their key."""
+
+    x: ME.SparseTensor
+    whole: torch.Tensor
+    truth: ME.CoordinateMapKey
+
+
+def batch_of(vases: list[Cells], azimuths: np.ndarray, device) -> Broken:
     parts = [seen_of(cells, azimuth) for cells, azimuth in zip(vases, azimuths, strict=True)]
     seen = ME.utils.batched_coordinates(parts)
     x = ME.SparseTensor(torch.ones(len(seen), 1), seen, device=device)
     whole = ME.utils.batched_coordinates(vases).to(device)
     truth, _ = x.coordinate_manager.insert_and_map(whole, string_id="truth")
-    return x, whole, truth
+    return Broken(x, whole, truth)
 
 
 def overlap(found: torch.Tensor, truth: torch.Tensor) -> float:
@@ -184,11 +193,14 @@ def complete(model: Completion, x: ME.SparseTensor) -> list[ME.SparseTensor]:
     return kept
 
 
-COLOURS = {"seen": "#8fa3bf", "grown, right": "#4fb477", "grown, wrong": "#e4572e"}
+COLOURS = {"seen": "#8fa3bf", "grown, right": "#2f7fd6", "grown, wrong": "#f0a020"}
 
 
-def draw(args, seen: torch.Tensor, truth: torch.Tensor, levels: list[ME.SparseTensor]) -> None:
-    figure = new_figure((15, 19), f"A vase that it has not seen, completed ({args.model} network)")
+def draw(args, scan: Broken, levels: list[ME.SparseTensor], mean: float) -> None:
+    """The first vase: completed, as it was given, as it is, and level by level."""
+    seen, truth = scan.x.C, scan.whole
+    title = f"mean IoU {mean:.2f} of completed vases that it has not seen ({args.model} network)"
+    figure = new_figure((15, 19), title)
     rows = [["result", "result", "input"], ["result", "result", "truth"], ["8", "4", "2"]]
     panels = figure.subplot_mosaic(rows)
     score, alone = overlap(levels[-1].C, truth), overlap(seen, truth)
@@ -223,30 +235,44 @@ def draw(args, seen: torch.Tensor, truth: torch.Tensor, levels: list[ME.SparseTe
     save(figure, args.picture)
 
 
-def main() -> None:
-    args = parse(__doc__.splitlines()[0], "generation", steps=130, quick=16, public_steps=300)
-    size, count = (16, 3) if args.quick else (32, 4)
+def metrics_of(levels: list[list[ME.SparseTensor]], scans: list[Broken]) -> dict[str, float]:
+    """Means over the vases."""
+    ends = [kept[-1].C for kept in levels]
+    pairs = list(zip(ends, scans, strict=True))
+    grown = [missing_found(end, one.whole, one.x.C) for end, one in pairs]
+    return {
+        "IoU of the input": float(np.mean([overlap(one.x.C, one.whole) for one in scans])),
+        "share of the missing part that was found": float(np.mean(grown)),
+        "mean IoU": float(np.mean([overlap(end, one.whole) for end, one in pairs])),
+    }
+
+
+def experiment(args, size: int, vases: int) -> Outcome:
     rng = np.random.default_rng(args.seed)
     model = (PublicCompletion() if args.model == "public" else Completion()).to(args.device)
-    unseen = [vase(np.random.default_rng(1000 + args.seed), size)]
-    broken, whole, _ = batch_of(unseen, np.array([AWAY]), args.device)
-    before = complete(model, broken)
+    shapes = [vase(np.random.default_rng(1000 + number), size) for number in range(vases)]
+    scans = [batch_of([one], np.array([AWAY]), args.device) for one in shapes]
+    before = [complete(model, one.x) for one in scans]
     optimiser = torch.optim.AdamW(model.parameters(), 5e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 5e-3, total_steps=args.steps + 1)
+    count = 3 if args.quick else 4
     for _, show in training(args.steps):
-        vases = [vase(rng, size) for _ in range(count)]
-        x, _, truth = batch_of(vases, AWAY + rng.uniform(-0.5, 0.5, count), args.device)
+        azimuths = AWAY + rng.uniform(-0.5, 0.5, count)
+        batch = batch_of([vase(rng, size) for _ in range(count)], azimuths, args.device)
         optimiser.zero_grad()
-        loss = model(x, truth)[1]
+        loss = model(batch.x, batch.truth)[1]
         loss.backward()
         optimiser.step(), schedule.step()
         show(loss.detach())
-    after = complete(model, broken)
-    draw(args, broken.C, whole, after)
-    ends = [levels[-1].C for levels in (before, after)]
-    shares = tuple(missing_found(end, whole, broken.C) for end in ends)
-    scores = tuple(overlap(end, whole) for end in ends)
-    finish(args, {"IoU": scores, "share of the missing part that was found": shares})
+    after = [complete(model, one.x) for one in scans]
+    first, last = metrics_of(before, scans), metrics_of(after, scans)
+    return Outcome(first, last, partial(draw, args, scans[0], after[0], last["mean IoU"]))
+
+
+def main() -> None:
+    args = parse(__doc__.splitlines()[0], "generation", steps=130, quick=16, public_steps=300)
+    size, vases = (16, 1) if args.quick else (32, 8)
+    over_seeds(args, partial(experiment, size=size, vases=vases), f"{vases} vase(s)")
 
 
 if __name__ == "__main__":

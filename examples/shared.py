@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import json
 import math
@@ -20,6 +21,16 @@ from torch import nn
 console = Console()
 
 
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What one training run gave: metrics by name, NaN where nothing can be measured, and how to
+    draw its picture."""
+
+    before: dict[str, float]
+    after: dict[str, float]
+    draw: Callable[[], None]
+
+
 def parse(
     description: str, name: str, steps: int, quick: int, public_steps: int = 0
 ) -> argparse.Namespace:
@@ -29,20 +40,32 @@ def parse(
     the public model, where it needs others.
     """
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", default=device, help="default: a GPU if there is one")
     parser.add_argument("--steps", type=int, metavar="N", help=f"training steps (default: {steps})")
-    parser.add_argument("--seed", type=int, default=0, help="of weights, data and their order")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of weights, data and their order (default: 0)"
+    )
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        default=1,
+        metavar="N",
+        help="train with so many seeds, from --seed on, and print the range (default: 1)",
+    )
     parser.add_argument(
         "--model",
         choices=("small", "public"),
         default="small",
-        help="a small network, or the definition of a public project (needs the source checkout)",
+        help="a small network (default), or the definition of a public project",
     )
     parser.add_argument("--quick", action="store_true", help="a coarse, short run: a smoke test")
     parser.add_argument(
         "--out", type=Path, default=Path("examples_out"), metavar="DIR", help="default: %(default)s"
     )
     args = parser.parse_args()
+    if args.seeds < 1:
+        parser.error(f"--seeds {args.seeds}: expected 1 or more")
     if args.steps is None:
         usual = public_steps or steps if args.model == "public" else steps
         args.steps = quick if args.quick else usual
@@ -51,8 +74,24 @@ def parse(
     except (RuntimeError, AssertionError) as error:
         parser.error(f"--device {args.device}: {str(error).splitlines()[0]}")
     args.picture = args.out / f"{name}.png"
-    torch.manual_seed(args.seed)
     return args
+
+
+def over_seeds(
+    args: argparse.Namespace, experiment: Callable[[argparse.Namespace], Outcome], data: str
+) -> None:
+    """Run `experiment` once per seed, draw the first one, then print and keep what was measured.
+
+    data: what it was measured on.
+    """
+    seeds, outcomes = list(range(args.seed, args.seed + args.seeds)), []
+    for seed in seeds:
+        torch.manual_seed(seed)
+        args.seed = seed
+        outcomes.append(experiment(args))
+        if len(outcomes) == 1:
+            outcomes[0].draw()
+    _finish(args, seeds, outcomes, data)
 
 
 def training(steps: int, shown: bool = True) -> Iterator[tuple[int, Callable[[float], None]]]:
@@ -96,18 +135,34 @@ def precise_norms(model: nn.Module, forward: Callable[[], object], passes: int =
         norm.momentum = momentum
 
 
-def finish(args: argparse.Namespace, metrics: dict[str, tuple[float, float]]) -> None:
-    """Print what training changed, and write it next to the picture as JSON.
-
-    NaN, for what cannot be measured, becomes "-" and null.
-    """
-    table = Table("", "before training", "after training")
-    for name, values in metrics.items():
-        table.add_row(name, *("-" if math.isnan(value) else f"{value:.3f}" for value in values))
+def _finish(args: argparse.Namespace, seeds: list[int], outcomes: list[Outcome], data: str) -> None:
+    """Print what training changed, the metric that counts last, and write it next to the picture
+    as JSON, where NaN becomes null."""
+    runs = {
+        when: {name: [getattr(one, when)[name] for one in outcomes] for name in outcomes[0].after}
+        for when in ("before", "after")
+    }
+    if len(seeds) == 1:
+        spread = f"one seed ({seeds[0]}); --seeds 3 gives a range"
+    else:
+        spread = f"lowest to highest of seeds {', '.join(map(str, seeds))}"
+    caption = f"On {data}, synthetic and not trained on.\n{spread.capitalize()}."
+    table = Table("", "before training", "after training", caption=caption, caption_justify="left")
+    for name in runs["after"]:
+        last = name == list(runs["after"])[-1]
+        style = "bold" if last else None
+        table.add_row(name, *(range_of(runs[when][name]) for when in runs), style=style)
     console.print(table)
     known = {
-        name: [None if math.isnan(value) else float(value) for value in values]
-        for name, values in metrics.items()
+        when: {name: [None if math.isnan(v) else float(v) for v in row] for name, row in of.items()}
+        for when, of in runs.items()
     }
-    args.picture.with_suffix(".json").write_text(json.dumps(known, indent=1))
+    text = json.dumps({"seeds": seeds, **known}, indent=1)
+    args.picture.with_suffix(".json").write_text(text)
     console.print("picture:", str(args.picture), markup=False, soft_wrap=True)
+
+
+def range_of(values: list[float]) -> str:
+    """One number, or the lowest and the highest; "-" where there is none."""
+    ends = sorted({f"{value:.3f}" for value in values if not math.isnan(value)}, key=float)
+    return " to ".join(dict.fromkeys((ends[0], ends[-1]))) if ends else "-"

@@ -17,7 +17,7 @@ from .settings import override as override_settings
 from .settings import update as update_settings
 
 if TYPE_CHECKING:
-    from . import adapters
+    from . import adapters, core
     from .adapters.convert import convert
     from .adapters.lifecycle import FrameworkStatus, Handle, disable, enable, report, status
     from .core.conv.override import dataflow
@@ -30,6 +30,7 @@ __all__ = [
     "__version__",
     "adapters",
     "convert",
+    "core",
     "dataflow",
     "disable",
     "enable",
@@ -61,15 +62,29 @@ _LAZY = {
 }
 
 
+_FOLDERS = ("adapters", "core")
+
+
 def __getattr__(name: str) -> Any:
-    if name == "adapters":
-        return importlib.import_module(".adapters", __name__)
+    if name in _FOLDERS:
+        return importlib.import_module(f".{name}", __name__)
     if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{_meant(name)}")
     value = getattr(importlib.import_module("." + _LAZY[name], __name__), name)
     globals()[name] = value
     return value
 
 
+def _meant(name: str) -> str:
+    """A public name that is spelt like `name`; none for names with an underscore, which programs
+    look for without meaning any of ours."""
+    if name.startswith("_"):
+        return ""
+    import difflib
+
+    near = difflib.get_close_matches(name, __all__, 1)
+    return f". Did you mean: {near[0]!r}?" if near else ""
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

@@ -7,18 +7,15 @@ import errno
 import importlib
 import os
 import pathlib
-import runpy
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import settings, workers
+from . import workers
 from ._version import __version__
 from .adapters.enabling import inherited
-from .commands.program_report import ProgramReport
 from .errors import SparseBridgeError, UnsupportedError
 from .gate import command as gate
-from .harness import results
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +23,11 @@ if TYPE_CHECKING:
 # Commands with options of their own: imported only when they are asked for. `compat` and
 # `benchmarks` belong to the source checkout, not to the installed package.
 _LAZY = {
-    "demo": ("sparse_bridge.demo.cli", "run two networks on a scan or a built-in scene"),
+    "run": ("sparse_bridge.commands.run", "run a script or module with the bridge enabled"),
+    "demo": (
+        "sparse_bridge.demo.cli",
+        "time two networks on a scan or a built-in street, teach a third one to label it",
+    ),
     "warm": ("sparse_bridge.commands.warm", "compile and tune kernels before they are needed"),
     "prove": (
         "sparse_bridge.commands.prove",
@@ -48,15 +49,6 @@ _NO_TORCH = (
     "https://download.pytorch.org/whl/rocm6.4 (AMD) or https://download.pytorch.org/whl/cpu (CPU)."
 )
 
-_RUN_HELP = """\
-Run a script or module with the bridge enabled, as python would run it.
-
-  python -m sparse_bridge run train.py --cfg model.yaml
-  python -m sparse_bridge run --report -m mypackage.train --cfg model.yaml
-  python -m sparse_bridge run --optimize graphs train.py --cfg model.yaml
-
-Options of `run` come before the script; everything after it belongs to the script."""
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status.
@@ -71,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv[:1] != ["doctor"]:  # which shows what the user's own programs find
         workers.wait_passively()
     try:
-        parser = _parser(wanted=argv[0] if argv else None)
+        parser = make_parser(wanted=argv[0] if argv else None)
         args = parser.parse_args(argv)
         return args.func(args) or 0
     except SparseBridgeError as error:
@@ -118,14 +110,27 @@ def _console(stderr: bool = False) -> Console:
     return Console(stderr=stderr, markup=False, highlight=False)
 
 
-def _parser(wanted: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m sparse_bridge",
-        description="Run spconv, torchsparse and MinkowskiEngine models on one Triton engine.",
+class _Parser(argparse.ArgumentParser):
+    """Refuses wrong usage in one line; sub-commands are of this class, too."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"sparse_bridge: {message}; see `{self.prog} --help`.\n")
+
+
+def _program() -> str:
+    """How this process was started, as users would type it."""
+    script = pathlib.Path(sys.argv[0]).stem
+    return script if script == "sparse-bridge" else "python -m sparse_bridge"
+
+
+def make_parser(wanted: str | None) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=_program(),
+        description="Run spconv, torchsparse, MinkowskiEngine and FlexGEMM models on one Triton "
+        "engine.",
     )
     parser.add_argument("--version", action="version", version=f"sparse_bridge {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    _add_run(commands)
     _add_doctor(commands)
     for name, (module, summary) in _LAZY.items():
         if name == wanted:
@@ -135,43 +140,7 @@ def _parser(wanted: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    run = commands.add_parser(
-        "run",
-        help="run a script or module with the bridge enabled",
-        description=_RUN_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    run.add_argument(
-        "--framework",
-        action="extend",
-        type=lambda names: [name for name in names.split(",") if name],
-        default=[],
-        metavar="A,B",
-        help="which to bridge (default: all)",
-    )
-    run.add_argument("--mode", choices=settings.MODES, help="default: auto")
-    run.add_argument(
-        "--optimize",
-        choices=settings.CHOICES["optimize"],
-        help="what is done to models as they run (default: fuse); graphs: replay sparse parts "
-        "from captured CUDA graphs",
-    )
-    run.add_argument(
-        "--strict", action="store_true", help="raise where a layer would run in the original"
-    )
-    run.add_argument("--report", action="store_true", help="print what ran to stderr at the end")
-    run.add_argument(
-        "--report-json", type=pathlib.Path, metavar="FILE", help="write what ran there, as JSON"
-    )
-    run.add_argument("-m", dest="module", action="store_true", help="target names a module")
-    run.add_argument("target", help="script, or with -m a module")
-    run.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
-    run.set_defaults(func=_run)
-
-
-def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_doctor(commands: argparse._SubParsersAction[_Parser]) -> None:
     doctor = commands.add_parser(
         "doctor",
         help="show devices, versions, settings and what enable() would do",
@@ -205,59 +174,10 @@ def _command(name: str, module: str) -> Any:
         ) from None
 
 
-def _run(args: argparse.Namespace) -> int:
-    if not args.module and not os.path.exists(args.target):
-        _console(stderr=True).print(f"sparse_bridge: can't find {args.target!r}", style="red")
-        return 2
-    if args.report_json:
-        results.require_writable(args.report_json, "--report-json")
-    _warn_of_unreachable_children(args.strict)
-    report = ProgramReport(args.report, args.report_json)
-    from .adapters import lifecycle
-
-    strict = True if args.strict else None
-    handle = lifecycle.enable(
-        *args.framework, mode=args.mode, strict=strict, optimize=args.optimize
-    )
-    lifecycle.hand_on(report.counts)
-    report.of(handle)
-    args.in_script = True
-    try:
-        execute(args.target, args.arguments, args.module)
-    finally:
-        report.program_ended()
-    return 0
-
-
-def _warn_of_unreachable_children(strict: bool) -> None:
-    """Raises UnsupportedError where children might run in the original, and may not."""
-    option = inherited.unreachable()
-    if option is None:
-        return
-    why = f"python {option} keeps child processes of the program from being bridged"
-    if strict:
-        raise UnsupportedError(f"{why}, which --strict does not allow; leave {option} out.")
-    _console(stderr=True).print(f"sparse_bridge: {why}.", style="yellow", soft_wrap=True)
-
-
-def execute(target: str, arguments: list[str], is_module: bool) -> None:
-    """As `python target arguments` or `python -m target arguments`, in this process, with all
-    frames of the program in one chunk of memory."""
-    from .core.device.frame_stack import PROGRAM, with_room
-
-    sys.argv[:] = [target, *arguments]
-    first = os.getcwd() if is_module else os.path.dirname(os.path.realpath(target))
-    if not getattr(sys.flags, "safe_path", False):  # under -P python adds no folder either
-        sys.path[0] = first
-    if is_module:
-        with_room(runpy.run_module, PROGRAM)(target, run_name="__main__", alter_sys=True)
-    else:
-        with_room(runpy.run_path, PROGRAM)(target, run_name="__main__")
-
-
 def run_doctor(args: argparse.Namespace) -> int:
     if args.targets is not None:
         return gate.main(args, _console())
+    gate.refuse_without_targets(args)
     from . import doctor
 
     facts = doctor.collect()

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import importlib.util
 import os
 import pathlib
 import platform
 from typing import TYPE_CHECKING, Any
 
-from . import settings, workers
+from . import releases, settings, workers
 from ._version import __version__
 from .adapters import base, lifecycle
 from .adapters.enabling import inherited
@@ -81,15 +82,15 @@ def _torch_facts(self_check: bool) -> dict[str, Any]:
     machine = known_faults.Machine(
         torch.version.hip, triton, archs, os.environ, settings.get().capture
     )
-    allocator = rocm.allocator_warning()
+    said = [releases.here(), rocm.allocator_warning(), *known_faults.of(machine)]
     return {
         "torch": torch.__version__,
         "torch_problem": None,
         "cuda": torch.version.cuda,
         "rocm": torch.version.hip,
         "triton": triton and ".".join(map(str, triton)),
-        "triton_build": target.triton_build(),
-        "warnings": [*([allocator] if allocator else []), *known_faults.of(machine)],
+        "triton_build": releases.triton_build(),
+        "warnings": [text for text in said if text],
         "devices": described,
         "cpu": {
             "cores": workers.cores(),
@@ -222,7 +223,7 @@ def _machine_table(facts: dict[str, Any]) -> Table:
     build = [f"{k} {facts[k.lower()]}" for k in ("CUDA", "ROCm") if facts.get(k.lower())]
     torch = facts["torch"] and f"{facts['torch']} ({', '.join(build) or 'CPU build'})"
     table.add_row("torch", torch or f"cannot be imported: {facts['torch_problem']}")
-    triton = facts["triton"] or "cannot be imported"
+    triton = facts["triton"] or _without_triton(facts)
     origin = facts.get("triton_build")
     table.add_row("Triton", f"{triton} ({origin})" if origin else triton)
     if facts.get("cpu"):
@@ -241,6 +242,14 @@ def _machine_table(facts: dict[str, Any]) -> Table:
             )
         table.add_row(device["device"], "; ".join(words))
     return table
+
+
+def _without_triton(facts: dict[str, Any]) -> str:
+    """In words that alarm nobody who has no GPU: torch's CPU builds bring no Triton."""
+    gpus = len(facts["devices"]) > 1
+    there = importlib.util.find_spec("triton") is not None
+    what = "cannot be imported" if there else "not installed"
+    return what if gpus else f"{what}; only layers on a GPU need it"
 
 
 def threads_of(cpu: dict[str, Any]) -> str:

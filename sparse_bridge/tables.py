@@ -20,8 +20,9 @@ WIDE = 140  # characters where nobody says how many: pipes, files, logs
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """text: words, read from the left; numbers stand at the right.  spare: narrow terminals do
-    without it, the highest number first; 0 is always shown."""
+    """text: words, read from the left, on several lines where there is no room; numbers stand at
+    the right.  spare: narrow terminals do without it, the highest number first; 0 is always
+    shown."""
 
     name: str
     text: bool = False
@@ -63,7 +64,10 @@ class Table:
         made = Rich()
         for index in shown:
             column = self.columns[index]
-            made.add_column(column.name, justify="left" if column.text else "right", no_wrap=True)
+            made.add_column(
+                column.name, justify="left" if column.text else "right", no_wrap=not column.text,
+                overflow="fold",
+            )  # fmt: skip
         for row in self.rows:
             made.add_row(*(Text(row[index]) for index in shown))
         if self.sums:

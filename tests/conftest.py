@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import types
 
 import hypothesis
 import pytest
@@ -18,9 +19,13 @@ from sparse_bridge import settings, workers
 
 workers.wait_passively()  # tests run beside one another
 
-# The same examples on every run: what a test says depends on the code alone. New ones:
-# `pytest --hypothesis-profile=default`.
-hypothesis.settings.register_profile("repeatable", derandomize=True, database=None)
+# The same examples on every run: what a test says depends on the code alone, and not on the clock
+# of a busy machine. New ones: `pytest --hypothesis-profile=new`. (The lane fixtures set nothing
+# that one example could leave behind for the next.)
+_checks = hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture
+timeless = hypothesis.settings(deadline=None, suppress_health_check=_checks)
+hypothesis.settings.register_profile("new", timeless)
+hypothesis.settings.register_profile("repeatable", timeless, derandomize=True, database=None)
 hypothesis.settings.load_profile("repeatable")
 
 import torch  # noqa: E402
@@ -170,8 +175,32 @@ def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the tests marked slow, too")
 
 
+# What a test module imports that waits for other threads or processes, or reads the clock.
+_CLOCKS = {"concurrent", "multiprocessing", "signal", "threading", "time"}
+
+
+def keeps_time(module) -> bool:
+    """Whether what a test module says may depend on what else the machine does."""
+    for value in vars(module).values():
+        home = getattr(
+            value, "__name__" if isinstance(value, types.ModuleType) else "__module__", ""
+        )
+        if str(home).partition(".")[0] in _CLOCKS:
+            return True
+    return False
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """GPU tests need a GPU, slow ones a word; lanes of special processes run what fits them."""
+    if not torch.cuda.is_available() and "gpu" not in (config.option.markexpr or ""):
+        without = [item for item in items if "gpu" in item.keywords]
+        config.hook.pytest_deselected(items=without)  # thousands: at once, not one by one
+        items[:] = [item for item in items if "gpu" not in item.keywords]
+    timed = {module for module in {item.module for item in items} if keeps_time(module)}
+    for item in items:
+        if item.module in timed:
+            item.add_marker(pytest.mark.timed)
     here = "interpreted" if INTERPRETED else "emulated" if EMULATED else None
     no_gpu = pytest.mark.skip(reason="needs a GPU")
     wrong_lane = pytest.mark.skip(reason="runs in a lane of its own")

@@ -143,11 +143,11 @@ def passes(monkeypatch):
     counts = {"norm": 0, "activation": 0, "apart": 0}
     finish, alone = epilogue.Epilogue.finish, torch.batch_norm
 
-    def counted(epilogue, y):
+    def counted(epilogue, y, dtype):
         counts["norm"] += epilogue.norm is not None
         counts["activation"] += epilogue.activation is not None
         before = counts["apart"]
-        y = finish(epilogue, y)
+        y = finish(epilogue, y, dtype)
         counts["apart"] = before
         return y
 

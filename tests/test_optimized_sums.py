@@ -33,9 +33,9 @@ def fused(monkeypatch):
     """(norms, residuals, activations) of each convolution, in order."""
     seen, finish = [], epilogue.Epilogue.finish
 
-    def noted(end, y):
+    def noted(end, y, dtype):
         seen.append((end.norm is not None, end.residual is not None, end.activation))
-        return finish(end, y)
+        return finish(end, y, dtype)
 
     monkeypatch.setattr(epilogue.Epilogue, "finish", noted)
     return seen

@@ -19,6 +19,14 @@ def test_narrow_terminals_get_fewer_columns_and_whole_cells():
         assert max(map(len, text.splitlines())) <= width and "a<b" in text and "A remark" in text
 
 
+def test_words_continue_on_the_next_line():
+    words = "groups of two are not supported here"
+    table = Table("", (Column("layer"), Column("reason", True)), [("12345", words)])
+    lines = table.plain(30).splitlines()
+    assert max(map(len, lines)) <= 30 and "12345" in table.plain(30) and "…" not in table.plain(30)
+    assert " ".join(line.split("│")[2].strip() for line in lines if "│" in line) == words
+
+
 def test_html_is_escaped_and_aligned():
     page = MADE.html()
     assert "a&lt;b" in page and "a<b" not in page and "empty" not in page

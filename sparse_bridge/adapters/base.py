@@ -51,7 +51,8 @@ class FrameworkStatus:
 
     mode: "patch", "standin" or None when never enabled.  version: of whatever answers its imports.
     reason: why this mode (or why not enabled).  device, dataflow: where layers run by default.
-    notes: remarks of the adapter, such as the version profile in force.
+    notes: remarks of the adapter, such as the version profile in force.  imported: whether this
+    process has imported it.
     """
 
     framework: str
@@ -62,6 +63,7 @@ class FrameworkStatus:
     dataflow: str
     device: str
     notes: tuple[str, ...] = ()
+    imported: bool = True
 
 
 class Framework:

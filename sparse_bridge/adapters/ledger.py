@@ -183,7 +183,7 @@ class Statuses(dict[str, FrameworkStatus]):
         return {name: dataclasses.asdict(status) for name, status in self.items()}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Report:
     """What the bridge did: how each framework is answered, the calls of each layer type, modules
     that `dataflow()` gave one of their own (how many of each class, by dataflow), replayed parts of
@@ -211,9 +211,20 @@ class Report:
         return json.dumps(self.to_dict(), indent=1)
 
     def __str__(self) -> str:
-        lines = [*_status_lines(self.frameworks), *self._dataflow_lines(), *self._layer_lines()]
+        lines = [*_status_lines(self._used()), *self._idle_lines(), *self._dataflow_lines()]
         modules = [module_table(self.modules).plain()] if self.modules else []
-        return "\n".join([*lines, *self._notes(), *modules])
+        return "\n".join([*lines, *self._layer_lines(), *self._notes(), *modules])
+
+    __repr__ = __str__  # what a terminal shows
+
+    def _used(self) -> list[FrameworkStatus]:
+        return [one for one in self.frameworks if one.imported or one.framework in self.layers]
+
+    def _idle_lines(self) -> list[str]:
+        """The frameworks that nobody has imported, in a line: there is nothing to say of them."""
+        used = self._used()
+        idle = [one.framework for one in self.frameworks if one not in used]
+        return [f"enabled, not imported: {', '.join(idle)}"] if idle else []
 
     def _notes(self) -> list[str]:
         ending = "" if self.children == 1 else "es"
@@ -222,9 +233,9 @@ class Report:
         return [*(children if self.children else []), *notes]
 
     def _repr_html_(self) -> str:
-        parts = [_status_table(self.frameworks).html()] if self.frameworks else []
+        parts = [_status_table(used).html()] if (used := self._used()) else []
         parts.append(self._layer_table().html() if self._counted() else "<p>no layer has run</p>")
-        notes = [*self._dataflow_lines(), *self._notes()]
+        notes = [*self._idle_lines(), *self._dataflow_lines(), *self._notes()]
         parts += [f"<p>{html.escape(line)}</p>" for line in notes]
         return "".join([*parts, *([module_table(self.modules).html()] if self.modules else [])])
 

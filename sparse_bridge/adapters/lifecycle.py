@@ -10,20 +10,20 @@ under `python -m sparse_bridge run` inherit it in any case (`enabling.inherited`
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .. import settings
+from .. import releases, settings
 from ..errors import LifecycleError, UnsupportedError
 from ..log import logger
 from . import base, ledger, optimizing, place
 from .alias_names import PackageNames
 from .base import Framework, FrameworkStatus
 from .enabling import child_counts, forks, inherited, model_layers, options
+from .enabling.active import Active
 from .enabling.options import Wanted
 from .import_hook import StandinFinder, choose, really_imported
 from .patching import PatchSet
@@ -31,22 +31,8 @@ from .patching import PatchSet
 __all__ = ["FrameworkStatus", "Handle", "disable", "enable", "report", "status"]
 
 
-@dataclasses.dataclass
-class _Active:
-    """One enabled framework. names: its further import names.  holders: handles that have not let
-    go."""
-
-    adapter: Framework
-    mode: str
-    reason: str
-    version: str | None
-    names: PackageNames
-    undo: Callable[[], None]
-    holders: int = 0
-
-
 _lock = threading.RLock()
-_active: dict[str, _Active] = {}
+_active: dict[str, Active] = {}
 _left_out: dict[str, str] = {}  # why an enable() of everything passed a framework over
 # By stand-in tree; kept: they own the stand-ins' module objects.
 _finders: dict[tuple[str, Path], StandinFinder] = {}
@@ -66,7 +52,7 @@ class Handle:
     """What one `enable()` holds. As a context manager it lets go at the end of the block."""
 
     def __init__(
-        self, held: tuple[_Active, ...], claims: contextlib.ExitStack, baseline: ledger.Tally
+        self, held: tuple[Active, ...], claims: contextlib.ExitStack, baseline: ledger.Tally
     ) -> None:
         self._held = held
         self._claims = claims
@@ -134,6 +120,8 @@ def enable(
             return sparse tensors are captured as graphs of launches and replayed, too (on AMD GPUs
             with SPARSE_BRIDGE_CAPTURE=always alone). None: the setting.
 
+    Warns once where this Python, torch or Triton is none that the package was tested with.
+
     Returns:
         A handle with `report()`, `status()` and `disable()`, usable as a context manager.
 
@@ -146,11 +134,12 @@ def enable(
     names = tuple(dict.fromkeys(base.load(name).name for name in frameworks) or base.ADAPTERS)
     wanted = Wanted(mode, strict, profile, optimize)
     options.check(names, wanted)
+    releases.warn(stacklevel=2)
     with _lock:
         for name in names:
             join(name)
         baseline = ledger.snapshot()
-        held: list[_Active] = []
+        held: list[Active] = []
         claims = contextlib.ExitStack()
         try:
             for name in names:
@@ -233,7 +222,7 @@ def report(model: Any = None) -> ledger.Report:
     return ledger.Report(described, ledger.counts(), modules=model_layers.modules_of(model))
 
 
-def _hold(name: str, wanted: Wanted) -> _Active:
+def _hold(name: str, wanted: Wanted) -> Active:
     active = _active.get(name)
     adapter = base.load(name)
     if wanted.profile not in adapter.profiles:
@@ -249,7 +238,7 @@ def _hold(name: str, wanted: Wanted) -> _Active:
     return active
 
 
-def _hold_if_possible(name: str, wanted: Wanted) -> list[_Active]:
+def _hold_if_possible(name: str, wanted: Wanted) -> list[Active]:
     """As `_hold`, but a framework out of reach is passed over, and `status()` says why.
 
     Never where the real framework is imported: it would run unbridged without a word.
@@ -266,7 +255,7 @@ def _hold_if_possible(name: str, wanted: Wanted) -> list[_Active]:
         return []
 
 
-def _activate(adapter: Framework, wanted: Wanted) -> _Active:
+def _activate(adapter: Framework, wanted: Wanted) -> Active:
     name = adapter.name
     optimizing.check(wanted.optimize)
     chosen, reason = choose(adapter, wanted.mode or settings.get().mode)
@@ -277,7 +266,7 @@ def _activate(adapter: Framework, wanted: Wanted) -> _Active:
     ledger.set_strict(name, wanted.strict)
     optimizing.choose(name, wanted.optimize)
     _left_out.pop(name, None)
-    _active[name] = active = _Active(adapter, chosen, reason, version, names, undo)
+    _active[name] = active = Active(adapter, chosen, reason, version, names, undo)
     logger.info("%s is bridged, mode %s (%s)", name, chosen, reason)
     return active
 
@@ -302,19 +291,20 @@ def _start(adapter: Framework, mode: str) -> tuple[Callable[[], None], str | Non
     return stop, finder.version()
 
 
-def _let_go(active: _Active) -> None:
+def _let_go(active: Active) -> None:
     active.holders -= 1
     if active.holders <= 0:
         _deactivate(active)
 
 
-def _deactivate(active: _Active) -> None:
+def _deactivate(active: Active) -> None:
     """Undo, unless `disable()` has done so before a handle let go."""
     name = active.adapter.name
     if _active.get(name) is active:
         del _active[name]
         ledger.set_strict(name, None)
         optimizing.leave(name)
+        active.was_imported = active.imported
         active.names.uninstall()
         active.undo()
         logger.info("%s is no longer bridged", name)
@@ -324,10 +314,10 @@ def _describe(name: str) -> FrameworkStatus:
     if name in _active:
         return _described(_active[name])
     reason = _left_out.get(name, "enable() was not called for it")
-    return FrameworkStatus(name, False, None, None, reason, *place.of_layers())
+    return FrameworkStatus(name, False, None, None, reason, *place.of_layers(), imported=False)
 
 
-def _described(active: _Active) -> FrameworkStatus:
+def _described(active: Active) -> FrameworkStatus:
     """The status of a framework as enabled by `active`, still or formerly."""
     adapter = active.adapter
     enabled = _active.get(adapter.name) is active
@@ -342,6 +332,7 @@ def _described(active: _Active) -> FrameworkStatus:
         active.reason,
         *place.of_layers(),
         (*adapter.notes(), *active.names.notes(), *place.mistrusted()),
+        active.imported,
     )
 
 

@@ -80,16 +80,21 @@ def _facts(path: Path | Traversable) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, CacheFileError) as error:
         return {**facts, "problem": str(error)}
     facts |= dataclasses.asdict(stamp)
-    facts["current"] = _current(stamp)
+    facts["unread"] = unread(stamp)
+    facts["current"] = facts["unread"] is None
     facts["winners"] = _plain(winners)
     facts["groups"] = {key: dataclasses.asdict(one) for key, one in groups.items()}
     return facts
 
 
-def _current(stamp: Stamp) -> bool:
-    """Whether the kernels and Triton of this process made it."""
+def unread(stamp: Stamp) -> str | None:
+    """Why this process does not read a file; None where it does."""
+    if stamp.kernels != kernel_hash():
+        return "not read: other kernels made it"
     version = ".".join(map(str, targets.triton_version() or ()))
-    return (stamp.kernels, stamp.triton) == (kernel_hash(), version)
+    if not version:
+        return "not read: there is no Triton here, and layers on a CPU need none"
+    return None if stamp.triton == version else f"not read: made for Triton {stamp.triton}"
 
 
 def _plain(winners: Winners) -> dict[str, Any]:
@@ -147,8 +152,7 @@ def _files_table(title: str, files: Iterable[dict[str, Any]]) -> Table:
         counts.append(str(len(one["groups"])))
         device = f"{one['device']} ({one['arch']})"
         made = (str(one["compute_units"]), one["triton"], one["kernels"][:8])
-        state = "current" if one["current"] else "made by another version"
-        rows.append((one["file"], device, *made, *counts, size, state))
+        rows.append((one["file"], device, *made, *counts, size, one["unread"] or "current"))
     return Table(title, _FILE, rows)
 
 

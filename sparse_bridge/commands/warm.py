@@ -57,29 +57,40 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     what = parser.add_argument_group("what to run")
     what.add_argument("--models", nargs="*", choices=MODELS, help="networks (default: all)")
     what.add_argument("--channels", nargs="+", type=int, metavar="C", help="layers of these widths")
-    what.add_argument("--kernels", nargs="+", type=int, default=[3, 2], metavar="K")
-    what.add_argument("--dtypes", nargs="+", choices=tuple(DTYPES), default=["fp16"])
     what.add_argument(
-        "--rows", nargs="+", type=int, default=[20_000, 100_000], metavar="N", help="voxels"
+        "--kernels", nargs="+", type=int, default=[3, 2], metavar="K",
+        help="edges of their kernels (default: 3 2)",
+    )  # fmt: skip
+    what.add_argument(
+        "--dtypes", nargs="+", choices=tuple(DTYPES), default=["fp16"], help="default: fp16"
     )
+    what.add_argument(
+        "--rows", nargs="+", type=int, default=[20_000, 100_000], metavar="N",
+        help="voxels (default: 20000 100000)",
+    )  # fmt: skip
     what.add_argument(
         "--layouts",
         nargs="+",
         choices=("ovi", "vio"),
         default=["ovi", "vio"],
-        help="weights of layers: spconv's, and those of torchsparse and MinkowskiEngine",
+        help="order of a layer's weights: ovi is output channels, kernel, input channels (spconv); "
+        "vio is kernel, input, output (torchsparse, MinkowskiEngine); default: both",
     )
     what.add_argument("--inference", action="store_true", help="no gradients")
     how = parser.add_argument_group("how")
     how.add_argument("--tune", action="store_true", help="time tiles and store the winners")
     how.add_argument("--again", action="store_true", help="tune what has a winner already, too")
     how.add_argument(
-        "--budget", type=float, default=_BUDGET, metavar="S", help="timing per problem (seconds)"
-    )
+        "--budget", type=float, default=_BUDGET, metavar="S",
+        help="seconds of timing per problem (default: %(default)g)",
+    )  # fmt: skip
     how.add_argument("--export", type=Path, metavar="FILE", help="also write all winners there")
     how.add_argument("--jobs", type=int, metavar="N", help="processes (default: by CPU cores)")
     how.add_argument("--json", action="store_true", help="machine-readable output")
-    how.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
+    how.add_argument(
+        "--device", choices=("auto", "cuda", "cpu"), default="auto",
+        help="default: %(default)s, the GPU if there is one",
+    )  # fmt: skip
     parser.set_defaults(func=run)
     return parser
 

@@ -79,12 +79,12 @@ def draw_birdseye(path: Path, grid: VoxelGrid, labelled: Labelled | None, title:
 
 def _draw_classes(labelled: Labelled, grid: VoxelGrid, extent: Extent, title: str) -> Figure:
     truth, iou = labelled.scan.labels, labelled.iou()
-    figure = new_figure((15, 15), title)
+    mean = "" if iou is None else f": mean IoU {np.nanmean(iou):.2f}"
+    figure = new_figure((15, 15), title + mean)
     below: list[Any] = ["heights", "heights"] if truth is None else ["truth", "heights"]
     panels = figure.subplot_mosaic([["found", "found"], below], height_ratios=[1.25, 1])
     steps = f"after {len(labelled.losses)} training steps ({labelled.seconds:.0f} s)"
-    right = "" if truth is None else f": {(labelled.found == truth).mean():.0%} of voxels right"
-    _draw_cubes(panels["found"], labelled, labelled.found, f"classes found {steps}{right}")
+    _draw_cubes(panels["found"], labelled, labelled.found, f"classes found {steps}{mean}")
     if truth is not None:
         name = f"truth: {len(truth):,} voxels of {labelled.voxel_size * 100:g} cm"
         _draw_cubes(panels["truth"], labelled, truth, name)
@@ -143,6 +143,6 @@ def _draw_voxels(
 def _draw_heights(axes: Axes, grid: VoxelGrid, extent: Extent) -> None:
     z = grid.centers()[:, 2]
     low, high = (float(value) for value in np.percentile(z, [1, 99]))
-    image = _draw_voxels(axes, grid, z, extent, ("turbo", 0.12), (low, high))
+    image = _draw_voxels(axes, grid, z, extent, ("viridis", 0.2), (low, high))
     metric_panel(axes, f"{len(z):,} voxels by height", extent)
     colour_bar(axes, image, "height z, m")

@@ -87,8 +87,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="crop in metres (default: derived from the points)",
     )
     runs = parser.add_argument_group("run")
-    runs.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    runs.add_argument("--dtype", choices=tuple(_DTYPES), default="fp32")
+    runs.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="default: %(default)s, a GPU if there is one",
+    )
+    runs.add_argument(
+        "--dtype",
+        choices=tuple(_DTYPES),
+        default="fp32",
+        help="of the two timed networks (default: %(default)s)",
+    )
     runs.add_argument(
         "--train",
         type=int,
@@ -110,10 +120,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--repeats",
         type=int,
         metavar="N",
-        help="timed passes per network (default: 10 on a GPU, 2 on the CPU)",
+        help="timed passes per network (default: 10 on a GPU, 3 on the CPU)",
+    )
+    runs.add_argument(
+        "--layers", action="store_true", help="also print a row per layer of the timed networks"
     )
     runs.add_argument("--small", action="store_true", help="a thinner U-Net, for slow machines")
-    runs.add_argument("--seed", type=int, default=0, help="of weights and synthetic street")
+    runs.add_argument(
+        "--seed", type=int, default=0, help="of weights and synthetic street (default: %(default)s)"
+    )
     runs.add_argument(
         "--output",
         type=Path,
@@ -212,7 +227,6 @@ def _run(
             with steps.step(f"{network.title}: inference"):
                 calibrate(network.model, forward)
                 profiles.append(_profile(network, forward, args, device))
-            console.print(layers_table(profiles[-1], device, console.width))
             if args.train:
                 with steps.step(f"{network.title}: training"):
                     trained.append(_train(network, forward, profiles[-1], args))
@@ -221,11 +235,14 @@ def _run(
             with steps.step("segmentation: training"):
                 labelled = _label(args, cloud, kinds, device)
             console.print(classes_table(labelled))
+        if args.layers:
+            for profile in profiles:
+                console.print(layers_table(profile, device, console.width))
         if args.json:
             save(args.json, _SCHEMA, _figures(profiles, trained, labelled, voxelise_ms))
         if picture:
             with steps.step("picture"):
-                title = f"{cloud.source}: {len(cloud.points):,} points"
+                title = f"{cloud.source}, {len(cloud.points):,} points"
                 draw_birdseye(picture, grid, labelled, title)
 
 
@@ -239,8 +256,8 @@ def _figures(
     iou = None if labelled is None else labelled.iou()
     return {
         "voxelise_ms": voxelise_ms,
-        "networks": [dataclasses.asdict(profile) for profile in profiles],
-        "training": [dataclasses.asdict(result) for result in trained],
+        "networks": [{**dataclasses.asdict(one), "ms": one.ms} for one in profiles],
+        "training": [{**dataclasses.asdict(one), "ms": one.ms} for one in trained],
         "iou": None if iou is None else [None if math.isnan(one) else float(one) for one in iou],
     }
 
@@ -248,9 +265,10 @@ def _figures(
 def _profile(
     network: Network, forward: Callable[[], Any], args: argparse.Namespace, device: torch.device
 ) -> NetworkProfile:
-    repeats = args.repeats or (10 if device.type == "cuda" else 2)
+    repeats = args.repeats or (10 if device.type == "cuda" else 3)
+    probed = repeats if args.layers or args.json else 1  # else their times are not shown
     with torch.no_grad():
-        return profile_network(network.title, network.model, forward, device, repeats)
+        return profile_network(network.title, network.model, forward, device, repeats, probed)
 
 
 def _train(

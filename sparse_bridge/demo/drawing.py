@@ -79,10 +79,19 @@ def colour_bar(axes: Axes, image: Any, label: str) -> None:
     bar.outline.set_edgecolor(GRID)  # type: ignore[operator]
 
 
-def legend(where: Axes | Figure, colours: Mapping[str, Any], **place: Any) -> None:
-    """Coloured squares with names; colours and `place` (`loc`, `ncols`, ...) are matplotlib's."""
+def legend(where: Axes | Figure, looks: Mapping[str, Any], **place: Any) -> None:
+    """Names beside a square of their colour or, where a look maps properties of a line, that line.
+
+    Colours, properties and `place` (`loc`, `ncols`, ...) are matplotlib's.
+    """
+    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    squares = [Patch(color=colour, label=name) for name, colour in colours.items()]
-    look = {"facecolor": _PANEL, "edgecolor": GRID, "labelcolor": INK, "fontsize": 13}
-    where.legend(handles=squares, **{**look, **place})
+    handles = [
+        Line2D([], [], label=name, **look)
+        if isinstance(look, Mapping)
+        else Patch(color=look, label=name)
+        for name, look in looks.items()
+    ]
+    style = {"facecolor": _PANEL, "edgecolor": GRID, "labelcolor": INK, "fontsize": 13}
+    where.legend(handles=handles, **{**style, **place})

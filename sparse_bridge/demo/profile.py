@@ -19,15 +19,20 @@ from ..profiling.results import LayerProfile
 class NetworkProfile:
     """All sparse layers of one network, in the order in which they ran.
 
-    `ms` is the median of whole forward passes without probes. `peak_memory` is how far such a pass
-    raised the allocated bytes, on CUDA only.
+    `passes` are the milliseconds of whole forward passes without probes. `peak_memory` is how far
+    such a pass raised the allocated bytes, on CUDA only.
     """
 
     title: str
     layers: list[LayerProfile]
-    ms: float
+    passes: tuple[float, ...]
     parameters: int
     peak_memory: int | None = None
+
+    @property
+    def ms(self) -> float:
+        """The median pass."""
+        return statistics.median(self.passes)
 
 
 @contextlib.contextmanager
@@ -48,10 +53,12 @@ def profile_network(
     forward: Callable[[], object],
     device: torch.device,
     repeats: int,
+    probed: int,
 ) -> NetworkProfile:
     """Run `forward` (one inference of `model`, from a fresh tensor each time) and report on it.
 
-    The first pass is the warm-up: it never counts.
+    The first pass is the warm-up: it never counts. After `repeats` timed ones come `probed` ones
+    in which every layer is timed.
     """
     forward()
     cuda = device.type == "cuda"
@@ -65,8 +72,8 @@ def profile_network(
             forward()
     peak = torch.cuda.max_memory_allocated(device) - allocated if cuda else None
     with profile(model) as found:
-        for _ in range(repeats):
+        for _ in range(probed):
             forward()
     layers = [layer for layer in found.layers if layer.framework not in ("", "torch")]
     parameters = sum(p.numel() for p in model.parameters())
-    return NetworkProfile(title, layers, statistics.median(whole), parameters, peak)
+    return NetworkProfile(title, layers, tuple(whole), parameters, peak)

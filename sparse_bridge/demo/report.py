@@ -100,7 +100,8 @@ def layers_table(profile: NetworkProfile, device: torch.device, width: int) -> T
         title=f"{profile.title}: {len(profile.layers)} sparse layers, "
         f"{profile.parameters / 1e6:.2f} M parameters",
         title_justify="left",
-        caption="ms: median of each layer alone, with the building of kernel maps",
+        caption="ms: median of each layer, with the building of kernel maps, in passes of their\n"
+        "own that time every layer; the sum need not be the time of a whole pass",
         caption_justify="left",
     )
     for index in shown:
@@ -150,27 +151,50 @@ def _cells(layer: LayerProfile) -> list[str | Text]:
     ]
 
 
+_BUSY = 1.5  # slowest by fastest repeat; on an idle machine they differ by some per cent
+
+
 def times_table(
     profiles: Sequence[NetworkProfile],
     trained: Sequence[TrainingResult],
     voxelise_ms: float,
 ) -> Table:
     """Times of whole passes."""
-    table = Table(title="Times", title_justify="left")
+    measured: list[NetworkProfile | TrainingResult] = [*profiles, *trained]
+    slowest = max((max(one.passes) / min(one.passes) for one in measured), default=1.0)
+    caption = "median, and lowest to highest of the repeats" if slowest > 1 else ""
+    if slowest > _BUSY:
+        caption += f"\nThe machine was busy: repeats of the same work differ by {slowest:.1f}x."
+    table = Table(title="Times", title_justify="left", caption=caption, caption_justify="left")
     table.add_column("what")
     table.add_column("ms", justify="right")
+    table.add_column("lowest to highest", justify="right")
     table.add_column("notes")
-    table.add_row("voxelise", f"{voxelise_ms:,.1f}", "")
+    table.add_row("voxelise", f"{voxelise_ms:,.1f}", "", "")
     for profile in profiles:
         voxels = profile.layers[0].rows_in or 0
-        note = f"{voxels / profile.ms:,.0f} k voxels/s"
+        note = f"{len(profile.layers)} sparse layers, {_rate(voxels, profile.ms)}"
         if profile.peak_memory is not None:
             note += f", peak memory +{megabytes(profile.peak_memory)} MB"
-        table.add_row(f"{profile.title}, inference", f"{profile.ms:,.1f}", note)
+        _add_times(table, f"{profile.title}, inference", profile, note)
     for result in trained:
         shown = " > ".join(f"{loss:.3f}" for loss in result.losses)
-        table.add_row(f"{result.title}, training step", f"{result.ms:,.1f}", f"loss {shown}")
+        _add_times(table, f"{result.title}, training step", result, f"loss {shown}")
     return table
+
+
+def _add_times(
+    table: Table, what: str, measured: NetworkProfile | TrainingResult, note: str
+) -> None:
+    ends = f"{min(measured.passes):,.1f} to {max(measured.passes):,.1f}"
+    spread = ends if len(measured.passes) > 1 else ""
+    table.add_row(what, f"{measured.ms:,.1f}", spread, note)
+
+
+def _rate(voxels: int, ms: float) -> str:
+    """Voxels per second, in thousands where these say enough."""
+    rate = 1e3 * voxels / ms
+    return f"{rate / 1e3:,.0f} k voxels/s" if rate >= 1e4 else f"{rate:,.0f} voxels/s"
 
 
 def classes_table(labelled: Labelled) -> Table:

@@ -22,7 +22,7 @@ CLASSES = {  # the kinds of things in each
     "vehicle": ("vehicle",),
     "pole, person": ("pole", "person"),
 }
-COLOURS = ("#6b7f9e", "#e0a458", "#b8c4d6", "#4fb477", "#e4572e", "#d67bd6")
+COLOURS = ("#3f5f9e", "#df8f10", "#dde4ee", "#12a07a", "#b8320c", "#f5ee6a")
 CLASS_OF_KIND = np.array([[k in kinds for kinds in CLASSES.values()].index(True) for k in KINDS])
 REACH, TOP = 24.0, 6.0  # metres to each side of the sensor, and above the ground, that are labelled
 _GROUND = 5  # per cent of the points that lie below what is taken for the ground

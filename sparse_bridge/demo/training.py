@@ -15,11 +15,16 @@ from .profile import stopwatch
 
 @dataclasses.dataclass(frozen=True)
 class TrainingResult:
-    """Loss per step, and the median milliseconds of forward, backward and SGD update."""
+    """Loss per step, and the milliseconds (`passes`) of forward, backward and SGD update."""
 
     title: str
     losses: list[float]
-    ms: float
+    passes: tuple[float, ...]
+
+    @property
+    def ms(self) -> float:
+        """The median step."""
+        return statistics.median(self.passes)
 
 
 def height_bands(indices: torch.Tensor, bands: int) -> torch.Tensor:
@@ -68,4 +73,4 @@ def train(
             scaler.update()
         losses.append(float(loss.detach()))
     model.eval(), head.eval()
-    return TrainingResult(title, losses, statistics.median(times[1:] or times))
+    return TrainingResult(title, losses, tuple(times[1:] or times))

@@ -14,6 +14,7 @@ from .points import PointCloud
 _MULTIPLE = 16  # the U-Net halves the grid four times
 _LOWEST = 32  # layers in z: the encoder's strides need 25
 _POINTS_PER_VOXEL = 10
+_SMALLEST = 1e-9  # metres; numbers of smaller cells are no floats any more
 _BEV_CHANNELS, _BEV_LIMIT = 128, 2 << 30  # channels and bytes of the dense bird's-eye view
 
 
@@ -72,12 +73,18 @@ def grid_shape(crop: Sequence[float], voxel_size: float) -> tuple[int, int, int]
     z = max(z, _LOWEST)
     dense = z // _MULTIPLE * (y // 8) * (x // 8) * _BEV_CHANNELS * 4
     if dense > _BEV_LIMIT:
+        grid = " x ".join(_readable(edge, ",d") for edge in (z, y, x))
         raise GeometryError(
-            f"a grid of {z} x {y} x {x} cells (z, y, x) needs {dense / 2**30:.1f} GiB for the "
-            f"dense bird's-eye view; the demo stops at {_BEV_LIMIT / 2**30:.0f} GiB. Take a larger "
-            "--voxel-size or a smaller --range."
+            f"a grid of {grid} cells (z, y, x) needs {_readable(dense / 2**30, ',.1f')} GiB for "
+            f"the dense bird's-eye view; the demo stops at {_BEV_LIMIT / 2**30:.0f} GiB. Take a "
+            "larger --voxel-size or a smaller --range."
         )
     return z, y, x
+
+
+def _readable(value: float, form: str) -> str:
+    """A number of any size, in a few characters."""
+    return format(value, form) if value <= 1e9 else "more than 1e9"
 
 
 def voxelize(
@@ -94,8 +101,8 @@ def voxelize(
     """
     from spconv.pytorch.utils import PointToVoxel
 
-    if not voxel_size > 0:
-        raise SettingError(f"voxel size is {voxel_size}; expected metres above 0.")
+    if not voxel_size >= _SMALLEST:
+        raise SettingError(f"voxel size is {voxel_size}; expected metres, {_SMALLEST:g} or more.")
     crop = crop_of(cloud, voxel_size) if crop is None else crop
     shape = grid_shape(crop, voxel_size)
     points = torch.from_numpy(cloud.points).to(device)

@@ -77,6 +77,8 @@ def problems(form: Form, target: Target, code: Code) -> list[str]:
         found.append(f"shared memory {code.shared} of {target.shared_memory} bytes")
     if code.warp_size != target.warp_size:
         found.append(f"compiled for {code.warp_size} lanes, the target has {target.warp_size}")
+    if code.serialized:
+        found.append("wgmma runs one after another (ptxas C75..)")
     if target.backend == "hip" and code.wide_loops:
         found.append(
             "a loop between 64-bit bounds carries integers; Triton 3.8 and 3.9 fold their values"

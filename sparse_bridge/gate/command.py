@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..errors import SettingError
 from ..harness.progress import Progress
 from ..harness.results import require_writable
 from ..kernels.runtime.architectures import compiled
@@ -29,7 +30,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--targets", nargs="*", metavar="ARCH", help=f"which (default: {' '.join(compiled())})"
     )
     gate.add_argument(
-        "--full", action="store_true", help="every form that ships; some hundred per target"
+        "--full",
+        action="store_true",
+        help="every form that ships; some hundred per target (default: a few of each kind)",
     )
     gate.add_argument(
         "--kernel", action="append", default=[], metavar="NAME",
@@ -39,8 +42,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     gate.add_argument("--workers", type=int, metavar="N", help="processes (default: one per CPU)")
 
 
+def refuse_without_targets(args: argparse.Namespace) -> None:
+    """Raises SettingError for options of the gate where it is not asked for: nothing would come of
+    them."""
+    named = [f"--{name}" for name in ("full", "kernel", "write", "workers") if getattr(args, name)]
+    if named:
+        raise SettingError(f"{', '.join(named)} without --targets, which the gate needs; add it.")
+
+
 def main(args: argparse.Namespace, console: Console) -> int:
-    """Run the gate; 1 if a form may not ship."""
+    """Run the gate; 1 if a form may not ship.
+
+    Raises: UnsupportedError without Triton 3.5.
+    """
+    from .triton_needed import require_triton
+
+    require_triton()  # ahead of kernels, which import it
     from .running import failures, jobs_for
     from .summary import as_json, markdown
 
@@ -84,7 +101,7 @@ def _show(results: Sequence[Result], console: Console) -> None:
         rows.append([*map(str, cells), shared, str(s.failed)])
     columns = (
         Column("target", True), Column("family", True, 3),
-        *(Column(name, True, 4) for name in found[0].products), Column("forms"),
+        *(Column(name, True, 4) for name in found[0].products), Column("variants"),
         Column("registers", spare=2), Column("shared KiB", spare=1), Column("failed"),
     )  # fmt: skip
     console.print(Table("Compiled for", columns, rows).plain(), soft_wrap=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import UnsupportedError
 from ..kernels.runtime.launch import OPTIONS
-from ..kernels.runtime.target import Target, triton_version
+from ..kernels.runtime.target import Target
 from .forms import Form
 
 # Names in the machine code of matrix instructions, most specific first.
@@ -34,7 +34,8 @@ class Code:
     thread.  spilled: bytes of memory per thread that hold spilled registers.  parked: scalar
     registers that AMD's compiler keeps in lanes of vector registers instead, which costs no memory.
     shared: bytes per workgroup.  warp_size: lanes it was compiled for.  wide_loops: loops between
-    64-bit bounds that carry integers.
+    64-bit bounds that carry integers.  serialized: the assembler runs asynchronous matrix
+    instructions one after another.
     """
 
     matrix: str
@@ -45,17 +46,7 @@ class Code:
     shared: int
     warp_size: int
     wide_loops: int = 0
-
-
-def require_triton() -> None:
-    """Raise UnsupportedError where Triton cannot compile for absent GPUs."""
-    version = triton_version()
-    if version is None or version < (3, 5):
-        shown = "none" if version is None else ".".join(map(str, version))
-        raise UnsupportedError(
-            "the compile gate needs Triton 3.5 or newer, which brings a linker for AMD, and found "
-            f"{shown}; on a machine without a GPU: pip install triton."
-        )
+    serialized: bool = False
 
 
 def source(form: Form, target: Target) -> Any:
@@ -93,19 +84,19 @@ def compile_form(form: Form, target: Target) -> Code:
     made = triton.compile(
         source(form, target), target=described, options={**OPTIONS, **dict(form.options)}
     )
-    metadata = made.metadata
+    metadata, serialized = made.metadata, False
     if target.backend == "hip":
         text = made.asm["amdgcn"]
         registers, spilled, parked = _amd_registers(text)
         warp_size = int(_last(r"\.wavefront_size:\s*(\d+)", text))
     else:
-        text = made.asm["ptx"]
-        (registers, spilled), parked = _nvidia_registers(made.asm["cubin"], text), 0
+        text, parked = made.asm["ptx"], 0
+        registers, spilled, serialized = _nvidia_registers(made.asm["cubin"], text)
         warp_size = metadata.warp_size
     matrix, instruction = _matrix(target.backend, text)
     return Code(
         matrix, instruction, registers, spilled, parked, metadata.shared, warp_size,
-        wide_loops(made.asm["ttir"]) + wide_loops(made.asm["ttgir"]),
+        wide_loops(made.asm["ttir"]) + wide_loops(made.asm["ttgir"]), serialized,
     )  # fmt: skip
 
 
@@ -147,21 +138,22 @@ def _amd_registers(text: str) -> tuple[int, int, int]:
     return counts[0], max(4 * counts[1], counts[2]), counts[3]
 
 
-def _nvidia_registers(cubin: bytes, ptx: str) -> tuple[int, int]:
-    """(registers, bytes of spilled ones)."""
+def _nvidia_registers(cubin: bytes, ptx: str) -> tuple[int, int, bool]:
+    """(registers, bytes of spilled ones, whether wgmma is serialized)."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         (folder / "code.cubin").write_bytes(cubin)
         told = _tool("cuobjdump", "--dump-resource-usage", str(folder / "code.cubin"))
         registers, stack = _numbers(r"REG:(\d+) STACK:(\d+)", told)
-        if stack == 0:
-            return registers, 0
-        # A stack may hold something else; the assembler tells, in time that most kernels save.
+        # A stack may hold something else than spilled registers; the assembler tells, in time that
+        # most kernels save.
+        if stack == 0 and "wgmma.mma_async" not in ptx:
+            return registers, 0, False
         (folder / "code.ptx").write_text(ptx, encoding="utf-8")
         target = "--gpu-name=" + _groups(r"\.target (sm_\w+)", ptx)[0]
         told = _assembled("-v", target, str(folder / "code.ptx"), "-o", str(folder / "again"))
         stores, loads = _numbers(r"(\d+) bytes spill stores, (\d+) bytes spill loads", told)
-    return registers, max(stores, loads)
+    return registers, max(stores, loads), "wgmma.mma_async instructions are serialized" in told
 
 
 def _assembled(*arguments: str) -> str:

@@ -61,17 +61,22 @@ def products(target: Target) -> list[tuple[torch.dtype, str]]:
     return found
 
 
+_ROWS = (0, 2, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)  # per compute unit
+
+
 @functools.lru_cache(maxsize=16)
 def gather_tiles(target: Target) -> tuple[list[Case], list[Case]]:
     """(cases of the default tiles, of the tuner's other candidates) of the gather-GEMM."""
     default: dict[Case, None] = {}
     tuned: dict[Case, None] = {}
-    rows = [max(1, power * target.compute_units) for power in (0, 8, 32, 128, 256, 512, 1024, 2048)]
+    rows = [max(1, power * target.compute_units) for power in _ROWS]
     for (dtype, precision), c_in, c_out in itertools.product(products(target), CHANNELS, CHANNELS):
-        for n, order, v in itertools.product(rows, ("oi", "io"), (_OFFSETS, _FEW_OFFSETS)):
-            tile = gather_tile(target, dtype, n, c_in, c_out, v, precision, order)
+        orders, offsets = ("oi", "io"), (_OFFSETS, _FEW_OFFSETS)
+        for n, order, v, grows in itertools.product(rows, orders, offsets, (False, True)):
+            tile = gather_tile(target, dtype, n, c_in, c_out, v, precision, order, expanding=grows)
             default[Case(tile, dtype, precision)] = None
-        for tile in candidates(target, dtype, c_in, c_out, _OFFSETS, precision, "fwd", rows[4]):
+        many = 256 * target.compute_units
+        for tile in candidates(target, dtype, c_in, c_out, _OFFSETS, precision, "fwd", many):
             tuned[Case(tile, dtype, precision)] = None
     return list(default), [case for case in tuned if case not in default]
 

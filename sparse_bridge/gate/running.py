@@ -14,7 +14,7 @@ from ..kernels.runtime.target import described
 from ..workers import cores
 from .catalogue import spaces
 from .checks import problems
-from .compiling import Code, compile_form, require_triton
+from .compiling import Code, compile_form
 from .forms import Form
 from .selection import selected
 
@@ -70,9 +70,8 @@ def jobs_for(
     """(architecture, form) of a whole run. kernels: only those with these names; (): all.
 
     Raises: DeviceError for a name that is no architecture, UnsupportedError for one that is no
-    kernel or of which a quick run has no form, and without Triton 3.5.
+    kernel or of which a quick run has no form.
     """
-    require_triton()
     if not archs:
         raise DeviceError("no architecture was named; expected names like gfx942 or sm_90.")
     targets = [described(arch) for arch in archs]

@@ -113,7 +113,10 @@ def as_json(results: Sequence[Result]) -> dict[str, Any]:
 
 
 _PAGE = """\
-# Compiled for every target
+# Kernels compiled for each GPU
+
+For those whose GPU was not run by us: whether every kernel compiles for it, with which
+instructions, registers and shared memory.
 
 Every kernel is compiled, without a GPU, for the architectures below, and the machine code is
 checked: matrix instructions where the dtype has them, no register spilled to memory, shared memory
@@ -121,17 +124,18 @@ within the limit of a workgroup, the target's number of lanes. This page is writ
 
     python -m sparse_bridge doctor --targets --full --write docs/targets.md
 
-{scope} Triton {triton}, {forms} compilations, {failed} failed.
+{scope} Triton {triton}, {forms} compilations, {failed} failed. A variant is a kernel with one tile,
+dtype and set of flags.
 
 ## Targets
 
 {targets}
 
-Shared memory: the most that a form takes, of what a workgroup may have. Parked: forms in which the
-compiler moves a few registers elsewhere by its own choice: AMD's keeps scalar ones in lanes of a
-vector register, which costs no memory; NVIDIA's puts at most 64 bytes of a thread on the stack
-below its limit of 255 registers, to run more warps. Any other spill is a failure, but for tiles
-that were tuned on hardware as they are: {accepted}.
+Shared memory: the most that a variant takes, of what a workgroup may have. Parked: variants in
+which the compiler moves a few registers elsewhere by its own choice: AMD's keeps scalar ones in
+lanes of a vector register, which costs no memory; NVIDIA's puts at most 64 bytes of a thread on
+the stack below its limit of 255 registers, to run more warps. Any other spill is a failure, but
+for tiles that were tuned on hardware as they are: {accepted}.
 
 "multiply-add": the dtype has no matrix instruction there, or Triton makes none (Turing). fp32 is
 IEEE; TF32 takes part only where the framework's or torch's switch allows it. "3 x TF32": fp32
@@ -153,8 +157,8 @@ _PART = "A representative part of it (`--full` compiles all): the largest defaul
 def markdown(results: Sequence[Result], full: bool) -> str:
     """The page `docs/targets.md`."""
     targets = _table(
-        ("target", "GPUs", "family", "lanes", "fp16", "bf16", "fp32", "TF32", "3 x TF32", "forms",
-         "most registers", "shared memory", "parked", "failed"),
+        ("target", "GPUs", "family", "lanes", "fp16", "bf16", "fp32", "TF32", "3 x TF32",
+         "variants", "most registers", "shared memory", "parked", "failed"),
         [
             (
                 s.target.arch, s.target.generation.chip(s.target.arch).gpus, s.target.family,
@@ -166,7 +170,7 @@ def markdown(results: Sequence[Result], full: bool) -> str:
         ],
     )  # fmt: skip
     kernels = _table(
-        ("kernel", "forms", "most registers", "most shared bytes", "failed"),
+        ("kernel", "variants", "most registers", "most shared bytes", "failed"),
         kernel_rows(results),
     )
     facts = as_json([])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,11 +41,21 @@ def require_writable(path: pathlib.Path, option: str) -> None:
     if path.is_dir():
         raise SettingError(f"{option} {path}: got a folder; expected the name of a file.")
     parent = next(one for one in (path, *path.absolute().parents) if one.exists())
-    if not (parent.is_dir() or parent == path) or not os.access(parent, os.W_OK):
+    if not _takes_files(parent) if parent != path else not os.access(path, os.W_OK):
         raise SettingError(
             f"{option} {path}: {parent} cannot be written; expected a place where this user may "
             "make files. Name another one."
         )
+
+
+def _takes_files(folder: pathlib.Path) -> bool:
+    """Found out by making a file that has no name, or loses it at once: rights say nothing of
+    read-only disks and of /proc."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def read(path: pathlib.Path) -> tuple[int | None, dict[str, Any]]:

@@ -35,18 +35,22 @@ class ModelProfile:
     Args:
         model: whose modules are watched; None: of every module that this thread calls.
         memory: ask a GPU for the peak of every call. It resets torch's peak statistics.
+        calls: how many calls of the model, or of outermost modules, are counted; the profile ends
+            by itself where the next one begins. None: all.
 
     Raises:
         DataTypeError: `model` is no torch module.
     """
 
-    def __init__(self, model: nn.Module | None = None, *, memory: bool = True) -> None:
+    def __init__(
+        self, model: nn.Module | None = None, *, memory: bool = True, calls: int | None = None
+    ) -> None:
         if model is not None and not isinstance(model, nn.Module):
             raise DataTypeError(
                 f"profile() got {type(model).__name__}; expected a torch.nn.Module, or nothing to "
                 "profile every module that is called."
             )
-        self._memory = memory
+        self._memory, self._most = memory, calls
         self._held: Any = None if model is None else weakref.ref(model)
         self._model = model  # until it has run
         self._layers: list[Layer] = []
@@ -146,11 +150,12 @@ class ModelProfile:
         return results.table(self._title, *self._found).plain()
 
     def __repr__(self) -> str:
-        if self._found is None:
-            state = "running" if self._stack is not None else "not started"
-            return f"<sparse_bridge.profile of {self._title}, {state}>"
-        layers, totals = self._found
-        return f"<sparse_bridge.profile of {self._title}, {len(layers)} layers, {totals.ms:.2f} ms>"
+        if self._found is not None:
+            return str(self)  # what a terminal shows
+        state = (
+            "running" if self._stack is not None else "not started: use it as `with profile(...)`"
+        )
+        return f"<sparse_bridge.profile of {self._title}, {state}>"
 
     def _repr_html_(self) -> str | None:
         if self._found is None:
@@ -212,6 +217,9 @@ class ModelProfile:
             return
         if module is self._model:
             self._open.clear()  # of a call that Ctrl-C has ended
+        if self._most is not None and not self._open and len(self._roots) >= self._most:
+            self.stop()  # not sooner: the last call's gradients came after it
+            return
         layer = self._layer(module)
         given = list(_features_in((args, kwargs)))
         around = self._open[-1] if self._open else None
@@ -247,12 +255,15 @@ class ModelProfile:
         call.stops = []
 
 
-def profile(model: nn.Module | None = None, *, memory: bool = True) -> ModelProfile:
+def profile(model: nn.Module | None = None, *inputs: Any, memory: bool = True) -> ModelProfile:
     """What each layer of a model does and costs: a context manager around its calls.
 
         with sparse_bridge.profile(model) as p:
             model(x)
         print(p)
+
+    or, with the model's inputs, of one call: `print(sparse_bridge.profile(model, x))`. On a GPU
+    call the model before, or the times are those of compiling.
 
     Layers run one after another meanwhile, as with any hooks: none is fused with the next, none
     waits for what follows, captured graphs are not replayed. Training computes the same bits;
@@ -261,12 +272,20 @@ def profile(model: nn.Module | None = None, *, memory: bool = True) -> ModelProf
 
     Args:
         model: whose modules are watched; None: every module that this thread calls.
+        inputs: what the model is called with; none: the program calls it.
         memory: ask a GPU for the peak of every call. It resets torch's peak statistics.
 
     Returns: a `ModelProfile`, with `layers`, `totals`, `to_dict()` and `to_json()` at the end.
     Raises: DataTypeError where `model` is no torch module.
     """
-    return ModelProfile(model, memory=memory)
+    found = ModelProfile(model, memory=memory)
+    if not inputs:
+        return found
+    if model is None:
+        raise DataTypeError("profile() got inputs and no model; expected profile(model, *inputs).")
+    with found:
+        model(*inputs)
+    return found
 
 
 def _features_in(value: Any) -> Iterator[torch.Tensor]:

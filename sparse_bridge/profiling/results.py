@@ -169,11 +169,12 @@ def table(title: str, layers: Sequence[LayerProfile], totals: Totals) -> Table:
     )
     whole[_place("calls")] = str(totals.calls)
     whole[_place("MiB")] = megabytes(totals.peak_bytes)
+    peaks = any(layer.peak_bytes is not None for layer in layers)
     left = sum(sum(layer.original.values()) for layer in layers)
     remark = (
         f"{len(layers)} layers. Times are sums over all calls, with the building of kernel maps; "
         f"{'the share is of the GPU' if on_device else 'the share is of the host'}. MiB: "
-        f"{'peak of a call' if on_device else 'features of a result'}."
+        f"{'peak of a call' if peaks else 'features of a result'}."
     )
     if left:
         remark += f" {left} calls were left to the original framework."

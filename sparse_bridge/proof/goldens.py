@@ -33,7 +33,7 @@ def goldens(setup: Setup) -> Iterator[Outcome]:
     for framework, profile, folder, options, few in RUNS:
         name = f"goldens, {framework}{f' {profile}' if profile else ''}"
         runner = CHECKOUT / "tests" / "goldens" / folder / "run_golden.py"
-        if not runner.is_file():
+        if not any((runner.parent / "public").rglob("*.npz")):
             yield Outcome(name, SKIPPED, "the recorded answers are in a source checkout only")
             continue
         words = ("--filter", few) if setup.emulated else ()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .. import settings
+from ..errors import DeviceError
 from ..kernels.runtime import target as targets
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
@@ -44,10 +45,12 @@ class Setup:
     @staticmethod
     def find(wanted: str = "auto") -> Setup:
         """What this process has: a GPU if there is one, else the CPU, with kernels where Triton has
-        a driver for CPU tensors. wanted: "auto" or a torch device."""
+        a driver for CPU tensors. wanted: "auto" or a torch device.
+
+        Raises: DeviceError for a device that is none, or is not here."""
         if wanted == "auto":
             wanted = "cuda" if torch.cuda.is_available() else "cpu"
-        device = torch.device(wanted)
+        device = _device(wanted)
         if device.type == "cuda":
             device = torch.device("cuda", targets.device_index(device))
         there = targets.unavailable(device) is None
@@ -87,6 +90,18 @@ def plain_torch() -> Iterator[None]:
     """Inside, CPU tensors are served by torch: the reference."""
     with settings.override(dataflow="auto"):
         yield
+
+
+def _device(wanted: str) -> torch.device:
+    """Raises: DeviceError for a name that is no device, or not of one that computes here."""
+    try:
+        device = torch.empty(0, device=wanted).device
+    except (RuntimeError, AssertionError) as error:  # torch raises both, by the kind of device
+        why = str(error).splitlines()[0]
+        raise DeviceError(f"--device {wanted}: {why}; expected cpu, cuda or cuda:1.") from None
+    if device.type == "meta":
+        raise DeviceError(f"--device {wanted} computes nothing; expected cpu, cuda or cuda:1.")
+    return device
 
 
 def synchronize(device: torch.device) -> None:

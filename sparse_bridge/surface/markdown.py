@@ -11,10 +11,13 @@ from .check import ABSENT, CHANGED, DIFFERENT, EXPLAINED, PRESENT, Finding, Surf
 __all__ = ["page"]
 
 _HEAD = """\
-# The frameworks' surface
+# Names of each framework
+
+For those who miss a name, or want to know whether one is taken as upstream takes it: every public
+name, present or absent, and why.
 
 Public names of the frameworks, and how `import` of the framework answers them here: modules,
-functions, classes with their members and bases, what objects store in themselves, parameters with
+functions, classes with their members and bases, the attributes of objects, parameters with
 their order and defaults.
 
 A program (`tools/public_names`) makes the lists from the files of a release, which it does not run:

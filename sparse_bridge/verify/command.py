@@ -56,7 +56,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("project", metavar="PROJECT", choices=titles, help=", ".join(titles))
-    parser.add_argument("--checkpoint", type=Path, required=True, metavar="FILE")
+    parser.add_argument(
+        "--checkpoint", type=Path, required=True, metavar="FILE", help="the published weights"
+    )
     parser.add_argument(
         "--data", type=Path, required=True, metavar="PATH",
         help="folder of prepared data; of reno a scan, see demo --points",
@@ -71,12 +73,19 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "BITS=BYTES",
     )  # fmt: skip
     parser.add_argument(
-        "--tolerance", type=float, metavar="POINTS", help="percentage points; of reno per cent"
-    )
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="reno: where it runs")
+        "--tolerance", type=float, metavar="POINTS",
+        help=f"percentage points (default: {Project.tolerance:g}); of reno per cent of a size "
+        f"(default: {reno.TOLERANCE:g})",
+    )  # fmt: skip
     parser.add_argument(
-        "--bits", type=int, action="append", help="reno: of a coordinate (repeatable)"
-    )
+        "--device", choices=("cpu", "cuda"),
+        help="reno: where it runs (default: a GPU if there is one)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--bits", type=int, action="append",
+        help="reno: of a coordinate; repeatable "
+        f"(default: {' and '.join(map(str, reno.PRECISIONS))})",
+    )  # fmt: skip
     parser.add_argument(
         "--trust", action="store_true",
         help="unpickle whatever the checkpoint holds, which may run code that it contains",
@@ -102,9 +111,10 @@ def run(args: argparse.Namespace) -> int:
     project: Project = PROJECTS[args.project]
     expected = {} if args.check else _expected(project, args.expect)
     tolerance = project.tolerance if args.tolerance is None else args.tolerance
+    weights.require_file(args.checkpoint, "--checkpoint")
+    _check_data(project, args.data)
     found = weights.load(args.checkpoint, args.trust)
     checked = weights.compare(found, project.keys(), project.title)
-    _check_data(project, args.data)
     _say(_describe(args.checkpoint, checked))
     if args.check:
         return _checked(args, project, checked)

@@ -29,8 +29,9 @@ TOLERANCE = 0.1  # per cent of a size; TF32 moves sizes by less
 _MOST_BITS = 18  # millimetres
 _ORIGIN, _UNIT = 131072, 0.001  # added to millimetres, so that a scan of a car is positive; metres
 _COLUMNS = (
-    Column("coordinates", True), Column("points"), Column("voxels"), Column("came back"),
-    Column("bytes"), Column("bits per point"), Column("expected"), Column("verdict", True),
+    Column("coordinates", True), Column("points", spare=3), Column("voxels", spare=2),
+    Column("came back"), Column("bytes"), Column("bits per point", spare=4),
+    Column("expected", spare=1), Column("verdict", True),
 )  # fmt: skip
 
 
@@ -61,13 +62,15 @@ def run(args: argparse.Namespace, say: Callable[[str], None]) -> int:
 
     Raises: SettingError, ShapeError, DataTypeError, which are exit status 2.
     """
+    precisions = _precisions(args.bits)
+    expected = _sizes(args.expect, precisions)
+    for path, option in ((args.checkpoint, "--checkpoint"), (args.data, "--data")):
+        weights.require_file(path, option)
     import torch
 
     from ..demo.points import load_points
     from .running import EvaluationError
 
-    precisions = _precisions(args.bits)
-    expected = _sizes(args.expect, precisions)
     tree = _tree(args)
     tensors = weights.tensors(args.checkpoint, args.trust)
     with _torchsparse() as ts:

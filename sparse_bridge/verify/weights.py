@@ -119,6 +119,13 @@ def load(path: Path, trusted: bool) -> dict[str, Shape]:
     return {key: tuple(value.shape) for key, value in tensors(path, trusted).items()}
 
 
+def require_file(path: Path, option: str) -> None:
+    """SettingError where there is none. Ask before torch is imported, which takes seconds."""
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "there is no such file"
+        raise SettingError(f"{option} {path}: {what}; expected a file, which you download first.")
+
+
 def tensors(path: Path, trusted: bool) -> dict[str, torch.Tensor]:
     """The tensors of a checkpoint by key; "module." in front of keys is left out.
 
@@ -126,10 +133,9 @@ def tensors(path: Path, trusted: bool) -> dict[str, torch.Tensor]:
     Raises: SettingError: no such file. DataTypeError: no checkpoint, or one that holds more than
         tensors and is not trusted.
     """
+    require_file(path, "--checkpoint")
     import torch
 
-    if not path.is_file():
-        raise SettingError(f"--checkpoint {path}: there is no such file; download it first.")
     try:
         held = torch.load(path, map_location="cpu", weights_only=not trusted)
     except pickle.UnpicklingError as error:

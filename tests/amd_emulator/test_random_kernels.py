@@ -18,6 +18,7 @@ pytestmark = [
 BATCH = 100
 
 
+@pytest.mark.slow
 def test_a_few():
     found = dict(fuzz.differences(0, 6, ("gfx942", "gfx1100")))
     assert found == dict.fromkeys(range(6))

@@ -139,6 +139,7 @@ def test_empty_caches_are_empty_and_inside_the_folder(tmp_path, monkeypatch):
         assert environment[name].startswith(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_real_run_writes_json_markdown_and_pictures(tmp_path, capsys):
     out = tmp_path / "run.json"
     command = ["bench", "--suite", "layers", "networks", "--dtype", "fp16", "--device", "cpu"]

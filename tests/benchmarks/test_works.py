@@ -26,6 +26,7 @@ def street():
     return workloads.load("street:0.25")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("peer", "name"), NETWORKS)
 @torch.no_grad()
 def test_values_stay_in_the_range_of_half_precision(peer, name):

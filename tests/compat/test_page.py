@@ -10,6 +10,7 @@ import subprocess
 import pytest
 
 from compat import page
+from tests.patience import PATIENCE
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), ""
@@ -76,7 +77,7 @@ def visit(text, folder, *options):
         ],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PATIENCE,
         check=True,
     )
     (title,) = re.findall(r"<title>(.*)</title>", done.stdout)

@@ -17,6 +17,7 @@ from sparse_bridge.core.device.torch_compat import WHOLE_GRAPHS as TRACED
 from sparse_bridge.core.device.torch_compat import eagerly
 from tests.checks import assert_close
 from tests.compile.programs import DOORS, PROGRAMS, scene
+from tests.quick import quick
 from tests.releases import WHOLE_GRAPHS
 
 MODES = ("eval", "train", pytest.param("gradients", marks=pytest.mark.slow))
@@ -86,7 +87,7 @@ class Check:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", quick(["spconv", "minkowski"], DOORS))
 def test_the_same_model_compiled(door, mode, quiet):
     with PROGRAMS[door]() as programs:
         check = Check(programs["three"](), mode)
@@ -102,7 +103,7 @@ def test_the_same_model_compiled(door, mode, quiet):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", quick(["torchsparse"], DOORS))
 def test_models_that_are_compiled_in_parts(door, mode, quiet):
     with PROGRAMS[door]() as programs:
         check = Check(programs["three"](), mode)
@@ -122,7 +123,7 @@ def test_models_that_are_compiled_in_parts(door, mode, quiet):
         check.same(lambda: program(*scene(0)))
 
 
-@pytest.mark.parametrize("backend", ("eager", "aot_eager", "inductor"))
+@pytest.mark.parametrize("backend", quick(["inductor"], ("eager", "aot_eager", "inductor")))
 def test_results_of_65536_values(backend, monkeypatch, quiet):
     """As programs have them: with the size at which layers begin to wait."""
     monkeypatch.undo()

@@ -8,6 +8,7 @@ from torch._dynamo.utils import counters
 
 from sparse_bridge.core.traced import graphs
 from tests.compile.programs import GRID, PROGRAMS, scene
+from tests.quick import quick
 from tests.releases import WHOLE_GRAPHS
 
 
@@ -65,6 +66,7 @@ CASES = [
       ("dense", "coo", "instance norm", "interpolation", "field", "splat")),
     *(("torchsparse", name) for name in ("dense", "plane", "tower")),
 ]  # fmt: skip
+COMMON = [("minkowski", "dense"), ("torchsparse", "plane")]
 
 
 @pytest.fixture
@@ -82,8 +84,9 @@ def breaks(monkeypatch):
 
 
 @WHOLE_GRAPHS
-@pytest.mark.parametrize(("door", "name"), CASES, ids=["-".join(case) for case in CASES])
-def test_a_layer_between_two_graphs(door, name, breaks, plain_settings):
+@pytest.mark.parametrize("case", quick(COMMON, CASES), ids="-".join)
+def test_a_layer_between_two_graphs(case, breaks, plain_settings):
+    door, name = case
     with PROGRAMS[door]():
         run, expected = LAYERS[door]()[name]
         torch._dynamo.reset()
@@ -101,7 +104,9 @@ def test_a_layer_between_two_graphs(door, name, breaks, plain_settings):
 
 
 @WHOLE_GRAPHS
-@pytest.mark.parametrize("door", ["spconv", "torchsparse", "torchsparse 1.4", "minkowski"])
+@pytest.mark.parametrize(
+    "door", quick(["torchsparse"], ["spconv", "torchsparse", "torchsparse 1.4", "minkowski"])
+)
 def test_networks_in_many_graphs(door, plain_settings):
     """Where torch gives a layer up after so many graphs, it runs as ever, on maps of both kinds."""
     plain = torch._dynamo.config.patch(capture_dynamic_output_shape_ops=False)

@@ -13,6 +13,7 @@ import torch
 import sparse_bridge.compile
 from tests.compile.comparison import assert_same
 from tests.compile.programs import DEVICES, NETWORKS, PROGRAMS, WHERE, scene
+from tests.quick import quick
 from tests.releases import WHOLE_GRAPHS, since
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -65,7 +66,7 @@ def round_trip(door, network, folder, device):
 
 @WHOLE_GRAPHS
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("door", ("spconv", "minkowski"))
+@pytest.mark.parametrize("door", quick(["spconv"], ("spconv", "minkowski")))
 def test_a_program_is_saved_and_loaded(door, device, tmp_path, plain_settings):
     made = round_trip(door, "three", tmp_path, device)
     needed = sparse_bridge.compile.needed(made)

@@ -10,13 +10,14 @@ import sparse_bridge
 from tests.compile.comparison import assert_same, compare
 from tests.compile.programs import DOORS, PROGRAMS, scene
 from tests.compile.test_fusion import fused
+from tests.quick import quick
 from tests.releases import WHOLE_GRAPHS
 
 pytestmark = WHOLE_GRAPHS
 
 
 @pytest.mark.parametrize("state", ("new", "watched"))
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", quick(["spconv", "minkowski"], DOORS))
 def test_inference(door, state, plain_settings):
     with PROGRAMS[door]() as programs, torch.no_grad():
         program = programs["three"]().eval()
@@ -28,7 +29,7 @@ def test_inference(door, state, plain_settings):
         assert_same(program(*scene(0)), expected)
 
 
-@pytest.mark.parametrize("door", ("spconv", "torchsparse", "minkowski"))
+@pytest.mark.parametrize("door", quick(["torchsparse"], ("spconv", "torchsparse", "minkowski")))
 def test_training_and_any_rows(door, plain_settings):
     with PROGRAMS[door]() as programs:
         program = programs["three"]().eval()

@@ -11,13 +11,14 @@ from sparse_bridge.adapters.minkowski.maps import MapRegistry
 from sparse_bridge.core.compile import norms
 from tests.compile.comparison import assert_near, assert_same, compare
 from tests.compile.programs import DEVICES, DOORS, GRID, NETWORKS, PROGRAMS, WHERE, scene
+from tests.quick import quick
 from tests.releases import WHOLE_GRAPHS
 
 pytestmark = WHOLE_GRAPHS
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", quick(["spconv", "torchsparse", "minkowski"], DOORS))
 def test_three_layers_in_one_graph(door, device, plain_settings):
     with PROGRAMS[door]() as programs:
         compare(programs["three"]().train(), "aot_eager", 3, device=device)
@@ -31,13 +32,13 @@ def test_three_layers_in_one_graph(door, device, plain_settings):
         for backend in ("aot_eager", "inductor") for dtype in (torch.float16, torch.bfloat16)
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", quick(["spconv", "torchsparse"], DOORS))
 def test_autocast(door, device, backend, dtype, plain_settings):
     with PROGRAMS[door]() as programs:
         compare(programs["three"]().train(), backend, 3, device=device, autocast=dtype)
 
 
-@pytest.mark.parametrize("door", ("spconv", "torchsparse", "minkowski"))
+@pytest.mark.parametrize("door", quick(["spconv"], ("spconv", "torchsparse", "minkowski")))
 def test_norms_as_operators(door, plain_settings, monkeypatch):
     """As they are on GPUs."""
     monkeypatch.setattr(norms, "DEVICES", ("cpu",))
@@ -45,7 +46,7 @@ def test_norms_as_operators(door, plain_settings, monkeypatch):
         compare(programs["three"]().train(), "aot_eager", 2)
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", quick(["spconv", "torchsparse", "minkowski"], DOORS))
 def test_inference_of_three_layers_in_one_graph(door, plain_settings):
     with PROGRAMS[door]() as programs, torch.no_grad():
         compare(programs["three"]().eval(), "eager", 3)
@@ -93,6 +94,7 @@ def test_points_of_torchsparse_in_one_graph(door, plain_settings):
         compare(programs["points"]().train(), "aot_eager", 3)
 
 
+@pytest.mark.slow
 def test_layers_outside_of_graphs_see_what_graphs_made(plain_settings):
     """A layer onto coordinates that a tensor holds runs between two graphs."""
     with PROGRAMS["minkowski"]() as programs:
@@ -113,7 +115,7 @@ def test_layers_outside_of_graphs_see_what_graphs_made(plain_settings):
         compare(Outside().train(), "aot_eager", 3, fullgraph=False)
 
 
-@pytest.mark.parametrize("network", ("pools", "gate", "joins", "points"))
+@pytest.mark.parametrize("network", quick(["pools"], ("pools", "gate", "joins", "points")))
 def test_layers_of_minkowski_in_one_graph(network, plain_settings):
     with PROGRAMS["minkowski"]() as programs:
         compare(programs[network]().train(), "aot_eager", 3)
@@ -165,7 +167,7 @@ def test_networks_in_half_precision(door, plain_settings):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", quick(["spconv", "minkowski"], DOORS))
 def test_sparse_tensors_made_before_the_graph(door, device, plain_settings):
     with PROGRAMS[door]() as programs, torch.no_grad():
         program = programs["three"]().eval().to(device)

@@ -145,7 +145,7 @@ def test_which_products_are_the_kernels(monkeypatch, kind):
     with settings.override(dataflow=dataflow), torch.autocast("cuda", enabled=kind == "autocast"):
         y = pointwise.linear(x, w, None)
     torch.testing.assert_close(y.double(), x.double() @ w.double(), rtol=1e-2, atol=1e-2)
-    assert bool(asked) == (kind in ("half", "autocast"))
+    assert bool(asked) == (kind in ("half", "autocast", "float"))
     assert y.dtype == (torch.float32 if kind == "float" else torch.float16)
 
 

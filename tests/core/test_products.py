@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sparse_bridge.core import functional
 from sparse_bridge.core.conv import host_products
 
 ROWS = (1, 15, 16, 17, 255, 257, 511, 512, 513, 4095, 4096, 4097, 9000)
@@ -58,6 +59,28 @@ def test_transposed_product_adds_up(library, c_in, c_out):
         host_products.add_transposed(total, left, right, n_rows)
         expected = before.double() + left[:n_rows].double().t() @ right[:n_rows].double()
         close(total, expected, n_rows)
+
+
+def test_a_layers_own_rows_are_not_written(library):
+    """Autograd counts writes of no rows, too, and refuses the features that it has kept."""
+    for n_rows in ROWS:
+        left, right = torch.randn(n_rows, 64), torch.randn(n_rows, 64)
+        host_products.add_transposed(torch.zeros(64, 64), left, right, n_rows)
+        assert (left._version, right._version) == (0, 0), n_rows
+
+
+@pytest.mark.parametrize("n_rows", [511, 512, 3584, 4096])
+def test_gradients_reach_what_autograd_has_kept(library, n_rows):
+    """Of rows that fill whole steps of oneDNN, behind a ReLU whose result is kept."""
+    cells = torch.arange(n_rows)
+    coords = torch.stack([0 * cells, cells // 256, cells // 16 % 16, cells % 16], 1).int()
+    kmap = functional.submanifold(
+        functional.coordinate_map(coords, (16, 16, 16), 1), functional.kernel_offsets((3, 3, 3))
+    )
+    weight = torch.randn(27, 64, 64, requires_grad=True)
+    x = torch.randn(n_rows, 64, requires_grad=True)
+    functional.conv(x.relu(), weight, None, kmap).square().mean().backward()
+    assert torch.isfinite(x.grad).all() and weight.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize("turned", [False, True])

@@ -18,6 +18,7 @@ from sparse_bridge.core.tuning import tune_cache
 from sparse_bridge.core.tuning.tune_cache import CacheFileError, TuneCache, decode, encode
 from sparse_bridge.errors import SettingError
 from tests.core.tuning import STAMP, fork, kill, needs_fork, winner
+from tests.patience import PATIENCE
 
 pytest.importorskip("triton")
 
@@ -145,8 +146,8 @@ def test_concurrent_writers_merge(cache, monkeypatch):
     for _, connection in started:
         connection.send("go")
     for child, connection in started:
-        assert connection.poll(60) and all(connection.recv())
-        child.join(10)
+        assert connection.poll(PATIENCE) and all(connection.recv())
+        child.join(PATIENCE)
     found = cache.load()["fwd"]
     assert set(found) == {f"{writer}-{i}" for writer in range(4) for i in range(15)}
     assert found["2-7"] == winner(7.0)
@@ -166,7 +167,7 @@ def test_writers_killed_at_any_moment(cache):
     chance, stored = random.Random(0), set()
     for attempt in range(25):
         child, connection = fork(_store_for_ever, cache.place, 10_000 * attempt)
-        assert connection.poll(30)
+        assert connection.poll(PATIENCE)
         time.sleep(chance.uniform(0, 0.02))
         kill(child)
         try:
@@ -196,7 +197,7 @@ def test_killed_between_writing_and_replacing(cache, step):
     cache.store("fwd", "a", winner())
     before = cache.path.read_bytes()
     child, connection = fork(_die_in, cache.place, step)
-    assert connection.poll(30) and connection.recv() == "here"
+    assert connection.poll(PATIENCE) and connection.recv() == "here"
     kill(child)
     assert cache.path.read_bytes() == before
     assert cache.store("fwd", "c", winner())
@@ -214,7 +215,7 @@ def _hold(connection, place):
 def test_one_process_claims_a_bucket_and_waiting_for_it_ends(cache):
     child, connection = fork(_hold, cache.place)
     try:
-        assert connection.poll(30) and connection.recv() is True
+        assert connection.poll(PATIENCE) and connection.recv() is True
         with cache.claim("fwd", "a", 0.1) as mine:
             assert mine is False, "it waited until the other ended"
         with cache.claim("fwd", "b", 0.1) as mine:

@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 
+from sparse_bridge import log
 from sparse_bridge.core import functional
 from sparse_bridge.core.geometry.weights import layout_of
 from sparse_bridge.core.tuning import tuner
@@ -35,6 +36,7 @@ from tests.core.tuning import (
     tuning,
     winner,
 )
+from tests.patience import PATIENCE
 
 pytest.importorskip("triton")
 
@@ -92,12 +94,16 @@ def test_a_stored_tile_that_gives_other_bits_is_ignored():
     assert split.allows(tile(16, 16, 64)) and not split.allows(tile(block_k=32))
 
 
-def test_pinned_reads_one_file_and_writes_nothing(tmp_path):
+def test_pinned_reads_one_file_and_writes_nothing(tmp_path, caplog):
     one, place = problem(), tmp_path / "disk"
     here(place).store("fwd", str(one.bucket()), winner(block_n=32))
     files = sorted(place.rglob("*"))
-    with tuning("pinned", place):
-        assert Tuner(never).tile_for(one, Work().trial()) == one.default()
+    log.reset()
+    with tuning("pinned", place), caplog.at_level("WARNING", "sparse_bridge"):
+        for _ in range(2):
+            assert Tuner(never).tile_for(one, Work().trial()) == one.default()
+    (said,) = [record.message for record in caplog.records if "TUNE=pinned" in record.message]
+    assert "tiles are chosen by rule" in said
     path = tmp_path / "mine.json"
     stamp = Stamp.of(one.device, one.target)
     path.write_text(encode(stamp, {"fwd": {str(one.bucket()): winner(block_n=16)}}))
@@ -223,9 +229,9 @@ def test_one_process_tunes_and_the_others_wait(tmp_path):
         connection.send("go")
     answers = []
     for child, connection in started:
-        assert connection.poll(60)
+        assert connection.poll(PATIENCE)
         answers.append(connection.recv())
-        child.join(10)
+        child.join(PATIENCE)
     assert sum(tuned for _, tuned in answers) == 1
     assert {found for found, _ in answers} == {fastest(problem(), Work())}
     assert len(log.read_text().split()) <= tuner.COUNT + 3
@@ -241,7 +247,7 @@ def _hold(connection, place):
 def test_waiting_for_a_process_that_hangs_is_bounded(tmp_path):
     child, connection = fork(_hold, tmp_path)
     try:
-        assert connection.poll(30) and connection.recv() is True
+        assert connection.poll(PATIENCE) and connection.recv() is True
         work = Work()
         fastest(problem(), work)
         with tuning("full", tmp_path):

@@ -19,6 +19,7 @@ from tests.core.tuning import (
     problem,
     tuning,
 )
+from tests.patience import PATIENCE
 
 pytest.importorskip("triton")
 
@@ -197,7 +198,7 @@ def test_compiling_goes_on_beside_the_program(tmp_path):
         def run(*arguments):
             threads.add(threading.current_thread())
             if threading.current_thread() is not threading.main_thread():
-                assert gate.wait(30)
+                assert gate.wait(PATIENCE)
             plan(*arguments)
 
         return run

@@ -18,6 +18,7 @@ from sparse_bridge.core.tuning.trial import Trial
 from sparse_bridge.core.tuning.tune_cache import Stamp, TuneCache, Winner
 from sparse_bridge.core.tuning.tuner import Tuner
 from sparse_bridge.kernels.runtime.target import Target
+from tests.patience import PATIENCE
 
 H200 = Target("cuda", "sm_90", 32, 132, 227 << 10, raw=False)
 CPU = torch.device("cpu")
@@ -119,5 +120,5 @@ def fork(work, *arguments):
 
 def kill(child):
     os.kill(child.pid, signal.SIGKILL)
-    child.join(10)
+    child.join(PATIENCE)
     assert not child.is_alive()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from sparse_bridge.demo import birdseye
 from sparse_bridge.demo.birdseye import draw_birdseye
 from sparse_bridge.demo.drawing import require_matplotlib
 from sparse_bridge.demo.segmentation import CLASSES, Labelled, Sample
@@ -55,6 +56,20 @@ def test_panels_are_lively(truth: bool, tmp_path: Path) -> None:
         coloured = (panel.max(-1) - panel.min(-1)) > 0.3
         assert coloured.mean() > 0.02
         assert len(np.unique((panel[coloured] * 15).astype(int), axis=0)) > 30
+
+
+def test_the_title_is_the_mean_intersection_over_union(monkeypatch, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    titles: list[str] = []
+    figures: list[Any] = []
+    monkeypatch.setattr(birdseye, "save", lambda figure, path: figures.append(figure))
+    one = labelled(True)
+    for made in (one, labelled(False)):
+        draw_birdseye(tmp_path / "a.png", small_grid(), made, "a scan")
+        titles.append(figures[-1].get_suptitle())
+    assert titles == [f"a scan: mean IoU {np.nanmean(one.iou()):.2f}", "a scan"]
+    words = [text.get_text() for text in figures[0].legends[0].get_texts()]
+    assert [word.partition(": IoU ")[0] for word in words] == list(CLASSES)
 
 
 @pytest.mark.parametrize("labels", [True, False])

@@ -15,6 +15,7 @@ import pytest
 from sparse_bridge.demo import cli
 from sparse_bridge.demo.scene import street_scan
 from sparse_bridge.errors import SettingError
+from tests.patience import PATIENCE
 
 
 def demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -28,7 +29,7 @@ def demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **settings, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
     if "No module named 'spconv" in result.stderr:
@@ -41,11 +42,13 @@ def test_end_to_end(tmp_path: Path) -> None:
     scan = street_scan(azimuths=120)
     scan[np.linalg.norm(scan[:, :2], axis=1) < 25].tofile(tmp_path / "tiny.bin")
     options = ("--points", "tiny.bin", "--small", "--repeats", "1", "--voxel-size", "0.2")
-    options += ("--segment", "1")
+    options += ("--segment", "1", "--layers")
     result = demo(tmp_path, *options, "--output", "out", "--json", "out/figures.json")
     assert result.returncode == 0, result.stdout + result.stderr
     text = result.stdout
     assert "tiny.bin" in text and "SECOND encoder: 12 sparse layers" in text
+    results = [text.index(word) for word in ("Times", "Labels after", "SECOND encoder: 12")]
+    assert results == sorted(results), "rows of layers come after the results"
     for layer in ("conv_input.conv", "conv_out.conv", "encoder.1.down.conv", "decoder.4.up.conv"):
         row = next(line for line in text.splitlines() if layer in line)
         assert " > " in row
@@ -54,6 +57,7 @@ def test_end_to_end(tmp_path: Path) -> None:
     figures = json.loads((tmp_path / "out" / "figures.json").read_text())
     assert [len(one["layers"]) > 10 for one in figures["networks"]] == [True, True]
     assert figures["iou"] is None and figures["voxelise_ms"] > 0
+    assert all(one["passes"] == [one["ms"]] for one in figures["networks"])
     assert (tmp_path / "out" / "birdseye.png").stat().st_size > 20_000
 
 
@@ -64,12 +68,14 @@ def test_errors_are_messages_not_tracebacks(tmp_path: Path) -> None:
     assert "Traceback" not in result.stdout + result.stderr
 
 
+@pytest.mark.slow
 def test_training_without_a_picture(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", street_scan(azimuths=24))
     options = ("--small", "--repeats", "1", "--voxel-size", "0.4", "--train", "2", "--no-picture")
     options += ("--segment", "0")
     result = demo(tmp_path, "--points", "a.npy", *options)
     assert result.returncode == 0, result.stdout + result.stderr
+    assert "conv_input" not in result.stdout, "a row per layer is for --layers"
     for network in ("SECOND encoder", "residual U-Net"):
         row = next(line for line in result.stdout.splitlines() if network + ", training" in line)
         first, last = row.split("loss")[1].strip(" │").split(" > ")
@@ -77,6 +83,7 @@ def test_training_without_a_picture(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.npy"]
 
 
+@pytest.mark.slow
 def test_one_voxel_per_level(tmp_path: Path) -> None:
     points = np.array([[3.0, 2.0, 0.5, 0.2], [3.01, 2.01, 0.51, 0.3]], np.float32)
     np.save(tmp_path / "one.npy", points)

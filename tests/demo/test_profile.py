@@ -38,7 +38,7 @@ def profiled() -> Iterator[profile.NetworkProfile]:
         def forward() -> object:
             return net(sp.SparseConvTensor(one.features, one.indices, [8, 8, 8], 2))
 
-        yield profile.profile_network("a net", net, forward, CPU, repeats=2)
+        yield profile.profile_network("a net", net, forward, CPU, repeats=3, probed=2)
 
 
 def test_layers_in_order_with_their_facts(profiled: profile.NetworkProfile) -> None:
@@ -50,7 +50,8 @@ def test_layers_in_order_with_their_facts(profiled: profile.NetworkProfile) -> N
     assert [one.dataflow for one in profiled.layers] == ["per_offset", "per_offset", "mm"]
     assert stem.memory == 100 * 8 * 4 and profiled.peak_memory is None
     assert all(layer.median_ms > 0 and layer.calls == 2 for layer in profiled.layers)
-    assert profiled.ms > 0 and profiled.parameters == 27 * 4 * 8 + 8 * 8 * 16 + 16 * 6
+    assert len(profiled.passes) == 3 and profiled.ms == sorted(profiled.passes)[1] > 0
+    assert profiled.parameters == 27 * 4 * 8 + 8 * 8 * 16 + 16 * 6
 
 
 def render(*tables: object) -> str:
@@ -89,7 +90,7 @@ def test_facts_and_times(profiled: profile.NetworkProfile) -> None:
     indices = torch.zeros(3, 4, dtype=torch.int32)
     grid = voxels.VoxelGrid(torch.zeros(3, 4), indices, (32, 16, 48), (0, 0, 0), 0.1, 6)
     status = types.SimpleNamespace(version="2.3.8", mode="standin", reason="no spconv here")
-    trained = training.TrainingResult("a net", [3.0, 2.5], 12.0)
+    trained = training.TrainingResult("a net", [3.0, 2.5], (12.0,))
     text = render(
         report.facts_table(cloud, grid, CPU, "fp32", status),  # type: ignore[arg-type]
         report.times_table([profiled], [trained], 7.5),
@@ -106,6 +107,27 @@ def test_facts_and_times(profiled: profile.NetworkProfile) -> None:
         assert part in text
 
 
+@pytest.mark.parametrize(
+    ("passes", "busy"), [((20.0, 21.0, 22.0), ""), ((20.0, 21.0, 50.0), "differ by 2.5x")]
+)
+def test_times_have_a_spread_and_a_busy_machine_is_named(profiled, passes, busy) -> None:
+    one = dataclasses.replace(profiled, passes=passes)
+    text = render(report.times_table([one], [], 7.5))
+    assert "21.0" in text and f"20.0 to {max(passes):.1f}" in text
+    assert busy in text and ("machine was busy" in text) == bool(busy)
+    alone = render(report.times_table([dataclasses.replace(one, passes=(20.0,))], [], 7.5))
+    assert "20.0 to" not in alone and "busy" not in alone
+
+
+@pytest.mark.parametrize(
+    ("ms", "shown"), [(1.0, "100 k voxels/s"), (10.0, "10 k voxels/s"), (200.0, "500 voxels/s")]
+)
+def test_no_rate_is_shown_as_nought(profiled, ms, shown) -> None:
+    assert f", {shown}" in render(  # of 100 voxels
+        report.times_table([dataclasses.replace(profiled, passes=(ms,))], [], 7.5)
+    )
+
+
 def test_training_lowers_the_loss() -> None:
     torch.manual_seed(0)
     indices = torch.zeros(200, 4, dtype=torch.int32)
@@ -118,7 +140,7 @@ def test_training_lowers_the_loss() -> None:
 
     result = training.train("net", net, nn.Linear(32, 4), forward, 4, 12, torch.float32)
     assert len(result.losses) == 12 and result.losses[-1] < result.losses[0]
-    assert result.ms > 0 and not net.training
+    assert len(result.passes) == 11 and result.ms > 0 and not net.training
 
 
 def test_height_bands_share_the_voxels() -> None:

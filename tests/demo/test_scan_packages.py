@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparse_bridge.demo.points import load_points
@@ -157,9 +157,7 @@ def files(tmp_path_factory) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-@settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_damaged_files_are_read_or_refused(files, tmp_path: Path, data) -> None:
     """Bytes changed, cut off or put in anywhere: points that are finite, or a typed error."""

@@ -58,6 +58,7 @@ def test_a_sample_is_the_voxels_near_the_sensor() -> None:
     assert len(sample(points + [2 * REACH, 0, 0, 0], None, 0.5).cells) == 0
 
 
+@pytest.mark.slow
 def test_the_network_learns_streets() -> None:
     street = labelled_scan(0, 700)
     with sparse_bridge.enable("spconv"):

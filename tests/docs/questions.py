@@ -34,5 +34,24 @@ QUESTIONS = {
     "TRELLIS": {"projects", "questions", "flex_gemm"},
     "profile layers time": {"speed", "api"},
     "environment variables": {"environment", "hardware"},
+    "which layer is slow": {"speed", "questions", "troubleshooting"},
+    "which models run": {"compatibility", "projects", "questions"},
+    "reserved memory graphs": {"speed"},
+    "SPARSE_BRIDGE_TUNE": {"environment"},
     "report a wrong result": {"questions", "migration", "troubleshooting"},
+}
+
+# Where one page is the right one, and must come before all others.
+FIRST = {
+    "CUDA graphs": "speed",
+    "optimize graphs": "speed",
+    "where it loses": "speed",
+    "checkpoint": "migration",
+    "checkpoints": "migration",
+    "torch.compile": "compile",
+    "torch.export": "compile",
+    "TensorRT": "export",
+    "glossary": "architecture",
+    "reproducibility": "reproducibility",
+    "PyG": "relations",
 }

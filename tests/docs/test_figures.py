@@ -1,26 +1,34 @@
-"""Figures of the README are those of a record."""
+"""Figures of the pages are those of records, and of one another."""
 
 from __future__ import annotations
 
 import re
 import statistics
 
+import pytest
+
 from benchmarks.report import headline
 from benchmarks.results import load_run
 
-from .pages import ROOT
+from .pages import PAGES, ROOT, name_of, prose, table
 
-RECORD = ROOT / "benchmarks" / "results" / "h100_stream.json"
+RESULTS = ROOT / "benchmarks" / "results"
+RECORD = RESULTS / "h100_stream.json"
 
 
-def test_the_speed_table_is_the_records() -> None:
+def read(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/speed.md"])
+def test_the_speed_table_is_the_records(page: str) -> None:
     table = headline(load_run(RECORD))
     assert len(table.splitlines()) > 4
-    assert table in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert table in read(page)
 
 
 def test_no_other_figure_of_speed_stands_in_the_readme() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8").replace(headline(load_run(RECORD)), "")
+    text = read("README.md").replace(headline(load_run(RECORD)), "")
     assert not re.findall(r"\d+(?:\.\d+)? ?(?:ms|us|GB|MB|x|times|%)\b", text)
 
 
@@ -42,9 +50,136 @@ def test_the_memory_table_is_that_of_all_records() -> None:
                 ratio = one.memory(other)
                 if ratio:  # 0: nothing was allocated beyond what was there, not a size
                     ratios.setdefault((one.base.suite, other.peer), []).append(ratio)
-    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    page = read("docs/speed.md")
     for key, words in MEMORY.items():
         found = ratios[key]
         figures = (min(found), statistics.median(found), max(found))
         row = " | ".join([words, str(len(found)), *(f"{value:.2f}" for value in figures)])
         assert f"| {row} |" in page, f"expected the row: | {row} |"
+
+
+# Tables of ratios in docs/speed.md: first line, the columns as (record, part of the case), and the
+# rows as (words, case, peer).
+NETWORKS = [
+    (f"{words}, {what}{how}", (subject, work), peer)
+    for peer, how, cases in (
+        ("bridge", "", ("second infer", "second step", "unet infer", "unet step")),
+        ("bridge_optimized", ", `optimize(model)`", ("unet infer",)),
+        (
+            "bridge_replayed",
+            ", with graphs",
+            ("second infer", "second step", "unet infer", "unet step"),
+        ),
+    )
+    for subject, work in map(str.split, cases)
+    for words, what in [
+        (
+            {"second": "SECOND", "unet": "U-Net"}[subject],
+            {"infer": "inference", "step": "training step"}[work],
+        )
+    ]
+]
+THREADS = [(words, case, "bridge") for words, case, peer in NETWORKS if peer == "bridge"]
+XEON = [
+    ("SECOND", ("second-t1", ""), "bridge"),
+    ("U-Net", ("unet-t1", ""), "bridge"),
+    ("one submanifold layer, C = 16", ("c16-t1", ""), "bridge"),
+    *((f"C = {width}", (f"c{width}-t1", ""), "bridge") for width in (32, 64, 128)),
+]
+TABLES = {
+    "| | 18k voxels | 72k (batch of 4) | 94k | 378k (batch of 4) |": (
+        [
+            ("h200_networks_fp16", "nuscenes"),
+            ("h200_networks_72k_fp16", "nuscenes"),
+            ("h200_networks_fp16", "semantickitti"),
+            ("h200_networks_378k_fp16", "semantickitti"),
+        ],
+        NETWORKS,
+    ),
+    "| | 1 thread | 2 threads |": ([("cpu_epyc", "-t1"), ("cpu_epyc", "-t2")], THREADS),
+    "| | inference | training step |": (
+        [("cpu_xeon_layers", "infer forward"), ("cpu_xeon_layers", "step train")],
+        XEON,
+    ),
+}
+
+
+def ratio_of(record: str, part: str, case: tuple[str, str], peer: str) -> str:
+    """The one ratio of a record that a cell of a table is about. part: of the scene, of the number
+    of threads, or the kinds of work."""
+    values = []
+    for one in load_run(RESULTS / f"{record}.json").comparisons():
+        base = one.base
+        subject = f"{case[0]}{part}" if part.startswith("-") else case[0]
+        works = (case[1] or part).split()
+        scene = part if case[1] and not part.startswith("-") else ""
+        if base.subject == subject and base.work in works and base.scene.startswith(scene):
+            values += [one.ratio(other) for other in one.others if other.peer == peer]
+    (value,) = values
+    return f"{value.median:.2f}"
+
+
+@pytest.mark.parametrize("head", TABLES)
+def test_tables_of_ratios_are_those_of_records(head: str) -> None:
+    columns, rows = TABLES[head]
+    expected = [
+        [words, *(ratio_of(record, part, case, peer) for record, part in columns)]
+        for words, case, peer in rows
+    ]
+    assert table(ROOT / "docs" / "speed.md", head) == expected
+
+
+def targets() -> list[dict[str, str]]:
+    """The rows of docs/targets.md."""
+    head = next(one for one in read("docs/targets.md").splitlines() if one.startswith("| target |"))
+    names = [name.strip() for name in head.strip("|").split("|")]
+    return [dict(zip(names, row, strict=True)) for row in table(ROOT / "docs" / "targets.md", head)]
+
+
+def test_compilations_are_counted_in_one_place() -> None:
+    (total,) = re.findall(r"(\d+) compilations", read("docs/targets.md"))
+    assert sum(int(row["variants"]) for row in targets()) == int(total)
+    others = [page for page in PAGES if page.name != "targets.md"]
+    for page in others:
+        counts = re.findall(r"\b\d+,?\d{3} (?:compilations|variants|forms)", prose(page))
+        assert not counts, f"{name_of(page)} repeats {counts}"
+
+
+def test_the_hardware_page_claims_what_was_done() -> None:
+    """ "compiled" where targets.md has it, "emulated" where the lanes run the emulator."""
+    evidence = {}
+    for _, names, what in table(
+        ROOT / "docs" / "hardware.md", "| device | architecture | evidence |"
+    ):
+        evidence |= dict.fromkeys(re.findall(r"\b(?:sm_|gfx)\w+", names), what)
+    compiled = {name for name, what in evidence.items() if "compiled" in what}
+    assert compiled == {row["target"] for row in targets()}
+    lanes = re.search(r"^ARCHS = (\(.*\))$", read("tests/lanes/test_lanes.py"), flags=re.M)
+    assert lanes
+    emulated = {name for name, what in evidence.items() if "emulated" in what}
+    assert emulated == set(re.findall(r"gfx\w+", lanes[1]))
+
+
+def test_versions_agree() -> None:
+    """Of pyproject.toml, noxfile.py and the pages: the oldest and the newest releases."""
+    project = read("pyproject.toml")
+    oldest = {
+        "Python": re.search(r'requires-python = ">=([\d.]+)"', project),
+        "torch": re.search(r'"torch>=([\d.]+)"', project),
+    }
+    rows = {
+        name: (first, newest)
+        for name, first, newest, _ in table(
+            ROOT / "docs" / "hardware.md", "| | oldest | newest tried | how |"
+        )
+    }
+    for name, match in oldest.items():
+        assert match and match[1] == rows[name][0]
+        for page in ("README.md", "docs/questions.md"):
+            said = set(re.findall(rf"{name} (\d\.\d+) and later", read(page)))
+            assert said == {match[1]}, f"{page}: {name} {said}"
+    classifiers = re.findall(r"Python :: 3\.(\d+)", project)
+    assert f"3.{max(map(int, classifiers))}" == rows["Python"][1]
+    pairs = re.findall(r'^    "(2\.\d+)": \("(3\.\d+)', read("noxfile.py"), flags=re.M)
+    assert (pairs[0][0], pairs[-1][0]) == rows["torch"]
+    assert (pairs[0][1], pairs[-1][1]) == rows["Triton"]

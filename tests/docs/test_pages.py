@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from sparse_bridge import settings
+from sparse_bridge import __version__, settings
 
-from .pages import PAGES, ROOT, anchor, name_of, prose
+from .pages import PAGES, ROOT, anchor, name_of, prose, table
 
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -44,6 +45,16 @@ def test_every_page_is_in_the_index() -> None:
     linked = {target.partition("#")[0] for target in LINK.findall(index)}
     pages = {page.name for page in PAGES if page.parent.name == "docs"} - {"README.md"}
     assert pages <= linked, f"not in docs/README.md: {sorted(pages - linked)}"
+
+
+def test_the_index_of_the_notes_is_complete() -> None:
+    """One line an entry, in their order, with a verdict and a link that leads there."""
+    notes = ROOT / "benchmarks" / "NOTES.md"
+    entries = re.findall(r"^### (.+)$", prose(notes), flags=re.M)
+    rows = table(notes, "| entry | | subject | in short |")
+    links = [re.fullmatch(r"\[(.+)\]\(#(.+)\)", row[0]) for row in rows]
+    assert [(link[1], link[2]) for link in links if link] == [(e, anchor(e)) for e in entries]
+    assert {row[1] for row in rows} == {"kept", "rejected", "measured", "state"}
 
 
 def table_of_settings() -> dict[str, list[str]]:
@@ -83,7 +94,7 @@ def test_the_settings_page_is_complete() -> None:
 
 def test_the_settings_page_names_the_renamed_variables() -> None:
     text = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
-    old = re.findall(r"^\| `(\w+)=[^`]*` \| `SPARSE_BRIDGE_", text, flags=re.M)
+    old = re.findall(r"^\| `SPARSE_BRIDGE_(\w+)=[^`]*` \| `SPARSE_BRIDGE_", text, flags=re.M)
     assert sorted(old) == sorted(settings.RENAMED)
 
 
@@ -128,3 +139,19 @@ def test_the_readme_of_a_package_index_has_no_relative_links(repository: str) ->
     assert len(LINK.findall(text)) > 20
     assert bool(repository) == (f"{repository}/blob/main/docs/speed.md" in targets)
     assert bool(repository) == bool(program["project_urls"](repository))
+    assert bool(repository) == bool(program["badges"](repository))
+
+
+def test_the_readme_has_the_badges_of_the_repository() -> None:
+    """None as long as setup.py names no address; then this line."""
+    program = runpy.run_path(str(ROOT / "setup.py"))
+    found = [line for line in README.splitlines() if "badge" in line]
+    assert "\n".join(found) == program["badges"](program["REPOSITORY"])
+
+
+def test_the_readme_cites_what_the_citation_file_does() -> None:
+    quoted = dict(re.findall(r"^  (\w+) += \{+([^}]*)\}+,?$", README, flags=re.M))
+    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert quoted["title"] == re.search(r'^title: "(.*)"$', text, flags=re.M)[1]
+    assert quoted["author"] == re.search(r"- name: (.*)$", text, flags=re.M)[1]
+    assert quoted["version"] == re.search(r"^version: (.*)$", text, flags=re.M)[1] == __version__

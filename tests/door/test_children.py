@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from sparse_bridge.adapters.enabling import inherited
+from tests.patience import PATIENCE
 
 from .fakes import write, write_real, write_standin
 
@@ -64,7 +65,7 @@ def machine(tmp_path):
             capture_output=True,
             text=True,
             cwd=tmp_path,
-            timeout=100,
+            timeout=PATIENCE,
             env={**os.environ, "PYTHONPATH": path, **environment},
         )
 
@@ -303,25 +304,28 @@ REPORTED = """
     import multiprocessing, sys, time
     from telling import tell
 
-    def work(killed):
+    def work(killed, told):
         tell()
+        told.set()
         if killed:
-            time.sleep(100)
+            time.sleep(600)
 
     if __name__ == "__main__":
         context = multiprocessing.get_context(sys.argv[1])
         with context.Pool(1) as pool:  # its worker is terminated
             pool.apply(tell)
-        killed = context.Process(target=work, args=(True,), daemon=True)
+        told, unread = context.Event(), context.Event()
+        killed = context.Process(target=work, args=(True, told), daemon=True)
         killed.start()
         tell()
-        late = context.Process(target=work, args=(False,))
+        late = context.Process(target=work, args=(False, unread))
         late.start()  # Python waits for it after the program's last line
-        time.sleep(1.5)
+        told.wait()
         sys.exit(7)
 """
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("way", WAYS)
 def test_the_report_counts_layers_of_children(machine, tmp_path, way):
     write_real(tmp_path / "site", "invented")
@@ -336,6 +340,7 @@ def test_the_report_counts_layers_of_children(machine, tmp_path, way):
     assert not list(tmp_path.glob("sparse_bridge-*")), "nothing is left behind"
 
 
+@pytest.mark.timed
 def test_a_report_of_a_program_that_fails_while_children_work(machine, tmp_path):
     write_real(tmp_path / "site", "invented")
     script = program(tmp_path, REPORTED.replace("sys.exit(7)", "raise ValueError('stop')"))

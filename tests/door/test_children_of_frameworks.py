@@ -10,6 +10,9 @@ import sys
 
 import pytest
 
+from tests.patience import PATIENCE
+from tests.quick import quick
+
 from .fakes import write
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -23,7 +26,7 @@ def python(folder, *arguments, **environment):
         capture_output=True,
         text=True,
         cwd=folder,
-        timeout=200,
+        timeout=PATIENCE,
         env={**os.environ, "PYTHONPATH": path, **environment},
     )
 
@@ -56,7 +59,7 @@ LOADED = """
 """
 
 
-@pytest.mark.parametrize("enabled", ["run", "at the top of the main file"])
+@pytest.mark.parametrize("enabled", quick(["run"], ["run", "at the top of the main file"]))
 def test_data_loaders_and_spawned_ranks(tmp_path, enabled):
     own = "import sparse_bridge; sparse_bridge.enable('minkowski')"
     script = write(
@@ -119,6 +122,7 @@ def test_an_installed_spconv_is_not_run_in_children_without_a_word(tmp_path):
     assert done.stdout.splitlines() == ["patch True True"] * 2, done.stderr
 
 
+@pytest.mark.slow
 def test_a_profile_that_the_program_found_is_that_of_its_children(tmp_path):
     script = write(
         tmp_path / "program.py",

@@ -25,6 +25,7 @@ from sparse_bridge.core.tuning.kernel_hash import kernel_hash
 from sparse_bridge.core.tuning.tune_cache import Stamp, TuneCache, decode, encode
 from sparse_bridge.errors import DeviceError, GeometryError, SettingError
 from sparse_bridge.kernels.runtime import target as targets
+from tests.patience import PATIENCE
 from tests.releases import triton_since
 
 CPU = torch.device("cpu")
@@ -82,7 +83,7 @@ def test_cache_show_as_tables(stored, capsys):
     place, _ = stored
     assert command_line.main(["cache", "show"]) == 0
     shown = capsys.readouterr().out
-    for words in (str(place), "NVIDIA H200 (sm_90)", "made by another version", "unusable", "132"):
+    for words in (str(place), "NVIDIA H200 (sm_90)", "other kernels made it", "unusable", "132"):
         assert words in shown
     assert "bucket-a" not in shown and "…" not in shown
     assert command_line.main(["cache", "show", "--buckets"]) == 0
@@ -92,6 +93,17 @@ def test_cache_show_as_tables(stored, capsys):
     with settings.override(cache_dir=place / "empty"):
         assert command_line.main(["cache", "show"]) == 0
     assert "Stored: nothing" in capsys.readouterr().out
+
+
+def test_why_a_winner_is_not_read(stored, monkeypatch):
+    """Kernels that are the same and a Triton that is another, or none: each has its own words."""
+    _, stamp = stored
+    old = dataclasses.replace(stamp, triton="3.1.0")
+    assert cache.unread(stamp) is None
+    assert cache.unread(old) == "not read: made for Triton 3.1.0"
+    assert "other kernels" in cache.unread(dataclasses.replace(stamp, kernels="0" * 16))
+    monkeypatch.setattr(targets, "triton_version", lambda: None)
+    assert "layers on a CPU need none" in cache.unread(stamp)
 
 
 def test_cache_clear(stored, capsys):
@@ -229,7 +241,7 @@ def interpreted(place, *words):
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=300,
+        timeout=PATIENCE,
         env={
             **os.environ,
             "TRITON_INTERPRET": "1",

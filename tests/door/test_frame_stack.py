@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from sparse_bridge import __main__ as command
+from sparse_bridge.commands import run as command
 from sparse_bridge.core.device.frame_stack import ONE_CALL, with_room
 
 # Most page faults of a thousand calls, wherever in a chunk they are.

@@ -22,8 +22,8 @@ FILES = sorted(
     "code",
     [
         "import sparse_bridge",
-        "import sparse_bridge as sb; sb.enable; sb.adapters.base; dir(sb)",
-        "import sparse_bridge.__main__ as m; m._parser(False)",
+        "import sparse_bridge as sb; sb.enable; sb.adapters.base; sb.core; dir(sb)",
+        "import sparse_bridge.__main__ as m; m.make_parser(None)",
     ],
 )
 def test_importing_brings_no_framework_no_triton_and_no_torch(code):
@@ -43,9 +43,31 @@ def test_public_names_exist():
     for name in set(sparse_bridge.__all__) - {"convert"}:
         assert getattr(sparse_bridge, name) is not None
         assert name in dir(sparse_bridge)
+    assert dir(sparse_bridge) == sorted(sparse_bridge.__all__), "what helps somebody who types"
     assert sparse_bridge.adapters.base.ADAPTERS
     with pytest.raises(AttributeError, match="no attribute 'nonesuch'"):
         _ = sparse_bridge.nonesuch
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("enble", "enable"), ("Optimize", "optimize"), ("reports", "report")]
+)
+def test_a_name_that_is_misspelt(typed, meant):
+    with pytest.raises(AttributeError, match=f"no attribute '{typed}'. Did you mean: '{meant}'"):
+        getattr(sparse_bridge, typed)
+    for other in ("nonesuch", "__wrapped__", "_enable"):
+        with pytest.raises(AttributeError) as refused:
+            getattr(sparse_bridge, other)
+        assert "mean" not in str(refused.value)
+
+
+def test_what_the_readme_types_is_there_after_the_import():
+    code = (
+        "import sparse_bridge\n"
+        "assert callable(sparse_bridge.core.functional.conv)\n"
+        "assert not hasattr(sparse_bridge.core, 'nonesuch')"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, check=True)
 
 
 def imports_of(path: pathlib.Path, everywhere: bool) -> set[str]:

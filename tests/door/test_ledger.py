@@ -102,3 +102,23 @@ def test_calls_are_heard_by_their_own_thread_alone():
         other.join()
     ledger.note("f", "Conv")
     assert mine == also == [("f", "Conv", "groups=2")]
+
+
+def test_a_report_reads_the_same_in_a_terminal_and_in_print():
+    layers = {"spconv": {"SubMConv3d": LayerCount(18, {})}}
+    used = FrameworkStatus("spconv", True, "standin", "2.3.8", "absent", "per_offset", "cpu")
+    idle = [
+        FrameworkStatus(name, True, "standin", "1", "absent", "per_offset", "cpu", imported=False)
+        for name in ("torchsparse", "minkowski")
+    ]
+    report = Report((used, *idle), layers)
+    lines = repr(report).splitlines()
+    assert repr(report) == str(report) and lines[0].startswith("spconv 2.3.8: standin")
+    assert "enabled, not imported: torchsparse, minkowski" in lines
+    assert sum("torchsparse" in line for line in lines) == 1, "a line for all of them"
+    page = report._repr_html_()
+    assert page.count("minkowski") == 1 and "enabled, not imported: torchsparse, minkowski" in page
+    assert [one["imported"] for one in report.to_dict()["frameworks"]] == [True, False, False]
+    # A child process may have imported what this one has not.
+    counted = Report((*idle,), {"minkowski": {"Conv": LayerCount(1, {})}})
+    assert "not imported: torchsparse\n" in str(counted) and "minkowski 1: standin" in str(counted)

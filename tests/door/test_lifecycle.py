@@ -15,6 +15,7 @@ from sparse_bridge import settings
 from sparse_bridge.adapters import base, ledger, lifecycle
 from sparse_bridge.adapters.base import Patch
 from sparse_bridge.errors import LifecycleError, SettingError, UnsupportedError
+from tests.patience import PATIENCE
 
 from .fakes import FakeAdapter
 
@@ -275,7 +276,7 @@ def test_a_forked_child_is_enabled_and_not_deadlocked(world):
     ready.wait()
     child = multiprocessing.get_context("fork").Process(target=_in_child, args=(name,))
     child.start()
-    child.join(20)
+    child.join(PATIENCE)
     alive = child.is_alive()
     if alive:
         child.kill()
@@ -289,3 +290,14 @@ def _in_child(name):
     ledger.note(name, "Conv")
     sparse_bridge.disable()
     sys.exit(int(name in sys.modules))
+
+
+def test_a_report_says_which_frameworks_were_imported(world):
+    used, idle = world.framework(), world.framework()
+    handle = sparse_bridge.enable()
+    assert f"not imported: {used.name}, {idle.name}" in str(sparse_bridge.report())
+    importlib.import_module(f"{used.name}.engine")
+    expected = {used.name: True, idle.name: False}
+    assert {name: one.imported for name, one in handle.status().items()} == expected
+    handle.disable()  # which takes the modules away
+    assert {one.framework: one.imported for one in handle.report().frameworks} == expected

@@ -12,6 +12,7 @@ import sparse_bridge
 from sparse_bridge import state
 from sparse_bridge.core.conv import plan
 from sparse_bridge.core.device import self_check
+from tests.patience import PATIENCE
 
 from .process_state import forgotten, kept, touched, trees
 
@@ -222,4 +223,4 @@ assert torch.equal(run(), before)
 
 
 def test_a_process_goes_on_after_it_has_forgotten():
-    subprocess.run([sys.executable, "-c", FRESH], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", FRESH], check=True, timeout=PATIENCE)

@@ -12,6 +12,7 @@ import torch
 
 from sparse_bridge import __main__ as command_line
 from sparse_bridge.harness import results
+from tests.patience import PATIENCE
 
 ROOT = os.path.dirname(os.path.dirname(command_line.__file__))
 NAN = np.full((4, 4), np.nan, np.float32).tobytes()
@@ -75,10 +76,63 @@ def test_a_gpu_that_is_not_there(folder, capsys, command):
         ("demo", "--voxel-size", "nan", "--no-picture"),
         ("warm", "--channels", "0"),
         ("doctor", "--targets", "toaster"),
+        ("doctor", "--kernel", "gather_gemm"),
+        ("doctor", "--write", "targets.md"),
+        ("doctor", "--full", "--workers", "2"),
+        ("prove", "--device", "toaster"),
+        ("prove", "--device", "meta"),
+        ("run", "--profile-calls", "0", "train.py"),
+        ("run", "--framework", "toaster", "train.py"),
     ],
 )
 def test_numbers_and_names_out_of_range(folder, capsys, words):
     refused(capsys, *words)
+
+
+def test_a_framework_that_is_unknown_is_named_before_a_file_that_is_absent(folder, capsys):
+    assert "'toaster' is unknown" in refused(capsys, "run", "--framework", "toaster", "absent.py")
+
+
+@pytest.mark.parametrize(
+    ("scale", "size", "words"),
+    [
+        (9, "1e-9", "more than 1e9 GiB"),
+        (1e30, "0.1", "more than 1e9 GiB"),
+        (3e37, "1e-9", "more than 1e9 GiB"),
+        (9, "1e-12", "1e-09 or more"),
+        (9, "5e-324", "1e-09 or more"),
+    ],
+)
+def test_a_grid_beyond_all_measure_is_refused_in_few_digits(folder, capsys, scale, size, words):
+    np.save("a.npy", np.random.default_rng(0).normal(0, scale, (50, 4)).astype(np.float32))
+    line = refused(capsys, "demo", "--points", "a.npy", "--voxel-size", size, "--no-picture")
+    assert words in line and len(line) < 250
+
+
+@pytest.mark.parametrize("file", ["checkpoint", "data"])
+@pytest.mark.parametrize("project", ["openpcdet", "reno"])
+def test_files_of_verify_are_looked_at_before_torch_is_imported(folder, project, file):
+    (folder / "there.pth").write_bytes(b"x")
+    paths = {"checkpoint": "there.pth", "data": "there.pth", file: "absent.pth"}
+    options = [word for name, path in paths.items() for word in (f"--{name}", path)]
+    code = (
+        "import sys\nfrom sparse_bridge.__main__ import main\n"
+        f"status = main(['verify', {project!r}, *{options!r}])\n"
+        "assert status == 2 and 'torch' not in sys.modules, status"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE,
+        env={**os.environ, "PYTHONPATH": ROOT},
+    )  # fmt: skip
+    assert done.returncode == 0 and "absent.pth" in done.stderr, done.stderr
+
+
+@pytest.mark.skipif(
+    not os.path.isdir("/proc/self"), reason="Linux has a folder that takes no files"
+)
+def test_a_place_that_takes_no_files_whatever_its_rights_say(folder, capsys):
+    words = ("demo", "--no-picture", "--segment", "0", "--json", "/proc/self/out.json")
+    assert "cannot be written" in refused(capsys, *words)
 
 
 @pytest.mark.parametrize(
@@ -120,16 +174,25 @@ def test_layers_run_where_torch_has_no_triton(folder):
         "spconv.SubMConv3d(4, 8, 3)(x).features.sum().backward()\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), ROOT])}
-    for words in (["run", "--mode", "standin", "train.py"], ["doctor"]):
+    for status, words in (
+        (0, ["run", "--mode", "standin", "train.py"]),
+        (2, ["doctor", "--targets", "sm_90"]),
+        (0, ["cache", "show"]),
+        (0, ["doctor"]),
+    ):
         done = subprocess.run(
             [sys.executable, "-m", "sparse_bridge", *words],
             capture_output=True,
             text=True,
-            env=environment,
-            timeout=120,
+            env={**environment, "COLUMNS": "250"},
+            timeout=PATIENCE,
         )
-        assert done.returncode == 0, done.stderr
-    assert "plain torch" in done.stdout
+        assert done.returncode == status, done.stderr
+        if status:
+            assert done.stderr.count("\n") == 1 and "needs Triton 3.5" in done.stderr
+    assert "plain torch" in done.stdout and "reinstall" not in done.stdout
+    if not torch.cuda.is_available():
+        assert "only layers on a GPU need it" in done.stdout
 
 
 def test_two_processes_at_once_share_a_cache(folder):
@@ -146,5 +209,5 @@ def test_two_processes_at_once_share_a_cache(folder):
         for words in (["clear"], ["show"])
     ]
     for process in pair:
-        _, said = process.communicate(timeout=120)
+        _, said = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, said

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from sparse_bridge import doctor, workers
+from tests.patience import PATIENCE
 
 SCRIPT = "import os, sys; print(os.environ.get('OMP_WAIT_POLICY'), 'torch' in sys.modules)"
 
@@ -19,7 +20,7 @@ def run(folder, **environment):
     env = {name: value for name, value in os.environ.items() if name != workers.WAIT_POLICY}
     done = subprocess.run(
         [sys.executable, "-m", "sparse_bridge", "run", "--framework", "spconv", str(script)],
-        env={**env, **environment}, capture_output=True, text=True, timeout=120,
+        env={**env, **environment}, capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.split()[0]

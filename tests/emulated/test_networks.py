@@ -21,7 +21,9 @@ from tests.adapters.spconv import doors
 from tests.adapters.torchsparse.conftest import speaking
 from tests.goldens.spconv import run_golden as spconv_runner
 from tests.goldens.torchsparse import run_golden as torchsparse_runner
+from tests.recorded import RECORDED
 
+pytestmark = RECORDED
 GOLDENS = doors.ROOT / "tests" / "goldens"
 # (framework, case, fewest sparse convolutions in it): encoders and U-Nets with gradients of every
 # parameter.

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.patience import PATIENCE
+
 ROOT = Path(__file__).resolve().parents[2]
 # One thread: tests share their cores, and waiting threads would spin.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "120"}
@@ -25,10 +27,10 @@ def start(*arguments: object, **environment: str) -> subprocess.Popen[str]:
     )
 
 
-def wait(*processes: subprocess.Popen[str], timeout: float = 500) -> str:
+def wait(*processes: subprocess.Popen[str]) -> str:
     """Output of all; fails with it if one of them failed."""
     try:
-        outputs = [process.communicate(timeout=timeout)[0] for process in processes]
+        outputs = [process.communicate(timeout=PATIENCE)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

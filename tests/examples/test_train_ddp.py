@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.patience import PATIENCE
+
 from .launch import start, start_ranks, wait
 
 SCRIPT = "examples/train_ddp.py"
@@ -88,5 +90,5 @@ def test_refusals(options: list[str], said: str, tmp_path: Path) -> None:
     process = start(
         SCRIPT, "--device", "cpu", *options, "--out", tmp_path, WORLD_SIZE="2", RANK="0"
     )
-    output = process.communicate(timeout=200)[0]
+    output = process.communicate(timeout=PATIENCE)[0]
     assert process.returncode == 2 and said in output and "Traceback" not in output

@@ -15,6 +15,7 @@ from sparse_bridge.errors import DeviceError
 from sparse_bridge.kernels.runtime.architectures import compiled
 from sparse_bridge.kernels.runtime.target import described, triton_version
 from tests.conftest import EMULATED, INTERPRETED
+from tests.quick import quick
 
 if (triton_version() or (0,)) < (3, 5) or INTERPRETED or EMULATED:
     pytest.skip("compiles with Triton 3.5 or newer, in the plain lane", allow_module_level=True)
@@ -32,6 +33,9 @@ from sparse_bridge.gate.forms_gemm import Case
 from sparse_bridge.kernels.tiles.tile import TileConfig
 
 COMPILED = tuple(compiled())
+# One of each kind of matrix instructions and of each width of waves. All: `--slow`, and
+# `doctor --targets`.
+COMMON = ("gfx942", "gfx1100", "sm_80", "sm_90", "sm_100")
 GOOD = Code("MFMA", "v_mfma_f32_16x16x16_f16", 80, 0, 0, 16384, 64)
 
 
@@ -42,7 +46,7 @@ def product(target, tile, kernel="gather_gemm", dtype=torch.float16, precision="
     return space.build(**{**first, "case": Case(TileConfig(*tile), dtype, precision)})
 
 
-@pytest.mark.parametrize("arch", COMPILED)
+@pytest.mark.parametrize("arch", quick(COMMON, COMPILED))
 def test_representative_forms(arch):
     """One product per dtype and a third of the other kernels compile for every target and pass."""
     place = COMPILED.index(arch)
@@ -63,6 +67,17 @@ def test_every_kernel_meets_both_wave_sizes():
         groups[wave if arch.startswith("gfx") else "NVIDIA"].add(form.kernel)
     assert groups["wave 64"] == groups["wave 32"] == groups["NVIDIA"]
     assert len(groups["NVIDIA"]) == len(spaces(described("sm_90")))
+
+
+@pytest.mark.parametrize("bits", [6, 14, 15])
+def test_wgmma_runs_ahead_behind_every_epilogue(bits):
+    """Rounding accumulators for a norm and then for a residual made ptxas run them in turns."""
+    space = spaces(described("sm_90"))["gather_gemm"][0]
+    first = {name: levels[0] for name, levels in space.factors.items()}
+    case = Case(TileConfig(64, 32, 128, 4, 7), torch.float16, "ieee")
+    form = space.build(**{**first, "case": case, "epilogue": (bits, 1, True)})
+    result = running.examine("sm_90", form)
+    assert result.code.matrix == "WGMMA" and not result.code.serialized and not result.problems
 
 
 def test_a_tile_that_overflows_the_lds():
@@ -106,6 +121,7 @@ def test_a_block_counted_for_waves_of_64():
         ({"parked": 8}, []),
         ({"shared": 65537}, ["shared memory 65537 of 65536 bytes"]),
         ({"wide_loops": 1}, ["a loop between 64-bit bounds"]),
+        ({"serialized": True}, ["wgmma runs one after another"]),
         ({"warp_size": 32}, ["compiled for 32 lanes, the target has 64"]),
         ({"spilled": 8, "shared": 70000}, ["spills", "shared memory"]),
     ],
@@ -303,7 +319,7 @@ def test_the_command(monkeypatch, capsys, tmp_path):
         if line.startswith(f"{mark} {word}")
     )
     shown = dict(zip(head, row, strict=True))
-    assert (shown["family"], shown["forms"], shown["failed"]) == ("cdna3", "3", "0")
+    assert (shown["family"], shown["variants"], shown["failed"]) == ("cdna3", "3", "0")
     assert "3 compilations, 0 failed" in path.read_text()
     bad = [("gfx1100", product(described("gfx1100"), (128, 128, 32, 2, 2)))]
     monkeypatch.setattr(running, "jobs_for", lambda archs, full, kernels: bad)

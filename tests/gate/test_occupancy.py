@@ -84,7 +84,7 @@ def test_every_default_tile_leaves_room_for_another(arch):
         ("sm_89", 221, 65536, 8, 1), ("sm_89", 128, 32768, 8, 2), ("sm_89", 128, 16384, 4, 4),
         ("sm_89", 32, 50 << 10, 4, 1), ("sm_75", 32, 32 << 10, 4, 2), ("sm_75", 32, 0, 8, 4),
         ("sm_90", 32, 0, 8, 8), ("sm_120", 16, 0, 1, 16), ("gfx942", 64, 0, 4, None),
-        ("sm_87", 64, 0, 4, None),
+        ("sm_110", 64, 0, 4, None),
     ],
 )  # fmt: skip
 def test_what_a_unit_holds(arch, registers, shared, warps, answer):

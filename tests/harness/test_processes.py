@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
 
 import pytest
 
 from sparse_bridge.harness import results
 from sparse_bridge.harness.processes import Child
 from sparse_bridge.harness.progress import Progress
+from tests.patience import PATIENCE, wait_for
 
 MODULE = "tests.harness.child"
 
@@ -35,10 +35,10 @@ def alive(pid):
 def test_answers_and_noise_are_kept_apart(child):
     for number in range(3):
         child.send(do="echo", number=number)
-        answer = child.receive(60)
+        answer = child.receive(PATIENCE)
         assert answer["echo"]["number"] == number
     assert answer["arguments"] == ["a"] and answer["set"] == "yes"
-    child.end(patience=60)
+    child.end(patience=PATIENCE)
     assert child.process.returncode == 0
     assert "noise on standard output" in child.path.read_text()
 
@@ -46,15 +46,13 @@ def test_answers_and_noise_are_kept_apart(child):
 @pytest.mark.skipif(not os.path.isdir("/proc"), reason="needs /proc")
 def test_one_that_hangs_is_killed_with_what_it_started(child):
     child.send(do="hang")
-    helper = child.receive(60)["helper"]
+    helper = child.receive(PATIENCE)["helper"]
     with pytest.raises(TimeoutError, match="no answer within 0 s"):
         child.receive(0.1)
     assert alive(helper)
     child.end()
-    deadline = time.monotonic() + 30
-    while alive(helper) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not alive(helper) and child.process.returncode < 0
+    wait_for(lambda: not alive(helper))
+    assert child.process.returncode < 0
 
 
 @pytest.mark.parametrize(
@@ -66,10 +64,10 @@ def test_one_that_hangs_is_killed_with_what_it_started(child):
 )
 def test_how_one_ended(child, what, ending):
     child.send(do=what)
-    assert child.receive(60) is None
+    assert child.receive(PATIENCE) is None
     assert child.ending() == ending
     child.send(do="echo")  # nobody is there: no error
-    assert child.receive(1) is None
+    assert child.receive(PATIENCE) is None
 
 
 def test_results_are_written_whole_and_read_back(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 import types
 
@@ -75,14 +74,3 @@ def test_without_triton_the_message_fits_the_platform(monkeypatch, platform, wor
     monkeypatch.setattr(targets, "triton_version", lambda: None)
     monkeypatch.setattr(sys, "platform", platform)
     assert words in targets.unavailable(torch.device("cuda", 0))
-
-
-@pytest.mark.parametrize("name", ["triton", "triton-windows", "pytorch-triton-xpu", None])
-def test_the_package_that_triton_comes_from(monkeypatch, name):
-    def version(wanted):
-        if wanted != name:
-            raise importlib.metadata.PackageNotFoundError(wanted)
-        return "3.6.0"
-
-    monkeypatch.setattr(importlib.metadata, "version", version)
-    assert targets.triton_build() == (name and f"{name} 3.6.0")

@@ -11,6 +11,7 @@ import torch
 from sparse_bridge.kernels.runtime import launch, precompile
 from sparse_bridge.kernels.runtime.target import Target
 from sparse_bridge.workers import Workers
+from tests.patience import PATIENCE
 
 HOPPER = Target("cuda", "sm_90", 32, 132, 227 << 10, raw=True)
 MI300 = Target("hip", "gfx942", 64, 304, 64 << 10, raw=True)
@@ -30,18 +31,18 @@ class TestWorkers:
             raise ValueError("as asked")
 
         good, bad = workers.submit(lambda: 7), workers.submit(broken)
-        assert good.result(10) == 7
+        assert good.result(PATIENCE) == 7
         with pytest.raises(ValueError, match="as asked"):
-            bad.result(10)
+            bad.result(PATIENCE)
 
     def test_two_run_side_by_side_and_no_more(self, workers):
         meeting, names = threading.Barrier(2), set()
 
         def meet():
             names.add(threading.current_thread().name)
-            return meeting.wait(10)
+            return meeting.wait(PATIENCE)
 
-        assert sorted(run.result(10) for run in [workers.submit(meet) for _ in range(6)]) == [
+        assert sorted(run.result(PATIENCE) for run in [workers.submit(meet) for _ in range(6)]) == [
             0, 0, 0, 1, 1, 1,
         ]  # fmt: skip
         assert len(names) == 2
@@ -49,24 +50,24 @@ class TestWorkers:
     def test_what_comes_later_begins_when_nothing_else_waits(self, workers):
         """Also if it was submitted first; what has not begun can still be cancelled."""
         began, gate = [], threading.Event()
-        held = [workers.submit(lambda: gate.wait(10)) for _ in range(2)]
+        held = [workers.submit(lambda: gate.wait(PATIENCE)) for _ in range(2)]
         later = [workers.submit(lambda n=n: began.append(n), later=True) for n in range(3)]
         first = [workers.submit(lambda n=n: began.append(n)) for n in range(10, 12)]
         assert later[1].cancel() and began == []
         gate.set()
         for one in (*held, *first, later[0], later[2]):
-            one.result(10)
+            one.result(PATIENCE)
         assert set(began[:2]) == {10, 11} and set(began[2:]) == {0, 2}
 
     def test_what_waits_is_dropped_at_the_end_and_what_runs_is_finished(self, workers):
         go, begun = threading.Event(), threading.Barrier(3)
 
         def run():
-            begun.wait(10)
-            return go.wait(10)
+            begun.wait(PATIENCE)
+            return go.wait(PATIENCE)
 
         running = [workers.submit(run) for _ in range(2)]
-        begun.wait(10)
+        begun.wait(PATIENCE)
         waiting = workers.submit(lambda: 1), workers.submit(lambda: 1, later=True)
         threading.Timer(0.1, go.set).start()
         workers.close()
@@ -88,7 +89,7 @@ class Jit:
 
     def warmup(self, *args, grid, **options):
         self.begun.set()
-        self.gate.wait(10)
+        self.gate.wait(PATIENCE)
         self.compiled.append(threading.current_thread().name)
         if self.fails:
             raise RuntimeError("does not compile")
@@ -143,7 +144,7 @@ class TestLaunches:
             start(kernel)
             start(kernel)
         assert len(futures) == 2 and futures[0] is futures[1]
-        futures[0].result(10)
+        futures[0].result(PATIENCE)
         assert kernel.fn.ran == [] and len(kernel.fn.compiled) == 1
         assert MAIN not in kernel.fn.compiled
         start(kernel)
@@ -153,7 +154,7 @@ class TestLaunches:
         kernel.fn.gate.clear()
         with precompile.dry_run() as futures:
             start(kernel)
-        assert kernel.fn.begun.wait(10)
+        assert kernel.fn.begun.wait(PATIENCE)
         threading.Timer(0.1, kernel.fn.gate.set).start()
         start(kernel)
         assert futures[0].done() and kernel.fn.compiled == [kernel.fn.compiled[0]] != [MAIN]
@@ -163,7 +164,7 @@ class TestLaunches:
         busy = Workers(1, "busy")
         monkeypatch.setattr(precompile, "pool", busy)
         go = threading.Event()
-        busy.submit(lambda: go.wait(10))
+        busy.submit(lambda: go.wait(PATIENCE))
         with precompile.dry_run() as futures:
             start(kernel)
         start(kernel)
@@ -177,7 +178,7 @@ class TestLaunches:
             thread.start()
             thread.join()
             start(kernel)
-        futures[0].result(10)
+        futures[0].result(PATIENCE)
         assert len(kernel.fn.ran) == 1 and len(futures) == 1 and precompile.futures() is None
 
     def test_what_failed_there_fails_where_it_is_wanted(self, kernel):
@@ -244,7 +245,7 @@ class TestTensorsBeyondTwoGibibytes:
         for x in (self.near, self.far):
             with precompile.dry_run() as futures:
                 start(kernel, target=MI300, args=(x, 2))
-            futures[0].result(10)
+            futures[0].result(PATIENCE)
         assert without == [False, True]
         for x in (self.near, self.far):
             start(kernel, target=MI300, args=(x, 2))

@@ -26,6 +26,7 @@ WITHOUT_TRITON = (
     "sparse_bridge.kernels.gemm.product",
     "sparse_bridge.kernels.gemm.narrow",
     "sparse_bridge.kernels.tiles.narrow_tile",
+    "sparse_bridge.kernels.tiles.queued_tile",
     "sparse_bridge.kernels.tiles.clamps",
     "sparse_bridge.kernels.tiles.tile",
     "sparse_bridge.kernels.tiles.tile_config",

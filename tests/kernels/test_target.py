@@ -21,10 +21,13 @@ FACTS = {
     "sm_75": ("cuda", "turing", 32, 64, False, False, False),
     "sm_80": ("cuda", "ampere", 32, 163, True, True, True),
     "sm_86": ("cuda", "ampere", 32, 99, True, True, True),
+    "sm_87": ("cuda", "ampere", 32, 163, True, True, True),
     "sm_89": ("cuda", "ada", 32, 99, True, True, True),
     "sm_90": ("cuda", "hopper", 32, 227, True, True, True),
     "sm_100": ("cuda", "blackwell", 32, 227, True, True, True),
+    "sm_103": ("cuda", "blackwell", 32, 227, True, True, True),
     "sm_120": ("cuda", "blackwell", 32, 99, True, True, True),
+    "sm_121": ("cuda", "blackwell", 32, 99, True, True, True),
     # Nobody has tabulated these: what their capability promises, in the least memory there is.
     "gfx908": ("hip", "generic", 64, 64, True, False, False),
     "gfx1030": ("hip", "generic", 32, 64, True, False, False),

@@ -80,3 +80,16 @@ def test_a_cell_that_fails_shows_its_error_alone(shell):
 def test_status_and_report(shell):
     assert isinstance(shell.run_line_magic("sparse_status", ""), Statuses)
     assert isinstance(shell.run_line_magic("sparse_report", "model"), Report)
+
+
+def test_a_terminal_shows_what_print_prints():
+    """IPython's own printer knows data classes and dictionaries, and would take them apart."""
+    shell, model = ipython(), Shell().user_ns["model"]
+    for found in (
+        sparse_bridge.status(),
+        sparse_bridge.report(),
+        sparse_bridge.report(model),
+        sparse_bridge.profile(model, torch.ones(1, 4)),
+    ):
+        plain = shell.display_formatter.format(found)[0]["text/plain"]
+        assert plain == str(found)

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import sparse_bridge
 from sparse_bridge.adapters import ledger
 from sparse_bridge.errors import DataTypeError, LifecycleError
+from sparse_bridge.profiling.recorder import ModelProfile
 from tests.adapters.spconv import doors
 
 EXTENT = 12
@@ -358,13 +359,13 @@ def test_text_html_and_json(tmp_path, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
     p = sparse_bridge.profile(model)
-    assert repr(p) == "<sparse_bridge.profile of Sequential, not started>" and str(p) == repr(p)
+    assert "profile of Sequential, not started: use it as `with" in repr(p) and str(p) == repr(p)
     assert p._repr_html_() is None
     with p:
         assert "running" in repr(p)
         model(torch.ones(5, 4))
-    assert "2 layers" in repr(p)
     text = str(p)
+    assert repr(p) == text and "2 layers" in text
     assert "Profile of Sequential" in text and "between layers" in text and "4 > 8" in text
     monkeypatch.setenv("COLUMNS", "60")
     narrow = str(p)
@@ -470,3 +471,25 @@ def test_compiled_layers_are_not_seen_and_not_disturbed():
         out = compiled(torch.ones(1, 4))
     assert not any(one.name for one in p.layers)
     assert torch.equal(out, model(torch.ones(1, 4)))
+
+
+def test_one_call_with_the_models_inputs():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    p = sparse_bridge.profile(model, torch.ones(5, 4))
+    assert [(one.name, one.calls) for one in p.layers] == [("0", 1), ("1", 1)]
+    assert "Profile of Sequential" in repr(p) and not model._forward_hooks
+    with pytest.raises(DataTypeError, match="no model"):
+        sparse_bridge.profile(None, torch.ones(5, 4))
+
+
+def test_a_profile_that_ends_by_itself():
+    """After so many calls, with the gradients of the last one."""
+    model = nn.Linear(4, 2)
+    p = ModelProfile(model, calls=2).start()
+    for _ in range(5):
+        model(torch.ones(3, 4)).sum().backward()
+    assert not model._forward_hooks and p.totals.calls == 2
+    (layer,) = p.layers
+    assert layer.calls == 2 and layer.backward_nodes > 0 and layer.backward_nodes % 2 == 0
+    p.stop()
+    assert p.totals.calls == 2

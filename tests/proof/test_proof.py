@@ -13,6 +13,7 @@ from sparse_bridge.core import functional
 from sparse_bridge.errors import SettingError
 from sparse_bridge.proof import goldens, kernels, large, models, record, runner, speed
 from sparse_bridge.proof.setup import FAILED, PASSED, SKIPPED, Outcome, Setup, error_of
+from tests.recorded import RECORDED
 
 CPU = Setup(torch.device("cpu"), None, False)
 
@@ -108,6 +109,7 @@ def test_goldens_of_an_installation_without_a_checkout(monkeypatch, tmp_path):
     assert all(o.status == SKIPPED and "source checkout" in o.detail for o in found)
 
 
+@RECORDED
 def test_goldens_are_replayed_and_failures_named():
     runner_file = goldens.CHECKOUT / "tests" / "goldens" / "flexgemm" / "run_golden.py"
     options = ("--filter", "dtype")

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from tests.clouds import cloud
 from tests.core.layers import KINDS, Layer, layer
 
-__all__ = ["CHANNELS", "DTYPES", "cases", "examples", "make"]
+__all__ = ["CHANNELS", "DTYPES", "cases", "make"]
 
 EXTENT = {1: 24, 2: 9, 3: 6, 4: 4}  # most cells along an axis, by dimension
 KERNEL = {1: 7, 2: 5, 3: 3, 4: 2}
 CHANNELS = (1, 3, 8, 16, 33)  # on a GPU every count may be a kernel of its own to compile
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-
-
-def examples(count: int):
-    """A test of `count` examples: the same ones in every run, no file of its own, no time limit."""
-    # The lane fixtures set nothing that one example could leave behind for the next.
-    checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-    return settings(
-        max_examples=count, derandomize=True, database=None, deadline=None,
-        suppress_health_check=checks,
-    )  # fmt: skip
 
 
 @st.composite

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparse_bridge.core import functional
@@ -15,7 +15,7 @@ from tests.checks import assert_close
 from tests.clouds import cloud
 from tests.core import test_pool
 from tests.core.layers import check, leaves
-from tests.robustness.geometries import CHANNELS, DTYPES, cases, examples, make
+from tests.robustness.geometries import CHANNELS, DTYPES, cases, make
 
 pytestmark = pytest.mark.interpreted
 
@@ -23,7 +23,7 @@ channels = st.sampled_from(CHANNELS)
 seeds = st.integers(0, 999)
 
 
-@examples(120)
+@settings(max_examples=120)
 @given(
     case=cases(), c_in=channels, c_out=channels, dtype=st.sampled_from(DTYPES), bias=st.booleans()
 )
@@ -32,13 +32,13 @@ def test_layers(lane, case, c_in, c_out, dtype, bias):
     check(make(case, lane.device), c_in, c_out, lane, dtype=dtype, bias=bias, seed=case["seed"])
 
 
-@examples(30)
+@settings(max_examples=30)
 @given(case=cases(), groups=st.integers(2, 4), c_in=st.integers(1, 3), c_out=st.integers(1, 3))
 def test_groups(lane, case, groups, c_in, c_out):
     check(make(case, lane.device), groups * c_in, groups * c_out, lane, groups=groups)
 
 
-@examples(60)
+@settings(max_examples=60)
 @given(
     case=cases(), mode=st.sampled_from(test_pool.MODES), dtype=st.sampled_from(DTYPES[:2]),
     floor=st.sampled_from((-test_pool.INF, 0.0)),
@@ -59,7 +59,7 @@ def pair_lists(draw):
     return [(part[:, 0].contiguous(), part[:, 1].contiguous()) for part in parts], n_in, n_out
 
 
-@examples(60)
+@settings(max_examples=60)
 @given(lists=pair_lists(), transposed=st.booleans(), seed=seeds)
 def test_pair_lists(lane, lists, transposed, seed):
     """Maps given as explicit lists, read either way."""
@@ -82,7 +82,7 @@ def test_pair_lists(lane, lists, transposed, seed):
         assert_close(got, truth)
 
 
-@examples(40)
+@settings(max_examples=40)
 @given(
     case=cases(kinds=("submanifold", "strided", "inverse"), awkward=False), steps=st.data(),
     seed=seeds,
@@ -157,7 +157,7 @@ def scene(coords, kernel, seed=0):
     return x, torch.randn(torch.Size(kernel).numel(), 4, 8, generator=generator)
 
 
-@examples(60)
+@settings(max_examples=60)
 @given(placed=placed())
 def test_where_a_scene_lies_does_not_matter(lane, placed):
     """Moved by whole strides, negative and far coordinates included, outputs move along and every

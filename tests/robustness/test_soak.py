@@ -126,6 +126,7 @@ def check(found: dict, scenes: int, device: str) -> None:
 @pytest.mark.parametrize("scenes, largest", [
     (60, 8), pytest.param(1000, 12, marks=pytest.mark.slow),
 ])  # fmt: skip
+@pytest.mark.slow
 def test_on_the_cpu(scenes, largest):
     check(run_apart(str(scenes), "cpu", str(largest)), scenes, "cpu")
 

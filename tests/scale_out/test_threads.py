@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from tests.patience import PATIENCE
+
 from .networks import cloud, run
 
 THREADS, ROUNDS = 4, 3
@@ -18,7 +20,7 @@ def together(work, items) -> list:
     gate = threading.Barrier(THREADS)
 
     def late(item):
-        gate.wait(timeout=60)
+        gate.wait(timeout=PATIENCE)
         return work(item)
 
     with ThreadPoolExecutor(THREADS) as pool:

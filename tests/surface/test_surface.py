@@ -16,6 +16,7 @@ from sparse_bridge.errors import SettingError
 from sparse_bridge.surface import check, table
 from sparse_bridge.surface.command import collect
 from sparse_bridge.surface.markdown import page
+from tests.patience import PATIENCE
 from tests.surface import gaps
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -29,7 +30,9 @@ as_recorded = pytest.mark.skipif(
 def command(*arguments):
     """Standard output of `python -m sparse_bridge surface ...` in a process of its own."""
     call = [sys.executable, "-m", "sparse_bridge", "surface", *arguments]
-    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        call, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     return done.returncode, done.stdout, done.stderr
 
 
@@ -99,10 +102,16 @@ def test_the_page_is_current(everything):
 
 def test_one_framework_in_words():
     status, out, _ = command("minkowski")
-    assert out.startswith("minkowski 0.5.4: ") and "spconv" not in out
-    assert "from MinkowskiEngine 0.5.4: the sdist" in out and "absent on purpose" in out
-    unknown = [line for line in out.splitlines() if line.endswith(" without")]
-    assert status == any(not line.endswith(" 0 without") for line in unknown)
+    counts, _, names = out.partition("--all lists every name")
+    assert "0.5.4" in counts and "without a reason" in counts and "spconv" not in out
+    assert "on purpose" not in names, "reasons are many and long"
+    missing = [int(line.split("│")[-2]) for line in counts.splitlines() if "minkowski" in line]
+    assert status == any(missing)
+    listed = [line for line in names.splitlines() if line.startswith("  absent ")]
+    assert len(listed) == sum(missing)
+    _, everything, _ = command("minkowski", "--all")
+    assert "from MinkowskiEngine 0.5.4: the sdist" in everything
+    assert "absent on purpose" in everything and "present" in everything
     with pytest.raises(SettingError, match="'nothing' is unknown"):
         collect(["nothing"])
 

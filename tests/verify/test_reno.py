@@ -57,6 +57,7 @@ DECOMPRESS = """
 def place(tmp_path, monkeypatch):
     """Arguments of the command: small random weights, and a scan of which points repeat."""
     monkeypatch.setattr(stream, "torchac", lambda: arithmetic)
+    monkeypatch.setenv("COLUMNS", "80")  # a narrow terminal
     torch.manual_seed(0)
     with speaking("2.1") as ts:
         network = OccupancyCodec(ts)

@@ -247,7 +247,8 @@ def add_transposed(
     if not pays or whole > min(len(left), len(right), BLOCK):
         total.addmm_(left[:n_rows].t(), right[:n_rows])
         return
-    left[n_rows:whole].zero_()
-    right[n_rows:whole].zero_()
+    if n_rows < whole:  # else they may be a layer's own, and autograd counts writes of no rows, too
+        left[n_rows:whole].zero_()
+        right[n_rows:whole].zero_()
     left, right = left[:whole], right[:whole]
     total += onednn()(left.t(), right.t(), None, "none", [], "")

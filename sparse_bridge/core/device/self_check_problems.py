@@ -14,8 +14,10 @@ from ...kernels.runtime.target import Target
 from .precision import product_precision
 
 if TYPE_CHECKING:
+    from ...kernels.gemm.product import Product
     from ...kernels.gemm.vectors import Vectors
     from ...kernels.gemm.wgrad_gemm import WgradGemm
+    from ...kernels.tiles.tile import TileConfig
 
 ROWS, CHANNELS, OFFSETS = 150, 32, 27
 COMMON_ROWS = (
@@ -29,7 +31,7 @@ PRODUCTS: dict[str, tuple[torch.dtype, str]] = {
     "tf32": (torch.float32, "tf32"),
 }
 NORMS = {f"{name} norms": name for name in ("fp16", "bf16", "fp32")}
-_SUMS = EpilogueForm()
+_SUMS, NORMED = EpilogueForm(), EpilogueForm(6, None, 0.0, 1e-3)
 NORM_ROWS = 1 << 12  # roundings of halves hide most differences
 POOLS = {"max pools": "max", "avg pools": "avg", "sum pools": "sum"}
 _FAR_BYTES = (1 << 31) + (1 << 20)  # of features that 32-bit offsets do not reach
@@ -126,15 +128,15 @@ def check_norms(device: torch.device, target: Target, part: str) -> str | None:
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(NORM_ROWS, CHANNELS, generator=generator).to(device, dtype)
     mean, var, gain, beta = torch.randn(4, CHANNELS, generator=generator).to(device)
-    var, middle, eps = var.square() + 0.1, OFFSETS // 2, 1e-3
+    var, middle = var.square() + 0.1, OFFSETS // 2
     # The sums are the rows themselves, in every precision that products have.
     nbr = torch.full((OFFSETS, NORM_ROWS), -1, dtype=torch.int32)
     nbr[middle] = torch.arange(NORM_ROWS)
     weight = torch.zeros(OFFSETS, CHANNELS, CHANNELS, dtype=dtype)
     weight[middle].fill_diagonal_(1)
-    end = EpilogueForm(6, None, 0.0, eps), (None, mean, var, gain, beta, None)
-    y = multiply(device, target, "ieee", nbr, x, weight, *end)
-    want = F.batch_norm(x, mean, var, gain, beta, eps=eps)
+    vectors = None, mean, var, gain, beta, None
+    y = multiply(device, target, "ieee", nbr, x, weight, NORMED, vectors)
+    want = F.batch_norm(x, mean, var, gain, beta, eps=NORMED.eps)
     if device.type == "cpu":
         limit = tolerances.of("product", dtype).largest
         return _compare(y.double(), want.double(), limit)
@@ -146,23 +148,32 @@ def multiply(
     device: torch.device, target: Target, precision: str, nbr: torch.Tensor, x: torch.Tensor,
     weight: torch.Tensor, end: EpilogueForm = _SUMS, vectors: Vectors | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """y [rows of nbr, CHANNELS] on the device, by the tile of a common layer."""
+    """y [rows of nbr, CHANNELS] on the device."""
     from ...kernels.gemm.gather_gemm import GatherGemm
     from ...kernels.gemm.gather_spec import GemmSpec
-    from ...kernels.gemm.product import Product
     from ...kernels.maps.mask_order import mask_order, pack_tiles
     from ...kernels.maps.neighbor_table import NeighborTable
+
+    table, n_rows = NeighborTable(nbr.to(device)), nbr.shape[1]
+    tiles = pack_tiles(table, mask_order(table, target), target)
+    spec = GemmSpec(*common_product(device, target, precision, weight, end), packed=True)
+    y = torch.full((n_rows, CHANNELS), float("nan"), dtype=x.dtype, device=device)
+    return GatherGemm(spec, tiles, n_rows, len(x))(x.to(device), weight.to(device), vectors, y)
+
+
+def common_product(
+    device: torch.device, target: Target, precision: str, weight: torch.Tensor,
+    end: EpilogueForm = _SUMS,
+) -> tuple[Product, TileConfig]:  # fmt: skip
+    """The product by a weight [OFFSETS, c_in, c_out] of any device, and the tile that common layers
+    take for it."""
+    from ...kernels.gemm.product import Product
     from ...kernels.tiles.tile_config import gather_tile
     from ..geometry.weights import layout_of
 
     w = layout_of(weight, "vio")
-    tile = gather_tile(target, x.dtype, COMMON_ROWS, w.c_in, w.c_out, OFFSETS, precision)
-    table = NeighborTable(nbr.to(device))
-    tiles = pack_tiles(table, mask_order(table, target), target)
-    spec = GemmSpec(Product(target, device, x.dtype, precision, w, end), tile, packed=True)
-    n_rows = nbr.shape[1]
-    y = torch.full((n_rows, CHANNELS), float("nan"), dtype=x.dtype, device=device)
-    return GatherGemm(spec, tiles, n_rows, len(x))(x.to(device), weight.to(device), vectors, y)
+    tile = gather_tile(target, weight.dtype, COMMON_ROWS, w.c_in, w.c_out, OFFSETS, precision)
+    return Product(target, device, weight.dtype, precision, w, end), tile
 
 
 def check_new_coordinates(device: torch.device, target: Target, part: str) -> str | None:

@@ -106,10 +106,11 @@ class Problem(NamedTuple):
         target, dtype, precision = self.target, self.dtype, self.precision
         if self.direction == "wgrad":
             return wgrad_tile(target, dtype, self.c_in, self.c_out, precision, self.work)
-        choose = grouped_tile if self.dataflow == "grouped" else gather_tile
-        return choose(
-            target, dtype, self.n_rows, self.c_in, self.c_out, self.n_offsets, precision, self.order
-        )
+        sizes = self.n_rows, self.c_in, self.c_out, self.n_offsets
+        if self.dataflow == "grouped":
+            return grouped_tile(target, dtype, *sizes, precision, self.order)
+        expanding = self.n_rows > self.n_in
+        return gather_tile(target, dtype, *sizes, precision, self.order, expanding=expanding)
 
     def candidates(self) -> list[TileConfig]:
         """Tiles worth timing, the default first."""

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -94,6 +95,13 @@ class Known:
         self.groups = GroupTable(one.groups for one in held)
         self.choices: dict[Bucket, _Choice] = {}
         self.empty = not any(any(source.values()) for source in self.sources)
+        if self.empty and mode == "pinned" and not tune_file:
+            log.once(
+                ("pinned", stamp.file_name),
+                "SPARSE_BRIDGE_TUNE=pinned: no winners for this device, these kernels and Triton "
+                f"{stamp.triton} come with the package; tiles are chosen by rule.",
+                logging.WARNING,
+            )
 
     def choose(self, bucket: Bucket, problem: Problem) -> _Choice:
         """The choice for a bucket that has none yet."""

@@ -19,6 +19,7 @@ import torch
 from ... import log, settings
 from ...kernels.runtime.target import Target
 from ..conv import kernel_products
+from ..conv.dataflows import masked
 from ..conv.epilogue import Epilogue
 from ..conv.kernel_products import GatherProduct
 from ..device import serving
@@ -26,16 +27,27 @@ from ..device.self_check import NAMES
 from ..device.self_check_problems import (
     CHANNELS,
     COMMON_ROWS,
+    NORM_ROWS,
+    NORMED,
     OFFSETS,
     PRODUCTS,
     WGRAD_PAIRS,
+    common_product,
     wgrad_over,
 )
 from ..maps.rulebook import Rulebook
 from . import preload
 from .fused_forms import compile_others, followed, waits
 from .map_kernels import CHECKED, MapKernels
-from .product_kernels import Expected, Sizes, compile_once, compile_product, less_likely, likely
+from .product_kernels import (
+    Expected,
+    Sizes,
+    compile_once,
+    compile_product,
+    launch_over,
+    less_likely,
+    likely,
+)
 
 if TYPE_CHECKING:
     from ..conv.kernel_products import Inputs
@@ -138,6 +150,7 @@ def _compile(device: torch.device, target: Target, key64: bool) -> None:
         maps.ordered({_volume(one) for one, _ in products if one.symmetric})
         _compile_products(device, target, products)
         ends = [(end, dtype) for one, dtype in products for end in followed(one)] if fuses else []
+        _compile_checks(device, target, ends)
         strided = {one.strided for one, _ in products if one.strided is not None}
         maps.expanded([*strided, *({CHECKED} - strided)])
         maps.together({_volume(one) for one, _ in products if one.layer is not None})
@@ -170,8 +183,18 @@ def _compile_products(
         for one, dtype in products:
             compile_product(device, target, one, dtype, likely(one))
             compile_once(target, one, dtype)
+        _compile_checks(device, target, products)
+
+
+def _compile_checks(
+    device: torch.device, target: Target, products: list[tuple[Expected, torch.dtype]]
+) -> None:
+    """What the self-check runs for them, beside their own kind of product."""
+    if settings.get().self_check:
         for name in {_name(one, dtype) for one, dtype in products if one.trains}:
             _checked_wgrad(device, target, name)
+        for dtype in {dtype for one, dtype in products if one.epilogue.norm is not None}:
+            _checked_norms(device, target, dtype)
 
 
 def _products(device: torch.device) -> list[tuple[Expected, torch.dtype]]:
@@ -210,7 +233,7 @@ def _name(expected: Expected, dtype: torch.dtype) -> str | None:
 
 def _checked_wgrad(device: torch.device, target: Target, name: str | None) -> None:
     """The kernel that the self-check runs before a first gradient of a weight."""
-    if name is None or not settings.get().self_check:
+    if name is None:
         return
     dtype = PRODUCTS[name][0]
     rows = torch.empty(OFFSETS * WGRAD_PAIRS, dtype=torch.int32)
@@ -218,6 +241,15 @@ def _checked_wgrad(device: torch.device, target: Target, name: str | None) -> No
     x = torch.empty((1, CHANNELS), dtype=dtype)
     dw = torch.empty((OFFSETS, CHANNELS, CHANNELS), dtype=dtype)
     wgrad_over((rows, rows, starts), target, name, dw)(x, x, dw)
+
+
+def _checked_norms(device: torch.device, target: Target, dtype: torch.dtype) -> None:
+    """The kernel that the self-check runs before a first norm in a product's launch."""
+    if dtype in NAMES:
+        vector, weight = torch.empty(CHANNELS), _checked(dtype).weight
+        product, tile = common_product(device, target, "ieee", weight, NORMED)
+        vectors = None, vector, vector, vector, vector, None
+        launch_over(masked.DATAFLOW, product, tile, (NORM_ROWS, NORM_ROWS), vectors)
 
 
 serving.on_first_use(compile_first)

@@ -1,8 +1,8 @@
 """The kernels of a product that a layer will ask for, launched over stand-ins: for
 `precompile.dry_run`.
 
-A form follows from the layer, but for the tile, the dataflow and how many programs share a
-reduction: those follow from the rows. Who knows them says so; others are guessed.
+A form follows from the layer, but for the tile and the dataflow: those follow from the rows. Who
+knows them says so; others are guessed.
 """
 
 from __future__ import annotations
@@ -92,18 +92,19 @@ def likely(one: Expected) -> list[Sizes]:
 def less_likely(one: Expected) -> list[Sizes]:
     """Further guesses, on the other side of where rules take other tiles and dataflows."""
     width = _width(one)
-    if one.sizes is not None or one.pointwise:
+    if one.sizes is not None:
         return []
     if width >= _DEEP:
         return [_rows(4), _rows(32)]
+    if one.pointwise:
+        return [_rows(8)]
     if width < 32:
         return [_rows(4)]
     # In inference many rows of a map between coordinates are ordered, few are not.
     ordered = [] if one.symmetric or one.trains else [_rows(1) if _coarse(one) else _rows(1 / 4)]
     if _coarse(one):
         return ordered
-    fewer = [_rows(4)] if width < 64 else [_rows(4), _rows(8)]
-    return [*fewer, *([_rows(1 / 2)] if width >= 128 else []), *ordered]
+    return [_rows(4), _rows(8), *([_rows(1 / 2)] if width >= 128 else []), *ordered]
 
 
 def _rows(times_fewer: float) -> Sizes:

@@ -54,14 +54,20 @@ def _finished(
     """
     if TAIL & 1:
         acc += tl.load(bias_ptr + channel, mask=ok_c, other=0.0).to(tl.float32)
+    elif TAIL & 10 == 10:
+        # Sums are never -0, so this changes nothing. Where accumulators go straight to a rounding
+        # and, past a norm, to another layout, ptxas runs all of wgmma in turns (C7514, Triton 3.6
+        # and 3.9): a residual U-Net took a sixth longer.
+        acc += 0.0
     if TAIL & 2:
         acc = _normed(
             _rounded(acc, HELD), mean_ptr, var_ptr, gain_ptr, beta_ptr, eps, channel, ok_c,
             (TAIL & 4) != 0,
         )  # fmt: skip
     if TAIL & 8:
+        acc = _rounded(acc, HELD)
         residual = tl.load(residual_ptr + at, mask=ok, other=0.0)
-        acc = _rounded(acc, HELD) + residual.to(tl.float32)
+        acc = acc + residual.to(tl.float32)
     if ACT == 1:
         acc = tl.where(acc <= 0, 0.0, acc)  # a NaN stays
     if ACT == 2:

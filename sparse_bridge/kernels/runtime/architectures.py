@@ -281,7 +281,7 @@ GENERATIONS: tuple[Generation, ...] = (
         chips={
             "sm_80": Chip(163, "A100", True, unit_shared=164, unit_threads=2048),
             "sm_86": Chip(99, "A10, RTX 30", unit_shared=100, unit_threads=1536),
-            "sm_87": Chip(163),
+            "sm_87": Chip(163, "Jetson Orin", unit_shared=164, unit_threads=1536),
         },
     ),
     dataclasses.replace(
@@ -300,7 +300,7 @@ GENERATIONS: tuple[Generation, ...] = (
         limits=_AMPERE_LIMITS._replace(gather=Limit(64, 32, 3), wgrad=Limit(32, 64, 3)),
         chips={
             "sm_100": Chip(227, "B200", True, unit_shared=228, unit_threads=2048),
-            "sm_103": Chip(227, splits_fp32=True),
+            "sm_103": Chip(227, "B300", True, unit_shared=228, unit_threads=2048),
         },
     ),
     dataclasses.replace(
@@ -310,7 +310,8 @@ GENERATIONS: tuple[Generation, ...] = (
         ),
         chips={
             "sm_120": Chip(99, "RTX 50", unit_shared=100, unit_threads=1536),
-            "sm_110": Chip(227), "sm_121": Chip(99),
+            "sm_121": Chip(99, "GB10 (DGX Spark)", unit_shared=100, unit_threads=1536),
+            "sm_110": Chip(227),
         },
     ),
     dataclasses.replace(_NVIDIA, names=r"sm_\d\d", bf16=False, tf32=False, matrix=()),  # older

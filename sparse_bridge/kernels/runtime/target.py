@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.metadata
 import os
 import re
 import sys
@@ -147,7 +146,8 @@ def unavailable(device: torch.device) -> str | None:
     """Why Triton kernels cannot run on tensors of `device`, or None when they can."""
     version = triton_version()
     if version is None:
-        return f"Triton is not installed or cannot be imported ({_where_from()})"
+        where = "layers on a CPU need none" if device.type == "cpu" else _where_from()
+        return f"Triton is not installed or cannot be imported ({where})"
     if version < MINIMUM_TRITON:
         return f"Triton {'.'.join(map(str, version))} is older than 3.0"
     if device.type == "cuda":
@@ -185,16 +185,6 @@ def _xpu_unavailable() -> str | None:
     except Exception as error:  # whatever a driver raises where it finds no device
         return f"Triton has no working driver for XPU devices: {error}"
     return None if backend == "xpu" else f"Triton drives {backend!r} here, not 'xpu'"
-
-
-def triton_build() -> str | None:
-    """Name and version of the package that Triton comes from: "triton-windows 3.6.0", say."""
-    for name in ("triton", "triton-windows", "pytorch-triton-rocm", "pytorch-triton-xpu"):
-        try:
-            return f"{name} {importlib.metadata.version(name)}"
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
 
 
 @functools.cache

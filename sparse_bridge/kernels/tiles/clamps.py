@@ -88,25 +88,33 @@ def clamp_for_problem(
     generation, least = target.generation, target.generation.least_columns
     normed, plain = bool(epilogue & 2), single and precision == "ieee"
     summed = bool(epilogue & 8) and wide
-    fewer = summed or (normed and (generation.norm_halves or (wide and plain)))
-    held = (32 if single else 64) // (2 if fewer else 1)
+    ragged = c_in % tile.block_k != 0
+    fewer = summed or (normed and (generation.norm_halves or (wide and (plain or ragged))))
+    # Behind a norm of fp64 a residual's addresses cost another half (36 bytes; Triton 3.9, sm_90).
+    held = (32 if single else 64) // (1 if not fewer else 4 if summed and normed else 2)
     narrow = normed and plain and generation.norm_narrows_fp32
     most = held * tile.num_warps * target.warp_size
     while (wide or narrow) and tile.block_m * n > most and n > least:
         n //= 2
-    ragged = c_in % tile.block_k != 0
     if ragged and tile.block_m * n >= 128 * 256:
         n //= 2
     if ragged and not single and tile.block_m * n >= 128 * warps * target.warp_size:
         warps = min(2 * warps, _WARPS)  # 128 results spill 100 bytes (Triton 3.9, sm_90)
+    if ragged and plain and tile.block_m * n >= 64 * warps * target.warp_size:
+        warps = min(2 * warps, _WARPS)  # 64 of IEEE fp32 spill 48 bytes (Triton 3.6 to 3.9, sm_90)
     if normed and generation.tensor_memory and not plain:
         most = _NORMED_RESULTS * target.warp_size
         while tile.block_m * n > most * warps and n > least:
             n, warps = (n, 2 * warps) if warps < _WARPS else (n // 2, warps)
     depth, stages = tile.block_k, tile.num_stages
+    if normed and precision in ("tf32", "tf32x3") and tile.block_m >= 128 and stages > DEEPEST:
+        # 48 and 8 bytes with weights that are turned around on the way (Triton 3.9, sm_90).
+        warps, stages = (_WARPS, stages) if n >= 128 else (warps, 3)
     if wide and stages > DEEPEST:  # with two loads of rows under way 80 bytes or more are spilled
         depth, stages = min(depth, 64), 3
-    elif ragged and not single and tile.block_m * n >= 128 * 128:
+    elif ragged and not single and (tile.block_m * n >= 128 * 128 or tile.block_m >= 128):
+        depth = min(depth, 64)  # 352 bytes (Triton 3.9, sm_90)
+    elif summed and normed and not single:
         depth = min(depth, 64)
     if wide and precision == "tf32x3" and depth > 32 and n > least:
         n //= 2  # 64 channels spill 8 bytes behind a bias (Triton 3.9, sm_90); depth is the layer's

@@ -2,148 +2,47 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 
 from ..runtime.target import Target
 from .clamps import clamp_for_registers, clamp_for_smem
-from .tile import ROWS_OF_THREE, ROWS_OF_TWO, TileConfig, power
+from .queued_tile import CACHED_WEIGHT, MOST_ROWS, depth_of, queued_tile, spread, wide_pays
+from .tile import TileConfig, power
 
-# Per compute unit: from here on rows of one tile are alike enough for larger tiles. A power of two,
-# because plans decide once per octave.
-_MOST_ROWS = 2048
-CACHED_WEIGHT = 40 << 20  # bytes
-
+__all__ = ["CACHED_WEIGHT", "depth_of", "gather_tile", "grouped_tile", "wgrad_shares", "wgrad_tile"]
 
 GROUPED_WIDE = (128, 256, 64, 8, 3)
 
 
-def _wide(target: Target, n_rows: int, c_in: int, c_out: int, weight: int) -> bool:
-    """Whether the widest tiles pay: they fill the device, or the weight, of so many bytes, does not
-    fit the cache and is read again for every tile of rows."""
-    if c_in % 128 or c_out % 256:
-        return False
-    programs = -(-n_rows // 128) * (c_out // 256)
-    return weight > CACHED_WEIGHT or 4 * programs >= 7 * target.compute_units
-
-
-_FEW_OFFSETS = 8  # whose tiles are through before a queue of rows is full
-_FEW_ROWS = 192  # per compute unit, below which a queue pays all the same
-
-
-def _spread(target: Target, tile: TileConfig, n_rows: int, c_out: int) -> TileConfig:
-    """The tile with so few columns that a small problem keeps the device busy, down to what the
-    same matrix instructions take: a row's bits do not depend on it.
-
-    Nothing divides the reduction of one row among programs: where that was cut, its bits depended
-    on how many rows there are.
-    """
-    units, n = target.compute_units, tile.block_n
-    rows = -(-n_rows // tile.block_m)
-    if 20 * rows * -(-c_out // n) >= 17 * units:
-        return tile
-    while 2 * rows * -(-c_out // n) < 3 * units and n > target.generation.least_columns:
-        n //= 2
-    return dataclasses.replace(tile, block_n=n)
-
-
-def _queued(
-    target: Target, n_rows: int, c_in: int, c_out: int, n_offsets: int
-) -> TileConfig | None:
-    """The tile of halves that keeps the rows of two steps under way; None where another is faster.
-
-    Measured on an H100 and an H200 over LiDAR and indoor scans. Most that moves between L2 and the
-    multiprocessors is weights, which tiles of 128 rows read half as often.
-    """
-    units, n = target.compute_units, power(c_out, 16, 128)
-    columns, short = -(-c_out // n), n_offsets <= _FEW_OFFSETS
-    few = n_rows * columns < 512 * units
-    if short and (n_offsets == 1 or n_rows >= _FEW_ROWS * units):
-        return None
-    if 2 * n_offsets * c_in * c_out > CACHED_WEIGHT:
-        return None
-    if not few and _wide(target, n_rows, c_in, c_out, 0):
-        return None
-    if n_rows >= _MOST_ROWS * units and max(n, c_in) == 32:
-        return None  # programs enough that one waits while others compute
-    tall = not short and 4 * -(-n_rows // 128) * columns >= 5 * units
-    if c_in > 64 and c_in % 64 == 32:
-        # 96 channels: even blocks of 32; few programs are through sooner with one ragged block.
-        if few and 20 * -(-n_rows // 64) * columns >= 17 * units:
-            return None
-        return (
-            TileConfig(64, n, 64, 4, ROWS_OF_TWO)
-            if few
-            else TileConfig(128, n, 32, 4, ROWS_OF_THREE)
-        )
-    deep = (c_in % 128 == 0 and (few or not tall)) or (c_in > 128 and not tall)
-    return TileConfig(128 if tall else 64, n, power(c_in, 16, 128 if deep else 64), 4, ROWS_OF_TWO)
-
-
-def _single(target: Target, n_rows: int, c_in: int, c_out: int, depth: int) -> TileConfig:
-    """The tile of fp32 by TF32 products on Hopper, one or three; measured for three on an H100,
-    over the same scans. depth: block_k, which is the layer's."""
-    units, n = target.compute_units, power(c_out, 16, 128)
-    tiles = -(-n_rows // 64)
-
-    def programs(n: int) -> int:
-        return tiles * -(-c_out // n)
-
-    if programs(32) * 6 < 5 * units and target.generation.least_rows <= 16:
-        return TileConfig(16, min(n, 32), depth, 4, ROWS_OF_TWO)
-    if depth <= 32:  # 96 channels lose less in blocks of 32
-        many = n_rows >= 256 * units and c_out > 32
-        return (
-            TileConfig(128, min(n, 32), depth, 4, 3)
-            if many
-            else TileConfig(64, min(n, 32), depth, 4, ROWS_OF_TWO)
-        )
-    if n > 64 and programs(128) >= 4 * units:
-        return TileConfig(64, n, depth, 4, 3)
-    if n > 32 and 4 * programs(64) >= 7 * units:
-        return TileConfig(64, 64, depth, 4, 2)
-    return TileConfig(64, min(n, 32), depth, 4, 3)
-
-
-def depth_of(precision: str, c_in: int) -> int:
-    """Channels of a step of fp32, at most. Of three TF32 products the small ones of a whole step
-    are added first: there a row's bits depend on it, so it is the layer's alone."""
-    depth = power(c_in, 16, 64)
-    while depth > 16 and c_in % depth and c_in % (depth // 2) == 0:
-        depth //= 2  # 96 channels: three even blocks of 32 beat two ragged ones of 64
-    # Ragged blocks of 64 do not stay in registers under 64-bit offsets.
-    return min(depth, 32) if precision == "tf32x3" and c_in % depth else depth
-
-
 def gather_tile(
     target: Target, dtype: torch.dtype, n_rows: int, c_in: int, c_out: int, n_offsets: int,
-    precision: str = "ieee", order: str = "oi", grouped: bool = False,
+    precision: str = "ieee", order: str = "oi", grouped: bool = False, expanding: bool = False,
 ) -> TileConfig:  # fmt: skip
     """Default tile of the gather-GEMM; c_in and c_out are channels per group, precision is that of
     fp32, order says which channels of the weight are next to each other ("oi": the input's).
-    grouped: of the grouped one, whose rows are known before its reduction begins.
+    grouped: of the grouped one, whose rows are known before its reduction begins.  expanding: rows
+    of the result are more than those of x, as of transposed and inverse layers.
 
     A row has the same bits in every tile that this gives one layer, whatever n_rows is.
     """
     half = dtype in (torch.float16, torch.bfloat16)
     roomy = half and target.shared_memory >= 128 << 10
-    if target.queues_rows and not grouped and precision != "half":
+    if target.queues_rows and not grouped and (half or precision != "ieee"):
         tile = None
-        if half:
-            tile = _queued(target, n_rows, c_in, c_out, n_offsets)
-        elif precision != "ieee" and n_offsets > _FEW_OFFSETS:
-            tile = _single(target, n_rows, c_in, c_out, depth_of(precision, c_in))
+        if precision != "half":
+            tile = queued_tile(
+                target, "ieee" if half else precision, n_rows, c_in, c_out, n_offsets, expanding
+            )
         if tile is not None:
-            return _spread(target, tile, n_rows, c_out) if half else tile
-    if roomy and _wide(target, n_rows, c_in, c_out, n_offsets * c_in * c_out * dtype.itemsize):
+            return clamp_for_smem(tile, target, dtype.itemsize)
+    if roomy and wide_pays(target, n_rows, c_in, c_out, n_offsets * c_in * c_out * dtype.itemsize):
         generation = target.generation
         tile = TileConfig(*(generation.wide_turned if order == "io" else generation.wide))
         tile = clamp_for_smem(tile, target, dtype.itemsize)
         tile = clamp_for_registers(tile, target, dtype, precision, wgrad=False)
-        return _spread(target, tile, n_rows, c_out)
+        return spread(target, tile, n_rows, c_out)
     many = n_rows >= 256 * target.compute_units
-    most = roomy and n_rows >= _MOST_ROWS * target.compute_units
+    most = roomy and n_rows >= MOST_ROWS * target.compute_units
     if precision == "ieee" and not half and many and c_in >= 256 and c_out >= 256:
         return clamp_for_registers(
             TileConfig(128, 128, 16, 4, 2), target, dtype, precision, wgrad=False
@@ -163,7 +62,7 @@ def gather_tile(
     tile = clamp_for_registers(
         clamp_for_smem(tile, target, dtype.itemsize), target, dtype, precision, wgrad=False
     )
-    return tile if grouped else _spread(target, tile, n_rows, c_out)
+    return tile if grouped else spread(target, tile, n_rows, c_out)
 
 
 def grouped_tile(

@@ -9,8 +9,9 @@ import pathlib
 import pytest
 
 from tests.goldens.flexgemm import run_golden
+from tests.recorded import RECORDED
 
-pytestmark = [pytest.mark.interpreted, pytest.mark.emulated]
+pytestmark = [pytest.mark.interpreted, pytest.mark.emulated, RECORDED]
 PUBLIC = pathlib.Path(run_golden.__file__).parent / "public"
 
 

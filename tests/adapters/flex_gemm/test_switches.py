@@ -18,6 +18,7 @@ import torch
 import sparse_bridge
 from sparse_bridge.adapters.flex_gemm import options
 from sparse_bridge.adapters.flex_gemm.errors import ArgumentValueError
+from tests.quick import quick
 
 from .test_convolutions import voxels, weights
 
@@ -229,8 +230,9 @@ CACHES = """
 """
 
 
-@pytest.mark.parametrize("profile", ("1", "2.0"))
-@pytest.mark.parametrize("by", ("environment", "assignment"))
+@pytest.mark.parametrize("profile", quick(["1"], ("1", "2.0")))
+@pytest.mark.parametrize("by", quick(["environment"], ("environment", "assignment")))
+@pytest.mark.slow
 def test_the_file_of_the_autotune_cache(profile, by, tmp_path):
     def run(name=None, value=None):
         code = "\n".join(line[4:] for line in CACHES.splitlines())

@@ -13,7 +13,9 @@ import torch
 from sparse_bridge import settings
 from sparse_bridge.core.conv import registry
 from tests import checks
+from tests.recorded import RECORDED
 
+pytestmark = RECORDED
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "goldens" / "minkowski"
 CASES = json.loads((FOLDER / "public" / "manifest.json").read_text())["cases"]
 

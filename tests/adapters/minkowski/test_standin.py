@@ -17,6 +17,7 @@ import torch
 import sparse_bridge
 from sparse_bridge.adapters import base, import_hook
 from sparse_bridge.errors import LifecycleError
+from tests.patience import PATIENCE
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 MODULE_NAMES = """
@@ -90,7 +91,7 @@ def python(code, *path, **environment):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *map(str, path)]), **environment}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], env=env, capture_output=True, text=True,
-        timeout=300,
+        timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

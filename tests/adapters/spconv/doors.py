@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import sparse_bridge
+from tests.patience import PATIENCE
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
@@ -99,7 +100,7 @@ def python(code: str, *arguments: str, **environment: str) -> str:
         env=env,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
         cwd=ROOT,
     )
     assert done.returncode == 0, done.stdout + done.stderr

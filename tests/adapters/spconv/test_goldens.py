@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from tests import checks
+from tests.recorded import RECORDED
 
 from . import doors
 
+pytestmark = RECORDED
 FOLDER = doors.ROOT / "tests" / "goldens" / "spconv"
 RUN = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import sparse_bridge
+from tests.quick import quick
 
 from . import doors, random_nets
 
@@ -242,7 +243,8 @@ assert list(saved["state"]) == list(net.state_dict())
 STANDIN = "import sparse_bridge; sparse_bridge.enable('spconv', mode='standin')\n"
 
 
-@pytest.mark.parametrize("first", ["native", "standin"])
+@pytest.mark.parametrize("first", quick(["native"], ["native", "standin"]))
+@pytest.mark.slow
 def test_state_dicts_both_ways(native, tmp_path, first):
     file = str(tmp_path / "net.pt")
     doors.python((STANDIN if first == "standin" else "") + SAVE, file)
@@ -267,7 +269,7 @@ else:
 """
 
 
-@pytest.mark.parametrize("first", ["native", "standin"])
+@pytest.mark.parametrize("first", quick(["standin"], ["native", "standin"]))
 def test_pickled_models_and_tensors_both_ways(native, tmp_path, first):
     file = str(tmp_path / "net.pkl")
     doors.python((STANDIN if first == "standin" else "") + MODELS, "save", file)

@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from tests.goldens.torchsparse import run_golden
+from tests.recorded import RECORDED
 
 from .conftest import DEVICES, speaking
 
+pytestmark = RECORDED
 PUBLIC = pathlib.Path(run_golden.__file__).parent / "public"
 
 

@@ -187,7 +187,7 @@ def test_streams_are_what_their_scenes_are(map_lane, monkeypatch, untaught, buil
 
     @given(alike, events)
     @examples(
-        max_examples=number, deadline=None, derandomize=not STREAMS, database=None,
+        max_examples=number, derandomize=not STREAMS, database=None,
         suppress_health_check=list(HealthCheck), phases=[Phase.generate],
     )  # fmt: skip
     def check(start, rest):

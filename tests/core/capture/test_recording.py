@@ -18,6 +18,7 @@ from sparse_bridge.core.capture.recording import Remains, captured_from
 from sparse_bridge.core.capture.replay import Replayer
 from sparse_bridge.core.capture.replay_training import TrainingReplayer
 from sparse_bridge.kernels.runtime import target, triton_compat, uploads
+from tests.patience import PATIENCE
 
 
 class Graph:
@@ -112,11 +113,11 @@ def test_captures_of_another_thread(way):
 
     def work():
         begun.set()
-        assert done.wait(20)
+        assert done.wait(PATIENCE)
 
     thread = threading.Thread(target=lambda: captured(work, None))
     thread.start()
-    assert begun.wait(20)
+    assert begun.wait(PATIENCE)
     let_go()
     done.set()
     thread.join()

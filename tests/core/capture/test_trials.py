@@ -152,7 +152,7 @@ def test_scenes_that_overflow_show_nothing(replayed):
             found = model(half(module, seed, replayed, 1e4))
         assert bool(found["rows"].isnan().any())
         (waiting,) = units.summary()
-        words = r"output 2 \(level 0\), float16 .* is not finite in \d+ rows, .* ends at 6\.55e\+04"
+        words = r"output 2 \(level 0\), float16 .* is NaN in \d+ rows, .* ends at 6\.55e\+04"
         assert (waiting.hits, waiting.graphs) == (0, 0) and re.search(words, waiting.reason)
         assert waiting.reason in str(sparse_bridge.report())
         for seed in range(4, 7):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparse_bridge
@@ -208,9 +208,7 @@ _SIZE = st.tuples(*[st.integers(1, 300)] * 3)
 @pytest.mark.emulated
 @pytest.mark.interpreted
 @given(st.lists(_rule(), max_size=4), _LOW, _SIZE)
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=15)
 def test_bounds_of_levels_on_the_device(kernel_lane, rules, low, size):
     """Those that the host works out, level over level and beside each other."""
     device = torch.device(kernel_lane.device)

@@ -96,7 +96,7 @@ class Program(nn.Module):
 
     def __init__(self, stack, make):
         super().__init__()
-        self.embed, self.stack, self.make = nn.Linear(4, 4), stack, make
+        self.embed, self.stack, self.make = wrapped.Linear(4, 4), stack, make
 
     def forward(self, values, coords):
         x = wrapped.Grid(self.make(coords, self.embed(values)))
@@ -109,8 +109,8 @@ class Decoder(nn.Module):
 
     def __init__(self, stack, make):
         super().__init__()
-        self.embed, self.stack, self.make = nn.Linear(4, 4), stack, make
-        self.head = nn.Linear(4, 3)
+        self.embed, self.stack, self.make = wrapped.Linear(4, 4), stack, make
+        self.head = wrapped.Linear(4, 3)
 
     def forward(self, values, coords):
         y = self.stack(wrapped.Grid(self.make(coords, self.embed(values))))

@@ -9,6 +9,7 @@ import sys
 import torch
 
 from sparse_bridge.core.conv.plan import fills_its_memory
+from tests.patience import PATIENCE
 
 
 def test_a_layout_without_gaps_is_kept_by_torch():
@@ -41,4 +42,4 @@ def test_a_first_backward_imports_no_computer_algebra():
         "F.conv(x, w, None, m).sum().backward()\n"
         "assert w.grad is not None and 'sympy' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE)

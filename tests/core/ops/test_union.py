@@ -50,7 +50,7 @@ def test_matches_a_dictionary(device, shape, count):
     torch.testing.assert_close(features.cpu(), sums)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     sizes=st.lists(st.integers(0, 30), min_size=1, max_size=3),
     shape=st.lists(st.sampled_from([1, 2, 7, 2**31 - 1]), min_size=1, max_size=4),

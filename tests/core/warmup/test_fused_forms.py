@@ -73,7 +73,7 @@ class TestOtherSizes:
         products = [(key, held) for name, held, key, _ in launches if name == "gather_gemm"]
         assert len({key for key, _ in products}) == len(products) == len(launches) >= 2
         assert {held["BLOCK_M"] for _, held in products} == {64, 128}
-        assert {held["BLOCK_N"] for _, held in products} == {16, 64}
+        assert {held["BLOCK_N"] for _, held in products} == {32, 64}
         assert all(held["TAIL"] == 14 for _, held in products)
         assert all(free for *_, free in launches)
 

@@ -1,4 +1,4 @@
-"""Timing layers that share a map, on real kernels in the interpreter with pretended times, and on a
+"""Timing layers that share a map, on real kernels of an emulated GPU with pretended times, and on a
 GPU with its own."""
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ def setup(lane, kind="submanifold", channels=16):
     return made, x, weight, dy, lane.device
 
 
-@pytest.mark.interpreted
+@pytest.mark.emulated
 @pytest.mark.parametrize("kind, fast", [
-    ("submanifold", "unmasked"), ("strided", "masked"), ("inverse", "grouped"),
+    ("submanifold", "unmasked"), ("strided", "masked"), ("inverse", "masked"),
 ])  # fmt: skip
 def test_inference_takes_what_is_fastest(by_rule, tmp_path, kind, fast):
     made, x, weight, _, device = setup(by_rule, kind)
@@ -96,7 +96,7 @@ def test_inference_takes_what_is_fastest(by_rule, tmp_path, kind, fast):
             work()
         (winner,) = found.groups
         assert set(winner.flows.values()) == {fast} and set(winner.layers.values()) == {2}
-        assert {"build", "masked", "unmasked", "grouped"} == set(clock.runs)
+        assert {"build", "masked", "unmasked"} == set(clock.runs), "others have other bits"
         assert 200.0 <= winner.microseconds <= 203.0 and winner.rule_microseconds >= 2000.0
         count = len(clock.runs)
         with group_race.tuned():
@@ -110,11 +110,11 @@ def test_inference_takes_what_is_fastest(by_rule, tmp_path, kind, fast):
         assert f"{fast} for fwd" in sparse_bridge.report().groups[0]
 
 
-@pytest.mark.interpreted
+@pytest.mark.emulated
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_is_decided_apart_with_its_gradients(by_rule, tmp_path, kind):
     made, x, weight, dy, device = setup(by_rule, kind)
-    clock = Clock({"unmasked": 1e-3, "masked": 1e-3, "grouped": 1e-5}, build=1e-6)
+    clock = Clock({"unmasked": 1e-5, "masked": 1e-3}, build=1e-6)
 
     def step(one=made):
         a, b = (t.to(device).requires_grad_() for t in (x, weight))
@@ -127,31 +127,28 @@ def test_training_is_decided_apart_with_its_gradients(by_rule, tmp_path, kind):
         step()
     (winner,) = found.groups
     assert {name[:3] for name in winner.layers} == {"fwd", "dgr"}
-    assert set(winner.flows.values()) == {"grouped"} and "/training/" in winner.place
+    assert set(winner.flows.values()) == {"unmasked"} and "/training/" in winner.place
     again = layer(kind, 1, device=device)
     with tuning("cached", tmp_path), tuner.use(Tuner(never)):
         got, names = flows(lambda: step(again))
-        assert names == ["grouped"]
+        assert names == ["unmasked"]
         for one, other in zip(got, want, strict=True):
             assert_close(one, other.double())
-        last = layer(kind, 1, device=device)
-        with torch.no_grad():
-            inputs = x.to(device), weight.to(device), None, last.kmap
-            _, names = flows(lambda: functional.conv(*inputs))
-        assert names != ["grouped"], "nobody has tuned inference"
+    place = winner.place.replace("/training/", "/inference/")
+    assert all(one.place != place for one in found.groups), "nobody has tuned inference"
 
 
-@pytest.mark.interpreted
+@pytest.mark.emulated
 def test_a_gain_within_the_noise_keeps_the_rules(by_rule, tmp_path):
     made, x, weight, _, device = setup(by_rule)
-    clock = Clock({"unmasked": 0.98e-3, "masked": 1e-3, "grouped": 1e-3}, build=0.0)
+    clock = Clock({"unmasked": 0.98e-3, "masked": 1e-3}, build=0.0)
     with tuning("full", tmp_path), tuner.use(clock.tuner()) as found, group_race.tuned():
         functional.conv(x.to(device), weight.to(device), None, made.kmap)
     (winner,) = found.groups
     assert not winner.flows and winner.microseconds == winner.rule_microseconds
 
 
-@pytest.mark.interpreted
+@pytest.mark.emulated
 def test_layers_with_a_dataflow_of_their_own_are_left_out(by_rule, tmp_path):
     made, x, weight, _, device = setup(by_rule)
     module = Conv(weight).to(device)
@@ -171,7 +168,7 @@ def test_layers_with_a_dataflow_of_their_own_are_left_out(by_rule, tmp_path):
         assert "masked dataflow given to 1 Conv" in str(sparse_bridge.report())
 
 
-@pytest.mark.interpreted
+@pytest.mark.emulated
 def test_a_wrong_dataflow_never_wins(by_rule, tmp_path, monkeypatch):
     made, x, weight, _, device = setup(by_rule)
     flow = registry.entry("unmasked")
@@ -182,13 +179,13 @@ def test_a_wrong_dataflow_never_wins(by_rule, tmp_path, monkeypatch):
         return table.roll(1, 1), reverse
 
     monkeypatch.setattr(type(flow), "view", broken)
-    clock = Clock({"unmasked": 1e-6, "grouped": 5e-3})
+    clock = Clock({"unmasked": 1e-6})
     with tuning("full", tmp_path), tuner.use(clock.tuner()) as found, group_race.tuned():
         functional.conv(x.to(device), weight.to(device), None, made.kmap)
     assert "unmasked" not in clock.runs and not found.groups[0].flows
 
 
-@pytest.mark.interpreted
+@pytest.mark.emulated
 def test_the_budget_bounds_what_is_timed(by_rule, tmp_path):
     made, x, weight, _, device = setup(by_rule)
     ticks = itertools.count()
@@ -224,7 +221,7 @@ class Three(torch.nn.Module):
         return x
 
 
-@pytest.mark.interpreted
+@pytest.mark.emulated
 def test_optimize_tunes_where_it_is_told_to(by_rule, tmp_path, monkeypatch):
     made, x, weight, _, device = setup(by_rule)
     model = Conv(weight).to(device).eval()

@@ -1,5 +1,5 @@
-"""All offsets in one launch, each tile of pairs for one of them: for wide layers with few rows, and
-for irregular maps, such as graphs, where an offset meets a row more than once."""
+"""All offsets in one launch, each tile of pairs for one of them: for irregular maps, such as
+graphs, where an offset meets a row more than once, and on request."""
 
 from __future__ import annotations
 

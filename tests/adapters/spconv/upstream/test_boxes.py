@@ -84,7 +84,7 @@ def test_overlaps_match_scalar_clipping(dtype, offset, reverse):
     np.testing.assert_array_equal(skipped, np.where(standup <= np.float32(0.2), 0, iou))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.integers(-3, 3), min_size=8, max_size=8), st.integers(0, 3))
 def test_touching_and_degenerate_boxes(numbers, turns):
     # Small integers make shared corners, shared edges, coinciding and empty boxes common.

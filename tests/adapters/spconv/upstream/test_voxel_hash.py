@@ -45,7 +45,7 @@ def test_insert_query_items(device, keys, values):
     assert kept[:count].tolist() == [10, 11, 13, 14]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     calls=st.lists(
         st.tuples(

@@ -114,7 +114,7 @@ def test_matches_a_loop_over_points(seed, device):
     same(made(points.to(device)), got[:3])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), clear=st.booleans())
 def test_matches_the_wheel(seed, clear):
     upstream = wheel("spconv.pytorch.utils").PointToVoxel

@@ -9,10 +9,10 @@ import torch
 import sparse_bridge
 from sparse_bridge import settings
 from sparse_bridge.core.capture import padded, prefetch, units
-from sparse_bridge.core.conv import torch_end
 from tests.clouds import cloud
-from tests.core.capture import doors
-from tests.core.capture.pretended import replays_on_the_cpu
+
+from . import doors
+from .pretended import replays_on_the_cpu
 
 pytestmark = pytest.mark.emulated  # Triton's interpreter multiplies by numpy: bits follow tiles
 
@@ -23,11 +23,9 @@ LEVELS = ("off", "fuse", "graphs")
 
 @pytest.fixture
 def device(map_lane, monkeypatch):
-    """On a CPU, replays of graphs are pretended, and norms are torch's: its formula for CPUs is not
-    the one for GPUs, which kernels follow."""
+    """On a CPU, replays of graphs are pretended."""
     if map_lane.device == "cpu":
         replays_on_the_cpu(monkeypatch)
-        monkeypatch.setattr(torch_end, "_norms", lambda layer: False)
     monkeypatch.setattr(padded, "_LEAST", 256)
     prefetch.forget()
     units.remove()

@@ -1,0 +1,101 @@
+"""The releases of Python, torch and Triton that the package is tested with: the one list that
+`enable()`, `doctor`, SUPPORT.md and noxfile.py go by."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import sys
+import warnings
+
+from . import state
+
+# Oldest and newest Python.
+PYTHONS = ("3.10", "3.13")
+# The oldest and the newest Triton that each torch was tested with; torch releases between two of
+# these go with Tritons between theirs.
+TRITONS: dict[str, tuple[str, str]] = {
+    "2.4": ("3.0", "3.0"),
+    "2.6": ("3.2", "3.2"),
+    "2.8": ("3.4", "3.4"),
+    "2.10": ("3.6", "3.6"),
+    "2.11": ("3.6", "3.6"),
+    "2.13": ("3.6", "3.9"),
+    "2.15": ("3.9", "3.9"),
+}
+Release = tuple[int, ...]
+_told = False
+
+
+@state.owns
+def reset() -> None:
+    """Warn again."""
+    global _told
+    _told = False
+
+
+def release(text: str) -> Release:
+    """Major and minor of a version."""
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
+
+
+def untested(python: Release, torch: Release, triton: Release | None) -> str | None:
+    """What of an installation is outside of the releases that were tested, as a sentence; None:
+    nothing. triton: None where none is used."""
+    first, last = (release(one) for one in PYTHONS)
+    if not first <= python[:2] <= last:
+        return f"Python {_shown(python)} is not tested: {PYTHONS[0]} to {PYTHONS[1]} are."
+    known = [(release(one), *map(release, range_)) for one, range_ in TRITONS.items()]
+    before = [row for row in known if row[0] <= torch[:2]]
+    behind = [row for row in known if row[0] >= torch[:2]]
+    if not (before and behind):
+        oldest, newest = known[0][0], known[-1][0]
+        return f"torch {_shown(torch)} is not tested: {_shown(oldest)} to {_shown(newest)} are."
+    oldest, newest = before[-1][1], behind[0][2]
+    if triton is None or oldest <= triton[:2] <= newest:
+        return None
+    fitting = _shown(oldest) if oldest == newest else f"{_shown(oldest)} to {_shown(newest)}"
+    return f"torch {_shown(torch)} is not tested with Triton {_shown(triton)}, but with {fitting}."
+
+
+def _shown(version: Release) -> str:
+    return ".".join(map(str, version[:2]))
+
+
+def triton_build() -> str | None:
+    """Name and version of the package that Triton comes from: "triton-windows 3.6.0", say."""
+    for name in ("triton", "triton-windows", "pytorch-triton-rocm", "pytorch-triton-xpu"):
+        version = _installed(name)
+        if version is not None:
+            return f"{name} {version}"
+    return None
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def here() -> str | None:
+    """`untested` of this installation, by what its packages say of themselves; none of them is
+    imported. Builds of torch for the CPU alone use no Triton."""
+    torch = _installed("torch")
+    if torch is None:
+        return None
+    build = None if torch.endswith("+cpu") else triton_build()
+    triton = None if build is None else release(build.rpartition(" ")[2])
+    return untested(sys.version_info[:2], release(torch), triton)
+
+
+def warn(stacklevel: int) -> None:
+    """Say once in a process what of it was not tested.  stacklevel: as if the caller warned."""
+    global _told
+    if _told:
+        return
+    _told = True
+    problem = here()
+    if problem is not None:
+        text = f"sparse_bridge: {problem} It may work; `python -m sparse_bridge prove` tells."
+        warnings.warn(text, UserWarning, stacklevel + 1)
