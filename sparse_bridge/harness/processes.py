@@ -51,6 +51,7 @@ class Child:
         variables = dict(os.environ if environment is None else environment)
         folders = [str(_ROOT), *filter(None, [variables.get("PYTHONPATH")])]
         variables["PYTHONPATH"] = os.pathsep.join(folders)
+        variables["PYTHONUNBUFFERED"] = "1"  # a log keeps what was printed before a crash
         self._log = tempfile.TemporaryFile("w+") if log is None else log.open("a+")  # noqa: SIM115
         self.process = subprocess.Popen(
             [sys.executable, "-X", "faulthandler", "-m", module, *arguments],

@@ -36,6 +36,7 @@ def clamp_for_smem(tile: TileConfig, target: Target, element_size: int) -> TileC
 
 
 _NORMED_RESULTS = 16  # of a thread; each has a column of its own, of up to five fp64 vectors
+_RAGGED_RESULTS = 64  # of a thread, of IEEE fp32: 48 bytes are spilled (Triton 3.6 to 3.9, sm_90)
 _WARPS = 8
 
 
@@ -100,8 +101,8 @@ def clamp_for_problem(
         n //= 2
     if ragged and not single and tile.block_m * n >= 128 * warps * target.warp_size:
         warps = min(2 * warps, _WARPS)  # 128 results spill 100 bytes (Triton 3.9, sm_90)
-    if ragged and plain and tile.block_m * n >= 64 * warps * target.warp_size:
-        warps = min(2 * warps, _WARPS)  # 64 of IEEE fp32 spill 48 bytes (Triton 3.6 to 3.9, sm_90)
+    if ragged and plain and tile.block_m * n >= _RAGGED_RESULTS * warps * target.warp_size:
+        warps = min(2 * warps, _WARPS)
     if normed and generation.tensor_memory and not plain:
         most = _NORMED_RESULTS * target.warp_size
         while tile.block_m * n > most * warps and n > least:

@@ -126,7 +126,7 @@ def _(sp):
     assert y.indices.tolist() == [[0, 1, 1, 1], [0, 0, 0, 0], [0, 0, 1, 0]]
 
 
-@TABLE.row("results are equal to the bit")
+@TABLE.row("results are [equal to the bit]")
 def _(sp):
     layer, x = sp.SparseConv3d(4, 16, 3, 2, 1), doors.tensor(sp)
     results = []
@@ -148,7 +148,7 @@ def _(sp):
     assert ones(sp.SparseConv3d(1, 1, 4, 4, bias=False))(x).features.tolist() == [[111.0]]
 
 
-@TABLE.row("rows outside grid or batch find nothing")
+@TABLE.row("rows outside grid or batch have no neighbours")
 def _(sp):
     x = tensor(sp, [[0, 1, 1, 1], [0, 1, 1, 4], [1, 1, 1, 2], [-1, 1, 1, 2]], (4, 4, 4))
     with warnings.catch_warnings():
