@@ -32,11 +32,11 @@ def new_coordinates(kernel: Sequence[int], stride: Sequence[int]) -> Strided | N
 
 
 def of_kernel(
-    layer: Any, symmetric: bool, tf32: bool, strided: Strided | None = None
+    layer: Any, symmetric: bool, tf32: bool, strided: Strided | None = None, expanding: bool = False
 ) -> Iterator[Expected]:
     """The product of a layer with `kernel` [V, C_in, C_out], or [C_in, C_out] of a volume of 1.
 
-    strided: of its map, see `new_coordinates`.
+    strided: of its map, see `new_coordinates`.  expanding: it makes more rows than it is given.
     """
     bias = None if layer.bias is None else layer.bias.view(-1)
     if layer.kernel.ndim == 2:
@@ -45,7 +45,7 @@ def of_kernel(
         precision = "tf32" if tf32 else "ieee"
         yield Expected(
             layer, layer.kernel, "vio", Epilogue(bias), 1, symmetric,
-            trains(layer.kernel), precision, strided=strided,
+            trains(layer.kernel), precision, strided=strided, expanding=expanding,
         )  # fmt: skip
 
 

@@ -76,4 +76,4 @@ def expected(layer: Any) -> Iterator[Expected]:
     new, strided = generator.requires_strided_coordinates, None
     if new and not layer.is_transpose:
         strided = new_coordinates(generator.kernel_size, generator.kernel_stride)
-    return of_kernel(layer, odd and not new, allow_tf32(), strided)
+    return of_kernel(layer, odd and not new, allow_tf32(), strided, layer.is_transpose)

@@ -311,6 +311,7 @@ def expected(layer: Any, epilogue: Epilogue, norm: Any = None) -> Expected:
         layer, layer.weight, "ovi", epilogue, layer.groups, layer.subm and odd,
         trains(layer.weight), "tf32" if allow_tf32() else "ieee", norm,
         strided=None if known else new_coordinates(layer.kernel_size, layer.stride),
+        expanding=layer.inverse or layer.transposed,
     )  # fmt: skip
 
 

@@ -338,7 +338,8 @@ def expected(layer: Any) -> Iterator[Expected]:
     odd = all(size % 2 for size in layer.kernel_size) and single
     known = single or layer.transposed
     strided = None if known else new_coordinates(layer.kernel_size, layer.stride)
-    return of_kernel(layer, odd, allow_tf32(peek(), layer.kernel.device), strided)
+    tf32 = allow_tf32(peek(), layer.kernel.device)
+    return of_kernel(layer, odd, tf32, strided, layer.transposed)
 
 
 @functools.cache

@@ -210,8 +210,8 @@ def _products(device: torch.device) -> list[tuple[Expected, torch.dtype]]:
     for one in (*map(_checked, dtypes), *found.values()):
         shape, end = (tuple(one.weight.shape), one.weight.stride()), one.epilogue
         normed = None if one.norm is None else [v is None or v.dtype for v in one.norm]
-        kinds = one.groups, one.symmetric, one.trains, one.pointwise, one.sizes, one.strided
-        about = (one.layout, *kinds, one.precision, str(normed))
+        maps = one.symmetric, one.pointwise, one.sizes, one.strided, one.expanding
+        about = (one.layout, one.groups, one.trains, *maps, one.precision, str(normed))
         forms.setdefault((shape, one.dtype, *end.form[:2], about), (one, one.dtype))
     return list(forms.values())
 

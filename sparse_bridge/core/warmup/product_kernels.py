@@ -54,7 +54,8 @@ class Expected:
     of batches of a batch norm in training behind it.  layer: whose product it is; of several that
     speak for one layer the last is right.  pointwise: of kernel volume 1, see `ops.pointwise`.
     sizes: of its map, where they are known.  strided: the map that it asks for, if that has new
-    coordinates in three dimensions.  casts: it follows autocast.
+    coordinates in three dimensions.  expanding: it makes more rows than it is given, as transposed
+    and inverse layers.  casts: it follows autocast.
     """
 
     layer: Any
@@ -69,6 +70,7 @@ class Expected:
     pointwise: bool = False
     sizes: Sizes | None = None
     strided: Strided | None = None
+    expanding: bool = False
     casts: bool = True
 
     @property
@@ -85,8 +87,8 @@ def likely(one: Expected) -> list[Sizes]:
     if one.sizes is not None:
         return [one.sizes]
     if _width(one) >= _DEEP:
-        return [_rows(16)]
-    return [_rows(8) if _coarse(one) else _rows(1)]
+        return [_rows(one, 16)]
+    return [_rows(one, 8 if _coarse(one) else 1)]
 
 
 def less_likely(one: Expected) -> list[Sizes]:
@@ -94,22 +96,25 @@ def less_likely(one: Expected) -> list[Sizes]:
     width = _width(one)
     if one.sizes is not None:
         return []
+    times: list[float] = [4, 8, 16]
     if width >= _DEEP:
-        return [_rows(4), _rows(32)]
-    if one.pointwise:
-        return [_rows(8)]
-    if width < 32:
-        return [_rows(4)]
-    # In inference many rows of a map between coordinates are ordered, few are not.
-    ordered = [] if one.symmetric or one.trains else [_rows(1) if _coarse(one) else _rows(1 / 4)]
-    if _coarse(one):
-        return ordered
-    return [_rows(4), _rows(8), *([_rows(1 / 2)] if width >= 128 else []), *ordered]
+        times = [4, 32]
+    elif one.pointwise:
+        times = [8, 16]
+    elif width < 32 or _coarse(one):
+        times = [4]
+    elif width >= 128:
+        times = [4, 8, 16, 1 / 2]
+    if 32 <= width < _DEEP and not (one.pointwise or one.symmetric or one.trains):
+        # In inference many rows of a map between coordinates are ordered, few are not.
+        times.append(1 if _coarse(one) else 1 / 4)
+    return [_rows(one, few) for few in times]
 
 
-def _rows(times_fewer: float) -> Sizes:
+def _rows(one: Expected, times_fewer: float) -> Sizes:
+    """A map into so many rows."""
     rows = int(COMMON_ROWS / times_fewer)
-    return Sizes(rows, rows)
+    return Sizes(rows // 2 if one.expanding else rows, rows)
 
 
 def _coarse(one: Expected) -> bool:
