@@ -8,13 +8,13 @@ import importlib
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparse_bridge
 from tests.clouds import cloud
 from tests.conftest import EMULATED
-from tests.robustness.geometries import CHANNELS, DTYPES, examples
+from tests.robustness.geometries import CHANNELS, DTYPES
 from tests.robustness.test_one_answer import assert_same, by_site, features
 
 pytestmark = pytest.mark.emulated  # Triton's interpreter multiplies by numpy: bits follow tiles
@@ -152,7 +152,7 @@ def answer(lane, call, coords, rules, channels, dtype):
     return by_site(sites, y.detach().cpu()), dx.cpu()
 
 
-@examples(COUNT)
+@settings(max_examples=COUNT)
 @given(data=st.data(), dtype=st.sampled_from(DTYPES), channels=st.sampled_from(CHANNELS))
 def test_rows_in_another_order_and_among_others(lane, call, data, dtype, channels):
     if lane.dataflow == "explicit":
