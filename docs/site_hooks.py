@@ -16,6 +16,7 @@ _BUTTON = re.compile(r"^(\[[^\]]+\]\([\w./-]+\.html\))$", flags=re.M)
 _TABLE = re.compile(r"<table>.*?</table>", flags=re.S)
 _ROW = re.compile(r"<tr\b[^>]*>.*?</tr>", flags=re.S)
 _CELL = re.compile(r"<(t[hd])([^>]*)>(.*?)</t[hd]>", flags=re.S)
+_BESIDE = re.compile(r"\[([^\]]*)\]\((?!docs/|https?:|#)([^)\s]+)\)")  # of files in the root
 _OUTSIDE = re.compile(r"\[([^\]]*)\]\((?:\.\./)+([^)\s]+)\)")
 
 
@@ -28,7 +29,8 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Links to files outside the site lead to the repository; the changelog is the repository's; a
     link to an HTML file that stands alone is a button."""
     if page.file.src_path == "changelog.md":
-        return (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](")
+        text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+        return _BESIDE.sub(_outside, text).replace("](docs/", "](")
     return _BUTTON.sub(r"\1{ .md-button .md-button--primary }", _OUTSIDE.sub(_outside, markdown))
 
 
