@@ -14,7 +14,7 @@ import pathlib
 import platform
 from typing import TYPE_CHECKING, Any
 
-from . import releases, settings, workers
+from . import folders, native, releases, settings, workers
 from ._version import __version__
 from .adapters import base, lifecycle
 from .adapters.enabling import inherited
@@ -53,6 +53,7 @@ def collect(self_check: bool = True) -> dict[str, Any]:
         "platform": platform.platform(),
         **_torch_facts(self_check),
         "frameworks": [_framework(name) for name in base.ADAPTERS],
+        "native": native.described(),
         "caches": [_cache(name, folder) for name, folder in cache_folders().items()],
         "settings": dataclasses.asdict(settings.get()),
         "environment": environment,
@@ -149,16 +150,15 @@ def _self_check(device: torch.device, found: Target) -> list[dict[str, Any]]:
 def cache_folders() -> dict[str, pathlib.Path]:
     """Where compiled kernels and the winners of tuning are kept."""
     try:
-        from .core.tuning import tune_cache
         from .kernels.runtime import target
     except ImportError:  # no torch: nothing is kept
         return {}
-    folders = {"tuning": tune_cache.folder()}
+    found = {"tuning": folders.cache()}
     if target.triton_version() is not None:
         from .kernels.runtime import triton_compat
 
-        folders["Triton"] = triton_compat.triton_cache()
-    return folders
+        found["Triton"] = triton_compat.triton_cache()
+    return found
 
 
 def _cache(name: str, folder: pathlib.Path) -> dict[str, Any]:
@@ -226,6 +226,7 @@ def _machine_table(facts: dict[str, Any]) -> Table:
     triton = facts["triton"] or _without_triton(facts)
     origin = facts.get("triton_build")
     table.add_row("Triton", f"{triton} ({origin})" if origin else triton)
+    table.add_row("helper in C", facts["native"])
     if facts.get("cpu"):
         table.add_row("CPU threads", threads_of(facts["cpu"]))
     for device in facts["devices"]:

@@ -6,7 +6,7 @@
 | `SPARSE_BRIDGE_FP32` | auto, ieee | fp32 products that may not be rounded to TF32: on NVIDIA's data-centre GPUs (A100, H100, B200 and relatives) as three TF32 products, whose sum is as exact as fp32, or always by IEEE multiply-adds, several times slower there |
 | `SPARSE_BRIDGE_OPTIMIZE` | fuse, graphs, off | what is done to models as they run: in inference, norms, activations and residual sums join the convolutions before them; on a GPU, parts that take and return sparse tensors are replayed from captured graphs as well; nothing |
 | `SPARSE_BRIDGE_CAPTURE` | graphs, prefetch, off, always | on a GPU, how maps that a program asks for again and again are prepared: queued together at the first request and replayed from captured CUDA graphs, queued together only, or built one by one; `always` replays on ROCm too, maps and models, whose replayed graphs have given wrong data |
-| `SPARSE_BRIDGE_STARTUP` | a list of `warmup=1`, `self_check=1` | at the first use of a GPU, compile what a program is about to need in parallel, and import Triton early; compare its kernels with the CPU |
+| `SPARSE_BRIDGE_STARTUP` | a list of `warmup=1`, `self_check=1`, `native=1` | at the first use of a GPU, compile what a program is about to need in parallel, and import Triton early; compare its kernels with the CPU; compile the helper in C that repeats calls of layers |
 | `SPARSE_BRIDGE_TUNE` | cached, off, full, pinned, pinned:FILE | how tiles of GPU kernels are chosen: from stored and shipped winners, by rule alone, tuned when new (costs time, may change bits between steps), or from FILE or the shipped winners alone (same bits in every process) |
 | `SPARSE_BRIDGE_CACHE_DIR` | a path | where winners are stored; default: the platform's cache folder |
 | `SPARSE_BRIDGE_ENABLE` | a list of `mode=auto`, `strict=0`, `torchsparse_profile=auto`, `minkowski_profile=auto` | arguments that `enable()` takes where the program names none |
@@ -58,6 +58,7 @@ class Settings:
     capture: str = "graphs"
     warmup: bool = True
     self_check: bool = True
+    native: bool = True
     tune: str = "cached"
     tune_file: str = ""
     cache_dir: str = ""
@@ -77,7 +78,7 @@ KEYWORDS = {
     "FP32": ("fp32",),
     "OPTIMIZE": ("optimize",),
     "CAPTURE": ("capture",),
-    "STARTUP": ("warmup", "self_check"),
+    "STARTUP": ("warmup", "self_check", "native"),
     "TUNE": ("tune", "tune_file"),
     "CACHE_DIR": ("cache_dir",),
     "ENABLE": ("mode", "strict", "torchsparse_profile", "minkowski_profile"),

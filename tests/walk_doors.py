@@ -25,6 +25,7 @@ from sparse_bridge.kernels.runtime import launch
 from sparse_bridge.kernels.runtime import target as targets
 from tests.adapters.spconv import doors as spconv_doors
 from tests.clouds import cloud
+from tests.fake_driver import entry_of
 from tests.walk import Walk, walk
 
 __all__ = ["LAUNCHER", "doors", "pretended_gpu"]
@@ -40,8 +41,12 @@ _HOPPER = targets.Target("cuda", "sm_90", 32, 132, 227 << 10, raw=True)
 
 
 class _Compiled(dict):  # type: ignore[type-arg]
+    def __init__(self, kernel: Any) -> None:
+        super().__init__()
+        self._entry = entry_of(kernel)
+
     def get(self, key: Any, default: Any = None) -> Any:
-        return (lambda *args: None), (), ()
+        return self._entry
 
 
 @contextlib.contextmanager
@@ -56,7 +61,7 @@ def pretended_gpu() -> Iterator[None]:
             (targets, "unavailable", lambda device: None),
             (targets, "of", lambda device: _HOPPER),
             (launch.Kernel, "launch", lambda self, *args: None),
-            *[(kernel, "_compiled", _Compiled()) for kernel in _KERNELS],
+            *[(kernel, "_compiled", _Compiled(kernel)) for kernel in _KERNELS],
         ):
             stack.enter_context(mock.patch.object(owner, name, value, create=True))
         stack.enter_context(settings.override(dataflow="masked"))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from .. import settings
+from .. import native, settings
 
 
 def mistrusted() -> tuple[str, ...]:
-    """What GPUs of this process compute without kernels, because the self-check failed."""
+    """What GPUs of this process compute without kernels, because the self-check failed; and why
+    their calls go without the compiled helper, where they do."""
+    import torch
+
     from ..core.device import serving
 
-    return serving.notes()
+    why = native.reason() if torch.cuda.is_initialized() else None
+    return (*serving.notes(), *([] if why is None else [f"no helper in C: {why}"]))
 
 
 def of_layers() -> tuple[str, str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import filelock
 from rich.console import Console
 
+from .. import folders
 from ..core.tuning.kernel_hash import kernel_hash
 from ..core.tuning.tune_cache import (
     DIRECTIONS,
@@ -20,7 +21,6 @@ from ..core.tuning.tune_cache import (
     Stamp,
     Winners,
     decode,
-    folder,
     shipped_folder,
 )
 from ..kernels.runtime import target as targets
@@ -57,7 +57,7 @@ def collect() -> dict[str, Any]:
     """What `show` shows, as JSON values."""
     version = ".".join(map(str, targets.triton_version() or ()))
     tuned = sorted(shipped_folder().iterdir(), key=lambda path: path.name)
-    place = folder()
+    place = folders.cache()
     return {
         "folder": str(place),
         "kernels": kernel_hash(),
@@ -179,7 +179,7 @@ def _groups_table(files: Iterable[dict[str, Any]]) -> Table:
 
 def run_clear(args: argparse.Namespace) -> int:
     """Delete stored winners."""
-    place = folder()
+    place = folders.cache()
     files = [path for path in _files(place) if not args.stale or not _facts(path).get("current")]
     size = 0
     for path in files:

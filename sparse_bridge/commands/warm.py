@@ -18,10 +18,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from .. import settings
+from .. import folders, settings
 from ..core.tuning import tuner as tuners
 from ..core.tuning.groups import Groups
-from ..core.tuning.tune_cache import DIRECTIONS, Stamp, TuneCache, Winners, encode, folder, shipped
+from ..core.tuning.tune_cache import DIRECTIONS, Stamp, TuneCache, Winners, encode, shipped
 from ..core.warmup import group_race
 from ..errors import DeviceError, SettingError
 from ..harness.pool import Pool
@@ -287,7 +287,7 @@ def _results(results: Sequence[tuners.Result]) -> Table:
 def _export(path: Path, device: torch.device, console: Console) -> int:
     """The winners of this device in force: shipped ones, and over them those of the disk."""
     stamp = Stamp.of(device, targets.of(device))
-    sources = [*reversed(shipped(stamp)), TuneCache(folder(), stamp).held()]
+    sources = [*reversed(shipped(stamp)), TuneCache(folders.cache(), stamp).held()]
     winners: Winners = {direction: {} for direction in DIRECTIONS}
     groups: Groups = {}
     for source in sources:

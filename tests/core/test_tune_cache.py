@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from sparse_bridge import log, settings
+from sparse_bridge import folders, log, settings
 from sparse_bridge.core.tuning import tune_cache
 from sparse_bridge.core.tuning.tune_cache import CacheFileError, TuneCache, decode, encode
 from sparse_bridge.errors import SettingError
@@ -280,16 +280,16 @@ def test_where_winners_are_kept(tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     with settings.override(cache_dir=""):
         if sys.platform == "linux":
-            assert tune_cache.folder() == tmp_path / ".cache" / "sparse_bridge"
+            assert folders.cache() == tmp_path / ".cache" / "sparse_bridge"
             monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-            assert tune_cache.folder() == tmp_path / "xdg" / "sparse_bridge"
+            assert folders.cache() == tmp_path / "xdg" / "sparse_bridge"
         monkeypatch.setattr(sys, "platform", "darwin")
-        assert tune_cache.folder() == tmp_path / "Library" / "Caches" / "sparse_bridge"
+        assert folders.cache() == tmp_path / "Library" / "Caches" / "sparse_bridge"
         monkeypatch.setattr(sys, "platform", "win32")
         monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
-        assert tune_cache.folder() == tmp_path / "local" / "sparse_bridge"
+        assert folders.cache() == tmp_path / "local" / "sparse_bridge"
     with settings.override(cache_dir=pathlib.Path("~/mine")):
-        assert tune_cache.folder() == tmp_path / "mine"
+        assert folders.cache() == tmp_path / "mine"
 
 
 def test_settings_of_tuning_are_checked():

@@ -8,12 +8,14 @@ kind. The steady path, a layer whose `indice_key` has a map, is `layer_forward`,
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from ...core.conv import convolution as core
+from ...core.conv import native_calls
 from ...core.conv.epilogue import Epilogue
 from ...core.conv.history import histories
 from ...core.conv.layers import convolve_layer, known_call
@@ -135,6 +137,10 @@ def _known(layer: Any, x: Any, weight: torch.Tensor, epilogue: Epilogue) -> Any:
     held = histories.get(id(layer))
     if held is None or (held[1].plan is None and held[1].whole is None):
         return None
+    if (native := native_calls.spconv_known) is not None:
+        out = native(layer, x, weight, epilogue, _PARTS)
+        if out is not NotImplemented:
+            return out
     features, timer = getattr(x, "_features", None), getattr(x, "_timer", None)
     if (
         type(features) is not torch.Tensor
@@ -291,6 +297,9 @@ def _pointwise(
     out = x.replace_feature(y)
     out.spatial_shape = LayerGeometry.of(layer).output_shape(shape_of(x), type(layer).__name__)
     return out
+
+
+_PARTS = form_of, note, vars(keys), sys.modules, torch.float16  # what the compiled helper reads
 
 
 def record_voxels(layer: Any, y: torch.Tensor) -> None:

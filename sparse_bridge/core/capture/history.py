@@ -9,6 +9,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ..conv import native_calls
 from ..geometry.boxes import Box
 from ..geometry.reach import BoxReach
 from ..maps.request import MapRequest
@@ -96,6 +97,9 @@ class Views(NamedTuple):
 
     def listed(self) -> None:
         self.paired.add(self.place)
+
+
+native_calls.observer = Views
 
 
 @dataclasses.dataclass(eq=False)

@@ -15,6 +15,7 @@ import torch
 from ... import settings
 from ..device.torch_compat import TENSOR_GUARDS, guards
 from ..maps.kernel_map import KernelMap
+from . import native_calls
 from .epilogue import Epilogue, Norm
 from .plan import ConvForm, ConvPlan, run_plan
 
@@ -29,13 +30,14 @@ class FusedPlan:
     behind it were looked at.  at_the_call: it needs no features to add.  between: bias and norm;
     vectors: of the norm.  same(x, weight, bias if there is one, *vectors): whether operands are of
     the kinds and sizes that it was made for.  columns: of the result.  n_offsets, regular, device:
-    of the maps that it serves.
+    of the maps that it serves.  read: what kernels read beside x and the weight.  native: the same
+    for the compiled helper, or None.
     """
 
     __slots__ = (
-        "_end", "_over", "_plan", "_vectors", "activation", "at_the_call", "between", "columns",
-        "device", "form", "generation", "n_offsets", "regular", "same", "shown", "steps",
-        "vectors",
+        "_end", "_over", "_plan", "activation", "at_the_call", "between", "columns",
+        "device", "form", "generation", "n_offsets", "native", "read", "regular", "same", "shown",
+        "steps", "vectors",
     )  # fmt: skip
 
     def __init__(
@@ -53,10 +55,11 @@ class FusedPlan:
         read = self.vectors if bias is None else (bias, *self.vectors)
         self.same = guards(*operands, *read, any_rows=True)
         # What a launch by kernels reads, where nothing has to be copied for it.
-        self._vectors = self._end.vectors
+        self.read = self._end.vectors
         x, direct = operands[0], not plan.separate
         direct = direct and (x.stride(1) == 1 or x.shape[1] == 1)
         self._over: Any = getattr(plan.forward, "over", None) if direct else None
+        self.native = native_calls.known(self, self._over and plan.forward)
 
     def launch(
         self, given: Given, bias: torch.Tensor | None, residual: torch.Tensor | None
@@ -66,7 +69,7 @@ class FusedPlan:
         rulebook, alike = kmap.rulebook, residual is None and bias is self.between[0]
         rows = rulebook.n_rows
         if self._over is not None and rows[0] and rows[1]:
-            vectors = self._vectors if alike else (bias, *self._vectors[1:5], residual)
+            vectors = self.read if alike else (bias, *self.read[1:5], residual)
             y: torch.Tensor = self._over(rulebook, int(kmap.flipped), x, weight, vectors)
             return y
         end = self._end if alike else Epilogue(bias, *self.activation, self._end[3], residual)

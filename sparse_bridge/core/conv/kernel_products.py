@@ -22,8 +22,8 @@ from ..device.precision import KERNEL_DTYPES, product_precision, reads_rows
 from ..device.selection import select
 from ..device.serving import kernel_target
 from ..maps.rulebook import Rulebook
-from ..tuning.problem import gather_problem, wgrad_problem
-from ..tuning.tuner import Trial, final, tile_for
+from ..tuning.problem import gather_problem
+from ..tuning.tuner import Trial, current, final, tile_for
 from .dataflow import IRREGULAR, Case, Dataflow, Gather, LayerProduct, Reason, Wgrad
 from .epilogue import Epilogue
 from .torch_end import Finished, in_kernels
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from ...kernels.gemm.grouped_gemm import GroupedGemm
     from ...kernels.gemm.narrow_gemm import NarrowGemm, NarrowSpec
     from ...kernels.gemm.vectors import Vectors
-    from ...kernels.gemm.wgrad_gemm import WgradGemm
-    from ...kernels.gemm.wgrad_spec import WgradSpec
     from ...kernels.maps.tile_list import TileList
     from ...kernels.tiles.tile import TileConfig
     from ..maps.pair_groups import PairGroups
@@ -46,7 +44,7 @@ if TYPE_CHECKING:
 # (product, the rulebook and side that it is bound to, x, weight, what its epilogue reads)
 FirstBind = Callable[["GatherProduct", Rulebook, int, "Inputs"], None]
 _listeners: list[FirstBind] = []
-_keys = itertools.count(0, 2)  # a product's key in rulebooks; the next one is the other side's
+keys = itertools.count(0, 2)  # a product's key in rulebooks; the next one is the other side's
 
 
 def on_first_fused(listener: FirstBind) -> None:
@@ -75,6 +73,7 @@ class KernelDataflow(Dataflow):
     see `narrow_gemm`."""
 
     packed: bool
+    by_rule_alone = False
     irregular = False
     packing = False
 
@@ -143,6 +142,8 @@ class KernelDataflow(Dataflow):
         assert target is not None
         problem = self_check.problem(device, target, f"wgrad {self_check.NAMES[product.dtype]}")
         if problem is None:
+            from .wgrad_product import WgradProduct
+
             return WgradProduct(product)
         log.once(
             ("fault", str(device), problem),
@@ -155,7 +156,7 @@ class KernelDataflow(Dataflow):
         return DATAFLOW.wgrad(product, dtype)
 
 
-def _unit_channels(x: torch.Tensor) -> torch.Tensor:
+def unit_channels(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
 
 
@@ -197,8 +198,19 @@ class GatherProduct:
         w = w if self._copied is None else w.in_rows()
         self.flow, self.product = flow, Product(target, device, dtype, precision, w, epilogue)
         self._backwards = self.product._replace(w=w.reversed())
-        self._columns, self._key = w.columns_out, next(_keys)
+        self._columns, self._key = w.columns_out, next(keys)
         self._specs: dict[tuple[Any, ...], Any] = {}
+
+    def for_helper(self) -> tuple[tuple[int, int], Any, dict[tuple[Any, ...], Any], int, bool]:
+        """What the compiled helper asks of it: (the keys of its launches in rulebooks by side, the
+        layers that tuned groups of its GPU decide about, the specs, compute units, whether maps
+        that have tiles are `masked` unless a group says otherwise)."""
+        target = self.product.target
+        by_rule = self.flow.by_rule_alone and not self.flow.packs(self.product)
+        known = current().known_of(self.product.device, target)
+        tuned = None if known is None else known.groups.layers
+        own = self._key, self._key + 1
+        return own, tuned, self._specs, target.compute_units, by_rule
 
     @property
     def fused(self) -> bool:
@@ -218,7 +230,7 @@ class GatherProduct:
         elif bias is not None or residual is not None:
             vectors = (bias, None, None, None, None, residual)
         if x.stride()[1] != 1:
-            x = _unit_channels(x)
+            x = unit_channels(x)
         return self.over(rulebook, side, x, weight, vectors)
 
     def over(
@@ -284,64 +296,3 @@ class GatherProduct:
                 f"{x.untyped_storage().nbytes() / 2**30:.1f} GiB. Use smaller batches, or "
                 "SPARSE_BRIDGE_DATAFLOW=per_offset."
             )
-
-
-class WgradProduct:
-    """dw[v] = sum of x[i]^T dy[j]."""
-
-    __slots__ = ("_key", "_specs", "product")
-
-    def __init__(self, layer: LayerProduct) -> None:
-        target, device, dtype, precision, w, _ = layer
-        assert target is not None
-        precision = product_precision(target, dtype, precision, wgrad=True)
-        self.product, self._key = Product(target, device, dtype, precision, w), next(_keys)
-        self._specs: dict[tuple[Any, ...], WgradSpec] = {}
-
-    def __call__(
-        self, rulebook: Rulebook, side: int, x: torch.Tensor, dy: torch.Tensor, dw: torch.Tensor
-    ) -> None:
-        """x [n_rows[1 - side], C_in], dy [n_rows[side], C_out], neither empty; dw is written
-        whole."""
-        if x.stride()[1] != 1 or dy.stride()[1] != 1:
-            x, dy = _unit_channels(x), _unit_channels(dy)
-        launch = rulebook.cache.get(self._key + side)
-        if launch is None:
-            launch = self._bind(rulebook, side, x, dy, dw)
-            rulebook.cache.put(self._key + side, launch)
-        elif rulebook.order is not None and rulebook.order.number() not in rulebook.order.waited:
-            rulebook.order.wait()
-        launch(x, dy, dw)
-
-    def _bind(
-        self, rulebook: Rulebook, side: int, x: torch.Tensor, dy: torch.Tensor, dw: torch.Tensor
-    ) -> WgradGemm:
-        from ...kernels.gemm.wgrad_gemm import WgradGemm
-
-        target, n_in, n_out = self.product.target, x.shape[0], dy.shape[0]
-        pairs = rulebook.device_pairs(target)
-        lists = (pairs.in_rows, pairs.out_rows, pairs.starts)
-        if side:
-            lists = (lists[1], lists[0], lists[2])
-        n_pairs = pairs.likely << pairs.mirrored
-        rows, density = (n_out // target.compute_units).bit_length(), max(n_pairs, 1) / n_out
-        key = (pairs.mirrored, rows, n_pairs.bit_length(), round(math.log2(density)))
-        spec = self._specs.get(key)
-        if spec is None:
-            trial = Trial(
-                lambda tile: WgradGemm(
-                    self.spec(tile, pairs.mirrored), lists, n_in, n_out, pairs.likely, pairs.longest
-                ),
-                (x, dy), lambda: torch.empty_like(dw),
-            )  # fmt: skip
-            problem = wgrad_problem(self.product, n_out, n_in, n_pairs)
-            spec = self.spec(tile_for(problem, trial), pairs.mirrored)
-            if final():
-                self._specs[key] = spec
-        return WgradGemm(spec, lists, n_in, n_out, pairs.likely, pairs.longest)
-
-    def spec(self, tile: TileConfig, mirrored: bool) -> WgradSpec:
-        """The kernel with a tile.  mirrored: for lists of half of the offsets."""
-        from ...kernels.gemm.wgrad_spec import WgradSpec
-
-        return WgradSpec(self.product, tile, mirrored)

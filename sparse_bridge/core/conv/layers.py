@@ -16,7 +16,7 @@ from ... import settings, state
 from ..device import trace
 from ..device.torch_compat import eagerly
 from ..maps.kernel_map import KernelMap
-from . import convolution, fused_call, override
+from . import convolution, fused_call, native_calls, override
 from .convolution import convolve_layer
 from .epilogue import Epilogue
 from .fused_plan import fused_plan, same
@@ -87,6 +87,10 @@ def known_call(
     held = histories.get(id(owner))
     if held is None or held[0]() is not owner:
         return None
+    if (native := native_calls.known_call) is not None:
+        made = native(owner, x, weight, kmap, epilogue, form)
+        if made is not NotImplemented:
+            return made  # type: ignore[no-any-return]
     history = held[1]
     bias, activation, alpha, norm, residual = epilogue
     plan = history.plan if activation is None else history.whole

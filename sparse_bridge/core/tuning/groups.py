@@ -152,6 +152,11 @@ class GroupTable:
     def __len__(self) -> int:
         return len(self._by_layer)
 
+    @property
+    def layers(self) -> Mapping[Any, Any]:
+        """The layers that a group decides about: empty where there is none."""
+        return self._by_layer
+
     def add(self, winner: GroupWinner) -> None:
         """Let a winner decide, in the place of an older one of the same group."""
         if winner.code != code_hash():

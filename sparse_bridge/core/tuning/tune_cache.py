@@ -21,7 +21,6 @@ import json
 import os
 import pathlib
 import re
-import sys
 from collections.abc import Callable, Iterator
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import filelock
 import torch
 
-from ... import log, settings
+from ... import log
 from ...errors import SettingError
 from ...kernels.runtime import target as targets
 from .groups import Groups, GroupWinner, decode_groups
@@ -100,20 +99,6 @@ class Stamp:
     def file_name(self) -> str:
         text = json.dumps(dataclasses.asdict(self), sort_keys=True)
         return f"{self.slug}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
-
-
-def folder() -> pathlib.Path:
-    """Where winners are kept: `SPARSE_BRIDGE_CACHE_DIR`, or the platform's place for caches."""
-    chosen = settings.get().cache_dir
-    if chosen:
-        return pathlib.Path(chosen).expanduser()
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
-    elif sys.platform == "darwin":
-        base = "~/Library/Caches"
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return pathlib.Path(base).expanduser() / "sparse_bridge"
 
 
 def encode(stamp: Stamp, winners: Winners, groups: Groups | None = None) -> str:

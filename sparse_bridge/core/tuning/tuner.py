@@ -32,13 +32,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ... import log, settings, state
+from ... import folders, log, settings, state
 from .background import Compiler
 from .cost import shortlist
 from .groups import GroupTable, GroupWinner
 from .problem import Bucket, Problem
 from .trial import Timer, Trial, device_timer, mismatch, reference_of
-from .tune_cache import Held, Stamp, TuneCache, Winner, Winners, folder, pinned, shipped
+from .tune_cache import Held, Stamp, TuneCache, Winner, Winners, pinned, shipped
 
 if TYPE_CHECKING:
     from ...kernels.runtime.target import Target
@@ -84,7 +84,7 @@ class Known:
     """The winners of one device under one setting, and the choices made from them."""
 
     def __init__(self, mode: str, tune_file: str, stamp: Stamp, again: bool) -> None:
-        self.cache = None if mode == "pinned" else TuneCache(folder(), stamp)
+        self.cache = None if mode == "pinned" else TuneCache(folders.cache(), stamp)
         self.again = again
         held: list[Held] = []
         if self.cache is None:

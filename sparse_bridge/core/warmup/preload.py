@@ -15,7 +15,7 @@ import threading
 
 import torch
 
-from ... import log, settings
+from ... import log, native, settings
 from ...kernels.runtime import target as targets
 
 _LONGEST = 10.0  # seconds that a fork waits
@@ -38,6 +38,8 @@ def begin() -> None:
         if targets.interpreted() or not settings.get().warmup or not torch.cuda.device_count():
             return
         _import_and_hash()
+        if settings.get().native:
+            native.begin()
 
 
 def _import_and_hash() -> None:

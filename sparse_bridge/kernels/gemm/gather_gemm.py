@@ -45,7 +45,7 @@ class GatherGemm:
     # _numbers: what follows the tensors in a launch; where _addressed, the table's parts first.
     __slots__ = (
         "_addressed", "_key", "_lists", "_n_values", "_numbers", "_sum_grid", "blank", "grid",
-        "spec", "table",
+        "native", "spec", "table",
     )  # fmt: skip
 
     kernel = gather_gemm_kernel
@@ -59,6 +59,7 @@ class GatherGemm:
             n_offsets, pitch = table.shape[0], table.stride(0)
         self.spec = spec = spec.fitting(n_offsets, pitch, n_rows, n_in)
         self.table, self.blank, tile = table, False, spec.tile
+        self.native: object = None  # the launch as the compiled helper repeats it
         self._key = spec.key
         tiles = -(-n_rows // tile.block_m)
         if spec.splits > 1:

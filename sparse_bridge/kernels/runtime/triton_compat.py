@@ -18,6 +18,7 @@ import torch
 import triton
 
 from . import target as targets
+from .native_launch import native_launcher
 
 # (call, arguments before the grid, arguments between the stream and the kernel's own)
 Entry = tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]
@@ -77,6 +78,9 @@ def launcher_of(compiled: Any) -> Entry:
     """How to run a compiled kernel again."""
     with loading():
         run = compiled.run
+    direct = native_launcher(compiled, run, VERSION)
+    if direct is not None:
+        return direct, (), ()
     between = (compiled.function, compiled.packed_metadata, None, None, None)
     # Triton's launcher object only fetches scratch memory; kernels without any skip it. Its inner
     # signature belongs to one release.

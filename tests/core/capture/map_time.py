@@ -53,6 +53,7 @@ from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.networks import minkowski, spconv, torchsparse
 from tests.adapters.spconv import doors as spconv_doors
 from tests.clouds import cloud
+from tests.fake_driver import entry_of
 from tests.host_time import pairs
 from tests.walk_doors import _HOPPER, pretended_gpu
 
@@ -144,12 +145,14 @@ def _maps_unmade(told: Told | None, rows: Rows | None) -> Iterator[None]:
 
         def get(self, key: Any, default: Any = None) -> Any:
             if told is None:
-                return (lambda *args: None), (), ()
+                return entries[self.name]
             return functools.partial(told, self.name, key), (), ()
 
+    entries: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         for kernel in launch.REGISTRY.values():
             compiled = Compiled()
+            entries[kernel.name] = entry_of(kernel)
             compiled.name = kernel.name
             stack.enter_context(mock.patch.object(kernel, "_compiled", compiled))
         for owner, name, value in (

@@ -22,7 +22,7 @@ class Masked(KernelDataflow):
     """splits: ranges of the offsets, at most as many as there are; their sums are added in order.
     A map that takes gradients of weights has the order of all offsets, too."""
 
-    packed = True
+    packed = by_rule_alone = True
 
     def __init__(self, splits: int = 1) -> None:
         self.splits, self.packing = splits, splits == 1

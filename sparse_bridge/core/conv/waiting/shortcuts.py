@@ -19,6 +19,7 @@ from torch import Tensor, nn  # noqa: F401  (what torch's scripts of a forward l
 
 from .... import hooks, state
 from ...device.torch_compat import eagerly
+from .. import native_calls
 from ..epilogue import Norm
 from .tensors import PLAIN, Waiting, features_of, settled
 
@@ -59,6 +60,10 @@ def _normalise(self: Any, input: Any) -> Any:
         if trained is not None:
             return trained
     elif type(input) is Waiting:
+        if (native := native_calls.normalised) is not None:
+            made = native(self, input)
+            if made is not NotImplemented:
+                return made
         conv = input.pending
         call = conv.call
         norm = None if call.fused is None else call.between[3]
@@ -73,7 +78,11 @@ def _rectify(self: Any, input: Any) -> Any:
     """`ReLU.forward`."""
     own = F.relu is _relu_of_torch and nn.ReLU.forward is _relu_forward
     if type(input) is Waiting and own and not torch.compiler.is_compiling():
-        made = input.pending.end_launched("relu", 0.0)
+        made: Any = NotImplemented
+        if (native := native_calls.activated) is not None:
+            made = native(input, "relu", 0.0)
+        if made is NotImplemented:
+            made = input.pending.end_launched("relu", 0.0)
         if made is not None:
             if self.inplace:
                 input.pending.become(made)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ...device.torch_compat import eagerly
+from .. import native_calls
 from ..pending import Following, PendingConv
 
 # What may follow: None where it does not this time.
@@ -99,6 +100,10 @@ def features_of(pending: Following) -> torch.Tensor:
     if type(pending) is not PendingConv:
         return pending  # type: ignore[return-value]
     made: Any
+    if (native := native_calls.features_of) is not None:
+        made = native(pending)
+        if made is not NotImplemented:
+            return made  # type: ignore[no-any-return]
     call = pending.call
     if call.target and pending.result is None:
         # Names of arguments would take it a quarter longer.

@@ -261,6 +261,10 @@ class SparseConvTensor(metaclass=SpConvTensorMeta):
         return add_in_place(self, other)
 
 
+# The class whose `replace_feature` the compiled helper repeats, and how many attributes that gives.
+SparseConvTensor._repeated = SparseConvTensor, 13
+
+
 def _check(features, indices, spatial_shape, batch_size):
     if features.ndim != 2 or indices.ndim != 2:
         raise _ShapeContract(

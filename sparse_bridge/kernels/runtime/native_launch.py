@@ -1,0 +1,75 @@
+"""Launchers of compiled kernels in the compiled helper: parameters are written and the driver is
+called without Triton's launcher, whose signature changes from release to release.
+
+What a kernel takes is said by its signature, where constants have the type "constexpr" (from Triton
+3.3 on), and behind those come addresses of scratch memory, of which our kernels need none.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import pathlib
+import re
+from typing import Any
+
+from ... import native
+
+_FIRST = (3, 3)  # whose launchers take the constants, too
+_KINDS = {
+    "constexpr": "x", "i1": "b", "i8": "b", "u1": "b", "u8": "b", "i16": "h", "u16": "h",
+    "i32": "i", "u32": "i", "i64": "l", "u64": "l", "fp32": "f", "f32": "f", "fp64": "d",
+}  # fmt: skip
+# By Triton's name of a launcher: the driver's function, and its library.
+_DRIVERS = {
+    "CudaLauncher": ("cuLaunchKernel", "libcuda.so"),
+    "HIPLauncher": ("hipModuleLaunchKernel", "libamdhip64.so"),
+}
+
+
+def kinds_of(signature: dict[str, Any]) -> str | None:
+    """The types of a kernel's arguments in letters, see `Launcher` in native.c; None where one has
+    none."""
+    letters = []
+    for kind in signature.values():
+        letter = "P" if isinstance(kind, str) and kind[:1] == "*" else _KINDS.get(kind)
+        if letter is None:
+            return None
+        letters.append(letter)
+    return "".join(letters)
+
+
+@functools.cache
+def driver_of(launcher: str) -> int | None:
+    """The address of the function that launches, in the driver that this process has loaded."""
+    name, library = _DRIVERS[launcher]
+    maps = pathlib.Path("/proc/self/maps")
+    text = maps.read_text() if maps.exists() else ""
+    found = re.search(rf"(/\S*{re.escape(library)}\S*)$", text, re.M)
+    if found is None:
+        return None
+    function = getattr(ctypes.CDLL(found.group(1)), name, None)
+    return None if function is None else ctypes.cast(function, ctypes.c_void_p).value
+
+
+def native_launcher(compiled: Any, run: Any, version: tuple[int, ...]) -> Any:
+    """What launches a compiled kernel, called with (grid x, y, z, stream, *values, *constants);
+    None where Triton's own launcher has to."""
+    kind, metadata = type(run).__name__, compiled.metadata
+    if kind not in _DRIVERS or version < _FIRST or (helper := native.module()) is None:
+        return None
+    special = (
+        getattr(metadata, "num_ctas", 1) != 1
+        or getattr(metadata, "launch_cooperative_grid", False)
+        or getattr(metadata, "launch_pdl", False)
+        or getattr(metadata, "global_scratch_size", 0)
+        or getattr(metadata, "profile_scratch_size", 0)
+        or getattr(run, "gsan_enabled", False)
+        # From there on CUDA wants an attribute of the launch.
+        or metadata.shared > 228 << 10
+    )
+    kinds, driver = kinds_of(compiled.src.signature), driver_of(kind)
+    if special or kinds is None or driver is None:
+        return None
+    threads = metadata.num_warps * getattr(metadata, "warp_size", 32)
+    return helper.Launcher(driver, compiled.function, threads, metadata.shared, kinds)

@@ -1,0 +1,88 @@
+"""The compiled helper: what is the same at every call of a layer, done in C (`native.c`).
+
+It is compiled at first use, in the background, by the C compiler that Triton needs anyway, and
+stored in the cache folder. Nothing depends on it: without it, or where it refuses a call, Python
+does the same with the same bits. `reason()` says why it is not used.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from .. import log, settings
+from . import build
+
+Listener = Callable[[Any], None]  # called with the module, or None where it is not to be used
+
+_WAIT = 20.0  # seconds that a launch waits for the compiler; it takes one or two
+
+_lock = threading.RLock()
+_thread: threading.Thread | None = None
+_module: Any = None
+_reason = "not built yet"
+_listeners: list[Listener] = []
+
+
+def begin() -> None:
+    """Have the helper compiled and loaded in the background, once per process."""
+    global _thread
+    if _thread is not None:
+        return
+    with _lock:
+        if _thread is None:
+            thread = threading.Thread(target=_build, name="sparse_bridge-native", daemon=True)
+            thread.start()
+            _thread = thread
+            # A compiler that is still at work when the program ends is waited for.
+            atexit.register(thread.join, _WAIT)
+
+
+def _build() -> None:
+    global _module, _reason
+    try:
+        made = build.load()
+    except build.BuildError as error:
+        _reason = str(error)
+        log.logger.info("the compiled helper is not used: %s", error)
+        return
+    with _lock:
+        _module = made
+        for listener in _listeners:
+            listener(made)
+
+
+def module() -> Any:
+    """The helper, for which a first compilation is waited for; None where there is none, or it is
+    turned off."""
+    if not settings.get().native:
+        return None
+    begin()
+    if _module is None and _thread is not None and _thread is not threading.current_thread():
+        _thread.join(_WAIT)
+    return _module
+
+
+def when_ready(listener: Listener) -> None:
+    """Have `listener` called with the helper once it is there, now if it is."""
+    with _lock:
+        _listeners.append(listener)
+        if _module is not None:
+            listener(_module)
+
+
+def reason() -> str | None:
+    """Why the helper is not used in this process; None where it is."""
+    if not settings.get().native:
+        return "turned off by SPARSE_BRIDGE_STARTUP=native=0"
+    return None if _module is not None else _reason
+
+
+def described() -> str:
+    """What a GPU of this machine would get, in words; builds nothing."""
+    if not settings.get().native:
+        return "turned off by SPARSE_BRIDGE_STARTUP=native=0"
+    problem = build.problem()
+    return "can be compiled" if problem is None else f"not used: {problem}"

@@ -1,0 +1,120 @@
+"""Compiling and loading the helper."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import pathlib
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from typing import Any
+
+import filelock
+
+from .. import folders
+
+NAME = "sparse_bridge_native"
+SOURCE = pathlib.Path(__file__).with_name("native.c")
+FLAGS = ("-O2", "-std=c11", "-shared", "-fPIC", "-fno-strict-aliasing")
+_LONGEST = 60.0  # seconds for the compiler, and for another process that compiles
+_PYTHONS = (3, 10), (3, 14)  # whose C API the source was compiled against
+
+
+class BuildError(Exception):
+    """Why there is no helper."""
+
+
+def compiler() -> list[str] | None:
+    """The command of a C compiler: `CC`, or what is installed; None where nothing is."""
+    if os.environ.get("CC"):
+        return shlex.split(os.environ["CC"])
+    found = next(filter(None, map(shutil.which, ("gcc", "clang", "cc"))), None)
+    return None if found is None else [found]
+
+
+def load() -> Any:
+    """The helper as a module, compiled unless the cache folder has it. Raises BuildError."""
+    unsupported = _unsupported()
+    if unsupported is not None:
+        raise BuildError(unsupported)
+    try:
+        return _loaded(_compiled())
+    except (OSError, ImportError, subprocess.SubprocessError, filelock.Timeout) as error:
+        raise BuildError(f"{type(error).__name__}: {error}") from error
+
+
+def problem() -> str | None:
+    """Why there can be no helper on this machine, as far as can be told without compiling."""
+    headers = pathlib.Path(sysconfig.get_path("include"))
+    if (unsupported := _unsupported()) is not None:
+        return unsupported
+    if compiler() is None:
+        return "no C compiler is installed (gcc, clang, cc, or the variable CC)"
+    if not (headers / "Python.h").exists():
+        return f"the headers of Python are not in {headers} (package python3-dev)"
+    return None
+
+
+def _unsupported() -> str | None:
+    """Why this Python does without."""
+    if sys.implementation.name != "cpython" or os.name != "posix":
+        return f"it is for CPython on Linux, this is {platform.platform()}"
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "this Python runs without a global lock, on which the helper relies"
+    low, high = _PYTHONS
+    if not low <= sys.version_info[:2] <= high:
+        return f"it is for Python {low[0]}.{low[1]} to {high[0]}.{high[1]}"
+    if sys.byteorder != "little":
+        return "it writes parameters of kernels in little-endian order"
+    return None
+
+
+def _compiled() -> pathlib.Path:
+    """The shared library, which one process compiles and the others wait for."""
+    headers = sysconfig.get_path("include")
+    text = SOURCE.read_bytes()
+    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
+    # A library is of one source, one Python and one processor.
+    about = "\0".join([*FLAGS, headers, sys.version, platform.machine()]).encode()
+    digest = hashlib.sha256(text + about).hexdigest()[:24]
+    folder = folders.cache() / "native"
+    made = folder / f"{NAME}-{digest}{suffix}"
+    if made.exists():
+        return made
+    missing, command = problem(), compiler()
+    if missing is not None or command is None:
+        raise BuildError(missing or "no C compiler")
+    folder.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(folder / f"{digest}.lock", timeout=_LONGEST):
+        if not made.exists():
+            _compile([*command, *FLAGS, f"-I{headers}"], made)
+    return made
+
+
+def _compile(command: list[str], made: pathlib.Path) -> None:
+    with tempfile.TemporaryDirectory(dir=made.parent) as work:
+        library = pathlib.Path(work) / made.name
+        done = subprocess.run(
+            [*command, str(SOURCE), "-o", str(library)], capture_output=True, text=True,
+            timeout=_LONGEST, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            raise BuildError(f"{command[0]} failed with code {done.returncode}: {last}")
+        os.replace(library, made)  # readers see all of it or nothing
+
+
+def _loaded(path: pathlib.Path) -> Any:
+    loader = importlib.machinery.ExtensionFileLoader(NAME, str(path))
+    spec = importlib.util.spec_from_file_location(NAME, path, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module

@@ -1,0 +1,1265 @@
+/* What is the same at every call of a known layer: guards, result, parameters, launch.
+ *
+ * Python describes what a layer does. This file repeats the part of a call in which nothing is left
+ * to decide, over the same Python objects; every function names the Python function that it repeats.
+ * Where something is not as the plan of the layer says, it returns NotImplemented before it has
+ * changed anything, and Python takes the whole call. A refused call costs time and nothing else.
+ *
+ * No header of torch or CUDA is needed: tensors are asked through their own methods, and the launch
+ * function of the driver comes as an address.
+ */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <structmember.h>
+
+#define MOST_VALUES 64 /* of a kernel */
+#define OPERANDS 9     /* of a gather-GEMM that are tensors: x, w, six of the epilogue, y */
+
+/* ---- names, and what Python hands over -------------------------------------------------------- */
+
+#define NAMES(X)                                                                                   \
+  X(__dict__) X(__name__) X(_addressed) X(_bind) X(_buffers) X(_columns) X(_copied) X(_count)                  \
+  X(_current_level) X(_held) X(_key) X(_numbers) X(_parameters) X(_replace) X(_used) X(_version)   \
+  X(alone) X(between) X(bias) X(blank) X(cache) X(call) X(calls) X(changes) X(columns_in)          \
+  X(constants) X(contiguous) X(data_ptr) X(device) X(dry_runs) X(dtype) X(epilogue) X(eps)         \
+  X(fallback) X(fill) X(flipped) X(fused) X(generation) X(given) X(grid) X(history) X(index)       \
+  X(inside) X(is_contiguous) X(is_cuda) X(is_inference) X(launch_enter_hook) X(launched)           \
+  X(listening) X(n_offsets) X(n_rows) X(native) X(new_empty) X(number) X(order) X(over)            \
+  X(pending) X(plan) X(ready) X(recorders) X(regular) X(result) X(rows) X(rows_of) X(rulebook)     \
+  X(running_mean) X(running_var) X(seen) X(shape) X(spec) X(steps) X(stream) X(target)             \
+  X(training) X(waited) X(weight) X(whole) X(x_fold) X(y_fold) X(WORTH)                            \
+  X(_make) X(busy) X(forward) X(_observer) X(_tiles) X(block_m) X(block_n) X(c_out)              \
+  X(columns) X(groups) X(memory) X(n_pairs) X(nbytes) X(packed) X(splits) X(symmetric) X(table)    \
+  X(tile) X(untyped_storage) X(w_stride) X(wanted) X(_features) X(_map) X(_timer) X(algo)          \
+  X(benchmark) X(conv1x1) X(dilation) X(enable) X(indice_dict) X(indice_key) X(indices) X(inverse) \
+  X(is_subm) X(kernel_size) X(ksize) X(ndim) X(out_indices) X(out_spatial_shape)                   \
+  X(record_voxel_count) X(spatial_shape) X(subm) X(transposed) X(_repeated) X(_shared)             \
+  X(_generation) X(fp32_accum) X(SPCONV_ALLOW_TF32) X(spconv) X(observer)
+
+#define DECLARE(name) static PyObject *s_##name;
+NAMES(DECLARE)
+#undef DECLARE
+
+/* Modules whose state is read at every call, as their dictionaries; classes and functions. */
+#define HANDED(X)                                                                                  \
+  X(features_of) X(calls) X(Derived) X(FusedPlan) X(GatherProduct) X(History) X(StreamOrder) X(convolution) X(forward_ad) X(fused_call) X(override) X(precompile) X(settings) X(torch_c)      \
+  X(trace) X(histories) X(hooks) X(GatherGemm) X(KernelMap) X(LayerCall) X(Parameter)              \
+  X(PendingConv) X(Tensor) X(Waiting) X(make_wrapper) X(no_memory) X(strided) X(norm_forward)
+
+#define DECLARE(name) static PyObject *g_##name;
+HANDED(DECLARE)
+#undef DECLARE
+
+/* Slots of classes, whose places in an object are asked once. */
+#define SLOTS(X)                                                                                   \
+  X(History, plan) X(History, whole) X(History, seen) X(History, alone) X(History, over)           \
+  X(FusedPlan, native) X(LayerCall, between) X(LayerCall, changes) X(LayerCall, device)            \
+  X(LayerCall, dtype) X(LayerCall, fused) X(LayerCall, given) X(LayerCall, history)                \
+  X(LayerCall, launched) X(LayerCall, shape) X(LayerCall, stream) X(LayerCall, target)             \
+  X(PendingConv, _count) X(PendingConv, _used) X(PendingConv, _version) X(PendingConv, call)       \
+  X(PendingConv, epilogue) X(PendingConv, fallback) X(PendingConv, result) X(PendingConv, steps)   \
+  X(GatherGemm, native) X(GatherProduct, _copied) X(Derived, _held) X(StreamOrder, number)         \
+  X(StreamOrder, waited)
+
+#define DECLARE(type, name) static Py_ssize_t o_##type##_##name;
+SLOTS(DECLARE)
+#undef DECLARE
+
+/* Functions of torch._C without arguments, asked by name so that tests can replace them. */
+#define ASKED(X)                                                                                   \
+  X(is_grad_enabled) X(is_inference_mode_enabled) X(_is_any_autocast_enabled)                      \
+  X(_len_torch_function_stack) X(_len_torch_dispatch_stack) X(_cuda_getDevice)
+
+#define DECLARE(name) static PyObject *a_##name;
+ASKED(DECLARE)
+#undef DECLARE
+static PyObject *a_stream; /* _cuda_getCurrentRawStream */
+static PyObject *s_constants_of_spconv;
+
+static PyObject *zero, *one, *two, *masked, *letters[3]; /* "n", "s", "a" */
+static uint64_t refusing;           /* of 2^32 calls, so many are refused at random: for tests */
+static uint64_t drawn = 0x9e3779b97f4a7c15ull;
+
+static int refused(void) {
+  if (!refusing) return 0;
+  drawn ^= drawn << 13, drawn ^= drawn >> 7, drawn ^= drawn << 17;
+  return (drawn >> 32) < refusing;
+}
+
+/* ---- references that one call holds ----------------------------------------------------------- */
+
+enum { GOES_ON, REFUSES, RAISES };
+
+typedef struct {
+  PyObject *held[224];
+  int count, state;
+} Scope;
+
+static PyObject *hold(Scope *s, PyObject *object) {
+  if (!object) {
+    if (s->state == GOES_ON || PyErr_Occurred()) s->state = RAISES;
+    return NULL;
+  }
+  if (s->count == (int)(sizeof s->held / sizeof *s->held)) {
+    Py_DECREF(object);
+    PyErr_SetString(PyExc_SystemError, "sparse_bridge: a call holds too many references");
+    s->state = RAISES;
+    return NULL;
+  }
+  s->held[s->count++] = object;
+  return object;
+}
+
+/* An attribute. NULL once something has failed, so that calls can follow each other. */
+static PyObject *get(Scope *s, PyObject *object, PyObject *name) {
+  if (s->state != GOES_ON || !object) return NULL;
+  return hold(s, PyObject_GetAttr(object, name));
+}
+
+static PyObject *call(Scope *s, PyObject *object, PyObject *name) {
+  if (s->state != GOES_ON || !object) return NULL;
+  return hold(s, PyObject_CallMethodNoArgs(object, name));
+}
+
+/* What a slot holds, for as long as the call lasts. */
+static PyObject *slot(Scope *s, PyObject *object, PyObject *type, Py_ssize_t at) {
+  if (s->state != GOES_ON || !object) return NULL;
+  PyObject *value = Py_IS_TYPE(object, (PyTypeObject *)type) ? *(PyObject **)((char *)object + at)
+                                                             : NULL;
+  if (!value) return s->state = REFUSES, NULL;
+  return hold(s, Py_NewRef(value));
+}
+
+static void put(Scope *s, PyObject *object, Py_ssize_t at, PyObject *value) {
+  if (s->state != GOES_ON || !object || !value) return;
+  PyObject **place = (PyObject **)((char *)object + at);
+  Py_XSETREF(*place, Py_NewRef(value));
+}
+
+#define SLOT(object, type, name) slot(s, (object), g_##type, o_##type##_##name)
+#define PUT(object, type, name, value) put(s, (object), o_##type##_##name, (value))
+
+static void refuse_unless(Scope *s, int fits) {
+  if (s->state == GOES_ON && (!fits || refused())) s->state = REFUSES;
+}
+
+static void set(Scope *s, PyObject *object, PyObject *name, PyObject *value) {
+  if (s->state == GOES_ON && PyObject_SetAttr(object, name, value) < 0) s->state = RAISES;
+}
+
+static long long number(Scope *s, PyObject *value) {
+  if (s->state != GOES_ON || !value) return -1;
+  if (!PyLong_Check(value)) return s->state = REFUSES, -1;
+  long long made = PyLong_AsLongLong(value);
+  if (made == -1 && PyErr_Occurred()) s->state = RAISES;
+  return made;
+}
+
+static int truth(Scope *s, PyObject *value) {
+  if (s->state != GOES_ON || !value) return 0;
+  if (value == Py_True) return 1;
+  if (value == Py_False || value == Py_None) return 0;
+  int made = PyObject_IsTrue(value);
+  if (made < 0) s->state = RAISES;
+  return made > 0;
+}
+
+static int equal(Scope *s, PyObject *a, PyObject *b) {
+  if (s->state != GOES_ON || !a || !b) return 0;
+  if (a == b) return 1;
+  int made = PyObject_RichCompareBool(a, b, Py_EQ);
+  if (made < 0) s->state = RAISES;
+  return made > 0;
+}
+
+/* Whether a global of a module, or what a function of torch says, is false or 0. */
+static int idle(Scope *s, PyObject *module, PyObject *name) {
+  if (s->state != GOES_ON) return 0;
+  PyObject *value = PyDict_GetItemWithError(module, name);
+  if (!value) return s->state = REFUSES, 0;
+  return !truth(s, value);
+}
+
+static PyObject *asked(Scope *s, PyObject *name) {
+  if (s->state != GOES_ON) return NULL;
+  PyObject *function = PyDict_GetItemWithError(g_torch_c, name);
+  if (!function) return s->state = REFUSES, NULL;
+  return hold(s, PyObject_CallNoArgs(function));
+}
+
+static int unset(Scope *s, PyObject *name) { return !truth(s, asked(s, name)); }
+
+/* Of a call: its result, with all references given back. */
+static PyObject *ended(Scope *s, PyObject *result) {
+  if (s->state == GOES_ON && !result) s->state = REFUSES;
+  PyObject *made = NULL;
+  if (s->state == GOES_ON) made = Py_NewRef(result);
+  if (s->state == REFUSES) made = Py_NewRef(Py_NotImplemented);
+  for (int i = 0; i < s->count; i++) Py_DECREF(s->held[i]);
+  return made;
+}
+
+/* ---- launching a compiled kernel -------------------------------------------------------------- */
+
+/* cuLaunchKernel, hipModuleLaunchKernel. */
+typedef int (*Driver)(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned tx,
+                      unsigned ty, unsigned tz, unsigned shared, void *stream, void **parameters,
+                      void **extra);
+
+typedef struct {
+  PyObject_HEAD
+  vectorcallfunc vectorcall;
+  Driver driver;
+  void *function;
+  unsigned threads, shared;
+  int count;
+  char kinds[MOST_VALUES]; /* of its values: P address, i l whole numbers of 32 and 64 bits, b h of
+                              8 and 16, f d floats, x no parameter */
+} Launcher;
+
+static PyTypeObject LauncherType;
+
+/* A value as a parameter in memory; 0 with an exception where it is none. */
+static int stored(char kind, PyObject *value, uint64_t *cell) {
+  if (kind == 'x') return 1;
+  if (kind == 'f' || kind == 'd') {
+    double number = PyFloat_AsDouble(value);
+    if (number == -1.0 && PyErr_Occurred()) return 0;
+    float narrow = (float)number;
+    *cell = 0;
+    if (kind == 'f') memcpy(cell, &narrow, sizeof narrow);
+    else memcpy(cell, &number, sizeof number);
+    return 1;
+  }
+  if (kind == 'P' && !PyLong_Check(value)) {
+    PyObject *at = PyObject_CallMethodNoArgs(value, s_data_ptr);
+    if (!at) return 0;
+    *cell = PyLong_AsUnsignedLongLong(at);
+    Py_DECREF(at);
+  } else if (kind == 'P') {
+    *cell = PyLong_AsUnsignedLongLong(value);
+  } else {
+    long long number = PyLong_AsLongLong(value);
+    int bits = kind == 'b' ? 8 : kind == 'h' ? 16 : kind == 'i' ? 32 : 64;
+    /* Unsigned numbers come as large as their type holds. */
+    if (bits < 64 && (number >= 1ll << bits || number < -(1ll << (bits - 1)))) {
+      PyErr_Format(PyExc_OverflowError, "%R is no number of %d bits", value, bits);
+      return 0;
+    }
+    *cell = (uint64_t)number;
+  }
+  return !PyErr_Occurred();
+}
+
+static int started(Launcher *self, const unsigned grid[3], uint64_t stream, uint64_t *cells) {
+  void *parameters[MOST_VALUES + 2];
+  uint64_t scratch[2] = {0, 0}; /* kernels that need some are not launched here */
+  int count = 0, code;
+  for (int i = 0; i < self->count; i++)
+    if (self->kinds[i] != 'x') parameters[count++] = &cells[i];
+  parameters[count] = &scratch[0], parameters[count + 1] = &scratch[1];
+  if (!grid[0] || !grid[1] || !grid[2]) return 1;
+  Py_BEGIN_ALLOW_THREADS
+  code = self->driver(self->function, grid[0], grid[1], grid[2], self->threads, 1, 1, self->shared,
+                      (void *)(uintptr_t)stream, parameters, NULL);
+  Py_END_ALLOW_THREADS
+  if (code) PyErr_Format(PyExc_RuntimeError, "the GPU's driver refused a launch: error %d", code);
+  return !code;
+}
+
+/* launcher(grid x, y, z, stream, *values) */
+static PyObject *launcher_call(PyObject *object, PyObject *const *args, size_t flags,
+                               PyObject *names) {
+  Launcher *self = (Launcher *)object;
+  Py_ssize_t count = PyVectorcall_NARGS(flags);
+  uint64_t cells[MOST_VALUES];
+  unsigned grid[3];
+  if (names || count != self->count + 4)
+    return PyErr_Format(PyExc_TypeError, "a launch of %zd values; expected %d", count - 4,
+                        self->count);
+  for (int i = 0; i < 3; i++) {
+    unsigned long size = PyLong_AsUnsignedLong(args[i]);
+    if (PyErr_Occurred()) return NULL;
+    if (size > UINT32_MAX) return PyErr_Format(PyExc_OverflowError, "a grid of %lu", size);
+    grid[i] = (unsigned)size;
+  }
+  uint64_t stream = PyLong_AsUnsignedLongLong(args[3]);
+  if (PyErr_Occurred()) return NULL;
+  for (int i = 0; i < self->count; i++)
+    if (!stored(self->kinds[i], args[i + 4], &cells[i])) return NULL;
+  if (!started(self, grid, stream, cells)) return NULL;
+  Py_RETURN_NONE;
+}
+
+/* Launcher(address of the driver's function, kernel, threads, bytes of shared memory, kinds) */
+static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *names) {
+  unsigned long long driver, function;
+  unsigned threads, shared;
+  const char *kinds;
+  Py_ssize_t count;
+  if (!PyArg_ParseTuple(args, "KKIIs#", &driver, &function, &threads, &shared, &kinds, &count))
+    return NULL;
+  if (count > MOST_VALUES || strspn(kinds, "Pilbhfdx") != (size_t)count)
+    return PyErr_Format(PyExc_ValueError, "kinds %s", kinds);
+  Launcher *self = (Launcher *)type->tp_alloc(type, 0);
+  if (!self) return NULL;
+  self->vectorcall = launcher_call;
+  self->driver = (Driver)(uintptr_t)driver, self->function = (void *)(uintptr_t)function;
+  self->threads = threads, self->shared = shared, self->count = (int)count;
+  memcpy(self->kinds, kinds, count);
+  return (PyObject *)self;
+}
+
+static PyMemberDef launcher_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Launcher, vectorcall), READONLY, NULL}, {0}};
+
+static PyTypeObject LauncherType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "sparse_bridge_native.Launcher",
+    .tp_basicsize = sizeof(Launcher),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_vectorcall_offset = offsetof(Launcher, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_members = launcher_members,
+    .tp_new = launcher_new,
+    .tp_doc = "A compiled kernel: launcher(grid x, grid y, grid z, stream, *values).",
+};
+
+/* ---- a gather-GEMM over one map --------------------------------------------------------------- */
+
+/* What `GatherGemm` launches but for its operands; in its slot `native`. */
+typedef struct {
+  PyObject_HEAD
+  Launcher *launcher;
+  unsigned grid[3];
+  PyObject *index;           /* of the GPU */
+  PyObject *table;           /* whose memory it reads */
+  PyObject *kinds[OPERANDS]; /* dtypes of the operands that are there, but x and y */
+  uint64_t cells[MOST_VALUES];
+} Bound;
+
+static void bound_dealloc(Bound *self) {
+  Py_XDECREF(self->launcher);
+  Py_XDECREF(self->index);
+  Py_XDECREF(self->table);
+  for (int i = 0; i < OPERANDS; i++) Py_XDECREF(self->kinds[i]);
+  Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyTypeObject BoundType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "sparse_bridge_native.Bound",
+    .tp_basicsize = sizeof(Bound),
+    .tp_dealloc = (destructor)bound_dealloc,
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_doc = "What a gather-GEMM over one map launches but for its operands.",
+};
+
+/* The operands of an epilogue in the order of a launch. operands[0..8]: x, w, bias, mean, variance,
+ * gain, shift, residual, y; NULL for what is absent. */
+typedef struct {
+  PyObject *tensors[OPERANDS];
+  uint64_t at[OPERANDS];
+} Operands;
+
+/* The key of `GemmSpec.ready`, as `GatherGemm._started` makes it. */
+static PyObject *ready_key(Scope *s, PyObject *product, Operands *o) {
+  PyObject *kinds[OPERANDS] = {0}, *read = Py_None;
+  int any = 0;
+  for (int i = 2; i < OPERANDS - 1; i++) {
+    kinds[i] = Py_None;
+    if (!o->tensors[i]) continue;
+    kinds[i] = get(s, o->tensors[i], s_dtype), any = 1;
+  }
+  PyObject *dtype = get(s, o->tensors[1], s_dtype), *key = get(s, product, s__key);
+  if (s->state != GOES_ON) return NULL;
+  if (any)
+    read = hold(s, PyTuple_Pack(7, Py_True, kinds[2], kinds[3], kinds[4], kinds[5], kinds[6],
+                                kinds[7]));
+  return read ? hold(s, PyTuple_Pack(3, key, dtype, read)) : NULL;
+}
+
+/* `GatherGemm`'s launch made ready for such operands; NULL where its kernel is not launched here. */
+static Bound *bound_of(Scope *s, PyObject *product, Operands *o) {
+  PyObject *spec = get(s, product, s_spec);
+  refuse_unless(s, truth(s, get(s, product, s__addressed)));
+  PyObject *ready = get(s, spec, s_ready), *key = ready_key(s, product, o);
+  refuse_unless(s, ready && PyDict_CheckExact(ready));
+  PyObject *found = s->state == GOES_ON ? PyDict_GetItemWithError(ready, key) : NULL;
+  refuse_unless(s, found && PyTuple_CheckExact(found) && PyTuple_GET_SIZE(found) == 2 &&
+                       PyTuple_GET_ITEM(found, 1) == Py_None);
+  if (s->state != GOES_ON) return NULL;
+  PyObject *entry = PyTuple_GET_ITEM(found, 0), *launcher = PyTuple_GET_ITEM(entry, 0);
+  PyObject *numbers = get(s, product, s__numbers), *grid = get(s, product, s_grid);
+  PyObject *index = get(s, get(s, spec, s_device), s_index), *constants = get(s, spec, s_constants);
+  refuse_unless(s, Py_IS_TYPE(launcher, &LauncherType) && numbers && PyTuple_CheckExact(numbers) &&
+                       constants && PyTuple_CheckExact(constants) && grid &&
+                       PyTuple_CheckExact(grid) && PyTuple_GET_SIZE(grid) == 3);
+  if (s->state != GOES_ON) return NULL;
+  Launcher *kernel = (Launcher *)launcher;
+  Py_ssize_t count = PyTuple_GET_SIZE(numbers);
+  refuse_unless(s, OPERANDS + count + PyTuple_GET_SIZE(constants) == kernel->count);
+  if (s->state != GOES_ON) return NULL;
+  Bound *made = (Bound *)hold(s, BoundType.tp_alloc(&BoundType, 0));
+  if (!made) return NULL;
+  made->launcher = (Launcher *)Py_NewRef(launcher), made->index = Py_NewRef(index);
+  made->table = Py_XNewRef(get(s, product, s_table));
+  for (int i = 0; i < 3; i++)
+    made->grid[i] = (unsigned)number(s, PyTuple_GET_ITEM(grid, i));
+  for (Py_ssize_t i = 0; i < count && s->state == GOES_ON; i++)
+    if (!stored(kernel->kinds[OPERANDS + i], PyTuple_GET_ITEM(numbers, i),
+                &made->cells[OPERANDS + i]))
+      s->state = RAISES;
+  for (int i = 1; i < OPERANDS - 1; i++)
+    if (o->tensors[i]) made->kinds[i] = Py_XNewRef(get(s, o->tensors[i], s_dtype));
+  set(s, product, s_native, (PyObject *)made);
+  if (truth(s, get(s, spec, s_packed))) set(s, spec, s_native, (PyObject *)made);
+  return s->state == GOES_ON ? made : NULL;
+}
+
+/* Whether operands are there and of the dtypes that it was made for. */
+static int bound_fits(Scope *s, Bound *bound, Operands *o) {
+  for (int i = 1; i < OPERANDS - 1 && s->state == GOES_ON; i++) {
+    if (!o->tensors[i] != !bound->kinds[i]) return 0;
+    if (o->tensors[i] && get(s, o->tensors[i], s_dtype) != bound->kinds[i]) return 0;
+  }
+  return s->state == GOES_ON;
+}
+
+/* `launch.begin`: whether a launch would run on that GPU and nobody listens to launches. */
+static int may_launch(Scope *s, PyObject *index) {
+  PyObject *hook = get(s, g_hooks, s_launch_enter_hook);
+  if (hook && hook != Py_None && s->state == GOES_ON) {
+    PyObject *calls = PyObject_GetAttr(hook, s_calls);
+    if (!calls) PyErr_Clear(), s->state = REFUSES;
+    else refuse_unless(s, !truth(s, hold(s, calls)));
+  }
+  refuse_unless(s, idle(s, g_precompile, s_dry_runs));
+  refuse_unless(s, equal(s, asked(s, a__cuda_getDevice), index));
+  return s->state == GOES_ON;
+}
+
+/* Where the operands are; whether all start at multiples of 16 bytes. */
+static int located(Scope *s, Operands *o) {
+  uint64_t any = 0;
+  for (int i = 0; i < OPERANDS; i++) {
+    o->at[i] = 0;
+    PyObject *at = o->tensors[i] ? call(s, o->tensors[i], s_data_ptr) : NULL;
+    if (at) any |= o->at[i] = PyLong_AsUnsignedLongLong(at);
+  }
+  return s->state == GOES_ON && !(any & 15);
+}
+
+/* Run it: 1 where that is done, 0 where Python has to. */
+static int launched_bound(Scope *s, Bound *bound, Operands *o, PyObject *stream) {
+  if (!bound || s->state != GOES_ON || !may_launch(s, bound->index)) {
+    if (s->state == REFUSES) s->state = GOES_ON;
+    return 0;
+  }
+  uint64_t cells[MOST_VALUES];
+  memcpy(cells, bound->cells, sizeof cells);
+  for (int i = 0; i < OPERANDS; i++) cells[i] = o->at[i] ? o->at[i] : o->at[OPERANDS - 1];
+  if (!started(bound->launcher, bound->grid, PyLong_AsUnsignedLongLong(stream), cells))
+    s->state = RAISES;
+  return s->state == GOES_ON;
+}
+
+/* `GatherGemm.__call__`: 1 where it was launched, 0 where Python's has to be called. */
+static int launched_product(Scope *s, PyObject *product, Operands *o, PyObject *stream) {
+  if (!Py_IS_TYPE(product, (PyTypeObject *)g_GatherGemm) || !located(s, o)) return 0;
+  PyObject *held = SLOT(product, GatherGemm, native);
+  Bound *bound = held && Py_IS_TYPE(held, &BoundType) ? (Bound *)held : NULL;
+  if (!bound || !bound_fits(s, bound, o)) bound = bound_of(s, product, o);
+  if (s->state == REFUSES) s->state = GOES_ON, bound = NULL;
+  return launched_bound(s, bound, o, stream);
+}
+
+/* ---- the plan of a layer with what follows it -------------------------------------------------- */
+
+/* `FusedPlan` for this file; in its slot `native`. */
+typedef struct {
+  PyObject_HEAD
+  PyObject *product;  /* GatherProduct; NULL where its launch is Python's */
+  PyObject *keys[2];  /* of it in rulebooks, by side */
+  PyObject *bound[2]; /* of its `Bound` there */
+  PyObject *tuned;    /* layers that groups decide about; None where that is unknown */
+  PyObject *specs;    /* of it, by dataflow, direction and size of the map */
+  PyObject *form, *between, *vectors, *read, *same, *n_offsets, *regular, *device, *activation;
+  PyObject *steps, *columns;
+  long long generation, units;
+  int at_the_call, by_rule;
+} Known;
+
+static int known_traverse(Known *self, visitproc visit, void *arg) {
+  for (PyObject **at = &self->product; at <= &self->columns; at++) Py_VISIT(*at);
+  return 0;
+}
+
+static int known_clear(Known *self) {
+  for (PyObject **at = &self->product; at <= &self->columns; at++) Py_CLEAR(*at);
+  return 0;
+}
+
+static void known_dealloc(Known *self) {
+  PyObject_GC_UnTrack(self);
+  known_clear(self);
+  Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+/* Known(*objects in the order above, generation, units, at_the_call, by_rule), see `FusedPlan`.
+ * read: what its epilogue reads.  units: compute units of the GPU.  by_rule: maps with tiles, or
+ * of the same rows, are `masked`. */
+static PyObject *known_new(PyTypeObject *type, PyObject *args, PyObject *names) {
+  enum { OBJECTS = (offsetof(Known, columns) - offsetof(Known, product)) / sizeof(PyObject *) + 1 };
+  if (PyTuple_GET_SIZE(args) != OBJECTS + 4 || names)
+    return PyErr_Format(PyExc_TypeError, "Known takes %d values, got %zd", OBJECTS + 4,
+                        PyTuple_GET_SIZE(args));
+  Known *self = (Known *)type->tp_alloc(type, 0);
+  if (!self) return NULL;
+  PyObject **to = &self->product;
+  for (int i = 0; i < OBJECTS; i++) {
+    PyObject *given = PyTuple_GET_ITEM(args, i);
+    to[i] = i == 0 && given == Py_None ? NULL : Py_NewRef(given);
+  }
+  self->generation = PyLong_AsLongLong(PyTuple_GET_ITEM(args, OBJECTS));
+  self->units = PyLong_AsLongLong(PyTuple_GET_ITEM(args, OBJECTS + 1));
+  self->at_the_call = PyObject_IsTrue(PyTuple_GET_ITEM(args, OBJECTS + 2));
+  self->by_rule = PyObject_IsTrue(PyTuple_GET_ITEM(args, OBJECTS + 3));
+  if (PyErr_Occurred() || !PyTuple_Check(self->between) || PyTuple_GET_SIZE(self->between) != 5 ||
+      !PyTuple_CheckExact(self->vectors) || !PyTuple_CheckExact(self->read) ||
+      PyTuple_GET_SIZE(self->read) != 6 || !PyDict_CheckExact(self->specs)) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "Known takes the parts of a FusedPlan");
+    Py_DECREF(self);
+    return NULL;
+  }
+  return (PyObject *)self;
+}
+
+static PyTypeObject KnownType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "sparse_bridge_native.Known",
+    .tp_basicsize = sizeof(Known),
+    .tp_dealloc = (destructor)known_dealloc,
+    .tp_traverse = (traverseproc)known_traverse,
+    .tp_clear = (inquiry)known_clear,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = known_new,
+    .tp_doc = "The plan of a layer with what follows it.",
+};
+
+static int bits_of(long long number) {
+  int bits = 0;
+  for (; number; number >>= 1) bits++;
+  return bits;
+}
+
+/* The key of a spec for a map's size, as `kernel_products.octaves` and `GatherProduct._bind` make
+ * it. */
+static PyObject *spec_key(Scope *s, Known *plan, int reverse, long long n_rows, long long n_in) {
+  long long tiles = (n_rows + 63) / 64, most = 4 * plan->units;
+  int much = n_in == n_rows ? 0 : (int)nearbyint(log2((double)n_in / (double)n_rows));
+  return hold(s, Py_BuildValue("(OO(Lii))", masked, reverse ? Py_True : Py_False,
+                               tiles < most ? tiles : most, bits_of(n_rows / plan->units), much));
+}
+
+/* `TileList.places`: where in its memory the table, the rows and the lists start, in elements. */
+static void places(long long n_offsets, long long n_pairs, int block_m, long long at[4]) {
+  long long pitch = 128 * n_pairs, quads = (n_pairs + 3) / 4 * 4, start = pitch + pitch * n_offsets;
+  at[0] = pitch, at[1] = 0;
+  at[2] = block_m <= 64 ? start : start + 2 * quads * n_offsets;
+  at[3] = start + 3 * quads * n_offsets + (block_m <= 64 ? 0 : 2 * quads);
+}
+
+/* `Views.wanted` of the tiles of a side, or that of another observer. */
+static void noticed(Scope *s, PyObject *observer, PyObject *side) {
+  if ((PyObject *)Py_TYPE(observer) != PyDict_GetItemWithError(g_calls, s_observer)) {
+    hold(s, PyObject_CallMethodObjArgs(observer, s_wanted, side, Py_True, NULL));
+    return;
+  }
+  for (int i = 0; i < 2; i++) /* tiled, asked */
+    if (PySet_Add(PyTuple_GET_ITEM(observer, i), side) < 0) s->state = RAISES;
+}
+
+/* `GatherProduct._bind` of a map whose tiles are there, with a spec that has been launched before;
+ * NULL in a scope that goes on where Python has to. */
+static Bound *bound_over(Scope *s, Known *plan, PyObject *rulebook, int side, PyObject *held,
+                         long long n_rows, long long n_in, Operands *o) {
+  refuse_unless(s, plan->by_rule && PyDict_CheckExact(plan->tuned) && !PyDict_GET_SIZE(plan->tuned));
+  int symmetric = truth(s, get(s, rulebook, s_symmetric)), at = symmetric ? 0 : side;
+  PyObject *views = get(s, rulebook, s__tiles), *tiles = NULL;
+  refuse_unless(s, views && PyList_CheckExact(views) && PyList_GET_SIZE(views) == 2);
+  if (s->state == GOES_ON) tiles = hold(s, Py_NewRef(PyList_GET_ITEM(views, at)));
+  refuse_unless(s, tiles && tiles != Py_None);
+  PyObject *memory = get(s, tiles, s_memory);
+  long long n_pairs = number(s, get(s, tiles, s_n_pairs)), splits = number(s, get(s, tiles, s_splits));
+  long long n_offsets = number(s, get(s, tiles, s_n_offsets));
+  PyObject *key = s->state == GOES_ON ? spec_key(s, plan, symmetric && side, n_rows, n_in) : NULL;
+  PyObject *spec = key ? PyDict_GetItemWithError(plan->specs, key) : NULL;
+  refuse_unless(s, spec && splits == 1);
+  PyObject *like = get(s, spec, s_native);
+  refuse_unless(s, like && Py_IS_TYPE(like, &BoundType));
+  refuse_unless(s, s->state == GOES_ON && bound_fits(s, (Bound *)like, o));
+  PyObject *tile = get(s, spec, s_tile);
+  long long block_m = number(s, get(s, tile, s_block_m)), block_n = number(s, get(s, tile, s_block_n));
+  long long c_out = number(s, get(s, spec, s_c_out)), far = 1ll << 31, pitch = 128 * n_pairs;
+  refuse_unless(s, n_in * number(s, get(s, spec, s_columns_in)) < far &&
+                       n_rows * number(s, get(s, spec, s_columns)) < far &&
+                       n_offsets * pitch < far &&
+                       n_offsets * number(s, get(s, spec, s_w_stride)) < far);
+  refuse_unless(s, number(s, call(s, call(s, o->tensors[0], s_untyped_storage), s_nbytes)) < far);
+  PyObject *base = call(s, memory, s_data_ptr);
+  if (s->state == GOES_ON) {
+    PyObject *observer = get(s, rulebook, s__observer);
+    if (observer && observer != Py_None) noticed(s, observer, at ? one : zero);
+  }
+  Bound *made = s->state == GOES_ON ? (Bound *)hold(s, BoundType.tp_alloc(&BoundType, 0)) : NULL;
+  if (made) {
+    Bound *old = (Bound *)like;
+    long long starts[4], programs;
+    programs = (n_rows + block_m - 1) / block_m * ((c_out + block_n - 1) / block_n);
+    refuse_unless(s, programs < far);
+    made->launcher = (Launcher *)Py_NewRef(old->launcher), made->index = Py_NewRef(old->index);
+    made->table = Py_NewRef(tiles);
+    for (int i = 0; i < OPERANDS; i++) made->kinds[i] = Py_XNewRef(old->kinds[i]);
+    memcpy(made->cells, old->cells, sizeof made->cells);
+    places(n_offsets, n_pairs, (int)block_m, starts);
+    uint64_t *cells = &made->cells[OPERANDS], at_memory = PyLong_AsUnsignedLongLong(base);
+    for (int i = 0; i < 4; i++) cells[i] = at_memory + 4 * (uint64_t)starts[i];
+    cells[4] = (uint64_t)n_rows, cells[5] = (uint64_t)pitch, cells[6] = (uint64_t)n_offsets;
+    made->grid[0] = (unsigned)programs, made->grid[1] = old->grid[1], made->grid[2] = 1;
+    if (s->state == GOES_ON && PyDict_SetItem(held, plan->bound[side], (PyObject *)made) < 0)
+      s->state = RAISES;
+  }
+  if (s->state == REFUSES) s->state = GOES_ON, made = NULL;
+  return s->state == GOES_ON ? made : NULL;
+}
+
+/* The rows of one end of a map, Rows(host, device, capacity, fill, likely), where the host knows
+ * them all. */
+static long long rows_of_end(Scope *s, PyObject *ends, int side) {
+  PyObject *rows = PyTuple_GET_ITEM(ends, side);
+  refuse_unless(s, PyTuple_GET_SIZE(rows) == 5 && PyTuple_GET_ITEM(rows, 1) == Py_None &&
+                       PyTuple_GET_ITEM(rows, 3) == Py_None &&
+                       !truth(s, PyTuple_GET_ITEM(rows, 4)));
+  return number(s, PyTuple_GET_ITEM(rows, 2));
+}
+
+/* The stream of a launch over a map, which has waited for it. */
+static PyObject *stream_of(Scope *s, PyObject *rulebook) {
+  PyObject *order = get(s, rulebook, s_order);
+  if (s->state != GOES_ON || order == Py_None) return zero;
+  PyObject *number = SLOT(order, StreamOrder, number), *waited = SLOT(order, StreamOrder, waited);
+  PyObject *stream = number ? hold(s, PyObject_CallNoArgs(number)) : NULL;
+  int there = s->state == GOES_ON ? PySequence_Contains(waited, stream) : 0;
+  if (there < 0) s->state = RAISES;
+  refuse_unless(s, there);
+  return stream;
+}
+
+/* The launch of a plan over a map, by Python. */
+static PyObject *by_python(Scope *s, Known *plan, PyObject *rulebook, int side, PyObject *held,
+                           Operands *o, PyObject *stream) {
+  PyObject *x = o->tensors[0], *weight = o->tensors[1], *y = o->tensors[OPERANDS - 1];
+  PyObject *vectors = Py_None, *six[6];
+  int any = 0;
+  for (int i = 0; i < 6; i++)
+    six[i] = o->tensors[2 + i] ? o->tensors[2 + i] : Py_None, any |= six[i] != Py_None;
+  if (any) vectors = hold(s, PyTuple_Pack(6, six[0], six[1], six[2], six[3], six[4], six[5]));
+  if (!vectors) return NULL;
+  PyObject *launch = PyDict_GetItemWithError(held, plan->keys[side]);
+  if (launch) {
+    hold(s, Py_NewRef(launch));
+  } else {
+    PyObject *inputs = hold(s, PyTuple_Pack(3, x, weight, vectors));
+    if (!inputs) return NULL;
+    launch = hold(s, PyObject_CallMethodObjArgs(plan->product, s__bind, rulebook,
+                                                side ? one : zero, inputs, NULL));
+    if (launch && PyDict_SetItem(held, plan->keys[side], launch) < 0) s->state = RAISES;
+  }
+  if (s->state != GOES_ON) return NULL;
+  if (launched_product(s, launch, o, stream)) return y;
+  if (s->state != GOES_ON) return NULL;
+  return hold(s, PyObject_CallFunctionObjArgs(launch, x, weight, vectors, y, NULL));
+}
+
+/* `GatherProduct.over` of a plan: the result. NULL in a scope that refuses where nothing ran.
+ * bias, residual: NULL for none. */
+static PyObject *computed(Scope *s, Known *plan, PyObject *x, PyObject *weight, PyObject *rulebook,
+                          int side, PyObject *bias, PyObject *residual) {
+  PyObject *product = plan->product, *ends = get(s, rulebook, s_rows);
+  refuse_unless(s, product && ends && PyTuple_CheckExact(ends) && PyTuple_GET_SIZE(ends) == 2);
+  if (s->state != GOES_ON) return NULL;
+  long long n_rows = rows_of_end(s, ends, side), n_in = rows_of_end(s, ends, 1 - side);
+  refuse_unless(s, n_rows > 0 && n_in > 0);
+  PyObject *stream = stream_of(s, rulebook);
+  PyObject *held = SLOT(get(s, rulebook, s_cache), Derived, _held), *copied = SLOT(product, GatherProduct, _copied);
+  refuse_unless(s, held && PyDict_CheckExact(held));
+  if (s->state == GOES_ON && copied != Py_None)
+    weight = hold(s, PyObject_CallMethodOneArg(copied, s_rows_of, weight));
+  if (s->state != GOES_ON) return NULL;
+  Operands o = {{x, weight, bias}, {0}};
+  for (int i = 1; i < 5; i++) {
+    PyObject *vector = PyTuple_GET_ITEM(plan->read, i);
+    o.tensors[2 + i] = vector == Py_None ? NULL : vector;
+  }
+  o.tensors[7] = residual;
+  PyObject *capacity = PyTuple_GET_ITEM(PyTuple_GET_ITEM(ends, side), 2);
+  PyObject *y = hold(s, PyObject_CallMethodObjArgs(x, s_new_empty, capacity, plan->columns, NULL));
+  o.tensors[OPERANDS - 1] = y;
+  if (!y) return NULL;
+  PyObject *known = PyDict_GetItemWithError(held, plan->bound[side]);
+  Bound *bound = NULL;
+  if (located(s, &o)) {
+    if (known && Py_IS_TYPE(known, &BoundType) && bound_fits(s, (Bound *)known, &o))
+      bound = (Bound *)known;
+    else if (s->state == GOES_ON && !PyDict_GetItemWithError(held, plan->keys[side]))
+      bound = bound_over(s, plan, rulebook, side, held, n_rows, n_in, &o);
+  }
+  if (launched_bound(s, bound, &o, stream)) return y;
+  return s->state == GOES_ON ? by_python(s, plan, rulebook, side, held, &o, stream) : NULL;
+}
+
+/* ---- convolutions that wait for what follows -------------------------------------------------- */
+
+static PyObject *empty_of(Scope *s, PyObject *type) {
+  return s->state == GOES_ON ? hold(s, ((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, 0))
+                             : NULL;
+}
+
+/* PendingConv(call, epilogue, steps, count) */
+static PyObject *pending(Scope *s, PyObject *layer_call, PyObject *epilogue, PyObject *steps,
+                         long long count) {
+  PyObject *made = empty_of(s, g_PendingConv), *counted = hold(s, PyLong_FromLongLong(count));
+  if (s->state != GOES_ON) return NULL;
+  PUT(made, PendingConv, call, layer_call), PUT(made, PendingConv, epilogue, epilogue);
+  PUT(made, PendingConv, steps, steps), PUT(made, PendingConv, _used, zero), PUT(made, PendingConv, _count, counted);
+  PUT(made, PendingConv, result, Py_None), PUT(made, PendingConv, fallback, Py_None), PUT(made, PendingConv, _version, zero);
+  return s->state == GOES_ON ? made : NULL;
+}
+
+static long long changes(Scope *s, PyObject *tensor) {
+  return tensor && tensor != Py_None ? number(s, get(s, tensor, s__version)) : 0;
+}
+
+static int is_norm_of(Scope *s, PyObject *norm, PyObject *other) {
+  if (!PyTuple_Check(norm) || !PyTuple_Check(other)) return 0;
+  for (int i = 0; i < 4; i++)
+    if (PyTuple_GET_ITEM(norm, i) != PyTuple_GET_ITEM(other, i)) return 0;
+  return equal(s, PyTuple_GET_ITEM(norm, 4), PyTuple_GET_ITEM(other, 4));
+}
+
+static int is_plain(PyObject *tensor) {
+  return Py_IS_TYPE(tensor, (PyTypeObject *)g_Tensor) ||
+         Py_IS_TYPE(tensor, (PyTypeObject *)g_Parameter);
+}
+
+/* The History of a layer in `histories`; NULL where it has none. */
+static PyObject *history_of(Scope *s, PyObject *owner) {
+  PyObject *key = hold(s, PyLong_FromVoidPtr(owner));
+  PyObject *found = key ? PyDict_GetItemWithError(g_histories, key) : NULL;
+  if (!found || !PyTuple_CheckExact(found)) return NULL;
+  PyObject *alive = hold(s, PyObject_CallNoArgs(PyTuple_GET_ITEM(found, 0)));
+  return alive == owner ? hold(s, Py_NewRef(PyTuple_GET_ITEM(found, 1))) : NULL;
+}
+
+/* An Epilogue with another bias. */
+static PyObject *with_bias(Scope *s, PyObject *epilogue, PyObject *bias) {
+  PyObject *replace = get(s, epilogue, s__replace);
+  PyObject *names = hold(s, PyTuple_Pack(1, s_bias));
+  return s->state == GOES_ON ? hold(s, PyObject_Vectorcall(replace, &bias, 0, names)) : NULL;
+}
+
+/* What all calls that a plan answers have in common: modes, guards, the map. */
+static void checked(Scope *s, Known *plan, PyObject *x, PyObject *weight, PyObject *rulebook,
+                    int side, PyObject *kmap, PyObject *bias) {
+  refuse_unless(s, unset(s, a__is_any_autocast_enabled) && unset(s, a__len_torch_function_stack));
+  refuse_unless(s, number(s, PyDict_GetItemWithError(g_forward_ad, s__current_level)) < 0);
+  refuse_unless(s, idle(s, g_override, s_inside) && idle(s, g_trace, s_recorders));
+  if (s->state == GOES_ON && !idle(s, g_fused_call, s_listening)) {
+    PyObject *busy = PyDict_GetItemWithError(g_fused_call, s_busy);
+    refuse_unless(s, busy && !truth(s, hold(s, PyObject_CallNoArgs(busy))));
+  }
+  refuse_unless(s, get(s, kmap, s_x_fold) == Py_None && get(s, kmap, s_y_fold) == Py_None);
+  if (s->state != GOES_ON) return;
+  PyObject *operands[8] = {x, weight};
+  Py_ssize_t count = 2, vectors = PyTuple_GET_SIZE(plan->vectors);
+  if (bias) operands[count++] = bias;
+  if (vectors > 4) s->state = REFUSES;
+  for (Py_ssize_t i = 0; i < vectors && i < 4; i++)
+    operands[count++] = PyTuple_GET_ITEM(plan->vectors, i);
+  refuse_unless(s, truth(s, hold(s, PyObject_Vectorcall(plan->same, operands, count, NULL))));
+  refuse_unless(s, equal(s, get(s, rulebook, s_n_offsets), plan->n_offsets) &&
+                       get(s, rulebook, s_regular) == plan->regular);
+  refuse_unless(s, equal(s, get(s, rulebook, s_device), plan->device));
+  PyObject *n_rows = get(s, rulebook, s_n_rows), *shape = get(s, x, s_shape);
+  refuse_unless(s, n_rows && shape && equal(s, PyTuple_GET_ITEM(shape, 0),
+                                            PyTuple_GET_ITEM(n_rows, 1 - side)));
+}
+
+/* `layers.known_call`(owner, x, weight, kmap, epilogue, form) */
+static PyObject *known_call(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+  Scope scope = {{0}}, *s = &scope;
+  if (count != 6 || refused()) Py_RETURN_NOTIMPLEMENTED;
+  PyObject *owner = args[0], *x = args[1], *weight = args[2], *kmap = args[3], *given = args[4];
+  PyObject *history = history_of(s, owner);
+  if (!history || !PyTuple_Check(given)) return ended(s, NULL);
+  PyObject *bias = PyTuple_GET_ITEM(given, 0), *activation = PyTuple_GET_ITEM(given, 1);
+  PyObject *norm = PyTuple_GET_ITEM(given, 3), *form = args[5];
+  int whole = activation != Py_None;
+  PyObject *fused = whole ? SLOT(history, History, whole) : SLOT(history, History, plan);
+  refuse_unless(s, fused && fused != Py_None && PyTuple_GET_ITEM(given, 4) == Py_None);
+  PyObject *held = SLOT(fused, FusedPlan, native);
+  refuse_unless(s, held && Py_IS_TYPE(held, &KnownType));
+  if (s->state != GOES_ON) return ended(s, NULL);
+  Known *plan = (Known *)held;
+  refuse_unless(s, number(s, PyDict_GetItemWithError(g_settings, s_generation)) == plan->generation);
+  refuse_unless(s, Py_IS_TYPE(kmap, (PyTypeObject *)g_KernelMap) && equal(s, form, plan->form));
+  PyObject *between = plan->between, *usual = PyTuple_GET_ITEM(between, 0);
+  refuse_unless(s, (bias == Py_None) == (usual == Py_None));
+  PyObject *end = PyTuple_GET_ITEM(between, 3);
+  if (norm != Py_None) refuse_unless(s, is_norm_of(s, norm, end));
+  if (bias == Py_None) bias = NULL;
+  PyObject *rulebook = get(s, kmap, s_rulebook), *flipped = get(s, kmap, s_flipped);
+  int side = truth(s, flipped);
+  checked(s, plan, x, weight, rulebook, side, kmap, bias);
+  if (s->state != GOES_ON) return ended(s, NULL);
+  if (whole) {
+    refuse_unless(s, equal(s, PyTuple_GET_ITEM(plan->activation, 0), activation) &&
+                         equal(s, PyTuple_GET_ITEM(plan->activation, 1), PyTuple_GET_ITEM(given, 2)));
+    refuse_unless(s, (norm == Py_None) == (end == Py_None));
+    if (s->state != GOES_ON) return ended(s, NULL);
+    return ended(s, computed(s, plan, x, weight, rulebook, side, bias, NULL));
+  }
+  PyObject *done = norm == Py_None ? hold(s, PyUnicode_New(0, 0)) : Py_NewRef(letters[0]);
+  if (norm != Py_None) hold(s, done);
+  refuse_unless(s, !truth(s, SLOT(history, History, over)));
+  refuse_unless(s, equal(s, SLOT(history, History, seen), plan->steps));
+  PyObject *ends = get(s, rulebook, s_rows), *cuda = get(s, x, s_is_cuda);
+  if (s->state != GOES_ON) return ended(s, NULL);
+  PyObject *rows = PyTuple_GET_ITEM(ends, side);
+  PyObject *worth = PyDict_GetItemWithError(g_convolution, s_WORTH);
+  refuse_unless(s, worth && PyList_CheckExact(worth) && PyTuple_GET_ITEM(rows, 1) == Py_None);
+  if (s->state != GOES_ON) return ended(s, NULL);
+  refuse_unless(s, number(s, PyTuple_GET_ITEM(rows, 2)) * number(s, plan->columns) >=
+                       number(s, PyList_GET_ITEM(worth, cuda == Py_True)));
+  /* What follows changes the history: nothing is refused from here on. */
+  PyObject *y = Py_None;
+  if (s->state == GOES_ON && plan->at_the_call)
+    y = computed(s, plan, x, weight, rulebook, side, bias, NULL);
+  if (!y) return ended(s, NULL);
+  PyObject *layer_call = empty_of(s, g_LayerCall), *stream = NULL;
+  PyObject *n_rows = get(s, rulebook, s_n_rows), *device = get(s, x, s_device);
+  if (s->state != GOES_ON) return ended(s, NULL);
+  PyObject *shape = hold(s, PyTuple_Pack(2, PyTuple_GET_ITEM(n_rows, side), plan->columns));
+  PyObject *operands = hold(s, PyTuple_Pack(4, x, weight, kmap, form));
+  if (cuda == Py_True) {
+    PyObject *function = PyDict_GetItemWithError(g_torch_c, a_stream), *at = get(s, device, s_index);
+    stream = function && at ? hold(s, PyObject_CallOneArg(function, at)) : NULL;
+  } else {
+    stream = hold(s, PyLong_FromLong(-1));
+  }
+  if (s->state == GOES_ON && bias && bias != usual) { /* a view of it, made anew at every call */
+    between = with_bias(s, between, bias);
+  }
+  long long moved = 0, counted = changes(s, x) + changes(s, weight) + changes(s, bias);
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(plan->vectors); i++)
+    moved += changes(s, PyTuple_GET_ITEM(plan->vectors, i));
+  PyObject *changed = hold(s, PyLong_FromLongLong(moved));
+  if (s->state != GOES_ON || !stream) return ended(s, NULL);
+  PUT(layer_call, LayerCall, given, operands), PUT(layer_call, LayerCall, shape, shape);
+  PUT(layer_call, LayerCall, history, history), PUT(layer_call, LayerCall, target, plan->steps);
+  PUT(layer_call, LayerCall, fused, fused), PUT(layer_call, LayerCall, launched, y);
+  PUT(layer_call, LayerCall, dtype, get(s, x, s_dtype)), PUT(layer_call, LayerCall, device, device);
+  PUT(layer_call, LayerCall, stream, stream), PUT(layer_call, LayerCall, between, between);
+  PUT(layer_call, LayerCall, changes, changed);
+  PUT(history, History, seen, done), PUT(history, History, alone, zero);
+  if (norm != Py_None) counted += moved;
+  return ended(s, pending(s, layer_call, given, done, counted));
+}
+
+/* `tensors.features_of` of a pending convolution whose steps are known. */
+static PyObject *features(Scope *s, PyObject *conv) {
+  PyObject *layer_call = SLOT(conv, PendingConv, call), *shape = SLOT(layer_call, LayerCall, shape);
+  PyObject *dtype = SLOT(layer_call, LayerCall, dtype), *device = SLOT(layer_call, LayerCall, device);
+  PyObject *target = SLOT(layer_call, LayerCall, target);
+  refuse_unless(s, target && PyUnicode_Check(target) && PyUnicode_GET_LENGTH(target) > 0 &&
+                       SLOT(conv, PendingConv, result) == Py_None);
+  if (s->state != GOES_ON) return NULL;
+  PyObject *args[] = {g_Waiting, shape, Py_None, Py_None, Py_None, dtype, g_strided, device};
+  PyObject *made = hold(s, PyObject_Vectorcall(g_make_wrapper, args, 8, NULL));
+  if (made) hold(s, PyObject_CallOneArg(g_no_memory, made));
+  set(s, made, s_pending, conv);
+  return s->state == GOES_ON ? made : NULL;
+}
+
+/* `tensors.features_of`, by Python where it is not repeated here. */
+static PyObject *features_alone(Scope *s, PyObject *conv) {
+  PyObject *made = features(s, conv);
+  if (s->state != REFUSES) return made;
+  s->state = GOES_ON;
+  return hold(s, PyObject_CallOneArg(g_features_of, conv));
+}
+
+static PyObject *features_of(PyObject *module, PyObject *conv) {
+  Scope scope = {{0}}, *s = &scope;
+  if (!Py_IS_TYPE(conv, (PyTypeObject *)g_PendingConv) || refused()) Py_RETURN_NOTIMPLEMENTED;
+  return ended(s, features(s, conv));
+}
+
+/* The pending convolution whose features a tensor is, which nobody has read or followed, and the
+ * call of its layer, launched by a plan; else the scope refuses. `PendingConv._goes_on`,
+ * `LayerCall.undisturbed`. */
+typedef struct {
+  PyObject *conv, *call, *history, *target, *steps;
+  Known *plan;
+  Py_ssize_t at;
+} Following;
+
+static Following following(Scope *s, PyObject *tensor) {
+  Following f = {0};
+  refuse_unless(s, Py_IS_TYPE(tensor, (PyTypeObject *)g_Waiting) && !refused());
+  f.conv = get(s, tensor, s_pending);
+  refuse_unless(s, f.conv && Py_IS_TYPE(f.conv, (PyTypeObject *)g_PendingConv));
+  f.call = SLOT(f.conv, PendingConv, call);
+  PyObject *fused = SLOT(f.call, LayerCall, fused);
+  refuse_unless(s, fused && fused != Py_None);
+  PyObject *held = SLOT(fused, FusedPlan, native);
+  refuse_unless(s, held && Py_IS_TYPE(held, &KnownType));
+  f.plan = (Known *)held, f.history = SLOT(f.call, LayerCall, history);
+  f.target = SLOT(f.call, LayerCall, target), f.steps = SLOT(f.conv, PendingConv, steps);
+  refuse_unless(s, equal(s, SLOT(f.conv, PendingConv, _used), zero) &&
+                       SLOT(f.conv, PendingConv, result) == Py_None);
+  refuse_unless(s, unset(s, a_is_grad_enabled) && unset(s, a_is_inference_mode_enabled) &&
+                       unset(s, a__len_torch_function_stack) &&
+                       unset(s, a__len_torch_dispatch_stack));
+  PyObject *stream = SLOT(f.call, LayerCall, stream);
+  if (number(s, stream) >= 0) {
+    PyObject *function = PyDict_GetItemWithError(g_torch_c, a_stream);
+    PyObject *at = get(s, SLOT(f.call, LayerCall, device), s_index);
+    refuse_unless(s, function && at && equal(s, hold(s, PyObject_CallOneArg(function, at)), stream));
+  }
+  if (s->state == GOES_ON) f.at = PyUnicode_GET_LENGTH(f.steps);
+  return f;
+}
+
+static int comes(Following *f, char step) {
+  return f->at < PyUnicode_GET_LENGTH(f->target) &&
+         PyUnicode_READ_CHAR(f->target, f->at) == (Py_UCS4)step;
+}
+
+/* `LayerCall.taken`: what was launched, once all steps have come. */
+static PyObject *taken(Scope *s, Following *f, PyObject *steps) {
+  PyObject *y = SLOT(f->call, LayerCall, launched);
+  refuse_unless(s, y && y != Py_None);
+  PUT(f->call, LayerCall, launched, Py_None);
+  PUT(f->history, History, seen, steps), PUT(f->conv, PendingConv, _used, two);
+  return s->state == GOES_ON ? y : NULL;
+}
+
+/* `shortcuts._is_norm` */
+static int is_norm(Scope *s, PyObject *module, PyObject *norm) {
+  PyObject *dict = get(s, module, s___dict__);
+  PyObject *own = get(s, (PyObject *)Py_TYPE(module), s_forward);
+  if (s->state != GOES_ON || own != g_norm_forward || !PyDict_CheckExact(dict)) return 0;
+  PyObject *buffers = PyDict_GetItemWithError(dict, s__buffers);
+  PyObject *parameters = PyDict_GetItemWithError(dict, s__parameters);
+  if (PyDict_GetItemWithError(dict, s_training) != Py_False || !buffers || !parameters) return 0;
+  if (!PyDict_Check(buffers) || !PyDict_Check(parameters)) return 0;
+  PyObject *have[] = {PyDict_GetItemWithError(buffers, s_running_mean),
+                      PyDict_GetItemWithError(buffers, s_running_var),
+                      PyDict_GetItemWithError(parameters, s_weight),
+                      PyDict_GetItemWithError(parameters, s_bias)};
+  for (int i = 0; i < 4; i++)
+    if ((have[i] ? have[i] : Py_None) != PyTuple_GET_ITEM(norm, i)) return 0;
+  PyObject *eps = PyDict_GetItemWithError(dict, s_eps);
+  return eps && equal(s, eps, PyTuple_GET_ITEM(norm, 4));
+}
+
+/* `PendingConv.as_launched` behind a BatchNorm1d(module, its input): features */
+static PyObject *normalised(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  Scope scope = {{0}}, *s = &scope;
+  if (count != 2) Py_RETURN_NOTIMPLEMENTED;
+  Following f = following(s, args[1]);
+  PyObject *between = SLOT(f.call, LayerCall, between);
+  refuse_unless(s, between && f.at == 0);
+  if (s->state != GOES_ON) return ended(s, NULL);
+  PyObject *norm = PyTuple_GET_ITEM(between, 3);
+  refuse_unless(s, norm != Py_None && comes(&f, 'n') && is_norm(s, args[0], norm));
+  long long moved = 0;
+  for (int i = 0; i < 4 && s->state == GOES_ON; i++) moved += changes(s, PyTuple_GET_ITEM(norm, i));
+  refuse_unless(s, moved == number(s, SLOT(f.call, LayerCall, changes)));
+  if (s->state != GOES_ON) return ended(s, NULL);
+  if (PyUnicode_GET_LENGTH(f.target) == 1) return ended(s, taken(s, &f, letters[0]));
+  long long counted = number(s, SLOT(f.conv, PendingConv, _count));
+  PyObject *made = features(s, pending(s, f.call, between, letters[0], counted + moved));
+  PUT(f.history, History, seen, letters[0]), PUT(f.conv, PendingConv, _used, two);
+  return ended(s, made);
+}
+
+/* `PendingConv.end_launched` behind an activation(features, name, slope): the result */
+static PyObject *activated(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  Scope scope = {{0}}, *s = &scope;
+  if (count != 3) Py_RETURN_NOTIMPLEMENTED;
+  Following f = following(s, args[0]);
+  if (s->state != GOES_ON) return ended(s, NULL);
+  refuse_unless(s, comes(&f, 'a') && f.at + 1 == PyUnicode_GET_LENGTH(f.target));
+  PyObject *name = PyTuple_GET_ITEM(f.plan->activation, 0);
+  refuse_unless(s, equal(s, name, args[1]) &&
+                       equal(s, PyTuple_GET_ITEM(f.plan->activation, 1), args[2]));
+  return ended(s, s->state == GOES_ON ? taken(s, &f, f.target) : NULL);
+}
+
+/* `PendingConv.plus` of features and a plain tensor: features, or the result */
+static PyObject *plus(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  Scope scope = {{0}}, *s = &scope;
+  if (count != 2) Py_RETURN_NOTIMPLEMENTED;
+  Following f = following(s, args[0]);
+  PyObject *other = args[1];
+  if (s->state != GOES_ON) return ended(s, NULL);
+  refuse_unless(s, comes(&f, 's') && is_plain(other));
+  refuse_unless(s, equal(s, get(s, other, s_shape), SLOT(f.call, LayerCall, shape)) &&
+                       get(s, other, s_dtype) == SLOT(f.call, LayerCall, dtype) &&
+                       equal(s, get(s, other, s_device), SLOT(f.call, LayerCall, device)) &&
+                       !truth(s, call(s, other, s_is_inference)) &&
+                       truth(s, call(s, other, s_is_contiguous)));
+  PyObject *given = SLOT(f.call, LayerCall, given), *between = SLOT(f.call, LayerCall, between);
+  PyObject *epilogue = SLOT(f.conv, PendingConv, epilogue);
+  refuse_unless(s, given && between && epilogue);
+  if (s->state != GOES_ON) return ended(s, NULL);
+  PyObject *x = PyTuple_GET_ITEM(given, 0), *weight = PyTuple_GET_ITEM(given, 1);
+  PyObject *kmap = PyTuple_GET_ITEM(given, 2), *bias = PyTuple_GET_ITEM(between, 0);
+  PyObject *norm = PyTuple_GET_ITEM(epilogue, 3);
+  /* `changes_of`: nothing that the launch reads was changed in place since. */
+  long long counted = changes(s, x) + changes(s, weight);
+  counted += changes(s, PyTuple_GET_ITEM(epilogue, 0));
+  for (int i = 0; i < 4 && norm != Py_None && s->state == GOES_ON; i++)
+    counted += changes(s, PyTuple_GET_ITEM(norm, i));
+  refuse_unless(s, counted == number(s, SLOT(f.conv, PendingConv, _count)));
+  PyObject *rulebook = get(s, kmap, s_rulebook);
+  int side = truth(s, get(s, kmap, s_flipped));
+  if (s->state != GOES_ON) return ended(s, NULL);
+  PyObject *y = computed(s, f.plan, x, weight, rulebook, side, bias == Py_None ? NULL : bias, other);
+  PyObject *steps = y ? hold(s, PyUnicode_Concat(f.steps, letters[1])) : NULL;
+  if (!steps) return ended(s, NULL);
+  if (PyUnicode_GET_LENGTH(f.target) > f.at + 1) {
+    PUT(f.call, LayerCall, launched, y);
+    PyObject *rest = hold(s, PyTuple_Pack(5, PyTuple_GET_ITEM(epilogue, 0), Py_None,
+                                          PyTuple_GET_ITEM(epilogue, 2), norm, other));
+    PyObject *end = rest ? hold(s, PyObject_CallMethodOneArg((PyObject *)Py_TYPE(epilogue), s__make,
+                                                             rest)) : NULL;
+    counted += changes(s, other);
+    y = s->state == GOES_ON ? features(s, pending(s, f.call, end, steps, counted)) : NULL;
+  }
+  PUT(f.history, History, seen, steps), PUT(f.conv, PendingConv, _used, two);
+  return ended(s, y);
+}
+
+/* ---- layers of spconv ------------------------------------------------------------------------- */
+
+/* An attribute that an object keeps itself; NULL where it has none. */
+static PyObject *own(PyObject *dict, PyObject *name) {
+  return dict ? PyDict_GetItemWithError(dict, name) : NULL;
+}
+
+static int is_list(PyObject *object) { return object && PyList_CheckExact(object); }
+
+/* `keys.fits` */
+static int fits(Scope *s, PyObject *layer, PyObject *x, PyObject *record, PyObject *features,
+                int inverse) {
+  if (s->state != GOES_ON) return 0;
+  PyObject *shape = own(x, s_spatial_shape), *kernel = own(layer, s_kernel_size);
+  PyObject *grid = own(record, inverse ? s_out_spatial_shape : s_spatial_shape);
+  PyObject *rows = own(record, inverse ? s_out_indices : s_indices), *ksize = own(record, s_ksize);
+  PyObject *spread = inverse ? kernel : own(record, s_dilation);
+  PyObject *mine = inverse ? kernel : own(layer, s_dilation), *ndim = own(layer, s_ndim);
+  PyObject *subm = own(record, s_is_subm), *algo = own(layer, s_algo), *same = own(record, s_algo);
+  PyObject *indices = own(x, s_indices), *asked = own(layer, s_subm);
+  if (!is_list(shape) || !is_list(kernel) || !is_list(grid) || !is_list(ksize) || !is_list(spread) ||
+      !is_list(mine) || !rows || !indices || !subm || !asked || !ndim || algo != same)
+    return 0;
+  if (inverse ? truth(s, subm) : !(truth(s, asked) && truth(s, subm))) return 0;
+  PyObject *size = get(s, indices, s_shape), *count = get(s, rows, s_shape);
+  PyObject *have = get(s, features, s_shape);
+  if (s->state != GOES_ON || PyTuple_GET_SIZE(size) != 2) return 0;
+  long long axes = number(s, ndim);
+  PyObject *n = PyTuple_GET_ITEM(size, 0);
+  return axes == PyList_GET_SIZE(shape) && axes == number(s, PyTuple_GET_ITEM(size, 1)) - 1 &&
+         equal(s, n, PyTuple_GET_ITEM(count, 0)) && equal(s, n, PyTuple_GET_ITEM(have, 0)) &&
+         equal(s, ksize, kernel) && equal(s, spread, mine) && equal(s, grid, shape);
+}
+
+/* `conv._output`: a tensor like x with what a convolution made of it. */
+static PyObject *output(Scope *s, PyObject *x, PyObject *dict, PyObject *made, PyObject *indices,
+                        PyObject *shape, PyObject *entries) {
+  PyObject *copy = hold(s, PyDict_Copy(dict));
+  PyObject *sizes = copy ? hold(s, PyList_GetSlice(shape, 0, PyList_GET_SIZE(shape))) : NULL;
+  if (!sizes || PyDict_SetItem(copy, s__features, made) < 0 ||
+      PyDict_SetItem(copy, s_indices, indices) < 0 ||
+      PyDict_SetItem(copy, s_spatial_shape, sizes) < 0 ||
+      PyDict_SetItem(copy, s_indice_dict, entries) < 0)
+    return s->state = RAISES, NULL;
+  PyTypeObject *type = Py_TYPE(x);
+  PyObject *y = hold(s, type->tp_alloc(type, 0));
+  if (y && PyObject_GenericSetDict(y, copy, NULL) < 0) s->state = RAISES;
+  return s->state == GOES_ON ? y : NULL;
+}
+
+/* Whether the class of a tensor is one whose `replace_feature` is repeated here: the stand-in's, with
+ * the attributes that it gives. */
+static int repeated(Scope *s, PyObject *x, PyObject *dict) {
+  PyObject *said = get(s, (PyObject *)Py_TYPE(x), s__repeated);
+  if (s->state == RAISES) PyErr_Clear(), s->state = REFUSES; /* a class of the real framework */
+  return said && PyTuple_CheckExact(said) && PyTuple_GET_ITEM(said, 0) == (PyObject *)Py_TYPE(x) &&
+         PyDict_GET_SIZE(dict) == PyLong_AsSsize_t(PyTuple_GET_ITEM(said, 1));
+}
+
+/* The ConvForm of a layer: `conv.form_of`. */
+static PyObject *form_of(Scope *s, PyObject *layer, PyObject *features, PyObject *parts) {
+  PyObject *switches = PyDict_GetItemWithError(PyTuple_GET_ITEM(parts, 3), s_constants_of_spconv);
+  PyObject *groups = own(layer, s_groups), *wide = own(layer, s_fp32_accum), *tf32 = Py_False;
+  refuse_unless(s, groups && switches);
+  if (wide == Py_False) /* sums in fp16, where features are */
+    refuse_unless(s, get(s, features, s_dtype) != PyTuple_GET_ITEM(parts, 4));
+  if (s->state == GOES_ON) {
+    PyObject *allowed = get(s, switches, s_SPCONV_ALLOW_TF32);
+    tf32 = truth(s, allowed) ? Py_True : Py_False;
+  }
+  if (s->state != GOES_ON) return NULL;
+  return hold(s, PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(parts, 0), groups, tf32, NULL));
+}
+
+/* `conv._known` of the stand-in's tensors(layer, x, weight, epilogue, parts).  parts: form_of, note,
+ * the dictionary of `keys`, sys.modules, torch.float16. */
+static PyObject *spconv_known(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  Scope scope = {{0}}, *s = &scope;
+  if (count != 5 || refused()) Py_RETURN_NOTIMPLEMENTED;
+  PyObject *layer = get(s, args[0], s___dict__), *x = get(s, args[1], s___dict__);
+  PyObject *parts = args[4], *keys = PyTuple_GET_ITEM(parts, 2);
+  refuse_unless(s, x && PyDict_CheckExact(layer) && PyDict_CheckExact(x) && repeated(s, args[1], x));
+  /* `keys.entries_of`: every output has a dictionary of its own. */
+  refuse_unless(s, own(keys, s__shared) == Py_False);
+  refuse_unless(s, equal(s, own(keys, s__generation), own(g_settings, s_generation)));
+  if (s->state != GOES_ON) return ended(s, NULL);
+  PyObject *features = own(x, s__features), *timer = own(x, s__timer);
+  PyObject *key = own(layer, s_indice_key), *inverted = own(layer, s_inverse);
+  refuse_unless(s, features && Py_IS_TYPE(features, (PyTypeObject *)g_Tensor) && key && inverted &&
+                       own(layer, s_conv1x1) == Py_False && key != Py_None &&
+                       own(layer, s_record_voxel_count) == Py_False &&
+                       own(x, s_benchmark) == Py_False);
+  refuse_unless(s, unset(s, a_is_grad_enabled) && unset(s, a_is_inference_mode_enabled));
+  if (s->state == GOES_ON && timer && timer != Py_None)
+    refuse_unless(s, !truth(s, get(s, timer, s_enable)));
+  PyObject *shared = s->state == GOES_ON ? own(x, s_indice_dict) : NULL;
+  refuse_unless(s, shared && PyDict_CheckExact(shared));
+  PyObject *found = s->state == GOES_ON ? PyDict_GetItemWithError(shared, key) : NULL;
+  PyObject *record = found ? get(s, found, s___dict__) : NULL;
+  refuse_unless(s, record && PyDict_CheckExact(record));
+  PyObject *kmap = s->state == GOES_ON ? own(record, s__map) : NULL;
+  refuse_unless(s, kmap && Py_IS_TYPE(kmap, (PyTypeObject *)g_KernelMap));
+  int inverse = truth(s, inverted);
+  refuse_unless(s, fits(s, layer, x, record, features, inverse));
+  refuse_unless(s, equal(s, get(s, own(x, s_indices), s_device), get(s, features, s_device)));
+  PyObject *indices = own(record, inverse ? s_indices : s_out_indices);
+  PyObject *shape = own(record, inverse ? s_spatial_shape : s_out_spatial_shape);
+  refuse_unless(s, indices && is_list(shape));
+  if (s->state == GOES_ON && inverse) kmap = call(s, kmap, s_transposed);
+  if (s->state != GOES_ON) return ended(s, NULL);
+  PyObject *form = form_of(s, layer, features, parts);
+  if (s->state != GOES_ON) return ended(s, NULL);
+  PyObject *operands[] = {args[0], features, args[2], kmap, args[3], form};
+  PyObject *made = hold(s, known_call(self, operands, 6));
+  refuse_unless(s, made && made != Py_NotImplemented);
+  if (s->state == GOES_ON && Py_IS_TYPE(made, (PyTypeObject *)g_PendingConv)) {
+    /* The layer was launched: nothing is refused from here on. */
+    PyObject *waiting = features_alone(s, made);
+    made = waiting;
+  }
+  PyObject *named = s->state == GOES_ON ? get(s, (PyObject *)Py_TYPE(args[0]), s___name__) : NULL;
+  if (named) hold(s, PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(parts, 1), s_spconv, named, NULL));
+  PyObject *entries = made && s->state == GOES_ON ? hold(s, PyDict_Copy(shared)) : NULL;
+  return ended(s, entries ? output(s, args[1], x, made, indices, shape, entries) : NULL);
+}
+
+/* ---- the module ------------------------------------------------------------------------------- */
+
+/* Where objects of a class have a slot. */
+static Py_ssize_t place_of(PyObject *type, const char *name) {
+  PyObject *found = PyObject_GetAttrString(type, name);
+  Py_ssize_t at = -1;
+  if (found && Py_IS_TYPE(found, &PyMemberDescr_Type)) {
+    PyMemberDef *member = ((PyMemberDescrObject *)found)->d_member;
+    if (member->type == T_OBJECT_EX) at = member->offset;
+  }
+  if (at < 0) PyErr_Format(PyExc_TypeError, "%R has no slot %s", type, name);
+  Py_XDECREF(found);
+  return at;
+}
+
+/* configure({name: object}), see `HANDED` */
+static PyObject *configure(PyObject *self, PyObject *handed) {
+  if (!PyDict_CheckExact(handed)) return PyErr_Format(PyExc_TypeError, "expected a dict");
+#define TAKE(name)                                                                                 \
+  {                                                                                                \
+    PyObject *given = PyDict_GetItemString(handed, #name);                                         \
+    if (!given) return PyErr_Format(PyExc_KeyError, "%s", #name);                                  \
+    Py_XSETREF(g_##name, Py_NewRef(given));                                                        \
+  }
+  HANDED(TAKE)
+#undef TAKE
+#define FIND(type, name)                                                                           \
+  if ((o_##type##_##name = place_of(g_##type, #name)) < 0) return NULL;
+  SLOTS(FIND)
+#undef FIND
+  Py_RETURN_NONE;
+}
+
+/* refuse(share): so many of all calls go Python's way, at random */
+static PyObject *refuse(PyObject *self, PyObject *share) {
+  double part = PyFloat_AsDouble(share);
+  if (PyErr_Occurred()) return NULL;
+  refusing = (uint64_t)(part * 4294967296.0);
+  Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"configure", configure, METH_O, "Take what Python hands over."},
+    {"refuse", refuse, METH_O, "Refuse this share of all calls, for tests."},
+    {"known_call", (PyCFunction)(void (*)(void))known_call, METH_FASTCALL, "layers.known_call"},
+    {"features_of", features_of, METH_O, "tensors.features_of"},
+    {"normalised", (PyCFunction)(void (*)(void))normalised, METH_FASTCALL,
+     "PendingConv.as_launched behind a norm"},
+    {"activated", (PyCFunction)(void (*)(void))activated, METH_FASTCALL,
+     "PendingConv.end_launched"},
+    {"spconv_known", (PyCFunction)(void (*)(void))spconv_known, METH_FASTCALL, "conv._known"},
+    {"plus", (PyCFunction)(void (*)(void))plus, METH_FASTCALL, "PendingConv.plus"},
+    {0}};
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "sparse_bridge_native", NULL, -1,
+                                        methods};
+
+PyMODINIT_FUNC PyInit_sparse_bridge_native(void) {
+#define INTERN(name)                                                                               \
+  if (!(s_##name = PyUnicode_InternFromString(#name))) return NULL;
+  NAMES(INTERN)
+#undef INTERN
+#define INTERN(name)                                                                               \
+  if (!(a_##name = PyUnicode_InternFromString(#name))) return NULL;
+  ASKED(INTERN)
+#undef INTERN
+  a_stream = PyUnicode_InternFromString("_cuda_getCurrentRawStream");
+  zero = PyLong_FromLong(0), one = PyLong_FromLong(1), two = PyLong_FromLong(2);
+  masked = PyUnicode_InternFromString("masked");
+  for (int i = 0; i < 3; i++) letters[i] = PyUnicode_InternFromString((char[]){"nsa"[i], 0});
+  s_constants_of_spconv = PyUnicode_InternFromString("spconv.constants");
+  if (!s_constants_of_spconv || !a_stream || !zero || !one || !two || !masked || !letters[2]) return NULL;
+  PyTypeObject *types[] = {&LauncherType, &BoundType, &KnownType};
+  for (int i = 0; i < 3; i++)
+    if (PyType_Ready(types[i]) < 0) return NULL;
+  PyObject *module = PyModule_Create(&definition);
+  if (!module || PyModule_AddObjectRef(module, "Launcher", (PyObject *)&LauncherType) < 0 ||
+      PyModule_AddObjectRef(module, "Known", (PyObject *)&KnownType) < 0)
+    return NULL;
+  return module;
+}
