@@ -21,10 +21,10 @@ functions, classes with their members and bases, the attributes of objects, para
 their order and defaults.
 
 A program (`tools/public_names`) makes the lists from the files of a release, which it does not run:
-every name that they write out and that has no leading underscore. It does not see names that are
-only made while the files run. What a class inherits is listed at its base. "Documents, not the
-release" means that the release could not be had: such a list holds what documents and projects
-name, and more may be missing.
+every name that they write out and that has no leading underscore, for spconv also what its modules
+import from one another. It does not see names that are only made while the files run. What a class
+inherits is listed at its base. "Documents, not the release" means that the release could not be
+had: such a list holds what documents and projects name, and more may be missing.
 
 - *present*: it is there, and takes what it takes upstream. (Of `apply` of an autograd function, the
   number of arguments is compared: they go by position.)

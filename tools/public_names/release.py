@@ -30,10 +30,12 @@ AUTOGRAD = ("forward", "backward", "setup_context", "symbolic", "vmap", "jvp")
 
 
 class Release:
-    """companion: a compiled package that belongs to it."""
+    """companion: a compiled package that belongs to it.
+    imports: list what every module brings in from the others, not only what packages do."""
 
-    def __init__(self, folder: Path, companion: str = "") -> None:
+    def __init__(self, folder: Path, companion: str = "", imports: bool = False) -> None:
         self.companion = companion
+        self.imports = imports
         self.trees: dict[str, ast.Module] = {}
         self.packages: set[str] = set()
         self.stubs: set[str] = set()  # of compiled modules
@@ -76,6 +78,8 @@ class Release:
         brought = self._imported(module)
         for name in brought if module in self.packages else self._listed(module):
             found.setdefault(name, self._brought(name, *brought.get(name, ("", ""))))
+        if self.imports and module not in self.stubs:
+            found.update((name, Name(name)) for name in brought if name not in found)
         return {n: d for n, d in found.items() if n == "__version__" or not n.startswith("_")}
 
     def _brought(self, name: str, module: str, there: str) -> Name:

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import nn
 from torch.fx import Proxy
 
 
-def proxy_in(values: Any) -> Proxy | None:
-    """The first proxy among arguments, one list or tuple deep."""
+def proxy_in(values: Iterable[Any]) -> Proxy | None:
+    """The first proxy among arguments, or in lists, tuples and dicts of them."""
     for proxy in _proxies(values):  # torch 2.8 does not trace `next` with a default
         return proxy
     return None
 
 
-def _proxies(values: Any) -> Iterator[Proxy]:
+def _proxies(values: Iterable[Any]) -> Iterator[Proxy]:
     for value in values:
         if isinstance(value, Proxy):
             yield value
         elif isinstance(value, (list, tuple)):
             yield from _proxies(value)
+        elif isinstance(value, dict):
+            yield from _proxies(value.values())
 
 
 def as_node(module: nn.Module, proxy: Proxy, *args: Any) -> Any:

@@ -197,6 +197,14 @@ def _(sp):
         assert pool(x).tolist() == [[0.0], [-2.0], [0.0]]
 
 
+@TABLE.row("`add_input=` is added")
+def _(sp):
+    x = doors.tensor(sp)
+    more = x.replace_feature(torch.ones(60, 6))
+    for layer in (sp.SubMConv3d(4, 6, 1), sp.SparseConv3d(4, 6, 1)):
+        torch.testing.assert_close(layer(x, more).features, layer(x).features + 1)
+
+
 @TABLE.row("`x.features = f` assigns")
 def _(sp):
     x = doors.tensor(sp)

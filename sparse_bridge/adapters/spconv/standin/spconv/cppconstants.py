@@ -1,5 +1,9 @@
 """Facts about a compiled build; here there is none, and every GPU that Triton knows is served."""
 
+from spconv.core_cc.csrc.sparse.all import SpconvOps as SpconvOps
+from spconv.core_cc.csrc.utils.boxops import BoxOps as BoxOps
+from spconv.core_cc.cumm.common import CompileInfo as CompileInfo
+
 CPU_ONLY_BUILD = False
 BUILD_CUMM_VERSION = "0.7.11"
 BUILD_PCCM_VERSION = "0.4.16"

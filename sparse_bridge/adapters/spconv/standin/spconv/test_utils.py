@@ -31,18 +31,23 @@ def generate_sparse_data(
 ):
     """Random features at distinct coordinates, all multiples of `shape_scale`.
 
+    A seed of numpy's gives what it gives upstream: each batch item shuffles the cells as the one
+    before left them and takes the first, then come the features of all.
+
     Returns a dict of features [N, C], indices [N, nd + 1] (batch id last) and, with `with_dense`,
     features_dense [B, C, *shape].
     """
-    cells_of = [extent // shape_scale for extent in shape]
-    size = int(np.prod(cells_of))
-    coords, features = [], []
+    axes = [np.arange(extent // shape_scale) * shape_scale for extent in shape]
+    # Upstream's cells follow one another by the second axis, then the first, then the others.
+    cells = np.stack(np.meshgrid(*axes, indexing="xy"), -1).reshape(-1, len(shape))
+    if max(num_points) > len(cells):
+        raise ValueError(f"{max(num_points)} points do not fit on {len(cells)} cells.")
+    coords = []
     for batch, count in enumerate(num_points):
-        flat = np.random.choice(size, count, replace=False)
-        cells = np.stack(np.unravel_index(flat, cells_of), 1) * shape_scale
-        coords.append(np.concatenate([cells, np.full((count, 1), batch)], 1))
-        draw = np.random.randint if integer else np.random.uniform
-        features.append(draw(*data_range, size=(count, num_channels)).astype(dtype))
+        np.random.shuffle(cells)
+        coords.append(np.concatenate([cells[:count], np.full((count, 1), batch)], 1))
+    draw = np.random.randint if integer else np.random.uniform
+    features = [draw(*data_range, size=(count, num_channels)).astype(dtype) for count in num_points]
     result = {
         "features": np.concatenate(features),
         "indices": np.concatenate(coords).astype(np.int32),

@@ -8,18 +8,20 @@ import torch
 from cumm import tensorview as tv
 from spconv import SPCONV_VERSION_NUMBERS as SPCONV_VERSION_NUMBERS
 from spconv import constants
+from spconv import pytorch as spconv  # noqa: F401 - the name is upstream's
 from spconv.constants import ALL_WEIGHT_IS_KRSC as ALL_WEIGHT_IS_KRSC
 from spconv.constants import SAVED_WEIGHT_LAYOUT as SAVED_WEIGHT_LAYOUT
+from spconv.constants import SPCONV_DEBUG_WEIGHT as SPCONV_DEBUG_WEIGHT
 from spconv.core import ConvAlgo
 from spconv.cppconstants import CPU_ONLY_BUILD as CPU_ONLY_BUILD
 from spconv.debug_utils import spconv_save_debug_data as spconv_save_debug_data
 from spconv.pytorch import functional as Fsp  # noqa: F401 - the name is upstream's
-from spconv.pytorch import modules
-from spconv.pytorch import ops as ops
+from spconv.pytorch import modules, ops  # noqa: F401 - the name is upstream's
 from spconv.pytorch.core import ImplicitGemmIndiceData as ImplicitGemmIndiceData
 from spconv.pytorch.core import IndiceData as IndiceData
 from spconv.pytorch.core import SparseConvTensor, expand_nd
 from spconv.pytorch.modules import SparseModule
+from spconv.tools import nullcontext as nullcontext
 from torch import nn
 from torch.fx import Proxy
 from torch.nn import init

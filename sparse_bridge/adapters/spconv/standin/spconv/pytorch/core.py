@@ -3,10 +3,11 @@
 import numpy as np
 import torch
 from spconv import constants
+from spconv.constants import SPCONV_FX_TRACE_MODE as SPCONV_FX_TRACE_MODE
 from spconv.core import ConvAlgo as ConvAlgo
 from spconv.pytorch.constants import PYTORCH_VERSION as PYTORCH_VERSION
 from spconv.tools import CUDAKernelTimer
-from torch.fx import Proxy, ProxyableClassMeta
+from torch.fx import ProxyableClassMeta
 
 from sparse_bridge.adapters.spconv.dense import dense
 from sparse_bridge.adapters.spconv.tensors import (
@@ -15,6 +16,7 @@ from sparse_bridge.adapters.spconv.tensors import (
     selected,
     summed_features,
 )
+from sparse_bridge.adapters.spconv.tracing import proxy_in
 from sparse_bridge.errors import ContractError, DataTypeError, ShapeError
 
 
@@ -23,9 +25,8 @@ class SpConvTensorMeta(ProxyableClassMeta):
 
     def __call__(cls, *args, **kwargs):
         # torch's own test for tracing complains when it is asked outside of tracing.
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, Proxy):
-                return super().__call__(*args, **kwargs)
+        if proxy_in((*args, *kwargs.values())) is not None:
+            return super().__call__(*args, **kwargs)
         return type.__call__(cls, *args, **kwargs)
 
 
@@ -111,18 +112,18 @@ def scatter_nd(indices, updates, shape):
 
 
 def expand_nd(ndim, val):
-    """`val` as a list of `ndim` ints: an int is repeated, a sequence must have that length."""
+    """`val` as a list of `ndim` ints: an int is repeated, anything else must hold that many."""
     if isinstance(val, int):
         return [int(val)] * ndim
-    if isinstance(val, np.ndarray):
-        val = val.tolist()
-    if not isinstance(val, (list, tuple)):
+    try:
+        items = [int(item) for item in val]
+    except (TypeError, ValueError):
         raise DataTypeError(
             f"expected an int or a sequence of {ndim} ints, got {type(val).__name__}: {val!r}"
-        )
-    if len(val) != ndim:
-        raise ContractError(f"expected {ndim} values, got {len(val)}: {list(val)}")
-    return [int(item) for item in val]
+        ) from None
+    if len(items) != ndim:
+        raise ContractError(f"expected {ndim} values, got {len(items)}: {items}")
+    return items
 
 
 def _spatial_list(shape):

@@ -2,6 +2,7 @@
 
 import torch
 from cumm import tensorview as tv  # noqa: F401 - the name is upstream's
+from spconv.debug_utils import spconv_save_debug_data as spconv_save_debug_data
 from spconv.pytorch import ops as ops
 from spconv.pytorch.constants import PYTORCH_VERSION as PYTORCH_VERSION
 from spconv.pytorch.core import SparseConvTensor as SparseConvTensor

@@ -5,6 +5,7 @@ import time
 from collections import OrderedDict
 
 import torch
+from spconv import pytorch as spconv  # noqa: F401 - the name is upstream's
 from spconv.pytorch.core import SparseConvTensor
 from torch import nn
 from torch.fx import Proxy

@@ -32,7 +32,7 @@ from spconv.pytorch.cppcore import (
     get_current_stream,
     torch_tensor_to_tv,
 )
-from spconv.tools import CUDAKernelTimer
+from spconv.tools import CUDAKernelTimer, nullcontext
 
 from sparse_bridge.adapters.spconv import functional, geometry, pairs
 from sparse_bridge.adapters.spconv.upstream.boxes import nms
@@ -52,7 +52,7 @@ __all__ = [
     "indice_avgpool_implicit_gemm", "indice_avgpool_implicit_gemm_backward", "indice_conv",
     "indice_conv_backward", "indice_maxpool", "indice_maxpool_backward",
     "indice_maxpool_implicit_gemm", "indice_maxpool_implicit_gemm_backward", "maximum_value_int_",
-    "nms", "np", "torch", "torch_tensor_to_tv", "tv",
+    "nms", "np", "nullcontext", "torch", "torch_tensor_to_tv", "tv",
 ]  # fmt: skip
 
 DEBUG = False

@@ -3,6 +3,7 @@
 import math
 
 import torch
+from spconv import pytorch as spconv  # noqa: F401 - the name is upstream's
 from spconv.core import ConvAlgo
 from spconv.cppconstants import CPU_ONLY_BUILD as CPU_ONLY_BUILD
 from spconv.pytorch import functional as Fsp  # noqa: F401 - the name is upstream's
@@ -11,6 +12,7 @@ from spconv.pytorch.core import ImplicitGemmIndiceData as ImplicitGemmIndiceData
 from spconv.pytorch.core import IndiceData as IndiceData
 from spconv.pytorch.core import expand_nd
 from spconv.pytorch.modules import SparseModule
+from spconv.tools import nullcontext as nullcontext
 
 from sparse_bridge.adapters.spconv.pool import (
     avg_pool_forward,

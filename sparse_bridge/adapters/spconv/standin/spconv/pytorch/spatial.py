@@ -1,6 +1,7 @@
 """Rows that share a coordinate, reduced to one."""
 
 import torch
+from spconv import pytorch as spconv  # noqa: F401 - the name is upstream's
 from spconv.pytorch.modules import SparseModule
 
 

@@ -4,6 +4,7 @@ import operator
 
 import torch
 from spconv.pytorch import ToDense
+from spconv.pytorch.constants import PYTORCH_VERSION as PYTORCH_VERSION
 from spconv.pytorch.conv import DEFAULT_SPARSE_CONV_TYPES, SparseConvolution
 from spconv.pytorch.identity import Identity
 from spconv.pytorch.modules import (

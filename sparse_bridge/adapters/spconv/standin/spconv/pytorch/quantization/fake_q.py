@@ -3,6 +3,8 @@ configurations: symmetric int8, per tensor for activations, per output channel f
 
 import torch
 from spconv.pytorch.core import SparseConvTensor
+from spconv.pytorch.modules import PrintCurrentTime as PrintCurrentTime
+from spconv.pytorch.modules import PrintTensorMeta as PrintTensorMeta
 from torch.ao.quantization.fake_quantize import FakeQuantize, FusedMovingAvgObsFakeQuantize
 from torch.ao.quantization.observer import (
     HistogramObserver,

@@ -2,6 +2,7 @@
 
 import torch
 from spconv.pytorch.quantization.core import quantize_per_tensor
+from spconv.pytorch.quantization.core import quantized_add as quantized_add
 
 
 def transform_qdq(m):

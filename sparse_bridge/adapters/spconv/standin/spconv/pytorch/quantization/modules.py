@@ -1,5 +1,7 @@
 """Blocks that are easy to quantise."""
 
+from spconv.pytorch.conv import SparseConvolution as SparseConvolution
+from spconv.pytorch.core import SparseConvTensor as SparseConvTensor
 from spconv.pytorch.modules import SparseModule
 
 

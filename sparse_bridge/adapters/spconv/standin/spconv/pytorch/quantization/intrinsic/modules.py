@@ -1,5 +1,7 @@
 """A convolution and what follows it as one module; they compute what the parts compute."""
 
+from spconv.pytorch.conv import SparseConvolution as SparseConvolution
+from spconv.pytorch.core import SparseConvTensor as SparseConvTensor
 from spconv.pytorch.modules import is_spconv_module
 from torch.ao.nn.intrinsic.modules.fused import _FusedModule
 

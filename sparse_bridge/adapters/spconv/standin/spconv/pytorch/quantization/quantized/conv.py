@@ -2,11 +2,14 @@
 
 import torch
 from cumm import tensorview as tv
+from spconv.core import ConvAlgo as ConvAlgo
 from spconv.pytorch.conv import SparseConvolution, SparseConvolutionBase
 from spconv.pytorch.core import SparseConvTensor
 from spconv.pytorch.modules import SparseModule
 from spconv.pytorch.quantization.core import quantize_per_tensor
 from spconv.pytorch.quantization.utils import constructor_arguments
+from spconv.pytorch.quantization.utils import fuse_spconv_bn_eval as fuse_spconv_bn_eval
+from spconv.pytorch.quantization.utils import fuse_spconv_bn_weights as fuse_spconv_bn_weights
 from torch import nn
 from torch.ao.nn.quantized.modules.utils import WeightedQuantizedModule, _quantize_weight
 

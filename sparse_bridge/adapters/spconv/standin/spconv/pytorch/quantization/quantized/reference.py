@@ -2,7 +2,9 @@
 int8 would hold."""
 
 from cumm import tensorview as tv
+from spconv.core import ConvAlgo as ConvAlgo
 from spconv.pytorch.conv import SparseConvolution
+from spconv.pytorch.core import SparseConvTensor as SparseConvTensor
 from spconv.pytorch.quantization.utils import constructor_arguments
 from torch import nn
 from torch.ao.nn.quantized.reference.modules.utils import ReferenceQuantizedModule

@@ -6,9 +6,12 @@ norm sees the result divided by the fold again, and keeps its statistics.
 
 import torch
 from cumm import tensorview as tv
+from spconv.core import ConvAlgo as ConvAlgo
 from spconv.pytorch.conv import SparseConvolution
+from spconv.pytorch.core import SparseConvTensor as SparseConvTensor
 from spconv.pytorch.quantization import intrinsic
 from spconv.pytorch.quantization.utils import constructor_arguments, fold_weight, norm_folded
+from spconv.pytorch.quantization.utils import fuse_spconv_bn_weights as fuse_spconv_bn_weights
 from torch import nn
 
 from sparse_bridge.adapters.spconv.conv import layer_forward

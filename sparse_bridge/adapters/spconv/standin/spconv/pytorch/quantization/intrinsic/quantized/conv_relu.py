@@ -1,8 +1,12 @@
 """Fused layers on quantised tensors."""
 
 import torch
+from spconv.pytorch.core import SparseConvTensor as SparseConvTensor
 from spconv.pytorch.quantization import intrinsic
+from spconv.pytorch.quantization.intrinsic.modules import SpconvAddReLUNd as SpconvAddReLUNd
+from spconv.pytorch.quantization.intrinsic.modules import SpconvReLUNd as SpconvReLUNd
 from spconv.pytorch.quantization.quantized.conv import LinearPerChannelWeight, SparseConv
+from spconv.pytorch.quantization.utils import fuse_spconv_bn_weights as fuse_spconv_bn_weights
 from torch.ao.nn.intrinsic.modules.fused import LinearReLU
 
 
