@@ -19,13 +19,13 @@ def onnx_module() -> Any:
         ) from error
 
 
-def _read_by(node: Any) -> Iterator[str]:
+def read_by(node: Any) -> Iterator[str]:
     """Names that a node reads, those of graphs inside it included."""
     yield from node.input
     for attribute in node.attribute:
         for inner in [attribute.g, *attribute.graphs]:
             for one in inner.node:
-                yield from _read_by(one)
+                yield from read_by(one)
             yield from (value.name for value in inner.output)
 
 
@@ -70,7 +70,7 @@ class Graph:
 
     def users(self, name: str) -> list[Any]:
         """Nodes that read a value, once for each time."""
-        return [node for node in self.nodes for read in _read_by(node) if read == name]
+        return [node for node in self.nodes for read in read_by(node) if read == name]
 
     def only_user(self, name: str) -> Any:
         """The node that alone reads a value; None where others do, or the file gives it."""
@@ -132,7 +132,7 @@ class Graph:
     def prune(self) -> None:
         """Drop nodes, constants and notes of types that nothing reads any more."""
         while True:
-            read = self.outputs | {name for node in self.nodes for name in _read_by(node)}
+            read = self.outputs | {name for node in self.nodes for name in read_by(node)}
             dead = [node for node in self.nodes if not read & set(node.output)]
             if not dead:
                 break

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 
 from . import nodes
-from .graph import Graph, attribute
+from .graph import Graph, attribute, read_by
 from .plugin_checks import ExportError
 
 _SPARSE = {"ImplicitGemm": (0, 1, 5), "IndiceConv": (0, 1)}  # inputs of features, weight, bias
-# Nodes of ONNX that go on in float16, and which of their inputs are floats.
-_ROWS: dict[str, tuple[int, ...]] = {
+# Nodes of ONNX that go on in float16, and which of their inputs are floats; None: all.
+_ROWS: dict[str, tuple[int, ...] | None] = {
     **dict.fromkeys(("Relu", "LeakyRelu", "Sigmoid", "Identity"), (0,)),
     **dict.fromkeys(("Reshape", "Transpose", "Flatten"), (0,)),
     **dict.fromkeys(("Add", "Sub", "Mul", "MatMul"), (0, 1)),
     "Gemm": (0, 1, 2), "BatchNormalization": (0, 1, 2, 3, 4), "ScatterND": (0, 2),
-    "Concat": tuple(range(64)),
+    "Concat": None,
 }  # fmt: skip
 
 
@@ -57,7 +57,7 @@ class _Halves:
             node.output[0] = self._made[output]
             nodes_now.append(node)
         read = graph.outputs | {
-            name for node in nodes_now for name in node.input if name in self._made
+            name for node in nodes_now for name in read_by(node) if name in self._made
         }
         ordered = []
         for node in nodes_now:
@@ -73,7 +73,10 @@ class _Halves:
         """Indices of a node's float inputs, if it computes in float16."""
         sparse = node.domain == nodes.DOMAIN
         table = _SPARSE if sparse else _ROWS if node.domain in ("", "ai.onnx") else {}
-        indices = [i for i in table.get(node.op_type, ()) if i < len(node.input) and node.input[i]]
+        listed = table.get(node.op_type, ())
+        indices = [
+            i for i, name in enumerate(node.input) if name and (listed is None or i in listed)
+        ]
         if sparse:
             return indices
         names = [node.input[i] for i in indices]
@@ -99,8 +102,9 @@ class _Halves:
         narrow = self._names[name] = graph.free_name(f"{name}_half")
         if self._zeros(name):
             maker = graph.maker(name)
-            filled = graph.onnx.numpy_helper.to_array(attribute(maker, "value")).astype(np.float16)
-            value = graph.onnx.numpy_helper.from_array(filled)
+            helper, tensor = graph.onnx.numpy_helper, attribute(maker, "value")
+            filled = np.zeros(1) if tensor is None else helper.to_array(tensor)
+            value = helper.from_array(filled.astype(np.float16))
             made = graph.make("ConstantOfShape", list(maker.input), narrow, value=value)
             return [made], narrow
         return [graph.make("Cast", [name], narrow, to=self._half)], narrow

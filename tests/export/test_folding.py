@@ -225,6 +225,30 @@ class TestHalf:
         # Half precision rounds by 2 ** -11 = 4.9e-4, in weights, rows and results alike.
         assert 1e-5 < error < 4e-3
 
+    def test_rows_that_are_joined_and_read_by_others(self, standin):
+        """Two layers side by side in float16; a sum of channels stays float32."""
+
+        class Joined(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a, self.b = standin.SubMConv3d(4, 4, 3), standin.SubMConv3d(4, 4, 1)
+                self.c = standin.SubMConv3d(8, 4, 3)
+
+            def forward(self, x):
+                y = self.a(x)
+                z = self.b(y)
+                joined = self.c(y.replace_feature(torch.cat([y.features, z.features], 1)))
+                return joined.features, joined.features.sum(1)
+
+        torch.manual_seed(0)
+        proto = export_onnx(Joined().eval(), scene(standin), dtype=torch.float16, verify=True)
+        onnx.checker.check_model(proto)
+        made = {name: node.op_type for node in proto.graph.node for name in node.output}
+        inputs = {
+            node.op_type: [made.get(name) for name in node.input] for node in proto.graph.node
+        }
+        assert inputs["ReduceSum"][0] == "Cast" and inputs["Concat"] == ["ImplicitGemm", "Gemm"]
+
     def test_values_that_float16_lacks_are_refused(self, standin):
         net = layers(standin, nn.BatchNorm1d(6))
         net[0].weight.data[0, 0, 0, 0, 0] = 1e6
