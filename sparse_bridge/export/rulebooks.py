@@ -38,13 +38,15 @@ def _attributes(graph: Graph, node: Any) -> dict[str, Any]:
 def share(graph: Graph) -> None:
     """Layers of one geometry on one set of sites read one node, whatever their keys.
 
-    Sites of submanifold layers are those that they are given.
+    Sites of submanifold layers are their inputs'; their stride and padding play no part.
     """
     firsts: dict[str, Any] = {}
     for node in _map_nodes(graph):
         attributes = _attributes(graph, node)
         if attributes["subm"]:
             graph.replace(node.output[0], node.input[0])
+            for name in ("stride", "padding", "out_padding"):
+                del attributes[name]
         key = json.dumps([node.op_type, node.input[0], attributes], sort_keys=True)
         first = firsts.setdefault(key, node)
         if first is not node:

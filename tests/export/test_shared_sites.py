@@ -35,8 +35,8 @@ class Sites(nn.Module):
         else:
             sizes = (3, 5) if kind == "two kernels" else (3,) * len(keys)
             self.layers = nn.ModuleList(
-                sp.SubMConv3d(4, 4, size, indice_key=key, **options)
-                for key, size in zip(keys, sizes, strict=True)
+                sp.SubMConv3d(4, 4, size, padding=padding, indice_key=key, **options)
+                for padding, (key, size) in enumerate(zip(keys, sizes, strict=True))
             )
 
     def forward(self, x):
