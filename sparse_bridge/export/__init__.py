@@ -1,12 +1,15 @@
 """Networks of spconv layers as ONNX files for Autoware's TensorRT plugins.
 
-`export_onnx(model, x, path)` writes one; `evaluate(path, inputs)` runs one without TensorRT.
-Needs the extra `onnx`.
+`export_onnx(model, x, path)` writes one; `evaluate(path, inputs)` runs one without TensorRT;
+`rulebook_inputs(path, indices)` computes pair tables that are inputs of a file. Needs the extra
+`onnx`.
 """
 
 from __future__ import annotations
 
 from .evaluation import evaluate
-from .onnx_file import ExportError, export_onnx
+from .onnx_file import export_onnx
+from .plugin_checks import ExportError
+from .rulebooks import rulebook_inputs
 
-__all__ = ["ExportError", "evaluate", "export_onnx"]
+__all__ = ["ExportError", "evaluate", "export_onnx", "rulebook_inputs"]

@@ -1,29 +1,21 @@
 """Running an exported file without TensorRT: onnx's reference evaluator, with our engine behind the
-nodes of the domain `autoware`."""
+nodes of the domain `autoware`, which are checked as the plugins check them."""
 
 from __future__ import annotations
 
 import functools
 import importlib
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..errors import ShapeError
+from ..errors import DataTypeError, ShapeError
 from . import nodes
-
-
-def onnx_module() -> Any:
-    """The package onnx. Raises ImportError that says how to get it."""
-    try:
-        return importlib.import_module("onnx")
-    except ImportError as error:
-        raise ImportError(
-            'exporting needs the package onnx: pip install "sparse-bridge[onnx]".'
-        ) from error
+from .graph import onnx_module
+from .plugin_checks import check
+from .rulebooks import load, plan_of
 
 
 def _tensor(array: Any) -> torch.Tensor:
@@ -35,51 +27,55 @@ def _arrays(tensors: Any) -> tuple[Any, ...]:
     return tuple(tensor.numpy() for tensor in tensors)
 
 
-def _attributes(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Attributes by the names that torch.onnx writes them under."""
-    return {f"{name}_i": value for name, value in given.items() if value is not None}
+def _pair_tables(indices: Any, **attributes: Any) -> Any:
+    return nodes.pair_tables(indices, nodes.torch_names(attributes))
+
+
+def _pair_lists(indices: Any, **attributes: Any) -> Any:
+    return nodes.pair_lists(indices, nodes.torch_names(attributes))
+
+
+def _product_by_table(
+    features: Any, filters: Any, table: Any, masks: Any, order: Any, bias: Any = None, *,
+    act_type: int | None = None, act_alpha: float | None = None, **_: Any,
+) -> Any:  # fmt: skip
+    _check_masks(table, masks, order)
+    kind, alpha = act_type or 0, act_alpha or 0.0
+    return [nodes.product_by_table(features, filters, table, bias, kind, alpha)]
+
+
+def _product_by_lists(
+    features: Any, filters: Any, lists: Any, counts: Any, n_out: Any, *,
+    is_subm: int | None = None, **_: Any,
+) -> Any:  # fmt: skip
+    rows = int(n_out)
+    return [nodes.product_by_lists(features, filters, lists, counts, rows, bool(is_subm))]
+
+
+_COMPUTE: dict[str, Callable[..., Any]] = {
+    "GetIndicePairsImplicitGemm": _pair_tables, "GetIndicePairs": _pair_lists,
+    "ImplicitGemm": _product_by_table, "IndiceConv": _product_by_lists,
+}  # fmt: skip
 
 
 @functools.cache
 def _operators() -> list[Any]:
-    op_run = importlib.import_module("onnx.reference.op_run").OpRun
+    """A class of onnx's evaluator for each node of the domain `autoware`."""
+    base = importlib.import_module("onnx.reference.op_run").OpRun
+    helper = onnx_module().helper
+    type_name = onnx_module().AttributeProto.AttributeType.Name
 
-    class GetIndicePairsImplicitGemm(op_run):  # type: ignore[misc, valid-type]
-        op_domain = nodes.DOMAIN
+    def run(self: Any, *inputs: Any, **values: Any) -> tuple[Any, ...]:
+        node = self.onnx_node
+        attributes = {
+            one.name: (type_name(one.type), helper.get_attribute_value(one))
+            for one in node.attribute
+        }
+        present = [np.asarray(one) for one in inputs if one is not None]
+        check(node.op_type, attributes, present, len(node.output))
+        return _arrays(_COMPUTE[node.op_type](*map(_tensor, present), **values))
 
-        def _run(self, indices: Any, **given: Any) -> tuple[Any, ...]:
-            return _arrays(nodes.pair_tables(_tensor(indices), _attributes(given)))
-
-    class GetIndicePairs(op_run):  # type: ignore[misc, valid-type]
-        op_domain = nodes.DOMAIN
-
-        def _run(self, indices: Any, **given: Any) -> tuple[Any, ...]:
-            return _arrays(nodes.pair_lists(_tensor(indices), _attributes(given)))
-
-    class ImplicitGemm(op_run):  # type: ignore[misc, valid-type]
-        op_domain = nodes.DOMAIN
-
-        def _run(
-            self, features: Any, filters: Any, pair_fwd: Any, masks: Any, order: Any, **given: Any
-        ) -> tuple[Any, ...]:
-            table = _tensor(pair_fwd)
-            _check_masks(table, _tensor(masks), _tensor(order))
-            return _arrays([nodes.product_by_table(_tensor(features), _tensor(filters), table)])
-
-    class IndiceConv(op_run):  # type: ignore[misc, valid-type]
-        op_domain = nodes.DOMAIN
-
-        def _run(
-            self, features: Any, filters: Any, found: Any, counts: Any, n_out: Any,
-            is_subm: Any = None,
-        ) -> tuple[Any, ...]:  # fmt: skip
-            x, lists = _tensor(features), (_tensor(found), _tensor(counts))
-            made = nodes.product_by_lists(
-                x, _tensor(filters), *lists, int(np.asarray(n_out)), bool(is_subm)
-            )
-            return _arrays([made])
-
-    return [GetIndicePairsImplicitGemm, GetIndicePairs, ImplicitGemm, IndiceConv]
+    return [type(kind, (base,), {"op_domain": nodes.DOMAIN, "_run": run}) for kind in _COMPUTE]
 
 
 def _check_masks(table: torch.Tensor, masks: torch.Tensor, order: torch.Tensor) -> None:
@@ -95,16 +91,40 @@ def _check_masks(table: torch.Tensor, masks: torch.Tensor, order: torch.Tensor) 
 
 
 def evaluate(file: Any, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    """Outputs of an exported file, on the CPU.
+    """Outputs of an exported file, on the CPU. It may be of the older form, too, or another's.
 
-    file: path, or an onnx.ModelProto.  inputs: tensors by the names of the file's inputs.
+    file: path, or an onnx.ModelProto.  inputs: tensors by the names of the file's inputs; others
+    are left aside. `rulebook_inputs` gives those that follow from coordinates.
+
+    Raises ExportError for nodes that Autoware's plugins would refuse; ShapeError, DataTypeError for
+    inputs that are missing or not as declared.
     """
     onnx_module()
     evaluator = importlib.import_module("onnx.reference").ReferenceEvaluator
-    source = os.fspath(file) if isinstance(file, (str, os.PathLike)) else file
-    session = evaluator(source, new_ops=_operators())
+    proto = load(file)
+    session = evaluator(proto, new_ops=_operators())
     missing = set(session.input_names) - set(inputs)
     if missing:
-        raise ShapeError(f"inputs missing: {sorted(missing)}; got {sorted(inputs)}.")
-    arrays = {name: inputs[name].detach().cpu().numpy() for name in session.input_names}
+        hint = "" if plan_of(proto) is None else " rulebook_inputs(file, indices) gives tables."
+        raise ShapeError(f"inputs missing: {sorted(missing)}; got {sorted(inputs)}.{hint}")
+    arrays = {}
+    for value in proto.graph.input:
+        if value.name in session.input_names:
+            arrays[value.name] = inputs[value.name].detach().cpu().numpy()
+            _check_input(value, arrays[value.name])
     return [_tensor(array) for array in session.run(None, arrays)]
+
+
+def _check_input(value: Any, array: Any) -> None:
+    """An input has the dtype, rank and fixed sizes that the file declares."""
+    declared = value.type.tensor_type
+    dtype = onnx_module().helper.tensor_dtype_to_np_dtype(declared.elem_type)
+    if array.dtype != dtype:
+        raise DataTypeError(f"input {value.name!r} is {array.dtype}; the file takes {dtype}.")
+    if not declared.HasField("shape"):
+        return
+    sizes = [dim.dim_value or dim.dim_param for dim in declared.shape.dim]
+    if len(sizes) != array.ndim or any(
+        isinstance(size, int) and size != got for size, got in zip(sizes, array.shape, strict=True)
+    ):
+        raise ShapeError(f"input {value.name!r} is {list(array.shape)}; the file takes {sizes}.")

@@ -9,14 +9,16 @@ Inputs, outputs and attributes are those that Autoware's plugins declare and che
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from ..adapters.spconv import functional, pairs
+from ..adapters.spconv.conv import convolve
 from ..adapters.spconv.geometry import LayerGeometry
 from ..adapters.spconv.rules.row_order import is_original
+from ..core.conv.epilogue import Epilogue
 
 DOMAIN = "autoware"
 
@@ -61,6 +63,11 @@ def attributes_of(
     }  # fmt: skip
 
 
+def torch_names(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes of a node by the names that torch.onnx writes them under."""
+    return {f"{name}_i": value for name, value in attributes.items() if value is not None}
+
+
 def _map(indices: torch.Tensor, attributes: dict[str, Any]) -> Any:
     kernel, stride, padding, dilation, out_padding = (
         tuple(attributes[f"{name}_i"])
@@ -97,11 +104,14 @@ def pair_lists(
 
 
 def product_by_table(
-    features: torch.Tensor, filters: torch.Tensor, pair_fwd: torch.Tensor
-) -> torch.Tensor:
-    """ImplicitGemm: [N, C] and KRSC -> [M, K]."""
+    features: torch.Tensor, filters: torch.Tensor, pair_fwd: torch.Tensor,
+    bias: torch.Tensor | None = None, act_type: int = 0, act_alpha: float = 0.0,
+) -> torch.Tensor:  # fmt: skip
+    """ImplicitGemm: [N, C] and KRSC -> [M, K]. act_type: 0 none, 1 ReLU, 2 sigmoid, 3 leaky ReLU
+    of slope act_alpha."""
     kmap = pairs.map_from_table(pair_fwd, features.shape[0], pair_fwd.shape[1])
-    return functional.convolution(features, filters, kmap)
+    activation = (None, "relu", "sigmoid", "leaky_relu")[act_type]
+    return convolve(features, filters, Epilogue(bias, activation, act_alpha), kmap)
 
 
 def product_by_lists(

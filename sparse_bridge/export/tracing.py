@@ -14,14 +14,10 @@ from torch import nn
 from ..adapters.spconv.conv import ACTIVATIONS
 from ..adapters.spconv.geometry import LayerGeometry
 from ..adapters.spconv.tensors import shape_of
-from ..errors import UnsupportedError
 from . import nodes
+from .plugin_checks import ExportError
 
 _MASK_BITS = 32  # offsets that one word of a mask holds; the plugins read one
-
-
-class ExportError(UnsupportedError):
-    """A network that the nodes of the plugins cannot express, or an input that does not fit."""
 
 
 class _Pairs(NamedTuple):
@@ -47,17 +43,20 @@ def _checked(layer: Any, x: Any, weight: torch.Tensor) -> None:
     for name, tensor in (("features", x.features), ("the weight", weight)):
         if tensor.dtype != torch.float32:
             raise ExportError(
-                f"{what}: {name} are {tensor.dtype}; export in float32 (model.float()). TensorRT "
-                "chooses half precision when it builds the engine."
+                f"{what}: {name} are {tensor.dtype}; export in float32 (model.float()), and "
+                "with dtype=torch.float16 for a file in half precision."
             )
     if x.indices.dtype != torch.int32:
         raise ExportError(f"{what}: indices are {x.indices.dtype}; expected int32.")
 
 
-def _by_lists(layer: Any) -> bool:
-    """Native submanifold layers go by pair lists; the plugins build lists for no others."""
+def _by_lists(layer: Any, legacy: bool) -> bool:
+    """Whether a layer goes by pair lists, which plugins build for submanifold layers only.
+
+    Nodes of lists take no bias: layers with algo=Native go by tables, too, but in older files.
+    """
     volume = math.prod(layer.kernel_size)
-    native = layer.algo is not None and layer.algo.name == "Native"
+    native = legacy and layer.algo is not None and layer.algo.name == "Native"
     if layer.subm and (native or volume > _MASK_BITS):
         return True
     if volume > _MASK_BITS:
@@ -69,8 +68,8 @@ def _by_lists(layer: Any) -> bool:
 
 
 class _Exporter:
-    def __init__(self, do_sort: bool | None) -> None:
-        self._do_sort = do_sort
+    def __init__(self, do_sort: bool, legacy: bool) -> None:
+        self._do_sort, self._legacy = do_sort, legacy
 
     def convolution(
         self, layer: Any, training: bool, x: Any, weight: torch.Tensor,
@@ -81,7 +80,9 @@ class _Exporter:
         """In place of `SparseConvolutionBase._conv_forward`."""
         _checked(layer, x, weight)
         if layer.conv1x1:  # one matrix product, whose weight is read as [C, K]
-            y = x.features @ weight.reshape(layer.in_channels, layer.out_channels)
+            matrix = weight.reshape(layer.in_channels, layer.out_channels)
+            # torch.mm becomes Gemm, which takes the bias
+            y = x.features @ matrix if self._legacy else torch.mm(x.features, matrix)
             found, entries = None, x.indice_dict
         else:
             found, entries = self._pairs(layer, x)
@@ -107,7 +108,7 @@ class _Exporter:
                     "submanifold layers of one kernel size share a key."
                 )
             return kept, x.indice_dict
-        shape, lists = shape_of(x), _by_lists(layer)
+        shape, lists = shape_of(x), _by_lists(layer, self._legacy)
         algo = 0 if lists else 1
         attributes = nodes.attributes_of(geometry, int(x.batch_size), shape, algo)
         made: Any
@@ -115,8 +116,8 @@ class _Exporter:
             made = nodes.GetIndicePairs.apply(x.indices, attributes)
         else:
             attributes["is_train_i"] = 0
-            if self._do_sort is not None:
-                attributes["do_sort_i"] = int(self._do_sort)
+            if not self._legacy:
+                attributes["do_sort_i"] = int(bool(self._do_sort))
             made = nodes.GetIndicePairsImplicitGemm.apply(x.indices, attributes)
         result = _Pairs(geometry, made, geometry.output_shape(shape, type(layer).__name__), lists)
         entries = dict(x.indice_dict)
@@ -182,15 +183,15 @@ def as_in_files(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def exporting(do_sort: bool | None = None) -> Iterator[None]:
+def exporting(do_sort: bool, legacy: bool) -> Iterator[None]:
     """Layers of the spconv that is imported, real or stand-in, become nodes of `autoware`.
 
-    do_sort: written to the nodes that build tables; left out by default, as older plugins expect.
+    do_sort, legacy: as of `export_onnx`.
     """
     conv, core, pool = (
         importlib.import_module(f"spconv.pytorch.{name}") for name in ("conv", "core", "pool")
     )
-    exporter = _Exporter(do_sort)
+    exporter = _Exporter(do_sort, legacy)
 
     def convolution(layer: Any, *args: Any, **kwargs: Any) -> Any:
         return exporter.convolution(layer, *args, **kwargs)

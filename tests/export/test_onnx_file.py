@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparse_bridge.errors import DataTypeError, ShapeError
+from sparse_bridge.errors import DataTypeError, SettingError, ShapeError
 from tests.adapters.spconv import doors
 
 onnx = pytest.importorskip("onnx")
@@ -17,16 +17,18 @@ from sparse_bridge.export import ExportError, evaluate, export_onnx  # noqa: E40
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
-# What Autoware's plugins declare.
+# What Autoware's plugins declare, and what files of before 2026 lack of it.
 PAIRS = "batch_size spatial_shape algo ksize stride padding dilation out_padding subm transpose"
 ATTRIBUTES = {
-    "GetIndicePairsImplicitGemm": {*PAIRS.split(), "is_train"},
+    "GetIndicePairsImplicitGemm": {*PAIRS.split(), "is_train", "do_sort"},
     "ImplicitGemm": {
         "is_train", "is_subm", "act_alpha", "act_beta", "output_scale", "output_add_scale",
+        "act_type",
     },
     "GetIndicePairs": set(PAIRS.split()),
     "IndiceConv": {"is_subm"},
 }  # fmt: skip
+NEW = {"do_sort", "act_type"}
 COUNTS = {
     "GetIndicePairsImplicitGemm": (1, 5), "ImplicitGemm": (5, 1), "GetIndicePairs": (1, 4),
     "IndiceConv": (5, 1),
@@ -106,12 +108,21 @@ def test_a_file_computes_the_network_on_other_scenes(sp, tmp_path):
         doors.assert_same(got, want["sparse"], 1e-4)
 
 
-def test_nodes_have_what_the_plugins_check(standin):
-    proto = export_onnx(encoder(standin), scene(standin))
+def sparse_nodes(proto):
+    return [node for node in proto.graph.node if node.domain == "autoware"]
+
+
+def values_of(node):
+    return {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_nodes_have_what_the_plugins_check(standin, legacy):
+    proto = export_onnx(encoder(standin), scene(standin), legacy=legacy)
     assert {(part.domain, part.version) for part in proto.opset_import} == {
         ("", 17), ("autoware", 1),
     }  # fmt: skip
-    nodes = [node for node in proto.graph.node if node.domain == "autoware"]
+    nodes = sparse_nodes(proto)
     kinds = [node.op_type for node in nodes]
     assert kinds == [
         "GetIndicePairsImplicitGemm", "ImplicitGemm", "ImplicitGemm",  # one key, two layers
@@ -119,16 +130,19 @@ def test_nodes_have_what_the_plugins_check(standin):
         "GetIndicePairs", "IndiceConv",  # 125 offsets
     ]  # fmt: skip
     for node in nodes:
-        assert {a.name for a in node.attribute} == ATTRIBUTES[node.op_type]
-        assert (len(node.input), len(node.output)) == COUNTS[node.op_type]
-    values = {a.name: onnx.helper.get_attribute_value(a) for a in nodes[3].attribute}
-    assert values == {
+        expected = ATTRIBUTES[node.op_type] - (NEW if legacy else set())
+        assert {a.name for a in node.attribute} == expected
+        inputs, outputs = COUNTS[node.op_type]
+        fused = not legacy and node.op_type == "ImplicitGemm"  # norm or bias behind each
+        assert (len(node.input), len(node.output)) == (inputs + fused, outputs)
+    assert values_of(nodes[3]) == {
         "batch_size": 2, "spatial_shape": [9, 10, 11], "algo": 1, "ksize": [3, 3, 3],
         "stride": [2, 1, 2], "padding": [0, 1, 1], "dilation": [1, 1, 1], "out_padding": [0] * 3,
-        "subm": 0, "transpose": 0, "is_train": 0,
+        "subm": 0, "transpose": 0, "is_train": 0, **({} if legacy else {"do_sort": 0}),
     }  # fmt: skip
     others = {node.op_type for node in proto.graph.node if node.domain == ""}
-    assert {"ScatterND", "MatMul", "Relu", "Add", "ConstantOfShape", "Conv"} <= others
+    assert {"ScatterND", "Relu", "Add", "ConstantOfShape", "Conv"} <= others
+    assert legacy == ("BatchNormalization" in others) == ("MatMul" in others)
     held = {one.name: list(one.dims) for one in proto.graph.initializer}
     assert held[nodes[1].input[1]] == [8, 3, 3, 3, 4]
 
@@ -136,13 +150,22 @@ def test_nodes_have_what_the_plugins_check(standin):
 def test_native_layers_and_sorting_are_written_as_asked(standin):
     native = standin.ConvAlgo.Native
     net = standin.SparseSequential(standin.SubMConv3d(4, 4, 3, algo=native)).eval()
-    proto = export_onnx(net, scene(standin), verify=True)
-    assert [n.op_type for n in proto.graph.node][:2] == ["GetIndicePairs", "IndiceConv"]
+    for legacy, kinds in (
+        (True, ["GetIndicePairs", "IndiceConv"]),
+        (False, ["GetIndicePairsImplicitGemm", "ImplicitGemm"]),
+    ):
+        proto = export_onnx(net, scene(standin), verify=True, legacy=legacy)
+        assert [n.op_type for n in sparse_nodes(proto)] == kinds
     net = standin.SparseSequential(standin.SparseConv3d(4, 4, 2, 2, algo=native)).eval()
+    orders = []
     for value in (False, True):
         proto = export_onnx(net, scene(standin), do_sort=value, verify=True)
-        (found,) = [a.i for a in proto.graph.node[0].attribute if a.name == "do_sort"]
-        assert found == value and proto.graph.node[0].op_type == "GetIndicePairsImplicitGemm"
+        maps = sparse_nodes(proto)[0]
+        assert values_of(maps)["do_sort"] == value
+        proto.graph.output.append(onnx.ValueInfoProto(name=maps.output[3]))
+        orders.append(evaluate(proto, inputs(scene(standin)))[-1])
+    rows = torch.arange(len(orders[0]), dtype=torch.int32)
+    assert torch.equal(orders[0], rows) and not torch.equal(orders[1], rows)
 
 
 def test_models_that_take_tensors(standin, tmp_path):
@@ -177,6 +200,7 @@ REFUSED = {
     "no pooling": lambda sp: sp.SparseMaxPool3d(2),
     "64 kernel offsets": lambda sp: sp.SparseConv3d(4, 4, 4, 4),
     "float64": lambda sp: sp.SubMConv3d(4, 4, 3).double(),
+    "float16": lambda sp: sp.SubMConv3d(4, 4, 3).half(),
     "another geometry": lambda sp: sp.SparseSequential(
         sp.SubMConv3d(4, 4, 3, indice_key="k"), sp.SubMConv3d(4, 4, 5, indice_key="k")
     ),
@@ -190,8 +214,8 @@ def test_what_the_plugins_lack_is_refused_by_name(standin, message):
         with pytest.raises(ValueError, match="kernel"):
             export_onnx(net, x)
         return
-    if message == "float64":
-        x = x.replace_feature(x.features.double())
+    if message.startswith("float"):
+        x = x.replace_feature(x.features.to(getattr(torch, message)))
     with pytest.raises(ExportError, match=message):
         export_onnx(net, x)
     assert net(x).features.shape[1] == 4  # and everything is as it was
@@ -211,6 +235,31 @@ def test_other_refusals(standin):
 
     with pytest.raises(DataTypeError, match="str at output_1"):
         export_onnx(Net().eval(), x)
+    layer = standin.SubMConv3d(4, 4, 3).eval()
+    for options in ({"dtype": torch.bfloat16}, {"rulebooks": "outputs"}):
+        with pytest.raises(SettingError, match=next(iter(options))):
+            export_onnx(layer, x, **options)
+
+
+def test_inputs_that_do_not_fit_are_refused_by_name(standin, tmp_path):
+    x = scene(standin)
+    proto = export_onnx(standin.SparseSequential(standin.SubMConv3d(4, 4, 3)).eval(), x)
+    good = inputs(x)
+    for name, value, error in (
+        ("features", x.features.double(), DataTypeError),
+        ("indices", x.indices.long(), DataTypeError),
+        ("features", x.features[:, :3], ShapeError),
+        ("indices", x.indices[:, 0], ShapeError),
+    ):
+        with pytest.raises(error, match=name):
+            evaluate(proto, {**good, name: value})
+    (tmp_path / "text.onnx").write_bytes(b"no graph \x00\xff")
+    with pytest.raises(ExportError, match=r"text\.onnx is no ONNX file"):
+        evaluate(tmp_path / "text.onnx", good)
+    with pytest.raises(ExportError, match="dict"):
+        evaluate(good, good)
+    with pytest.raises(FileNotFoundError):
+        evaluate(tmp_path / "absent.onnx", good)
 
 
 def test_verifying_notices_values_that_were_fixed(standin):
@@ -244,55 +293,3 @@ def test_the_missing_package_is_named(standin, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ImportError, match=r"sparse-bridge\[onnx\]"):
         export_onnx(standin.SubMConv3d(4, 4, 3).eval(), scene(standin))
-
-
-class Sites(nn.Module):
-    """Networks of which several nodes work on the same sites."""
-
-    def __init__(self, sp, kind, keys, **options):
-        super().__init__()
-        self.kind = kind
-        if kind == "twice strided":
-            self.layers = nn.ModuleList(
-                sp.SparseConv3d(4, 4, 3, 2, 1, indice_key=key, **options) for key in keys
-            )
-        else:
-            sizes = (3, 5) if kind == "two kernels" else (3,) * len(keys)
-            self.layers = nn.ModuleList(
-                sp.SubMConv3d(4, 4, size, indice_key=key, **options)
-                for key, size in zip(keys, sizes, strict=True)
-            )
-
-    def forward(self, x):
-        first, second = self.layers
-        if self.kind == "chain":
-            y = second(first(x))
-            return y, y.dense()
-        if self.kind == "one layer twice":
-            return first(first(x))
-        if self.kind == "two kernels":
-            return {"a": first(x), "b": second(x)}
-        y, z = first(x), second(x)
-        return y.replace_feature(y.features + z.features), y.features, z.dense()
-
-
-KEYS = {"one key": ("a", "a"), "two keys": ("a", "b"), "no keys": (None, None)}
-KINDS = ("chain", "branches", "one layer twice", "two kernels", "twice strided")
-
-
-@pytest.mark.parametrize("native", [False, True])
-@pytest.mark.parametrize("keys", KEYS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_nodes_that_share_sites(sp, kind, keys, native):
-    """Values that two nodes give are two objects: torch's trace cannot tell them apart else."""
-    if keys == "one key" and kind in ("two kernels", "twice strided"):
-        pytest.skip("not one key's map")
-    options = {"algo": sp.ConvAlgo.Native} if native else {}
-    torch.manual_seed(0)
-    net = Sites(sp, kind, KEYS[keys], **options).eval()
-    x = scene(sp)
-    for _ in range(2):  # twice in one process, once of the same tensor
-        proto = export_onnx(net, x, verify=True)
-    again = export_onnx(net, scene(sp, 90, 3), verify=True)
-    assert [n.op_type for n in again.graph.node] == [n.op_type for n in proto.graph.node]
-    assert not native or all(layer.algo is sp.ConvAlgo.Native for layer in net.layers)
