@@ -198,6 +198,11 @@ _binding = threading.Lock()
 start = _processes.start
 
 
+def compiled() -> int:
+    """Forms that worker processes have compiled for this program."""
+    return _processes.compiled
+
+
 @state.owns
 def reset() -> None:
     """Let the worker processes end, and ask them again."""
