@@ -43,7 +43,7 @@ def test_two_processes_under_torchrun(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [["--amp"], ["--fsdp"]], ids=" ".join)
 @pytest.mark.parametrize("api", ["spconv", "torchsparse", "minkowski"])
 def test_every_api_goes_on_with_other_processes(api: str, options: list, tmp_path: Path) -> None:
-    """Three held-out streets on two ranks, then on one, not sharded: the same weights and voxels."""
+    """Three held-out streets on two ranks, then on one, not sharded: the same weights."""
     common = [*SMALL, "--device", "cpu", "--api", api, "--out", tmp_path]
     (_, saved) = mean_iou(wait(start(*TWO, "--steps", "2", *common, *options)))
     alone = [option for option in options if option != "--fsdp"]

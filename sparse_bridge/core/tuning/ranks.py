@@ -22,7 +22,7 @@ def one_of_several() -> bool:
         log.once(
             ("tuner", "distributed"),
             "SPARSE_BRIDGE_TUNE=full tunes nothing in a process group of several ranks, which all "
-            "use the winners that are stored. `python -m sparse_bridge warm --tune` makes some.",
+            "take the tiles that are stored. `python -m sparse_bridge warm --tune` stores some.",
             logging.WARNING,
         )
     return several
