@@ -55,6 +55,14 @@ def test_merging_goes_check_by_check():
     ]
 
 
+def test_merging_keeps_no_check_of_another_version():
+    first = Results((facts(version="0.0.9"),), (cell(forward="pass", native="pass"),))
+    second = Results((facts(),), (cell(forward="pass"),))
+    found = merge([first, second])
+    assert [one.check for one in found.cells[0].checks] == ["forward"]
+    assert len(found.runs) == 1
+
+
 def test_a_cell_is_as_good_as_its_worst_check():
     assert cell(forward="pass", native=("not run", "")).outcome == "pass"
     assert cell(forward="pass", eval=("unsupported", "")).outcome == "unsupported"
