@@ -1,8 +1,8 @@
 """What a launch of a compiled kernel costs the host: `python -m benchmarks.launch_cost`.
 
 A kernel of four arguments on a GPU: by the compiled helper, by Triton's launcher as this release
-has it, by its launcher object, and as `kernel[grid](...)`. Microseconds: the least and the median of
-runs of a hundred launches, each behind a wait for the GPU.
+has it, by its launcher object, and as `kernel[grid](...)`. Microseconds: the least and the median
+of runs of a hundred launches, each behind a wait for the GPU.
 """
 
 from __future__ import annotations
