@@ -116,7 +116,7 @@ class _Dispatches(TorchDispatchMode):
 
 
 class _Hook:
-    calls = [print]
+    calls = (print,)
 
 
 EVENTS |= {

@@ -24,7 +24,9 @@ from tests.fake_driver import Driver, Launch, kinds_of_values
 
 # (share of the helper's questions that are refused, seed); None: without the helper.
 WAYS = {"on": (0.0, 1), "off": None}
-RANDOM = {f"refused {share:.1%}, {seed}": (share, seed) for share in (0.005, 0.02, 0.1) for seed in (1, 2)}
+RANDOM = {
+    f"refused {share:.1%}, {seed}": (share, seed) for share in (0.005, 0.02, 0.1) for seed in (1, 2)
+}
 _TYPES = {
     "P": ctypes.c_uint64, "l": ctypes.c_int64, "i": ctypes.c_int32, "h": ctypes.c_int16,
     "b": ctypes.c_int8, "f": ctypes.c_float, "d": ctypes.c_double,

@@ -175,15 +175,15 @@ def test_a_context_is_the_current_gpus(monkeypatch):
     asked = []
 
     class Cuda:
-        def cuDeviceGet(self, device, index):  # noqa: N802  (the driver's name)
+        def cuDeviceGet(self, device, index):
             asked.append(("device", index))
             device._obj.value = 40 + index
 
-        def cuDevicePrimaryCtxRetain(self, context, device):  # noqa: N802
+        def cuDevicePrimaryCtxRetain(self, context, device):
             asked.append(("context", device.value))
             context._obj.value = 1 << 40
 
-        def cuCtxSetCurrent(self, context):  # noqa: N802
+        def cuCtxSetCurrent(self, context):
             asked.append(("current", context.value))
 
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 2, raising=False)

@@ -104,7 +104,11 @@ def test_a_compiled_kernel_is_launched_directly(arch, monkeypatch):
     launch, found = seen[0]
     warps = made.metadata.num_warps
     assert launch[:5] == (
-        4321, (3, 2, 1), warps * targets.described(arch).warp_size, made.metadata.shared, 5
+        4321,
+        (3, 2, 1),
+        warps * targets.described(arch).warp_size,
+        made.metadata.shared,
+        5,
     )
     assert found == [value for value, kind in zip(values, kinds, strict=True) if kind != "x"]
 
