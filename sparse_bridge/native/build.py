@@ -120,10 +120,14 @@ def _name(digest: str, library: bytes, suffix: str) -> str:
 def _compile(command: list[str], folder: pathlib.Path, digest: str, suffix: str) -> pathlib.Path:
     with tempfile.TemporaryDirectory(dir=folder) as work:
         library = pathlib.Path(work) / NAME
-        done = subprocess.run(
-            [*command, str(SOURCE), "-o", str(library)], capture_output=True, text=True,
-            timeout=_LONGEST, check=False,
-        )  # fmt: skip
+        try:
+            done = subprocess.run(
+                [*command, str(SOURCE), "-o", str(library)], capture_output=True, text=True,
+                timeout=_LONGEST, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            message = f"{command[0]} took longer than {_LONGEST:g} seconds"
+            raise BuildError(message) from None
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
             raise BuildError(f"{command[0]} failed with code {done.returncode}: {last}")
