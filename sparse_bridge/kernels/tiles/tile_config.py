@@ -25,8 +25,8 @@ GROUPED_WIDE = (128, 256, 64, 8, 3)
 def ways(target: Target, dtype: torch.dtype, precision: str) -> tuple[bool, bool]:
     """Whether a gather-GEMM's rows queue up, and whether its operands have room for wide tiles.
 
-    Without both, a tile does not depend on `order`, `n_offsets` and `expanding`; without a queue,
-    not on `expanding`.
+    A tile depends on `order` only with room, on `expanding` only with a queue, and on `n_offsets`
+    only with either.
     """
     half = dtype in (torch.float16, torch.bfloat16)
     queued = target.queues_rows and (half or precision != "ieee")
