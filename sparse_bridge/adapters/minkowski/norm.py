@@ -11,7 +11,7 @@ from ...core.conv.pending import PendingConv
 from ...core.ops.spread import spread
 from ...core.traced import between_graphs
 from .. import fusion, inference
-from ..no_rows import left_out
+from ..training_norms import left_out
 from .pool import pool_items
 
 

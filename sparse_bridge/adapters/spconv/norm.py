@@ -14,7 +14,7 @@ from ...core.conv.epilogue import Epilogue
 from ...core.conv.waiting import Noticed
 from .. import fusion
 from ..expected import Expected
-from ..no_rows import left_out
+from ..training_norms import left_out
 from . import tracing
 from .conv import convolved, expected
 from .tensors import parameters_of
