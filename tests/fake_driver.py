@@ -39,12 +39,17 @@ class Driver:
         self.address: int = ctypes.cast(self._launch, ctypes.c_void_p).value or 0
 
 
-def entry_of(kernel: Any) -> Any:
-    """A compiled variant of one of our kernels whose launches go nowhere, as `launch.begin` takes
-    it; any whole number fits."""
+def kinds_of_values(kernel: Any) -> str:
+    """What one of our kernels takes, in the helper's letters; any whole number fits."""
     names = getattr(kernel.fn, "arg_names", None) or list(kernel.fn.signature.parameters)
     kinds = [
         "x" if name in kernel.constants else "P" if name.endswith("_ptr") else _KINDS.get(name, "l")
         for name in names
     ]
-    return native.module().Launcher(NOWHERE, 0, 128, 0, "".join(kinds)), (), ()
+    return "".join(kinds)
+
+
+def entry_of(kernel: Any) -> Any:
+    """A compiled variant of one of our kernels whose launches go nowhere, as `launch.begin` takes
+    it."""
+    return native.module().Launcher(NOWHERE, 0, 128, 0, kinds_of_values(kernel)), (), ()

@@ -8,7 +8,9 @@ does the same with the same bits. `reason()` says why it is not used.
 from __future__ import annotations
 
 import atexit
+import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,10 +19,11 @@ from . import build
 
 Listener = Callable[[Any], None]  # called with the module, or None where it is not to be used
 
-_WAIT = 20.0  # seconds that a launch waits for the compiler; it takes one or two
+_WAIT = 20.0  # seconds that launches, in all, wait for the compiler; it takes one or two
 
 _lock = threading.RLock()
 _thread: threading.Thread | None = None
+_until = 0.0  # when nobody waits for it any more
 _module: Any = None
 _reason = "not built yet"
 _listeners: list[Listener] = []
@@ -28,30 +31,41 @@ _listeners: list[Listener] = []
 
 def begin() -> None:
     """Have the helper compiled and loaded in the background, once per process."""
-    global _thread
+    global _thread, _until
     if _thread is not None:
         return
     with _lock:
         if _thread is None:
             thread = threading.Thread(target=_build, name="sparse_bridge-native", daemon=True)
+            _until = time.monotonic() + _WAIT
             thread.start()
             _thread = thread
-            # A compiler that is still at work when the program ends is waited for.
-            atexit.register(thread.join, _WAIT)
+            # A compiler that is still at work when the program ends is waited for, and so it is
+            # before a fork, whose child would have neither the thread nor what it makes.
+            atexit.register(_finish)
+            if hasattr(os, "register_at_fork"):
+                os.register_at_fork(before=_finish)
+
+
+def _finish() -> None:
+    """Wait until the helper is there, or it is clear that there will be none."""
+    if _thread is not None and _thread is not threading.current_thread():
+        _thread.join(max(0.0, _until - time.monotonic()))
 
 
 def _build() -> None:
     global _module, _reason
     try:
         made = build.load()
-    except build.BuildError as error:
-        _reason = str(error)
-        log.logger.info("the compiled helper is not used: %s", error)
-        return
-    with _lock:
-        _module = made
-        for listener in _listeners:
-            listener(made)
+        with _lock:
+            for listener in _listeners:
+                listener(made)
+            _module = made
+    except Exception as error:  # whatever it is, Python does all
+        known = isinstance(error, build.BuildError)
+        _reason = str(error) if known else f"{type(error).__name__}: {error}"
+        level = log.logger.info if known else log.logger.warning
+        level("the compiled helper is not used: %s", _reason)
 
 
 def module() -> Any:
@@ -60,8 +74,8 @@ def module() -> Any:
     if not settings.get().native:
         return None
     begin()
-    if _module is None and _thread is not None and _thread is not threading.current_thread():
-        _thread.join(_WAIT)
+    if _module is None:
+        _finish()
     return _module
 
 

@@ -33,8 +33,12 @@ class BuildError(Exception):
 
 def compiler() -> list[str] | None:
     """The command of a C compiler: `CC`, or what is installed; None where nothing is."""
-    if os.environ.get("CC"):
-        return shlex.split(os.environ["CC"])
+    chosen = os.environ.get("CC", "").strip()
+    if chosen:
+        try:
+            return shlex.split(chosen)
+        except ValueError:  # quotes that do not end
+            return [chosen]
     found = next(filter(None, map(shutil.which, ("gcc", "clang", "cc"))), None)
     return None if found is None else [found]
 
@@ -77,7 +81,11 @@ def _unsupported() -> str | None:
 
 
 def _compiled() -> pathlib.Path:
-    """The shared library, which one process compiles and the others wait for."""
+    """The shared library, which one process compiles and the others wait for.
+
+    Its name ends in a digest of what is in it: the memory of a library that was cut short cannot be
+    read, and a process dies of that.
+    """
     headers = sysconfig.get_path("include")
     text = SOURCE.read_bytes()
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
@@ -85,30 +93,47 @@ def _compiled() -> pathlib.Path:
     about = "\0".join([*FLAGS, headers, sys.version, platform.machine()]).encode()
     digest = hashlib.sha256(text + about).hexdigest()[:24]
     folder = folders.cache() / "native"
-    made = folder / f"{NAME}-{digest}{suffix}"
-    if made.exists():
+    if (made := _whole(folder, digest, suffix)) is not None:
         return made
     missing, command = problem(), compiler()
     if missing is not None or command is None:
         raise BuildError(missing or "no C compiler")
     folder.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(folder / f"{digest}.lock", timeout=_LONGEST):
-        if not made.exists():
-            _compile([*command, *FLAGS, f"-I{headers}"], made)
+        if (made := _whole(folder, digest, suffix)) is None:
+            made = _compile([*command, *FLAGS, f"-I{headers}"], folder, digest, suffix)
     return made
 
 
-def _compile(command: list[str], made: pathlib.Path) -> None:
-    with tempfile.TemporaryDirectory(dir=made.parent) as work:
-        library = pathlib.Path(work) / made.name
-        done = subprocess.run(
-            [*command, str(SOURCE), "-o", str(library)], capture_output=True, text=True,
-            timeout=_LONGEST, check=False,
-        )  # fmt: skip
+def _whole(folder: pathlib.Path, digest: str, suffix: str) -> pathlib.Path | None:
+    """The library of a digest in the folder, if it is as it was made."""
+    for found in sorted(folder.glob(f"{NAME}-{digest}-*{suffix}")):
+        if found.name == _name(digest, found.read_bytes(), suffix):
+            return found
+    return None
+
+
+def _name(digest: str, library: bytes, suffix: str) -> str:
+    return f"{NAME}-{digest}-{hashlib.sha256(library).hexdigest()[:16]}{suffix}"
+
+
+def _compile(command: list[str], folder: pathlib.Path, digest: str, suffix: str) -> pathlib.Path:
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        library = pathlib.Path(work) / NAME
+        try:
+            done = subprocess.run(
+                [*command, str(SOURCE), "-o", str(library)], capture_output=True, text=True,
+                timeout=_LONGEST, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            message = f"{command[0]} took longer than {_LONGEST:g} seconds"
+            raise BuildError(message) from None
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
             raise BuildError(f"{command[0]} failed with code {done.returncode}: {last}")
+        made = folder / _name(digest, library.read_bytes(), suffix)
         os.replace(library, made)  # readers see all of it or nothing
+        return made
 
 
 def _loaded(path: pathlib.Path) -> Any:

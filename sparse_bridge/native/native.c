@@ -39,7 +39,7 @@
   X(benchmark) X(conv1x1) X(dilation) X(enable) X(indice_dict) X(indice_key) X(indices) X(inverse) \
   X(is_subm) X(kernel_size) X(ksize) X(ndim) X(out_indices) X(out_spatial_shape)                   \
   X(record_voxel_count) X(spatial_shape) X(subm) X(transposed) X(_repeated) X(_shared)             \
-  X(_generation) X(fp32_accum) X(SPCONV_ALLOW_TF32) X(spconv) X(observer)
+  X(_generation) X(fp32_accum) X(replace_feature) X(SPCONV_ALLOW_TF32) X(spconv) X(observer)
 
 #define DECLARE(name) static PyObject *s_##name;
 NAMES(DECLARE)
@@ -82,10 +82,13 @@ static PyObject *a_stream; /* _cuda_getCurrentRawStream */
 static PyObject *s_constants_of_spconv;
 
 static PyObject *zero, *one, *two, *masked, *letters[3]; /* "n", "s", "a" */
-static uint64_t refusing;           /* of 2^32 calls, so many are refused at random: for tests */
-static uint64_t drawn = 0x9e3779b97f4a7c15ull;
+static PyObject *no_slope;          /* 0.0 */
+static int configured;
+static uint64_t refusing; /* of 2^32 questions, so many are refused at random: for tests */
+static uint64_t drawn;
 
 static int refused(void) {
+  if (!configured) return 1;
   if (!refusing) return 0;
   drawn ^= drawn << 13, drawn ^= drawn >> 7, drawn ^= drawn << 17;
   return (drawn >> 32) < refusing;
@@ -185,11 +188,25 @@ static int idle(Scope *s, PyObject *module, PyObject *name) {
   return !truth(s, value);
 }
 
+/* What a dictionary has, for as long as the call lasts: other threads may put something else there.
+ */
+static PyObject *item(Scope *s, PyObject *dict, PyObject *key) {
+  if (s->state != GOES_ON || !dict || !key) return NULL;
+  PyObject *found = PyDict_GetItemWithError(dict, key);
+  return found || PyErr_Occurred() ? hold(s, Py_XNewRef(found)) : NULL;
+}
+
 static PyObject *asked(Scope *s, PyObject *name) {
-  if (s->state != GOES_ON) return NULL;
-  PyObject *function = PyDict_GetItemWithError(g_torch_c, name);
-  if (!function) return s->state = REFUSES, NULL;
+  PyObject *function = item(s, g_torch_c, name);
+  if (!function) return refuse_unless(s, 0), NULL;
   return hold(s, PyObject_CallNoArgs(function));
+}
+
+/* Of the GPU of a tensor, the current stream; NULL in a scope that refuses where nobody knows. */
+static PyObject *stream_on(Scope *s, PyObject *device) {
+  PyObject *function = item(s, g_torch_c, a_stream), *index = get(s, device, s_index);
+  refuse_unless(s, function && index);
+  return s->state == GOES_ON ? hold(s, PyObject_CallOneArg(function, index)) : NULL;
 }
 
 static int unset(Scope *s, PyObject *name) { return !truth(s, asked(s, name)); }
@@ -197,6 +214,7 @@ static int unset(Scope *s, PyObject *name) { return !truth(s, asked(s, name)); }
 /* Of a call: its result, with all references given back. */
 static PyObject *ended(Scope *s, PyObject *result) {
   if (s->state == GOES_ON && !result) s->state = REFUSES;
+  if (PyErr_Occurred()) s->state = RAISES; /* keys that cannot be hashed */
   PyObject *made = NULL;
   if (s->state == GOES_ON) made = Py_NewRef(result);
   if (s->state == REFUSES) made = Py_NewRef(Py_NotImplemented);
@@ -218,11 +236,14 @@ typedef struct {
   void *function;
   unsigned threads, shared;
   int count;
+  PyObject *entered;       /* gives a thread that has none the GPU's context; None */
   char kinds[MOST_VALUES]; /* of its values: P address, i l whole numbers of 32 and 64 bits, b h of
                               8 and 16, f d floats, x no parameter */
 } Launcher;
 
 static PyTypeObject LauncherType;
+
+enum { NO_CONTEXT = 201 }; /* CUDA_ERROR_INVALID_CONTEXT */
 
 /* A value as a parameter in memory; 0 with an exception where it is none. */
 static int stored(char kind, PyObject *value, uint64_t *cell) {
@@ -244,10 +265,14 @@ static int stored(char kind, PyObject *value, uint64_t *cell) {
   } else if (kind == 'P') {
     *cell = PyLong_AsUnsignedLongLong(value);
   } else {
-    long long number = PyLong_AsLongLong(value);
-    int bits = kind == 'b' ? 8 : kind == 'h' ? 16 : kind == 'i' ? 32 : 64;
+    int beyond = 0, bits = kind == 'b' ? 8 : kind == 'h' ? 16 : kind == 'i' ? 32 : 64;
+    long long number = PyLong_AsLongLongAndOverflow(value, &beyond);
     /* Unsigned numbers come as large as their type holds. */
-    if (bits < 64 && (number >= 1ll << bits || number < -(1ll << (bits - 1)))) {
+    if (bits == 64 && beyond > 0) {
+      *cell = PyLong_AsUnsignedLongLong(value);
+      return !PyErr_Occurred();
+    }
+    if (beyond || (bits < 64 && (number >= 1ll << bits || number < -(1ll << (bits - 1))))) {
       PyErr_Format(PyExc_OverflowError, "%R is no number of %d bits", value, bits);
       return 0;
     }
@@ -264,10 +289,16 @@ static int started(Launcher *self, const unsigned grid[3], uint64_t stream, uint
     if (self->kinds[i] != 'x') parameters[count++] = &cells[i];
   parameters[count] = &scratch[0], parameters[count + 1] = &scratch[1];
   if (!grid[0] || !grid[1] || !grid[2]) return 1;
-  Py_BEGIN_ALLOW_THREADS
-  code = self->driver(self->function, grid[0], grid[1], grid[2], self->threads, 1, 1, self->shared,
-                      (void *)(uintptr_t)stream, parameters, NULL);
-  Py_END_ALLOW_THREADS
+  for (int again = 0;; again = 1) {
+    Py_BEGIN_ALLOW_THREADS
+    code = self->driver(self->function, grid[0], grid[1], grid[2], self->threads, 1, 1,
+                        self->shared, (void *)(uintptr_t)stream, parameters, NULL);
+    Py_END_ALLOW_THREADS
+    if (code != NO_CONTEXT || again || self->entered == Py_None) break;
+    PyObject *made = PyObject_CallNoArgs(self->entered);
+    if (!made) return 0;
+    Py_DECREF(made);
+  }
   if (code) PyErr_Format(PyExc_RuntimeError, "the GPU's driver refused a launch: error %d", code);
   return !code;
 }
@@ -296,13 +327,16 @@ static PyObject *launcher_call(PyObject *object, PyObject *const *args, size_t f
   Py_RETURN_NONE;
 }
 
-/* Launcher(address of the driver's function, kernel, threads, bytes of shared memory, kinds) */
+/* Launcher(address of the driver's function, kernel, threads, bytes of shared memory, kinds, what
+ * gives a thread the GPU's context or None) */
 static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *names) {
   unsigned long long driver, function;
   unsigned threads, shared;
   const char *kinds;
   Py_ssize_t count;
-  if (!PyArg_ParseTuple(args, "KKIIs#", &driver, &function, &threads, &shared, &kinds, &count))
+  PyObject *entered = Py_None;
+  if (!PyArg_ParseTuple(args, "KKIIs#|O", &driver, &function, &threads, &shared, &kinds, &count,
+                        &entered))
     return NULL;
   if (count > MOST_VALUES || strspn(kinds, "Pilbhfdx") != (size_t)count)
     return PyErr_Format(PyExc_ValueError, "kinds %s", kinds);
@@ -311,8 +345,14 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *name
   self->vectorcall = launcher_call;
   self->driver = (Driver)(uintptr_t)driver, self->function = (void *)(uintptr_t)function;
   self->threads = threads, self->shared = shared, self->count = (int)count;
+  self->entered = Py_NewRef(entered);
   memcpy(self->kinds, kinds, count);
   return (PyObject *)self;
+}
+
+static void launcher_dealloc(Launcher *self) {
+  Py_XDECREF(self->entered);
+  Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
 static PyMemberDef launcher_members[] = {
@@ -321,6 +361,7 @@ static PyMemberDef launcher_members[] = {
 static PyTypeObject LauncherType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "sparse_bridge_native.Launcher",
     .tp_basicsize = sizeof(Launcher),
+    .tp_dealloc = (destructor)launcher_dealloc,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,
     .tp_vectorcall_offset = offsetof(Launcher, vectorcall),
     .tp_call = PyVectorcall_Call,
@@ -358,6 +399,18 @@ static PyTypeObject BoundType = {
     .tp_doc = "What a gather-GEMM over one map launches but for its operands.",
 };
 
+/* The same launch over another table, or over none. */
+static Bound *bound_like(Scope *s, Bound *old, PyObject *table) {
+  Bound *made = (Bound *)hold(s, BoundType.tp_alloc(&BoundType, 0));
+  if (!made) return NULL;
+  made->launcher = (Launcher *)Py_NewRef(old->launcher), made->index = Py_NewRef(old->index);
+  made->table = Py_XNewRef(table);
+  for (int i = 0; i < OPERANDS; i++) made->kinds[i] = Py_XNewRef(old->kinds[i]);
+  memcpy(made->cells, old->cells, sizeof made->cells);
+  memcpy(made->grid, old->grid, sizeof made->grid);
+  return made;
+}
+
 /* The operands of an epilogue in the order of a launch. operands[0..8]: x, w, bias, mean, variance,
  * gain, shift, residual, y; NULL for what is absent. */
 typedef struct {
@@ -388,7 +441,7 @@ static Bound *bound_of(Scope *s, PyObject *product, Operands *o) {
   refuse_unless(s, truth(s, get(s, product, s__addressed)));
   PyObject *ready = get(s, spec, s_ready), *key = ready_key(s, product, o);
   refuse_unless(s, ready && PyDict_CheckExact(ready));
-  PyObject *found = s->state == GOES_ON ? PyDict_GetItemWithError(ready, key) : NULL;
+  PyObject *found = item(s, ready, key);
   refuse_unless(s, found && PyTuple_CheckExact(found) && PyTuple_GET_SIZE(found) == 2 &&
                        PyTuple_GET_ITEM(found, 1) == Py_None);
   if (s->state != GOES_ON) return NULL;
@@ -415,8 +468,9 @@ static Bound *bound_of(Scope *s, PyObject *product, Operands *o) {
       s->state = RAISES;
   for (int i = 1; i < OPERANDS - 1; i++)
     if (o->tensors[i]) made->kinds[i] = Py_XNewRef(get(s, o->tensors[i], s_dtype));
+  if (truth(s, get(s, spec, s_packed))) /* which lives longer than the map */
+    set(s, spec, s_native, (PyObject *)bound_like(s, made, NULL));
   set(s, product, s_native, (PyObject *)made);
-  if (truth(s, get(s, spec, s_packed))) set(s, spec, s_native, (PyObject *)made);
   return s->state == GOES_ON ? made : NULL;
 }
 
@@ -459,11 +513,10 @@ static int launched_bound(Scope *s, Bound *bound, Operands *o, PyObject *stream)
     if (s->state == REFUSES) s->state = GOES_ON;
     return 0;
   }
-  uint64_t cells[MOST_VALUES];
+  uint64_t cells[MOST_VALUES], on = PyLong_AsUnsignedLongLong(stream);
   memcpy(cells, bound->cells, sizeof cells);
   for (int i = 0; i < OPERANDS; i++) cells[i] = o->at[i] ? o->at[i] : o->at[OPERANDS - 1];
-  if (!started(bound->launcher, bound->grid, PyLong_AsUnsignedLongLong(stream), cells))
-    s->state = RAISES;
+  if (PyErr_Occurred() || !started(bound->launcher, bound->grid, on, cells)) s->state = RAISES;
   return s->state == GOES_ON;
 }
 
@@ -596,39 +649,32 @@ static Bound *bound_over(Scope *s, Known *plan, PyObject *rulebook, int side, Py
   long long n_pairs = number(s, get(s, tiles, s_n_pairs)), splits = number(s, get(s, tiles, s_splits));
   long long n_offsets = number(s, get(s, tiles, s_n_offsets));
   PyObject *key = s->state == GOES_ON ? spec_key(s, plan, symmetric && side, n_rows, n_in) : NULL;
-  PyObject *spec = key ? PyDict_GetItemWithError(plan->specs, key) : NULL;
+  PyObject *spec = item(s, plan->specs, key);
   refuse_unless(s, spec && splits == 1);
   PyObject *like = get(s, spec, s_native);
   refuse_unless(s, like && Py_IS_TYPE(like, &BoundType));
   refuse_unless(s, s->state == GOES_ON && bound_fits(s, (Bound *)like, o));
   PyObject *tile = get(s, spec, s_tile);
-  long long block_m = number(s, get(s, tile, s_block_m)), block_n = number(s, get(s, tile, s_block_n));
+  long long block_m = number(s, get(s, tile, s_block_m));
+  long long block_n = number(s, get(s, tile, s_block_n));
   long long c_out = number(s, get(s, spec, s_c_out)), far = 1ll << 31, pitch = 128 * n_pairs;
   refuse_unless(s, n_in * number(s, get(s, spec, s_columns_in)) < far &&
                        n_rows * number(s, get(s, spec, s_columns)) < far &&
                        n_offsets * pitch < far &&
                        n_offsets * number(s, get(s, spec, s_w_stride)) < far);
   refuse_unless(s, number(s, call(s, call(s, o->tensors[0], s_untyped_storage), s_nbytes)) < far);
-  PyObject *base = call(s, memory, s_data_ptr);
-  if (s->state == GOES_ON) {
-    PyObject *observer = get(s, rulebook, s__observer);
-    if (observer && observer != Py_None) noticed(s, observer, at ? one : zero);
-  }
-  Bound *made = s->state == GOES_ON ? (Bound *)hold(s, BoundType.tp_alloc(&BoundType, 0)) : NULL;
+  PyObject *base = call(s, memory, s_data_ptr), *observer = get(s, rulebook, s__observer);
+  long long programs = (n_rows + block_m - 1) / block_m * ((c_out + block_n - 1) / block_n);
+  refuse_unless(s, programs < far);
+  Bound *made = s->state == GOES_ON ? bound_like(s, (Bound *)like, tiles) : NULL;
   if (made) {
-    Bound *old = (Bound *)like;
-    long long starts[4], programs;
-    programs = (n_rows + block_m - 1) / block_m * ((c_out + block_n - 1) / block_n);
-    refuse_unless(s, programs < far);
-    made->launcher = (Launcher *)Py_NewRef(old->launcher), made->index = Py_NewRef(old->index);
-    made->table = Py_NewRef(tiles);
-    for (int i = 0; i < OPERANDS; i++) made->kinds[i] = Py_XNewRef(old->kinds[i]);
-    memcpy(made->cells, old->cells, sizeof made->cells);
+    long long starts[4];
     places(n_offsets, n_pairs, (int)block_m, starts);
     uint64_t *cells = &made->cells[OPERANDS], at_memory = PyLong_AsUnsignedLongLong(base);
     for (int i = 0; i < 4; i++) cells[i] = at_memory + 4 * (uint64_t)starts[i];
     cells[4] = (uint64_t)n_rows, cells[5] = (uint64_t)pitch, cells[6] = (uint64_t)n_offsets;
-    made->grid[0] = (unsigned)programs, made->grid[1] = old->grid[1], made->grid[2] = 1;
+    made->grid[0] = (unsigned)programs;
+    if (observer != Py_None) noticed(s, observer, at ? one : zero);
     if (s->state == GOES_ON && PyDict_SetItem(held, plan->bound[side], (PyObject *)made) < 0)
       s->state = RAISES;
   }
@@ -668,10 +714,8 @@ static PyObject *by_python(Scope *s, Known *plan, PyObject *rulebook, int side, 
     six[i] = o->tensors[2 + i] ? o->tensors[2 + i] : Py_None, any |= six[i] != Py_None;
   if (any) vectors = hold(s, PyTuple_Pack(6, six[0], six[1], six[2], six[3], six[4], six[5]));
   if (!vectors) return NULL;
-  PyObject *launch = PyDict_GetItemWithError(held, plan->keys[side]);
-  if (launch) {
-    hold(s, Py_NewRef(launch));
-  } else {
+  PyObject *launch = item(s, held, plan->keys[side]);
+  if (!launch) {
     PyObject *inputs = hold(s, PyTuple_Pack(3, x, weight, vectors));
     if (!inputs) return NULL;
     launch = hold(s, PyObject_CallMethodObjArgs(plan->product, s__bind, rulebook,
@@ -709,7 +753,7 @@ static PyObject *computed(Scope *s, Known *plan, PyObject *x, PyObject *weight, 
   PyObject *y = hold(s, PyObject_CallMethodObjArgs(x, s_new_empty, capacity, plan->columns, NULL));
   o.tensors[OPERANDS - 1] = y;
   if (!y) return NULL;
-  PyObject *known = PyDict_GetItemWithError(held, plan->bound[side]);
+  PyObject *known = item(s, held, plan->bound[side]);
   Bound *bound = NULL;
   if (located(s, &o)) {
     if (known && Py_IS_TYPE(known, &BoundType) && bound_fits(s, (Bound *)known, &o))
@@ -758,7 +802,7 @@ static int is_plain(PyObject *tensor) {
 /* The History of a layer in `histories`; NULL where it has none. */
 static PyObject *history_of(Scope *s, PyObject *owner) {
   PyObject *key = hold(s, PyLong_FromVoidPtr(owner));
-  PyObject *found = key ? PyDict_GetItemWithError(g_histories, key) : NULL;
+  PyObject *found = item(s, g_histories, key);
   if (!found || !PyTuple_CheckExact(found)) return NULL;
   PyObject *alive = hold(s, PyObject_CallNoArgs(PyTuple_GET_ITEM(found, 0)));
   return alive == owner ? hold(s, Py_NewRef(PyTuple_GET_ITEM(found, 1))) : NULL;
@@ -778,7 +822,7 @@ static void checked(Scope *s, Known *plan, PyObject *x, PyObject *weight, PyObje
   refuse_unless(s, number(s, PyDict_GetItemWithError(g_forward_ad, s__current_level)) < 0);
   refuse_unless(s, idle(s, g_override, s_inside) && idle(s, g_trace, s_recorders));
   if (s->state == GOES_ON && !idle(s, g_fused_call, s_listening)) {
-    PyObject *busy = PyDict_GetItemWithError(g_fused_call, s_busy);
+    PyObject *busy = item(s, g_fused_call, s_busy);
     refuse_unless(s, busy && !truth(s, hold(s, PyObject_CallNoArgs(busy))));
   }
   refuse_unless(s, get(s, kmap, s_x_fold) == Py_None && get(s, kmap, s_y_fold) == Py_None);
@@ -855,8 +899,7 @@ static PyObject *known_call(PyObject *module, PyObject *const *args, Py_ssize_t 
   PyObject *shape = hold(s, PyTuple_Pack(2, PyTuple_GET_ITEM(n_rows, side), plan->columns));
   PyObject *operands = hold(s, PyTuple_Pack(4, x, weight, kmap, form));
   if (cuda == Py_True) {
-    PyObject *function = PyDict_GetItemWithError(g_torch_c, a_stream), *at = get(s, device, s_index);
-    stream = function && at ? hold(s, PyObject_CallOneArg(function, at)) : NULL;
+    stream = stream_on(s, device);
   } else {
     stream = hold(s, PyLong_FromLong(-1));
   }
@@ -908,19 +951,24 @@ static PyObject *features_of(PyObject *module, PyObject *conv) {
   return ended(s, features(s, conv));
 }
 
-/* The pending convolution whose features a tensor is, which nobody has read or followed, and the
- * call of its layer, launched by a plan; else the scope refuses. `PendingConv._goes_on`,
+/* A pending convolution, or the one whose features a tensor is, which nobody has read or followed,
+ * and the call of its layer, launched by a plan; else the scope refuses. `PendingConv._goes_on`,
  * `LayerCall.undisturbed`. */
 typedef struct {
   PyObject *conv, *call, *history, *target, *steps;
   Known *plan;
   Py_ssize_t at;
+  int as_tensor;
 } Following;
 
-static Following following(Scope *s, PyObject *tensor) {
+static Following following(Scope *s, PyObject *given) {
   Following f = {0};
-  refuse_unless(s, Py_IS_TYPE(tensor, (PyTypeObject *)g_Waiting) && !refused());
-  f.conv = get(s, tensor, s_pending);
+  if (Py_IS_TYPE(given, (PyTypeObject *)g_PendingConv)) {
+    f.conv = given;
+  } else {
+    refuse_unless(s, Py_IS_TYPE(given, (PyTypeObject *)g_Waiting));
+    f.conv = get(s, given, s_pending), f.as_tensor = 1;
+  }
   refuse_unless(s, f.conv && Py_IS_TYPE(f.conv, (PyTypeObject *)g_PendingConv));
   f.call = SLOT(f.conv, PendingConv, call);
   PyObject *fused = SLOT(f.call, LayerCall, fused);
@@ -936,9 +984,8 @@ static Following following(Scope *s, PyObject *tensor) {
                        unset(s, a__len_torch_dispatch_stack));
   PyObject *stream = SLOT(f.call, LayerCall, stream);
   if (number(s, stream) >= 0) {
-    PyObject *function = PyDict_GetItemWithError(g_torch_c, a_stream);
-    PyObject *at = get(s, SLOT(f.call, LayerCall, device), s_index);
-    refuse_unless(s, function && at && equal(s, hold(s, PyObject_CallOneArg(function, at)), stream));
+    PyObject *here = stream_on(s, SLOT(f.call, LayerCall, device));
+    refuse_unless(s, equal(s, here, stream));
   }
   if (s->state == GOES_ON) f.at = PyUnicode_GET_LENGTH(f.steps);
   return f;
@@ -977,7 +1024,8 @@ static int is_norm(Scope *s, PyObject *module, PyObject *norm) {
   return eps && equal(s, eps, PyTuple_GET_ITEM(norm, 4));
 }
 
-/* `PendingConv.as_launched` behind a BatchNorm1d(module, its input): features */
+/* `PendingConv.as_launched` behind a norm(BatchNorm1d or Norm, convolution or its features): what
+ * follows, in kind. */
 static PyObject *normalised(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   Scope scope = {{0}}, *s = &scope;
   if (count != 2) Py_RETURN_NOTIMPLEMENTED;
@@ -986,19 +1034,24 @@ static PyObject *normalised(PyObject *self, PyObject *const *args, Py_ssize_t co
   refuse_unless(s, between && f.at == 0);
   if (s->state != GOES_ON) return ended(s, NULL);
   PyObject *norm = PyTuple_GET_ITEM(between, 3);
-  refuse_unless(s, norm != Py_None && comes(&f, 'n') && is_norm(s, args[0], norm));
+  refuse_unless(s, norm != Py_None && comes(&f, 'n'));
+  if (s->state != GOES_ON) return ended(s, NULL);
+  int same = PyTuple_Check(args[0]) ? is_norm_of(s, args[0], norm) : is_norm(s, args[0], norm);
+  refuse_unless(s, same);
   long long moved = 0;
   for (int i = 0; i < 4 && s->state == GOES_ON; i++) moved += changes(s, PyTuple_GET_ITEM(norm, i));
   refuse_unless(s, moved == number(s, SLOT(f.call, LayerCall, changes)));
   if (s->state != GOES_ON) return ended(s, NULL);
   if (PyUnicode_GET_LENGTH(f.target) == 1) return ended(s, taken(s, &f, letters[0]));
   long long counted = number(s, SLOT(f.conv, PendingConv, _count));
-  PyObject *made = features(s, pending(s, f.call, between, letters[0], counted + moved));
+  PyObject *made = pending(s, f.call, between, letters[0], counted + moved);
+  if (f.as_tensor) made = features(s, made);
   PUT(f.history, History, seen, letters[0]), PUT(f.conv, PendingConv, _used, two);
   return ended(s, made);
 }
 
-/* `PendingConv.end_launched` behind an activation(features, name, slope): the result */
+/* `PendingConv.end_launched` behind an activation(convolution or its features, name, slope): the
+ * result. */
 static PyObject *activated(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   Scope scope = {{0}}, *s = &scope;
   if (count != 3) Py_RETURN_NOTIMPLEMENTED;
@@ -1011,7 +1064,8 @@ static PyObject *activated(PyObject *self, PyObject *const *args, Py_ssize_t cou
   return ended(s, s->state == GOES_ON ? taken(s, &f, f.target) : NULL);
 }
 
-/* `PendingConv.plus` of features and a plain tensor: features, or the result */
+/* `PendingConv.plus`(convolution or its features, a plain tensor): what follows, in kind, or the
+ * result. */
 static PyObject *plus(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   Scope scope = {{0}}, *s = &scope;
   if (count != 2) Py_RETURN_NOTIMPLEMENTED;
@@ -1043,24 +1097,27 @@ static PyObject *plus(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   PyObject *y = computed(s, f.plan, x, weight, rulebook, side, bias == Py_None ? NULL : bias, other);
   PyObject *steps = y ? hold(s, PyUnicode_Concat(f.steps, letters[1])) : NULL;
   if (!steps) return ended(s, NULL);
+  /* Nothing is refused from here on. */
+  PyObject *launched = Py_None;
   if (PyUnicode_GET_LENGTH(f.target) > f.at + 1) {
-    PUT(f.call, LayerCall, launched, y);
-    PyObject *rest = hold(s, PyTuple_Pack(5, PyTuple_GET_ITEM(epilogue, 0), Py_None,
-                                          PyTuple_GET_ITEM(epilogue, 2), norm, other));
+    PyObject *rest = hold(s, PyTuple_Pack(5, PyTuple_GET_ITEM(epilogue, 0), Py_None, no_slope, norm,
+                                          other));
     PyObject *end = rest ? hold(s, PyObject_CallMethodOneArg((PyObject *)Py_TYPE(epilogue), s__make,
                                                              rest)) : NULL;
     counted += changes(s, other);
-    y = s->state == GOES_ON ? features(s, pending(s, f.call, end, steps, counted)) : NULL;
+    launched = y, y = s->state == GOES_ON ? pending(s, f.call, end, steps, counted) : NULL;
+    if (y && f.as_tensor) y = features_alone(s, y);
   }
+  PUT(f.call, LayerCall, launched, launched);
   PUT(f.history, History, seen, steps), PUT(f.conv, PendingConv, _used, two);
   return ended(s, y);
 }
 
 /* ---- layers of spconv ------------------------------------------------------------------------- */
 
-/* An attribute that an object keeps itself; NULL where it has none. */
-static PyObject *own(PyObject *dict, PyObject *name) {
-  return dict ? PyDict_GetItemWithError(dict, name) : NULL;
+/* The first size of a shape; NULL where it has none. */
+static PyObject *length(PyObject *shape) {
+  return PyTuple_GET_SIZE(shape) ? PyTuple_GET_ITEM(shape, 0) : NULL;
 }
 
 static int is_list(PyObject *object) { return object && PyList_CheckExact(object); }
@@ -1069,13 +1126,13 @@ static int is_list(PyObject *object) { return object && PyList_CheckExact(object
 static int fits(Scope *s, PyObject *layer, PyObject *x, PyObject *record, PyObject *features,
                 int inverse) {
   if (s->state != GOES_ON) return 0;
-  PyObject *shape = own(x, s_spatial_shape), *kernel = own(layer, s_kernel_size);
-  PyObject *grid = own(record, inverse ? s_out_spatial_shape : s_spatial_shape);
-  PyObject *rows = own(record, inverse ? s_out_indices : s_indices), *ksize = own(record, s_ksize);
-  PyObject *spread = inverse ? kernel : own(record, s_dilation);
-  PyObject *mine = inverse ? kernel : own(layer, s_dilation), *ndim = own(layer, s_ndim);
-  PyObject *subm = own(record, s_is_subm), *algo = own(layer, s_algo), *same = own(record, s_algo);
-  PyObject *indices = own(x, s_indices), *asked = own(layer, s_subm);
+  PyObject *shape = item(s, x, s_spatial_shape), *kernel = item(s, layer, s_kernel_size);
+  PyObject *grid = item(s, record, inverse ? s_out_spatial_shape : s_spatial_shape);
+  PyObject *rows = item(s, record, inverse ? s_out_indices : s_indices), *ksize = item(s, record, s_ksize);
+  PyObject *spread = inverse ? kernel : item(s, record, s_dilation);
+  PyObject *mine = inverse ? kernel : item(s, layer, s_dilation), *ndim = item(s, layer, s_ndim);
+  PyObject *subm = item(s, record, s_is_subm), *algo = item(s, layer, s_algo), *same = item(s, record, s_algo);
+  PyObject *indices = item(s, x, s_indices), *asked = item(s, layer, s_subm);
   if (!is_list(shape) || !is_list(kernel) || !is_list(grid) || !is_list(ksize) || !is_list(spread) ||
       !is_list(mine) || !rows || !indices || !subm || !asked || !ndim || algo != same)
     return 0;
@@ -1086,7 +1143,7 @@ static int fits(Scope *s, PyObject *layer, PyObject *x, PyObject *record, PyObje
   long long axes = number(s, ndim);
   PyObject *n = PyTuple_GET_ITEM(size, 0);
   return axes == PyList_GET_SIZE(shape) && axes == number(s, PyTuple_GET_ITEM(size, 1)) - 1 &&
-         equal(s, n, PyTuple_GET_ITEM(count, 0)) && equal(s, n, PyTuple_GET_ITEM(have, 0)) &&
+         equal(s, n, length(count)) && equal(s, n, length(have)) &&
          equal(s, ksize, kernel) && equal(s, spread, mine) && equal(s, grid, shape);
 }
 
@@ -1112,18 +1169,21 @@ static int repeated(Scope *s, PyObject *x, PyObject *dict) {
   PyObject *said = get(s, (PyObject *)Py_TYPE(x), s__repeated);
   if (s->state == RAISES) PyErr_Clear(), s->state = REFUSES; /* a class of the real framework */
   return said && PyTuple_CheckExact(said) && PyTuple_GET_ITEM(said, 0) == (PyObject *)Py_TYPE(x) &&
-         PyDict_GET_SIZE(dict) == PyLong_AsSsize_t(PyTuple_GET_ITEM(said, 1));
+         PyDict_GET_SIZE(dict) == PyLong_AsSsize_t(PyTuple_GET_ITEM(said, 1)) &&
+         get(s, (PyObject *)Py_TYPE(x), s_replace_feature) == PyTuple_GET_ITEM(said, 2);
 }
 
 /* The ConvForm of a layer: `conv.form_of`. */
 static PyObject *form_of(Scope *s, PyObject *layer, PyObject *features, PyObject *parts) {
-  PyObject *switches = PyDict_GetItemWithError(PyTuple_GET_ITEM(parts, 3), s_constants_of_spconv);
-  PyObject *groups = own(layer, s_groups), *wide = own(layer, s_fp32_accum), *tf32 = Py_False;
-  refuse_unless(s, groups && switches);
+  PyObject *switches = item(s, PyTuple_GET_ITEM(parts, 3), s_constants_of_spconv);
+  PyObject *groups = item(s, layer, s_groups), *wide = item(s, layer, s_fp32_accum);
+  PyObject *tf32 = Py_False;
+  refuse_unless(s, groups && switches && wide);
   if (wide == Py_False) /* sums in fp16, where features are */
     refuse_unless(s, get(s, features, s_dtype) != PyTuple_GET_ITEM(parts, 4));
   if (s->state == GOES_ON) {
-    PyObject *allowed = get(s, switches, s_SPCONV_ALLOW_TF32);
+    PyObject *allowed = item(s, get(s, switches, s___dict__), s_SPCONV_ALLOW_TF32);
+    refuse_unless(s, allowed != NULL);
     tf32 = truth(s, allowed) ? Py_True : Py_False;
   }
   if (s->state != GOES_ON) return NULL;
@@ -1139,30 +1199,30 @@ static PyObject *spconv_known(PyObject *self, PyObject *const *args, Py_ssize_t 
   PyObject *parts = args[4], *keys = PyTuple_GET_ITEM(parts, 2);
   refuse_unless(s, x && PyDict_CheckExact(layer) && PyDict_CheckExact(x) && repeated(s, args[1], x));
   /* `keys.entries_of`: every output has a dictionary of its own. */
-  refuse_unless(s, own(keys, s__shared) == Py_False);
-  refuse_unless(s, equal(s, own(keys, s__generation), own(g_settings, s_generation)));
+  refuse_unless(s, item(s, keys, s__shared) == Py_False);
+  refuse_unless(s, equal(s, item(s, keys, s__generation), item(s, g_settings, s_generation)));
   if (s->state != GOES_ON) return ended(s, NULL);
-  PyObject *features = own(x, s__features), *timer = own(x, s__timer);
-  PyObject *key = own(layer, s_indice_key), *inverted = own(layer, s_inverse);
+  PyObject *features = item(s, x, s__features), *timer = item(s, x, s__timer);
+  PyObject *key = item(s, layer, s_indice_key), *inverted = item(s, layer, s_inverse);
   refuse_unless(s, features && Py_IS_TYPE(features, (PyTypeObject *)g_Tensor) && key && inverted &&
-                       own(layer, s_conv1x1) == Py_False && key != Py_None &&
-                       own(layer, s_record_voxel_count) == Py_False &&
-                       own(x, s_benchmark) == Py_False);
+                       item(s, layer, s_conv1x1) == Py_False && key != Py_None &&
+                       item(s, layer, s_record_voxel_count) == Py_False &&
+                       item(s, x, s_benchmark) == Py_False);
   refuse_unless(s, unset(s, a_is_grad_enabled) && unset(s, a_is_inference_mode_enabled));
   if (s->state == GOES_ON && timer && timer != Py_None)
     refuse_unless(s, !truth(s, get(s, timer, s_enable)));
-  PyObject *shared = s->state == GOES_ON ? own(x, s_indice_dict) : NULL;
+  PyObject *shared = item(s, x, s_indice_dict);
   refuse_unless(s, shared && PyDict_CheckExact(shared));
-  PyObject *found = s->state == GOES_ON ? PyDict_GetItemWithError(shared, key) : NULL;
+  PyObject *found = item(s, shared, key);
   PyObject *record = found ? get(s, found, s___dict__) : NULL;
   refuse_unless(s, record && PyDict_CheckExact(record));
-  PyObject *kmap = s->state == GOES_ON ? own(record, s__map) : NULL;
+  PyObject *kmap = item(s, record, s__map);
   refuse_unless(s, kmap && Py_IS_TYPE(kmap, (PyTypeObject *)g_KernelMap));
   int inverse = truth(s, inverted);
   refuse_unless(s, fits(s, layer, x, record, features, inverse));
-  refuse_unless(s, equal(s, get(s, own(x, s_indices), s_device), get(s, features, s_device)));
-  PyObject *indices = own(record, inverse ? s_indices : s_out_indices);
-  PyObject *shape = own(record, inverse ? s_spatial_shape : s_out_spatial_shape);
+  refuse_unless(s, equal(s, get(s, item(s, x, s_indices), s_device), get(s, features, s_device)));
+  PyObject *indices = item(s, record, inverse ? s_indices : s_out_indices);
+  PyObject *shape = item(s, record, inverse ? s_spatial_shape : s_out_spatial_shape);
   refuse_unless(s, indices && is_list(shape));
   if (s->state == GOES_ON && inverse) kmap = call(s, kmap, s_transposed);
   if (s->state != GOES_ON) return ended(s, NULL);
@@ -1170,12 +1230,10 @@ static PyObject *spconv_known(PyObject *self, PyObject *const *args, Py_ssize_t 
   if (s->state != GOES_ON) return ended(s, NULL);
   PyObject *operands[] = {args[0], features, args[2], kmap, args[3], form};
   PyObject *made = hold(s, known_call(self, operands, 6));
-  refuse_unless(s, made && made != Py_NotImplemented);
-  if (s->state == GOES_ON && Py_IS_TYPE(made, (PyTypeObject *)g_PendingConv)) {
-    /* The layer was launched: nothing is refused from here on. */
-    PyObject *waiting = features_alone(s, made);
-    made = waiting;
-  }
+  if (made == Py_NotImplemented) s->state = REFUSES;
+  /* The layer was launched: nothing is refused from here on. */
+  if (s->state == GOES_ON && Py_IS_TYPE(made, (PyTypeObject *)g_PendingConv))
+    made = features_alone(s, made);
   PyObject *named = s->state == GOES_ON ? get(s, (PyObject *)Py_TYPE(args[0]), s___name__) : NULL;
   if (named) hold(s, PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(parts, 1), s_spconv, named, NULL));
   PyObject *entries = made && s->state == GOES_ON ? hold(s, PyDict_Copy(shared)) : NULL;
@@ -1200,6 +1258,7 @@ static Py_ssize_t place_of(PyObject *type, const char *name) {
 /* configure({name: object}), see `HANDED` */
 static PyObject *configure(PyObject *self, PyObject *handed) {
   if (!PyDict_CheckExact(handed)) return PyErr_Format(PyExc_TypeError, "expected a dict");
+  configured = 0;
 #define TAKE(name)                                                                                 \
   {                                                                                                \
     PyObject *given = PyDict_GetItemString(handed, #name);                                         \
@@ -1212,20 +1271,23 @@ static PyObject *configure(PyObject *self, PyObject *handed) {
   if ((o_##type##_##name = place_of(g_##type, #name)) < 0) return NULL;
   SLOTS(FIND)
 #undef FIND
+  configured = 1;
   Py_RETURN_NONE;
 }
 
-/* refuse(share): so many of all calls go Python's way, at random */
-static PyObject *refuse(PyObject *self, PyObject *share) {
-  double part = PyFloat_AsDouble(share);
-  if (PyErr_Occurred()) return NULL;
-  refusing = (uint64_t)(part * 4294967296.0);
+/* refuse(share, seed): so many of all questions send a call Python's way, at random */
+static PyObject *refuse(PyObject *self, PyObject *args) {
+  double share;
+  unsigned long long seed = 1;
+  if (!PyArg_ParseTuple(args, "d|K", &share, &seed)) return NULL;
+  refusing = (uint64_t)(share * 4294967296.0);
+  drawn = 0x9e3779b97f4a7c15ull * (2 * seed + 1); /* never 0 */
   Py_RETURN_NONE;
 }
 
 static PyMethodDef methods[] = {
     {"configure", configure, METH_O, "Take what Python hands over."},
-    {"refuse", refuse, METH_O, "Refuse this share of all calls, for tests."},
+    {"refuse", refuse, METH_VARARGS, "Refuse this share of all calls, for tests."},
     {"known_call", (PyCFunction)(void (*)(void))known_call, METH_FASTCALL, "layers.known_call"},
     {"features_of", features_of, METH_O, "tensors.features_of"},
     {"normalised", (PyCFunction)(void (*)(void))normalised, METH_FASTCALL,
@@ -1250,10 +1312,13 @@ PyMODINIT_FUNC PyInit_sparse_bridge_native(void) {
 #undef INTERN
   a_stream = PyUnicode_InternFromString("_cuda_getCurrentRawStream");
   zero = PyLong_FromLong(0), one = PyLong_FromLong(1), two = PyLong_FromLong(2);
+  no_slope = PyFloat_FromDouble(0.0);
   masked = PyUnicode_InternFromString("masked");
   for (int i = 0; i < 3; i++) letters[i] = PyUnicode_InternFromString((char[]){"nsa"[i], 0});
   s_constants_of_spconv = PyUnicode_InternFromString("spconv.constants");
-  if (!s_constants_of_spconv || !a_stream || !zero || !one || !two || !masked || !letters[2]) return NULL;
+  if (!s_constants_of_spconv || !a_stream || !zero || !one || !two || !no_slope || !masked ||
+      !letters[2])
+    return NULL;
   PyTypeObject *types[] = {&LauncherType, &BoundType, &KnownType};
   for (int i = 0; i < 3; i++)
     if (PyType_Ready(types[i]) < 0) return NULL;

@@ -59,7 +59,9 @@ class FusedPlan:
         x, direct = operands[0], not plan.separate
         direct = direct and (x.stride(1) == 1 or x.shape[1] == 1)
         self._over: Any = getattr(plan.forward, "over", None) if direct else None
-        self.native = native_calls.known(self, self._over and plan.forward)
+        # Compiled kernels are told a stride of x that is not its columns, see `GatherGemm`.
+        over = self._over is not None and x.stride(0) == x.shape[1]
+        self.native = native_calls.known(self, plan.forward if over else None)
 
     def launch(
         self, given: Given, bias: torch.Tensor | None, residual: torch.Tensor | None

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from ... import settings, state
+from ... import native, settings, state
 from ..device import trace
 from ..device.torch_compat import eagerly
 from ..maps.kernel_map import KernelMap
@@ -87,8 +87,8 @@ def known_call(
     held = histories.get(id(owner))
     if held is None or held[0]() is not owner:
         return None
-    if (native := native_calls.known_call) is not None:
-        made = native(owner, x, weight, kmap, epilogue, form)
+    if (by_helper := native_calls.known_call) is not None:
+        made = by_helper(owner, x, weight, kmap, epilogue, form)
         if made is not NotImplemented:
             return made  # type: ignore[no-any-return]
     history = held[1]
@@ -198,3 +198,4 @@ def _start(
 
 
 convolution.waiting = _convolve
+native.when_ready(native_calls.use)

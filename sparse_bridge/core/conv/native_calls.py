@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ... import native, settings
+from ... import settings
 
 if TYPE_CHECKING:
     from .fused_plan import FusedPlan
@@ -25,8 +25,9 @@ spconv_known: Any = None
 observer: Any = None  # the class of what hears which views of maps are wanted; set by `capture`
 
 
-def _use(module: Any) -> None:
-    """Hand the helper what it reads, and use it."""
+def use(module: Any) -> None:
+    """Hand the helper what it reads, and use it. Called once the modules below are imported: they
+    import this one."""
     from torch.autograd import forward_ad
 
     from ...kernels.gemm.gather_gemm import GatherGemm
@@ -58,12 +59,12 @@ def _use(module: Any) -> None:
         "norm_forward": torch.nn.BatchNorm1d.forward,
     })  # fmt: skip
     global helper
-    for name in _FUNCTIONS:
+    for name in FUNCTIONS:
         globals()[name] = getattr(module, name)
     helper = module
 
 
-_FUNCTIONS = ("known_call", "features_of", "normalised", "activated", "plus", "spconv_known")
+FUNCTIONS = ("known_call", "features_of", "normalised", "activated", "plus", "spconv_known")
 
 
 def known(plan: FusedPlan, product: Any) -> Any:
@@ -80,6 +81,3 @@ def known(plan: FusedPlan, product: Any) -> Any:
         plan.same, plan.n_offsets, plan.regular, plan.device, plan.activation, plan.steps,
         plan.columns, plan.generation, units, plan.at_the_call, by_rule,
     )  # fmt: skip
-
-
-native.when_ready(_use)

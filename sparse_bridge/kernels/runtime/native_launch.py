@@ -11,7 +11,10 @@ import ctypes
 import functools
 import pathlib
 import re
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from ... import native
 
@@ -40,16 +43,30 @@ def kinds_of(signature: dict[str, Any]) -> str | None:
 
 
 @functools.cache
-def driver_of(launcher: str) -> int | None:
-    """The address of the function that launches, in the driver that this process has loaded."""
+def driver_of(launcher: str) -> tuple[int, Callable[[], None] | None] | None:
+    """(the address of the function that launches, in the driver that this process has loaded; what
+    gives a thread the context in which it launches, where that needs one)."""
     name, library = _DRIVERS[launcher]
     maps = pathlib.Path("/proc/self/maps")
     text = maps.read_text() if maps.exists() else ""
     found = re.search(rf"(/\S*{re.escape(library)}\S*)$", text, re.M)
     if found is None:
         return None
-    function = getattr(ctypes.CDLL(found.group(1)), name, None)
-    return None if function is None else ctypes.cast(function, ctypes.c_void_p).value
+    driver = ctypes.CDLL(found.group(1))
+    function = getattr(driver, name, None)
+    if function is None:
+        return None
+    enter = functools.partial(enter_context, driver) if launcher == "CudaLauncher" else None
+    return ctypes.cast(function, ctypes.c_void_p).value or 0, enter
+
+
+def enter_context(driver: Any) -> None:
+    """Give this thread the context of torch's current GPU, as torch's first own work in it would:
+    CUDA's driver launches nothing in a thread without."""
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    driver.cuDeviceGet(ctypes.byref(device), torch._C._cuda_getDevice())
+    driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    driver.cuCtxSetCurrent(context)
 
 
 def native_launcher(compiled: Any, run: Any, version: tuple[int, ...]) -> Any:
@@ -72,4 +89,5 @@ def native_launcher(compiled: Any, run: Any, version: tuple[int, ...]) -> Any:
     if special or kinds is None or driver is None:
         return None
     threads = metadata.num_warps * getattr(metadata, "warp_size", 32)
-    return helper.Launcher(driver, compiled.function, threads, metadata.shared, kinds)
+    address, enter = driver
+    return helper.Launcher(address, compiled.function, threads, metadata.shared, kinds, enter)

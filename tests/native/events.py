@@ -1,0 +1,504 @@
+"""What may happen between two calls of a network of spconv, for `test_events`."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sparse_bridge import settings
+from sparse_bridge.core.device import stream_order
+from sparse_bridge.core.maps.rulebook import Rulebook
+from sparse_bridge.kernels.runtime import precompile
+from sparse_bridge.kernels.runtime.triton_compat import HOOKS
+from tests.clouds import cloud
+from tests.native.recording import Recorder, remembered
+
+COORDS, SHAPE = cloud((8, 9, 10)), [8, 9, 10]
+Event = Callable[["World"], None]
+EVENTS: dict[str, Event] = {}
+
+
+class Net(nn.Module):
+    """A layer with its norm and activation, a residual block, and a layer with all in one."""
+
+    def __init__(self, sp: Any, bias: bool, width: int = 16) -> None:
+        super().__init__()
+
+        def conv(**more: Any) -> Any:
+            return sp.SubMConv3d(width, width, 3, bias=bias, indice_key="a", **more)
+
+        self.conv1, self.conv2, self.conv3, self.conv4 = conv(), conv(), conv(), conv()
+        self.norm1, self.norm2, self.norm3 = [nn.BatchNorm1d(width, eps=1e-3) for _ in range(3)]
+        self.relu = nn.ReLU()
+        self.conv4.act_type = sp_activation(sp)
+        self.last = sp.SubMConv3d(width, width, 1)
+
+    def forward(self, x: Any) -> Any:
+        def then(y: Any, *layers: Any) -> Any:
+            for layer in layers:
+                y = y.replace_feature(layer(y.features))
+            return y
+
+        y = then(self.conv1(x), self.norm1, self.relu)
+        z = then(self.conv2(y), self.norm2, self.relu)
+        z = then(self.conv3(z), self.norm3)
+        z = then(z.replace_feature(z.features + y.features), self.relu)
+        return self.conv4(z)
+
+
+def sp_activation(sp: Any) -> Any:
+    import importlib
+
+    return importlib.import_module("spconv.constants") and sp.ops.tv.gemm.Activation.ReLU
+
+
+class World:
+    """A network on a GPU that is not there, and what is recorded of it."""
+
+    def __init__(self, sp: Any, recorder: Recorder, bias: bool) -> None:
+        torch.manual_seed(2)
+        self.sp, self.recorder = sp, recorder
+        self.net = Net(sp, bias).eval()
+        self.features = torch.randn(len(COORDS), 16)
+        self.x = sp.SparseConvTensor(self.features, COORDS, SHAPE, 2)
+        with torch.no_grad(), settings.override(dataflow="per_offset"):
+            self.x.indice_dict = self.net.conv1(self.x).indice_dict
+        self.book: Rulebook = self.x.indice_dict["a"]._map.rulebook
+        self.book.table(0)
+        recorder.name(self.net)
+
+    def __call__(self, times: int = 1, x: Any = None) -> None:
+        for _ in range(times):
+            self.tell(lambda: self.net(self.x if x is None else x))
+
+    def tell(self, run: Callable[[], Any]) -> Any:
+        made = self.recorder.tell(run)
+        self.recorder.lines.append(remembered(self.net))
+        return made
+
+    def over(self, features: Any) -> Any:
+        return self.x.replace_feature(features)
+
+
+def event(run: Event) -> Event:
+    EVENTS[run.__name__] = run
+    return run
+
+
+def inside(*contexts: Callable[[], Any]) -> Callable[[World], None]:
+    def run(world: World) -> None:
+        with contextlib.ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context())
+            world(3)
+        world(2)
+
+    return run
+
+
+class _Functions(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class _Dispatches(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class _Hook:
+    calls = (print,)
+
+
+EVENTS |= {
+    "nothing": lambda world: world(3),
+    "autocast": inside(lambda: torch.autocast("cpu", torch.bfloat16)),
+    "inference_mode": inside(torch.inference_mode),
+    "gradients": inside(torch.enable_grad),
+    "torch functions": inside(_Functions),
+    "torch dispatches": inside(_Dispatches),
+    "optimize off": inside(lambda: settings.override(optimize="off")),
+    "tune off": inside(lambda: settings.override(tune="off")),
+    "shared keys": inside(lambda: settings.override(shared_keys=True)),
+    "another GPU is current": inside(
+        lambda: mock.patch.object(torch._C, "_cuda_getDevice", lambda: 1)
+    ),
+    "a launch hook": inside(
+        lambda: mock.patch.object(HOOKS, "launch_enter_hook", _Hook(), create=True)
+    ),
+    "a dry run": inside(precompile.dry_run),
+}
+
+
+@event
+def norms_change_in_place(world: World) -> None:
+    for norm in (world.net.norm1, world.net.norm3):
+        for one in (norm.running_mean, norm.running_var, norm.weight, norm.bias):
+            with torch.no_grad():
+                one.add_(0.5)
+            world(2)
+
+
+@event
+def norms_get_other_memory(world: World) -> None:
+    world.net.norm1.weight.data = torch.rand(16)
+    world(2)
+    world.net.norm2.weight = nn.Parameter(torch.rand(16))
+    world(3)
+    world.net.norm3.running_var = torch.rand(16)
+    world(3)
+    world.net.norm1.eps = 0.1
+    world(3)
+    world.net.norm1.weight = world.net.norm1.bias = None
+    world(3)
+    world.net.norm2.momentum = None
+    world(2)
+
+
+@event
+def weights_change(world: World) -> None:
+    with torch.no_grad():
+        world.net.conv1.weight.mul_(2)
+    world(2)
+    world.net.conv1.weight.data = torch.rand_like(world.net.conv1.weight)
+    world(2)
+    world.net.conv2.weight = nn.Parameter(torch.rand_like(world.net.conv2.weight))
+    world(3)
+    world.net.double()
+    world.recorder.name(world.net)
+    world(3)
+    world(3, world.over(world.features.double()))
+    world.net.float()
+    world.recorder.name(world.net)
+    world(3)
+
+
+@event
+def biases_change(world: World) -> None:
+    world.net.conv1.bias = nn.Parameter(torch.rand(16))
+    world(3)
+    world.net.conv1.bias.data = torch.rand(16)
+    world(2)
+    world.net.conv1.bias = None
+    world(3)
+
+
+@event
+def it_trains(world: World) -> None:
+    world.net.train()
+    world(2)
+    world.net.eval()
+    world(3)
+    world.net.norm1.train()
+    world(3)
+
+
+@event
+def hooks(world: World) -> None:
+    for module in (world.net.conv1, world.net.norm1, world.net.relu):
+        hook = module.register_forward_hook(lambda module, given, made: None)
+        world(2)
+        hook.remove()
+        hook = module.register_forward_pre_hook(lambda module, given: None)
+        world(2)
+        hook.remove()
+        world(2)
+    hook = world.net.norm1.register_forward_hook(lambda module, given, made: made * 2)
+    world(3)
+    hook.remove()
+    world(2)
+
+
+@event
+def rows_are_far_apart(world: World) -> None:
+    wide = world.over(torch.randn(len(COORDS), 40)[:, :16])
+    world(4, wide)
+    world(2)
+    world(4, wide)
+    world(3, world.over(torch.randn(16, len(COORDS)).t()))
+    world(2, world.over(torch.randn(len(COORDS), 32)[:, ::2]))
+    world(2, world.over(torch.randn(1, 16).expand(len(COORDS), 16)))
+    world(2)
+
+
+@event
+def rows_start_anywhere(world: World) -> None:
+    memory = torch.randn(len(COORDS) * 16 + 1)
+    world(3, world.over(memory[1:].view(-1, 16)))
+    world(2)
+
+
+@event
+def other_dtypes(world: World) -> None:
+    for dtype in (torch.float64, torch.float16, torch.int32):
+        world(2, world.over(world.features.to(dtype)))
+    world(2)
+
+
+@event
+def features_that_are_none(world: World) -> None:
+    for wrong in (
+        torch.tensor(1.0), torch.zeros(16), torch.zeros(len(COORDS), 16, 1), torch.zeros(3, 16),
+        torch.zeros(len(COORDS), 8), torch.zeros(0, 16), nn.Parameter(world.features),
+    ):  # fmt: skip
+        x = world.over(world.features)
+        x._features = wrong
+        world(1, x)
+    with torch.inference_mode():
+        x = world.over(world.features.clone())
+    world(2, x)
+    world(2)
+
+
+@event
+def another_grid(world: World) -> None:
+    x = world.over(world.features)
+    x.spatial_shape = [16, 9, 10]
+    world(2, x)
+    x.spatial_shape = [8.0, 9, 10]
+    world(2, x)
+    x.spatial_shape = (8, 9, 10)
+    world(2, x)
+    x.spatial_shape = torch.tensor([8, 9, 10])
+    world(2, x)
+    x = world.over(world.features)
+    x.indices = COORDS[:-1]
+    world(2, x)
+    x.indices = COORDS[:, 1:]
+    world(2, x)
+    world(2)
+
+
+@event
+def keys(world: World) -> None:
+    for key in ("b", None, [], "a", 7):
+        world.net.conv1.indice_key = key
+        world(2)
+    world.net.conv1.indice_key = "a"
+    world.net.conv1.kernel_size = [1, 3, 3]
+    world(2)
+    world.net.conv1.kernel_size = (3, 3, 3)
+    world(2)
+    world.net.conv1.kernel_size = [3, 3, 3]
+    world.net.conv1.dilation = [2, 1, 1]
+    world(2)
+    world.net.conv1.dilation = [1, 1, 1]
+    world.net.conv1.inverse = True
+    world(2)
+    world.net.conv1.inverse = False
+    world.net.conv1.ndim = 2
+    world(2)
+    world.net.conv1.ndim = 3
+    world.x.indice_dict["a"].indices = torch.zeros(())
+    world(2)
+
+
+@event
+def a_subclass(world: World) -> None:
+    class Mine(world.sp.SparseConvTensor):  # type: ignore[name-defined]
+        pass
+
+    x = Mine(world.features, COORDS, SHAPE, 2)
+    x.indice_dict = world.x.indice_dict
+    world(3, x)
+    x = world.over(world.features)
+    x.mine = 1
+    world(3, x)
+    del x.mine, x.int8_scale
+    world(2, x)
+
+
+@event
+def replace_feature_is_patched(world: World) -> None:
+    own = world.sp.SparseConvTensor.replace_feature
+
+    def mine(x: Any, features: Any) -> Any:
+        made = own(x, features)
+        world.recorder.lines.append("mine")
+        return made
+
+    with mock.patch.object(world.sp.SparseConvTensor, "replace_feature", mine):
+        world(3)
+    world(2)
+
+
+@event
+def tf32_is_allowed(world: World) -> None:
+    import importlib
+
+    constants: Any = importlib.import_module("spconv.constants")
+    for value in (True, False, True):
+        with mock.patch.object(constants, "SPCONV_ALLOW_TF32", value):
+            world(3)
+    del constants.SPCONV_ALLOW_TF32
+    world(2)
+    constants.SPCONV_ALLOW_TF32 = False
+
+
+@event
+def sums_in_half(world: World) -> None:
+    world.net.half()
+    world.recorder.name(world.net)
+    x = world.over(world.features.half())
+    world(3, x)
+    world.net.conv1.fp32_accum = False
+    world(3, x)
+    del world.net.conv1.fp32_accum
+    world(3, x)
+    type(world.net.conv1).fp32_accum = False
+    try:
+        world(3, x)
+    finally:
+        del type(world.net.conv1).fp32_accum
+
+
+@event
+def it_is_watched(world: World) -> None:
+    world.x.benchmark = True
+    world(2)
+    world.x.benchmark = False
+    world.net.conv1.record_voxel_count = True
+    world(2)
+    world.net.conv1.record_voxel_count = False
+    with mock.patch.object(world.x._timer, "enable", True):
+        world(2)
+    world(2)
+
+
+@event
+def a_layer_takes_the_place_of_another(world: World) -> None:
+    for _ in range(2):
+        kept = copy.deepcopy(world.net.conv1)
+        del world.net.conv1
+        gc.collect()
+        world.net.conv1 = kept
+        del kept
+        world.recorder.name(world.net)
+        world(3)
+    world.net.conv1 = copy.copy(world.net.conv1)
+    world(3)
+    world.net = copy.deepcopy(world.net)
+    world.recorder.name(world.net)
+    world(3)
+
+
+@event
+def the_driver_fails(world: World) -> None:
+    left = [0]
+
+    def before(name: str) -> int:
+        left[0] -= 1
+        return 700 if left[0] == 0 else 0
+
+    world.recorder.before = before
+    for place in range(1, 6):
+        left[0] = place
+        world()
+        world()
+    left[0] = 0
+    world(3)
+
+
+@event
+def memory_is_full(world: World) -> None:
+    own = torch.Tensor.new_empty
+    left = [0]
+
+    def new_empty(tensor: Any, *args: Any, **named: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            raise torch.OutOfMemoryError("full")
+        return own(tensor, *args, **named)
+
+    with mock.patch.object(torch.Tensor, "new_empty", new_empty):
+        for place in range(1, 6):
+            left[0] = place
+            world()
+            world()
+    world(3)
+
+
+@event
+def other_streams(world: World) -> None:
+    current = [3]
+    with contextlib.ExitStack() as stack:
+        stack.callback(stream_order._number_of.cache_clear)
+        for owner, name, value in (
+            (torch._C, "_cuda_getCurrentRawStream", lambda index: current[0]),
+            (
+                stream_order.StreamOrder, "wait",
+                lambda order, held=tuple: order.waited.append(order.number()),
+            ),
+        ):  # fmt: skip
+            stack.enter_context(mock.patch.object(owner, name, value))
+        stream_order._number_of.cache_clear()
+        world.book.order = stream_order.StreamOrder(torch.device("cuda", 0))
+        world(3)
+        current[0] = 5
+        world(2)
+        world.recorder.lines.append(list(world.book.order.waited))
+        current[0] = 2**64 - 1
+        world(2)
+        current[0] = -1
+        world(2)
+    world.book.order = None
+
+
+@event
+def parts_of_the_network(world: World) -> None:
+    net, x = world.net, world.x
+    for _ in range(3):
+        y = world.tell(lambda: net.conv1(x))
+        world.tell(lambda y=y: y.features.sum())  # somebody reads
+        world.tell(lambda y=y: net.norm1(y.features))
+    world(3)
+    for _ in range(3):
+        y = net.conv1(x).features
+        world.tell(lambda y=y: net.norm1(y))
+        world.tell(lambda y=y: net.norm1(y))  # twice
+    for _ in range(3):
+        y = net.norm1(net.conv1(x).features)
+        world.tell(lambda y=y: nn.functional.leaky_relu(y, 0.1))
+        world.tell(lambda y=y: nn.ReLU(inplace=True)(y))
+        world.tell(lambda y=y: y + 1)
+    for _ in range(4):
+        world.tell(lambda: net.conv1(x))  # nothing follows
+    world(3)
+
+
+@event
+def sums_of_other_kinds(world: World) -> None:
+    net, rows = world.net, len(COORDS)
+
+    def block(other: Any, changed: Any = None) -> Any:
+        y = net.norm3(net.conv3(world.x).features)
+        if changed is not None:
+            changed.add_(1)
+        return net.relu(y + other)
+
+    usual = torch.randn(rows, 16)
+    for other in (
+        usual, usual, usual, torch.randn(16, rows).t(), torch.randn(rows, 32)[:, :16], usual,
+        torch.randn(1, 16), 2.0, torch.randn(rows, 16, dtype=torch.float64), usual,
+        nn.Parameter(usual), torch.randn(rows, 16, requires_grad=True), usual,
+    ):  # fmt: skip
+        world.tell(lambda other=other: block(other))
+    with torch.inference_mode():
+        inferred = torch.randn(rows, 16)
+    world.tell(lambda: block(inferred))
+    for changed in (world.features, net.norm3.weight, net.conv3.weight):
+        for _ in range(3):
+            world.tell(lambda: block(usual))
+        world.tell(lambda changed=changed: block(usual, changed))
+    y = net.norm3(net.conv3(world.x).features)
+    world.tell(lambda: y + y)
+    world.tell(lambda: y + net.norm3(net.conv3(world.x).features))

@@ -1,0 +1,235 @@
+"""The same calls with the compiled helper, without, and with one that refuses at random: what is
+launched, with which values, what comes out and what is remembered of it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from sparse_bridge import native, settings, state
+from sparse_bridge.core.conv import convolution, native_calls
+from sparse_bridge.core.conv.history import histories
+from sparse_bridge.core.conv.pending import PendingConv
+from sparse_bridge.core.maps.rulebook import Rulebook
+from tests import walk_doors
+from tests.core.capture import map_time
+from tests.fake_driver import Driver, Launch, kinds_of_values
+
+# (share of the helper's questions that are refused, seed); None: without the helper.
+WAYS = {"on": (0.0, 1), "off": None}
+RANDOM = {
+    f"refused {share:.1%}, {seed}": (share, seed) for share in (0.005, 0.02, 0.1) for seed in (1, 2)
+}
+_TYPES = {
+    "P": ctypes.c_uint64, "l": ctypes.c_int64, "i": ctypes.c_int32, "h": ctypes.c_int16,
+    "b": ctypes.c_int8, "f": ctypes.c_float, "d": ctypes.c_double,
+}  # fmt: skip
+
+
+def helper() -> Any:
+    """The helper; skips where it cannot be compiled."""
+    made = native.module()
+    if made is None:
+        pytest.skip(f"no helper: {native.reason()}")
+    return made
+
+
+def values_of(launch: Launch, kinds: str) -> list[Any]:
+    """What the memory of a launch's parameters holds."""
+    kinds = kinds.replace("x", "")
+    return [
+        _TYPES[kind].from_address(launch.parameters[place]).value
+        for place, kind in enumerate(kinds)
+    ]
+
+
+class Recorder:
+    """Launches that arrive at the driver, with names for addresses: of parameters, of maps, of
+    results by their number. Those stay, so that two of them never have one address.
+
+    lines: launches, and what was told.  before: called with the name of a kernel before each, for
+    tests that have launches fail: its result is the driver's.
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[Any] = []
+        self.before: Callable[[str], int] = lambda name: 0
+        self._names: list[tuple[str, str]] = []
+        self._places: dict[int, str] = {}
+        self._seen = 0
+        self._held: list[Any] = []
+        self._books: list[Rulebook] = []
+        self._numbers: dict[int, int] = {}  # of those that were seen
+        self._driver = Driver(self._launched)
+
+    def entry(self, kernel: Any) -> Any:
+        """`tests.fake_driver.entry_of`, whose launches arrive here."""
+        kinds = kinds_of_values(kernel)
+        self._names.append((kernel.name, kinds))
+        launcher = helper().Launcher(self._driver.address, len(self._names), 128, 7, kinds)
+        return launcher, (), ()
+
+    def _launched(self, launch: Launch) -> int:
+        name, kinds = self._names[launch.function - 1]
+        code = self.before(name)
+        if not code:
+            others: dict[int, str] = {}
+            pointers = [kind == "P" for kind in kinds if kind != "x"]
+            found = zip(pointers, values_of(launch, kinds), strict=True)
+            values = [self._place(value, others) if at else value for at, value in found]
+            self.lines.append((name, launch.grid, launch.threads, launch.shared, values))
+        return code
+
+    def name(self, net: torch.nn.Module) -> None:
+        """Name what a network holds."""
+        for name, one in (*net.named_parameters(), *net.named_buffers()):
+            self._places[one.data_ptr()] = name
+            self._held.append(one.untyped_storage())
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        """Have a result numbered, once it is seen."""
+        at = tensor.data_ptr()
+        if at and at not in self._places:
+            self._places[at] = ""
+            self._held.append(tensor.untyped_storage())
+
+    def _place(self, address: int, others: dict[int, str]) -> str:
+        """others: addresses of the same launch that nobody knows."""
+        name = self._places.get(address)
+        if name is not None:
+            if not name:
+                name = self._places[address] = f"result {self._seen}"
+                self._seen += 1
+            return name
+        for book in self._books:
+            for side, view in enumerate((*book._tiles, *book._tables)):
+                for part in () if view is None else view.parts:
+                    start = part.untyped_storage().data_ptr()
+                    if 0 <= address - start < part.untyped_storage().nbytes():
+                        number = self._numbers.setdefault(id(book), len(self._numbers))
+                        return f"map {number}, view {side}, {address - start}"
+        return others.setdefault(address, f"other {len(others)}")
+
+    def tell(self, run: Callable[[], Any]) -> Any:
+        """Run it, and note its result or its exception."""
+        try:
+            made = run()
+        except Exception as error:
+            self.lines.append((type(error).__name__, str(error)))
+            return None
+        features = getattr(made, "features", made)
+        if isinstance(features, torch.Tensor):
+            kind = type(features).__name__
+            self.lines.append((kind, list(features.shape), features.dtype))
+            if kind == "Tensor" and features.numel():
+                self.lines.append(self._place(features.data_ptr(), {}))
+        return made
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Tensors and maps that are made inside stay."""
+
+        def kept(own: Any) -> Any:
+            @functools.wraps(own)
+            def made(*args: Any, **named: Any) -> Any:
+                it = own(*args, **named)
+                if type(it) is torch.Tensor:
+                    self.keep(it)
+                return it
+
+            return made
+
+        built = Rulebook.__init__
+
+        def init(book: Any, *args: Any, **named: Any) -> None:
+            self._books.append(book)
+            built(book, *args, **named)
+
+        with contextlib.ExitStack() as stack:
+            for owner, name in (
+                (torch.Tensor, "new_empty"), (torch, "cat"), (torch, "empty"), (torch, "relu"),
+            ):  # fmt: skip
+                own = getattr(owner, name)
+                stack.enter_context(mock.patch.object(owner, name, kept(own)))
+            stack.enter_context(mock.patch.object(Rulebook, "__init__", init))
+            for module in (walk_doors, map_time):
+                stack.enter_context(mock.patch.object(module, "entry_of", self.entry))
+            yield
+
+
+@contextlib.contextmanager
+def way(name: str) -> Iterator[None]:
+    """The helper as `WAYS` and `RANDOM` say."""
+    made, chosen = helper(), (WAYS | RANDOM)[name]
+    with contextlib.ExitStack() as stack:
+        if chosen is None:
+            for function in native_calls.FUNCTIONS:
+                stack.enter_context(mock.patch.object(native_calls, function, None))
+        else:
+            stack.callback(made.refuse, 0.0)
+            made.refuse(*chosen)
+        yield
+
+
+@contextlib.contextmanager
+def served() -> Iterator[dict[str, int]]:
+    """How often each function of the helper did it, inside."""
+    found = dict.fromkeys(native_calls.FUNCTIONS, 0)
+
+    def counted(name: str, own: Any) -> Any:
+        def call(*args: Any) -> Any:
+            made = own(*args)
+            found[name] += made is not NotImplemented
+            return made
+
+        return call
+
+    with contextlib.ExitStack() as stack:
+        for name in found:
+            own = getattr(native_calls, name)
+            if own is not None:
+                stack.enter_context(mock.patch.object(native_calls, name, counted(name, own)))
+        yield found
+
+
+def remembered(net: torch.nn.Module) -> list[Any]:
+    """What is known of what follows each layer of a network."""
+    found: list[Any] = []
+    for name, owner in (*net.named_modules(), *net.named_parameters()):
+        held = histories.get(id(owner))
+        if held is None or held[0]() is not owner:
+            continue
+        it = held[1]
+        plans = [plan and (plan.steps, plan.shown) for plan in (it.plan, it.whole)]
+        found.append(
+            (name, it.seen, it.most, it.alone, it.over, it.wasted, it.plans, *plans)
+        )  # fmt: skip
+    return found
+
+
+def state_of(pending: PendingConv) -> list[Any]:
+    """What a pending convolution and the call of its layer have come to."""
+    call = pending.call
+    there = [one is not None for one in (pending.result, pending.fallback, call.launched)]
+    between = getattr(call, "between", None)
+    return [
+        pending.steps, pending._used, pending._version, *there, call.target, call.shape, call.dtype,
+        call.stream, call.fused is not None, None if between is None else between[1:3],
+        pending.epilogue[1:3], [one is None for one in pending.epilogue],
+    ]  # fmt: skip
+
+
+@contextlib.contextmanager
+def anew() -> Iterator[None]:
+    """A process that knows nothing, on a GPU that is not there, where every layer waits."""
+    state.reset()
+    with settings.override(), mock.patch.object(convolution, "WORTH", [0, 0]):
+        yield
+    state.reset()

@@ -1,0 +1,50 @@
+"""Whatever happens between calls of layers, the helper does what Python does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tests.adapters.spconv import doors as spconv_doors
+from tests.native.events import EVENTS, World
+from tests.native.recording import RANDOM, WAYS, Recorder, anew, helper, served, way
+from tests.walk_doors import pretended_gpu
+
+
+def told(name, chosen, bias):
+    """(what was recorded, what the helper did) of an event."""
+    recorder = Recorder()
+    with anew(), way(chosen), recorder.recording(), spconv_doors.standin() as sp:
+        with torch.no_grad():
+            world = World(sp, recorder, bias)
+            with pretended_gpu(), served() as by_helper:
+                world(4)
+                EVENTS[name](world)
+        return recorder.lines, by_helper
+
+
+def alike(name, ways, bias):
+    helper()
+    want, by_helper = told(name, "off", bias)
+    assert len(want) > 20 and not any(by_helper.values())
+    for chosen in ways:
+        lines, by_helper = told(name, chosen, bias)
+        for place, (one, other) in enumerate(zip(lines, want, strict=False)):
+            assert one == other, (chosen, place)
+        assert len(lines) == len(want), chosen
+        if chosen == "on":
+            assert min(by_helper[one] for one in by_helper if one != "known_call") > 1, by_helper
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_an_event(name):
+    alike(name, [one for one in (*WAYS, *RANDOM) if one != "off"][:3], bias=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EVENTS)
+@pytest.mark.parametrize("bias", [False, True])
+def test_an_event_with_more_refusals(name, bias):
+    alike(name, [one for one in (*WAYS, *RANDOM) if one != "off"], bias)

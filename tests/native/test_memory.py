@@ -1,0 +1,358 @@
+"""The helper keeps nothing of a call, and lets go of what goes: references, cycles, forks, ends."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import weakref
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from sparse_bridge.core.conv.history import histories
+from tests.adapters.spconv import doors as spconv_doors
+from tests.fake_driver import NOWHERE
+from tests.native.events import COORDS, World
+from tests.native.recording import Recorder, anew, helper, served, way
+from tests.walk_doors import pretended_gpu
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@contextlib.contextmanager
+def world():
+    """A network that has been called often enough to be known, whose launches go nowhere."""
+    with anew(), way("on"), spconv_doors.standin() as sp, torch.no_grad():
+        made = World(sp, Recorder(), True)
+        with pretended_gpu():
+            for _ in range(4):
+                made.net(made.x)
+            yield made
+
+
+def lasting(it):
+    """What lives longer than a call, and is no constant of Python's."""
+    found = [it.net, it.x, it.features, it.book, it.book.cache, *it.net.parameters()]
+    found += [*it.net.buffers(), it.x.indice_dict, it.x.indice_dict["a"]]
+    for layer in it.net.modules():
+        held = histories.get(id(layer))
+        if held is not None:
+            history = held[1]
+            found.append(history)
+            for plan in filter(None, (history.plan, history.whole)):
+                found += [plan, plan.native, plan.same, plan.vectors, plan.between, plan._plan]
+                found += [plan.native and plan._plan.forward]
+    found += it.book.cache.values()
+    return found + [torch.float32, helper().Launcher]
+
+
+def steady(run, it, times):
+    """Nothing has more references, and there is no more memory, after so many calls."""
+    for _ in range(50):
+        run()
+    gc.collect()
+    objects, blocks = lasting(it), sys.getallocatedblocks()
+    before, tracked = [sys.getrefcount(one) for one in objects], len(gc.get_objects())
+    for _ in range(times):
+        run()
+    gc.collect()
+    after = [sys.getrefcount(one) for one in objects]
+    grown = [
+        (type(one), was, now)
+        for one, was, now in zip(objects, before, after, strict=True)
+        if abs(now - was) > times / 100
+    ]
+    assert grown == []
+    assert len(gc.get_objects()) - tracked < times / 20 + 50
+    assert sys.getallocatedblocks() - blocks < times / 5 + 500
+
+
+def accepting(it, stack):
+    return lambda: it.net(it.x)
+
+
+def refusing(it, stack):
+    stack.enter_context(way("refused 2.0%, 1"))
+    return lambda: it.net(it.x)
+
+
+def refusing_all(it, stack):
+    x = it.over(it.features)
+    x.mine = 1  # which the helper does not know
+    return lambda: it.net(x)
+
+
+def odd(it, stack):
+    """Calls that Python refuses as well."""
+    wrong = it.over(it.features)
+    wrong._features = torch.tensor(1.0)
+
+    def run():
+        with contextlib.suppress(Exception):
+            it.net.conv1(wrong)
+
+    return run
+
+
+def failing(it, stack):
+    """The driver refuses every other launch."""
+    own, count = torch.Tensor.new_empty, [0]
+
+    def new_empty(*args, **named):
+        count[0] += 1
+        if count[0] % 3 == 0:
+            raise torch.OutOfMemoryError("full")
+        return own(*args, **named)
+
+    stack.callback(setattr, torch.Tensor, "new_empty", own)
+    torch.Tensor.new_empty = new_empty
+
+    def run():
+        with contextlib.suppress(torch.OutOfMemoryError):
+            it.net(it.x)
+
+    return run
+
+
+def parts(it, stack):
+    """Results that nobody takes, and modules in another order."""
+    net, x, other = it.net, it.x, it.features
+
+    def run():
+        net.conv1(x)
+        y = net.norm3(net.conv3(x).features)
+        net.relu(y + other)
+        net.norm1(net.conv1(x).features)
+
+    return run
+
+
+CASES = [accepting, refusing, refusing_all, odd, failing, parts]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_calls_leave_nothing_behind(case):
+    with world() as it, contextlib.ExitStack() as stack:
+        steady(case(it, stack), it, 300)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_many_calls_leave_nothing_behind(case):
+    with world() as it, contextlib.ExitStack() as stack:
+        steady(case(it, stack), it, 20_000)
+
+
+def test_launches_leave_nothing_behind():
+    launch = helper().Launcher(NOWHERE, 0, 128, 0, "PlfxP", lambda: None)
+    fails = helper().Launcher(NOWHERE, 1, 128, 0, "l")  # whose handle is the driver's code
+    tensor, number, text = torch.zeros(3), 1 << 70, "text"
+    objects = [launch, fails, tensor, number, text]
+    given = [
+        (launch, (1, 1, 1, 0, tensor, 2**40, 0.5, text, 2**63)),
+        (launch, (1, 1, 1, 0, tensor, number, 0.5, text, 1)),
+        (launch, (1, 1, 1, 0, text, 1, 0.5, text, 1)),
+        (launch, (1, 1, 1, number, tensor, 1, 0.5, text, 1)),
+        (launch, (1, 1, 1)),
+        (fails, (1, 1, 1, 0, 1)),
+    ]
+
+    def run():
+        for call, values in given:
+            with contextlib.suppress(OverflowError, AttributeError, TypeError, RuntimeError):
+                call(*values)
+
+    run()
+    before, blocks = [sys.getrefcount(one) for one in objects], sys.getallocatedblocks()
+    for _ in range(20_000):
+        run()
+    assert [sys.getrefcount(one) for one in objects] == before
+    assert sys.getallocatedblocks() - blocks < 200
+
+
+def test_a_launcher_lets_go_of_what_it_holds():
+    class Enter:
+        def __call__(self):
+            pass
+
+    enter = Enter()
+    gone = weakref.ref(enter)
+    launch = helper().Launcher(NOWHERE, 0, 128, 0, "l", enter)
+    del enter
+    assert gone() is not None
+    del launch
+    assert gone() is None
+
+
+def plans():
+    gc.collect()
+    return [one for one in gc.get_objects() if type(one) is helper().Known]
+
+
+def test_plans_go_with_their_layers():
+    before = len(plans())
+    with world() as it:
+        assert len(plans()) > before
+        plan = histories[id(it.net.conv1)][1].plan
+        # A circle: what a plan for the helper holds leads back to the plan.
+        plan.native and plan._plan.forward._specs.__setitem__("back", plan)
+        del plan
+    del it
+    assert len(plans()) == before
+
+
+def test_maps_go_while_layers_stay():
+    with world() as it:
+        tiles = weakref.ref(it.book._tiles[0])
+        it.x.indice_dict.clear()
+        it.book = it.x = None
+        gc.collect()
+        assert tiles() is None
+        assert plans(), "the layers are known still"
+
+
+def test_threads_share_a_network():
+    """All launch what one launches alone."""
+    with world() as it, served() as by_helper:
+        want = it.net(it.x).features.shape
+        found, failed, interval = [], [], sys.getswitchinterval()
+        sys.setswitchinterval(1e-5)
+
+        def work():
+            try:
+                with torch.no_grad():
+                    for step in range(60):
+                        x = it.over(torch.randn(len(COORDS), 16))
+                        found.append(it.net(x).features.shape)
+                        if step % 7 == 0:  # launches are bound anew
+                            it.book.cache._held.clear()
+            except Exception as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            sys.setswitchinterval(interval)
+        assert not failed and len(found) == 240 and set(found) == {want}
+        assert by_helper["spconv_known"] > 100
+
+
+ALONE = """
+from sparse_bridge.native import build
+made = build.load()
+class Other:
+    pass
+def asked():
+    for name, count in COUNTS.items():
+        assert getattr(made, name)(*[Other()] * count) is NotImplemented, name
+COUNTS = {"known_call": 6, "normalised": 2, "activated": 3, "plus": 2, "spconv_known": 5}
+COUNTS["features_of"] = 1
+asked()
+for wrong in ({}, 5, None, {"features_of": 1}):
+    try:
+        made.configure(wrong)
+    except (KeyError, TypeError):
+        asked()
+    else:
+        raise AssertionError(wrong)
+made.refuse(0.5, 3)
+asked()
+"""
+
+
+def in_a_process(code, **more):
+    """Run it; its errors fail the test."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path} | more
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", code], env=environment, cwd=ROOT,
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Fatal" not in done.stderr and "SystemError" not in done.stderr
+
+
+def test_without_being_configured():
+    """A library that nobody has handed anything decides nothing."""
+    helper()
+    in_a_process(ALONE)
+
+
+CODE = """
+import gc, os, sys
+import torch
+from tests.native.test_memory import world
+with world() as it:
+    for _ in range(3):
+        it.net(it.x)
+    {inside}
+"""
+ENDS = {
+    "end": "sys.modules['kept'] = it",
+    "exit": "os.register_at_fork(before=print); kept = [it, it.net(it.x)]; sys.exit(0)",
+    "exception": "globals()['kept'] = it.net.conv1(it.x); raise SystemExit(0)",
+    "fork": """
+    child = os.fork()
+    for _ in range(3):
+        it.net(it.x)
+    if not child:
+        gc.collect(); os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+""",
+    "threads": """
+    import ctypes, threading, time
+    from tests.native.recording import helper
+    slow = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p).value
+    launch = helper().Launcher(slow, 2000, 128, 0, "")
+    def work():
+        while True:
+            launch(1, 1, 1, 0)
+    for _ in range(3):
+        threading.Thread(target=work, daemon=True).start()
+    time.sleep(0.1)
+""",
+    "atexit": "import atexit; atexit.register(lambda: it.net(it.x))",
+    "del": """
+    class Last:
+        def __del__(self):
+            it.net(it.x)
+    sys.modules['last'] = Last()
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENDS)
+def test_a_process_ends(name):
+    helper()
+    in_a_process(CODE.format(inside=ENDS[name]))
+
+
+FORKED = """
+import os
+from sparse_bridge import native
+native.begin()
+child = os.fork()
+made = native.module()
+assert made is not None, native.reason()
+assert made.Launcher and native.reason() is None
+if not child:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_fork_waits_for_the_compiler(tmp_path):
+    helper()
+    in_a_process(FORKED, SPARSE_BRIDGE_CACHE_DIR=str(tmp_path))

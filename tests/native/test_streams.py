@@ -1,0 +1,66 @@
+"""Networks over streams of scenes launch the same with the helper and without."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from unittest import mock
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from sparse_bridge.core.device import rocm
+from sparse_bridge.core.ops import pointwise
+from sparse_bridge.kernels.gemm import grouped_gemm, narrow_gemm  # noqa: F401  (kernels)
+from tests.core.capture import map_time
+from tests.native.recording import RANDOM, WAYS, Recorder, anew, helper, remembered, served, way
+
+DOORS = ["spconv, SECOND", "spconv, U-Net", "torchsparse, U-Net", "MinkowskiEngine, U-Net"]
+
+
+def _product(x, w, bias=None):
+    return x.new_empty(x.shape[0], w.shape[1])  # of halves a CPU is slow
+
+
+def streamed(door, chosen, rounds):
+    """(launches, what is remembered, what the helper did) of a network over scenes."""
+    recorder = Recorder()
+    torch.manual_seed(1)
+    with anew(), way(chosen), recorder.recording(), contextlib.ExitStack() as stack:
+        for owner, name, value in (
+            (pointwise, "DEVICES", ("cpu",)), (rocm, "linear", _product), (rocm, "mm", _product),
+            (map_time, "_numbers", itertools.count()),
+        ):  # fmt: skip
+            stack.enter_context(mock.patch.object(owner, name, value))
+        for name, net, scene in map_time.doors(lambda i: 80 + 8 * (i % 3)):
+            if name == door:
+                recorder.name(net.half())
+                with served() as by_helper:
+                    map_time.streamed(net, scene, rounds)
+                return recorder.lines, remembered(net), by_helper
+    raise AssertionError(door)
+
+
+def alike(door, ways, rounds):
+    helper()
+    want, known, by_helper = streamed(door, "off", rounds)
+    assert len(want) > 40 and known and not any(by_helper.values())
+    for name in ways:
+        lines, remembers, by_helper = streamed(door, name, rounds)
+        for place, (one, other) in enumerate(zip(lines, want, strict=False)):
+            assert one == other, (name, place)
+        assert len(lines) == len(want) and remembers == known, name
+        assert by_helper["known_call"] + by_helper["spconv_known"] > 5, name
+
+
+@pytest.mark.parametrize("door", [DOORS[0], DOORS[3]])
+def test_a_stream_of_scenes(door):
+    alike(door, [name for name in (*WAYS, *RANDOM) if name != "off"][:3], 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("door", DOORS)
+def test_longer_streams(door):
+    alike(door, [name for name in (*WAYS, *RANDOM) if name != "off"], 8)
