@@ -504,3 +504,36 @@ def sums_of_other_kinds(world: World) -> None:
     y = net.norm3(net.conv3(world.x).features)
     world.tell(lambda: y + y)
     world.tell(lambda: y + net.norm3(net.conv3(world.x).features))
+
+
+@event
+def operands_change_before_what_follows(world: World) -> None:
+    first = world.net
+
+    def changed(stage: int, name: str, sums: bool) -> None:
+        world.net = net = copy.deepcopy(first)
+        x, other, due = world.over(world.features.clone()), torch.randn(len(COORDS), 16), [0]
+        operands = dict([("x", x.features), *net.named_parameters(), *net.named_buffers()])
+
+        def change(now: int) -> None:
+            if now == due[0]:
+                operands[name].add_(1)
+
+        def block() -> Any:
+            y = net.conv3(x).features
+            change(1)
+            y = net.norm3(y)
+            change(2)
+            if sums:
+                y = y + other
+                change(3)
+            return net.relu(y)
+
+        for now in (0, 0, 0, 0, stage, 0, 0):
+            due[0] = now
+            world.tell(block)
+
+    for stage in (1, 2, 3):
+        for name in ("x", "conv3.weight", "conv3.bias", "norm3.weight", "norm3.running_var"):
+            changed(stage, name, True)
+            changed(stage, name, False)
