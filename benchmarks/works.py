@@ -14,7 +14,7 @@ from .peers import Peer
 from .registry import Case
 from .workloads import Scan, stream
 
-__all__ = ["TORCH_DTYPES", "Work", "build"]
+__all__ = ["TORCH_DTYPES", "Work", "build", "fill"]
 
 TORCH_DTYPES = {
     "fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "tf32": torch.float32
@@ -72,7 +72,7 @@ def build(peer: Peer, case: Case, scans: Sequence[Scan]) -> Work:
 _LAST_NORMS = ("norm2.weight", "norm2.bn.weight", "main.4.weight")
 
 
-def _fill(peer: Peer, model: nn.Module) -> None:
+def fill(peer: Peer, model: nn.Module) -> None:
     """The same weights for every peer of one API, of a size that keeps activations in range."""
     for index, (name, parameter) in enumerate(model.named_parameters()):
         if parameter.dim() >= 2:
@@ -104,7 +104,7 @@ def _layer(peer: Peer, case: Case, scan: Scan) -> Work:
     dtype, device = TORCH_DTYPES[case.dtype], scan.coords.device
     block = case.work == "issue-block"
     layer = (peer.block if block else peer.layer)(case.channels).to(device)
-    _fill(peer, layer)
+    fill(peer, layer)
     layer = layer.to(dtype).train(not block)
     feats = _random((len(scan.coords), case.channels), device, dtype)
     if case.work in ("train", "issue-train"):
@@ -146,7 +146,7 @@ def _layer_for_training(
 def _network(peer: Peer, case: Case, scenes: Scenes) -> Work:
     dtype, device = TORCH_DTYPES[case.dtype], scenes.scan.coords.device
     model = peer.network(case.network).to(device)
-    _fill(peer, model)
+    fill(peer, model)
     layers = sum(parameter.dim() >= 2 for parameter in model.parameters())
     if case.trains:
         return _training_step(peer, case, scenes, peer.for_training(model.train()))

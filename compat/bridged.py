@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import metadata
 
 import sparse_bridge
-from sparse_bridge.adapters import base
+from sparse_bridge.adapters import base, import_hook
 from sparse_bridge.adapters.lifecycle import FrameworkStatus, Handle
 from sparse_bridge.errors import LifecycleError
 
@@ -59,5 +59,7 @@ def assert_all_bridged(cell: Cell) -> int:
 def installed(framework: str) -> str | None:
     """Version of the real library on this machine, whether or not it can be imported."""
     package = base.load(framework).packages[0]
+    if not import_hook.installed(package):  # a stand-in has metadata, too
+        return None
     found = metadata.packages_distributions().get(package)
     return metadata.version(found[0]) if found else None

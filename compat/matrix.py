@@ -34,6 +34,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fnmatch
 import importlib
@@ -222,7 +223,7 @@ def _one_of(what: str, value: object, known: Iterable[object]) -> None:
 
 
 def _toml() -> Any:
-    try:
-        return importlib.import_module("tomllib")
-    except ModuleNotFoundError:  # Python 3.10
-        return importlib.import_module("tomli")
+    for name in ("tomllib", "tomli"):  # the second for Python 3.10
+        with contextlib.suppress(ModuleNotFoundError):
+            return importlib.import_module(name)
+    raise SettingError("the matrix is in TOML, which Python 3.10 reads with `pip install tomli`.")

@@ -111,13 +111,17 @@ def runs(found: Results) -> list[str]:
 
 def older(found: Results) -> str:
     """A sentence that says so where cells are of other versions than this one; else empty."""
-    versions = {found.runs[cell.run]["versions"]["sparse_bridge"] for cell in found.cells}
-    if versions <= {__version__}:
-        return ""
-    return (
-        f"Cells of version {', '.join(sorted(versions - {__version__}))} have not been run again "
-        f"with {__version__}."
+    versions = [found.runs[cell.run]["versions"]["sparse_bridge"] for cell in found.cells]
+    counted = Counter(
+        (device_of(found, cell), version)
+        for cell, version in zip(found.cells, versions, strict=True)
+        if version != __version__
     )
+    parts = [
+        f"{count} on {device} (version {version})"
+        for (device, version), count in sorted(counted.items())
+    ]
+    return f"Cells not run again with {__version__}: {', '.join(parts)}." if parts else ""
 
 
 def listed(found: Results) -> list[str]:

@@ -106,15 +106,23 @@ class Results:
 
 
 def merge(parts: Iterable[Results]) -> Results:
-    """Several files as one; of equal checks of cells about the same thing the last one stays."""
+    """Several files as one; of equal checks of cells about the same thing the last one stays.
+
+    A cell's checks are of one version of sparse_bridge: those of another one are dropped.
+    """
     runs: list[dict[str, Any]] = []
     cells: dict[tuple[str, ...], CellResult] = {}
+
+    def version(run: int) -> str:
+        return runs[run]["versions"]["sparse_bridge"]
+
     for part in parts:
         offset = len(runs)
         runs.extend(part.runs)
         for cell in part.cells:
             before = cells.pop(cell.place, None)
-            checks = {check.check: check for check in (before.checks if before else ())}
+            kin = before is not None and version(before.run) == version(cell.run + offset)
+            checks = {check.check: check for check in (before.checks if before and kin else ())}
             checks |= {check.check: check for check in cell.checks}
             kept = tuple(checks[name] for name in CHECKS if name in checks)
             cells[cell.place] = dataclasses.replace(cell, checks=kept, run=cell.run + offset)

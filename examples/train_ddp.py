@@ -1,26 +1,27 @@
-"""Training on several GPUs or machines: torch's own DDP or FSDP around a sparse network.
+"""Semantic segmentation on several GPUs or machines: a training to start from.
 
-    torchrun --nproc_per_node 4 examples/train_ddp.py --norm sync
-    torchrun --nproc_per_node 4 examples/train_ddp.py --fsdp --norm layer
-    torchrun --nproc_per_node 2 examples/train_ddp.py --device cpu --norm layer    (gloo)
-    python examples/train_ddp.py                                                   (one process)
+    torchrun --nproc-per-node 4 examples/train_ddp.py --amp
+    torchrun --nproc-per-node 2 examples/train_ddp.py --amp --steps 600 --resume
+    torchrun --nproc-per-node 2 examples/train_ddp.py --steps 3          (no GPU: gloo, on the CPU)
+    python examples/train_ddp.py --api minkowski                         (one process)
 
-Every process calls `sparse_bridge.enable()` at its top level; nothing else differs from training
-with dense layers. The network takes and returns plain tensors, because that is where DDP and FSDP
-hang their hooks. The loss is a mean over all voxels of all ranks, so the gradients are those of one
-process that sees the joint batch.
+torch's own DDP or FSDP (`--fsdp`), SyncBatchNorm and checkpoints around a U-Net of spconv,
+torchsparse or MinkowskiEngine, on synthetic lidar scans. Every process calls
+`sparse_bridge.enable()`; nothing else differs from training with dense layers. The network takes
+and returns plain tensors, because that is where DDP and FSDP hang their hooks. The loss is a mean
+over the voxels of all ranks, and batches do not depend on the number of ranks, so that a training
+may go on with another number.
 """
 
 from __future__ import annotations
 
-import sparse_bridge
+import time
 
-sparse_bridge.enable("spconv")
+BEGIN = time.perf_counter()
 
 import argparse
+import contextlib
 import gc
-import hashlib
-import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -28,189 +29,314 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import spconv.pytorch as spconv
 import torch
 import torch.distributed as dist
-from shared import console, training
+import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset
 
-from sparse_bridge.demo.scene import KINDS, labelled_scan
+import sparse_bridge
+from sparse_bridge.demo.scene import LabelledScan, labelled_scan
+from sparse_bridge.demo.segmentation import CLASSES, sample
 
-RANGE = 25.6  # metres to each side of the sensor
+RANKS = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))  # set by torchrun
+HELD_OUT = 100_000  # seeds from here on are for evaluation
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[int], int]
 
 
 class Streets(Dataset):
-    """Voxelised synthetic scans: features [N, 2], indices [N, 3] (z, y, x) and kinds [N]."""
+    """Voxelised scans; a key is (seed of the street, epoch), and every epoch turns it anew."""
 
-    def __init__(self, count: int, voxel_size: float) -> None:
-        self.count, self.voxel_size = count, voxel_size
-        self.shape = [32, *[round(2 * RANGE / voxel_size)] * 2]
+    def __init__(self, voxel_size: float) -> None:
+        self.voxel_size = voxel_size
 
-    def __len__(self) -> int:
-        return self.count
+    def __getitem__(self, key: tuple[int, int]) -> tuple[torch.Tensor, ...]:
+        seed = key[0]
+        scan = self._scan(seed)
+        angle = np.random.default_rng(key).uniform(0, 2 * np.pi) if seed < HELD_OUT else 0.0
+        one = sample(scan.points, scan.kinds, self.voxel_size, angle)
+        return tuple(map(torch.from_numpy, (one.features, one.cells, one.labels)))
 
     @cache  # noqa: B019 (the data set lives as long as the process)
-    def __getitem__(self, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        scan = labelled_scan(seed, azimuths=600)
-        cells = np.floor((scan.points[:, [2, 1, 0]] + [2.4, RANGE, RANGE]) / self.voxel_size)
-        inside = ((cells >= 0) & (cells < self.shape)).all(1)
-        cells, rows = np.unique(cells[inside].astype(np.int32), axis=0, return_index=True)
-        features = torch.from_numpy(scan.points[inside][rows][:, 2:])
-        return features, torch.from_numpy(cells), torch.from_numpy(scan.kinds[inside][rows])
+    def _scan(self, seed: int) -> LabelledScan:
+        return labelled_scan(seed, azimuths=int(450 / self.voxel_size))
 
 
-def collate(samples: list) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
-    features, cells, kinds = zip(*samples, strict=True)
-    indices = [nn.functional.pad(c, (1, 0), value=item) for item, c in enumerate(cells)]
-    return torch.cat(features), torch.cat(indices), torch.cat(kinds), len(samples)
+def collate(samples: list[tuple[torch.Tensor, ...]]) -> Batch:
+    """Features [N, 3], coordinates [N, 4] (batch, x, y, z), labels [N], grid, batch size."""
+    features, cells, labels = zip(*samples, strict=True)
+    coords = torch.cat([nn.functional.pad(c, (1, 0), value=i) for i, c in enumerate(cells)])
+    # A multiple of the coarsest stride, so that no voxel at the border loses its parent.
+    grid = [-(-(int(edge) + 1) // 16) * 16 for edge in coords[:, 1:].amax(0)]
+    return torch.cat(features), coords, torch.cat(labels), grid, len(samples)
+
+
+class Shares:
+    """The keys of a rank's part of every batch, from step `first` on. Batches are the same on any
+    number of ranks."""
+
+    def __init__(self, args: argparse.Namespace, first: int) -> None:
+        self.args, self.first = args, first
+
+    def __len__(self) -> int:
+        return max(0, self.args.steps - self.first)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        args = self.args
+        for step in range(self.first, args.steps):
+            epoch, place = divmod(step, args.scenes // args.batch)
+            order = torch.randperm(args.scenes, generator=torch.Generator().manual_seed(epoch))
+            whole = order[place * args.batch :][: args.batch].tolist()
+            yield [(seed, epoch) for seed in whole[args.rank :: args.world]]
 
 
 class Network(nn.Module):
-    """A sparse U-Net of one level, from plain tensors to plain tensors."""
+    """A residual U-Net of three levels in the API of a framework; a class per voxel."""
 
-    def __init__(self, shape: list[int], norm: str, width: int = 32) -> None:
+    def __init__(self, api: str) -> None:
         super().__init__()
-        self.shape = shape
-        layer = nn.LayerNorm if norm == "layer" else nn.BatchNorm1d
+        self.api = api
+        widths = {"stem": 16, "encoder": (24, 32, 48), "decoder": (32, 24, 16)}
+        if api == "spconv":
+            import spconv.pytorch as framework
 
-        def unit(conv: nn.Module) -> list[nn.Module]:
-            return [conv, layer(conv.out_channels), nn.ReLU()]
+            from sparse_bridge.networks.spconv import ResidualUNet
 
-        self.down = spconv.SparseSequential(
-            *unit(spconv.SubMConv3d(2, width, 3, bias=False, indice_key="fine")),
-            *unit(spconv.SparseConv3d(width, 2 * width, 2, 2, bias=False, indice_key="down")),
-            *unit(spconv.SubMConv3d(2 * width, 2 * width, 3, bias=False, indice_key="coarse")),
-        )
-        self.up = spconv.SparseSequential(
-            *unit(spconv.SparseInverseConv3d(2 * width, width, 2, bias=False, indice_key="down")),
-            *unit(spconv.SubMConv3d(width, width, 3, bias=False, indice_key="fine")),
-        )
-        self.head = nn.Linear(width, len(KINDS))
+            self.net = ResidualUNet(framework, 3, len(CLASSES), blocks=(1, 1, 1), **widths)
+        elif api == "torchsparse":
+            import torchsparse as framework
 
-    def forward(self, features: torch.Tensor, indices: torch.Tensor, items: int) -> torch.Tensor:
-        x = spconv.SparseConvTensor(features, indices, self.shape, items)
-        return self.head(self.up(self.down(x)).features)
+            from sparse_bridge.networks.torchsparse import ResidualUNet
+
+            self.net = ResidualUNet(framework, 3, len(CLASSES), blocks=(1,) * 6, **widths)
+        else:
+            import MinkowskiEngine as framework
+
+            from sparse_bridge.networks.minkowski import MinkUNet
+
+            planes = (24, 32, 48, 64, 48, 32, 24, 16)
+            self.net = MinkUNet(framework, 3, len(CLASSES), layers=(1,) * 8, planes=planes, init=16)
+        self.framework = framework
+        for norm in self.modules():
+            if isinstance(norm, nn.BatchNorm1d):
+                norm.momentum = 0.1  # a short training: the statistics must follow fast
+
+    def forward(
+        self, features: torch.Tensor, coords: torch.Tensor, grid: list[int], items: int
+    ) -> torch.Tensor:
+        if self.api == "spconv":
+            x = self.framework.SparseConvTensor(features, coords, grid, items)
+            return self.net(x).features
+        return self.net(self.framework.SparseTensor(features, coords)).F
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--api", choices=("spconv", "torchsparse", "minkowski"), default="spconv")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--steps", type=int, default=300, help="in all (default: 300)")
+    parser.add_argument("--batch", type=int, default=4, help="scans a step, over all ranks")
+    parser.add_argument("--scenes", type=int, default=32, help="different streets (default: 32)")
+    parser.add_argument("--voxel-size", type=float, default=0.4, help="metres (default: 0.4)")
+    parser.add_argument("--rate", type=float, default=5e-3, help="the highest (default: 0.005)")
+    parser.add_argument("--amp", action="store_true", help="fp16 on GPUs, bf16 on CPUs")
     parser.add_argument("--fsdp", action="store_true", help="shard the parameters instead of DDP")
-    parser.add_argument("--norm", choices=("batch", "sync", "layer"), default="batch")
-    parser.add_argument("--batch", type=int, default=4, help="scans per step, over all ranks")
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--workers", type=int, default=0, help="data loading processes per rank")
-    parser.add_argument("--quick", action="store_true", help="coarse and short: a smoke test")
-    parser.add_argument("--out", type=Path, help="folder for the weights and a log of each rank")
+    parser.add_argument(
+        "--norm", choices=("sync", "batch"), help="batch statistics over all ranks, or of each"
+    )
+    parser.add_argument("--workers", type=int, default=1, help="loading processes of each rank")
+    parser.add_argument("--every", type=int, default=20, help="steps from line to line")
+    parser.add_argument("--save-every", type=int, default=100, help="steps between checkpoints")
+    parser.add_argument("--held-out", type=int, default=4, help="streets for evaluation")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument("--out", type=Path, default=Path("examples_out/train_ddp"))
     args = parser.parse_args()
-    args.rank, args.world = (int(os.environ.get(name, n)) for name, n in RANKS)
-    if args.norm == "sync" and torch.device(args.device).type == "cpu":
-        parser.error("--norm sync: torch's SyncBatchNorm needs GPUs; take --norm layer or batch.")
+    args.rank, args.world, args.local = (int(os.environ.get(name, n)) for name, n in RANKS)
+    on_cpu = torch.device(args.device).type == "cpu"
+    args.norm = args.norm or ("batch" if on_cpu else "sync")
+    if args.norm == "sync" and on_cpu:
+        parser.error("--norm sync: torch's SyncBatchNorm needs GPUs; take --norm batch.")
     if args.batch % args.world:
         parser.error(f"--batch {args.batch} does not divide into {args.world} ranks.")
+    if args.scenes < args.batch:
+        parser.error(f"--scenes {args.scenes}: fewer than --batch {args.batch}.")
     return args
-
-
-RANKS = (("RANK", 0), ("WORLD_SIZE", 1))  # set by torchrun
-
-
-def device_of(args: argparse.Namespace) -> torch.device:
-    """The rank's own GPU. It need not be the current device: layers run where their tensors are."""
-    if args.device == "cuda":
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-    return torch.device(args.device)
 
 
 def distribute(model: nn.Module, args: argparse.Namespace, device: torch.device) -> nn.Module:
     if args.norm == "sync":
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    if args.world == 1:
-        return model
+        convert = nn.SyncBatchNorm.convert_sync_batchnorm
+        if args.api == "minkowski":
+            convert = model.framework.MinkowskiSyncBatchNorm.convert_sync_batchnorm
+        model = convert(model)
     if args.fsdp:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
         # One group of parameters: units inside would have to return tensors, as the network does.
         return fully_shard(model, mesh=init_device_mesh(device.type, (args.world,)))
+    if args.world == 1:
+        return model
     return DistributedDataParallel(model, [device] if device.type == "cuda" else None)
 
 
-def total(value: torch.Tensor, args: argparse.Namespace) -> torch.Tensor:
+def total(value: torch.Tensor) -> torch.Tensor:
     """The sum over all ranks."""
     value = value.detach().clone()
-    if args.world > 1:
-        dist.all_reduce(value)
+    dist.all_reduce(value)
     return value
 
 
-def fingerprint(model: nn.Module) -> str:
-    """Changes with any bit of any gradient."""
-    digest = hashlib.sha1()
-    for parameter in model.parameters():
-        digest.update(parameter.grad.cpu().numpy().tobytes())
-    return digest.hexdigest()
+class Training:
+    """Model, optimiser and what belongs to them in a checkpoint."""
 
+    def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
+        torch.manual_seed(0)  # the same weights on every rank
+        self.args, self.device, self.step = args, device, 0
+        self.model = distribute(Network(args.api).to(device), args, device)
+        self.optimiser = torch.optim.AdamW(self.model.parameters(), args.rate)
+        self.dtype = torch.float16 if device.type == "cuda" else torch.bfloat16
+        scales = args.amp and self.dtype == torch.float16
+        self.scaler = torch.amp.GradScaler(device.type, enabled=scales)
 
-def epochs(loader: DataLoader, sampler: DistributedSampler) -> Iterator[tuple]:
-    """Batches without end, shuffled anew in each epoch."""
-    for epoch in itertools.count():
-        sampler.set_epoch(epoch)
-        yield from loader
+    def logits(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        features, coords = (part.to(self.device, non_blocking=True) for part in batch[:2])
+        with torch.autocast(self.device.type, self.dtype, self.args.amp):
+            return model(features, coords, *batch[3:]).float()
+
+    def update(self, batch: Batch) -> torch.Tensor:
+        """One step; the loss over all ranks, still on the device."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.args.rate * (1 - self.step / self.args.steps) ** 0.9
+        self.optimiser.zero_grad()
+        labels = batch[2].to(self.device, non_blocking=True)
+        losses = nn.functional.cross_entropy(
+            self.logits(self.model, batch), labels, reduction="sum"
+        )
+        voxels = total(losses.new_tensor(float(len(labels))))
+        # DDP and FSDP average over ranks: times the ranks, the sum over voxels remains.
+        self.scaler.scale(losses * self.args.world / voxels).backward()
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        self.step += 1
+        return total(losses) / voxels
+
+    @torch.no_grad()
+    def mean_iou(self, streets: Streets) -> float:
+        """Over the voxels of all held-out streets, which the ranks share."""
+        self._same_statistics()
+        model = getattr(self.model, "module", self.model)  # DDP's own forward pass waits for others
+        model.eval()
+        args, n = self.args, len(CLASSES)
+        confusion = torch.zeros(n * n, dtype=torch.long, device=self.device)
+        # Every rank has as many forward passes, because those of FSDP wait for one another.
+        for first in range(0, args.held_out, args.world):
+            seed = min(first + args.rank, args.held_out - 1)
+            batch = collate([streets[HELD_OUT + seed, 0]])
+            places = batch[2].to(self.device) * n + self.logits(model, batch).argmax(1)
+            if first + args.rank < args.held_out:
+                confusion += torch.bincount(places, minlength=n * n)
+        model.train()
+        confusion = total(confusion).view(n, n).double()
+        both = confusion.diag()
+        return float((both / (confusion.sum(0) + confusion.sum(1) - both)).nanmean())
+
+    def _same_statistics(self) -> None:
+        """Of norms with statistics of their own on every rank, those of the first rank."""
+        for buffer in self.model.buffers():
+            dist.broadcast(buffer, 0)
+
+    def save(self) -> None:
+        self._same_statistics()
+        folder = self.args.out / f"step{self.step:08d}"
+        dcp.save(self._state(), checkpoint_id=folder)
+
+    def resume(self) -> None:
+        """From the last checkpoint that is whole: its list of contents is written at the end."""
+        whole = sorted(self.args.out.glob("step*/.metadata"))
+        if not whole:
+            raise SystemExit(f"--resume: no checkpoint in {self.args.out}.")
+        state = self._state()
+        dcp.load(state, checkpoint_id=whole[-1].parent)
+        set_state_dict(
+            self.model, self.optimiser,
+            model_state_dict=state["model"], optim_state_dict=state["optimiser"],
+        )  # fmt: skip
+        self.scaler.load_state_dict(state["scaler"])
+        self.step = state["step"]
+
+    def _state(self) -> dict:
+        model, optimiser = get_state_dict(self.model, self.optimiser)
+        scaler = self.scaler.state_dict()
+        return {"model": model, "optimiser": optimiser, "scaler": scaler, "step": self.step}
 
 
 def train(args: argparse.Namespace, device: torch.device) -> None:
-    streets = Streets(12 if args.quick else 64, 0.8 if args.quick else 0.4)
-    sampler = DistributedSampler(streets, args.world, args.rank, shuffle=True, seed=0)
-    loader = DataLoader(
-        streets, args.batch // args.world, sampler=sampler, collate_fn=collate,
-        num_workers=args.workers, drop_last=True,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = Network(streets.shape, args.norm, 16 if args.quick else 32).to(device)
-    model = distribute(model, args, device)
-    optimiser = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    log = {"loss": [], "gradients": []}
-    steps = training(args.epochs * len(loader), args.rank == 0)
-    for (_, show), batch in zip(steps, epochs(loader, sampler), strict=False):
-        features, indices, kinds = (part.to(device) for part in batch[:3])
-        optimiser.zero_grad()
-        logits = model(features, indices, batch[3])
-        losses = nn.functional.cross_entropy(logits, kinds, reduction="sum")
-        voxels = total(losses.new_tensor(float(len(kinds))), args)
-        # DDP and FSDP average over ranks: times the ranks, the sum over voxels remains.
-        (losses * args.world / voxels).backward()
-        optimiser.step()
-        log["loss"].append(float(total(losses, args) / voxels))
-        if not args.fsdp:
-            log["gradients"].append(fingerprint(model))
-        show(log["loss"][-1])
-    whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    weights = get_model_state_dict(model, options=whole)
-    if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / f"rank{args.rank}.json").write_text(json.dumps(log))
+    def say(text: str) -> None:
         if args.rank == 0:
-            torch.save(weights, args.out / "model.pt")
+            print(text, flush=True)
+
+    streets, training, losses = Streets(args.voxel_size), Training(args, device), []
+    if args.resume:
+        training.resume()
+        say(f"resumed at step {training.step}")
+    loader = DataLoader(
+        streets, batch_sampler=Shares(args, training.step), collate_fn=collate,
+        num_workers=args.workers, pin_memory=device.type == "cuda",
+    )  # fmt: skip
+    since, first = time.perf_counter(), training.step
+    for batch in loader:
+        losses.append(training.update(batch))
+        step = training.step
+        if step == first + 1:
+            losses[-1].item()  # wait for the device
+            say(f"{args.world} ranks, first step after {time.perf_counter() - BEGIN:.1f} s")
+            since = time.perf_counter()
+        elif step % args.every == 0 or step == args.steps:
+            loss, now = losses[-1].item(), time.perf_counter()
+            steps = step - max(first + 1, (step - 1) // args.every * args.every)
+            rate = steps * args.batch / (now - since)
+            say(f"step {step}  loss {loss:.4f}  {rate:.1f} samples a second")
+            since = now
+        if step % args.save_every == 0 or step == args.steps:
+            training.save()
+            say(f"saved at step {step}, mean IoU {training.mean_iou(streets):.4f}")
+            since = time.perf_counter()  # neither counts as training
+    iou = training.mean_iou(streets)
+    say(f"mean IoU {iou:.4f} on {args.held_out} streets not trained on")
     if args.rank == 0:
-        console.print(f"{args.world} ranks, loss {log['loss'][0]:.3f} to {log['loss'][-1]:.3f}")
+        log = {"first": first, "loss": [loss.item() for loss in losses], "mean IoU": iou}
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / "log.json").write_text(json.dumps(log))
+
+
+@contextlib.contextmanager
+def process_group(device: torch.device) -> Iterator[None]:
+    """Of one process, too, where torchrun has not started this one."""
+    how = {"backend": "gloo"}
+    if device.type == "cuda":
+        how = {"backend": "nccl", "device_id": device}
+    if "RANK" not in os.environ:
+        how |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group(**how)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        gc.collect()  # DDP is part of a cycle; gloo's threads must end before Python does
 
 
 def main() -> None:
     args = arguments()
-    device = device_of(args)
-    if args.world > 1:
-        if args.fsdp and device.type == "cuda":
-            torch.cuda.set_device(device)  # FSDP gathers parameters on the current device
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    try:
+    sparse_bridge.enable(args.api)
+    device = torch.device(args.device)
+    if args.device == "cuda":
+        device = torch.device("cuda", args.local)
+        torch.cuda.set_device(device)  # collectives and FSDP work on the current device
+    with process_group(device):
         train(args, device)
-    finally:
-        if args.world > 1:
-            dist.destroy_process_group()
-            gc.collect()  # DDP is part of a cycle; gloo's threads must end before Python does
 
 
 if __name__ == "__main__":

@@ -93,6 +93,10 @@ class _Learner:
         """Around a first call: tunes the layers that share maps, where tuning is asked for."""
         if self.trained or settings.get().tune != "full":
             return contextlib.nullcontext()
+        from .core.tuning.ranks import one_of_several
+
+        if one_of_several():
+            return contextlib.nullcontext()
         self.trained = True
         from .core.warmup import group_race
 

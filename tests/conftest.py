@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import signal
 import types
 
 import hypothesis
@@ -18,6 +19,8 @@ import pytest
 from sparse_bridge import settings, workers
 
 workers.wait_passively()  # tests run beside one another
+# A run in the background of a script has none of Ctrl-C, and neither would the programs it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples on every run: what a test says depends on the code alone, and not on the clock
 # of a busy machine. New ones: `pytest --hypothesis-profile=new`. (The lane fixtures set nothing

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -164,6 +165,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--program", default="compute-sanitizer", help="the tool, by path or name")
     parser.add_argument("--device", default="cuda", help="default: cuda")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time; default: 1")
     parser.add_argument("--json", type=pathlib.Path, metavar="PATH", help="write the record there")
     parser.add_argument("--list", action="store_true", help="name the layers")
     args = parser.parse_args(arguments)
@@ -179,12 +181,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{args.program} is not here: CUDA's toolkit brings it", file=sys.stderr)
         return 2
     answers = []
-    for tool in args.tool or TOOLS:
-        for layer in args.layer or LAYERS:
-            answers.append(examine(tool, layer, program, args.device))
-            last = answers[-1]
+    pairs = [(tool, layer) for tool in args.tool or TOOLS for layer in args.layer or LAYERS]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for last in pool.map(lambda pair: examine(*pair, program, args.device), pairs):
+            answers.append(last)
             words = f"found {last['found']}" if failed(last) else "nothing found"
-            print(f"{tool:10} {layer:42} {words}, {last['seconds']} s", flush=True)
+            print(f"{last['tool']:10} {last['layer']:42} {words}, {last['seconds']} s", flush=True)
     if args.json:
         args.json.write_text(json.dumps(record(answers, program, args.device), indent=1) + "\n")
     return int(any(map(failed, answers)))

@@ -26,7 +26,7 @@ DECLARATIONS = (
 )  # fmt: skip
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=32)
 def spaces(target: Target) -> dict[str, tuple[Space, ...]]:
     """The spaces of every kernel that `target` launches, by kernel name."""
     declared = (made for module in DECLARATIONS for made in module.declare(target))

@@ -20,7 +20,7 @@ from ..kernels.runtime.target import Target
 from ..kernels.tiles.candidates import candidates
 from ..kernels.tiles.clamps import clamp_for_problem, clamp_for_splits
 from ..kernels.tiles.tile import TileConfig
-from ..kernels.tiles.tile_config import gather_tile, wgrad_tile
+from ..kernels.tiles.tile_config import gather_tile, ways, wgrad_tile
 from .forms import PLACES, POINTED, Form, Space, make
 
 # One of each class that a tile choice can tell apart: powers of two, their neighbours, multiples of
@@ -64,15 +64,18 @@ def products(target: Target) -> list[tuple[torch.dtype, str]]:
 _ROWS = (0, 2, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)  # per compute unit
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=32)
 def gather_tiles(target: Target) -> tuple[list[Case], list[Case]]:
     """(cases of the default tiles, of the tuner's other candidates) of the gather-GEMM."""
     default: dict[Case, None] = {}
     tuned: dict[Case, None] = {}
     rows = [max(1, power * target.compute_units) for power in _ROWS]
     for (dtype, precision), c_in, c_out in itertools.product(products(target), CHANNELS, CHANNELS):
-        orders, offsets = ("oi", "io"), (_OFFSETS, _FEW_OFFSETS)
-        for n, order, v, grows in itertools.product(rows, orders, offsets, (False, True)):
+        queued, roomy = ways(target, dtype, precision)  # else most of these choices are one
+        orders = ("oi", "io") if roomy else ("oi",)
+        offsets = (_OFFSETS, _FEW_OFFSETS) if roomy or queued else (_OFFSETS,)
+        grown = (False, True) if queued else (False,)
+        for n, order, v, grows in itertools.product(rows, orders, offsets, grown):
             tile = gather_tile(target, dtype, n, c_in, c_out, v, precision, order, expanding=grows)
             default[Case(tile, dtype, precision)] = None
         many = 256 * target.compute_units
@@ -81,7 +84,7 @@ def gather_tiles(target: Target) -> tuple[list[Case], list[Case]]:
     return list(default), [case for case in tuned if case not in default]
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=32)
 def wgrad_tiles(target: Target) -> tuple[list[Case], list[Case]]:
     """(cases of the default tiles, of the tuner's other candidates) of wgrad."""
     default: dict[Case, None] = {}

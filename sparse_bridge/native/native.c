@@ -951,19 +951,24 @@ static PyObject *features_of(PyObject *module, PyObject *conv) {
   return ended(s, features(s, conv));
 }
 
-/* The pending convolution whose features a tensor is, which nobody has read or followed, and the
- * call of its layer, launched by a plan; else the scope refuses. `PendingConv._goes_on`,
+/* A pending convolution, or the one whose features a tensor is, which nobody has read or followed,
+ * and the call of its layer, launched by a plan; else the scope refuses. `PendingConv._goes_on`,
  * `LayerCall.undisturbed`. */
 typedef struct {
   PyObject *conv, *call, *history, *target, *steps;
   Known *plan;
   Py_ssize_t at;
+  int as_tensor;
 } Following;
 
-static Following following(Scope *s, PyObject *tensor) {
+static Following following(Scope *s, PyObject *given) {
   Following f = {0};
-  refuse_unless(s, Py_IS_TYPE(tensor, (PyTypeObject *)g_Waiting) && !refused());
-  f.conv = get(s, tensor, s_pending);
+  if (Py_IS_TYPE(given, (PyTypeObject *)g_PendingConv)) {
+    f.conv = given;
+  } else {
+    refuse_unless(s, Py_IS_TYPE(given, (PyTypeObject *)g_Waiting));
+    f.conv = get(s, given, s_pending), f.as_tensor = 1;
+  }
   refuse_unless(s, f.conv && Py_IS_TYPE(f.conv, (PyTypeObject *)g_PendingConv));
   f.call = SLOT(f.conv, PendingConv, call);
   PyObject *fused = SLOT(f.call, LayerCall, fused);
@@ -1019,7 +1024,8 @@ static int is_norm(Scope *s, PyObject *module, PyObject *norm) {
   return eps && equal(s, eps, PyTuple_GET_ITEM(norm, 4));
 }
 
-/* `PendingConv.as_launched` behind a BatchNorm1d(module, its input): features */
+/* `PendingConv.as_launched` behind a norm(BatchNorm1d or Norm, convolution or its features): what
+ * follows, in kind. */
 static PyObject *normalised(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   Scope scope = {{0}}, *s = &scope;
   if (count != 2) Py_RETURN_NOTIMPLEMENTED;
@@ -1028,19 +1034,24 @@ static PyObject *normalised(PyObject *self, PyObject *const *args, Py_ssize_t co
   refuse_unless(s, between && f.at == 0);
   if (s->state != GOES_ON) return ended(s, NULL);
   PyObject *norm = PyTuple_GET_ITEM(between, 3);
-  refuse_unless(s, norm != Py_None && comes(&f, 'n') && is_norm(s, args[0], norm));
+  refuse_unless(s, norm != Py_None && comes(&f, 'n'));
+  if (s->state != GOES_ON) return ended(s, NULL);
+  int same = PyTuple_Check(args[0]) ? is_norm_of(s, args[0], norm) : is_norm(s, args[0], norm);
+  refuse_unless(s, same);
   long long moved = 0;
   for (int i = 0; i < 4 && s->state == GOES_ON; i++) moved += changes(s, PyTuple_GET_ITEM(norm, i));
   refuse_unless(s, moved == number(s, SLOT(f.call, LayerCall, changes)));
   if (s->state != GOES_ON) return ended(s, NULL);
   if (PyUnicode_GET_LENGTH(f.target) == 1) return ended(s, taken(s, &f, letters[0]));
   long long counted = number(s, SLOT(f.conv, PendingConv, _count));
-  PyObject *made = features(s, pending(s, f.call, between, letters[0], counted + moved));
+  PyObject *made = pending(s, f.call, between, letters[0], counted + moved);
+  if (f.as_tensor) made = features(s, made);
   PUT(f.history, History, seen, letters[0]), PUT(f.conv, PendingConv, _used, two);
   return ended(s, made);
 }
 
-/* `PendingConv.end_launched` behind an activation(features, name, slope): the result */
+/* `PendingConv.end_launched` behind an activation(convolution or its features, name, slope): the
+ * result. */
 static PyObject *activated(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   Scope scope = {{0}}, *s = &scope;
   if (count != 3) Py_RETURN_NOTIMPLEMENTED;
@@ -1053,7 +1064,8 @@ static PyObject *activated(PyObject *self, PyObject *const *args, Py_ssize_t cou
   return ended(s, s->state == GOES_ON ? taken(s, &f, f.target) : NULL);
 }
 
-/* `PendingConv.plus` of features and a plain tensor: features, or the result */
+/* `PendingConv.plus`(convolution or its features, a plain tensor): what follows, in kind, or the
+ * result. */
 static PyObject *plus(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   Scope scope = {{0}}, *s = &scope;
   if (count != 2) Py_RETURN_NOTIMPLEMENTED;
@@ -1094,7 +1106,7 @@ static PyObject *plus(PyObject *self, PyObject *const *args, Py_ssize_t count) {
                                                              rest)) : NULL;
     counted += changes(s, other);
     launched = y, y = s->state == GOES_ON ? pending(s, f.call, end, steps, counted) : NULL;
-    if (y) y = features_alone(s, y);
+    if (y && f.as_tensor) y = features_alone(s, y);
   }
   PUT(f.call, LayerCall, launched, launched);
   PUT(f.history, History, seen, steps), PUT(f.conv, PendingConv, _used, two);

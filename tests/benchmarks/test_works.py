@@ -9,7 +9,7 @@ import torch
 
 from benchmarks import workloads
 from benchmarks.peers import PEERS
-from benchmarks.works import _fill
+from benchmarks.works import fill
 from tests.adapters.standins import standin
 
 NETWORKS = [
@@ -36,6 +36,6 @@ def test_values_stay_in_the_range_of_half_precision(peer, name):
     with standin(framework):
         one = interface(peer, package)
         model = one.network(name)
-        _fill(one, model)
+        fill(one, model)
         found = one.call(model.half().eval(), scan.feats.half(), scan)
     assert len(found) and found.dtype == torch.float16 and bool(found.isfinite().all())

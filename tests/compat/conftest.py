@@ -77,9 +77,9 @@ def cell(model="SECOND", number=1, framework="spconv", device="cpu", run=0, **ou
     return CellResult(number, model, framework, *where, tuple(found), run)
 
 
-def facts(device="CPU", date="2026-01-02 03:04 UTC"):
+def facts(device="CPU", date="2026-01-02 03:04 UTC", version="0.1.0"):
     """What a run says of itself."""
-    versions = {"sparse_bridge": "0.1.0", "torch": "2.9.0", "real spconv": None}
+    versions = {"sparse_bridge": version, "torch": "2.9.0", "real spconv": None}
     return {"date": date, "device": device, "versions": versions}
 
 

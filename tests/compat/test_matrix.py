@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import importlib.util
 import pathlib
+import sys
+import types
 
 import pytest
 
@@ -110,3 +112,12 @@ def test_selection(toys):
     for nothing in ({"names": ("none",)}, {"frameworks": ("minkowski",)}, {"dtypes": ("float16",)}):
         with pytest.raises(SettingError, match="no model matches"):
             names(**nothing)
+
+
+def test_without_a_reader_of_toml_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tomllib", None)
+    monkeypatch.setitem(sys.modules, "tomli", None)
+    with pytest.raises(SettingError, match="pip install tomli"):
+        matrix.load()
+    monkeypatch.setitem(sys.modules, "tomli", types.SimpleNamespace(loads=lambda text: {}))
+    assert matrix.load() == []

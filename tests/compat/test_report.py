@@ -12,6 +12,7 @@ from compat import markdown, matrix, page, projects, report
 from compat.cli import RESULTS, ROOT
 from compat.results import Results, merge
 from sparse_bridge import __main__ as command_line
+from sparse_bridge import __version__
 from sparse_bridge.errors import SettingError
 
 from .conftest import cell, facts
@@ -55,6 +56,14 @@ def test_merging_goes_check_by_check():
     ]
 
 
+def test_merging_keeps_no_check_of_another_version():
+    first = Results((facts(version="0.0.9"),), (cell(forward="pass", native="pass"),))
+    second = Results((facts(),), (cell(forward="pass"),))
+    found = merge([first, second])
+    assert [one.check for one in found.cells[0].checks] == ["forward"]
+    assert len(found.runs) == 1
+
+
 def test_a_cell_is_as_good_as_its_worst_check():
     assert cell(forward="pass", native=("not run", "")).outcome == "pass"
     assert cell(forward="pass", eval=("unsupported", "")).outcome == "unsupported"
@@ -63,6 +72,13 @@ def test_a_cell_is_as_good_as_its_worst_check():
     listed = ("fail", "as the original", True)
     assert cell(forward="pass", eval=listed).outcome == "known"
     assert cell(forward=("fail", ""), eval=listed).outcome == "fail"
+
+
+def test_nothing_is_said_of_older_cells_where_there_are_none():
+    ours = Results((facts(version=__version__),), (cell(forward="pass"),))
+    assert report.older(ours) == ""
+    for writer in (markdown, page):
+        assert "not run again" not in writer.render(ours, [])
 
 
 def test_every_model_links_to_its_project():
@@ -93,7 +109,7 @@ def test_markdown(results, models):
     assert row in text
     assert "| spconv | NVIDIA H200 | 1 pass, 1 not run | 1 pass, 1 not run |" in text
     assert "| MinkowskiEngine | CPU | 1 unsupported | 1 unsupported |" in text
-    assert "**Cells of version 0.1.0 have not been run again with" in text
+    assert f"**Cells not run again with {__version__}: 3 on CPU (version 0.1.0), 1 on " in text
     assert "- CPU, 2026-01-02 03:04 UTC: sparse_bridge 0.1.0, torch 2.9.0\n" in text
     assert "- CPU: of the 29 listed models 3 have run, 1 of them without any check failed" in text
     assert "| SECOND | 1 | pass 2/2 | not run |" in text

@@ -6,9 +6,11 @@ import importlib.util
 
 import pytest
 
-from compat import results
+import sparse_bridge
+from compat import bridged, results
 from compat.matrix import CHECKS
 from sparse_bridge import __main__ as command_line
+from sparse_bridge.adapters import base
 
 
 def expecting(check, outcome, **more):
@@ -26,6 +28,15 @@ def test_checks_in_further_processes(run_toy):
     else:
         assert native.outcome == "pass"
         assert "float32: outputs within" in native.reason and "float64: " in native.reason
+
+
+@pytest.mark.parametrize("framework", ["torchsparse", "minkowski", "flex_gemm"])
+def test_a_standin_is_not_the_real_library(framework):
+    real = bridged.installed(framework)
+    with sparse_bridge.enable(framework):
+        assert bridged.installed(framework) == real
+    package = base.load(framework).packages[0]
+    assert (real is None) == (importlib.util.find_spec(package) is None)
 
 
 @pytest.mark.parametrize(

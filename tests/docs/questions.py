@@ -24,7 +24,7 @@ QUESTIONS = {
     "fp16 NaN": {"questions", "troubleshooting"},
     "run on CPU without GPU": {"questions", "getting_started", "hardware"},
     "AMD ROCm MI300": {"questions", "hardware"},
-    "several GPUs DDP SyncBatchNorm": {"troubleshooting", "questions", "projects"},
+    "several GPUs DDP SyncBatchNorm": {"scale_out", "questions", "projects"},
     "first iteration slow": {"questions", "troubleshooting"},
     "depthwise groups": {"questions", "spconv"},
     "empty tensor zero points": {"questions", "spconv"},

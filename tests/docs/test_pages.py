@@ -119,14 +119,14 @@ def test_figures_are_drawn_by_their_programs(name: str, tmp_path: Path) -> None:
         for path in (tmp_path / "again.png", ROOT / "docs" / "figures" / f"{name}.png")
     )
     # Other versions of matplotlib and FreeType set letters a little differently, and lines by a
-    # pixel: squares of 8 x 8 are compared.
+    # pixel, which is a fifth of a square of 16 x 16; a bar of another length fills one.
     assert np.abs(np.subtract(again.shape, kept.shape)).max() <= 2
-    rows, columns = (least // 8 for least in np.minimum(again.shape, kept.shape)[:2])
+    rows, columns = (least // 16 for least in np.minimum(again.shape, kept.shape)[:2])
     squares = [
-        one[: rows * 8, : columns * 8].reshape(rows, 8, columns, 8, 3).mean((1, 3))
+        one[: rows * 16, : columns * 16].reshape(rows, 16, columns, 16, 3).mean((1, 3))
         for one in (again, kept)
     ]
-    assert np.abs(squares[0] - squares[1]).mean() < 0.012
+    assert np.abs(squares[0] - squares[1]).max() < 0.35
 
 
 @pytest.mark.parametrize("repository", ["", "https://example.org/owner/sparse_bridge"])

@@ -170,7 +170,7 @@ def way(name: str) -> Iterator[None]:
     made, chosen = helper(), (WAYS | RANDOM)[name]
     with contextlib.ExitStack() as stack:
         if chosen is None:
-            for function in native_calls._FUNCTIONS:
+            for function in native_calls.FUNCTIONS:
                 stack.enter_context(mock.patch.object(native_calls, function, None))
         else:
             stack.callback(made.refuse, 0.0)
@@ -181,7 +181,7 @@ def way(name: str) -> Iterator[None]:
 @contextlib.contextmanager
 def served() -> Iterator[dict[str, int]]:
     """How often each function of the helper did it, inside."""
-    found = dict.fromkeys(native_calls._FUNCTIONS, 0)
+    found = dict.fromkeys(native_calls.FUNCTIONS, 0)
 
     def counted(name: str, own: Any) -> Any:
         def call(*args: Any) -> Any:

@@ -59,12 +59,12 @@ def use(module: Any) -> None:
         "norm_forward": torch.nn.BatchNorm1d.forward,
     })  # fmt: skip
     global helper
-    for name in _FUNCTIONS:
+    for name in FUNCTIONS:
         globals()[name] = getattr(module, name)
     helper = module
 
 
-_FUNCTIONS = ("known_call", "features_of", "normalised", "activated", "plus", "spconv_known")
+FUNCTIONS = ("known_call", "features_of", "normalised", "activated", "plus", "spconv_known")
 
 
 def known(plan: FusedPlan, product: Any) -> Any:

@@ -17,6 +17,7 @@ import torch
 
 from ... import state
 from ..device.torch_compat import eagerly
+from . import native_calls
 from .epilogue import Epilogue, Norm
 from .fused_plan import fused_plan, same
 from .history import PLAIN, LayerCall, changes, changes_of
@@ -137,6 +138,10 @@ class PendingConv:
     @eagerly
     def as_launched(self, norm: Norm) -> Following | None:
         """Behind the norm that its plan knows; None where that is not as it was."""
+        if (native := native_calls.normalised) is not None:
+            made = native(norm, self)
+            if made is not NotImplemented:
+                return made  # type: ignore[no-any-return]
         call = self.call
         if self._used or self.steps or changes(norm) != call.changes or not call.undisturbed():
             return None
@@ -148,6 +153,10 @@ class PendingConv:
     @eagerly
     def plus(self, other: Any, otherwise: Launch) -> Following:
         """The sum with features of the same shape."""
+        if (native := native_calls.plus) is not None:
+            made = native(self, other)
+            if made is not NotImplemented:
+                return made  # type: ignore[no-any-return]
         call = self.call
         fits = (
             type(other) in PLAIN
@@ -173,6 +182,10 @@ class PendingConv:
     @eagerly
     def end_launched(self, name: str, alpha: float) -> torch.Tensor | None:
         """Behind the activation with which it was launched; None where another one comes."""
+        if (native := native_calls.activated) is not None:
+            made = native(self, name, alpha)
+            if made is not NotImplemented:
+                return made  # type: ignore[no-any-return]
         call = self.call
         if (
             call.launched is None

@@ -3,7 +3,8 @@
 `SPARSE_BRIDGE_TUNE` says how. *cached* (default): a winner of the disk cache, else one shipped with
 the package, else that of a bucket one octave away, else the default tile; nothing is timed. *off*:
 the default tile. *pinned*: as cached, from one file or the package alone. *full*: a bucket without
-a winner is tuned.
+a winner is tuned, but not in a process group of several ranks: those wait for one another, and
+choose alike.
 
 Tuning. The first layer of a new bucket queues its candidates for compiling in the background and
 goes on with the tile it would have had. A later layer of that bucket, with the next map, takes
@@ -37,6 +38,7 @@ from .background import Compiler
 from .cost import shortlist
 from .groups import GroupTable, GroupWinner
 from .problem import Bucket, Problem
+from .ranks import one_of_several
 from .trial import Timer, Trial, device_timer, mismatch, reference_of
 from .tune_cache import Held, Stamp, TuneCache, Winner, Winners, pinned, shipped
 
@@ -194,6 +196,8 @@ class Tuner:
     ) -> _Choice:
         if (self.timer is None and not problem.target.raw) or _capturing(problem.device):
             return choice
+        if one_of_several():
+            return choice
         if not self._busy.acquire(blocking=False):
             return choice  # another thread of this process tunes
         try:
@@ -214,7 +218,6 @@ class Tuner:
             return self.compiler.ready(bucket)
         runs = [partial(trial.run, tile) for tile in shortlist(problem, trial.live, self.count)]
         if background:
-            _warn_about_processes()
             self.compiler.submit(bucket, problem.device, runs)
             return False
         for run in runs:
@@ -303,16 +306,6 @@ def _refusal(refused: dict[TileConfig, str], tile: TileConfig) -> Iterator[None]
 
 def _capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
-def _warn_about_processes() -> None:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        log.once(
-            ("tuner", "distributed"),
-            "SPARSE_BRIDGE_TUNE=full tunes inside a process group: the ranks wait for each other. "
-            "Run `python -m sparse_bridge warm --tune` before, and use SPARSE_BRIDGE_TUNE=cached.",
-            level=30,
-        )
 
 
 _tuner = _DEFAULT = Tuner()

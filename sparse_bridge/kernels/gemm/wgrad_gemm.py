@@ -224,6 +224,8 @@ class WgradGemm:
         if not self.direct:
             rows = self.shares + spec.n_offsets
             out = torch.empty((rows, 4 * spec.quads), dtype=torch.float32, device=device)
+            if spec.padding:  # sums read it with the last values, and drop it
+                out[:, -spec.padding :] = 0.0
         x_at, dy_at, dw_at = x.data_ptr(), dy.data_ptr(), dw.data_ptr()
         aligned: object = True
         if (x_at | dy_at | dw_at) & 15:

@@ -41,6 +41,7 @@ class WgradSpec:
         self.row_kinds = specialise(*self.rows)
         self.blocks = cdiv(c_in, tile.block_m) * cdiv(c_out, tile.block_n)
         self.place, self.quads = (w.shift, *w.strides), cdiv(c_in * self.columns, 4)
+        self.padding = 4 * self.quads - c_in * self.columns  # behind the values of a partial result
         v_block = max(16, power_of_2(n_offsets))
         self.constants = (
             mirrored, direct, self.precision if self.dtype == torch.float32 else "ieee",

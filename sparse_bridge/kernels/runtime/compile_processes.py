@@ -42,9 +42,9 @@ _PROGRAM = (
 
 
 def side_by_side() -> int:
-    """How many forms to compile at once: the ranks on a machine share its cores."""
-    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    return max(1, min(_MOST, cores() // max(1, int(ranks) if ranks.isdigit() else 1)))
+    """How many forms to compile at once. Each of a machine's ranks has as many workers, most of
+    which wait for one another's results: every form is compiled once."""
+    return max(1, min(_MOST, cores()))
 
 
 class _Worker:
@@ -196,6 +196,11 @@ _processes = Processes()
 _local = threading.local()
 _binding = threading.Lock()
 start = _processes.start
+
+
+def compiled() -> int:
+    """Forms that worker processes have compiled for this program."""
+    return _processes.compiled
 
 
 @state.owns

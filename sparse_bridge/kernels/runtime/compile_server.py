@@ -3,22 +3,29 @@
 It runs beside one program, which starts it (`compile_processes`). It imports Triton and the kernels
 and hashes Triton's files once; workers share that memory. None of them imports torch or touches a
 GPU: a form is compiled for the target that the program names.
+
+The ranks of a training ask for the same forms at the same time, each its own server. Of these
+workers one compiles a form; the others wait for it and find the result on disk.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import os
+import pathlib
 import pickle
 import pkgutil
 import sys
+import tempfile
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
 IDLE = 60.0  # seconds after which a worker without work ends
+_TURN = 40.0  # seconds to wait for another program's worker; the own program waits a little longer
 
 
 class _Absent:
@@ -115,4 +122,22 @@ def _compile(
         os.environ.clear()
         os.environ.update(environment)
     fn = getattr(importlib.import_module(place[0]), place[1])
-    triton_compat.fill_disk_cache(fn, fields, target, options)
+    src = triton_compat.source_of(fn, fields)
+    form = src.hash(), str(target), str(sorted(options.items())), str(triton_compat.triton_cache())
+    with _in_turn(hashlib.sha256("\n".join(form).encode()).hexdigest()[:16]):
+        triton_compat.fill_disk_cache(src, target, options)
+
+
+@contextlib.contextmanager
+def _in_turn(form: str) -> Iterator[None]:
+    """Inside, no other worker of this machine and user compiles the form. Where files cannot be
+    locked, or another takes too long, all go on."""
+    import filelock
+
+    folder = pathlib.Path(tempfile.gettempdir(), f"sparse_bridge-{os.getuid()}")
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError, NotImplementedError, filelock.Timeout):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            lock = filelock.FileLock(folder / f"{form}.lock")  # of a killed worker it is free
+            stack.enter_context(lock.acquire(timeout=_TURN, poll_interval=0.02))
+        yield

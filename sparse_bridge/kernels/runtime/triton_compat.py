@@ -226,13 +226,18 @@ def load_no_launchers() -> None:
         build._load_module_from_path = lambda name, path: types.SimpleNamespace(launch=None)
 
 
-def fill_disk_cache(fn: Any, fields: dict[str, Any], target: Any, options: dict[str, Any]) -> None:
-    """Compile a form that another process needs; no GPU is asked.
+def source_of(fn: Any, fields: dict[str, Any]) -> Any:
+    """A form, as Triton's `compile` takes it.
 
     fields: of its `ASTSource`, but for `fn`.
     """
     src = object.__new__(triton.compiler.ASTSource)
     vars(src).update(fields, fn=fn)
+    return src
+
+
+def fill_disk_cache(src: Any, target: Any, options: dict[str, Any]) -> None:
+    """Compile a form that another process needs; no GPU is asked."""
     made = triton.compile(src, target=target, options=options)
     for backend in triton.backends.backends.values():
         if backend.compiler.supports_target(target):

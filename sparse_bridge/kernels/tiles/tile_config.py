@@ -9,9 +9,28 @@ from .clamps import clamp_for_registers, clamp_for_smem
 from .queued_tile import CACHED_WEIGHT, MOST_ROWS, depth_of, queued_tile, spread, wide_pays
 from .tile import TileConfig, power
 
-__all__ = ["CACHED_WEIGHT", "depth_of", "gather_tile", "grouped_tile", "wgrad_shares", "wgrad_tile"]
+__all__ = [
+    "CACHED_WEIGHT",
+    "depth_of",
+    "gather_tile",
+    "grouped_tile",
+    "ways",
+    "wgrad_shares",
+    "wgrad_tile",
+]
 
 GROUPED_WIDE = (128, 256, 64, 8, 3)
+
+
+def ways(target: Target, dtype: torch.dtype, precision: str) -> tuple[bool, bool]:
+    """Whether a gather-GEMM's rows queue up, and whether its operands have room for wide tiles.
+
+    A tile depends on `order` only with room, on `expanding` only with a queue, and on `n_offsets`
+    only with either.
+    """
+    half = dtype in (torch.float16, torch.bfloat16)
+    queued = target.queues_rows and (half or precision != "ieee")
+    return queued, half and target.shared_memory >= 128 << 10
 
 
 def gather_tile(
@@ -26,8 +45,8 @@ def gather_tile(
     A row has the same bits in every tile that this gives one layer, whatever n_rows is.
     """
     half = dtype in (torch.float16, torch.bfloat16)
-    roomy = half and target.shared_memory >= 128 << 10
-    if target.queues_rows and not grouped and (half or precision != "ieee"):
+    queued, roomy = ways(target, dtype, precision)
+    if queued and not grouped:
         tile = None
         if precision != "half":
             tile = queued_tile(

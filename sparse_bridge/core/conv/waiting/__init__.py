@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .. import native_calls
 from ..epilogue import Norm
 from ..pending import Following, PendingConv
 from .shortcuts import Noticed, reset, shorten
@@ -80,10 +79,6 @@ def _add(input: Any, other: Any, **unusual: Any) -> torch.Tensor | None:
     if other is input or not isinstance(other, torch.Tensor):
         return None
     rows = settled(other) if type(other) in KINDS else other
-    if (native := native_calls.plus) is not None:
-        made = native(input, rows)
-        if made is not NotImplemented:
-            return made  # type: ignore[no-any-return]
     return features_of(input.pending.plus(rows, lambda y: y + rows))
 
 

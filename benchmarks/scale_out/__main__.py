@@ -1,0 +1,167 @@
+"""Training on one GPU and on several of one host, beside spconv where it can be imported.
+
+    python -m benchmarks.scale_out --ranks 1 2 --json scale_out.json
+    python -m benchmarks.scale_out --parts throughput --ranks 1 2 4 --peers bridge spconv
+    python -m benchmarks.scale_out --device cpu --quick                     (what a test runs)
+
+| part | what |
+|---|---|
+| `first_step` | seconds from the start of torchrun until the first step has ended, with empty and with warm caches |
+| `throughput` | samples a second of a U-Net's training; every step has new scenes on every rank |
+| `curves` | losses of one training as one process with the whole batch and as ranks with a part each, whose batch statistics are joint; and how far the order of a batch alone moves them |
+| `checkpoint` | sharded on several ranks and saved; loaded on one GPU and on a CPU |
+
+The record is written after every part. A part that fails says so in it, and the others follow.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import machine, peers
+from ..processes import empty_caches
+from . import tables
+from .launch import LaunchError, launch
+
+Record = dict[str, Any]
+
+
+def _first_step(args: argparse.Namespace) -> Iterator[Record]:
+    """With empty caches, then again with what that left."""
+    # What the operating system reads from disk for the first time is nobody's first step.
+    launch("idle", 1, {"device": args.device})
+    for ranks in args.ranks:
+        with tempfile.TemporaryDirectory() as folder:
+            environment = empty_caches(Path(folder))
+            for caches in ("empty", "warm"):
+                found = launch("first_step", ranks, _options(args, args.peers[0]), environment)
+                kernels = len(list(Path(folder).rglob("*.cubin")))
+                yield {"ranks": ranks, "caches": caches, "kernels": kernels, "of_ranks": found}
+
+
+def _throughput(args: argparse.Namespace) -> Iterator[Record]:
+    sizes = {"rounds": 3, "steps": args.steps, "warm": args.warm}
+    for peer in args.peers:
+        for ranks in args.ranks:
+            try:
+                found = launch("throughput", ranks, {**_options(args, peer), **sizes})
+            except LaunchError as error:
+                yield {"peer": peer, "ranks": ranks, "error": str(error)}
+                continue
+            yield {"peer": peer, "ranks": ranks, "of_ranks": found}
+
+
+def _curves(args: argparse.Namespace) -> Iterator[Record]:
+    options = {
+        "device": args.device, "peers": args.curve_peers, "batch": args.curve_batch,
+        "steps": args.curve_steps, "scenes": args.scenes, "voxel_size": args.voxel_size,
+        "rate": 0.01,
+    }  # fmt: skip
+    for ranks, backwards in [(1, False), (1, True), *((n, False) for n in args.ranks if n > 1)]:
+        found = launch("curves", ranks, {**options, "backwards": backwards})
+        yield {"ranks": ranks, "backwards": backwards, "losses": found[0]}
+
+
+def _checkpoint(args: argparse.Namespace) -> Iterator[Record]:
+    options = {"peer": args.peers[0], "batch": args.curve_batch, "voxel_size": args.voxel_size}
+    with tempfile.TemporaryDirectory() as folder:
+        options |= {"rate": 0.01, "checkpoint": folder}
+        places = [("save", max(args.ranks), args.device), ("load", 1, args.device)]
+        places += [("load", 1, "cpu")] if args.device != "cpu" else []
+        for part, ranks, device in places:
+            found = launch(part, ranks, {**options, "device": device})
+            yield {"part": part, "ranks": ranks, "device": device, "of_ranks": found}
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Record]]] = {
+    "throughput": _throughput,
+    "first_step": _first_step,
+    "curves": _curves,
+    "checkpoint": _checkpoint,
+}
+
+
+def _options(args: argparse.Namespace, peer: str) -> dict[str, Any]:
+    return {
+        "peer": peer, "device": args.device, "source": args.source, "batch": args.batch,
+        "dtype": args.dtype,
+    }  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = _arguments(argv)
+    record: Record = {
+        "machine": machine.describe(args.device),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "torch": torch.__version__,
+        "options": {name: value for name, value in vars(args).items() if name != "json"},
+        "parts": {},
+    }
+    failed = False
+    for part in args.parts:
+        rows = record["parts"][part] = []
+        begin = time.monotonic()
+        try:
+            for row in PARTS[part](args):
+                rows.append(row)
+                print(f"{time.monotonic() - begin:6.1f} s  {tables.line(part, row)}", flush=True)
+                _write(record, args.json)
+        except LaunchError as error:
+            failed = True
+            rows.append({"error": str(error)})
+            print(f"{part}: {error}", file=sys.stderr, flush=True)
+        _write(record, args.json)
+        print(tables.table(part, rows), flush=True)
+    return int(failed)
+
+
+def _write(record: Record, path: Path | None) -> None:
+    if path is not None:
+        path.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale_out")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--ranks", nargs="+", type=int, help="default: 1 and all GPUs")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--peers", nargs="+", help="of `benchmarks.peers`; default: bridge, spconv")
+    parser.add_argument("--source", default="street:0.1", help="of the stream; see workloads")
+    parser.add_argument("--batch", type=int, default=4, help="scenes of a rank's step")
+    parser.add_argument("--dtype", default="fp16", help="of autocast, or fp32")
+    parser.add_argument("--steps", type=int, default=20, help="of each of three rounds")
+    parser.add_argument("--warm", type=int, default=12, help="steps before them")
+    parser.add_argument("--curve-peers", nargs="+", default=list(_BRIDGES))
+    parser.add_argument("--curve-steps", type=int, default=200)
+    parser.add_argument("--curve-batch", type=int, default=4, help="over all ranks")
+    parser.add_argument("--scenes", type=int, default=32, help="of the curves")
+    parser.add_argument("--voxel-size", type=float, default=0.4, help="of the curves, metres")
+    parser.add_argument("--quick", action="store_true", help="a few small steps: a smoke test")
+    parser.add_argument("--json", type=Path, help="file of the record")
+    args = parser.parse_args(argv)
+    args.ranks = args.ranks or sorted(
+        {1, torch.cuda.device_count() if args.device == "cuda" else 2}
+    )
+    if args.peers is None:
+        args.peers = [name for name in ("bridge", "spconv") if peers.installed(name)]
+    if args.quick:
+        args.source, args.batch, args.dtype, args.steps, args.warm = "sheet:500", 1, "fp32", 1, 1
+        args.curve_steps, args.scenes, args.voxel_size, args.curve_batch = 2, 2, 1.6, 2
+    if any(args.curve_batch % ranks for ranks in args.ranks):
+        parser.error(f"--curve-batch {args.curve_batch} does not divide among {args.ranks} ranks.")
+    return args
+
+
+_BRIDGES = ("bridge", "bridge_torchsparse", "bridge_minkowski")
+
+if __name__ == "__main__":
+    sys.exit(main())

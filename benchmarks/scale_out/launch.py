@@ -1,0 +1,59 @@
+"""Starting the ranks as users do, with torchrun, and reading what each has written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["LaunchError", "launch"]
+
+ROOT = Path(__file__).resolve().parents[2]
+START = "SCALE_OUT_START"  # time.time() at which the launcher was started
+
+
+class LaunchError(RuntimeError):
+    """The ranks failed or took too long."""
+
+
+def launch(
+    part: str,
+    ranks: int,
+    options: Mapping[str, Any],
+    environment: Mapping[str, str] | None = None,
+    timeout: float = 300.0,
+) -> list[dict[str, Any]]:
+    """Run a part of `rank.PARTS` in so many processes; what each has measured, by rank.
+
+    Raises:
+        LaunchError: with the last lines that they printed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone",
+            "--nproc-per-node", str(ranks), "-m", "benchmarks.scale_out.rank",
+            part, json.dumps(dict(options)), folder,
+        ]  # fmt: skip
+        variables = {**(os.environ if environment is None else environment)}
+        variables["PYTHONPATH"] = os.pathsep.join(
+            [str(ROOT), str(ROOT / "tools"), variables.get("PYTHONPATH", "")]
+        )
+        variables[START] = repr(time.time())
+        try:
+            done = subprocess.run(
+                command, cwd=ROOT, env=variables, timeout=timeout,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise LaunchError(f"{part} on {ranks} ranks: no end after {timeout:.0f} s") from error
+        if done.returncode:
+            last = "\n".join(done.stdout.strip().splitlines()[-25:])
+            raise LaunchError(f"{part} on {ranks} ranks: exit status {done.returncode}\n{last}")
+        files = [Path(folder, f"rank{rank}.json") for rank in range(ranks)]
+        return [json.loads(file.read_text()) for file in files]

@@ -1,0 +1,108 @@
+"""The host's walk of a scene of a new shape: `python -m tests.core.capture.scene_walk`.
+
+Networks of `map_time` run over a stream of scenes on a GPU that is not there. Of a late scene is
+counted: Python frames of this package; those of torch and Python's own library; calls of functions
+in C. With the compiled helper and without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+
+from sparse_bridge import native
+from sparse_bridge.core.conv import convolution, native_calls
+from sparse_bridge.core.device import rocm
+from sparse_bridge.core.ops import pointwise
+
+from .map_time import doors, streamed
+
+_SCENES, _COUNTED = 14, 16  # timed by `streamed`; the forward pass that is counted
+
+
+class Steps(NamedTuple):
+    """frames: of this package.  others: of torch and the standard library.  calls: of C."""
+
+    frames: int
+    others: int
+    calls: int
+
+
+class _Counter:
+    def __init__(self) -> None:
+        self.own = self.others = self.calls = 0
+
+    def __call__(self, frame: Any, event: str, arg: Any) -> None:
+        if event == "c_call":
+            self.calls += 1
+        elif event == "call":
+            name = frame.f_code.co_filename
+            if "/sparse_bridge/" in name or name == "<traced launches>":
+                self.own += 1
+            elif "/tests/" not in name and not name.endswith("mock.py"):
+                self.others += 1
+
+    def steps(self) -> Steps:
+        return Steps(self.own, self.others, self.calls)
+
+
+def _counting(own: Callable[..., Any], counter: _Counter) -> Callable[..., Any]:
+    """A network's forward whose call number `_COUNTED` is counted."""
+    passes = [0]
+
+    def forward(*args: Any) -> Any:
+        passes[0] += 1
+        if passes[0] != _COUNTED:
+            return own(*args)
+        sys.setprofile(counter)
+        try:
+            return own(*args)
+        finally:
+            sys.setprofile(None)
+
+    return forward
+
+
+def _product(x: torch.Tensor, w: torch.Tensor, bias: Any = None) -> torch.Tensor:
+    return x.new_empty(x.shape[0], w.shape[1])  # of halves a CPU is slow
+
+
+@contextlib.contextmanager
+def _helper(used: bool) -> Iterator[None]:
+    """With the compiled helper's functions for calls of layers, or without."""
+    with contextlib.ExitStack() as stack:
+        if native.module() is None or not used:
+            for name in native_calls.FUNCTIONS:
+                stack.enter_context(mock.patch.object(native_calls, name, None))
+        yield
+
+
+def walks(helper: bool) -> Iterator[tuple[str, Steps]]:
+    """(framework and network, a scene's steps).  helper: the compiled one is used, where it is."""
+    for name, net, scene in doors():
+        counter = _Counter()
+        with (
+            _helper(helper),
+            mock.patch.object(type(net), "forward", _counting(type(net).forward, counter)),
+            mock.patch.object(convolution, "WORTH", [0] * 2),
+            mock.patch.object(pointwise, "DEVICES", ("cpu",)),
+            mock.patch.object(rocm, "linear", _product),
+            mock.patch.object(rocm, "mm", _product),
+        ):
+            streamed(net, scene, _SCENES)
+        yield name, counter.steps()
+
+
+def main() -> None:
+    for helper in (False, True):
+        for name, steps in walks(helper):
+            print(f"{'helper' if helper else 'Python'}: {name}: {steps}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""How many steps of the host a scene of a new shape takes, through every framework's API."""
+
+import re
+
+import pytest
+
+from sparse_bridge import native
+from tests.docs.pages import ROOT
+
+from .scene_walk import walks
+
+# The most frames of this package: what it takes today, and a few per cent.
+MOST = {
+    "spconv, SECOND": (1400, 1750), "spconv, U-Net": (2500, 4600),
+    "torchsparse, U-Net": (5100, 6350), "MinkowskiEngine, U-Net": (3400, 4950),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def both():
+    return {helper: dict(walks(helper)) for helper in (True, False)}
+
+
+@pytest.mark.parametrize("name", MOST)
+@pytest.mark.parametrize("helper", [True, False])
+def test_frames_of_a_scene(both, name, helper):
+    if helper and native.module() is None:
+        pytest.skip(native.reason())
+    assert both[helper][name].frames <= MOST[name][0 if helper else 1]
+
+
+def test_the_helper_saves_frames(both):
+    if native.module() is None:
+        pytest.skip(native.reason())
+    for name in MOST:
+        assert both[True][name].frames < both[False][name].frames
+
+
+def test_the_table_says_so(both):
+    """To a tenth: releases of Python and torch differ."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    for name in MOST:
+        row = re.search(rf"^\| {re.escape(name)} \| (\d+) / (\d+) / (\d+) \|", text, re.M)
+        assert row is not None, name
+        if native.module() is not None:
+            said, is_ = int(row.group(1)), both[True][name].frames
+            assert abs(said - is_) <= 0.1 * is_, f"{name}: {is_}"
