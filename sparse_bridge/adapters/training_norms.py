@@ -163,3 +163,19 @@ def _features(x: Any) -> torch.Tensor:
     if found is None:
         raise AttributeError(f"expected a sparse tensor with features, got {type(x).__name__}.")
     return found
+
+
+def left_out(module: nn.Module, features: torch.Tensor) -> torch.Tensor:
+    """features [0, C], which `module` does not see, but with zeros as gradients of its parameters:
+    DDP waits for each parameter on every rank, also of a rank with an empty scene.
+
+    Joint statistics are taken: the other ranks wait for this one's.
+    """
+    if isinstance(module, nn.SyncBatchNorm) and module.training:
+        made: torch.Tensor = module(features)
+        return made
+    if torch.is_grad_enabled():
+        for parameter in module.parameters():
+            if parameter.requires_grad and parameter.numel():
+                features = features + parameter.flatten()[0]
+    return features

@@ -208,14 +208,16 @@ def unused_parameters(network, rank, device, _) -> None:
 
 @check
 def an_empty_scene_on_one_rank(network, rank, device, _) -> None:
-    spread = ddp(network, device)
+    """Whose norms take part in the gradients, too."""
+    normed = _with_norms(network) if hasattr(network, "net") else network
+    spread = ddp(normed, device)
     for full in (0, 1, 0):
         spread.zero_grad()
         points = of(rank, device, rows=None if rank == full else 0)
         y = spread(*points)
         assert len(y) == (0 if rank != full else len(points[0]))
         loss_of(y).backward()
-        expected = [g / 2 for g in own_gradients(network, of(full, device))]
+        expected = [g / 2 for g in own_gradients(normed, of(full, device))]
         check_equal(gradients(spread), expected)
 
 

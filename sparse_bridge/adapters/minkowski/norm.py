@@ -11,6 +11,7 @@ from ...core.conv.pending import PendingConv
 from ...core.ops.spread import spread
 from ...core.traced import between_graphs
 from .. import fusion, inference
+from ..training_norms import left_out
 from .pool import pool_items
 
 
@@ -21,7 +22,7 @@ def batch_norm(norm: nn.BatchNorm1d, x: Any) -> inference.Features:
         return inference.normed(norm, norm, x)
     rows: torch.Tensor = x._F
     if rows.shape[0] == 0:  # torch refuses to train on fewer than two rows
-        return rows.clone()
+        return left_out(norm, rows.clone())
     return fusion.batch_norm_inference(norm, norm, rows)
 
 

@@ -14,6 +14,7 @@ from ...core.conv.epilogue import Epilogue
 from ...core.conv.waiting import Noticed
 from .. import fusion
 from ..expected import Expected
+from ..training_norms import left_out
 from . import tracing
 from .conv import convolved, expected
 from .tensors import parameters_of
@@ -63,6 +64,8 @@ def run_sequential(
                     index += fused - 1
                 else:
                     x = x.replace_feature(module(features))
+            else:
+                x = x.replace_feature(left_out(module, x.features))
         else:
             x = module(x)
     return x
