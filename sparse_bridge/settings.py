@@ -5,7 +5,7 @@
 | `SPARSE_BRIDGE_DATAFLOW` | auto, masked, masked:2, masked:3, masked:4, unmasked, grouped, per_offset, explicit | force one dataflow; a number: mask splits |
 | `SPARSE_BRIDGE_FP32` | auto, ieee | fp32 products that may not be rounded to TF32: on NVIDIA's data-centre GPUs (A100, H100, B200 and relatives) as three TF32 products, whose sum is as exact as fp32, or always by IEEE multiply-adds, several times slower there |
 | `SPARSE_BRIDGE_OPTIMIZE` | fuse, graphs, off | what is done to models as they run: in inference, norms, activations and residual sums join the convolutions before them; on a GPU, parts that take and return sparse tensors are replayed from captured graphs as well; nothing |
-| `SPARSE_BRIDGE_CAPTURE` | graphs, prefetch, off, always | on a GPU, how maps that a program asks for again and again are prepared: queued together at the first request and replayed from captured CUDA graphs, queued together only, or built one by one; `always` replays on ROCm too, maps and models, whose replayed graphs have given wrong data |
+| `SPARSE_BRIDGE_CAPTURE` | prefetch, off, always | on a GPU, how maps that a program asks for again and again are prepared: queued together at the first request, or built one by one; `always` queues them, too, and replays models from graphs on ROCm, whose replayed graphs have given wrong data |
 | `SPARSE_BRIDGE_STARTUP` | a list of `warmup=1`, `self_check=1`, `native=1` | at the first use of a GPU, compile what a program is about to need in parallel, and import Triton early; compare its kernels with the CPU; compile the helper in C that repeats calls of layers |
 | `SPARSE_BRIDGE_TUNE` | cached, off, full, pinned, pinned:FILE | how tiles of GPU kernels are chosen: from stored and shipped winners, by rule alone, tuned when new (costs time, may change bits between steps), or from FILE or the shipped winners alone (same bits in every process) |
 | `SPARSE_BRIDGE_CACHE_DIR` | a path | where winners are stored; default: the platform's cache folder |
@@ -13,8 +13,8 @@
 | `SPARSE_BRIDGE_RULES` | a list of `groups`, `shared_keys`, `torchsparse_keep_tail` | rules of the frameworks that are relaxed |
 
 Each is a keyword, or several, of `update` (`KEYWORDS`). A list is separated by commas; its items are
-`keyword=value`, or `keyword` alone for 1. Names of earlier releases (`RENAMED`) are accepted for one
-release, with a `FutureWarning`.
+`keyword=value`, or `keyword` alone for 1. Names and values of earlier releases (`RENAMED`,
+`RENAMED_VALUES`) are accepted for one release, with a `FutureWarning`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DATAFLOWS = {
 CHOICES = {
     "dataflow": ("auto", *DATAFLOWS),
     "fp32": ("auto", "ieee"),
-    "capture": ("graphs", "prefetch", "off", "always"),
+    "capture": ("prefetch", "off", "always"),
     "tune": ("cached", "off", "full", "pinned"),
     "optimize": ("fuse", "graphs", "off"),
     "mode": ("auto", "patch", "standin"),
@@ -55,7 +55,7 @@ class Settings:
     dataflow: str = "auto"
     fp32: str = "auto"
     optimize: str = "fuse"
-    capture: str = "graphs"
+    capture: str = "prefetch"
     warmup: bool = True
     self_check: bool = True
     native: bool = True
@@ -98,6 +98,8 @@ RENAMED = {
     "SHARED_KEYS": "SPARSE_BRIDGE_RULES=shared_keys",
     "TORCHSPARSE_KEEP_TAIL": "SPARSE_BRIDGE_RULES=torchsparse_keep_tail",
 }
+# Values of earlier releases: what they are called today.
+RENAMED_VALUES = {"capture": {"graphs": "prefetch"}}
 # What two switches of earlier releases meant when they were off.
 _SWITCHES: dict[str, dict[str, Any]] = {
     "ahead": {"capture": "off", "warmup": False},
@@ -109,6 +111,9 @@ _TRUE, _FALSE = ("1", "true", "on", "yes"), ("", "0", "false", "off", "no")
 
 def _check(name: str, value: object, shown: str) -> object:
     if name in CHOICES:
+        if isinstance(value, str) and value in (today := RENAMED_VALUES.get(name, {})):
+            _warn(f"{shown}={value}", f"{shown}={today[value]}")
+            value = today[value]
         if value not in CHOICES[name]:
             raise SettingError(f"{shown} is {value!r}; expected one of {', '.join(CHOICES[name])}.")
         return value
@@ -168,7 +173,7 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
         SettingError: names a bad value and the allowed ones.
     """
     found: dict[str, Any] = {}
-    # MAP_GRAPHS before AHEAD: the latter does without graphs, too.
+    # MAP_GRAPHS before AHEAD: where both are off, nothing is prefetched.
     for old in sorted(RENAMED, reverse=True):
         if PREFIX + old in environ:
             _warn(PREFIX + old, RENAMED[old])

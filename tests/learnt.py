@@ -10,7 +10,7 @@ from sparse_bridge.errors import UnsupportedError
 __all__ = ["forget"]
 
 
-def forget(part: str = "prefetch") -> None:
-    """Drop what a part of `core.capture` has learnt, if this installation has that folder."""
+def forget() -> None:
+    """Drop it, if this installation has `core.capture`."""
     with contextlib.suppress(UnsupportedError):
-        base.capture(part).forget()
+        base.capture("prefetch").forget()

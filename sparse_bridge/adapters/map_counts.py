@@ -9,9 +9,9 @@ import sys
 
 @dataclasses.dataclass(frozen=True)
 class MapCount:
-    """Inputs whose maps were queued or replayed together (prefetched); those whose maps were queued
-    a second time, because their bounds left what was expected (requeued); and those whose maps were
-    dropped and built one by one, because rows were equal, outlying or too many (dropped)."""
+    """Inputs whose maps were queued together (prefetched); those whose maps were queued a second
+    time, because their bounds left what was expected (requeued); and those whose maps were dropped
+    and built one by one, because rows were equal, outlying or too many (dropped)."""
 
     prefetched: int = 0
     requeued: int = 0

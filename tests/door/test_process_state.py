@@ -88,8 +88,7 @@ TOUCHED = {
     ),
     "whether anybody still listens is to be seen nowhere else": "adapters.ledger._listeners",
     "without a GPU its graphs and random numbers are imitated": (
-        "core.capture.captured_maps._own_random_numbers core.capture.graph_cache._MapGraph "
-        "core.capture.graph_cache._capturing core.capture.graph_cache._wanted "
+        "core.capture.captured_maps._own_random_numbers "
         "core.capture.replay_training._Run core.capture.units._provide"
     ),
     "graphs that were captured are counted and looked into": (

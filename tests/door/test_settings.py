@@ -35,7 +35,7 @@ def test_every_field_has_one_variable_and_there_are_nine():
     ({"DATAFLOW": "explicit", "OPTIMIZE": "graphs"},
      {"dataflow": "explicit", "optimize": "graphs"}),
     ({"STARTUP": "warmup=off, self_check"}, {"warmup": False}),
-    ({"CAPTURE": "prefetch"}, {"capture": "prefetch"}),
+    ({"CAPTURE": "off"}, {"capture": "off"}),
     ({"TUNE": "off"}, {"tune": "off"}),
     ({"TUNE": "pinned:C:/a.json"}, {"tune": "pinned", "tune_file": "C:/a.json"}),
     ({"ENABLE": "mode=patch, strict,torchsparse_profile=1.4"},
@@ -67,7 +67,7 @@ def test_bad_values_are_named(given, named):
 
 OLD = {
     "AHEAD": ("0", {"capture": "off", "warmup": False}, "SPARSE_BRIDGE_STARTUP=warmup=0"),
-    "MAP_GRAPHS": ("0", {"capture": "prefetch"}, "SPARSE_BRIDGE_CAPTURE=prefetch"),
+    "MAP_GRAPHS": ("0", {}, "SPARSE_BRIDGE_CAPTURE=prefetch"),
     "WARMUP": ("0", {"warmup": False}, "SPARSE_BRIDGE_STARTUP=warmup"),
     "SELF_CHECK": ("0", {"self_check": False}, "SPARSE_BRIDGE_STARTUP=self_check"),
     "TUNE_FILE": ("a.json", {"tune_file": "a.json"}, "SPARSE_BRIDGE_TUNE=pinned:FILE"),
@@ -93,9 +93,25 @@ def test_what_earlier_names_mean_together():
     with pytest.warns(FutureWarning):
         assert changed(read(AHEAD="1", MAP_GRAPHS="1")) == {}
     with pytest.warns(FutureWarning):
-        assert changed(read(AHEAD="0", CAPTURE="graphs")) == {"warmup": False}
+        assert changed(read(AHEAD="0", CAPTURE="prefetch")) == {"warmup": False}
     with pytest.warns(FutureWarning), pytest.raises(SettingError, match="SPARSE_BRIDGE_AHEAD"):
         read(AHEAD="maybe")
+
+
+@pytest.mark.parametrize("name, value, today", [
+    (name, value, today)
+    for name, values in settings.RENAMED_VALUES.items() for value, today in values.items()
+])  # fmt: skip
+def test_values_of_earlier_releases(plain_settings, name, value, today):
+    variable = f"SPARSE_BRIDGE_{name.upper()}"
+    said = f"{variable}={value} is called {variable}={today} now"
+    with pytest.warns(FutureWarning, match=said):
+        assert getattr(read(**{name.upper(): value}), name) == today
+    with (
+        pytest.warns(FutureWarning, match=f"^{name}={value} is called {name}={today} now"),
+        settings.override(**{name: value}) as now,
+    ):
+        assert getattr(now, name) == today
 
 
 def test_keywords_of_earlier_releases(plain_settings):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import gc
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -15,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparse_bridge import settings
+from sparse_bridge.core.conv import fused_call
 from sparse_bridge.core.device import stream_order
 from sparse_bridge.core.maps.rulebook import Rulebook
 from sparse_bridge.kernels.runtime import precompile
@@ -126,6 +126,9 @@ EVENTS |= {
     "gradients": inside(torch.enable_grad),
     "torch functions": inside(_Functions),
     "torch dispatches": inside(_Dispatches),
+    "forward gradients": inside(torch.autograd.forward_ad.dual_level),
+    "whole calls are recorded": inside(lambda: mock.patch.object(fused_call, "listening", True)),
+    "autograd's anomalies": inside(torch.autograd.detect_anomaly),
     "optimize off": inside(lambda: settings.override(optimize="off")),
     "tune off": inside(lambda: settings.override(tune="off")),
     "shared keys": inside(lambda: settings.override(shared_keys=True)),
@@ -379,7 +382,6 @@ def a_layer_takes_the_place_of_another(world: World) -> None:
     for _ in range(2):
         kept = copy.deepcopy(world.net.conv1)
         del world.net.conv1
-        gc.collect()
         world.net.conv1 = kept
         del kept
         world.recorder.name(world.net)
@@ -502,3 +504,36 @@ def sums_of_other_kinds(world: World) -> None:
     y = net.norm3(net.conv3(world.x).features)
     world.tell(lambda: y + y)
     world.tell(lambda: y + net.norm3(net.conv3(world.x).features))
+
+
+@event
+def operands_change_before_what_follows(world: World) -> None:
+    first = world.net
+
+    def changed(stage: int, name: str, sums: bool) -> None:
+        world.net = net = copy.deepcopy(first)
+        x, other, due = world.over(world.features.clone()), torch.randn(len(COORDS), 16), [0]
+        operands = dict([("x", x.features), *net.named_parameters(), *net.named_buffers()])
+
+        def change(now: int) -> None:
+            if now == due[0]:
+                operands[name].add_(1)
+
+        def block() -> Any:
+            y = net.conv3(x).features
+            change(1)
+            y = net.norm3(y)
+            change(2)
+            if sums:
+                y = y + other
+                change(3)
+            return net.relu(y)
+
+        for now in (0, 0, 0, 0, stage, 0, 0):
+            due[0] = now
+            world.tell(block)
+
+    for stage in (1, 2, 3):
+        for name in ("x", "conv3.weight", "conv3.bias", "norm3.weight", "norm3.running_var"):
+            changed(stage, name, True)
+            changed(stage, name, False)

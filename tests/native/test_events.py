@@ -40,7 +40,7 @@ def alike(name, ways, bias):
 
 @pytest.mark.parametrize("name", EVENTS)
 def test_an_event(name):
-    alike(name, [one for one in (*WAYS, *RANDOM) if one != "off"][:3], bias=True)
+    alike(name, ["on", "refused 2.0%, 1"], bias=True)
 
 
 @pytest.mark.slow

@@ -55,9 +55,8 @@ def alike(door, ways, rounds):
         assert by_helper["known_call"] + by_helper["spconv_known"] > 5, name
 
 
-@pytest.mark.parametrize("door", [DOORS[0], DOORS[3]])
-def test_a_stream_of_scenes(door):
-    alike(door, [name for name in (*WAYS, *RANDOM) if name != "off"][:3], 3)
+def test_a_stream_of_scenes():
+    alike(DOORS[0], ["on", "refused 2.0%, 1"], 3)
 
 
 @pytest.mark.slow

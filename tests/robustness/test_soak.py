@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import sparse_bridge
-from tests import learnt
 from tests.robustness import watch
 from tests.robustness.networks import FRAMEWORKS, features_of, network, scene, tensor_of
 
@@ -57,9 +56,7 @@ class Training:
 
 def snapshot(device: str) -> dict:
     """What the process holds. Boxes of coordinates are remembered in a cache with a limit, so the
-    bounds that they keep on the device are not counted; captured maps, which have limits of their
-    own and come late, are dropped."""
-    learnt.forget("graph_cache")
+    bounds that they keep on the device are not counted."""
     bounds, memories = watch.box_bounds(device)
     found = {
         "tensors": watch.live_tensors() - bounds,

@@ -16,7 +16,7 @@ import torch
 from ...kernels.runtime.fetched import Fetched
 from ...kernels.runtime.parts import Slab, viewed
 from ...kernels.runtime.target import Target
-from ..device.kernels import hash_table, mask_order, new_rows, tile_batch
+from ..device.kernels import hash_table, new_rows, tile_batch
 from ..device.serving import kernel_target
 from ..geometry.boxes import Box
 from ..geometry.data_bounds import box_of
@@ -101,17 +101,15 @@ class BatchedBuilder:
         """What else the host wants to know: bounds."""
         return [ends.flatten() for ends in self.ends]
 
-    def lay_out(self, scene: PaddedInput, distinct: bool = False) -> bool:
+    def lay_out(self, scene: PaddedInput) -> bool:
         """Queue the coordinates of all levels of a padded input, which learns where its counters
-        are; False where the last scene does not tell how large they get.
-
-        distinct: rows tell which level they are of.
+        are; False where the last scene does not tell how large they get. Capacities tell the level.
         """
         if (capacities := self._capacities()) is None:
             return False
         taken = {self.cmap.n_rows}
         for place in capacities:
-            while distinct and capacities[place] in taken:
+            while capacities[place] in taken:
                 capacities[place] += 8
             taken.add(capacities[place])
         self.lay_levels_out()
@@ -244,15 +242,7 @@ class BatchedBuilder:
         self.room[step.level] = below.capacity
         self.levels[place + 1] = Level(coords, out, table, table.total)
 
-    def sides(self, place: int) -> Sides:
-        """Queue the map of one step."""
-        sides, target = self._linked(place), self.target
-        for side in self._tiled(place, sides):
-            order = mask_order.mask_order(sides[side], target)
-            sides[side] = mask_order.pack_tiles(sides[side], order, target)
-        return tuple(sides)
-
-    def _linked(self, place: int, slabs: Slabs = Slabs()) -> list[Any]:  # noqa: B008 - a constant
+    def _linked(self, place: int, slabs: Slabs) -> list[Any]:
         """Queue the tables of one step."""
         step = self.steps[place]
         level, target, offsets = self.levels[step.level], self.target, step.request.offsets

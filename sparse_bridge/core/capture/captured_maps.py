@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from ...kernels.runtime import target as targets
-from ..device.stream_order import alone_on, capture_stream
+from ..device.stream_order import alone_on
 from ..geometry.boxes import Box
 from ..geometry.data_bounds import DataBounds, Root
 from ..geometry.layout import record_of
@@ -20,7 +20,7 @@ from .batched_builder import BatchedBuilder
 from .history import RequestHistory, Step, boxes_of
 from .level_layouts import LevelLayouts
 from .padded import PaddedInput
-from .recording import Remains, captured
+from .recording import GraphMemory, Remains, captured
 
 _SLACK = 1.25  # capacity of the levels over the estimate
 
@@ -49,10 +49,8 @@ class _Inputs(LevelLayouts):
     exact: the bounds are those of the coordinates, which nobody else knows.
     """
 
-    def __init__(
-        self, boxes: dict[int, Box], key64: Collection[int], device: torch.device, exact: bool
-    ) -> None:
-        super().__init__(boxes, key64, device)
+    def __init__(self, boxes: dict[int, Box], device: torch.device, exact: bool) -> None:
+        super().__init__(boxes, (), device)
         self.ends: torch.Tensor | None = None
         if exact:
             columns = len(boxes[0].size)
@@ -80,51 +78,40 @@ class CapturedMaps:
     over them: the host learns how many rows there are as soon as the first is through.
 
     scene: with the `n_rows` coordinates of a scene like those to come in place; its maps are
-    `prepared`.  box: of the coordinates.  distinct: see `BatchedBuilder.lay_out`.  key64: levels
-    that need 64-bit keys at times.  exact: `box` holds the exact bounds of the coordinates, and
-    those of others are found on the device.  aside: the stream of the capture, if not a new one.
+    `prepared`.  box: of the coordinates.  exact: it holds their exact bounds, and those of others
+    are found on the device.  memory: what the captures take, and the stream they are made on.
     Raises RuntimeError where nothing can be captured.
-
-    bytes: of memory taken for the graphs, about.  ends: values of where loose levels end, of the
-    input whose `rows` were asked last.
     """
 
     def __init__(
         self, scene: PaddedInput, box: Box, target: targets.Target, steps: tuple[Step, ...],
-        pool: Any, n_rows: int, distinct: bool = False, key64: Collection[int] = (),
-        exact: bool = False, aside: torch.cuda.Stream | None = None,
+        memory: GraphMemory, n_rows: int, exact: bool = False,
     ) -> None:  # fmt: skip
         self.scene, self.box, self.steps, self.target = scene, box, steps, target
-        self.distinct, self.pool, self.exact = distinct, pool, exact
-        self.aside = aside
-        self.ends: list[list[int]] = []
+        self.exact = exact
         from ...kernels.maps.tile_batch import room_for_records
 
         device, boxes = scene.coords.device, boxes_of(box, steps)
         self._known = box, boxes
-        self.inputs = _Inputs(boxes, key64, device, exact)
+        self.inputs = _Inputs(boxes, device, exact)
         scene.count = self.inputs.count.view()
         if self.inputs.ends is not None:
             DataBounds(scene.coords[:n_rows]).find(self.inputs.ends)
         self.inputs.write(boxes, n_rows)
         self.inputs.send(steps, target)
         dry_run = self._laid_out()  # compiles and loads beforehand
-        self._plan(dry_run)
+        dry_run.queued()
         assert scene.counters is not None and scene.flags is not None
         ends = 0 if self.inputs.ends is None else self.inputs.ends.numel()
-        loose = [one.numel() for one in dry_run.ends]
-        self.lengths = [len(scene.counters), len(scene.flags), ends, *loose]
+        self.lengths = [len(scene.counters), len(scene.flags), ends]
         size = sum(self.lengths)
         self.host = torch.empty(size, dtype=torch.int32, device="cpu", pin_memory=True)
         del dry_run
         torch.cuda.current_stream(device).synchronize()
-        before = torch.cuda.memory_reserved(device)
         records = room_for_records(2 * len(steps), device)
-        with on_own_stream(device, self.aside):
-            self.first, coords = captured(self._coordinates, self.pool)
-            self.second, made = captured(self._maps, self.pool, records)
-        taken = torch.cuda.memory_reserved(device) - before
-        self.bytes = max(0, taken) + scene.coords.nbytes
+        with on_own_stream(device, memory.stream):
+            self.first, coords = captured(self._coordinates, memory.pool)
+            self.second, made = captured(self._maps, memory.pool, records)
         scene.prepared = made, coords
         self.event, self._stream = torch.cuda.Event(), Streams(device)
         self._remains = Remains(self.host, self.inputs.host, self.event)
@@ -132,13 +119,9 @@ class CapturedMaps:
     def _laid_out(self) -> BatchedBuilder:
         """A builder that has queued the coordinates of all levels. Raises RuntimeError."""
         builder = builder_over(self.scene, self.box, self.target, self.steps, self.inputs)
-        if not builder.lay_out(self.scene, self.distinct):
+        if not builder.lay_out(self.scene):
             raise RuntimeError("the last scene does not tell how large the levels get")
         return builder
-
-    def _plan(self, dry_run: BatchedBuilder) -> None:
-        """Run once what is captured afterwards."""
-        dry_run.queued()
 
     def _coordinates(self) -> dict[int, torch.Tensor]:
         self.inputs.send(self.steps, self.target)
@@ -150,8 +133,6 @@ class CapturedMaps:
         mine[1].copy_(scene.flags, non_blocking=True)
         if self.inputs.ends is not None:
             mine[2].copy_(self.inputs.ends.flatten(), non_blocking=True)
-        for part, found in zip(mine[3:], self._builder.ends, strict=True):
-            part.copy_(found.flatten(), non_blocking=True)
         return self._builder.coords()
 
     def _maps(self) -> list[Any]:
@@ -194,9 +175,7 @@ class CapturedMaps:
         """
         self.event.synchronize()
         values = iter(self.host.tolist())
-        counters, flags, ends, *self.ends = (
-            list(itertools.islice(values, length)) for length in self.lengths
-        )
+        counters, flags, ends = (list(itertools.islice(values, length)) for length in self.lengths)
         if bounds is not None and not self.serves(bounds.learn(ends)):
             return None
         return self.scene.validated(counters, flags, n_rows)
@@ -225,10 +204,8 @@ def padded_input(coords: torch.Tensor, capacity: int, record: RequestHistory) ->
 
 
 @contextlib.contextmanager
-def on_own_stream(device: torch.device, stream: torch.cuda.Stream | None = None) -> Iterator[None]:
-    """A stream of its own, or this one, between what came before and what comes after, and other
-    random numbers."""
-    stream = capture_stream(device) if stream is None else stream
+def on_own_stream(device: torch.device, stream: torch.cuda.Stream) -> Iterator[None]:
+    """This stream between what came before and what comes after, and other random numbers."""
     with alone_on(stream):
         stream.wait_stream(torch.cuda.current_stream(device))
         try:

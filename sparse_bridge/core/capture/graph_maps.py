@@ -40,10 +40,7 @@ def maps_like(
     scene = padded_input(coords, kind.capacity, record)
     steps, n_rows = tuple(record.steps), coords.shape[0]
     exact = root.bounds is not box and all(one.derivable for one in steps)
-    maps = CapturedMaps(
-        scene, box, target, steps, memory.pool, n_rows, distinct=True, exact=exact,
-        aside=memory.stream,
-    )  # fmt: skip
+    maps = CapturedMaps(scene, box, target, steps, memory, n_rows, exact)
     maps.start(coords)
     rows = maps.rows(n_rows)
     if rows is None:

@@ -180,10 +180,9 @@ class KindHistory:
         self._numbers: dict[tuple[Step, ...], int] = {}  # of lists of steps
         self._seen: collections.Counter[int] = collections.Counter()  # inputs that were asked them
         self._after: dict[int, Expectation] = {}
-        # By number of their steps: graphs that may serve inputs; levels that needed 64-bit keys.
-        self.graphs: dict[Any, Any] = {}
+        # By number of their steps: levels that needed 64-bit keys; traces of their maps' launches.
         self.key64: dict[Any, set[int]] = {}
-        self.traces: dict[Any, Any] = {}  # of the launches of their maps, likewise
+        self.traces: dict[Any, Any] = {}
 
     @property
     def full(self) -> bool:

@@ -31,9 +31,8 @@ from ..maps import request as requests
 from ..maps.coordinate_map import CoordinateMap
 from ..maps.map_cache import MapStore
 from ..maps.request import BuiltMap, MapRequest
-from . import graph_cache, padded
+from . import padded
 from .batched_builder import Answers, BatchedBuilder
-from .graph_cache import MapGraphs
 from .history import MOST_STEPS, Expectation, KindHistory, RequestHistory, Step
 from .padded import PaddedInput
 from .traces.maps import Traces
@@ -138,7 +137,6 @@ def forget() -> None:
         _histories.clear()
         _records.clear()
         _counts.update(dict.fromkeys(_counts, 0))
-    graph_cache.forget()
 
 
 def provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
@@ -234,14 +232,11 @@ def _ready(
         steps = tuple(itertools.takewhile(lambda step: step.derivable, steps))
     elif cmap.box is not last.box:
         steps = tuple(itertools.takewhile(lambda step: step.relative, steps))
-    graphs: MapGraphs | None = None
-    if graph_cache.possible(cmap, target):
-        graphs = history.graphs.setdefault((last.number, len(steps)), MapGraphs())
-    if not (_several(steps) or graphs is not None or (unbounded and steps)):
+    if not (_several(steps) or (unbounded and steps)):
         return None
     key64 = history.key64.setdefault((last.number, len(steps)), set())
     traces = history.traces.setdefault((last.number, len(steps)), Traces())
-    answers = _answers(graphs, cmap, target, steps, last, key64, traces)
+    answers = _answers(cmap, target, steps, last, key64, traces)
     with _lock:
         expected.succeeded(answers is not None)
         _counts["dropped" if answers is None else "prefetched"] += 1
@@ -249,26 +244,19 @@ def _ready(
 
 
 def _answers(
-    graphs: MapGraphs | None, cmap: CoordinateMap, target: targets.Target,
-    steps: tuple[Step, ...], last: RequestHistory, key64: set[int], traces: Traces,
+    cmap: CoordinateMap, target: targets.Target, steps: tuple[Step, ...], last: RequestHistory,
+    key64: set[int], traces: Traces,
 ) -> Answers | None:  # fmt: skip
-    """The maps of a scene, replayed or queued; None where this scene is not like the last."""
+    """The maps of a scene, queued; None where this scene is not like the last."""
     try:
-        answers = None if graphs is None else graphs.answers(cmap, last)
-        if answers is None:
-            answers = _queued(cmap, target, steps, last, key64, traces)
-            if answers is not None and graphs is not None:
-                graphs.consider(cmap, target, steps, last)
+        return _queued(cmap, target, steps, last, key64, traces)
     except KernelError:
         raise
     except SparseBridgeError as error:  # of a layer that this input may never reach: it will say so
         log.logger.debug("no prefetch: %s", error)
         return None
     except torch.cuda.OutOfMemoryError:  # map by map it takes less
-        if graphs is not None:
-            graphs.clear()
         return None
-    return answers
 
 
 def _queued(

@@ -151,10 +151,6 @@ class NeighborTable:
         """What holds the table; masks can be made again."""
         return (self.nbr,) if self.count is None else (self.nbr, self.count)
 
-    def over(self, nbr: torch.Tensor, count: torch.Tensor | None = None) -> NeighborTable:
-        """The same table, held by copies of its parts."""
-        return NeighborTable(nbr, None, count, self.blank)
-
     def masks(self, target: Target, parts: int = 1) -> torch.Tensor:
         """The offset masks, made if nobody left them. parts: of so many ranges of the offsets, each
         with as many words as the longest of them, [parts * W, N]."""

@@ -43,10 +43,6 @@ class TileList:
         """What holds the tiles."""
         return (self.memory,)
 
-    def over(self, memory: torch.Tensor) -> TileList:
-        """The same tiles, held by a copy."""
-        return TileList(memory, self.n_offsets, self.n_pairs, self.n_rows, self.splits)
-
     @staticmethod
     def size(n_offsets: int, n_pairs: int, splits: int = 1) -> int:
         """Elements of `memory`."""

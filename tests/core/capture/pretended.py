@@ -14,10 +14,8 @@ import pytest
 import torch
 
 from sparse_bridge.core.capture import (
-    arena,
     captured_maps,
     captured_model,
-    graph_cache,
     kinds,
     padded,
     replay,
@@ -136,10 +134,7 @@ def graphs_on_the_cpu(monkeypatch):
     )
     monkeypatch.setattr(captured_maps, "_own_random_numbers", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(captured_maps, "captured", capture)
-    for module in (captured_maps, arena):
-        monkeypatch.setattr(module, "Streams", lambda _: streams)
-    monkeypatch.setattr(graph_cache, "current", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(graph_cache, "possible", lambda cmap, target: graph_cache._wanted())
+    monkeypatch.setattr(captured_maps, "Streams", lambda _: streams)
     return streams
 
 

@@ -118,7 +118,7 @@ def test_a_graph_is_queued_before_the_modules_are_looked_at(kernel_lane, monkeyp
             if seed in (6, 7, 8):
                 order = [one for one in told if one != "hook"]  # without a GPU, runs listen, too
                 assert order[: len(early) + 1] == [*early, "modules"] and told[-1] == "hook"
-        # Three guesses have been for nothing. Later the layers' own maps may come from a graph.
+        # Three guesses have been for nothing.
         assert told[0] == "modules" and told[-1] == "hook"
 
 

@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-import sparse_bridge
 from sparse_bridge.core.capture import prefetch
 
 from .test_new_shapes import Torchsparse, voxels
-from .waiting import check, fresh, replayed_maps, waits  # noqa: F401 - `fresh` is a fixture
+from .waiting import check, fresh, replayed, waits  # noqa: F401 - `fresh` is a fixture
 
 pytestmark = pytest.mark.emulated
 
@@ -53,19 +52,13 @@ def test_sparse_scenes(kernel_lane, monkeypatch):
 
 
 @torch.no_grad()
-def test_sparse_scenes_replayed(kernel_lane, monkeypatch):
-    """Graphs measure these levels, too."""
-    replayed = replayed_maps(kernel_lane, monkeypatch)
-    network = UNet(kernel_lane.device)
-    with sparse_bridge.settings.override(capture="graphs"):
-        for turn in range(5):
-            check(network, scattered(turn, kernel_lane.device))
-        assert replayed and None not in replayed
-        known, scene = len(replayed), scattered(5, kernel_lane.device)
-        with waits(monkeypatch) as found:
-            network(*scene)
-        assert len(replayed) == known + 1 and len(found) == 1, found
-        check(network, scene)
+def test_sparse_scenes_of_a_replayed_model(kernel_lane, monkeypatch):
+    """Its graph measures these levels, too."""
+    plain = UNet(kernel_lane.device)
+    network, hits = replayed(plain, kernel_lane, monkeypatch, 64)
+    for turn in range(8):
+        check(network, scattered(turn, kernel_lane.device), plain)
+    assert hits() >= 2
 
 
 @torch.no_grad()

@@ -91,7 +91,7 @@ def prepared(coords, record, capacity, **how):
     scene = PaddedInput(*spread(coords, capacity), record, **how)
     target = kernel_target(coords.device)
     builder = builder_over(scene, BOX, target, tuple(record.steps))
-    assert builder.lay_out(scene, distinct=True)
+    assert builder.lay_out(scene)
     scene.prepared = builder.queued(), builder.coords()
     return scene, scene.validated(scene.counters.tolist(), scene.flags.tolist(), len(coords))
 

@@ -9,7 +9,7 @@ import torch
 
 from sparse_bridge import settings
 from sparse_bridge.core import functional
-from sparse_bridge.core.capture import graph_cache, prefetch, scene_memory
+from sparse_bridge.core.capture import prefetch, scene_memory
 from sparse_bridge.core.device.serving import kernel_target
 from sparse_bridge.core.geometry.boxes import Box
 from sparse_bridge.core.maps import map_builder, map_cache, request
@@ -303,14 +303,13 @@ def test_empty_items_and_few_rows(kernel_lane):
     assert Scene(coords).network() == 0
 
 
-def test_a_lone_map_where_graphs_replay_it(kernel_lane, monkeypatch):
-    """It is queued like several, until its graph is there."""
-    monkeypatch.setattr(graph_cache, "possible", lambda cmap, target: True)
-    monkeypatch.setattr(graph_cache.MapGraphs, "consider", lambda *_: None)
-    for seed, built in ((1, 1), (2, 1), (3, 0), (4, 0)):
+def test_a_lone_map(kernel_lane):
+    """Nothing would be queued with it."""
+    for seed in (1, 2, 3, 4):
         here = scene(kernel_lane, seed)
         here.submanifold(here.root)
-        assert here.built == built
+        assert here.built == 1
+    assert prefetch.counts()["prefetched"] == 0
 
 
 def test_all_maps_of_a_scene_are_packed_in_one_launch(kernel_lane, monkeypatch):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from sparse_bridge import settings
 from sparse_bridge.adapters import protocol
-from sparse_bridge.core.capture import graph_cache, padded, prefetch, units
+from sparse_bridge.core.capture import padded, prefetch, units
 from sparse_bridge.core.conv import convolution
 
 from . import doors
@@ -67,8 +67,6 @@ events = st.lists(st.one_of(scenes, scenes, scenes, scenes, changes), min_size=4
 @pytest.fixture
 def untaught(monkeypatch):
     """Nothing learnt yet, and everything tried at the second or third scene of a kind."""
-    monkeypatch.setattr(graph_cache, "_RECURS", 2)
-    monkeypatch.setattr(graph_cache, "_BETWEEN", 1)
     monkeypatch.setattr(padded, "_LEAST", 160)
     monkeypatch.setattr(convolution, "WORTH", [0, 0])
 

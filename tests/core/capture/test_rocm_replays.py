@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import logging
 import types
-from typing import Any
 
 import pytest
 import torch
 
 from sparse_bridge import log, settings
-from sparse_bridge.core.capture import graph_cache, kinds
-from sparse_bridge.kernels.runtime import target as targets
+from sparse_bridge.core.capture import kinds
 
 
-@pytest.mark.parametrize("capture, replayed", [("graphs", False), ("always", True)])
+@pytest.mark.parametrize("capture, replayed", [("prefetch", False), ("always", True)])
 def test_models_are_replayed_on_rocm_only_if_the_settings_say_so(
     monkeypatch, caplog, capture, replayed
 ):
@@ -28,12 +26,3 @@ def test_models_are_replayed_on_rocm_only_if_the_settings_say_so(
             assert kinds.capturable(features) is replayed
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == (not replayed) and all("SPARSE_BRIDGE_CAPTURE=always" in s for s in said)
-
-
-@pytest.mark.parametrize("capture, replayed", [("graphs", False), ("always", True)])
-def test_maps_are_replayed_on_rocm_only_if_the_settings_say_so(monkeypatch, capture, replayed):
-    cmap: Any = types.SimpleNamespace(device=torch.device("cuda", 0), n_rows=1000)
-    with settings.override(capture=capture):
-        assert graph_cache.possible(cmap, targets.described("sm_90"))
-        monkeypatch.setattr(torch.version, "hip", "7.2.1")
-        assert graph_cache.possible(cmap, targets.described("gfx942")) is replayed

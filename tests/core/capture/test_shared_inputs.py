@@ -10,7 +10,7 @@ import torch
 
 from sparse_bridge import settings
 from sparse_bridge.adapters.minkowski import manager
-from sparse_bridge.core.capture import graph_cache, padded, prefetch, units
+from sparse_bridge.core.capture import padded, prefetch, units
 from sparse_bridge.core.device import stream_order, workspace
 from sparse_bridge.core.maps.coordinate_map import CoordinateMap
 from sparse_bridge.core.maps.map_cache import MapStore
@@ -28,8 +28,6 @@ def streams(monkeypatch):
         pytest.skip("a GPU has streams of its own")
     monkeypatch.setattr(padded, "_LEAST", 160)
     monkeypatch.setattr(workspace, "_LIMIT_BYTES", -1)  # a CPU has one buffer for all streams
-    monkeypatch.setattr(graph_cache, "_RECURS", 2)
-    monkeypatch.setattr(graph_cache, "_BETWEEN", 1)
     prefetch.forget()
     units.remove()
     yield replays_on_the_cpu(monkeypatch)

@@ -14,15 +14,7 @@ import torch
 
 from sparse_bridge import settings
 from sparse_bridge.adapters import protocol
-from sparse_bridge.core.capture import (
-    arena,
-    captured_maps,
-    captured_model,
-    graph_cache,
-    padded,
-    prefetch,
-    units,
-)
+from sparse_bridge.core.capture import captured_maps, captured_model, padded, prefetch, units
 from sparse_bridge.core.capture.recording import GraphMemory
 from sparse_bridge.core.capture.replay_parts import Replays
 from sparse_bridge.core.device import stream_order
@@ -34,10 +26,8 @@ from .pretended_streams import Race, Streams, Watching
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
-    """Nothing learnt yet, classes of few rows, and maps captured at the second scene of a kind."""
+    """Nothing learnt yet, and classes of few rows."""
     monkeypatch.setattr(padded, "_LEAST", 160)
-    monkeypatch.setattr(graph_cache, "_RECURS", 2)
-    monkeypatch.setattr(graph_cache, "_BETWEEN", 1)
     prefetch.forget()
     units.remove()
     yield
@@ -186,10 +176,9 @@ def test_replays_that_would_not_wait_are_noticed(streams, monkeypatch):
 
 
 @pytest.mark.emulated
-def test_maps_replayed_on_two_streams(streams, monkeypatch):
+def test_maps_prefetched_on_two_streams(streams, monkeypatch):
     two_streams(streams, monkeypatch, "spconv", False, "off")
-    assert any(graphs.graphs for history in prefetch._histories.values()
-               for graphs in history.graphs.values())  # fmt: skip
+    assert prefetch.counts()["prefetched"] >= 6
 
 
 @pytest.mark.emulated
@@ -236,10 +225,9 @@ def test_captures_are_on_no_stream_of_the_program():
     device = torch.device("cuda", torch.cuda.current_device())
     held = {torch.cuda.Stream(device).cuda_stream for _ in range(80)}
     assert 0 < len(held) < 80
-    memory, shared = GraphMemory(device), arena.Arena(device)
-    for stream in (memory.stream, shared.aside()):
-        assert stream.cuda_stream not in held
-    with captured_maps.on_own_stream(device):
+    stream = GraphMemory(device).stream
+    assert stream.cuda_stream not in held
+    with captured_maps.on_own_stream(device, stream):
         assert torch.cuda.current_stream(device).cuda_stream not in held
 
 

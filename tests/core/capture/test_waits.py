@@ -33,7 +33,7 @@ from sparse_bridge.kernels.maps import pair_batch
 from tests.clouds import features
 
 from .test_new_shapes import Minkowski, Spconv, Torchsparse, voxels
-from .waiting import check, fresh, ready, replayed_maps, waits  # noqa: F401 - `fresh` is a fixture
+from .waiting import check, fresh, ready, replayed, waits  # noqa: F401 - `fresh` is a fixture
 
 DOORS = [Spconv, Torchsparse, Minkowski]
 THREE = functional.kernel_offsets((3, 3, 3))
@@ -138,23 +138,21 @@ def test_a_strided_layer_first(kernel_lane, monkeypatch):
 @pytest.mark.emulated
 @pytest.mark.parametrize("door", [Torchsparse, Minkowski])
 @torch.no_grad()
-def test_replayed_maps(kernel_lane, monkeypatch, door):
-    """Graphs find the bounds on the device, too."""
-    replayed = replayed_maps(kernel_lane, monkeypatch)
-    network = ready(door, kernel_lane)
-    with sparse_bridge.settings.override(capture="graphs"):
-        for turn in (2, 3, 4, 5, 6):
-            check(network, voxels(turn, kernel_lane.device))
-        assert replayed and None not in replayed
-        scene = voxels(7, kernel_lane.device)
-        with waits(monkeypatch) as found:
-            network(*scene)
-        # It waits for an event, and reads memory of the host.
-        assert {where.partition(" ")[0] for where in found} == {"core/capture/captured_maps.py"}
-        x, coords, shape = scene
-        check(network, (x, coords * coords.new_tensor([1, 1 << 21, 1, 1]), shape))
-        assert replayed[-1] is None
-        check(network, scene)
+def test_a_replayed_model(kernel_lane, monkeypatch, door):
+    """Its graph finds the bounds on the device, too."""
+    plain = ready(door, kernel_lane)
+    network, hits = replayed(plain, kernel_lane, monkeypatch, 768)
+    for turn in range(2, 8):
+        check(network, voxels(turn, kernel_lane.device), plain)
+    known, (x, coords, shape) = hits(), voxels(8, kernel_lane.device)
+    assert known
+    check(network, (x, coords, shape), plain)
+    assert hits() == known + 1
+    # Keys of these take more bits than the graph's.
+    check(network, (x, coords * coords.new_tensor([1, 1 << 21, 1, 1]), shape), plain)
+    assert hits() == known + 1
+    check(network, (x, coords, shape), plain)
+    assert hits() == known + 2
 
 
 @pytest.mark.emulated

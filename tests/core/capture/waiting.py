@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import sys
 
 import pytest
 import torch
+from torch import nn
 
-from sparse_bridge.core.capture import graph_cache, prefetch
+import sparse_bridge
+from sparse_bridge.core.capture import padded, prefetch
 from sparse_bridge.core.maps import request
 from sparse_bridge.kernels.runtime.fetched import Fetched
 
-from .pretended import graphs_on_the_cpu
+from .pretended import replays_on_the_cpu
 from .test_new_shapes import voxels
 
 
@@ -59,20 +62,29 @@ def waits(monkeypatch):
         yield found
 
 
-def replayed_maps(lane, monkeypatch):
-    """Have maps captured soon; what graphs answered, as it comes: None where one could not."""
-    monkeypatch.setattr(graph_cache, "_RECURS", 2)
-    monkeypatch.setattr(graph_cache, "_BETWEEN", 0)
+class Whole(nn.Module):
+    """The layers of a door's network as one model."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def replayed(network, lane, monkeypatch, rows):
+    """The network with its layers replayed as one model, from graphs for so many rows; how many
+    calls were."""
     if lane.device == "cpu":
-        graphs_on_the_cpu(monkeypatch)
-    replayed, own = [], graph_cache._MapGraph.answers
-
-    def answers(self, cmap):
-        replayed.append(own(self, cmap))
-        return replayed[-1]
-
-    monkeypatch.setattr(graph_cache._MapGraph, "answers", answers)
-    return replayed
+        replays_on_the_cpu(monkeypatch)
+    monkeypatch.setattr(padded, "_LEAST", rows)
+    model = sparse_bridge.optimize(Whole(copy.deepcopy(network.net)).eval(), graphs=True)
+    twin = copy.copy(network)
+    twin.net = [model]
+    return twin, lambda: model.__dict__["forward"].hits
 
 
 def alone(network, scene):
@@ -83,9 +95,10 @@ def alone(network, scene):
     return coords, x
 
 
-def check(network, scene):
-    """Run a scene; its result must be that of maps built one by one."""
-    found, expected = network(*scene), alone(network, scene)
+def check(network, scene, plain=None):
+    """Run a scene; its result must be that of maps built one by one, for the network `plain` where
+    this one is replayed."""
+    found, expected = network(*scene), alone(plain or network, scene)
     for mine, theirs in zip(found, expected, strict=True):
         assert torch.equal(mine, theirs)
 
