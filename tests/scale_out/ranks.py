@@ -248,7 +248,10 @@ def joint_statistics(network, rank, device, _) -> None:
             ddp(synced, device)
         with pytest.raises(ValueError, match="SyncBatchNorm expected input tensor to be on"):
             synced(*points)
-        check_equal([synced.eval()(*points)], [normed.eval()(*points)])
+        synced.eval(), normed.eval()
+        check_equal([synced(*points)], [normed(*points)])
+        parts = [synced(*of(r, device)) for r in (0, 1)]
+        check_equal([normed(*joint(device, (None, None)))], [torch.cat(parts)])
         return
     for rows in ((None, None), (None, 0), (0, None)):
         _check_joint(copy.deepcopy(normed), rank, device, rows)
