@@ -15,7 +15,7 @@ from .training import Network, Rank, Step, spread, timed
 
 def measure(rank: Rank, options: dict[str, Any]) -> dict[str, Any]:
     """balance: mean over the largest number of rows of a step, which bounds what ranks that wait
-    for one another can reach; alone: seconds of the same steps without the others."""
+    for one another can reach."""
     peer = peers.load(options["peer"])
     peer.allow_tf32(False)
     model = Network(peer).to(rank.device)

@@ -11,17 +11,14 @@ import signal
 import sys
 from pathlib import Path
 
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
 import sparse_bridge
+from sparse_bridge.core.tuning.tune_cache import Stamp, TuneCache
 
-sparse_bridge.enable("spconv")
-
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-
-from sparse_bridge.core.tuning.tune_cache import Stamp, TuneCache  # noqa: E402
-
-from .networks import NETWORKS, cloud  # noqa: E402
+from .networks import NETWORKS, cloud
 
 LIMIT = datetime.timedelta(seconds=20)  # of a collective
 STAMP = Stamp("kernels", "3.4.0", "Some GPU", "sm_90", 132)
@@ -30,6 +27,7 @@ BUCKET = "fwd", "bucket"
 
 def main(folder: Path) -> None:
     rank = int(os.environ["RANK"])
+    sparse_bridge.enable("spconv")
     dist.init_process_group("gloo", timeout=LIMIT)
     torch.manual_seed(0)
     network = DistributedDataParallel(NETWORKS["spconv"]())

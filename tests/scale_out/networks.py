@@ -18,7 +18,8 @@ SHAPE = (16, 16, 16)
 
 
 def cloud(seed: int, rows: int = 300) -> tuple[torch.Tensor, torch.Tensor]:
-    """Coordinates [N, 4] int32 of two batch items, sorted, each once; features [N, 4]."""
+    """Coordinates [N, 4] int32 of two batch items, sorted, each once; features [N, 4]. The
+    networks take up to four items."""
     generator = torch.Generator().manual_seed(seed)
     low, high = torch.zeros(4, dtype=torch.long), torch.tensor([2, *SHAPE])
     coords = (torch.rand(rows, 4, generator=generator) * (high - low)).long()
@@ -36,7 +37,7 @@ class Functional(nn.Module):
         self.up = nn.Parameter(torch.randn(8, 8, 8) * 0.1)
 
     def forward(self, coords: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        voxels = sparse.coordinate_map(coords, spatial_shape=SHAPE, batch_size=2)
+        voxels = sparse.coordinate_map(coords, spatial_shape=SHAPE, batch_size=4)
         same = sparse.submanifold(voxels, sparse.kernel_offsets((3, 3, 3)))
         pair = sparse.kernel_offsets((2, 2, 2), padding=0)
         _, down = sparse.strided(voxels, pair, stride=2)
@@ -62,7 +63,7 @@ class Spconv(nn.Module):
     def forward(self, coords: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         import spconv.pytorch as spconv
 
-        return self.net(spconv.SparseConvTensor(x, coords, list(SHAPE), 2)).features
+        return self.net(spconv.SparseConvTensor(x, coords, list(SHAPE), 4)).features
 
 
 class Torchsparse(nn.Module):

@@ -24,67 +24,32 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import sparse_bridge
 
-from .networks import NETWORKS, cloud
+from .networks import NETWORKS
+from .rank_tools import (
+    check_equal,
+    check_same_on_all_ranks,
+    ddp,
+    gradients,
+    joint,
+    loss_of,
+    mean_of,
+    of,
+    own_gradients,
+    synchronised,
+    with_norms,
+)
 
 LIMIT = datetime.timedelta(seconds=120)  # a rank that fails leaves the other in a collective
-Points = tuple[torch.Tensor, torch.Tensor]
 CHECKS: dict[str, Callable[[nn.Module, int, torch.device, Path], None]] = {}
 
 
 def check(function: Callable[[nn.Module, int, torch.device, Path], None]):
     CHECKS[function.__name__] = function
     return function
-
-
-def of(rank: int, device: torch.device, seed: int = 0, rows: int | None = None) -> Points:
-    """The cloud of a rank: 200 points, or 350."""
-    coords, x = cloud(10 * seed + rank, 200 + 150 * rank if rows is None else rows)
-    return coords.to(device), x.to(device)
-
-
-def loss_of(y: torch.Tensor) -> torch.Tensor:
-    return (y * torch.linspace(-1, 1, y.numel(), device=y.device).view_as(y)).sum()
-
-
-def own_gradients(network: nn.Module, *clouds: Points) -> list[torch.Tensor]:
-    """Of one process: the sum over the clouds."""
-    alone = copy.deepcopy(network)
-    for points in clouds:
-        loss_of(alone(*points)).backward()
-    return [p.grad for p in alone.parameters()]
-
-
-def mean_of(first: list[torch.Tensor], second: list[torch.Tensor]) -> list[torch.Tensor]:
-    """As DDP computes it for two ranks: halves are exact, and a sum of two has no order."""
-    return [a / 2 + b / 2 for a, b in zip(first, second, strict=True)]
-
-
-def check_equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
-    assert len(found) == len(expected) > 0
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one, other), float((one - other).abs().max())
-
-
-def check_same_on_all_ranks(network: nn.Module) -> None:
-    flat = torch.cat([p.detach().flatten() for p in network.parameters()])
-    all_of_them = [torch.empty_like(flat) for _ in range(2)]
-    dist.all_gather(all_of_them, flat)
-    assert torch.equal(*all_of_them) and flat.isfinite().all()
-
-
-def ddp(network: nn.Module, device: torch.device, **options: bool) -> DistributedDataParallel:
-    return DistributedDataParallel(
-        copy.deepcopy(network), [device] if device.type == "cuda" else None, **options
-    )
-
-
-def gradients(network: nn.Module) -> list[torch.Tensor]:
-    return [p.grad for p in network.parameters()]
 
 
 @check
@@ -209,7 +174,7 @@ def unused_parameters(network, rank, device, _) -> None:
 @check
 def an_empty_scene_on_one_rank(network, rank, device, _) -> None:
     """Whose norms take part in the gradients, too."""
-    normed = _with_norms(network) if hasattr(network, "net") else network
+    normed = with_norms(network) if hasattr(network, "net") else network
     spread = ddp(normed, device)
     for full in (0, 1, 0):
         spread.zero_grad()
@@ -269,49 +234,13 @@ def sharded_parameters(network, rank, device, folder) -> None:
         torch.save({"model": alone.cpu().state_dict(), "moments": moments}, f"{path}.pt")
 
 
-def _convert(network: nn.Module) -> nn.Module:
-    if "minkowski" in type(network).__name__.lower():
-        import MinkowskiEngine as ME
-
-        return ME.MinkowskiSyncBatchNorm.convert_sync_batchnorm(network)
-    return nn.SyncBatchNorm.convert_sync_batchnorm(network)
-
-
-def _with_norms(network: nn.Module) -> nn.Module:
-    """Norms of the framework's own, or torch's, behind the first layer."""
-    normed = copy.deepcopy(network)
-    name = type(network).__name__.lower()
-    layers = list(normed.net.children())
-    if name == "spconv":
-        import spconv.pytorch as spconv
-
-        normed.net = spconv.SparseSequential(layers[0], nn.BatchNorm1d(8), *layers[1:])
-    elif name == "torchsparse":
-        from torchsparse import nn as spnn
-
-        normed.net = nn.Sequential(layers[0], spnn.BatchNorm(8), *layers[1:])
-    else:
-        import MinkowskiEngine as ME
-
-        normed.net = nn.Sequential(layers[0], ME.MinkowskiBatchNorm(8), *layers[1:])
-    return normed.to(next(network.parameters()).device)
-
-
-def _joint(device: torch.device, rows: tuple[int | None, int | None]) -> Points:
-    """Both ranks' clouds as one batch of four items; the networks above have two."""
-    coords, x = zip(*(of(r, device, rows=rows[r]) for r in (0, 1)), strict=True)
-    second = coords[1].clone()
-    second[:, 0] += 2
-    return torch.cat([coords[0], second]), torch.cat(x)
-
-
 @check
 def joint_statistics(network, rank, device, _) -> None:
     """SyncBatchNorm over sparse features. torch has it on GPUs only, and says so on a CPU."""
     if not hasattr(network, "net"):
         return
-    normed = _with_norms(network)
-    synced, points = _convert(copy.deepcopy(normed)), of(rank, device)
+    normed = with_norms(network)
+    synced, points = synchronised(copy.deepcopy(normed)), of(rank, device)
     assert any(isinstance(m, nn.SyncBatchNorm) for m in synced.modules())
     assert synced.state_dict().keys() == normed.state_dict().keys()
     if device.type == "cpu":
@@ -319,7 +248,10 @@ def joint_statistics(network, rank, device, _) -> None:
             ddp(synced, device)
         with pytest.raises(ValueError, match="SyncBatchNorm expected input tensor to be on"):
             synced(*points)
-        check_equal([synced.eval()(*points)], [normed.eval()(*points)])
+        synced.eval(), normed.eval()
+        check_equal([synced(*points)], [normed(*points)])
+        parts = [synced(*of(r, device)) for r in (0, 1)]
+        check_equal([normed(*joint(device, (None, None)))], [torch.cat(parts)])
         return
     for rows in ((None, None), (None, 0), (0, None)):
         _check_joint(copy.deepcopy(normed), rank, device, rows)
@@ -327,11 +259,11 @@ def joint_statistics(network, rank, device, _) -> None:
 
 def _check_joint(normed: nn.Module, rank: int, device: torch.device, rows) -> None:
     """Sums of two parts are rounded otherwise than one sum: a tolerance."""
-    synced = ddp(_convert(copy.deepcopy(normed)), device)
+    synced = ddp(synchronised(copy.deepcopy(normed)), device)
     y = synced(*of(rank, device, rows=rows[rank]))
     weight = torch.linspace(-1, 1, 8, device=device)
     ((y * weight).square().sum() * 2).backward()  # DDP takes the mean over two ranks
-    expected = normed(*_joint(device, rows))
+    expected = normed(*joint(device, rows))
     (expected * weight).square().sum().backward()
     close = {"rtol": 1e-4, "atol": 1e-4}
     first = len(of(0, device, rows=rows[0])[0])
