@@ -14,8 +14,8 @@ Graph = dict[str, set[str]]
 # From the lowest to the highest; what stands in one line may import each other, without a cycle.
 FLOORS = (
     (
-        *("_version", "errors", "hooks", "log", "releases", "settings", "state", "tables"),
-        *("tolerances", "workers"),
+        *("_version", "errors", "folders", "hooks", "log", "native", "releases", "settings"),
+        *("state", "tables", "tolerances", "workers"),
     ),
     ("kernels.runtime",),
     ("kernels.tiles",),

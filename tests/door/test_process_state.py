@@ -49,7 +49,7 @@ REGISTERED = """
     core.compile.library._names core.conv.kernel_products._listeners core.maps.request._herald
     core.maps.request._provider
     core.warmup.preload._begun core.warmup.preload._thread kernels.runtime.launch.REGISTRY
-    state._owners
+    native._listeners state._owners
 """
 HELD_ELSEWHERE = """
     adapters.spconv.maps._held core.capture.prefetch._announced
@@ -58,7 +58,7 @@ HELD_ELSEWHERE = """
 """
 NUMBERS = """
     adapters.minkowski.geometry.Region._interned core.compile.handles._numbers
-    core.conv.kernel_products._keys core.geometry.offsets.Offsets._interned
+    core.conv.dataflow._keys core.geometry.offsets.Offsets._interned
     kernels.runtime.launch._next kernels.runtime.launch._numbers settings.generation
 """
 FACTS = """
@@ -67,7 +67,8 @@ FACTS = """
     core.conv.fused_call.listening core.conv.kernel_products._gather_gemm
     core.conv.kernel_products._narrow_gemm core.ops.batch_norm._passes
     core.device.workspace.keep_heap core.tuning.kernel_hash.code_hash
-    core.tuning.kernel_hash.kernel_hash export.evaluation._operators surface.table.releases
+    core.tuning.kernel_hash.kernel_hash export.evaluation._operators native._module native._reason
+    native._thread native._until native.calls.helper surface.table.releases
 """
 EXCEPTIONS = {
     "what the program chose, which another call of its own takes back": CHOSEN,
@@ -90,6 +91,9 @@ TOUCHED = {
     "without a GPU its graphs and random numbers are imitated": (
         "core.capture.captured_maps._own_random_numbers "
         "core.capture.replay_training._Run core.capture.units._provide"
+    ),
+    "a helper that is compiled anew, or not at all, must not be known to other tests": (
+        "native._listeners native._module native._reason native._thread"
     ),
     "graphs that were captured are counted and looked into": (
         "core.capture.prefetch._histories core.capture.units._units"

@@ -65,7 +65,7 @@ def test_the_base_imports_nothing_of_the_package_but_itself(name):
 @pytest.mark.parametrize("path", KERNELS, ids=name_of)
 def test_kernels_stand_on_the_base_alone(path):
     base = (f"sparse_bridge.{name.removesuffix('.py')}" for name in BASE if name != "settings.py")
-    allowed = (*base, "sparse_bridge.kernels")
+    allowed = (*base, "sparse_bridge.native", "sparse_bridge.kernels")
     ours = {n for n in imports_of(path, True) if n.startswith("sparse_bridge")}
     assert ours == set(reaches(ours, *allowed))
 

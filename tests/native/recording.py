@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from sparse_bridge import native, settings, state
-from sparse_bridge.core.conv import convolution, native_calls
+from sparse_bridge.core.conv import convolution
 from sparse_bridge.core.conv.history import histories
 from sparse_bridge.core.conv.pending import PendingConv
 from sparse_bridge.core.maps.rulebook import Rulebook
+from sparse_bridge.native import calls as native_calls
 from tests import walk_doors
 from tests.core.capture import map_time
 from tests.fake_driver import Driver, Launch, kinds_of_values

@@ -309,7 +309,7 @@ def test_many_threads_ask_at_once(anew, library):
     assert len(found) == 8 and found[0] is not None and len(set(map(id, found))) == 1
 
 
-MODULES = ["fused_plan", "native_calls", "layers", "waiting", "pending", "kernel_products"]
+MODULES = ["fused_plan", "layers", "waiting", "pending", "kernel_products"]
 
 
 @pytest.mark.slow
@@ -319,7 +319,8 @@ def test_it_may_be_there_before_the_modules_that_use_it(first, library):
 from sparse_bridge import native
 assert native.module() is not None
 import sparse_bridge.core.conv.{first}
-from sparse_bridge.core.conv import layers, native_calls
+from sparse_bridge.core.conv import layers
+from sparse_bridge.native import calls as native_calls
 assert native_calls.helper is native.module() and native_calls.known_call
 """
     environment = os.environ | {"SPARSE_BRIDGE_CACHE_DIR": str(library)}

@@ -73,7 +73,8 @@ def compiled(arch, **metadata):
 
     target = targets.described(arch)
     form = min(plainest(arch), key=lambda form: len(form.types))
-    gpu = GPUTarget(target.backend, compiling._arch(target), target.warp_size)
+    chip = target.capability if target.backend == "cuda" else target.arch
+    gpu = GPUTarget(target.backend, chip, target.warp_size)
     options = {**OPTIONS, **dict(form.options)}
     made = triton.compile(compiling.source(form, target), target=gpu, options=options)
     run = type(ARCHES[arch], (), {"profile_scratch_size": 0, "global_scratch_size": 0})()

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from ...core.conv import convolution as core
-from ...core.conv import native_calls
 from ...core.conv.epilogue import Epilogue
 from ...core.conv.history import histories
 from ...core.conv.layers import convolve_layer, known_call
@@ -27,6 +26,7 @@ from ...core.maps.rows import rows_of
 from ...core.ops.pointwise import linear_layer
 from ...core.ops.trained_norms import noticed
 from ...errors import ContractError, UnsupportedError
+from ...native import calls as native_calls
 from ..expected import Expected, new_coordinates, pointwise, trains
 from ..ledger import note
 from . import benchmark, keys

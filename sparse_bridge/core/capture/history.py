@@ -9,7 +9,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..conv import native_calls
+from ...native import calls as native_calls
 from ..geometry.boxes import Box
 from ..geometry.reach import BoxReach
 from ..maps.request import MapRequest

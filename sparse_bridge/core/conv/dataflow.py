@@ -7,6 +7,7 @@ distinct coordinates', channels are contiguous, accumulation is fp32 (fp64 for f
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -23,6 +24,18 @@ from .epilogue import Epilogue
 # (rulebook, side, x, weight, epilogue) -> y; and (rulebook, side, x, dy, dw), which writes dw.
 Gather = Callable[[Rulebook, int, torch.Tensor, torch.Tensor, Epilogue], torch.Tensor]
 Wgrad = Callable[[Rulebook, int, torch.Tensor, torch.Tensor, torch.Tensor], None]
+
+_keys = itertools.count(0, 2)
+
+
+def new_key() -> int:
+    """A product's key in rulebooks; the next number is that of the other side."""
+    return next(_keys)
+
+
+def unit_channels(x: torch.Tensor) -> torch.Tensor:
+    """x with its channels side by side."""
+    return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
 
 
 class Case(NamedTuple):

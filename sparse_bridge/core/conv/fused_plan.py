@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from ... import settings
+from ...native import calls as native_calls
 from ..device.torch_compat import TENSOR_GUARDS, guards
 from ..maps.kernel_map import KernelMap
-from . import native_calls
 from .epilogue import Epilogue, Norm
 from .plan import ConvForm, ConvPlan, run_plan
 

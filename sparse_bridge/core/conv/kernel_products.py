@@ -5,7 +5,6 @@ live exactly as long as the map."""
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,17 @@ from ..device.serving import kernel_target
 from ..maps.rulebook import Rulebook
 from ..tuning.problem import gather_problem
 from ..tuning.tuner import Trial, current, final, tile_for
-from .dataflow import IRREGULAR, Case, Dataflow, Gather, LayerProduct, Reason, Wgrad
+from .dataflow import (
+    IRREGULAR,
+    Case,
+    Dataflow,
+    Gather,
+    LayerProduct,
+    Reason,
+    Wgrad,
+    new_key,
+    unit_channels,
+)
 from .epilogue import Epilogue
 from .torch_end import Finished, in_kernels
 
@@ -44,7 +53,6 @@ if TYPE_CHECKING:
 # (product, the rulebook and side that it is bound to, x, weight, what its epilogue reads)
 FirstBind = Callable[["GatherProduct", Rulebook, int, "Inputs"], None]
 _listeners: list[FirstBind] = []
-keys = itertools.count(0, 2)  # a product's key in rulebooks; the next one is the other side's
 
 
 def on_first_fused(listener: FirstBind) -> None:
@@ -142,7 +150,7 @@ class KernelDataflow(Dataflow):
         assert target is not None
         problem = self_check.problem(device, target, f"wgrad {self_check.NAMES[product.dtype]}")
         if problem is None:
-            from .wgrad_product import WgradProduct
+            from .dataflows.wgrad_product import WgradProduct
 
             return WgradProduct(product)
         log.once(
@@ -154,10 +162,6 @@ class KernelDataflow(Dataflow):
         from .dataflows.per_offset import DATAFLOW
 
         return DATAFLOW.wgrad(product, dtype)
-
-
-def unit_channels(x: torch.Tensor) -> torch.Tensor:
-    return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
 
 
 @functools.cache
@@ -198,7 +202,7 @@ class GatherProduct:
         w = w if self._copied is None else w.in_rows()
         self.flow, self.product = flow, Product(target, device, dtype, precision, w, epilogue)
         self._backwards = self.product._replace(w=w.reversed())
-        self._columns, self._key = w.columns_out, next(keys)
+        self._columns, self._key = w.columns_out, new_key()
         self._specs: dict[tuple[Any, ...], Any] = {}
 
     def for_helper(self) -> tuple[tuple[int, int], Any, dict[tuple[Any, ...], Any], int, bool]:

@@ -13,15 +13,17 @@ import torch
 from torch.autograd import forward_ad
 
 from ... import native, settings, state
+from ...native import calls as native_calls
 from ..device import trace
 from ..device.torch_compat import eagerly
 from ..maps.kernel_map import KernelMap
-from . import convolution, fused_call, native_calls, override
+from . import convolution, fused_call, override
 from .convolution import convolve_layer
 from .epilogue import Epilogue
-from .fused_plan import fused_plan, same
+from .fused_plan import FusedPlan, fused_plan, same
 from .history import (
     NOTHING,
+    History,
     LayerCall,
     changes_of,
     histories,
@@ -197,5 +199,32 @@ def _start(
     return made
 
 
+def _use_helper(module: Any) -> None:
+    """Hand the helper what it reads, and use it."""
+    from ...kernels.gemm.gather_gemm import GatherGemm
+    from ...kernels.runtime import precompile
+    from ...kernels.runtime.triton_compat import HOOKS
+    from ..device.stream_order import StreamOrder
+    from ..maps.rulebook import Derived
+    from .kernel_products import GatherProduct
+    from .waiting.tensors import Waiting, features_of
+
+    module.configure({
+        "Derived": Derived, "FusedPlan": FusedPlan, "GatherProduct": GatherProduct,
+        "History": History, "StreamOrder": StreamOrder, "calls": vars(native_calls),
+        "features_of": features_of,
+        "convolution": vars(convolution), "forward_ad": vars(forward_ad),
+        "fused_call": vars(fused_call), "override": vars(override),
+        "precompile": vars(precompile), "settings": vars(settings), "torch_c": vars(torch._C),
+        "trace": vars(trace), "histories": histories, "hooks": HOOKS, "GatherGemm": GatherGemm,
+        "KernelMap": KernelMap, "LayerCall": LayerCall, "Parameter": torch.nn.Parameter,
+        "PendingConv": PendingConv, "Tensor": torch.Tensor, "Waiting": Waiting,
+        "make_wrapper": torch.Tensor._make_wrapper_subclass,
+        "no_memory": torch._C._set_throw_on_mutable_data_ptr, "strided": torch.strided,
+        "norm_forward": torch.nn.BatchNorm1d.forward,
+    })  # fmt: skip
+    native_calls.use(module)
+
+
 convolution.waiting = _convolve
-native.when_ready(native_calls.use)
+native.when_ready(_use_helper)  # at the end of the file that imports all of those

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from ... import state
+from ...native import calls as native_calls
 from ..device.torch_compat import eagerly
-from . import native_calls
 from .epilogue import Epilogue, Norm
 from .fused_plan import fused_plan, same
 from .history import PLAIN, LayerCall, changes, changes_of

@@ -18,10 +18,10 @@ from ...kernels.gemm.product import EpilogueForm, Product
 from ...kernels.runtime.target import Target
 from ..conv.dataflow import LayerProduct
 from ..conv.dataflows import masked, unmasked
+from ..conv.dataflows.wgrad_product import WgradProduct
 from ..conv.epilogue import Epilogue
 from ..conv.kernel_products import GatherProduct, KernelDataflow
 from ..conv.torch_end import in_trusted_kernels
-from ..conv.wgrad_product import WgradProduct
 from ..device.column_sums import column_sums
 from ..device.precision import KERNEL_DTYPES
 from ..device.self_check_problems import COMMON_ROWS

@@ -16,9 +16,10 @@ from unittest import mock
 import torch
 
 from sparse_bridge import native
-from sparse_bridge.core.conv import convolution, native_calls
+from sparse_bridge.core.conv import convolution
 from sparse_bridge.core.device import rocm
 from sparse_bridge.core.ops import pointwise
+from sparse_bridge.native import calls as native_calls
 
 from .map_time import doors, streamed
 

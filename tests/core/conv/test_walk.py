@@ -116,7 +116,7 @@ def test_a_steady_training_step(kmap):
     assert forward.files == STEADY and forward.twice == []
     y, dy = conv(x, weight, None, kmap), torch.ones(kmap.n_out, 32)
     back = walk(lambda: y.backward(dy))
-    wgrad = {"core/conv/wgrad_product.py", "kernels/gemm/wgrad_gemm.py"}
+    wgrad = {"core/conv/dataflows/wgrad_product.py", "kernels/gemm/wgrad_gemm.py"}
     assert set(back.files) == {*STEADY, *wgrad}
     # Two products, the second in two launches.
     assert set(back.twice) <= {"core/conv/kernel_products.py", "kernels/runtime/launch.py"}

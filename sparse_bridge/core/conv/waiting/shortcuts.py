@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn  # noqa: F401  (what torch's scripts of a forward look up here)
 
 from .... import hooks, state
+from ....native import calls as native_calls
 from ...device.torch_compat import eagerly
-from .. import native_calls
 from ..epilogue import Norm
 from .tensors import PLAIN, Waiting, features_of, settled
 

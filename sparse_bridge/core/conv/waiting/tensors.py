@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from ....native import calls as native_calls
 from ...device.torch_compat import eagerly
-from .. import native_calls
 from ..pending import Following, PendingConv
 
 # What may follow: None where it does not this time.

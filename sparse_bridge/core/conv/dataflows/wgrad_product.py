@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...kernels.gemm.product import Product
-from ..device.precision import product_precision
-from ..maps.rulebook import Rulebook
-from ..tuning.problem import wgrad_problem
-from ..tuning.tuner import Trial, final, tile_for
-from .dataflow import LayerProduct
-from .kernel_products import keys, unit_channels
+from ....kernels.gemm.product import Product
+from ...device.precision import product_precision
+from ...maps.rulebook import Rulebook
+from ...tuning.problem import wgrad_problem
+from ...tuning.tuner import Trial, final, tile_for
+from ..dataflow import LayerProduct, new_key, unit_channels
 
 if TYPE_CHECKING:
-    from ...kernels.gemm.wgrad_gemm import WgradGemm
-    from ...kernels.gemm.wgrad_spec import WgradSpec
-    from ...kernels.tiles.tile import TileConfig
+    from ....kernels.gemm.wgrad_gemm import WgradGemm
+    from ....kernels.gemm.wgrad_spec import WgradSpec
+    from ....kernels.tiles.tile import TileConfig
 
 
 class WgradProduct:
@@ -30,7 +29,7 @@ class WgradProduct:
         target, device, dtype, precision, w, _ = layer
         assert target is not None
         precision = product_precision(target, dtype, precision, wgrad=True)
-        self.product, self._key = Product(target, device, dtype, precision, w), next(keys)
+        self.product, self._key = Product(target, device, dtype, precision, w), new_key()
         self._specs: dict[tuple[Any, ...], WgradSpec] = {}
 
     def __call__(
@@ -51,7 +50,7 @@ class WgradProduct:
     def _bind(
         self, rulebook: Rulebook, side: int, x: torch.Tensor, dy: torch.Tensor, dw: torch.Tensor
     ) -> WgradGemm:
-        from ...kernels.gemm.wgrad_gemm import WgradGemm
+        from ....kernels.gemm.wgrad_gemm import WgradGemm
 
         target, n_in, n_out = self.product.target, x.shape[0], dy.shape[0]
         pairs = rulebook.device_pairs(target)
@@ -77,6 +76,6 @@ class WgradProduct:
 
     def spec(self, tile: TileConfig, mirrored: bool) -> WgradSpec:
         """The kernel with a tile.  mirrored: for lists of half of the offsets."""
-        from ...kernels.gemm.wgrad_spec import WgradSpec
+        from ....kernels.gemm.wgrad_spec import WgradSpec
 
         return WgradSpec(self.product, tile, mirrored)

@@ -1,0 +1,50 @@
+"""The compiled helper's functions for calls of layers; None where Python does all.
+
+Each repeats a Python function, which calls it first, and answers NotImplemented where that function
+is to decide; see `native.c`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .. import settings
+
+if TYPE_CHECKING:
+    from ..core.conv.fused_plan import FusedPlan
+
+helper: Any = None
+known_call: Any = None
+features_of: Any = None
+normalised: Any = None
+activated: Any = None
+plus: Any = None
+spconv_known: Any = None
+observer: Any = None  # the class of what hears which views of maps are wanted; set by `capture`
+
+
+FUNCTIONS = ("known_call", "features_of", "normalised", "activated", "plus", "spconv_known")
+
+
+def known(plan: FusedPlan, product: Any) -> Any:
+    """A plan for the helper; None where it is not used.  product: the GatherProduct that launches
+    it, or None."""
+    if helper is None or not settings.get().native:
+        return None
+    keys, tuned, specs, units, by_rule = (0, 0), None, {}, 1, False
+    if product is not None:
+        keys, tuned, specs, units, by_rule = product.for_helper()
+    bound = [("bound", key) for key in keys]
+    return helper.Known(
+        product, *keys, *bound, tuned, specs, plan.form, plan.between, plan.vectors, plan.read,
+        plan.same, plan.n_offsets, plan.regular, plan.device, plan.activation, plan.steps,
+        plan.columns, plan.generation, units, plan.at_the_call, by_rule,
+    )  # fmt: skip
+
+
+def use(module: Any) -> None:
+    """Have Python's functions call the helper, which was handed what it reads."""
+    global helper
+    for name in FUNCTIONS:
+        globals()[name] = getattr(module, name)
+    helper = module
