@@ -180,7 +180,10 @@ def test_what_is_launched_directly(driver):
         {"run": XPULauncher()},
         {"run": lambda *args: None},
     ],
-    ids=str,
+    # Of a launcher its class: an address would be another one in every process.
+    ids=lambda changed: " ".join(
+        type(value).__name__ if key == "run" else f"{key} {value}" for key, value in changed.items()
+    ),
 )
 def test_what_triton_launches(driver, changed):
     assert made(**changed) is None
