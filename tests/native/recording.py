@@ -20,7 +20,6 @@ from sparse_bridge.core.conv.pending import PendingConv
 from sparse_bridge.core.maps.rulebook import Rulebook
 from sparse_bridge.native import calls as native_calls
 from tests import walk_doors
-from tests.core.capture import map_time
 from tests.fake_driver import Driver, Launch, kinds_of_values
 
 # (share of the helper's questions that are refused, seed); None: without the helper.
@@ -134,7 +133,7 @@ class Recorder:
         return made
 
     @contextlib.contextmanager
-    def recording(self) -> Iterator[None]:
+    def recording(self, *modules: Any) -> Iterator[None]:
         """Tensors and maps that are made inside stay."""
 
         def kept(own: Any) -> Any:
@@ -160,7 +159,7 @@ class Recorder:
                 own = getattr(owner, name)
                 stack.enter_context(mock.patch.object(owner, name, kept(own)))
             stack.enter_context(mock.patch.object(Rulebook, "__init__", init))
-            for module in (walk_doors, map_time):
+            for module in (walk_doors, *modules):
                 stack.enter_context(mock.patch.object(module, "entry_of", self.entry))
             yield
 

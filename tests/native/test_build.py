@@ -23,6 +23,7 @@ import rich.console
 
 from sparse_bridge import doctor, native, settings
 from sparse_bridge.native import build
+from tests.patience import PATIENCE
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -201,7 +202,7 @@ def test_processes_compile_it_once(library, tmp_path):
         subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE)
         for _ in range(3)
     ]
-    assert all(b"Launcher" in one.communicate(timeout=60)[0] for one in running)
+    assert all(b"Launcher" in one.communicate(timeout=PATIENCE)[0] for one in running)
     assert calls.read_text().split() == ["call"] and len(files(tmp_path)) == 1
 
 

@@ -13,6 +13,7 @@ import torch
 
 from tests.fake_driver import NOWHERE, Driver
 from tests.native.recording import helper, values_of
+from tests.patience import PATIENCE
 
 
 class Arriving:
@@ -203,7 +204,7 @@ def test_others_run_while_the_driver_works():
         return 1
 
     def other():
-        running.wait(5)
+        running.wait(PATIENCE)
         done.append(1)
 
     thread = threading.Thread(target=other)

@@ -21,6 +21,7 @@ from tests.adapters.spconv import doors as spconv_doors
 from tests.fake_driver import NOWHERE
 from tests.native.events import COORDS, World
 from tests.native.recording import Recorder, anew, helper, served, way
+from tests.patience import PATIENCE
 from tests.walk_doors import pretended_gpu
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -277,7 +278,7 @@ def in_a_process(code, **more):
     environment = os.environ | {"PYTHONPATH": path} | more
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", code], env=environment, cwd=ROOT,
-        capture_output=True, text=True, check=False, timeout=300,
+        capture_output=True, text=True, check=False, timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Fatal" not in done.stderr and "SystemError" not in done.stderr

@@ -17,10 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sparse_bridge
 from sparse_bridge.core.tuning.tune_cache import Stamp, TuneCache
+from tests.patience import PATIENCE
 
 from .networks import NETWORKS, cloud
 
-LIMIT = datetime.timedelta(seconds=20)  # of a collective
+LIMIT = datetime.timedelta(seconds=PATIENCE / 30)  # of a collective
 STAMP = Stamp("kernels", "3.4.0", "Some GPU", "sm_90", 132)
 BUCKET = "fwd", "bucket"
 

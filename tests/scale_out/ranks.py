@@ -27,6 +27,7 @@ from torch.distributed.algorithms.join import Join
 from torch.utils.checkpoint import checkpoint
 
 import sparse_bridge
+from tests.patience import PATIENCE
 
 from .networks import NETWORKS
 from .rank_tools import (
@@ -43,7 +44,7 @@ from .rank_tools import (
     with_norms,
 )
 
-LIMIT = datetime.timedelta(seconds=120)  # a rank that fails leaves the other in a collective
+LIMIT = datetime.timedelta(seconds=PATIENCE)  # a rank that fails leaves the other in a collective
 CHECKS: dict[str, Callable[[nn.Module, int, torch.device, Path], None]] = {}
 
 

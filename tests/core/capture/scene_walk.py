@@ -15,7 +15,7 @@ from unittest import mock
 
 import torch
 
-from sparse_bridge import native
+from sparse_bridge import native, state
 from sparse_bridge.core.conv import convolution
 from sparse_bridge.core.device import rocm
 from sparse_bridge.core.ops import pointwise
@@ -85,6 +85,7 @@ def _helper(used: bool) -> Iterator[None]:
 
 def walks(helper: bool) -> Iterator[tuple[str, Steps]]:
     """(framework and network, a scene's steps).  helper: the compiled one is used, where it is."""
+    state.reset()  # what other tests of this process have launched is known as theirs
     for name, net, scene in doors():
         counter = _Counter()
         with (

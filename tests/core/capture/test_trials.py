@@ -12,7 +12,7 @@ import torch
 
 import sparse_bridge
 from benchmarks.peers import PEERS
-from benchmarks.works import _fill
+from benchmarks.works import fill
 from sparse_bridge import settings
 from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture import padded, units
@@ -170,7 +170,7 @@ def test_backbones_of_torchsparse(replayed, name):
         peer = interface("bridge_torchsparse", package)
         importlib.import_module("torchsparse.backbones")
         model = Backbone(module, name, width=0.125)
-        _fill(peer, model)
+        fill(peer, model)
         model = model.to(replayed).half().eval()
         for seed in range(5):
             x = scattered(module, seed, replayed)

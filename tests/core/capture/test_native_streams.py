@@ -28,7 +28,7 @@ def streamed(door, chosen, rounds):
     """(launches, what is remembered, what the helper did) of a network over scenes."""
     recorder = Recorder()
     torch.manual_seed(1)
-    with anew(), way(chosen), recorder.recording(), contextlib.ExitStack() as stack:
+    with anew(), way(chosen), recorder.recording(map_time), contextlib.ExitStack() as stack:
         for owner, name, value in (
             (pointwise, "DEVICES", ("cpu",)), (rocm, "linear", _product), (rocm, "mm", _product),
             (map_time, "_numbers", itertools.count()),
