@@ -14,7 +14,10 @@ import pytest
 import torch
 
 from sparse_bridge import native, settings, state
-from sparse_bridge.core.conv import convolution
+from sparse_bridge.core.conv import (
+    convolution,
+    layers,  # noqa: F401 - which hands the helper what it reads
+)
 from sparse_bridge.core.conv.history import histories
 from sparse_bridge.core.conv.pending import PendingConv
 from sparse_bridge.core.maps.rulebook import Rulebook

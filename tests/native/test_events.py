@@ -8,8 +8,9 @@ import torch
 pytest.importorskip("triton")
 
 from tests.adapters.spconv import doors as spconv_doors
-from tests.native.events import EVENTS, World
+from tests.native import events, layer_events  # noqa: F401 - their events
 from tests.native.recording import RANDOM, WAYS, Recorder, anew, helper, served, way
+from tests.native.world import EVENTS, World
 from tests.walk_doors import pretended_gpu
 
 
