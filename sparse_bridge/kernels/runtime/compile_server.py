@@ -18,7 +18,6 @@ import pathlib
 import pickle
 import pkgutil
 import sys
-import tempfile
 import types
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
@@ -124,20 +123,21 @@ def _compile(
     fn = getattr(importlib.import_module(place[0]), place[1])
     src = triton_compat.source_of(fn, fields)
     form = src.hash(), str(target), str(sorted(options.items())), str(triton_compat.triton_cache())
-    with _in_turn(hashlib.sha256("\n".join(form).encode()).hexdigest()[:16]):
+    # The user's own folder: in one of all users others could lay links.
+    folder = triton_compat.triton_cache() / triton_compat.LOCKS
+    with _in_turn(folder / f"{hashlib.sha256(chr(10).join(form).encode()).hexdigest()[:16]}.lock"):
         triton_compat.fill_disk_cache(src, target, options)
 
 
 @contextlib.contextmanager
-def _in_turn(form: str) -> Iterator[None]:
-    """Inside, no other worker of this machine and user compiles the form. Where files cannot be
-    locked, or another takes too long, all go on."""
+def _in_turn(path: pathlib.Path) -> Iterator[None]:
+    """Inside, no other worker of this machine and user compiles the form whose lock this is. Where
+    files cannot be locked, or another takes too long, all go on."""
     import filelock
 
-    folder = pathlib.Path(tempfile.gettempdir(), f"sparse_bridge-{os.getuid()}")
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError, NotImplementedError, filelock.Timeout):
-            folder.mkdir(mode=0o700, exist_ok=True)
-            lock = filelock.FileLock(folder / f"{form}.lock")  # of a killed worker it is free
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = filelock.FileLock(path)  # of a killed worker it is free
             stack.enter_context(lock.acquire(timeout=_TURN, poll_interval=0.02))
         yield

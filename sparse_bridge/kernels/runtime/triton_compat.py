@@ -187,11 +187,14 @@ def triton_cache() -> pathlib.Path:
     return pathlib.Path(folder).expanduser()
 
 
+LOCKS = "sparse_bridge_locks"  # a folder of ours in Triton's disk cache
+
+
 def cache_is_empty() -> bool:
-    """Whether Triton's disk cache has nothing at all."""
+    """Whether Triton's disk cache has no kernel at all."""
     folder = triton_cache()
     with contextlib.suppress(OSError):  # said again where it is wanted
-        return not folder.is_dir() or not any(folder.iterdir())
+        return not folder.is_dir() or not any(one.name != LOCKS for one in folder.iterdir())
     return False
 
 
