@@ -1,7 +1,7 @@
 /* What is the same at every call of a known layer: guards, result, parameters, launch.
  *
  * Python describes what a layer does. This file repeats the part of a call in which nothing is left
- * to decide, over the same Python objects; every function names the Python function that it repeats.
+ * to decide, over the same Python objects; every function names the one that it repeats.
  * Where something is not as the plan of the layer says, it returns NotImplemented before it has
  * changed anything, and Python takes the whole call. A refused call costs time and nothing else.
  *
@@ -20,26 +20,24 @@
 #define MOST_VALUES 64 /* of a kernel */
 #define OPERANDS 9     /* of a gather-GEMM that are tensors: x, w, six of the epilogue, y */
 
-/* ---- names, and what Python hands over -------------------------------------------------------- */
+/* ---- names, and what Python hands over ------------------------------------------------------- */
 
+/* clang-format off */
 #define NAMES(X)                                                                                   \
-  X(__dict__) X(__name__) X(_addressed) X(_bind) X(_buffers) X(_columns) X(_copied) X(_count)                  \
-  X(_current_level) X(_held) X(_key) X(_numbers) X(_parameters) X(_replace) X(_used) X(_version)   \
-  X(alone) X(between) X(bias) X(blank) X(cache) X(call) X(calls) X(changes) X(columns_in)          \
-  X(constants) X(contiguous) X(data_ptr) X(device) X(dry_runs) X(dtype) X(epilogue) X(eps)         \
-  X(fallback) X(fill) X(flipped) X(fused) X(generation) X(given) X(grid) X(history) X(index)       \
-  X(inside) X(is_contiguous) X(is_cuda) X(is_inference) X(launch_enter_hook) X(launched)           \
-  X(listening) X(n_offsets) X(n_rows) X(native) X(new_empty) X(number) X(order) X(over)            \
-  X(pending) X(plan) X(ready) X(recorders) X(regular) X(result) X(rows) X(rows_of) X(rulebook)     \
-  X(running_mean) X(running_var) X(seen) X(shape) X(spec) X(steps) X(stream) X(target)             \
-  X(training) X(waited) X(weight) X(whole) X(x_fold) X(y_fold) X(WORTH)                            \
-  X(_make) X(busy) X(forward) X(_observer) X(_tiles) X(block_m) X(block_n) X(c_out)              \
-  X(columns) X(groups) X(memory) X(n_pairs) X(nbytes) X(packed) X(splits) X(symmetric) X(table)    \
-  X(tile) X(untyped_storage) X(w_stride) X(wanted) X(_features) X(_map) X(_timer) X(algo)          \
-  X(benchmark) X(conv1x1) X(dilation) X(enable) X(indice_dict) X(indice_key) X(indices) X(inverse) \
-  X(is_subm) X(kernel_size) X(ksize) X(ndim) X(out_indices) X(out_spatial_shape)                   \
-  X(record_voxel_count) X(spatial_shape) X(subm) X(transposed) X(_repeated) X(_shared)             \
-  X(_generation) X(fp32_accum) X(replace_feature) X(SPCONV_ALLOW_TF32) X(spconv) X(observer)
+  X(_addressed) X(algo) X(benchmark) X(bias) X(_bind) X(block_m) X(block_n) X(_buffers) X(busy)    \
+  X(c_out) X(cache) X(calls) X(columns) X(columns_in) X(constants) X(conv1x1) X(_current_level)    \
+  X(data_ptr) X(device) X(__dict__) X(dilation) X(dry_runs) X(dtype) X(enable) X(eps) X(_features) \
+  X(flipped) X(forward) X(fp32_accum) X(_generation) X(generation) X(grid) X(groups) X(index)      \
+  X(indice_dict) X(indice_key) X(indices) X(inside) X(inverse) X(is_contiguous) X(is_cuda)         \
+  X(is_inference) X(is_subm) X(kernel_size) X(_key) X(ksize) X(launch_enter_hook) X(listening)     \
+  X(_make) X(_map) X(memory) X(n_offsets) X(n_pairs) X(n_rows) X(__name__) X(native) X(nbytes)     \
+  X(ndim) X(new_empty) X(_numbers) X(_observer) X(observer) X(order) X(out_indices)                \
+  X(out_spatial_shape) X(packed) X(_parameters) X(pending) X(ready) X(record_voxel_count)          \
+  X(recorders) X(regular) X(_repeated) X(_replace) X(replace_feature) X(rows) X(rows_of)           \
+  X(rulebook) X(running_mean) X(running_var) X(shape) X(_shared) X(spatial_shape) X(spconv)        \
+  X(SPCONV_ALLOW_TF32) X(spec) X(splits) X(subm) X(symmetric) X(table) X(tile) X(_tiles) X(_timer) \
+  X(training) X(transposed) X(untyped_storage) X(_version) X(w_stride) X(wanted) X(weight)         \
+  X(WORTH) X(x_fold) X(y_fold)
 
 #define DECLARE(name) static PyObject *s_##name;
 NAMES(DECLARE)
@@ -47,9 +45,10 @@ NAMES(DECLARE)
 
 /* Modules whose state is read at every call, as their dictionaries; classes and functions. */
 #define HANDED(X)                                                                                  \
-  X(features_of) X(calls) X(Derived) X(FusedPlan) X(GatherProduct) X(History) X(StreamOrder) X(convolution) X(forward_ad) X(fused_call) X(override) X(precompile) X(settings) X(torch_c)      \
-  X(trace) X(histories) X(hooks) X(GatherGemm) X(KernelMap) X(LayerCall) X(Parameter)              \
-  X(PendingConv) X(Tensor) X(Waiting) X(make_wrapper) X(no_memory) X(strided) X(norm_forward)
+  X(calls) X(convolution) X(Derived) X(features_of) X(forward_ad) X(fused_call) X(FusedPlan)       \
+  X(GatherGemm) X(GatherProduct) X(histories) X(History) X(hooks) X(KernelMap) X(LayerCall)        \
+  X(make_wrapper) X(no_memory) X(norm_forward) X(override) X(Parameter) X(PendingConv)             \
+  X(precompile) X(settings) X(StreamOrder) X(strided) X(Tensor) X(torch_c) X(trace) X(Waiting)
 
 #define DECLARE(name) static PyObject *g_##name;
 HANDED(DECLARE)
@@ -78,11 +77,13 @@ SLOTS(DECLARE)
 #define DECLARE(name) static PyObject *a_##name;
 ASKED(DECLARE)
 #undef DECLARE
+/* clang-format on */
+
 static PyObject *a_stream; /* _cuda_getCurrentRawStream */
 static PyObject *s_constants_of_spconv;
 
 static PyObject *zero, *one, *two, *masked, *letters[3]; /* "n", "s", "a" */
-static PyObject *no_slope;          /* 0.0 */
+static PyObject *no_slope;                               /* 0.0 */
 static int configured;
 static uint64_t refusing; /* of 2^32 questions, so many are refused at random: for tests */
 static uint64_t drawn;
@@ -94,7 +95,7 @@ static int refused(void) {
   return (drawn >> 32) < refusing;
 }
 
-/* ---- references that one call holds ----------------------------------------------------------- */
+/* ---- references that one call holds ---------------------------------------------------------- */
 
 enum { GOES_ON, REFUSES, RAISES };
 
@@ -132,8 +133,8 @@ static PyObject *call(Scope *s, PyObject *object, PyObject *name) {
 /* What a slot holds, for as long as the call lasts. */
 static PyObject *slot(Scope *s, PyObject *object, PyObject *type, Py_ssize_t at) {
   if (s->state != GOES_ON || !object) return NULL;
-  PyObject *value = Py_IS_TYPE(object, (PyTypeObject *)type) ? *(PyObject **)((char *)object + at)
-                                                             : NULL;
+  PyObject *value =
+      Py_IS_TYPE(object, (PyTypeObject *)type) ? *(PyObject **)((char *)object + at) : NULL;
   if (!value) return s->state = REFUSES, NULL;
   return hold(s, Py_NewRef(value));
 }
@@ -222,7 +223,7 @@ static PyObject *ended(Scope *s, PyObject *result) {
   return made;
 }
 
-/* ---- launching a compiled kernel -------------------------------------------------------------- */
+/* ---- launching a compiled kernel ------------------------------------------------------------- */
 
 /* cuLaunchKernel, hipModuleLaunchKernel. */
 typedef int (*Driver)(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned tx,
@@ -230,8 +231,7 @@ typedef int (*Driver)(void *function, unsigned gx, unsigned gy, unsigned gz, uns
                       void **extra);
 
 typedef struct {
-  PyObject_HEAD
-  vectorcallfunc vectorcall;
+  PyObject_HEAD vectorcallfunc vectorcall;
   Driver driver;
   void *function;
   unsigned threads, shared;
@@ -253,8 +253,10 @@ static int stored(char kind, PyObject *value, uint64_t *cell) {
     if (number == -1.0 && PyErr_Occurred()) return 0;
     float narrow = (float)number;
     *cell = 0;
-    if (kind == 'f') memcpy(cell, &narrow, sizeof narrow);
-    else memcpy(cell, &number, sizeof number);
+    if (kind == 'f')
+      memcpy(cell, &narrow, sizeof narrow);
+    else
+      memcpy(cell, &number, sizeof number);
     return 1;
   }
   if (kind == 'P' && !PyLong_Check(value)) {
@@ -290,11 +292,10 @@ static int started(Launcher *self, const unsigned grid[3], uint64_t stream, uint
   parameters[count] = &scratch[0], parameters[count + 1] = &scratch[1];
   if (!grid[0] || !grid[1] || !grid[2]) return 1;
   for (int again = 0;; again = 1) {
-    Py_BEGIN_ALLOW_THREADS
-    code = self->driver(self->function, grid[0], grid[1], grid[2], self->threads, 1, 1,
-                        self->shared, (void *)(uintptr_t)stream, parameters, NULL);
-    Py_END_ALLOW_THREADS
-    if (code != NO_CONTEXT || again || self->entered == Py_None) break;
+    Py_BEGIN_ALLOW_THREADS code =
+        self->driver(self->function, grid[0], grid[1], grid[2], self->threads, 1, 1, self->shared,
+                     (void *)(uintptr_t)stream, parameters, NULL);
+    Py_END_ALLOW_THREADS if (code != NO_CONTEXT || again || self->entered == Py_None) break;
     PyObject *made = PyObject_CallNoArgs(self->entered);
     if (!made) return 0;
     Py_DECREF(made);
@@ -370,12 +371,11 @@ static PyTypeObject LauncherType = {
     .tp_doc = "A compiled kernel: launcher(grid x, grid y, grid z, stream, *values).",
 };
 
-/* ---- a gather-GEMM over one map --------------------------------------------------------------- */
+/* ---- a gather-GEMM over one map -------------------------------------------------------------- */
 
 /* What `GatherGemm` launches but for its operands; in its slot `native`. */
 typedef struct {
-  PyObject_HEAD
-  Launcher *launcher;
+  PyObject_HEAD Launcher *launcher;
   unsigned grid[3];
   PyObject *index;           /* of the GPU */
   PyObject *table;           /* whose memory it reads */
@@ -430,12 +430,12 @@ static PyObject *ready_key(Scope *s, PyObject *product, Operands *o) {
   PyObject *dtype = get(s, o->tensors[1], s_dtype), *key = get(s, product, s__key);
   if (s->state != GOES_ON) return NULL;
   if (any)
-    read = hold(s, PyTuple_Pack(7, Py_True, kinds[2], kinds[3], kinds[4], kinds[5], kinds[6],
-                                kinds[7]));
+    read = hold(
+        s, PyTuple_Pack(7, Py_True, kinds[2], kinds[3], kinds[4], kinds[5], kinds[6], kinds[7]));
   return read ? hold(s, PyTuple_Pack(3, key, dtype, read)) : NULL;
 }
 
-/* `GatherGemm`'s launch made ready for such operands; NULL where its kernel is not launched here. */
+/* `GatherGemm`'s launch made ready for such operands; NULL where Python launches its kernel. */
 static Bound *bound_of(Scope *s, PyObject *product, Operands *o) {
   PyObject *spec = get(s, product, s_spec);
   refuse_unless(s, truth(s, get(s, product, s__addressed)));
@@ -460,8 +460,7 @@ static Bound *bound_of(Scope *s, PyObject *product, Operands *o) {
   if (!made) return NULL;
   made->launcher = (Launcher *)Py_NewRef(launcher), made->index = Py_NewRef(index);
   made->table = Py_XNewRef(get(s, product, s_table));
-  for (int i = 0; i < 3; i++)
-    made->grid[i] = (unsigned)number(s, PyTuple_GET_ITEM(grid, i));
+  for (int i = 0; i < 3; i++) made->grid[i] = (unsigned)number(s, PyTuple_GET_ITEM(grid, i));
   for (Py_ssize_t i = 0; i < count && s->state == GOES_ON; i++)
     if (!stored(kernel->kinds[OPERANDS + i], PyTuple_GET_ITEM(numbers, i),
                 &made->cells[OPERANDS + i]))
@@ -488,8 +487,10 @@ static int may_launch(Scope *s, PyObject *index) {
   PyObject *hook = get(s, g_hooks, s_launch_enter_hook);
   if (hook && hook != Py_None && s->state == GOES_ON) {
     PyObject *calls = PyObject_GetAttr(hook, s_calls);
-    if (!calls) PyErr_Clear(), s->state = REFUSES;
-    else refuse_unless(s, !truth(s, hold(s, calls)));
+    if (!calls)
+      PyErr_Clear(), s->state = REFUSES;
+    else
+      refuse_unless(s, !truth(s, hold(s, calls)));
   }
   refuse_unless(s, idle(s, g_precompile, s_dry_runs));
   refuse_unless(s, equal(s, asked(s, a__cuda_getDevice), index));
@@ -530,16 +531,15 @@ static int launched_product(Scope *s, PyObject *product, Operands *o, PyObject *
   return launched_bound(s, bound, o, stream);
 }
 
-/* ---- the plan of a layer with what follows it -------------------------------------------------- */
+/* ---- the plan of a layer with what follows it ----------------------------------------------- */
 
 /* `FusedPlan` for this file; in its slot `native`. */
 typedef struct {
-  PyObject_HEAD
-  PyObject *product;  /* GatherProduct; NULL where its launch is Python's */
-  PyObject *keys[2];  /* of it in rulebooks, by side */
-  PyObject *bound[2]; /* of its `Bound` there */
-  PyObject *tuned;    /* layers that groups decide about; None where that is unknown */
-  PyObject *specs;    /* of it, by dataflow, direction and size of the map */
+  PyObject_HEAD PyObject *product; /* GatherProduct; NULL where its launch is Python's */
+  PyObject *keys[2];               /* of it in rulebooks, by side */
+  PyObject *bound[2];              /* of its `Bound` there */
+  PyObject *tuned;                 /* layers that groups decide about; None where that is unknown */
+  PyObject *specs;                 /* of it, by dataflow, direction and size of the map */
   PyObject *form, *between, *vectors, *read, *same, *n_offsets, *regular, *device, *activation;
   PyObject *steps, *columns;
   long long generation, units;
@@ -639,14 +639,16 @@ static void noticed(Scope *s, PyObject *observer, PyObject *side) {
  * NULL in a scope that goes on where Python has to. */
 static Bound *bound_over(Scope *s, Known *plan, PyObject *rulebook, int side, PyObject *held,
                          long long n_rows, long long n_in, Operands *o) {
-  refuse_unless(s, plan->by_rule && PyDict_CheckExact(plan->tuned) && !PyDict_GET_SIZE(plan->tuned));
+  refuse_unless(s,
+                plan->by_rule && PyDict_CheckExact(plan->tuned) && !PyDict_GET_SIZE(plan->tuned));
   int symmetric = truth(s, get(s, rulebook, s_symmetric)), at = symmetric ? 0 : side;
   PyObject *views = get(s, rulebook, s__tiles), *tiles = NULL;
   refuse_unless(s, views && PyList_CheckExact(views) && PyList_GET_SIZE(views) == 2);
   if (s->state == GOES_ON) tiles = hold(s, Py_NewRef(PyList_GET_ITEM(views, at)));
   refuse_unless(s, tiles && tiles != Py_None);
   PyObject *memory = get(s, tiles, s_memory);
-  long long n_pairs = number(s, get(s, tiles, s_n_pairs)), splits = number(s, get(s, tiles, s_splits));
+  long long n_pairs = number(s, get(s, tiles, s_n_pairs)),
+            splits = number(s, get(s, tiles, s_splits));
   long long n_offsets = number(s, get(s, tiles, s_n_offsets));
   PyObject *key = s->state == GOES_ON ? spec_key(s, plan, symmetric && side, n_rows, n_in) : NULL;
   PyObject *spec = item(s, plan->specs, key);
@@ -718,8 +720,8 @@ static PyObject *by_python(Scope *s, Known *plan, PyObject *rulebook, int side, 
   if (!launch) {
     PyObject *inputs = hold(s, PyTuple_Pack(3, x, weight, vectors));
     if (!inputs) return NULL;
-    launch = hold(s, PyObject_CallMethodObjArgs(plan->product, s__bind, rulebook,
-                                                side ? one : zero, inputs, NULL));
+    launch = hold(s, PyObject_CallMethodObjArgs(plan->product, s__bind, rulebook, side ? one : zero,
+                                                inputs, NULL));
     if (launch && PyDict_SetItem(held, plan->keys[side], launch) < 0) s->state = RAISES;
   }
   if (s->state != GOES_ON) return NULL;
@@ -738,7 +740,8 @@ static PyObject *computed(Scope *s, Known *plan, PyObject *x, PyObject *weight, 
   long long n_rows = rows_of_end(s, ends, side), n_in = rows_of_end(s, ends, 1 - side);
   refuse_unless(s, n_rows > 0 && n_in > 0);
   PyObject *stream = stream_of(s, rulebook);
-  PyObject *held = SLOT(get(s, rulebook, s_cache), Derived, _held), *copied = SLOT(product, GatherProduct, _copied);
+  PyObject *held = SLOT(get(s, rulebook, s_cache), Derived, _held);
+  PyObject *copied = SLOT(product, GatherProduct, _copied);
   refuse_unless(s, held && PyDict_CheckExact(held));
   if (s->state == GOES_ON && copied != Py_None)
     weight = hold(s, PyObject_CallMethodOneArg(copied, s_rows_of, weight));
@@ -765,7 +768,7 @@ static PyObject *computed(Scope *s, Known *plan, PyObject *x, PyObject *weight, 
   return s->state == GOES_ON ? by_python(s, plan, rulebook, side, held, &o, stream) : NULL;
 }
 
-/* ---- convolutions that wait for what follows -------------------------------------------------- */
+/* ---- convolutions that wait for what follows ------------------------------------------------- */
 
 static PyObject *empty_of(Scope *s, PyObject *type) {
   return s->state == GOES_ON ? hold(s, ((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, 0))
@@ -778,8 +781,10 @@ static PyObject *pending(Scope *s, PyObject *layer_call, PyObject *epilogue, PyO
   PyObject *made = empty_of(s, g_PendingConv), *counted = hold(s, PyLong_FromLongLong(count));
   if (s->state != GOES_ON) return NULL;
   PUT(made, PendingConv, call, layer_call), PUT(made, PendingConv, epilogue, epilogue);
-  PUT(made, PendingConv, steps, steps), PUT(made, PendingConv, _used, zero), PUT(made, PendingConv, _count, counted);
-  PUT(made, PendingConv, result, Py_None), PUT(made, PendingConv, fallback, Py_None), PUT(made, PendingConv, _version, zero);
+  PUT(made, PendingConv, steps, steps), PUT(made, PendingConv, _used, zero),
+      PUT(made, PendingConv, _count, counted);
+  PUT(made, PendingConv, result, Py_None), PUT(made, PendingConv, fallback, Py_None),
+      PUT(made, PendingConv, _version, zero);
   return s->state == GOES_ON ? made : NULL;
 }
 
@@ -838,8 +843,8 @@ static void checked(Scope *s, Known *plan, PyObject *x, PyObject *weight, PyObje
                        get(s, rulebook, s_regular) == plan->regular);
   refuse_unless(s, equal(s, get(s, rulebook, s_device), plan->device));
   PyObject *n_rows = get(s, rulebook, s_n_rows), *shape = get(s, x, s_shape);
-  refuse_unless(s, n_rows && shape && equal(s, PyTuple_GET_ITEM(shape, 0),
-                                            PyTuple_GET_ITEM(n_rows, 1 - side)));
+  refuse_unless(s, n_rows && shape &&
+                       equal(s, PyTuple_GET_ITEM(shape, 0), PyTuple_GET_ITEM(n_rows, 1 - side)));
 }
 
 /* `layers.known_call`(owner, x, weight, kmap, epilogue, form) */
@@ -858,7 +863,8 @@ static PyObject *known_call(PyObject *module, PyObject *const *args, Py_ssize_t 
   refuse_unless(s, held && Py_IS_TYPE(held, &KnownType));
   if (s->state != GOES_ON) return ended(s, NULL);
   Known *plan = (Known *)held;
-  refuse_unless(s, number(s, PyDict_GetItemWithError(g_settings, s_generation)) == plan->generation);
+  refuse_unless(s,
+                number(s, PyDict_GetItemWithError(g_settings, s_generation)) == plan->generation);
   refuse_unless(s, Py_IS_TYPE(kmap, (PyTypeObject *)g_KernelMap) && equal(s, form, plan->form));
   PyObject *between = plan->between, *usual = PyTuple_GET_ITEM(between, 0);
   refuse_unless(s, (bias == Py_None) == (usual == Py_None));
@@ -870,8 +876,9 @@ static PyObject *known_call(PyObject *module, PyObject *const *args, Py_ssize_t 
   checked(s, plan, x, weight, rulebook, side, kmap, bias);
   if (s->state != GOES_ON) return ended(s, NULL);
   if (whole) {
-    refuse_unless(s, equal(s, PyTuple_GET_ITEM(plan->activation, 0), activation) &&
-                         equal(s, PyTuple_GET_ITEM(plan->activation, 1), PyTuple_GET_ITEM(given, 2)));
+    refuse_unless(s,
+                  equal(s, PyTuple_GET_ITEM(plan->activation, 0), activation) &&
+                      equal(s, PyTuple_GET_ITEM(plan->activation, 1), PyTuple_GET_ITEM(given, 2)));
     refuse_unless(s, (norm == Py_None) == (end == Py_None));
     if (s->state != GOES_ON) return ended(s, NULL);
     return ended(s, computed(s, plan, x, weight, rulebook, side, bias, NULL));
@@ -925,7 +932,8 @@ static PyObject *known_call(PyObject *module, PyObject *const *args, Py_ssize_t 
 /* `tensors.features_of` of a pending convolution whose steps are known. */
 static PyObject *features(Scope *s, PyObject *conv) {
   PyObject *layer_call = SLOT(conv, PendingConv, call), *shape = SLOT(layer_call, LayerCall, shape);
-  PyObject *dtype = SLOT(layer_call, LayerCall, dtype), *device = SLOT(layer_call, LayerCall, device);
+  PyObject *dtype = SLOT(layer_call, LayerCall, dtype),
+           *device = SLOT(layer_call, LayerCall, device);
   PyObject *target = SLOT(layer_call, LayerCall, target);
   refuse_unless(s, target && PyUnicode_Check(target) && PyUnicode_GET_LENGTH(target) > 0 &&
                        SLOT(conv, PendingConv, result) == Py_None);
@@ -1094,16 +1102,18 @@ static PyObject *plus(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   PyObject *rulebook = get(s, kmap, s_rulebook);
   int side = truth(s, get(s, kmap, s_flipped));
   if (s->state != GOES_ON) return ended(s, NULL);
-  PyObject *y = computed(s, f.plan, x, weight, rulebook, side, bias == Py_None ? NULL : bias, other);
+  PyObject *y =
+      computed(s, f.plan, x, weight, rulebook, side, bias == Py_None ? NULL : bias, other);
   PyObject *steps = y ? hold(s, PyUnicode_Concat(f.steps, letters[1])) : NULL;
   if (!steps) return ended(s, NULL);
   /* Nothing is refused from here on. */
   PyObject *launched = Py_None;
   if (PyUnicode_GET_LENGTH(f.target) > f.at + 1) {
-    PyObject *rest = hold(s, PyTuple_Pack(5, PyTuple_GET_ITEM(epilogue, 0), Py_None, no_slope, norm,
-                                          other));
-    PyObject *end = rest ? hold(s, PyObject_CallMethodOneArg((PyObject *)Py_TYPE(epilogue), s__make,
-                                                             rest)) : NULL;
+    PyObject *rest =
+        hold(s, PyTuple_Pack(5, PyTuple_GET_ITEM(epilogue, 0), Py_None, no_slope, norm, other));
+    PyObject *end =
+        rest ? hold(s, PyObject_CallMethodOneArg((PyObject *)Py_TYPE(epilogue), s__make, rest))
+             : NULL;
     counted += changes(s, other);
     launched = y, y = s->state == GOES_ON ? pending(s, f.call, end, steps, counted) : NULL;
     if (y && f.as_tensor) y = features_alone(s, y);
@@ -1113,7 +1123,7 @@ static PyObject *plus(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   return ended(s, y);
 }
 
-/* ---- layers of spconv ------------------------------------------------------------------------- */
+/* ---- layers of spconv ------------------------------------------------------------------------ */
 
 /* The first size of a shape; NULL where it has none. */
 static PyObject *length(PyObject *shape) {
@@ -1128,13 +1138,16 @@ static int fits(Scope *s, PyObject *layer, PyObject *x, PyObject *record, PyObje
   if (s->state != GOES_ON) return 0;
   PyObject *shape = item(s, x, s_spatial_shape), *kernel = item(s, layer, s_kernel_size);
   PyObject *grid = item(s, record, inverse ? s_out_spatial_shape : s_spatial_shape);
-  PyObject *rows = item(s, record, inverse ? s_out_indices : s_indices), *ksize = item(s, record, s_ksize);
+  PyObject *rows = item(s, record, inverse ? s_out_indices : s_indices),
+           *ksize = item(s, record, s_ksize);
   PyObject *spread = inverse ? kernel : item(s, record, s_dilation);
   PyObject *mine = inverse ? kernel : item(s, layer, s_dilation), *ndim = item(s, layer, s_ndim);
-  PyObject *subm = item(s, record, s_is_subm), *algo = item(s, layer, s_algo), *same = item(s, record, s_algo);
+  PyObject *subm = item(s, record, s_is_subm), *algo = item(s, layer, s_algo),
+           *same = item(s, record, s_algo);
   PyObject *indices = item(s, x, s_indices), *asked = item(s, layer, s_subm);
-  if (!is_list(shape) || !is_list(kernel) || !is_list(grid) || !is_list(ksize) || !is_list(spread) ||
-      !is_list(mine) || !rows || !indices || !subm || !asked || !ndim || algo != same)
+  if (!is_list(shape) || !is_list(kernel) || !is_list(grid) || !is_list(ksize) ||
+      !is_list(spread) || !is_list(mine) || !rows || !indices || !subm || !asked || !ndim ||
+      algo != same)
     return 0;
   if (inverse ? truth(s, subm) : !(truth(s, asked) && truth(s, subm))) return 0;
   PyObject *size = get(s, indices, s_shape), *count = get(s, rows, s_shape);
@@ -1143,8 +1156,8 @@ static int fits(Scope *s, PyObject *layer, PyObject *x, PyObject *record, PyObje
   long long axes = number(s, ndim);
   PyObject *n = PyTuple_GET_ITEM(size, 0);
   return axes == PyList_GET_SIZE(shape) && axes == number(s, PyTuple_GET_ITEM(size, 1)) - 1 &&
-         equal(s, n, length(count)) && equal(s, n, length(have)) &&
-         equal(s, ksize, kernel) && equal(s, spread, mine) && equal(s, grid, shape);
+         equal(s, n, length(count)) && equal(s, n, length(have)) && equal(s, ksize, kernel) &&
+         equal(s, spread, mine) && equal(s, grid, shape);
 }
 
 /* `conv._output`: a tensor like x with what a convolution made of it. */
@@ -1163,8 +1176,8 @@ static PyObject *output(Scope *s, PyObject *x, PyObject *dict, PyObject *made, P
   return s->state == GOES_ON ? y : NULL;
 }
 
-/* Whether the class of a tensor is one whose `replace_feature` is repeated here: the stand-in's, with
- * the attributes that it gives. */
+/* Whether the class of a tensor is one whose `replace_feature` is repeated here: the stand-in's,
+ * with the attributes that it gives. */
 static int repeated(Scope *s, PyObject *x, PyObject *dict) {
   PyObject *said = get(s, (PyObject *)Py_TYPE(x), s__repeated);
   if (s->state == RAISES) PyErr_Clear(), s->state = REFUSES; /* a class of the real framework */
@@ -1190,14 +1203,15 @@ static PyObject *form_of(Scope *s, PyObject *layer, PyObject *features, PyObject
   return hold(s, PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(parts, 0), groups, tf32, NULL));
 }
 
-/* `conv._known` of the stand-in's tensors(layer, x, weight, epilogue, parts).  parts: form_of, note,
- * the dictionary of `keys`, sys.modules, torch.float16. */
+/* `conv._known` of the stand-in's tensors(layer, x, weight, epilogue, parts).  parts: form_of,
+ * note, the dictionary of `keys`, sys.modules, torch.float16. */
 static PyObject *spconv_known(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   Scope scope = {{0}}, *s = &scope;
   if (count != 5 || refused()) Py_RETURN_NOTIMPLEMENTED;
   PyObject *layer = get(s, args[0], s___dict__), *x = get(s, args[1], s___dict__);
   PyObject *parts = args[4], *keys = PyTuple_GET_ITEM(parts, 2);
-  refuse_unless(s, x && PyDict_CheckExact(layer) && PyDict_CheckExact(x) && repeated(s, args[1], x));
+  refuse_unless(s,
+                x && PyDict_CheckExact(layer) && PyDict_CheckExact(x) && repeated(s, args[1], x));
   /* `keys.entries_of`: every output has a dictionary of its own. */
   refuse_unless(s, item(s, keys, s__shared) == Py_False);
   refuse_unless(s, equal(s, item(s, keys, s__generation), item(s, g_settings, s_generation)));
@@ -1235,12 +1249,13 @@ static PyObject *spconv_known(PyObject *self, PyObject *const *args, Py_ssize_t 
   if (s->state == GOES_ON && Py_IS_TYPE(made, (PyTypeObject *)g_PendingConv))
     made = features_alone(s, made);
   PyObject *named = s->state == GOES_ON ? get(s, (PyObject *)Py_TYPE(args[0]), s___name__) : NULL;
-  if (named) hold(s, PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(parts, 1), s_spconv, named, NULL));
+  if (named)
+    hold(s, PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(parts, 1), s_spconv, named, NULL));
   PyObject *entries = made && s->state == GOES_ON ? hold(s, PyDict_Copy(shared)) : NULL;
   return ended(s, entries ? output(s, args[1], x, made, indices, shape, entries) : NULL);
 }
 
-/* ---- the module ------------------------------------------------------------------------------- */
+/* ---- the module ------------------------------------------------------------------------------ */
 
 /* Where objects of a class have a slot. */
 static Py_ssize_t place_of(PyObject *type, const char *name) {
@@ -1259,15 +1274,15 @@ static Py_ssize_t place_of(PyObject *type, const char *name) {
 static PyObject *configure(PyObject *self, PyObject *handed) {
   if (!PyDict_CheckExact(handed)) return PyErr_Format(PyExc_TypeError, "expected a dict");
   configured = 0;
-#define TAKE(name)                                                                                 \
-  {                                                                                                \
-    PyObject *given = PyDict_GetItemString(handed, #name);                                         \
-    if (!given) return PyErr_Format(PyExc_KeyError, "%s", #name);                                  \
-    Py_XSETREF(g_##name, Py_NewRef(given));                                                        \
+#define TAKE(name)                                                \
+  {                                                               \
+    PyObject *given = PyDict_GetItemString(handed, #name);        \
+    if (!given) return PyErr_Format(PyExc_KeyError, "%s", #name); \
+    Py_XSETREF(g_##name, Py_NewRef(given));                       \
   }
   HANDED(TAKE)
 #undef TAKE
-#define FIND(type, name)                                                                           \
+#define FIND(type, name) \
   if ((o_##type##_##name = place_of(g_##type, #name)) < 0) return NULL;
   SLOTS(FIND)
 #undef FIND
@@ -1302,11 +1317,11 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "sparse_bridge_na
                                         methods};
 
 PyMODINIT_FUNC PyInit_sparse_bridge_native(void) {
-#define INTERN(name)                                                                               \
+#define INTERN(name) \
   if (!(s_##name = PyUnicode_InternFromString(#name))) return NULL;
   NAMES(INTERN)
 #undef INTERN
-#define INTERN(name)                                                                               \
+#define INTERN(name) \
   if (!(a_##name = PyUnicode_InternFromString(#name))) return NULL;
   ASKED(INTERN)
 #undef INTERN
