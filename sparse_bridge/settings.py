@@ -8,7 +8,7 @@
 | `SPARSE_BRIDGE_CAPTURE` | prefetch, off, always | on a GPU, how maps that a program asks for again and again are prepared: queued together at the first request, or built one by one; `always` queues them, too, and replays models from graphs on ROCm, whose replayed graphs have given wrong data |
 | `SPARSE_BRIDGE_STARTUP` | a list of `warmup=1`, `self_check=1`, `native=1` | at the first use of a GPU, compile what a program is about to need in parallel, and import Triton early; compare its kernels with the CPU; compile the helper in C that repeats calls of layers |
 | `SPARSE_BRIDGE_TUNE` | cached, off, full, pinned, pinned:FILE | how tiles of GPU kernels are chosen: from stored and shipped winners, by rule alone, tuned when new (costs time, may change bits between steps), or from FILE or the shipped winners alone (same bits in every process) |
-| `SPARSE_BRIDGE_CACHE_DIR` | a path | where winners are stored; default: the platform's cache folder |
+| `SPARSE_BRIDGE_CACHE_DIR` | a path | where winners and the compiled helper are stored; default: the platform's cache folder |
 | `SPARSE_BRIDGE_ENABLE` | a list of `mode=auto`, `strict=0`, `torchsparse_profile=auto`, `minkowski_profile=auto` | arguments that `enable()` takes where the program names none |
 | `SPARSE_BRIDGE_RULES` | a list of `groups`, `shared_keys`, `torchsparse_keep_tail` | rules of the frameworks that are relaxed |
 

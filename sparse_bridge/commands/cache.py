@@ -24,6 +24,7 @@ from ..core.tuning.tune_cache import (
     shipped_folder,
 )
 from ..kernels.runtime import target as targets
+from ..native import build
 from ..tables import Column, Table
 
 if TYPE_CHECKING:
@@ -178,9 +179,10 @@ def _groups_table(files: Iterable[dict[str, Any]]) -> Table:
 
 
 def run_clear(args: argparse.Namespace) -> int:
-    """Delete stored winners."""
+    """Delete stored winners, and libraries of the helper in C."""
     place = folders.cache()
     files = [path for path in _files(place) if not args.stale or not _facts(path).get("current")]
+    files += [path for path, current in build.stored() if not (args.stale and current)]
     size = 0
     for path in files:
         with contextlib.suppress(FileNotFoundError):  # another process clears, too

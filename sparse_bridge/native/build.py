@@ -86,23 +86,30 @@ def _compiled() -> pathlib.Path:
     Its name ends in a digest of what is in it: the memory of a library that was cut short cannot be
     read, and a process dies of that.
     """
-    headers = sysconfig.get_path("include")
-    text = SOURCE.read_bytes()
-    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
-    # A library is of one source, one Python and one processor.
-    about = "\0".join([*FLAGS, headers, sys.version, platform.machine()]).encode()
-    digest = hashlib.sha256(text + about).hexdigest()[:24]
-    folder = folders.cache() / "native"
-    if (made := _whole(folder, digest, suffix)) is not None:
+    headers, source = sysconfig.get_path("include"), digest()
+    suffix, folder = importlib.machinery.EXTENSION_SUFFIXES[0], folders.cache() / "native"
+    if (made := _whole(folder, source, suffix)) is not None:
         return made
     missing, command = problem(), compiler()
     if missing is not None or command is None:
         raise BuildError(missing or "no C compiler")
     folder.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(folder / f"{digest}.lock", timeout=_LONGEST):
-        if (made := _whole(folder, digest, suffix)) is None:
-            made = _compile([*command, *FLAGS, f"-I{headers}"], folder, digest, suffix)
+    with filelock.FileLock(folder / f"{source}.lock", timeout=_LONGEST):
+        if (made := _whole(folder, source, suffix)) is None:
+            made = _compile([*command, *FLAGS, f"-I{headers}"], folder, source, suffix)
     return made
+
+
+def digest() -> str:
+    """What a library is of: one source, one Python and one processor."""
+    about = [*FLAGS, sysconfig.get_path("include"), sys.version, platform.machine()]
+    return hashlib.sha256(SOURCE.read_bytes() + "\0".join(about).encode()).hexdigest()[:24]
+
+
+def stored() -> list[tuple[pathlib.Path, bool]]:
+    """The libraries in the cache folder, and whether this Python would load them."""
+    folder, mine = folders.cache() / "native", f"{NAME}-{digest()}-"
+    return [(path, path.name.startswith(mine)) for path in sorted(folder.glob(f"{NAME}-*.so"))]
 
 
 def _whole(folder: pathlib.Path, digest: str, suffix: str) -> pathlib.Path | None:

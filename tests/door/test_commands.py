@@ -25,6 +25,7 @@ from sparse_bridge.core.tuning.kernel_hash import kernel_hash
 from sparse_bridge.core.tuning.tune_cache import Stamp, TuneCache, decode, encode
 from sparse_bridge.errors import DeviceError, GeometryError, SettingError
 from sparse_bridge.kernels.runtime import target as targets
+from sparse_bridge.native import build
 from tests.patience import PATIENCE
 from tests.releases import triton_since
 
@@ -121,6 +122,21 @@ def test_cache_clear(stored, capsys):
     assert "0 files deleted" in capsys.readouterr().out
     with settings.override(cache_dir=place / "never-made"):
         assert command_line.main(["cache", "clear"]) == 0
+
+
+def test_libraries_of_the_helper_are_cleared(stored):
+    """Stale ones are of another source or another Python."""
+    folder = stored[0] / "native"
+    folder.mkdir()
+    (folder / "mine.so").touch()
+    name = f"{build.NAME}-{build.digest()}"
+    for library in (f"{name}-0123.cpython.so", f"{name[:-1]}x-0123.cpython.so"):
+        (folder / library).write_bytes(b"x")
+    assert [current for _, current in build.stored()].count(True) == 1
+    assert command_line.main(["cache", "clear", "--stale"]) == 0
+    assert files_of(folder) == ["mine.so", f"{name}-0123.cpython.so"]
+    assert command_line.main(["cache", "clear"]) == 0
+    assert files_of(folder) == ["mine.so"]
 
 
 def test_clearing_leaves_the_locks_of_others(stored):

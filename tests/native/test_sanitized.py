@@ -39,7 +39,7 @@ def test_a_suite(suite, tmp_path):
     environment = os.environ | {
         "CC": f"gcc {FLAGS}", "LD_PRELOAD": ":".join(sanitizers()), "PYTHONMALLOC": "malloc",
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1", "UBSAN_OPTIONS": "print_stacktrace=1",
-        "SPARSE_BRIDGE_CACHE_DIR": str(tmp_path),
+        "SPARSE_BRIDGE_CACHE_DIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path),
     }  # fmt: skip
     files = [str(FOLDER / name) for name in SUITES[suite]]
     options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:faulthandler"]
