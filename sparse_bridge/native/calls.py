@@ -6,12 +6,9 @@ is to decide; see `native.c`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import settings
-
-if TYPE_CHECKING:
-    from ..core.conv.fused_plan import FusedPlan
 
 helper: Any = None
 known_call: Any = None
@@ -26,9 +23,9 @@ observer: Any = None  # the class of what hears which views of maps are wanted; 
 FUNCTIONS = ("known_call", "features_of", "normalised", "activated", "plus", "spconv_known")
 
 
-def known(plan: FusedPlan, product: Any) -> Any:
-    """A plan for the helper; None where it is not used.  product: the GatherProduct that launches
-    it, or None."""
+def known(plan: Any, product: Any) -> Any:
+    """A FusedPlan for the helper; None where it is not used.  product: the GatherProduct that
+    launches it, or None."""
     if helper is None or not settings.get().native:
         return None
     keys, tuned, specs, units, by_rule = (0, 0), None, {}, 1, False

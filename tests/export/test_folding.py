@@ -19,18 +19,6 @@ pytestmark = pytest.mark.filterwarnings(
 SHAPE = (9, 10, 11)
 
 
-@pytest.fixture(params=list(doors.DOORS))
-def sp(request, plain_settings):
-    with doors.DOORS[request.param]() as module:
-        yield module
-
-
-@pytest.fixture
-def standin(plain_settings):
-    with doors.standin() as module:
-        yield module
-
-
 def scene(sp, rows=200, seed=0):
     return doors.tensor(sp, SHAPE, rows=rows, seed=seed)
 

@@ -36,18 +36,6 @@ COUNTS = {
 SHAPE = (9, 10, 11)
 
 
-@pytest.fixture(params=list(doors.DOORS))
-def sp(request, plain_settings):
-    with doors.DOORS[request.param]() as module:
-        yield module
-
-
-@pytest.fixture
-def standin(plain_settings):
-    with doors.standin() as module:
-        yield module
-
-
 def encoder(sp, seed=0):
     torch.manual_seed(seed)
 

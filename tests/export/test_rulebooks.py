@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from sparse_bridge.errors import DataTypeError, ShapeError
-from tests.adapters.spconv import doors
 
 onnx = pytest.importorskip("onnx")
 from sparse_bridge.export import ExportError, evaluate, export_onnx, rulebook_inputs  # noqa: E402
@@ -15,18 +14,6 @@ from sparse_bridge.export import ExportError, evaluate, export_onnx, rulebook_in
 from .test_onnx_file import encoder, inputs, scene, sparse_nodes  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-
-@pytest.fixture(params=list(doors.DOORS))
-def sp(request, plain_settings):
-    with doors.DOORS[request.param]() as module:
-        yield module
-
-
-@pytest.fixture
-def standin(plain_settings):
-    with doors.standin() as module:
-        yield module
 
 
 @pytest.mark.parametrize("legacy", [False, True])

@@ -6,20 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from tests.adapters.spconv import doors
-
 pytest.importorskip("onnx")
 from sparse_bridge.export import export_onnx
 
 from .test_onnx_file import scene, sparse_nodes
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-
-@pytest.fixture(params=list(doors.DOORS))
-def sp(request, plain_settings):
-    with doors.DOORS[request.param]() as module:
-        yield module
 
 
 class Sites(nn.Module):

@@ -61,18 +61,23 @@ def mean_of_single_gradients(network, rank, device, _) -> None:
     check_equal(gradients(spread), mean_of(*both))
 
 
+def train_beside(spread, alone, optimizers, rank, device) -> None:
+    """Three steps of two ranks, and of one process that adds up both losses."""
+    for step in range(3):
+        loss_of(spread(*of(rank, device, step))).backward()
+        for r in (0, 1):
+            (loss_of(alone(*of(r, device, step))) / 2).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 @check
 def weights_after_steps(network, rank, device, _) -> None:
     """Two ranks, and one process that adds up both losses."""
     spread, alone = ddp(network, device), copy.deepcopy(network)
     both = [torch.optim.SGD(m.parameters(), 1e-2, momentum=0.9) for m in (spread, alone)]
-    for step in range(3):
-        loss_of(spread(*of(rank, device, step))).backward()
-        for r in (0, 1):
-            (loss_of(alone(*of(r, device, step))) / 2).backward()
-        for optimizer in both:
-            optimizer.step()
-            optimizer.zero_grad()
+    train_beside(spread, alone, both, rank, device)
     check_same_on_all_ranks(spread)
     check_equal(list(spread.parameters()), list(alone.parameters()))
     assert not torch.equal(next(spread.parameters()), next(network.parameters()))
@@ -216,13 +221,7 @@ def sharded_parameters(network, rank, device, folder) -> None:
     assert all(p.to_local().numel() < p.numel() for p in shards.parameters() if p.shape[0] > 1)
     alone = copy.deepcopy(network)
     both = [torch.optim.Adam(m.parameters(), 1e-2) for m in (shards, alone)]
-    for step in range(3):
-        loss_of(shards(*of(rank, device, step))).backward()
-        for r in (0, 1):
-            (loss_of(alone(*of(r, device, step))) / 2).backward()
-        for optimizer in both:
-            optimizer.step()
-            optimizer.zero_grad()
+    train_beside(shards, alone, both, rank, device)
     whole = get_model_state_dict(shards, options=StateDictOptions(full_state_dict=True))
     if rank == 0:
         check_equal([whole[n] for n, _ in alone.named_parameters()], list(alone.parameters()))

@@ -78,11 +78,7 @@ def _rectify(self: Any, input: Any) -> Any:
     """`ReLU.forward`."""
     own = F.relu is _relu_of_torch and nn.ReLU.forward is _relu_forward
     if type(input) is Waiting and own and not torch.compiler.is_compiling():
-        made: Any = NotImplemented
-        if (native := native_calls.activated) is not None:
-            made = native(input, "relu", 0.0)
-        if made is NotImplemented:
-            made = input.pending.end_launched("relu", 0.0)
+        made = input.pending.end_launched("relu", 0.0)
         if made is not None:
             if self.inplace:
                 input.pending.become(made)
