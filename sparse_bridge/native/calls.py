@@ -17,10 +17,11 @@ normalised: Any = None
 activated: Any = None
 plus: Any = None
 spconv_known: Any = None
+planned: Any = None
 observer: Any = None  # the class of what hears which views of maps are wanted; set by `capture`
 
 
-FUNCTIONS = ("known_call", "features_of", "normalised", "activated", "plus", "spconv_known")
+FUNCTIONS = ("known_call", "features_of", "normalised", "activated", "plus", "spconv_known", "planned")
 
 
 def known(plan: Any, product: Any) -> Any:

@@ -100,9 +100,13 @@ static int refused(void) {
 enum { GOES_ON, REFUSES, RAISES };
 
 typedef struct {
-  PyObject *held[224];
+  PyObject *held[1024];
   int count, state;
 } Scope;
+
+#define SCOPE(s)                    \
+  Scope s##_scope, *s = &s##_scope; \
+  s->count = 0, s->state = GOES_ON
 
 static PyObject *hold(Scope *s, PyObject *object) {
   if (!object) {
@@ -380,6 +384,9 @@ typedef struct {
   PyObject *index;           /* of the GPU */
   PyObject *table;           /* whose memory it reads */
   PyObject *kinds[OPERANDS]; /* dtypes of the operands that are there, but x and y */
+  struct {
+    long long block_m, block_n, c_out, columns_in, columns, w_stride;
+  } spec;
   uint64_t cells[MOST_VALUES];
 } Bound;
 
@@ -408,6 +415,7 @@ static Bound *bound_like(Scope *s, Bound *old, PyObject *table) {
   for (int i = 0; i < OPERANDS; i++) made->kinds[i] = Py_XNewRef(old->kinds[i]);
   memcpy(made->cells, old->cells, sizeof made->cells);
   memcpy(made->grid, old->grid, sizeof made->grid);
+  made->spec = old->spec;
   return made;
 }
 
@@ -467,6 +475,13 @@ static Bound *bound_of(Scope *s, PyObject *product, Operands *o) {
       s->state = RAISES;
   for (int i = 1; i < OPERANDS - 1; i++)
     if (o->tensors[i]) made->kinds[i] = Py_XNewRef(get(s, o->tensors[i], s_dtype));
+  PyObject *tile = get(s, spec, s_tile);
+  made->spec.block_m = number(s, get(s, tile, s_block_m));
+  made->spec.block_n = number(s, get(s, tile, s_block_n));
+  made->spec.c_out = number(s, get(s, spec, s_c_out));
+  made->spec.columns_in = number(s, get(s, spec, s_columns_in));
+  made->spec.columns = number(s, get(s, spec, s_columns));
+  made->spec.w_stride = number(s, get(s, spec, s_w_stride));
   if (truth(s, get(s, spec, s_packed))) /* which lives longer than the map */
     set(s, spec, s_native, (PyObject *)bound_like(s, made, NULL));
   set(s, product, s_native, (PyObject *)made);
@@ -533,6 +548,13 @@ static int launched_product(Scope *s, PyObject *product, Operands *o, PyObject *
 
 /* ---- the plan of a layer with what follows it ----------------------------------------------- */
 
+/* What of a map's size the choice of a tile looks at. */
+typedef struct {
+  long long reverse, tiles, bits, much;
+} Size;
+
+#define SIZES 6 /* that a plan remembers the launches of */
+
 /* `FusedPlan` for this file; in its slot `native`. */
 typedef struct {
   PyObject_HEAD PyObject *product; /* GatherProduct; NULL where its launch is Python's */
@@ -541,18 +563,20 @@ typedef struct {
   PyObject *tuned;                 /* layers that groups decide about; None where that is unknown */
   PyObject *specs;                 /* of it, by dataflow, direction and size of the map */
   PyObject *form, *between, *vectors, *read, *same, *n_offsets, *regular, *device, *activation;
-  PyObject *steps, *columns;
+  PyObject *steps, *columns, *likes[SIZES];
+  Size sizes[SIZES]; /* of maps; likes: Bound */
   long long generation, units;
   int at_the_call, by_rule;
+  unsigned next;
 } Known;
 
 static int known_traverse(Known *self, visitproc visit, void *arg) {
-  for (PyObject **at = &self->product; at <= &self->columns; at++) Py_VISIT(*at);
+  for (PyObject **at = &self->product; at < self->likes + SIZES; at++) Py_VISIT(*at);
   return 0;
 }
 
 static int known_clear(Known *self) {
-  for (PyObject **at = &self->product; at <= &self->columns; at++) Py_CLEAR(*at);
+  for (PyObject **at = &self->product; at < self->likes + SIZES; at++) Py_CLEAR(*at);
   return 0;
 }
 
@@ -591,6 +615,9 @@ static PyObject *known_new(PyTypeObject *type, PyObject *args, PyObject *names) 
   return (PyObject *)self;
 }
 
+static PyMemberDef known_members[] = {{"by_rule", T_INT, offsetof(Known, by_rule), READONLY, NULL},
+                                      {0}};
+
 static PyTypeObject KnownType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "sparse_bridge_native.Known",
     .tp_basicsize = sizeof(Known),
@@ -598,6 +625,7 @@ static PyTypeObject KnownType = {
     .tp_traverse = (traverseproc)known_traverse,
     .tp_clear = (inquiry)known_clear,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_members = known_members,
     .tp_new = known_new,
     .tp_doc = "The plan of a layer with what follows it.",
 };
@@ -608,13 +636,17 @@ static int bits_of(long long number) {
   return bits;
 }
 
-/* The key of a spec for a map's size, as `kernel_products.octaves` and `GatherProduct._bind` make
- * it. */
-static PyObject *spec_key(Scope *s, Known *plan, int reverse, long long n_rows, long long n_in) {
+static Size size_of(Known *plan, int reverse, long long n_rows, long long n_in) {
   long long tiles = (n_rows + 63) / 64, most = 4 * plan->units;
   int much = n_in == n_rows ? 0 : (int)nearbyint(log2((double)n_in / (double)n_rows));
-  return hold(s, Py_BuildValue("(OO(Lii))", masked, reverse ? Py_True : Py_False,
-                               tiles < most ? tiles : most, bits_of(n_rows / plan->units), much));
+  return (Size){reverse, tiles < most ? tiles : most, bits_of(n_rows / plan->units), much};
+}
+
+/* The key of a spec for a map's size, as `kernel_products.octaves` and `GatherProduct._bind` make
+ * it. */
+static PyObject *spec_key(Scope *s, Size *size) {
+  return hold(s, Py_BuildValue("(OO(LLL))", masked, size->reverse ? Py_True : Py_False, size->tiles,
+                               size->bits, size->much));
 }
 
 /* `TileList.places`: where in its memory the table, the rows and the lists start, in elements. */
@@ -625,65 +657,6 @@ static void places(long long n_offsets, long long n_pairs, int block_m, long lon
   at[3] = start + 3 * quads * n_offsets + (block_m <= 64 ? 0 : 2 * quads);
 }
 
-/* `Views.wanted` of the tiles of a side, or that of another observer. */
-static void noticed(Scope *s, PyObject *observer, PyObject *side) {
-  if ((PyObject *)Py_TYPE(observer) != PyDict_GetItemWithError(g_calls, s_observer)) {
-    hold(s, PyObject_CallMethodObjArgs(observer, s_wanted, side, Py_True, NULL));
-    return;
-  }
-  for (int i = 0; i < 2; i++) /* tiled, asked */
-    if (PySet_Add(PyTuple_GET_ITEM(observer, i), side) < 0) s->state = RAISES;
-}
-
-/* `GatherProduct._bind` of a map whose tiles are there, with a spec that has been launched before;
- * NULL in a scope that goes on where Python has to. */
-static Bound *bound_over(Scope *s, Known *plan, PyObject *rulebook, int side, PyObject *held,
-                         long long n_rows, long long n_in, Operands *o) {
-  refuse_unless(s,
-                plan->by_rule && PyDict_CheckExact(plan->tuned) && !PyDict_GET_SIZE(plan->tuned));
-  int symmetric = truth(s, get(s, rulebook, s_symmetric)), at = symmetric ? 0 : side;
-  PyObject *views = get(s, rulebook, s__tiles), *tiles = NULL;
-  refuse_unless(s, views && PyList_CheckExact(views) && PyList_GET_SIZE(views) == 2);
-  if (s->state == GOES_ON) tiles = hold(s, Py_NewRef(PyList_GET_ITEM(views, at)));
-  refuse_unless(s, tiles && tiles != Py_None);
-  PyObject *memory = get(s, tiles, s_memory);
-  long long n_pairs = number(s, get(s, tiles, s_n_pairs)),
-            splits = number(s, get(s, tiles, s_splits));
-  long long n_offsets = number(s, get(s, tiles, s_n_offsets));
-  PyObject *key = s->state == GOES_ON ? spec_key(s, plan, symmetric && side, n_rows, n_in) : NULL;
-  PyObject *spec = item(s, plan->specs, key);
-  refuse_unless(s, spec && splits == 1);
-  PyObject *like = get(s, spec, s_native);
-  refuse_unless(s, like && Py_IS_TYPE(like, &BoundType));
-  refuse_unless(s, s->state == GOES_ON && bound_fits(s, (Bound *)like, o));
-  PyObject *tile = get(s, spec, s_tile);
-  long long block_m = number(s, get(s, tile, s_block_m));
-  long long block_n = number(s, get(s, tile, s_block_n));
-  long long c_out = number(s, get(s, spec, s_c_out)), far = 1ll << 31, pitch = 128 * n_pairs;
-  refuse_unless(s, n_in * number(s, get(s, spec, s_columns_in)) < far &&
-                       n_rows * number(s, get(s, spec, s_columns)) < far &&
-                       n_offsets * pitch < far &&
-                       n_offsets * number(s, get(s, spec, s_w_stride)) < far);
-  refuse_unless(s, number(s, call(s, call(s, o->tensors[0], s_untyped_storage), s_nbytes)) < far);
-  PyObject *base = call(s, memory, s_data_ptr), *observer = get(s, rulebook, s__observer);
-  long long programs = (n_rows + block_m - 1) / block_m * ((c_out + block_n - 1) / block_n);
-  refuse_unless(s, programs < far);
-  Bound *made = s->state == GOES_ON ? bound_like(s, (Bound *)like, tiles) : NULL;
-  if (made) {
-    long long starts[4];
-    places(n_offsets, n_pairs, (int)block_m, starts);
-    uint64_t *cells = &made->cells[OPERANDS], at_memory = PyLong_AsUnsignedLongLong(base);
-    for (int i = 0; i < 4; i++) cells[i] = at_memory + 4 * (uint64_t)starts[i];
-    cells[4] = (uint64_t)n_rows, cells[5] = (uint64_t)pitch, cells[6] = (uint64_t)n_offsets;
-    made->grid[0] = (unsigned)programs;
-    if (observer != Py_None) noticed(s, observer, at ? one : zero);
-    if (s->state == GOES_ON && PyDict_SetItem(held, plan->bound[side], (PyObject *)made) < 0)
-      s->state = RAISES;
-  }
-  if (s->state == REFUSES) s->state = GOES_ON, made = NULL;
-  return s->state == GOES_ON ? made : NULL;
-}
-
 /* The rows of one end of a map, Rows(host, device, capacity, fill, likely), where the host knows
  * them all. */
 static long long rows_of_end(Scope *s, PyObject *ends, int side) {
@@ -692,6 +665,103 @@ static long long rows_of_end(Scope *s, PyObject *ends, int side) {
                        PyTuple_GET_ITEM(rows, 3) == Py_None &&
                        !truth(s, PyTuple_GET_ITEM(rows, 4)));
   return number(s, PyTuple_GET_ITEM(rows, 2));
+}
+
+/* One side of a map whose tiles are there: what launches over it read. */
+typedef struct {
+  PyObject *kmap, *rulebook, *tiles, *observer, *held;
+  int transposed, side, at, reverse; /* at: the side whose tiles they are */
+  long long n_rows, n_in, n_pairs, n_offsets;
+  uint64_t memory;
+} MapSide;
+
+static void read_side(Scope *s, MapSide *m) {
+  PyObject *ends = get(s, m->rulebook, s_rows);
+  refuse_unless(s, ends && PyTuple_CheckExact(ends) && PyTuple_GET_SIZE(ends) == 2);
+  if (s->state != GOES_ON) return;
+  m->n_rows = rows_of_end(s, ends, m->side), m->n_in = rows_of_end(s, ends, 1 - m->side);
+  int symmetric = truth(s, get(s, m->rulebook, s_symmetric));
+  m->at = symmetric ? 0 : m->side, m->reverse = symmetric && m->side;
+  PyObject *views = get(s, m->rulebook, s__tiles);
+  refuse_unless(s, views && PyList_CheckExact(views) && PyList_GET_SIZE(views) == 2 &&
+                       m->n_rows > 0 && m->n_in > 0);
+  if (s->state == GOES_ON) m->tiles = hold(s, Py_NewRef(PyList_GET_ITEM(views, m->at)));
+  refuse_unless(s, m->tiles && m->tiles != Py_None);
+  PyObject *memory = get(s, m->tiles, s_memory);
+  m->n_pairs = number(s, get(s, m->tiles, s_n_pairs));
+  m->n_offsets = number(s, get(s, m->tiles, s_n_offsets));
+  refuse_unless(s, number(s, get(s, m->tiles, s_splits)) == 1);
+  PyObject *base = call(s, memory, s_data_ptr);
+  if (s->state == GOES_ON) m->memory = PyLong_AsUnsignedLongLong(base);
+  m->observer = get(s, m->rulebook, s__observer);
+}
+
+/* `Views.wanted` of the tiles of a side, or that of another observer. */
+static void noticed(Scope *s, MapSide *m) {
+  PyObject *side = m->at ? one : zero, *observer = m->observer;
+  if (s->state != GOES_ON || observer == Py_None) return;
+  if ((PyObject *)Py_TYPE(observer) != PyDict_GetItemWithError(g_calls, s_observer)) {
+    hold(s, PyObject_CallMethodObjArgs(observer, s_wanted, side, Py_True, NULL));
+    return;
+  }
+  for (int i = 0; i < 2; i++) /* tiled, asked */
+    if (PySet_Add(PyTuple_GET_ITEM(observer, i), side) < 0) s->state = RAISES;
+}
+
+/* The launch of a plan that maps of such a size have had before. */
+static Bound *spec_for(Scope *s, Known *plan, MapSide *m) {
+  refuse_unless(s,
+                plan->by_rule && PyDict_CheckExact(plan->tuned) && !PyDict_GET_SIZE(plan->tuned));
+  Size size = size_of(plan, m->reverse, m->n_rows, m->n_in);
+  for (int i = 0; i < SIZES && s->state == GOES_ON; i++)
+    if (plan->likes[i] && !memcmp(&plan->sizes[i], &size, sizeof size))
+      return (Bound *)plan->likes[i];
+  PyObject *spec = item(s, plan->specs, spec_key(s, &size)), *like = NULL;
+  refuse_unless(s, spec != NULL);
+  like = get(s, spec, s_native);
+  refuse_unless(s, like && Py_IS_TYPE(like, &BoundType));
+  if (s->state != GOES_ON) return NULL;
+  int at = plan->next++ % SIZES;
+  plan->sizes[at] = size;
+  Py_XSETREF(plan->likes[at], Py_NewRef(like));
+  return (Bound *)like;
+}
+
+/* The numbers of a launch over a side of a map, and its grid; refuses what addresses do not
+ * reach. */
+static void placed(Scope *s, Bound *like, MapSide *m, uint64_t *cells, unsigned *programs) {
+  long long far = 1ll << 31, pitch = 128 * m->n_pairs, starts[4];
+  long long count = (m->n_rows + like->spec.block_m - 1) / like->spec.block_m *
+                    ((like->spec.c_out + like->spec.block_n - 1) / like->spec.block_n);
+  refuse_unless(s, m->n_in * like->spec.columns_in < far && m->n_rows * like->spec.columns < far &&
+                       m->n_offsets * pitch < far && m->n_offsets * like->spec.w_stride < far &&
+                       count < far);
+  places(m->n_offsets, m->n_pairs, (int)like->spec.block_m, starts);
+  for (int i = 0; i < 4; i++) cells[i] = m->memory + 4 * (uint64_t)starts[i];
+  cells[4] = (uint64_t)m->n_rows, cells[5] = (uint64_t)pitch, cells[6] = (uint64_t)m->n_offsets;
+  *programs = (unsigned)count;
+}
+
+/* `GatherProduct._bind` of a map whose tiles are there, with a spec that has been launched before;
+ * NULL in a scope that goes on where Python has to. */
+static Bound *bound_over(Scope *s, Known *plan, PyObject *rulebook, int side, PyObject *held,
+                         Operands *o) {
+  MapSide m = {.rulebook = rulebook, .side = side};
+  read_side(s, &m);
+  Bound *like = s->state == GOES_ON ? spec_for(s, plan, &m) : NULL, *made = NULL;
+  if (like && !bound_fits(s, like, o)) {
+    for (int i = 0; i < SIZES; i++) Py_CLEAR(plan->likes[i]); /* another may be made since */
+    refuse_unless(s, 0);
+  }
+  refuse_unless(s, number(s, call(s, call(s, o->tensors[0], s_untyped_storage), s_nbytes)) <
+                       1ll << 31);
+  if (s->state == GOES_ON) made = bound_like(s, like, m.tiles);
+  if (made) placed(s, like, &m, &made->cells[OPERANDS], &made->grid[0]);
+  noticed(s, &m);
+  if (s->state == GOES_ON && PyDict_SetItem(held, plan->bound[side], (PyObject *)made) < 0)
+    s->state = RAISES;
+  if (s->state == REFUSES) s->state = GOES_ON, made = NULL;
+  return s->state == GOES_ON ? made : NULL;
 }
 
 /* The stream of a launch over a map, which has waited for it. */
@@ -762,7 +832,7 @@ static PyObject *computed(Scope *s, Known *plan, PyObject *x, PyObject *weight, 
     if (known && Py_IS_TYPE(known, &BoundType) && bound_fits(s, (Bound *)known, &o))
       bound = (Bound *)known;
     else if (s->state == GOES_ON && !PyDict_GetItemWithError(held, plan->keys[side]))
-      bound = bound_over(s, plan, rulebook, side, held, n_rows, n_in, &o);
+      bound = bound_over(s, plan, rulebook, side, held, &o);
   }
   if (launched_bound(s, bound, &o, stream)) return y;
   return s->state == GOES_ON ? by_python(s, plan, rulebook, side, held, &o, stream) : NULL;
@@ -849,7 +919,7 @@ static void checked(Scope *s, Known *plan, PyObject *x, PyObject *weight, PyObje
 
 /* `layers.known_call`(owner, x, weight, kmap, epilogue, form) */
 static PyObject *known_call(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-  Scope scope = {{0}}, *s = &scope;
+  SCOPE(s);
   if (count != 6 || refused()) Py_RETURN_NOTIMPLEMENTED;
   PyObject *owner = args[0], *x = args[1], *weight = args[2], *kmap = args[3], *given = args[4];
   PyObject *history = history_of(s, owner);
@@ -954,7 +1024,7 @@ static PyObject *features_alone(Scope *s, PyObject *conv) {
 }
 
 static PyObject *features_of(PyObject *module, PyObject *conv) {
-  Scope scope = {{0}}, *s = &scope;
+  SCOPE(s);
   if (!Py_IS_TYPE(conv, (PyTypeObject *)g_PendingConv) || refused()) Py_RETURN_NOTIMPLEMENTED;
   return ended(s, features(s, conv));
 }
@@ -1035,7 +1105,7 @@ static int is_norm(Scope *s, PyObject *module, PyObject *norm) {
 /* `PendingConv.as_launched` behind a norm(BatchNorm1d or Norm, convolution or its features): what
  * follows, in kind. */
 static PyObject *normalised(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-  Scope scope = {{0}}, *s = &scope;
+  SCOPE(s);
   if (count != 2) Py_RETURN_NOTIMPLEMENTED;
   Following f = following(s, args[1]);
   PyObject *between = SLOT(f.call, LayerCall, between);
@@ -1061,7 +1131,7 @@ static PyObject *normalised(PyObject *self, PyObject *const *args, Py_ssize_t co
 /* `PendingConv.end_launched` behind an activation(convolution or its features, name, slope): the
  * result. */
 static PyObject *activated(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-  Scope scope = {{0}}, *s = &scope;
+  SCOPE(s);
   if (count != 3) Py_RETURN_NOTIMPLEMENTED;
   Following f = following(s, args[0]);
   if (s->state != GOES_ON) return ended(s, NULL);
@@ -1075,7 +1145,7 @@ static PyObject *activated(PyObject *self, PyObject *const *args, Py_ssize_t cou
 /* `PendingConv.plus`(convolution or its features, a plain tensor): what follows, in kind, or the
  * result. */
 static PyObject *plus(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-  Scope scope = {{0}}, *s = &scope;
+  SCOPE(s);
   if (count != 2) Py_RETURN_NOTIMPLEMENTED;
   Following f = following(s, args[0]);
   PyObject *other = args[1];
@@ -1122,6 +1192,334 @@ static PyObject *plus(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   PUT(f.history, History, seen, steps), PUT(f.conv, PendingConv, _used, two);
   return ended(s, y);
 }
+
+/* A FusedPlan's launch in a program(plan, x, weight, KernelMap, bias, mean, variance, gain, shift,
+ * residual): the result.  None for what is absent. */
+static PyObject *planned(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+  SCOPE(s);
+  if (count != 10 || refused()) Py_RETURN_NOTIMPLEMENTED;
+  PyObject *held = SLOT(args[0], FusedPlan, native), *x = args[1], *weight = args[2];
+  PyObject *kmap = args[3], *bias = args[4] == Py_None ? NULL : args[4], *residual = NULL;
+  refuse_unless(s, held && Py_IS_TYPE(held, &KnownType));
+  if (s->state != GOES_ON) return ended(s, NULL);
+  Known *plan = (Known *)held;
+  refuse_unless(s,
+                number(s, PyDict_GetItemWithError(g_settings, s_generation)) == plan->generation);
+  refuse_unless(s, Py_IS_TYPE(kmap, (PyTypeObject *)g_KernelMap) && plan->product);
+  refuse_unless(s, !bias == (PyTuple_GET_ITEM(plan->between, 0) == Py_None));
+  for (int i = 1; i < 5; i++) refuse_unless(s, args[4 + i] == PyTuple_GET_ITEM(plan->read, i));
+  PyObject *rulebook = get(s, kmap, s_rulebook);
+  int side = truth(s, get(s, kmap, s_flipped));
+  checked(s, plan, x, weight, rulebook, side, kmap, bias);
+  if (args[9] != Py_None) {
+    residual = args[9];
+    PyObject *shape = get(s, residual, s_shape), *n_rows = get(s, rulebook, s_n_rows);
+    refuse_unless(s, shape && n_rows && PyTuple_GET_SIZE(shape) == 2 && is_plain(residual) &&
+                         equal(s, PyTuple_GET_ITEM(shape, 0), PyTuple_GET_ITEM(n_rows, side)) &&
+                         equal(s, PyTuple_GET_ITEM(shape, 1), plan->columns) &&
+                         get(s, residual, s_dtype) == get(s, x, s_dtype) &&
+                         equal(s, get(s, residual, s_device), plan->device) &&
+                         truth(s, call(s, residual, s_is_contiguous)));
+  }
+  if (s->state != GOES_ON) return ended(s, NULL);
+  return ended(s, computed(s, plan, x, weight, rulebook, side, bias, residual));
+}
+
+/* ---- convolutions in a row ------------------------------------------------------------------- */
+
+/* Convolutions of a program, of which each reads values that are there and results of earlier ones.
+ * What only they read is no tensor: it lies in one piece of memory, where the next may follow it. */
+
+#define MOST_STEPS 256
+#define MOST_SIDES 64
+
+typedef struct {
+  PyObject *plan; /* FusedPlan */
+  /* Places in the list of values. -1: absent. operands as of `Operands`, without y. */
+  int operands[OPERANDS - 1], kmap, transposed;
+  int last; /* the step that reads the result last; negative: others do, too */
+  long long columns;
+} ChainStep;
+
+typedef struct {
+  PyObject_HEAD int first, n_steps; /* first: the place of the first result */
+  long long itemsize;
+  ChainStep *steps;
+} Chain;
+
+/* What a run knows of a step. */
+typedef struct {
+  MapSide *side;
+  Bound *like;
+  uint64_t operands[OPERANDS - 1], cells[7];
+  uint64_t size, at; /* of its result; at: in the memory */
+  unsigned programs;
+  PyObject *tensor; /* the result, where it is one */
+} Prepared;
+
+typedef struct {
+  Scope *s;
+  Chain *chain;
+  PyObject *values;
+  MapSide sides[MOST_SIDES];
+  PyObject *streams[MOST_SIDES];
+  int n_sides;
+  Prepared *steps;
+} Run;
+
+/* What is in a place of the list; NULL in a scope that refuses where nothing is. */
+static PyObject *value(Run *run, Scope *s, int place) {
+  refuse_unless(s, place < PyList_GET_SIZE(run->values));
+  return s->state == GOES_ON ? PyList_GET_ITEM(run->values, place) : NULL;
+}
+
+/* The step whose result is in a place; negative: none of the chain. */
+static int step_at(Run *run, int place) { return place - run->chain->first; }
+
+static MapSide *side_for(Run *run, PyObject *kmap, int transposed) {
+  Scope *s = run->s;
+  for (int i = 0; i < run->n_sides; i++)
+    if (run->sides[i].kmap == kmap && run->sides[i].transposed == transposed) return &run->sides[i];
+  refuse_unless(s, run->n_sides < MOST_SIDES && Py_IS_TYPE(kmap, (PyTypeObject *)g_KernelMap) &&
+                       get(s, kmap, s_x_fold) == Py_None && get(s, kmap, s_y_fold) == Py_None);
+  if (s->state != GOES_ON) return NULL;
+  MapSide *m = &run->sides[run->n_sides];
+  *m = (MapSide){.kmap = kmap, .transposed = transposed, .rulebook = get(s, kmap, s_rulebook)};
+  m->side = truth(s, get(s, kmap, s_flipped)) ^ transposed;
+  read_side(s, m);
+  run->streams[run->n_sides] = stream_of(s, m->rulebook);
+  noticed(s, m);
+  return s->state == GOES_ON ? &run->sides[run->n_sides++] : NULL;
+}
+
+/* Rows of an operand that has columns, which lie one after another. */
+static long long rows_of_operand(Run *run, Scope *s, int place, PyObject *dtype,
+                                 long long columns) {
+  int at = step_at(run, place);
+  if (at >= 0) {
+    refuse_unless(s, run->chain->steps[at].columns == columns);
+    return run->steps[at].side->n_rows;
+  }
+  PyObject *tensor = value(run, s, place);
+  refuse_unless(s, tensor && is_plain(tensor));
+  PyObject *shape = get(s, tensor, s_shape);
+  refuse_unless(s, shape && PyTuple_GET_SIZE(shape) == 2 && get(s, tensor, s_dtype) == dtype &&
+                       truth(s, call(s, tensor, s_is_contiguous)));
+  if (s->state != GOES_ON) return -1;
+  refuse_unless(s, number(s, PyTuple_GET_ITEM(shape, 1)) == columns);
+  return s->state == GOES_ON ? number(s, PyTuple_GET_ITEM(shape, 0)) : -1;
+}
+
+/* Everything that can be refused, before anything is launched. */
+static void prepare(Run *run, Scope *s, int i) {
+  Chain *chain = run->chain;
+  ChainStep *step = &chain->steps[i];
+  Prepared *to = &run->steps[i];
+  Known *plan = (Known *)SLOT(step->plan, FusedPlan, native);
+  refuse_unless(s, plan && Py_IS_TYPE(plan, &KnownType) && plan->product &&
+                       number(s, PyDict_GetItemWithError(g_settings, s_generation)) ==
+                           plan->generation);
+  if (s->state == GOES_ON) to->side = side_for(run, value(run, s, step->kmap), step->transposed);
+  if (s->state == GOES_ON) s->state = run->s->state;
+  if (s->state == GOES_ON) to->like = spec_for(s, plan, to->side);
+  if (s->state != GOES_ON) return;
+  int *at = step->operands, residual = at[7];
+  PyObject *dtype = to->like->kinds[1];
+  refuse_unless(s, dtype && get(s, value(run, s, at[1]), s_dtype) == dtype);
+  for (int k = 3; k < 7; k++) /* vectors of the norm are those of the plan */
+    refuse_unless(s, (at[k] < 0 ? Py_None : value(run, s, at[k])) ==
+                         PyTuple_GET_ITEM(plan->read, k - 2));
+  for (int k = 1; k < 8; k++) refuse_unless(s, (at[k] < 0) == !to->like->kinds[k]);
+  refuse_unless(s, equal(s, get(s, to->side->rulebook, s_n_offsets), plan->n_offsets));
+  refuse_unless(s,
+                rows_of_operand(run, s, at[0], dtype, to->like->spec.columns_in) == to->side->n_in);
+  if (residual >= 0)
+    refuse_unless(s, rows_of_operand(run, s, residual, dtype, step->columns) == to->side->n_rows);
+  if (s->state != GOES_ON) return;
+  placed(s, to->like, to->side, to->cells, &to->programs);
+  to->size = (uint64_t)(to->side->n_rows * step->columns * chain->itemsize);
+  refuse_unless(s, to->size < 1ull << 31 &&
+                       to->side->n_in * to->like->spec.columns_in * chain->itemsize < 1ll << 31);
+  for (int k = 0; k < OPERANDS - 1 && s->state == GOES_ON; k++)
+    if (at[k] >= 0 && step_at(run, at[k]) < 0) {
+      PyObject *start = call(s, value(run, s, at[k]), s_data_ptr);
+      if (start) to->operands[k] = PyLong_AsUnsignedLongLong(start);
+    }
+  for (int k = 0; k < OPERANDS - 1; k++) refuse_unless(s, !(to->operands[k] & 15));
+}
+
+/* Where results lie, that are no tensors: the first gap that holds each. Bytes in all. */
+static uint64_t laid_out(Run *run) {
+  int live[MOST_STEPS], count = 0;
+  uint64_t most = 0;
+  for (int i = 0; i < run->chain->n_steps; i++) {
+    int kept = 0;
+    for (int k = 0; k < count; k++) /* in order of address */
+      if (run->chain->steps[live[k]].last >= i) live[kept++] = live[k];
+    count = kept;
+    if (run->chain->steps[i].last < 0) continue;
+    uint64_t at = 0, size = (run->steps[i].size + 511) & ~511ull;
+    int k = 0;
+    for (; k < count && run->steps[live[k]].at < at + size; k++)
+      at = run->steps[live[k]].at + ((run->steps[live[k]].size + 511) & ~511ull);
+    memmove(&live[k + 1], &live[k], (count++ - k) * sizeof *live);
+    live[k] = i, run->steps[i].at = at;
+    if (at + size > most) most = at + size;
+  }
+  return most;
+}
+
+/* Where the result of a step is. */
+static uint64_t address(Run *run, int i, uint64_t memory) {
+  return run->steps[i].tensor ? run->steps[i].at : memory + run->steps[i].at;
+}
+
+/* Tensors for results and memory for what lies between; its address. */
+static uint64_t taken_memory(Run *run, PyObject *like) {
+  Scope *s = run->s;
+  uint64_t bytes = laid_out(run);
+  for (int i = 0; i < run->chain->n_steps && s->state == GOES_ON; i++) {
+    if (run->chain->steps[i].last >= 0) continue;
+    PyObject *rows = hold(s, PyLong_FromLongLong(run->steps[i].side->n_rows));
+    PyObject *columns = hold(s, PyLong_FromLongLong(run->chain->steps[i].columns));
+    PyObject *made = hold(s, PyObject_CallMethodObjArgs(like, s_new_empty, rows, columns, NULL));
+    PyObject *at = call(s, made, s_data_ptr);
+    run->steps[i].tensor = made;
+    if (at) run->steps[i].at = PyLong_AsUnsignedLongLong(at);
+    refuse_unless(s, !(run->steps[i].at & 15));
+  }
+  if (!bytes) return 0;
+  PyObject *count = hold(s, PyLong_FromUnsignedLongLong(bytes / run->chain->itemsize));
+  PyObject *memory =
+      s->state == GOES_ON ? hold(s, PyObject_CallMethodOneArg(like, s_new_empty, count)) : NULL;
+  PyObject *at = call(s, memory, s_data_ptr);
+  bytes = at ? PyLong_AsUnsignedLongLong(at) : 0;
+  refuse_unless(s, !(bytes & 15));
+  return bytes;
+}
+
+static void launch_all(Run *run, uint64_t memory) {
+  Scope *s = run->s;
+  for (int i = 0; i < run->chain->n_steps && s->state == GOES_ON; i++) {
+    ChainStep *step = &run->chain->steps[i];
+    Prepared *of = &run->steps[i];
+    uint64_t cells[MOST_VALUES], y = address(run, i, memory);
+    memcpy(cells, of->like->cells, sizeof cells);
+    memcpy(&cells[OPERANDS], of->cells, sizeof of->cells);
+    for (int k = 0; k < OPERANDS - 1; k++) {
+      int place = step->operands[k], made = step_at(run, place);
+      cells[k] = place < 0 ? y : made < 0 ? of->operands[k] : address(run, made, memory);
+    }
+    cells[OPERANDS - 1] = y;
+    unsigned grid[3] = {of->programs, of->like->grid[1], of->like->grid[2]};
+    uint64_t on = PyLong_AsUnsignedLongLong(run->streams[of->side - run->sides]);
+    if (PyErr_Occurred() || !started(of->like->launcher, grid, on, cells)) s->state = RAISES;
+  }
+}
+
+/* Nobody watches, or computes something else by it. */
+static void undisturbed(Scope *s) {
+  refuse_unless(s, unset(s, a__is_any_autocast_enabled) && unset(s, a__len_torch_function_stack) &&
+                       unset(s, a__len_torch_dispatch_stack));
+  refuse_unless(s, number(s, PyDict_GetItemWithError(g_forward_ad, s__current_level)) < 0);
+  refuse_unless(s, idle(s, g_override, s_inside) && idle(s, g_trace, s_recorders) &&
+                       idle(s, g_fused_call, s_listening));
+}
+
+/* chain(values): None; the results that others read are in their places of the list */
+static PyObject *chain_call(PyObject *object, PyObject *args, PyObject *names) {
+  Chain *chain = (Chain *)object;
+  SCOPE(s);
+  Prepared steps[MOST_STEPS];
+  PyObject *values = PyTuple_GET_SIZE(args) == 1 && !names ? PyTuple_GET_ITEM(args, 0) : NULL;
+  if (!values || !PyList_CheckExact(values) ||
+      PyList_GET_SIZE(values) < chain->first + chain->n_steps)
+    return PyErr_Format(PyExc_TypeError, "a chain takes the list of its values");
+  if (refused()) Py_RETURN_NOTIMPLEMENTED;
+  memset(steps, 0, chain->n_steps * sizeof *steps);
+  Run run = {.s = s, .chain = chain, .values = values, .steps = steps};
+  PyObject *first = value(&run, s, chain->steps[0].operands[0]);
+  undisturbed(s);
+  for (int i = 0; i < chain->n_steps && s->state == GOES_ON; i++) {
+    SCOPE(own);
+    prepare(&run, own, i);
+    s->state = own->state;
+    Py_XDECREF(ended(own, Py_None));
+  }
+  if (s->state != GOES_ON || !may_launch(s, steps[0].like->index)) return ended(s, NULL);
+  uint64_t memory = taken_memory(&run, first);
+  if (s->state != GOES_ON) return ended(s, NULL);
+  launch_all(&run, memory);
+  for (int i = 0; i < chain->n_steps && s->state == GOES_ON; i++)
+    if (steps[i].tensor && PyList_SetItem(values, chain->first + i, Py_NewRef(steps[i].tensor)) < 0)
+      s->state = RAISES;
+  return ended(s, Py_None);
+}
+
+static void chain_dealloc(Chain *self) {
+  PyObject_GC_UnTrack(self);
+  for (int i = 0; i < self->n_steps; i++) Py_CLEAR(self->steps[i].plan);
+  PyMem_Free(self->steps);
+  Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static int chain_traverse(Chain *self, visitproc visit, void *arg) {
+  for (int i = 0; i < self->n_steps; i++) Py_VISIT(self->steps[i].plan);
+  return 0;
+}
+
+static int chain_clear(Chain *self) {
+  for (int i = 0; i < self->n_steps; i++) Py_CLEAR(self->steps[i].plan);
+  return 0;
+}
+
+/* Chain(steps, place of the first step's result, bytes of a value), a step: (FusedPlan, columns of
+ * the result, whether the map is read backwards, the last step that reads it or a negative number,
+ * the map's place, the places of x, weight, bias, mean, variance, gain, shift, residual; -1 for
+ * none) */
+static PyObject *chain_new(PyTypeObject *type, PyObject *args, PyObject *names) {
+  PyObject *steps;
+  int first;
+  long long itemsize;
+  if (!PyArg_ParseTuple(args, "O!iL", &PyTuple_Type, &steps, &first, &itemsize)) return NULL;
+  Py_ssize_t count = PyTuple_GET_SIZE(steps);
+  if (!count || count > MOST_STEPS || itemsize < 1)
+    return PyErr_Format(PyExc_ValueError, "a chain of %zd steps; 1 to %d fit", count, MOST_STEPS);
+  Chain *self = (Chain *)type->tp_alloc(type, 0);
+  if (!self) return NULL;
+  self->first = first, self->itemsize = itemsize;
+  if (!(self->steps = PyMem_Calloc(count, sizeof *self->steps)))
+    return Py_DECREF(self), PyErr_NoMemory();
+  for (; self->n_steps < count; self->n_steps++) {
+    ChainStep *to = &self->steps[self->n_steps];
+    int *at = to->operands, own = first + self->n_steps;
+    PyObject *plan;
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(steps, self->n_steps), "OLiiiiiiiiiii", &plan,
+                          &to->columns, &to->transposed, &to->last, &to->kmap, &at[0], &at[1],
+                          &at[2], &at[3], &at[4], &at[5], &at[6], &at[7]))
+      return Py_DECREF(self), NULL;
+    int fits = to->kmap >= 0 && to->kmap < first && at[0] >= 0 && at[1] >= 0;
+    for (int k = 0; k < OPERANDS - 1; k++)
+      fits &= at[k] >= -1 && at[k] < (k == 0 || k == 7 ? own : first);
+    if (!fits || !Py_IS_TYPE(plan, (PyTypeObject *)g_FusedPlan) ||
+        (!self->n_steps && at[0] >= first))
+      return Py_DECREF(self), PyErr_Format(PyExc_ValueError, "a step that does not fit its chain");
+    to->plan = Py_NewRef(plan);
+  }
+  return (PyObject *)self;
+}
+
+static PyTypeObject ChainType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "sparse_bridge_native.Chain",
+    .tp_basicsize = sizeof(Chain),
+    .tp_dealloc = (destructor)chain_dealloc,
+    .tp_traverse = (traverseproc)chain_traverse,
+    .tp_clear = (inquiry)chain_clear,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_call = chain_call,
+    .tp_new = chain_new,
+    .tp_doc = "Convolutions in a row: chain(values).",
+};
 
 /* ---- layers of spconv ------------------------------------------------------------------------ */
 
@@ -1206,7 +1604,7 @@ static PyObject *form_of(Scope *s, PyObject *layer, PyObject *features, PyObject
 /* `conv._known` of the stand-in's tensors(layer, x, weight, epilogue, parts).  parts: form_of,
  * note, the dictionary of `keys`, sys.modules, torch.float16. */
 static PyObject *spconv_known(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-  Scope scope = {{0}}, *s = &scope;
+  SCOPE(s);
   if (count != 5 || refused()) Py_RETURN_NOTIMPLEMENTED;
   PyObject *layer = get(s, args[0], s___dict__), *x = get(s, args[1], s___dict__);
   PyObject *parts = args[4], *keys = PyTuple_GET_ITEM(parts, 2);
@@ -1310,6 +1708,7 @@ static PyMethodDef methods[] = {
     {"activated", (PyCFunction)(void (*)(void))activated, METH_FASTCALL,
      "PendingConv.end_launched"},
     {"spconv_known", (PyCFunction)(void (*)(void))spconv_known, METH_FASTCALL, "conv._known"},
+    {"planned", (PyCFunction)(void (*)(void))planned, METH_FASTCALL, "ConvStep"},
     {"plus", (PyCFunction)(void (*)(void))plus, METH_FASTCALL, "PendingConv.plus"},
     {0}};
 
@@ -1334,12 +1733,13 @@ PyMODINIT_FUNC PyInit_sparse_bridge_native(void) {
   if (!s_constants_of_spconv || !a_stream || !zero || !one || !two || !no_slope || !masked ||
       !letters[2])
     return NULL;
-  PyTypeObject *types[] = {&LauncherType, &BoundType, &KnownType};
-  for (int i = 0; i < 3; i++)
+  PyTypeObject *types[] = {&LauncherType, &BoundType, &KnownType, &ChainType};
+  for (int i = 0; i < 4; i++)
     if (PyType_Ready(types[i]) < 0) return NULL;
   PyObject *module = PyModule_Create(&definition);
   if (!module || PyModule_AddObjectRef(module, "Launcher", (PyObject *)&LauncherType) < 0 ||
-      PyModule_AddObjectRef(module, "Known", (PyObject *)&KnownType) < 0)
+      PyModule_AddObjectRef(module, "Known", (PyObject *)&KnownType) < 0 ||
+      PyModule_AddObjectRef(module, "Chain", (PyObject *)&ChainType) < 0)
     return NULL;
   return module;
 }

@@ -121,7 +121,7 @@ def test_layers_of_minkowski_in_one_graph(network, plain_settings):
         compare(programs[network]().train(), "aot_eager", 3)
 
 
-@pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
+@pytest.mark.parametrize("backend", ("aot_eager", "inductor", "sparse_bridge"))
 @pytest.mark.parametrize("training", (False, True), ids=("eval", "train"))
 @pytest.mark.parametrize("device", WHERE)
 @pytest.mark.parametrize(("door", "network"), NETWORKS)

@@ -91,7 +91,7 @@ def test_it_compiles_without_a_warning():
 
 
 def test_the_source_stays_small():
-    assert len(build.SOURCE.read_text().splitlines()) < 1500
+    assert len(build.SOURCE.read_text().splitlines()) < 1800
 
 
 def test_it_is_found_the_second_time(library, monkeypatch):

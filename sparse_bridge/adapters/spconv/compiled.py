@@ -71,7 +71,12 @@ def build(sites: Sites, numbers: Sequence[int]) -> Made:
     return Made(built.kmap, Sites(built.coords.coords, built.store))
 
 
-coordinates.register(_BUILDER, build)
+def _relative(numbers: Sequence[Any]) -> Sequence[Any]:
+    """Without the batch size and the grid."""
+    return numbers[: 4 + 5 * numbers[0]]
+
+
+coordinates.register(_BUILDER, build, _relative)
 
 
 def _numbers(geometry: LayerGeometry, order: str, batch_size: int, shape: list[int]) -> list[int]:

@@ -92,6 +92,18 @@ class Tracker:
             self._remember(place, built, False)
         return built
 
+    def again(self, step: Step) -> BuiltMap | None:
+        """The answer that is ready to a request of which it is known that it takes this step; None
+        where it has to be asked."""
+        found = self.ready.get(step)
+        if found is None or self._stream != targets.current_stream(found.over.device):
+            return None
+        del self.ready[step]
+        self.record.steps.append(step)
+        built = BuiltMap.of(found.kmap, found.new)
+        self._remember(len(self.record.steps) - 1, built, False)
+        return built
+
     def _remember(self, place: int, built: BuiltMap, fresh: bool) -> None:
         """Remember the map that a step got, and the level that it made.
 

@@ -46,12 +46,23 @@ class Made(NamedTuple):
 
 Builder = Callable[[Sites, Sequence[int]], Made]
 _builders: dict[str, Builder] = {}
+_relative: dict[str, Callable[[Sequence[Any]], Sequence[Any]]] = {}
 _entered: weakref.WeakValueDictionary[Any, Sites] = weakref.WeakValueDictionary()
 
 
-def register(name: str, builder: Builder) -> None:
-    """Have the map operators call `builder` under this name."""
-    _builders[name] = builder
+def register(
+    name: str, builder: Builder, relative: Callable[[Sequence[Any]], Sequence[Any]] = tuple
+) -> None:
+    """Have the map operators call `builder` under this name.
+
+    relative: those of its numbers that say what is asked, whatever the bounds of the scene.
+    """
+    _builders[name], _relative[name] = builder, relative
+
+
+def relative(builder: str, numbers: Sequence[Any]) -> Sequence[Any]:
+    """What of a request does not change with the bounds of the scene."""
+    return _relative[builder](numbers)
 
 
 def enter(coords: torch.Tensor) -> Sites:
@@ -86,7 +97,7 @@ def source(coords: torch.Tensor, handle: torch.Tensor, then: int, now: int) -> S
     return found
 
 
-def _build(sites: Sites, builder: str, numbers: Sequence[int]) -> Made:
+def build(sites: Sites, builder: str, numbers: Sequence[int]) -> Made:
     found = _builders.get(builder)
     if found is None:
         raise UnsupportedError(
@@ -103,14 +114,14 @@ def _map(
     coords: torch.Tensor, handle: torch.Tensor, then: int, now: int, builder: str,
     numbers: Sequence[int],
 ) -> torch.Tensor:  # fmt: skip
-    return handles.make(_build(source(coords, handle, then, now), builder, numbers).kmap)
+    return handles.make(build(source(coords, handle, then, now), builder, numbers).kmap)
 
 
 def _new_map(
     coords: torch.Tensor, handle: torch.Tensor, then: int, now: int, builder: str,
     numbers: Sequence[int], least: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    kmap, sites = _build(source(coords, handle, then, now), builder, numbers)
+    kmap, sites = build(source(coords, handle, then, now), builder, numbers)
     assert sites is not None
     check_least(sites, least)
     return handles.make(kmap), sites.coords.clone(), handles.make(sites)

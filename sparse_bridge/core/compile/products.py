@@ -48,17 +48,19 @@ def _fake_conv(x, weight, bias, rows, kmap, layout, *form):  # type: ignore[no-u
     return x.new_empty((rows, weight.shape[0] if layout == "ovi" else weight.shape[-1]))
 
 
-def _conv_backward(dy, x, weight, bias, kmap, *form):  # type: ignore[no-untyped-def]
+def _conv_backward(dy, x, weight, bias, kmap, *form, kind=None):  # type: ignore[no-untyped-def]
+    """kind: the dtype of dw; None: that of the weight."""
     *read, transposed, wanted = form
     form, found = _form(*read), map_of(kmap, transposed)
     dx = dw = db = None
     if found.x_fold is not None or found.y_fold is not None:
-        return _folded_backward(dy, x, weight, bias, found, form, wanted)
+        dx, dw, db = _folded_backward(dy, x, weight, bias, found, form, wanted)
+        return dx, dw if kind is None else dw.to(kind), db
     with torch.no_grad():
         dy = dy.contiguous()
         plan = find(x, weight, found, Epilogue(), form)
         if wanted[0] or wanted[1]:
-            want = Wanted(wanted[0], weight.dtype if wanted[1] else None)
+            want = Wanted(wanted[0], (kind or weight.dtype) if wanted[1] else None)
             dx, dw = backward(plan, found, x, weight, dy, want)
         if wanted[2]:
             db = column_sums(dy, bias.dtype, plan.product.target)

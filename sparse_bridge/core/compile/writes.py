@@ -27,7 +27,7 @@ def writes_to(graph: Graph, chain: Sequence[Node], operands: Iterable[Node]) -> 
         memory |= found
     node = chain[0].next
     while node is not chain[-1]:
-        if node not in own and _may_write(node):
+        if node not in own and may_write(node):
             for one in node.all_input_nodes:
                 found = _memory(one)
                 if found is None or found & memory:
@@ -45,7 +45,8 @@ def _memory(node: Node) -> set[int] | None:
     return {one.untyped_storage()._cdata for one in values if isinstance(one, torch.Tensor)}
 
 
-def _may_write(node: Node) -> bool:
+def may_write(node: Node) -> bool:
+    """Whether a node may change memory of its inputs."""
     if node.op in ("placeholder", "get_attr", "output"):
         return False
     if node.op not in ("call_function", "call_method"):

@@ -63,6 +63,12 @@ class FusedPlan:
         over = self._over is not None and x.stride(0) == x.shape[1]
         self.native = native_calls.known(self, plan.forward if over else None)
 
+    def serves(self, plan: ConvPlan, epilogue: Epilogue) -> bool:
+        """Whether it was made of this plan and of the vectors of this norm."""
+        return self._plan is plan and all(
+            mine is its for mine, its in zip(self.read[1:5], epilogue.vectors[1:5], strict=True)
+        )
+
     def launch(
         self, given: Given, bias: torch.Tensor | None, residual: torch.Tensor | None
     ) -> torch.Tensor:

@@ -1,0 +1,64 @@
+"""`torch.compile(model, backend="sparse_bridge")`: whole models as programs of launches.
+
+Dynamo's guards say whether a program fits a call. Sizes are symbols, so one program serves scenes of
+all sizes, without padding, capture or memory of its own; see `lowering`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from ... import settings
+from . import fusion, many_tensors
+from .lowering import lower
+from .writes import may_write
+
+Program = Callable[..., Any]
+
+
+def compiled(graph: GraphModule, inputs: Sequence[Any]) -> Program:
+    """What runs a graph that `torch.compile` made.
+
+    Without gradients norms, sums and activations become part of convolutions; with them, torch
+    takes the graph apart into a forward and a backward pass, and each becomes a program.
+    """
+    learns = torch.is_grad_enabled() and any(map(_learns, graph.graph.nodes))
+    if not learns and settings.get().optimize != "off":
+        fusion.fuse(graph.graph)
+    if learns or any(map(may_write, graph.graph.nodes)):
+        return _without_writes(graph, inputs)
+    lower(graph.graph)
+    graph.recompile()
+    return graph.forward
+
+
+def _learns(node: Any) -> bool:
+    value = node.meta.get("example_value")
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _without_writes(graph: GraphModule, inputs: Sequence[Any]) -> Program:
+    """By torch's own operators, forward and backward, where results take the place of writes."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import default_partition
+
+    made: Program = aot_autograd(
+        fw_compiler=_one_pass, bw_compiler=_one_pass, inference_compiler=_one_pass,
+        partition_fn=default_partition, keep_inference_input_mutations=True,
+    )(graph, inputs)  # fmt: skip
+    return made
+
+
+def _one_pass(graph: GraphModule, inputs: Sequence[Any]) -> Program:
+    """A graph of torch's own operators, which writes to nothing but what is an input."""
+    from torch._functorch.aot_autograd import make_boxed_func
+
+    many_tensors.join(graph.graph)
+    lower(graph.graph)
+    graph.recompile()
+    made: Program = make_boxed_func(graph.forward)
+    return made

@@ -1,0 +1,138 @@
+"""Convolutions of a program, with what follows them. Plans are made at the first calls."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ...native import calls as native_calls
+from ..conv.convolution import convolve
+from ..conv.epilogue import Epilogue, Norm
+from ..conv.fused_plan import FusedPlan, fused_plan
+from ..conv.plan import ConvForm, run
+from ..maps.kernel_map import KernelMap
+
+_MOST_PLANS = 8  # that a convolution may need in its life
+
+Optional = torch.Tensor | None
+
+
+class ConvStep:
+    """y = act(norm(conv(x) + bias) + residual). A call returns [rows of the map's outputs, C_out].
+
+    transposed: the map is read backwards.
+    """
+
+    __name__ = __qualname__ = "conv"  # in the program that torch writes
+
+    def __init__(
+        self, form: ConvForm, transposed: bool, eps: float, activation: str | None, alpha: float
+    ) -> None:
+        self.transposed = transposed
+        self._form, self._eps, self._activation, self._alpha = form, eps, activation, alpha
+        self.plan: FusedPlan | None = None
+        self._plans = 0
+
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: Optional, kmap: KernelMap,
+        mean: Optional = None, var: Optional = None, gain: Optional = None, beta: Optional = None,
+        residual: Optional = None,
+    ) -> torch.Tensor:  # fmt: skip
+        if self.transposed:
+            kmap = kmap.transposed()
+        planned, plan = native_calls.planned, self.plan
+        if planned is not None and plan is not None:
+            y = planned(plan, x, weight, kmap, bias, mean, var, gain, beta, residual)
+            if y is not NotImplemented:
+                return y  # type: ignore[no-any-return]
+        norm = None if mean is None or var is None else Norm(mean, var, gain, beta, self._eps)
+        epilogue = Epilogue(bias, self._activation, self._alpha, norm, residual)
+        return self._by_python(x, weight, kmap, epilogue)
+
+    def _by_python(
+        self, x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue
+    ) -> torch.Tensor:
+        with torch.no_grad():
+            if kmap.x_fold is not None or kmap.y_fold is not None:
+                return convolve(x, weight, kmap, epilogue, self._form).contiguous()
+            y, plan = run(x, weight, kmap, epilogue, self._form)
+        known = self.plan
+        if self._plans < _MOST_PLANS and (known is None or not known.serves(plan, epilogue)):
+            self._plans += 1
+            self.plan = fused_plan(plan, (x, weight), self._form, epilogue, "")
+        return y.contiguous()
+
+
+class Link(NamedTuple):
+    """A convolution of a chain. operands: places of what its step takes, -1 for none; behind the
+    chain's arguments follow the results.  last: the link that reads the result last; -1: others do,
+    too.  tiled: its map is one that has tiles."""
+
+    step: ConvStep
+    operands: tuple[int, ...]
+    last: int
+    tiled: bool
+
+
+class ChainStep:
+    """Convolutions in a row. A call returns the results that others read, as a tuple.
+
+    The compiled helper runs those of them that follow each other and whose maps have tiles.
+    n_args: of a call.  itemsize: bytes of a value of all features.
+    """
+
+    __name__ = __qualname__ = "chain"
+
+    def __init__(self, links: Sequence[Link], n_args: int, itemsize: int) -> None:
+        self._links, self._n_args, self._itemsize = tuple(links), n_args, itemsize
+        self._plans: list[FusedPlan | None] = []
+        self._runs: list[tuple[range, Any]] = [(range(len(links)), None)]  # links, who runs them
+
+    def __call__(self, *args: Any) -> tuple[torch.Tensor, ...]:
+        values: list[Any] = [*args, *[None] * len(self._links)]
+        refused = False
+        for run, helper in self._runs:
+            if helper is not None and helper(values) is not NotImplemented:
+                continue
+            refused = True
+            for at in run:
+                operands = [None if i < 0 else values[i] for i in self._links[at].operands]
+                values[self._n_args + at] = self._links[at].step(*operands)
+        if refused:
+            self._join()
+        made = zip(self._links, values[self._n_args :], strict=True)
+        return tuple([y for link, y in made if link.last < 0])
+
+    def _join(self) -> None:
+        """Have the compiled helper run the plans, if they are others than before."""
+        plans = [link.step.plan for link in self._links]
+        if native_calls.helper is None or plans == self._plans:
+            return
+        runs: list[tuple[range, Any]] = []
+        for joined, run in itertools.groupby(range(len(plans)), self._joins):
+            links = list(run)
+            helper = self._chain(links[0], links[-1] + 1) if joined and len(links) > 1 else None
+            runs.append((range(links[0], links[-1] + 1), helper))
+        self._runs, self._plans = runs, plans  # whole: other threads go by them
+
+    def _joins(self, at: int) -> bool:
+        plan = self._links[at].step.plan
+        known = None if plan is None else plan.native
+        return known is not None and bool(known.by_rule) and self._links[at].tiled
+
+    def _chain(self, begin: int, end: int) -> Any:
+        steps = tuple(_described(link, begin, end) for link in self._links[begin:end])
+        return native_calls.helper.Chain(steps, self._n_args + begin, self._itemsize)
+
+
+def _described(link: Link, begin: int, end: int) -> tuple[Any, ...]:
+    """A link for the compiled helper; links from `end` on are not of its chain."""
+    x, weight, bias, kmap, *vectors = link.operands
+    plan = link.step.plan
+    assert plan is not None
+    last = link.last - begin if link.last < end else -1
+    head = plan, plan.columns, int(link.step.transposed), last, kmap
+    return (*head, x, weight, bias, *vectors)

@@ -1,0 +1,81 @@
+"""The maps over the coordinates of a program become one step."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from torch.fx import Graph, Node
+
+from .coordinates import relative
+from .program_maps import Asked, MapsStep, map_over, new_map, sites
+
+
+def join(graph: Graph) -> None:
+    """Change `graph`, which writes to nothing and whose convolutions come last, in place."""
+    for root in [node for node in graph.nodes if node.target is sites]:
+        _join(graph, root)
+
+
+def _join(graph: Graph, root: Node) -> None:
+    group = _group(graph, root)
+    numbers = list(dict.fromkeys(
+        one for node in group for one in node.args[5] if isinstance(one, Node)  # type: ignore[union-attr]
+    ))  # fmt: skip
+    after = _after(graph, group)
+    if len(group) < 2 or not after.isdisjoint(numbers):
+        return
+    step = MapsStep([_asked(node, group, numbers) for node in group])
+    with graph.inserting_after(group[-1]):
+        at = made = graph.call_function(step, (root.args[0], *numbers))
+    for number, node in enumerate(group):
+        with graph.inserting_after(at):
+            at = graph.call_function(operator.getitem, (made, number))
+        if node.target is map_over:
+            with graph.inserting_after(at):
+                at = graph.call_function(operator.getitem, (at, 0))
+        at.meta = dict(node.meta)
+        node.replace_all_uses_with(at)
+    for node in list(graph.nodes):  # what stood between them
+        if node is made:
+            break
+        if node in after and node not in group:
+            at.append(node)
+            at = node
+    for node in reversed([root, *group]):
+        if not node.users:
+            graph.erase_node(node)
+
+
+def _group(graph: Graph, root: Node) -> list[Node]:
+    """The maps over these coordinates, and over those that they make."""
+    known: set[Any] = {root}
+    group = []
+    for node in graph.nodes:
+        if node.target in (map_over, new_map) and node.args[1] in known:
+            if any(isinstance(one, Node) for one in relative(node.args[4], node.args[5])):
+                continue
+            group.append(node)
+            known |= {user for user in node.users if user.args[1:] == (2,)}
+    return group
+
+
+def _after(graph: Graph, group: list[Node]) -> set[Node]:
+    """These maps, and all that depends on one of them."""
+    after = set(group)
+    for node in graph.nodes:
+        if not after.isdisjoint(node.all_input_nodes):
+            after.add(node)
+    return after
+
+
+def _asked(node: Node, group: list[Node], numbers: list[Node]) -> Asked:
+    source, own = node.args[1], node.target is new_map
+    made = source.args[0] if source.target is operator.getitem else None  # type: ignore[union-attr]
+    given = tuple(
+        (True, numbers.index(one)) if isinstance(one, Node) else (False, one)
+        for one in node.args[5]  # type: ignore[union-attr]
+    )
+    seen = own and any(user.args[1] == 1 and user.users for user in node.users)
+    at = group.index(made) if made in group else -1
+    return Asked(at, node.args[4], given, node.args[6] if own else None, seen)  # type: ignore[arg-type]

@@ -1,0 +1,152 @@
+"""Maps of a program: the engine's objects themselves, without handles and copies.
+
+For graphs that write to no tensor; others run the operators of `coordinates`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..maps import map_cache
+from ..maps.kernel_map import KernelMap
+from ..ops import pointwise
+from ..ops.row_matrix import RowMatrix
+from . import handles
+from .coordinates import Made, Sites, build, check_least
+
+
+def sites(coords: torch.Tensor) -> Sites:
+    """The coordinates int32 [N, 1 + D] that a program was handed, with the maps that eager layers
+    built over them."""
+    return Sites(coords, map_cache.store_of(coords))
+
+
+def known_sites(handle: torch.Tensor) -> Sites:
+    """The coordinates behind a handle that another operator made."""
+    return handles.value_of(handle, Sites)
+
+
+def map_over(
+    coords: torch.Tensor, known: Sites, then: int, now: int, builder: str, numbers: Sequence[int]
+) -> KernelMap | RowMatrix:
+    """The map onto coordinates that are known."""
+    return build(known, builder, numbers).kmap
+
+
+def new_map(
+    coords: torch.Tensor, known: Sites, then: int, now: int, builder: str, numbers: Sequence[int],
+    least: int,
+) -> tuple[KernelMap | RowMatrix, torch.Tensor, Sites]:  # fmt: skip
+    """The map onto new coordinates, and those. Raises ShapeError for fewer than `least` rows."""
+    kmap, made = build(known, builder, numbers)
+    assert made is not None
+    check_least(made, least)
+    return kmap, made.store.alias(made.coords), made
+
+
+def same_rows(x: torch.Tensor, listed: bool) -> KernelMap:
+    """The map of every row onto itself."""
+    n_rows, device = x.shape[0], x.device
+    return pointwise.identity(n_rows, device, listed) or pointwise.made(n_rows, device, listed)
+
+
+# What runs an operator, and which of its results are objects: None: the only one.
+MAPS: dict[str, tuple[Any, tuple[int, ...] | None]] = {
+    "coordinates": (sites, None), "map": (map_over, None), "new_map": (new_map, (0, 2)),
+    "same_rows": (same_rows, None),
+}  # fmt: skip
+
+
+class Asked(NamedTuple):
+    """A map of a program. source: what made the coordinates that it is over, -1: the program's own.
+    numbers: of the builder, or where they stand in the arguments.  least: rows of new coordinates,
+    None for known ones.  seen: the new coordinates are read, as a tensor."""
+
+    source: int
+    builder: str
+    numbers: tuple[tuple[bool, int], ...]  # whether it is an argument's place; which
+    least: int | None
+    seen: bool
+
+
+class MapsStep:
+    """All maps over the coordinates that a program was handed. A call with those and with the
+    numbers that differ from scene to scene returns, for each, (map, coordinates, sites).
+
+    Scenes are asked the same: where all their maps are prefetched, what was asked of the last scene
+    tells which is which.
+    """
+
+    __name__ = __qualname__ = "maps"
+
+    def __init__(self, asked: Sequence[Asked]) -> None:
+        self._asked = tuple(asked)
+        self._steps: list[Any] | None = None  # by map: its step, or the map that it equals
+
+    def __call__(self, coords: torch.Tensor, *given: int) -> list[tuple[Any, Any, Any]]:
+        root = sites(coords)
+        first = self._built(0, root, given)
+        answers, tracker = [first], root.store.tracker
+        steps = self._steps
+        if steps is not None and tracker is not None and len(tracker.record.steps) == 1:
+            for number in range(1, len(self._asked)):
+                found = self._again(number, steps[number], tracker, answers)
+                if found is None:
+                    break
+                answers.append(found)
+        learnt: list[Any] | None = None
+        if len(answers) == 1 and tracker is not None and len(tracker.record.steps) == 1:
+            learnt = [tracker.record.steps[0]]
+        for number in range(len(answers), len(self._asked)):
+            one = self._asked[number]
+            over = root if one.source < 0 else answers[one.source].sites
+            count = 0 if tracker is None else len(tracker.record.steps)
+            made = self._built(number, over, given)
+            answers.append(made)
+            if learnt is not None:
+                learnt.append(_learnt(tracker, count, made, answers))
+        if learnt is not None:
+            self._steps = None if None in learnt else learnt
+        return [self._shown(one, made) for one, made in zip(self._asked, answers, strict=True)]
+
+    def _built(self, number: int, over: Any, given: Sequence[int]) -> Made:
+        """A map that is asked of its builder."""
+        one = self._asked[number]
+        numbers = [given[value] if placed else value for placed, value in one.numbers]
+        made = build(over, one.builder, numbers)
+        if one.least is not None and made.sites is not None:
+            check_least(made.sites, one.least)
+        return made
+
+    def _again(self, number: int, step: Any, tracker: Any, answers: list[Made]) -> Made | None:
+        """A map that is ready."""
+        if isinstance(step, int):
+            return answers[step]
+        built = tracker.again(step)
+        if built is None:
+            return None
+        if built.coords is None:
+            return Made(built.kmap)
+        built.store.tracker = tracker
+        made = Sites(built.coords.coords, built.store)
+        check_least(made, self._asked[number].least or 0)
+        return Made(built.kmap, made)
+
+    @staticmethod
+    def _shown(one: Asked, made: Made) -> tuple[Any, Any, Any]:
+        if made.sites is None:
+            return made.kmap, None, None
+        coords = made.sites.store.alias(made.sites.coords) if one.seen else None
+        return made.kmap, coords, made.sites
+
+
+def _learnt(tracker: Any, count: int, made: Made, answers: Sequence[Made]) -> Any:
+    """The one step that a map has taken, or the number of the map that it equals; None: neither."""
+    steps = tracker.record.steps
+    if len(steps) == count + 1:
+        return steps[-1]
+    same = [at for at, other in enumerate(answers[:-1]) if other.kmap is made.kmap]
+    return same[0] if same and len(steps) == count else None

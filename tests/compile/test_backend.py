@@ -1,0 +1,167 @@
+"""`torch.compile(model, backend="sparse_bridge")`: the eager bits, from few steps."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+import sparse_bridge.compile
+from sparse_bridge.core.compile import backend as backends
+from sparse_bridge.core.compile import norms
+from tests.compile.comparison import compare
+from tests.compile.programs import GRID, PROGRAMS, scene
+from tests.quick import quick
+from tests.releases import WHOLE_GRAPHS
+
+pytestmark = WHOLE_GRAPHS
+DOORS = ("spconv", "spconv patched", "torchsparse", "torchsparse 1.4", "minkowski", "flex_gemm")
+
+
+@pytest.fixture
+def lowered(monkeypatch):
+    """By graph, how often it calls what."""
+    graphs = []
+    own = backends.lower
+
+    def lower(graph):
+        own(graph)
+        calls = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+        graphs.append(Counter(getattr(node.target, "__name__", node.target) for node in calls))
+
+    monkeypatch.setattr(backends, "lower", lower)
+    return graphs
+
+
+def assert_bits(program, scenes=4):
+    """Compiled and eager results are equal, bit for bit."""
+    twin = copy.deepcopy(program)
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="sparse_bridge", fullgraph=True)
+    for number in range(scenes):
+        given = scene(number)
+        assert torch.equal(compiled(*given), twin(*given)), number
+
+
+@pytest.mark.parametrize("door", quick(["spconv", "torchsparse", "minkowski"], DOORS))
+def test_inference_has_the_eager_bits(door, plain_settings, lowered):
+    with PROGRAMS[door]() as programs, torch.no_grad():
+        assert_bits(programs["three"]().eval())
+    last = lowered[-1]
+    assert last["chain"] == 1 and not last["conv"]
+    assert not [name for name in last if "batch_norm" in str(name) or "relu" in str(name)]
+
+
+def test_a_network_is_a_few_steps(plain_settings, lowered):
+    with PROGRAMS["spconv"]() as programs, torch.no_grad():
+        compare(programs["unet"]().eval(), "sparse_bridge", 3)  # torch's products have other bits
+    assert len(lowered) == 2  # one scene, and any
+    last = lowered[-1]
+    assert last["maps"] == 1 and 0 < last["chain"] <= 5 and not last["map_over"]
+    assert not [name for name in last if "_tensor_version" in str(name)]
+
+
+@pytest.mark.parametrize("door", quick(["spconv"], DOORS))
+def test_training(door, plain_settings, monkeypatch, lowered):
+    """With norms as operators, as on GPUs; statistics move together."""
+    monkeypatch.setattr(norms, "DEVICES", ("cpu",))
+    with PROGRAMS[door]() as programs:
+        compare(programs["three"]().train(), "sparse_bridge", 3)
+    assert any(graph["move_averages"] == 1 and graph["count"] == 1 for graph in lowered)
+
+
+def test_gradients_under_autocast_are_those_of_eager_layers(plain_settings):
+    with PROGRAMS["spconv"]() as programs:
+        program = programs["three"]().train()
+        twin = copy.deepcopy(program)
+        torch._dynamo.reset()
+        compiled = torch.compile(program, backend="sparse_bridge", fullgraph=True)
+        for number in range(2):
+            for run in (compiled, twin):
+                with torch.autocast("cpu", torch.bfloat16):
+                    y = run(*scene(number))
+                y.float().square().mean().backward()
+        pairs = zip(program.parameters(), twin.parameters(), strict=True)
+        assert all(torch.equal(mine.grad, theirs.grad) for mine, theirs in pairs)
+
+
+class InPlace(nn.Module):
+    """Writes over features that somebody else reads, and over coordinates' neighbours."""
+
+    def __init__(self, sp):
+        super().__init__()
+        self.first = sp.SubMConv3d(4, 8, 3, indice_key="a")
+        self.second = sp.SubMConv3d(8, 8, 3, indice_key="a")
+
+    def forward(self, features, coords):
+        import spconv.pytorch as sp
+
+        x = self.first(sp.SparseConvTensor(features, coords, list(GRID), 2))
+        kept = x.features
+        before = kept.sum()
+        kept.relu_()
+        y = self.second(x.replace_feature(kept))
+        made = y.features
+        made += kept
+        made[0] = before
+        return made
+
+
+def test_writes_are_seen(plain_settings, lowered):
+    with PROGRAMS["spconv"](), torch.no_grad():
+        import spconv.pytorch as sp
+
+        torch.manual_seed(0)
+        assert_bits(InPlace(sp).eval(), 3)
+    assert lowered and not any("relu_" in str(name) for name in lowered[-1])
+
+
+def test_eager_layers_go_on_with_what_a_program_made(plain_settings):
+    with PROGRAMS["spconv"](), torch.no_grad():
+        import spconv.pytorch as sp
+
+        torch.manual_seed(0)
+        down = sp.SparseConv3d(4, 8, 3, stride=2, padding=1, indice_key="down").eval()
+        inner = sp.SubMConv3d(8, 8, 3, indice_key="sub").eval()
+        up = sp.SparseInverseConv3d(8, 4, 3, indice_key="down").eval()
+        torch._dynamo.reset()
+        compiled = torch.compile(
+            lambda x: inner(down(x)), backend="sparse_bridge", fullgraph=True
+        )
+        for number in range(3):
+            features, coords = scene(number)
+            x = sp.SparseConvTensor(features, coords, list(GRID), 2)
+            y = up(compiled(x))
+            want = up(inner(down(sp.SparseConvTensor(features, coords, list(GRID), 2))))
+            assert torch.equal(y.features, want.features)
+            assert torch.equal(y.indices, want.indices)
+
+
+def test_new_weights_and_settings_count(plain_settings):
+    with PROGRAMS["spconv"]() as programs, torch.no_grad():
+        program = programs["three"]().eval()
+        twin = copy.deepcopy(program)
+        torch._dynamo.reset()
+        compiled = torch.compile(program, backend="sparse_bridge", fullgraph=True)
+        for change in (None, lambda p: p.mul_(1.5), lambda p: setattr(p, "data", p.data.clone())):
+            for one in (program, twin):
+                for parameter in one.parameters() if change else ():
+                    change(parameter)
+            for dataflow in ("auto", "per_offset"):
+                with sparse_bridge.settings.override(dataflow=dataflow):
+                    assert torch.equal(compiled(*scene(1)), twin(*scene(1)))
+
+
+def test_too_few_rows_are_refused(plain_settings):
+    with PROGRAMS["spconv"]() as programs, torch.no_grad():
+        program = programs["three"]().eval()
+        torch._dynamo.reset()
+        compiled = torch.compile(program, backend="sparse_bridge", fullgraph=True)
+        for number in range(2):
+            compiled(*scene(number))
+        features, coords = scene(0)
+        with pytest.raises(sparse_bridge.errors.SparseBridgeError, match="rows"):
+            compiled(features[:0], coords[:0])

@@ -1,0 +1,220 @@
+"""Convolutions in a row by the compiled helper: the launches that Python makes one by one."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from unittest import mock
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from sparse_bridge.core.compile.conv_step import ChainStep, ConvStep, Link
+from sparse_bridge.core.conv.plan import ConvForm
+from sparse_bridge.kernels.runtime.triton_compat import HOOKS
+from sparse_bridge.native import calls as native_calls
+from tests.adapters.spconv import doors as spconv_doors
+from tests.native.recording import Recorder, anew, helper, values_of
+from tests.native.world import World
+from tests.walk_doors import pretended_gpu
+
+OPERANDS = 9  # x, w, six of the epilogue, y
+WIDTH = 16
+
+
+class Launches(Recorder):
+    """Every launch as it comes: (kernel, grid, values)."""
+
+    def __init__(self):
+        super().__init__()
+        self.all = []
+
+    def _launched(self, launch):
+        name, kinds = self._names[launch.function - 1]
+        code = self.before(name)
+        if not code:
+            self.all.append((name, launch.grid, values_of(launch, kinds)))
+        return code
+
+
+class Bench:
+    """Chains over the map of a network's layers, on a GPU that is not there."""
+
+    def __init__(self, world):
+        self.world, self.net = world, world.net
+        self.kmap = world.x.indice_dict["a"]._map
+        self.x = torch.randn_like(world.features)
+
+    def arguments(self, with_norm):
+        """(weight, bias, mean, variance, gain, shift) of one of the layers."""
+        conv = self.net.conv1
+        norm = self.net.norm1 if with_norm else None
+        vectors = (None,) * 4
+        if norm is not None:
+            vectors = norm.running_mean, norm.running_var, norm.weight, norm.bias
+        return conv.weight, conv.bias, *vectors
+
+    def chain(self, seed, n_links=12, escapes=0.2):
+        """A chain at random, and the arguments of its calls. Places: x, the map, weight, bias and
+        vectors."""
+        draw = random.Random(seed)
+        args = [self.x, self.kmap, *self.arguments(True)]
+        sources = [
+            draw.choice([0, *range(len(args), len(args) + number)][-4:])
+            for number in range(n_links)
+        ]
+        others = [
+            draw.choice([0, *range(len(args), len(args) + number)]) if draw.random() < 0.4 else -1
+            for number in range(n_links)
+        ]
+        links = []
+        for number in range(n_links):
+            place = len(args) + number
+            readers = [at for at in range(n_links) if place in (sources[at], others[at])]
+            escaped = not readers or draw.random() < escapes
+            norm = draw.random() < 0.7
+            vectors = (4, 5, 6, 7) if norm else (-1,) * 4
+            step = ConvStep(
+                ConvForm("ovi"), draw.random() < 0.3, 1e-3, draw.choice([None, "relu"]), 0.0
+            )
+            operands = sources[number], 2, 3, 1, *vectors, others[number]
+            links.append(Link(step, operands, -1 if escaped else max(readers), True))
+        return ChainStep(links, len(args), 4), args, links
+
+
+@contextlib.contextmanager
+def bench():
+    helper()
+    recorder = Launches()
+    with anew(), recorder.recording(), spconv_doors.standin() as sp, torch.no_grad():
+        world = World(sp, recorder, True)
+        with pretended_gpu():
+            world(3)  # kernels are compiled, so to speak
+            yield Bench(world), recorder
+
+
+def sourced(launches):
+    """Launches with "result of launch i" in the place of addresses that launch i wrote last."""
+    written, told = {}, []
+    for number, (name, grid, values) in enumerate(launches):
+        *operands, y = values[:OPERANDS]
+        absent = [at == y for at in operands]
+        read = [
+            None if gone else written.get(at, at) for at, gone in zip(operands, absent, strict=True)
+        ]
+        told.append((name, grid, read, values[OPERANDS:]))
+        written[y] = f"result {number}"
+    return told
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_launches_are_those_of_its_steps(seed):
+    with bench() as (made, recorder):
+        chain, args, links = made.chain(seed)
+        runs = []
+        for used in (False, False, True, True):
+            recorder.all.clear()
+            with contextlib.ExitStack() as stack:
+                if not used:
+                    stack.enter_context(mock.patch.object(native_calls, "planned", None))
+                    stack.enter_context(mock.patch.object(ChainStep, "_join"))
+                results = chain(*args)
+            assert [tuple(y.shape) for y in results] == [tuple(made.x.shape)] * len(results)
+            assert len(results) == sum(link.last < 0 for link in links)
+            runs.append(list(recorder.all))
+        assert [bool(run) for _, run in chain._runs] == [True]
+        assert len(runs[0]) == len(links)
+        want = sourced(runs[1])
+        assert sourced(runs[2]) == want  # by steps, which makes the chain
+        assert sourced(runs[3]) == want  # by the chain
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_result_is_overwritten_that_is_read_later(seed):
+    with bench() as (made, recorder):
+        chain, args, links = made.chain(seed, 40, 0.1)
+        for _ in range(3):
+            recorder.all.clear()
+            chain(*args)
+        assert chain._runs[0][1] is not None
+        size = made.x.numel() * made.x.element_size()
+        starts = [values[OPERANDS - 1] for _, _, values in recorder.all]
+        ends = [len(links) if link.last < 0 else link.last for link in links]
+        for one, start in enumerate(starts):
+            for other in range(one + 1, ends[one] + 1):
+                if other < len(links):
+                    assert abs(starts[other] - start) >= size, (one, other)
+        most = max(sum(one <= at <= ends[one] for one in range(len(links))) for at in range(len(links)))
+        within = {start for start, link in zip(starts, links, strict=True) if link.last >= 0}
+        assert len(within) <= most  # memory is used again
+
+
+def test_what_it_refuses_python_does():
+    with bench() as (made, recorder):
+        chain, args, links = made.chain(3)
+        for _ in range(3):
+            chain(*args)
+        run = chain._runs[0][1]
+        values = [*args, *[None] * len(links)]
+
+        def refused(**given):
+            recorder.all.clear()
+            answer = run([*[given.get(str(at), one) for at, one in enumerate(values)]])
+            return answer is NotImplemented and not recorder.all
+
+        for other in (made.x.double(), made.x[:-1], made.x[:, :8], made.x.t().contiguous().t(), None):
+            assert refused(**{"0": other})
+        assert refused(**{"1": None}) and refused(**{"4": args[4].clone()})
+        with mock.patch.object(torch._C, "_cuda_getDevice", lambda: 1):
+            assert refused()
+        hook = type("Hook", (), {"calls": (print,)})()
+        with mock.patch.object(HOOKS, "launch_enter_hook", hook, create=True):
+            assert refused()
+        with torch.autocast("cpu", torch.bfloat16):
+            assert refused()
+        helper().refuse(1.0)
+        try:
+            assert refused()
+        finally:
+            helper().refuse(0.0)
+        assert not refused()
+        for wrong in ((), ([],), (values, 1), (tuple(values),)):
+            with pytest.raises(TypeError, match="list of its values"):
+                run(*wrong)
+
+
+def test_a_failure_of_the_driver_is_raised():
+    with bench() as (made, recorder):
+        chain, args, _ = made.chain(5)
+        for _ in range(3):
+            chain(*args)
+        left = [4]
+
+        def before(name):
+            left[0] -= 1
+            return 700 if left[0] == 0 else 0
+
+        recorder.before = before
+        with pytest.raises(RuntimeError, match="error 700"):
+            chain(*args)
+        assert len(chain(*args)) > 0
+
+
+def test_chains_that_do_not_fit_are_refused():
+    made = helper()
+    with bench() as (it, _):
+        chain, args, links = it.chain(1, 2)
+        for _ in range(3):
+            chain(*args)
+        plan = links[0].step.plan
+        step = (plan, WIDTH, 0, -1, 1, 0, 2, 3, -1, -1, -1, -1, -1)
+        assert made.Chain((step,), 8, 4)
+        for wrong in (
+            ((), 8, 4), ((step,), 8, 0), ((step,), 0, 4), ((step,) * 300, 8, 4),
+            (((None, *step[1:]),), 8, 4), (((*step[:5], 8, *step[6:]),), 8, 4),
+            (((*step[:4], 9, *step[5:]),), 8, 4),
+        ):  # fmt: skip
+            with pytest.raises(ValueError, match="chain"):
+                made.Chain(*wrong)
