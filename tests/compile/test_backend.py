@@ -13,12 +13,11 @@ import sparse_bridge.compile
 from sparse_bridge.core.compile import backend as backends
 from sparse_bridge.core.compile import norms
 from tests.compile.comparison import compare
-from tests.compile.programs import GRID, PROGRAMS, scene
+from tests.compile.programs import DOORS, GRID, PROGRAMS, scene
 from tests.quick import quick
 from tests.releases import WHOLE_GRAPHS
 
 pytestmark = WHOLE_GRAPHS
-DOORS = ("spconv", "spconv patched", "torchsparse", "torchsparse 1.4", "minkowski", "flex_gemm")
 
 
 @pytest.fixture
@@ -165,3 +164,14 @@ def test_too_few_rows_are_refused(plain_settings):
         features, coords = scene(0)
         with pytest.raises(sparse_bridge.errors.SparseBridgeError, match="rows"):
             compiled(features[:0], coords[:0])
+
+
+def test_sizes_that_vary_from_the_first_scene_on(plain_settings, lowered):
+    with PROGRAMS["spconv"]() as programs, torch.no_grad():
+        program = programs["three"]().eval()
+        twin = copy.deepcopy(program)
+        torch._dynamo.reset()
+        compiled = torch.compile(program, backend="sparse_bridge", fullgraph=True, dynamic=True)
+        for number in range(3):
+            assert torch.equal(compiled(*scene(number)), twin(*scene(number)))
+    assert len(lowered) == 1

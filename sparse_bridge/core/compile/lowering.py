@@ -121,11 +121,13 @@ def _map(graph: Graph, node: Node, name: str, objects: set[Node]) -> set[Node]:
 def _conv(graph: Graph, node: Node, objects: set[Node]) -> None:
     name = _name(node)
     given = _arguments(node, str(name))
+    read = [given[name] for name in ("layout", "groups", "precision", "dataflow")]
+    end = given.get("eps", 0.0), given.get("activation"), given.get("alpha", 0.0)
+    if any(isinstance(one, Node) for one in end):
+        return  # `dynamic=True` has norms' constants vary
     if given["kmap"] not in objects:
         with graph.inserting_before(node):
             given["kmap"] = graph.call_function(map_of, (given["kmap"], False))
-    read = [given[name] for name in ("layout", "groups", "precision", "dataflow")]
-    end = given.get("eps", 0.0), given.get("activation"), given.get("alpha", 0.0)
     step = ConvStep(ConvForm(*read), given["transposed"], *end)
     operands = [given.get(name) for name in (
         "x", "weight", "bias", "kmap", "mean", "var", "gain", "beta", "residual"
