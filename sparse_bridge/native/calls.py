@@ -21,7 +21,9 @@ planned: Any = None
 observer: Any = None  # the class of what hears which views of maps are wanted; set by `capture`
 
 
-FUNCTIONS = ("known_call", "features_of", "normalised", "activated", "plus", "spconv_known", "planned")
+FUNCTIONS = (
+    "known_call", "features_of", "normalised", "activated", "plus", "spconv_known", "planned",
+)  # fmt: skip
 
 
 def known(plan: Any, product: Any) -> Any:

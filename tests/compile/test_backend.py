@@ -72,6 +72,35 @@ def test_training(door, plain_settings, monkeypatch, lowered):
     assert any(graph["move_averages"] == 1 and graph["count"] == 1 for graph in lowered)
 
 
+class ByHand(nn.Module):
+    """A layer, its norm and ReLU, called one by one; a norm that somebody else reads, too."""
+
+    def __init__(self, sp):
+        super().__init__()
+        self.conv, self.last = sp.SubMConv3d(4, 8, 3, bias=False), sp.SubMConv3d(8, 8, 3)
+        self.norm, self.other = nn.BatchNorm1d(8), nn.BatchNorm1d(8, affine=False)
+
+    def forward(self, features, coords):
+        import spconv.pytorch as sp
+
+        x = self.conv(sp.SparseConvTensor(features, coords, list(GRID), 2))
+        x = self.last(x.replace_feature(torch.relu(self.norm(x.features))))
+        y = self.other(x.features)
+        return torch.relu(y) + y
+
+
+def test_norms_that_are_called_by_hand(plain_settings, monkeypatch, lowered):
+    monkeypatch.setattr(norms, "DEVICES", ("cpu",))
+    with PROGRAMS["spconv"]():
+        import spconv.pytorch as sp
+
+        torch.manual_seed(0)
+        compare(ByHand(sp).train(), "sparse_bridge", 3)
+    calls = lowered[-2]  # the forward pass of the last
+    assert calls["_forward"] == 2
+    assert not [name for name in calls if "native_batch_norm" in str(name)]
+
+
 def test_gradients_under_autocast_are_those_of_eager_layers(plain_settings):
     with PROGRAMS["spconv"]() as programs:
         program = programs["three"]().train()
@@ -127,9 +156,7 @@ def test_eager_layers_go_on_with_what_a_program_made(plain_settings):
         inner = sp.SubMConv3d(8, 8, 3, indice_key="sub").eval()
         up = sp.SparseInverseConv3d(8, 4, 3, indice_key="down").eval()
         torch._dynamo.reset()
-        compiled = torch.compile(
-            lambda x: inner(down(x)), backend="sparse_bridge", fullgraph=True
-        )
+        compiled = torch.compile(lambda x: inner(down(x)), backend="sparse_bridge", fullgraph=True)
         for number in range(3):
             features, coords = scene(number)
             x = sp.SparseConvTensor(features, coords, list(GRID), 2)

@@ -146,7 +146,9 @@ def test_no_result_is_overwritten_that_is_read_later(seed):
             for other in range(one + 1, ends[one] + 1):
                 if other < len(links):
                     assert abs(starts[other] - start) >= size, (one, other)
-        most = max(sum(one <= at <= ends[one] for one in range(len(links))) for at in range(len(links)))
+        most = max(
+            sum(one <= at <= ends[one] for one in range(len(links))) for at in range(len(links))
+        )
         within = {start for start, link in zip(starts, links, strict=True) if link.last >= 0}
         assert len(within) <= most  # memory is used again
 
@@ -164,7 +166,13 @@ def test_what_it_refuses_python_does():
             answer = run([*[given.get(str(at), one) for at, one in enumerate(values)]])
             return answer is NotImplemented and not recorder.all
 
-        for other in (made.x.double(), made.x[:-1], made.x[:, :8], made.x.t().contiguous().t(), None):
+        for other in (
+            made.x.double(),
+            made.x[:-1],
+            made.x[:, :8],
+            made.x.t().contiguous().t(),
+            None,
+        ):
             assert refused(**{"0": other})
         assert refused(**{"1": None}) and refused(**{"4": args[4].clone()})
         with mock.patch.object(torch._C, "_cuda_getDevice", lambda: 1):

@@ -1,7 +1,7 @@
 """`torch.compile(model, backend="sparse_bridge")`: whole models as programs of launches.
 
-Dynamo's guards say whether a program fits a call. Sizes are symbols, so one program serves scenes of
-all sizes, without padding, capture or memory of its own; see `lowering`.
+Dynamo's guards say whether a program fits a call. Sizes are symbols, so one program serves scenes
+of all sizes, without padding, capture or memory of its own; see `lowering`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch.fx import GraphModule
 
 from ... import settings
-from . import fusion, many_tensors
+from . import fusion, many_tensors, norm_pass
 from .lowering import lower
 from .writes import may_write
 
@@ -27,7 +27,9 @@ def compiled(graph: GraphModule, inputs: Sequence[Any]) -> Program:
     takes the graph apart into a forward and a backward pass, and each becomes a program.
     """
     learns = torch.is_grad_enabled() and any(map(_learns, graph.graph.nodes))
-    if not learns and settings.get().optimize != "off":
+    if learns and settings.get().optimize != "off":
+        norm_pass.take(graph.graph)
+    elif settings.get().optimize != "off":
         fusion.fuse(graph.graph)
     if learns or any(map(may_write, graph.graph.nodes)):
         return _without_writes(graph, inputs)
@@ -46,6 +48,7 @@ def _without_writes(graph: GraphModule, inputs: Sequence[Any]) -> Program:
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import default_partition
 
+    graph.recompile()
     made: Program = aot_autograd(
         fw_compiler=_one_pass, bw_compiler=_one_pass, inference_compiler=_one_pass,
         partition_fn=default_partition, keep_inference_input_mutations=True,

@@ -94,13 +94,14 @@ class ChainStep:
     def __call__(self, *args: Any) -> tuple[torch.Tensor, ...]:
         values: list[Any] = [*args, *[None] * len(self._links)]
         refused = False
-        for run, helper in self._runs:
+        for links, helper in self._runs:
             if helper is not None and helper(values) is not NotImplemented:
                 continue
             refused = True
-            for at in run:
-                operands = [None if i < 0 else values[i] for i in self._links[at].operands]
-                values[self._n_args + at] = self._links[at].step(*operands)
+            for at in links:
+                link = self._links[at]
+                operands: Any = [None if i < 0 else values[i] for i in link.operands]
+                values[self._n_args + at] = link.step(*operands)
         if refused:
             self._join()
         made = zip(self._links, values[self._n_args :], strict=True)
@@ -112,8 +113,8 @@ class ChainStep:
         if native_calls.helper is None or plans == self._plans:
             return
         runs: list[tuple[range, Any]] = []
-        for joined, run in itertools.groupby(range(len(plans)), self._joins):
-            links = list(run)
+        for joined, group in itertools.groupby(range(len(plans)), self._joins):
+            links = list(group)
             helper = self._chain(links[0], links[-1] + 1) if joined and len(links) > 1 else None
             runs.append((range(links[0], links[-1] + 1), helper))
         self._runs, self._plans = runs, plans  # whole: other threads go by them

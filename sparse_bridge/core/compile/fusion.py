@@ -103,7 +103,7 @@ def _with(end: _End, node: Node, before: Node, y: torch.Tensor) -> _End | None:
 def _norm(end: _End, node: Node, before: Node, y: torch.Tensor) -> _End | None:
     if node.target is not F.batch_norm or end.residual is not None or end.norm[0] is not None:
         return None
-    x, mean, var, gain, beta, training, eps = _batch_norm(*node.args, **node.kwargs)
+    x, mean, var, gain, beta, training, _, eps = arguments_of_batch_norm(node)
     vectors = [mean, var] if gain is None and beta is None else [mean, var, gain, beta]
     values = [_value(one) for one in vectors]
     if x is not before or training or not all(_fits(value, y) for value in values):
@@ -111,12 +111,18 @@ def _norm(end: _End, node: Node, before: Node, y: torch.Tensor) -> _End | None:
     return end._replace(norm=(mean, var, gain, beta), eps=eps)
 
 
+def arguments_of_batch_norm(node: Node) -> tuple[Any, ...]:
+    """Input, running mean and variance, weight, bias, training, momentum and eps of a call of
+    torch's function."""
+    return _batch_norm(*node.args, **node.kwargs)
+
+
 def _batch_norm(
     input: Any, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None,
     training: Any = False, momentum: Any = 0.1, eps: Any = 1e-5,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """The arguments of torch's function, by its own names."""
-    return input, running_mean, running_var, weight, bias, training, eps
+    """By torch's own names."""
+    return input, running_mean, running_var, weight, bias, training, momentum, eps
 
 
 def _fits(vector: torch.Tensor | None, y: torch.Tensor) -> bool:

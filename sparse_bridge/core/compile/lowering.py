@@ -53,7 +53,9 @@ def _name(node: Node) -> str | None:
     target = node.target
     if node.op != "call_function" or not hasattr(target, "_schema"):
         packet = getattr(target, "_qualified_op_name", "")
-        return packet.removeprefix("sparse_bridge::") if packet.startswith("sparse_bridge") else None
+        return (
+            packet.removeprefix("sparse_bridge::") if packet.startswith("sparse_bridge") else None
+        )
     name = target._schema.name
     return name.removeprefix("sparse_bridge::") if name.startswith("sparse_bridge::") else None
 

@@ -57,10 +57,11 @@ class _Average:
         self.take: Any = 0
         self._read(*node.args)
 
-    def _read(self, running: Any, total: Any) -> None:
+    def _read(self, running: Any, total: Any, *more: Any) -> None:
         if not isinstance(total, Node) or total.target is not aten.add.Tensor:
             return
-        left, right = total.args
+        given: Any = total.args
+        left, right = given
         if left is running and isinstance(right, (int, float)) and not total.kwargs:
             self.running, self.take = running, right
         elif (

@@ -70,7 +70,8 @@ def _after(graph: Graph, group: list[Node]) -> set[Node]:
 
 
 def _asked(node: Node, group: list[Node], numbers: list[Node]) -> Asked:
-    source, own = node.args[1], node.target is new_map
+    source: Any = node.args[1]
+    own = node.target is new_map
     made = source.args[0] if source.target is operator.getitem else None  # type: ignore[union-attr]
     given = tuple(
         (True, numbers.index(one)) if isinstance(one, Node) else (False, one)

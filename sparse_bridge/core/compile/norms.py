@@ -100,6 +100,11 @@ def served(norm: Any, x: torch.Tensor) -> bool:
     )
 
 
+def move(running: torch.Tensor, now: torch.Tensor, momentum: float) -> None:
+    """Move a running statistic."""
+    running.mul_(1.0 - momentum).add_(now.to(running.dtype), alpha=momentum)
+
+
 def normalised(norm: nn.BatchNorm1d, x: torch.Tensor, relu: bool) -> torch.Tensor:
     """What `norm` makes of x [N, C], and with `relu` a ReLU of that."""
     y, seen, _ = ops.batch_norm(x, norm.weight, norm.bias, norm.eps, relu)
@@ -108,7 +113,7 @@ def normalised(norm: nn.BatchNorm1d, x: torch.Tensor, relu: bool) -> torch.Tenso
         with torch.no_grad():
             for running, now in zip((norm.running_mean, norm.running_var), seen, strict=True):
                 assert running is not None
-                running.mul_(1.0 - momentum).add_(now.to(running.dtype), alpha=momentum)
+                move(running, now, momentum)
             if norm.num_batches_tracked is not None:
                 norm.num_batches_tracked.add_(1)
     result: torch.Tensor = y
