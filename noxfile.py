@@ -38,6 +38,7 @@ PAIRS = {
     "2.9": ("3.5.1", "numpy", "3.14"),
     "2.10": ("3.6.0", "numpy", "3.14"),
     "2.13": ("3.7.1", "numpy", "3.14"),
+    "2.14": ("3.8.0", "numpy", "3.14"),
     "2.15": ("3.9.0", "numpy", "3.14"),
 }
 INDEX = "https://download.pytorch.org/whl/cpu"
@@ -96,8 +97,8 @@ def newest(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "-n", "auto", *session.posargs)
 
 
-# Releases of Triton under the newest torch: the quick gate of every GPU, and compiled code for two
-# of AMD's on the emulator, with buffer operations and without.
+# Releases of Triton, each under a torch of its own: the quick gate of every GPU, and compiled code
+# for two of AMD's on the emulator, with buffer operations and without.
 TRITONS = ["3.6.0", "3.7.1", "3.8.0", "3.9.0"]
 LANES = ["tests/lanes/test_lanes.py", "tests/emulated/test_pipelined_loops.py"]
 EMULATED = [
@@ -111,9 +112,9 @@ EMULATED = [
 @nox.parametrize("triton", TRITONS)
 def tritons(session: nox.Session, triton: str) -> None:
     """One release of Triton. Older ones: `pairs`, which compiles every kernel."""
-    session.install(*TORCH)
-    session.install("-e", ".[test]")
-    session.install("--no-deps", f"triton=={triton}")
+    torch = next(torch for torch, (its, *_) in PAIRS.items() if its == triton)
+    session.install(f"torch=={torch}.*", "--index-url", INDEX)
+    session.install("-e", ".[test]", f"triton=={triton}")
     session.run("python", "-m", "sparse_bridge", "doctor", "--targets", "--json")
     session.run("python", "-m", "pytest", "-q", "-m", "emulated", *LANES)
     session.run("python", "-m", "pytest", "-q", "--slow", LANES[0], "-k", "interpreter")

@@ -125,15 +125,18 @@ def older(found: Results) -> str:
 
 
 def listed(found: Results) -> list[str]:
-    """One sentence per device: how many of the listed models pass all that was run of them."""
+    """Per device: how many of the listed models pass all that was run of them, on what scenes."""
     sentences = []
     for device in dict.fromkeys(device_of(found, cell) for cell in ordered(found)):
         cells = [one for one in found.cells if one.number and device_of(found, one) == device]
         run = {one.number for one in cells}
         imperfect = {one.number for one in cells if one.outcome != "pass"}
+        sizes = Counter(one.size for one in found.cells if device_of(found, one) == device)
+        scenes = ", ".join(f"{count} {size}" for size, count in sorted(sizes.items()))
         sentences.append(
             f"{device}: of the {LISTED} listed models {len(run)} have run, "
-            f"{len(run - imperfect)} of them without any check failed or unsupported."
+            f"{len(run - imperfect)} of them without any check failed or unsupported. "
+            f"Cells by the size of their scenes: {scenes}."
         )
     return sentences
 

@@ -11,17 +11,20 @@
 | `curves` | losses of one training as one process with the whole batch and as ranks with a part each, whose batch statistics are joint; and how far the order of a batch alone moves them |
 | `checkpoint` | sharded on several ranks and saved; loaded on one GPU and on a CPU |
 
-The record is written after every part. A part that fails says so in it, and the others follow.
+The record is written after every part. A part that fails says so in it, and the others follow. Runs
+of `curves`, and of `checkpoint` that load, are not timed and run side by side.
 """  # noqa: E501
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +40,9 @@ Record = dict[str, Any]
 
 def _first_step(args: argparse.Namespace) -> Iterator[Record]:
     """With empty caches, then again with what that left."""
-    # What the operating system reads from disk for the first time is nobody's first step.
-    launch("idle", 1, {"device": args.device})
+    if args.parts[0] == "first_step":
+        # What the operating system reads from disk for the first time is nobody's first step.
+        launch("idle", 1, {"device": args.device})
     for ranks in args.ranks:
         with tempfile.TemporaryDirectory() as folder:
             environment = empty_caches(Path(folder))
@@ -66,20 +70,28 @@ def _curves(args: argparse.Namespace) -> Iterator[Record]:
         "steps": args.curve_steps, "scenes": args.scenes, "voxel_size": args.voxel_size,
         "rate": 0.01,
     }  # fmt: skip
-    for ranks, backwards in [(1, False), (1, True), *((n, False) for n in args.ranks if n > 1)]:
-        found = launch("curves", ranks, {**options, "backwards": backwards})
-        yield {"ranks": ranks, "backwards": backwards, "losses": found[0]}
+    runs = [(1, False), (1, True), *((n, False) for n in args.ranks if n > 1)]
+    with ThreadPoolExecutor(len(runs)) as pool:
+        of_runs = [
+            pool.submit(launch, "curves", ranks, {**options, "backwards": backwards})
+            for ranks, backwards in runs
+        ]
+        for (ranks, backwards), run in zip(runs, of_runs, strict=True):
+            yield {"ranks": ranks, "backwards": backwards, "losses": run.result()[0]}
 
 
 def _checkpoint(args: argparse.Namespace) -> Iterator[Record]:
     options = {"peer": args.peers[0], "batch": args.curve_batch, "voxel_size": args.voxel_size}
     with tempfile.TemporaryDirectory() as folder:
         options |= {"rate": 0.01, "checkpoint": folder}
-        places = [("save", max(args.ranks), args.device), ("load", 1, args.device)]
-        places += [("load", 1, "cpu")] if args.device != "cpu" else []
-        for part, ranks, device in places:
-            found = launch(part, ranks, {**options, "device": device})
-            yield {"part": part, "ranks": ranks, "device": device, "of_ranks": found}
+        ranks = max(args.ranks)
+        found = launch("save", ranks, {**options, "device": args.device})
+        yield {"part": "save", "ranks": ranks, "device": args.device, "of_ranks": found}
+        devices = list(dict.fromkeys([args.device, "cpu"]))
+        with ThreadPoolExecutor(len(devices)) as pool:
+            runs = [pool.submit(launch, "load", 1, {**options, "device": d}) for d in devices]
+            for device, run in zip(devices, runs, strict=True):
+                yield {"part": "load", "ranks": 1, "device": device, "of_ranks": run.result()}
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Record]]] = {
@@ -102,7 +114,7 @@ def main(argv: list[str] | None = None) -> int:
     record: Record = {
         "machine": machine.describe(args.device),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "torch": torch.__version__,
+        "versions": _versions(),
         "options": {name: value for name, value in vars(args).items() if name != "json"},
         "parts": {},
     }
@@ -122,6 +134,15 @@ def main(argv: list[str] | None = None) -> int:
         _write(record, args.json)
         print(tables.table(part, rows), flush=True)
     return int(failed)
+
+
+def _versions() -> dict[str, str]:
+    owners = importlib.metadata.packages_distributions()
+    return {
+        name: importlib.metadata.version(owners[name][0])
+        for name in ("torch", "triton", "spconv")
+        if name in owners
+    }
 
 
 def _write(record: Record, path: Path | None) -> None:

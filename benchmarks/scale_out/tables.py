@@ -55,7 +55,7 @@ def _throughput(rows: list[Row]) -> list[str]:
 
 
 def _first_step(rows: list[Row]) -> list[str]:
-    lines = ["| ranks | caches | seconds | x one rank | first step alone | compiled by workers, of all ranks | kernels |", "|---|---|---|---|---|---|---|"]  # fmt: skip  # noqa: E501
+    lines = ["| ranks | caches | seconds | x one rank | first step alone | forms that all ranks' workers took on | kernels |", "|---|---|---|---|---|---|---|"]  # fmt: skip  # noqa: E501
     alone = {row["caches"]: _first(row) for row in rows if row["ranks"] == 1}
     for row in rows:
         own, ranks = _first(row), row["of_ranks"]

@@ -112,6 +112,8 @@ def test_markdown(results, models):
     assert f"**Cells not run again with {__version__}: 3 on CPU (version 0.1.0), 1 on " in text
     assert "- CPU, 2026-01-02 03:04 UTC: sparse_bridge 0.1.0, torch 2.9.0\n" in text
     assert "- CPU: of the 29 listed models 3 have run, 1 of them without any check failed" in text
+    assert text.count("Cells by the size of their scenes: ") == 2
+    assert "or unsupported. Cells by the size of their scenes: 1 small.\n" in text
     assert "| SECOND | 1 | pass 2/2 | not run |" in text
     assert "| untried | smoke | not run | not run |" in text
     (note,) = re.findall(r"\*\*fail\*\* 0/1<sup>\[(\d+)\]\(#note-\1\)</sup>", text)

@@ -130,6 +130,14 @@ def leaves(values, device):
     return [None if v is None else v.detach().clone().to(device).requires_grad_() for v in values]
 
 
+def both_tables(kmap):
+    """Rows that outputs gather, and those that gradients do. Where coordinates repeat, the second
+    are no table of the pairs read backwards."""
+    book, back = kmap.rulebook, kmap.rulebook.backward
+    found = [book.table(0), book.table(1) if back is None else back.rulebook.table(0)]
+    return [table.nbr for table, _ in found]
+
+
 def check(
     layer,
     c_in,

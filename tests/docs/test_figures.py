@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
 
@@ -9,6 +10,7 @@ import pytest
 
 from benchmarks.report import headline
 from benchmarks.results import load_run
+from benchmarks.scale_out import tables
 
 from .pages import PAGES, ROOT, name_of, prose, table
 
@@ -30,6 +32,14 @@ def test_the_speed_table_is_the_records(page: str) -> None:
 def test_no_other_figure_of_speed_stands_in_the_readme() -> None:
     text = read("README.md").replace(headline(load_run(RECORD)), "")
     assert not re.findall(r"\d+(?:\.\d+)? ?(?:ms|us|GB|MB|x|times|%)\b", text)
+
+
+@pytest.mark.parametrize("part", ["throughput", "first_step"])
+def test_the_tables_of_several_gpus_are_the_records(part: str) -> None:
+    record = json.loads((RESULTS / "scale_out_h200.json").read_text())
+    found = tables.table(part, record["parts"][part])
+    assert len(found.splitlines()) > 6
+    assert found in read("docs/scale_out.md")
 
 
 # Rows of the memory table in docs/speed.md: suite of the records, peer, words.

@@ -7,7 +7,7 @@ import torch
 
 from sparse_bridge.core import functional
 from tests.clouds import cloud
-from tests.core.layers import layer, leaves, tensors
+from tests.core.layers import both_tables, layer, leaves, tensors
 
 pytestmark = pytest.mark.emulated
 
@@ -38,7 +38,7 @@ def test_maps(kernel_lane, kind):
             new, kmap = cmap, functional.submanifold(cmap, offsets)
         else:
             new, kmap = getattr(functional, kind)(cmap, offsets, 2)
-        return [new.coords, *(kmap.rulebook.table(side)[0].nbr for side in (0, 1))]
+        return [new.coords, *both_tables(kmap)]
 
     assert (both(kernel_lane, run)[1] >= 0).any()
 

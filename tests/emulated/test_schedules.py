@@ -11,7 +11,7 @@ import torch
 
 from sparse_bridge.core import functional
 from tests.clouds import cloud
-from tests.core.layers import layer, leaves, tensors
+from tests.core.layers import both_tables, layer, leaves, tensors
 from tests.kernels.calls import schedules
 
 pytestmark = [pytest.mark.emulated]
@@ -47,8 +47,8 @@ def test_maps(kernel_lane, kind):
         else:
             new, kmap = getattr(functional, kind)(cmap, offsets, 2)
             made = new.coords
-        sides = [kmap.rulebook.table(side)[0].nbr for side in (0, 1)]
-        return [made, *sides, *kmap.rulebook.lists().rows(slice(None))]
+        lists = kmap.rulebook.lists()
+        return [made, *both_tables(kmap), lists.in_rows, lists.out_rows]
 
     made, table, *_ = same(kernel_lane, run)
     assert len(made) > 20 and (table >= 0).any()

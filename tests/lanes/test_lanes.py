@@ -168,7 +168,7 @@ QUICK = {
     "maps": (KERNELS[1:3], 30),
     "gemm": (KERNELS[3:5], 30),
     "pools": (KERNELS[5:7], 40),
-    "norms": (KERNELS[7:9], 70),
+    "norms": (KERNELS[7:9], 60),
     "voxels and keys": (KERNELS[9:11], 50),
     "groups": (KERNELS[11:12], 25),
     "mask splits": (KERNELS[12:14], 30),
