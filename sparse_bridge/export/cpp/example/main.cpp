@@ -6,7 +6,8 @@
 
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 
-#include <ATen/ATen.h>
+#include <ATen/Tensor.h>
+#include <ATen/ops/empty.h>
 
 #include <chrono>
 #include <cmath>
@@ -82,7 +83,7 @@ double error_of(const at::Tensor &found, const at::Tensor &expected) {
   if (found.sizes() != expected.sizes() || found.scalar_type() != expected.scalar_type())
     return std::nan("");
   const at::Tensor wanted = expected.to(at::kDouble);
-  const double difference = (found.to(at::kDouble) - wanted).norm().item<double>();
+  const double difference = found.to(at::kDouble).sub(wanted).norm().item<double>();
   return difference == 0 ? 0 : difference / wanted.norm().item<double>();
 }
 
