@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import pathlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,6 +53,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--check", action="store_true",
         help="build the example with CMake, run it on the recorded scenes, and print its times",
     )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="machine-readable output")
     parser.set_defaults(func=run)
     return parser
 
@@ -68,16 +71,16 @@ def run(args: argparse.Namespace) -> int:
         made = _network(args.model, args.rows) if known else _own(args.model)
         model, inputs, scenes = made
         export.export_package(model, inputs, args.out, scenes=scenes)
-    _say(f"{args.out}: the package, its operators, an example and recorded scenes (README.md).")
-    if args.check:
-        _say(package_check.check(args.out, repeat=5).rstrip())
+    ran = package_check.check(args.out, repeat=5) if args.check else None
+    if args.json:
+        scenes_run = None if ran is None else [scene._asdict() for scene in ran]
+        sys.stdout.write(json.dumps({"folder": str(args.out), "scenes": scenes_run}) + "\n")
+        return 0
+    sys.stdout.write(f"{args.out}: a package with operators, example and scenes, see README.md\n")
+    for scene in ran or ():
+        rows, milliseconds, error = scene
+        sys.stdout.write(f"  {rows} rows: {milliseconds:.1f} ms, error {error:.1g} of the RMS\n")
     return 0
-
-
-def _say(text: str) -> None:
-    from rich.console import Console
-
-    Console(markup=False, highlight=False).print(text, soft_wrap=True)
 
 
 def _own(name: str) -> Made:
@@ -125,7 +128,7 @@ def _network(name: str, rows: Sequence[int]) -> Made:
     from ..networks.spconv import ResidualUNet, Second
 
     voxels = [street_voxels(count) for count in sorted(rows, reverse=True)]
-    coords, grid, n_items = voxels[0]
+    _, grid, n_items = voxels[0]
     torch.manual_seed(0)
     dense = name == "second"
     network = Second(sp) if dense else ResidualUNet(sp)

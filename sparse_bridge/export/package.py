@@ -78,17 +78,19 @@ def _check_torch() -> None:
 
 def _checked(model: nn.Module, inputs: Sequence[torch.Tensor], name: str) -> Scene:
     if model.training:
-        raise ExportError("the model is in training mode; packages are for inference: model.eval().")
+        raise ExportError(
+            "the model is in training mode; packages are for inference: model.eval()."
+        )
     for i, one in enumerate(inputs):
         if not isinstance(one, torch.Tensor):
             raise ExportError(
-                f"{name}[{i}] is a {type(one).__name__}; expected tensors. Have the model build its "
-                "SparseConvTensor, of features and indices."
+                f"{name}[{i}] is a {type(one).__name__}; expected tensors. Have the model build "
+                "its SparseConvTensor, of features and indices."
             )
         if one.device.type != "cpu":
             raise ExportError(
-                f"{name}[{i}] is on {one.device}; packages are for the CPU: move model and inputs "
-                "there. On a GPU use torch.export and Python (docs/compile.md)."
+                f"{name}[{i}] is on {one.device}; packages are for the CPU: move model and "
+                "inputs there. On a GPU use torch.export and Python (docs/compile.md)."
             )
     return tuple(inputs)
 
@@ -98,8 +100,8 @@ def _any_rows(inputs: Scene) -> tuple[Any, ...]:
     for one in inputs:
         if one.dim() and len(one) < 2:
             raise ExportError(
-                f"an input of shape {list(one.shape)}: a size below 2 is taken for a constant. Give "
-                "a scene of two rows or more, or say which sizes vary in dynamic_shapes."
+                f"an input of shape {list(one.shape)}: a size below 2 is taken for a constant. "
+                "Give a scene of two rows or more, or say which sizes vary in dynamic_shapes."
             )
         if one.dim():
             rows.setdefault(len(one), torch.export.Dim(f"rows_{len(rows)}", min=2))
@@ -160,8 +162,8 @@ def _check_call(schema: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Non
         )
     if given.get("mode", "max") not in _POOLS:
         raise ExportError(
-            f"a pool of mode {given['mode']!r}; packages hold {', '.join(_POOLS)}. Package the part "
-            "of the model without it."
+            f"a pool of mode {given['mode']!r}; packages hold {', '.join(_POOLS)}. Package the "
+            "part of the model without it."
         )
 
 

@@ -32,9 +32,9 @@ def tensors_of(result: Any) -> list[torch.Tensor]:
     for leaf in leaves:
         if not isinstance(leaf, torch.Tensor):
             raise ExportError(
-                f"the model returned a {type(leaf).__name__}; a package returns tensors, alone or in "
-                "tuples, lists and dictionaries. Read what you need of sparse tensors inside of the "
-                "model: features, indices or dense()."
+                f"the model returned a {type(leaf).__name__}; a package returns tensors, alone or "
+                "in tuples, lists and dictionaries. Read what you need of sparse tensors inside of "
+                "the model: features, indices or dense()."
             )
     return leaves
 

@@ -1,7 +1,7 @@
 """Calls of operators that packages hold: by Python's where `sparse_bridge.compile` is imported, by
 a library where that is loaded.
 
-    python operator_calls.py LIBRARY FILE: writes the results of the library's to FILE
+    python operator_calls.py FILE LIBRARY ...: writes the results of the libraries' to FILE
 """
 
 import sys
@@ -27,8 +27,8 @@ def scene(n_rows=400, batch=2, seed=0, repeated=False, outside=False):
 def numbers(subm=False, transposed=False, order=FIRST_SEEN, kernel=3, stride=2, padding=1,
             dilation=1, grid=GRID, batch=2):  # fmt: skip
     """A layer as graphs hold it, see `sparse_bridge.adapters.spconv.compiled`."""
-    axes = [[value] * 3 for value in (kernel, stride, padding, dilation, int(transposed))]
-    return [3, int(subm), int(transposed), order, *sum(axes, []), batch, *grid]
+    axes = [value for value in (kernel, stride, padding, dilation, int(transposed)) for _ in grid]
+    return [3, int(subm), int(transposed), order, *axes, batch, *grid]
 
 
 LAYERS = {
@@ -121,6 +121,7 @@ def cases():
 
 
 if __name__ == "__main__":
-    torch.ops.load_library(sys.argv[1])
+    for library in sys.argv[2:]:
+        torch.ops.load_library(library)
     with torch.no_grad():
-        torch.save(cases(), sys.argv[2])
+        torch.save(cases(), sys.argv[1])

@@ -1,6 +1,6 @@
-// Runs a package on the scenes that were recorded with it, and compares.
+// Runs packages on the scenes that were recorded with them, and compares.
 //
-//   run_package [FOLDER] [--repeat N]
+//   run_package [--repeat N] FOLDER ...
 //
 // Exits with 0 where all results agree, 1 where one differs, 2 where the package cannot run.
 
@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -36,9 +37,10 @@ struct Scene {
 
 at::ScalarType dtype_of(const std::string &name) {
   static const std::vector<std::pair<std::string, at::ScalarType>> known{
-      {"float32", at::kFloat}, {"float64", at::kDouble}, {"float16", at::kHalf},
-      {"bfloat16", at::kBFloat16}, {"int32", at::kInt}, {"int64", at::kLong},
-      {"int16", at::kShort}, {"int8", at::kChar}, {"uint8", at::kByte}, {"bool", at::kBool}};
+      {"float32", at::kFloat},     {"float64", at::kDouble}, {"float16", at::kHalf},
+      {"bfloat16", at::kBFloat16}, {"int32", at::kInt},      {"int64", at::kLong},
+      {"int16", at::kShort},       {"int8", at::kChar},      {"uint8", at::kByte},
+      {"bool", at::kBool}};
   for (const auto &[text, dtype] : known)
     if (text == name) return dtype;
   throw std::runtime_error("scenes.txt names the dtype " + name + ", which this reader lacks");
@@ -101,41 +103,53 @@ double milliseconds(torch::inductor::AOTIModelPackageLoader &model, const Tensor
                     Tensors &found) {
   const auto begin = std::chrono::steady_clock::now();
   found = model.run(inputs);
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin)
+      .count();
 }
 
-int run(const std::string &folder, int repeat) {
+bool run(torch::inductor::AOTIModelPackageLoader &model, const Scene &scene, int repeat) {
+  Tensors found;
+  double least = milliseconds(model, scene.inputs, found), worst = 0;
+  const bool same = agree(scene, found, worst);
+  for (int again = 1; again < repeat; ++again)
+    least = std::min(least, milliseconds(model, scene.inputs, found));
+  const int64_t rows = scene.inputs.empty() ? 0 : scene.inputs[0].size(0);
+  std::cout << rows << " rows, " << least << " ms, error " << worst
+            << " of the RMS: " << (same ? "ok" : "DIFFERS") << std::endl;
+  return same;
+}
+
+int run(const std::vector<std::string> &folders, int repeat) {
   sparse_bridge::load();
-  torch::inductor::AOTIModelPackageLoader model(folder + "/model.pt2");
-  const std::vector<Scene> scenes = read_scenes(folder);
-  bool good = !scenes.empty();
-  for (size_t i = 0; i < scenes.size(); ++i) {
-    Tensors found;
-    double least = milliseconds(model, scenes[i].inputs, found), worst = 0;
-    const bool same = agree(scenes[i], found, worst);
-    for (int again = 1; again < repeat; ++again)
-      least = std::min(least, milliseconds(model, scenes[i].inputs, found));
-    const int64_t rows = scenes[i].inputs.empty() ? 0 : scenes[i].inputs[0].size(0);
-    std::cout << "scene " << i << ": " << rows << " rows, " << least << " ms, error " << worst
-              << " of the RMS: " << (same ? "ok" : "DIFFERS") << std::endl;
-    good = good && same;
-  }
+  std::vector<std::unique_ptr<torch::inductor::AOTIModelPackageLoader>> models;
+  for (const std::string &folder : folders)
+    models.push_back(
+        std::make_unique<torch::inductor::AOTIModelPackageLoader>(folder + "/model.pt2"));
+  bool good = true;
+  for (size_t i = 0; i < folders.size(); ++i)
+    for (const Scene &scene : read_scenes(folders[i])) {
+      std::cout << folders[i] << ": " << std::flush;
+      good = run(*models[i], scene, repeat) && good;
+    }
   return good ? 0 : 1;
 }
 
 } // namespace
 
 int main(int count, char **words) {
-  std::string folder = ".";
+  std::vector<std::string> folders;
   int repeat = 1;
   for (int i = 1; i < count; ++i) {
     const std::string word = words[i];
-    if (word == "--repeat" && i + 1 < count) repeat = std::atoi(words[++i]);
-    else folder = word;
+    if (word == "--repeat" && i + 1 < count)
+      repeat = std::atoi(words[++i]);
+    else
+      folders.push_back(word);
   }
+  if (folders.empty()) folders.push_back(".");
   try {
     c10::InferenceMode guard;
-    return run(folder, repeat);
+    return run(folders, repeat);
   } catch (const std::exception &error) {
     // What an operator refused; AOTInductor itself only tells where it was called.
     const std::string refused = sparse_bridge::last_error();

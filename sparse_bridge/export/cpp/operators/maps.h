@@ -30,6 +30,9 @@ struct Layer {
   std::vector<Numbers> offsets() const;
 };
 
+// What a cell's key gains per step along each column, row-major.
+Numbers steps_of(const Numbers &grid);
+
 // Rows of equal coordinates as one. place: the distinct coordinate of every row, -1 for rows
 // outside of the grid.
 struct Fold {

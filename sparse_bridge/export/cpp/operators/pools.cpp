@@ -25,8 +25,8 @@ Mode mode_of(const std::string &name) {
 template <class T> T larger(T a, T b) { return b > a || std::isnan(b) ? b : a; }
 
 // Row to[i] of y becomes its sum or maximum with row from[i] of x.
-template <class T> void gather(const Tensor &x, const Rows &from, const Tensor &y, const Rows &to,
-                               Mode mode) {
+template <class T>
+void gather(const Tensor &x, const Rows &from, const Tensor &y, const Rows &to, Mode mode) {
   const int64_t n = x.size(1);
   for (size_t i = 0; i < from.size(); ++i) {
     if (to[i] < 0) continue;
@@ -38,8 +38,10 @@ template <class T> void gather(const Tensor &x, const Rows &from, const Tensor &
 }
 
 void gathered(const Tensor &x, const Rows &from, const Tensor &y, const Rows &to, Mode mode) {
-  if (x.scalar_type() == ScalarType::Double) gather<double>(x, from, y, to, mode);
-  else gather<float>(x, from, y, to, mode);
+  if (x.scalar_type() == ScalarType::Double)
+    gather<double>(x, from, y, to, mode);
+  else
+    gather<float>(x, from, y, to, mode);
 }
 
 Tensor full(int64_t rows, int64_t columns, double value, ScalarType dtype) {
@@ -59,8 +61,10 @@ Tensor divided(const Tensor &y, const Tensor &counts) {
   auto divide = [&](auto *sums, const auto *many) {
     for (int64_t i = 0; i < y.numel(); ++i) sums[i] /= many[i / n] > 1 ? many[i / n] : 1;
   };
-  if (y.scalar_type() == ScalarType::Double) divide(values_of<double>(y), values_of<double>(counts));
-  else divide(values_of<float>(y), values_of<float>(counts));
+  if (y.scalar_type() == ScalarType::Double)
+    divide(values_of<double>(y), values_of<double>(counts));
+  else
+    divide(values_of<float>(y), values_of<float>(counts));
   return y;
 }
 
@@ -71,9 +75,12 @@ Tensor pooled(const Tensor &x, const KernelMap &map, Mode mode, double floor, bo
   const Rows all = map.whole < 0 ? Rows{} : every_row(map.n_out);
   for (size_t v = 0; v < map.pairs.size(); ++v) {
     const Pairs &pairs = map.pairs[v];
-    if (int64_t(v) == map.whole) gathered(x, all, y, all, mode);
-    else if (backwards) gathered(x, pairs.out, y, pairs.in, mode);
-    else gathered(x, pairs.in, y, pairs.out, mode);
+    if (int64_t(v) == map.whole)
+      gathered(x, all, y, all, mode);
+    else if (backwards)
+      gathered(x, pairs.out, y, pairs.in, mode);
+    else
+      gathered(x, pairs.in, y, pairs.out, mode);
   }
   return y;
 }
@@ -97,7 +104,9 @@ Tensor pool(const Tensor &given, const KernelMap &map, const std::string &name, 
   const Mode mode = mode_of(name);
   if (map.fold && transposed)
     fail("UnsupportedError", "a pool backwards over equal coordinates; make them distinct first.");
-  const int64_t n_in = transposed ? map.n_out : map.fold ? int64_t(map.fold->place.size()) : map.n_in;
+  const int64_t n_in = transposed ? map.n_out
+                       : map.fold ? int64_t(map.fold->place.size())
+                                  : map.n_in;
   if (given.dim() != 2 || given.size(0) != n_in)
     fail("ShapeError", "features have ", given.size(0), " rows, the kernel map was built for ",
          n_in, ".");
@@ -154,14 +163,16 @@ int64_t cell_of(const int32_t *coord, const Numbers &shape, bool from_end) {
   return cell;
 }
 
-template <class Value> void scatter(const Tensor &x, const Numbers &cells, const Tensor &y,
-                                    int64_t n_inner, bool channels_first) {
+template <class Value>
+void scatter(const Tensor &x, const Numbers &cells, const Tensor &y, int64_t n_inner,
+             bool channels_first) {
   const int64_t channels = x.size(1);
   const Value *from = values_of<Value>(x);
   Value *to = values_of<Value>(y);
   for (size_t row = 0; row < cells.size(); ++row) {
     const int64_t item = cells[row] / n_inner, inner = cells[row] % n_inner;
-    const int64_t first = channels_first ? item * channels * n_inner + inner : cells[row] * channels;
+    const int64_t first =
+        channels_first ? item * channels * n_inner + inner : cells[row] * channels;
     const int64_t step = channels_first ? n_inner : 1;
     for (int64_t c = 0; c < channels; ++c) to[first + c * step] = from[row * channels + c];
   }
@@ -181,8 +192,8 @@ Tensor to_dense(const Tensor &given, const Tensor &where, const Numbers &shape, 
     const int32_t *coord = values_of<int32_t>(coords) + row * int64_t(shape.size());
     cells[row] = cell_of(coord, shape, !last_wins);
     if (cells[row] < 0)
-      fail("CoordinateError", "row ", row, " is at ",
-           listed(Rows(coord, coord + shape.size())), ", outside of the grid ", listed(shape),
+      fail("CoordinateError", "row ", row, " is at ", listed(Rows(coord, coord + shape.size())),
+           ", outside of the grid ", listed(shape),
            checked ? "; correct the coordinates or the grid first." : ".");
   }
   Numbers sizes = shape;
@@ -191,9 +202,15 @@ Tensor to_dense(const Tensor &given, const Tensor &where, const Numbers &shape, 
   int64_t n_inner = 1;
   for (size_t c = 1; c < shape.size(); ++c) n_inner *= shape[c];
   switch (x.element_size()) {
-  case 2: scatter<uint16_t>(x, cells, y, n_inner, channels_first); break;
-  case 4: scatter<uint32_t>(x, cells, y, n_inner, channels_first); break;
-  default: scatter<uint64_t>(x, cells, y, n_inner, channels_first); break;
+  case 2:
+    scatter<uint16_t>(x, cells, y, n_inner, channels_first);
+    break;
+  case 4:
+    scatter<uint32_t>(x, cells, y, n_inner, channels_first);
+    break;
+  default:
+    scatter<uint64_t>(x, cells, y, n_inner, channels_first);
+    break;
   }
   return y;
 }

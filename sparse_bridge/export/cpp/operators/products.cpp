@@ -84,8 +84,10 @@ void add_offset(Multiplier<T> &multiplier, int64_t n_pairs, const In &row_in, co
         for (int64_t c = 0; c < n; ++c) to[c] += from[c];
       }
     };
-    if (apart) torch::stable::parallel_for(0, count, Multiplier<T>::grain(n), add);
-    else add(0, count);
+    if (apart)
+      torch::stable::parallel_for(0, count, Multiplier<T>::grain(n), add);
+    else
+      add(0, count);
   }
 }
 
@@ -126,8 +128,10 @@ void sum_products(const Tensor &x, const Tensor &weight, const KernelMap &map, c
       auto row_out = [&](int64_t i) { return int64_t(out[i]); };
       const int64_t n_pairs = v == map.whole ? map.n_out : int64_t(in.size());
       if (n_pairs) multiplier.turn_to(v);
-      if (v == map.whole) add_offset(multiplier, n_pairs, itself, itself, true, result, step_y, w.n);
-      else add_offset(multiplier, n_pairs, row_in, row_out, apart, result, step_y, w.n);
+      if (v == map.whole)
+        add_offset(multiplier, n_pairs, itself, itself, true, result, step_y, w.n);
+      else
+        add_offset(multiplier, n_pairs, row_in, row_out, apart, result, step_y, w.n);
     }
   }
 }
@@ -141,8 +145,10 @@ Tensor products_of(const Tensor &x, const Tensor &weight, const KernelMap &map, 
   if (n_out == 0 || x.size(0) == 0) return y;
   const Tensor rows = in_dtype(torch::stable::contiguous(x), dtype);
   const Tensor matrices = in_dtype(weight, dtype);
-  if (dtype == ScalarType::Double) sum_products<double>(rows, matrices, map, form, w, y);
-  else sum_products<float>(rows, matrices, map, form, w, y);
+  if (dtype == ScalarType::Double)
+    sum_products<double>(rows, matrices, map, form, w, y);
+  else
+    sum_products<float>(rows, matrices, map, form, w, y);
   return y;
 }
 
@@ -196,8 +202,10 @@ template <class Change> Tensor changed(const Tensor &x, const Change &change) {
         for (int64_t c = 0; c < n; ++c) values[row * n + c] = change(values[row * n + c], row, c);
     });
   };
-  if (y.scalar_type() == ScalarType::Double) every(values_of<double>(y));
-  else every(values_of<float>(y));
+  if (y.scalar_type() == ScalarType::Double)
+    every(values_of<double>(y));
+  else
+    every(values_of<float>(y));
   return in_dtype(y, x.scalar_type());
 }
 
@@ -210,8 +218,10 @@ Tensor plus(const Tensor &y, const Tensor &given, bool by_row) {
   const double *wides = wide ? values_of<double>(more) : nullptr;
   const float *floats = wide ? nullptr : values_of<float>(more);
   return changed(y, [=](auto value, int64_t row, int64_t c) {
-    if constexpr (sizeof(value) == 8) return value + wides[row * step + c];
-    else return value + floats[row * step + c];
+    if constexpr (sizeof(value) == 8)
+      return value + wides[row * step + c];
+    else
+      return value + floats[row * step + c];
   });
 }
 

@@ -79,8 +79,7 @@ const KernelMap &map_of(const Tensor &handle) {
 std::shared_ptr<Sites> enter(const Tensor &coords) {
   if (coords.dim() != 2 || coords.size(1) < 2)
     fail("ShapeError", "coordinates must be [N, 1 + D], batch first.");
-  if (coords.scalar_type() != ScalarType::Int)
-    fail("DataTypeError", "coordinates must be int32.");
+  if (coords.scalar_type() != ScalarType::Int) fail("DataTypeError", "coordinates must be int32.");
   const Tensor rows = torch::stable::contiguous(coords);
   const int32_t *values = static_cast<const int32_t *>(rows.const_data_ptr());
   return std::make_shared<Sites>(Rows(values, values + rows.numel()), rows.size(1));
@@ -117,8 +116,8 @@ std::tuple<Tensor, Tensor, Tensor> new_map(Tensor coords, Tensor handle, int64_t
   const Sites::Made made = source(coords, handle, then, now)->ask(builder, numbers);
   if (!made.sites) fail("GeometryError", "a submanifold layer makes no new coordinates.");
   if (made.sites->n_rows() < least)
-    fail("ShapeError", "a layer of this package made ", made.sites->n_rows(),
-         " rows; it serves ", least, " and more of them. Leave such scenes out.");
+    fail("ShapeError", "a layer of this package made ", made.sites->n_rows(), " rows; it serves ",
+         least, " and more of them. Leave such scenes out.");
   return {make(made.map, nullptr), visible(*made.sites), make(nullptr, made.sites)};
 }
 
@@ -131,9 +130,8 @@ Form form_of(const std::string &layout, int64_t groups, const std::string &dataf
   return {layout, groups, transposed};
 }
 
-Tensor conv(Tensor x, Tensor weight, MaybeTensor bias, int64_t, Tensor kmap,
-            std::string layout, int64_t groups, std::string, std::string dataflow,
-            bool transposed) {
+Tensor conv(Tensor x, Tensor weight, MaybeTensor bias, int64_t, Tensor kmap, std::string layout,
+            int64_t groups, std::string, std::string dataflow, bool transposed) {
   Epilogue end;
   end.bias = bias;
   return convolve(x, weight, map_of(kmap), form_of(layout, groups, dataflow, transposed), end);
@@ -148,8 +146,7 @@ Tensor conv_fused(Tensor x, Tensor weight, MaybeTensor bias, int64_t, Tensor kma
   return convolve(x, weight, map_of(kmap), form_of(layout, groups, dataflow, transposed), end);
 }
 
-Tensor pool_rows(Tensor x, int64_t, Tensor kmap, std::string mode, double floor,
-                 bool transposed) {
+Tensor pool_rows(Tensor x, int64_t, Tensor kmap, std::string mode, double floor, bool transposed) {
   return pool(x, map_of(kmap), mode, floor, transposed);
 }
 
@@ -165,8 +162,7 @@ Tensor grid(Tensor x, Tensor coords, Numbers shape, bool channels_first, bool la
 // ---- registration ---------------------------------------------------------------------------------
 
 #define SITES "Tensor coords, Tensor handle, SymInt then, SymInt now, str builder, SymInt[] numbers"
-#define FORM                                                                                       \
-  "Tensor kmap, str layout, int groups, str precision, str dataflow, bool transposed"
+#define FORM "Tensor kmap, str layout, int groups, str precision, str dataflow, bool transposed"
 
 struct Operator {
   const char *name, *schema;
