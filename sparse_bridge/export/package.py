@@ -53,13 +53,15 @@ def export_package(
     others = [_checked(model, one, f"scenes[{i}]") for i, one in enumerate(scenes)]
     if dynamic_shapes is None:
         dynamic_shapes = _any_rows(inputs)
-        others = others or [package_scenes.half_of(inputs, range(len(inputs)))]
+        others = others or [package_scenes.half_of(inputs)]
+    for i, one in enumerate(others):
+        if len(one) != len(inputs):
+            raise ExportError(f"scenes[{i}] has {len(one)} inputs; expected {len(inputs)}.")
     program = _traced(model, inputs, dynamic_shapes)
     _check_operators(program)
     folder = pathlib.Path(folder)
-    for name in ("operators", "example"):
-        target = folder / name if name == "operators" else folder
-        shutil.copytree(SOURCES / name, target, dirs_exist_ok=True)
+    # With the time of now: CMake builds again what an older package left in the folder.
+    shutil.copytree(SOURCES, folder, copy_function=shutil.copy, dirs_exist_ok=True)
     package_scenes.record(model, [inputs, *others], folder)
     _compile(program, folder / "model.pt2")
     if verify:

@@ -13,7 +13,7 @@ LIMIT: the RMS of the error that is allowed, as a share of the RMS of the values
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, BinaryIO, TextIO
 
 import torch
@@ -39,12 +39,9 @@ def tensors_of(result: Any) -> list[torch.Tensor]:
     return leaves
 
 
-def half_of(inputs: Scene, dynamic: Sequence[int]) -> Scene:
-    """The first half of the rows of the inputs numbered `dynamic`."""
-    return tuple(
-        one[: max(2, len(one) // 2)].contiguous() if i in dynamic else one
-        for i, one in enumerate(inputs)
-    )
+def half_of(inputs: Scene) -> Scene:
+    """The first half of the rows of every input."""
+    return tuple(one[: max(2, len(one) // 2)].contiguous() if one.dim() else one for one in inputs)
 
 
 def record(model: nn.Module, scenes: Iterable[Scene], folder: pathlib.Path) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge import __main__ as command_line
+from sparse_bridge import export
 from sparse_bridge.errors import UnsupportedError
 from sparse_bridge.export import ExportError, export_package, package, package_check
 from tests.compile.programs import PROGRAMS, scene
@@ -69,6 +70,11 @@ def test_inputs_that_do_not_fit(inputs, words, tmp_path):
 
 def test_scenes_are_looked_at_like_inputs(tmp_path):
     assert "scenes[0][0] is a str" in refused(Plain().eval(), tmp_path, scenes=[("a", "b")])
+
+
+def test_scenes_of_other_inputs(tmp_path):
+    words = refused(Plain().eval(), tmp_path, scenes=[(torch.ones(5, 4),)])
+    assert "scenes[0] has 1 inputs; expected 2" in words
 
 
 def test_results_that_are_no_tensors(tmp_path):
@@ -132,6 +138,25 @@ def test_commands_that_do_not_fit(words, said, tmp_path, capsys):
     assert command_line.main(["package", *words, "--out", str(tmp_path / "out")]) == 2
     shown = capsys.readouterr().err
     assert said in " ".join(shown.split()) and shown.count("\n") == 1
+
+
+@pytest.mark.parametrize("more", (0, 1))
+def test_the_model_of_a_module(more, monkeypatch, tmp_path, capsys):
+    (tmp_path / "detector.py").write_text(
+        "import torch\n"
+        "import spconv.pytorch as spconv\n"
+        "def make():\n"
+        "    layer = spconv.SubMConv3d(4, 4, 3).eval()\n"
+        f"    return (layer, [torch.ones(3, 4)], ['more'])[: {2 + more}]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "detector", raising=False)
+    seen = []
+    monkeypatch.setattr(export, "export_package", lambda *args, **named: seen.append((args, named)))
+    assert command_line.main(["package", "detector:make", "--out", str(tmp_path / "out")]) == 0
+    ((model, inputs, folder), named) = seen[0]
+    assert type(model).__name__ == "SubMConv3d" and inputs[0].shape == (3, 4)
+    assert folder == tmp_path / "out" and list(named["scenes"]) == ["more"] * more
 
 
 def test_a_file_in_place_of_the_folder(tmp_path, capsys):

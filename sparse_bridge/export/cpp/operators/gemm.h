@@ -8,6 +8,7 @@
 
 #include "calls.h"
 
+#include <algorithm>
 #include <mutex>
 #include <random>
 #include <tuple>
@@ -111,11 +112,13 @@ template <class T> struct Stack {
 // Gathers rows and multiplies them by the matrix of an offset, up to kBlock rows at a time.
 template <class T> class Multiplier {
 public:
-  Multiplier(const Stack<T> &stack, const T *x, int64_t step_x)
-      : stack_(stack), x_(x), step_x_(step_x),
+  // longest: most rows that an offset multiplies.
+  Multiplier(const Stack<T> &stack, const T *x, int64_t step_x, int64_t longest)
+      : stack_(stack), x_(x), step_x_(step_x), height_(std::clamp(longest, kMost, kBlock)),
         shape_(shape_of<T>(stack.k, stack.n, stack.step_i <= stack.step_o)),
         k_(rounded(stack.k, shape_.unit)), n_(rounded(stack.n, shape_.unit)),
-        rows_(zeros({kBlock, k_}, dtype())), products_(zeros({kBlock, n_}, dtype())) {}
+        rows_(zeros({rounded(height_, kStep), k_}, dtype())),
+        products_(zeros({rounded(height_, kStep), n_}, dtype())) {}
 
   void turn_to(int64_t v) {
     const T *data = stack_.data + v * stack_.step_v;
@@ -130,7 +133,7 @@ public:
         values[i * n_ + o] = data[i * stack_.step_i + o * stack_.step_o];
   }
 
-  // The products of the rows x[row(i)] for i < count, one every `width()` values.
+  // The products of the rows x[row(i)] for i < count <= kBlock, one every `width()` values.
   template <class Row> const T *products(int64_t count, const Row &row) {
     T *rows = static_cast<T *>(rows_.mutable_data_ptr());
     T *results = static_cast<T *>(products_.mutable_data_ptr());
@@ -157,7 +160,7 @@ private:
 
   Stack<T> stack_;
   const T *x_;
-  int64_t step_x_;
+  int64_t step_x_, height_;
   Shape shape_;
   int64_t k_, n_;
   Tensor rows_, products_, matrix_;

@@ -107,6 +107,12 @@ Numbers turns(const KernelMap &map, bool own_first, bool backwards) {
   return order;
 }
 
+int64_t longest(const KernelMap &map) {
+  int64_t most = map.whole >= 0 ? map.n_out : 0;
+  for (const Pairs &one : map.pairs) most = std::max(most, int64_t(one.in.size()));
+  return most;
+}
+
 template <class T>
 void sum_products(const Tensor &x, const Tensor &weight, const KernelMap &map, const Form &form,
                   const Layout &w, const Tensor &y) {
@@ -118,7 +124,7 @@ void sum_products(const Tensor &x, const Tensor &weight, const KernelMap &map, c
   for (int64_t group = 0; group < form.groups; ++group) {
     const T *own = matrices + group * w.n * w.step_o;
     Multiplier<T> multiplier({own, w.step_v, w.step_i, w.step_o, w.k, w.n}, values + group * w.k,
-                             step_x);
+                             step_x, longest(map));
     T *result = sums + group * w.n;
     for (int64_t v : turns(map, sizeof(T) == 8, form.transposed)) {
       const Rows &in = form.transposed ? map.pairs[v].out : map.pairs[v].in;
