@@ -14,8 +14,7 @@ inline const torch::stable::Device kCpu(torch::headeronly::DeviceType::CPU);
 template <class... Arguments>
 Tensor call(const char *name, const char *overload, const Arguments &...arguments) {
   std::array<StableIValue, sizeof...(Arguments)> stack{torch::stable::detail::from(arguments)...};
-  STABLE_TORCH_ERROR_CODE_CHECK(
-      torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION));
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 

@@ -205,7 +205,7 @@ bool register_all() {
   TorchLibraryHandle cpu = nullptr;
   aoti_torch_library_init_impl("sparse_bridge", "CPU", __FILE__, __LINE__, &cpu);
   for (const Operator &one : kOperators)
-    STABLE_TORCH_ERROR_CODE_CHECK(torch_library_impl(cpu, one.name, one.run, TORCH_ABI_VERSION));
+    TORCH_ERROR_CODE_CHECK(torch_library_impl(cpu, one.name, one.run, TORCH_ABI_VERSION));
   return true; // the libraries stay: programs end with packages that call operators
 }
 
