@@ -29,6 +29,10 @@ _LAZY = {
         "time two networks on a scan or a built-in street, teach a third one to label it",
     ),
     "warm": ("sparse_bridge.commands.warm", "compile and tune kernels before they are needed"),
+    "package": (
+        "sparse_bridge.commands.package",
+        "write a network as a folder that a C++ program runs without Python",
+    ),
     "prove": (
         "sparse_bridge.commands.prove",
         "show that this GPU computes rightly, in ten minutes",

@@ -13,8 +13,8 @@ from ..errors import UnsupportedError
 
 
 class ExportError(UnsupportedError):
-    """A network that the nodes of the plugins cannot express, a file that they refuse, or an input
-    that does not fit."""
+    """A network that the nodes of the plugins or a package cannot express, a file that they refuse,
+    or an input that does not fit."""
 
 
 class _Value(NamedTuple):

@@ -1,0 +1,137 @@
+"""`python -m sparse_bridge package`: a network as a folder that a C++ program runs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import export
+from ..errors import SettingError
+from ..export import package_check
+from .warm_jobs import MODELS, street_voxels
+
+_SUMMARY = "write a network as a folder that a C++ program runs without Python"
+_TEXT = """\
+Write a network as a folder that a C++ program runs without Python, on the CPU: AOTInductor's
+package, the source of the operators, an example with a CMake file, and recorded scenes.
+
+  python -m sparse_bridge package second --out second --check
+  python -m sparse_bridge package detector:make --out detector
+
+MODEL is second or unet, with weights at random, or module:function. The function is called without
+arguments and returns the model in eval mode and the inputs of a scene, or these and a list of the
+inputs of further scenes. spconv is bridged before the module is imported."""
+
+Made = tuple[nn.Module, Sequence[torch.Tensor], Sequence[Sequence[torch.Tensor]]]
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Add the `package` command; `args.func` becomes `run`."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "package",
+        help=_SUMMARY,
+        description=_TEXT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", metavar="MODEL", help=f"{', '.join(MODELS)}, or module:function")
+    parser.add_argument(
+        "--out", type=pathlib.Path, required=True, metavar="DIR", help="the folder to write"
+    )
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[20000, 5000], metavar="N",
+        help=f"voxels of the scenes of {' and '.join(MODELS)} (default: 20000 5000)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--check", action="store_true",
+        help="build the example with CMake, run it on the recorded scenes, and print its times",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="machine-readable output")
+    parser.set_defaults(func=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Raises: SettingError for a model that is not there, ExportError for one that does not fit."""
+    import sparse_bridge
+
+    if min(args.rows) < 2:
+        raise SettingError(f"--rows {min(args.rows)}: expected 2 or more.")
+    if args.out.exists() and not args.out.is_dir():
+        raise SettingError(f"--out {args.out}: got a file; expected a folder.")
+    with sparse_bridge.enable("spconv"):
+        known = args.model in MODELS
+        made = _network(args.model, args.rows) if known else _own(args.model)
+        model, inputs, scenes = made
+        export.export_package(model, inputs, args.out, scenes=scenes)
+    ran = package_check.check(args.out, repeat=5) if args.check else None
+    if args.json:
+        scenes_run = None if ran is None else [scene._asdict() for scene in ran]
+        sys.stdout.write(json.dumps({"folder": str(args.out), "scenes": scenes_run}) + "\n")
+        return 0
+    sys.stdout.write(f"{args.out}: a package with operators, example and scenes, see README.md\n")
+    for scene in ran or ():
+        rows, milliseconds, error = scene
+        sys.stdout.write(f"  {rows} rows: {milliseconds:.1f} ms, error {error:.1g} of the RMS\n")
+    return 0
+
+
+def _own(name: str) -> Made:
+    """What module:function makes."""
+    module, _, function = name.partition(":")
+    if not module or not function:
+        raise SettingError(f"MODEL {name!r}: expected {', '.join(MODELS)}, or module:function.")
+    try:
+        make = getattr(importlib.import_module(module), function)
+    except (ModuleNotFoundError, AttributeError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name != module.split(".")[0]:
+            raise
+        raise SettingError(f"MODEL {name}: {error}.") from None
+    made = make()
+    if not isinstance(made, tuple) or len(made) not in (2, 3) or not isinstance(made[0], nn.Module):
+        raise SettingError(
+            f"MODEL {name} returned {type(made).__name__}; expected (model, inputs) or (model, "
+            "inputs, scenes)."
+        )
+    model, inputs, *more = made
+    return model, inputs, more[0] if more else ()
+
+
+class _Program(nn.Module):
+    """A network of ours from plain tensors to a plain one.  dense: to the bird's-eye view."""
+
+    def __init__(
+        self, network: nn.Module, sp: Any, grid: Sequence[int], n_items: int, dense: bool
+    ) -> None:
+        super().__init__()
+        self.network, self._sp, self._dense = network, sp, dense
+        self._grid, self._n_items = list(grid), n_items
+
+    def forward(self, features: torch.Tensor, coords: torch.Tensor) -> torch.Tensor:
+        x = self._sp.SparseConvTensor(features, coords, self._grid, self._n_items)
+        y = self.network(x)
+        found: torch.Tensor = y.dense().flatten(1, 2) if self._dense else y.features
+        return found
+
+
+def _network(name: str, rows: Sequence[int]) -> Made:
+    """SECOND or the U-Net on scenes of a street, the largest one first."""
+    import spconv.pytorch as sp
+
+    from ..networks.spconv import ResidualUNet, Second
+
+    voxels = [street_voxels(count) for count in sorted(rows, reverse=True)]
+    _, grid, n_items = voxels[0]
+    torch.manual_seed(0)
+    dense = name == "second"
+    network = Second(sp) if dense else ResidualUNet(sp)
+    model = _Program(network, sp, grid, n_items, dense)
+    scenes = [(torch.randn(len(coords), 4), coords) for coords, _, _ in voxels]
+    return model.eval(), scenes[0], scenes[1:]

@@ -1,0 +1,180 @@
+"""Writing a network as a folder that a C++ program loads, without Python: AOTInductor's package,
+the source of sparse_bridge's operators, an example, and recorded scenes."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..core.device.torch_compat import RELEASE
+from ..errors import UnsupportedError
+from . import package_check, package_scenes
+from .package_scenes import Scene
+from .plugin_checks import ExportError
+
+OLDEST = (2, 11)  # torch whose stable ABI has tensors that own what they stand for
+SOURCES = pathlib.Path(__file__).with_name("cpp")
+OPERATORS = frozenset(
+    f"sparse_bridge::{name}" for name in (
+        "coordinates", "map", "new_map", "conv", "conv_fused", "pool", "global_pool", "to_dense",
+    )
+)  # fmt: skip
+_FRAMEWORK = "spconv"  # whose maps `operators/maps.cpp` builds
+_DATAFLOWS = ("", "auto", "per_offset")
+_POOLS = ("max", "avg", "sum")
+
+
+def export_package(
+    model: nn.Module, inputs: Sequence[torch.Tensor], folder: str | os.PathLike[str], *,
+    scenes: Sequence[Sequence[torch.Tensor]] = (), dynamic_shapes: Any = None,
+    verify: bool = False,
+) -> pathlib.Path:  # fmt: skip
+    """Write a network of spconv layers as a folder for C++ programs on the CPU.
+
+    model: in eval mode; takes tensors and returns tensors, perhaps in tuples, lists and
+        dictionaries.
+    inputs: of one scene, with two rows or more; on the CPU.
+    folder: what it holds is replaced by name; made where it is not there.
+    scenes: inputs of further scenes to record. Without any, half of the rows of `inputs`.
+    dynamic_shapes: as of `torch.export.export`. By default the first dimension of every input may
+        have any size; inputs of the same size share it.
+    verify: build the example with CMake and run it on the recorded scenes.
+    Returns the folder.
+    Raises: ExportError where the model, torch or the recorded scenes do not fit.
+    """
+    _check_torch()
+    inputs = _checked(model, inputs, "inputs")
+    others = [_checked(model, one, f"scenes[{i}]") for i, one in enumerate(scenes)]
+    if dynamic_shapes is None:
+        dynamic_shapes = _any_rows(inputs)
+        others = others or [package_scenes.half_of(inputs)]
+    for i, one in enumerate(others):
+        if len(one) != len(inputs):
+            raise ExportError(f"scenes[{i}] has {len(one)} inputs; expected {len(inputs)}.")
+    program = _traced(model, inputs, dynamic_shapes)
+    _check_operators(program)
+    folder = pathlib.Path(folder)
+    # With the time of now: CMake builds again what an older package left in the folder.
+    shutil.copytree(SOURCES, folder, copy_function=shutil.copy, dirs_exist_ok=True)
+    package_scenes.record(model, [inputs, *others], folder)
+    _compile(program, folder / "model.pt2")
+    if verify:
+        package_check.check(folder)
+    return folder
+
+
+def _check_torch() -> None:
+    headers = pathlib.Path(torch.__path__[0], "include", "torch", "csrc", "stable", "ops.h")
+    if RELEASE < OLDEST or not headers.is_file():
+        raise ExportError(
+            f"torch {torch.__version__} has no stable ABI that packages can be built with; install "
+            f"torch {'.'.join(map(str, OLDEST))} or newer, with its headers."
+        )
+
+
+def _checked(model: nn.Module, inputs: Sequence[torch.Tensor], name: str) -> Scene:
+    if model.training:
+        raise ExportError(
+            "the model is in training mode; packages are for inference: model.eval()."
+        )
+    for i, one in enumerate(inputs):
+        if not isinstance(one, torch.Tensor):
+            raise ExportError(
+                f"{name}[{i}] is a {type(one).__name__}; expected tensors. Have the model build "
+                "its SparseConvTensor, of features and indices."
+            )
+        if one.device.type != "cpu":
+            raise ExportError(
+                f"{name}[{i}] is on {one.device}; packages are for the CPU: move model and "
+                "inputs there. On a GPU use torch.export and Python (docs/compile.md)."
+            )
+    return tuple(inputs)
+
+
+def _any_rows(inputs: Scene) -> tuple[Any, ...]:
+    rows: dict[int, Any] = {}
+    for one in inputs:
+        if one.dim() and len(one) < 2:
+            raise ExportError(
+                f"an input of shape {list(one.shape)}: a size below 2 is taken for a constant. "
+                "Give a scene of two rows or more, or say which sizes vary in dynamic_shapes."
+            )
+        if one.dim():
+            rows.setdefault(len(one), torch.export.Dim(f"rows_{len(rows)}", min=2))
+    return tuple({0: rows[len(one)]} if one.dim() else {} for one in inputs)
+
+
+def _traced(model: nn.Module, inputs: Scene, dynamic_shapes: Any) -> Any:
+    from .. import compile as operators  # noqa: F401 - registers them
+
+    try:
+        with torch.no_grad():
+            package_scenes.tensors_of(model(*inputs))
+            return torch.export.export(model, inputs, dynamic_shapes=dynamic_shapes)
+    except torch._dynamo.exc.TorchDynamoException as error:
+        raise _refused("torch.export does not take the model", error) from error
+    except torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode as error:
+        raise _refused("the model's Python code decides by data", error) from error
+
+
+def _refused(what: str, error: Exception) -> ExportError:
+    first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return ExportError(
+        f"{what}: {first} Trace it with torch.export.export first (docs/compile.md), whose message "
+        "is whole, or package the part of the model that it takes."
+    )
+
+
+def _check_operators(program: Any) -> None:
+    """Raises ExportError for operators, maps and dataflows that packages do not hold."""
+    from ..compile import needed
+
+    missing = sorted(set(needed(program)) - OPERATORS)
+    if missing:
+        raise ExportError(
+            f"the model calls {', '.join(missing)}, which packages do not hold: they have the "
+            "convolutions, pools and dense grids of spconv. Package the part of the model without "
+            "them, or load torch.export's program in Python (docs/compile.md)."
+        )
+    for node in program.graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+            _check_call(node.target._schema, node.args, node.kwargs)
+
+
+def _check_call(schema: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    names = [argument.name for argument in schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    if not schema.name.startswith("sparse_bridge::"):
+        return
+    if given.get("builder", _FRAMEWORK) != _FRAMEWORK:
+        raise ExportError(
+            f"the model asks for maps of {given['builder']}; packages hold those of {_FRAMEWORK}'s "
+            "layers. Load torch.export's program in Python (docs/compile.md)."
+        )
+    if given.get("dataflow", "") not in _DATAFLOWS:
+        raise ExportError(
+            f"a layer is forced to the dataflow {given['dataflow']}; packages compute per_offset. "
+            "Package the model without sparse_bridge.dataflow()."
+        )
+    if given.get("mode", "max") not in _POOLS:
+        raise ExportError(
+            f"a pool of mode {given['mode']!r}; packages hold {', '.join(_POOLS)}. Package the "
+            "part of the model without it."
+        )
+
+
+def _compile(program: Any, path: pathlib.Path) -> None:
+    from torch._inductor import aoti_compile_and_package, exc
+
+    try:
+        aoti_compile_and_package(program, package_path=str(path))
+    except exc.InvalidCxxCompiler as error:
+        raise UnsupportedError(
+            "AOTInductor finds no C++ compiler; install g++ or clang++, or set CXX to one."
+        ) from error

@@ -1,0 +1,69 @@
+"""Scenes that are recorded with a package: inputs, and what the model makes of them in Python.
+
+`scenes.txt` has a line per tensor, `scenes.bin` their values one after another, so that a program
+needs nothing to read them:
+
+    scene
+    input DTYPE DIMENSIONS SIZE ...
+    output LIMIT DTYPE DIMENSIONS SIZE ...
+
+LIMIT: the RMS of the error that is allowed, as a share of the RMS of the values.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterable
+from typing import Any, BinaryIO, TextIO
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from .. import tolerances
+from .plugin_checks import ExportError
+
+Scene = tuple[torch.Tensor, ...]
+
+
+def tensors_of(result: Any) -> list[torch.Tensor]:
+    """The tensors of a result, in the order in which a package returns them."""
+    leaves = pytree.tree_leaves(result)
+    for leaf in leaves:
+        if not isinstance(leaf, torch.Tensor):
+            raise ExportError(
+                f"the model returned a {type(leaf).__name__}; a package returns tensors, alone or "
+                "in tuples, lists and dictionaries. Read what you need of sparse tensors inside of "
+                "the model: features, indices or dense()."
+            )
+    return leaves
+
+
+def half_of(inputs: Scene) -> Scene:
+    """The first half of the rows of every input."""
+    return tuple(one[: max(2, len(one) // 2)].contiguous() if one.dim() else one for one in inputs)
+
+
+def record(model: nn.Module, scenes: Iterable[Scene], folder: pathlib.Path) -> None:
+    """Write `scenes.txt` and `scenes.bin`."""
+    with (folder / "scenes.txt").open("w") as text, (folder / "scenes.bin").open("wb") as values:
+        for inputs in scenes:
+            with torch.no_grad():
+                result = model(*inputs)
+            text.write("scene\n")
+            for one in inputs:
+                _write("input", one, text, values)
+            for one in tensors_of(result):
+                _write(f"output {_limit(one)}", one, text, values)
+
+
+def _limit(tensor: torch.Tensor) -> float:
+    exact = not tensor.is_floating_point()
+    return 0.0 if exact else tolerances.of("network", tensor.dtype).rms
+
+
+def _write(kind: str, tensor: torch.Tensor, text: TextIO, values: BinaryIO) -> None:
+    sizes = " ".join(map(str, (tensor.dim(), *tensor.shape)))
+    text.write(f"{kind} {str(tensor.dtype).removeprefix('torch.')} {sizes}\n")
+    flat = tensor.detach().contiguous().flatten()
+    values.write(flat.view(torch.uint8).numpy().tobytes())
