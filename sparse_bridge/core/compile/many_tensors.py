@@ -61,7 +61,7 @@ class _Average:
         if not isinstance(total, Node) or total.target is not aten.add.Tensor:
             return
         given: Any = total.args
-        left, right = given
+        (left, right), kind = given, running.meta["val"].dtype
         if left is running and isinstance(right, (int, float)) and not total.kwargs:
             self.running, self.take = running, right
         elif (
@@ -71,7 +71,7 @@ class _Average:
             and isinstance(left.args[1], float)
             and isinstance(right, Node)
             and set(total.kwargs) <= {"alpha"}
-            and right.meta["val"].dtype == running.meta["val"].dtype
+            and right.meta["val"].dtype == kind
         ):
             self.running, self.now = running, right
             self.keep, self.take = left.args[1], total.kwargs.get("alpha", 1)
