@@ -15,10 +15,10 @@ from .adapters import base
 from .core import functional as _functional  # noqa: F401
 from .core.compile import handles
 from .core.compile import norms as _norms  # noqa: F401
-from .core.compile.backend import compiled as backend
 from .core.compile.functional import portable
 from .core.compile.fusion import fuse
 from .core.compile.library import NAMESPACE, names
+from .core.compile.programs.backend import compiled as backend
 
 __all__ = ["backend", "fuse", "live_handles", "needed", "operators", "policy", "portable"]
 

@@ -63,7 +63,7 @@ def export_package(
     # With the time of now: CMake builds again what an older package left in the folder.
     shutil.copytree(SOURCES, folder, copy_function=shutil.copy, dirs_exist_ok=True)
     package_scenes.record(model, [inputs, *others], folder)
-    _compile(program, folder / "model.pt2")
+    compile_graph(program, folder / "model.pt2")
     if verify:
         package_check.check(folder)
     return folder
@@ -169,7 +169,7 @@ def _check_call(schema: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Non
         )
 
 
-def _compile(program: Any, path: pathlib.Path) -> None:
+def compile_graph(program: Any, path: pathlib.Path) -> None:
     from torch._inductor import aoti_compile_and_package, exc
 
     try:

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import sparse_bridge.compile
-from sparse_bridge.core.compile import backend as backends
 from sparse_bridge.core.compile import norms
+from sparse_bridge.core.compile.programs import backend as backends
 from tests.compile.comparison import compare
 from tests.compile.programs import DOORS, GRID, PROGRAMS, scene
 from tests.quick import quick

@@ -37,7 +37,7 @@ def nothing_is_compiled(monkeypatch, plain_settings):
     def refuse(*ignored):
         raise AssertionError("a model that does not fit was compiled")
 
-    monkeypatch.setattr(package, "_compile", refuse)
+    monkeypatch.setattr(package, "compile_graph", refuse)
 
 
 def refused(model, folder, inputs=None, **more):

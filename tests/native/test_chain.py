@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from sparse_bridge.core.compile.conv_step import ChainStep, ConvStep, Link
+from sparse_bridge.core.compile.programs.conv_step import ChainStep, ConvStep, Link
 from sparse_bridge.core.conv.plan import ConvForm
 from sparse_bridge.kernels.runtime.triton_compat import HOOKS
 from sparse_bridge.native import calls as native_calls

@@ -45,8 +45,8 @@ class Made(NamedTuple):
 
 
 Builder = Callable[[Sites, Sequence[int]], Made]
-_builders: dict[str, Builder] = {}
-_relative: dict[str, Callable[[Sequence[Any]], Sequence[Any]]] = {}
+# By name: the builder; those of its numbers that say what is asked, whatever a scene's bounds.
+_builders: dict[str, tuple[Builder, Callable[[Sequence[Any]], Sequence[Any]]]] = {}
 _entered: weakref.WeakValueDictionary[Any, Sites] = weakref.WeakValueDictionary()
 
 
@@ -57,12 +57,12 @@ def register(
 
     relative: those of its numbers that say what is asked, whatever the bounds of the scene.
     """
-    _builders[name], _relative[name] = builder, relative
+    _builders[name] = builder, relative
 
 
 def relative(builder: str, numbers: Sequence[Any]) -> Sequence[Any]:
     """What of a request does not change with the bounds of the scene."""
-    return _relative[builder](numbers)
+    return _builders[builder][1](numbers)
 
 
 def enter(coords: torch.Tensor) -> Sites:
@@ -103,7 +103,7 @@ def build(sites: Sites, builder: str, numbers: Sequence[int]) -> Made:
         raise UnsupportedError(
             f"this graph needs maps of {builder}; import sparse_bridge.compile before loading it."
         )
-    return found(sites, numbers)
+    return found[0](sites, numbers)
 
 
 def _coordinates(coords: torch.Tensor) -> torch.Tensor:

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from .coordinates import relative
-from .program_maps import Asked, MapsStep, map_over, new_map, sites
+from ..coordinates import relative
+from .maps import Asked, MapsStep, map_over, new_map, sites
 
 
 def join(graph: Graph) -> None:

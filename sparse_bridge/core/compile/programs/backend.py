@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from ... import settings
-from . import fusion, many_tensors, norm_pass
+from .... import settings
+from .. import fusion
+from ..writes import may_write
+from . import many_tensors, norm_pass
 from .lowering import lower
-from .writes import may_write
 
 Program = Callable[..., Any]
 

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Graph, Node
 
-from . import norms
-from .fusion import arguments_of_batch_norm
+from .. import norms
+from ..fusion import arguments_of_batch_norm
 
 ops: Any = torch.ops.sparse_bridge
 _RELU = (F.relu, torch.relu, torch.relu_)

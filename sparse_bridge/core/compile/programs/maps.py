@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..maps import map_cache
-from ..maps.kernel_map import KernelMap
-from ..ops import pointwise
-from ..ops.row_matrix import RowMatrix
-from . import handles
-from .coordinates import Made, Sites, build, check_least
+from ...maps import map_cache
+from ...maps.kernel_map import KernelMap
+from ...ops import pointwise
+from ...ops.row_matrix import RowMatrix
+from .. import handles
+from ..coordinates import Made, Sites, build, check_least
 
 
 def sites(coords: torch.Tensor) -> Sites:

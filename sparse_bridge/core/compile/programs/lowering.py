@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from ..conv.plan import ConvForm
-from . import chains, handles, map_steps
+from ...conv.plan import ConvForm
+from .. import handles
+from ..library import functions
+from ..products import map_of
+from . import chains, map_steps
 from .conv_step import ConvStep
-from .library import functions
-from .products import map_of
-from .program_maps import MAPS, known_sites
+from .maps import MAPS, known_sites
 
 ops: Any = torch.ops.sparse_bridge
 

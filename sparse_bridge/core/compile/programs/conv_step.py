@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...native import calls as native_calls
-from ..conv.convolution import convolve
-from ..conv.epilogue import Epilogue, Norm
-from ..conv.fused_plan import FusedPlan, fused_plan
-from ..conv.plan import ConvForm, run
-from ..maps.kernel_map import KernelMap
+from ....native import calls as native_calls
+from ...conv.convolution import convolve
+from ...conv.epilogue import Epilogue, Norm
+from ...conv.fused_plan import FusedPlan, fused_plan
+from ...conv.plan import ConvForm, run
+from ...maps.kernel_map import KernelMap
 
 _MOST_PLANS = 8  # that a convolution may need in its life
 

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Graph, Node
 
 from .conv_step import ChainStep, ConvStep, Link
-from .program_maps import same_rows
+from .maps import same_rows
 
 _MOST = 200  # links of a chain
 _OPERANDS = 9  # of a ConvStep
