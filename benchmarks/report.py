@@ -165,11 +165,12 @@ def headline(run: Run) -> str:
     return _lines(header, rows)
 
 
+_APIS = {"": "spconv's", "_torchsparse": "torchsparse's", "_minkowski": "MinkowskiEngine's"}
 _DOORS = {
-    "bridge": "spconv's API", "bridge_torchsparse": "torchsparse's", "bridge_minkowski":
-    "MinkowskiEngine's", "bridge_graphs": "spconv's, graphs", "bridge_torchsparse_graphs":
-    "torchsparse's, graphs", "bridge_minkowski_graphs": "MinkowskiEngine's, graphs",
-}  # fmt: skip
+    f"bridge{api}{way}": f"{name}{words}"
+    for api, name in _APIS.items()
+    for way, words in (("", ""), ("_compiled", ", compiled"), ("_graphs", ", graphs"))
+} | {"bridge": "spconv's API"}
 _NETWORKS = {"unet": "U-Net", "second": "SECOND"}
 
 

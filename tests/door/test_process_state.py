@@ -46,7 +46,7 @@ BLOCKS = """
 REGISTERED = """
     adapters.base.ADAPTERS adapters.base._loaded adapters.lifecycle._finders
     core.capture.units._layers_of core.capture.units._tensors_of core.compile.coordinates._builders
-    core.compile.library._names core.conv.kernel_products._listeners core.maps.request._herald
+    core.compile.library.functions core.conv.kernel_products._listeners core.maps.request._herald
     core.maps.request._provider
     core.warmup.preload._begun core.warmup.preload._thread kernels.runtime.launch.REGISTRY
     native._listeners state._owners
@@ -82,7 +82,7 @@ EXCEPTIONS = {
 # Private names that tests touch, by reason.
 TOUCHED = {
     "invented frameworks must not be known to other tests": (
-        "adapters.base._loaded adapters.lifecycle._left_out core.compile.library._names"
+        "adapters.base._loaded adapters.lifecycle._left_out"
     ),
     "a fork while another thread holds them is what is tested": (
         "adapters.ledger._lock adapters.lifecycle._lock"
