@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import nn
 
-import sparse_bridge
+import sparse_bridge.compile
 from sparse_bridge.adapters.minkowski.maps import MapRegistry
 from sparse_bridge.core.compile import norms
 from tests.compile.comparison import assert_near, assert_same, compare
@@ -197,3 +199,24 @@ def test_a_manager_from_before_the_graph_is_used_in_it(plain_settings, monkeypat
             y = compiled(x)
             assert len(inserted) == before == number + 1
             assert_same(program._read(y), program._read(program.network(x)))
+
+
+@pytest.mark.parametrize("door", ("spconv", "torchsparse", "minkowski"))
+def test_nothing_stays_of_a_scene_but_what_is_held(door, plain_settings):
+    """No collector sees through the memory of handles, so that nothing may hold itself by them."""
+    with PROGRAMS[door]() as programs, torch.no_grad():
+        program = programs["three"]().eval()
+        torch._dynamo.reset()
+        compiled = torch.compile(program.network, backend="eager", fullgraph=True)
+
+        def run(number):
+            compiled(program._wrap(*scene(number)))
+
+        for number in range(3):
+            run(number)
+        gc.collect()
+        before = sparse_bridge.compile.live_handles()
+        for number in range(3):
+            run(number)
+        gc.collect()
+        assert sparse_bridge.compile.live_handles() <= before

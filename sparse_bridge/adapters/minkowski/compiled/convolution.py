@@ -87,9 +87,9 @@ def _between(
 
 def _build(sites: Sites, numbers: Sequence[int]) -> Made:
     stride, spec, cells = _asked_for(tuple(numbers))
-    registry, key = placed(sites, stride)
-    out, kmap = _between(registry, key, spec, cells, None)
-    return Made(kmap) if out == key else Made(kmap, made(registry, out))
+    x = placed(sites, stride)
+    out, kmap = _between(x.registry, x.key, spec, cells, None)
+    return Made(kmap) if out == x.key else Made(kmap, made(x.beside(out)))
 
 
 coordinates.register(_BUILDER, _build)

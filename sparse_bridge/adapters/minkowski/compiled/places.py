@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -11,7 +12,7 @@ from ....core.compile import coordinates, handles
 from ....core.compile.coordinates import Sites, Traced
 from ....core.compile.library import define
 from ....core.maps.map_cache import MapStore
-from ....errors import ContractError, ShapeError, UnsupportedError
+from ....errors import ContractError, LifecycleError, ShapeError, UnsupportedError
 from ..grid import Key
 from ..maps import ENTERED, MapRegistry
 from ..upstream.enums import SparseTensorQuantizationMode
@@ -20,11 +21,33 @@ ops: Any = torch.ops.sparse_bridge
 ASKED = "Tensor coords, Tensor handle, SymInt then, SymInt now, int[] stride"
 
 
-class Place(NamedTuple):
-    """Where coordinates stand in a manager of a graph."""
+class Place:
+    """Where coordinates stand in a manager.
 
-    registry: MapRegistry
-    key: Key
+    own: the manager is one that a graph made, and lives as long as its coordinates. Another is the
+    user's, who holds handles of these coordinates: as a handle's memory owns what it stands for,
+    and no collector sees through it, both would keep each other alive for ever.
+    """
+
+    __slots__ = ("_own", "_registry", "key")
+
+    def __init__(self, registry: MapRegistry, key: Key, own: bool) -> None:
+        self._registry, self._own, self.key = weakref.ref(registry), registry if own else None, key
+
+    @property
+    def registry(self) -> MapRegistry:
+        """The manager. Raises LifecycleError where the user's is gone."""
+        found = self._registry()
+        if found is None:
+            raise LifecycleError(
+                "a compiled graph was called with coordinates of a manager that is gone; hold the "
+                "SparseTensor, or its coordinate_manager, as long as you use what was made of it."
+            )
+        return found
+
+    def beside(self, key: Key) -> Place:
+        """Where other coordinates of the same manager stand."""
+        return Place(self.registry, key, self._own is not None)
 
 
 class GraphMaps:
@@ -50,9 +73,9 @@ class GraphMaps:
         """Give the manager itself the maps, once the graph has run."""
         for key, found in self.sites.items():
             if key not in registry.grids:
-                maker, own = place(*asked(found, key))
+                entered = place(*asked(found, key))
                 registry.use_device(found.coords.device)
-                registry.grids[key] = maker.grid(own)
+                registry.grids[key] = entered.registry.grid(entered.key)
 
 
 def graph_of(registry: MapRegistry) -> GraphMaps:
@@ -107,13 +130,13 @@ def placed(sites: Sites, stride: tuple[int, ...]) -> Place:
         known = sites.store.peek(ENTERED)
         registry = None if known is None else known[0]()
         if registry is not None and known[1][0] == stride:
-            sites.more = Place(registry, known[1])
+            sites.more = Place(registry, known[1], own=False)
     if sites.more is None:
         registry = MapRegistry(len(stride))
         key, first, _ = registry.insert(sites.coords, stride)
         if first is not None:
             raise ContractError("coordinates of a compiled layer repeat; they must be distinct.")
-        sites.more = Place(registry, key)
+        sites.more = Place(registry, key, own=True)
     found: Place = sites.more
     return found
 
@@ -129,10 +152,10 @@ def together(places: Sequence[Place]) -> MapRegistry:
     return registry
 
 
-def made(registry: MapRegistry, key: Key) -> Sites:
+def made(place: Place) -> Sites:
     """A map that a layer made, to be given to the graph."""
-    coords = registry.grid(key).coords
-    return Sites(coords, MapStore(device=coords.device), Place(registry, key))
+    coords = place.registry.grid(place.key).coords
+    return Sites(coords, MapStore(device=coords.device), place)
 
 
 def given(
@@ -155,7 +178,7 @@ def _insert(
             f"a compiled graph got {first.shape[0]} distinct coordinates; it serves 2 and more. "
             "Run scenes as small as this one through the eager model."
         )
-    return first, *given(made(registry, key), 2)
+    return first, *given(made(Place(registry, key, own=True)), 2)
 
 
 def _fake_insert(

@@ -37,8 +37,8 @@ def pooled(module: Any, x: Any, mode: str, out_key: Key) -> torch.Tensor:
 def _origin(
     coords: torch.Tensor, handle: torch.Tensor, then: int, now: int, stride: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    registry, _ = place(coords, handle, then, now, stride)
-    return given(made(registry, batches.origin(registry)), 1)
+    x = place(coords, handle, then, now, stride)
+    return given(made(x.beside(batches.origin(x.registry))), 1)
 
 
 def _fake_origin(

@@ -60,7 +60,7 @@ def _union(
     places = [place(*one) for one in zip(coords, handle, then, now, parts, strict=True)]
     registry = together(places)
     key, rows = registry.merged([one.key for one in places])
-    return *given(made(registry, key), least), [part.clone() for part in rows]
+    return *given(made(places[0].beside(key)), least), [part.clone() for part in rows]
 
 
 def _fake_union(
@@ -106,7 +106,7 @@ def _prune(
         )
     rows = mask.nonzero().squeeze(1)
     key = x.registry.pruned(x.key, rows)
-    return rows, *given(made(x.registry, key), least)
+    return rows, *given(made(x.beside(key)), least)
 
 
 def _fake_prune(
