@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .adapters.convert import convert
     from .adapters.lifecycle import FrameworkStatus, Handle, disable, enable, report, status
     from .core.conv.override import dataflow
+    from .memory import memory_limit
     from .optimization import optimize, restore
     from .profiling.recorder import profile
 
@@ -35,6 +36,7 @@ __all__ = [
     "disable",
     "enable",
     "errors",
+    "memory_limit",
     "optimize",
     "override_settings",
     "profile",
@@ -53,6 +55,7 @@ _LAZY = {
     "disable": "adapters.lifecycle",
     "enable": "adapters.lifecycle",
     "load_ipython_extension": "profiling.notebook",
+    "memory_limit": "memory",
     "optimize": "optimization",
     "profile": "profiling.recorder",
     "restore": "optimization",

@@ -13,14 +13,17 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from ... import memory
 from ...errors import GeometryError, UnsupportedError
+from ..device import held
 from ..geometry.boxes import Box
 from ..geometry.offsets import Offsets
 from ..geometry.reach import BoxReach
 from . import map_builder
-from .coordinate_map import CoordinateMap
+from .coordinate_map import CoordinateMap, capacity_for
 from .kernel_map import KernelMap
 from .map_cache import MapStore
+from .rulebook import Rulebook, map_bytes
 
 
 class OutputRule(Protocol):
@@ -92,6 +95,49 @@ def request(
     return found
 
 
+class _Again:
+    """A map that a request was answered with, once more; see `rulebook.Again`."""
+
+    def __init__(self, cmap: CoordinateMap, req: MapRequest, new: CoordinateMap | None) -> None:
+        self._cmap, self._req = cmap, req
+        given = req.output if isinstance(req.output, CoordinateMap) else None
+        self._rows = cmap if req.kind == "submanifold" else given or new
+
+    def whole(self) -> Rulebook:
+        return build(self._cmap, self._req).kmap.rulebook
+
+    @property
+    def by_rows(self) -> bool:
+        return (
+            self._req.kind != "generative"
+            and self._cmap.kernel_target() is not None
+            and all(one is not None and one.distinct for one in (self._cmap, self._rows))
+        )
+
+    @property
+    def searching(self) -> int:
+        n = self._cmap.n_rows
+        return 0 if self._cmap.tabled else 12 * capacity_for(n) + 4 * n
+
+    def search(self) -> None:
+        target = self._cmap.kernel_target()
+        assert target is not None
+        self._cmap.table(target)
+
+    def table_of(self, begin: int, end: int) -> torch.Tensor:
+        assert self._rows is not None
+        dimension = self._req.offsets.dimension
+        stride = self._req.stride or (1,) * dimension
+        return map_builder.table_of_rows(
+            self._cmap, self._rows, self._req.offsets, stride, slice(begin, end)
+        )
+
+    def drop(self) -> None:
+        for one in (self._cmap, self._rows):
+            if one is not None and one.distinct:
+                one.drop_table()
+
+
 def build(cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
     """Build the map now.
 
@@ -104,6 +150,10 @@ def build(cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
             "one input. Use torch.export or torch.compile (docs/compile.md), or "
             "sparse_bridge.export.export_onnx (docs/export.md)."
         )
+    if memory.limit is not None and cmap.device.type != "cpu":
+        n, makes = cmap.n_rows, req.kind in ("strided", "generative")
+        most = map_bytes(n, n if makes else 0, len(req.offsets))
+        held.need(cmap.device, most, f"building a map of {cmap.n_rows} coordinates")
     kind, offsets, reach = req.kind, req.offsets, isinstance(req.output, BoxReach)
     out_box = req.out_box(cmap.extent if reach else cmap.box)
     new: CoordinateMap | None = None
@@ -119,6 +169,8 @@ def build(cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
         raise GeometryError(f"no map is of the kind {kind!r} with output {req.output!r}.")
     if new is not None:
         new.loose = req.loose
+    if memory.limit is not None and kmap.rulebook.backward is None:
+        kmap.rulebook.again = _Again(cmap, req, new)
     return BuiltMap.of(kmap, new)
 
 

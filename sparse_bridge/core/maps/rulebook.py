@@ -6,7 +6,6 @@ for each direction, pair lists per offset.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ import torch
 
 from ...kernels.runtime.target import Target
 from ..device import stream_order
-from .pair_lists import PairLists
+from .pair_lists import DevicePairs, PairLists
 from .rows import Rows
 
 if TYPE_CHECKING:
@@ -24,6 +23,13 @@ if TYPE_CHECKING:
     from ...kernels.maps.pair_batch import PairBatch
     from ...kernels.maps.tile_list import TileList
     from .repeated import Backward
+
+
+def map_bytes(n_rows: int, new: int, n_offsets: int) -> int:
+    """Bytes that building a map on a device takes, at most: a table with masks, and a hash table a
+    sixth full; of `new` rows that come with it the same, and a slot for whatever reaches them."""
+    per_row = 4 * (n_offsets - (-n_offsets // 32)) + 6 * 12
+    return (n_rows + new) * per_row + (4 * n_offsets * n_rows if new else 0)
 
 
 class Observer(Protocol):
@@ -34,6 +40,32 @@ class Observer(Protocol):
 
     def listed(self) -> None:
         """Pair lists were asked for, on the device."""
+
+
+class Again(Protocol):
+    """How a rulebook can be made once more, with the same values.
+
+    by_rows: whether parts of the table of side 0 can be had alone.  searching: bytes that `search`
+    makes.
+    """
+
+    @property
+    def by_rows(self) -> bool: ...
+
+    @property
+    def searching(self) -> int: ...
+
+    def whole(self) -> Rulebook:
+        """The rulebook."""
+
+    def search(self) -> None:
+        """Have what searches for coordinates."""
+
+    def table_of(self, begin: int, end: int) -> torch.Tensor:
+        """Columns of its table of side 0."""
+
+    def drop(self) -> None:
+        """Let go of what searches for coordinates."""
 
 
 class Derived:
@@ -58,23 +90,9 @@ class Derived:
     def values(self) -> list[Any]:
         return list(self._held.values())
 
-
-@dataclasses.dataclass(eq=False)
-class DevicePairs:
-    """Pair lists int32 with their starts int64 [L + 1] on the device; see `PairLists` for the
-    rest. Where only the device knows the number of rows, lists have room for more pairs than they
-    hold.
-
-    likely: about how many pairs they hold.  longest: pairs of the offset that has most, where the
-    host knows.
-    """
-
-    in_rows: torch.Tensor
-    out_rows: torch.Tensor
-    starts: torch.Tensor
-    mirrored: bool
-    likely: int
-    longest: int | None = None
+    def drop(self) -> None:
+        """Forget all of it: it is derived again when it is asked for."""
+        self._held.clear()
 
 
 class Rulebook:
@@ -87,7 +105,8 @@ class Rulebook:
     that is true of the rows of side 0 alone.  views: table or tiles of each
     side, perhaps with columns that are not in use.
 
-    order: the stream that views of it were queued on; None where there are no streams.
+    order: the stream that views of it were queued on; None where there are no streams.  again:
+    builds the same once more, where that is known; `drop` leaves nothing then.
     """
 
     def __init__(
@@ -112,6 +131,8 @@ class Rulebook:
         self.order = stream_order.of(device)
         self.backward: Backward | None = None
         self.trained = False  # whether a convolution over it has recorded gradients
+        self.again: Again | None = None
+        self._dropped = False
         self.cache = Derived()
         for side, view in enumerate(views):
             self._adopt(side, view)
@@ -130,6 +151,7 @@ class Rulebook:
     def copied(self) -> Rulebook:
         """The same map with its tables, or the pair lists that it was given, and nothing made of
         them."""
+        self.follow()
         views = [None if self._given else self.table(0)[0], None]
         if not (self._given or self.symmetric):
             views[1] = self.table(1)[0]
@@ -157,7 +179,13 @@ class Rulebook:
         self._observer = observer
 
     def follow(self) -> None:
-        """Have the current stream wait for what of this was queued on another one."""
+        """Have the current stream wait for what of this was queued on another one. Whoever asks for
+        a view comes by here, so it is built again here, too."""
+        if self._dropped and self.again is not None:
+            made, self._dropped = self.again.whole(), False
+            self._tables, self._tiles, self._lists = made._tables, made._tiles, made._lists
+            self._given = made._given
+            self._queued()
         if self.order is not None:
             self.order.wait(self._held)
 
@@ -174,6 +202,55 @@ class Rulebook:
     def _queued(self) -> None:
         if self.order is not None:
             self.order.queued()
+
+    def drop(self) -> None:
+        """Let go of what can be made again, with the same values: what was derived, and all views
+        but one, or all of them where `again` builds them."""
+        self.cache.drop()
+        self._pairs = self._coming = None
+        root = -1 if self.again is not None or self._given else 0 if self._known(0) else 1
+        if self.again is not None:
+            self._dropped = True
+            self.again.drop()
+        if self.again is not None or not self._given:
+            self._lists = None
+        for side in (0, 1):
+            if side != root:
+                self._tables[side] = self._tiles[side] = None
+            elif self._tables[side] is not None:
+                self._tiles[side] = None
+
+    def keep_table(self, side: int) -> None:
+        """Let go of all but the table of `side`, which is there, and its masks, too."""
+        found = self._tables[side]
+        assert found is not None
+        self.cache.drop()
+        self._pairs = self._coming = None
+        if not self._given:
+            self._lists = None
+        self._tables, self._tiles = [None, None], [None, None]
+        self._tables[side] = type(found)(found.nbr, None, found.count, found.blank)
+
+    def tabled(self, side: int) -> bool:
+        """Whether there is a table of `side`."""
+        return self._tables[side] is not None
+
+    def making(self, side: int) -> int:
+        """Bytes that making the table of `side` takes, it included; of one that is not there."""
+        n, others, v = self.n_rows[side], self.n_rows[1 - side], self.n_offsets
+        if self.tiled(side) or not (self._dropped or self._known(1 - side)):
+            return 4 * v * n  # of the tiles, or of lists
+        if self._dropped:
+            return map_bytes(n, 0 if self.symmetric else others, v)
+        return 8 * v * (n + 1) + 17 * v * others  # of the other side's table, see `_reversed`
+
+    @property
+    def nbytes(self) -> int:
+        """Of all views, and of what was derived and tells its size."""
+        views = [one.nbytes for one in (*self._tables, *self._tiles) if one is not None]
+        lists = [one.nbytes for one in (self._lists, self._pairs) if one is not None]
+        derived = [getattr(one, "nbytes", 0) for one in self.cache.values()]
+        return sum(views) + sum(lists) + sum(derived)
 
     def tiled(self, side: int) -> bool:
         """Whether there are tiles of `side`."""
