@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from . import adapters, core
     from .adapters.convert import convert
     from .adapters.lifecycle import FrameworkStatus, Handle, disable, enable, report, status
+    from .checkpointing import checkpoint
     from .core.conv.override import dataflow
     from .memory import memory_limit
     from .optimization import optimize, restore
@@ -30,6 +31,7 @@ __all__ = [
     "Handle",
     "__version__",
     "adapters",
+    "checkpoint",
     "convert",
     "core",
     "dataflow",
@@ -50,6 +52,7 @@ __all__ = [
 _LAZY = {
     "FrameworkStatus": "adapters.lifecycle",
     "Handle": "adapters.lifecycle",
+    "checkpoint": "checkpointing",
     "convert": "adapters.convert",
     "dataflow": "core.conv.override",
     "disable": "adapters.lifecycle",

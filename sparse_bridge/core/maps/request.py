@@ -8,8 +8,10 @@ coordinates before anything is asked of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import NamedTuple, Protocol
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -81,6 +83,7 @@ class BuiltMap(NamedTuple):
         return BuiltMap(kmap, coords, None if coords is None else MapStore(coords))
 
 
+_local = threading.local()
 Provider = Callable[[MapStore, CoordinateMap, MapRequest], BuiltMap]
 Herald = Callable[[MapStore, CoordinateMap, Hashable], None]
 
@@ -92,7 +95,21 @@ def request(
     found: BuiltMap | None = store.peek(req)
     if found is None:
         found = store.get(req, lambda: _provider(store, cmap() if callable(cmap) else cmap, req))
+        kept: list[Any] | None = getattr(_local, "kept", None)
+        if kept is not None:
+            kept.append((store, found))
     return found
+
+
+@contextmanager
+def keeping(kept: list[Any]) -> Iterator[None]:
+    """Have `kept` hold the maps that this thread builds, with their stores."""
+    before = getattr(_local, "kept", None)
+    _local.kept = kept
+    try:
+        yield
+    finally:
+        _local.kept = before
 
 
 class _Again:
