@@ -58,6 +58,7 @@ WHOLE = [
     "tests/kernels/test_narrow.py",
     "tests/kernels/test_mask_splits.py",
     "tests/core/conv/test_mask_splits.py",
+    "tests/core/conv/test_memory_limit.py",
     "tests/kernels/test_pooling.py",
     "tests/kernels/test_segment_sums.py",
     "tests/kernels/test_batch_norm.py",
@@ -176,6 +177,7 @@ QUICK = {
     "sorted rows": (KERNELS[15:], 150),
     "convolutions": (convolutions("interpreter")[:5], 5),
     "more convolutions": (convolutions("interpreter")[5:], 4),
+    "limited memory": (["tests/core/conv/test_memory_limit.py::test_a_kernel_without_a_table"], 1),
     "launches": (["tests/gate/test_launches.py"], 5),
 }
 

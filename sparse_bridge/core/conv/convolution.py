@@ -235,7 +235,8 @@ def _check_gradients(
     x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue
 ) -> None:
     """UnsupportedError for an epilogue that has none, and under a limit on memory."""
-    held.inference_only()
+    if memory.limit is not None:
+        held.refuse_gradients()
     fused = epilogue.activation or epilogue.norm or epilogue.residual
     if fused is None:
         return

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import torch
 
@@ -85,13 +85,12 @@ def need(device: torch.device, n_bytes: int, what: str, *operands: torch.Tensor 
         raise refusal(what, limit, least, least)
 
 
-def inference_only() -> None:
+def refuse_gradients() -> NoReturn:
     """UnsupportedError for a layer that records gradients under a limit."""
-    if memory.limit is not None:
-        raise UnsupportedError(
-            "sparse_bridge.memory_limit holds in inference, and a layer recorded gradients; run it "
-            "under torch.no_grad(). In training, sparse_bridge.checkpoint(module) saves memory."
-        )
+    raise UnsupportedError(
+        "sparse_bridge.memory_limit holds in inference, and a layer recorded gradients; run it "
+        "under torch.no_grad(). In training, sparse_bridge.checkpoint(module) saves memory."
+    )
 
 
 def refusal(what: str, limit: int, asked: int, least: int) -> MemoryLimitError:

@@ -73,7 +73,7 @@ def linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -
 def _make_room(x: torch.Tensor, w: torch.Tensor) -> None:
     """For torch's product, which is made in one piece: nothing but the result can be saved."""
     if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad):
-        held.inference_only()
+        held.refuse_gradients()
     shape, dtype = (x.shape[0], w.shape[1]), kind_of(x, w, None) or x.dtype
     held.need(x.device, math.prod(shape) * dtype.itemsize, f"a product of {list(shape)}", x, w)
 
