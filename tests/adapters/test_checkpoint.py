@@ -1,5 +1,5 @@
-"""`sparse_bridge.checkpoint` over the tensors of all frameworks: the same gradients to the bit, maps
-that are built once, statistics that move once."""
+"""`sparse_bridge.checkpoint` over the tensors of all frameworks: the same gradients to the bit,
+maps that are built once, statistics that move once."""
 
 from __future__ import annotations
 
@@ -211,5 +211,5 @@ def test_an_error_in_the_second_pass_leaves_statistics_alone(plain_settings):
 
 
 def test_what_is_no_module():
-    with pytest.raises(DataTypeError, match="got a function; expected a torch.nn.Module"):
+    with pytest.raises(DataTypeError, match=r"got a function; expected a torch\.nn\.Module"):
         sparse_bridge.checkpoint(step)

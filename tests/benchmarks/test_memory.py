@@ -46,5 +46,5 @@ def test_voxels_of_a_surface(rows):
     coords, extent = memory.surface(rows)
     assert coords.shape == (rows, 4) and coords.dtype == torch.int32
     assert len(coords.unique(dim=0)) == rows
-    assert 0 <= int(coords.min()) and int(coords.max()) < extent
+    assert int(coords.min()) >= 0 and int(coords.max()) < extent
     assert torch.equal(coords, memory.surface(rows)[0])

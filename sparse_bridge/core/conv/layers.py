@@ -206,7 +206,7 @@ def _use_helper(module: Any) -> None:
     from ...kernels.runtime import precompile
     from ...kernels.runtime.triton_compat import HOOKS
     from ..device.stream_order import StreamOrder
-    from ..maps.rulebook import Derived
+    from ..maps.views.derived import Derived
     from .kernel_products import GatherProduct
     from .waiting.tensors import Waiting, features_of
 

@@ -25,7 +25,8 @@ from . import map_builder
 from .coordinate_map import CoordinateMap, capacity_for
 from .kernel_map import KernelMap
 from .map_cache import MapStore
-from .rulebook import Rulebook, map_bytes
+from .rulebook import Rulebook
+from .views.derived import map_bytes
 
 
 class OutputRule(Protocol):
@@ -113,7 +114,7 @@ def keeping(kept: list[Any]) -> Iterator[None]:
 
 
 class _Again:
-    """A map that a request was answered with, once more; see `rulebook.Again`."""
+    """A map that a request was answered with, once more; see `views.derived.Again`."""
 
     def __init__(self, cmap: CoordinateMap, req: MapRequest, new: CoordinateMap | None) -> None:
         self._cmap, self._req = cmap, req
@@ -168,8 +169,9 @@ def build(cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
             "sparse_bridge.export.export_onnx (docs/export.md)."
         )
     if memory.limit is not None and cmap.device.type != "cpu":
-        n, makes = cmap.n_rows, req.kind in ("strided", "generative")
-        most = map_bytes(n, n if makes else 0, len(req.offsets))
+        n, volume = cmap.n_rows, len(req.offsets)
+        made = {"strided": n, "generative": n * volume}.get(req.kind, 0)
+        most = map_bytes(n, made, volume)
         held.need(cmap.device, most, f"building a map of {cmap.n_rows} coordinates")
     kind, offsets, reach = req.kind, req.offsets, isinstance(req.output, BoxReach)
     out_box = req.out_box(cmap.extent if reach else cmap.box)

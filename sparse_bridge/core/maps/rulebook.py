@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -17,6 +17,8 @@ from ...kernels.runtime.target import Target
 from ..device import stream_order
 from .pair_lists import DevicePairs, PairLists
 from .rows import Rows
+from .views.derived import Observer
+from .views.held import HeldViews
 
 if TYPE_CHECKING:
     from ...kernels.maps.neighbor_table import NeighborTable
@@ -25,77 +27,7 @@ if TYPE_CHECKING:
     from .repeated import Backward
 
 
-def map_bytes(n_rows: int, new: int, n_offsets: int) -> int:
-    """Bytes that building a map on a device takes, at most: a table with masks, and a hash table a
-    sixth full; of `new` rows that come with it the same, and a slot for whatever reaches them."""
-    per_row = 4 * (n_offsets - (-n_offsets // 32)) + 6 * 12
-    return (n_rows + new) * per_row + (4 * n_offsets * n_rows if new else 0)
-
-
-class Observer(Protocol):
-    """Who wants to know which views of a rulebook are asked for."""
-
-    def wanted(self, side: int, tiles: bool) -> None:
-        """A view of `side` was asked for; tiles: as mask-ordered tiles."""
-
-    def listed(self) -> None:
-        """Pair lists were asked for, on the device."""
-
-
-class Again(Protocol):
-    """How a rulebook can be made once more, with the same values.
-
-    by_rows: whether parts of the table of side 0 can be had alone.  searching: bytes that `search`
-    makes.
-    """
-
-    @property
-    def by_rows(self) -> bool: ...
-
-    @property
-    def searching(self) -> int: ...
-
-    def whole(self) -> Rulebook:
-        """The rulebook."""
-
-    def search(self) -> None:
-        """Have what searches for coordinates."""
-
-    def table_of(self, begin: int, end: int) -> torch.Tensor:
-        """Columns of its table of side 0."""
-
-    def drop(self) -> None:
-        """Let go of what searches for coordinates."""
-
-
-class Derived:
-    """What upper layers derived from a rulebook (plans, chunks), which lives as long as it does.
-
-    get: the object under a key, or None.
-    """
-
-    __slots__ = ("_held", "get")
-
-    def __init__(self) -> None:
-        self._held: dict[Any, Any] = {}
-        self.get = self._held.get  # the dictionary's own: it is asked in every layer call
-
-    def put(self, key: Any, made: Any) -> Any:
-        self._held[key] = made
-        return made
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def values(self) -> list[Any]:
-        return list(self._held.values())
-
-    def drop(self) -> None:
-        """Forget all of it: it is derived again when it is asked for."""
-        self._held.clear()
-
-
-class Rulebook:
+class Rulebook(HeldViews):
     """Pairs (x row, y row) of V offsets. Side 0 gathers x rows for every y row, side 1 y rows for
     every x row.
 
@@ -105,8 +37,7 @@ class Rulebook:
     that is true of the rows of side 0 alone.  views: table or tiles of each
     side, perhaps with columns that are not in use.
 
-    order: the stream that views of it were queued on; None where there are no streams.  again:
-    builds the same once more, where that is known; `drop` leaves nothing then.
+    order: the stream that views of it were queued on; None where there are no streams.
     """
 
     def __init__(
@@ -115,15 +46,12 @@ class Rulebook:
         regular: bool | None = True,
         views: Sequence[NeighborTable | TileList | None] = (None, None),
     ) -> None:  # fmt: skip
+        super().__init__(lists)
         x = Rows.of(x) if isinstance(x, int) else x
         y = Rows.of(y) if isinstance(y, int) else y
         self.rows, self.n_rows = (y, x), (y.capacity, x.capacity)
         self.n_offsets, self.device = n_offsets, device
         self.symmetric, self.center = symmetric, center
-        self._tables: list[NeighborTable | None] = [None, None]
-        self._tiles: list[TileList | None] = [None, None]
-        self._lists, self._given = lists, lists is not None
-        self._pairs: DevicePairs | None = None
         self._coming: tuple[PairBatch, int, int] | None = None  # where pair lists are counted
         if regular is not None:
             self.regular = regular
@@ -131,9 +59,6 @@ class Rulebook:
         self.order = stream_order.of(device)
         self.backward: Backward | None = None
         self.trained = False  # whether a convolution over it has recorded gradients
-        self.again: Again | None = None
-        self._dropped = False
-        self.cache = Derived()
         for side, view in enumerate(views):
             self._adopt(side, view)
 
@@ -202,59 +127,6 @@ class Rulebook:
     def _queued(self) -> None:
         if self.order is not None:
             self.order.queued()
-
-    def drop(self) -> None:
-        """Let go of what can be made again, with the same values: what was derived, and all views
-        but one, or all of them where `again` builds them."""
-        self.cache.drop()
-        self._pairs = self._coming = None
-        root = -1 if self.again is not None or self._given else 0 if self._known(0) else 1
-        if self.again is not None:
-            self._dropped = True
-            self.again.drop()
-        if self.again is not None or not self._given:
-            self._lists = None
-        for side in (0, 1):
-            if side != root:
-                self._tables[side] = self._tiles[side] = None
-            elif self._tables[side] is not None:
-                self._tiles[side] = None
-
-    def keep_table(self, side: int) -> None:
-        """Let go of all but the table of `side`, which is there, and its masks, too."""
-        found = self._tables[side]
-        assert found is not None
-        self.cache.drop()
-        self._pairs = self._coming = None
-        if not self._given:
-            self._lists = None
-        self._tables, self._tiles = [None, None], [None, None]
-        self._tables[side] = type(found)(found.nbr, None, found.count, found.blank)
-
-    def tabled(self, side: int) -> bool:
-        """Whether there is a table of `side`."""
-        return self._tables[side] is not None
-
-    def making(self, side: int) -> int:
-        """Bytes that making the table of `side` takes, it included; of one that is not there."""
-        n, others, v = self.n_rows[side], self.n_rows[1 - side], self.n_offsets
-        if self.tiled(side) or not (self._dropped or self._known(1 - side)):
-            return 4 * v * n  # of the tiles, or of lists
-        if self._dropped:
-            return map_bytes(n, 0 if self.symmetric else others, v)
-        return 8 * v * (n + 1) + 17 * v * others  # of the other side's table, see `_reversed`
-
-    @property
-    def nbytes(self) -> int:
-        """Of all views, and of what was derived and tells its size."""
-        views = [one.nbytes for one in (*self._tables, *self._tiles) if one is not None]
-        lists = [one.nbytes for one in (self._lists, self._pairs) if one is not None]
-        derived = [getattr(one, "nbytes", 0) for one in self.cache.values()]
-        return sum(views) + sum(lists) + sum(derived)
-
-    def tiled(self, side: int) -> bool:
-        """Whether there are tiles of `side`."""
-        return self._tiles[side] is not None
 
     @functools.cached_property  # plain to read afterwards: every layer call asks
     def regular(self) -> bool:
@@ -351,13 +223,11 @@ class Rulebook:
         """Pair lists that tell all: of half of the offsets where the others are their mirrors."""
         return self.n_offsets // 2 + 1 if self.symmetric else self.n_offsets
 
-    def _known(self, side: int) -> bool:
-        return self._tables[side] is not None or self._tiles[side] is not None
-
     def lists(self) -> PairLists:
         """Pair lists with host starts; waits for the device where only tables exist."""
         self.follow()
-        if self._lists is None:
+        lists = self._lists  # another thread may drop them
+        if lists is None:
             side = 0 if self._known(0) else 1
             self.rows[side].number("A list of pairs")
             table = self.table(side)[0]
@@ -367,9 +237,9 @@ class Rulebook:
             found = table.nbr[:n_lists][present].long()
             x_rows, y_rows = (found, rows) if side == 0 else (rows, found)
             starts = [0, *present.sum(1).cumsum(0).tolist()]
-            self._lists = PairLists(x_rows, y_rows, starts, self.symmetric)
+            self._lists = lists = PairLists(x_rows, y_rows, starts, self.symmetric)
             self._queued()
-        return self._lists
+        return lists
 
     def pair_list(self, v: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(x rows, y rows) int64 of offset v."""
@@ -386,19 +256,21 @@ class Rulebook:
         self.follow()
         if self._observer is not None:
             self._observer.listed()
-        if self._pairs is None:
+        found = self._pairs
+        if found is None:
             if self._given and self._lists is not None:
                 lists = self._lists
                 starts = torch.tensor(lists.starts, dtype=torch.int64, device=self.device)
                 x_rows, y_rows = lists.in_rows, lists.out_rows
                 longest = max(b - a for a, b in itertools.pairwise(lists.starts))
-                self._pairs = DevicePairs(
+                found = DevicePairs(
                     x_rows.int(), y_rows.int(), starts, lists.mirrored, len(x_rows), longest
                 )
             else:
-                self._pairs = self._compact(target)
+                found = self._compact(target)
+            self._pairs = found
             self._queued()
-        return self._pairs
+        return found
 
     def pairs_are(self, pairs: DevicePairs) -> None:
         """Take pair lists over that agree with the views."""

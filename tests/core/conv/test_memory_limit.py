@@ -241,9 +241,9 @@ def test_copies_for_autocast_are_counted():
     scene = Scene("submanifold", torch.float32, "cpu")
     kmap = scene.map()
     x = scene.operands(kmap)
-    with torch.autocast("cpu", torch.bfloat16), sparse_bridge.memory_limit(x.nbytes):
-        with pytest.raises(MemoryLimitError, match=r"in autocast's torch.bfloat16"):
-            functional.conv(x, scene.weight, None, kmap)
+    refused = pytest.raises(MemoryLimitError, match=r"in autocast's torch\.bfloat16")
+    with torch.autocast("cpu", torch.bfloat16), sparse_bridge.memory_limit(x.nbytes), refused:
+        functional.conv(x, scene.weight, None, kmap)
 
 
 # the limit itself
@@ -258,7 +258,9 @@ def test_sizes(given, size):
     assert sparse_bridge.memory_limit(given).limit == size
 
 
-@pytest.mark.parametrize("given", ["", "many", "-1GiB", 0, -5, "0MB", "3 furlongs", None, 2.5, True])
+@pytest.mark.parametrize(
+    "given", ["", "many", "-1GiB", 0, -5, "0MB", "3 furlongs", None, 2.5, True]
+)
 def test_no_sizes(given):
     with pytest.raises(SettingError, match=r"expected a size such as '8GiB'"):
         sparse_bridge.memory_limit(given)

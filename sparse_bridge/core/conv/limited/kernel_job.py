@@ -6,7 +6,8 @@ from __future__ import annotations
 import torch
 
 from ....kernels.runtime.target import Target
-from ...maps.rulebook import Again, Rulebook
+from ...maps.rulebook import Rulebook
+from ...maps.views.derived import Again
 from ..dataflow import LayerProduct
 from ..kernel_products import GatherProduct, KernelDataflow
 from ..torch_end import Finished
