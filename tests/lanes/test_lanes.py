@@ -148,6 +148,8 @@ def emulated(arch):
         "tests/kernels/test_pooling.py::test_the_first_largest_row_of_segments",
         "tests/kernels/test_segment_sums.py::test_a_segment_does_not_see_the_others",
         "tests/core/conv/test_mask_splits.py::test_a_module_takes_them",
+        "tests/core/conv/test_memory_limit.py::test_blocks_have_the_bits_of_the_whole",
+        "tests/core/conv/test_memory_limit.py::test_a_kernel_without_a_table",
         "tests/kernels/test_pair_batch.py",
         "tests/kernels/test_row_ranks.py::test_rows_in_use",
         "tests/adapters/spconv/test_trained_norms.py::test_steps",
@@ -177,7 +179,6 @@ QUICK = {
     "sorted rows": (KERNELS[15:], 150),
     "convolutions": (convolutions("interpreter")[:5], 5),
     "more convolutions": (convolutions("interpreter")[5:], 4),
-    "limited memory": (["tests/core/conv/test_memory_limit.py::test_a_kernel_without_a_table"], 1),
     "launches": (["tests/gate/test_launches.py"], 5),
 }
 

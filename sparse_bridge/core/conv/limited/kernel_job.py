@@ -108,12 +108,16 @@ class KernelJob(Job):
         return self._table[0][:, begin:end].contiguous(), self._table[1]
 
     def fill(self, y: torch.Tensor, height: int) -> None:
-        rulebook, _, x, weight, _ = self.call
         for begin in range(0, self.call.n_rows, height):
             end = min(self.call.n_rows, begin + height)
-            own, backwards = self.columns_of(begin, end)
-            stretch = Stretch(own, x.shape[0], backwards, rulebook.trained)
-            y[begin:end] = self.inner(stretch, 0, x, weight, self.call.end_of(begin, end))
+            self._fill(y[begin:end], begin, end)
+
+    def _fill(self, y: torch.Tensor, begin: int, end: int) -> None:
+        """One block; what it needs goes with the call, before the next one's is made."""
+        rulebook, _, x, weight, _ = self.call
+        own, backwards = self.columns_of(begin, end)
+        stretch = Stretch(own, x.shape[0], backwards, rulebook.trained)
+        y.copy_(self.inner(stretch, 0, x, weight, self.call.end_of(begin, end)))
 
 
 class SearchJob(KernelJob):

@@ -86,14 +86,17 @@ class TorchJob(Job):
         )  # fmt: skip
 
     def fill(self, y: torch.Tensor, height: int) -> None:
-        x, weight = self.call.x, self.call.weight.to(self._work)
+        weight = self.call.weight.to(self._work)
         chunks = cut(self._kmap, height, self._pairs)
         for block in chunks.blocks:
-            begin, end = block.begin, block.end
-            own, rows = _apart(block, chunks, x, self._work)
-            own = own.backwards() if self._turned else own
-            sums = sums_of(own, end - begin, rows, weight, self.product.w)
-            y[begin:end] = self.call.end_of(begin, end).finish(sums, x.dtype)
+            self._fill(y[block.begin : block.end], block, chunks, weight)
+
+    def _fill(self, y: torch.Tensor, block: Block, chunks: Chunks, weight: torch.Tensor) -> None:
+        """One block; what it needs goes with the call, before the next one's is made."""
+        own, rows = _apart(block, chunks, self.call.x, self._work)
+        own = own.backwards() if self._turned else own
+        sums = sums_of(own, len(y), rows, weight, self.product.w)
+        y.copy_(self.call.end_of(block.begin, block.end).finish(sums, y.dtype))
 
 
 def _apart(
