@@ -60,10 +60,10 @@ def _forward(
 def _passes(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Around the first pass, and around the second; this one holds the maps until then."""
     kept: list[Any] = []
-    return keeping(kept), _Again(module, kept)
+    return keeping(kept), _SecondPass(module, kept)
 
 
-class _Again:
+class _SecondPass:
     """Around a second pass, of which there may be several: norms move copies of their
     statistics."""
 

@@ -1,5 +1,5 @@
 """A limit on memory: how much may be in use on a device while layers of the bridge compute in
-inference. What keeps to it lies in `core.conv.limited`.
+inference. What keeps to it lies in `core.conv.row_blocks`.
 
 A limit is the process's: memory is. Of several the lowest is in force, so that those of threads,
 and of functions that call each other, may open and close in any order.
@@ -68,33 +68,33 @@ class memory_limit:  # read as a function, like `torch.no_grad`
 
     def __init__(self, limit: str | int) -> None:
         self.limit = size_of(limit)
-        self._entered = 0
+        self.entered = 0  # how often it is open
 
     def __enter__(self) -> memory_limit:
-        _change(opened=self.limit)
-        self._entered += 1
+        _change(self, 1)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
-        if not self._entered:
-            raise LifecycleError("a memory limit was closed that is not open.")
-        self._entered -= 1
-        _change(closed=self.limit)
+        _change(self, -1)
 
     def __repr__(self) -> str:
         return f"memory_limit({self.limit})"
 
 
-def _change(opened: int | None = None, closed: int | None = None) -> None:
+def _change(one: memory_limit, step: int) -> None:
+    """Open a limit once more, or close it once."""
     global limit
     with _lock:
-        if opened is not None:
-            _open.append(opened)
-        if closed is not None:
-            _open.remove(closed)
+        if one.entered + step < 0:
+            raise LifecycleError("a memory limit was closed that is not open.")
+        one.entered += step
+        if step > 0:
+            _open.append(one.limit)
+        else:
+            _open.remove(one.limit)
         now = min(_open, default=None)
         if now != limit:
             limit = now

@@ -11,8 +11,8 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge import memory
-from sparse_bridge.core.conv.limited import torch_job
-from sparse_bridge.core.device import held
+from sparse_bridge.core.conv.row_blocks import torch_job
+from sparse_bridge.core.device import memory_use
 from sparse_bridge.core.maps import request as requests
 from sparse_bridge.errors import LifecycleError, MemoryLimitError, SettingError
 from tests.clouds import cloud, features
@@ -87,7 +87,7 @@ def flex_gemm():
 @pytest.fixture(autouse=True)
 def blocks(monkeypatch):
     """Rows of the blocks that were computed."""
-    held.reset()
+    memory_use.reset()
     found, fill = [], torch_job.TorchJob.fill
 
     def watched(self, y, height):

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from ... import memory
 from ...errors import UnsupportedError
-from ..device import held
+from ..device import memory_use
 from ..device.column_sums import column_sums
 from ..device.first_order import direct_apply, first_order, refuse_transforms, wrapped
 from ..device.torch_compat import eagerly
@@ -51,7 +51,7 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return tensor
     if memory.limit is not None:
         copy = tensor.numel() * dtype.itemsize
-        held.need(tensor.device, copy, f"{list(tensor.shape)} in autocast's {dtype}", tensor)
+        memory_use.need(tensor.device, copy, f"{list(tensor.shape)} in autocast's {dtype}", tensor)
     return tensor.to(dtype)
 
 
@@ -236,7 +236,7 @@ def _check_gradients(
 ) -> None:
     """UnsupportedError for an epilogue that has none, and under a limit on memory."""
     if memory.limit is not None:
-        held.refuse_gradients()
+        memory_use.refuse_gradients()
     fused = epilogue.activation or epilogue.norm or epilogue.residual
     if fused is None:
         return

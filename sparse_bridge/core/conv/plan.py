@@ -75,7 +75,7 @@ class ConvPlan:
         self.product = product._replace(target=self.dataflow.target(case))
         self.forward: Gather = self.dataflow.gather(self.product)
         if memory.limit is not None:
-            from .limited.product import LimitedProduct
+            from .row_blocks.product import LimitedProduct
 
             self.forward = LimitedProduct(self.dataflow, self.product, self.forward)
         self.generation = settings.generation

@@ -17,7 +17,7 @@ import torch
 
 from ... import memory
 from ...errors import GeometryError, UnsupportedError
-from ..device import held
+from ..device import memory_use
 from ..geometry.boxes import Box
 from ..geometry.offsets import Offsets
 from ..geometry.reach import BoxReach
@@ -113,13 +113,13 @@ def keeping(kept: list[Any]) -> Iterator[None]:
         _local.kept = before
 
 
-class _Again:
-    """A map that a request was answered with, once more; see `views.derived.Again`."""
+class _Rebuild:
+    """A map that a request was answered with, once more; see `views.derived.Rebuild`."""
 
     def __init__(self, cmap: CoordinateMap, req: MapRequest, new: CoordinateMap | None) -> None:
         self._cmap, self._req = cmap, req
         given = req.output if isinstance(req.output, CoordinateMap) else None
-        self._rows = cmap if req.kind == "submanifold" else given or new
+        self._rows = cmap if req.kind == "submanifold" else given if given is not None else new
 
     def whole(self) -> Rulebook:
         return build(self._cmap, self._req).kmap.rulebook
@@ -172,7 +172,7 @@ def build(cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
         n, volume = cmap.n_rows, len(req.offsets)
         made = {"strided": n, "generative": n * volume}.get(req.kind, 0)
         most = map_bytes(n, made, volume)
-        held.need(cmap.device, most, f"building a map of {cmap.n_rows} coordinates")
+        memory_use.need(cmap.device, most, f"building a map of {cmap.n_rows} coordinates")
     kind, offsets, reach = req.kind, req.offsets, isinstance(req.output, BoxReach)
     out_box = req.out_box(cmap.extent if reach else cmap.box)
     new: CoordinateMap | None = None
@@ -189,7 +189,7 @@ def build(cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
     if new is not None:
         new.loose = req.loose
     if memory.limit is not None and kmap.rulebook.backward is None:
-        kmap.rulebook.again = _Again(cmap, req, new)
+        kmap.rulebook.rebuild = _Rebuild(cmap, req, new)
     return BuiltMap.of(kmap, new)
 
 

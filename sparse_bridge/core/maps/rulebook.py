@@ -18,7 +18,7 @@ from ..device import stream_order
 from .pair_lists import DevicePairs, PairLists
 from .rows import Rows
 from .views.derived import Observer
-from .views.held import HeldViews
+from .views.view_set import ViewSet
 
 if TYPE_CHECKING:
     from ...kernels.maps.neighbor_table import NeighborTable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .repeated import Backward
 
 
-class Rulebook(HeldViews):
+class Rulebook(ViewSet):
     """Pairs (x row, y row) of V offsets. Side 0 gathers x rows for every y row, side 1 y rows for
     every x row.
 
@@ -106,8 +106,8 @@ class Rulebook(HeldViews):
     def follow(self) -> None:
         """Have the current stream wait for what of this was queued on another one. Whoever asks for
         a view comes by here, so it is built again here, too."""
-        if self._dropped and self.again is not None:
-            made, self._dropped = self.again.whole(), False
+        if self._dropped and self.rebuild is not None:
+            made, self._dropped = self.rebuild.whole(), False
             self._tables, self._tiles, self._lists = made._tables, made._tiles, made._lists
             self._given = made._given
             self._queued()

@@ -27,7 +27,7 @@ from ..conv.layers import convolve_layer
 from ..conv.pending import PendingConv
 from ..conv.plan import ConvForm
 from ..conv.registry import row_kernels
-from ..device import held, rocm
+from ..device import memory_use, rocm
 from ..device.precision import KERNEL_DTYPES
 from ..maps.kernel_map import KernelMap
 from ..maps.pair_lists import DevicePairs
@@ -73,9 +73,11 @@ def linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -
 def _make_room(x: torch.Tensor, w: torch.Tensor) -> None:
     """For torch's product, which is made in one piece: nothing but the result can be saved."""
     if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad):
-        held.refuse_gradients()
+        memory_use.refuse_gradients()
     shape, dtype = (x.shape[0], w.shape[1]), kind_of(x, w, None) or x.dtype
-    held.need(x.device, math.prod(shape) * dtype.itemsize, f"a product of {list(shape)}", x, w)
+    memory_use.need(
+        x.device, math.prod(shape) * dtype.itemsize, f"a product of {list(shape)}", x, w
+    )
 
 
 def linear_layer(

@@ -17,10 +17,10 @@ from sparse_bridge.core import functional
 from sparse_bridge.core.capture import units
 from sparse_bridge.core.conv import layers
 from sparse_bridge.core.conv.epilogue import Epilogue, Norm
-from sparse_bridge.core.conv.limited import job, kernel_job, product, torch_job
 from sparse_bridge.core.conv.pending import PendingConv
 from sparse_bridge.core.conv.plan import ConvForm
-from sparse_bridge.core.device import held
+from sparse_bridge.core.conv.row_blocks import job, kernel_job, product, torch_job
+from sparse_bridge.core.device import memory_use
 from sparse_bridge.core.maps import map_builder
 from sparse_bridge.core.maps.map_cache import MapStore
 from sparse_bridge.core.maps.request import MapRequest, request
@@ -38,7 +38,7 @@ C_IN, C_OUT = 16, 24
 def tight(monkeypatch):
     """Blocks are allowed for less than a real scene has to offer, and nothing is held from before;
     returns (kind of job, rows of a block) of what computes in blocks."""
-    held.reset()
+    memory_use.reset()
     monkeypatch.setattr(kernel_job, "SLACK", 0 if not torch.cuda.is_available() else job.SLACK)
     monkeypatch.setattr(product, "LEAST", 128)
     found = []
@@ -228,7 +228,7 @@ def test_maps_are_dropped_and_built_again(monkeypatch):
         assert torch.equal(scene.run("1GiB", second), want)
         x = scene.operands(first)
         result = want.nbytes
-        need = held.in_use(x.device, x, scene.weight) - first.rulebook.nbytes + result
+        need = memory_use.in_use(x.device, x, scene.weight) - first.rulebook.nbytes + result
     limit = need + second.rulebook.nbytes // 2  # room for the second map alone
     assert len(builds) == 2
     assert torch.equal(scene.run(limit, second), want)
@@ -389,10 +389,10 @@ def test_maps_that_are_gone_are_not_counted():
     with sparse_bridge.memory_limit("1GiB"):
         kmap = scene.map()
         scene.run(kmap=kmap)
-        assert held.in_use(torch.device("cpu")) == kmap.rulebook.nbytes > 0
+        assert memory_use.in_use(torch.device("cpu")) == kmap.rulebook.nbytes > 0
         del kmap
         gc.collect()
-        assert held.in_use(torch.device("cpu")) == 0
+        assert memory_use.in_use(torch.device("cpu")) == 0
 
 
 @pytest.mark.gpu

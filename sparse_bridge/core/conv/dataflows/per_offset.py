@@ -41,7 +41,7 @@ def gather_matmul(
     n_out = kmap.rulebook.n_rows[kmap.side]
     if n_out == 0 or x.shape[0] == 0:
         return x.new_zeros((n_out, w.columns_out), dtype=accumulator(x))
-    x, weight = working(x, weight)
+    x, weight = _working(x, weight)
     return sums_of(chunks_of(kmap, max(w.c_in, w.c_out)), n_out, x, weight, w)
 
 
@@ -94,7 +94,7 @@ def on_cpu(x: torch.Tensor) -> bool:
     return x.device.type == "cpu"
 
 
-def working(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+def _working(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
     """Tensors in the dtype of their products."""
     if not on_cpu(tensors[0]):
         return tensors
@@ -217,7 +217,7 @@ def weight_gradient(
     kmap: KernelMap, x: torch.Tensor, dy: torch.Tensor, dw: torch.Tensor, w: WeightLayout
 ) -> None:
     """dw = the sum of x[i]^T dy[j] over the pairs of every offset."""
-    x, dy = working(x, dy)
+    x, dy = _working(x, dy)
     chunks = chunks_of(kmap, max(w.c_in, w.c_out))
     with _summed(dw, accumulator(x)) as total:
         for group in range(w.groups):
@@ -257,7 +257,7 @@ def gradients(
         dw.zero_()
         return torch.zeros_like(x)
     dtype = x.dtype
-    x, weight, dy = working(x, weight, dy)
+    x, weight, dy = _working(x, weight, dy)
     dx = x.new_empty(x.shape, dtype=accumulator(x))
     chunks = chunks_of(kmap.transposed(), max(w.c_in, w.c_out))
     with _summed(dw, dx.dtype) as total:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 if TYPE_CHECKING:
-    from .held import HeldViews
+    from .view_set import ViewSet
 
 
 class Observer(Protocol):
@@ -21,7 +21,7 @@ class Observer(Protocol):
         """Pair lists were asked for, on the device."""
 
 
-class Again(Protocol):
+class Rebuild(Protocol):
     """How a rulebook can be made once more, with the same values.
 
     by_rows: whether parts of the table of side 0 can be had alone.  searching: bytes that `search`
@@ -34,7 +34,7 @@ class Again(Protocol):
     @property
     def searching(self) -> int: ...
 
-    def whole(self) -> HeldViews:
+    def whole(self) -> ViewSet:
         """The rulebook."""
 
     def search(self) -> None:

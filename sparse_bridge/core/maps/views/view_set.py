@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .derived import Again, Derived, map_bytes
+from .derived import Derived, Rebuild, map_bytes
 
 if TYPE_CHECKING:
     from ....kernels.maps.neighbor_table import NeighborTable
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from ..pair_lists import DevicePairs, PairLists
 
 
-class HeldViews:
+class ViewSet:
     """Of a `Rulebook`, see there for what is common.
 
-    _lists: `_given` by whoever made it, or made of a table.  _pairs: for kernels.  again: builds it
-    once more, where that is known; `drop` leaves nothing then.
+    _lists: `_given` by whoever made it, or made of a table.  _pairs: for kernels.  rebuild: how it
+    is made once more, where that is known; `drop` leaves nothing then.
     """
 
     n_rows: tuple[int, int]
@@ -28,7 +28,7 @@ class HeldViews:
         self._tiles: list[TileList | None] = [None, None]
         self._lists, self._given = lists, lists is not None
         self._pairs: DevicePairs | None = None
-        self.again: Again | None = None
+        self.rebuild: Rebuild | None = None
         self._dropped = False
         self.cache = Derived()
 
@@ -45,14 +45,14 @@ class HeldViews:
 
     def drop(self) -> None:
         """Let go of what can be made again, with the same values: what was derived, and all views
-        but one, or all of them where `again` builds them."""
+        but one, or all of them where `rebuild` builds them."""
         self.cache.drop()
         self._pairs = None
-        root = -1 if self.again is not None or self._given else 0 if self._known(0) else 1
-        if self.again is not None:
+        root = -1 if self.rebuild is not None or self._given else 0 if self._known(0) else 1
+        if self.rebuild is not None:
             self._dropped = True
-            self.again.drop()
-        if self.again is not None or not self._given:
+            self.rebuild.drop()
+        if self.rebuild is not None or not self._given:
             self._lists = None
         for side in (0, 1):
             if side != root:

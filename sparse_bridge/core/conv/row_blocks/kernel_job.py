@@ -1,5 +1,5 @@
-"""Kernels under a limit: over a stretch of a map's neighbour table at a time, whose order and tiles
-are made for it and dropped behind it."""
+"""Kernels under a limit: over some columns of a neighbour table at a time, whose order and
+tiles are made for it and dropped behind it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from ....kernels.runtime.target import Target
 from ...maps.rulebook import Rulebook
-from ...maps.views.derived import Again
+from ...maps.views.derived import Rebuild
 from ..dataflow import LayerProduct
 from ..kernel_products import GatherProduct, KernelDataflow
 from ..torch_end import Finished
@@ -16,7 +16,7 @@ from .job import SLACK, Call, Job
 _SORTED = 48  # bytes per row that the order of a table takes meanwhile
 
 
-class Stretch(Rulebook):
+class RowBlock(Rulebook):
     """Some rows of one side of a rulebook, as side 0.
 
     nbr: their columns of the table.  backwards: its offsets run from the last one.
@@ -116,8 +116,8 @@ class KernelJob(Job):
         """One block; what it needs goes with the call, before the next one's is made."""
         rulebook, _, x, weight, _ = self.call
         own, backwards = self.columns_of(begin, end)
-        stretch = Stretch(own, x.shape[0], backwards, rulebook.trained)
-        y.copy_(self.inner(stretch, 0, x, weight, self.call.end_of(begin, end)))
+        own_map = RowBlock(own, x.shape[0], backwards, rulebook.trained)
+        y.copy_(self.inner(own_map, 0, x, weight, self.call.end_of(begin, end)))
 
 
 class SearchJob(KernelJob):
@@ -125,23 +125,25 @@ class SearchJob(KernelJob):
 
     @staticmethod
     def serves(call: Call) -> bool:
-        again = call.rulebook.again
-        return again is not None and again.by_rows and (call.side == 0 or call.rulebook.symmetric)
+        rebuild = call.rulebook.rebuild
+        return (
+            rebuild is not None and rebuild.by_rows and (call.side == 0 or call.rulebook.symmetric)
+        )
 
     @property
-    def _again(self) -> Again:
-        assert self.call.rulebook.again is not None
-        return self.call.rulebook.again
+    def _rebuild(self) -> Rebuild:
+        assert self.call.rulebook.rebuild is not None
+        return self.call.rulebook.rebuild
 
     def views(self) -> int:
         return 0  # the map is let go of before anything is made
 
     def kept(self) -> int:
-        return self._again.searching - self.call.rulebook.nbytes
+        return self._rebuild.searching - self.call.rulebook.nbytes
 
     def prepare(self) -> None:
         self.call.rulebook.drop()
-        self._again.search()
+        self._rebuild.search()
 
     def columns_of(self, begin: int, end: int) -> tuple[torch.Tensor, bool]:
-        return self._again.table_of(begin, end), bool(self.call.side)
+        return self._rebuild.table_of(begin, end), bool(self.call.side)

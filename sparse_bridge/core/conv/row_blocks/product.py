@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from .... import memory
-from ...device import held
+from ...device import memory_use
 from ...maps.rulebook import Rulebook
 from ..dataflow import Dataflow, Gather, LayerProduct
 from ..dataflows.per_offset import PerOffset
@@ -34,15 +34,15 @@ class LimitedProduct:
         limit = memory.limit
         if limit is None or rulebook.rows[side].device is not None:  # a graph has its own memory
             return self._inner(rulebook, side, x, weight, end)
-        held.use(rulebook)
+        memory_use.use(rulebook)
         call = Call(rulebook, side, x, weight, end)
         jobs = self._jobs(call)
         whole, result = jobs[0], call.n_rows * jobs[0].columns * jobs[0].size
 
         def total(n_bytes: int) -> int:
-            return held.in_use(x.device, *call.operands) + result + n_bytes
+            return memory_use.in_use(x.device, *call.operands) + result + n_bytes
 
-        if held.drop_others(x.device, lambda: total(whole.whole()) <= limit, rulebook):
+        if memory_use.drop_others(x.device, lambda: total(whole.whole()) <= limit, rulebook):
             return self._inner(rulebook, side, x, weight, end)
         asked, heights = total(whole.whole()), _heights(call.n_rows)
         least = asked
@@ -58,7 +58,7 @@ class LimitedProduct:
                 job.fill(y, height)
                 return y
             least = min(least, max(most))
-        raise held.refusal(_named(call, whole), limit, asked, least)
+        raise memory_use.refusal(_named(call, whole), limit, asked, least)
 
     def _jobs(self, call: Call) -> list[Job]:
         """Ways to compute it, the quickest first."""

@@ -79,9 +79,9 @@ class TorchJob(Job):
         rows = (dense + others) * size + (others * self.size if size != self.size else 0)
         sums = min(height, n_rows) * self.columns * (2 * size + self.size)
         lists = 24 * n_pairs  # where the pairs lie in the block, and their products
-        held = 8 * len(self._pairs.x_rows)  # of all blocks
+        cut_lists = 8 * len(self._pairs.x_rows)  # of all blocks
         return (
-            rows * self.product.w.columns_in + sums + lists + held + self._products(n_pairs)
+            rows * self.product.w.columns_in + sums + lists + cut_lists + self._products(n_pairs)
             + self._end(min(height, n_rows)) + self._weight()
         )  # fmt: skip
 
