@@ -178,10 +178,10 @@ def cached(kmap: KernelMap, width: int) -> bool:
 
 
 def _key(kmap: KernelMap, width: int) -> tuple[str, int, int]:
-    return "chunks", kmap.side, _n_blocks(kmap, width)
+    return "chunks", kmap.side, n_blocks_of(kmap, width)
 
 
-def _n_blocks(kmap: KernelMap, width: int) -> int:
+def n_blocks_of(kmap: KernelMap, width: int) -> int:
     """Blocks of as many rows as the threads' caches hold products of."""
     n_rows = kmap.rulebook.n_rows[kmap.side]
     if n_rows <= _FEW or kmap.device.type != "cpu":

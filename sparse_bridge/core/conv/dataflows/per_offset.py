@@ -22,7 +22,7 @@ from ..dataflow import Dataflow, Gather, LayerProduct, Wgrad
 from ..epilogue import Epilogue
 from ..host_products import STEP, add_transposed, gather_rows, height_of, mm, together
 
-_TOGETHER = 1 << 18  # values of a part's rows that are gathered at once, at most
+TOGETHER = 1 << 18  # values of a part's rows that are gathered at once, at most
 
 
 def accumulator(x: torch.Tensor) -> torch.dtype:
@@ -119,7 +119,7 @@ def _adds_at_once(x: torch.Tensor) -> bool:
 def _large(pairs: Chunks | Part, width: int) -> bool:
     """Whether rows of `width` values are too much to gather for all offsets at once."""
     n_pairs = pairs.n_pairs if isinstance(pairs, Part) else pairs.products
-    return n_pairs * width > _TOGETHER
+    return n_pairs * width > TOGETHER
 
 
 class Multiply(NamedTuple):

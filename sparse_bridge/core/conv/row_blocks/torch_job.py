@@ -12,9 +12,9 @@ import torch
 
 from ...geometry.host_cells import on_host
 from ...maps.kernel_map import KernelMap
-from ..chunks import Block, Chunks, Pairs, Part, cached, cut, pairs_of
+from ..chunks import Block, Chunks, Pairs, Part, cached, cut, n_blocks_of, pairs_of
 from ..dataflow import Gather, LayerProduct
-from ..dataflows.per_offset import accumulator, on_cpu, sums_of
+from ..dataflows.per_offset import TOGETHER, accumulator, on_cpu, sums_of
 from .job import Call, Job
 
 _PART = 1 << 18  # pairs whose products are computed at once, at most
@@ -38,15 +38,23 @@ class TorchJob(Job):
         made = 0 if cached(self._kmap, max(w.c_in, w.c_out)) else 16 * n_pairs
         cast = call.x.dtype != self._work
         sums = (call.x.numel() + call.n_rows * self.columns) * self._work.itemsize if cast else 0
-        return made + sums + self._products(n_pairs) + self._end(call.n_rows) + self._weight()
+        n_blocks = n_blocks_of(self._kmap, max(w.c_in, w.c_out))
+        height = -(-call.n_rows // n_blocks)
+        uneven = min(n_pairs, 2 * n_pairs // n_blocks, height * w.n_offsets)
+        # A block's sums, and those of its dense offset.
+        block = self._products(uneven, height) + 2 * height * self.columns * self._work.itemsize
+        return made + sums + block + self._end(call.n_rows) + self._weight()
 
     def _weight(self) -> int:
         weight = self.call.weight
         return 0 if weight.dtype == self._work else weight.numel() * self._work.itemsize
 
-    def _products(self, n_pairs: int) -> int:
-        w = self.product.w
-        return min(n_pairs, _PART) * (w.c_in + w.c_out) * self._work.itemsize
+    def _products(self, n_pairs: int, height: int) -> int:
+        """Of the products of a block, and of rows that are gathered for them: all of a part while
+        they are few, else those of one offset."""
+        w, at_once = self.product.w, min(n_pairs, _PART)
+        rows = max(min(at_once * w.c_in, TOGETHER), min(height, at_once) * w.c_in)
+        return (at_once * w.c_out + rows) * self._work.itemsize
 
     def _end(self, n_rows: int) -> int:
         return self.end_bytes(n_rows, self.call.end.norm is not None)
@@ -80,10 +88,9 @@ class TorchJob(Job):
         sums = min(height, n_rows) * self.columns * (2 * size + self.size)
         lists = 24 * n_pairs  # where the pairs lie in the block, and their products
         cut_lists = 8 * len(self._pairs.x_rows)  # of all blocks
-        return (
-            rows * self.product.w.columns_in + sums + lists + cut_lists + self._products(n_pairs)
-            + self._end(min(height, n_rows)) + self._weight()
-        )  # fmt: skip
+        products, end = self._products(n_pairs, height), self._end(min(height, n_rows))
+        copies = rows * self.product.w.columns_in + self._weight()
+        return copies + sums + lists + cut_lists + products + end
 
     def fill(self, y: torch.Tensor, height: int) -> None:
         weight = self.call.weight.to(self._work)
