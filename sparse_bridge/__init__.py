@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from . import adapters, core
     from .adapters.convert import convert
     from .adapters.lifecycle import FrameworkStatus, Handle, disable, enable, report, status
+    from .checkpointing import checkpoint
     from .core.conv.override import dataflow
+    from .memory import memory_limit
     from .optimization import optimize, restore
     from .profiling.recorder import profile
 
@@ -29,12 +31,14 @@ __all__ = [
     "Handle",
     "__version__",
     "adapters",
+    "checkpoint",
     "convert",
     "core",
     "dataflow",
     "disable",
     "enable",
     "errors",
+    "memory_limit",
     "optimize",
     "override_settings",
     "profile",
@@ -48,11 +52,13 @@ __all__ = [
 _LAZY = {
     "FrameworkStatus": "adapters.lifecycle",
     "Handle": "adapters.lifecycle",
+    "checkpoint": "checkpointing",
     "convert": "adapters.convert",
     "dataflow": "core.conv.override",
     "disable": "adapters.lifecycle",
     "enable": "adapters.lifecycle",
     "load_ipython_extension": "profiling.notebook",
+    "memory_limit": "memory",
     "optimize": "optimization",
     "profile": "profiling.recorder",
     "restore": "optimization",

@@ -53,3 +53,15 @@ class SettingError(SparseBridgeError, ValueError):
 
 class LifecycleError(SparseBridgeError, RuntimeError):
     """`enable` / `disable` were asked for something that contradicts the current state."""
+
+
+class MemoryLimitError(SparseBridgeError, MemoryError):
+    """An operation does not fit under the limit of `sparse_bridge.memory_limit`.
+
+    All in bytes.  limit: that is in force.  asked: what the operation takes in one piece, with all
+    that is held beside it.  least: the lowest limit under which it runs.
+    """
+
+    def __init__(self, text: str, limit: int = 0, asked: int = 0, least: int = 0) -> None:
+        super().__init__(text)
+        self.limit, self.asked, self.least = limit, asked, least

@@ -20,10 +20,11 @@ Each is a keyword, or several, of `update` (`KEYWORDS`). A list is separated by 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -187,12 +188,29 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
 _lock = threading.RLock()
 _current: Settings | None = None
 generation = 0  # what was decided at another count is to be decided again
+_counted = itertools.count(1)
+_besides: Hashable = None  # what else decisions depend on, see `turn_to`
+_generations: dict[Hashable, int] = {None: 0}  # by that, since the settings last changed
 
 
 def changed() -> None:
     """Say that decisions may not hold any longer; settings say so by themselves."""
     global generation
-    generation += 1
+    with _lock:
+        generation = next(_counted)
+        _generations.clear()
+        _generations[_besides] = generation
+
+
+def turn_to(besides: Hashable) -> None:
+    """Say what decisions depend on besides the settings: those made when it was the same hold
+    again."""
+    global generation, _besides
+    with _lock:
+        _besides = besides
+        if besides not in _generations:
+            _generations[besides] = next(_counted)
+        generation = _generations[besides]
 
 
 def get() -> Settings:

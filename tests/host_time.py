@@ -29,7 +29,9 @@ from torch import nn
 import sparse_bridge
 from sparse_bridge import settings
 from sparse_bridge.core.conv import convolution
-from sparse_bridge.core.maps.rulebook import Derived, DevicePairs, Rulebook
+from sparse_bridge.core.maps.pair_lists import DevicePairs
+from sparse_bridge.core.maps.rulebook import Rulebook
+from sparse_bridge.core.maps.views.derived import Derived
 from sparse_bridge.core.ops import batch_norm
 from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.networks import minkowski, spconv, torchsparse

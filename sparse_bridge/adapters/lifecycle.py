@@ -22,7 +22,7 @@ from ..log import logger
 from . import base, ledger, optimizing, place
 from .alias_names import PackageNames
 from .base import Framework, FrameworkStatus
-from .enabling import child_counts, forks, inherited, model_layers, options
+from .enabling import child_counts, forks, inherited, limiting, model_layers, options
 from .enabling.active import Active
 from .enabling.options import Wanted
 from .import_hook import StandinFinder, choose, really_imported
@@ -103,6 +103,7 @@ def enable(
     strict: bool | None = None,
     profile: str | None = None,
     optimize: str | None = None,
+    memory_limit: str | int | None = None,
 ) -> Handle:
     """Bridge `frameworks` ("spconv", ...); without names, all that this installation knows.
 
@@ -119,6 +120,7 @@ def enable(
             join the convolutions before them; "graphs": on a GPU, parts of models that take and
             return sparse tensors are captured as graphs of launches and replayed, too (on AMD GPUs
             with SPARSE_BRIDGE_CAPTURE=always alone). None: the setting.
+        memory_limit: as `sparse_bridge.memory_limit`, as long as what is enabled here is.
 
     Warns once where this Python, torch or Triton is none that the package was tested with.
 
@@ -126,13 +128,13 @@ def enable(
         A handle with `report()`, `status()` and `disable()`, usable as a context manager.
 
     Raises:
-        SettingError: an unknown framework, mode, profile or optimize.
+        SettingError: an unknown framework, mode, profile or optimize, or no size.
         UnsupportedError: the adapter, its stand-in or the installed version is not supported.
         LifecycleError: `mode` or `profile` cannot be had, or contradicts how the framework is
-            enabled already, as `optimize` may how any is.
+            enabled already, as `memory_limit` may, too, and `optimize` how any is.
     """
     names = tuple(dict.fromkeys(base.load(name).name for name in frameworks) or base.ADAPTERS)
-    wanted = Wanted(mode, strict, profile, optimize)
+    wanted = Wanted(mode, strict, profile, optimize, memory_limit)
     options.check(names, wanted)
     releases.warn(stacklevel=2)
     with _lock:
@@ -234,6 +236,7 @@ def _hold(name: str, wanted: Wanted) -> Active:
         if wanted.profile is not None:
             adapter.confirm(wanted.profile)
         optimizing.choose(name, wanted.optimize)
+        limiting.choose(name, wanted.memory_limit)
     active.holders += 1
     return active
 
@@ -265,6 +268,7 @@ def _activate(adapter: Framework, wanted: Wanted) -> Active:
     names.install()
     ledger.set_strict(name, wanted.strict)
     optimizing.choose(name, wanted.optimize)
+    limiting.choose(name, wanted.memory_limit)
     _left_out.pop(name, None)
     _active[name] = active = Active(adapter, chosen, reason, version, names, undo)
     logger.info("%s is bridged, mode %s (%s)", name, chosen, reason)
@@ -304,6 +308,7 @@ def _deactivate(active: Active) -> None:
         del _active[name]
         ledger.set_strict(name, None)
         optimizing.leave(name)
+        limiting.leave(name)
         active.was_imported = active.imported
         active.names.uninstall()
         active.undo()

@@ -60,6 +60,10 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "from captured CUDA graphs",
     )
     parser.add_argument(
+        "--memory-limit", metavar="SIZE",
+        help="such as 8GiB: in inference, layers that would take more compute in blocks",
+    )  # fmt: skip
+    parser.add_argument(
         "--strict", action="store_true", help="raise where a layer would run in the original"
     )
     parser.add_argument(
@@ -114,8 +118,9 @@ def run(args: argparse.Namespace) -> int:
     report = ProgramReport(args.report, args.report_json, args.profile and args.profile_calls)
     strict = True if args.strict else None
     handle = lifecycle.enable(
-        *args.framework, mode=args.mode, strict=strict, optimize=args.optimize
-    )
+        *args.framework, mode=args.mode, strict=strict, optimize=args.optimize,
+        memory_limit=args.memory_limit,
+    )  # fmt: skip
     lifecycle.hand_on(report.counts)
     report.of(handle)
     args.in_script = True

@@ -348,7 +348,7 @@ def test_the_backward_pass_follows_the_settings(launches):
     x = torch.randn(kmap.n_in, 16, requires_grad=True)
     weight = torch.randn(9, 16, 32, requires_grad=True)
     empty = torch.zeros(10, dtype=torch.int32)
-    from sparse_bridge.core.maps.rulebook import DevicePairs
+    from sparse_bridge.core.maps.pair_lists import DevicePairs
 
     starts = torch.zeros(6, dtype=torch.int64)
     kmap.rulebook._pairs = DevicePairs(empty, empty, starts, True, 10)

@@ -14,7 +14,17 @@ Graph = dict[str, set[str]]
 # From the lowest to the highest; what stands in one line may import each other, without a cycle.
 FLOORS = (
     (
-        *("_version", "errors", "folders", "hooks", "log", "native", "releases", "settings"),
+        *(
+            "_version",
+            "errors",
+            "folders",
+            "hooks",
+            "log",
+            "memory",
+            "native",
+            "releases",
+            "settings",
+        ),
         *("state", "tables", "tolerances", "workers"),
     ),
     ("kernels.runtime",),
@@ -33,7 +43,7 @@ FLOORS = (
     ("core.capture",),
     ("core.warmup",),
     ("core.functional",),
-    ("adapters", "optimization"),
+    ("adapters", "checkpointing", "optimization"),
     (
         *("__main__", "commands", "compile", "demo", "doctor"),
         *(

@@ -117,6 +117,35 @@ def test_children_are_bridged_as_the_program(machine, tmp_path, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_children_have_the_limit_of_the_program(machine, tmp_path, way):
+    write_real(tmp_path / "site", "invented")
+    write(
+        tmp_path / "limits.py",
+        """
+        def limit():
+            import invented.engine
+            from sparse_bridge import memory
+            return memory.limit
+        """,
+    )
+    script = program(
+        tmp_path,
+        """
+        import json, multiprocessing, sys
+        from limits import limit
+
+        if __name__ == "__main__":
+            with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:
+                print(json.dumps([limit(), pool.apply(limit)]))
+        """,
+    )
+    assert answers(machine(script, way)) == [[None, None]]
+    assert answers(machine(script, way, options=("--memory-limit", "8GiB"))) == [[8 << 30] * 2]
+    done = machine(script, way, options=("--memory-limit", "lots"))
+    assert done.returncode == 2 and "a memory limit is 'lots'" in done.stderr
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_a_main_module_that_imports_the_framework_first(machine, tmp_path, way):
     write_real(tmp_path / "site", "invented")
     script = program(

@@ -22,7 +22,7 @@ TESTS = pathlib.Path(__file__).parent.parent
 # State that `state.reset` leaves alone, by reason.
 CHOSEN = """
     adapters.enabling.child_counts._folder adapters.enabling.inherited._counts
-    adapters.enabling.inherited._describe
+    adapters.enabling.inherited._describe adapters.enabling.limiting._limits
     adapters.flex_gemm.ADAPTER adapters.flex_gemm.profile._chosen adapters.flex_gemm.profile._reason
     adapters.flex_gemm.upstream.autotuner._begun adapters.flex_gemm.upstream.autotuner._cache
     adapters.ledger._strict adapters.lifecycle._active
@@ -38,10 +38,10 @@ BLOCKS = """
     core.conv.override._local core.conv.override._traced core.conv.override.inside
     core.conv.registry._automatic core.device.trace._local core.device.trace.recorders
     core.device.stream_order._users
-    core.maps.rows._active core.maps.rows._local core.tuning.tuner._tuner
+    core.maps.request._local core.maps.rows._active core.maps.rows._local core.tuning.tuner._tuner
     kernels.runtime.compile_processes._local
     kernels.runtime.precompile._local kernels.runtime.precompile.dry_runs
-    kernels.runtime.uploads._later
+    kernels.runtime.uploads._later memory._open memory.limit settings._besides
 """
 REGISTERED = """
     adapters.base.ADAPTERS adapters.base._loaded adapters.lifecycle._finders
@@ -59,7 +59,8 @@ HELD_ELSEWHERE = """
 NUMBERS = """
     adapters.minkowski.geometry.Region._interned core.compile.handles._numbers
     core.conv.dataflow._keys core.geometry.offsets.Offsets._interned
-    kernels.runtime.launch._next kernels.runtime.launch._numbers settings.generation
+    kernels.runtime.launch._next kernels.runtime.launch._numbers settings._counted
+    settings._generations settings.generation
 """
 FACTS = """
     core.capture.traces.maps._listeners

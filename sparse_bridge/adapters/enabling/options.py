@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from ... import settings
+from ... import memory, settings
 from ...errors import LifecycleError, SettingError
 from .. import base, ledger, optimizing
 from ..alias_names import PackageNames
+from . import limiting
 
 
 class Wanted(NamedTuple):
@@ -17,6 +18,7 @@ class Wanted(NamedTuple):
     strict: bool | None
     profile: str | None
     optimize: str | None
+    memory_limit: str | int | None = None
 
 
 def check(names: tuple[str, ...], wanted: Wanted) -> None:
@@ -29,6 +31,8 @@ def check(names: tuple[str, ...], wanted: Wanted) -> None:
             )
     if wanted.strict not in (None, True, False):
         raise SettingError(f"strict is {wanted.strict!r}; expected True, False or None.")
+    if wanted.memory_limit is not None:
+        memory.size_of(wanted.memory_limit)
     base.check_profile(names, wanted.profile)
 
 
@@ -45,7 +49,10 @@ def choice_of(enabled: Enabled) -> dict[str, Any]:
     import begins with, and those of them that are claimed."""
     adapter, mode, names = enabled.adapter, enabled.mode, enabled.names
     name, aliases = adapter.name, tuple(adapter.aliases) if mode == "standin" else ()
-    wanted = Wanted(mode, ledger.chosen_strict(name), adapter.profile(), optimizing.chosen(name))
+    wanted = Wanted(
+        mode, ledger.chosen_strict(name), adapter.profile(), optimizing.chosen(name),
+        limiting.chosen(name),
+    )  # fmt: skip
     known = [*adapter.packages, *aliases, *adapter.other_names]
     return {**wanted._asdict(), "names": known, "claimed": names.claims()}
 

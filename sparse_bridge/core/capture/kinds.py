@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ... import settings
+from ... import memory, settings
 from ..conv.convolution import autocast_dtype
 from ..device import rocm
 from ..geometry.data_bounds import Root
@@ -79,12 +79,13 @@ def kind_of(tensors: Tensors, call: Call, root: Root) -> Kind:
 
 def capturable(features: torch.Tensor) -> bool:
     """Whether launches over these features can be captured now; not inside another model that is
-    being captured."""
+    being captured, nor under a limit on memory, of which graphs have their own."""
     if features.is_cuda and not rocm.replays_graphs():
         rocm.say_that_graphs_stay_off()
         return False
     return (
         features.is_cuda
+        and memory.limit is None
         and not torch.cuda.is_current_stream_capturing()
         and padded.current() is None
     )

@@ -22,7 +22,7 @@ from collections.abc import Hashable, Mapping
 
 import torch
 
-from ... import log, settings, state
+from ... import log, memory, settings, state
 from ...errors import KernelError, SparseBridgeError
 from ...kernels.runtime import target as targets
 from ..device.serving import kernel_target
@@ -192,7 +192,8 @@ def _begin(cmap: CoordinateMap, first: Hashable, record: RequestHistory) -> Trac
     if scene is not None:
         return Tracker(cmap, record, _padded(cmap, cmap.kernel_target(), scene), stream)
     target, now = _target(cmap), settings.get()
-    if target is None or now.capture == "off" or now.dataflow not in ("auto", "masked"):
+    allowed = now.capture != "off" and memory.limit is None  # all maps of a scene come at once
+    if target is None or not allowed or now.dataflow not in ("auto", "masked"):
         return Tracker(cmap, record, {}, 0)
     history, expected, last = _learn(cmap, record, first)
     answers = None if last is None else _ready(history, expected, last, cmap, target)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ... import hooks, settings, state
+from ... import hooks, memory, settings, state
 from ..maps import request as requests
 from ..maps.coordinate_map import CoordinateMap
 from ..maps.map_cache import MapStore
@@ -72,8 +72,8 @@ def install(tensors_of: _TensorsOf, layers_of: Callable[[nn.Module], int]) -> No
 
 
 def wanted() -> bool:
-    """Whether the settings ask for it."""
-    return settings.get().optimize == "graphs"
+    """Whether the settings ask for it, and no limit on memory forbids it."""
+    return settings.get().optimize == "graphs" and memory.limit is None
 
 
 def _provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:

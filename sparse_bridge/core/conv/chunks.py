@@ -146,25 +146,42 @@ class Chunks:
         for part in self.parts():
             yield from part.items
 
+    @property
+    def nbytes(self) -> int:
+        """Of the pairs, and of what was derived of them."""
+        parts = list(self.parts())
+        pairs = sum(part.x_rows.nbytes + part.rows.nbytes for part in parts)
+        kept = (made for part in parts for made in part.kept.values() if isinstance(made, Slots))
+        return pairs + sum(one.nbytes for slots in kept for one in slots)
+
 
 def chunks_of(kmap: KernelMap, width: int) -> Chunks:
     """Chunks of a map for rows of `width` channels; cut once per size of block and direction, and
     kept with the rulebook."""
     rulebook = kmap.rulebook
     rulebook.follow()
-    key = ("chunks", kmap.side, _n_blocks(kmap, width))
+    key = _key(kmap, width)
     found: Chunks | None = rulebook.cache.get(key)
     if found is not None:
         return found
     if rulebook.symmetric and kmap.flipped:  # the other side with its offsets reversed
         found = chunks_of(kmap.transposed(), width).backwards()
     else:
-        found = _cut(kmap, key[2])
+        found = cut(kmap, -(-rulebook.n_rows[kmap.side] // key[2]), pairs_of(kmap))
     rulebook.cache.put(key, found)
     return found
 
 
-def _n_blocks(kmap: KernelMap, width: int) -> int:
+def cached(kmap: KernelMap, width: int) -> bool:
+    """Whether `chunks_of` has them."""
+    return kmap.rulebook.cache.get(_key(kmap, width)) is not None
+
+
+def _key(kmap: KernelMap, width: int) -> tuple[str, int, int]:
+    return "chunks", kmap.side, n_blocks_of(kmap, width)
+
+
+def n_blocks_of(kmap: KernelMap, width: int) -> int:
     """Blocks of as many rows as the threads' caches hold products of."""
     n_rows = kmap.rulebook.n_rows[kmap.side]
     if n_rows <= _FEW or kmap.device.type != "cpu":
@@ -176,11 +193,24 @@ def _n_blocks(kmap: KernelMap, width: int) -> int:
     return max(1, round(n_rows / rows))
 
 
-def _cut(kmap: KernelMap, n_blocks: int) -> Chunks:
+class Pairs(NamedTuple):
+    """All pairs of a map but those of the dense offset, offset by offset.
+
+    x_rows, y_rows: int32, on the CPU arrays, whose slices cost a tenth, else tensors.  counts: of
+    every offset.  dense: see `Chunks`.
+    """
+
+    x_rows: Any
+    y_rows: Any
+    counts: list[int]
+    dense: int
+
+
+def cut(kmap: KernelMap, height: int, pairs: Pairs) -> Chunks:
+    """Chunks in blocks of about `height` rows."""
     n_y = kmap.rulebook.n_rows[kmap.side]
-    x_rows, y_rows, counts, dense = _pairs(kmap)
+    x_rows, y_rows, counts, dense = pairs
     lengths = [counts]
-    height = -(-n_y // n_blocks)
     height += -height % ROWS  # so that rows of blocks are aligned as those of all are
     n_blocks = -(-n_y // height)
     if n_blocks > 1:
@@ -203,9 +233,7 @@ def _cut(kmap: KernelMap, n_blocks: int) -> Chunks:
     return Chunks(tuple(blocks), False, dense, longest, products)
 
 
-def _pairs(kmap: KernelMap) -> tuple[Any, Any, list[int], int]:
-    """(x rows, y rows, pairs of every offset, the dense offset or -1); rows int32 by offset, none
-    of the dense one; of the CPU arrays, whose slices cost a tenth, else tensors."""
+def pairs_of(kmap: KernelMap) -> Pairs:
     lists, n_offsets = kmap.rulebook.lists(), kmap.n_offsets
     n_mirrored = n_offsets // 2 if lists.mirrored else 0
     short = lists.short
@@ -226,7 +254,8 @@ def _pairs(kmap: KernelMap) -> tuple[Any, Any, list[int], int]:
     else:
         x_rows, y_rows = pair
     counts += reversed(counts[:n_mirrored])
-    return (y_rows, x_rows, counts, dense) if kmap.flipped else (x_rows, y_rows, counts, dense)
+    x_rows, y_rows = (y_rows, x_rows) if kmap.flipped else (x_rows, y_rows)
+    return Pairs(x_rows, y_rows, counts, dense)
 
 
 def _without_dense(

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from ... import memory
 from ...errors import UnsupportedError
+from ..device import memory_use
 from ..device.column_sums import column_sums
 from ..device.first_order import direct_apply, first_order, refuse_transforms, wrapped
 from ..device.torch_compat import eagerly
@@ -45,7 +47,12 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return tensor if tensor.dtype in (dtype, torch.float64) else tensor.to(dtype)
+    if tensor.dtype in (dtype, torch.float64):
+        return tensor
+    if memory.limit is not None:
+        copy = tensor.numel() * dtype.itemsize
+        memory_use.need(tensor.device, copy, f"{list(tensor.shape)} in autocast's {dtype}", tensor)
+    return tensor.to(dtype)
 
 
 def autocast_operands(
@@ -227,7 +234,9 @@ def _inference(x, weight, kmap, epilogue, form, dtype):  # type: ignore[no-untyp
 def _check_gradients(
     x: torch.Tensor, weight: torch.Tensor, kmap: KernelMap, epilogue: Epilogue
 ) -> None:
-    """UnsupportedError for an epilogue that has none."""
+    """UnsupportedError for an epilogue that has none, and under a limit on memory."""
+    if memory.limit is not None:
+        memory_use.refuse_gradients()
     fused = epilogue.activation or epilogue.norm or epilogue.residual
     if fused is None:
         return

@@ -217,6 +217,11 @@ class GatherProduct:
         return own, tuned, self._specs, target.compute_units, by_rule
 
     @property
+    def copies(self) -> bool:
+        """Whether the kernel reads a copy of the weight."""
+        return self._copied is not None
+
+    @property
     def fused(self) -> bool:
         """Whether it ends in more than a bias."""
         parts, activation, _, _ = self.product.epilogue

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from ... import native, settings, state
+from ... import memory, native, settings, state
 from ...native import calls as native_calls
 from ..device import trace
 from ..device.torch_compat import eagerly
@@ -46,7 +46,8 @@ def _renew() -> None:
     """Ask the settings whether layers may wait."""
     global _on, _generation
     now = settings.generation
-    _on = settings.get().optimize != "off"
+    # Trials hold a layer's result twice.
+    _on = settings.get().optimize != "off" and memory.limit is None
     _generation = now  # last: other threads go by it
 
 
@@ -205,7 +206,7 @@ def _use_helper(module: Any) -> None:
     from ...kernels.runtime import precompile
     from ...kernels.runtime.triton_compat import HOOKS
     from ..device.stream_order import StreamOrder
-    from ..maps.rulebook import Derived
+    from ..maps.views.derived import Derived
     from .kernel_products import GatherProduct
     from .waiting.tensors import Waiting, features_of
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ... import settings, state
+from ... import memory, settings, state
 from ..device import self_check, trace
 from ..geometry.weights import layout_of
 from ..maps.kernel_map import KernelMap
@@ -74,6 +74,10 @@ class ConvPlan:
         self.dataflow = registry.choose(case, form.dataflow)
         self.product = product._replace(target=self.dataflow.target(case))
         self.forward: Gather = self.dataflow.gather(self.product)
+        if memory.limit is not None:
+            from .row_blocks.product import LimitedProduct
+
+            self.forward = LimitedProduct(self.dataflow, self.product, self.forward)
         self.generation = settings.generation
         self._dense: bool | None = None
         self._dgrad: dict[bool, Gather] = {}
@@ -159,7 +163,7 @@ class _Plans:
     def renew(self) -> None:
         """Turn to the plans under the settings in force."""
         self.generation = settings.generation
-        under = settings.get(), self_check.generation, registry.automatic()
+        under = settings.get(), memory.limit, self_check.generation, registry.automatic()
         self.plans = self._sets.pop(under, {})
         if len(self._sets) >= _MOST_SETTINGS:
             del self._sets[next(iter(self._sets))]  # least recently used

@@ -55,6 +55,11 @@ class Finished:
         self._launched = launched
         self._normed = not (form.parts & 2) or launched.product.epilogue.parts == form.parts
 
+    @property
+    def copies(self) -> bool:
+        """See `GatherProduct`."""
+        return self._launched.copies
+
     def __call__(
         self, rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor,
         epilogue: Epilogue,

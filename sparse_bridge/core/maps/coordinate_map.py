@@ -213,12 +213,17 @@ class CoordinateMap:
         self._table, self._checked = table, True
 
     @property
+    def distinct(self) -> bool:
+        """Whether it is known that all rows live, and that no two are equal."""
+        return self._checked and self._unique and self._alive is None
+
+    @property
     def tabled(self) -> bool:
         """Whether there is a table already."""
         return self._table is not None
 
     def drop_table(self) -> None:
-        """Forget a table that was filled by bounds which did not hold."""
+        """Forget the table: it was filled by bounds which did not hold, or takes memory."""
         self._table = self._slots = None
 
     def indexed(self) -> host_index.Indexed:

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import torch
 
-from ... import settings
+from ... import memory, settings
 from ...errors import (
     CoordinateError,
     DataTypeError,
@@ -75,9 +75,10 @@ def submanifold(cmap: CoordinateMap, offsets: Offsets) -> KernelMap:
 
 def _optimistic_rulebook(cmap: CoordinateMap, offsets: Offsets, target: Target) -> Rulebook | None:
     """The map of distinct, live rows, queued before the device says whether they are; None when
-    they are not. With tiles, which most layers ask for."""
+    they are not. With tiles, which most layers ask for, where memory is not limited."""
     rulebook = _submanifold_rulebook(cmap, offsets, None)
-    if settings.get().dataflow in ("auto", "masked") and len(offsets) <= _TILED_OFFSETS:
+    tiled = settings.get().dataflow in ("auto", "masked") and memory.limit is None
+    if tiled and len(offsets) <= _TILED_OFFSETS:
         rulebook.tiles(0, target)
     return rulebook if cmap.unique and cmap.alive is None else None
 
@@ -210,6 +211,19 @@ def _between_rulebook(
     here, known = Source.of(y_map.coords, y_map.box, y_map.alive), x_map.box.layout(device)
     table = look_up(here, x_map.table(target), n_x, known, offsets, stride, target)
     return Rulebook(n_x, n_y, n_offsets, device, views=(table, None))
+
+
+def table_of_rows(
+    x_map: CoordinateMap, y_map: CoordinateMap, offsets: Offsets, stride: tuple[int, ...],
+    rows: slice,
+) -> torch.Tensor:  # fmt: skip
+    """Columns of the table of y[u] that gathers x[s * u + o]: those of some rows of y_map. All rows
+    of both are distinct and live."""
+    target, device = x_map.kernel_target(), x_map.device
+    assert target is not None
+    here = Source.of(y_map.coords[rows], y_map.box)
+    known = x_map.box.layout(device)
+    return look_up(here, x_map.table(target), x_map.n_rows, known, offsets, stride, target).nbr
 
 
 def from_pairs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from typing import NamedTuple
@@ -53,6 +54,13 @@ class PairLists:
         in_rows, out_rows = (on_device(_whole(part, short), device) for part in short[:2])
         return PairLists(in_rows, out_rows, made.starts, mirrored)
 
+    @property
+    def nbytes(self) -> int:
+        """Of what has been made of them."""
+        short = 0 if self.short is None else self.short.in_rows.nbytes + self.short.out_rows.nbytes
+        made = (self.__dict__.get(name) for name in ("in_rows", "out_rows"))
+        return short + sum(rows.nbytes for rows in made if rows is not None)
+
     @functools.cached_property
     def starts(self) -> list[int]:
         assert self.short is not None
@@ -78,3 +86,25 @@ def _whole(rows: Rows32, short: ShortPairs) -> Array:
         return rows.astype(np.int64)
     at = sum(short.counts[: short.whole])
     return np.concatenate([rows[:at], np.arange(short.n_rows), rows[at:]])
+
+
+@dataclasses.dataclass(eq=False)
+class DevicePairs:
+    """Pair lists int32 with their starts int64 [L + 1] on the device; see `PairLists` for the
+    rest. Where only the device knows the number of rows, lists have room for more pairs than they
+    hold.
+
+    likely: about how many pairs they hold.  longest: pairs of the offset that has most, where the
+    host knows.
+    """
+
+    in_rows: torch.Tensor
+    out_rows: torch.Tensor
+    starts: torch.Tensor
+    mirrored: bool
+    likely: int
+    longest: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.in_rows.nbytes + self.out_rows.nbytes + self.starts.nbytes

@@ -8,19 +8,25 @@ coordinates before anything is asked of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import NamedTuple, Protocol
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from ... import memory
 from ...errors import GeometryError, UnsupportedError
+from ..device import memory_use
 from ..geometry.boxes import Box
 from ..geometry.offsets import Offsets
 from ..geometry.reach import BoxReach
 from . import map_builder
-from .coordinate_map import CoordinateMap
+from .coordinate_map import CoordinateMap, capacity_for
 from .kernel_map import KernelMap
 from .map_cache import MapStore
+from .rulebook import Rulebook
+from .views.derived import map_bytes
 
 
 class OutputRule(Protocol):
@@ -78,6 +84,7 @@ class BuiltMap(NamedTuple):
         return BuiltMap(kmap, coords, None if coords is None else MapStore(coords))
 
 
+_local = threading.local()
 Provider = Callable[[MapStore, CoordinateMap, MapRequest], BuiltMap]
 Herald = Callable[[MapStore, CoordinateMap, Hashable], None]
 
@@ -89,7 +96,64 @@ def request(
     found: BuiltMap | None = store.peek(req)
     if found is None:
         found = store.get(req, lambda: _provider(store, cmap() if callable(cmap) else cmap, req))
+        kept: list[Any] | None = getattr(_local, "kept", None)
+        if kept is not None:
+            kept.append((store, found))
     return found
+
+
+@contextmanager
+def keeping(kept: list[Any]) -> Iterator[None]:
+    """Have `kept` hold the maps that this thread builds, with their stores."""
+    before = getattr(_local, "kept", None)
+    _local.kept = kept
+    try:
+        yield
+    finally:
+        _local.kept = before
+
+
+class _Rebuild:
+    """A map that a request was answered with, once more; see `views.derived.Rebuild`."""
+
+    def __init__(self, cmap: CoordinateMap, req: MapRequest, new: CoordinateMap | None) -> None:
+        self._cmap, self._req = cmap, req
+        given = req.output if isinstance(req.output, CoordinateMap) else None
+        self._rows = cmap if req.kind == "submanifold" else given if given is not None else new
+
+    def whole(self) -> Rulebook:
+        return build(self._cmap, self._req).kmap.rulebook
+
+    @property
+    def by_rows(self) -> bool:
+        return (
+            self._req.kind != "generative"
+            and self._cmap.kernel_target() is not None
+            and all(one is not None and one.distinct for one in (self._cmap, self._rows))
+        )
+
+    @property
+    def searching(self) -> int:
+        n = self._cmap.n_rows
+        return 0 if self._cmap.tabled else 12 * capacity_for(n) + 4 * n
+
+    def search(self) -> None:
+        target = self._cmap.kernel_target()
+        assert target is not None
+        self._cmap.table(target)
+
+    def table_of(self, begin: int, end: int) -> torch.Tensor:
+        assert self._rows is not None
+        dimension = self._req.offsets.dimension
+        stride = self._req.stride or (1,) * dimension
+        return map_builder.table_of_rows(
+            self._cmap, self._rows, self._req.offsets, stride, slice(begin, end)
+        )
+
+    def drop(self) -> None:
+        for one in (self._cmap, self._rows):
+            if one is not None and one.distinct:
+                one.drop_table()
 
 
 def build(cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
@@ -104,6 +168,11 @@ def build(cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
             "one input. Use torch.export or torch.compile (docs/compile.md), or "
             "sparse_bridge.export.export_onnx (docs/export.md)."
         )
+    if memory.limit is not None and cmap.device.type != "cpu":
+        n, volume = cmap.n_rows, len(req.offsets)
+        made = {"strided": n, "generative": n * volume}.get(req.kind, 0)
+        most = map_bytes(n, made, volume)
+        memory_use.need(cmap.device, most, f"building a map of {cmap.n_rows} coordinates")
     kind, offsets, reach = req.kind, req.offsets, isinstance(req.output, BoxReach)
     out_box = req.out_box(cmap.extent if reach else cmap.box)
     new: CoordinateMap | None = None
@@ -119,6 +188,8 @@ def build(cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
         raise GeometryError(f"no map is of the kind {kind!r} with output {req.output!r}.")
     if new is not None:
         new.loose = req.loose
+    if memory.limit is not None and kmap.rulebook.backward is None:
+        kmap.rulebook.rebuild = _Rebuild(cmap, req, new)
     return BuiltMap.of(kmap, new)
 
 

@@ -6,18 +6,19 @@ for each direction, pair lists per offset.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from ...kernels.runtime.target import Target
 from ..device import stream_order
-from .pair_lists import PairLists
+from .pair_lists import DevicePairs, PairLists
 from .rows import Rows
+from .views.derived import Observer
+from .views.view_set import ViewSet
 
 if TYPE_CHECKING:
     from ...kernels.maps.neighbor_table import NeighborTable
@@ -26,58 +27,7 @@ if TYPE_CHECKING:
     from .repeated import Backward
 
 
-class Observer(Protocol):
-    """Who wants to know which views of a rulebook are asked for."""
-
-    def wanted(self, side: int, tiles: bool) -> None:
-        """A view of `side` was asked for; tiles: as mask-ordered tiles."""
-
-    def listed(self) -> None:
-        """Pair lists were asked for, on the device."""
-
-
-class Derived:
-    """What upper layers derived from a rulebook (plans, chunks), which lives as long as it does.
-
-    get: the object under a key, or None.
-    """
-
-    __slots__ = ("_held", "get")
-
-    def __init__(self) -> None:
-        self._held: dict[Any, Any] = {}
-        self.get = self._held.get  # the dictionary's own: it is asked in every layer call
-
-    def put(self, key: Any, made: Any) -> Any:
-        self._held[key] = made
-        return made
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def values(self) -> list[Any]:
-        return list(self._held.values())
-
-
-@dataclasses.dataclass(eq=False)
-class DevicePairs:
-    """Pair lists int32 with their starts int64 [L + 1] on the device; see `PairLists` for the
-    rest. Where only the device knows the number of rows, lists have room for more pairs than they
-    hold.
-
-    likely: about how many pairs they hold.  longest: pairs of the offset that has most, where the
-    host knows.
-    """
-
-    in_rows: torch.Tensor
-    out_rows: torch.Tensor
-    starts: torch.Tensor
-    mirrored: bool
-    likely: int
-    longest: int | None = None
-
-
-class Rulebook:
+class Rulebook(ViewSet):
     """Pairs (x row, y row) of V offsets. Side 0 gathers x rows for every y row, side 1 y rows for
     every x row.
 
@@ -96,15 +46,12 @@ class Rulebook:
         regular: bool | None = True,
         views: Sequence[NeighborTable | TileList | None] = (None, None),
     ) -> None:  # fmt: skip
+        super().__init__(lists)
         x = Rows.of(x) if isinstance(x, int) else x
         y = Rows.of(y) if isinstance(y, int) else y
         self.rows, self.n_rows = (y, x), (y.capacity, x.capacity)
         self.n_offsets, self.device = n_offsets, device
         self.symmetric, self.center = symmetric, center
-        self._tables: list[NeighborTable | None] = [None, None]
-        self._tiles: list[TileList | None] = [None, None]
-        self._lists, self._given = lists, lists is not None
-        self._pairs: DevicePairs | None = None
         self._coming: tuple[PairBatch, int, int] | None = None  # where pair lists are counted
         if regular is not None:
             self.regular = regular
@@ -112,7 +59,6 @@ class Rulebook:
         self.order = stream_order.of(device)
         self.backward: Backward | None = None
         self.trained = False  # whether a convolution over it has recorded gradients
-        self.cache = Derived()
         for side, view in enumerate(views):
             self._adopt(side, view)
 
@@ -130,6 +76,7 @@ class Rulebook:
     def copied(self) -> Rulebook:
         """The same map with its tables, or the pair lists that it was given, and nothing made of
         them."""
+        self.follow()
         views = [None if self._given else self.table(0)[0], None]
         if not (self._given or self.symmetric):
             views[1] = self.table(1)[0]
@@ -157,7 +104,13 @@ class Rulebook:
         self._observer = observer
 
     def follow(self) -> None:
-        """Have the current stream wait for what of this was queued on another one."""
+        """Have the current stream wait for what of this was queued on another one. Whoever asks for
+        a view comes by here, so it is built again here, too."""
+        if self._dropped and self.rebuild is not None:
+            made, self._dropped = self.rebuild.whole(), False
+            self._tables, self._tiles, self._lists = made._tables, made._tiles, made._lists
+            self._given = made._given
+            self._queued()
         if self.order is not None:
             self.order.wait(self._held)
 
@@ -174,10 +127,6 @@ class Rulebook:
     def _queued(self) -> None:
         if self.order is not None:
             self.order.queued()
-
-    def tiled(self, side: int) -> bool:
-        """Whether there are tiles of `side`."""
-        return self._tiles[side] is not None
 
     @functools.cached_property  # plain to read afterwards: every layer call asks
     def regular(self) -> bool:
@@ -274,13 +223,11 @@ class Rulebook:
         """Pair lists that tell all: of half of the offsets where the others are their mirrors."""
         return self.n_offsets // 2 + 1 if self.symmetric else self.n_offsets
 
-    def _known(self, side: int) -> bool:
-        return self._tables[side] is not None or self._tiles[side] is not None
-
     def lists(self) -> PairLists:
         """Pair lists with host starts; waits for the device where only tables exist."""
         self.follow()
-        if self._lists is None:
+        lists = self._lists  # another thread may drop them
+        if lists is None:
             side = 0 if self._known(0) else 1
             self.rows[side].number("A list of pairs")
             table = self.table(side)[0]
@@ -290,9 +237,9 @@ class Rulebook:
             found = table.nbr[:n_lists][present].long()
             x_rows, y_rows = (found, rows) if side == 0 else (rows, found)
             starts = [0, *present.sum(1).cumsum(0).tolist()]
-            self._lists = PairLists(x_rows, y_rows, starts, self.symmetric)
+            self._lists = lists = PairLists(x_rows, y_rows, starts, self.symmetric)
             self._queued()
-        return self._lists
+        return lists
 
     def pair_list(self, v: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(x rows, y rows) int64 of offset v."""
@@ -309,19 +256,21 @@ class Rulebook:
         self.follow()
         if self._observer is not None:
             self._observer.listed()
-        if self._pairs is None:
+        found = self._pairs
+        if found is None:
             if self._given and self._lists is not None:
                 lists = self._lists
                 starts = torch.tensor(lists.starts, dtype=torch.int64, device=self.device)
                 x_rows, y_rows = lists.in_rows, lists.out_rows
                 longest = max(b - a for a, b in itertools.pairwise(lists.starts))
-                self._pairs = DevicePairs(
+                found = DevicePairs(
                     x_rows.int(), y_rows.int(), starts, lists.mirrored, len(x_rows), longest
                 )
             else:
-                self._pairs = self._compact(target)
+                found = self._compact(target)
+            self._pairs = found
             self._queued()
-        return self._pairs
+        return found
 
     def pairs_are(self, pairs: DevicePairs) -> None:
         """Take pair lists over that agree with the views."""

@@ -10,6 +10,7 @@ and the same bits of a row.
 from __future__ import annotations
 
 import collections
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ... import settings, state
+from ... import memory, settings, state
 from ..conv import fused_call, host_products, override
 from ..conv.convolution import autocast_dtype, transformed, unheard
 from ..conv.dataflow import Case
@@ -26,10 +27,11 @@ from ..conv.layers import convolve_layer
 from ..conv.pending import PendingConv
 from ..conv.plan import ConvForm
 from ..conv.registry import row_kernels
-from ..device import rocm
+from ..device import memory_use, rocm
 from ..device.precision import KERNEL_DTYPES
 from ..maps.kernel_map import KernelMap
-from ..maps.rulebook import DevicePairs, Rulebook
+from ..maps.pair_lists import DevicePairs
+from ..maps.rulebook import Rulebook
 
 FORM = ConvForm("vio", 1, "ieee", "unmasked")
 _TF32 = FORM._replace(precision="tf32")
@@ -59,11 +61,23 @@ def linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -
     if torch.compiler.is_compiling():
         return (as_operator or rocm.linear)(x, w, bias)
     if x.device.type not in DEVICES or not by_kernel(x, w, bias):
+        if memory.limit is not None:
+            _make_room(x, w)
         return (rocm if transformed() else host_products).linear(x, w, bias)
     kmap = identity(x.shape[0], x.device, torch.is_grad_enabled())
     if kmap is None:
         return rocm.linear(x, w, bias)
     return unheard(x, w[None], kmap, None if bias is None else bias.flatten(), form_of(x))
+
+
+def _make_room(x: torch.Tensor, w: torch.Tensor) -> None:
+    """For torch's product, which is made in one piece: nothing but the result can be saved."""
+    if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad):
+        memory_use.refuse_gradients()
+    shape, dtype = (x.shape[0], w.shape[1]), kind_of(x, w, None) or x.dtype
+    memory_use.need(
+        x.device, math.prod(shape) * dtype.itemsize, f"a product of {list(shape)}", x, w
+    )
 
 
 def linear_layer(

@@ -151,6 +151,11 @@ class NeighborTable:
         """What holds the table; masks can be made again."""
         return (self.nbr,) if self.count is None else (self.nbr, self.count)
 
+    @property
+    def nbytes(self) -> int:
+        held = [*map(viewed, self.own[:2]), *map(viewed, self._parted.values())]
+        return sum(one.nbytes for one in held if one is not None)
+
     def masks(self, target: Target, parts: int = 1) -> torch.Tensor:
         """The offset masks, made if nobody left them. parts: of so many ranges of the offsets, each
         with as many words as the longest of them, [parts * W, N]."""

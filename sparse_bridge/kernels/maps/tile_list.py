@@ -43,6 +43,10 @@ class TileList:
         """What holds the tiles."""
         return (self.memory,)
 
+    @property
+    def nbytes(self) -> int:
+        return self.memory.nbytes
+
     @staticmethod
     def size(n_offsets: int, n_pairs: int, splits: int = 1) -> int:
         """Elements of `memory`."""

@@ -136,9 +136,9 @@ def test_rows_gathered_at_once_give_the_same_products(kind, monkeypatch):
     made = layer(kind, shape=(11, 9, 8), share=0.3, batch_size=1)
     x, dy = features(made.kmap.n_in, 12), features(made.kmap.n_out, 7, 1)
     weight = features(made.kmap.n_offsets * 12, 7, 2).view(-1, 12, 7)
-    monkeypatch.setattr(per_offset, "_TOGETHER", 0)
+    monkeypatch.setattr(per_offset, "TOGETHER", 0)
     want = products(made.kmap, x, weight, dy)
-    monkeypatch.setattr(per_offset, "_TOGETHER", 1 << 30)
+    monkeypatch.setattr(per_offset, "TOGETHER", 1 << 30)
     for got, truth in zip(products(made.kmap, x, weight, dy), want, strict=True):
         assert_close(got, truth)
 

@@ -9,7 +9,7 @@ from sparse_bridge import settings
 from sparse_bridge.core.conv import fused_call, plan
 from sparse_bridge.core.conv.convolution import conv
 from sparse_bridge.core.conv.epilogue import Norm
-from sparse_bridge.core.maps.rulebook import DevicePairs
+from sparse_bridge.core.maps.pair_lists import DevicePairs
 from tests.core.layers import layer
 from tests.walk import Walk, walk
 from tests.walk_doors import LAUNCHER, doors

@@ -22,7 +22,7 @@ from ..dataflow import Dataflow, Gather, LayerProduct, Wgrad
 from ..epilogue import Epilogue
 from ..host_products import STEP, add_transposed, gather_rows, height_of, mm, together
 
-_TOGETHER = 1 << 18  # values of a part's rows that are gathered at once, at most
+TOGETHER = 1 << 18  # values of a part's rows that are gathered at once, at most
 
 
 def accumulator(x: torch.Tensor) -> torch.dtype:
@@ -42,7 +42,13 @@ def gather_matmul(
     if n_out == 0 or x.shape[0] == 0:
         return x.new_zeros((n_out, w.columns_out), dtype=accumulator(x))
     x, weight = _working(x, weight)
-    chunks = chunks_of(kmap, max(w.c_in, w.c_out))
+    return sums_of(chunks_of(kmap, max(w.c_in, w.c_out)), n_out, x, weight, w)
+
+
+def sums_of(
+    chunks: Chunks, n_out: int, x: torch.Tensor, weight: torch.Tensor, w: WeightLayout
+) -> torch.Tensor:
+    """`gather_matmul` of tensors in the dtype of their products."""
     if w.strides[0] < 0:
         w, chunks = w.reversed(), chunks.backwards()
     if w.groups == 1 and len(chunks.blocks) == 1:
@@ -113,7 +119,7 @@ def _adds_at_once(x: torch.Tensor) -> bool:
 def _large(pairs: Chunks | Part, width: int) -> bool:
     """Whether rows of `width` values are too much to gather for all offsets at once."""
     n_pairs = pairs.n_pairs if isinstance(pairs, Part) else pairs.products
-    return n_pairs * width > _TOGETHER
+    return n_pairs * width > TOGETHER
 
 
 class Multiply(NamedTuple):

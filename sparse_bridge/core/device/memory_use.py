@@ -1,0 +1,106 @@
+"""What is in use on a device, and room under a limit on memory: maps that layers used under one are
+known here, and those that were used least recently are dropped first."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import NoReturn, Protocol
+
+import torch
+
+from ... import memory, state
+from ...errors import MemoryLimitError, UnsupportedError
+
+
+class Droppable(Protocol):
+    """What can be made again.  nbytes: what it holds now."""
+
+    device: torch.device
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def drop(self) -> None:
+        """Let go of what can be made again."""
+
+
+_lock = threading.Lock()
+_used: dict[int, weakref.ref[Droppable]] = {}  # in the order of their last use
+
+
+def use(one: Droppable) -> None:
+    """Say that `one` is used now."""
+    with _lock:
+        _used.pop(id(one), None)
+        _used[id(one)] = weakref.ref(one)
+
+
+def _alive(device: torch.device) -> list[Droppable]:
+    with _lock:
+        found = [(key, one()) for key, one in _used.items()]
+        for key, one in found:
+            if one is None:
+                del _used[key]
+    return [one for _, one in found if one is not None and one.device == device]
+
+
+@state.owns
+def reset() -> None:
+    """Forget which maps layers used."""
+    with _lock:
+        _used.clear()
+
+
+def in_use(device: torch.device, *operands: torch.Tensor | None) -> int:
+    """Bytes in use on a device: as torch's allocator counts them; on the CPU, where none counts,
+    those of an operation's operands and of the maps that are known."""
+    if device.type in ("cuda", "xpu"):
+        return int(torch.get_device_module(device).memory_allocated(device))
+    own = {one.data_ptr(): one.nbytes for one in operands if one is not None}
+    return sum(own.values()) + sum(one.nbytes for one in _alive(device))
+
+
+def drop_others(device: torch.device, enough: Callable[[], bool], kept: object = None) -> bool:
+    """Drop maps, except for `kept`, until there is `enough` room; whether there is."""
+    for one in _alive(device):
+        if enough():
+            return True
+        if one is not kept:
+            one.drop()
+    return enough()
+
+
+def need(device: torch.device, n_bytes: int, what: str, *operands: torch.Tensor | None) -> None:
+    """Have room for `n_bytes` more under the limit that is in force; `what` takes them.
+
+    Raises: MemoryLimitError.
+    """
+    limit = memory.limit
+    if limit is None:
+        return
+    if not drop_others(device, lambda: in_use(device, *operands) + n_bytes <= limit):
+        least = in_use(device, *operands) + n_bytes
+        raise refusal(what, limit, least, least)
+
+
+def refuse_gradients() -> NoReturn:
+    """UnsupportedError for a layer that records gradients under a limit."""
+    raise UnsupportedError(
+        "sparse_bridge.memory_limit holds in inference, and a layer recorded gradients; run it "
+        "under torch.no_grad(). In training, sparse_bridge.checkpoint(module) saves memory."
+    )
+
+
+def refusal(what: str, limit: int, asked: int, least: int) -> MemoryLimitError:
+    """The error that says what an operation takes.  asked: in one piece; least: in blocks."""
+    pieces = memory.shown(asked)
+    if least < asked:
+        pieces += f" in one piece and {memory.shown(least)} in the smallest blocks"
+    return MemoryLimitError(
+        f"{what} does not fit under the memory limit of {memory.shown(limit)}: it takes {pieces}, "
+        f"what is in use beside it included. Raise the limit to {least} bytes or more, let go of "
+        "tensors that are not needed any longer, or use smaller batches.",
+        limit, asked, least,
+    )  # fmt: skip

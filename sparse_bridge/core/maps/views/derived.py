@@ -1,0 +1,81 @@
+"""What belongs to a rulebook beside its views: what was derived of them, who looks on, and how it
+is built again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from .view_set import ViewSet
+
+
+class Observer(Protocol):
+    """Who wants to know which views of a rulebook are asked for."""
+
+    def wanted(self, side: int, tiles: bool) -> None:
+        """A view of `side` was asked for; tiles: as mask-ordered tiles."""
+
+    def listed(self) -> None:
+        """Pair lists were asked for, on the device."""
+
+
+class Rebuild(Protocol):
+    """How a rulebook can be made once more, with the same values.
+
+    by_rows: whether parts of the table of side 0 can be had alone.  searching: bytes that `search`
+    makes.
+    """
+
+    @property
+    def by_rows(self) -> bool: ...
+
+    @property
+    def searching(self) -> int: ...
+
+    def whole(self) -> ViewSet:
+        """The rulebook."""
+
+    def search(self) -> None:
+        """Have what searches for coordinates."""
+
+    def table_of(self, begin: int, end: int) -> torch.Tensor:
+        """Columns of its table of side 0."""
+
+    def drop(self) -> None:
+        """Let go of what searches for coordinates."""
+
+
+class Derived:
+    """What upper layers derived from a rulebook (plans, chunks), which lives as long as it does.
+
+    get: the object under a key, or None.
+    """
+
+    __slots__ = ("_held", "get")
+
+    def __init__(self) -> None:
+        self._held: dict[Any, Any] = {}
+        self.get = self._held.get  # the dictionary's own: it is asked in every layer call
+
+    def put(self, key: Any, made: Any) -> Any:
+        self._held[key] = made
+        return made
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def values(self) -> list[Any]:
+        return list(self._held.values())
+
+    def drop(self) -> None:
+        """Forget all of it: it is derived again when it is asked for."""
+        self._held.clear()
+
+
+def map_bytes(n_rows: int, new: int, n_offsets: int) -> int:
+    """Bytes that building a map on a device takes, at most: a table with masks, and a hash table a
+    sixth full; of `new` rows that come with it the same, and a slot for whatever reaches them."""
+    per_row = 4 * (n_offsets - (-n_offsets // 32)) + 6 * 12
+    return (n_rows + new) * per_row + (4 * n_offsets * n_rows if new else 0)

@@ -1,0 +1,166 @@
+"""`sparse_bridge.memory_limit` over networks of the frameworks: the same bits, in blocks; and how a
+program gets one without a change."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from torch import nn
+
+import sparse_bridge
+from sparse_bridge import memory
+from sparse_bridge.core.conv.row_blocks import torch_job
+from sparse_bridge.core.device import memory_use
+from sparse_bridge.core.maps import request as requests
+from sparse_bridge.errors import LifecycleError, MemoryLimitError, SettingError
+from tests.clouds import cloud, features
+
+GRID, CHANNELS = (24, 22, 20), 16
+DOORS = ("spconv", "torchsparse", "flex_gemm")
+
+
+@contextlib.contextmanager
+def network_of(door, dtype):
+    """run(features, coords) of a network with submanifold, strided and inverse layers, and one of
+    kernel volume 1, through one framework's API."""
+    torch.manual_seed(0)
+    with sparse_bridge.enable(door, mode="standin"):
+        made = {"spconv": spconv, "torchsparse": torchsparse, "flex_gemm": flex_gemm}[door]()
+        yield made(dtype)
+
+
+def spconv():
+    import spconv.pytorch as sp
+
+    def made(dtype):
+        c = CHANNELS
+        network = sp.SparseSequential(
+            sp.SubMConv3d(c, c, 3, indice_key="a"), nn.BatchNorm1d(c), nn.ReLU(),
+            sp.SubMConv3d(c, c, 1), sp.SparseConv3d(c, 2 * c, 3, 2, 1, indice_key="down"),
+            sp.SubMConv3d(2 * c, 2 * c, 3, indice_key="b"), nn.ReLU(),
+            sp.SparseInverseConv3d(2 * c, c, 3, "down"), sp.SubMConv3d(c, c, 3, indice_key="a"),
+        ).eval().to(dtype)  # fmt: skip
+        return lambda x, coords: network(sp.SparseConvTensor(x, coords, list(GRID), 2)).features
+
+    return made
+
+
+def torchsparse():
+    import torchsparse as ts
+    import torchsparse.nn as spnn
+
+    def made(dtype):
+        c = CHANNELS
+        network = nn.Sequential(
+            spnn.Conv3d(c, c, 3), spnn.BatchNorm(c), spnn.ReLU(True), spnn.Conv3d(c, c, 1),
+            spnn.Conv3d(c, 2 * c, 2, stride=2), spnn.Conv3d(2 * c, 2 * c, 3, bias=True),
+            spnn.Conv3d(2 * c, c, 2, stride=2, transposed=True), spnn.Conv3d(c, c, 3),
+        ).eval().to(dtype)  # fmt: skip
+        return lambda x, coords: network(ts.SparseTensor(x, coords)).feats
+
+    return made
+
+
+def flex_gemm():
+    from flex_gemm.ops import spconv as functions
+
+    def made(dtype):
+        weights = [torch.randn(CHANNELS, 3, 3, 3, CHANNELS).to(dtype) / 20 for _ in range(2)]
+        bias = torch.randn(CHANNELS).to(dtype)
+
+        def run(x, coords):
+            cache = None
+            for weight in weights:
+                x, cache = functions.sparse_submanifold_conv3d(
+                    x, coords, torch.Size((2, CHANNELS, *GRID)), weight, bias, cache
+                )
+                x = x.relu()
+            return x
+
+        return run
+
+    return made
+
+
+@pytest.fixture(autouse=True)
+def blocks(monkeypatch):
+    """Rows of the blocks that were computed."""
+    memory_use.reset()
+    found, fill = [], torch_job.TorchJob.fill
+
+    def watched(self, y, height):
+        found.append(height)
+        fill(self, y, height)
+
+    monkeypatch.setattr(torch_job.TorchJob, "fill", watched)
+    return found
+
+
+@torch.no_grad()
+def least_of(run):
+    """The lowest limit under which `run()` passes, as its errors tell it, and its result."""
+    limit = 1
+    while True:
+        try:
+            with sparse_bridge.memory_limit(limit):
+                return limit, run()
+        except MemoryLimitError as error:
+            assert error.least > limit
+            limit = error.least
+
+
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16, torch.float32), ids=str)
+@pytest.mark.parametrize("door", DOORS)
+def test_the_bits_of_networks(door, dtype, blocks, plain_settings):
+    coords = cloud(GRID, 2, 0.3)
+    x = features(len(coords), CHANNELS).to(dtype)
+    with network_of(door, dtype) as network, torch.no_grad():
+        for _ in range(3):  # trials of what follows layers are over, and plans are known
+            want = network(x.clone(), coords.clone())
+        blocks.clear()
+        limit, y = least_of(lambda: network(x.clone(), coords.clone()))
+        assert torch.equal(y, want)
+        assert blocks and min(blocks) < len(x)
+        with pytest.raises(MemoryLimitError), sparse_bridge.memory_limit(limit - 1):
+            network(x.clone(), coords.clone())
+        blocks.clear()
+        with sparse_bridge.memory_limit("1GiB"):
+            assert torch.equal(network(x.clone(), coords.clone()), want) and not blocks
+        assert torch.equal(network(x.clone(), coords.clone()), want)
+
+
+def test_a_map_of_the_way_down_is_built_again_on_the_way_up(blocks, monkeypatch, plain_settings):
+    coords = cloud(GRID, 2, 0.3)
+    x, asked = features(len(coords), CHANNELS), []
+    build = requests.build
+
+    def watched(cmap, req):
+        asked.append(req)
+        return build(cmap, req)
+
+    monkeypatch.setattr(requests, "build", watched)
+    with network_of("spconv", torch.float32) as network, torch.no_grad():
+        network(x, coords.clone())
+        usual = len(asked)
+        limit, _ = least_of(lambda: network(x, coords.clone()))
+        asked.clear()
+        with sparse_bridge.memory_limit(limit):
+            network(x, coords.clone())
+        assert len(asked) > usual == len(set(asked)), "no map was built twice"
+
+
+def test_enable_takes_a_limit(plain_settings):
+    with sparse_bridge.enable("torchsparse", mode="standin", memory_limit="2GiB"):
+        assert memory.limit == 2 << 30
+        with sparse_bridge.enable("spconv", mode="standin", memory_limit=1 << 30):
+            assert memory.limit == 1 << 30
+            sparse_bridge.enable("spconv", memory_limit="1GiB").disable()
+            with pytest.raises(LifecycleError, match="is enabled with memory_limit=1073741824"):
+                sparse_bridge.enable("spconv", memory_limit="3GiB")
+        assert memory.limit == 2 << 30
+    assert memory.limit is None
+    with pytest.raises(SettingError, match="a memory limit is 'much'"):
+        sparse_bridge.enable("spconv", memory_limit="much")
+    assert memory.limit is None and not sparse_bridge.status()["spconv"].enabled
