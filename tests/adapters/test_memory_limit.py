@@ -15,10 +15,17 @@ from sparse_bridge.core.conv.row_blocks import torch_job
 from sparse_bridge.core.device import memory_use
 from sparse_bridge.core.maps import request as requests
 from sparse_bridge.errors import LifecycleError, MemoryLimitError, SettingError
+from tests.adapters.spconv.doors import without_wheel
 from tests.clouds import cloud, features
 
 GRID, CHANNELS = (24, 22, 20), 16
 DOORS = ("spconv", "torchsparse", "flex_gemm")
+
+
+@pytest.fixture(autouse=True)
+def no_wheel():
+    with without_wheel():
+        yield
 
 
 @contextlib.contextmanager

@@ -8,6 +8,13 @@ import pytest
 import torch
 
 from benchmarks import memory
+from tests.adapters.spconv.doors import without_wheel
+
+
+@pytest.fixture(autouse=True)
+def no_wheel():
+    with without_wheel():
+        yield
 
 
 @pytest.fixture(autouse=True)

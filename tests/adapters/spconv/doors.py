@@ -21,18 +21,24 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
 @contextlib.contextmanager
-def standin() -> Iterator[Any]:
-    """`spconv.pytorch` of the stand-in; the wheel's modules, if imported, step aside meanwhile."""
+def without_wheel() -> Iterator[None]:
+    """The wheel's modules, if imported, step aside."""
     real = {
         name: sys.modules.pop(name)
         for name in list(sys.modules)
         if name.partition(".")[0] in ("spconv", "cumm")
     }
     try:
-        with sparse_bridge.enable("spconv", mode="standin"):
-            yield importlib.import_module("spconv.pytorch")
+        yield
     finally:
         sys.modules.update(real)
+
+
+@contextlib.contextmanager
+def standin() -> Iterator[Any]:
+    """`spconv.pytorch` of the stand-in."""
+    with without_wheel(), sparse_bridge.enable("spconv", mode="standin"):
+        yield importlib.import_module("spconv.pytorch")
 
 
 def wheel() -> Any:

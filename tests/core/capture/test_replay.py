@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import sparse_bridge
-from sparse_bridge.core.capture import replay
+from sparse_bridge import settings
+from sparse_bridge.core.capture import replay, units
 from tests.checks import assert_close
 from tests.clouds import cloud, features
 
@@ -252,3 +253,12 @@ def test_only_what_can_be_captured_is_considered(sp):
     assert set(replayer(twin).modules) == set(twin.modules())
     sparse_bridge.restore(model)
     assert "forward" not in model.__dict__
+
+
+def test_a_limit_on_memory_keeps_models_from_being_replayed():
+    """Graphs have memory of their own."""
+    with settings.override(optimize="graphs"):
+        assert units.wanted()
+        with sparse_bridge.memory_limit("1GiB"):
+            assert not units.wanted()
+        assert units.wanted()

@@ -14,7 +14,6 @@ import torch
 import sparse_bridge
 from sparse_bridge import memory, settings
 from sparse_bridge.core import functional
-from sparse_bridge.core.capture import units
 from sparse_bridge.core.conv import layers
 from sparse_bridge.core.conv.epilogue import Epilogue, Norm
 from sparse_bridge.core.conv.pending import PendingConv
@@ -347,19 +346,19 @@ def test_what_was_decided_before_holds_behind():
         assert settings.generation not in (before, inside, changed)
 
 
-def test_nothing_is_replayed_or_deferred():
-    """Graphs have memory of their own, and trials of what follows a layer hold its result twice."""
+def test_nothing_is_deferred():
+    """Trials of what follows a layer hold its result twice."""
     scene = Scene("submanifold", torch.float32, "cpu", share=0.9)
     kmap = scene.map()
     x, form, bias = scene.operands(kmap), ConvForm(), Epilogue()
     x = x.repeat(1, 4)
     weight = features(27 * 64, 64, 5).view(27, 64, 64)
-    with settings.override(optimize="graphs"), torch.no_grad():
+    with torch.no_grad():
         waits = layers.convolve_layer(weight, x, weight, kmap, bias, form)
-        assert isinstance(waits, PendingConv) and units.wanted()
+        assert isinstance(waits, PendingConv)
         with sparse_bridge.memory_limit("1GiB"):
             y = layers.convolve_layer(weight, x, weight, kmap, bias, form)
-            assert type(y) is torch.Tensor and not units.wanted()
+            assert type(y) is torch.Tensor
         assert torch.equal(waits.read(), y)
 
 
