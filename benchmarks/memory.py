@@ -4,8 +4,9 @@ benchmarks.memory`.
 Levels have the rows and channels of TRELLIS.2's decoder, voxels of a surface; blocks are
 ConvNeXt's: a submanifold 3x3x3 convolution, a layer norm, and an MLP of four times the width, whose
 linear layers are torch's own. "cut MLP": the program gives the MLP 32,768 rows at a time. Limits: a
-level's peak without one by shares, and the lowest that passes. While one is in force, torch's
-allocator is capped to it and a tenth, so that what is reserved counts, too.
+level's peak without one by shares, and the lowest that passes. Under each a level runs twice: as it
+is, for its peak, and with torch's allocator capped to the limit and a tenth, so that what is
+reserved counts, too. The allocator gets expandable segments, unless its settings are set.
 
 On a CPU no allocator counts: there the limits are those of the engine's own arithmetic, and only
 the lowest one is tried.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import pathlib
 import statistics
 import time
@@ -199,19 +201,21 @@ def measure(run: Callable[[], torch.Tensor], device: str, rounds: int) -> Measur
     return Measured(statistics.median(times), *peaks, y)
 
 
-@contextmanager
-def limited(limit: int, device: str) -> Iterator[None]:
-    """The limit, and torch's allocator capped near it."""
-    whole = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else 0
-    if whole:
-        torch.cuda.empty_cache()
-        torch.cuda.set_per_process_memory_fraction(min(1.0, CAP * limit / whole))
+def runs_capped(run: Callable[[], torch.Tensor], limit: int) -> bool:
+    """Whether a run passes under the limit with torch's allocator capped near it."""
+    whole = torch.cuda.get_device_properties(0).total_memory
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(min(1.0, CAP * limit / whole))
     try:
         with sparse_bridge.memory_limit(limit):
-            yield
+            run()
+        torch.cuda.synchronize()
+    except (MemoryLimitError, torch.OutOfMemoryError):
+        return False
     finally:
-        if whole:
-            torch.cuda.set_per_process_memory_fraction(1.0)
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    return True
 
 
 def least_of(run: Callable[[], torch.Tensor]) -> int:
@@ -244,14 +248,14 @@ def compare(
         for limit in limits:
             row = {"level": name, "api": api, "cut": cut, "limit_mib": limit and limit / 2**20}
             try:
-                with nullcontext() if limit is None else limited(limit, device):
+                with nullcontext() if limit is None else sparse_bridge.memory_limit(limit):
                     found = free if limit is None else measure(run, device, rounds)
                 row |= found._asdict() | {"same_bits": torch.equal(found.result, free.result)}
                 del row["result"]
             except MemoryLimitError as error:
                 row["error"] = f"least: {error.least / 2**20:.1f} MiB"
-            except torch.OutOfMemoryError:
-                row["error"] = "torch's allocator met the cap"
+            if limit is not None and device == "cuda":
+                row["capped"] = runs_capped(run, limit)
             rows.append(row)
             print(shown(row), flush=True)
     return rows
@@ -265,7 +269,9 @@ def shown(row: dict[str, Any]) -> str:
         return f"{head}  {row['error']}"
     peaks = (row["allocated"], row["reserved"])
     cells = " ".join("        -" if one is None else f"{one:9.1f}" for one in peaks)
-    return f"{head} {cells} {row['ms']:9.2f}  {'same' if row['same_bits'] else 'OTHER'}"
+    capped = {None: "", True: "  passes capped", False: "  not capped"}[row.get("capped")]
+    bits = "same" if row["same_bits"] else "OTHER"
+    return f"{head} {cells} {row['ms']:9.2f}  {bits}{capped}"
 
 
 def main(given: list[str] | None = None) -> int:
@@ -281,6 +287,9 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
     args = parser.parse_args(given)
     device, levels = "cuda" if torch.cuda.is_available() else "cpu", QUICK if args.quick else LEVELS
+    if device == "cuda":
+        for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):  # read with the first tensor
+            os.environ.setdefault(name, "expandable_segments:True")
     if args.json:
         results.require_writable(args.json, "--json")
     dtype = getattr(torch, args.dtype or ("float16" if device == "cuda" else "float32"))
