@@ -1319,7 +1319,8 @@ static void prepare(Run *run, Scope *s, int i) {
   refuse_unless(s, plan && Py_IS_TYPE(plan, &KnownType) && plan->product &&
                        number(s, PyDict_GetItemWithError(g_settings, s_generation)) ==
                            plan->generation);
-  if (s->state == GOES_ON) to->side = side_for(run, value(run, s, step->kmap), step->transposed);
+  PyObject *kmap = value(run, s, step->kmap);
+  if (s->state == GOES_ON) to->side = side_for(run, kmap, step->transposed);
   if (s->state == GOES_ON) s->state = run->s->state;
   if (s->state == GOES_ON) to->like = spec_for(s, plan, to->side);
   if (s->state != GOES_ON) return;

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 from unittest import mock
 
 import pytest
@@ -11,11 +10,11 @@ import torch
 
 pytest.importorskip("triton")
 
-from sparse_bridge.core.compile.programs.conv_step import ChainStep, ConvStep, Link
-from sparse_bridge.core.conv.plan import ConvForm
+from sparse_bridge.core.compile.programs.conv_step import ChainStep
 from sparse_bridge.kernels.runtime.triton_compat import HOOKS
 from sparse_bridge.native import calls as native_calls
 from tests.adapters.spconv import doors as spconv_doors
+from tests.native.chains import Bench
 from tests.native.recording import Recorder, anew, helper, values_of
 from tests.native.world import World
 from tests.walk_doors import pretended_gpu
@@ -37,51 +36,6 @@ class Launches(Recorder):
         if not code:
             self.all.append((name, launch.grid, values_of(launch, kinds)))
         return code
-
-
-class Bench:
-    """Chains over the map of a network's layers, on a GPU that is not there."""
-
-    def __init__(self, world):
-        self.world, self.net = world, world.net
-        self.kmap = world.x.indice_dict["a"]._map
-        self.x = torch.randn_like(world.features)
-
-    def arguments(self, with_norm):
-        """(weight, bias, mean, variance, gain, shift) of one of the layers."""
-        conv = self.net.conv1
-        norm = self.net.norm1 if with_norm else None
-        vectors = (None,) * 4
-        if norm is not None:
-            vectors = norm.running_mean, norm.running_var, norm.weight, norm.bias
-        return conv.weight, conv.bias, *vectors
-
-    def chain(self, seed, n_links=12, escapes=0.2):
-        """A chain at random, and the arguments of its calls. Places: x, the map, weight, bias and
-        vectors."""
-        draw = random.Random(seed)
-        args = [self.x, self.kmap, *self.arguments(True)]
-        sources = [
-            draw.choice([0, *range(len(args), len(args) + number)][-4:])
-            for number in range(n_links)
-        ]
-        others = [
-            draw.choice([0, *range(len(args), len(args) + number)]) if draw.random() < 0.4 else -1
-            for number in range(n_links)
-        ]
-        links = []
-        for number in range(n_links):
-            place = len(args) + number
-            readers = [at for at in range(n_links) if place in (sources[at], others[at])]
-            escaped = not readers or draw.random() < escapes
-            norm = draw.random() < 0.7
-            vectors = (4, 5, 6, 7) if norm else (-1,) * 4
-            step = ConvStep(
-                ConvForm("ovi"), draw.random() < 0.3, 1e-3, draw.choice([None, "relu"]), 0.0
-            )
-            operands = sources[number], 2, 3, 1, *vectors, others[number]
-            links.append(Link(step, operands, -1 if escaped else max(readers), True))
-        return ChainStep(links, len(args), 4), args, links
 
 
 @contextlib.contextmanager
@@ -191,6 +145,31 @@ def test_what_it_refuses_python_does():
         for wrong in ((), ([],), (values, 1), (tuple(values),)):
             with pytest.raises(TypeError, match="list of its values"):
                 run(*wrong)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_refusals_at_random(seed):
+    """A refused chain has launched nothing; its steps do the same."""
+    with bench() as (made, recorder):
+        chain, args, _ = made.chain(seed)
+        for _ in range(3):
+            recorder.all.clear()
+            chain(*args)
+        want, by_steps = sourced(recorder.all), []
+        own = ChainStep._join
+        counting = mock.patch.object(
+            ChainStep, "_join", lambda step: (by_steps.append(step), own(step))
+        )
+        helper().refuse(0.003, seed)
+        try:
+            with counting:
+                for _ in range(60):
+                    recorder.all.clear()
+                    chain(*args)
+                    assert sourced(recorder.all) == want
+        finally:
+            helper().refuse(0.0)
+        assert 5 < len(by_steps) < 60
 
 
 def test_a_failure_of_the_driver_is_raised():

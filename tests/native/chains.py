@@ -1,0 +1,59 @@
+"""Chains of convolutions at random, over the map of a network that is known."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+
+from sparse_bridge.core.compile.programs.conv_step import ChainStep, ConvStep, Link
+from sparse_bridge.core.conv.plan import ConvForm
+from tests.native.world import World
+
+Chain = tuple[ChainStep, list[Any], list[Link]]
+
+
+class Bench:
+    """Chains over the map of a network's layers, on a GPU that is not there."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.net = world, world.net
+        self.kmap = world.x.indice_dict["a"]._map
+        self.x = torch.randn_like(world.features)
+
+    def arguments(self, with_norm: bool) -> tuple[Any, ...]:
+        """(weight, bias, mean, variance, gain, shift) of one of the layers."""
+        conv = self.net.conv1
+        norm = self.net.norm1 if with_norm else None
+        vectors: tuple[Any, ...] = (None,) * 4
+        if norm is not None:
+            vectors = norm.running_mean, norm.running_var, norm.weight, norm.bias
+        return conv.weight, conv.bias, *vectors
+
+    def chain(self, seed: int, n_links: int = 12, escapes: float = 0.2) -> Chain:
+        """A chain at random, and the arguments of its calls. Places: x, the map, weight, bias and
+        vectors."""
+        draw = random.Random(seed)
+        args = [self.x, self.kmap, *self.arguments(True)]
+        sources = [
+            draw.choice([0, *range(len(args), len(args) + number)][-4:])
+            for number in range(n_links)
+        ]
+        others = [
+            draw.choice([0, *range(len(args), len(args) + number)]) if draw.random() < 0.4 else -1
+            for number in range(n_links)
+        ]
+        links = []
+        for number in range(n_links):
+            place = len(args) + number
+            readers = [at for at in range(n_links) if place in (sources[at], others[at])]
+            escaped = not readers or draw.random() < escapes
+            norm = draw.random() < 0.7
+            vectors = (4, 5, 6, 7) if norm else (-1,) * 4
+            step = ConvStep(
+                ConvForm("ovi"), draw.random() < 0.3, 1e-3, draw.choice([None, "relu"]), 0.0
+            )
+            operands = sources[number], 2, 3, 1, *vectors, others[number]
+            links.append(Link(step, operands, -1 if escaped else max(readers), True))
+        return ChainStep(links, len(args), 4), args, links
