@@ -73,8 +73,8 @@ def test_training(door, plain_settings, monkeypatch, lowered):
 
 
 class ByHand(nn.Module):
-    """A layer, its norm and ReLU, called one by one, also by the name of their argument; a norm that
-    somebody else reads, too."""
+    """A layer, its norm and ReLU, called one by one, a ReLU by the name of its argument; a norm
+    that somebody else reads, too."""
 
     def __init__(self, sp):
         super().__init__()
