@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.fx import Graph, Node
 
 _OPERATORS = frozenset(
@@ -34,6 +35,22 @@ def writes_to(graph: Graph, chain: Sequence[Node], operands: Iterable[Node]) -> 
                     return True
         node = node.next
     return False
+
+
+def has_effects(node: Node) -> bool:
+    """Whether a node writes, draws random numbers or changes a state of torch's, of a graph that
+    calls operators. Of one that `torch.compile` made, also where that cannot be told."""
+    if node.op in ("placeholder", "get_attr", "output"):
+        return False
+    target: Any = node.target
+    if target is F.dropout and node.args[2:3] == (False,):  # of a model in eval mode
+        return False
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    packet = getattr(torch.ops.aten, name, None) if name.isidentifier() else None
+    if packet is None or isinstance(target, torch._ops.OpOverload):
+        return node.is_impure() or getattr(target, "__module__", "") == F.__name__
+    overloads = (getattr(packet, overload) for overload in packet.overloads())
+    return any(torch.Tag.nondeterministic_seeded in one.tags for one in overloads)
 
 
 def _memory(node: Node) -> set[int] | None:

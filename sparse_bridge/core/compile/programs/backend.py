@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 
 from .... import settings
 from .. import fusion
-from ..writes import may_write
+from ..writes import has_effects, may_write
 from . import many_tensors, norm_pass
 from .lowering import lower
 
@@ -32,7 +32,7 @@ def compiled(graph: GraphModule, inputs: Sequence[Any]) -> Program:
         norm_pass.take(graph.graph)
     elif settings.get().optimize != "off":
         fusion.fuse(graph.graph)
-    if learns or any(map(may_write, graph.graph.nodes)):
+    if learns or any(may_write(node) or has_effects(node) for node in graph.graph.nodes):
         return _without_writes(graph, inputs)
     lower(graph.graph)
     graph.recompile()
@@ -45,7 +45,8 @@ def _learns(node: Any) -> bool:
 
 
 def _without_writes(graph: GraphModule, inputs: Sequence[Any]) -> Program:
-    """By torch's own operators, forward and backward, where results take the place of writes."""
+    """By torch's own operators, forward and backward, where results take the place of writes, and
+    which say themselves that they draw random numbers."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import default_partition
 

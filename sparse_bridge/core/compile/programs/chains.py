@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from ..writes import has_effects
 from .conv_step import ChainStep, ConvStep, Link
 from .maps import same_rows
 
@@ -23,13 +24,14 @@ def join(graph: Graph) -> None:
 
 
 def hoist(graph: Graph) -> None:
-    """Have all that needs no convolution come before the first."""
+    """Have all that needs no convolution come before the first, but for what writes or draws random
+    numbers, and what needs that."""
     convs = [node for node in graph.nodes if isinstance(node.target, ConvStep)]
-    after = set(convs)
-    for node in list(graph.nodes):
-        if node in after or node.op in ("placeholder", "output") or not convs:
+    after, nodes = set(convs), list(graph.nodes)
+    for node in nodes[nodes.index(convs[0]) :] if convs else ():
+        if node in after or node.op in ("placeholder", "output"):
             continue
-        if after.isdisjoint(node.all_input_nodes):
+        if after.isdisjoint(node.all_input_nodes) and not has_effects(node):
             convs[0].prepend(node)
         else:
             after.add(node)

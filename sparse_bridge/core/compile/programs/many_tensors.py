@@ -85,15 +85,24 @@ class _Average:
 
 def _join_statistics(graph: Graph) -> None:
     groups: dict[Any, list[_Average]] = defaultdict(list)
+    given = {_memory(node) for node in graph.nodes if node.op == "placeholder"} - {None}
     for node in graph.nodes:
         if node.target is aten.copy_.default:
             one = _Average(node)
-            if one.running is not None and one.running.op == "placeholder":
+            if one.running is None or one.running.op != "placeholder":
+                continue
+            if one.now is None or _memory(one.now) not in given:  # which may be written to before
                 groups[one.alike].append(one)
     for group in groups.values():
         if len(group) > 1:
             _move(graph, group)
     graph.eliminate_dead_code()
+
+
+def _memory(node: Node) -> int | None:
+    """The storage of a node's value; None: it is no tensor."""
+    value = node.meta.get("val")
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
 
 
 def _move(graph: Graph, group: list[_Average]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from torch.fx import Graph, Node
 
 from ..coordinates import relative
+from ..writes import has_effects
 from .maps import Asked, MapsStep, map_over, new_map, sites
 
 
@@ -61,10 +62,12 @@ def _group(graph: Graph, root: Node) -> list[Node]:
 
 
 def _after(graph: Graph, group: list[Node]) -> set[Node]:
-    """These maps, and all that depends on one of them."""
-    after = set(group)
+    """These maps, all that depends on one of them, and behind the first all that has effects, whose
+    order stays."""
+    after, begun = set(group), False
     for node in graph.nodes:
-        if not after.isdisjoint(node.all_input_nodes):
+        begun = begun or node in after
+        if not after.isdisjoint(node.all_input_nodes) or (begun and has_effects(node)):
             after.add(node)
     return after
 

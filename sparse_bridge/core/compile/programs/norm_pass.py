@@ -40,7 +40,7 @@ def _take(graph: Graph, node: Node) -> None:
     ):
         return
     users = list(node.users)
-    relu = len(users) == 1 and users[0].target in _RELU and users[0].args[0] is node
+    relu = len(users) == 1 and users[0].target in _RELU and users[0].args[:1] == (node,)
     with graph.inserting_before(node):
         made = graph.call_function(ops.batch_norm.default, (x, gain, beta, eps, relu))
         y = graph.call_function(_first, (made,))
