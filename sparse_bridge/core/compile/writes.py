@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Graph, Node
 
+_aten: Any = torch.ops.aten
 _OPERATORS = frozenset(
     (operator.iadd, operator.isub, operator.imul, operator.imatmul, operator.itruediv,
      operator.ifloordiv, operator.imod, operator.ipow, operator.iand, operator.ior, operator.ixor,
@@ -46,7 +47,7 @@ def has_effects(node: Node) -> bool:
     if target is F.dropout and node.args[2:3] == (False,):  # of a model in eval mode
         return False
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    packet = getattr(torch.ops.aten, name, None) if name.isidentifier() else None
+    packet = getattr(_aten, name, None) if name.isidentifier() else None
     if packet is None or isinstance(target, torch._ops.OpOverload):
         return node.is_impure() or getattr(target, "__module__", "") == F.__name__
     overloads = (getattr(packet, overload) for overload in packet.overloads())
