@@ -22,6 +22,7 @@ from .. import folders
 
 NAME = "sparse_bridge_native"
 SOURCE = pathlib.Path(__file__).with_name("native.c")
+PARTS = (SOURCE, SOURCE.with_name("chain.c"))  # which the first includes
 FLAGS = ("-O2", "-std=c11", "-shared", "-fPIC", "-fno-strict-aliasing")
 _LONGEST = 60.0  # seconds for the compiler, and for another process that compiles
 _PYTHONS = (3, 10), (3, 14)  # whose C API the source was compiled against
@@ -101,9 +102,10 @@ def _compiled() -> pathlib.Path:
 
 
 def digest() -> str:
-    """What a library is of: one source, one Python and one processor."""
+    """What a library is of: its sources, one Python and one processor."""
     about = [*FLAGS, sysconfig.get_path("include"), sys.version, platform.machine()]
-    return hashlib.sha256(SOURCE.read_bytes() + "\0".join(about).encode()).hexdigest()[:24]
+    sources = b"".join(part.read_bytes() for part in PARTS)
+    return hashlib.sha256(sources + "\0".join(about).encode()).hexdigest()[:24]
 
 
 def stored() -> list[tuple[pathlib.Path, bool]]:

@@ -15,7 +15,7 @@ from sparse_bridge.kernels.runtime.triton_compat import HOOKS
 from sparse_bridge.native import calls as native_calls
 from tests.adapters.spconv import doors as spconv_doors
 from tests.native.chains import Bench
-from tests.native.recording import Recorder, anew, helper, values_of
+from tests.native.recording import Recorder, anew, helper, served, values_of
 from tests.native.world import World
 from tests.walk_doors import pretended_gpu
 
@@ -67,14 +67,16 @@ def sourced(launches):
 def test_the_launches_are_those_of_its_steps(seed):
     with bench() as (made, recorder):
         chain, args, links = made.chain(seed)
-        runs = []
+        runs, done = [], []
         for used in (False, False, True, True):
             recorder.all.clear()
             with contextlib.ExitStack() as stack:
                 if not used:
                     stack.enter_context(mock.patch.object(native_calls, "planned", None))
                     stack.enter_context(mock.patch.object(ChainStep, "_join"))
+                by_helper = stack.enter_context(served())
                 results = chain(*args)
+            done.append(by_helper["planned"])
             assert [tuple(y.shape) for y in results] == [tuple(made.x.shape)] * len(results)
             assert len(results) == sum(link.last < 0 for link in links)
             runs.append(list(recorder.all))
@@ -82,6 +84,7 @@ def test_the_launches_are_those_of_its_steps(seed):
         assert len(runs[0]) == len(links)
         want = sourced(runs[1])
         assert sourced(runs[2]) == want  # by steps, which makes the chain
+        assert done == [0, 0, len(links), 0]
         assert sourced(runs[3]) == want  # by the chain
 
 

@@ -17,7 +17,7 @@ from ...maps.kernel_map import KernelMap
 
 _MOST_PLANS = 8  # that a convolution may need in its life
 
-Optional = torch.Tensor | None
+OptionalTensor = torch.Tensor | None
 
 
 class ConvStep:
@@ -37,9 +37,9 @@ class ConvStep:
         self._plans = 0
 
     def __call__(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: Optional, kmap: KernelMap,
-        mean: Optional = None, var: Optional = None, gain: Optional = None, beta: Optional = None,
-        residual: Optional = None,
+        self, x: torch.Tensor, weight: torch.Tensor, bias: OptionalTensor, kmap: KernelMap,
+        mean: OptionalTensor = None, var: OptionalTensor = None, gain: OptionalTensor = None,
+        beta: OptionalTensor = None, residual: OptionalTensor = None,
     ) -> torch.Tensor:  # fmt: skip
         if self.transposed:
             kmap = kmap.transposed()
