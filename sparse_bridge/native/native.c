@@ -1226,6 +1226,7 @@ static PyObject *planned(PyObject *module, PyObject *const *args, Py_ssize_t cou
 }
 
 #include "chain.c"
+#include "host_program.c"
 
 /* ---- layers of spconv ------------------------------------------------------------------------ */
 
@@ -1439,13 +1440,15 @@ PyMODINIT_FUNC PyInit_sparse_bridge_native(void) {
   if (!s_constants_of_spconv || !a_stream || !zero || !one || !two || !no_slope || !masked ||
       !letters[2])
     return NULL;
-  PyTypeObject *types[] = {&LauncherType, &BoundType, &KnownType, &ChainType};
-  for (int i = 0; i < 4; i++)
+  PyTypeObject *types[] = {&LauncherType, &BoundType,       &KnownType,
+                           &ChainType,    &HostProgramType, &HostStateType};
+  for (int i = 0; i < 6; i++)
     if (PyType_Ready(types[i]) < 0) return NULL;
   PyObject *module = PyModule_Create(&definition);
   if (!module || PyModule_AddObjectRef(module, "Launcher", (PyObject *)&LauncherType) < 0 ||
       PyModule_AddObjectRef(module, "Known", (PyObject *)&KnownType) < 0 ||
-      PyModule_AddObjectRef(module, "Chain", (PyObject *)&ChainType) < 0)
+      PyModule_AddObjectRef(module, "Chain", (PyObject *)&ChainType) < 0 ||
+      PyModule_AddObjectRef(module, "HostProgram", (PyObject *)&HostProgramType) < 0)
     return NULL;
   return module;
 }

@@ -83,8 +83,8 @@ class BatchedBuilder:
         if self.traces is not None and (found := self.traces.repeated(self, capacities)):
             return found.answers
         counters, root = self.expanded(capacities)
-        fetched = Fetched([counters, root.flags, *self.besides()])
-        rows = self.sizes(capacities, fetched.read(), self.counter_lengths())
+        read = Fetched.now([counters, root.flags, *self.besides()])
+        rows = self.sizes(capacities, read, self.counter_lengths())
         if rows is None:
             return None
         self.cut(rows)

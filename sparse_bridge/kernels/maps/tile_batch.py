@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.launch import cdiv, register
-from ..runtime.parts import Part, memory_for, memory_of
+from ..runtime.parts import Part, memories_for, memory_of
 from ..runtime.symbolic import allocated, largest, sorted_order, trace_of
 from ..runtime.target import Target
 from ..runtime.uploads import uploaded
@@ -152,9 +152,12 @@ def _together(tables: Sequence[NeighborTable], target: Target) -> list[TileList]
     at, width = scratch.data_ptr(), dtype.itemsize
     made: list[TileList] = []
     records: list[int] = []
-    for one, start, n_words in zip(tables, starts, words, strict=False):
-        n_pairs = cdiv(one.n_rows, 2 * TILE)
-        memory = memory_for(TileList.size(one.n_offsets, n_pairs), device)
+    pairs = [cdiv(one.n_rows, 2 * TILE) for one in tables]
+    sizes = [TileList.size(one.n_offsets, n) for one, n in zip(tables, pairs, strict=True)]
+    memories = memories_for(sizes, device)
+    for one, start, n_words, n_pairs, memory in zip(
+        tables, starts, words, pairs, memories, strict=False
+    ):
         nbr, mask, count = one.own
         mask_at = at if mask is None else mask.data_ptr()
         records += (
@@ -173,7 +176,7 @@ def _together(tables: Sequence[NeighborTable], target: Target) -> list[TileList]
 def _sort_into(orders: Part, keys: Part) -> None:
     """Write the places of the keys in ascending order; equal ones keep theirs."""
     if (trace := trace_of(keys.memory)) is not None:
-        trace.line(f"{trace.constant(_sort_into)}{trace.code((orders, keys))}", orders, keys)
+        trace.run(_sort_into, orders, keys)
         return
     orders.view().copy_(sorted_order(keys.view()))
 

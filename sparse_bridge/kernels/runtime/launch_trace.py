@@ -1,11 +1,11 @@
-"""Host code that queues launches, traced once over symbols and repeated as straight-line code.
+"""Host code that queues launches, traced once over symbols and repeated in straight lines.
 
 From scene to scene such code computes other sizes and addresses, and launches the same kernels. So
-it runs once over symbols: what it computes with them becomes a line of Python, what it asks about
-them a guard, memory that it takes a call, and a launch a call of the compiled kernel's launcher. A
-symbol that somebody needs as a number becomes one behind a guard: code that cannot be traced ends
-in lines that serve no other scene, never in wrong ones. (`torch.compile` does the same to graphs of
-operations, with guards on their sizes.)
+it runs once over symbols: what it computes with them becomes a step of a program, what it asks
+about them a guard, memory that it takes a call, and a launch a call of the compiled kernel's
+launcher. A symbol that somebody needs as a number becomes one behind a guard: code that cannot be
+traced ends in steps that serve no other scene, never in wrong ones. (`torch.compile` does the same
+to graphs of operations, with guards on their sizes.) The compiled helper runs the steps.
 """
 
 from __future__ import annotations
@@ -15,93 +15,115 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from .symbolic import NUMBERS, Memory, NotTracedError, Sym, code_of
+from .host_program import Encoder, Steps
+from .symbolic import NUMBERS, Memory, NotTracedError, Sym
 from .target import Target, device_index
 
 
-class Line(NamedTuple):
-    """text: a statement.  target: the name that it assigns, if any.  needs: the names that it
-    reads.  memory: what its work reads or writes on the device.  plain: it is arithmetic, or a
-    guard; early: and knows no address of memory that is taken, so that it can come first."""
+class Step(NamedTuple):
+    """kind, args: see `Encoder.write`.  target: the name that it assigns, if any.  needs: the names
+    that it reads.  memory: what its work reads or writes on the device.  plain: it is arithmetic,
+    or a guard; early: and knows no address of memory that is taken, so that it can come first."""
 
-    text: str
-    target: str | None
-    needs: frozenset[str]
-    memory: frozenset[str]
+    kind: str
+    args: tuple[Any, ...]
+    target: str | None = None
+    needs: frozenset[str] = frozenset()
+    memory: frozenset[str] = frozenset()
     plain: bool = False
     early: bool = False
 
 
-class Trace:
-    """The lines of one scene, in two functions: up to where the host waits for numbers of the
-    device, and behind that.
+class Traced(NamedTuple):
+    """The programs of a trace: up to where the host waits for numbers of the device, and behind
+    that. kept: tensors whose addresses they know."""
 
-    space: what their names stand for; constants: of it, those of the first function but tensors,
-    whose addresses it says.
-    """
+    first: Steps
+    second: Steps
+    kept: tuple[torch.Tensor, ...]
+
+
+class Trace:
+    """The steps of one scene, in two programs: up to where the host waits for numbers of the
+    device, and behind that."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.names, self.space = device, list[str](), dict[str, Any]()
-        self._lines: list[Line] = []
-        self._known: dict[str, Sym] = {}
-        self._asked: set[str] = set()
+        self.device = device
+        self._numbers, self._tensors = ["stream"], list[str]()
+        self._stream = Sym(self, "stream", 0)
+        self._steps: list[Step] = []
+        self._known: dict[Any, Sym] = {}
+        self._asked: set[Any] = set()
         self._reached: dict[str, frozenset[str]] = {}  # memory that holds addresses
-        self._constants: dict[int, str] = {}
+        self._kept: dict[int, torch.Tensor] = {}
 
-    # what the function is given
-
-    def argument(self) -> str:
-        """The name of another one."""
-        self.names.append(f"a{len(self.names)}")
-        return self.names[-1]
+    # what a run is handed
 
     def number(self, hint: int) -> Sym:
-        return Sym(self, self.argument(), hint)
+        """The next number, behind the stream."""
+        self._numbers.append(f"a{len(self._numbers)}")
+        return Sym(self, self._numbers[-1], hint)
 
-    def tensor(self, name: str, shape: tuple[Any, ...], dtype: torch.dtype, at: Sym) -> Memory:
-        """The tensor that the argument `name` is, at the address that another one is."""
-        return Memory(self, name, shape, dtype, self.device, at)
+    def tensor(self, shape: tuple[Any, ...], dtype: torch.dtype, at: Sym) -> Memory:
+        """The next tensor, at the address that a number is."""
+        self._tensors.append(f"x{len(self._tensors)}")
+        return Memory(self, self._tensors[-1], shape, dtype, self.device, at)
 
     # what the host code does
 
-    def computed(self, code: str, hint: int, *operands: Any) -> Sym:
-        found = self._known.get(code)
+    def computed(self, kind: str, hint: int, *operands: Any) -> Sym:
+        key = kind, *map(_key, operands)
+        found = self._known.get(key)
         if found is None:
             symbols = [one for one in operands if type(one) is Sym]
             memory = frozenset().union(*[one.memory for one in symbols])
-            found = self._known[code] = Sym(self, f"t{len(self._known)}", hint, memory)
-            needs = frozenset(one.code for one in symbols)
-            text = f"{found.code} = {code}"
-            self._lines.append(Line(text, found.code, needs, frozenset(), True, not memory))
+            found = self._known[key] = Sym(self, f"t{len(self._known)}", hint, memory)
+            needs = frozenset(one.name for one in symbols)
+            self._steps.append(
+                Step(kind, operands, found.name, needs, plain=True, early=not memory)
+            )
         return found
 
-    def asked(self, code: str, outcome: bool, *operands: Any) -> bool:
-        if code not in self._asked:
-            self._asked.add(code)
-            needs, memory = self._read(operands)
-            text = f"if {'not ' if outcome else ''}({code}): return None"
-            self._lines.append(Line(text, None, needs, frozenset(), True, not memory))
+    def asked(self, kind: str, outcome: bool, *operands: Any) -> bool:
+        key = kind, *map(_key, operands)
+        if key not in self._asked:
+            self._asked.add(key)
+            needs, memory = _read(operands)
+            args = (*operands, bool(outcome))
+            self._steps.append(Step(kind, args, None, needs, plain=True, early=not memory))
         return outcome
 
-    def line(self, text: str, *operands: Any) -> None:
-        needs, memory = self._read(operands)
-        self._lines.append(Line(text, None, needs, memory))
+    def run(self, function: Callable[..., Any], *args: Any) -> None:
+        """A call for what it does on the device."""
+        self._steps.append(Step("CALL", (function, *args), None, *_read(args)))
 
     def call(
-        self, function: Callable[..., torch.Tensor], args: Sequence[Any], shape: Sequence[Any],
-        dtype: torch.dtype,
+        self, function: Callable[..., Any], args: Sequence[Any], shape: Sequence[Any],
+        dtype: torch.dtype, item: int | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """A call that makes a tensor of this shape, for which `Memory` stands."""
+        """A call that makes a tensor of this shape, for which `Memory` stands. item: which one of
+        several."""
         name = f"m{len(self._reached)}"
-        needs, memory = self._read(args)
-        text = f"{name} = {self.constant(function)}({', '.join(map(self.code, args))})"
+        needs, memory = _read(args)
         own = frozenset({name})
-        self._lines.append(Line(text, name, needs, memory | own))
+        self._steps.append(Step("CALL", (function, *args), name, needs, memory | own))
         self._reached[name] = memory
         at = Sym(self, f"{name}_at", 0, own)
-        self._lines.append(Line(f"{at.code} = {name}.data_ptr()", at.code, own, own, True))
-        made: Any = Memory(self, name, tuple(shape), dtype, self.device, at)
+        made: Any = Memory(self, name, tuple(shape), dtype, self.device, at, item)
+        self._steps.append(Step("ADDRESS", (made,), at.name, own, own, True))
         return cast("torch.Tensor", made)
+
+    def pieces(
+        self, function: Callable[..., Sequence[torch.Tensor]], args: Sequence[Any],
+        sizes: Sequence[Any], dtype: torch.dtype,
+    ) -> list[torch.Tensor]:  # fmt: skip
+        """A call that makes vectors of these sizes, one behind another."""
+        first: Any = self.call(function, args, (sizes[0],), dtype, 0)
+        at, made = first.at, list[Any]()
+        for item, size in enumerate(sizes):
+            made.append(Memory(self, first.name, (size,), dtype, self.device, at, item))
+            at = at + size * dtype.itemsize
+        return made
 
     def launch(
         self, kernel: Any, grid: tuple[Any, ...], args: Sequence[Any], constants: Sequence[Any],
@@ -114,93 +136,54 @@ class Trace:
         call, before, between = entry
         values = [arg if type(arg) in NUMBERS or type(arg) is float else arg.data_ptr()
                   for arg in args]  # fmt: skip
-        for arg in args:
-            if isinstance(arg, torch.Tensor):
-                self.constant(arg)  # stays where it is
-        given = [
-            *([f"*{self.constant(before)}"] if before else []), *map(code_of, grid), "stream",
-            *([f"*{self.constant(between)}"] if between else []), *map(code_of, values),
-            *map(self.code, constants),
-        ]  # fmt: skip
-        self.line(f"{self.constant(call)}({', '.join(given)})", *grid, *values)
+        self._kept |= {id(arg): arg for arg in args if isinstance(arg, torch.Tensor)}
+        given = (call, *before, *grid, self._stream, *between, *values, *constants)
+        self._steps.append(Step("LAUNCH", given, None, *_read((grid, values))))
 
     def waits(self, given: Any, hints: Sequence[int]) -> list[Sym]:
-        """What the first function returns; the second one is given as many numbers."""
-        self.line(f"return {self.code(given)}, locals()", given)
-        self._first, self._lines = self._lines, []
-        self.constants = {
-            name: value for name, value in self.space.items() if not isinstance(value, torch.Tensor)
-        }
-        return [Sym(self, f"w{place}", hint) for place, hint in enumerate(hints)]
+        """What the first program returns; the second one is handed as many numbers."""
+        self._steps.append(Step("RETURN", (given,), None, *_read((given,))))
+        self._first, self._steps = self._steps, []
+        self._waited = [f"w{place}" for place in range(len(hints))]
+        return [Sym(self, name, hint) for name, hint in zip(self._waited, hints, strict=True)]
 
-    # how lines say it
-
-    def constant(self, value: Any) -> str:
-        """A name for an object that lives as long as the function."""
-        name = self._constants.get(id(value))
-        if name is None:
-            name = self._constants[id(value)] = f"k{len(self._constants)}"
-            self.space[name] = value
-        return name
-
-    def code(self, value: Any) -> str:
-        kind = type(value)
-        if value is None or kind in NUMBERS or kind is float:
-            return code_of(value)
-        if kind is Memory:
-            return str(value.code)
-        if kind in (tuple, list):
-            inside = "".join(f"{self.code(one)}, " for one in value)
-            return f"({inside})" if kind is tuple else f"[{inside}]"
-        if isinstance(value, (torch.dtype, torch.device)):
-            return self.constant(value)
-        if "__reduce__" in kind.__dict__:
-            function, args = value.__reduce__()
-            return f"{self.constant(function)}({', '.join(map(self.code, args))})"
-        raise NotTracedError(f"{kind.__name__} in a line")
-
-    def _read(self, values: Any) -> tuple[frozenset[str], frozenset[str]]:
-        """(names, memory) that lines with these values read."""
-        needs, memory = set[str](), set[str]()
-        for one in _leaves(values):
-            if type(one) is Sym:
-                needs.add(one.code)
-                memory |= one.memory
-            else:
-                needs |= one.names
-                memory |= one.at.memory
-        return frozenset(needs), frozenset(memory)
-
-    def sources(self, result: Any, numbers: int) -> tuple[str, str]:
-        """Both functions: of (stream, *arguments), which returns what `waits` was given and its
-        names, and of (names, *numbers), which returns `result`. None where a guard fails."""
-        self.line(f"return {self.code(result)}", result)
-        second = list(_wanted(self._lines, set()))
-        made = {line.target for line in second} | {f"w{place}" for place in range(numbers)}
-        needed = frozenset().union(*[line.needs for line in second]) - made
-        held = frozenset().union(*[line.memory for line in second])
-        # Memory that the second function's work needs is not given back by the first one.
+    def traced(self, result: Any) -> Traced:
+        """Both programs; the second returns `result`."""
+        self._steps.append(Step("RETURN", (result,), None, *_read((result,))))
+        second = list(_wanted(self._steps, set()))
+        made = {*[step.target for step in second], *self._waited}
+        needed = frozenset().union(*[step.needs for step in second]) - made
+        held = frozenset().union(*[step.memory for step in second])
+        # Memory that the second program's work needs is not given back by the first one.
         first = list(_wanted(self._first, set(needed)))
         first[-1] = first[-1]._replace(memory=first[-1].memory | held)
-        head = [line.text for line in _freed(first, self._reached)]
-        names = sorted(needed | {"stream"} | (held - made))
-        start = next(place for place, line in enumerate(second) if not line.plain)
-        second.insert(start, Line("names.clear()", None, frozenset(), frozenset()))
-        tail = [line.text for line in _freed(second, self._reached)]
-        numbered = "".join(f", w{place}" for place in range(numbers))
-        return (
-            _source("first", ["stream", *self.names], head),
-            _source(f"second(names{numbered})", [], [
-                *(f"{name} = names[{name!r}]" for name in names), *tail
-            ]),
-        )  # fmt: skip
+        begun = next(place for place, step in enumerate(second) if not step.plain)
+        second.insert(begun, Step("COMMIT", ()))
+        head = Encoder(self._numbers, self._tensors)
+        for step in _freed(first, self._reached):
+            head.write(step.kind, step.target, step.args)
+        tail = Encoder(self._waited, (), head)
+        tail.hold(sorted(held - made - set(self._tensors)))
+        for step in _freed(second, self._reached):
+            tail.write(step.kind, step.target, step.args)
+        return Traced(head.steps(), tail.steps(), tuple(self._kept.values()))
 
-    def compiled(self, source: str) -> Callable[..., Any]:
-        """One of them."""
-        space = dict(self.space)
-        exec(compile(source, "<traced launches>", "exec"), space)
-        made: Callable[..., Any] = space.get("first") or space["second"]
-        return made
+
+def _key(operand: Any) -> Any:
+    return operand.name if type(operand) is Sym else operand
+
+
+def _read(values: Any) -> tuple[frozenset[str], frozenset[str]]:
+    """(names, memory) that steps with these values read."""
+    needs, memory = set[str](), set[str]()
+    for one in _leaves(values):
+        if type(one) is Sym:
+            needs.add(one.name)
+            memory |= one.memory
+        else:
+            needs |= one.names
+            memory |= one.at.memory
+    return frozenset(needs), frozenset(memory)
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -221,24 +204,19 @@ def _concrete(key: Any) -> Any:
     return tuple(map(_concrete, key)) if type(key) is tuple else key
 
 
-def _source(name: str, arguments: Sequence[str], lines: Sequence[str]) -> str:
-    head = name if name.endswith(")") else f"{name}({', '.join(arguments)})"
-    return f"def {head}:\n    " + "\n    ".join(lines)
-
-
-def _wanted(lines: list[Line], needed: set[str]) -> Iterator[Line]:
+def _wanted(steps: list[Step], needed: set[str]) -> Iterator[Step]:
     """Without arithmetic whose results nobody reads. needed: names that others read."""
-    kept = list[Line]()
-    lines = [*[one for one in lines if one.early], *[one for one in lines if not one.early]]
-    for line in reversed(lines):
-        if not line.plain or line.target is None or line.target in needed:
-            needed |= line.needs
-            kept.append(line)
+    kept = list[Step]()
+    steps = [*[one for one in steps if one.early], *[one for one in steps if not one.early]]
+    for step in reversed(steps):
+        if not step.plain or step.target is None or step.target in needed:
+            needed |= step.needs
+            kept.append(step)
     return reversed(kept)
 
 
-def _freed(lines: list[Line], reached: dict[str, frozenset[str]]) -> Iterator[Line]:
-    """With memory given back behind the last line whose work needs it."""
+def _freed(steps: list[Step], reached: dict[str, frozenset[str]]) -> Iterator[Step]:
+    """With memory given back behind the last step whose work needs it."""
 
     def all_of(names: frozenset[str]) -> set[str]:
         found, new = set[str](), set(names)
@@ -248,14 +226,13 @@ def _freed(lines: list[Line], reached: dict[str, frozenset[str]]) -> Iterator[Li
         return found
 
     last: dict[str, int] = {}
-    for place, line in enumerate(lines):
-        last.update(dict.fromkeys(all_of(line.memory), place))
-    for place, line in enumerate(lines):
-        yield line
+    for place, step in enumerate(steps):
+        last.update(dict.fromkeys(all_of(step.memory), place))
+    for place, step in enumerate(steps):
+        yield step
         ended = sorted(name for name, end in last.items() if end == place)
-        if ended and place + 1 < len(lines):
-            text = f"{' = '.join(ended)} = None"
-            yield Line(text, None, frozenset(), frozenset())
+        if ended and place + 1 < len(steps):
+            yield Step("DROP", tuple(ended))
 
 
 class TracedTarget(Target):

@@ -7,6 +7,7 @@ launches work on lies in few tensors, and becomes a view where somebody needs on
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -54,6 +55,7 @@ class Part:
 
 _MOST = 1 << 20  # elements of a `Slab`: torch's allocator finds large ones a place less often
 _LARGE = 2 << 20  # elements from which on few sizes are asked for
+_ALIGNED = 32  # elements; what kernels read side by side
 
 # What a launch takes for a tensor.
 Operand = torch.Tensor | Part
@@ -98,6 +100,27 @@ def memory_for(size: int, device: torch.device, fill: int | None = None) -> torc
         size = -(-size // step) * step
     made = torch.empty(size, dtype=torch.int32, device=device)
     return made if fill is None else made.fill_(fill)
+
+
+def memories_for(sizes: Sequence[int], device: torch.device) -> Sequence[torch.Tensor]:
+    """int32 vectors of these sizes, at multiples of 128 bytes of one memory: to take one costs the
+    host as much as a launch. The memory lives as long as the last of them."""
+    if len(sizes) < 2:
+        return [memory_for(size, device) for size in sizes]
+    aligned = [-(-size // _ALIGNED) * _ALIGNED for size in sizes]
+    if (trace := trace_of(*sizes)) is not None:
+        return trace.pieces(separate, (aligned, device), aligned, torch.int32)
+    return separate(aligned, device)
+
+
+def separate(sizes: Sequence[int], device: torch.device) -> tuple[torch.Tensor, ...]:
+    """int32 vectors of these sizes, one behind another."""
+    most = sum(sizes)
+    if most >= _LARGE and not targets.capturing(device):
+        step = octave_step(most, 16)
+        most = -(-most // step) * step
+    made = torch.empty(most, dtype=torch.int32, device=device)
+    return made.split_with_sizes([*sizes[:-1], most - sum(sizes[:-1])])
 
 
 class Slab:

@@ -20,28 +20,28 @@ class NotTracedError(Exception):
 class Sym:
     """A number that differs from scene to scene.
 
-    code: how lines name it.  hint: its value in the scene that is traced.  memory: names of the
-    memory that it is an address in.
+    name: in the trace.  hint: its value in the scene that is traced.  memory: names of the memory
+    that it is an address in.
     """
 
-    __slots__ = ("code", "hint", "memory", "trace")
+    __slots__ = ("hint", "memory", "name", "trace")
 
     def __init__(
-        self, trace: Trace, code: str, hint: int, memory: frozenset[str] = frozenset()
+        self, trace: Trace, name: str, hint: int, memory: frozenset[str] = frozenset()
     ) -> None:
-        self.trace, self.code, self.hint, self.memory = trace, code, hint, memory
+        self.trace, self.name, self.hint, self.memory = trace, name, hint, memory
 
     def __neg__(self) -> Any:
-        return self.trace.computed(f"-{self.code}", -self.hint, self)
+        return self.trace.computed("NEG", -self.hint, self)
 
     def bit_length(self) -> Any:
-        return self.trace.computed(f"{self.code}.bit_length()", self.hint.bit_length(), self)
+        return self.trace.computed("BITS", self.hint.bit_length(), self)
 
     def __bool__(self) -> bool:
-        return self.trace.asked(f"{self.code} != 0", self.hint != 0, self)
+        return self.trace.asked("NE", self.hint != 0, self, 0)
 
     def __index__(self) -> int:
-        self.trace.asked(f"{self.code} == {self.hint}", True, self)
+        self.trace.asked("EQ", True, self, self.hint)
         return self.hint
 
     __int__ = __index__
@@ -50,69 +50,75 @@ class Sym:
         return hash(self.__index__())
 
 
-def _computing(symbol: str, function: Callable[[Any, Any], Any], swapped: bool) -> Any:
+def _computing(kind: str, function: Callable[[Any, Any], Any], swapped: bool) -> Any:
     def method(self: Sym, other: Any) -> Any:
         if type(other) not in NUMBERS:
             return NotImplemented
         a, b = (other, self) if swapped else (self, other)
-        if symbol == "+" and type(other) is not Sym and other == 0:
+        if kind == "ADD" and type(other) is not Sym and other == 0:
             return self
-        code = f"({code_of(a)} {symbol} {code_of(b)})"
-        return self.trace.computed(code, function(hint_of(a), hint_of(b)), a, b)
+        return self.trace.computed(kind, function(hint_of(a), hint_of(b)), a, b)
 
     return method
 
 
-def _asking(symbol: str, function: Callable[[Any, Any], Any]) -> Any:
+def _asking(kind: str, function: Callable[[Any, Any], Any]) -> Any:
     def method(self: Sym, other: Any) -> Any:
         if type(other) not in NUMBERS:
             return NotImplemented
         outcome = function(self.hint, hint_of(other))
-        return self.trace.asked(f"{self.code} {symbol} {code_of(other)}", outcome, self, other)
+        return self.trace.asked(kind, outcome, self, other)
 
     return method
 
 
 NUMBERS = {int, bool, Sym}
-for _name, _symbol in {
-    "add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%", "lshift": "<<"
+for _name, _kind in {
+    "add": "ADD", "sub": "SUB", "mul": "MUL", "floordiv": "FLOORDIV", "mod": "MOD", "lshift": "SHL"
 }.items():  # fmt: skip
-    setattr(Sym, f"__{_name}__", _computing(_symbol, getattr(operator, _name), False))
-    setattr(Sym, f"__r{_name}__", _computing(_symbol, getattr(operator, _name), True))
-for _name, _symbol in {
-    "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="
-}.items():  # fmt: skip
-    setattr(Sym, f"__{_name}__", _asking(_symbol, getattr(operator, _name)))
+    setattr(Sym, f"__{_name}__", _computing(_kind, getattr(operator, _name), False))
+    setattr(Sym, f"__r{_name}__", _computing(_kind, getattr(operator, _name), True))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(Sym, f"__{_name}__", _asking(_name.upper(), getattr(operator, _name)))
 
 
 def hint_of(number: Any) -> Any:
     return number.hint if type(number) is Sym else number
 
 
-def code_of(number: Any) -> str:
-    return number.code if type(number) is Sym else repr(number)
-
-
 def largest(numbers: Sequence[Any]) -> Any:
     """`max`, without a guard that says which one it is."""
     symbols = [one for one in numbers if type(one) is Sym]
-    if not symbols or len(numbers) == 1:
+    if not symbols:
         return max(numbers)
-    code = f"max({', '.join(map(code_of, numbers))})"
-    return symbols[0].trace.computed(code, max(map(hint_of, numbers)), *numbers)
+    found, *others = numbers
+    for other in others:
+        hint = max(hint_of(found), hint_of(other))
+        found = symbols[0].trace.computed("MAX", hint, found, other)
+    return found
 
 
 class Memory:
-    """A tensor of a scene, as far as launches and those who slice it go."""
+    """A tensor of a scene, as far as launches and those who slice it go.
+
+    name: in the trace, of it or of what it is part of.  item: which one of several under this name.
+    length: rows that it was cut to.
+    """
 
     def __init__(
-        self, trace: Trace, code: str, shape: tuple[Any, ...], dtype: torch.dtype,
-        device: torch.device, at: Sym,
+        self, trace: Trace, name: str, shape: tuple[Any, ...], dtype: torch.dtype,
+        device: torch.device, at: Sym, item: int | None = None, length: Any = None,
     ) -> None:  # fmt: skip
-        self.trace, self.code, self.shape = trace, code, shape
+        self.trace, self.name, self.shape = trace, name, shape
         self.dtype, self.device, self.at = dtype, device, at
+        self.item, self.length = item, length
         self.itemsize = dtype.itemsize
-        self.names = frozenset({code})  # that `code` is made of
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What it is made of."""
+        length = {self.length.name} if type(self.length) is Sym else ()
+        return frozenset({self.name, *length})
 
     def data_ptr(self) -> Sym:
         return self.at
@@ -122,12 +128,12 @@ class Memory:
 
     def narrow(self, axis: int, start: Any, length: Any) -> Memory:
         """Of the first axis, from its start on."""
-        if axis or type(start) is not int or start:
+        if axis or type(start) is not int or start or self.length is not None:
             raise NotTracedError("a slice that does not begin at the start")
-        code, shape = f"{self.code}.narrow(0, 0, {code_of(length)})", (length, *self.shape[1:])
-        made = Memory(self.trace, code, shape, self.dtype, self.device, self.at)
-        made.names = self.names | ({length.code} if type(length) is Sym else set())
-        return made
+        return Memory(
+            self.trace, self.name, (length, *self.shape[1:]), self.dtype, self.device, self.at,
+            self.item, length,
+        )  # fmt: skip
 
     def __getitem__(self, place: slice) -> Memory:
         if place.start or place.step:

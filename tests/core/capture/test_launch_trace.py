@@ -26,12 +26,12 @@ def repeated(work, *numbers):
     with NoOperations():
         given, result = work(trace, *symbols)
         trace.waits(given, [])
-        sources = trace.sources(result, 0)
-    first, second = map(trace.compiled, sources)
+        traced = trace.traced(result)
+    first, second = traced.first.loaded(), traced.second.loaded()
 
     def repeat(*others):
-        found = first(0, *others)
-        return None if found is None else (found[0], second(found[1]))
+        found = first(None, (), [0, *others])
+        return None if found is None else (found[0], second(found[1], (), [])[0])
 
     return repeat
 
@@ -109,11 +109,11 @@ def test_memory_goes_when_nothing_needs_it(monkeypatch):
 
     def work(trace, n):
         a, b, c = [trace.call(seen, (n, CPU), (n,), torch.int32) for _ in range(3)]
-        trace.line(f"{trace.constant(state)}({(at := a.data_ptr() + 4).code})", at)
+        trace.run(state, a.data_ptr() + 4)
         records = trace.call(sent, ([b.data_ptr(), n],), (2,), torch.int64)
-        trace.line(f"{trace.constant(state)}(1)", b.data_ptr())
-        trace.line(f"{trace.constant(state)}(2)", records.data_ptr())
-        trace.line(f"{trace.constant(state)}(3)")
+        trace.run(state, b.data_ptr())
+        trace.run(state, records.data_ptr())
+        trace.run(state, 3)
         return (c[: n - 1],), (Part(c, 1, (2,)),)
 
     (first,), (part,) = repeated(work, 5)(9)

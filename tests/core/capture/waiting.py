@@ -59,6 +59,7 @@ def waits(monkeypatch):
             listened(torch, name)
         listened(torch, "equal")
         listened(Fetched, "read")
+        listened(Fetched, "now")
         yield found
 
 

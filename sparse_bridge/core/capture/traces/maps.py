@@ -1,6 +1,6 @@
-"""The launches of a scene's maps, repeated from a trace: the host computes sizes and addresses in
-straight lines instead of going through all that decides about them, see
-`kernels.runtime.launch_trace`.
+"""The launches of a scene's maps, repeated from a trace: the compiled helper computes sizes and
+addresses in straight lines, instead of Python going through all that decides about them, see
+`kernels.runtime.launch_trace`. Without the helper nothing is traced.
 
 What stays is what no trace can know: how large levels may get, their bounds, and what the counters
 say. A trace serves scenes that were asked the same, with the keys of the same widths, for which its
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -21,7 +20,8 @@ from .... import log, settings
 from ....errors import KernelError
 from ....kernels.runtime import target as targets
 from ....kernels.runtime.fetched import Fetched
-from ....kernels.runtime.launch_trace import Trace, TracedTarget
+from ....kernels.runtime.host_program import Steps
+from ....kernels.runtime.launch_trace import Trace, Traced, TracedTarget
 from ....kernels.runtime.symbolic import NotTracedError, Sym
 from ...device.kernels import hash_table
 from ...geometry.boxes import Box
@@ -68,13 +68,20 @@ class _Root:
 
 
 class _Traced:
-    """Scenes whose coordinates are queued by one function. source: of it.  maps: functions that
-    queue the maps over them, by their sources."""
+    """Scenes whose coordinates are queued by one program. steps: of it.  maps: programs that queue
+    the maps over them, with their steps."""
 
-    def __init__(self, trace: Trace, source: str) -> None:
-        self.source, self.coordinates = source, trace.compiled(source)
-        self.constants = trace.constants
-        self.maps: dict[str, Callable[..., Any]] = {}
+    def __init__(self, traced: Traced) -> None:
+        self.steps, self.coordinates = traced.first, traced.first.loaded()
+        self.maps: list[tuple[Steps, Any]] = []
+        self._kept = list[Any]()
+        self.add(traced)
+
+    def add(self, traced: Traced) -> None:
+        """Learn to queue maps like these, too."""
+        if not any(steps.same(traced.second) for steps, _ in self.maps):
+            self.maps.append((traced.second, traced.second.loaded()))
+            self._kept += traced.kept
 
 
 class Traces:
@@ -100,30 +107,30 @@ class Traces:
         if not made or not _undisturbed(builder):
             return None
         cmap = builder.cmap
-        given = [cmap.coords, *_numbers(builder, capacities)]
         stream = targets.current_stream(builder.device)
+        numbers = [stream, *_numbers(builder, capacities)]
         for one in made:
-            first = one.coordinates(stream, *given)
+            first = one.coordinates(None, (cmap.coords,), numbers)
             if first is not None:
                 break
         else:
             return None
-        (counters, flags, lengths, ends), names = first
+        (counters, flags, lengths, ends), state = first
         builder.ends = list(ends)
-        read = Fetched([counters, flags.view(), *builder.besides()]).read()
+        read = Fetched.now([counters, flags.view(), *builder.besides()])
         if not _distinct(read[1], cmap.n_rows):
             return None
         rows = builder.sizes(capacities, read, lengths)
         if rows is None:
             return Repeated(None)
         exact = [rows[place + 1] for place in capacities]
-        for maps in list(one.maps.values()):  # another thread may learn more
-            found = maps(names, *exact)
+        for _, maps in list(one.maps):  # another thread may learn more
+            found = maps(state, (), exact)
             if found is not None:
                 break
         else:
             return None
-        sides, coords = found
+        sides, coords = found[0]
         levels = dict(zip([place + 1 for place in capacities], coords, strict=True))
         return Repeated(builder.assembled(list(sides), rows, levels))
 
@@ -146,17 +153,12 @@ class Traces:
             self._failed = True
             log.logger.debug("maps are not traced: %r", error)
 
-    def _enter(self, kind: _Kind, traced: tuple[Trace, str, str]) -> None:
-        trace, coordinates, maps = traced
+    def _enter(self, kind: _Kind, traced: Traced) -> None:
         made = self._made.setdefault(kind, [])
         for found in made:
-            if found.source == coordinates and found.constants == trace.constants:
-                break
-        else:
-            found = _Traced(trace, coordinates)
-            made.append(found)
-        if maps not in found.maps:
-            found.maps[maps] = trace.compiled(maps)
+            if found.steps.same(traced.first):
+                return found.add(traced)
+        made.append(_Traced(traced))
 
     def _kind(self, builder: BatchedBuilder) -> _Kind | None:
         """Of which kind a scene is; None where it is not traced."""
@@ -216,16 +218,13 @@ def _numbers(builder: BatchedBuilder, capacities: dict[int, int]) -> list[int]:
     return numbers
 
 
-def _traced(
-    builder: BatchedBuilder, capacities: dict[int, int], rows: dict[int, int]
-) -> tuple[Trace, str, str]:
-    """The sources of the functions that repeat the launches of a scene, see `Trace.sources`."""
+def _traced(builder: BatchedBuilder, capacities: dict[int, int], rows: dict[int, int]) -> Traced:
+    """The programs that repeat the launches of a scene."""
     cmap, device = builder.cmap, builder.device
     trace = Trace(device)
     numbers = iter(_numbers(builder, capacities))
-    tensor = trace.argument()
     at, n_rows = trace.number(next(numbers)), trace.number(next(numbers))
-    coords = trace.tensor(tensor, (n_rows, cmap.coords.shape[1]), torch.int32, at)
+    coords = trace.tensor((n_rows, cmap.coords.shape[1]), torch.int32, at)
     room: dict[int, Any] = {place: trace.number(next(numbers)) for place in capacities}
     layouts = {
         level: _layout(trace, layout, numbers) for level, layout in builder.layouts.items()
@@ -244,7 +243,7 @@ def _traced(
         found[0] = n_rows
         twin.cut(found)
         sides = tuple(twin.queued())
-        return trace, *trace.sources((sides, tuple(twin.coords().values())), len(exact))
+        return trace.traced((sides, tuple(twin.coords().values())))
 
 
 def _layout(trace: Trace, layout: KeyLayout, numbers: Any) -> KeyLayout:

@@ -1,0 +1,203 @@
+"""Steps of traced host code as the compiled helper runs them: `HostProgram` in
+`native/host_program.c`."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ... import native
+from .symbolic import NUMBERS, Memory, NotTracedError, Sym
+
+# In the order of the helper.
+KINDS = (
+    "ADD", "SUB", "MUL", "FLOORDIV", "MOD", "SHL", "MAX", "NEG", "BITS", "EQ", "NE", "LT", "LE",
+    "GT", "GE", "INT", "TUPLE", "LIST", "CALL", "ITEM", "ADDRESS", "LAUNCH", "DROP", "COMMIT",
+    "RETURN",
+)  # fmt: skip
+_NUMBER_OF = {kind: number for number, kind in enumerate(KINDS)}
+GUARDS = frozenset({"EQ", "NE", "LT", "LE", "GT", "GE"})
+
+
+class Steps(NamedTuple):
+    """What a `HostProgram` is made of: `words` and `carried` are of int32, `numbers` of int64."""
+
+    words: bytes
+    numbers: bytes
+    objects: tuple[Any, ...]
+    carried: bytes
+
+    def same(self, other: Steps) -> bool:
+        """Whether both do the same with the same objects."""
+        if self[:2] != other[:2] or self.carried != other.carried:
+            return False
+        return len(self.objects) == len(other.objects) and all(
+            map(_same, self.objects, other.objects)
+        )
+
+    def loaded(self) -> Any:
+        """The program. Raises NotTracedError where there is no compiled helper."""
+        helper = native.module()
+        if helper is None:
+            raise NotTracedError("there is no compiled helper")
+        return helper.HostProgram(*self)
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a is b or (type(a) is type(b) and not isinstance(a, torch.Tensor) and bool(a == b))
+
+
+class Encoder:
+    """Writes steps. numbers, objects: names of what a run is handed, which come first.  earlier:
+    who wrote the program whose state a run goes on from."""
+
+    def __init__(
+        self, numbers: Sequence[str], objects: Sequence[str], earlier: Encoder | None = None
+    ) -> None:
+        self._words, self._carried = array("i"), array("i")
+        self._initial = array("q", [0] * len(numbers))
+        self._objects: list[Any] = [None] * len(objects)
+        self._numbers: dict[Any, int] = {name: place for place, name in enumerate(numbers)}
+        self._places: dict[Any, int] = {name: place for place, name in enumerate(objects)}
+        self._passing: list[int] = []  # objects that one step needs
+        self._free: list[int] = []  # where such objects were
+        self._earlier = earlier
+
+    def steps(self) -> Steps:
+        return Steps(
+            self._words.tobytes(), self._initial.tobytes(), tuple(self._objects),
+            self._carried.tobytes(),
+        )  # fmt: skip
+
+    def step(self, kind: str, *words: int) -> None:
+        self._words.append(_NUMBER_OF[kind] | len(words) << 8)
+        self._words.extend(words)
+
+    def write(self, kind: str, target: str | None, args: Sequence[Any]) -> None:
+        """A step of a trace, see `launch_trace.Step`."""
+        if kind in GUARDS:
+            self.step(kind, *map(self.number, args[:2]), int(args[2]))
+        elif kind == "LAUNCH":
+            self.step(kind, self._constant(args[0]), *map(self._argument, args[1:]))
+        elif kind == "CALL":
+            operands = [self._constant(args[0]), *[self.object(one) for one in args[1:]]]
+            self.step(kind, -1 if target is None else self._place(target), *operands)
+        elif kind == "ADDRESS":
+            operand = self.object(args[0])
+            self.step(kind, self._new_number(target), operand)
+        elif kind == "RETURN":
+            self.step(kind, self.object(args[0]))
+            self._passing.clear()
+        elif kind in ("DROP", "COMMIT"):
+            self.step(kind, *[self._known_object(name) for name in args])
+        else:
+            operands = [self.number(one) for one in args]
+            self.step(kind, self._new_number(target), *operands)
+        if self._passing:
+            self.step("DROP", *self._passing)
+            self._free += self._passing
+            self._passing.clear()
+
+    def hold(self, names: Sequence[str]) -> None:
+        """Carry over what no step reads by name, but work on the device."""
+        for name in names:
+            self._known_object(name)
+
+    def number(self, value: Any) -> int:
+        """The place of a number."""
+        if type(value) is not Sym:
+            return self._new_number(("literal", int(value)), int(value))
+        found = self._numbers.get(value.name)
+        return self.known_number(value.name) if found is None else found
+
+    def known_number(self, name: str) -> int:
+        if name not in self._numbers:
+            if self._earlier is None:
+                raise NotTracedError(f"{name} is read before it is known")
+            there = self._earlier.known_number(name)
+            self._carried.extend((0, there, self._new_number(name)))
+        return self._numbers[name]
+
+    def object(self, value: Any) -> int:
+        """The place of an object; one that is made for it lives as long as the step."""
+        kind = type(value)
+        if kind is Memory:
+            return self._memory(value)
+        if kind is Sym:
+            return self._made("INT", self.number(value))
+        if kind in (tuple, list):
+            return self._made(kind.__name__.upper(), *[self.object(one) for one in value])
+        if "__reduce__" in kind.__dict__ and not isinstance(value, torch.device | torch.dtype):
+            function, args = value.__reduce__()
+            made = [self.object(one) for one in args]
+            return self._made("CALL", self._constant(function), *made)
+        if not (value is None or kind in NUMBERS or kind in _PLAIN):
+            raise NotTracedError(f"{kind.__name__} in a step")
+        return self._constant(value)
+
+    def _memory(self, value: Memory) -> int:
+        place = self._known_object(value.name)
+        if value.item is not None:
+            temporary = self._temporary()
+            self.step("ITEM", temporary, place, value.item)
+            place = temporary
+        if value.length is None:
+            return place
+        narrow = self._constant(torch.Tensor.narrow)
+        start, length = self.object(0), self.object(value.length)
+        return self._made("CALL", narrow, place, start, start, length)
+
+    def _made(self, kind: str, *operands: int) -> int:
+        place = self._temporary()
+        self.step(kind, place, *operands)
+        return place
+
+    def _argument(self, value: Any) -> int:
+        """Of a launch: a number, or an object as -1 - its place."""
+        kind = type(value)
+        if kind in NUMBERS and kind is not bool:
+            return self.number(value)
+        return -1 - self.object(value)
+
+    def _known_object(self, name: str) -> int:
+        if name not in self._places:
+            if self._earlier is None:
+                raise NotTracedError(f"{name} is read before it is made")
+            there = self._earlier._known_object(name)
+            self._carried.extend((1, there, self._place(name)))
+        return self._places[name]
+
+    def _constant(self, value: Any) -> int:
+        key: Any = type(value), value if type(value) in _VALUES else id(value)
+        if type(value) is float:
+            key = float, value.hex()
+        if key not in self._places:
+            self._places[key] = len(self._objects)
+            self._objects.append(value)
+        return self._places[key]
+
+    def _place(self, name: str) -> int:
+        if name not in self._places:
+            self._places[name] = len(self._objects)
+            self._objects.append(None)
+        return self._places[name]
+
+    def _temporary(self) -> int:
+        if not self._free:
+            self._free.append(len(self._objects))
+            self._objects.append(None)
+        self._passing.append(self._free.pop())
+        return self._passing[-1]
+
+    def _new_number(self, name: Any, value: int = 0) -> int:
+        if name not in self._numbers:
+            self._numbers[name] = len(self._initial)
+            self._initial.append(value)
+        return self._numbers[name]
+
+
+_VALUES = (int, bool, str)
+_PLAIN = (float, str, torch.dtype, torch.device)
