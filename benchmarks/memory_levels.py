@@ -46,22 +46,23 @@ def surface(rows: int, seed: int = 0) -> tuple[torch.Tensor, int]:
 
 
 class Block(nn.Module):
-    """h + mlp(norm(conv(h))), or without the MLP.  conv(x): through one of the APIs, features to
-    features.  mlp: of `MLPS`.  part: rows that are taken at a time where one says so."""
+    """x + mlp(norm(conv(x))), or without the MLP.  mlp: of `MLPS`.  part: rows that are taken at a
+    time where one says so."""
 
-    def __init__(
-        self, conv: Callable[..., torch.Tensor], channels: int, mlp: str, part: int
-    ) -> None:
+    def __init__(self, channels: int, mlp: str, part: int) -> None:
         super().__init__()
-        self.conv, self.kind, self.part = conv, mlp, part
+        self.kind, self.part = mlp, part
         self.norm = nn.LayerNorm(channels)
         if mlp != "none":
             self.mlp = nn.Sequential(
                 nn.Linear(channels, 4 * channels), nn.SiLU(), nn.Linear(4 * channels, channels)
             )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = self.conv(x)
+    def forward(
+        self, x: torch.Tensor, conv: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """conv(x): features to features. It comes with each call, so that no map outlives a run."""
+        h = conv(x)
         if self.kind == "none":
             return self._by_parts(self.norm, h).add_(x)
         h = self.norm(h)
@@ -91,8 +92,7 @@ class Network:
     def __call__(self) -> torch.Tensor:
         convolve, h = self._watch(self._prepare(self._coords.clone())), self._x
         for number, block in enumerate(self._blocks):
-            block.conv = functools.partial(convolve, number)
-            h = block(h)
+            h = block(h, functools.partial(convolve, number))
         return h
 
     def peak_of_convolutions(self) -> int:
@@ -129,7 +129,7 @@ def network_of(
     with sparse_bridge.enable(api, mode="standin"):
         prepare = {"flex_gemm": _flex_gemm, "spconv": _spconv}[api](level, extent, device, dtype)
         with torch.device(device):  # where random numbers take no time
-            blocks = [Block(lambda h: h, c, mlp, part).to(dtype).eval() for _ in range(n_blocks)]
+            blocks = [Block(c, mlp, part).to(dtype).eval() for _ in range(n_blocks)]
             x = torch.randn(level.rows, c, dtype=dtype)
         yield Network(prepare, blocks, coords.to(device), x)
 
@@ -176,7 +176,8 @@ def _spconv(level: Level, extent: int, device: str, dtype: torch.dtype) -> Calla
                 tensors[0] = sp.SparseConvTensor(h, coords, [extent] * 3, 1)
             tensors[0] = tensors[0].replace_feature(h)
             y: torch.Tensor = layer(number)(tensors[0]).features
-            tensors[0] = tensors[0].replace_feature(h[:0])  # the tensor keeps maps, not features
+            none = h.new_empty((0, h.shape[1]))  # a slice would keep h
+            tensors[0] = tensors[0].replace_feature(none)  # the tensor keeps maps, not features
             return y
 
         return convolve
