@@ -1,12 +1,11 @@
 """Peak memory and time of wide decoder levels with and without a limit: `python -m
 benchmarks.memory`.
 
-Levels have the rows and channels of TRELLIS.2's decoder, voxels of a surface; blocks are
-ConvNeXt's: a submanifold 3x3x3 convolution, a layer norm, and an MLP of four times the width, whose
-linear layers are torch's own. "cut MLP": the program gives the MLP 32,768 rows at a time. Limits: a
-level's peak without one by shares, and the lowest that passes. Under each a level runs twice: as it
-is, for its peak, and with torch's allocator capped to the limit and a tenth, so that what is
-reserved counts, too. The allocator gets expandable segments, unless its settings are set.
+Limits of a level (`memory_levels`): its peak without one by shares, and the lowest that passes.
+Under each it runs as it is, for its peak and that of the bridge's layers, and with torch's
+allocator capped to the limit and a tenth, so that what is reserved counts, too; of the lowest limit
+the lowest cap that passes is looked for. The allocator gets expandable segments, unless its
+settings are set.
 
 On a CPU no allocator counts: there the limits are those of the engine's own arithmetic, and only
 the lowest one is tried.
@@ -20,168 +19,60 @@ import os
 import pathlib
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 import sparse_bridge
 from sparse_bridge.errors import MemoryLimitError
 from sparse_bridge.harness import results
 
-SCHEMA = 1
-CUT = 1 << 15  # rows of a part of an MLP
+from .memory_levels import LEVELS, MLPS, QUICK, Level, Network, network_of, surface
+
+SCHEMA = 2
+PART = 1 << 15  # rows
 SHARES = (0.9, 0.75)
-CAP = 1.1  # of the limit, for what the allocator reserves
+CAPS = (1.1, 1.25, 1.5)  # of the limit, for what the allocator reserves
+MIB = 1 << 20
 
 
-class Level(NamedTuple):
-    rows: int
-    channels: int
+class Setup(NamedTuple):
+    """What all levels have in common."""
 
-
-LEVELS = {"97k x 1024": Level(97_000, 1024), "466k x 128": Level(466_000, 128)}
-QUICK = {"1k x 32": Level(1_000, 32)}
-
-
-def surface(rows: int, seed: int = 0) -> tuple[torch.Tensor, int]:
-    """(coordinates int32 [rows, 4] of voxels near a sphere, the grid's extent)."""
-    generator = torch.Generator().manual_seed(seed)
-    extent = int((rows / 4) ** 0.5) + 8  # about twice the area, some voxels thick
-    found = torch.empty((0, 3), dtype=torch.int64)
-    while len(found) < rows:
-        way = torch.randn((rows, 3), generator=generator, dtype=torch.float64)
-        way /= way.norm(dim=1, keepdim=True)
-        deep = torch.rand((rows, 1), generator=generator, dtype=torch.float64) * 3
-        cells = ((way * (extent / 2 - 1 - deep)) + extent / 2).floor().long()
-        found = torch.cat([found, cells]).unique(dim=0)
-    found = found[torch.randperm(len(found), generator=generator)[:rows]]
-    return torch.cat([torch.zeros(rows, 1, dtype=torch.int64), found], 1).int(), extent
-
-
-class Block(nn.Module):
-    """h + mlp(norm(conv(h))).  conv(x): through one of the APIs, features to features.  cut: rows
-    that the MLP takes at a time, 0 for all."""
-
-    def __init__(self, conv: Callable[..., torch.Tensor], channels: int, cut: int) -> None:
-        super().__init__()
-        self.conv, self.cut = conv, cut
-        self.norm = nn.LayerNorm(channels)
-        self.mlp = nn.Sequential(
-            nn.Linear(channels, 4 * channels), nn.SiLU(), nn.Linear(4 * channels, channels)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = self.norm(self.conv(x))
-        if not self.cut:
-            return self.mlp(h).add_(x)
-        for begin in range(0, len(h), self.cut):
-            part = slice(begin, begin + self.cut)
-            h[part] = self.mlp(h[part])
-        return h.add_(x)
-
-
-@contextmanager
-def runner(
-    api: str, level: Level, cut: int, device: str, dtype: torch.dtype, blocks: int
-) -> Iterator[Callable[[], torch.Tensor]]:
-    """run() of a level through one API, with new maps each time."""
-    coords, extent = surface(level.rows)
-    coords = coords.to(device)
-    torch.manual_seed(0)
-    c = level.channels
-    x = torch.randn(level.rows, c, device=device, dtype=dtype)
-    with sparse_bridge.enable(api, mode="standin"):
-        prepare = {"flex_gemm": _flex_gemm, "spconv": _spconv}[api](level, extent, device, dtype)
-        layers = [Block(lambda h: h, c, cut).to(device, dtype).eval() for _ in range(blocks)]
-
-        @torch.no_grad()
-        def run() -> torch.Tensor:
-            convolve, h = prepare(coords.clone()), x
-            for number, block in enumerate(layers):
-                block.conv = lambda rows, number=number: convolve(number, rows)
-                h = block(h)
-            return h
-
-        yield run
-
-
-def _flex_gemm(level: Level, extent: int, device: str, dtype: torch.dtype) -> Callable[..., Any]:
-    from flex_gemm.ops.spconv import sparse_submanifold_conv3d
-
-    c = level.channels
-    weights = _weights(c, (c, 3, 3, 3, c), device, dtype)
-    shape = torch.Size((1, c, extent, extent, extent))
-
-    def prepare(coords: torch.Tensor) -> Callable[[int, torch.Tensor], torch.Tensor]:
-        caches: list[Any] = [None]
-
-        def convolve(number: int, h: torch.Tensor) -> torch.Tensor:
-            y, caches[0] = sparse_submanifold_conv3d(
-                h, coords, shape, weights(number), None, caches[0]
-            )
-            return y
-
-        return convolve
-
-    return prepare
-
-
-def _spconv(level: Level, extent: int, device: str, dtype: torch.dtype) -> Callable[..., Any]:
-    import spconv.pytorch as sp
-
-    c, made = level.channels, {}
-    weights = _weights(c, (c, 3, 3, 3, c), device, dtype)
-
-    def layer(number: int) -> Any:
-        if number not in made:
-            made[number] = sp.SubMConv3d(c, c, 3, bias=False, indice_key="level")
-            made[number].weight = nn.Parameter(weights(number), requires_grad=False)
-        return made[number]
-
-    def prepare(coords: torch.Tensor) -> Callable[[int, torch.Tensor], torch.Tensor]:
-        tensors: list[Any] = [None]
-
-        def convolve(number: int, h: torch.Tensor) -> torch.Tensor:
-            if tensors[0] is None:
-                tensors[0] = sp.SparseConvTensor(h, coords, [extent] * 3, 1)
-            tensors[0] = tensors[0].replace_feature(h)
-            y: torch.Tensor = layer(number)(tensors[0]).features
-            tensors[0] = tensors[0].replace_feature(h[:0])  # the tensor keeps maps, not features
-            return y
-
-        return convolve
-
-    return prepare
-
-
-def _weights(
-    channels: int, shape: tuple[int, ...], device: str, dtype: torch.dtype
-) -> Callable[[int], torch.Tensor]:
-    made: dict[int, torch.Tensor] = {}
-
-    def weight(number: int) -> torch.Tensor:
-        if number not in made:
-            generator = torch.Generator().manual_seed(number)
-            values = torch.randn(shape, generator=generator) / (27 * channels) ** 0.5
-            made[number] = values.to(device, dtype)
-        return made[number]
-
-    return weight
+    device: str
+    dtype: torch.dtype
+    rounds: int
+    blocks: int
+    part: int
 
 
 class Measured(NamedTuple):
-    """ms: median of a run.  allocated, reserved: peaks, in MiB; None on a CPU."""
+    """ms: median of a run.  allocated, reserved: peaks, in bytes; convolutions: the first while the
+    bridge's layers compute; None on a CPU."""
 
     ms: float
-    allocated: float | None
-    reserved: float | None
     result: torch.Tensor
+    allocated: int | None = None
+    reserved: int | None = None
+    convolutions: int | None = None
 
 
-def measure(run: Callable[[], torch.Tensor], device: str, rounds: int) -> Measured:
+@contextmanager
+def limited(limit: int | None) -> Iterator[None]:
+    """Under a limit, of which the table says whether it was kept."""
+    if limit is None:
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "under a memory limit", RuntimeWarning)
+        with sparse_bridge.memory_limit(limit):
+            yield
+
+
+def measure(run: Network, device: str, rounds: int) -> Measured:
     """Of what has run before, so that nothing is compiled."""
     gpu, times = device == "cuda", []
     y = run().cpu()
@@ -195,36 +86,38 @@ def measure(run: Callable[[], torch.Tensor], device: str, rounds: int) -> Measur
         if gpu:
             torch.cuda.synchronize()
         times.append((time.perf_counter() - begin) * 1e3)
-    peaks = None, None
-    if gpu:
-        peaks = torch.cuda.max_memory_allocated() / 2**20, torch.cuda.max_memory_reserved() / 2**20
-    return Measured(statistics.median(times), *peaks, y)
+    ms = statistics.median(times)
+    if not gpu:
+        return Measured(ms, y)
+    peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    return Measured(ms, y, *peaks, run.peak_of_convolutions())
 
 
-def runs_capped(run: Callable[[], torch.Tensor], limit: int) -> bool:
-    """Whether a run passes under the limit with torch's allocator capped near it."""
+def run_capped(run: Network, limit: int, cap: float) -> str:
+    """How a run under the limit ends where torch's allocator may reserve `cap` times as much:
+    "passes", or the name of its error."""
     whole = torch.cuda.get_device_properties(0).total_memory
     gc.collect()
     torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(min(1.0, CAP * limit / whole))
+    torch.cuda.set_per_process_memory_fraction(min(1.0, cap * limit / whole))
     try:
-        with sparse_bridge.memory_limit(limit):
+        with limited(limit):
             run()
         torch.cuda.synchronize()
-    except (MemoryLimitError, torch.OutOfMemoryError):
-        return False
+    except (MemoryLimitError, torch.OutOfMemoryError) as error:
+        return type(error).__name__
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    return True
+    return "passes"
 
 
-def least_of(run: Callable[[], torch.Tensor]) -> int:
+def least_of(run: Network) -> int:
     """The lowest limit under which a run passes: as errors tell it, step by step."""
     limit = 1
     while True:
         gc.collect()
         try:
-            with sparse_bridge.memory_limit(limit):
+            with limited(limit):
                 run()
             return limit
         except MemoryLimitError as error:
@@ -232,46 +125,78 @@ def least_of(run: Callable[[], torch.Tensor]) -> int:
 
 
 def compare(
-    name: str, level: Level, api: str, cut: int, device: str, dtype: torch.dtype, rounds: int,
-    blocks: int,
-) -> list[dict[str, Any]]:  # fmt: skip
+    name: str, level: Level, scene: tuple[torch.Tensor, int], api: str, mlp: str, setup: Setup
+) -> list[dict[str, Any]]:
     """Rows of the table of one level through one API."""
-    rows = []
-    with runner(api, level, cut, device, dtype, blocks) as run:
+    device, dtype, rounds, blocks, part = setup
+    head, rows = {"level": name, "api": api, "mlp": mlp}, []
+    with network_of(api, level, scene, mlp, part, device, dtype, blocks) as run:
         for _ in range(3):
             run()
         free = measure(run, device, rounds)
-        limits: list[int | None] = [None]
-        if free.allocated is not None:
-            limits += [int(share * free.allocated * 2**20) for share in SHARES]
-        limits.append(least_of(run))
-        for limit in limits:
-            row = {"level": name, "api": api, "cut": cut, "limit_mib": limit and limit / 2**20}
+        rows.append(head | row_of(free, None, free.result))
+        print(shown(rows[-1]), flush=True)
+        shares = () if free.allocated is None else [int(s * free.allocated) for s in SHARES]
+        least = least_of(run)
+        for limit in (*shares, least):
             try:
-                with nullcontext() if limit is None else sparse_bridge.memory_limit(limit):
-                    found = free if limit is None else measure(run, device, rounds)
-                row |= found._asdict() | {"same_bits": torch.equal(found.result, free.result)}
-                del row["result"]
+                with limited(limit):
+                    found = measure(run, device, rounds)
+                row = head | row_of(found, limit, free.result)
+                if device == "cuda":
+                    tried = CAPS if limit == least else CAPS[:1]
+                    row["capped"] = capped(run, limit, tried)
             except MemoryLimitError as error:
-                row["error"] = f"least: {error.least / 2**20:.1f} MiB"
-            if limit is not None and device == "cuda":
-                row["capped"] = runs_capped(run, limit)
+                why = f"least: {error.least / MIB:.1f} MiB"
+                row = head | {"limit_mib": limit / MIB, "error": why}
             rows.append(row)
             print(shown(row), flush=True)
     return rows
 
 
+def row_of(found: Measured, limit: int | None, result: torch.Tensor) -> dict[str, Any]:
+    """What was measured, in MiB.  result: of a run without a limit."""
+    sizes = {"limit": limit, "allocated": found.allocated, "reserved": found.reserved,
+             "convolutions": found.convolutions}  # fmt: skip
+    row: dict[str, Any] = {f"{key}_mib": n and n / MIB for key, n in sizes.items()}
+    row |= {"ms": found.ms, "same_bits": torch.equal(found.result, result)}
+    if limit is not None and found.allocated is not None and found.convolutions is not None:
+        row["kept"] = found.allocated <= limit
+        row["convolutions_kept"] = found.convolutions <= limit
+    return row
+
+
+def capped(run: Network, limit: int, caps: tuple[float, ...]) -> dict[str, str]:
+    """How runs ended by their cap, up to the first that passed."""
+    ends: dict[str, str] = {}
+    for cap in caps:
+        ends[f"{cap:g}"] = run_capped(run, limit, cap)
+        if ends[f"{cap:g}"] == "passes":
+            break
+    return ends
+
+
 def shown(row: dict[str, Any]) -> str:
     """A row of the table."""
     limit = "none" if row["limit_mib"] is None else f"{row['limit_mib']:.1f}"
-    head = f"{row['level']:11} {row['api']:10} {'cut' if row['cut'] else 'whole':6} {limit:>9}"
+    head = f"{row['level']:11} {row['api']:10} {row['mlp']:6} {limit:>9}"
     if "error" in row:
         return f"{head}  {row['error']}"
-    peaks = (row["allocated"], row["reserved"])
+    peaks = (row[f"{kind}_mib"] for kind in ("allocated", "convolutions", "reserved"))
     cells = " ".join("        -" if one is None else f"{one:9.1f}" for one in peaks)
-    capped = {None: "", True: "  passes capped", False: "  not capped"}[row.get("capped")]
-    bits = "same" if row["same_bits"] else "OTHER"
-    return f"{head} {cells} {row['ms']:9.2f}  {bits}{capped}"
+    ends = [f"cap {cap}: {end}" for cap, end in row.get("capped", {}).items()]
+    parts = ["same" if row["same_bits"] else "OTHER", *verdict(row), *ends]
+    return f"{head} {cells} {row['ms']:9.2f}  {'; '.join(parts)}"
+
+
+def verdict(row: dict[str, Any]) -> list[str]:
+    """Whether the peak kept to the limit, and if not, whose it was."""
+    if "kept" not in row:
+        return []
+    if row["kept"]:
+        return ["kept"]
+    owner = "torch's" if row["convolutions_kept"] else "the bridge's"
+    return [f"exceeded by {row['allocated_mib'] - row['limit_mib']:.1f} MiB, {owner} layers"]
 
 
 def main(given: list[str] | None = None) -> int:
@@ -279,6 +204,7 @@ def main(given: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("levels", nargs="*", help=f"of {', '.join(LEVELS)}")
     parser.add_argument("--api", nargs="+", default=["flex_gemm", "spconv"])
+    parser.add_argument("--mlp", nargs="+", choices=MLPS, default=list(MLPS))
     kinds = ("float32", "float16", "bfloat16")
     parser.add_argument("--dtype", choices=kinds, help="default: float16 on a GPU, else float32")
     parser.add_argument("--rounds", type=int, default=5)
@@ -293,14 +219,17 @@ def main(given: list[str] | None = None) -> int:
     if args.json:
         results.require_writable(args.json, "--json")
     dtype = getattr(torch, args.dtype or ("float16" if device == "cuda" else "float32"))
-    print("level       api        MLP    limit MiB allocated  reserved        ms  bits")
+    setup = Setup(device, dtype, args.rounds, args.blocks, 256 if args.quick else PART)
+    print(
+        "level       api        MLP    limit MiB allocated  in convs  reserved        ms  "
+        "bits; limit; caps"
+    )
     rows = []
     for name in args.levels or levels:
+        scene = surface(levels[name].rows)
         for api in args.api:
-            for cut in (0, CUT if not args.quick else 256):
-                rows += compare(
-                    name, levels[name], api, cut, device, dtype, args.rounds, args.blocks
-                )
+            for mlp in args.mlp:
+                rows += compare(name, levels[name], scene, api, mlp, setup)
     if args.json:
         name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
         results.save(args.json, SCHEMA, {"device": name, "torch": torch.__version__, "rows": rows})

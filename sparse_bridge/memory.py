@@ -8,10 +8,12 @@ and of functions that call each other, may open and close in any order.
 from __future__ import annotations
 
 import re
+import sys
 import threading
+import warnings
 from types import TracebackType
 
-from . import settings
+from . import settings, state
 from .errors import LifecycleError, SettingError
 
 _UNITS = {
@@ -21,6 +23,10 @@ _UNITS = {
 _lock = threading.Lock()
 _open: list[int] = []
 limit: int | None = None  # bytes; read by layers where they decide something anew
+_highest = 0  # of the limits that were in force since the first of `_open` was opened
+_before: dict[int, int] = {}  # the allocator's peaks of that moment, by GPU
+_warned: set[int] = set()  # limits
+_ROUNDED = 4 << 20  # by which torch's allocator, in large blocks, may exceed what layers ask for
 
 
 def size_of(text: str | int) -> int:
@@ -60,7 +66,8 @@ class memory_limit:  # read as a function, like `torch.no_grad`
     Convolutions that would take more compute their rows in blocks, with the same bits, and maps
     that can be built again are dropped. Counted is `torch.cuda.memory_allocated` on GPUs, and on
     the CPU what a layer reads, writes and needs meanwhile, and maps. Process-wide, like
-    `override_settings`; of several limits the lowest is in force.
+    `override_settings`; of several limits the lowest is in force. Where other operations than the
+    bridge's took more on a GPU, a RuntimeWarning says so in the end.
 
     Raises: SettingError for no size; inside of the block MemoryLimitError where a layer cannot do
     with so little.
@@ -86,12 +93,14 @@ class memory_limit:  # read as a function, like `torch.no_grad`
 
 def _change(one: memory_limit, step: int) -> None:
     """Open a limit once more, or close it once."""
-    global limit
+    global limit, _highest, _before
     with _lock:
         if one.entered + step < 0:
             raise LifecycleError("a memory limit was closed that is not open.")
         one.entered += step
         if step > 0:
+            if not _open:
+                _highest, _before = 0, _peaks()
             _open.append(one.limit)
         else:
             _open.remove(one.limit)
@@ -99,3 +108,43 @@ def _change(one: memory_limit, step: int) -> None:
         if now != limit:
             limit = now
             settings.turn_to(None if now is None else ("memory limit", now))
+        _highest = max(_highest, now or 0)
+        exceeded = None if _open else _exceeded()
+    if exceeded is not None:
+        warnings.warn(exceeded, RuntimeWarning, stacklevel=3)
+
+
+@state.owns
+def reset() -> None:
+    """Warn again of limits that were exceeded."""
+    with _lock:
+        _warned.clear()
+
+
+def _peaks() -> dict[int, int]:
+    """The most bytes that torch's allocator has had in use, by GPU; of a process that has begun to
+    use one."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return {}
+    return {gpu: torch.cuda.max_memory_allocated(gpu) for gpu in range(torch.cuda.device_count())}
+
+
+def _exceeded() -> str | None:
+    """The warning that a peak is above all limits that were in force, once for each.
+
+    An earlier peak that was higher hides it: only the program may reset those statistics.
+    """
+    if _highest in _warned:
+        return None
+    for gpu, peak in _peaks().items():
+        if peak > _highest + _ROUNDED and peak > _before.get(gpu, 0):
+            _warned.add(_highest)
+            return (
+                f"under a memory limit of {shown(_highest)} the peak of cuda:{gpu} was "
+                f"{shown(peak)}. Operations that the limit does not cut took it: torch's own "
+                "layers, such as an MLP or a norm, or pools and depthwise layers. Give them the "
+                "rows in parts; in training use sparse_bridge.checkpoint(module) instead of a "
+                "limit (docs/deployment.md, Memory)."
+            )
+    return None
