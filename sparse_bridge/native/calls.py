@@ -18,6 +18,9 @@ activated: Any = None
 plus: Any = None
 spconv_known: Any = None
 planned: Any = None
+# (device, rows) -> (int32 on it, 0, 1, ... up to as many or more; the current stream's number); set
+# by `pointwise`.
+row_numbers: Any = None
 observer: Any = None  # the class of what hears which views of maps are wanted; set by `capture`
 
 
@@ -31,14 +34,14 @@ def known(plan: Any, product: Any) -> Any:
     launches it, or None."""
     if helper is None or not settings.get().native:
         return None
-    keys, tuned, specs, units, by_rule = (0, 0), None, {}, 1, False
+    keys, tuned, specs, units, flow = (0, 0), None, {}, 1, 0
     if product is not None:
-        keys, tuned, specs, units, by_rule = product.for_helper()
+        keys, tuned, specs, units, flow = product.for_helper()
     bound = [("bound", key) for key in keys]
     return helper.Known(
         product, *keys, *bound, tuned, specs, plan.form, plan.between, plan.vectors, plan.read,
         plan.same, plan.n_offsets, plan.regular, plan.device, plan.activation, plan.steps,
-        plan.columns, plan.generation, units, plan.at_the_call, by_rule,
+        plan.columns, plan.generation, units, plan.at_the_call, flow,
     )  # fmt: skip
 
 

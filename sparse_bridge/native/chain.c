@@ -8,7 +8,8 @@
 
 typedef struct {
   PyObject *plan; /* FusedPlan */
-  /* Places in the list of values. -1: absent. operands as of `Operands`, without y. */
+  /* Places in the list of values. -1: absent; no map is that of every row onto itself. operands as
+   * of `Operands`, without y. */
   int operands[OPERANDS - 1], kmap, transposed;
   int last; /* the step that reads the result last; negative: others do, too */
   long long columns;
@@ -57,11 +58,36 @@ static MapSide *side_for(Run *run, PyObject *kmap, int transposed) {
                        get(s, kmap, s_x_fold) == Py_None && get(s, kmap, s_y_fold) == Py_None);
   if (s->state != GOES_ON) return NULL;
   MapSide *m = &run->sides[run->n_sides];
-  *m = (MapSide){.kmap = kmap, .transposed = transposed, .rulebook = get(s, kmap, s_rulebook)};
+  *m = (MapSide){.kmap = kmap,
+                 .transposed = transposed,
+                 .flow = OVER_TILES,
+                 .rulebook = get(s, kmap, s_rulebook)};
   m->side = truth(s, get(s, kmap, s_flipped)) ^ transposed;
   read_side(s, m);
   run->streams[run->n_sides] = stream_of(s, m->rulebook);
   noticed(s, m);
+  return s->state == GOES_ON ? &run->sides[run->n_sides++] : NULL;
+}
+
+/* So many rows, each onto itself, on the GPU of a plan. */
+static MapSide *side_of_rows(Run *run, Known *plan, long long n_rows) {
+  Scope *s = run->s;
+  for (int i = 0; i < run->n_sides; i++)
+    if (!run->sides[i].kmap && run->sides[i].n_rows == n_rows) return &run->sides[i];
+  refuse_unless(s, run->n_sides < MOST_SIDES && n_rows > 0 && equal(s, plan->n_offsets, one));
+  PyObject *count = hold(s, PyLong_FromLongLong(n_rows)), *made = NULL;
+  PyObject *row_numbers = item(s, g_calls, s_row_numbers);
+  refuse_unless(s, row_numbers && row_numbers != Py_None);
+  if (s->state == GOES_ON)
+    made = hold(s, PyObject_CallFunctionObjArgs(row_numbers, plan->device, count, NULL));
+  refuse_unless(s, made && PyTuple_CheckExact(made) && PyTuple_GET_SIZE(made) == 2);
+  if (s->state != GOES_ON) return NULL;
+  MapSide *m = &run->sides[run->n_sides];
+  *m = (MapSide){.flow = OVER_ROWS, .n_rows = n_rows, .n_in = n_rows, .n_offsets = 1};
+  PyObject *at = call(s, PyTuple_GET_ITEM(made, 0), s_data_ptr);
+  if (at) m->memory = PyLong_AsUnsignedLongLong(at);
+  run->streams[run->n_sides] = PyTuple_GET_ITEM(made, 1);
+  refuse_unless(s, !(m->memory & 15));
   return s->state == GOES_ON ? &run->sides[run->n_sides++] : NULL;
 }
 
@@ -83,6 +109,32 @@ static long long rows_of_operand(Run *run, Scope *s, int place, PyObject *dtype,
   return s->state == GOES_ON ? number(s, PyTuple_GET_ITEM(shape, 0)) : -1;
 }
 
+/* The map of a step, or as many rows as its input has. */
+static MapSide *side_of_step(Run *run, Scope *s, ChainStep *step, Known *plan) {
+  if (step->kmap >= 0) {
+    PyObject *kmap = value(run, s, step->kmap);
+    return s->state == GOES_ON ? side_for(run, kmap, step->transposed) : NULL;
+  }
+  int at = step_at(run, step->operands[0]);
+  if (at >= 0) return side_of_rows(run, plan, run->steps[at].side->n_rows);
+  PyObject *x = value(run, s, step->operands[0]);
+  refuse_unless(s, x && is_plain(x));
+  PyObject *shape = get(s, x, s_shape);
+  refuse_unless(s, shape && PyTuple_GET_SIZE(shape) == 2);
+  long long n_rows = s->state == GOES_ON ? number(s, PyTuple_GET_ITEM(shape, 0)) : 0;
+  return s->state == GOES_ON ? side_of_rows(run, plan, n_rows) : NULL;
+}
+
+/* The weight of a step as its kernel reads it. A copy lives as long as the run. */
+static PyObject *weight_of_step(Run *run, Scope *s, int place, Known *plan) {
+  PyObject *weight = value(run, s, place);
+  PyObject *copied = s->state == GOES_ON ? SLOT(plan->product, GatherProduct, _copied) : Py_None;
+  if (copied == Py_None) return weight;
+  weight = hold(run->s, PyObject_CallMethodOneArg(copied, s_rows_of, weight));
+  if (run->s->state != GOES_ON) s->state = run->s->state;
+  return weight;
+}
+
 /* Everything that can be refused, before anything is launched. */
 static void prepare(Run *run, Scope *s, int i) {
   Chain *chain = run->chain;
@@ -92,19 +144,19 @@ static void prepare(Run *run, Scope *s, int i) {
   refuse_unless(s, plan && Py_IS_TYPE(plan, &KnownType) && plan->product &&
                        number(s, PyDict_GetItemWithError(g_settings, s_generation)) ==
                            plan->generation);
-  PyObject *kmap = value(run, s, step->kmap);
-  if (s->state == GOES_ON) to->side = side_for(run, kmap, step->transposed);
+  int *at = step->operands, residual = at[7];
+  if (s->state == GOES_ON) to->side = side_of_step(run, s, step, plan);
   if (s->state == GOES_ON) s->state = run->s->state;
   if (s->state == GOES_ON) to->like = spec_for(s, plan, to->side);
   if (s->state != GOES_ON) return;
-  int *at = step->operands, residual = at[7];
   PyObject *dtype = to->like->kinds[1];
   refuse_unless(s, dtype && get(s, value(run, s, at[1]), s_dtype) == dtype);
   for (int k = 3; k < 7; k++) /* vectors of the norm are those of the plan */
     refuse_unless(s, (at[k] < 0 ? Py_None : value(run, s, at[k])) ==
                          PyTuple_GET_ITEM(plan->read, k - 2));
   for (int k = 1; k < 8; k++) refuse_unless(s, (at[k] < 0) == !to->like->kinds[k]);
-  refuse_unless(s, equal(s, get(s, to->side->rulebook, s_n_offsets), plan->n_offsets));
+  if (to->side->rulebook)
+    refuse_unless(s, equal(s, get(s, to->side->rulebook, s_n_offsets), plan->n_offsets));
   refuse_unless(s,
                 rows_of_operand(run, s, at[0], dtype, to->like->spec.columns_in) == to->side->n_in);
   if (residual >= 0)
@@ -116,7 +168,8 @@ static void prepare(Run *run, Scope *s, int i) {
                        to->side->n_in * to->like->spec.columns_in * chain->itemsize < 1ll << 31);
   for (int k = 0; k < OPERANDS - 1 && s->state == GOES_ON; k++)
     if (at[k] >= 0 && step_at(run, at[k]) < 0) {
-      PyObject *start = call(s, value(run, s, at[k]), s_data_ptr);
+      PyObject *from = k == 1 ? weight_of_step(run, s, at[k], plan) : value(run, s, at[k]);
+      PyObject *start = call(s, from, s_data_ptr);
       if (start) to->operands[k] = PyLong_AsUnsignedLongLong(start);
     }
   for (int k = 0; k < OPERANDS - 1; k++) refuse_unless(s, !(to->operands[k] & 15));
@@ -272,7 +325,7 @@ static PyObject *chain_new(PyTypeObject *type, PyObject *args, PyObject *names) 
                           &to->columns, &to->transposed, &to->last, &to->kmap, &at[0], &at[1],
                           &at[2], &at[3], &at[4], &at[5], &at[6], &at[7]))
       return Py_DECREF(self), NULL;
-    int fits = to->kmap >= 0 && to->kmap < first && at[0] >= 0 && at[1] >= 0;
+    int fits = to->kmap >= -1 && to->kmap < first && at[0] >= 0 && at[1] >= 0;
     for (int k = 0; k < OPERANDS - 1; k++)
       fits &= at[k] >= -1 && at[k] < (k == 0 || k == 7 ? own : first);
     if (!fits || !Py_IS_TYPE(plan, (PyTypeObject *)g_FusedPlan) ||

@@ -29,13 +29,13 @@
   X(data_ptr) X(device) X(__dict__) X(dilation) X(dry_runs) X(dtype) X(enable) X(eps) X(_features) \
   X(flipped) X(forward) X(fp32_accum) X(_generation) X(generation) X(grid) X(groups) X(index)      \
   X(indice_dict) X(indice_key) X(indices) X(inside) X(inverse) X(is_contiguous) X(is_cuda)         \
-  X(is_inference) X(is_subm) X(kernel_size) X(_key) X(ksize) X(launch_enter_hook) X(listening)     \
-  X(_make) X(_map) X(memory) X(n_offsets) X(n_pairs) X(n_rows) X(__name__) X(native) X(nbytes)     \
+  X(is_inference) X(is_subm) X(kernel_size) X(_key) X(key) X(ksize) X(launch_enter_hook) X(listening)     \
+  X(_make) X(_map) X(memory) X(nbr) X(n_offsets) X(n_pairs) X(n_rows) X(__name__) X(native) X(nbytes)     \
   X(ndim) X(new_empty) X(_numbers) X(_observer) X(observer) X(order) X(out_indices)                \
   X(out_spatial_shape) X(packed) X(_parameters) X(pending) X(ready) X(record_voxel_count)          \
-  X(recorders) X(regular) X(_repeated) X(_replace) X(replace_feature) X(rows) X(rows_of)           \
+  X(recorders) X(regular) X(_repeated) X(_replace) X(replace_feature) X(row_numbers) X(rows) X(rows_of)           \
   X(rulebook) X(running_mean) X(running_var) X(shape) X(_shared) X(spatial_shape) X(spconv)        \
-  X(SPCONV_ALLOW_TF32) X(spec) X(splits) X(subm) X(symmetric) X(table) X(tile) X(_tiles) X(_timer) \
+  X(SPCONV_ALLOW_TF32) X(spec) X(splits) X(subm) X(symmetric) X(table) X(_tables) X(tile) X(_tiles) X(_timer) \
   X(training) X(transposed) X(untyped_storage) X(_version) X(w_stride) X(wanted) X(weight)         \
   X(WORTH) X(x_fold) X(y_fold)
 
@@ -82,8 +82,8 @@ ASKED(DECLARE)
 static PyObject *a_stream; /* _cuda_getCurrentRawStream */
 static PyObject *s_constants_of_spconv;
 
-static PyObject *zero, *one, *two, *masked, *letters[3]; /* "n", "s", "a" */
-static PyObject *no_slope;                               /* 0.0 */
+static PyObject *zero, *one, *two, *masked, *unmasked, *letters[3]; /* "n", "s", "a" */
+static PyObject *no_slope;                                          /* 0.0 */
 static int configured;
 static uint64_t refusing; /* of 2^32 questions, so many are refused at random: for tests */
 static uint64_t drawn;
@@ -482,7 +482,8 @@ static Bound *bound_of(Scope *s, PyObject *product, Operands *o) {
   made->spec.columns_in = number(s, get(s, spec, s_columns_in));
   made->spec.columns = number(s, get(s, spec, s_columns));
   made->spec.w_stride = number(s, get(s, spec, s_w_stride));
-  if (truth(s, get(s, spec, s_packed))) /* which lives longer than the map */
+  /* The spec lives longer than the map; a table that starts anywhere has a kernel of its own. */
+  if (truth(s, get(s, spec, s_packed)) || equal(s, get(s, product, s__key), get(s, spec, s_key)))
     set(s, spec, s_native, (PyObject *)bound_like(s, made, NULL));
   set(s, product, s_native, (PyObject *)made);
   return s->state == GOES_ON ? made : NULL;
@@ -548,6 +549,10 @@ static int launched_product(Scope *s, PyObject *product, Operands *o, PyObject *
 
 /* ---- the plan of a layer with what follows it ----------------------------------------------- */
 
+/* How products of a plan go over maps: as Python decides; over the tiles of those that have some;
+ * over the rows themselves, where maps are those of kernel volume 1. */
+enum Flow { BY_PYTHON, OVER_TILES, OVER_ROWS };
+
 /* What of a map's size the choice of a tile looks at. */
 typedef struct {
   long long reverse, tiles, bits, much;
@@ -566,7 +571,7 @@ typedef struct {
   PyObject *steps, *columns, *likes[SIZES];
   Size sizes[SIZES]; /* of maps; likes: Bound */
   long long generation, units;
-  int at_the_call, by_rule;
+  int at_the_call, flow; /* see `Flow` */
   unsigned next;
 } Known;
 
@@ -586,9 +591,8 @@ static void known_dealloc(Known *self) {
   Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
-/* Known(*objects in the order above, generation, units, at_the_call, by_rule), see `FusedPlan`.
- * read: what its epilogue reads.  units: compute units of the GPU.  by_rule: maps with tiles, or
- * of the same rows, are `masked`. */
+/* Known(*objects in the order above, generation, units, at_the_call, flow), see `FusedPlan`. read:
+ * what its epilogue reads.  units: compute units of the GPU. */
 static PyObject *known_new(PyTypeObject *type, PyObject *args, PyObject *names) {
   enum { OBJECTS = (offsetof(Known, columns) - offsetof(Known, product)) / sizeof(PyObject *) + 1 };
   if (PyTuple_GET_SIZE(args) != OBJECTS + 4 || names)
@@ -604,7 +608,7 @@ static PyObject *known_new(PyTypeObject *type, PyObject *args, PyObject *names) 
   self->generation = PyLong_AsLongLong(PyTuple_GET_ITEM(args, OBJECTS));
   self->units = PyLong_AsLongLong(PyTuple_GET_ITEM(args, OBJECTS + 1));
   self->at_the_call = PyObject_IsTrue(PyTuple_GET_ITEM(args, OBJECTS + 2));
-  self->by_rule = PyObject_IsTrue(PyTuple_GET_ITEM(args, OBJECTS + 3));
+  self->flow = (int)PyLong_AsLong(PyTuple_GET_ITEM(args, OBJECTS + 3));
   if (PyErr_Occurred() || !PyTuple_Check(self->between) || PyTuple_GET_SIZE(self->between) != 5 ||
       !PyTuple_CheckExact(self->vectors) || !PyTuple_CheckExact(self->read) ||
       PyTuple_GET_SIZE(self->read) != 6 || !PyDict_CheckExact(self->specs)) {
@@ -615,8 +619,7 @@ static PyObject *known_new(PyTypeObject *type, PyObject *args, PyObject *names) 
   return (PyObject *)self;
 }
 
-static PyMemberDef known_members[] = {{"by_rule", T_INT, offsetof(Known, by_rule), READONLY, NULL},
-                                      {0}};
+static PyMemberDef known_members[] = {{"flow", T_INT, offsetof(Known, flow), READONLY, NULL}, {0}};
 
 static PyTypeObject KnownType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "sparse_bridge_native.Known",
@@ -644,9 +647,10 @@ static Size size_of(Known *plan, int reverse, long long n_rows, long long n_in) 
 
 /* The key of a spec for a map's size, as `kernel_products.octaves` and `GatherProduct._bind` make
  * it. */
-static PyObject *spec_key(Scope *s, Size *size) {
-  return hold(s, Py_BuildValue("(OO(LLL))", masked, size->reverse ? Py_True : Py_False, size->tiles,
-                               size->bits, size->much));
+static PyObject *spec_key(Scope *s, Size *size, int flow) {
+  return hold(s, Py_BuildValue("(OO(LLL))", flow == OVER_ROWS ? unmasked : masked,
+                               size->reverse ? Py_True : Py_False, size->tiles, size->bits,
+                               size->much));
 }
 
 /* `TileList.places`: where in its memory the table, the rows and the lists start, in elements. */
@@ -667,13 +671,28 @@ static long long rows_of_end(Scope *s, PyObject *ends, int side) {
   return number(s, PyTuple_GET_ITEM(rows, 2));
 }
 
-/* One side of a map whose tiles are there: what launches over it read. */
+/* One side of a map: what launches over it read. tiles: or the table of kernel volume 1. */
 typedef struct {
   PyObject *kmap, *rulebook, *tiles, *observer, *held;
-  int transposed, side, at, reverse; /* at: the side whose tiles they are */
+  int transposed, side, at, reverse, flow; /* at: the side whose tiles they are */
   long long n_rows, n_in, n_pairs, n_offsets;
   uint64_t memory;
 } MapSide;
+
+/* The table of a map of kernel volume 1. */
+static void read_rows(Scope *s, MapSide *m) {
+  PyObject *tables = get(s, m->rulebook, s__tables);
+  refuse_unless(s, tables && PyList_CheckExact(tables) && PyList_GET_SIZE(tables) == 2 &&
+                       equal(s, get(s, m->rulebook, s_n_offsets), one) && m->observer == Py_None);
+  if (s->state != GOES_ON) return;
+  PyObject *table = PyList_GET_ITEM(tables, m->side);
+  refuse_unless(s, table != Py_None && m->n_rows == m->n_in && !m->reverse);
+  refuse_unless(s, number(s, get(s, table, s_n_rows)) == m->n_rows);
+  m->tiles = get(s, table, s_nbr), m->n_offsets = 1;
+  PyObject *base = call(s, m->tiles, s_data_ptr);
+  if (s->state == GOES_ON) m->memory = PyLong_AsUnsignedLongLong(base);
+  refuse_unless(s, !(m->memory & 15));
+}
 
 static void read_side(Scope *s, MapSide *m) {
   PyObject *ends = get(s, m->rulebook, s_rows);
@@ -682,9 +701,14 @@ static void read_side(Scope *s, MapSide *m) {
   m->n_rows = rows_of_end(s, ends, m->side), m->n_in = rows_of_end(s, ends, 1 - m->side);
   int symmetric = truth(s, get(s, m->rulebook, s_symmetric));
   m->at = symmetric ? 0 : m->side, m->reverse = symmetric && m->side;
+  m->observer = get(s, m->rulebook, s__observer);
+  refuse_unless(s, m->n_rows > 0 && m->n_in > 0);
+  if (m->flow == OVER_ROWS) {
+    read_rows(s, m);
+    return;
+  }
   PyObject *views = get(s, m->rulebook, s__tiles);
-  refuse_unless(s, views && PyList_CheckExact(views) && PyList_GET_SIZE(views) == 2 &&
-                       m->n_rows > 0 && m->n_in > 0);
+  refuse_unless(s, views && PyList_CheckExact(views) && PyList_GET_SIZE(views) == 2);
   if (s->state == GOES_ON) m->tiles = hold(s, Py_NewRef(PyList_GET_ITEM(views, m->at)));
   refuse_unless(s, m->tiles && m->tiles != Py_None);
   PyObject *memory = get(s, m->tiles, s_memory);
@@ -693,13 +717,12 @@ static void read_side(Scope *s, MapSide *m) {
   refuse_unless(s, number(s, get(s, m->tiles, s_splits)) == 1);
   PyObject *base = call(s, memory, s_data_ptr);
   if (s->state == GOES_ON) m->memory = PyLong_AsUnsignedLongLong(base);
-  m->observer = get(s, m->rulebook, s__observer);
 }
 
 /* `Views.wanted` of the tiles of a side, or that of another observer. */
 static void noticed(Scope *s, MapSide *m) {
   PyObject *side = m->at ? one : zero, *observer = m->observer;
-  if (s->state != GOES_ON || observer == Py_None) return;
+  if (s->state != GOES_ON || m->flow == OVER_ROWS || observer == Py_None) return;
   if ((PyObject *)Py_TYPE(observer) != PyDict_GetItemWithError(g_calls, s_observer)) {
     hold(s, PyObject_CallMethodObjArgs(observer, s_wanted, side, Py_True, NULL));
     return;
@@ -710,13 +733,14 @@ static void noticed(Scope *s, MapSide *m) {
 
 /* The launch of a plan that maps of such a size have had before. */
 static Bound *spec_for(Scope *s, Known *plan, MapSide *m) {
-  refuse_unless(s,
-                plan->by_rule && PyDict_CheckExact(plan->tuned) && !PyDict_GET_SIZE(plan->tuned));
+  refuse_unless(s, m->flow == plan->flow && m->flow != BY_PYTHON);
+  if (m->flow == OVER_TILES)
+    refuse_unless(s, PyDict_CheckExact(plan->tuned) && !PyDict_GET_SIZE(plan->tuned));
   Size size = size_of(plan, m->reverse, m->n_rows, m->n_in);
   for (int i = 0; i < SIZES && s->state == GOES_ON; i++)
     if (plan->likes[i] && !memcmp(&plan->sizes[i], &size, sizeof size))
       return (Bound *)plan->likes[i];
-  PyObject *spec = item(s, plan->specs, spec_key(s, &size)), *like = NULL;
+  PyObject *spec = item(s, plan->specs, spec_key(s, &size, m->flow)), *like = NULL;
   refuse_unless(s, spec != NULL);
   like = get(s, spec, s_native);
   refuse_unless(s, like && Py_IS_TYPE(like, &BoundType));
@@ -730,13 +754,14 @@ static Bound *spec_for(Scope *s, Known *plan, MapSide *m) {
 /* The numbers of a launch over a side of a map, and its grid; refuses what addresses do not
  * reach. */
 static void placed(Scope *s, Bound *like, MapSide *m, uint64_t *cells, unsigned *programs) {
-  long long far = 1ll << 31, pitch = 128 * m->n_pairs, starts[4];
+  long long far = 1ll << 31, pitch = 128 * m->n_pairs, starts[4] = {0};
+  if (m->flow == OVER_ROWS) pitch = m->n_rows;
   long long count = (m->n_rows + like->spec.block_m - 1) / like->spec.block_m *
                     ((like->spec.c_out + like->spec.block_n - 1) / like->spec.block_n);
   refuse_unless(s, m->n_in * like->spec.columns_in < far && m->n_rows * like->spec.columns < far &&
                        m->n_offsets * pitch < far && m->n_offsets * like->spec.w_stride < far &&
                        count < far);
-  places(m->n_offsets, m->n_pairs, (int)like->spec.block_m, starts);
+  if (m->flow == OVER_TILES) places(m->n_offsets, m->n_pairs, (int)like->spec.block_m, starts);
   for (int i = 0; i < 4; i++) cells[i] = m->memory + 4 * (uint64_t)starts[i];
   cells[4] = (uint64_t)m->n_rows, cells[5] = (uint64_t)pitch, cells[6] = (uint64_t)m->n_offsets;
   *programs = (unsigned)count;
@@ -746,7 +771,7 @@ static void placed(Scope *s, Bound *like, MapSide *m, uint64_t *cells, unsigned 
  * NULL in a scope that goes on where Python has to. */
 static Bound *bound_over(Scope *s, Known *plan, PyObject *rulebook, int side, PyObject *held,
                          Operands *o) {
-  MapSide m = {.rulebook = rulebook, .side = side};
+  MapSide m = {.rulebook = rulebook, .side = side, .flow = plan->flow};
   read_side(s, &m);
   Bound *like = s->state == GOES_ON ? spec_for(s, plan, &m) : NULL, *made = NULL;
   if (like && !bound_fits(s, like, o)) {
@@ -1435,10 +1460,11 @@ PyMODINIT_FUNC PyInit_sparse_bridge_native(void) {
   zero = PyLong_FromLong(0), one = PyLong_FromLong(1), two = PyLong_FromLong(2);
   no_slope = PyFloat_FromDouble(0.0);
   masked = PyUnicode_InternFromString("masked");
+  unmasked = PyUnicode_InternFromString("unmasked");
   for (int i = 0; i < 3; i++) letters[i] = PyUnicode_InternFromString((char[]){"nsa"[i], 0});
   s_constants_of_spconv = PyUnicode_InternFromString("spconv.constants");
   if (!s_constants_of_spconv || !a_stream || !zero || !one || !two || !no_slope || !masked ||
-      !letters[2])
+      !unmasked || !letters[2])
     return NULL;
   PyTypeObject *types[] = {&LauncherType, &BoundType,       &KnownType,
                            &ChainType,    &HostProgramType, &HostStateType};

@@ -9,6 +9,7 @@ import torch
 
 from sparse_bridge.core.compile.programs.conv_step import ChainStep, ConvStep, Link
 from sparse_bridge.core.conv.plan import ConvForm
+from sparse_bridge.core.ops import pointwise
 from tests.native.world import World
 
 Chain = tuple[ChainStep, list[Any], list[Link]]
@@ -21,6 +22,8 @@ class Bench:
         self.world, self.net = world, world.net
         self.kmap = world.x.indice_dict["a"]._map
         self.x = torch.randn_like(world.features)
+        width = self.x.shape[1]
+        self.whole = torch.randn(1, width, width, dtype=self.x.dtype)  # of kernel volume 1
 
     def arguments(self, with_norm: bool) -> tuple[Any, ...]:
         """(weight, bias, mean, variance, gain, shift) of one of the layers."""
@@ -32,10 +35,10 @@ class Bench:
         return conv.weight, conv.bias, *vectors
 
     def chain(self, seed: int, n_links: int = 12, escapes: float = 0.2) -> Chain:
-        """A chain at random, and the arguments of its calls. Places: x, the map, weight, bias and
-        vectors."""
+        """A chain at random, and the arguments of its calls. Places: x, the map, weight, bias,
+        vectors, a weight of kernel volume 1."""
         draw = random.Random(seed)
-        args = [self.x, self.kmap, *self.arguments(True)]
+        args = [self.x, self.kmap, *self.arguments(True), self.whole]
         sources = [
             draw.choice([0, *range(len(args), len(args) + number)][-4:])
             for number in range(n_links)
@@ -51,9 +54,10 @@ class Bench:
             escaped = not readers or draw.random() < escapes
             norm = draw.random() < 0.7
             vectors = (4, 5, 6, 7) if norm else (-1,) * 4
-            step = ConvStep(
-                ConvForm("ovi"), draw.random() < 0.3, 1e-3, draw.choice([None, "relu"]), 0.0
-            )
-            operands = sources[number], 2, 3, 1, *vectors, others[number]
-            links.append(Link(step, operands, -1 if escaped else max(readers), True))
+            own = draw.random() < 0.3
+            form = pointwise.FORM if own else ConvForm("ovi")
+            step = ConvStep(form, draw.random() < 0.3, 1e-3, draw.choice([None, "relu"]), 0.0)
+            weight, kmap = (8, -1) if own else (2, 1)
+            operands = sources[number], weight, 3, kmap, *vectors, others[number]
+            links.append(Link(step, operands, -1 if escaped else max(readers)))
         return ChainStep(links, len(args), 4), args, links

@@ -208,3 +208,29 @@ def test_chains_that_do_not_fit_are_refused():
         ):  # fmt: skip
             with pytest.raises(ValueError, match="chain"):
                 made.Chain(*wrong)
+
+
+def test_weights_that_kernels_read_as_copies():
+    """As TF32 on Hopper does: the address is the copy's, which lives until all has been queued."""
+    with bench() as (made, recorder):
+        chain, args, links = made.chain(5)
+        for _ in range(3):
+            chain(*args)
+        products = {link.step.plan._plan.forward for link in links}
+        copies = []
+
+        class Copied:
+            def rows_of(self, weight):
+                copies.append(weight.clone())
+                return copies[-1]
+
+        for product in products:
+            product._copied = Copied()
+        try:
+            recorder.all.clear()
+            assert chain._runs[0][1]([*args, *[None] * len(links)]) is None
+        finally:
+            for product in products:
+                product._copied = None
+        read = [values[1] for _, _, values in recorder.all]
+        assert read == [copy.data_ptr() for copy in copies] and len(copies) == len(links)

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     Launch = GatherGemm | GroupedGemm
     Inputs = tuple[torch.Tensor, torch.Tensor, Vectors | None]
 
+BY_PYTHON, OVER_TILES, OVER_ROWS = range(3)  # `Flow` in native.c
+
 # (product, the rulebook and side that it is bound to, x, weight, what its epilogue reads)
 FirstBind = Callable[["GatherProduct", Rulebook, int, "Inputs"], None]
 _listeners: list[FirstBind] = []
@@ -205,16 +207,20 @@ class GatherProduct:
         self._columns, self._key = w.columns_out, new_key()
         self._specs: dict[tuple[Any, ...], Any] = {}
 
-    def for_helper(self) -> tuple[tuple[int, int], Any, dict[tuple[Any, ...], Any], int, bool]:
+    def for_helper(self) -> tuple[tuple[int, int], Any, dict[tuple[Any, ...], Any], int, int]:
         """What the compiled helper asks of it: (the keys of its launches in rulebooks by side, the
-        layers that tuned groups of its GPU decide about, the specs, compute units, whether maps
-        that have tiles are `masked` unless a group says otherwise)."""
-        target = self.product.target
-        by_rule = self.flow.by_rule_alone and not self.flow.packs(self.product)
+        layers that tuned groups of its GPU decide about, the specs, compute units, how it goes over
+        maps). Those that have tiles are `masked` unless a group says otherwise."""
+        target, flow = self.product.target, BY_PYTHON
+        if not self.flow.packs(self.product):
+            if self.flow.by_rule_alone:
+                flow = OVER_TILES
+            elif self.flow.name == "unmasked" and self.product.w.n_offsets == 1:
+                flow = OVER_ROWS
         known = current().known_of(self.product.device, target)
         tuned = None if known is None else known.groups.layers
         own = self._key, self._key + 1
-        return own, tuned, self._specs, target.compute_units, by_rule
+        return own, tuned, self._specs, target.compute_units, flow
 
     @property
     def copies(self) -> bool:

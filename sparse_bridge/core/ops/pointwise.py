@@ -19,6 +19,8 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ... import memory, settings, state
+from ...kernels.runtime import target as targets
+from ...native import calls as native_calls
 from ..conv import fused_call, host_products, override
 from ..conv.convolution import autocast_dtype, transformed, unheard
 from ..conv.dataflow import Case
@@ -176,24 +178,26 @@ def made(n_rows: int, device: torch.device, listed: bool) -> KernelMap:
     if torch._C._len_torch_dispatch_stack():
         with _disable_current_modes():  # what watches a model's operations is not told
             return made(n_rows, device, listed)
-    rows = _numbers(-1 if device.index is None else device.index, n_rows, device)
-    return KernelMap(_identity(rows, listed))
+    return KernelMap(_identity(row_numbers(device, n_rows)[0][:n_rows], listed))
 
 
 def capturing(device: torch.device) -> bool:
     return device.type == "cuda" and bool(torch._C._cuda_isCurrentStreamCapturing())
 
 
-def _numbers(index: int, n_rows: int, device: torch.device) -> torch.Tensor:
-    """0, 1, ... as int32 [n_rows]."""
-    made = _rows[index]
+def row_numbers(device: torch.device, n_rows: int) -> tuple[torch.Tensor, int]:
+    """(0, 1, ... as int32 [n_rows] or more, the number of the current stream)."""
+    made = _rows[-1 if device.index is None else device.index]
     if not made or len(made[-1]) < n_rows:
         room = max(_LEAST, 1 << (n_rows - 1).bit_length())
         rows = torch.arange(room, dtype=torch.int32, device=device)
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # for all streams, once
         made.append(rows)
-    return made[-1][:n_rows]
+    return made[-1], targets.current_stream(device)
+
+
+native_calls.row_numbers = row_numbers
 
 
 def _identity(rows: torch.Tensor, listed: bool) -> Rulebook:

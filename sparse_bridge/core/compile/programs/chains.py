@@ -10,7 +10,6 @@ from torch.fx import Graph, Node
 
 from ..writes import has_effects
 from .conv_step import ChainStep, ConvStep, Link
-from .maps import same_rows
 
 _MOST = 200  # links of a chain
 _OPERANDS = 9  # of a ConvStep
@@ -84,7 +83,7 @@ def _chain(graph: Graph, group: list[Node]) -> None:
 def _link(node: Node, group: list[Node], place: dict[Node, int]) -> Link:
     operands: list[Any] = [*node.args, *[None] * (_OPERANDS - len(node.args))]
     places = tuple(-1 if one is None else place[one] for one in operands)
-    return Link(node.target, places, _last(node, group), operands[3].target is not same_rows)  # type: ignore[arg-type]
+    return Link(node.target, places, _last(node, group))  # type: ignore[arg-type]
 
 
 def _last(node: Node, group: list[Node]) -> int:

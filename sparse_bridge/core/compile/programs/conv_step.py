@@ -12,16 +12,20 @@ from ....native import calls as native_calls
 from ...conv.convolution import convolve
 from ...conv.epilogue import Epilogue, Norm
 from ...conv.fused_plan import FusedPlan, fused_plan
+from ...conv.kernel_products import OVER_ROWS, OVER_TILES
 from ...conv.plan import ConvForm, run
 from ...maps.kernel_map import KernelMap
+from .maps import same_rows
 
 _MOST_PLANS = 8  # that a convolution may need in its life
+_MAP = 3  # its place among a step's operands
 
 OptionalTensor = torch.Tensor | None
 
 
 class ConvStep:
     """y = act(norm(conv(x) + bias) + residual). A call returns [rows of the map's outputs, C_out].
+    No map is that of every row onto itself.
 
     transposed: the map is read backwards.
     """
@@ -37,11 +41,13 @@ class ConvStep:
         self._plans = 0
 
     def __call__(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: OptionalTensor, kmap: KernelMap,
+        self, x: torch.Tensor, weight: torch.Tensor, bias: OptionalTensor, kmap: KernelMap | None,
         mean: OptionalTensor = None, var: OptionalTensor = None, gain: OptionalTensor = None,
         beta: OptionalTensor = None, residual: OptionalTensor = None,
     ) -> torch.Tensor:  # fmt: skip
-        if self.transposed:
+        if kmap is None:
+            kmap = same_rows(x, False)
+        elif self.transposed:
             kmap = kmap.transposed()
         planned, plan = native_calls.planned, self.plan
         if planned is not None and plan is not None:
@@ -69,18 +75,18 @@ class ConvStep:
 class Link(NamedTuple):
     """A convolution of a chain. operands: places of what its step takes, -1 for none; behind the
     chain's arguments follow the results.  last: the link that reads the result last; -1: others do,
-    too.  tiled: its map is one that has tiles."""
+    too."""
 
     step: ConvStep
     operands: tuple[int, ...]
     last: int
-    tiled: bool
 
 
 class ChainStep:
     """Convolutions in a row. A call returns the results that others read, as a tuple.
 
-    The compiled helper runs those of them that follow each other and whose maps have tiles.
+    The compiled helper runs those of them that follow each other and whose maps have tiles, or are
+    of kernel volume 1.
     n_args: of a call.  itemsize: bytes of a value of all features.
     """
 
@@ -122,7 +128,8 @@ class ChainStep:
     def _joins(self, at: int) -> bool:
         plan = self._links[at].step.plan
         known = None if plan is None else plan.native
-        return known is not None and bool(known.by_rule) and self._links[at].tiled
+        own = self._links[at].operands[_MAP] < 0
+        return known is not None and known.flow == (OVER_ROWS if own else OVER_TILES)
 
     def _chain(self, begin: int, end: int) -> Any:
         steps = tuple(_described(link, begin, end) for link in self._links[begin:end])

@@ -20,7 +20,7 @@ from ..library import functions
 from ..products import map_of
 from . import chains, map_steps
 from .conv_step import ConvStep
-from .maps import MAPS, known_sites
+from .maps import MAPS, known_sites, same_rows
 
 ops: Any = torch.ops.sparse_bridge
 
@@ -128,7 +128,9 @@ def _conv(graph: Graph, node: Node, objects: set[Node]) -> None:
     end = given.get("eps", 0.0), given.get("activation"), given.get("alpha", 0.0)
     if any(isinstance(one, Node) for one in end):
         return  # `dynamic=True` has norms' constants vary
-    if given["kmap"] not in objects:
+    if given["kmap"].target is same_rows and not given["kmap"].args[1]:
+        given["kmap"] = None  # of as many rows as x has
+    elif given["kmap"] not in objects:
         with graph.inserting_before(node):
             given["kmap"] = graph.call_function(map_of, (given["kmap"], False))
     step = ConvStep(ConvForm(*read), given["transposed"], *end)
