@@ -29,7 +29,7 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge.errors import MemoryLimitError
-from sparse_bridge.harness import results
+from sparse_bridge.tools.harness import results
 
 SCHEMA = 1
 CUT = 1 << 15  # rows of a part of an MLP

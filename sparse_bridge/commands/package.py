@@ -125,7 +125,7 @@ def _network(name: str, rows: Sequence[int]) -> Made:
     """SECOND or the U-Net on scenes of a street, the largest one first."""
     import spconv.pytorch as sp
 
-    from ..networks.spconv import ResidualUNet, Second
+    from ..tools.networks.spconv import ResidualUNet, Second
 
     voxels = [street_voxels(count) for count in sorted(rows, reverse=True)]
     _, grid, n_items = voxels[0]

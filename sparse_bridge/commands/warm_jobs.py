@@ -43,7 +43,7 @@ def street_voxels(rows: int) -> tuple[torch.Tensor, tuple[int, int, int], int]:
     A sector of a synthetic 64-beam scan, so that few rows are as crowded as many; several scans
     where one does not hold as many.
     """
-    from ..demo.scene import street_scan
+    from ..tools.demo.scene import street_scan
 
     parts: list[np.ndarray] = []
     while sum(map(len, parts)) < rows:
@@ -149,7 +149,7 @@ class ModelJob:
     def _run(self, rows: int, device: torch.device) -> None:
         import spconv.pytorch as spconv
 
-        from ..networks.spconv import ResidualUNet, Second
+        from ..tools.networks.spconv import ResidualUNet, Second
 
         coords, shape, batch_size = street_voxels(rows)
         torch.manual_seed(0)

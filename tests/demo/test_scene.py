@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sparse_bridge.demo.raycast import Box, Cylinder, Ellipsoid, RayImage, Surface
-from sparse_bridge.demo.scene import street_scan
+from sparse_bridge.tools.demo.raycast import Box, Cylinder, Ellipsoid, RayImage, Surface
+from sparse_bridge.tools.demo.scene import street_scan
 
 
 @pytest.fixture(scope="module")

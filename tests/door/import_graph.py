@@ -44,20 +44,8 @@ FLOORS = (
     ("core.warmup",),
     ("core.functional",),
     ("adapters", "checkpointing", "optimization"),
-    (
-        *("__main__", "commands", "compile", "demo", "doctor"),
-        *(
-            "export",
-            "gate",
-            "harness",
-            "networks",
-            "profiling",
-            "proof",
-            "startup",
-            "surface",
-            "verify",
-        ),
-    ),
+    ("compile", "export", "startup"),
+    ("__main__", "commands", "tools"),
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 

@@ -217,7 +217,7 @@ def test_a_street_of_any_size(monkeypatch):
     assert all(cells % 16 == 0 for cells in shape) and shape[0] >= 32
     few = warm_jobs.street_voxels(500)[0]
     assert len(few) == 500
-    from sparse_bridge.demo import scene
+    from sparse_bridge.tools.demo import scene
 
     def small(seed):
         return np.random.default_rng(seed).uniform(-5, 5, (400, 4)).astype(np.float32)

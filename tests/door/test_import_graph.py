@@ -24,8 +24,8 @@ def test_the_whole_package_is_read(graph):
     floors = {FLOOR_OF[room(name)] for name in graph if room(name) in FLOOR_OF}
     floors.add(FLOOR_OF["core.capture"])  # the one folder that may be deleted
     assert len(floors) == len(set(FLOOR_OF.values())), "a floor is empty"
-    assert "sparse_bridge.settings" in graph["sparse_bridge.doctor"]  # from . import settings
-    assert "sparse_bridge.doctor" in graph["sparse_bridge.__main__"]  # in a function
+    assert "sparse_bridge.settings" in graph["sparse_bridge.tools.doctor"]  # from . import settings
+    assert "sparse_bridge.tools.doctor" in graph["sparse_bridge.__main__"]  # in a function
 
 
 def test_no_cycle_between_files(graph):

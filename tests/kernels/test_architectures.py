@@ -11,13 +11,13 @@ import torch
 from sparse_bridge.core.device.precision import product_precision, reads_rows
 from sparse_bridge.core.geometry.weights import WeightLayout
 from sparse_bridge.errors import DeviceError
-from sparse_bridge.gate import catalogue, checks, forms_gemm, running
 from sparse_bridge.kernels.runtime import architectures
 from sparse_bridge.kernels.runtime.architectures import GENERATIONS, Candidates, Chip, Generation
 from sparse_bridge.kernels.runtime.target import described
 from sparse_bridge.kernels.tiles.candidates import candidates
 from sparse_bridge.kernels.tiles.tile import TileConfig
 from sparse_bridge.kernels.tiles.tile_config import gather_tile
+from sparse_bridge.tools.offline_compile import catalogue, checks, forms_gemm, running
 from tests.releases import triton_since
 
 MINE = ((64, 32, 32, 2, 3),)

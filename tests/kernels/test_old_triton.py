@@ -10,10 +10,10 @@ import pytest
 
 pytest.importorskip("triton")
 
-from sparse_bridge.gate import catalogue
 from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.kernels.runtime import triton_compat
 from sparse_bridge.kernels.runtime.launch import OPTIONS
+from sparse_bridge.tools.offline_compile import catalogue
 from tests.conftest import INTERPRETED
 
 pytestmark = [

@@ -10,8 +10,8 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge.commands.warm_jobs import street_voxels
-from sparse_bridge.proof import kinks, models
-from sparse_bridge.proof.setup import FAILED, Setup
+from sparse_bridge.tools.acceptance import kinks, models
+from sparse_bridge.tools.acceptance.setup import FAILED, Setup
 
 CPU = Setup(torch.device("cpu"), None, False)
 
