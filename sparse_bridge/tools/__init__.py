@@ -12,5 +12,5 @@
 | `networks` | networks that demo, benchmarks and tests run | |
 | `harness` | worker processes, progress, files of results | |
 
-`doctor.py` is the command of that name. `sparse_bridge.commands` has the others.
+`doctor` is the command of that name; `sparse_bridge.commands` has the others.
 """
