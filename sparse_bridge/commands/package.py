@@ -16,7 +16,8 @@ from torch import nn
 from .. import export
 from ..errors import SettingError
 from ..export import package_check
-from .warm_jobs import MODELS, street_voxels
+from ..tools.demo.voxels import street_voxels
+from .warm_jobs import MODELS
 
 _SUMMARY = "write a network as a folder that a C++ program runs without Python"
 _TEXT = """\

@@ -45,7 +45,8 @@ FLOORS = (
     ("core.functional",),
     ("adapters", "checkpointing", "optimization"),
     ("compile", "export", "startup"),
-    ("__main__", "commands", "tools"),
+    ("tools", "profiling"),
+    ("__main__", "commands"),
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 

@@ -20,8 +20,8 @@ from torch import nn
 import sparse_bridge
 
 from ... import tolerances
-from ...commands.warm_jobs import street_voxels
 from ..demo.training import train
+from ..demo.voxels import street_voxels
 from ..networks import minkowski, spconv, torchsparse
 from .kinks import away_from_kinks
 from .setup import SKIPPED, Outcome, Setup, error_of, plain_torch, synchronize, verdict

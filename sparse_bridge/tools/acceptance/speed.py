@@ -13,8 +13,8 @@ import sparse_bridge
 
 from ... import settings
 from ...adapters.import_hook import installed
-from ...commands.warm_jobs import street_voxels
 from ...core import functional
+from ..demo.voxels import street_voxels
 from ..networks.spconv import Second
 from .setup import SKIPPED, Outcome, Setup, synchronize, verdict
 
