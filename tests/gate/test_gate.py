@@ -1,4 +1,4 @@
-"""The compile gate: a representative part of it for every target, and what it must see."""
+"""The compile check: a representative part of it for every target, and what it must see."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The proof that a GPU computes rightly: what `python -m sparse_bridge prove` runs.
+"""Acceptance tests of a GPU: what `python -m sparse_bridge prove` runs.
 
-`checks` names the checks, each a function that yields outcomes; `runner` runs them, on a GPU in a
-process that may crash; `record` makes lines, JSON and Markdown of the outcomes.
+A check is a function that yields outcomes. `runner` lists the checks and runs them, on a GPU in a
+process that may crash. `record` makes lines, JSON and Markdown of the outcomes.
 """

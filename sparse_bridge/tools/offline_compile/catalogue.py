@@ -1,6 +1,6 @@
 """Every kernel in every form in which it can be launched on a target.
 
-One list serves the compile gate and the test that records launches and finds each of them here.
+One list serves the compile check and the test that records launches and finds each of them here.
 Tiles are not written down again: they are what `tile_config` and `candidates` answer over classes
 of channels and rows.
 """

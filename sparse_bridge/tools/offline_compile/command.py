@@ -1,4 +1,4 @@
-"""`python -m sparse_bridge doctor --targets`: the compile gate in a terminal."""
+"""`python -m sparse_bridge doctor --targets`: the compile check in a terminal."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ _SHOWN = 20  # failures that are printed
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `doctor` that concern the gate."""
-    gate = parser.add_argument_group(
-        "compile gate", "compile the kernels for GPUs that need not be there and check the code"
+    """The options of `doctor` that concern the compile check."""
+    group = parser.add_argument_group(
+        "compile check", "compile the kernels for GPUs that need not be there and check the code"
     )
-    gate.add_argument(
+    group.add_argument(
         "--targets", nargs="*", metavar="ARCH", help=f"which (default: {' '.join(compiled())})"
     )
-    gate.add_argument(
+    group.add_argument(
         "--full",
         action="store_true",
         help="every form that ships; some hundred per target (default: a few of each kind)",
     )
-    gate.add_argument(
+    group.add_argument(
         "--kernel", action="append", default=[], metavar="NAME",
         help="only this one; may be repeated (default: all)",
     )  # fmt: skip
-    gate.add_argument("--write", metavar="PATH", help="also write the tables there, as Markdown")
-    gate.add_argument("--workers", type=int, metavar="N", help="processes (default: one per CPU)")
+    group.add_argument("--write", metavar="PATH", help="also write the tables there, as Markdown")
+    group.add_argument("--workers", type=int, metavar="N", help="processes (default: one per CPU)")
 
 
 def refuse_without_targets(args: argparse.Namespace) -> None:
-    """Raises SettingError for options of the gate where it is not asked for: nothing would come of
-    them."""
+    """Raises SettingError for options of the compile check where it is not asked for: nothing
+    would come of them."""
     named = [f"--{name}" for name in ("full", "kernel", "write", "workers") if getattr(args, name)]
     if named:
-        raise SettingError(f"{', '.join(named)} without --targets, which the gate needs; add it.")
+        raise SettingError(f"{', '.join(named)} without --targets, which they need; add it.")
 
 
 def main(args: argparse.Namespace, console: Console) -> int:
-    """Run the gate; 1 if a form may not ship.
+    """Run the compile check; 1 if a form may not ship.
 
     Raises: UnsupportedError without Triton 3.5.
     """

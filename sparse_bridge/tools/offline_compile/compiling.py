@@ -122,7 +122,7 @@ def _last(pattern: str, text: str) -> str:
     found = re.findall(pattern, text)
     if not found:
         raise UnsupportedError(
-            f"Triton's AMD assembly no longer says {pattern!r}; the compile gate cannot read it."
+            f"Triton's AMD assembly no longer says {pattern!r}; the compile check cannot read it."
         )
     return found[-1]
 

@@ -1,4 +1,4 @@
-"""What a run of the gate compiles for a target: everything, or a quick representative part."""
+"""What a run compiles for a target: everything, or a quick representative part."""
 
 from __future__ import annotations
 

@@ -12,6 +12,6 @@ def require_triton() -> None:
     if version is None or version < (3, 5):
         shown = "none" if version is None else ".".join(map(str, version))
         raise UnsupportedError(
-            "the compile gate needs Triton 3.5 or newer, which brings a linker for AMD, and found "
+            "the compile check needs Triton 3.5 or newer, which brings a linker for AMD, and found "
             f"{shown}; on a machine without a GPU: pip install triton."
         )
