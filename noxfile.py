@@ -97,8 +97,8 @@ def newest(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "-n", "auto", *session.posargs)
 
 
-# Releases of Triton, each under a torch of its own: the quick gate of every GPU, and compiled code
-# for two of AMD's on the emulator, with buffer operations and without.
+# Releases of Triton, each under a torch of its own: the quick compile check for every GPU, and
+# compiled code for two of AMD's on the emulator, with buffer operations and without.
 TRITONS = ["3.6.0", "3.7.1", "3.8.0", "3.9.0"]
 LANES = ["tests/lanes/test_lanes.py", "tests/emulated/test_pipelined_loops.py"]
 EMULATED = [

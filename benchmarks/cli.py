@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sparse_bridge.errors import DeviceError, SettingError
-from sparse_bridge.harness.results import require_writable
+from sparse_bridge.tools.harness.results import require_writable
 
 from .machine import describe
 from .peers import PEERS, installed

@@ -28,7 +28,7 @@ import torch
 
 import sparse_bridge
 from sparse_bridge.errors import MemoryLimitError
-from sparse_bridge.harness import results
+from sparse_bridge.tools.harness import results
 
 from .memory_levels import LEVELS, MLPS, QUICK, Level, Network, network_of, surface
 

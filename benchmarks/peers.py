@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparse_bridge.networks import minkowski, torchsparse
-from sparse_bridge.networks.spconv import ResidualUNet, Second, norm
+from sparse_bridge.tools.networks import minkowski, torchsparse
+from sparse_bridge.tools.networks.spconv import ResidualUNet, Second, norm
 
 from .workloads import Scan
 

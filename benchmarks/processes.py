@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sparse_bridge.harness.processes import Child
+from sparse_bridge.tools.harness.processes import Child
 
 __all__ = ["Worker", "WorkerError", "empty_caches"]
 

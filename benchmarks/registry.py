@@ -10,7 +10,7 @@ import fnmatch
 from collections.abc import Iterator, Sequence
 
 from sparse_bridge.errors import SettingError
-from sparse_bridge.networks.torchsparse import BACKBONES
+from sparse_bridge.tools.networks.torchsparse import BACKBONES
 
 from .workloads import VOXEL_SIZE, scene_name
 

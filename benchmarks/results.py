@@ -11,7 +11,7 @@ from typing import Any
 
 from sparse_bridge import tolerances
 from sparse_bridge.errors import ShapeError
-from sparse_bridge.harness import results
+from sparse_bridge.tools.harness import results
 
 __all__ = ["SCHEMA", "Comparison", "Figure", "Ratio", "Run", "load_run", "merge", "quartiles"]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparse_bridge.harness.progress import Progress
+from sparse_bridge.tools.harness.progress import Progress
 
 from .floor import Rates, layer_floor
 from .processes import Worker, WorkerError, empty_caches

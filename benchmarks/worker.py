@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from sparse_bridge.harness.processes import channel, write
+from sparse_bridge.tools.harness.processes import channel, write
 
 from . import floor, measure, peers
 from .registry import Case

@@ -78,7 +78,7 @@ def load(
     kind, _, number = source.partition(":")
     name = scene_name(source, batch)
     if kind == "street":
-        from sparse_bridge.demo.scene import street_scan
+        from sparse_bridge.tools.demo.scene import street_scan
 
         cells, feats = _voxelize(street_scan(), float(number or VOXEL_SIZE))
     elif kind == "shell":
@@ -88,7 +88,7 @@ def load(
     elif source.endswith(".npz") and "coords" in (archive := np.load(source)):
         cells, feats = archive["coords"], archive["feats"]
     else:
-        from sparse_bridge.demo.points import load_points
+        from sparse_bridge.tools.demo.points import load_points
 
         cells, feats = _voxelize(load_points(source).points, voxel_size)
     return _batched(name, cells, feats, batch).to(device)

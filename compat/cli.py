@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from sparse_bridge.errors import DeviceError, SettingError
-from sparse_bridge.harness.progress import Progress
-from sparse_bridge.harness.results import require_writable
+from sparse_bridge.tools.harness.progress import Progress
+from sparse_bridge.tools.harness.results import require_writable
 
 from . import matrix, results, runner
 from .matrix import Cell

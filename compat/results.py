@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sparse_bridge.errors import SettingError
-from sparse_bridge.harness import results
+from sparse_bridge.tools.harness import results
 
 from .matrix import CHECKS, FRAMEWORKS
 

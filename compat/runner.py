@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from sparse_bridge.harness.processes import Child
+from sparse_bridge.tools.harness.processes import Child
 
 from .cellfile import to_json
 from .matrix import CHECKS, Cell

@@ -30,7 +30,7 @@ def street(
         ahead: x at which the grid begins, metres; None centres it on the sensor.
         azimuths: firings of the sensor per revolution.
     """
-    from sparse_bridge.demo.scene import street_scan
+    from sparse_bridge.tools.demo.scene import street_scan
 
     size = np.array(voxel_size)
     start = -0.5 * np.array(grid) * size

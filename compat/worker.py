@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 
-from sparse_bridge.harness.processes import channel, write
+from sparse_bridge.tools.harness.processes import channel, write
 
 from .bridged import NotRun, status
 from .cellfile import from_json

@@ -5,8 +5,15 @@ from __future__ import annotations
 import numpy as np
 from boxes import RECALLS, Found, average_precision, corners, heading_errors, precisions
 
-from sparse_bridge.demo.birdseye import raster
-from sparse_bridge.demo.drawing import INK, legend, metric_panel, new_figure, plain_panel, save
+from sparse_bridge.tools.demo.birdseye import raster
+from sparse_bridge.tools.demo.drawing import (
+    INK,
+    legend,
+    metric_panel,
+    new_figure,
+    plain_panel,
+    save,
+)
 
 SHOWN = 0.3  # boxes with a lower score are not drawn
 

@@ -27,8 +27,8 @@ from shared import Outcome, over_seeds, parse, precise_norms, public, training
 from spconv.pytorch.utils import PointToVoxel
 from torch import nn
 
-from sparse_bridge.demo.scene import labelled_scan
-from sparse_bridge.networks.spconv import Second
+from sparse_bridge.tools.demo.scene import labelled_scan
+from sparse_bridge.tools.networks.spconv import Second
 
 RANGE = (-32.0, -25.6, -2.6, 32.0, 25.6, 2.6)  # x, y, z: lowest, then highest, in metres
 MIN_POINTS = 8  # cars with fewer echoes need not be found, and are no false alarm

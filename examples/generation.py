@@ -27,8 +27,8 @@ from matplotlib.colors import to_rgb
 from shared import Outcome, over_seeds, parse, public, training
 from torch import nn
 
-from sparse_bridge.demo.drawing import legend, new_figure, save
-from sparse_bridge.demo.voxel_view import draw_voxels
+from sparse_bridge.tools.demo.drawing import legend, new_figure, save
+from sparse_bridge.tools.demo.voxel_view import draw_voxels
 
 AWAY = np.pi / 4  # the input is the far side of the picture, which then shows what grows
 Cells = np.ndarray  # integers [V, 3]: x, y, z

@@ -29,17 +29,17 @@ from torchsparse import SparseTensor
 from torchsparse.utils.collate import sparse_collate_fn
 from torchsparse.utils.quantize import sparse_quantize
 
-from sparse_bridge.demo.drawing import FAINT, INK, legend, new_figure, plain_panel, save
-from sparse_bridge.demo.scene import labelled_scan
-from sparse_bridge.demo.segmentation import (
+from sparse_bridge.tools.demo.drawing import FAINT, INK, legend, new_figure, plain_panel, save
+from sparse_bridge.tools.demo.scene import labelled_scan
+from sparse_bridge.tools.demo.segmentation import (
     CLASS_OF_KIND,
     CLASSES,
     COLOURS,
     class_iou,
     class_weights,
 )
-from sparse_bridge.demo.voxel_view import draw_voxels
-from sparse_bridge.networks.torchsparse import ResidualUNet
+from sparse_bridge.tools.demo.voxel_view import draw_voxels
+from sparse_bridge.tools.networks.torchsparse import ResidualUNet
 
 RANGE = 24.0  # metres to each side of the sensor
 

@@ -38,8 +38,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import sparse_bridge
-from sparse_bridge.demo.scene import LabelledScan, labelled_scan
-from sparse_bridge.demo.segmentation import CLASSES, sample
+from sparse_bridge.tools.demo.scene import LabelledScan, labelled_scan
+from sparse_bridge.tools.demo.segmentation import CLASSES, sample
 
 RANKS = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))  # set by torchrun
 HELD_OUT = 100_000  # seeds from here on are for evaluation
@@ -102,19 +102,19 @@ class Network(nn.Module):
         if api == "spconv":
             import spconv.pytorch as framework
 
-            from sparse_bridge.networks.spconv import ResidualUNet
+            from sparse_bridge.tools.networks.spconv import ResidualUNet
 
             self.net = ResidualUNet(framework, 3, len(CLASSES), blocks=(1, 1, 1), **widths)
         elif api == "torchsparse":
             import torchsparse as framework
 
-            from sparse_bridge.networks.torchsparse import ResidualUNet
+            from sparse_bridge.tools.networks.torchsparse import ResidualUNet
 
             self.net = ResidualUNet(framework, 3, len(CLASSES), blocks=(1,) * 6, **widths)
         else:
             import MinkowskiEngine as framework
 
-            from sparse_bridge.networks.minkowski import MinkUNet
+            from sparse_bridge.tools.networks.minkowski import MinkUNet
 
             planes = (24, 32, 48, 64, 48, 32, 24, 16)
             self.net = MinkUNet(framework, 3, len(CLASSES), layers=(1,) * 8, planes=planes, init=16)

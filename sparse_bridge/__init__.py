@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .core.conv.override import dataflow
     from .memory import memory_limit
     from .optimization import optimize, restore
-    from .profiling.recorder import profile
+    from .tools.profiling.recorder import profile
 
 __all__ = [
     "FrameworkStatus",
@@ -57,14 +57,14 @@ _LAZY = {
     "dataflow": "core.conv.override",
     "disable": "adapters.lifecycle",
     "enable": "adapters.lifecycle",
-    "load_ipython_extension": "profiling.notebook",
+    "load_ipython_extension": "tools.profiling.notebook",
     "memory_limit": "memory",
     "optimize": "optimization",
-    "profile": "profiling.recorder",
+    "profile": "tools.profiling.recorder",
     "restore": "optimization",
     "report": "adapters.lifecycle",
     "status": "adapters.lifecycle",
-    "unload_ipython_extension": "profiling.notebook",
+    "unload_ipython_extension": "tools.profiling.notebook",
 }
 
 

@@ -15,7 +15,7 @@ from . import workers
 from ._version import __version__
 from .adapters.enabling import inherited
 from .errors import SparseBridgeError, UnsupportedError
-from .gate import command as gate
+from .tools.offline_compile import command as offline_compile
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "run": ("sparse_bridge.commands.run", "run a script or module with the bridge enabled"),
     "demo": (
-        "sparse_bridge.demo.cli",
+        "sparse_bridge.tools.demo.cli",
         "time two networks on a scan or a built-in street, teach a third one to label it",
     ),
     "warm": ("sparse_bridge.commands.warm", "compile and tune kernels before they are needed"),
@@ -38,11 +38,14 @@ _LAZY = {
         "show that this GPU computes rightly, in ten minutes",
     ),
     "verify": (
-        "sparse_bridge.verify.command",
+        "sparse_bridge.tools.checkpoints.command",
         "evaluate published weights with their own project on this engine",
     ),
     "cache": ("sparse_bridge.commands.cache", "show or clear what tuning has stored"),
-    "surface": ("sparse_bridge.surface.command", "list what of each framework is answered"),
+    "surface": (
+        "sparse_bridge.tools.api_coverage.command",
+        "list what of each framework is answered",
+    ),
     "bench": ("benchmarks.cli", "time layers and networks, peers side by side"),
     "compat": ("compat.cli", "run the compatibility matrix"),
 }
@@ -151,7 +154,7 @@ def _add_doctor(commands: argparse._SubParsersAction[_Parser]) -> None:
         description="Show devices, versions, settings, and per framework what enable() would do.",
     )
     doctor.add_argument("--json", action="store_true", help="machine-readable output")
-    gate.add_options(doctor)
+    offline_compile.add_options(doctor)
     doctor.set_defaults(func=run_doctor)
 
 
@@ -180,9 +183,9 @@ def _command(name: str, module: str) -> Any:
 
 def run_doctor(args: argparse.Namespace) -> int:
     if args.targets is not None:
-        return gate.main(args, _console())
-    gate.refuse_without_targets(args)
-    from . import doctor
+        return offline_compile.main(args, _console())
+    offline_compile.refuse_without_targets(args)
+    from .tools import doctor
 
     facts = doctor.collect()
     console = _console()

@@ -34,7 +34,7 @@ from sparse_bridge.core.maps.rulebook import Rulebook
 from sparse_bridge.core.maps.views.derived import Derived
 from sparse_bridge.core.ops import batch_norm
 from sparse_bridge.kernels.runtime import target as targets
-from sparse_bridge.networks import minkowski, spconv, torchsparse
+from sparse_bridge.tools.networks import minkowski, spconv, torchsparse
 from tests.adapters.spconv import doors as spconv_doors
 from tests.clouds import cloud
 from tests.walk_doors import pretended_gpu

@@ -77,7 +77,7 @@ def installed(monkeypatch):
     [
         ({"torch": "2.13.0", "triton": "3.7.1"}, None),
         ({"torch": "2.13.0", "triton": "3.2.0"}, "Triton 3.2"),
-        ({"torch": "2.13.0+cpu", "triton": "3.2.0"}, None),  # there for the compile gate
+        ({"torch": "2.13.0+cpu", "triton": "3.2.0"}, None),  # there for the compile check
         ({"torch": "2.13.0+rocm7.1", "pytorch_triton_rocm": "3.2.0"}, "Triton 3.2"),
         ({"torch": "2.13.0"}, None),
         ({"torch": "2.16.0"}, "torch 2.16"),

@@ -28,7 +28,7 @@ from sparse_bridge import __version__, settings
 from sparse_bridge.core import functional
 from sparse_bridge.core.conv import depthwise
 from sparse_bridge.core.ops import batch_norm
-from sparse_bridge.proof.kernels import build, cloud
+from sparse_bridge.tools.acceptance.kernels import build, cloud
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 KINDS = ("submanifold", "strided", "inverse", "generative", "between")

@@ -21,8 +21,8 @@ import amd_emulator
 import torch
 from amd_emulator.triton_driver import Driver
 
-from sparse_bridge.gate.running import processor_seconds
 from sparse_bridge.kernels.runtime import target as targets
+from sparse_bridge.tools.offline_compile.running import processor_seconds
 
 _RUNS_ON = "gfx942"
 # SMs, or what ROCm counts as such: RX 7900 XTX, MI300X, RX 9070 XT, RTX 4090, RTX 5090, H100.

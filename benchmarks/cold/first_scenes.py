@@ -15,8 +15,8 @@ import time
 import torch
 
 import sparse_bridge
-from sparse_bridge.commands.warm_jobs import street_voxels
-from sparse_bridge.networks.spconv import ResidualUNet
+from sparse_bridge.tools.demo.voxels import street_voxels
+from sparse_bridge.tools.networks.spconv import ResidualUNet
 
 
 def _wait(device: str) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 import sparse_bridge
-from sparse_bridge.commands.warm_jobs import street_voxels
-from sparse_bridge.networks.spconv import ResidualUNet, Second
+from sparse_bridge.tools.demo.voxels import street_voxels
+from sparse_bridge.tools.networks.spconv import ResidualUNet, Second
 
 from .dry_run import DryRun, dry_run
 

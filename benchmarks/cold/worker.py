@@ -18,9 +18,9 @@ import torch
 
 import sparse_bridge
 from sparse_bridge import settings
-from sparse_bridge.commands.warm_jobs import street_voxels
-from sparse_bridge.networks.minkowski import MinkUNet
-from sparse_bridge.networks.spconv import ResidualUNet, Second
+from sparse_bridge.tools.demo.voxels import street_voxels
+from sparse_bridge.tools.networks.minkowski import MinkUNet
+from sparse_bridge.tools.networks.spconv import ResidualUNet, Second
 
 from .counting import counting, names
 

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from sparse_bridge.demo.scene import labelled_scan
-from sparse_bridge.demo.segmentation import sample
+from sparse_bridge.tools.demo.scene import labelled_scan
+from sparse_bridge.tools.demo.segmentation import sample
 
 from ..peers import Peer
 from ..workloads import Scan

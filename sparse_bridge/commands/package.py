@@ -16,7 +16,8 @@ from torch import nn
 from .. import export
 from ..errors import SettingError
 from ..export import package_check
-from .warm_jobs import MODELS, street_voxels
+from ..tools.demo.voxels import street_voxels
+from .warm_jobs import MODELS
 
 _SUMMARY = "write a network as a folder that a C++ program runs without Python"
 _TEXT = """\
@@ -125,7 +126,7 @@ def _network(name: str, rows: Sequence[int]) -> Made:
     """SECOND or the U-Net on scenes of a street, the largest one first."""
     import spconv.pytorch as sp
 
-    from ..networks.spconv import ResidualUNet, Second
+    from ..tools.networks.spconv import ResidualUNet, Second
 
     voxels = [street_voxels(count) for count in sorted(rows, reverse=True)]
     _, grid, n_items = voxels[0]

@@ -10,11 +10,11 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING
 
-from ..harness import results
+from ..tools.harness import results
 
 if TYPE_CHECKING:
     from ..adapters.lifecycle import Handle
-    from ..profiling.recorder import ModelProfile
+    from ..tools.profiling.recorder import ModelProfile
 
 _SCHEMA = 1  # of the file
 
@@ -43,7 +43,7 @@ class ProgramReport:
         """Report what happens from now on, while `handle` holds its frameworks."""
         self._handle = handle
         if self._profiled:
-            from ..profiling.recorder import ModelProfile
+            from ..tools.profiling.recorder import ModelProfile
 
             # Without memory: programs read the peak that it would reset.
             self._profile = ModelProfile(memory=False, calls=self._profiled).start()

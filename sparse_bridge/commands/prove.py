@@ -59,9 +59,9 @@ def run(args: argparse.Namespace) -> int:
     """
     import torch
 
-    from ..harness.results import require_writable
-    from ..proof import record, runner
-    from ..proof.setup import FAILED, Setup
+    from ..tools.acceptance import record, runner
+    from ..tools.acceptance.setup import FAILED, Setup
+    from ..tools.harness.results import require_writable
 
     checks = runner.chosen(args.only, args.skip)
     if args.json:

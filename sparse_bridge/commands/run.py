@@ -14,8 +14,8 @@ from typing import Any
 from .. import settings
 from ..adapters.enabling import inherited
 from ..errors import SettingError, UnsupportedError
-from ..harness import results
 from ..log import logger
+from ..tools.harness import results
 from .program_report import ProgramReport
 
 _SUMMARY = "run a script or module with the bridge enabled"

@@ -24,10 +24,10 @@ from ..core.tuning.groups import Groups
 from ..core.tuning.tune_cache import DIRECTIONS, Stamp, TuneCache, Winners, encode, shipped
 from ..core.warmup import group_race
 from ..errors import DeviceError, SettingError
-from ..harness.pool import Pool
-from ..harness.progress import Progress
-from ..harness.results import require_writable
 from ..kernels.runtime import target as targets
+from ..tools.harness.pool import Pool
+from ..tools.harness.progress import Progress
+from ..tools.harness.results import require_writable
 from .warm_jobs import DTYPES, MODELS, LayerJob, ModelJob, layer_jobs
 
 _SUMMARY = "compile and tune kernels before they are needed"

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..core import functional
 from ..core.conv.epilogue import Norm
 from ..core.maps.coordinate_map import CoordinateMap
 from ..core.maps.kernel_map import KernelMap
+from ..tools.demo.voxels import street_voxels
 
 DTYPES = {
     "fp16": (torch.float16, False),
@@ -32,31 +31,6 @@ _ENDS = (
     (False, True, "relu"),
 )
 _LOSS_SCALE = 2.0**16
-_VOXEL = 0.05  # metres
-_MULTIPLE, _LOWEST = 16, 32  # cells that the networks' strides need, along every axis and in z
-
-
-@functools.lru_cache(maxsize=8)
-def street_voxels(rows: int) -> tuple[torch.Tensor, tuple[int, int, int], int]:
-    """(coordinates int32 [rows, 4]: batch, z, y, x; cells in z, y, x; batch size) of 5 cm voxels.
-
-    A sector of a synthetic 64-beam scan, so that few rows are as crowded as many; several scans
-    where one does not hold as many.
-    """
-    from ..demo.scene import street_scan
-
-    parts: list[np.ndarray] = []
-    while sum(map(len, parts)) < rows:
-        points = street_scan(len(parts))[:, :3].astype(np.float64)
-        angle = np.abs(np.arctan2(points[:, 1], points[:, 0]))
-        cells = np.floor(points[np.argsort(angle, kind="stable")] / _VOXEL).astype(np.int32)
-        first = np.sort(np.unique(cells, axis=0, return_index=True)[1])
-        cells = cells[first][: rows - sum(map(len, parts)), ::-1]
-        parts.append(np.concatenate([np.full((len(cells), 1), len(parts), np.int32), cells], 1))
-    coords = np.concatenate(parts)
-    coords[:, 1:] -= coords[:, 1:].min(0)
-    z, y, x = (-(-(int(most) + 1) // _MULTIPLE) * _MULTIPLE for most in coords[:, 1:].max(0))
-    return torch.from_numpy(coords), (max(z, _LOWEST), y, x), len(parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +123,7 @@ class ModelJob:
     def _run(self, rows: int, device: torch.device) -> None:
         import spconv.pytorch as spconv
 
-        from ..networks.spconv import ResidualUNet, Second
+        from ..tools.networks.spconv import ResidualUNet, Second
 
         coords, shape, batch_size = street_voxels(rows)
         torch.manual_seed(0)

@@ -1,1 +1,1 @@
-"""What each layer of a model does and costs: `sparse_bridge.profile`, and its notebook magics."""
+"""The public name of a profile, where the API reference has it; the code is `tools/profiling`."""

@@ -23,7 +23,10 @@ PACKAGE = pathlib.Path(sparse_bridge.__file__).parent
 # Where frameworks are named: their adapters, models for each of them, what builds or checks such
 # models, and the export of spconv's. The table of adapters is the one exception elsewhere.
 OWN = tuple(f"adapters/{name}/" for name in base.ADAPTERS)
-USERS = ("networks/", "demo/", "commands/", "proof/", "export/", "verify/")
+USERS = (
+    *("commands/", "export/", "tools/acceptance/", "tools/checkpoints/", "tools/demo/"),
+    "tools/networks/",
+)
 # Attributes that sparse tensors of one framework have and others do not.
 ATTRIBUTES = {"indice_dict", "indices", "replace_feature", "kmaps", "cmaps", "spatial_range",
               "coordinate_map_key", "coordinate_manager", "indice_key", "feats"}  # fmt: skip

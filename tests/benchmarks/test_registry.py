@@ -7,7 +7,7 @@ import pytest
 from benchmarks.peers import NETWORKS
 from benchmarks.registry import DTYPES, SUITES, WORKS, Case, Selection, enumerate_cases
 from sparse_bridge.errors import SettingError
-from sparse_bridge.networks.torchsparse import BACKBONES
+from sparse_bridge.tools.networks.torchsparse import BACKBONES
 
 SCANS = ("street", "/data/second_scan.npz")
 

@@ -13,9 +13,9 @@ from torch import nn
 from torch._dynamo import symbolic_convert
 
 import sparse_bridge
-from sparse_bridge.networks import minkowski as for_minkowski
-from sparse_bridge.networks import spconv as for_spconv
-from sparse_bridge.networks import torchsparse as for_torchsparse
+from sparse_bridge.tools.networks import minkowski as for_minkowski
+from sparse_bridge.tools.networks import spconv as for_spconv
+from sparse_bridge.tools.networks import torchsparse as for_torchsparse
 from tests.adapters.spconv import doors
 from tests.clouds import cloud
 

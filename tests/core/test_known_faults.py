@@ -76,7 +76,7 @@ def test_settings_that_are_named_exist():
 
 
 def test_the_doctor_says_it(monkeypatch):
-    from sparse_bridge import doctor
+    from sparse_bridge.tools import doctor
 
     monkeypatch.setattr(known_faults, "of", lambda machine: [f"capture is {machine.capture}"])
     with settings.override(capture="always"):

@@ -254,8 +254,8 @@ def test_files_that_come_with_the_package():
 
 def test_the_gate_compiles_every_tile_that_comes_with_the_package():
     pytest.importorskip("triton")
-    from sparse_bridge.gate import forms_gemm
     from sparse_bridge.kernels.runtime.target import described
+    from sparse_bridge.tools.offline_compile import forms_gemm
 
     def shape(tile):
         return tile.block_m, tile.block_n, tile.block_k, tile.num_warps, tile.num_stages

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from sparse_bridge.demo import birdseye
-from sparse_bridge.demo.birdseye import draw_birdseye
-from sparse_bridge.demo.drawing import require_matplotlib
-from sparse_bridge.demo.segmentation import CLASSES, Labelled, Sample
-from sparse_bridge.demo.voxels import VoxelGrid
 from sparse_bridge.errors import SettingError
+from sparse_bridge.tools.demo import birdseye
+from sparse_bridge.tools.demo.birdseye import draw_birdseye
+from sparse_bridge.tools.demo.drawing import require_matplotlib
+from sparse_bridge.tools.demo.segmentation import CLASSES, Labelled, Sample
+from sparse_bridge.tools.demo.voxels import VoxelGrid
 
 
 def small_grid() -> VoxelGrid:

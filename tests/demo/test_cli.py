@@ -12,19 +12,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparse_bridge.demo import cli
-from sparse_bridge.demo.scene import street_scan
 from sparse_bridge.errors import SettingError
+from sparse_bridge.tools.demo import cli
+from sparse_bridge.tools.demo.scene import street_scan
 from tests.patience import PATIENCE
 
 
 def demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    root = str(Path(cli.__file__).parents[2])
+    root = str(Path(cli.__file__).parents[3])
     path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
     # One thread: tests share their cores, and waiting threads would spin.
     settings = {"COLUMNS": "160", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
-        [sys.executable, "-m", "sparse_bridge.demo", "--device", "cpu", *options],
+        [sys.executable, "-m", "sparse_bridge", "demo", "--device", "cpu", *options],
         cwd=folder,
         env={**os.environ, **settings, "PYTHONPATH": path},
         capture_output=True,

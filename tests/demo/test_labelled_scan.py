@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sparse_bridge.demo.raycast import Box, RayImage, Surface
-from sparse_bridge.demo.scene import KINDS, LabelledScan, labelled_scan, street_scan
+from sparse_bridge.tools.demo.raycast import Box, RayImage, Surface
+from sparse_bridge.tools.demo.scene import KINDS, LabelledScan, labelled_scan, street_scan
 
 
 @pytest.fixture(scope="module")

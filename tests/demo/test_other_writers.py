@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparse_bridge.demo.points import load_points
 from sparse_bridge.errors import DataTypeError, ShapeError
+from sparse_bridge.tools.demo.points import load_points
 
 from .test_points import PCD_FORMS
 from .writers import lzf_compress

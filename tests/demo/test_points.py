@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparse_bridge.demo.pcd import lzf_decompress
-from sparse_bridge.demo.points import load_points
 from sparse_bridge.errors import DataTypeError, SettingError, ShapeError, UnsupportedError
+from sparse_bridge.tools.demo.pcd import lzf_decompress
+from sparse_bridge.tools.demo.points import load_points
 
 from .writers import lzf_compress, pcd_header, write_pcd
 

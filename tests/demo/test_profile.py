@@ -13,9 +13,9 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from sparse_bridge.demo import profile, report, training, voxels
-from sparse_bridge.demo.points import PointCloud
 from sparse_bridge.errors import GeometryError, SettingError
+from sparse_bridge.tools.demo import profile, report, training, voxels
+from sparse_bridge.tools.demo.points import PointCloud
 from tests.adapters.spconv import doors
 
 CPU = torch.device("cpu")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparse_bridge.demo.points import load_points
 from sparse_bridge.errors import SettingError, ShapeError, SparseBridgeError
+from sparse_bridge.tools.demo.points import load_points
 
 from .test_points import PCD_FORMS, columns_of
 from .writers import write_pcd, write_ply

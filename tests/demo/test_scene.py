@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-from sparse_bridge.demo.raycast import Box, Cylinder, Ellipsoid, RayImage, Surface
-from sparse_bridge.demo.scene import street_scan
+from sparse_bridge.tools.demo import voxels
+from sparse_bridge.tools.demo.raycast import Box, Cylinder, Ellipsoid, RayImage, Surface
+from sparse_bridge.tools.demo.scene import street_scan
 
 
 @pytest.fixture(scope="module")
@@ -80,3 +82,21 @@ def test_porous_solid_echoes_inside() -> None:
     image = forward_ray(Ellipsoid((10, 0, 0), (2, 2, 2), Surface(0.4, depth=0.5)))
     hits = image.t[np.isfinite(image.t)]
     assert hits.min() > 7.9 and hits.max() < 12 and hits.std() > 0.2
+
+
+def test_a_street_of_any_size(monkeypatch):
+    coords, shape, batch_size = voxels.street_voxels(5000)
+    assert coords.dtype == torch.int32 and batch_size == 1
+    assert len(torch.unique(coords, dim=0)) == len(coords) == 5000
+    assert (coords[:, 1:] >= 0).all() and (coords[:, 1:] < torch.tensor(shape)).all()
+    assert all(cells % 16 == 0 for cells in shape) and shape[0] >= 32
+    few = voxels.street_voxels(500)[0]
+    assert len(few) == 500
+
+    def small(seed):
+        return np.random.default_rng(seed).uniform(-5, 5, (400, 4)).astype(np.float32)
+
+    monkeypatch.setattr(voxels, "street_scan", small)
+    coords, shape, batch_size = voxels.street_voxels.__wrapped__(1000)
+    assert batch_size == 3 and torch.bincount(coords[:, 0]).tolist()[2] < 400
+    assert len(torch.unique(coords, dim=0)) == 1000

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import sparse_bridge
-from sparse_bridge.demo.scene import KINDS, labelled_scan
-from sparse_bridge.demo.segmentation import (
+from sparse_bridge.tools.demo.scene import KINDS, labelled_scan
+from sparse_bridge.tools.demo.segmentation import (
     CLASS_OF_KIND,
     CLASSES,
     REACH,

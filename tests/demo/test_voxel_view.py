@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparse_bridge.demo import voxel_view
-from sparse_bridge.demo.voxel_view import draw_voxels
+from sparse_bridge.tools.demo import voxel_view
+from sparse_bridge.tools.demo.voxel_view import draw_voxels
 
 pytest.importorskip("matplotlib")
 
@@ -39,7 +39,7 @@ def test_negative_cells_and_single_voxels() -> None:
 def test_nearer_cubes_hide_those_behind(tmp_path: Path) -> None:
     import matplotlib.image
 
-    from sparse_bridge.demo.drawing import legend, new_figure, save
+    from sparse_bridge.tools.demo.drawing import legend, new_figure, save
 
     red, green = np.array([[1.0, 0, 0]]), np.array([[0, 1.0, 0]])
     cells = np.array([[0, 0, 0], [3, 3, 3]])  # along the line of sight of (225, 35.3)

@@ -44,20 +44,9 @@ FLOORS = (
     ("core.warmup",),
     ("core.functional",),
     ("adapters", "checkpointing", "optimization"),
-    (
-        *("__main__", "commands", "compile", "demo", "doctor"),
-        *(
-            "export",
-            "gate",
-            "harness",
-            "networks",
-            "profiling",
-            "proof",
-            "startup",
-            "surface",
-            "verify",
-        ),
-    ),
+    ("compile", "export", "startup"),
+    ("tools", "profiling"),
+    ("__main__", "commands"),
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 

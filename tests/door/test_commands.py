@@ -11,7 +11,6 @@ import pathlib
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -207,25 +206,6 @@ def test_a_network_runs_forward_and_backward(train):
     with trace.record() as events:
         warm_jobs.ModelJob("second", "fp32", (300, 200), train).run(CPU)
     assert [e.n_in for e in events if e.c_in == 4] == [300] * (1 + train) + [200] * (1 + train)
-
-
-def test_a_street_of_any_size(monkeypatch):
-    coords, shape, batch_size = warm_jobs.street_voxels(5000)
-    assert coords.dtype == torch.int32 and batch_size == 1
-    assert len(torch.unique(coords, dim=0)) == len(coords) == 5000
-    assert (coords[:, 1:] >= 0).all() and (coords[:, 1:] < torch.tensor(shape)).all()
-    assert all(cells % 16 == 0 for cells in shape) and shape[0] >= 32
-    few = warm_jobs.street_voxels(500)[0]
-    assert len(few) == 500
-    from sparse_bridge.demo import scene
-
-    def small(seed):
-        return np.random.default_rng(seed).uniform(-5, 5, (400, 4)).astype(np.float32)
-
-    monkeypatch.setattr(scene, "street_scan", small)
-    coords, shape, batch_size = warm_jobs.street_voxels.__wrapped__(1000)
-    assert batch_size == 3 and torch.bincount(coords[:, 0]).tolist()[2] < 400
-    assert len(torch.unique(coords, dim=0)) == 1000
 
 
 WARM = """

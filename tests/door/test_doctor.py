@@ -11,11 +11,12 @@ from rich.console import Console
 
 import sparse_bridge
 from sparse_bridge import __main__ as command_line
-from sparse_bridge import doctor, settings
+from sparse_bridge import settings
 from sparse_bridge.adapters import base
 from sparse_bridge.core.device import rocm, self_check
 from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.kernels.runtime.target import Target
+from sparse_bridge.tools import doctor
 
 HOPPER = Target("cuda", "sm_90", 32, 132, 227 << 10, raw=True)
 

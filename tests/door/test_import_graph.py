@@ -24,8 +24,8 @@ def test_the_whole_package_is_read(graph):
     floors = {FLOOR_OF[room(name)] for name in graph if room(name) in FLOOR_OF}
     floors.add(FLOOR_OF["core.capture"])  # the one folder that may be deleted
     assert len(floors) == len(set(FLOOR_OF.values())), "a floor is empty"
-    assert "sparse_bridge.settings" in graph["sparse_bridge.doctor"]  # from . import settings
-    assert "sparse_bridge.doctor" in graph["sparse_bridge.__main__"]  # in a function
+    assert "sparse_bridge.settings" in graph["sparse_bridge.tools.doctor"]  # from . import settings
+    assert "sparse_bridge.tools.doctor" in graph["sparse_bridge.__main__"]  # in a function
 
 
 def test_no_cycle_between_files(graph):
@@ -78,6 +78,16 @@ def test_a_planted_arrow_is_found(planted):
     package = planted("core/conv/c.py", "from ..maps import b\n")
     graph = imports(package)
     assert arrows_up(graph) == [("sparse_bridge.kernels.gemm.a", "sparse_bridge.core.maps.b")]
+    planted("tools/harness/d.py", "from ...core.maps import b\n")
+    for engine in ("adapters", "core/conv", "kernels/gemm"):
+        dots = "." * (engine.count("/") + 2)
+        planted(f"{engine}/e.py", f"def late():\n    from {dots}tools.harness import d\n")
+    assert [name for name, _ in arrows_up(imports(package))] == [
+        "sparse_bridge.adapters.e",
+        "sparse_bridge.core.conv.e",
+        "sparse_bridge.kernels.gemm.a",
+        "sparse_bridge.kernels.gemm.e",
+    ]
     planted("attic/d.py", "from ..core.maps import b\n")
     with pytest.raises(KeyError, match="attic"):
         arrows_up(imports(package))

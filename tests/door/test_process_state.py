@@ -70,7 +70,7 @@ FACTS = """
     core.conv.kernel_products._narrow_gemm core.ops.batch_norm._passes
     core.device.workspace.keep_heap core.tuning.kernel_hash.code_hash
     core.tuning.kernel_hash.kernel_hash export.evaluation._operators native._module native._reason
-    native._thread native._until native.calls.helper surface.table.releases
+    native._thread native._until native.calls.helper tools.api_coverage.table.releases
 """
 EXCEPTIONS = {
     "what the program chose, which another call of its own takes back": CHOSEN,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sparse_bridge import __main__ as command_line
-from sparse_bridge.harness import results
+from sparse_bridge.tools.harness import results
 from tests.patience import PATIENCE
 
 ROOT = os.path.dirname(os.path.dirname(command_line.__file__))

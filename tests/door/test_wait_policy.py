@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from sparse_bridge import doctor, workers
+from sparse_bridge import workers
+from sparse_bridge.tools import doctor
 from tests.patience import PATIENCE
 
 SCRIPT = "import os, sys; print(os.environ.get('OMP_WAIT_POLICY'), 'torch' in sys.modules)"

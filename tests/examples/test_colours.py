@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from sparse_bridge.demo.segmentation import CLASSES, COLOURS
+from sparse_bridge.tools.demo.segmentation import CLASSES, COLOURS
 
 from .launch import ENVIRONMENT, ROOT
 

@@ -15,14 +15,14 @@ from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.kernels.runtime.architectures import compiled
 
 pytest.importorskip("triton")
-from sparse_bridge.gate import forms_gemm
-from sparse_bridge.gate.catalogue import covering, launchable, spaces
-from sparse_bridge.gate.forms import as_launched, make
 from sparse_bridge.kernels.runtime.launch import REGISTRY, Kernel
 from sparse_bridge.kernels.tiles.candidates import DIRECTIONS, candidates
 from sparse_bridge.kernels.tiles.clamps import clamp_for_problem, clamp_for_registers
 from sparse_bridge.kernels.tiles.tile import TileConfig
 from sparse_bridge.kernels.tiles.tile_config import gather_tile, ways, wgrad_tile
+from sparse_bridge.tools.offline_compile import forms_gemm
+from sparse_bridge.tools.offline_compile.catalogue import covering, launchable, spaces
+from sparse_bridge.tools.offline_compile.forms import as_launched, make
 from tests.quick import quick
 
 EVERY = (*compiled(), "gfx908", "sm_130", "sm_110")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sparse_bridge.gate import running
 from sparse_bridge.kernels.runtime.architectures import compiled
+from sparse_bridge.tools.offline_compile import running
 
 pytestmark = pytest.mark.targets
 

@@ -1,4 +1,4 @@
-"""The compile gate: a representative part of it for every target, and what it must see."""
+"""The compile check: a representative part of it for every target, and what it must see."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from sparse_bridge.gate import checks, compiling, running, selection, summary
-from sparse_bridge.gate.catalogue import covering, spaces
-from sparse_bridge.gate.compiling import Code, compile_form, source
-from sparse_bridge.gate.forms import Form, make
-from sparse_bridge.gate.forms_gemm import Case
 from sparse_bridge.kernels.tiles.tile import TileConfig
+from sparse_bridge.tools.offline_compile import checks, compiling, running, selection, summary
+from sparse_bridge.tools.offline_compile.catalogue import covering, spaces
+from sparse_bridge.tools.offline_compile.compiling import Code, compile_form, source
+from sparse_bridge.tools.offline_compile.forms import Form, make
+from sparse_bridge.tools.offline_compile.forms_gemm import Case
 
 COMPILED = tuple(compiled())
 # One of each kind of matrix instructions and of each width of waves. All: `--slow`, and

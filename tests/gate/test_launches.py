@@ -18,13 +18,13 @@ from sparse_bridge.core import functional
 from sparse_bridge.core.conv import depthwise
 from sparse_bridge.core.maps import key_search, map_builder
 from sparse_bridge.core.ops import batch_norm, max_rows, serialize, voxel
-from sparse_bridge.gate.catalogue import launchable
-from sparse_bridge.gate.forms import as_launched
 from sparse_bridge.kernels.gemm import wgrad_gemm
 from sparse_bridge.kernels.maps import level_bounds, mask_order, pair_batch, row_ranks, tile_batch
 from sparse_bridge.kernels.maps.neighbor_table import NeighborTable
 from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.kernels.runtime.launch import REGISTRY, Kernel
+from sparse_bridge.tools.offline_compile.catalogue import launchable
+from sparse_bridge.tools.offline_compile.forms import as_launched
 from tests.adapters.spconv import doors
 from tests.adapters.torchsparse.conftest import speaking
 from tests.clouds import cloud, features

@@ -17,13 +17,13 @@ if (triton_version() or (0,)) < (3, 5) or INTERPRETED or EMULATED:
 
 from sparse_bridge.core.tuning.cost import predicted
 from sparse_bridge.core.tuning.problem import Problem
-from sparse_bridge.gate import checks
-from sparse_bridge.gate.catalogue import spaces
-from sparse_bridge.gate.compiling import Code, compile_form
-from sparse_bridge.gate.forms_gemm import Case, products
-from sparse_bridge.gate.occupancy import resident
 from sparse_bridge.kernels.tiles.candidates import candidates
 from sparse_bridge.kernels.tiles.tile_config import gather_tile, wgrad_tile
+from sparse_bridge.tools.offline_compile import checks
+from sparse_bridge.tools.offline_compile.catalogue import spaces
+from sparse_bridge.tools.offline_compile.compiling import Code, compile_form
+from sparse_bridge.tools.offline_compile.forms_gemm import Case, products
+from sparse_bridge.tools.offline_compile.occupancy import resident
 
 UNITS = {"sm_75": 40, "sm_86": 82, "sm_89": 128, "sm_120": 170}  # T4, RTX 3090, 4090, 5090
 CHANNELS = (16, 32, 64, 96, 128, 256)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from sparse_bridge.harness.processes import channel, write
+from sparse_bridge.tools.harness.processes import channel, write
 
 if __name__ == "__main__":
     stream = channel()

@@ -9,7 +9,7 @@ from concurrent.futures import as_completed
 import pytest
 
 from sparse_bridge.errors import SettingError
-from sparse_bridge.harness.pool import CrashedError, Pool
+from sparse_bridge.tools.harness.pool import CrashedError, Pool
 
 
 class Awkward(Exception):

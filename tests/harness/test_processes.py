@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from sparse_bridge.harness import results
-from sparse_bridge.harness.processes import Child
-from sparse_bridge.harness.progress import Progress
+from sparse_bridge.tools.harness import results
+from sparse_bridge.tools.harness.processes import Child
+from sparse_bridge.tools.harness.progress import Progress
 from tests.patience import PATIENCE, wait_for
 
 MODULE = "tests.harness.child"

@@ -11,13 +11,13 @@ import torch
 from sparse_bridge.core.device.precision import product_precision, reads_rows
 from sparse_bridge.core.geometry.weights import WeightLayout
 from sparse_bridge.errors import DeviceError
-from sparse_bridge.gate import catalogue, checks, forms_gemm, running
 from sparse_bridge.kernels.runtime import architectures
 from sparse_bridge.kernels.runtime.architectures import GENERATIONS, Candidates, Chip, Generation
 from sparse_bridge.kernels.runtime.target import described
 from sparse_bridge.kernels.tiles.candidates import candidates
 from sparse_bridge.kernels.tiles.tile import TileConfig
 from sparse_bridge.kernels.tiles.tile_config import gather_tile
+from sparse_bridge.tools.offline_compile import catalogue, checks, forms_gemm, running
 from tests.releases import triton_since
 
 MINE = ((64, 32, 32, 2, 3),)
@@ -78,7 +78,7 @@ def test_the_gate_lists_it(invented):
 
 
 def test_one_record_answers_for_every_name():
-    """Names that the gate compiles for belong to one record, and no pattern hides another."""
+    """Names that are compiled for belong to one record, and no pattern hides another."""
     for arch in architectures.compiled():
         mine = [one for one in GENERATIONS if re.fullmatch(one.names, arch) and arch in one.chips]
         assert len(mine) == 1 and architectures.generation_of(mine[0].backend, arch) is mine[0]
@@ -99,7 +99,7 @@ def test_tiles_of_every_record_can_be_clipped_and_run():
             assert {name for name, _ in options} <= one.options
 
 
-@triton_since(3, 5, "the gate does not compile")
+@triton_since(3, 5, "the compile check does not run")
 def test_the_gate_refuses_what_is_no_architecture():
     if torch.cuda.is_available():
         pytest.skip("the plain lane is enough")

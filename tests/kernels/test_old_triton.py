@@ -1,6 +1,6 @@
 """Every kernel compiles with the oldest Triton that is supported.
 
-Newer releases are covered by the compile gate, which reads their assembly too; here a form of each
+Newer releases are covered by the compile check, which reads their assembly too; here a form of each
 kernel and dtype has to come through, for an NVIDIA GPU (AMD's linker was not yet part of Triton).
 """
 
@@ -10,14 +10,14 @@ import pytest
 
 pytest.importorskip("triton")
 
-from sparse_bridge.gate import catalogue
 from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.kernels.runtime import triton_compat
 from sparse_bridge.kernels.runtime.launch import OPTIONS
+from sparse_bridge.tools.offline_compile import catalogue
 from tests.conftest import INTERPRETED
 
 pytestmark = [
-    pytest.mark.skipif(triton_compat.VERSION >= (3, 5), reason="the compile gate does this"),
+    pytest.mark.skipif(triton_compat.VERSION >= (3, 5), reason="the compile check does this"),
     pytest.mark.skipif(INTERPRETED, reason="nothing is compiled here"),
 ]
 TARGET = targets.described("sm_80")

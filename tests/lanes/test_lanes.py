@@ -16,7 +16,7 @@ import re
 
 import pytest
 
-from sparse_bridge.harness.processes import Child
+from sparse_bridge.tools.harness.processes import Child
 from tests.conftest import EMULATED, INTERPRETED
 from tests.releases import triton_since
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from sparse_bridge.harness.processes import channel, write
+from sparse_bridge.tools.harness.processes import channel, write
 
 
 class Passed:

@@ -21,8 +21,9 @@ import filelock
 import pytest
 import rich.console
 
-from sparse_bridge import doctor, native, settings
+from sparse_bridge import native, settings
 from sparse_bridge.native import build
+from sparse_bridge.tools import doctor
 from tests.patience import PATIENCE
 
 ROOT = pathlib.Path(__file__).parents[2]

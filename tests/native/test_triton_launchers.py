@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("triton")
 
-from sparse_bridge.gate import catalogue, compiling
 from sparse_bridge.kernels.runtime import native_launch, triton_compat
 from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.kernels.runtime.launch import OPTIONS, REGISTRY
+from sparse_bridge.tools.offline_compile import catalogue, compiling
 from tests.conftest import INTERPRETED
 from tests.fake_driver import Driver
 from tests.native.recording import helper, values_of

@@ -7,8 +7,13 @@ import pytest
 import torch
 
 from sparse_bridge.errors import SettingError
-from sparse_bridge.networks.codec import OccupancyCodec, canonical, child_of, occupied_children
-from sparse_bridge.verify import stream
+from sparse_bridge.tools.checkpoints import stream
+from sparse_bridge.tools.networks.codec import (
+    OccupancyCodec,
+    canonical,
+    child_of,
+    occupied_children,
+)
 from tests.adapters.torchsparse.conftest import DEVICES, speaking
 from tests.verify import arithmetic
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 import sparse_bridge
-import sparse_bridge.networks
+import sparse_bridge.tools.networks
 from sparse_bridge import settings
-from sparse_bridge.networks import minkowski, spconv
-from sparse_bridge.networks import torchsparse as for_torchsparse
+from sparse_bridge.tools.networks import minkowski, spconv
+from sparse_bridge.tools.networks import torchsparse as for_torchsparse
 from tests.adapters.spconv import doors
 from tests.checks import assert_close
 from tests.clouds import cloud
 from tests.door.test_imports import imports_of
 
-FOLDER = pathlib.Path(sparse_bridge.networks.__file__).parent
+FOLDER = pathlib.Path(sparse_bridge.tools.networks.__file__).parent
 THIN = {"encoder": (4, 6, 8), "decoder": (8, 6, 4), "stem": 4}
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge.adapters.ledger import Report, Statuses
-from sparse_bridge.profiling.recorder import ModelProfile
+from sparse_bridge.tools.profiling.recorder import ModelProfile
 
 
 class Shell:

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import sparse_bridge
 from sparse_bridge.adapters import ledger
 from sparse_bridge.errors import DataTypeError, LifecycleError
-from sparse_bridge.profiling.recorder import ModelProfile
+from sparse_bridge.tools.profiling.recorder import ModelProfile
 from tests.adapters.spconv import doors
 
 EXTENT = 12

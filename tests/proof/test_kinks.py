@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import sparse_bridge
-from sparse_bridge.commands.warm_jobs import street_voxels
-from sparse_bridge.proof import kinks, models
-from sparse_bridge.proof.setup import FAILED, Setup
+from sparse_bridge.tools.acceptance import kinks, models
+from sparse_bridge.tools.acceptance.setup import FAILED, Setup
+from sparse_bridge.tools.demo.voxels import street_voxels
 
 CPU = Setup(torch.device("cpu"), None, False)
 

@@ -11,8 +11,8 @@ import sparse_bridge
 from sparse_bridge.__main__ import main
 from sparse_bridge.core import functional
 from sparse_bridge.errors import SettingError
-from sparse_bridge.proof import goldens, kernels, large, models, record, runner, speed
-from sparse_bridge.proof.setup import FAILED, PASSED, SKIPPED, Outcome, Setup, error_of
+from sparse_bridge.tools.acceptance import goldens, kernels, large, models, record, runner, speed
+from sparse_bridge.tools.acceptance.setup import FAILED, PASSED, SKIPPED, Outcome, Setup, error_of
 from tests.recorded import RECORDED
 
 CPU = Setup(torch.device("cpu"), None, False)

@@ -14,7 +14,7 @@ WIDTHS = {"encoder": (6, 8), "decoder": (8, 6), "stem": 4}
 def spconv_network() -> nn.Module:
     import spconv.pytorch as spconv
 
-    from sparse_bridge.networks.spconv import ResidualUNet
+    from sparse_bridge.tools.networks.spconv import ResidualUNet
 
     return ResidualUNet(spconv, 3, 5, blocks=(1, 1), **WIDTHS)
 
@@ -22,7 +22,7 @@ def spconv_network() -> nn.Module:
 def torchsparse_network() -> nn.Module:
     import torchsparse
 
-    from sparse_bridge.networks.torchsparse import ResidualUNet
+    from sparse_bridge.tools.networks.torchsparse import ResidualUNet
 
     return ResidualUNet(torchsparse, 3, 5, blocks=(1,) * 4, **WIDTHS)
 
@@ -30,7 +30,7 @@ def torchsparse_network() -> nn.Module:
 def minkowski_network() -> nn.Module:
     import MinkowskiEngine as ME
 
-    from sparse_bridge.networks.minkowski import MinkUNet
+    from sparse_bridge.tools.networks.minkowski import MinkUNet
 
     return MinkUNet(ME, 3, 5, layers=(1,) * 8, planes=(4,) * 8, init=4)
 

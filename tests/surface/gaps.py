@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pathlib
 
-from sparse_bridge.surface.check import ABSENT, DIFFERENT, Surface
-from sparse_bridge.surface.command import collect
+from sparse_bridge.tools.api_coverage.check import ABSENT, DIFFERENT, Surface
+from sparse_bridge.tools.api_coverage.command import collect
 
 FILE = pathlib.Path(__file__).with_name("gaps.txt")
 

@@ -13,7 +13,7 @@ from public_names.__main__ import table as table_of
 from public_names.compiled import bound, merged, used
 from public_names.release import Release
 
-from sparse_bridge.surface import table
+from sparse_bridge.tools.api_coverage import table
 
 FILES = {
     "__init__.py": """

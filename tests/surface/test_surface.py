@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from sparse_bridge.errors import SettingError
-from sparse_bridge.surface import check, table
-from sparse_bridge.surface.command import collect
-from sparse_bridge.surface.markdown import page
+from sparse_bridge.tools.api_coverage import check, table
+from sparse_bridge.tools.api_coverage.command import collect
+from sparse_bridge.tools.api_coverage.markdown import page
 from tests.patience import PATIENCE
 from tests.surface import gaps
 
@@ -39,8 +39,8 @@ def command(*arguments):
 # All outputs from one look at all frameworks, which takes seconds.
 ALL = """
 import json, sys
-from sparse_bridge.surface.command import collect, facts_of
-from sparse_bridge.surface.markdown import page
+from sparse_bridge.tools.api_coverage.command import collect, facts_of
+from sparse_bridge.tools.api_coverage.markdown import page
 from tests.surface import gaps
 from tests.surface import gaps
 found = collect([])
@@ -231,8 +231,8 @@ def test_names_and_parameters_are_compared(tmp_path, monkeypatch, line, problem)
     ("line", "problem"),
     [
         ("class Derived() < Known", ""),
-        ("class Derived() < sparse_bridge.surface.check.Gone", ""),
-        ("class Derived() < sparse_bridge.surface.check.Surface", "is no Surface"),
+        ("class Derived() < sparse_bridge.tools.api_coverage.check.Gone", ""),
+        ("class Derived() < sparse_bridge.tools.api_coverage.check.Surface", "is no Surface"),
     ],
 )
 def test_bases_are_compared(tmp_path, monkeypatch, line, problem):

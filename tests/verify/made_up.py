@@ -7,7 +7,7 @@ import textwrap
 
 import torch
 
-from sparse_bridge.verify.projects import PROJECTS
+from sparse_bridge.tools.checkpoints.projects import PROJECTS
 
 # What each made-up evaluation does: finds its arguments, computes a published layer, prints.
 COMMON = '''

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from sparse_bridge import __main__ as command_line
-from sparse_bridge.networks.codec import OccupancyCodec
-from sparse_bridge.verify import reno, stream
+from sparse_bridge.tools.checkpoints import reno, stream
+from sparse_bridge.tools.networks.codec import OccupancyCodec
 from tests.adapters.torchsparse.conftest import DEVICES, speaking
 
 from . import arithmetic, made_up

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from sparse_bridge import __main__ as command_line
-from sparse_bridge.verify import weights
-from sparse_bridge.verify.projects import PROJECTS
+from sparse_bridge.tools.checkpoints import weights
+from sparse_bridge.tools.checkpoints.projects import PROJECTS
 from tests.compat.spconv.conftest import library, loaded  # noqa: F401
 from tests.compat.spconv.small import module_of
 
@@ -70,7 +70,7 @@ def evaluated(monkeypatch):
         seen.append(paths)
         return PRINTED
 
-    monkeypatch.setattr("sparse_bridge.verify.command.evaluate", pretend)
+    monkeypatch.setattr("sparse_bridge.tools.checkpoints.command.evaluate", pretend)
     return seen
 
 
@@ -87,7 +87,9 @@ def test_a_metric_that_differs_is_exit_status_1(place, capsys, evaluated):
 
 
 def test_a_metric_that_is_not_printed_is_exit_status_1(place, capsys, monkeypatch):
-    monkeypatch.setattr("sparse_bridge.verify.command.evaluate", lambda *given: "nothing\n")
+    monkeypatch.setattr(
+        "sparse_bridge.tools.checkpoints.command.evaluate", lambda *given: "nothing\n"
+    )
     assert command_line.main(place("openpcdet")) == 1
     assert "not printed" in capsys.readouterr().out
 
@@ -101,7 +103,7 @@ def test_an_evaluation_that_fails_is_exit_status_1(place, capsys):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_check_needs_no_project(name, place, capsys, monkeypatch):
-    monkeypatch.setattr("sparse_bridge.verify.command.evaluate", None)
+    monkeypatch.setattr("sparse_bridge.tools.checkpoints.command.evaluate", None)
     arguments = place(name)
     place_of_project = arguments.index("--project")
     del arguments[place_of_project : place_of_project + 2]

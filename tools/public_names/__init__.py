@@ -2,7 +2,7 @@
 
     python -m public_names FOLDER/torchlib --title "torchlib 1.2" --source sdist > TABLE
 
-FOLDER/torchlib is a package of `.py` or `.pyi` files. A part of a table of `sparse_bridge/surface` comes out: modules,
+FOLDER/torchlib is a package of `.py` or `.pyi` files. A part of a table of `sparse_bridge/tools/api_coverage` comes out: modules,
 and below them `class Name(parameters) < base`, `function(parameters)`, constants, and what packages bring in from below;
 with `--imports`, too, what other modules bring in from the rest of the release.
 Indented names are members of the class: `method(parameters)`, `@property`, constants, and `.attribute`, which its objects

@@ -6,7 +6,7 @@ import ast
 import dataclasses
 from collections.abc import Iterable, Iterator
 
-from sparse_bridge.surface.objects import last_name, stored, targets
+from sparse_bridge.tools.api_coverage.objects import last_name, stored, targets
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 UNKNOWN = "(*)"

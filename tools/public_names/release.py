@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from sparse_bridge.surface.objects import last_name, targets
+from sparse_bridge.tools.api_coverage.objects import last_name, targets
 
 from .members import (
     FUNCTIONS,

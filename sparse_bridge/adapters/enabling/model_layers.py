@@ -20,7 +20,7 @@ def keep_measured(model: Any, layers: Sequence[Any]) -> None:
 
 
 def measured(model: Any) -> tuple[Any, ...]:
-    """What the last profile has measured of a model, as `profiling.results.LayerProfile`."""
+    """What the last profile has measured of a model, as `tools.profiling.results.LayerProfile`."""
     return _measured.get(model, ())
 
 

@@ -1,7 +1,7 @@
 """One record per GPU generation: what its chips offer, and which tiles suit them.
 
 A new generation is a new record in `GENERATIONS`, nothing else: device queries, the default tiles,
-the tuner's candidates and the compile gate all read it. Nothing here asks a device.
+the tuner's candidates and the compile check all read it. Nothing here asks a device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Chip(NamedTuple):
     """One architecture of a generation.
 
     shared_memory: KiB that one workgroup may take; a driver's answer is preferred.  gpus: products
-    that have it; the compile gate compiles for architectures that name some.  splits_fp32: an fp32
+    that have it; the compile check compiles for architectures that name some.  splits_fp32: an fp32
     product is faster as three of TF32 (an operand's leading bits and what is left of it) than by
     multiply-adds.  unit_shared, unit_threads: KiB of shared memory and threads of a compute unit,
     which workgroups share; 0: not tabulated.
@@ -87,7 +87,7 @@ _UNKNOWN_CHIP = Chip(48)
 class Generation:
     """GPUs that the same tiles suit.
 
-    family: name in reports and in the gate's table of accepted spills.  names: regular expression
+    family: name in reports and in the table of accepted spills.  names: regular expression
     of its architectures; the first record that matches counts.  chips: by architecture; `other` is
     one that nobody has listed.  warp_size: lanes of a warp (wave).
 
@@ -250,7 +250,7 @@ _INTEL = Generation("generic", "xpu", ".*", other=Chip(64), tf32=False)
 # Triton's interpreter keeps bf16 as bits, and `tl.dot` multiplies those bits as integers.
 _INTERPRETER = Generation("generic", "interpreter", ".*", other=Chip(1024), bf16=False)
 
-# In the order in which the compile gate takes them; what nobody has listed comes last.
+# In the order in which the compile check takes them; what nobody has listed comes last.
 GENERATIONS: tuple[Generation, ...] = (
     dataclasses.replace(
         _CDNA, family="cdna2", names="gfx90a", chips={"gfx90a": Chip(64, "MI210, MI250")}
@@ -333,6 +333,6 @@ def generation_of(backend: str, arch: str) -> Generation:
 
 
 def compiled() -> dict[str, str]:
-    """The architectures that the compile gate compiles for, and GPUs that have them."""
+    """The architectures that the compile check compiles for, and GPUs that have them."""
     listed = (item for one in GENERATIONS for item in one.chips.items())
     return {arch: chip.gpus for arch, chip in listed if chip.gpus}

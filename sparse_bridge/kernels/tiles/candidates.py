@@ -1,4 +1,4 @@
-"""Tiles worth timing, for the tuner and the compile gate.
+"""Tiles worth timing, for the tuner and the compile check.
 
 A candidate is a shape of its generation's record (`runtime.architectures`), clipped to the
 problem's channels and to the target's shared memory. The default tile of

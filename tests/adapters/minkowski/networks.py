@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from sparse_bridge.networks import minkowski
-from sparse_bridge.networks.minkowski import basic_block
+from sparse_bridge.tools.networks import minkowski
+from sparse_bridge.tools.networks.minkowski import basic_block
 
 __all__ = ["MinkUNet", "ResUNetBN2C", "basic_block", "mask_decoder_levels"]
 

@@ -12,7 +12,7 @@ import torch
 import sparse_bridge
 from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
 from sparse_bridge.errors import ContractError, DataTypeError
-from sparse_bridge.surface import table
+from sparse_bridge.tools.api_coverage import table
 from tests.releases import WHOLE_GRAPHS
 
 COORDS = [[0, 0, 0], [0, 3, 3], [1, 1, 2]]

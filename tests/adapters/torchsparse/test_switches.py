@@ -15,7 +15,7 @@ from sparse_bridge import log
 from sparse_bridge.adapters.torchsparse import conv, signatures
 from sparse_bridge.adapters.torchsparse.profile import PROFILES
 from sparse_bridge.errors import SparseBridgeError
-from sparse_bridge.surface import table
+from sparse_bridge.tools.api_coverage import table
 
 from .conftest import speaking
 from .test_conv import points

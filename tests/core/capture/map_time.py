@@ -50,7 +50,7 @@ from sparse_bridge.kernels.maps.neighbor_table import NeighborTable
 from sparse_bridge.kernels.maps.tile_list import TileList
 from sparse_bridge.kernels.runtime import launch
 from sparse_bridge.kernels.runtime import target as targets
-from sparse_bridge.networks import minkowski, spconv, torchsparse
+from sparse_bridge.tools.networks import minkowski, spconv, torchsparse
 from tests.adapters.spconv import doors as spconv_doors
 from tests.clouds import cloud
 from tests.fake_driver import entry_of

@@ -17,7 +17,7 @@ from sparse_bridge import settings
 from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture import padded, units
 from sparse_bridge.core.capture.padded import MixedRowsError, UndecidedError, compare
-from sparse_bridge.networks.torchsparse import Backbone
+from sparse_bridge.tools.networks.torchsparse import Backbone
 from tests.clouds import cloud, features
 
 from . import doors

@@ -15,9 +15,9 @@ from sparse_bridge.core.conv.epilogue import Epilogue
 from sparse_bridge.core.device import self_check, serving
 from sparse_bridge.core.geometry.weights import layout_of
 from sparse_bridge.core.warmup import compilation, product_kernels
-from sparse_bridge.gate import catalogue
 from sparse_bridge.kernels.runtime import launch, precompile
 from sparse_bridge.kernels.runtime.target import Target
+from sparse_bridge.tools.offline_compile import catalogue
 from tests import learnt
 from tests.adapters.spconv import doors
 

@@ -1,0 +1,296 @@
+"""Forms of the two GEMM kernels and of the sums behind them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from ...kernels.gemm import wgrad_gemm
+from ...kernels.gemm.gather_kernels import gather_gemm_kernel, sum_partials_kernel
+from ...kernels.gemm.gather_spec import ACTIVATIONS
+from ...kernels.gemm.wgrad_gemm import sum_shares_kernel, wgrad_kernel
+from ...kernels.maps.tile_list import shared_by
+from ...kernels.runtime.launch import Kernel
+from ...kernels.runtime.target import Target
+from ...kernels.tiles.candidates import candidates
+from ...kernels.tiles.clamps import clamp_for_problem, clamp_for_splits
+from ...kernels.tiles.tile import TileConfig
+from ...kernels.tiles.tile_config import gather_tile, ways, wgrad_tile
+from .forms import PLACES, POINTED, Form, Space, make
+
+# One of each class that a tile choice can tell apart: powers of two, their neighbours, multiples of
+# a smaller power, beyond the largest tile.
+CHANNELS = (
+    1, 16, 17, 32, 33, 48, 64, 65, 80, 96, 112, 128, 129, 160, 192, 256, 288, 320, 384, 512, 1024,
+)  # fmt: skip
+OFFSET_BLOCKS = (32, 16, 64, 128, 256, 512, 1024)  # powers of two that hold the kernel volume
+PARTS = (2, 3, 4)  # of a row's sum, where mask splits are asked for
+# What follows a sum, by bits: 1 a bias, 2 a norm, 4 with gain and beta, 8 a residual.
+EPILOGUES = (7, 0, 1, 2, 3, 6, 15, 8, 9, 10, 11, 14)
+VECTORS = ("fp32", "fp16", "bf16", "fp64")
+_OFFSETS, _FEW_OFFSETS = 27, 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A tile with what it multiplies."""
+
+    tile: TileConfig
+    dtype: torch.dtype
+    precision: str
+
+    @property
+    def holds(self) -> str:
+        return POINTED[self.dtype]
+
+
+def products(target: Target) -> list[tuple[torch.dtype, str]]:
+    """(dtype, precision) of the products that kernels of `target` compute."""
+    found = [(torch.float16, "ieee"), (torch.float32, "ieee")]
+    if target.has_bf16:
+        found.append((torch.bfloat16, "ieee"))
+    if target.has_tf32:
+        found.append((torch.float32, "tf32"))
+    if target.splits_fp32:
+        found.append((torch.float32, "tf32x3"))
+    return found
+
+
+_ROWS = (0, 2, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)  # per compute unit
+
+
+@functools.lru_cache(maxsize=32)
+def gather_tiles(target: Target) -> tuple[list[Case], list[Case]]:
+    """(cases of the default tiles, of the tuner's other candidates) of the gather-GEMM."""
+    default: dict[Case, None] = {}
+    tuned: dict[Case, None] = {}
+    rows = [max(1, power * target.compute_units) for power in _ROWS]
+    for (dtype, precision), c_in, c_out in itertools.product(products(target), CHANNELS, CHANNELS):
+        queued, roomy = ways(target, dtype, precision)  # else most of these choices are one
+        orders = ("oi", "io") if roomy else ("oi",)
+        offsets = (_OFFSETS, _FEW_OFFSETS) if roomy or queued else (_OFFSETS,)
+        grown = (False, True) if queued else (False,)
+        for n, order, v, grows in itertools.product(rows, orders, offsets, grown):
+            tile = gather_tile(target, dtype, n, c_in, c_out, v, precision, order, expanding=grows)
+            default[Case(tile, dtype, precision)] = None
+        many = 256 * target.compute_units
+        for tile in candidates(target, dtype, c_in, c_out, _OFFSETS, precision, "fwd", many):
+            tuned[Case(tile, dtype, precision)] = None
+    return list(default), [case for case in tuned if case not in default]
+
+
+@functools.lru_cache(maxsize=32)
+def wgrad_tiles(target: Target) -> tuple[list[Case], list[Case]]:
+    """(cases of the default tiles, of the tuner's other candidates) of wgrad."""
+    default: dict[Case, None] = {}
+    tuned: dict[Case, None] = {}
+    for (dtype, precision), c_in, c_out in itertools.product(products(target), CHANNELS, CHANNELS):
+        if precision == "tf32x3":
+            continue  # see `product_precision`
+        for pairs in (1, 1 << 20):
+            tile = wgrad_tile(target, dtype, c_in, c_out, precision, pairs)
+            default[Case(tile, dtype, precision)] = None
+        for tile in candidates(target, dtype, c_in, c_out, _OFFSETS, precision, "wgrad"):
+            tuned[Case(tile, dtype, precision)] = None
+    return list(default), [case for case in tuned if case not in default]
+
+
+# (EVEN_K, ONE_K, whether c_in is a multiple of 16, or 1)
+DEPTHS = {
+    "even": (True, False, 16), "ragged": (False, False, 3), "exact": (True, True, 16),
+    "narrow": (False, True, 3), "point": (False, True, 1),
+}  # fmt: skip
+# Which stride of the weight is 1: that of output channels, of input channels (as dgrad reads it),
+# or none, with nothing aligned.
+LAYOUTS = ("rows", "swapped", "loose")
+
+
+def strides(kernel: Kernel, layout: str, of_input: str, of_output: str) -> tuple[list, list]:
+    """(arguments divisible by 16, arguments that are 1) by the layout of the weight."""
+    ones = {"rows": [of_output], "swapped": [of_input], "loose": []}[layout]
+    if layout == "loose":
+        return [], ones
+    names = kernel.fn.arg_names
+    even = {of_input, of_output, "w_shift", "dw_shift"}
+    even |= {name for name in names if name.endswith(("_ptr", "_wv", "_wg", "_dv", "_dg"))}
+    return [name for name in names if name in even and name not in ones], ones
+
+
+def product_form(
+    kernel: Kernel, constants: tuple[Any, ...], options: Mapping[str, int],
+    lies: tuple[str, int, int], held: tuple[int, str, str], **types: str,
+) -> Form:  # fmt: skip
+    """A form of a gather-GEMM.  lies: the weight's layout, c_in and the columns of y by what of
+    them Triton tells apart.  held: bits of the epilogue, what its vectors hold, and what x, w and y
+    do.  types: of other arguments."""
+    (layout, c_in, columns), (bits, vector, kind) = lies, held
+    divisible, ones = strides(kernel, layout, "stride_wi", "stride_wo")
+    for names, channels in ((("c_in", "stride_xn"), c_in), (("c_out", "stride_yn"), columns)):
+        divisible += names if channels == 16 else ()
+        ones += names if channels == 1 else ()
+    types = {"x": kind, "w": kind, "y": kind, "alpha": "fp32", "eps": "fp32", **types}
+    return make(
+        kernel, constants, options, divisible, ones, **types, **vectors_of(bits, vector, kind)
+    )
+
+
+def _gather(
+    target: Target, case: Case, layout: str, depth: str, columns: int, packed: bool, size: str,
+    epilogue: tuple[int, int, bool], vector: str,
+) -> Form:  # fmt: skip
+    """epilogue: (bits, activation, whether the sum is over all offsets, not a range of them).
+    vector: what bias and norm hold.  size: of offsets, "int32" or "wide"."""
+    held, (bits, act, all_offsets) = case.holds, epilogue
+    even, one, c_in = DEPTHS[depth]
+    wide, whole = size != "int32", case.tile.block_k
+    tile = case.tile if all_offsets else clamp_for_splits(case.tile)
+    tile = tile if packed else tile.over_table()
+    tile = clamp_for_problem(
+        tile, target, case.dtype, case.precision, whole if even else whole + 1, wide, bits
+    )
+    constants = (
+        packed, bits, act, case.precision, even, one, wide,
+        shared_by(tile.block_m) if packed else 1, tile.block_m, tile.block_n, tile.block_k,
+    )  # fmt: skip
+    found = product_form(
+        gather_gemm_kernel, constants, tile.options(target), (layout, c_in, columns),
+        (bits, vector, held), y=held if all_offsets else "fp32",
+    )  # fmt: skip
+    return dataclasses.replace(found, large=wide)
+
+
+def vectors_of(bits: int, vector: str, held: str) -> dict[str, str]:
+    """What the vectors of an epilogue hold; y stands in for those it does not read. A residual is
+    like y."""
+    read = {"bias": 1, "mean": 2, "var": 2, "gain": 4, "beta": 4}
+    return {"residual": held} | {n: vector if bits & one else held for n, one in read.items()}
+
+
+def _sum_partials(
+    held: str, vector: str, bits: int, act: int, parts: int, far: bool, place: str
+) -> Form:
+    return make(
+        sum_partials_kernel, (bits, act, parts, 1024), {"num_warps": 4}, place=place,
+        partial="fp32", y=held, alpha="fp32", eps="fp32", n_values="i64" if far else "i32",
+        **vectors_of(bits, vector, held),
+    )  # fmt: skip
+
+
+def _wgrad(
+    target: Target, case: Case, even: bool, mirrored: bool, v_block: int, size: str,
+    out: tuple[str, str, bool],
+) -> Form:  # fmt: skip
+    """out: (what the result holds, its layout, whether it is written directly, not as partial
+    sums)."""
+    held, tile, (dw, layout, direct) = case.holds, case.tile, out
+    divisible, ones = strides(wgrad_kernel, layout, "stride_di", "stride_do")
+    if even:
+        divisible += ["c_in", "c_out", "stride_xn", "stride_dyn"]
+    constants = (
+        mirrored, direct, case.precision, even, size != "int32", v_block, tile.block_m,
+        tile.block_n, tile.block_k,
+    )  # fmt: skip
+    found = make(
+        wgrad_kernel, constants, tile.options(target), divisible, ones,
+        x=held, dy=held, dw=dw, starts="i64",
+    )  # fmt: skip
+    return dataclasses.replace(found, large=size != "int32")
+
+
+def _sum_shares(held: str, mirrored: bool, v_block: int, block: int, layout: str) -> Form:
+    constants = (mirrored, v_block, wgrad_gemm.SUM_LOADS // block, block)
+    marks = strides(sum_shares_kernel, layout, "stride_di", "stride_do")
+    return make(
+        sum_shares_kernel, constants, {"num_warps": 4}, *marks,
+        partial="fp32", dw=held, starts="i64",
+    )  # fmt: skip
+
+
+class GatherSpace(Space):
+    """Forms of the gather-GEMM. Constants tell the flags on which `clamp_for_problem` decides, so
+    that its tile is compared with tiles made under the same ones."""
+
+    def holds(self, form: Form) -> bool:
+        """As `Space.holds`."""
+        named = form.named
+        told: dict[str, Any] = {
+            "depth": [name for name, (even, one, _) in DEPTHS.items()
+                      if (even, one) == (named["EVEN_K"], named["ONE_K"])],
+            "size": ("wide",) if named["WIDE"] else ("int32",),
+        }  # fmt: skip
+        if "PACKED" in named:
+            told["packed"] = (named["PACKED"],)
+        if "TAIL" in named:
+            told["epilogue"] = [(named["TAIL"], named["ACT"], one) for one in (True, False)]
+        sides = {
+            name: [level for level in levels if level in told.get(name, levels)]
+            for name, levels in self.factors.items()
+        }
+        return Space(sides, self.build, self.main, silent=self.silent).holds(form)
+
+
+def in_half(target: Target, cases: list[Case]) -> list[Case]:
+    """The cases of fp16, added up in fp16."""
+    found = [case for case in cases if case.dtype == torch.float16 and target.adds_in_fp16]
+    return [dataclasses.replace(case, precision="half") for case in found]
+
+
+def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
+    """The spaces of each kernel of the two products."""
+    held = sorted({POINTED[dtype] for dtype, _ in products(target)})
+    acts = tuple(ACTIVATIONS.values())
+    epilogues = [(bits, act, True) for bits in EPILOGUES for act in acts]
+    gather = functools.partial(
+        GatherSpace, build=functools.partial(_gather, target), main="case",
+        silent=("layout", "columns", "vector"),
+    )  # fmt: skip
+    default, tuned = gather_tiles(target)
+    flags: dict[str, Any] = {
+        "layout": LAYOUTS, "depth": tuple(DEPTHS), "columns": (16, 3, 1),
+        "packed": (True, False), "size": ("int32", "wide"), "epilogue": epilogues,
+        "vector": VECTORS,
+    }  # fmt: skip
+    # Partial sums by ranges of the offsets (mask splits), which leave the epilogue to the kernel
+    # that adds them up; in fp32 they are results like others.
+    halves = [case for case in (*default, *tuned) if case.dtype != torch.float32]
+    halves += in_half(target, default)
+    ranges: dict[str, Any] = {"packed": (True,), "epilogue": [(0, 0, False)], "vector": ("fp32",)}
+    yield (
+        gather_gemm_kernel,
+        [
+            gather({"case": default, **flags}),
+            gather({"case": tuned, **flags}, rows=1, lone=False),
+            gather({"case": in_half(target, default), **flags}, rows=1, lone=False),
+            gather({"case": halves, **flags, **ranges}, rows=1, lone=False),
+        ],
+    )
+    flags = {"vector": VECTORS, "bits": EPILOGUES, "act": acts, "parts": PARTS}
+    flags["far"] = (False, True)
+    silent = ("place", "vector")
+    flags = {"held": held, **flags, "place": PLACES}
+    yield sum_partials_kernel, [Space(flags, _sum_partials, silent=silent)]
+    wgrad = functools.partial(Space, build=functools.partial(_wgrad, target), main="case")
+    default, tuned = wgrad_tiles(target)
+    results = ("fp32", "fp16", "bf16")
+    outs = [("fp32", "swapped", False), *((h, i, True) for h in results for i in LAYOUTS)]
+    flags = {
+        "even": (True, False), "mirrored": (True, False), "v_block": OFFSET_BLOCKS,
+        "size": ("int32", "wide"), "out": outs,
+    }  # fmt: skip
+    yield (
+        wgrad_kernel,
+        [
+            wgrad({"case": default, **flags}),
+            wgrad({"case": tuned, **flags}, rows=1, lone=False),
+        ],
+    )
+    flags = {
+        "held": results, "mirrored": (True, False), "v_block": OFFSET_BLOCKS,
+        "block": wgrad_gemm.SUM_BLOCKS,
+    }  # fmt: skip
+    yield sum_shares_kernel, [Space({**flags, "layout": LAYOUTS}, _sum_shares, silent=("layout",))]

@@ -1,0 +1,209 @@
+"""Forms of the kernels that build maps: hash table, neighbour tables, row order, keys."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+
+from ...kernels.maps import (
+    gray_rank,
+    hash_table,
+    key_table,
+    level_bounds,
+    mask_order,
+    neighbor_table,
+    new_rows,
+    pair_batch,
+    row_ranks,
+    tile_batch,
+    tile_list,
+)
+from ...kernels.runtime.launch import Kernel
+from ...kernels.runtime.target import Target
+from .forms import PLACES, Form, Space, make
+from .forms_gemm import OFFSET_BLOCKS
+
+DIMENSIONS = (3, 1, 2, 4, 5, 6)
+_FLAG = (False, True)
+_DIVISION = (2, 1, 0)
+_KEYS: Mapping[str, tuple] = {"alive": _FLAG, "dimension": DIMENSIONS, "key64": (True, False)}
+_SILENT = ("place",)
+# Division, whether a list tells the offsets of a row, and how many are looked at at once.
+_DIVIDED = tuple(
+    (division, classes, taps)
+    for taps in (32, 8, 1)
+    for division, classes in ((2, True), (1, True), (2, False), (1, False), (0, False))
+)
+_Divided = tuple[int, bool, int]
+_LARGEST = {"i64": (1 << 63) - 1, "i32": (1 << 31) - 1, "i16": (1 << 15) - 1, "u8": 255}
+
+
+def _insert(
+    target: Target, kernel: Kernel, alive: bool, dimension: int, key64: bool, wide: bool,
+    divided: _Divided, place: str,
+) -> Form:  # fmt: skip
+    division, _, taps = divided
+    rows, warps = hash_table.insert_shape(taps, target)
+    shape = (dimension, key64, wide, *divided, rows)
+    constants = (alive, taps == 1 and division == 0, *shape)
+    return make(kernel, constants, {"num_warps": warps}, place=place, keys=_key(key64))
+
+
+def _key(key64: bool) -> str:
+    return "i64" if key64 else "i32"
+
+
+def _lookup(
+    alive: bool, reversed: bool, dimension: int, key64: bool, wide: bool,
+    division: int, place: str,
+) -> Form:  # fmt: skip
+    rows = neighbor_table._LOOKUP_ROWS
+    constants = (alive, reversed, dimension, key64, wide, division, rows)
+    kernel = neighbor_table.lookup_kernel
+    return make(kernel, constants, {"num_warps": 1}, place=place, keys=_key(key64))
+
+
+def _count(taps: int, place: str) -> Form:
+    constants = (hash_table.FLAGS, new_rows._CLUSTER, *new_rows._shape(taps))
+    return make(new_rows.count_kernel, constants, neighbor_table.OPTIONS, place=place)
+
+
+def _assign(dimension: int, taps: int, one: bool, place: str) -> Form:
+    shape = (hash_table.FLAGS, new_rows._CLUSTER, *new_rows._shape(taps))
+    constants = (dimension, *shape, one or taps < 32)
+    return make(new_rows.assign_kernel, constants, neighbor_table.OPTIONS, place=place)
+
+
+def _place(dimension: int, wide: bool, divided: _Divided, place: str) -> Form:
+    constants = (dimension, wide, *divided[:2], new_rows._PLACE_ROWS)
+    return make(new_rows.place_kernel, constants, neighbor_table.OPTIONS, place=place)
+
+
+def _link(link: bool, dimension: int, wide: bool, divided: _Divided, place: str) -> Form:
+    division, classes, taps = divided
+    shape = new_rows._shape(taps if classes else 32)
+    constants = (link, dimension, wide, division, classes, *shape)
+    return make(new_rows.link_kernel, constants, neighbor_table.OPTIONS, place=place)
+
+
+def _sort_keys(dimension: int, key64: bool, place: str) -> Form:
+    key = _key(key64)
+    constants = (dimension, _LARGEST[key], row_ranks._BLOCK)
+    return make(row_ranks.keys_kernel, constants, neighbor_table.OPTIONS, place=place, key=key)
+
+
+def _rank(dimension: int, key64: bool, place: str) -> Form:
+    key = _key(key64)
+    constants = (dimension, _LARGEST[key], row_ranks._STEP, row_ranks._RANKED)
+    return make(row_ranks.few_kernel, constants, neighbor_table.OPTIONS, place=place, key=key)
+
+
+def _move(dimension: int, place: str) -> Form:
+    constants = (dimension, row_ranks._BLOCK)
+    return make(row_ranks.move_kernel, constants, neighbor_table.OPTIONS, place=place, order="i64")
+
+
+def _bounds(dimension: int, place: str) -> Form:
+    constants, options = (dimension, level_bounds.RULE), {"num_warps": 1}
+    kernel = level_bounds.level_bounds_kernel
+    return make(kernel, constants, options, place=place, record="i64")
+
+
+def _fixed(
+    kernel: Kernel, *constants: int, num_warps: int = 4, **types: str
+) -> tuple[Kernel, list[Space]]:
+    """A kernel whose constexprs never change."""
+
+    def build(place: str) -> Form:
+        return make(kernel, constants, {"num_warps": num_warps}, place=place, **types)
+
+    return kernel, [Space({"place": PLACES}, build, silent=_SILENT)]
+
+
+def _order_key(v_block: int, key: str, place: str) -> Form:
+    rank = (v_block, gray_rank.KEY_BITS, gray_rank.SAMPLE)
+    constants = (*rank, mask_order._KEY_BLOCK, _LARGEST[key])
+    return make(mask_order.key_kernel, constants, {"num_warps": 8}, place=place, key=key)
+
+
+def _keys_each(v_block: int, shared: int, place: str) -> Form:
+    rank = (v_block, gray_rank.KEY_BITS, gray_rank.SAMPLE, mask_order._KEY_BLOCK)
+    last = _LARGEST["i64" if shared == 64 else "i32"]
+    constants = (tile_batch.FIELDS, *rank, last, shared)
+    kernel = tile_batch.keys_kernel
+    return make(kernel, constants, {"num_warps": 8}, place=place, records="i64")
+
+
+def _pack(order: str, place: str) -> Form:
+    constants, options = (tile_list.TILE,), {"num_warps": 4}
+    return make(mask_order.pack_kernel, constants, options, place=place, order=order)
+
+
+def _hash_rows(columns: int, first: int, shifted: bool, fold: bool, place: str) -> Form:
+    constants = (columns, first, shifted, fold, key_table._BLOCK)
+    kernel = key_table.hash_rows_kernel
+    return make(kernel, constants, {"num_warps": 4}, place=place, key="i64")
+
+
+def _find_keys(row: str, place: str) -> Form:
+    types = {"query": "i64", "table": "i64", "row": row}
+    constants, options = (key_table._BLOCK,), {"num_warps": 4}
+    return make(key_table.find_keys_kernel, constants, options, place=place, **types)
+
+
+def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
+    """The spaces of each kernel that builds maps."""
+    places: dict[str, tuple] = {"place": PLACES}
+    divided = {"wide": _FLAG, "divided": _DIVIDED}
+    factors = {**_KEYS, **divided, **places}
+    for kernel in (hash_table.hash_insert_kernel, hash_table.hash_claim_kernel):
+        insert = functools.partial(_insert, target, kernel)
+        yield kernel, [Space(factors, insert, silent=_SILENT)]
+    factors = {
+        **_KEYS,
+        "reversed": (True, False),
+        "wide": _FLAG,
+        "division": _DIVISION,
+        **places,
+    }
+    yield neighbor_table.lookup_kernel, [Space(factors, _lookup, silent=_SILENT)]
+    factors = {"dimension": DIMENSIONS, "wide": _FLAG, "divided": _DIVIDED[:5], **places}
+    yield new_rows.place_kernel, [Space(factors, _place, silent=_SILENT)]
+    factors = {"link": (True, False), "dimension": DIMENSIONS, **divided, **places}
+    yield new_rows.link_kernel, [Space(factors, _link, silent=_SILENT)]
+    taps = {"taps": (32, 8, 1)}
+    factors = {"dimension": DIMENSIONS, **taps, "one": (True, False), **places}
+    yield new_rows.assign_kernel, [Space(factors, _assign, silent=_SILENT)]
+    yield new_rows.count_kernel, [Space({**taps, **places}, _count, silent=_SILENT)]
+    factors = {"dimension": DIMENSIONS, **places}
+    yield level_bounds.level_bounds_kernel, [Space(factors, _bounds, silent=_SILENT)]
+    yield row_ranks.move_kernel, [Space(factors, _move, silent=_SILENT)]
+    factors = {"dimension": DIMENSIONS, "key64": (True, False), **places}
+    yield row_ranks.keys_kernel, [Space(factors, _sort_keys, silent=_SILENT)]
+    yield row_ranks.few_kernel, [Space(factors, _rank, silent=_SILENT)]
+    yield _fixed(row_ranks.rename_kernel, row_ranks._SLOTS)
+    yield _fixed(neighbor_table.masks_kernel, neighbor_table.ROWS)
+    held = tuple(block for block in OFFSET_BLOCKS if block >= gray_rank.LEAST_OFFSETS)
+    blocks = {"v_block": held}
+    factors = {**blocks, "key": ("i32", "i16", "u8", "i64"), **places}
+    yield mask_order.key_kernel, [Space(factors, _order_key, silent=_SILENT)]
+    part = mask_order._PART
+    yield _fixed(mask_order.few_kernel, _LARGEST["i32"], part, part)
+    orders = {"order": ("i64", "i32"), **places}
+    yield mask_order.pack_kernel, [Space(orders, _pack, silent=_SILENT)]
+    yield _fixed(mask_order.compact_kernel, 2 * tile_list.TILE, num_warps=8, ends="i64")
+    fields = tile_batch.FIELDS
+    yield _fixed(tile_batch.masks_kernel, fields, neighbor_table.ROWS, records="i64")
+    factors = {**blocks, "shared": (32, 0, 64), **places}
+    yield tile_batch.keys_kernel, [Space(factors, _keys_each, silent=_SILENT)]
+    yield _fixed(tile_batch.orders_kernel, fields, _LARGEST["i32"], part, part, records="i64")
+    yield _fixed(tile_batch.tiles_kernel, fields, tile_list.TILE, records="i64")
+    fields, rows_of_pair = pair_batch.FIELDS, 2 * tile_list.TILE
+    yield _fixed(pair_batch.ends_kernel, fields, pair_batch.BLOCK, records="i64")
+    yield _fixed(pair_batch.pairs_kernel, fields, rows_of_pair, num_warps=8, records="i64")
+    factors = {"columns": (4, 3, 5, 2, 6, 7), "first": (1, 0), "shifted": _FLAG, "fold": _FLAG}
+    yield key_table.hash_rows_kernel, [Space({**factors, **places}, _hash_rows, silent=_SILENT)]
+    lanes = 4 * target.warp_size
+    yield _fixed(key_table.insert_keys_kernel, lanes, key="i64", table="i64")
+    factors = {"row": ("i64", "i32"), **places}
+    yield key_table.find_keys_kernel, [Space(factors, _find_keys, silent=_SILENT)]

@@ -1,0 +1,150 @@
+"""Forms of the kernels that pool, average, interpolate and convolve channel by channel."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+from ...kernels.gemm import depthwise
+from ...kernels.ops import pooling, serialize, voxel_ops, window_max
+from ...kernels.runtime.launch import Kernel
+from ...kernels.runtime.target import Target
+from .forms import PLACES, Form, Space, make
+
+_BLOCKS = (128, 64, 32, 16)  # channels of a program
+_SHARES = (1, 2, 4, 8, 16, 32, 64)
+_OPTIONS = {"num_warps": 4}
+_SILENT = ("place",)
+_FLAG = (False, True)
+_SUMS = (voxel_ops._SEGMENTS, voxel_ops._LANES, voxel_ops.CHUNK)
+_INDEX = ("i64", "i32")
+_PER_ROW = (8, 1, 2, 4)  # corners of a cell, or points by their voxel
+
+
+def _rows_of(channels: int) -> tuple[int, int]:
+    return (pooling._ROWS, channels)
+
+
+def _pool_forward(held: str, mode: int, channels: int, place: str) -> Form:
+    constants, types = (mode, *_rows_of(channels)), {"x": held, "y": held, "floor": "fp32"}
+    return make(pooling.pool_forward_kernel, constants, _OPTIONS, place=place, **types)
+
+
+def _pool_backward(held: str, mode: int, channels: int, place: str) -> Form:
+    types = dict.fromkeys(("x", "y", "dy", "dx"), held)
+    constants = (mode, *_rows_of(channels))
+    return make(pooling.pool_backward_kernel, constants, _OPTIONS, place=place, **types)
+
+
+def _first_largest(held: str, shares: int, channels: int, place: str) -> Form:
+    types = {"x": held, "order": "i64", "starts": "i64", "index": "i64"}
+    constants = (shares, *_rows_of(channels))
+    return make(pooling.first_largest_kernel, constants, _OPTIONS, place=place, **types)
+
+
+def _by_channel(kernel: Kernel, held: str, channels: int, place: str) -> Form:
+    """Kernels of rows x channels; those that write a gradient of weights write fp32."""
+    names = [name.removesuffix("_ptr") for name in kernel.fn.arg_names]
+    types = {name: held for name in ("x", "w", "y", "dy", "dx") if name in names}
+    types |= {"part": "fp32"} if "part" in names else {}
+    return make(kernel, (depthwise._ROWS, channels), _OPTIONS, place=place, **types)
+
+
+def _segment_sum(
+    rows: tuple[str, int], per_row: int, weight: str | None, count: str | None, cut: bool,
+    index: str, place: str,
+) -> Form:  # fmt: skip
+    """rows: what they hold, and channels of a program."""
+    held, channels = rows
+    wide = "fp64" if held == "fp64" else "fp32"
+    types = {"x": held, "order": index, "starts": index, "y": wide if cut else held}
+    count = None if cut else count
+    types |= {"weight": weight or held, "count": count or index}
+    constants = (
+        per_row, weight is not None, count is not None, held == "fp64", cut, *_SUMS, channels
+    )  # fmt: skip
+    return make(voxel_ops.segment_sum_kernel, constants, _OPTIONS, place=place, **types)
+
+
+def _chunk_sum(rows: tuple[str, int], count: str | None, index: str, place: str) -> Form:
+    """rows: as for `_segment_sum`."""
+    held, channels = rows
+    wide = "fp64" if held == "fp64" else "fp32"
+    types = {"part": wide, "starts": index, "count": count or index, "y": held}
+    constants = (count is not None, *_SUMS, channels)
+    return make(voxel_ops.chunk_sum_kernel, constants, _OPTIONS, place=place, **types)
+
+
+def _gather_sum(
+    rows: tuple[str, int], per_row: int, weight: str | None, count: str | None, index: str,
+    place: str,
+) -> Form:  # fmt: skip
+    """rows: as for `_segment_sum`."""
+    held, channels = rows
+    types = {"x": held, "index": index, "weight": weight or held, "count": count or index}
+    types["y"] = held
+    constants = (
+        per_row, weight is not None, count is not None, held == "fp64", voxel_ops._ROWS, channels
+    )  # fmt: skip
+    return make(voxel_ops.gather_sum_kernel, constants, _OPTIONS, place=place, **types)
+
+
+def _trilinear(held: str, index: str, place: str) -> Form:
+    types = {"coords": held, "index": index, "weight": held, "scale": "fp32"}
+    constants = (held == "fp64", voxel_ops._POINTS)
+    return make(voxel_ops.trilinear_kernel, constants, _OPTIONS, place=place, **types)
+
+
+def _count(index: str, place: str) -> Form:
+    return make(voxel_ops.count_kernel, (1024,), _OPTIONS, place=place, index=index)
+
+
+def _encode(code: str, hilbert: bool, place: str) -> Form:
+    constants = (hilbert, serialize._POINTS)
+    types = {"coords": "i32", "code": code}
+    return make(serialize.encode_kernel, constants, _OPTIONS, place=place, **types)
+
+
+def _decode(code: str, hilbert: bool, place: str) -> Form:
+    constants = (hilbert, code == "i64", serialize._POINTS)
+    types = {"coords": "i32", "code": code}
+    return make(serialize.decode_kernel, constants, _OPTIONS, place=place, **types)
+
+
+def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
+    """The spaces of each kernel that works row by row."""
+    floats = ("fp32", "fp16", *(("bf16",) if target.has_bf16 else ()))
+    places = {"place": PLACES}
+    rows: dict[str, tuple] = {"held": floats, "channels": _BLOCKS, **places}
+    modes = {"mode": tuple(pooling.MODES.values())}
+    pools = {**rows, **modes}
+    yield pooling.pool_forward_kernel, [Space(pools, _pool_forward, silent=_SILENT)]
+    yield pooling.pool_backward_kernel, [Space(pools, _pool_backward, silent=_SILENT)]
+    segments = {**rows, "shares": _SHARES}
+    yield pooling.first_largest_kernel, [Space(segments, _first_largest, silent=_SILENT)]
+    for kernel in (
+        depthwise.gather_kernel, depthwise.wgrad_kernel, window_max.forward_kernel,
+        window_max.backward_kernel,
+    ):  # fmt: skip
+        build = functools.partial(_by_channel, kernel)
+        yield kernel, [Space(rows, build, silent=_SILENT)]
+    voxels = {
+        **places,
+        # fp64 has narrower programs.
+        "rows": [(held, c) for held in ("fp64", *floats) for c in _BLOCKS[held == "fp64" :]],
+        "per_row": _PER_ROW,
+        "weight": ("fp32", None, "fp16", "bf16", "fp64"),
+        "count": ("i32", None, "i64", "fp32"),
+        "index": _INDEX,
+    }
+    sums = {**voxels, "cut": (False, True)}
+    yield voxel_ops.segment_sum_kernel, [Space(sums, _segment_sum, silent=_SILENT)]
+    chunks = {name: one for name, one in voxels.items() if name not in ("per_row", "weight")}
+    yield voxel_ops.chunk_sum_kernel, [Space(chunks, _chunk_sum, silent=_SILENT)]
+    yield voxel_ops.gather_sum_kernel, [Space(voxels, _gather_sum, silent=_SILENT)]
+    points = {"held": ("fp64", *floats), "index": _INDEX, **places}
+    yield voxel_ops.trilinear_kernel, [Space(points, _trilinear, silent=_SILENT)]
+    yield voxel_ops.count_kernel, [Space({"index": _INDEX, **places}, _count, silent=_SILENT)]
+    codes = {"code": _INDEX, "hilbert": _FLAG, **places}
+    yield serialize.encode_kernel, [Space(codes, _encode, silent=_SILENT)]
+    yield serialize.decode_kernel, [Space(codes, _decode, silent=_SILENT)]
