@@ -71,6 +71,7 @@ def called(change: Callable[[nn.Module], nn.Module] = lambda net: net) -> Iterat
 
 @scene("graph of a whole model")
 def replayed() -> Iterator[object]:
+    pytest.importorskip("sparse_bridge.core.capture")
     with called(lambda net: sparse_bridge.optimize(net, graphs=True)) as net:
         yield net
 
@@ -127,8 +128,7 @@ def plain() -> Iterator[object]:
 def streamed() -> Iterator[object]:
     """Maps on a GPU that is not there."""
     pytest.importorskip("triton")
-    from tests.core.capture import map_time
-
+    map_time = pytest.importorskip("tests.core.capture.map_time")
     with contextlib.closing(map_time.doors()) as networks:
         _, net, made = next(networks)
         map_time.streamed(net, made, 3)
