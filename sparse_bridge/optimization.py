@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ from .adapters.watch import watched
 from .errors import SparseBridgeError
 
 _MARK = "_sparse_bridge_optimized"
+_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # that are optimised
 
 
 def optimize(model: nn.Module, *example: Any, graphs: bool = False, **keywords: Any) -> nn.Module:
@@ -64,6 +66,7 @@ def optimize(model: nn.Module, *example: Any, graphs: bool = False, **keywords: 
         training = base.capture("replay_training").TrainingReplayer(model, own, protocol.of)
     model.__dict__[_MARK] = []
     model.__dict__["forward"] = _Learner(model, own, training)
+    _models.add(model)
     if example or keywords:
         with torch.no_grad():
             model(*example, **keywords)
@@ -72,11 +75,35 @@ def optimize(model: nn.Module, *example: Any, graphs: bool = False, **keywords: 
 
 def restore(model: nn.Module) -> nn.Module:
     """Undo `optimize`; returns `model`."""
+    _models.discard(model)
     for module in model.__dict__.pop(_MARK, ()):
         module.__dict__.pop("forward", None)
     if getattr(model.__dict__.get("forward"), "is_optimized_forward", False):
         del model.__dict__["forward"]
     return model
+
+
+def fused() -> list[tuple[str, int]]:
+    """The models that are optimised: class, and convolutions that apply what follows them."""
+    return [
+        (type(model).__name__, sum(isinstance(one.__dict__.get("forward"), Fused) for one in held))
+        for model in list(_models) if (held := model.__dict__.get(_MARK)) is not None
+    ]  # fmt: skip
+
+
+def replays() -> list[tuple[str, int, int, str | None]]:
+    """Those of them with `graphs`: class, calls that were replayed, graphs, and why there are no
+    more."""
+    found = []
+    for model in list(_models):
+        forward = model.__dict__.get("forward")
+        if isinstance(forward, _Learner):
+            modes = [forward.training]
+        else:
+            modes = [forward, getattr(forward, "training", None)]
+        if getattr(forward, "is_optimized_forward", False) and modes[-1] is not None:
+            found.append(base.capture("replay").summary_of(*modes))
+    return found
 
 
 @dataclasses.dataclass(eq=False)

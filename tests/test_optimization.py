@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import io
+from collections import Counter
 
 import pytest
 import torch
@@ -298,3 +299,25 @@ def test_containers_fuse_by_themselves(passes):
             assert_close(model(x).features, want)
         assert passes == {"norm": 4, "activation": 4, "apart": 0}
         assert "forward" not in inner[0].__dict__
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_the_report_names_models_that_are_optimised(case, graphs):
+    model, x, _ = case
+    name = type(model).__name__
+    fused = f"convolutions of {name} that optimize() fused with what follows them: "
+
+    def added():
+        """Lines beside those of other tests' models, sorted."""
+        return sorted((Counter(str(sparse_bridge.report()).splitlines()) - before).elements())
+
+    before = Counter(str(sparse_bridge.report()).splitlines())
+    replayed = [f"{name}: 0 calls replayed from 0 graphs"] * graphs
+    sparse_bridge.optimize(model, graphs=graphs)
+    assert added() == sorted([*replayed, f"{fused}0"])
+    with torch.no_grad():
+        model(x)
+    assert set(replayed) < set(added())
+    assert any(one.startswith(fused) and not one.endswith(": 0") for one in added())
+    sparse_bridge.restore(model)
+    assert not any(one.startswith((fused, *replayed)) for one in added())

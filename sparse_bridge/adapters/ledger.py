@@ -18,10 +18,17 @@ from typing import Any
 from .. import settings, state
 from ..errors import UnsupportedError
 from ..tables import Column, Table
-from . import map_counts
 from .base import FrameworkStatus
 from .enabling.model_layers import ModuleReport, module_table
-from .map_counts import MapCount
+from .ways import (
+    MapCount,
+    given_dataflows,
+    map_lines,
+    open_ways,
+    prefetched,
+    replayed,
+    tuned_groups,
+)
 
 Call = tuple[str, str, str | None]
 Tally = dict[Call, int]
@@ -148,8 +155,9 @@ def counts(tally: Tally | None = None) -> dict[str, dict[str, LayerCount]]:
 
 @dataclasses.dataclass(frozen=True)
 class ReplayCount:
-    """A part of a model that `optimize="graphs"` found: its class, calls that were replayed, graphs
-    that are held, and why none is captured any more, or was not."""
+    """A model of `optimize(graphs=True)`, or a part of one that `optimize="graphs"` chose: its
+    class, calls that were replayed, graphs that are held, and why none is captured any more, or was
+    not."""
 
     name: str
     calls: int
@@ -163,8 +171,7 @@ class ReplayCount:
 
 def replays() -> tuple[ReplayCount, ...]:
     """Parts of models that are replayed, or were tried."""
-    units = sys.modules.get("sparse_bridge.core.capture.units")
-    return () if units is None else tuple(ReplayCount(*one) for one in units.summary())
+    return tuple(ReplayCount(*one) for one in replayed())
 
 
 class Statuses(dict[str, FrameworkStatus]):
@@ -188,19 +195,18 @@ class Report:
     """What the bridge did: how each framework is answered, the calls of each layer type, modules
     that `dataflow()` gave one of their own (how many of each class, by dataflow), replayed parts of
     models, prefetched maps, dataflows tuned for layers that share a map (`groups`, with the times
-    that decided), the layers of the model that was asked about, and how many child processes ran
-    layers that are counted, too."""
+    that decided), other ways that calls take (`ways`), the layers of the model that was asked
+    about, and how many child processes ran layers that are counted, too."""
 
     frameworks: tuple[FrameworkStatus, ...]
     layers: dict[str, dict[str, LayerCount]]
-    dataflows: dict[str, dict[str, int]] = dataclasses.field(
-        default_factory=map_counts.given_dataflows
-    )
+    dataflows: dict[str, dict[str, int]] = dataclasses.field(default_factory=given_dataflows)
     replays: tuple[ReplayCount, ...] = dataclasses.field(default_factory=replays)
     modules: tuple[ModuleReport, ...] = ()
-    maps: MapCount = dataclasses.field(default_factory=map_counts.prefetched)
-    groups: tuple[str, ...] = dataclasses.field(default_factory=map_counts.tuned_groups)
+    maps: MapCount = dataclasses.field(default_factory=prefetched)
+    groups: tuple[str, ...] = dataclasses.field(default_factory=tuned_groups)
     children: int = 0
+    ways: tuple[str, ...] = dataclasses.field(default_factory=open_ways)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -229,7 +235,7 @@ class Report:
     def _notes(self) -> list[str]:
         ending = "" if self.children == 1 else "es"
         children = [f"layers of {self.children} child process{ending} are counted"]
-        notes = [*self.groups, *map(str, self.replays), *map_counts.lines(self.maps)]
+        notes = [*self.groups, *map(str, self.replays), *map_lines(self.maps), *self.ways]
         return [*(children if self.children else []), *notes]
 
     def _repr_html_(self) -> str:

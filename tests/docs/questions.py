@@ -38,6 +38,7 @@ QUESTIONS = {
     "which models run": {"compatibility", "projects", "questions"},
     "reserved memory graphs": {"speed"},
     "SPARSE_BRIDGE_TUNE": {"environment"},
+    "which way does a call take": {"which_way"},
     "report a wrong result": {"questions", "migration", "troubleshooting"},
 }
 

@@ -10,7 +10,7 @@ import pytest
 
 from sparse_bridge import __version__, settings
 
-from .pages import PAGES, ROOT, anchor, name_of, prose, table
+from .pages import PAGES, ROOT, anchor, name_of, prose
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -45,16 +45,6 @@ def test_every_page_is_in_the_index() -> None:
     linked = {target.partition("#")[0] for target in LINK.findall(index)}
     pages = {page.name for page in PAGES if page.parent.name == "docs"} - {"README.md"}
     assert pages <= linked, f"not in docs/README.md: {sorted(pages - linked)}"
-
-
-def test_the_index_of_the_notes_is_complete() -> None:
-    """One line an entry, in their order, with a verdict and a link that leads there."""
-    notes = ROOT / "benchmarks" / "NOTES.md"
-    entries = re.findall(r"^### (.+)$", prose(notes), flags=re.M)
-    rows = table(notes, "| entry | | subject | in short |")
-    links = [re.fullmatch(r"\[(.+)\]\(#(.+)\)", row[0]) for row in rows]
-    assert [(link[1], link[2]) for link in links if link] == [(e, anchor(e)) for e in entries]
-    assert {row[1] for row in rows} == {"kept", "rejected", "measured", "state"}
 
 
 def table_of_settings() -> dict[str, list[str]]:

@@ -8,7 +8,7 @@ import pytest
 from sparse_bridge.adapters import ledger
 from sparse_bridge.adapters.base import FrameworkStatus
 from sparse_bridge.adapters.ledger import LayerCount, Report, Statuses
-from sparse_bridge.adapters.map_counts import MapCount
+from sparse_bridge.adapters.ways import MapCount
 from sparse_bridge.errors import UnsupportedError
 from tests.walk import walk
 
@@ -61,17 +61,18 @@ def test_a_note_is_cheap():
 
 def test_the_report_is_a_table():
     layers = {"f": {"Conv": LayerCount(18, {"groups=2": 1}), "MaxPool": LayerCount(4, {})}}
-    assert str(Report((), layers, {}, (), maps=MapCount())).splitlines() == [
+    assert str(Report((), layers, {}, (), maps=MapCount(), ways=())).splitlines() == [
         "framework  layer    bridged  original  why original",
         "f          Conv          18         1  groups=2 (1)",
         "f          MaxPool        4         0",
     ]
-    assert str(Report((), {}, {}, (), maps=MapCount())) == "no layer has run"
-    counted = Report((), {}, {}, (), maps=MapCount(7, 1, 2))
+    assert str(Report((), {}, {}, (), maps=MapCount(), ways=())) == "no layer has run"
+    counted = Report((), {}, {}, (), maps=MapCount(7, 1, 2, 4), ways=("a way",))
     assert str(counted).splitlines() == [
         "no layer has run",
-        "maps of 7 inputs prefetched; of 1 queued again, as bounds had grown; of 2 dropped and "
-        "built one by one",
+        "maps of 7 inputs prefetched; of 4 from a trace; of 1 queued again, as bounds had grown; "
+        "of 2 dropped and built one by one",
+        "a way",
     ]
 
 

@@ -30,7 +30,7 @@ CHOSEN = """
     adapters.minkowski.profile._reason adapters.minkowski.profile._settled
     adapters.optimizing._before adapters.optimizing._chosen adapters.torchsparse.profile._chosen
     adapters.torchsparse.profile._reason adapters.torchsparse.profile.settled
-    core.conv.override._modules settings._current
+    core.conv.override._modules optimization._models settings._current
 """
 BLOCKS = """
     adapters.ledger._listeners core.capture.padded._local core.capture.recording._captures

@@ -65,6 +65,7 @@ class BatchedBuilder:
         self.cmap, self.target, self.steps, self.last = cmap, target, steps, last
         self.slack, self.where, self.loose = slack, where, loose_levels(steps)
         self.memory, self.traces = SceneMemory(steps, last, cmap.device), traces
+        self.traced = False  # whether a trace has queued the scene
         self.layouts: dict[int, KeyLayout] = {} if where is None else where.layouts
         self.device = cmap.device
         self.levels: dict[int, Level] = {}
@@ -81,6 +82,7 @@ class BatchedBuilder:
         self.memory.sharing = True  # of a capture, the memory would be kept
         self.lay_levels_out()
         if self.traces is not None and (found := self.traces.repeated(self, capacities)):
+            self.traced = found.answers is not None
             return found.answers
         counters, root = self.expanded(capacities)
         read = Fetched.now([counters, root.flags, *self.besides()])

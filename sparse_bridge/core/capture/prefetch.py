@@ -48,13 +48,13 @@ _KINDS = ("submanifold", "strided", "generative", "between")
 _histories: dict[tuple[torch.device, int, Hashable], KindHistory] = {}
 # The last record of inputs in a box, and where it belongs.
 _records: dict[tuple[torch.device, Box], tuple[KindHistory, Expectation, RequestHistory]] = {}
-_counts = dict.fromkeys(("prefetched", "requeued", "dropped"), 0)  # inputs
+_counts = dict.fromkeys(("prefetched", "traced", "requeued", "dropped"), 0)  # inputs
 _lock = threading.Lock()
 
 
 def counts() -> dict[str, int]:
-    """Inputs whose maps were prefetched, those of them that were queued twice as their bounds had
-    grown, and those whose maps were dropped."""
+    """Inputs whose maps were prefetched, those of them that were queued from a trace, or twice as
+    their bounds had grown, and those whose maps were dropped."""
     with _lock:
         return dict(_counts)
 
@@ -277,16 +277,23 @@ def _queued(
     key64: set[int], traces: Traces,
 ) -> Answers | None:  # fmt: skip
     """The maps of a scene, queued; once more where its bounds are others than expected."""
+    builder: BatchedBuilder | None = None
     if cmap.unbounded and last.box is not None:
-        unbounded = UnboundedBuilder(cmap, target, steps, last, key64, traces)
+        builder = unbounded = UnboundedBuilder(cmap, target, steps, last, key64, traces)
         answers = unbounded.answers()
-        if not unbounded.outgrown:
-            return answers
+        if unbounded.outgrown:
+            with _lock:
+                _counts["requeued"] += 1
+            if cmap.kernel_target() is None:
+                return None
+            builder = None
+    if builder is None:
+        builder = BatchedBuilder(cmap, target, steps, last, traces=traces)
+        answers = builder.answers()
+    if builder.traced:
         with _lock:
-            _counts["requeued"] += 1
-        if cmap.kernel_target() is None:
-            return None
-    return BatchedBuilder(cmap, target, steps, last, traces=traces).answers()
+            _counts["traced"] += 1
+    return answers
 
 
 def history_of(device: torch.device, box: Box, training: bool = False) -> RequestHistory | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -62,6 +62,23 @@ class _Graph:
         return None if rows is None else self.made.of(call, rows, root)
 
 
+class Summary(NamedTuple):
+    """What became of a model: its class, calls that were replayed, graphs, and why there are no
+    more."""
+
+    name: str
+    hits: int
+    graphs: int
+    reason: str | None
+
+
+def summary_of(*modes: Replays) -> Summary:
+    """Of one model, whose calls these serve."""
+    hits, graphs = sum(one.hits for one in modes), sum(len(one.graphs) for one in modes)
+    reason = next((why for one in modes if (why := one.why()) is not None), None)
+    return Summary(type(modes[0].model).__name__, hits, graphs, reason)
+
+
 class Replayer(Replays):
     """The forward of a model in evaluation; training: takes the calls with gradients."""
 
@@ -71,6 +88,9 @@ class Replayer(Replays):
     def __init__(self, training: TrainingReplayer) -> None:
         super().__init__(training.model, training.forward, training.tensors_of)
         self.training = training
+
+    def summary(self) -> Summary:
+        return summary_of(self, self.training)
 
     def mode(self) -> Replays:
         """What serves calls now."""

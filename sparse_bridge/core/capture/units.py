@@ -37,7 +37,7 @@ from .calls.given import ENTRANCE, Given, with_copies
 from .calls.wrappers import wraps
 from .captured_model import Tensors
 from .padded import UnpaddedError
-from .replay import Replayer
+from .replay import Replayer, Summary
 from .replay_parts import MISSING, Served, trying
 from .replay_training import TrainingReplayer
 
@@ -82,19 +82,10 @@ def _provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
     return prefetch.provide(store, cmap, req)
 
 
-class Summary(NamedTuple):
-    """What became of one part of a model."""
-
-    name: str
-    hits: int
-    graphs: int
-    reason: str | None
-
-
 def summary() -> list[Summary]:
     """Parts that are replayed or wait for it, and those that are not, and why."""
     with _lock:
-        found = [unit.summary() for unit in _units.values()]
+        found = [unit.replayer.summary() for unit in _units.values()]
         return found + [Summary(type(m).__name__, 0, 0, why) for m, why in _refused.items()]
 
 
@@ -294,13 +285,6 @@ class Unit:
             del self.model.__dict__["forward"]
         if self.entrance is not None:
             self.entrance.take_out()
-
-    def summary(self) -> Summary:
-        one, other = self.replayer, self.replayer.training
-        return Summary(
-            type(self.model).__name__, one.hits + other.hits, len(one.graphs) + len(other.graphs),
-            one.why() or other.why(),
-        )  # fmt: skip
 
     def __reduce__(self) -> Any:
         """Pickles of the model know its own forward."""

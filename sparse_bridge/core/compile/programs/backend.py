@@ -12,13 +12,21 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from .... import settings
+from .... import settings, state
 from .. import fusion
 from ..writes import has_effects, may_write
 from . import many_tensors, norm_pass
 from .lowering import lower
 
 Program = Callable[..., Any]
+made = 0  # graphs that became programs
+
+
+@state.owns
+def reset() -> None:
+    """Count anew."""
+    global made
+    made = 0
 
 
 def compiled(graph: GraphModule, inputs: Sequence[Any]) -> Program:
@@ -27,6 +35,8 @@ def compiled(graph: GraphModule, inputs: Sequence[Any]) -> Program:
     Without gradients norms, sums and activations become part of convolutions; with them, torch
     takes the graph apart into a forward and a backward pass, and each becomes a program.
     """
+    global made
+    made += 1
     learns = torch.is_grad_enabled() and any(map(_learns, graph.graph.nodes))
     if learns and settings.get().optimize != "off":
         norm_pass.take(graph.graph)
