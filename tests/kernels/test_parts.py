@@ -8,6 +8,7 @@ import pickle
 import pytest
 import torch
 
+from sparse_bridge.kernels.runtime import parts
 from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.kernels.runtime.parts import Part, Slab, memory_for, memory_of, taken, viewed
 
@@ -78,3 +79,18 @@ def test_a_large_slab_holds_its_parts_and_its_filling():
     assert part.shape == (size,) and bool((part == -1).all())
     with pytest.raises(RuntimeError, match="are taken"):
         slab.part(4)
+
+
+def test_small_neighbours_share_a_memory(monkeypatch):
+    monkeypatch.setattr(parts, "_SHARED", 1000)
+    sizes = [5, 100, 0, 400, 900, 3, 2000, 7, 7]
+    made = parts.memories_for(sizes, CPU)
+    assert [one.shape[0] >= size for one, size in zip(made, sizes, strict=True)] == [True] * 9
+    assert all(one.dtype == torch.int32 and one.is_contiguous() for one in made)
+    bases = [one.untyped_storage().data_ptr() for one in made]
+    assert [bases.index(base) for base in bases] == [0, 0, 0, 0, 4, 4, 6, 7, 7]
+    assert all((one.data_ptr() - base) % 128 == 0 for one, base in zip(made, bases, strict=True))
+    for number, one in enumerate(made):
+        one.fill_(number)
+    assert all((one == number).all() for number, one in enumerate(made))
+    assert [len(one) for one in parts.memories_for([], CPU)] == []

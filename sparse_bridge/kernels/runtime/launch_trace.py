@@ -98,32 +98,36 @@ class Trace:
         self._steps.append(Step("CALL", (function, *args), None, *_read(args)))
 
     def call(
-        self, function: Callable[..., Any], args: Sequence[Any], shape: Sequence[Any],
-        dtype: torch.dtype, item: int | None = None,
+        self, function: Callable[..., torch.Tensor], args: Sequence[Any], shape: Sequence[Any],
+        dtype: torch.dtype,
     ) -> torch.Tensor:  # fmt: skip
-        """A call that makes a tensor of this shape, for which `Memory` stands. item: which one of
-        several."""
-        name = f"m{len(self._reached)}"
-        needs, memory = _read(args)
-        own = frozenset({name})
-        self._steps.append(Step("CALL", (function, *args), name, needs, memory | own))
-        self._reached[name] = memory
-        at = Sym(self, f"{name}_at", 0, own)
-        made: Any = Memory(self, name, tuple(shape), dtype, self.device, at, item)
-        self._steps.append(Step("ADDRESS", (made,), at.name, own, own, True))
-        return cast("torch.Tensor", made)
+        """A call that makes a tensor of this shape, for which `Memory` stands."""
+        return self._memory(self._called(function, args), None, tuple(shape), dtype)
 
-    def pieces(
+    def several(
         self, function: Callable[..., Sequence[torch.Tensor]], args: Sequence[Any],
         sizes: Sequence[Any], dtype: torch.dtype,
     ) -> list[torch.Tensor]:  # fmt: skip
-        """A call that makes vectors of these sizes, one behind another."""
-        first: Any = self.call(function, args, (sizes[0],), dtype, 0)
-        at, made = first.at, list[Any]()
-        for item, size in enumerate(sizes):
-            made.append(Memory(self, first.name, (size,), dtype, self.device, at, item))
-            at = at + size * dtype.itemsize
-        return made
+        """A call that makes vectors of these sizes."""
+        name = self._called(function, args)
+        return [self._memory(name, item, (size,), dtype) for item, size in enumerate(sizes)]
+
+    def _called(self, function: Callable[..., Any], args: Sequence[Any]) -> str:
+        name = f"m{len(self._reached)}"
+        needs, memory = _read(args)
+        step = Step("CALL", (function, *args), name, needs, memory | {name})
+        self._steps.append(step)
+        self._reached[name] = memory
+        return name
+
+    def _memory(
+        self, name: str, item: int | None, shape: tuple[Any, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
+        own = frozenset({name})
+        at = Sym(self, f"{name}_at" if item is None else f"{name}_{item}_at", 0, own)
+        made: Any = Memory(self, name, shape, dtype, self.device, at, item)
+        self._steps.append(Step("ADDRESS", (made,), at.name, own, own, True))
+        return cast("torch.Tensor", made)
 
     def launch(
         self, kernel: Any, grid: tuple[Any, ...], args: Sequence[Any], constants: Sequence[Any],

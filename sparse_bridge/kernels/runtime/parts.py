@@ -56,6 +56,7 @@ class Part:
 _MOST = 1 << 20  # elements of a `Slab`: torch's allocator finds large ones a place less often
 _LARGE = 2 << 20  # elements from which on few sizes are asked for
 _ALIGNED = 32  # elements; what kernels read side by side
+_SHARED = 1 << 20  # elements of several tile lists in one memory, 4 MiB
 
 # What a launch takes for a tensor.
 Operand = torch.Tensor | Part
@@ -103,24 +104,25 @@ def memory_for(size: int, device: torch.device, fill: int | None = None) -> torc
 
 
 def memories_for(sizes: Sequence[int], device: torch.device) -> Sequence[torch.Tensor]:
-    """int32 vectors of these sizes, at multiples of 128 bytes of one memory: to take one costs the
-    host as much as a launch. The memory lives as long as the last of them."""
+    """int32 vectors of these sizes, or more. Small ones that follow each other share a memory, at
+    multiples of 128 bytes: to take one costs the host as much as a launch. It lives as long as the
+    last of them, so large ones have their own."""
+    if (trace := trace_of(*sizes)) is not None:
+        return trace.several(memories_for, (list(sizes), device), sizes, torch.int32)
+    made, group = list[torch.Tensor](), list[int]()
+    for size in sizes:
+        aligned = -(-size // _ALIGNED) * _ALIGNED
+        if group and sum(group) + aligned > _SHARED:
+            made += _side_by_side(group, device)
+            group = []
+        group.append(aligned)
+    return made + list(_side_by_side(group, device))
+
+
+def _side_by_side(sizes: list[int], device: torch.device) -> Sequence[torch.Tensor]:
     if len(sizes) < 2:
         return [memory_for(size, device) for size in sizes]
-    aligned = [-(-size // _ALIGNED) * _ALIGNED for size in sizes]
-    if (trace := trace_of(*sizes)) is not None:
-        return trace.pieces(separate, (aligned, device), aligned, torch.int32)
-    return separate(aligned, device)
-
-
-def separate(sizes: Sequence[int], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """int32 vectors of these sizes, one behind another."""
-    most = sum(sizes)
-    if most >= _LARGE and not targets.capturing(device):
-        step = octave_step(most, 16)
-        most = -(-most // step) * step
-    made = torch.empty(most, dtype=torch.int32, device=device)
-    return made.split_with_sizes([*sizes[:-1], most - sum(sizes[:-1])])
+    return torch.empty(sum(sizes), dtype=torch.int32, device=device).split_with_sizes(sizes)
 
 
 class Slab:
