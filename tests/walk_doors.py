@@ -20,6 +20,7 @@ from sparse_bridge import settings
 from sparse_bridge.core.conv import convolution, fused_call
 from sparse_bridge.core.maps.rulebook import Rulebook
 from sparse_bridge.kernels.gemm.gather_kernels import gather_gemm_kernel, sum_partials_kernel
+from sparse_bridge.kernels.gemm.narrow_gemm import narrow_gemm_kernel
 from sparse_bridge.kernels.ops import batch_norm, batch_norm_grad
 from sparse_bridge.kernels.runtime import launch
 from sparse_bridge.kernels.runtime import target as targets
@@ -34,8 +35,8 @@ __all__ = ["LAUNCHER", "doors", "pretended_gpu"]
 LAUNCHER = "kernels/runtime/launch.py", "begin"
 
 _KERNELS = (
-    gather_gemm_kernel, sum_partials_kernel, batch_norm.partials_kernel, batch_norm.apply_kernel,
-    batch_norm_grad.grad_partials_kernel, batch_norm_grad.dx_kernel,
+    gather_gemm_kernel, narrow_gemm_kernel, sum_partials_kernel, batch_norm.partials_kernel,
+    batch_norm.apply_kernel, batch_norm_grad.grad_partials_kernel, batch_norm_grad.dx_kernel,
 )  # fmt: skip
 _HOPPER = targets.Target("cuda", "sm_90", 32, 132, 227 << 10, raw=True)
 

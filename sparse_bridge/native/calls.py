@@ -34,14 +34,14 @@ def known(plan: Any, product: Any) -> Any:
     launches it, or None."""
     if helper is None or not settings.get().native:
         return None
-    keys, tuned, specs, units, flow = (0, 0), None, {}, 1, 0
+    keys, tuned, specs, units, how = (0, 0), None, {}, 1, (0, 0, 0, 0)
     if product is not None:
-        keys, tuned, specs, units, flow = product.for_helper()
+        keys, tuned, specs, units, how = product.for_helper()
     bound = [("bound", key) for key in keys]
     return helper.Known(
         product, *keys, *bound, tuned, specs, plan.form, plan.between, plan.vectors, plan.read,
         plan.same, plan.n_offsets, plan.regular, plan.device, plan.activation, plan.steps,
-        plan.columns, plan.generation, units, plan.at_the_call, flow,
+        plan.columns, plan.generation, units, plan.at_the_call, *how,
     )  # fmt: skip
 
 

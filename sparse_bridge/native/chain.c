@@ -24,6 +24,7 @@ typedef struct {
 /* What a run knows of a step. */
 typedef struct {
   MapSide *side;
+  int flow;
   Bound *like;
   uint64_t operands[OPERANDS - 1], cells[7];
   uint64_t size, at; /* of its result; at: in the memory */
@@ -58,14 +59,10 @@ static MapSide *side_for(Run *run, PyObject *kmap, int transposed) {
                        get(s, kmap, s_x_fold) == Py_None && get(s, kmap, s_y_fold) == Py_None);
   if (s->state != GOES_ON) return NULL;
   MapSide *m = &run->sides[run->n_sides];
-  *m = (MapSide){.kmap = kmap,
-                 .transposed = transposed,
-                 .flow = OVER_TILES,
-                 .rulebook = get(s, kmap, s_rulebook)};
+  *m = (MapSide){.kmap = kmap, .transposed = transposed, .rulebook = get(s, kmap, s_rulebook)};
   m->side = truth(s, get(s, kmap, s_flipped)) ^ transposed;
   read_side(s, m);
   run->streams[run->n_sides] = stream_of(s, m->rulebook);
-  noticed(s, m);
   return s->state == GOES_ON ? &run->sides[run->n_sides++] : NULL;
 }
 
@@ -74,7 +71,8 @@ static MapSide *side_of_rows(Run *run, Known *plan, long long n_rows) {
   Scope *s = run->s;
   for (int i = 0; i < run->n_sides; i++)
     if (!run->sides[i].kmap && run->sides[i].n_rows == n_rows) return &run->sides[i];
-  refuse_unless(s, run->n_sides < MOST_SIDES && n_rows > 0 && equal(s, plan->n_offsets, one));
+  refuse_unless(s, run->n_sides < MOST_SIDES && n_rows > 0 && plan->below[0] < 0 &&
+                       equal(s, plan->n_offsets, one));
   PyObject *count = hold(s, PyLong_FromLongLong(n_rows)), *made = NULL;
   PyObject *row_numbers = item(s, g_calls, s_row_numbers);
   refuse_unless(s, row_numbers && row_numbers != Py_None);
@@ -83,11 +81,12 @@ static MapSide *side_of_rows(Run *run, Known *plan, long long n_rows) {
   refuse_unless(s, made && PyTuple_CheckExact(made) && PyTuple_GET_SIZE(made) == 2);
   if (s->state != GOES_ON) return NULL;
   MapSide *m = &run->sides[run->n_sides];
-  *m = (MapSide){.flow = OVER_ROWS, .n_rows = n_rows, .n_in = n_rows, .n_offsets = 1};
+  *m = (MapSide){.n_rows = n_rows, .n_in = n_rows};
   PyObject *at = call(s, PyTuple_GET_ITEM(made, 0), s_data_ptr);
-  if (at) m->memory = PyLong_AsUnsignedLongLong(at);
+  MapView *view = &m->views[OVER_TABLE];
+  *view = (MapView){PyTuple_GET_ITEM(made, 0), 0, 1, n_rows, address_in(s, at)};
+  refuse_unless(s, !(view->memory & 15));
   run->streams[run->n_sides] = PyTuple_GET_ITEM(made, 1);
-  refuse_unless(s, !(m->memory & 15));
   return s->state == GOES_ON ? &run->sides[run->n_sides++] : NULL;
 }
 
@@ -135,6 +134,15 @@ static PyObject *weight_of_step(Run *run, Scope *s, int place, Known *plan) {
   return weight;
 }
 
+/* `view_for` of a side, whose view lives as long as the run. */
+static int view_in(Run *run, Scope *s, Known *plan, MapSide *m) {
+  int tiles = m->views[OVER_TILES].object != NULL, table = m->views[OVER_TABLE].object != NULL;
+  int flow = view_for(run->s, plan, m);
+  if (!(flow == OVER_TILES ? tiles : table)) noticed(run->s, m, flow == OVER_TILES);
+  if (run->s->state != GOES_ON) s->state = run->s->state;
+  return flow;
+}
+
 /* Everything that can be refused, before anything is launched. */
 static void prepare(Run *run, Scope *s, int i) {
   Chain *chain = run->chain;
@@ -147,7 +155,8 @@ static void prepare(Run *run, Scope *s, int i) {
   int *at = step->operands, residual = at[7];
   if (s->state == GOES_ON) to->side = side_of_step(run, s, step, plan);
   if (s->state == GOES_ON) s->state = run->s->state;
-  if (s->state == GOES_ON) to->like = spec_for(s, plan, to->side);
+  if (s->state == GOES_ON) to->flow = view_in(run, s, plan, to->side);
+  if (s->state == GOES_ON) to->like = spec_for(s, plan, to->side, to->flow);
   if (s->state != GOES_ON) return;
   PyObject *dtype = to->like->kinds[1];
   refuse_unless(s, dtype && get(s, value(run, s, at[1]), s_dtype) == dtype);
@@ -162,7 +171,7 @@ static void prepare(Run *run, Scope *s, int i) {
   if (residual >= 0)
     refuse_unless(s, rows_of_operand(run, s, residual, dtype, step->columns) == to->side->n_rows);
   if (s->state != GOES_ON) return;
-  placed(s, to->like, to->side, to->cells, &to->programs);
+  placed(s, to->like, to->side, to->flow, to->cells, &to->programs);
   to->size = (uint64_t)(to->side->n_rows * step->columns * chain->itemsize);
   refuse_unless(s, to->size < 1ull << 31 &&
                        to->side->n_in * to->like->spec.columns_in * chain->itemsize < 1ll << 31);

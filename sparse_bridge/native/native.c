@@ -24,19 +24,19 @@
 
 /* clang-format off */
 #define NAMES(X)                                                                                   \
-  X(_addressed) X(algo) X(benchmark) X(bias) X(_bind) X(block_m) X(block_n) X(_buffers) X(busy)    \
+  X(_addressed) X(algo) X(at) X(benchmark) X(bias) X(_bind) X(block_m) X(block_n) X(_buffers) X(busy)    \
   X(c_out) X(cache) X(calls) X(columns) X(columns_in) X(constants) X(conv1x1) X(_current_level)    \
   X(data_ptr) X(device) X(__dict__) X(dilation) X(dry_runs) X(dtype) X(enable) X(eps) X(_features) \
   X(flipped) X(forward) X(fp32_accum) X(_generation) X(generation) X(grid) X(groups) X(index)      \
   X(indice_dict) X(indice_key) X(indices) X(inside) X(inverse) X(is_contiguous) X(is_cuda)         \
   X(is_inference) X(is_subm) X(kernel_size) X(_key) X(key) X(ksize) X(launch_enter_hook) X(listening)     \
-  X(_make) X(_map) X(memory) X(nbr) X(n_offsets) X(n_pairs) X(n_rows) X(__name__) X(native) X(nbytes)     \
+  X(_make) X(_map) X(memory) X(n_offsets) X(n_pairs) X(n_rows) X(__name__) X(native) X(nbytes)     \
   X(ndim) X(new_empty) X(_numbers) X(_observer) X(observer) X(order) X(out_indices)                \
-  X(out_spatial_shape) X(packed) X(_parameters) X(pending) X(ready) X(record_voxel_count)          \
+  X(out_spatial_shape) X(own) X(packed) X(_parameters) X(pending) X(ready) X(record_voxel_count)          \
   X(recorders) X(regular) X(_repeated) X(_replace) X(replace_feature) X(row_numbers) X(rows) X(rows_of)           \
   X(rulebook) X(running_mean) X(running_var) X(shape) X(_shared) X(spatial_shape) X(spconv)        \
-  X(SPCONV_ALLOW_TF32) X(spec) X(splits) X(subm) X(symmetric) X(table) X(_tables) X(tile) X(_tiles) X(_timer) \
-  X(training) X(transposed) X(untyped_storage) X(_version) X(w_stride) X(wanted) X(weight)         \
+  X(SPCONV_ALLOW_TF32) X(spec) X(splits) X(stride) X(subm) X(symmetric) X(table) X(_tables) X(tile) X(_tiles) X(_timer) \
+  X(trained) X(training) X(transposed) X(untyped_storage) X(_version) X(w_stride) X(wanted) X(weight)         \
   X(WORTH) X(x_fold) X(y_fold)
 
 #define DECLARE(name) static PyObject *s_##name;
@@ -46,7 +46,7 @@ NAMES(DECLARE)
 /* Modules whose state is read at every call, as their dictionaries; classes and functions. */
 #define HANDED(X)                                                                                  \
   X(calls) X(convolution) X(Derived) X(features_of) X(forward_ad) X(fused_call) X(FusedPlan)       \
-  X(GatherGemm) X(GatherProduct) X(histories) X(History) X(hooks) X(KernelMap) X(LayerCall)        \
+  X(GatherGemm) X(NarrowGemm) X(Part) X(GatherProduct) X(histories) X(History) X(hooks) X(KernelMap) X(LayerCall)        \
   X(make_wrapper) X(no_memory) X(norm_forward) X(override) X(Parameter) X(PendingConv)             \
   X(precompile) X(settings) X(StreamOrder) X(strided) X(Tensor) X(torch_c) X(trace) X(Waiting)
 
@@ -539,8 +539,10 @@ static int launched_bound(Scope *s, Bound *bound, Operands *o, PyObject *stream)
 
 /* `GatherGemm.__call__`: 1 where it was launched, 0 where Python's has to be called. */
 static int launched_product(Scope *s, PyObject *product, Operands *o, PyObject *stream) {
-  if (!Py_IS_TYPE(product, (PyTypeObject *)g_GatherGemm) || !located(s, o)) return 0;
-  PyObject *held = SLOT(product, GatherGemm, native);
+  int known = Py_IS_TYPE(product, (PyTypeObject *)g_GatherGemm) ||
+              Py_IS_TYPE(product, (PyTypeObject *)g_NarrowGemm);
+  if (!known || !located(s, o)) return 0;
+  PyObject *held = slot(s, product, (PyObject *)Py_TYPE(product), o_GatherGemm_native);
   Bound *bound = held && Py_IS_TYPE(held, &BoundType) ? (Bound *)held : NULL;
   if (!bound || !bound_fits(s, bound, o)) bound = bound_of(s, product, o);
   if (s->state == REFUSES) s->state = GOES_ON, bound = NULL;
@@ -549,13 +551,13 @@ static int launched_product(Scope *s, PyObject *product, Operands *o, PyObject *
 
 /* ---- the plan of a layer with what follows it ----------------------------------------------- */
 
-/* How products of a plan go over maps: as Python decides; over the tiles of those that have some;
- * over the rows themselves, where maps are those of kernel volume 1. */
-enum Flow { BY_PYTHON, OVER_TILES, OVER_ROWS };
+/* How products of a plan go over maps: as Python decides; over the tiles, or where there are none
+ * over the table of maps with rows below a bound; over the table of those. No bound is negative. */
+enum Flow { BY_PYTHON, OVER_TILES, OVER_TABLE };
 
 /* What of a map's size the choice of a tile looks at. */
 typedef struct {
-  long long reverse, tiles, bits, much;
+  long long flow, reverse, tiles, bits, much;
 } Size;
 
 #define SIZES 6 /* that a plan remembers the launches of */
@@ -569,9 +571,9 @@ typedef struct {
   PyObject *specs;                 /* of it, by dataflow, direction and size of the map */
   PyObject *form, *between, *vectors, *read, *same, *n_offsets, *regular, *device, *activation;
   PyObject *steps, *columns, *likes[SIZES];
-  Size sizes[SIZES]; /* of maps; likes: Bound */
-  long long generation, units;
-  int at_the_call, flow; /* see `Flow` */
+  Size sizes[SIZES];                               /* of maps; likes: Bound */
+  long long generation, units, few_rows, below[2]; /* below: rows of maps of few rows, of others */
+  int at_the_call, flow;                           /* see `Flow` */
   unsigned next;
 } Known;
 
@@ -591,12 +593,13 @@ static void known_dealloc(Known *self) {
   Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
-/* Known(*objects in the order above, generation, units, at_the_call, flow), see `FusedPlan`. read:
+/* Known(*objects in the order above, generation, units, at_the_call, flow, few_rows, below[0],
+ * below[1]), see `FusedPlan`. read:
  * what its epilogue reads.  units: compute units of the GPU. */
 static PyObject *known_new(PyTypeObject *type, PyObject *args, PyObject *names) {
   enum { OBJECTS = (offsetof(Known, columns) - offsetof(Known, product)) / sizeof(PyObject *) + 1 };
-  if (PyTuple_GET_SIZE(args) != OBJECTS + 4 || names)
-    return PyErr_Format(PyExc_TypeError, "Known takes %d values, got %zd", OBJECTS + 4,
+  if (PyTuple_GET_SIZE(args) != OBJECTS + 7 || names)
+    return PyErr_Format(PyExc_TypeError, "Known takes %d values, got %zd", OBJECTS + 7,
                         PyTuple_GET_SIZE(args));
   Known *self = (Known *)type->tp_alloc(type, 0);
   if (!self) return NULL;
@@ -609,6 +612,9 @@ static PyObject *known_new(PyTypeObject *type, PyObject *args, PyObject *names) 
   self->units = PyLong_AsLongLong(PyTuple_GET_ITEM(args, OBJECTS + 1));
   self->at_the_call = PyObject_IsTrue(PyTuple_GET_ITEM(args, OBJECTS + 2));
   self->flow = (int)PyLong_AsLong(PyTuple_GET_ITEM(args, OBJECTS + 3));
+  self->few_rows = PyLong_AsLongLong(PyTuple_GET_ITEM(args, OBJECTS + 4));
+  for (int i = 0; i < 2; i++)
+    self->below[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(args, OBJECTS + 5 + i));
   if (PyErr_Occurred() || !PyTuple_Check(self->between) || PyTuple_GET_SIZE(self->between) != 5 ||
       !PyTuple_CheckExact(self->vectors) || !PyTuple_CheckExact(self->read) ||
       PyTuple_GET_SIZE(self->read) != 6 || !PyDict_CheckExact(self->specs)) {
@@ -633,156 +639,25 @@ static PyTypeObject KnownType = {
     .tp_doc = "The plan of a layer with what follows it.",
 };
 
-static int bits_of(long long number) {
-  int bits = 0;
-  for (; number; number >>= 1) bits++;
-  return bits;
-}
-
-static Size size_of(Known *plan, int reverse, long long n_rows, long long n_in) {
-  long long tiles = (n_rows + 63) / 64, most = 4 * plan->units;
-  int much = n_in == n_rows ? 0 : (int)nearbyint(log2((double)n_in / (double)n_rows));
-  return (Size){reverse, tiles < most ? tiles : most, bits_of(n_rows / plan->units), much};
-}
-
-/* The key of a spec for a map's size, as `kernel_products.octaves` and `GatherProduct._bind` make
- * it. */
-static PyObject *spec_key(Scope *s, Size *size, int flow) {
-  return hold(s, Py_BuildValue("(OO(LLL))", flow == OVER_ROWS ? unmasked : masked,
-                               size->reverse ? Py_True : Py_False, size->tiles, size->bits,
-                               size->much));
-}
-
-/* `TileList.places`: where in its memory the table, the rows and the lists start, in elements. */
-static void places(long long n_offsets, long long n_pairs, int block_m, long long at[4]) {
-  long long pitch = 128 * n_pairs, quads = (n_pairs + 3) / 4 * 4, start = pitch + pitch * n_offsets;
-  at[0] = pitch, at[1] = 0;
-  at[2] = block_m <= 64 ? start : start + 2 * quads * n_offsets;
-  at[3] = start + 3 * quads * n_offsets + (block_m <= 64 ? 0 : 2 * quads);
-}
-
-/* The rows of one end of a map, Rows(host, device, capacity, fill, likely), where the host knows
- * them all. */
-static long long rows_of_end(Scope *s, PyObject *ends, int side) {
-  PyObject *rows = PyTuple_GET_ITEM(ends, side);
-  refuse_unless(s, PyTuple_GET_SIZE(rows) == 5 && PyTuple_GET_ITEM(rows, 1) == Py_None &&
-                       PyTuple_GET_ITEM(rows, 3) == Py_None &&
-                       !truth(s, PyTuple_GET_ITEM(rows, 4)));
-  return number(s, PyTuple_GET_ITEM(rows, 2));
-}
-
-/* One side of a map: what launches over it read. tiles: or the table of kernel volume 1. */
-typedef struct {
-  PyObject *kmap, *rulebook, *tiles, *observer, *held;
-  int transposed, side, at, reverse, flow; /* at: the side whose tiles they are */
-  long long n_rows, n_in, n_pairs, n_offsets;
-  uint64_t memory;
-} MapSide;
-
-/* The table of a map of kernel volume 1. */
-static void read_rows(Scope *s, MapSide *m) {
-  PyObject *tables = get(s, m->rulebook, s__tables);
-  refuse_unless(s, tables && PyList_CheckExact(tables) && PyList_GET_SIZE(tables) == 2 &&
-                       equal(s, get(s, m->rulebook, s_n_offsets), one) && m->observer == Py_None);
-  if (s->state != GOES_ON) return;
-  PyObject *table = PyList_GET_ITEM(tables, m->side);
-  refuse_unless(s, table != Py_None && m->n_rows == m->n_in && !m->reverse);
-  refuse_unless(s, number(s, get(s, table, s_n_rows)) == m->n_rows);
-  m->tiles = get(s, table, s_nbr), m->n_offsets = 1;
-  PyObject *base = call(s, m->tiles, s_data_ptr);
-  if (s->state == GOES_ON) m->memory = PyLong_AsUnsignedLongLong(base);
-  refuse_unless(s, !(m->memory & 15));
-}
-
-static void read_side(Scope *s, MapSide *m) {
-  PyObject *ends = get(s, m->rulebook, s_rows);
-  refuse_unless(s, ends && PyTuple_CheckExact(ends) && PyTuple_GET_SIZE(ends) == 2);
-  if (s->state != GOES_ON) return;
-  m->n_rows = rows_of_end(s, ends, m->side), m->n_in = rows_of_end(s, ends, 1 - m->side);
-  int symmetric = truth(s, get(s, m->rulebook, s_symmetric));
-  m->at = symmetric ? 0 : m->side, m->reverse = symmetric && m->side;
-  m->observer = get(s, m->rulebook, s__observer);
-  refuse_unless(s, m->n_rows > 0 && m->n_in > 0);
-  if (m->flow == OVER_ROWS) {
-    read_rows(s, m);
-    return;
-  }
-  PyObject *views = get(s, m->rulebook, s__tiles);
-  refuse_unless(s, views && PyList_CheckExact(views) && PyList_GET_SIZE(views) == 2);
-  if (s->state == GOES_ON) m->tiles = hold(s, Py_NewRef(PyList_GET_ITEM(views, m->at)));
-  refuse_unless(s, m->tiles && m->tiles != Py_None);
-  PyObject *memory = get(s, m->tiles, s_memory);
-  m->n_pairs = number(s, get(s, m->tiles, s_n_pairs));
-  m->n_offsets = number(s, get(s, m->tiles, s_n_offsets));
-  refuse_unless(s, number(s, get(s, m->tiles, s_splits)) == 1);
-  PyObject *base = call(s, memory, s_data_ptr);
-  if (s->state == GOES_ON) m->memory = PyLong_AsUnsignedLongLong(base);
-}
-
-/* `Views.wanted` of the tiles of a side, or that of another observer. */
-static void noticed(Scope *s, MapSide *m) {
-  PyObject *side = m->at ? one : zero, *observer = m->observer;
-  if (s->state != GOES_ON || m->flow == OVER_ROWS || observer == Py_None) return;
-  if ((PyObject *)Py_TYPE(observer) != PyDict_GetItemWithError(g_calls, s_observer)) {
-    hold(s, PyObject_CallMethodObjArgs(observer, s_wanted, side, Py_True, NULL));
-    return;
-  }
-  for (int i = 0; i < 2; i++) /* tiled, asked */
-    if (PySet_Add(PyTuple_GET_ITEM(observer, i), side) < 0) s->state = RAISES;
-}
-
-/* The launch of a plan that maps of such a size have had before. */
-static Bound *spec_for(Scope *s, Known *plan, MapSide *m) {
-  refuse_unless(s, m->flow == plan->flow && m->flow != BY_PYTHON);
-  if (m->flow == OVER_TILES)
-    refuse_unless(s, PyDict_CheckExact(plan->tuned) && !PyDict_GET_SIZE(plan->tuned));
-  Size size = size_of(plan, m->reverse, m->n_rows, m->n_in);
-  for (int i = 0; i < SIZES && s->state == GOES_ON; i++)
-    if (plan->likes[i] && !memcmp(&plan->sizes[i], &size, sizeof size))
-      return (Bound *)plan->likes[i];
-  PyObject *spec = item(s, plan->specs, spec_key(s, &size, m->flow)), *like = NULL;
-  refuse_unless(s, spec != NULL);
-  like = get(s, spec, s_native);
-  refuse_unless(s, like && Py_IS_TYPE(like, &BoundType));
-  if (s->state != GOES_ON) return NULL;
-  int at = plan->next++ % SIZES;
-  plan->sizes[at] = size;
-  Py_XSETREF(plan->likes[at], Py_NewRef(like));
-  return (Bound *)like;
-}
-
-/* The numbers of a launch over a side of a map, and its grid; refuses what addresses do not
- * reach. */
-static void placed(Scope *s, Bound *like, MapSide *m, uint64_t *cells, unsigned *programs) {
-  long long far = 1ll << 31, pitch = 128 * m->n_pairs, starts[4] = {0};
-  if (m->flow == OVER_ROWS) pitch = m->n_rows;
-  long long count = (m->n_rows + like->spec.block_m - 1) / like->spec.block_m *
-                    ((like->spec.c_out + like->spec.block_n - 1) / like->spec.block_n);
-  refuse_unless(s, m->n_in * like->spec.columns_in < far && m->n_rows * like->spec.columns < far &&
-                       m->n_offsets * pitch < far && m->n_offsets * like->spec.w_stride < far &&
-                       count < far);
-  if (m->flow == OVER_TILES) places(m->n_offsets, m->n_pairs, (int)like->spec.block_m, starts);
-  for (int i = 0; i < 4; i++) cells[i] = m->memory + 4 * (uint64_t)starts[i];
-  cells[4] = (uint64_t)m->n_rows, cells[5] = (uint64_t)pitch, cells[6] = (uint64_t)m->n_offsets;
-  *programs = (unsigned)count;
-}
+#include "map_side.c"
 
 /* `GatherProduct._bind` of a map whose tiles are there, with a spec that has been launched before;
  * NULL in a scope that goes on where Python has to. */
 static Bound *bound_over(Scope *s, Known *plan, PyObject *rulebook, int side, PyObject *held,
                          Operands *o) {
-  MapSide m = {.rulebook = rulebook, .side = side, .flow = plan->flow};
+  MapSide m = {.rulebook = rulebook, .side = side};
   read_side(s, &m);
-  Bound *like = s->state == GOES_ON ? spec_for(s, plan, &m) : NULL, *made = NULL;
+  int flow = view_for(s, plan, &m);
+  Bound *like = s->state == GOES_ON ? spec_for(s, plan, &m, flow) : NULL, *made = NULL;
   if (like && !bound_fits(s, like, o)) {
     for (int i = 0; i < SIZES; i++) Py_CLEAR(plan->likes[i]); /* another may be made since */
     refuse_unless(s, 0);
   }
   refuse_unless(s, number(s, call(s, call(s, o->tensors[0], s_untyped_storage), s_nbytes)) <
                        1ll << 31);
-  if (s->state == GOES_ON) made = bound_like(s, like, m.tiles);
-  if (made) placed(s, like, &m, &made->cells[OPERANDS], &made->grid[0]);
-  noticed(s, &m);
+  if (s->state == GOES_ON) made = bound_like(s, like, m.views[flow].object);
+  if (made) placed(s, like, &m, flow, &made->cells[OPERANDS], &made->grid[0]);
+  noticed(s, &m, flow == OVER_TILES);
   if (s->state == GOES_ON && PyDict_SetItem(held, plan->bound[side], (PyObject *)made) < 0)
     s->state = RAISES;
   if (s->state == REFUSES) s->state = GOES_ON, made = NULL;

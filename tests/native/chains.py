@@ -9,7 +9,11 @@ import torch
 
 from sparse_bridge.core.compile.programs.conv_step import ChainStep, ConvStep, Link
 from sparse_bridge.core.conv.plan import ConvForm
+from sparse_bridge.core.maps.kernel_map import KernelMap
+from sparse_bridge.core.maps.rulebook import Rulebook
 from sparse_bridge.core.ops import pointwise
+from sparse_bridge.kernels.maps.neighbor_table import NeighborTable
+from sparse_bridge.kernels.runtime.parts import Part
 from tests.native.world import World
 
 Chain = tuple[ChainStep, list[Any], list[Link]]
@@ -61,3 +65,19 @@ class Bench:
             operands = sources[number], weight, 3, kmap, *vectors, others[number]
             links.append(Link(step, operands, -1 if escaped else max(readers)))
         return ChainStep(links, len(args), 4), args, links
+
+
+def by_table(n_rows: int, n_offsets: int, symmetric: bool = False) -> KernelMap:
+    """A map that nobody has ordered, whose tables are parts of a memory."""
+    memory = torch.randint(-1, n_rows, (8 + n_offsets * n_rows,), dtype=torch.int32)
+    center = n_offsets // 2 if symmetric else -1
+    tables = [
+        NeighborTable(Part(memory, 8, (n_offsets, n_rows))),
+        None if symmetric else NeighborTable(torch.randint(n_rows, (n_offsets, n_rows)).int()),
+    ]
+    return KernelMap(
+        Rulebook(
+            n_rows, n_rows, n_offsets, memory.device, symmetric=symmetric, center=center,
+            views=tables,
+        )
+    )  # fmt: skip

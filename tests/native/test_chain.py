@@ -10,11 +10,14 @@ import torch
 
 pytest.importorskip("triton")
 
-from sparse_bridge.core.compile.programs.conv_step import ChainStep
+from sparse_bridge.core.capture.history import Views
+from sparse_bridge.core.compile.programs.conv_step import ChainStep, ConvStep, Link
+from sparse_bridge.core.conv import choice, registry
+from sparse_bridge.core.conv.plan import ConvForm
 from sparse_bridge.kernels.runtime.triton_compat import HOOKS
 from sparse_bridge.native import calls as native_calls
 from tests.adapters.spconv import doors as spconv_doors
-from tests.native.chains import Bench
+from tests.native.chains import Bench, by_table
 from tests.native.recording import Recorder, anew, helper, served, values_of
 from tests.native.world import World
 from tests.walk_doors import pretended_gpu
@@ -234,3 +237,69 @@ def test_weights_that_kernels_read_as_copies():
                 product._copied = None
         read = [values[1] for _, _, values in recorder.all]
         assert read == [copy.data_ptr() for copy in copies] and len(copies) == len(links)
+
+
+class Unordered:
+    """A chain of a layer over a map that nobody has ordered, a new one in every call, and of one
+    that follows it."""
+
+    def __init__(self, made, recorder, volume, channels, **more):
+        self.recorder, self.heard = recorder, Views(set(), set(), set(), 0)
+        n_rows, width = made.x.shape
+        self.map = lambda: by_table(n_rows, volume**3, **more)
+        weights = [
+            torch.randn(width, *[volume] * 3, channels), torch.randn(width, 3, 3, 3, width)
+        ]  # fmt: skip
+        self.args = [torch.randn(n_rows, channels), None, weights[0], made.kmap, weights[1]]
+        form, nothing = ConvForm("ovi"), (-1,) * 5
+        steps = [ConvStep(form, False, 0.0, None, 0.0) for _ in range(2)]
+        links = [
+            Link(steps[0], (0, 2, -1, 1, *nothing), 1), Link(steps[1], (5, 4, -1, 3, *nothing), -1)
+        ]  # fmt: skip
+        self.chain = ChainStep(links, len(self.args), 4)
+
+    def run(self, trained=False):
+        """(launches of products, which views were asked for, how many of its steps ran apart)."""
+        self.args[1] = kmap = self.map()
+        kmap.rulebook.trained = trained
+        for views in self.heard[:2]:
+            views.clear()
+        kmap.rulebook.observe(self.heard)
+        self.recorder.all.clear()
+        with served() as by_helper:
+            self.chain(*self.args)
+        table = kmap.rulebook._tables[int(kmap.flipped)]
+        at = None if table is None else table.nbr.data_ptr()
+        launches = [
+            (name, grid, ["table" if one == at else one for one in values[OPERANDS:]])
+            for name, grid, values in self.recorder.all
+            if "gemm" in name
+        ]
+        asked = [set(views) for views in self.heard[:2]]
+        return launches, asked, by_helper["planned"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["few offsets", "narrow", "a stem", "trained", "many rows", "backwards"]
+)
+def test_maps_without_tiles(kind, monkeypatch):
+    """What the rules leave unordered is bound over the table; the rest is Python's."""
+    monkeypatch.setattr(registry, "_forced", lambda flow, case, by="": flow.by_rule())
+    if kind == "many rows":
+        monkeypatch.setattr(choice, "_FEW", 0.0)
+    with bench() as (made, recorder):
+        stem, narrow = kind == "a stem", kind in ("a stem", "narrow")
+        scene = Unordered(made, recorder, 5 if stem else 2, 4 if narrow else 16, symmetric=stem)
+        if kind == "backwards":
+            own = scene.map
+            scene.map = lambda: own().transposed()
+        runs = [scene.run(kind == "trained") for _ in range(5)]
+        by_chain = kind not in ("trained", "many rows")
+        assert [apart for *_, apart in runs[2:]] == [0 if by_chain else 2] * 3
+        first, *_ = runs[0][0]
+        assert first[0] == ("narrow_gemm" if narrow else "gather_gemm")
+        assert ("table" in first[2]) == by_chain
+        if by_chain:  # what has been ordered lies elsewhere every time
+            assert all(run[:2] == runs[0][:2] for run in runs[1:])
+        else:
+            assert all(run[1] == runs[0][1] for run in runs[1:])

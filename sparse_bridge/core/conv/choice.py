@@ -7,6 +7,8 @@ that it sees the same scenes.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from ...kernels.gemm.narrow import packs_offsets
@@ -22,6 +24,7 @@ _FEW_OFFSETS = 27  # of strided maps, which a network uses once in each directio
 # per row.
 _FEW, _ORDER, _ORDER_ROW = 45.0, 20.0, 1e-4
 _FEW_ROWS = 32 << 10
+_NO_BOUND = 1 << 62
 _WIDE_ORDER = 100.0  # the same of 125 offsets, at 18k to 94k rows
 _UNEVEN = 2.0  # how much longer products over a table take than their multiply-adds
 
@@ -35,7 +38,7 @@ def possible_flows(rulebook: Rulebook, side: int, product: Product | LayerProduc
     """`serving_flow`, and what it becomes where the rows of such a map come ordered, as layers of
     larger scenes wanted them."""
     name = serving_flow(rulebook, side, product)
-    stays = _is_stem(product)
+    stays = is_stem(product)
     return [name, "masked"] if name == "unmasked" and not stays else [name]
 
 
@@ -48,24 +51,35 @@ def flow_of(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> s
     that are not ordered already, as prefetch does it where larger scenes wanted it; first layers
     with large kernels, whatever else is made of the map.
     """
-    target, w, n_rows = product.target, product.w, rulebook.rows[side].about
-    assert target is not None
+    n_rows = rulebook.rows[side].about
     if rulebook.trained:
         return "masked"
-    half = product.dtype != torch.float32
-    if _is_stem(product):
-        order = _WIDE_ORDER
-    elif w.n_offsets <= _FEW_OFFSETS and not (rulebook.symmetric or rulebook.tiled(side)):
-        order = _FEW if n_rows <= _FEW_ROWS else _ORDER + _ORDER_ROW * n_rows
-    else:
+    if not is_stem(product) and (rulebook.symmetric or rulebook.tiled(side)):
         return "masked"
-    work = 2.0 * n_rows * w.n_offsets * w.c_in * w.c_out * w.groups
+    few, *below = unordered_rows(product)
+    return "unmasked" if n_rows < below[n_rows > few] else "masked"
+
+
+def unordered_rows(product: Product | LayerProduct) -> tuple[int, int, int]:
+    """(how many rows are few, below how many of those maps stay in their order, and of more),
+    where nothing else has them ordered."""
+    target, w = product.target, product.w
+    assert target is not None
+    half = product.dtype != torch.float32
     kind = "half" if half else product_precision(target, product.dtype, product.precision)
     rate = INTENSITY[kind] * MOVED * target.compute_units
-    return "unmasked" if _UNEVEN * work / rate < order else "masked"
+    # Microseconds that a row over a table takes longer than over tiles.
+    longer = _UNEVEN * 2.0 * w.n_offsets * w.c_in * w.c_out * w.groups / rate
+    if is_stem(product):
+        most = math.ceil(_WIDE_ORDER / longer)
+        return 0, most, most
+    if w.n_offsets > _FEW_OFFSETS:
+        return 0, 0, 0
+    many = _NO_BOUND if longer <= _ORDER_ROW else math.ceil(_ORDER / (longer - _ORDER_ROW))
+    return _FEW_ROWS, math.ceil(_FEW / longer), many
 
 
-def _is_stem(product: Product | LayerProduct) -> bool:
+def is_stem(product: Product | LayerProduct) -> bool:
     """Whether a layer takes few channels through a kernel of 5x5x5, say: the first of a network,
     and the only one over its map."""
     w = product.w

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     Launch = GatherGemm | GroupedGemm
     Inputs = tuple[torch.Tensor, torch.Tensor, Vectors | None]
 
-BY_PYTHON, OVER_TILES, OVER_ROWS = range(3)  # `Flow` in native.c
+BY_PYTHON, OVER_TILES, OVER_TABLE = range(3)  # `Flow` in native.c
 
 # (product, the rulebook and side that it is bound to, x, weight, what its epilogue reads)
 FirstBind = Callable[["GatherProduct", Rulebook, int, "Inputs"], None]
@@ -83,7 +83,6 @@ class KernelDataflow(Dataflow):
     see `narrow_gemm`."""
 
     packed: bool
-    by_rule_alone = False
     irregular = False
     packing = False
 
@@ -111,6 +110,11 @@ class KernelDataflow(Dataflow):
     ) -> list[KernelDataflow]:
         """`serving`, and what may serve maps like this one otherwise."""
         return [self]
+
+    def by_helper(self, product: Product) -> tuple[int, int, int, int]:
+        """(how products go over maps that the compiled helper binds, and `unordered_rows` of those
+        without tiles; -1 for any number). Elsewhere Python asks `serving`."""
+        return BY_PYTHON, 0, 0, 0
 
     def work(self, table: Table, n_rows: int) -> int:
         """Rows that the kernel multiplies, for the choice of a tile."""
@@ -207,20 +211,15 @@ class GatherProduct:
         self._columns, self._key = w.columns_out, new_key()
         self._specs: dict[tuple[Any, ...], Any] = {}
 
-    def for_helper(self) -> tuple[tuple[int, int], Any, dict[tuple[Any, ...], Any], int, int]:
+    def for_helper(self) -> tuple[Any, ...]:
         """What the compiled helper asks of it: (the keys of its launches in rulebooks by side, the
         layers that tuned groups of its GPU decide about, the specs, compute units, how it goes over
-        maps). Those that have tiles are `masked` unless a group says otherwise."""
-        target, flow = self.product.target, BY_PYTHON
-        if not self.flow.packs(self.product):
-            if self.flow.by_rule_alone:
-                flow = OVER_TILES
-            elif self.flow.name == "unmasked" and self.product.w.n_offsets == 1:
-                flow = OVER_ROWS
+        maps, see `KernelDataflow.by_helper`)."""
+        target = self.product.target
         known = current().known_of(self.product.device, target)
         tuned = None if known is None else known.groups.layers
         own = self._key, self._key + 1
-        return own, tuned, self._specs, target.compute_units, flow
+        return own, tuned, self._specs, target.compute_units, self.flow.by_helper(self.product)
 
     @property
     def copies(self) -> bool:

@@ -203,7 +203,9 @@ def _start(
 def _use_helper(module: Any) -> None:
     """Hand the helper what it reads, and use it."""
     from ...kernels.gemm.gather_gemm import GatherGemm
+    from ...kernels.gemm.narrow_gemm import NarrowGemm
     from ...kernels.runtime import precompile
+    from ...kernels.runtime.parts import Part
     from ...kernels.runtime.triton_compat import HOOKS
     from ..device.stream_order import StreamOrder
     from ..maps.views.derived import Derived
@@ -222,7 +224,7 @@ def _use_helper(module: Any) -> None:
         "PendingConv": PendingConv, "Tensor": torch.Tensor, "Waiting": Waiting,
         "make_wrapper": torch.Tensor._make_wrapper_subclass,
         "no_memory": torch._C._set_throw_on_mutable_data_ptr, "strided": torch.strided,
-        "norm_forward": torch.nn.BatchNorm1d.forward,
+        "norm_forward": torch.nn.BatchNorm1d.forward, "NarrowGemm": NarrowGemm, "Part": Part,
     })  # fmt: skip
     native_calls.use(module)
 

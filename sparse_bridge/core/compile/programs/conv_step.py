@@ -12,7 +12,7 @@ from ....native import calls as native_calls
 from ...conv.convolution import convolve
 from ...conv.epilogue import Epilogue, Norm
 from ...conv.fused_plan import FusedPlan, fused_plan
-from ...conv.kernel_products import OVER_ROWS, OVER_TILES
+from ...conv.kernel_products import BY_PYTHON, OVER_TABLE
 from ...conv.plan import ConvForm, run
 from ...maps.kernel_map import KernelMap
 from .maps import same_rows
@@ -85,8 +85,7 @@ class Link(NamedTuple):
 class ChainStep:
     """Convolutions in a row. A call returns the results that others read, as a tuple.
 
-    The compiled helper runs those of them that follow each other and whose maps have tiles, or are
-    of kernel volume 1.
+    The compiled helper runs those of them that follow each other and whose maps it can bind.
     n_args: of a call.  itemsize: bytes of a value of all features.
     """
 
@@ -128,8 +127,10 @@ class ChainStep:
     def _joins(self, at: int) -> bool:
         plan = self._links[at].step.plan
         known = None if plan is None else plan.native
+        if known is None or known.flow == BY_PYTHON:
+            return False
         own = self._links[at].operands[_MAP] < 0
-        return known is not None and known.flow == (OVER_ROWS if own else OVER_TILES)
+        return not own or bool(known.flow == OVER_TABLE)
 
     def _chain(self, begin: int, end: int) -> Any:
         steps = tuple(_described(link, begin, end) for link in self._links[begin:end])

@@ -9,9 +9,9 @@ from ....kernels.gemm.product import Product
 from ....kernels.runtime.target import Target
 from ...maps.rulebook import Rulebook
 from .. import registry
-from ..choice import possible_flows, serving_flow
+from ..choice import is_stem, possible_flows, serving_flow, unordered_rows
 from ..dataflow import Dataflow, LayerProduct
-from ..kernel_products import KernelDataflow
+from ..kernel_products import BY_PYTHON, OVER_TABLE, OVER_TILES, KernelDataflow
 
 if TYPE_CHECKING:
     from ....kernels.maps.tile_list import TileList
@@ -22,7 +22,7 @@ class Masked(KernelDataflow):
     """splits: ranges of the offsets, at most as many as there are; their sums are added in order.
     A map that takes gradients of weights has the order of all offsets, too."""
 
-    packed = by_rule_alone = True
+    packed = True
 
     def __init__(self, splits: int = 1) -> None:
         self.splits, self.packing = splits, splits == 1
@@ -45,6 +45,9 @@ class Masked(KernelDataflow):
     def by_rule(self) -> Dataflow:
         return BY_RULE
 
+    def by_helper(self, product: Product) -> tuple[int, int, int, int]:
+        return (OVER_TILES if self.splits == 1 else BY_PYTHON), 0, 0, 0
+
 
 class _ByRule(Masked):
     """Kernels as nobody forces them: the dataflow that the rules name for each map."""
@@ -58,6 +61,10 @@ class _ByRule(Masked):
         self, rulebook: Rulebook, side: int, product: Product | LayerProduct
     ) -> list[KernelDataflow]:
         return list(map(_kernels, possible_flows(rulebook, side, product)))
+
+    def by_helper(self, product: Product) -> tuple[int, int, int, int]:
+        flow = OVER_TABLE if is_stem(product) else OVER_TILES
+        return flow, *unordered_rows(product)
 
     def serves(self, rulebook: Rulebook, side: int, product: LayerProduct) -> str:
         return self.serving(rulebook, side, product).name

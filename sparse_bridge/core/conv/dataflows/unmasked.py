@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import torch
 
+from ....kernels.gemm.product import Product
 from ....kernels.runtime.target import Target
 from ...maps.rulebook import Rulebook
-from ..kernel_products import KernelDataflow
+from ..kernel_products import OVER_TABLE, KernelDataflow
 
 
 class Unmasked(KernelDataflow):
@@ -15,6 +16,9 @@ class Unmasked(KernelDataflow):
 
     def view(self, rulebook: Rulebook, side: int, target: Target) -> tuple[torch.Tensor, bool]:
         return rulebook.neighbors(side)
+
+    def by_helper(self, product: Product) -> tuple[int, int, int, int]:
+        return OVER_TABLE, 0, -1, -1
 
 
 DATAFLOW = Unmasked()
