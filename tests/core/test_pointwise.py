@@ -154,3 +154,21 @@ def test_torchs_own_errors():
     x, w = torch.randn(8, 4, device="cuda").half(), torch.randn(4, 4, device="cuda")
     with pytest.raises(RuntimeError, match="dtype"):
         pointwise.linear(x, w)
+
+
+def test_row_numbers_that_threads_make_at_once(monkeypatch):
+    """Each gets as many as it asked for, whoever is last."""
+    made = {}
+
+    class Late(list):
+        def append(self, rows):
+            super().append(rows)
+            if len(self) == 1:
+                super().append(rows[:8])
+
+    made[-1] = Late()
+    monkeypatch.setattr(pointwise, "_rows", made)
+    device = torch.device("cpu")
+    for n_rows in (1 << 18, 9, 8):
+        rows, stream = pointwise.row_numbers(device, n_rows)
+        assert len(rows) >= n_rows and rows[n_rows - 1] == n_rows - 1 and stream == 0
