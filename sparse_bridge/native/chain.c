@@ -159,6 +159,7 @@ static void prepare(Run *run, Scope *s, int i) {
   if (s->state == GOES_ON) to->like = spec_for(s, plan, to->side, to->flow);
   if (s->state != GOES_ON) return;
   PyObject *dtype = to->like->kinds[1];
+  if (i) refuse_unless(s, equal(s, to->like->index, run->steps[0].like->index)); /* one GPU */
   refuse_unless(s, dtype && get(s, value(run, s, at[1]), s_dtype) == dtype);
   for (int k = 3; k < 7; k++) /* vectors of the norm are those of the plan */
     refuse_unless(s, (at[k] < 0 ? Py_None : value(run, s, at[k])) ==

@@ -133,7 +133,8 @@ static int stored_number(char kind, int64_t number, uint64_t *cell) {
     Py_XDECREF(object);
     return fits;
   }
-  if (bits < 64 && (number >= 1ll << bits || number < -(1ll << (bits - 1))))
+  if (kind == 'P' ? number < 0
+                  : bits < 64 && (number >= 1ll << bits || number < -(1ll << (bits - 1))))
     return PyErr_Format(PyExc_OverflowError, "%lld is no number of %d bits", (long long)number,
                         bits),
            0;
@@ -285,7 +286,10 @@ static PyObject *host_program_call(PyObject *object, PyObject *args, PyObject *n
   for (Py_ssize_t i = 0; i < n_objects; i++)
     Py_XSETREF(run->objects[i], Py_NewRef(PyTuple_GET_ITEM(objects, i)));
   for (Py_ssize_t i = 0; i < n_numbers; i++) {
-    run->numbers[i] = PyLong_AsLongLong(PyList_GET_ITEM(numbers, i));
+    PyObject *number = PyList_GET_ITEM(numbers, i);
+    /* What becomes a number by `__index__` could change the list. */
+    if (!PyLong_Check(number)) PyErr_Format(PyExc_TypeError, "%R is no whole number", number);
+    if (!PyErr_Occurred()) run->numbers[i] = PyLong_AsLongLong(number);
     if (PyErr_Occurred()) goto failed;
   }
   result = run_program(self, run, before);

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+
 import pytest
 import torch
 
@@ -11,6 +14,7 @@ from sparse_bridge.core.conv import convolution
 from sparse_bridge.core.ops import pointwise
 from tests.checks import NothingComputed
 from tests.clouds import features
+from tests.patience import PATIENCE
 
 SIZES = [(1, 4, 8), (63, 16, 24), (64, 32, 32), (65, 7, 5), (300, 48, 80)]
 
@@ -154,3 +158,40 @@ def test_torchs_own_errors():
     x, w = torch.randn(8, 4, device="cuda").half(), torch.randn(4, 4, device="cuda")
     with pytest.raises(RuntimeError, match="dtype"):
         pointwise.linear(x, w)
+
+
+def test_row_numbers_that_threads_make_at_once(monkeypatch):
+    """Each gets as many as it asked for, whoever is last."""
+    device, many = torch.device("cpu", 7), 1 << 18  # of a number that nobody else has
+    own, code = torch.arange, pointwise.row_numbers.__code__
+    last = max(line for *_, line in code.co_lines() if line is not None)
+    made_few, made_many, few_there = (threading.Event() for _ in range(3))
+
+    def arange(size, **given):
+        made = own(size, **given)
+        if size < many:
+            made_few.set()
+            assert made_many.wait(PATIENCE)
+        return made
+
+    def few():
+        pointwise.row_numbers(device, 8)
+        few_there.set()
+
+    def returns(frame, event, _):
+        if event == "line" and frame.f_lineno == last:
+            made_many.set()
+            assert few_there.wait(PATIENCE)
+        return returns
+
+    monkeypatch.setattr(torch, "arange", arange)
+    thread, before = threading.Thread(target=few), sys.gettrace()
+    thread.start()
+    assert made_few.wait(PATIENCE)
+    sys.settrace(lambda frame, *_: returns if frame.f_code is code else None)
+    try:
+        rows, _ = pointwise.row_numbers(device, many)
+    finally:
+        sys.settrace(before)
+        thread.join()
+    assert len(rows) == many and rows[-1] == many - 1

@@ -178,6 +178,23 @@ def test_refusals_at_random(seed):
         assert 5 < len(by_steps) < 60
 
 
+def test_layers_on_two_gpus_are_not_launched_in_a_row():
+    """A launch goes to the GPU that is current."""
+    with bench() as (made, recorder):
+        chain, args, links = made.chain(5)
+        chain(*args)
+        forward = [link.step.plan._plan.forward for link in links]
+        later = [one for one in forward if not any(spec.native for spec in one._specs.values())]
+        for spec in later[-1]._specs.values():
+            spec.device = torch.device("cpu", 1)
+        for _ in range(2):
+            chain(*args)
+        run = chain._runs[0][1]
+        assert all(spec.native for spec in later[-1]._specs.values())
+        recorder.all.clear()
+        assert run([*args, *[None] * len(links)]) is NotImplemented and not recorder.all
+
+
 def test_a_failure_of_the_driver_is_raised():
     with bench() as (made, recorder):
         chain, args, _ = made.chain(5)

@@ -16,7 +16,8 @@ FOLDER = pathlib.Path(__file__).parent
 FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g"
 SUITES = {
     "launcher": ["test_launcher.py"], "events": ["test_events.py"], "memory": ["test_memory.py"],
-    "streams": ["../core/capture/test_native_streams.py"],
+    "streams": ["../core/capture/test_native_streams.py"], "chains": ["test_chain.py"],
+    "programs": ["test_host_program.py", "../core/capture/test_launch_trace.py"],
 }  # fmt: skip
 
 

@@ -48,7 +48,7 @@ _Key = tuple[int, int, bool]  # GPU, rows, whether pairs are listed
 _maps: collections.OrderedDict[_Key, KernelMap] = collections.OrderedDict()
 # What captured graphs read stays: nobody tells when the last of them is gone.
 _captured: dict[_Key, KernelMap] = {}
-_rows: dict[int, list[torch.Tensor]] = collections.defaultdict(list)  # the last one is the longest
+_rows: dict[int, list[torch.Tensor]] = collections.defaultdict(list)  # all stay: graphs read them
 _lock = threading.Lock()
 # By device and dtype: under which generation of the settings it was found out, and what.
 _served: dict[tuple[torch.device, torch.dtype], tuple[int, bool]] = {}
@@ -188,13 +188,14 @@ def capturing(device: torch.device) -> bool:
 def row_numbers(device: torch.device, n_rows: int) -> tuple[torch.Tensor, int]:
     """(0, 1, ... as int32 [n_rows] or more, the number of the current stream)."""
     made = _rows[-1 if device.index is None else device.index]
-    if not made or len(made[-1]) < n_rows:
+    rows = made[-1] if made else None
+    if rows is None or len(rows) < n_rows:
         room = max(_LEAST, 1 << (n_rows - 1).bit_length())
         rows = torch.arange(room, dtype=torch.int32, device=device)
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # for all streams, once
-        made.append(rows)
-    return made[-1], targets.current_stream(device)
+        made.append(rows)  # behind which another thread may put fewer
+    return rows, targets.current_stream(device)
 
 
 native_calls.row_numbers = row_numbers

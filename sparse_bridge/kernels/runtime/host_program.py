@@ -47,6 +47,8 @@ class Steps(NamedTuple):
 
 
 def _same(a: Any, b: Any) -> bool:
+    if type(a) is float and type(b) is float:
+        return a.hex() == b.hex()  # 0.0 is not -0.0
     return a is b or (type(a) is type(b) and not isinstance(a, torch.Tensor) and bool(a == b))
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sparse_bridge import native
 from sparse_bridge.core.capture import scene_memory
 from sparse_bridge.core.capture.batched_builder import BatchedBuilder
 from sparse_bridge.core.capture.traces import maps as traced_maps
@@ -178,3 +179,26 @@ def test_scenes_that_a_trace_serves_in_part(few, monkeypatch):
         _, net, scene = next(itertools.islice(doors, 2, 3))  # whose bounds are found on the way
         assert len(map_time.streamed(net, scene, 8)) == 8
     assert any(parts_of)
+
+
+def test_scenes_are_traced_once_the_helper_is_there(few, monkeypatch):
+    """A compiler may take longer than anybody waits for it."""
+    own, entered, traced, there = native.module, traced_maps.Traces._enter, list[int](), [True]
+
+    def enter(*given: Any) -> None:
+        traced.append(len(met))
+        entered(*given)
+
+    met: list[int] = []
+    monkeypatch.setattr(native, "module", lambda: own() if there[0] else None)
+    monkeypatch.setattr(traced_maps.Traces, "_enter", enter)
+    with contextlib.closing(map_time.doors(lambda i: 80)) as doors:
+        _, net, scene = next(iter(doors))
+
+        def counted(number: int) -> Any:
+            met.append(number)
+            there[0] = len(met) > 8
+            return scene(number)
+
+        map_time.streamed(net, counted, 12)
+    assert traced and min(traced) > 8

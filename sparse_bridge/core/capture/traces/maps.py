@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .... import log, settings
+from .... import log, native, settings
 from ....errors import KernelError
 from ....kernels.runtime import target as targets
 from ....kernels.runtime.fetched import Fetched
@@ -141,6 +141,8 @@ class Traces:
         often, as each time costs as much as the maps of several."""
         kind = self._kind(builder)
         if kind is None or self._failed or not _undisturbed(builder, queued=True):
+            return
+        if native.module() is None:  # it may come: its compiler may be slow, or it is turned off
             return
         met = self._met[kind] = self._met.get(kind, 0) + 1
         if met < _ALIKE or (met > _EACH and met & (met - 1)):
