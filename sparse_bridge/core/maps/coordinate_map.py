@@ -165,6 +165,7 @@ class CoordinateMap:
 
     @property
     def n_rows(self) -> int:
+        """Rows that there is room for, dead ones included; see `rows` for those in use."""
         return self._coords.shape[0]
 
     @property

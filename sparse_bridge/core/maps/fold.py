@@ -24,6 +24,7 @@ class Duplicates:
 
     @property
     def n_distinct(self) -> int:
+        """U, how many distinct live coordinates there are."""
         return self.first.shape[0]
 
     @functools.cached_property

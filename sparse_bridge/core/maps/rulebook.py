@@ -150,6 +150,8 @@ class Rulebook(ViewSet):
 
     @functools.cached_property  # plain to read afterwards: every layer call asks
     def regular(self) -> bool:
+        """Whether an offset meets each row at most once. Where whoever made the rulebook did not
+        say, all pairs are looked at, which waits for the device."""
         lists = self.lists()
         lengths = torch.tensor(lists.starts, device=self.device).diff()
         v = torch.arange(self.n_offsets, device=self.device).repeat_interleave(lengths)

@@ -57,6 +57,7 @@ class Sym:
         return self.trace.computed("NEG", -self.hint, self)
 
     def bit_length(self) -> Any:
+        """As of an int, as a symbol."""
         return self.trace.computed("BITS", self.hint.bit_length(), self)
 
     def __bool__(self) -> bool:
@@ -105,6 +106,7 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
 
 
 def hint_of(number: Any) -> Any:
+    """The value in the scene that is traced; of a plain number itself."""
     return number.hint if type(number) is Sym else number
 
 
@@ -143,9 +145,11 @@ class Memory:
         return frozenset({self.name, *length})
 
     def data_ptr(self) -> Sym:
+        """The address, as launches ask tensors for it."""
         return self.at
 
     def new_empty(self, shape: Any) -> torch.Tensor:
+        """New memory of the same dtype and device, as a step of the trace."""
         return allocated(shape if isinstance(shape, tuple) else (shape,), self.dtype, self.device)
 
     def narrow(self, axis: int, start: Any, length: Any) -> Memory:

@@ -28,6 +28,7 @@ class Derived:
         self.get = self._held.get  # the dictionary's own: it is asked in every layer call
 
     def put(self, key: Any, made: Any) -> Any:
+        """Keep an object under a key, and return it."""
         self._held[key] = made
         return made
 
@@ -35,6 +36,7 @@ class Derived:
         return len(self._held)
 
     def values(self) -> list[Any]:
+        """All objects at this moment."""
         return list(self._held.values())
 
     def drop(self) -> None:
