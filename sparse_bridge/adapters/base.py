@@ -17,12 +17,9 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import LifecycleError, SettingError, UnsupportedError
-
-if TYPE_CHECKING:
-    from .protocol import TensorProtocol
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,10 +102,10 @@ class Framework:
         Raises:
             UnsupportedError: the installed version is outside `versions`.
         """
-        found: list[Patch] = self._part("patch").patches()
+        found: list[Patch] = self.part("patch").patches()
         return found
 
-    def _part(self, name: str) -> Any:
+    def part(self, name: str) -> Any:
         """A file of the adapter, at first use."""
         return importlib.import_module(f"{type(self).__module__}.{name}")
 
@@ -136,11 +133,11 @@ class Framework:
         """`enable()` names a profile while the framework is enabled already: LifecycleError when it
         differs. Asks the adapter's `profile.py`."""
         if self.profiles:
-            self._part("profile").confirm(profile)
+            self.part("profile").confirm(profile)
 
     def profile(self) -> str | None:
         """The profile in force; None: there is none, or it is open to correction."""
-        found: str | None = self._part("profile").in_force() if self.profiles else None
+        found: str | None = self.part("profile").in_force() if self.profiles else None
         return found
 
     def version(self) -> str | None:
@@ -149,13 +146,7 @@ class Framework:
 
     def notes(self) -> list[str]:
         """Remarks for `status()` and `doctor`: the profile in force, and how it was chosen."""
-        return [self._part("profile").describe()] if self.profiles else []
-
-    def tensors(self) -> TensorProtocol:
-        """How its tensors and layers are read: `PROTOCOL` in the adapter's `protocol.py`, which
-        needs torch."""
-        found: TensorProtocol = self._part("protocol").PROTOCOL
-        return found
+        return [self.part("profile").describe()] if self.profiles else []
 
     def register_operators(self) -> None:
         """Register what the adapter adds to `torch.ops`: `compiled.py`, where it has one."""

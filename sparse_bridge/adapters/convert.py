@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core.geometry.sparse_data import SparseData
 from ..errors import DataTypeError, SettingError
-from . import base
+from . import base, protocol
 
 
 def framework_of(x: Any) -> str | None:
@@ -60,11 +60,11 @@ def convert(
             f"a {type(x).__name__} is no sparse tensor of an imported framework "
             f"({', '.join(base.ADAPTERS)})."
         )
-    data = x if source == "core" else base.load(source).tensors().to_core(x)
+    data = x if source == "core" else protocol.of_framework(source).to_core(x)
     given = {
         "tensor_stride": None if tensor_stride is None else tuple(tensor_stride),
         "spatial_shape": None if spatial_shape is None else tuple(spatial_shape),
         "batch_size": batch_size,
     }
     data = dataclasses.replace(data, **{k: v for k, v in given.items() if v is not None})
-    return data if to == "core" else base.load(to).tensors().from_core(data, like)
+    return data if to == "core" else protocol.of_framework(to).from_core(data, like)

@@ -183,7 +183,13 @@ def _root_of(kind: Any) -> str | None:
 def made_by(kind: Any) -> TensorProtocol | None:
     """The protocol of the framework that defines a class or one that it derives from."""
     name = name_of(kind)
-    return None if name is None else base.load(name).tensors()
+    return None if name is None else of_framework(name)
+
+
+def of_framework(name: str) -> TensorProtocol:
+    """The protocol of a framework by its name: `PROTOCOL` in its adapter's `protocol.py`."""
+    found: TensorProtocol = base.load(name).part("protocol").PROTOCOL
+    return found
 
 
 def name_of(kind: Any) -> str | None:

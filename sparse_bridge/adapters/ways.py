@@ -58,7 +58,7 @@ def given_dataflows() -> dict[str, dict[str, int]]:
 def tuned_groups() -> tuple[str, ...]:
     """Dataflows in force that were chosen by timing for layers that share a kernel map: of which
     map and products, and the times that decided."""
-    choice = _loaded("core.tuning.group_choice")
+    choice = _loaded("core.conv.choice")
     if choice is None:
         return ()
     return tuple(f"tuned {one}" for _, one in sorted(choice.used_groups().items()))

@@ -83,7 +83,7 @@ def test_tensors(frameworks, name):  # noqa: F811
     feats, coords = scene()
     x = make(frameworks, name, feats, coords)
     found = protocol.of(x)
-    assert found is base.load(name).tensors() and found.is_tensor(x)
+    assert found is protocol.of_framework(name) and found.is_tensor(x)
     assert base.load(name).tensor_class() is type(x)
     own, places = rows(x, name)
     assert found.features_of(x) is own is protocol.features_of(x)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import sparse_bridge
+from sparse_bridge.adapters import protocol
 from sparse_bridge.core import functional as sparse
 from sparse_bridge.core.conv import convolution
 from sparse_bridge.core.geometry.sparse_data import SparseData
@@ -65,7 +66,7 @@ def test_flex_gemm_and_plain_data():
         "SparseData(feats=[2, 3] float32 cpu, coords=[2, 4] int32 cpu, tensor_stride=(1, 1, 1), "
         "spatial_shape=(4, 4, 5), batch_size=1)"
     )
-    voxels = sparse_bridge.adapters.base.load("flex_gemm").tensors().from_core(data)
+    voxels = protocol.of_framework("flex_gemm").from_core(data)
     assert repr(voxels) == (
         "Voxels(feats=[2, 3] float32 cpu, coords=[2, 4] int32 cpu, shape=[1, 3, 4, 4, 5])"
     )

@@ -8,22 +8,13 @@ import json
 import pytest
 import torch
 
-from sparse_bridge.core.conv.choice import flow_of, serving_flow
+from sparse_bridge.core.conv.choice import flow_of, layer_of, place_of, serving_flow, used_groups
 from sparse_bridge.core.conv.dataflow import LayerProduct
 from sparse_bridge.core.geometry.weights import layout_of
 from sparse_bridge.core.maps.rows import Rows
 from sparse_bridge.core.maps.rulebook import Rulebook
 from sparse_bridge.core.tuning import tuner
-from sparse_bridge.core.tuning.group_choice import used_groups
-from sparse_bridge.core.tuning.groups import (
-    GroupTable,
-    GroupWinner,
-    Layer,
-    Place,
-    choose,
-    layer_of,
-    place_of,
-)
+from sparse_bridge.core.tuning.groups import GroupTable, GroupWinner, Layer, Place, choose
 from sparse_bridge.core.tuning.kernel_hash import code_hash
 from sparse_bridge.core.tuning.tune_cache import CacheFileError, Stamp, TuneCache, decode, encode
 from sparse_bridge.core.tuning.tuner import Tuner
@@ -210,10 +201,11 @@ def test_a_report_says_what_was_tuned(tmp_path):
 
 def test_nothing_is_read_or_hashed_where_nothing_was_tuned(tmp_path, monkeypatch):
     """An empty table is all that a layer meets."""
-    from sparse_bridge.core.tuning import group_choice, groups
+    from sparse_bridge.core.conv import choice
+    from sparse_bridge.core.tuning import groups
 
     monkeypatch.setattr(groups, "code_hash", None)
-    monkeypatch.setattr(group_choice, "place_of", None)
+    monkeypatch.setattr(choice, "place_of", None)
     with tuning("cached", tmp_path):
         assert served() == ("masked", "masked")
     assert len(GroupTable([{}])) == 0

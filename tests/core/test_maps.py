@@ -181,9 +181,10 @@ def test_duplicates_fold(map_lane):
     cmap = CoordinateMap(coords, Box.grid(1, (6, 7)))
     assert not cmap.unique
     fold = cmap.duplicates()
-    assert fold.map.n_rows == len(coords) - 6
-    assert torch.equal(fold.map.coords[fold.inverse], coords)
-    assert torch.equal(fold.first, torch.arange(fold.map.n_rows, device=coords.device))
+    assert cmap.distinct_map().n_rows == fold.n_distinct == len(coords) - 6
+    assert torch.equal(cmap.distinct_map().coords[fold.inverse], coords)
+    assert torch.equal(fold.first, torch.arange(fold.n_distinct, device=coords.device))
+    assert cmap.distinct_map().distinct_map() is cmap.distinct_map()
 
 
 def test_same_order_on_every_run(map_lane):

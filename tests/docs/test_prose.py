@@ -7,22 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from .pages import PAGES, ROOT, name_of, prose
+from .pages import PAGES, ROOT, name_of, prose, table
 
 # Pages that open otherwise: what the project is, and the repository's changelog.
 OTHER = {"README.md", "docs/README.md", "docs/changelog.md"}
-# Words that this project's code has used in a sense of its own, and what a reader knows instead.
-PRIVATE = {
-    "doors?": "API",
-    "winners?": "tuned tiles, the fastest",
-    "as ever": "eagerly",
-    "told": "given",
-    "found": "present, seen, looked up",
-    "gates?": "the compile check",
-    "waiting layers?": "deferred convolutions",
-    "the stores?": "the kernel, the epilogue",
-    "(?:kernel |compiled |of )forms?": "variants of kernels",
-}
+WORDS = table(ROOT / "CONTRIBUTING.md", "| idea | word | not |")
+
+
+def unwanted() -> dict[str, str]:
+    """Patterns of what CONTRIBUTING.md says not to write, and what is written instead. "tap(s)" is
+    one word or several of them."""
+    return {
+        re.escape(word).replace(r"\(s\)", "s?"): rather
+        for _, rather, words in WORDS
+        for word in words.split(", ")
+    }
+
+
+def uses(text: str, pattern: str) -> list[str]:
+    """The sentences and cells of a text that have a word, outside of code."""
+    sentences = re.split(r"[.|]", re.sub(r"`[^`]*`|\]\([^)]*\)", "", text))
+    word = re.compile(rf"\b{pattern}\b", re.IGNORECASE)  # all at once take 20 s on a page of names
+    return [one.strip() for one in sentences if word.search(one)]
 
 
 @pytest.mark.parametrize(
@@ -35,12 +41,23 @@ def test_a_page_opens_with_who_needs_it(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_no_private_words(page: Path) -> None:
-    text = re.sub(r"`[^`]*`|\]\([^)]*\)", "", prose(page))
-    sentences = re.split(r"[.|]", text)  # one pattern for all takes 20 s on a page of names
-    for word, instead in PRIVATE.items():
-        used = [one for one in sentences if re.search(rf"\b{word}\b", one)]
-        assert not used, f"{used[0].strip()!r}: rather {instead}"
+def test_no_unwanted_words(page: Path) -> None:
+    text = prose(page)
+    for word, instead in unwanted().items():
+        used = uses(text, word)
+        assert not used, f"{used[0]!r}: rather {instead}"
+
+
+def test_the_table_of_words_is_read() -> None:
+    assert len(WORDS) > 12 and all(all(cells) for cells in WORDS)
+    words = unwanted()
+    assert {"taps?", "waiting\\ layers?", "found"} <= words.keys() and words["taps?"].startswith(
+        "kernel"
+    )
+    assert uses("All is well. The Taps of a kernel.", "taps?") == ["The Taps of a kernel"]
+    assert not uses("See `taps` and [offsets](taps.md). Tapped.", "taps?")
+    written = " ".join(rather for _, rather, _ in WORDS)
+    assert not [word for word in words if uses(written, word)], "both wanted and not"
 
 
 def test_what_to_switch_on_is_ten_lines() -> None:

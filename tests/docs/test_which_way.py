@@ -15,7 +15,7 @@ from torch import nn
 import sparse_bridge
 from sparse_bridge import settings, state
 from sparse_bridge.adapters import ledger
-from sparse_bridge.core.tuning import group_choice
+from sparse_bridge.core.conv import choice
 from tests.adapters.spconv import doors
 from tests.clouds import cloud
 
@@ -164,7 +164,7 @@ def given() -> Iterator[object]:
 
 @scene("tuned group")
 def tuned() -> Iterator[object]:
-    with mock.patch.object(group_choice, "used_groups", lambda: {"key": "a map: masked 2 ms"}):
+    with mock.patch.object(choice, "used_groups", lambda: {"key": "a map: masked 2 ms"}):
         yield
 
 

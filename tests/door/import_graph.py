@@ -1,5 +1,5 @@
-"""The import graph of a package, read from its sources: imports in functions count, those for type
-checkers do not."""
+"""The import graph of a package, read from its sources: imports in functions count, and so do
+those for type checkers: a type that a file names is something that its reader has to know."""
 
 from __future__ import annotations
 
@@ -72,10 +72,6 @@ def _imported(name: str, path: pathlib.Path, files: dict[str, pathlib.Path]) -> 
     found = set()
 
     def visit(node: ast.AST) -> None:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            for child in node.orelse:
-                visit(child)
-            return
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         if isinstance(node, ast.ImportFrom):

@@ -26,6 +26,11 @@ def test_the_whole_package_is_read(graph):
     assert len(floors) == len(set(FLOOR_OF.values())), "a floor is empty"
     assert "sparse_bridge.settings" in graph["sparse_bridge.tools.doctor"]  # from . import settings
     assert "sparse_bridge.tools.doctor" in graph["sparse_bridge.__main__"]  # in a function
+    offsets, geometry = (
+        "sparse_bridge.core.geometry.offsets",
+        "sparse_bridge.kernels.maps.coord_key",
+    )
+    assert geometry in graph[offsets]  # for type checkers
 
 
 def test_no_cycle_between_files(graph):
@@ -69,6 +74,8 @@ def test_a_planted_cycle_is_found(planted):
     names = [f"sparse_bridge.core.maps.{name}" for name in "abc"]
     assert cycles(imports(package)) == [names]
     planted("core/maps/b.py", "if TYPE_CHECKING:\n    from . import c\n")
+    assert cycles(imports(package)) == [names]
+    planted("core/maps/b.py", "x = 1\n")
     assert cycles(imports(package)) == []
 
 
@@ -78,6 +85,8 @@ def test_a_planted_arrow_is_found(planted):
     package = planted("core/conv/c.py", "from ..maps import b\n")
     graph = imports(package)
     assert arrows_up(graph) == [("sparse_bridge.kernels.gemm.a", "sparse_bridge.core.maps.b")]
+    planted("kernels/gemm/a.py", "if TYPE_CHECKING:\n    from ...core.maps.b import x\n")
+    assert arrows_up(imports(package)) == arrows_up(graph)
     planted("tools/harness/d.py", "from ...core.maps import b\n")
     for engine in ("adapters", "core/conv", "kernels/gemm"):
         dots = "." * (engine.count("/") + 2)

@@ -71,7 +71,8 @@ def test_what_the_readme_types_is_there_after_the_import():
 
 
 def imports_of(path: pathlib.Path, everywhere: bool) -> set[str]:
-    """Absolute names that a file imports; only while it is being imported unless `everywhere`."""
+    """Absolute names that a file imports; only while it is being imported unless `everywhere`:
+    then also in functions and for type checkers."""
     module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
     package = (
         module.removesuffix(".__init__") if path.stem == "__init__" else module.rpartition(".")[0]
@@ -81,7 +82,11 @@ def imports_of(path: pathlib.Path, everywhere: bool) -> set[str]:
     def visit(node: ast.AST) -> None:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) and not everywhere:
             return
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if (
+            isinstance(node, ast.If)
+            and "TYPE_CHECKING" in ast.unparse(node.test)
+            and not everywhere
+        ):
             return
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
@@ -123,6 +128,7 @@ def test_the_rules_see_relative_imports(tmp_path, monkeypatch):
     path.parent.mkdir(parents=True)
     path.write_text(
         "from ..adapters import base\nfrom . import y\ndef f():\n    import triton.language\n"
+        "if TYPE_CHECKING:\n    from .. import tools\n"
     )
     assert imports_of(path, False) == {"sparse_bridge.adapters.base", "sparse_bridge.core.y"}
-    assert imports_of(path, True) >= {"triton.language"}
+    assert imports_of(path, True) >= {"triton.language", "sparse_bridge.tools"}

@@ -55,7 +55,7 @@ REGISTERED = """
 HELD_ELSEWHERE = """
     adapters.spconv.maps._held core.capture.prefetch._announced
     core.compile.handles._known core.geometry.boxes._bounded core.geometry.boxes._unbounded
-    core.geometry.layout._constants core.ops.pointwise._captured
+    core.geometry.constants._constants core.ops.pointwise._captured
 """
 NUMBERS = """
     adapters.minkowski.geometry.Region._interned core.compile.handles._numbers

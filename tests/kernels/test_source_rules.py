@@ -22,6 +22,7 @@ WITHOUT_TRITON = (
     "sparse_bridge.kernels.runtime.fetched",
     "sparse_bridge.kernels.runtime.uploads",
     "sparse_bridge.kernels.runtime.symbolic",
+    "sparse_bridge.kernels.runtime.host_program",
     "sparse_bridge.kernels.runtime.launch_trace",
     "sparse_bridge.kernels.gemm.product",
     "sparse_bridge.kernels.gemm.narrow",

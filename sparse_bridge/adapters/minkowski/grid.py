@@ -15,8 +15,8 @@ import torch
 
 from ...core.device import stream_order
 from ...core.geometry.boxes import Box
+from ...core.geometry.constants import constant
 from ...core.geometry.data_bounds import DataBounds
-from ...core.geometry.layout import constant
 from ...core.geometry.offsets import Offsets
 from ...core.geometry.reach import AxisReach, BoxReach
 from ...core.maps.coordinate_map import CoordinateMap
@@ -194,7 +194,7 @@ class Grid:
             return grid, None, None
         fold = view.duplicates()
         grid = Grid(None, stride, unit, (grid.lo, grid.hi), made)
-        grid.adopt(coords.index_select(0, fold.first), fold.map)
+        grid.adopt(coords.index_select(0, fold.first), view.distinct_map())
         return grid, fold.first, fold.inverse
 
     def _at_an_end(self) -> bool:
@@ -302,7 +302,7 @@ class Grid:
         own, out = self.own_view(), tuple(d * u for d, u in zip(divisor, self.unit, strict=True))
         axes = _divided(own.coords[:, 1:], divisor[::-1])
         coarse = CoordinateMap(torch.cat([own.coords[:, :1], axes], 1), self.box(out))
-        return coarse if coarse.unique else coarse.duplicates().map
+        return coarse.distinct_map()
 
     def rows_of(self, coords: torch.Tensor) -> torch.Tensor:
         """Row of every absolute integer coordinate [M, 1 + D] that lies on the unit, else -1."""

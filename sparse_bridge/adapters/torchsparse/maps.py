@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 
 from ...core.geometry.boxes import Box
+from ...core.geometry.constants import constant
 from ...core.geometry.data_bounds import DataBounds
-from ...core.geometry.layout import constant
 from ...core.geometry.offsets import Offsets
 from ...core.geometry.reach import BoxReach
 from ...core.maps import map_builder, map_cache

@@ -9,7 +9,7 @@ whose inputs differ, as large as the estimate. See `prefetch` for when this is d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import torch
 
@@ -18,38 +18,36 @@ from ...kernels.runtime.parts import Slab, viewed
 from ...kernels.runtime.target import Target
 from ..device.kernels import hash_table, new_rows, tile_batch
 from ..device.serving import kernel_target
-from ..geometry.boxes import Box
+from ..geometry.boxes import Box, KeyLayout, laid_out
 from ..geometry.data_bounds import box_of
-from ..geometry.layout import KeyLayout, laid_out
 from ..maps.coordinate_map import CoordinateMap, capacity_for
 from ..maps.expansion import Expansion, look_up
 from ..maps.kernel_map import KernelMap
 from ..maps.pair_groups import count_pairs
 from ..maps.rows import Rows
 from ..maps.rulebook import Rulebook
+from .answers import Answer, Answers, Repeated
 from .history import RequestHistory, Step, boxes_of, loose_levels
 from .level_layouts import Level, LevelLayouts
 from .padded import PaddedInput, rows_found
 from .scene_memory import SceneMemory, Slabs, room_for, rule_of
-from .traces.maps import Traces
 
 __all__ = ["Answer", "Answers", "BatchedBuilder", "RequestHistory", "Sides", "Step"]
 
 _ROOM = 1.25  # memory of a level over the estimate
 
 
-class Answer(NamedTuple):
-    """kmap: the map of a step over the coordinates `over`, whose outputs are `given`, or the `new`
-    ones that it made."""
-
-    over: CoordinateMap
-    given: CoordinateMap | None
-    kmap: KernelMap
-    new: CoordinateMap | None
-
-
-Answers = dict[Step, Answer]
 Sides = tuple[Any, ...]  # tiles, table or None for side 0 and for side 1 of a step
+
+
+class SceneTraces(Protocol):
+    """What repeats the launches of scenes, see `traces.maps.Traces`."""
+
+    def repeated(self, builder: BatchedBuilder, capacities: dict[int, int]) -> Repeated | None: ...
+
+    def learn(
+        self, builder: BatchedBuilder, capacities: dict[int, int], rows: dict[int, int]
+    ) -> None: ...
 
 
 class BatchedBuilder:
@@ -58,7 +56,7 @@ class BatchedBuilder:
     def __init__(
         self, cmap: CoordinateMap, target: Target, steps: tuple[Step, ...], last: RequestHistory,
         slack: float = _ROOM, where: LevelLayouts | None = None,
-        boxes: dict[int, Box] | None = None, traces: Traces | None = None,
+        boxes: dict[int, Box] | None = None, traces: SceneTraces | None = None,
     ) -> None:  # fmt: skip
         """slack: memory of a level over the estimate.  where: layouts of levels that are not those
         of their boxes.  boxes: where the input's is to be learnt.  traces: of scenes like this."""

@@ -11,9 +11,8 @@ import torch
 
 from ...kernels.runtime import target as targets
 from ..device.stream_order import alone_on
-from ..geometry.boxes import Box
+from ..geometry.boxes import Box, record_of
 from ..geometry.data_bounds import DataBounds, Root
-from ..geometry.layout import record_of
 from ..maps.coordinate_map import CoordinateMap
 from ..maps.rows import Rows
 from .batched_builder import BatchedBuilder

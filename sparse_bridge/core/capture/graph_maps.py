@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from threading import RLock
+from typing import Any, Protocol
 
 import torch
 
@@ -19,9 +20,6 @@ from . import kinds, padded, prefetch
 from .captured_maps import CapturedMaps, padded_input
 from .kinds import Kind
 from .recording import GraphMemory
-
-if TYPE_CHECKING:
-    from .replay_parts import Replays
 
 _WIDEST = 1.7  # capacity over the rows of an input
 _MISSES = 3  # guesses in a row that were wrong, after which none are made
@@ -61,6 +59,25 @@ def smallest(kinds: Iterable[Kind], capacity: int, n_rows: int) -> Kind | None:
     return found
 
 
+class GraphOwner(Protocol):
+    """Who has the graphs of a model, see `replay_parts.Replays`."""
+
+    graphs: dict[Kind, Any]
+    lock: RLock
+
+    def allowed(self) -> bool:
+        """Whether nothing stands against a replay but, perhaps, the modules."""
+
+    def follow(self) -> None:
+        """Have the current stream wait for the last replay."""
+
+    def start(self, graph: Any, root: Root) -> None:
+        """Queue the maps over an input, unless they are: under the lock, on its device."""
+
+    def hurried(self, graph: Any, root: Root, features: torch.Tensor) -> bool:
+        """Queue what a graph does with features behind its maps; whether it did."""
+
+
 class Early:
     """What is queued for a call before it has been looked at, by the rows of its input alone.
 
@@ -77,7 +94,7 @@ class Early:
         self._expected: tuple[Any, torch.Tensor, int] | None = None
         self._unused = 0
 
-    def expect(self, owner: Replays, cmap: CoordinateMap) -> bool:
+    def expect(self, owner: GraphOwner, cmap: CoordinateMap) -> bool:
         """Queue the maps of the graph that will probably serve new coordinates, whose bounds are
         still to be learnt; whether it does. Waits for the first of its launches."""
         assert cmap.data_bounds is not None
@@ -110,7 +127,7 @@ class Early:
         return found
 
     @contextlib.contextmanager
-    def ahead(self, owner: Replays, root: Root, features: torch.Tensor) -> Iterator[None]:
+    def ahead(self, owner: GraphOwner, root: Root, features: torch.Tensor) -> Iterator[None]:
         """Queue the graph that probably serves an input, if there is one to guess."""
         graph = self.likely(owner.graphs, root)
         if graph is None:

@@ -14,9 +14,9 @@ from ...kernels.runtime.parts import Operand, Part, viewed
 from ...kernels.runtime.symbolic import trace_of
 from ...kernels.runtime.target import Target
 from ...kernels.runtime.uploads import uploaded
-from ..geometry.boxes import Box
+from ..geometry.boxes import Box, KeyLayout, layout_over, record_of
+from ..geometry.constants import constant
 from ..geometry.data_bounds import DataBounds
-from ..geometry.layout import KeyLayout, constant, layout_over, record_of
 from ..geometry.reach import BoxReach
 from ..maps.expansion import Source
 from .history import Step, loose_levels

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...kernels.runtime.parts import octave_step
-from ..geometry.layout import constants
+from ..geometry.constants import constants
 from ..maps import rows as row_scopes
 from ..maps.rows import Rows, UnknownRowsError, UnpaddedError
 

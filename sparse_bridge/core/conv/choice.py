@@ -16,7 +16,8 @@ from ...kernels.gemm.product import Product
 from ...kernels.tiles.tile_config import INTENSITY, MOVED
 from ..device.precision import product_precision
 from ..maps.rulebook import Rulebook
-from ..tuning.group_choice import flow_for
+from ..tuning import tuner
+from ..tuning.groups import Groups, Layer, Place
 from .dataflow import LayerProduct
 
 _FEW_OFFSETS = 27  # of strided maps, which a network uses once in each direction
@@ -84,3 +85,40 @@ def is_stem(product: Product | LayerProduct) -> bool:
     and the only one over its map."""
     w = product.w
     return w.n_offsets > _FEW_OFFSETS and packs_offsets(w, product.precision)
+
+
+def place_of(rulebook: Rulebook, product: Product | LayerProduct) -> Place:
+    """Of a map as it is now, by what the host knows, and a product over it."""
+    target = product.target
+    assert target is not None
+    rows = tuple((n // target.compute_units).bit_length() for n in rulebook.n_rows)
+    return Place(
+        "submanifold" if rulebook.symmetric else "other", rulebook.n_offsets,
+        str(product.dtype).removeprefix("torch."),
+        product_precision(target, product.dtype, product.precision), rulebook.trained,
+        (rows[0], rows[1]),
+    )  # fmt: skip
+
+
+def layer_of(side: int, product: Product | LayerProduct) -> Layer:
+    """A product as groups know it."""
+    w = product.w
+    return Layer("dgrad" if w.exchanged else "fwd", side, w.c_in, w.c_out, w.groups)
+
+
+def flow_for(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> str | None:
+    """The dataflow of a layer over a map as its group was tuned; None where the rules decide, as
+    they do for maps whose rows only the device knows."""
+    assert product.target is not None
+    known = tuner.current().known_of(product.device, product.target)
+    if known is None or not known.groups or rulebook.rows[side].device is not None:
+        return None
+    return known.groups.flow(place_of(rulebook, product), layer_of(side, product))
+
+
+def used_groups() -> Groups:
+    """Winners of groups that have decided about layers of this process."""
+    found: Groups = {}
+    for known in list(tuner.current().known.values()):
+        found.update(known.groups.used)
+    return found

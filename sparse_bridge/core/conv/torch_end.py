@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
 from ... import log
-from ...kernels.gemm.product import EpilogueForm
+from ...kernels.gemm.product import EpilogueForm, Product
 from ..device import self_check
+from ..maps.rulebook import Rulebook
 from .dataflow import LayerProduct
 from .epilogue import Epilogue
-
-if TYPE_CHECKING:
-    from ..maps.rulebook import Rulebook
-    from .kernel_products import GatherProduct
 
 
 def in_kernels(layer: LayerProduct) -> LayerProduct:
@@ -46,25 +43,41 @@ def _norms(layer: LayerProduct) -> bool:
     return problem is None
 
 
+class Launched(Protocol):
+    """A product by kernels, see `kernel_products.GatherProduct`."""
+
+    product: Product
+
+    @property
+    def copies(self) -> bool:
+        """Whether the kernel reads a copy of the weight."""
+
+    def __call__(
+        self, rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor,
+        epilogue: Epilogue,
+    ) -> torch.Tensor:  # fmt: skip
+        """y [n_rows[side], C_out] from x [n_rows[1 - side], C_in], neither of them empty."""
+
+
 class Finished:
     """A product by kernels and what torch does behind it.  form: all that follows the sums."""
 
     __slots__ = ("_launched", "_normed")
 
-    def __init__(self, launched: GatherProduct, form: EpilogueForm) -> None:
+    def __init__(self, launched: Launched, form: EpilogueForm) -> None:
         self._launched = launched
         self._normed = not (form.parts & 2) or launched.product.epilogue.parts == form.parts
 
     @property
     def copies(self) -> bool:
-        """See `GatherProduct`."""
+        """See `Launched`."""
         return self._launched.copies
 
     def __call__(
         self, rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor,
         epilogue: Epilogue,
     ) -> torch.Tensor:  # fmt: skip
-        """See `GatherProduct`."""
+        """See `Launched`."""
         if self._normed:
             first, then = epilogue._replace(activation=None), Epilogue(None, epilogue.activation)
         else:

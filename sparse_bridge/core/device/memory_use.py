@@ -20,7 +20,8 @@ class Droppable(Protocol):
     device: torch.device
 
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Bytes on the device now."""
 
     def drop(self) -> None:
         """Let go of what can be made again."""

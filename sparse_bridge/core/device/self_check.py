@@ -136,6 +136,12 @@ def reset() -> None:
 
 
 def find_problem(device: torch.device, target: Target, part: str) -> str | None:
+    """Run the check of a part, a name such as "fp16" or `FAR`, without looking at earlier verdicts.
+
+    Returns: what is wrong, in a sentence; None where nothing is, or where too little memory is free
+    for the check of far addresses.
+    Raises: torch.cuda.OutOfMemoryError.
+    """
     words, check = _CHECKS[_kind(part)]
     if part == FAR and device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < _FREE_BYTES:
         return None  # the product that asks will say that memory is short

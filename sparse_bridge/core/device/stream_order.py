@@ -59,6 +59,8 @@ def alone_on(stream: torch.cuda.Stream) -> threading.RLock:
 
 
 def note_use(tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
+    """Have the memory of a CUDA tensor wait for a stream before it is given to others. On other
+    devices there is nothing to note."""
     if tensor.is_cuda:
         with _disable_current_modes():  # what watches a model's operations is not told
             tensor.record_stream(stream)
@@ -121,6 +123,7 @@ class Kept(Generic[_Key, _Value]):
         return iter(self._held)
 
     def get(self, key: _Key) -> _Value | None:
+        """The value under a key, for work on the current stream; None where there is none."""
         found = self._held.get(key)
         if found is None:
             return None

@@ -7,13 +7,22 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from ..maps.kernel_map import KernelMap
-
+from typing import Any, Protocol
 
 Watcher = Callable[[Any, Any, Any], object]
+
+
+class MapSizes(Protocol):
+    """What a kernel map says of its size: rows of its ends, and offsets."""
+
+    @property
+    def n_in(self) -> int: ...
+
+    @property
+    def n_out(self) -> int: ...
+
+    @property
+    def n_offsets(self) -> int: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +44,7 @@ recorders = 0  # in all threads
 _lock = threading.Lock()
 
 
-def emit(kind: str, dataflow: str, kmap: KernelMap, c_in: int, c_out: int) -> None:
+def emit(kind: str, dataflow: str, kmap: MapSizes, c_in: int, c_out: int) -> None:
     """Report an operation; costs a comparison when nobody listens."""
     if recorders and (sinks := getattr(_local, "sinks", None)):
         event = Event(kind, dataflow, kmap.n_in, kmap.n_out, c_in, c_out, kmap.n_offsets)
@@ -51,7 +60,7 @@ def emit_linear(dataflow: str, n_rows: int, c_in: int, c_out: int) -> None:
             sink.append(event)
 
 
-def show(plan: Any, weight: Any, kmap: KernelMap) -> None:
+def show(plan: Any, weight: Any, kmap: MapSizes) -> None:
     """Tell those who watch convolutions of this thread of one."""
     for watcher in getattr(_local, "watchers", ()):
         watcher(plan, weight, kmap)

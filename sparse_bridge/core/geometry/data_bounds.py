@@ -28,6 +28,7 @@ class DataBounds:
 
     @property
     def dimension(self) -> int:
+        """Spatial axes, D."""
         return self.coords.shape[1] - 1
 
     @functools.cached_property

@@ -110,4 +110,5 @@ def values_of(offsets: Offsets) -> Array:
 
 
 def halo_of(offsets: Offsets) -> tuple[int, ...]:
+    """How far offsets reach along each axis, in cells [D]."""
     return tuple(offsets.reach(axis) for axis in range(offsets.dimension))

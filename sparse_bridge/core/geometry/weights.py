@@ -39,10 +39,12 @@ class WeightLayout:
 
     @property
     def columns_in(self) -> int:
+        """Input channels of all groups."""
         return self.groups * self.c_in
 
     @property
     def columns_out(self) -> int:
+        """Output channels of all groups."""
         return self.groups * self.c_out
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019 - few, small values

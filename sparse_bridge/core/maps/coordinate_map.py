@@ -15,9 +15,8 @@ from ..device import stream_order
 from ..device.first_order import refuse_wrapped
 from ..device.kernels import hash_table
 from ..device.serving import kernel_target
-from ..geometry.boxes import Box
+from ..geometry.boxes import Box, KeyLayout
 from ..geometry.data_bounds import DataBounds
-from ..geometry.layout import KeyLayout
 from ..geometry.offsets import Offsets
 from ..geometry.sparse_data import brief
 from . import host_index, wide_index
@@ -109,6 +108,7 @@ class CoordinateMap:
         self._n_distinct = 0
         self._slots: torch.Tensor | None = None
         self._duplicates: Duplicates | None = None
+        self._distinct: CoordinateMap | None = None
 
     def __repr__(self) -> str:
         where = "bounds of the data" if self.unbounded else self.box
@@ -165,6 +165,7 @@ class CoordinateMap:
 
     @property
     def n_rows(self) -> int:
+        """Rows that there is room for, dead ones included; see `rows` for those in use."""
         return self._coords.shape[0]
 
     @property
@@ -287,6 +288,14 @@ class CoordinateMap:
             self._duplicates = found
         return self._duplicates
 
+    def distinct_map(self) -> CoordinateMap:
+        """Every live coordinate once, by its first row; this map itself where it is `unique`."""
+        if self.unique:
+            return self
+        self.duplicates()
+        assert self._distinct is not None
+        return self._distinct
+
     def _fold_host(self) -> Duplicates:
         """The folding, from the sorted index: distinct coordinates in order of their first row."""
         index = self.host()
@@ -301,7 +310,8 @@ class CoordinateMap:
         inverse[live] = number[place[live]]
         folded = CoordinateMap(self.coords.index_select(0, first), self.box)
         folded.adopt()
-        return Duplicates(folded, first, inverse)
+        self._distinct = folded
+        return Duplicates(first, inverse)
 
     def _fold_table(self, slots: torch.Tensor) -> Duplicates:
         """The folding, read from the hash table: every slot holds the first row of its key."""
@@ -323,5 +333,5 @@ class CoordinateMap:
         values[slots.index_select(0, first)] = -2 - rows[: len(first)].to(values.dtype)
         keys, _, flags = table.own
         folded.adopt(hash_table.HashTable(keys, values, flags, table.capacity, False))
-        self._slots = None
-        return Duplicates(folded, first, inverse)
+        self._slots, self._distinct = None, folded
+        return Duplicates(first, inverse)

@@ -27,6 +27,7 @@ class EntrySums:
 
     @property
     def n_out(self) -> int:
+        """Rows of the result."""
         return len(self.starts) - 1
 
     @functools.cached_property
@@ -45,6 +46,7 @@ class EntrySums:
         return _sums(self, x, None, self.counts if self.mean else None)
 
     def transposed(self) -> _Transposed:
+        """Rows [n_in, C] from [n_out, C]: where gradients go. Made once."""
         return self._transposed
 
     @functools.cached_property

@@ -14,8 +14,7 @@ import torch
 from ...kernels.runtime.parts import Operand, Part, Slab, taken
 from ...kernels.runtime.target import Target
 from ..device.kernels import hash_table, neighbor_table, new_rows, row_ranks
-from ..geometry.boxes import Box
-from ..geometry.layout import KeyLayout
+from ..geometry.boxes import Box, KeyLayout
 from ..geometry.offsets import Offsets
 
 if TYPE_CHECKING:

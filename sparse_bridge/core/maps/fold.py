@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING
 
 import torch
 
 from .segments import SegmentOperator, Segments, multiply, segment_max
-
-if TYPE_CHECKING:
-    from .coordinate_map import CoordinateMap
 
 
 @dataclasses.dataclass(eq=False)
 class Duplicates:
     """How rows that share a coordinate fold.
 
-    map: the distinct live coordinates.  first: int64 [U], the first row of each.  inverse: int64
-    [N], the distinct coordinate of each row, or U for rows that take no part: those outside the
-    box.
+    first: int64 [U], the first row of each distinct live coordinate, in the order of
+    `CoordinateMap.distinct_map`.  inverse: int64 [N], the distinct coordinate of each row, or U for
+    rows that take no part: those outside the box.
     """
 
-    map: CoordinateMap
     first: torch.Tensor
     inverse: torch.Tensor
+
+    @property
+    def n_distinct(self) -> int:
+        """U, how many distinct live coordinates there are."""
+        return self.first.shape[0]
 
     @functools.cached_property
     def segments(self) -> Segments:
         """The rows by distinct coordinate."""
-        return Segments(self.inverse, self.map.n_rows)
+        return Segments(self.inverse, self.n_distinct)
 
     @functools.cached_property
     def shared(self) -> torch.Tensor:
@@ -40,9 +40,9 @@ class Duplicates:
     @functools.cached_property
     def firsts(self) -> Duplicates:
         """The folding in which the first of equal rows stands for all; the others take no part."""
-        number = torch.arange(self.map.n_rows, device=self.inverse.device)
-        alone = torch.full_like(self.inverse, self.map.n_rows)
-        return Duplicates(self.map, self.first, alone.index_copy_(0, self.first, number))
+        number = torch.arange(self.n_distinct, device=self.inverse.device)
+        alone = torch.full_like(self.inverse, self.n_distinct)
+        return Duplicates(self.first, alone.index_copy_(0, self.first, number))
 
     def rows_at(self, sites: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(the rows at distinct coordinates int64 [S], ascending at each, how many at each). Waits

@@ -62,6 +62,7 @@ class HostIndex:
 
     @functools.cached_property
     def on_host(self) -> Array:
+        """`rows` in host memory, int64 [U]."""
         return on_host(self.rows)
 
     @functools.cached_property
@@ -230,6 +231,7 @@ class Indexed:
 
     @property
     def index(self) -> HostIndex:
+        """The distinct live coordinates in key order."""
         return self._ordered.found
 
     @functools.cached_property

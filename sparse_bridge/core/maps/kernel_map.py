@@ -70,6 +70,7 @@ class KernelMap:
 
     @property
     def side(self) -> int:
+        """The side of the rulebook that gathers x rows for y rows."""
         return int(self.flipped)
 
     def pair_list(self, v: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -148,7 +148,7 @@ def find_rows(
     if coords.shape[0] == 0 or cmap.n_rows == 0:
         return nbr
     first = None if cmap.unique else cmap.duplicates()
-    found_in = cmap if first is None else first.map
+    found_in = cmap.distinct_map()
     target = found_in.kernel_target()
     if target is None:
         search = search_of(found_in.box, offsets)

@@ -78,5 +78,4 @@ def merge(maps: Sequence[CoordinateMap]) -> tuple[CoordinateMap, list[torch.Tens
     if joined.unique:
         rows = torch.arange(joined.n_rows, device=joined.device)
         return joined, list(rows.split(sizes))
-    fold = joined.duplicates()
-    return fold.map, list(fold.inverse.split(sizes))
+    return joined.distinct_map(), list(joined.duplicates().inverse.split(sizes))

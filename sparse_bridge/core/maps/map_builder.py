@@ -68,8 +68,8 @@ def submanifold(cmap: CoordinateMap, offsets: Offsets) -> KernelMap:
     elif not cmap.checked:
         cmap.host()  # whose order also tells whether rows are distinct
     if not cmap.unique:
-        fold = cmap.duplicates()
-        return first_of_equal(_submanifold_rulebook(fold.map, offsets, None), fold)
+        distinct = _submanifold_rulebook(cmap.distinct_map(), offsets, None)
+        return first_of_equal(distinct, cmap.duplicates())
     return KernelMap(_submanifold_rulebook(cmap, offsets, cmap.alive))
 
 
@@ -135,8 +135,7 @@ def _expand(
 ) -> tuple[CoordinateMap, Rulebook]:
     for steps in rule[:2]:
         _check_dimension(cmap, offsets, steps)
-    if not cmap.unique:
-        cmap = cmap.duplicates().map
+    cmap = cmap.distinct_map()
     n, n_offsets, device = cmap.n_rows, len(offsets), cmap.device
     target = None
     if not out_box.oversized and order != "by_offset":
@@ -191,9 +190,7 @@ def between(
         )
     x_fold = None if x_map.unique else x_map.duplicates()
     y_fold = None if y_map.unique else y_map.duplicates()
-    x_map = x_map if x_fold is None else x_fold.map
-    y_map = y_map if y_fold is None else y_fold.map
-    rulebook = _between_rulebook(x_map, y_map, offsets, stride)
+    rulebook = _between_rulebook(x_map.distinct_map(), y_map.distinct_map(), offsets, stride)
     return KernelMap(rulebook, x_fold=x_fold, y_fold=y_fold)
 
 

@@ -88,6 +88,7 @@ class MapStore:
         return found
 
     def put(self, key: Hashable, value: Any) -> None:
+        """Keep a map that was queued on the current stream, in place of an earlier one."""
         if self._order is not None:
             self._order.wait()
             self._order.queued()

@@ -63,6 +63,7 @@ class PairLists:
 
     @functools.cached_property
     def starts(self) -> list[int]:
+        """Where the list of each offset begins, and where the last one ends, on the host."""
         assert self.short is not None
         counts = list(self.short.counts)
         if self.short.whole >= 0:
@@ -71,11 +72,13 @@ class PairLists:
 
     @functools.cached_property
     def in_rows(self) -> torch.Tensor:
+        """int64 [P], list by list."""
         assert self.short is not None
         return torch.from_numpy(_whole(self.short.in_rows, self.short))
 
     @functools.cached_property
     def out_rows(self) -> torch.Tensor:
+        """int64 [P], list by list."""
         assert self.short is not None
         return torch.from_numpy(_whole(self.short.out_rows, self.short))
 
@@ -107,4 +110,5 @@ class DevicePairs:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of rows and starts."""
         return self.in_rows.nbytes + self.out_rows.nbytes + self.starts.nbytes

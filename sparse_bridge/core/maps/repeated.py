@@ -12,29 +12,10 @@ import dataclasses
 
 import torch
 
-from .fold import Duplicates, sum_rows
+from .fold import Duplicates
 from .kernel_map import KernelMap
 from .pair_lists import PairLists
-from .rulebook import Rulebook
-
-
-@dataclasses.dataclass(eq=False)
-class Backward:
-    """Where the gradients of a result's rows go.
-
-    rulebook: side 0 gathers `rows(dy)` for every input row.  backwards: offsets count from the last
-    one.  fold, distinct: the equal rows, and the map among distinct coordinates.
-    """
-
-    rulebook: Rulebook
-    backwards: bool
-    fold: Duplicates
-    distinct: Rulebook
-
-    def rows(self, dy: torch.Tensor) -> torch.Tensor:
-        """dy [N, C] and, behind it, the sums of its rows at coordinates that several share."""
-        sums = sum_rows(dy, self.fold)
-        return torch.cat([dy, sums.index_select(0, self.fold.shared)])
+from .rulebook import Backward, Rulebook
 
 
 def first_of_equal(distinct: Rulebook, fold: Duplicates, halved: bool = False) -> KernelMap:

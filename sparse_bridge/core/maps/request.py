@@ -120,7 +120,7 @@ def keeping(kept: list[Any]) -> Iterator[None]:
 
 
 class _Rebuild:
-    """A map that a request was answered with, once more; see `views.derived.Rebuild`."""
+    """A map that a request was answered with, once more; see `views.view_set.Rebuild`."""
 
     def __init__(self, cmap: CoordinateMap, req: MapRequest, new: CoordinateMap | None) -> None:
         self._cmap, self._req = cmap, req

@@ -6,6 +6,7 @@ for each direction, pair lists per offset.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ import torch
 
 from ...kernels.runtime.target import Target
 from ..device import stream_order
+from .fold import Duplicates, sum_rows
 from .pair_lists import DevicePairs, PairLists
 from .rows import Rows
 from .views.derived import Observer
@@ -24,7 +26,25 @@ if TYPE_CHECKING:
     from ...kernels.maps.neighbor_table import NeighborTable
     from ...kernels.maps.pair_batch import PairBatch
     from ...kernels.maps.tile_list import TileList
-    from .repeated import Backward
+
+
+@dataclasses.dataclass(eq=False)
+class Backward:
+    """Where the gradients of a result's rows go, in maps of rows that share coordinates.
+
+    rulebook: side 0 gathers `rows(dy)` for every input row.  backwards: offsets count from the last
+    one.  fold, distinct: the equal rows, and the map among distinct coordinates.
+    """
+
+    rulebook: Rulebook
+    backwards: bool
+    fold: Duplicates
+    distinct: Rulebook
+
+    def rows(self, dy: torch.Tensor) -> torch.Tensor:
+        """dy [N, C] and, behind it, the sums of its rows at coordinates that several share."""
+        sums = sum_rows(dy, self.fold)
+        return torch.cat([dy, sums.index_select(0, self.fold.shared)])
 
 
 class Rulebook(ViewSet):
@@ -130,6 +150,8 @@ class Rulebook(ViewSet):
 
     @functools.cached_property  # plain to read afterwards: every layer call asks
     def regular(self) -> bool:
+        """Whether an offset meets each row at most once. Where whoever made the rulebook did not
+        say, all pairs are looked at, which waits for the device."""
         lists = self.lists()
         lengths = torch.tensor(lists.starts, device=self.device).diff()
         v = torch.arange(self.n_offsets, device=self.device).repeat_interleave(lengths)

@@ -67,9 +67,11 @@ class Segments:
 class RowOperator(Protocol):
     """A linear map from rows [N, C] to rows [M, C], in their dtype."""
 
-    def product(self, x: torch.Tensor) -> torch.Tensor: ...
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """[M, C] from x [N, C]."""
 
-    def transposed(self) -> RowOperator: ...
+    def transposed(self) -> RowOperator:
+        """The map from [M, C] to [N, C] that takes gradients back."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,10 +89,12 @@ class SegmentOperator:
     gathers: bool = False
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, C] from x [N, C], or [N, C] from [n, C] where it gathers; in x's dtype."""
         x = x.contiguous()
         return self._gathered(x) if self.gathers else self._sums(x)
 
     def transposed(self) -> SegmentOperator:
+        """Sums for what gathers, and the other way round."""
         return dataclasses.replace(self, gathers=not self.gathers)
 
     def _sums(self, x: torch.Tensor) -> torch.Tensor:

@@ -44,6 +44,7 @@ class Indexed(host_index.Indexed):
 
     @functools.cached_property
     def unique(self) -> bool:
+        """Whether no two live rows share a coordinate."""
         return self._placed[1].shape[0] == self._placed[0].shape[0]
 
     @functools.cached_property
@@ -57,11 +58,13 @@ class Indexed(host_index.Indexed):
 
     @functools.cached_property
     def index(self) -> HostIndex:  # type: ignore[override]
+        """The distinct live coordinates in lexicographic order."""
         live, distinct, place = self._placed
         return HostIndex(self.coords, _first_rank(place, live, distinct.shape[0]), self.box)
 
     @functools.cached_property
     def inverse(self) -> torch.Tensor:
+        """The place of every row in `index`, int64 [N]; -1 for dead ones."""
         live, _, place = self._placed
         inverse = torch.full((self.coords.shape[0],), -1, dtype=torch.int64, device=live.device)
         inverse[live] = place

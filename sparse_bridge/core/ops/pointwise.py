@@ -103,6 +103,9 @@ def linear_layer(
 
 
 def by_kernel(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether kernels compute x [N, C_in] times w [C_in, C_out]: they take the dtypes and sizes,
+    there are rows, no setting and no functorch transform asks for something else, and the device
+    has passed its checks."""
     kind = kind_of(x, w, bias)
     return (
         kind is not None
@@ -182,6 +185,7 @@ def made(n_rows: int, device: torch.device, listed: bool) -> KernelMap:
 
 
 def capturing(device: torch.device) -> bool:
+    """Whether the current CUDA stream is being captured as a graph. Never on other devices."""
     return device.type == "cuda" and bool(torch._C._cuda_isCurrentStreamCapturing())
 
 

@@ -172,7 +172,7 @@ def pool(x: torch.Tensor, kmap: KernelMap, mode: str, floor: float = float("-inf
     if kmap.y_fold is not None:
         y = copy_rows(y, kmap.y_fold)
         if mode == "max" and floor != 0:  # rows outside the grid, like all that nothing reaches
-            dead = kmap.y_fold.inverse >= kmap.y_fold.map.n_rows
+            dead = kmap.y_fold.inverse >= kmap.y_fold.n_distinct
             y = y.masked_fill(dead.unsqueeze(1), floor)
     return y
 

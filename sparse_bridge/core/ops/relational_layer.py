@@ -112,6 +112,7 @@ class RelationalConv(nn.Module):
         return forward(self, x, edge_index, edge_type)
 
     def extra_repr(self) -> str:
+        """What torch prints of the layer: channels and relations."""
         return f"{self.in_channels}, {self.out_channels}, num_relations={self.num_relations}"
 
 

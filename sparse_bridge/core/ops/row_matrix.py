@@ -70,6 +70,7 @@ class RowMatrix:
         return (one for one in found if one is not None)
 
     def side(self, transposed: bool) -> _Sorted:
+        """The pairs by output row, or by input row if `transposed`; sorted once."""
         found = self._sides[transposed]
         self._follow()
         if found is None:

@@ -3,8 +3,8 @@
 A row order, packed tiles or pairs that one layer asks for serve all layers of the map. So a group's
 winner is the set of dataflows whose products, plus what they need built once per map, take least:
 `choose`. Winners are stored under the kind of map, its rows by octaves, the dtype, whether it is
-trained, and the channels of all layers. `flow_for` finds them when a layer meets a new map; where
-nothing was tuned that is one look at an empty table. Timing is `warmup.group_race`'s.
+trained, and the channels of all layers. `conv.choice` looks them up when a layer meets a new
+map; where nothing was tuned that is one look at an empty table. Timing is `warmup.group_race`'s.
 """
 
 from __future__ import annotations
@@ -12,15 +12,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from ..device.precision import product_precision
 from .kernel_hash import code_hash
-
-if TYPE_CHECKING:
-    from ...kernels.gemm.product import Product
-    from ..conv.dataflow import LayerProduct
-    from ..maps.rulebook import Rulebook
 
 View = tuple[str, int]  # what is built of a map for one of its sides, such as ("tiles", 0)
 
@@ -59,25 +53,6 @@ class Place(NamedTuple):
         """Itself, then maps of an octave more and less rows."""
         steps = (0, 1, -1)
         return tuple(self._replace(rows=(self.rows[0] + n, self.rows[1] + n)) for n in steps)
-
-
-def place_of(rulebook: Rulebook, product: Product | LayerProduct) -> Place:
-    """Of a map as it is now, by what the host knows, and a product over it."""
-    target = product.target
-    assert target is not None
-    rows = tuple((n // target.compute_units).bit_length() for n in rulebook.n_rows)
-    return Place(
-        "submanifold" if rulebook.symmetric else "other", rulebook.n_offsets,
-        str(product.dtype).removeprefix("torch."),
-        product_precision(target, product.dtype, product.precision), rulebook.trained,
-        (rows[0], rows[1]),
-    )  # fmt: skip
-
-
-def layer_of(side: int, product: Product | LayerProduct) -> Layer:
-    """A product as groups know it."""
-    w = product.w
-    return Layer("dgrad" if w.exchanged else "fwd", side, w.c_in, w.c_out, w.groups)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,16 +7,14 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from ... import tolerances
 
 if TYPE_CHECKING:
-    from ...kernels.maps.tile_list import TileList
     from ...kernels.tiles.tile import TileConfig
-    from ..maps.pair_groups import PairGroups
 
 # (run it once, seconds the measurement may take) -> seconds per run
 Timer = Callable[[Callable[[], object], float], float]
@@ -24,6 +22,13 @@ Timer = Callable[[Callable[[], object], float], float]
 _CHUNK = 1 << 22  # elements compared at a time
 _HOLD = 400_000  # clock cycles that the device waits while the host queues the launches
 _INNER, _LEAST, _MOST = 4, 3, 12  # launches per sample, samples
+
+
+class TileLists(Protocol):
+    """What tiles of rows visit: `TileList`, or the pairs by offset."""
+
+    def lists(self, block_m: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(what tiles of `block_m` rows visit, how many blocks each of them visits)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +43,7 @@ class Trial:
     build: Callable[[TileConfig], Any]
     inputs: tuple[Any, ...]
     fresh: Callable[[], torch.Tensor]
-    table: TileList | PairGroups | torch.Tensor | None = None
+    table: TileLists | torch.Tensor | None = None
 
     def run(self, tile: TileConfig, poison: float = math.nan) -> torch.Tensor:
         """The result with `tile`; elements that were not written hold `poison`."""

@@ -23,7 +23,7 @@ from ... import log, settings
 from ...kernels.gemm.product import EpilogueForm
 from ...kernels.runtime.target import Target
 from ..conv import registry
-from ..conv.choice import flow_of
+from ..conv.choice import flow_of, layer_of, place_of
 from ..conv.dataflow import LayerProduct
 from ..conv.dataflows.masked import BY_RULE
 from ..conv.epilogue import Epilogue
@@ -33,7 +33,7 @@ from ..device import trace
 from ..maps.kernel_map import KernelMap
 from ..maps.rulebook import Rulebook
 from ..tuning import tuner as tuners
-from ..tuning.groups import GroupWinner, Layer, Place, View, choose, layer_of, place_of
+from ..tuning.groups import GroupWinner, Layer, Place, View, choose
 from ..tuning.kernel_hash import code_hash
 from ..tuning.trial import device_timer, mismatch
 

@@ -212,14 +212,17 @@ class HashTable:
 
     @property
     def keys(self) -> torch.Tensor:
+        """int32 or int64 [capacity], -1 where a slot is free."""
         return viewed(self.own[0])  # type: ignore[no-any-return]
 
     @property
     def values(self) -> torch.Tensor:
+        """int32 [capacity]."""
         return viewed(self.own[1])  # type: ignore[no-any-return]
 
     @property
     def flags(self) -> torch.Tensor:
+        """int32, what kernels count, as described above; `counters` are their copy on the host."""
         return self.own[2].view()
 
     def fetch(self) -> None:

@@ -119,6 +119,7 @@ class KeyTable:
 
     @property
     def capacity(self) -> int:
+        """Slots, a power of two."""
         return self.keys.shape[0]
 
 

@@ -65,7 +65,7 @@ def level_bounds(
     ends: torch.Tensor, levels: torch.Tensor, record: torch.Tensor, target: Target
 ) -> None:
     """Write the records of these levels in `record`, int64 [n * 2 * even(1 + D)], see
-    `core.geometry.layout.record_of`.
+    `core.geometry.boxes.record_of`.
 
     ends: int32 [2, 1 + D], lowest and highest coordinate of every column.  levels: see above.
     Bounds must stay within 32 bits.

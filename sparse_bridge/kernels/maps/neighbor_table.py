@@ -132,14 +132,17 @@ class NeighborTable:
 
     @property
     def nbr(self) -> torch.Tensor:
+        """int32 [V, N]: the row that is met, -1 where there is none."""
         return viewed(self.own[0])  # type: ignore[no-any-return]
 
     @property
     def mask(self) -> torch.Tensor | None:
+        """int32 [W, N]; None where nobody has asked for masks, see `masks`."""
         return viewed(self.own[1])  # type: ignore[no-any-return]
 
     @property
     def count(self) -> torch.Tensor | None:
+        """int32 on the device: rows in use, less one. None if all are."""
         return viewed(self.own[2])  # type: ignore[no-any-return]
 
     @property
@@ -153,6 +156,7 @@ class NeighborTable:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the table and of all masks that were made."""
         held = [*map(viewed, self.own[:2]), *map(viewed, self._parted.values())]
         return sum(one.nbytes for one in held if one is not None)
 
@@ -195,6 +199,7 @@ def table_elements(n_rows: int, n_offsets: int) -> int:
 
 
 def grid_of(n_rows: int, n_offsets: int) -> tuple[int, int, int]:
+    """The launch grid of a kernel whose programs take `ROWS` rows and `OFFSETS` offsets."""
     return cdiv(n_rows, ROWS), cdiv(n_offsets, OFFSETS), 1
 
 

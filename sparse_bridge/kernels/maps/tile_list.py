@@ -45,6 +45,7 @@ class TileList:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all tiles."""
         return self.memory.nbytes
 
     @staticmethod

@@ -5,16 +5,38 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
-
-if TYPE_CHECKING:
-    from .launch_trace import Trace
 
 
 class NotTracedError(Exception):
     """Host code did what straight-line code could not repeat."""
+
+
+class StepRecorder(Protocol):
+    """Who writes down what is done with symbols, see `launch_trace.Trace`."""
+
+    def computed(self, kind: str, hint: int, *operands: Any) -> Sym:
+        """The result of arithmetic."""
+
+    def asked(self, kind: str, outcome: bool, *operands: Any) -> bool:
+        """The outcome of a comparison, which becomes a guard."""
+
+    def run(self, function: Callable[..., Any], *args: Any) -> None:
+        """A call for what it does on the device."""
+
+    def call(
+        self, function: Callable[..., torch.Tensor], args: Sequence[Any], shape: Sequence[Any],
+        dtype: torch.dtype,
+    ) -> torch.Tensor:  # fmt: skip
+        """A call that makes a tensor of this shape."""
+
+    def several(
+        self, function: Callable[..., Sequence[torch.Tensor]], args: Sequence[Any],
+        sizes: Sequence[Any], dtype: torch.dtype,
+    ) -> list[torch.Tensor]:  # fmt: skip
+        """A call that makes vectors of these sizes."""
 
 
 class Sym:
@@ -27,7 +49,7 @@ class Sym:
     __slots__ = ("hint", "memory", "name", "trace")
 
     def __init__(
-        self, trace: Trace, name: str, hint: int, memory: frozenset[str] = frozenset()
+        self, trace: StepRecorder, name: str, hint: int, memory: frozenset[str] = frozenset()
     ) -> None:
         self.trace, self.name, self.hint, self.memory = trace, name, hint, memory
 
@@ -35,6 +57,7 @@ class Sym:
         return self.trace.computed("NEG", -self.hint, self)
 
     def bit_length(self) -> Any:
+        """As of an int, as a symbol."""
         return self.trace.computed("BITS", self.hint.bit_length(), self)
 
     def __bool__(self) -> bool:
@@ -83,6 +106,7 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
 
 
 def hint_of(number: Any) -> Any:
+    """The value in the scene that is traced; of a plain number itself."""
     return number.hint if type(number) is Sym else number
 
 
@@ -106,7 +130,7 @@ class Memory:
     """
 
     def __init__(
-        self, trace: Trace, name: str, shape: tuple[Any, ...], dtype: torch.dtype,
+        self, trace: StepRecorder, name: str, shape: tuple[Any, ...], dtype: torch.dtype,
         device: torch.device, at: Sym, item: int | None = None, length: Any = None,
     ) -> None:  # fmt: skip
         self.trace, self.name, self.shape = trace, name, shape
@@ -121,9 +145,11 @@ class Memory:
         return frozenset({self.name, *length})
 
     def data_ptr(self) -> Sym:
+        """The address, as launches ask tensors for it."""
         return self.at
 
     def new_empty(self, shape: Any) -> torch.Tensor:
+        """New memory of the same dtype and device, as a step of the trace."""
         return allocated(shape if isinstance(shape, tuple) else (shape,), self.dtype, self.device)
 
     def narrow(self, axis: int, start: Any, length: Any) -> Memory:
@@ -141,7 +167,7 @@ class Memory:
         return self.narrow(0, 0, place.stop)
 
 
-def trace_of(*values: Any) -> Trace | None:
+def trace_of(*values: Any) -> StepRecorder | None:
     """The trace that one of them is of; None for numbers and tensors."""
     for one in values:
         if type(one) is Sym or type(one) is Memory:

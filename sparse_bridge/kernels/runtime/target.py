@@ -263,6 +263,13 @@ def _xpu_target(index: int) -> Target:
 def make_target(
     backend: str, arch: object, warp: int | None, units: int, shared: int | None, raw: bool
 ) -> Target:
+    """A target from what drivers say of a device.
+
+    arch: compute capability without a point (90), or the name of a HIP or XPU architecture.  warp:
+    lanes; None for the generation's.  units: compute units.  shared: bytes of shared memory of a
+    block, as torch reports them; of HIP, and where it is None, the table of chips says.  raw: see
+    `Target`. An architecture that is in no table is logged once.
+    """
     name = f"sm_{arch}" if backend == "cuda" else str(arch)
     generation = generation_of(backend, name)
     if backend == "hip" or shared is None:  # torch reports other limits than a HIP workgroup's

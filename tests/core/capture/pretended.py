@@ -24,7 +24,7 @@ from sparse_bridge.core.capture import (
 from sparse_bridge.core.capture.captured_model import Captured
 from sparse_bridge.core.capture.replay_trial import leaves_of
 from sparse_bridge.core.device import self_check, stream_order
-from sparse_bridge.core.geometry import layout
+from sparse_bridge.core.geometry import boxes
 from sparse_bridge.kernels.runtime import target as targets
 from tests.checks import NothingComputed
 
@@ -144,7 +144,7 @@ def watched(streams, monkeypatch):
     monkeypatch.setattr(Graph, "touch", staticmethod(streams.touch))
     monkeypatch.setattr(stream_order, "of", stream_order.StreamOrder)
     monkeypatch.setattr(stream_order, "number_of", lambda _: lambda: streams.current().number)
-    for module in (targets, layout):
+    for module in (targets, boxes):
         monkeypatch.setattr(module, "current_stream", lambda _: streams.current().number)
     monkeypatch.setattr(torch.cuda, "ExternalStream", streams.numbered)
     with Watching(streams):

@@ -11,8 +11,7 @@ import sparse_bridge
 from sparse_bridge.core import functional
 from sparse_bridge.core.capture import prefetch
 from sparse_bridge.core.capture.history import KindHistory, RequestHistory, Step
-from sparse_bridge.core.geometry.boxes import Box
-from sparse_bridge.core.geometry.layout import laid_out
+from sparse_bridge.core.geometry.boxes import Box, laid_out
 from sparse_bridge.core.maps import map_cache, request
 from sparse_bridge.core.maps.coordinate_map import CoordinateMap
 from sparse_bridge.core.maps.request import MapRequest

@@ -21,9 +21,8 @@ from sparse_bridge.core.capture import prefetch
 from sparse_bridge.core.capture.history import Step, boxes_of, loose_levels
 from sparse_bridge.core.capture.level_layouts import LevelLayouts, chains_of
 from sparse_bridge.core.device.serving import kernel_target
-from sparse_bridge.core.geometry.boxes import Box
+from sparse_bridge.core.geometry.boxes import Box, record_of
 from sparse_bridge.core.geometry.data_bounds import DataBounds
-from sparse_bridge.core.geometry.layout import record_of
 from sparse_bridge.core.geometry.reach import AxisReach, BoxReach
 from sparse_bridge.core.maps import request
 from sparse_bridge.core.maps.coordinate_map import CoordinateMap
@@ -163,12 +162,12 @@ def test_equal_rows_are_folded_without_a_look(kernel_lane, monkeypatch):
     cmap = CoordinateMap(coords, Box.grid(2, shape))
     assert not cmap.unique
     with waits(monkeypatch) as found:
-        fold = cmap.duplicates()
+        fold, distinct = cmap.duplicates(), cmap.distinct_map()
     assert found == []
     inside = coords[:-1].tolist()
     expected = [row for row, one in enumerate(inside) if inside.index(one) == row]
-    assert fold.first.tolist() == expected and fold.map.n_rows == len(expected)
-    assert torch.equal(fold.map.coords, coords[fold.first])
+    assert fold.first.tolist() == expected and distinct.n_rows == len(expected)
+    assert torch.equal(distinct.coords, coords[fold.first])
     rows = fold.inverse.tolist()
     assert rows == [expected.index(inside.index(one)) for one in inside] + [len(expected)]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
@@ -18,11 +18,15 @@ from .... import hooks, state
 from ...maps.coordinate_map import CoordinateMap
 from ...maps.map_cache import MapStore
 from .. import padded, prefetch
-
-if TYPE_CHECKING:
-    from ..replay_parts import Replays
+from ..graph_maps import Early, GraphOwner
 
 _Kind = tuple[torch.device, int, Hashable]
+
+
+class Follower(GraphOwner, Protocol):
+    """A model whose graphs may be queued for inputs that are announced.  early: what is."""
+
+    early: Early
 
 
 class _Announced(threading.local):
@@ -32,7 +36,7 @@ class _Announced(threading.local):
 
 
 _announced = _Announced()
-_followers: dict[_Kind, weakref.ref[Replays]] = {}
+_followers: dict[_Kind, weakref.ref[Follower]] = {}
 _MOST = 64  # kinds
 
 
@@ -57,7 +61,7 @@ def announced(store: MapStore, cmap: CoordinateMap, name: Hashable) -> None:
     prefetch.announced(store, cmap, name)
 
 
-def served(owner: Replays, coords: torch.Tensor) -> None:
+def served(owner: Follower, coords: torch.Tensor) -> None:
     """Learn that a replay of `owner` served an input."""
     last = _announced.last
     if last is not None and last[0]() is coords:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,13 +24,13 @@ from ....kernels.runtime.host_program import Steps
 from ....kernels.runtime.launch_trace import Trace, Traced, TracedTarget
 from ....kernels.runtime.symbolic import NotTracedError, Sym
 from ...device.kernels import hash_table
-from ...geometry.boxes import Box
-from ...geometry.layout import KeyLayout
+from ...geometry.boxes import Box, KeyLayout
 from ...maps.coordinate_map import table_of
+from ..answers import Repeated
 from ..level_layouts import LevelLayouts
 
 if TYPE_CHECKING:
-    from ..batched_builder import Answers, BatchedBuilder
+    from ..batched_builder import BatchedBuilder
 
 _FAR = 1 << 24  # coordinates of scenes that traces serve
 _ALIKE = 2  # scenes before one of their kind is traced
@@ -40,12 +40,6 @@ _EACH = 12
 # Which views of the maps were wanted, by number; by level, whether keys have 64 bits, and whether
 # they can be sorted.
 _Kind = tuple[int, tuple[tuple[bool, bool], ...]]
-
-
-class Repeated(NamedTuple):
-    """answers: of a scene; None where it is not like the last."""
-
-    answers: Answers | None
 
 
 class NoOperations(TorchDispatchMode):

@@ -7,7 +7,7 @@ import torch
 
 from ....kernels.runtime.target import Target
 from ...maps.rulebook import Rulebook
-from ...maps.views.derived import Rebuild
+from ...maps.views.view_set import Rebuild
 from ..dataflow import LayerProduct
 from ..kernel_products import GatherProduct, KernelDataflow
 from ..torch_end import Finished

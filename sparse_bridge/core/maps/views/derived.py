@@ -1,14 +1,8 @@
-"""What belongs to a rulebook beside its views: what was derived of them, who looks on, and how it
-is built again."""
+"""What belongs to a rulebook beside its views: what was derived of them, and who looks on."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
-
-import torch
-
-if TYPE_CHECKING:
-    from .view_set import ViewSet
+from typing import Any, Protocol
 
 
 class Observer(Protocol):
@@ -19,32 +13,6 @@ class Observer(Protocol):
 
     def listed(self) -> None:
         """Pair lists were asked for, on the device."""
-
-
-class Rebuild(Protocol):
-    """How a rulebook can be made once more, with the same values.
-
-    by_rows: whether parts of the table of side 0 can be had alone.  searching: bytes that `search`
-    makes.
-    """
-
-    @property
-    def by_rows(self) -> bool: ...
-
-    @property
-    def searching(self) -> int: ...
-
-    def whole(self) -> ViewSet:
-        """The rulebook."""
-
-    def search(self) -> None:
-        """Have what searches for coordinates."""
-
-    def table_of(self, begin: int, end: int) -> torch.Tensor:
-        """Columns of its table of side 0."""
-
-    def drop(self) -> None:
-        """Let go of what searches for coordinates."""
 
 
 class Derived:
@@ -60,6 +28,7 @@ class Derived:
         self.get = self._held.get  # the dictionary's own: it is asked in every layer call
 
     def put(self, key: Any, made: Any) -> Any:
+        """Keep an object under a key, and return it."""
         self._held[key] = made
         return made
 
@@ -67,6 +36,7 @@ class Derived:
         return len(self._held)
 
     def values(self) -> list[Any]:
+        """All objects at this moment."""
         return list(self._held.values())
 
     def drop(self) -> None:

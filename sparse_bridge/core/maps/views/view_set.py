@@ -1,15 +1,44 @@
-"""Which views of a rulebook there are, what they hold, and which can be let go of."""
+"""Which views of a rulebook there are, what they hold, which can be let go of, and how it is built
+again."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from .derived import Derived, Rebuild, map_bytes
+import torch
+
+from .derived import Derived, map_bytes
 
 if TYPE_CHECKING:
     from ....kernels.maps.neighbor_table import NeighborTable
     from ....kernels.maps.tile_list import TileList
     from ..pair_lists import DevicePairs, PairLists
+
+
+class Rebuild(Protocol):
+    """How a rulebook can be made once more, with the same values.
+
+    by_rows: whether parts of the table of side 0 can be had alone.  searching: bytes that `search`
+    makes.
+    """
+
+    @property
+    def by_rows(self) -> bool: ...
+
+    @property
+    def searching(self) -> int: ...
+
+    def whole(self) -> ViewSet:
+        """The rulebook."""
+
+    def search(self) -> None:
+        """Have what searches for coordinates."""
+
+    def table_of(self, begin: int, end: int) -> torch.Tensor:
+        """Columns of its table of side 0."""
+
+    def drop(self) -> None:
+        """Let go of what searches for coordinates."""
 
 
 class ViewSet:

@@ -1,0 +1,22 @@
+"""A few numbers that kernels and torch read on the device: sent once."""
+
+from __future__ import annotations
+
+import torch
+
+_constants: dict[tuple[tuple[int, ...], torch.device], torch.Tensor] = {}
+
+
+def constant(values: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """These few numbers on `device`, int32; sent once, and not to be changed."""
+    found = _constants.get((values, device))
+    if found is None:
+        with torch.inference_mode(False):
+            found = torch.tensor(values, dtype=torch.int32, device=device)
+        _constants[values, device] = found
+    return found
+
+
+def constants() -> list[torch.Tensor]:
+    """All of them. Graphs may read them: they stay."""
+    return list(_constants.values())
