@@ -23,6 +23,12 @@ PRIVATE = {
     "the stores?": "the kernel, the epilogue",
     "(?:kernel |compiled |of )forms?": "variants of kernels",
 }
+# Names that code, tests and notes have used, and the field's terms that they use instead.
+RETIRED = {
+    r"(?:\w*_)?taps?(?:_\w*)?": "kernel offsets",
+}
+SOURCES = ("sparse_bridge", "tests", "compat", "benchmarks", "tools", "examples", "docs")
+SUFFIXES = {".py", ".c", ".h", ".md", ".toml"}
 
 
 @pytest.mark.parametrize(
@@ -41,6 +47,18 @@ def test_no_private_words(page: Path) -> None:
     for word, instead in PRIVATE.items():
         used = [one for one in sentences if re.search(rf"\b{word}\b", one)]
         assert not used, f"{used[0].strip()!r}: rather {instead}"
+
+
+@pytest.mark.parametrize("folder", SOURCES)
+def test_no_retired_names(folder: str) -> None:
+    used = re.compile("|".join(rf"(?P<r{i}>\b(?:{name})\b)" for i, name in enumerate(RETIRED)))
+    for path in sorted((ROOT / folder).rglob("*")):
+        if path.suffix not in SUFFIXES or path == Path(__file__).resolve():
+            continue
+        hit = used.search(path.read_text(encoding="utf-8"))
+        if hit:
+            instead = list(RETIRED.values())[int(str(hit.lastgroup)[1:])]
+            pytest.fail(f"{path.relative_to(ROOT)}: {hit.group()!r}, rather {instead}")
 
 
 def test_what_to_switch_on_is_ten_lines() -> None:

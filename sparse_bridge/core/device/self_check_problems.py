@@ -204,7 +204,7 @@ def check_new_coordinates(device: torch.device, target: Target, part: str) -> st
     geometry = offsets.geometry(device, one, (2, 2, 2), -1)
     wide = box.wide(offsets, one) or box.wide(offsets, (2, 2, 2))
     table = HashTable.allocate(1 << 11, box.key64, device, owner_counters(len(coords)))
-    slots = torch.empty((geometry.n_taps, len(coords)), dtype=torch.int32, device=device)
+    slots = torch.empty((geometry.n_row_offsets, len(coords)), dtype=torch.int32, device=device)
     hash_insert(table, there, geometry, box.layout(device).bounds, None, slots, wide, target)
     owned = count_owners(table, slots, target)
     if (counted := int(table.total.view()) + 1) != n_new:

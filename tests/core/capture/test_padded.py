@@ -227,7 +227,7 @@ def test_rooms_come_in_few_sizes():
 
 
 class Block(torch.nn.Module):
-    """Norms in training, a residual sum and layers of one tap beside the network."""
+    """Norms in training, a residual sum and layers of one offset beside the network."""
 
     def __init__(self, sp):
         super().__init__()
