@@ -26,6 +26,7 @@ PRIVATE = {
 # Names that code, tests and notes have used, and the field's terms that they use instead.
 RETIRED = {
     r"(?:\w*_)?taps?(?:_\w*)?": "kernel offsets",
+    "_tail|TAIL": "EPILOGUE, _epilogue",
 }
 SOURCES = ("sparse_bridge", "tests", "compat", "benchmarks", "tools", "examples", "docs")
 SUFFIXES = {".py", ".c", ".h", ".md", ".toml"}

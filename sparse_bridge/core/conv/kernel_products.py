@@ -14,7 +14,7 @@ import torch
 from ... import log
 from ...errors import KernelError
 from ...kernels.gemm.narrow import packs_offsets, tile_of
-from ...kernels.gemm.product import Product
+from ...kernels.gemm.product import BIAS, Product
 from ...kernels.runtime.target import Target
 from ..device import self_check
 from ..device.precision import KERNEL_DTYPES, product_precision, reads_rows
@@ -231,7 +231,7 @@ class GatherProduct:
     def fused(self) -> bool:
         """Whether it ends in more than a bias."""
         parts, activation, _, _ = self.product.epilogue
-        return parts > 1 or activation is not None
+        return parts > BIAS or activation is not None
 
     def __call__(
         self, rulebook: Rulebook, side: int, x: torch.Tensor, weight: torch.Tensor,

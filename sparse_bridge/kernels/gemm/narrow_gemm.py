@@ -101,7 +101,7 @@ def _narrow_gemm(
     x_ptr, w_ptr, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, residual_ptr, y_ptr, nbr_ptr,
     rows_ptr, live_ptr, n_live_ptr, n_rows, pitch, n_offsets, c_in, c_out, w_shift, alpha, eps,
     stride_xn, stride_yn, stride_wv, stride_wi, stride_wo, stride_wg,
-    PACKED: tl.constexpr, TAIL: tl.constexpr, ACT: tl.constexpr, PRECISION: tl.constexpr,
+    PACKED: tl.constexpr, EPILOGUE: tl.constexpr, ACT: tl.constexpr, PRECISION: tl.constexpr,
     EVEN_X: tl.constexpr, EVEN_W: tl.constexpr, WIDE: tl.constexpr, WIDTH: tl.constexpr,
     LANES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -167,7 +167,7 @@ def _narrow_gemm(
     ok = row_ok[:, None] & mask_n[None, :]
     acc = _finished(
         acc, bias_ptr, mean_ptr, var_ptr, gain_ptr, beta_ptr, residual_ptr, alpha, eps, channel,
-        mask_n[None, :], at, ok, TAIL, ACT, y_ptr.dtype.element_ty,
+        mask_n[None, :], at, ok, EPILOGUE, ACT, y_ptr.dtype.element_ty,
     )  # fmt: skip
     tl.store(y_ptr + at, acc.to(y_ptr.dtype.element_ty), mask=ok)
 

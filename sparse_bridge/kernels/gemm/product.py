@@ -30,10 +30,14 @@ class Weights(Protocol):
     def exchanged(self) -> bool: ...
 
 
+# Bits of an epilogue. AFFINE: the norm has a gain and a beta beside its mean and variance.
+BIAS, NORM, AFFINE, RESIDUAL = 1, 2, 4, 8
+
+
 class EpilogueForm(NamedTuple):
     """What follows the sum, but for the tensors.
 
-    parts: 1: a bias, + 2: a norm's mean and variance, + 4: its gain and beta, + 8: a residual.
+    parts: of BIAS, NORM, AFFINE (with NORM only) and RESIDUAL, in the order in which they follow.
     alpha: slope of leaky_relu.  eps: of the norm.
     """
 
