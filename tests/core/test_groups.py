@@ -19,10 +19,10 @@ from sparse_bridge.core.tuning.groups import (
     GroupTable,
     GroupWinner,
     Layer,
-    Place,
+    MapClass,
     choose,
     layer_of,
-    place_of,
+    map_class_of,
 )
 from sparse_bridge.core.tuning.kernel_hash import code_hash
 from sparse_bridge.core.tuning.tune_cache import CacheFileError, Stamp, TuneCache, decode, encode
@@ -86,9 +86,9 @@ def product(c_in=64, c_out=64, dtype=torch.float16):
 def group(flow="unmasked", layers=None, book=None, **changes):
     """A winner for layers over a map like `rulebook()`."""
     layers = {str(A): 4} if layers is None else layers
-    place = str(place_of(book or rulebook(), product()))
+    map_class = str(map_class_of(book or rulebook(), product()))
     flows = dict.fromkeys(layers, flow) if flow else {}
-    made = GroupWinner(place, layers, flows, 90.0, 100.0, 6, code_hash())
+    made = GroupWinner(map_class, layers, flows, 90.0, 100.0, 6, code_hash())
     return dataclasses.replace(made, **changes)
 
 
@@ -104,12 +104,12 @@ def served(book=None, side=0, one=None):
         return serving_flow(book, side, one), flow_of(book, side, one)
 
 
-def test_places_tell_maps_apart():
+def test_classes_tell_maps_apart():
     maps = [rulebook(), rulebook(symmetric=False), rulebook(trained=True), rulebook(10**6)]
-    places = {str(place_of(book, product())) for book in maps}
-    places |= {str(place_of(maps[0], product(dtype=torch.bfloat16)))}
-    assert len(places) == 5
-    assert str(place_of(maps[0], product())) == "submanifold/v27/float16/ieee/inference/r8:8"
+    classes = {str(map_class_of(book, product())) for book in maps}
+    classes |= {str(map_class_of(maps[0], product(dtype=torch.bfloat16)))}
+    assert len(classes) == 5
+    assert str(map_class_of(maps[0], product())) == "submanifold/v27/float16/ieee/inference/r8:8"
     assert str(layer_of(1, product(32)._replace(w=product(32).w.transposed()))) == (
         "dgrad1:64x32/g1"
     )
@@ -213,8 +213,8 @@ def test_nothing_is_read_or_hashed_where_nothing_was_tuned(tmp_path, monkeypatch
     from sparse_bridge.core.tuning import group_choice, groups
 
     monkeypatch.setattr(groups, "code_hash", None)
-    monkeypatch.setattr(group_choice, "place_of", None)
+    monkeypatch.setattr(group_choice, "map_class_of", None)
     with tuning("cached", tmp_path):
         assert served() == ("masked", "masked")
     assert len(GroupTable([{}])) == 0
-    assert Place("other", 8, "float16", "ieee", False, (0, 0)).near()[2].rows == (-1, -1)
+    assert MapClass("other", 8, "float16", "ieee", False, (0, 0)).near()[2].rows == (-1, -1)

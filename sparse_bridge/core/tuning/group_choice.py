@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import tuner
-from .groups import Groups, layer_of, place_of
+from .groups import Groups, layer_of, map_class_of
 
 if TYPE_CHECKING:
     from ...kernels.gemm.product import Product
@@ -20,7 +20,7 @@ def flow_for(rulebook: Rulebook, side: int, product: Product | LayerProduct) -> 
     known = tuner.current().known_of(product.device, product.target)
     if known is None or not known.groups or rulebook.rows[side].device is not None:
         return None
-    return known.groups.flow(place_of(rulebook, product), layer_of(side, product))
+    return known.groups.flow(map_class_of(rulebook, product), layer_of(side, product))
 
 
 def used_groups() -> Groups:

@@ -39,7 +39,7 @@ class Layer(NamedTuple):
         return f"{self.direction}{self.side}:{self.c_in}x{self.c_out}/g{self.groups}"
 
 
-class Place(NamedTuple):
+class MapClass(NamedTuple):
     """Maps and products that share winners.  kind: "submanifold" or "other".  rows: octaves of the
     rows of both sides per compute unit.  trained: gradients are recorded over the map."""
 
@@ -55,18 +55,18 @@ class Place(NamedTuple):
         rows = ":".join(map(str, self.rows))
         return f"{self.kind}/v{self.n_offsets}/{self.dtype}/{self.precision}/{use}/r{rows}"
 
-    def near(self) -> tuple[Place, ...]:
+    def near(self) -> tuple[MapClass, ...]:
         """Itself, then maps of an octave more and less rows."""
         steps = (0, 1, -1)
         return tuple(self._replace(rows=(self.rows[0] + n, self.rows[1] + n)) for n in steps)
 
 
-def place_of(rulebook: Rulebook, product: Product | LayerProduct) -> Place:
+def map_class_of(rulebook: Rulebook, product: Product | LayerProduct) -> MapClass:
     """Of a map as it is now, by what the host knows, and a product over it."""
     target = product.target
     assert target is not None
     rows = tuple((n // target.compute_units).bit_length() for n in rulebook.n_rows)
-    return Place(
+    return MapClass(
         "submanifold" if rulebook.symmetric else "other", rulebook.n_offsets,
         str(product.dtype).removeprefix("torch."),
         product_precision(target, product.dtype, product.precision), rulebook.trained,
@@ -84,13 +84,13 @@ def layer_of(side: int, product: Product | LayerProduct) -> Layer:
 class GroupWinner:
     """What serves a group.
 
-    place: text of its `Place`.  layers: how many layers have each product, by text.  flows: the
-    dataflow of each product; empty where the rules stay.  microseconds, rule_microseconds: of one
-    new map, all products and all that is built for them, with these and by the rules.  tested:
-    timings.  code: hash of the kernels that were timed.
+    map_class: text of its `MapClass`.  layers: how many layers have each product, by text.  flows:
+    the dataflow of each product; empty where the rules stay.  microseconds, rule_microseconds: of
+    one new map, all products and all that is built for them, with these and by the rules.
+    tested: timings.  code: hash of the kernels that were timed.
     """
 
-    place: str
+    map_class: str
     layers: dict[str, int]
     flows: dict[str, str]
     microseconds: float
@@ -101,12 +101,12 @@ class GroupWinner:
     @property
     def key(self) -> str:
         layers = "+".join(f"{name}*{count}" for name, count in sorted(self.layers.items()))
-        return f"{self.place}/{layers}"
+        return f"{self.map_class}/{layers}"
 
     def __str__(self) -> str:
         flows = ", ".join(f"{flow} for {name}" for name, flow in sorted(self.flows.items()))
         times = f"{self.microseconds:.1f} us a new map, {self.rule_microseconds:.1f} by the rules"
-        return f"{self.place}: {flows or 'the rules stay'} ({times})"
+        return f"{self.map_class}: {flows or 'the rules stay'} ({times})"
 
 
 Groups = dict[str, GroupWinner]  # by key
@@ -143,7 +143,7 @@ class GroupTable:
         self.used: Groups = {}
         self._all: Groups = {}
         self._by_layer: dict[tuple[str, str], dict[str, GroupWinner]] = {}
-        self._answers: dict[tuple[Place, Layer], str | None] = {}
+        self._answers: dict[tuple[MapClass, Layer], str | None] = {}
         for groups in sources:
             for winner in groups.values():
                 if winner.key not in self._all:
@@ -164,22 +164,22 @@ class GroupTable:
         self._answers.clear()
         self._all[winner.key] = winner
         for layer in winner.layers:
-            self._by_layer.setdefault((winner.place, layer), {})[winner.key] = winner
+            self._by_layer.setdefault((winner.map_class, layer), {})[winner.key] = winner
 
     def get(self, key: str) -> GroupWinner | None:
         """The winner of exactly this group."""
         return self._all.get(key)
 
-    def flow(self, place: Place, layer: Layer) -> str | None:
+    def flow(self, map_class: MapClass, layer: Layer) -> str | None:
         """The dataflow of a layer. None where the rules decide: no group of this or a neighbouring
         number of rows has it, or those that have it disagree."""
-        asked = place, layer
+        asked = map_class, layer
         if asked not in self._answers:
-            self._answers[asked] = self._found(place, str(layer))
+            self._answers[asked] = self._found(map_class, str(layer))
         return self._answers[asked]
 
-    def _found(self, place: Place, name: str) -> str | None:
-        for near in place.near():
+    def _found(self, map_class: MapClass, name: str) -> str | None:
+        for near in map_class.near():
             found = self._by_layer.get((str(near), name))
             if found:
                 flows = {winner.flows.get(name) for winner in found.values()}

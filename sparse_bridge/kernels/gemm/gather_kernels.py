@@ -15,8 +15,10 @@ from ..runtime.launch import register
 from . import product
 
 # On the left of what they are combined with, since in the interpreter that is a plain number.
-BIAS, NORM = tl.constexpr(product.BIAS), tl.constexpr(product.NORM)
-AFFINE, RESIDUAL = tl.constexpr(product.AFFINE), tl.constexpr(product.RESIDUAL)
+BIAS = tl.constexpr(product.BIAS)
+NORM = tl.constexpr(product.NORM)
+AFFINE = tl.constexpr(product.AFFINE)
+RESIDUAL = tl.constexpr(product.RESIDUAL)
 
 
 @triton.jit

@@ -31,7 +31,11 @@ class Weights(Protocol):
 
 
 # Bits of an epilogue. AFFINE: the norm has a gain and a beta beside its mean and variance.
-BIAS, NORM, AFFINE, RESIDUAL = 1, 2, 4, 8
+# (One a line: the hash of the tuned kernels reads them.)
+BIAS = 1
+NORM = 2
+AFFINE = 4
+RESIDUAL = 8
 
 
 class EpilogueForm(NamedTuple):
