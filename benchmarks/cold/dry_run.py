@@ -131,7 +131,11 @@ def dry_run(arch: str) -> Iterator[DryRun]:
             (serving, "forces_kernels", lambda: True),
             (self_check, "applies", lambda device: settings.get().self_check),
             (self_check_problems, "_compare", lambda *_: None),  # products do not run
-            (convolution, "WORTH", dict.fromkeys((False, True), convolution.WORTH[True])),
+            (
+                convolution,
+                "MIN_DEFERRED_ELEMENTS",
+                dict.fromkeys((False, True), convolution.MIN_DEFERRED_ELEMENTS[True]),
+            ),
             (pointwise, "DEVICES", ("cpu",)),
         ]
         for place in patches:

@@ -27,6 +27,9 @@ PRIVATE = {
 RETIRED = {
     r"(?:\w*_)?taps?(?:_\w*)?": "kernel offsets",
     "_tail|TAIL": "EPILOGUE, _epilogue",
+    r"convolution\.WORTH|s_WORTH": "MIN_DEFERRED_ELEMENTS",
+    "Noticed|shorten_one": "ProfiledFeatures, install_on_frame",
+    r"History, over|history\.over": "History.disabled",
 }
 SOURCES = ("sparse_bridge", "tests", "compat", "benchmarks", "tools", "examples", "docs")
 SUFFIXES = {".py", ".c", ".h", ".md", ".toml"}

@@ -171,10 +171,10 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     yield new_rows.place_kernel, [Space(factors, _place, silent=_SILENT)]
     factors = {"link": (True, False), "dimension": DIMENSIONS, **divided, **places}
     yield new_rows.link_kernel, [Space(factors, _link, silent=_SILENT)]
-    blocks = {"block_v": (32, 8, 1)}
-    factors = {"dimension": DIMENSIONS, **blocks, "one": (True, False), **places}
+    programs = {"block_v": (32, 8, 1)}
+    factors = {"dimension": DIMENSIONS, **programs, "one": (True, False), **places}
     yield new_rows.assign_kernel, [Space(factors, _assign, silent=_SILENT)]
-    yield new_rows.count_kernel, [Space({**blocks, **places}, _count, silent=_SILENT)]
+    yield new_rows.count_kernel, [Space({**programs, **places}, _count, silent=_SILENT)]
     factors = {"dimension": DIMENSIONS, **places}
     yield level_bounds.level_bounds_kernel, [Space(factors, _bounds, silent=_SILENT)]
     yield row_ranks.move_kernel, [Space(factors, _move, silent=_SILENT)]
