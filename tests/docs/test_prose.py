@@ -29,6 +29,9 @@ RETIRED = {
     "_tail|TAIL": "EPILOGUE, _epilogue",
     r"convolution\.WORTH|s_WORTH": "MIN_DEFERRED_ELEMENTS",
     "Noticed|shorten_one": "ProfiledFeatures, install_on_frame",
+    "_?[Hh]erald": "Listener",
+    r"first_order|device\.serving|adapters\.late|adapters\.expected": "no_double_backward, "
+    "device_support, lazy_features, warmup_registry",
     r"History, over|history\.over": "History.disabled",
 }
 SOURCES = ("sparse_bridge", "tests", "compat", "benchmarks", "tools", "examples", "docs")

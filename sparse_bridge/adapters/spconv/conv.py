@@ -27,8 +27,8 @@ from ...core.ops.pointwise import linear_layer
 from ...core.ops.trained_norms import noticed
 from ...errors import ContractError, UnsupportedError
 from ...native import calls as native_calls
-from ..expected import Expected, new_coordinates, pointwise, trains
 from ..ledger import note
+from ..warmup_registry import Expected, new_coordinates, pointwise, trains
 from . import benchmark, keys
 from .geometry import LayerGeometry, check_dimension
 from .maps import LayerMap, layer_map_of

@@ -13,8 +13,8 @@ from ... import hooks
 from ...core.conv.epilogue import Epilogue
 from ...core.conv.waiting import ProfiledFeatures
 from .. import fusion
-from ..expected import Expected
 from ..training_norms import left_out
+from ..warmup_registry import Expected
 from . import tracing
 from .conv import convolved, expected
 from .tensors import parameters_of

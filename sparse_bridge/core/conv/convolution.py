@@ -13,7 +13,7 @@ from ... import memory
 from ...errors import UnsupportedError
 from ..device import memory_use
 from ..device.column_sums import column_sums
-from ..device.first_order import direct_apply, first_order, refuse_transforms, wrapped
+from ..device.no_double_backward import direct_apply, no_double_backward, refuse_transforms, wrapped
 from ..device.torch_compat import eagerly
 from ..geometry.weights import layout_of
 from ..maps.kernel_map import KernelMap
@@ -103,7 +103,7 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     return dx, dw, db, None, None, None
 
 
-_backward_once, _apply = first_order(_backward), direct_apply(_Conv)
+_backward_once, _apply = no_double_backward(_backward), direct_apply(_Conv)
 
 
 def conv(

@@ -17,9 +17,9 @@ from ...kernels.gemm.narrow import packs_offsets, tile_of
 from ...kernels.gemm.product import BIAS, Product
 from ...kernels.runtime.target import Target
 from ..device import self_check
+from ..device.device_support import kernel_target
 from ..device.precision import KERNEL_DTYPES, product_precision, reads_rows
 from ..device.selection import select
-from ..device.serving import kernel_target
 from ..maps.rulebook import Rulebook
 from ..tuning.problem import gather_problem
 from ..tuning.tuner import Trial, current, final, tile_for

@@ -220,9 +220,9 @@ def streamed(
 
     prefetch.forget()
     before = request.registered()
-    provider, herald = timed(prefetch.provide), timed(prefetch.announced)
+    provider, listener = timed(prefetch.provide), timed(prefetch.announced)
     with pretended_gpu(), pairs(), _maps_unmade(noted if counting else told, rows):
-        request.register(provider, herald)
+        request.register(provider, listener)
         try:
             for _ in range(rounds + _LEARNT):
                 x = None

@@ -18,7 +18,7 @@ from sparse_bridge.core.capture.captured_maps import builder_over
 from sparse_bridge.core.capture.captured_model import Place
 from sparse_bridge.core.capture.padded import PaddedInput, UnpaddedError, capacity_of
 from sparse_bridge.core.capture.replay_trial import PaddedModel
-from sparse_bridge.core.device.serving import kernel_target
+from sparse_bridge.core.device.device_support import kernel_target
 from sparse_bridge.core.geometry.boxes import Box
 from sparse_bridge.core.maps import rows
 from sparse_bridge.kernels.maps import mask_order
