@@ -83,14 +83,14 @@ def _window(
     if not PACKED:
         mask_s = mask_s & row_ok[:, None]
     source = tl.load(nbr_ptr + v[None, :] * pitch + place[:, None], mask=mask_s, other=-1)
-    found = source >= 0
+    present = source >= 0
     if WIDE:
         source = source.to(tl.int64)
     if EVEN_X:
         at = source[:, :, None] * stride_xn + offs_c[None, None, :]
-        a = tl.load(x_ptr + at, mask=found[:, :, None], other=0.0)
+        a = tl.load(x_ptr + at, mask=present[:, :, None], other=0.0)
     else:
-        a = _channels(x_ptr + source * stride_xn, 1, found, c_in, WIDTH)
+        a = _channels(x_ptr + source * stride_xn, 1, present, c_in, WIDTH)
     a = tl.reshape(a, (place.shape[0], OFFSETS * WIDTH))
     b = tl.reshape(b, (OFFSETS * WIDTH, offs_n.shape[0]))
     return tl.dot(a, b, acc, input_precision=PRECISION)

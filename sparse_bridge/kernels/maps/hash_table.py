@@ -134,16 +134,16 @@ def hash_find(keys_ptr, key, ok, capacity, max_probes, KEY64: tl.constexpr):
     slot = home_slot(key, capacity, KEY64)
     # The first probe settles most searches; it does not wait for the slowest of the block.
     seen = tl.load(key_at(keys_ptr, slot, KEY64), mask=ok, other=EMPTY)
-    found = tl.where(ok & (seen == key), slot, -1)
+    hit = tl.where(ok & (seen == key), slot, -1)
     pending = ok & (seen > key)
     probes = 1
     while (tl.max(tl.max(pending.to(tl.int32), 1), 0) > 0) & (probes < max_probes):
         slot = (slot + 1) & (capacity - 1)
         seen = tl.load(key_at(keys_ptr, slot, KEY64), mask=pending, other=EMPTY)
-        found = tl.where(pending & (seen == key), slot, found)
+        hit = tl.where(pending & (seen == key), slot, hit)
         pending = pending & (seen > key)
         probes += 1
-    return found
+    return hit
 
 
 @triton.jit(
@@ -214,12 +214,12 @@ class HashTable:
         memory = filled(at + sum(sizes), -1, device)
         tables = []
         for (capacity, key64, _), length, size in zip(wanted, heads, sizes, strict=True):
-            one = (capacity,)
+            shape = (capacity,)
             if key64:
-                keys = Part(memory, at, one, torch.int64)
-                values = Part(memory, at + 2 * capacity, one)
+                keys = Part(memory, at, shape, torch.int64)
+                values = Part(memory, at + 2 * capacity, shape)
             else:
-                keys, values = Part(memory, at, one, step=2), Part(memory, at + 1, one, step=2)
+                keys, values = Part(memory, at, shape, step=2), Part(memory, at + 1, shape, step=2)
             tables.append(HashTable(keys, values, Part(memory, head, (length,)), capacity))
             head, at = head + length, at + size
         return tables

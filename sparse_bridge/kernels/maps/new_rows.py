@@ -315,5 +315,5 @@ def link_new_rows(
         device, target, (cdiv(n_rows, rows), cdiv(n_row_offsets, block_v), 1), args, form, OPTIONS,
         (form, coords.data_ptr() % 16),
     )  # fmt: skip
-    made = NeighborTable(linked, mask, count, classes) if link else None
-    return made, NeighborTable(transposed, None, count_new, blank=True)
+    old_rows = NeighborTable(linked, mask, count, classes) if link else None
+    return old_rows, NeighborTable(transposed, None, count_new, blank=True)
