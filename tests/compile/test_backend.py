@@ -302,3 +302,40 @@ def test_sizes_that_vary_from_the_first_scene_on(plain_settings, lowered):
         for number in range(3):
             assert torch.equal(compiled(*scene(number)), twin(*scene(number)))
     assert len(lowered) == 1
+
+
+@pytest.mark.parametrize("backend", ["sparse_bridge", "aot_eager"])
+def test_what_is_written_to_a_result_stays_out_of_the_next(plain_settings, backend):
+    with PROGRAMS["spconv"](), torch.no_grad():
+        import spconv.pytorch as sp
+
+        torch.manual_seed(0)
+        layers = sp.SparseSequential(
+            sp.SubMConv3d(4, 8, 3), sp.SparseConv3d(8, 8, 3, 2, 1), sp.SparseConv3d(8, 4, 1)
+        )
+
+        def program(features, coords):
+            y = layers(sp.SparseConvTensor(features, coords, list(GRID), 2))
+            return y.features, y.indices
+
+        torch._dynamo.reset()
+        compiled = torch.compile(program, backend=backend, fullgraph=True)
+        features, coords = scene(1)
+        for _ in range(3):
+            made = compiled(features, coords)
+            want = program(features, coords.clone())
+            assert all(map(torch.equal, made, want))
+            made[1][:, 1:] += 5
+
+
+@pytest.mark.parametrize("backend", ["sparse_bridge", "aot_eager"])
+def test_gradients_under_a_memory_limit_are_refused(plain_settings, backend):
+    with PROGRAMS["spconv"]() as programs:
+        program = programs["three"]().train()
+        torch._dynamo.reset()
+        compiled = torch.compile(program, backend=backend, fullgraph=True)
+        compiled(*scene(1)).sum().backward()
+        with sparse_bridge.memory_limit("1GiB"):
+            y = compiled(*scene(1))
+            with pytest.raises(sparse_bridge.errors.UnsupportedError, match="checkpoint"):
+                y.sum().backward()

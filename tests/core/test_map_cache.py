@@ -92,6 +92,27 @@ def test_coordinates_changed_in_place_get_new_maps():
     assert torch.equal(kmap.pair_list(0)[0], before), "the old map is immutable"
 
 
+def test_what_users_wrote_to_is_built_again():
+    store, builds = map_cache.MapStore(), []
+
+    def build():
+        builds.append(torch.zeros(3))
+        return builds[-1], "map"
+
+    def get():
+        return store.get("key", build, lambda made: made[0])
+
+    first = get()
+    assert get() is first and store.peek("key") is first
+    first[0].detach()[1] = 5  # as users do through an output that shares its memory
+    assert store.peek("key") is None
+    second = get()
+    assert second is not first and second[0].tolist() == [0, 0, 0] and get() is second
+    with torch.inference_mode():
+        store.get("other", lambda: (torch.zeros(2), ""), lambda made: made[0])
+        assert store.peek("other") is not None  # of which users get copies
+
+
 @pytest.mark.parametrize("change", ["resize", "set"])
 def test_coordinates_whose_memory_was_exchanged_get_new_maps(change):
     coords = cloud((9, 10))

@@ -148,5 +148,6 @@ def made_by(own: Lattice, kind: str, deltas: Deltas, stride: Ints, extents: Ints
         mine.put(box, new)
         return coords, new.coords, mine
 
-    coords, rows, store = own.store.get(("made", kind, offsets, steps, box, own.box), build)
+    key = "made", kind, offsets, steps, box, own.box
+    coords, rows, store = own.store.get(key, build, lambda made: made[0])
     return Lattice(coords, rows, own.dimension, box, store)

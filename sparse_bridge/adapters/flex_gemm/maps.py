@@ -81,7 +81,7 @@ def _output_map(
         made.adopt()
         return made
 
-    return store.get(("outputs", box, layer), build), extents
+    return store.get(("outputs", box, layer), build, lambda made: made.coords), extents
 
 
 def strided_cache(

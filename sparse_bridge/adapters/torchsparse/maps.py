@@ -297,7 +297,7 @@ def build_record(
         return as_tensor(level, profile), level.store, kmap.of_first_rows()
 
     key = ("map", layer, None if spatial_range is None else spatial_range[:4])
-    out_coords, out_store, kmap = store.get(key, strided)
+    out_coords, out_store, kmap = store.get(key, strided, lambda made: made[0])
     if out_range is not None:
         out_store.put(("shrunk", out_range), _OURS)
     return Record(kmap, coords, out_coords, spatial_range, out_range, (store, out_store))

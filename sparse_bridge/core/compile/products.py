@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
+from ... import memory
 from ...errors import UnsupportedError
 from ..conv import convolution, override
 from ..conv.convolution import autocast_dtype, convolve
 from ..conv.epilogue import Epilogue, Norm
 from ..conv.plan import ConvForm, Wanted, backward, find, run
-from ..device import rocm
+from ..device import memory_use, rocm
 from ..device.column_sums import column_sums
 from ..maps.kernel_map import KernelMap
 from ..ops import pointwise
@@ -50,6 +51,8 @@ def _fake_conv(x, weight, bias, rows, kmap, layout, *form):  # type: ignore[no-u
 
 def _conv_backward(dy, x, weight, bias, kmap, *form, kind=None):  # type: ignore[no-untyped-def]
     """kind: the dtype of dw; None: that of the weight."""
+    if memory.limit is not None:
+        memory_use.refuse_gradients()
     *read, transposed, wanted = form
     form, found = _form(*read), map_of(kmap, transposed)
     dx = dw = db = None

@@ -28,7 +28,7 @@ class MapStore:
     tracker: what a provider knows of the input that the coordinates descend from, see `request`.
     """
 
-    __slots__ = ("__weakref__", "_alias", "_lock", "_maps", "_order", "root", "tracker")
+    __slots__ = ("__weakref__", "_alias", "_lock", "_maps", "_order", "_shown", "root", "tracker")
 
     def __init__(
         self, root: CoordinateMap | None = None, device: torch.device | None = None
@@ -39,18 +39,28 @@ class MapStore:
         device = device if root is None else root.device
         self._order = None if device is None else stream_order.of(device)
         self._maps: dict[Hashable, Any] = {}
+        self._shown: dict[Hashable, tuple[torch.Tensor, int]] = {}
         self._lock = threading.RLock()
         self._alias: weakref.ref[torch.Tensor] | None = None
         self.tracker: Any = None
 
-    def get(self, key: Hashable, build: Callable[[], Any]) -> Any:
-        """The map under `key`, built by the first who asks."""
+    def get(
+        self, key: Hashable, build: Callable[[], Any],
+        shown: Callable[[Any], torch.Tensor | None] = lambda value: None,
+    ) -> Any:  # fmt: skip
+        """The map under `key`, built by the first who asks.
+
+        shown: a tensor of it whose memory users see, in outputs of layers. Once they have changed
+        it in place, the map is built again.
+        """
         found = self.peek(key)
         if found is None:
             with self._lock:
                 found = self.peek(key)
                 if found is None:
                     self.put(key, found := build())
+                    if (seen := shown(found)) is not None:
+                        self._shown[key] = seen, _version_of(seen)
         return found
 
     def coordinates(self, coords: torch.Tensor, box: Box) -> CoordinateMap:
@@ -84,11 +94,18 @@ class MapStore:
         self._maps[key] = value
 
     def peek(self, key: Hashable) -> Any:
-        """The map under `key` if there is one, else None."""
+        """The map under `key` if there is one, and nobody wrote to what it shows, else None."""
         found = self._maps.get(key)
+        if self._shown and (seen := self._shown.get(key)) and _version_of(seen[0]) != seen[1]:
+            return None
         if found is not None and self._order is not None:
             self._order.wait()
         return found
+
+
+def _version_of(coords: torch.Tensor) -> int:
+    """Changes with every change in place; 0 of inference tensors, of which users get copies."""
+    return 0 if coords.is_inference() else coords._version
 
 
 _stores: WeakIdKeyDictionary = WeakIdKeyDictionary()

@@ -89,13 +89,19 @@ Provider = Callable[[MapStore, CoordinateMap, MapRequest], BuiltMap]
 Listener = Callable[[MapStore, CoordinateMap, Hashable], None]
 
 
+def _shown(built: BuiltMap) -> torch.Tensor | None:
+    return None if built.coords is None else built.coords.coords
+
+
 def request(
     store: MapStore, cmap: CoordinateMap | Callable[[], CoordinateMap], req: MapRequest
 ) -> BuiltMap:
     """The map of `req` over `cmap`, of which `store` holds the maps; cmap: or how to get it."""
     found: BuiltMap | None = store.peek(req)
     if found is None:
-        found = store.get(req, lambda: _provider(store, cmap() if callable(cmap) else cmap, req))
+        found = store.get(
+            req, lambda: _provider(store, cmap() if callable(cmap) else cmap, req), _shown
+        )
         kept: list[Any] | None = getattr(_local, "kept", None)
         if kept is not None:
             kept.append((store, found))
