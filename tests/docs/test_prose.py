@@ -25,7 +25,7 @@ PRIVATE = {
 }
 # Names that code, tests and notes have used, and the field's terms that they use instead.
 RETIRED = {
-    r"(?:\w*_)?taps?(?:_\w*)?": "kernel offsets",
+    r"(?:\w*_)?(?:[Tt]aps?|TAPS?)(?:_\w*)?": "kernel offsets",
     "_tail|TAIL": "EPILOGUE, _epilogue",
     r"convolution\.WORTH|s_WORTH": "MIN_DEFERRED_ELEMENTS",
     "Noticed|shorten_one": "ProfiledFeatures, install_on_frame",
@@ -34,7 +34,7 @@ RETIRED = {
     "device_support, lazy_features, warmup_registry",
     r"History, over|history\.over": "History.disabled",
 }
-SOURCES = ("sparse_bridge", "tests", "compat", "benchmarks", "tools", "examples", "docs")
+SOURCES = ("sparse_bridge", "tests", "compat", "benchmarks", "tools", "examples", "docs", ".")
 SUFFIXES = {".py", ".c", ".h", ".md", ".toml"}
 
 
@@ -59,7 +59,8 @@ def test_no_private_words(page: Path) -> None:
 @pytest.mark.parametrize("folder", SOURCES)
 def test_no_retired_names(folder: str) -> None:
     used = re.compile("|".join(rf"(?P<r{i}>\b(?:{name})\b)" for i, name in enumerate(RETIRED)))
-    for path in sorted((ROOT / folder).rglob("*")):
+    files = ROOT.glob("*.md") if folder == "." else (ROOT / folder).rglob("*")
+    for path in sorted(files):
         if path.suffix not in SUFFIXES or path == Path(__file__).resolve():
             continue
         hit = used.search(path.read_text(encoding="utf-8"))

@@ -28,7 +28,7 @@ _OWN = nn.BatchNorm1d.forward
 _left: dict[int, tuple[weakref.ref[Any], int]] = {}  # calls until a layer is known
 
 
-def noticed(layer: Any, y: torch.Tensor) -> torch.Tensor:
+def profiled(layer: Any, y: torch.Tensor) -> torch.Tensor:
     """The features `y` [N, C] of `layer` in training: of its first calls, such that their norm is
     found."""
     if torch.compiler.is_compiling():
